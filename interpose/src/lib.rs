@@ -1,0 +1,47 @@
+//! libckpt_interpose.so: what ckpt-run preloads into every process of the job.
+//!
+//! | module | does |
+//! |---|---|
+//! | [`agent`] | the thread that answers the launcher, and its life over checkpoint, restore and fork |
+//! | [`socket`] | its connection: out of the application's way, and never mistaken for the application's own |
+//! | [`fork`] | keeps `fork` and the agent's descriptors apart |
+//! | [`process`] | what a process can say of itself without `std::env` |
+//!
+//! The library is a guest. It exports nothing, prints nothing, takes no signal, leaves the low descriptor
+//! numbers to the application, and where anything fails it falls silent: the job then runs as it would have
+//! run alone. Without [`ckpt_protocol::agent::SOCKET_VARIABLE`] in the environment, and in a program that
+//! runs with more rights than its user (`AT_SECURE`), it does nothing from the start.
+
+#[cfg(panic = "abort")]
+compile_error!("a panic in here must never end the job: build the interposer with unwinding");
+
+mod agent;
+mod fork;
+mod process;
+mod socket;
+
+use std::panic::{catch_unwind, set_hook};
+
+use ckpt_protocol::agent::SOCKET_VARIABLE;
+
+// SAFETY: the C library is initialised before constructors of preloaded libraries run, and of Rust's
+// standard library only parts are used that need no set-up of their own (no std::env, no std::thread's
+// handles, no standard streams).
+#[ctor::ctor(unsafe)]
+fn construct() {
+    // Nothing in there panics as far as anyone knows; this is for what nobody knows.
+    let _ = catch_unwind(begin);
+}
+
+/// Starts the agent if the launcher asked for one.
+fn begin() {
+    if process::is_privileged() {
+        return;
+    }
+    let Some(path) = process::variable(SOCKET_VARIABLE.as_bytes()) else { return };
+    let Some(address) = socket::Address::new(path) else { return };
+    // This library has a standard library of its own, so the hook sees our panics only, none of a program
+    // that is written in Rust too. The default one would write to the job's stderr.
+    set_hook(Box::new(|_| {}));
+    agent::install(address);
+}

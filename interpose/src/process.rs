@@ -1,0 +1,103 @@
+//! What a process can say of itself.
+//!
+//! `std::env` is left alone: it takes a lock that a `fork` in another thread could leave locked for ever.
+
+use std::ffi::{CStr, c_char};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+
+unsafe extern "C" {
+    /// The C library's own variable, see environ(7).
+    static environ: *const *const c_char;
+}
+
+/// Field 22 of `/proc/PID/stat`, counted from the one after the program's name, which is field 2.
+const START_TIME_AFTER_NAME: usize = 22 - 3;
+
+/// Whether the program runs with more rights than the user who started it (set-user-ID and the like).
+pub fn is_privileged() -> bool {
+    // SAFETY: getauxval takes any number and only reads the vector that the kernel left for this process.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// The value of an environment variable, as the environment is at the program's start.
+///
+/// To be called from the constructor only: nothing else may be changing the environment.
+pub fn variable(name: &[u8]) -> Option<&'static [u8]> {
+    // SAFETY: reading a pointer that the C library keeps initialised; at this time no other thread exists
+    // that could be writing it.
+    let mut entry = unsafe { environ };
+    if entry.is_null() {
+        return None;
+    }
+    loop {
+        // SAFETY: `entry` is within environ's array, as the loop stops at the null pointer that ends it.
+        let text = unsafe { *entry };
+        if text.is_null() {
+            return None;
+        }
+        // SAFETY: the entries are NUL-terminated strings. They live as long as the process: they lie on the
+        // initial stack, which is never given back.
+        let text = unsafe { CStr::from_ptr(text) }.to_bytes();
+        if let Some(value) = text.strip_prefix(name).and_then(|rest| rest.strip_prefix(b"=")) {
+            return Some(value);
+        }
+        // SAFETY: the entry was not the null pointer that ends the array, so one more follows.
+        entry = unsafe { entry.add(1) };
+    }
+}
+
+/// This process's start in clock ticks since boot, if `/proc` has it.
+///
+/// A restored process has another start time than the one that was dumped: its task was made anew.
+pub fn start_time_ticks() -> Option<u64> {
+    // Far more than the line's names and numbers can take; no heap, as this runs with forks held up.
+    let mut text = [0; 2048];
+    let bytes = std::fs::File::open("/proc/self/stat").ok()?.read(&mut text).ok()?;
+    parse_start_time(&text[..bytes])
+}
+
+fn parse_start_time(stat: &[u8]) -> Option<u64> {
+    // The name, in parentheses, is the application's to choose; it may hold any byte, parentheses as well.
+    let name_end = stat.iter().rposition(|&byte| byte == b')')?;
+    let fields = str::from_utf8(&stat[name_end + 1..]).ok()?;
+    fields.split_ascii_whitespace().nth(START_TIME_AFTER_NAME)?.parse().ok()
+}
+
+/// Where this process's program lies; empty if that cannot be read.
+pub fn exe() -> String {
+    let path = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+    String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIELDS: &str = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
+
+    #[test]
+    fn the_start_time_is_found_behind_any_name() {
+        for name in ["sleep", "", "a b", ") S 1 (", "\u{fffd}("] {
+            let line = format!("42 ({name}) {FIELDS}\n");
+            assert_eq!(parse_start_time(line.as_bytes()), Some(4711), "{name:?}");
+        }
+        let mut line = b"42 (\xff\x00) ".to_vec();
+        line.extend_from_slice(FIELDS.as_bytes());
+        assert_eq!(parse_start_time(&line), Some(4711));
+    }
+
+    #[test]
+    fn a_line_that_is_cut_off_has_no_start_time() {
+        for line in ["", "42", "42 (sleep", "42 (sleep)", "42 (sleep) S 1 2 3"] {
+            assert_eq!(parse_start_time(line.as_bytes()), None, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn this_process_knows_itself() {
+        assert!(start_time_ticks().is_some_and(|ticks| ticks > 0));
+        assert!(exe().starts_with('/'));
+        assert!(!is_privileged());
+    }
+}

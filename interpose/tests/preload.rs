@@ -1,0 +1,528 @@
+//! The library in real programs, with a launcher that is played by the test.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use ckpt_protocol::agent::{FromAgent, Hello, PROTOCOL_VERSION, SOCKET_VARIABLE, ToAgent};
+use ckpt_protocol::frame::{self, FrameError};
+
+/// Long enough for anything that is to happen.
+const LONG: Duration = Duration::from_secs(30);
+/// Short enough to wait for what is not to happen.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// The numbers below are for the application.
+const FIRST_OF_OURS: u32 = 900;
+
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("this test's path");
+    let deps = test.parent().expect("a directory");
+    let built = |path: PathBuf| Some((fs::metadata(&path).ok()?.modified().ok()?, path));
+    let places = [deps.join("libckpt_interpose.so"), deps.with_file_name("libckpt_interpose.so")];
+    places.into_iter().filter_map(built).max().expect("libckpt_interpose.so is built with this test").1
+}
+
+fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LONG;
+    loop {
+        if let Some(done) = attempt() {
+            return done;
+        }
+        assert!(Instant::now() < end, "waited in vain for {what}");
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// A program of the job; it does not outlive its test.
+struct Program(Child);
+
+impl Program {
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Waits for the program's end; returns its exit code.
+    fn ends(&mut self) -> Option<i32> {
+        until("the program's end", || self.0.try_wait().expect("a child")).code()
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.0.try_wait().expect("a child").is_none()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program with the library in it, told to talk to `socket`.
+fn preloaded(socket: &Path, program: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).env("LD_PRELOAD", library()).env(SOCKET_VARIABLE, socket);
+    command.stdin(Stdio::null());
+    command
+}
+
+fn python(socket: &Path, script: &str) -> Command {
+    preloaded(socket, "/usr/bin/python3", &["-c", script])
+}
+
+struct Launcher {
+    directory: tempfile::TempDir,
+    listener: Option<UnixListener>,
+}
+
+impl Launcher {
+    fn new() -> Self {
+        let mut launcher = Self { directory: tempfile::tempdir().expect("a directory"), listener: None };
+        launcher.listen();
+        launcher
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    fn listen(&mut self) {
+        let listener = UnixListener::bind(self.socket()).expect("a listener");
+        listener.set_nonblocking(true).expect("set");
+        self.listener = Some(listener);
+    }
+
+    fn stop_listening(&mut self) {
+        fs::remove_file(self.socket()).expect("removed");
+        self.listener = None;
+    }
+
+    fn runs(&self, program: &str, arguments: &[&str]) -> Program {
+        Program(preloaded(&self.socket(), program, arguments).spawn().expect("started"))
+    }
+
+    fn runs_python(&self, script: &str) -> Program {
+        Program(python(&self.socket(), script).spawn().expect("started"))
+    }
+
+    fn try_accept(&self) -> Option<UnixStream> {
+        match self.listener.as_ref().expect("listening").accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false).expect("set");
+                stream.set_read_timeout(Some(LONG)).expect("set");
+                Some(stream)
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                None
+            }
+        }
+    }
+
+    /// The next agent to get through its greeting. One whose process executes another program meanwhile, or
+    /// exits, does not.
+    fn next(&self) -> Agent {
+        until("an agent", || Agent::greet(self.try_accept()?))
+    }
+
+    /// The next agent that is like that; others are let go, but not before the end of the search.
+    fn next_that(&self, what: &str, is: impl Fn(&Hello) -> bool) -> Agent {
+        let mut others = Vec::new();
+        until(what, || {
+            let agent = Agent::greet(self.try_accept()?)?;
+            if is(&agent.hello) {
+                return Some(agent);
+            }
+            others.push(agent);
+            None
+        })
+    }
+}
+
+struct Agent {
+    stream: UnixStream,
+    hello: Hello,
+}
+
+impl Agent {
+    fn greet(stream: UnixStream) -> Option<Self> {
+        let FromAgent::Hello(hello) = frame::read(&mut &stream).ok()? else { panic!("not a hello") };
+        let agent = Self { stream, hello };
+        agent.tell(&ToAgent::Welcome { version: PROTOCOL_VERSION }).ok()?;
+        Some(agent)
+    }
+
+    fn tell(&self, message: &ToAgent) -> Result<(), FrameError> {
+        frame::write(&mut &self.stream, message)
+    }
+
+    fn hear(&self) -> Result<FromAgent, FrameError> {
+        frame::read(&mut &self.stream)
+    }
+
+    /// Sends the agent away and sees to it that nobody holds the connection any more.
+    fn goes_away(self, attempt: u64) {
+        self.tell(&ToAgent::Quiesce { attempt }).expect("asked");
+        assert_eq!(self.hear().expect("an answer"), FromAgent::Quiesced { attempt });
+        let end = self.hear().expect_err("the end");
+        assert!(matches!(end, FrameError::Closed), "{end}");
+    }
+
+    fn is_back(&self, attempt: u64) {
+        assert_eq!(self.hello.away, Some(attempt));
+        assert_eq!(self.hear().expect("a back"), FromAgent::Back { attempt, restored: false });
+    }
+}
+
+/// The descriptors that a process has above the standard three, and what they stand for. Those that this test
+/// was itself started with, and that it hands on, do not count.
+fn descriptors(pid: u32) -> BTreeMap<u32, PathBuf> {
+    let all = |process: &str| -> BTreeMap<u32, PathBuf> {
+        let entries = fs::read_dir(format!("/proc/{process}/fd")).expect("a process");
+        let entry =
+            |path: PathBuf| Some((path.file_name()?.to_str()?.parse().ok()?, fs::read_link(&path).ok()?));
+        entries.filter_map(|found| entry(found.ok()?.path())).collect()
+    };
+    let inherited = all("self");
+    let mut own = all(&pid.to_string());
+    own.retain(|number, path| *number >= 3 && inherited.get(number) != Some(path));
+    own
+}
+
+fn sockets(pid: u32) -> Vec<u32> {
+    let is_socket = |path: &PathBuf| path.to_string_lossy().starts_with("socket:");
+    descriptors(pid).into_iter().filter(|(_, path)| is_socket(path)).map(|(number, _)| number).collect()
+}
+
+/// A field of the status of the agent's thread in a process; `None` if it has no such thread.
+fn agent_thread(pid: u32, field: &str) -> Option<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("status")).ok()).find_map(|status| {
+        let status: BTreeMap<_, _> = status.lines().filter_map(|line| line.split_once(":\t")).collect();
+        (status["Name"] == "ckpt-agent").then(|| status[field].to_owned())
+    })
+}
+
+fn start_time(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    fields.split_whitespace().nth(19).expect("a start time").parse().expect("a number")
+}
+
+#[test]
+fn a_program_says_hello_and_is_otherwise_as_before() {
+    let launcher = Launcher::new();
+    let program = launcher.runs("/bin/sleep", &["1000"]);
+    let agent = launcher.next();
+    let expected = Hello {
+        version: PROTOCOL_VERSION,
+        pid: program.pid(),
+        start_time_ticks: start_time(program.pid()),
+        exe: fs::read_link(format!("/proc/{}/exe", program.pid())).expect("a link").display().to_string(),
+        away: None,
+    };
+    assert_eq!(agent.hello, expected);
+    let ours = sockets(program.pid());
+    assert!(matches!(ours[..], [number] if number >= FIRST_OF_OURS), "{ours:?}");
+    assert_eq!(descriptors(program.pid()).len(), 1);
+    // All but those that nobody can block: SIGKILL, SIGSTOP and the C library's own two.
+    let blocked = agent_thread(program.pid(), "SigBlk").expect("an agent's thread");
+    assert_eq!(blocked, "fffffffe7ffbfeff");
+    let main = fs::read_to_string(format!("/proc/{}/status", program.pid())).expect("a process");
+    assert!(main.contains("SigBlk:\t0000000000000000"), "{main}");
+}
+
+#[test]
+fn away_it_holds_nothing_and_it_comes_back() {
+    let mut launcher = Launcher::new();
+    let program = launcher.runs("/bin/sleep", &["1000"]);
+    let mut agent = launcher.next();
+    for attempt in 1..=3 {
+        launcher.stop_listening();
+        agent.goes_away(attempt);
+        let end = Instant::now() + SHORT;
+        while Instant::now() < end {
+            let held = descriptors(program.pid());
+            assert!(held.is_empty(), "{held:?}");
+        }
+        launcher.listen();
+        let since = Instant::now();
+        agent = launcher.next();
+        agent.is_back(attempt);
+        assert!(since.elapsed() < Duration::from_secs(5));
+        assert_eq!(agent.hello.pid, program.pid());
+    }
+}
+
+#[test]
+fn a_listener_that_is_slow_to_listen_is_waited_for() {
+    let mut launcher = Launcher::new();
+    let program = launcher.runs("/bin/sleep", &["1000"]);
+    let agent = launcher.next();
+    launcher.stop_listening();
+    agent.goes_away(1);
+    // A stale socket refuses connections; none is left behind by trying.
+    drop(UnixListener::bind(launcher.socket()).expect("a stale socket"));
+    sleep(SHORT);
+    fs::remove_file(launcher.socket()).expect("removed");
+    sleep(SHORT);
+    assert!(sockets(program.pid()).is_empty());
+    launcher.listen();
+    launcher.next().is_back(1);
+}
+
+#[test]
+fn a_forked_child_has_an_agent_of_its_own() {
+    let launcher = Launcher::new();
+    let fifo = launcher.directory.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("started").success());
+    assert!(fs::metadata(&fifo).expect("there").file_type().is_fifo());
+    let script = "(read line < \"$1\"; exit 3) & wait $!";
+    let mut shell = launcher.runs("/bin/sh", &["-c", script, "sh", fifo.to_str().expect("text")]);
+    let agents = [launcher.next(), launcher.next()];
+    let child = agents.iter().find(|agent| agent.hello.pid != shell.pid()).expect("the child's");
+    let parent = agents.iter().find(|agent| agent.hello.pid == shell.pid()).expect("the parent's");
+    assert_eq!(child.hello.exe, parent.hello.exe);
+    for agent in &agents {
+        let ours = sockets(agent.hello.pid);
+        assert_eq!(ours.len(), 1, "its own only: {ours:?}");
+    }
+    for agent in agents {
+        agent.goes_away(1);
+    }
+    fs::write(&fifo, "line\n").expect("written");
+    assert_eq!(shell.ends(), Some(3));
+}
+
+#[test]
+fn a_program_that_is_executed_has_an_agent_of_its_own() {
+    let launcher = Launcher::new();
+    let program = launcher.runs("/bin/sh", &["-c", "exec sleep 1000"]);
+    let agent = launcher.next_that("the program after the exec", |hello| hello.exe.contains("sleep"));
+    assert_eq!(agent.hello.pid, program.pid());
+    assert_eq!(sockets(program.pid()).len(), 1);
+    agent.goes_away(1);
+}
+
+#[test]
+fn workers_of_multiprocessing_have_agents_and_work() {
+    let mut launcher = Launcher::new();
+    let script = "
+import multiprocessing, sys
+multiprocessing.set_start_method('fork')
+ask, answer = multiprocessing.SimpleQueue(), multiprocessing.SimpleQueue()
+worker = multiprocessing.Process(target=lambda: answer.put(ask.get() + 1))
+worker.start()
+sys.stdin.read()
+ask.put(41)
+assert answer.get() == 42
+worker.join()
+sys.exit(worker.exitcode or 5)
+";
+    let mut command = python(&launcher.socket(), script);
+    let mut program = Program(command.stdin(Stdio::piped()).spawn().expect("started"));
+    let agents = [launcher.next(), launcher.next()];
+    let mut pids = agents.each_ref().map(|agent| agent.hello.pid);
+    assert!(pids.contains(&program.pid()) && pids[0] != pids[1], "{pids:?}");
+    launcher.stop_listening();
+    for agent in agents {
+        agent.goes_away(1);
+    }
+    for pid in pids {
+        assert!(sockets(pid).is_empty());
+    }
+    launcher.listen();
+    let mut back = [launcher.next(), launcher.next()].map(|agent| {
+        agent.is_back(1);
+        agent.hello.pid
+    });
+    pids.sort_unstable();
+    back.sort_unstable();
+    assert_eq!(back, pids);
+    drop(program.0.stdin.take());
+    assert_eq!(program.ends(), Some(5));
+}
+
+#[test]
+fn children_that_are_forked_all_the_time_hold_no_connection_of_their_parent() {
+    let launcher = Launcher::new();
+    let script = "
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    if os.fork() == 0:
+        time.sleep(1)
+        os._exit(0)
+    time.sleep(0.005)
+";
+    let program = launcher.runs_python(script);
+    let is_parent = |hello: &Hello| hello.pid == program.pid();
+    let mut agent = launcher.next_that("the parent", is_parent);
+    for attempt in 1..=40 {
+        let asked = Instant::now();
+        // Comes to the end of the connection only when no child holds it.
+        agent.goes_away(attempt);
+        assert!(asked.elapsed() < Duration::from_secs(1), "a child held the connection");
+        agent = launcher.next_that("the parent", is_parent);
+        agent.is_back(attempt);
+    }
+}
+
+#[test]
+fn a_launcher_that_is_lost_is_looked_for() {
+    let mut launcher = Launcher::new();
+    let program = launcher.runs("/bin/sleep", &["1000"]);
+    let agent = launcher.next();
+    launcher.stop_listening();
+    drop(agent);
+    sleep(SHORT);
+    assert!(sockets(program.pid()).is_empty());
+    launcher.listen();
+    let agent = launcher.next();
+    assert_eq!((agent.hello.pid, agent.hello.away), (program.pid(), None));
+}
+
+#[test]
+fn a_refused_agent_is_silent_for_ever() {
+    for answer in [r#"{"type":"refused","reason":"no"}"#, r#"{"type":"dance"}"#, "nonsense"] {
+        let launcher = Launcher::new();
+        let mut program = launcher.runs("/bin/sleep", &["1000"]);
+        let mut stream = until("an agent", || launcher.try_accept());
+        assert!(matches!(frame::read(&mut stream), Ok(FromAgent::Hello(_))));
+        let mut bytes = u32::try_from(answer.len()).expect("fits").to_le_bytes().to_vec();
+        bytes.extend_from_slice(answer.as_bytes());
+        std::io::Write::write_all(&mut stream, &bytes).expect("written");
+        assert!(matches!(frame::read::<FromAgent>(&mut stream), Err(FrameError::Closed)));
+        until("the agent's end", || agent_thread(program.pid(), "Name").is_none().then_some(()));
+        assert!(launcher.try_accept().is_none());
+        assert!(sockets(program.pid()).is_empty());
+        assert!(program.is_running());
+    }
+}
+
+fn output(command: &mut Command) -> Output {
+    command.output().expect("started")
+}
+
+#[test]
+fn without_a_launcher_programs_run_as_without_the_library() {
+    let nowhere = Path::new("/nonexistent/socket");
+    let stale = tempfile::tempdir().expect("a directory");
+    let stale = stale.path().join("socket");
+    drop(UnixListener::bind(&stale).expect("a stale socket"));
+    let too_long = PathBuf::from("/x".repeat(100));
+    let shell = ["-c", "echo out; (echo err >&2; exit 4) & wait $!; printf '%s\\n' $? | cat; exit 7"];
+    let script = "
+import multiprocessing, os, subprocess, sys
+multiprocessing.set_start_method('fork')
+with multiprocessing.Pool(3) as pool:
+    print(sum(pool.map(len, ['x' * size for size in range(50)])))
+print(subprocess.run(['sh', '-c', 'echo $((6 * 7))'], capture_output=True).stdout)
+print(sorted(os.listdir('/proc/self/fd')), flush=True)
+os.kill(os.getpid(), 9) if len(sys.argv) > 1 else sys.exit(9)
+";
+    let programs: [(&str, &[&str]); 3] = [
+        ("/bin/sh", &shell),
+        ("/usr/bin/python3", &["-c", script]),
+        ("/usr/bin/python3", &["-c", script, "killed"]),
+    ];
+    for (program, arguments) in programs {
+        let plain = output(Command::new(program).args(arguments).stdin(Stdio::null()));
+        for socket in [nowhere, &stale, &too_long, Path::new("")] {
+            let with = output(&mut preloaded(socket, program, arguments));
+            assert_eq!(with, plain, "{program} with {}", socket.display());
+        }
+        let with = output(preloaded(nowhere, program, arguments).env_remove(SOCKET_VARIABLE));
+        assert_eq!(with, plain, "{program} without the variable");
+    }
+}
+
+#[test]
+fn with_a_launcher_output_and_exit_code_are_the_same_too() {
+    let launcher = Launcher::new();
+    let script = "
+import os, subprocess
+print(subprocess.run(['sh', '-c', 'exec 3</dev/null; exec 9>&1; echo nine >&9'], capture_output=True))
+os.close(0)
+print(os.open('/dev/null', os.O_RDONLY), os.open('/dev/null', os.O_RDONLY), flush=True)
+os._exit(11)
+";
+    let plain = output(Command::new("/usr/bin/python3").args(["-c", script]).stdin(Stdio::null()));
+    assert_eq!(plain.status.code(), Some(11));
+    assert_eq!(output(&mut python(&launcher.socket(), script)), plain);
+}
+
+#[test]
+fn without_the_variable_there_is_no_agent() {
+    let launcher = Launcher::new();
+    let mut command = preloaded(&launcher.socket(), "/bin/sleep", &["1000"]);
+    let program = Program(command.env_remove(SOCKET_VARIABLE).spawn().expect("started"));
+    until("the program", || {
+        fs::read_to_string(format!("/proc/{}/comm", program.pid())).ok().filter(|name| name == "sleep\n")
+    });
+    sleep(SHORT);
+    assert!(agent_thread(program.pid(), "Name").is_none());
+    assert!(launcher.try_accept().is_none());
+}
+
+#[test]
+fn a_process_whose_main_thread_has_ended_ends_with_its_last_other_one() {
+    let script = "
+import ctypes, threading, time
+threading.Thread(target=lambda: time.sleep(0.3)).start()
+ctypes.CDLL(None).pthread_exit(None)
+";
+    let launcher = Launcher::new();
+    let mut connected = launcher.runs_python(script);
+    let agent = launcher.next();
+    assert!(matches!(agent.hear(), Err(FrameError::Closed)));
+    assert_eq!(connected.ends(), Some(0));
+    let mut alone = Program(python(Path::new("/nonexistent/socket"), script).spawn().expect("started"));
+    assert_eq!(alone.ends(), Some(0));
+}
+
+#[test]
+fn a_program_that_closes_or_replaces_all_descriptors_keeps_its_own() {
+    let launcher = Launcher::new();
+    let script = "
+import os, socket, sys
+os.closerange(3, 1024)
+theirs, other = socket.socketpair()
+other.sendall(b'theirs')
+for number in range(900, 1000):
+    os.dup2(theirs.fileno(), number)
+print('ready', flush=True)
+sys.stdin.read()
+for number in range(900, 1000):
+    os.fstat(number)
+assert theirs.recv(100) == b'theirs'
+theirs.close()
+other.setblocking(False)
+try:
+    assert other.recv(1) == b'never'
+except BlockingIOError:
+    sys.exit(6)
+";
+    let mut command = python(&launcher.socket(), script);
+    let mut program = Program(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started"));
+    let agent = launcher.next();
+    let mut ready = [0; 6];
+    let mut out = program.0.stdout.take().expect("a pipe");
+    std::io::Read::read_exact(&mut out, &mut ready).expect("read");
+    // The connection is as good as gone; the agent notices now, and makes another one.
+    agent.tell(&ToAgent::Quiesce { attempt: 1 }).expect("asked");
+    assert!(agent.hear().is_err());
+    let agent = launcher.next();
+    assert_eq!((agent.hello.pid, agent.hello.away), (program.pid(), None));
+    agent.goes_away(2);
+    launcher.next().is_back(2);
+    drop(program.0.stdin.take());
+    assert_eq!(program.ends(), Some(6));
+}

@@ -1,0 +1,217 @@
+//! `ckpt-run doctor`: what this machine has and lacks, why it matters, how to get it.
+
+use super::print;
+use crate::config::Config;
+use crate::criu::{Criu, MIN_VERSION};
+use crate::failure::EXIT_NEGATIVE;
+use crate::namespace::{Namespace, Network};
+use crate::staging::{self, Staging};
+use anyhow::Result;
+use rustix::thread::{CapabilitySet, capabilities};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::path::Path;
+
+#[derive(Clone, Serialize)]
+struct Finding {
+    need: &'static str,
+    state: State,
+    /// What was found.
+    found: String,
+    why: &'static str,
+    remedy: &'static str,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    /// Works without it, less well.
+    Limited,
+    Missing,
+}
+
+fn finding(
+    need: &'static str,
+    outcome: Result<String, String>,
+    otherwise: State,
+    why: &'static str,
+    remedy: &'static str,
+) -> Finding {
+    let (state, found) = match outcome {
+        Ok(found) => (State::Ok, found),
+        Err(found) => (otherwise, found),
+    };
+    Finding { need, state, found, why, remedy }
+}
+
+/// Looks at everything; exit code 1 when something that is needed is missing.
+///
+/// # Errors
+/// When stdout cannot be written.
+pub fn doctor(config: &Config, json: bool) -> Result<i32> {
+    let findings = [look_at_criu(config), look_at_system(config)].concat();
+    let code = if findings.iter().any(|one| one.state == State::Missing) { EXIT_NEGATIVE } else { 0 };
+    if json {
+        print::json(&findings)?;
+        return Ok(code);
+    }
+    let mut out = io::stdout().lock();
+    for one in &findings {
+        let state = match one.state {
+            State::Ok => "ok",
+            State::Limited => "limited",
+            State::Missing => "MISSING",
+        };
+        writeln!(out, "{state:8} {:20} {}", one.need, one.found)?;
+        if one.state != State::Ok {
+            writeln!(out, "{:30}why: {}\n{:30}how: {}", "", one.why, "", one.remedy)?;
+        }
+    }
+    Ok(code)
+}
+
+fn look_at_criu(config: &Config) -> Vec<Finding> {
+    let criu = Criu::find(config.criu.as_deref());
+    let found = match &criu {
+        Ok(criu) => Ok(format!("{} at {}", criu.version, criu.path.display())),
+        Err(error) => Err(error.to_string()),
+    };
+    debug_assert!(MIN_VERSION.to_string().starts_with("4.1"), "the text below names it");
+    let mut findings = vec![finding(
+        "criu",
+        found,
+        State::Missing,
+        "CRIU saves and restores the processes",
+        "install CRIU 4.1 or newer (Debian 13: apt-get install criu), or name one with --criu PATH",
+    )];
+    if let Ok(criu) = criu {
+        findings.push(finding(
+            "criu check",
+            criu.check().map(|()| "this kernel has what CRIU needs".to_owned()),
+            State::Missing,
+            "CRIU needs certain kernel features and rights",
+            "run as root; on a kernel of your own, build it with CONFIG_CHECKPOINT_RESTORE",
+        ));
+    }
+    findings
+}
+
+fn look_at_system(config: &Config) -> Vec<Finding> {
+    let root = "run ckpt-run as root, or give it this capability";
+    let capability = |need, capability: CapabilitySet, otherwise, why| {
+        let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(capability));
+        finding(need, if has { Ok("held".to_owned()) } else { Err("not held".to_owned()) }, otherwise, why, root)
+    };
+    let uid = rustix::process::getuid().as_raw();
+    vec![
+        finding(
+            "user",
+            if uid == 0 { Ok("root".to_owned()) } else { Err(format!("user ID {uid}")) },
+            State::Limited,
+            "everything works for root; for others only what their capabilities allow",
+            "run ckpt-run as root",
+        ),
+        capability("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN, State::Missing, "for the job's namespaces and for CRIU"),
+        capability("CAP_SYS_PTRACE", CapabilitySet::SYS_PTRACE, State::Missing, "CRIU stops the processes by ptrace"),
+        capability("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN, State::Limited, "for jobs with TCP connections (torchrun)"),
+        capability("CAP_SYS_RESOURCE", CapabilitySet::SYS_RESOURCE, State::Limited, "to put back resource limits above one's own"),
+        pid_namespace(),
+        ptrace_scope(),
+        staging_memory(),
+        nftables(),
+        driver(),
+        free_memory(),
+        free_disk(config),
+    ]
+}
+
+fn pid_namespace() -> Finding {
+    let made = Namespace::create(Network::Host, |_| {});
+    finding(
+        "PID namespace",
+        made.map(|_| "can be made".to_owned()).map_err(|error| error.to_string()),
+        State::Missing,
+        "a resumed job needs the PIDs that it had; in a namespace of its own they are always free",
+        "run as root; in a container, add the capability SYS_ADMIN and allow the mount and clone system calls",
+    )
+}
+
+fn ptrace_scope() -> Finding {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_else(|_| "0".to_owned());
+    let found = format!("kernel.yama.ptrace_scope is {}", scope.trim());
+    finding(
+        "ptrace",
+        if scope.trim() == "3" { Err(found) } else { Ok(found) },
+        State::Missing,
+        "CRIU stops the processes by ptrace; 3 forbids it to everybody",
+        "sysctl kernel.yama.ptrace_scope=1 (after 3 it takes a reboot)",
+    )
+}
+
+fn staging_memory() -> Finding {
+    finding(
+        "staging in memory",
+        Staging::in_memory().map(|_| "a tmpfs can be made".to_owned()).map_err(|error| error.to_string()),
+        State::Limited,
+        "images go to memory first, so that the job stands still only while memory is copied",
+        "run as root, on Linux 5.2 or newer",
+    )
+}
+
+fn nftables() -> Finding {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut dirs: Vec<_> = std::env::split_paths(&path).collect();
+    dirs.extend(["/usr/sbin", "/sbin"].map(Into::into));
+    let found = dirs.iter().map(|dir| dir.join("nft")).find(|path| path.is_file());
+    finding(
+        "nftables",
+        found.map(|path| path.display().to_string()).ok_or("there is no nft in PATH".to_owned()),
+        State::Limited,
+        "only for locking connections to other machines during a checkpoint; connections inside the job need no lock",
+        "nothing to do; if you want it: apt-get install nftables",
+    )
+}
+
+fn driver() -> Finding {
+    let version = std::fs::read_to_string("/sys/module/nvidia/version");
+    finding(
+        "NVIDIA driver",
+        version.map(|version| version.trim().to_owned()).map_err(|_| "none".to_owned()),
+        State::Limited,
+        "for jobs that use a GPU; saving GPU state is not built yet in this version",
+        "nothing to do for jobs without a GPU",
+    )
+}
+
+fn free_memory() -> Finding {
+    let outcome = match staging::available_bytes() {
+        Ok(bytes) if bytes > 1 << 30 => Ok(format!("{} available", print::bytes(bytes))),
+        Ok(bytes) => Err(format!("{} available", print::bytes(bytes))),
+        Err(error) => Err(error.to_string()),
+    };
+    finding(
+        "free memory",
+        outcome,
+        State::Limited,
+        "a checkpoint stages the job's memory in memory; without room for it, it goes to disk and the job waits",
+        "leave as much memory free as the job's processes use",
+    )
+}
+
+fn free_disk(config: &Config) -> Finding {
+    let absolute = std::path::absolute(&config.store).unwrap_or_else(|_| config.store.clone());
+    let there = absolute.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let outcome = match ckpt_snapshot::free_bytes(there) {
+        Ok(bytes) if bytes > 10 << 30 => Ok(format!("{} free for {}", print::bytes(bytes), absolute.display())),
+        Ok(bytes) => Err(format!("{} free for {}", print::bytes(bytes), absolute.display())),
+        Err(error) => Err(error.to_string()),
+    };
+    finding(
+        "free disk",
+        outcome,
+        State::Limited,
+        "a snapshot is as large as the job's memory, and --keep of them are kept",
+        "free some space, or put --store on a larger disk",
+    )
+}

@@ -1,0 +1,191 @@
+//! Commands about jobs: `checkpoint`, `status`.
+
+use super::print;
+use crate::config::Config;
+use crate::control_server::socket_path;
+use crate::failure::bad_input;
+use crate::progress::Bar;
+use anyhow::{Context, Result, anyhow, bail};
+use ckpt_protocol::control::{CONTROL_VERSION, Call, JobStatus, Phase, Reply, Request};
+use ckpt_protocol::frame;
+use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, OpenError, Store, StoreRoot};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+
+/// Opens the store that the options name; it has to be there.
+///
+/// # Errors
+/// Bad input.
+pub fn open_store(config: &Config) -> Result<StoreRoot> {
+    StoreRoot::open(&config.store).map_err(|error| match error {
+        OpenError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => bad_input(anyhow!(
+            "there is no store at {}: name the one that the job uses with --store, or call this in the directory in which the job was started",
+            config.store.display()
+        )),
+        other => other.into(),
+    })
+}
+
+/// The jobs that `named` (or `--job`) means: all of them when nothing is named.
+///
+/// # Errors
+/// Bad input: no such job.
+pub fn jobs(config: &Config, root: &StoreRoot, named: Option<&str>) -> Result<Vec<JobDir>> {
+    let all = root.jobs()?;
+    let Some(name) = named.or(config.job.as_ref().map(|key| key.as_str())) else { return Ok(all) };
+    if let Some(exact) = all.iter().find(|job| job.key().as_str() == name) {
+        return Ok(vec![exact.clone()]);
+    }
+    let matching: Vec<_> = all.iter().filter(|job| job.key().as_str().starts_with(name)).cloned().collect();
+    if matching.is_empty() {
+        let names = all.iter().map(|job| job.key().to_string()).collect::<Vec<_>>().join(", ");
+        let names = if names.is_empty() { "none".to_owned() } else { names };
+        bail!(bad_input(anyhow!("there is no job {name:?} in {}; there is: {names}", root.path().display())));
+    }
+    Ok(matching)
+}
+
+/// The one job that is meant: named, or the only one, or the only one that runs.
+fn one_job(config: &Config, named: Option<&str>) -> Result<JobDir> {
+    let root = open_store(config)?;
+    let found = jobs(config, &root, named)?;
+    let running: Vec<_> = found.iter().filter(|job| job.is_locked()).collect();
+    match (&found[..], &running[..]) {
+        ([job], _) => Ok(job.clone()),
+        (_, [job]) => Ok((*job).clone()),
+        ([], _) => bail!(bad_input(anyhow!("there is no job in {}", root.path().display()))),
+        (several, _) => {
+            let names = several.iter().map(|job| job.key().to_string()).collect::<Vec<_>>().join(", ");
+            bail!(bad_input(anyhow!("which job? There are {names}")))
+        }
+    }
+}
+
+fn call(job: &JobDir, request: Request) -> Result<UnixStream> {
+    let path = socket_path(job)?;
+    let mut stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            anyhow!("the job {} does not run (on this machine, under this user)", job.key())
+        }
+        _ => anyhow!("cannot reach the launcher of the job {}: {error}", job.key()),
+    })?;
+    frame::write(&mut stream, &Call { version: CONTROL_VERSION, request })?;
+    Ok(stream)
+}
+
+/// `ckpt-run checkpoint`.
+///
+/// # Errors
+/// When the job does not run, or cannot be saved.
+pub fn checkpoint(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
+    let job = one_job(config, named)?;
+    let mut stream = call(&job, Request::Checkpoint)?;
+    let bar = Bar::new("saving", 0);
+    let saved = loop {
+        match frame::read(&mut stream).context("the launcher went away")? {
+            Reply::Progress(progress) if progress.phase == Phase::Persist => {
+                bar.set(progress.done_bytes, progress.total_bytes);
+            }
+            Reply::Progress(_) => {}
+            Reply::Checkpointed(saved) => break saved,
+            Reply::Error(reason) => bail!(reason),
+            Reply::Status(_) => bail!("the launcher answered something else"),
+        }
+    };
+    drop(bar);
+    if json {
+        return print::json(&saved);
+    }
+    writeln!(io::stdout(), "{}", saved.id)?;
+    Ok(0)
+}
+
+#[derive(Serialize)]
+struct Status {
+    job: String,
+    running: bool,
+    outcome: JobOutcome,
+    snapshots: usize,
+    #[serde(flatten)]
+    launcher: Option<JobStatus>,
+}
+
+/// `ckpt-run status`: one job, or all.
+///
+/// # Errors
+/// Bad input.
+pub fn status(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
+    let root = open_store(config)?;
+    let found = jobs(config, &root, named)?;
+    let mut all = Vec::new();
+    for job in &found {
+        let Some(JobRecord { outcome, .. }) = job.record()? else { continue };
+        let snapshots = job.store().list()?.len();
+        let running = job.is_locked();
+        let launcher = running.then(|| ask_status(job)).flatten();
+        all.push(Status { job: job.key().to_string(), running, outcome, snapshots, launcher });
+    }
+    if json {
+        return print::json(&all);
+    }
+    let mut out = io::stdout().lock();
+    if all.is_empty() {
+        writeln!(out, "there is no job in {}", root.path().display())?;
+    }
+    all.iter().try_for_each(|status| tell(&mut out, status))?;
+    Ok(0)
+}
+
+fn ask_status(job: &JobDir) -> Option<JobStatus> {
+    let mut stream = call(job, Request::Status).ok()?;
+    match frame::read(&mut stream).ok()? {
+        Reply::Status(status) => Some(*status),
+        _ => None,
+    }
+}
+
+fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
+    let state = match (status.running, status.outcome) {
+        (true, _) => "running".to_owned(),
+        (false, JobOutcome::Complete) => "complete".to_owned(),
+        (false, JobOutcome::Failed { code }) => format!("ended with {code}; run it again to resume"),
+        (false, JobOutcome::Unfinished) => "died with its launcher; run it again to resume".to_owned(),
+    };
+    writeln!(out, "{}: {state}, {} snapshots", status.job, status.snapshots)?;
+    let Some(launcher) = &status.launcher else { return Ok(()) };
+    writeln!(out, "  launcher         process {}, started {}", launcher.launcher_pid, print::ago(launcher.started_unix_ms))?;
+    if let Some(id) = &launcher.resumed_from {
+        writeln!(out, "  resumed from     {id}")?;
+    }
+    match &launcher.last_snapshot {
+        Some(saved) => writeln!(
+            out,
+            "  newest snapshot  {} ({}), {}, the job stood still for {:.2} s",
+            saved.id,
+            print::ago(saved.taken_unix_ms),
+            print::bytes(saved.bytes),
+            saved.stall_s
+        )?,
+        None => writeln!(out, "  newest snapshot  none since it was started")?,
+    }
+    let progress = launcher.progress;
+    match progress.phase {
+        Phase::Idle => {}
+        Phase::Dump => writeln!(out, "  now              saving: the job stands still")?,
+        Phase::Persist => writeln!(
+            out,
+            "  now              storing a snapshot: {} of {}",
+            print::bytes(progress.done_bytes),
+            print::bytes(progress.total_bytes)
+        )?,
+    }
+    if let Some(next) = launcher.next_checkpoint_s {
+        writeln!(out, "  next snapshot    in {next:.0} s")?;
+    }
+    writeln!(out, "  snapshots        {} saved, {} failed", launcher.saved, launcher.failed)?;
+    if let Some(failure) = &launcher.last_failure {
+        writeln!(out, "  last failure     {failure}")?;
+    }
+    Ok(())
+}

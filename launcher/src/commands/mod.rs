@@ -1,0 +1,68 @@
+//! The commands besides `run`.
+
+mod doctor;
+mod jobs;
+mod print;
+mod snapshots;
+
+use crate::config::Config;
+use crate::{cli, failure, supervise};
+use anyhow::{Context, Result};
+use clap::ArgMatches;
+use std::ffi::OsString;
+use std::io::Write;
+
+/// Performs the command `name`; returns its exit code.
+///
+/// # Errors
+/// What went wrong, for stderr; the kind of error decides the exit code.
+pub fn perform(name: &str, matches: &ArgMatches, config: &Config) -> Result<i32> {
+    let flag = |name: &str| matches.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false);
+    let text = |name: &str| matches.try_get_one::<String>(name).ok().flatten().map(String::as_str);
+    let json = flag("json");
+    match name {
+        "run" => {
+            let argv: Vec<OsString> = matches.get_many("CMD").into_iter().flatten().cloned().collect();
+            supervise::run(config, &argv)
+        }
+        "checkpoint" => jobs::checkpoint(config, text("JOB"), json),
+        "status" => jobs::status(config, text("JOB"), json),
+        "ls" => snapshots::list(config, text("JOB"), json),
+        "show" => snapshots::show(config, text("ID").unwrap_or_default(), json),
+        "verify" => snapshots::verify(config, text("ID"), json),
+        "rm" => snapshots::remove(config, text("ID").unwrap_or_default()),
+        "prune" => snapshots::prune(config, text("JOB"), flag("dry-run"), json),
+        "doctor" => doctor::doctor(config, json),
+        "config" => show_config(config, json),
+        "completions" => {
+            let shell = *matches.get_one::<clap_complete::Shell>("SHELL").context("no shell")?;
+            clap_complete::generate(shell, &mut cli::command(), "ckpt-run", &mut std::io::stdout());
+            Ok(0)
+        }
+        _ => {
+            clap_mangen::Man::new(cli::command()).render(&mut std::io::stdout())?;
+            Ok(0)
+        }
+    }
+}
+
+/// Says on stderr what went wrong; before logging has begun, too.
+pub fn complain(error: &anyhow::Error) {
+    let said = failure::in_one_line(error);
+    if tracing::enabled!(tracing::Level::ERROR) {
+        tracing::error!("{said}");
+    } else {
+        let _ = writeln!(std::io::stderr(), "ckpt-run: error: {said}");
+    }
+}
+
+fn show_config(config: &Config, json: bool) -> Result<i32> {
+    if json {
+        return print::json(&config.resolved);
+    }
+    let rows = config.resolved.iter().map(|one| {
+        let value = if one.value.is_empty() { "-" } else { &one.value };
+        vec![one.name.to_owned(), value.to_owned(), one.origin.to_string()]
+    });
+    print::table(&["OPTION", "VALUE", "FROM"], rows.collect())
+}

@@ -1,0 +1,59 @@
+//! Printing data: JSON for programs, aligned columns for people.
+
+use anyhow::Result;
+use serde::Serialize;
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime};
+
+/// Prints one JSON value and a new line; returns exit code 0.
+///
+/// # Errors
+/// When stdout cannot be written.
+pub fn json(value: &impl Serialize) -> Result<i32> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)?;
+    Ok(0)
+}
+
+/// Prints columns as wide as their widest cell; returns exit code 0.
+///
+/// # Errors
+/// When stdout cannot be written.
+pub fn table(head: &[&str], rows: Vec<Vec<String>>) -> Result<i32> {
+    let mut rows = rows;
+    rows.insert(0, head.iter().map(|&name| name.to_owned()).collect());
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<_> = (0..head.len()).map(width).collect();
+    let mut out = io::stdout().lock();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+    }
+    Ok(0)
+}
+
+/// `1.23 GB`.
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
+    match bytes as f64 {
+        b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
+        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
+        b if b >= 1e3 => format!("{:.1} kB", b / 1e3),
+        b => format!("{b:.0} B"),
+    }
+}
+
+/// `2026-11-21T11:45:12Z`.
+#[must_use]
+pub fn time(unix_ms: u64) -> String {
+    humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string()
+}
+
+/// `3m 20s ago`.
+#[must_use]
+pub fn ago(unix_ms: u64) -> String {
+    let then = SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms);
+    let age = SystemTime::now().duration_since(then).unwrap_or_default();
+    format!("{} ago", humantime::format_duration(Duration::from_secs(age.as_secs())))
+}

@@ -1,0 +1,132 @@
+//! Which CRIU to use.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The oldest CRIU that is known to work with today's kernels (an older one fails on the layout of the vDSO).
+pub const MIN_VERSION: Version = Version { major: 4, minor: 1, patch: 0 };
+
+/// A CRIU version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    major: u32,
+    minor: u32,
+    patch: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+impl Version {
+    /// Reads the output of `criu --version`.
+    fn parse(text: &str) -> Option<Self> {
+        let line = text.lines().find_map(|line| line.strip_prefix("Version:"))?;
+        let mut numbers = line.trim().split(['.', '-', ' ']).map(str::parse::<u32>);
+        let (major, minor) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+        Some(Self { major, minor, patch: numbers.next().and_then(Result::ok).unwrap_or(0) })
+    }
+}
+
+/// A usable CRIU.
+#[derive(Clone, Debug)]
+pub struct Criu {
+    /// Its program.
+    pub path: PathBuf,
+    /// Its version.
+    pub version: Version,
+}
+
+/// There is no usable CRIU.
+#[derive(Debug, thiserror::Error)]
+pub enum CriuMissing {
+    /// None was found.
+    #[error("CRIU is not installed: there is no `criu` in PATH. Install criu {MIN_VERSION} or newer, or name one with --criu PATH")]
+    NotFound,
+    /// It does not run.
+    #[error("{path} does not run as CRIU: {reason}. Name another with --criu PATH", path = path.display())]
+    Broken {
+        /// The program.
+        path: PathBuf,
+        /// What it said.
+        reason: String,
+    },
+    /// It is too old.
+    #[error("{path} is CRIU {found}, at least {MIN_VERSION} is needed. Name another with --criu PATH", path = path.display())]
+    TooOld {
+        /// The program.
+        path: PathBuf,
+        /// Its version.
+        found: Version,
+    },
+}
+
+impl Criu {
+    /// Finds the CRIU that the user named, or else the one in PATH or in the administrator's directories.
+    ///
+    /// # Errors
+    /// See [`CriuMissing`].
+    pub fn find(named: Option<&Path>) -> Result<Self, CriuMissing> {
+        let path = match named {
+            Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
+            None => {
+                let path = std::env::var_os("PATH").unwrap_or_default();
+                let more = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+                let mut candidates = std::env::split_paths(&path).chain(more).map(|dir| dir.join("criu"));
+                candidates.find(|path| path.is_file()).ok_or(CriuMissing::NotFound)?
+            }
+        };
+        let broken = |reason: String| CriuMissing::Broken { path: path.clone(), reason };
+        let output = Command::new(&path)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| broken(error.to_string()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let version = Version::parse(&text)
+            .ok_or_else(|| broken(format!("--version printed {:?}", text.lines().next().unwrap_or_default())))?;
+        if version < MIN_VERSION {
+            return Err(CriuMissing::TooOld { path, found: version });
+        }
+        Ok(Self { path, version })
+    }
+
+    /// Runs `criu check`: whether this kernel has what CRIU needs.
+    ///
+    /// # Errors
+    /// With CRIU's first complaint.
+    pub fn check(&self) -> Result<(), String> {
+        let output = Command::new(&self.path).arg("check").stdin(Stdio::null()).output();
+        let output = output.map_err(|error| error.to_string())?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(said.lines().find(|line| line.contains("Error")).unwrap_or(said.trim()).to_owned())
+    }
+
+    /// The command line of `criu swrk`, without the number of its socket.
+    #[must_use]
+    pub fn swrk(&self) -> Vec<OsString> {
+        vec![self.path.clone().into_os_string(), OsString::from("swrk")]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_versions() {
+        let parse = |text| Version::parse(text).map(|version| version.to_string());
+        assert_eq!(parse("Version: 4.1.1\n"), Some("4.1.1".into()));
+        assert_eq!(parse("Version: 4.2\nGitID: v4.2-3\n"), Some("4.2.0".into()));
+        assert_eq!(parse("criu: not found"), None);
+        assert!(Version::parse("Version: 3.19").unwrap() < MIN_VERSION);
+        assert!(Version::parse("Version: 4.1").unwrap() >= MIN_VERSION);
+    }
+}

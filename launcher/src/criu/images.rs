@@ -1,0 +1,187 @@
+//! What is read from CRIU's images: which files the job had open, in the moment in which it stood still.
+//!
+//! An image is two magic numbers, then entries: a length (32-bit, little-endian) and a protobuf message. Field
+//! numbers are those of CRIU's images/fdinfo.proto, regfile.proto, pipe.proto, remap-file-path.proto, stats.proto.
+
+use prost::Message;
+use std::collections::HashSet;
+use std::io;
+
+/// First word of every image.
+const COMMON_MAGIC: u32 = 0x5456_4319;
+/// First word of the images that serve CRIU itself (statistics).
+const SERVICE_MAGIC: u32 = 0x5510_5940;
+const FILES_MAGIC: u32 = 0x5630_3138;
+const REMAP_MAGIC: u32 = 0x5913_3954;
+const STATS_MAGIC: u32 = 0x5709_3306;
+
+/// An image does not read.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// It cannot be opened or read.
+    #[error("cannot read CRIU's {name}: {source}")]
+    Io {
+        /// The image.
+        name: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is not what it should be.
+    #[error("CRIU's {name} does not read: {reason}")]
+    Format {
+        /// The image.
+        name: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+#[derive(Message)]
+struct FileEntry {
+    #[prost(uint32, required, tag = "2")]
+    id: u32,
+    #[prost(message, optional, tag = "3")]
+    regular: Option<RegularEntry>,
+    #[prost(message, optional, tag = "4")]
+    inet: Option<InetEntry>,
+}
+
+#[derive(Message)]
+struct RegularEntry {
+    #[prost(uint32, required, tag = "2")]
+    flags: u32,
+    #[prost(string, required, tag = "6")]
+    name: String,
+    #[prost(uint32, optional, tag = "10")]
+    mode: Option<u32>,
+}
+
+#[derive(Message)]
+struct InetEntry {
+    #[prost(uint32, required, tag = "3")]
+    family: u32,
+    #[prost(uint32, required, tag = "4")]
+    kind: u32,
+    #[prost(uint32, required, tag = "6")]
+    state: u32,
+    #[prost(uint32, required, tag = "7")]
+    source_port: u32,
+    #[prost(uint32, required, tag = "8")]
+    peer_port: u32,
+}
+
+#[derive(Message)]
+struct RemapEntry {
+    #[prost(uint32, required, tag = "1")]
+    orig_id: u32,
+}
+
+#[derive(Message)]
+struct StatsEntry {
+    #[prost(message, optional, tag = "1")]
+    dump: Option<DumpStats>,
+}
+
+#[derive(Message)]
+struct DumpStats {
+    #[prost(uint32, required, tag = "2")]
+    frozen_us: u32,
+}
+
+/// What the job's open files say that is of use beside CRIU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Descriptors {
+    /// Absolute paths of regular files that are open for writing and still have their name, each once. Their lengths
+    /// are not here: CRIU notes none for files that are open for appending.
+    pub writable: Vec<String>,
+    /// Local ports of TCP connections whose other end is not in the job.
+    pub outside_tcp: Vec<(u32, u32)>,
+}
+
+impl Descriptors {
+    /// Reads the images `files.img` and `remap-fpath.img`; `read` returns the content of an image, or `None` when
+    /// CRIU wrote none.
+    ///
+    /// # Errors
+    /// When one of them does not read.
+    pub fn read(read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Result<Self, ImageError> {
+        let mut unnamed = HashSet::new();
+        entries(read, "remap-fpath.img", COMMON_MAGIC, REMAP_MAGIC, |entry: RemapEntry| {
+            unnamed.insert(entry.orig_id);
+        })?;
+        let mut found = Self::default();
+        let mut seen = HashSet::new();
+        let mut tcp = Vec::new();
+        entries(read, "files.img", COMMON_MAGIC, FILES_MAGIC, |entry: FileEntry| {
+            if let Some(inet) = entry.inet {
+                tcp.push(inet);
+            }
+            let Some(regular) = entry.regular.filter(|_| !unnamed.contains(&entry.id)) else { return };
+            let writable = regular.flags & 3 != 0;
+            let is_file = regular.mode.is_none_or(|mode| mode & 0o170_000 == 0o100_000);
+            if writable && is_file && regular.name.starts_with('/') && seen.insert(regular.name.clone()) {
+                found.writable.push(regular.name);
+            }
+        })?;
+        found.outside_tcp = outside(&tcp);
+        Ok(found)
+    }
+
+    /// Microseconds for which the job stood still, from CRIU's statistics.
+    ///
+    /// # Errors
+    /// When the statistics do not read.
+    pub fn frozen_us(read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Result<Option<u32>, ImageError> {
+        let mut frozen_us = None;
+        entries(read, "stats-dump", SERVICE_MAGIC, STATS_MAGIC, |entry: StatsEntry| {
+            frozen_us = entry.dump.map(|dump| dump.frozen_us);
+        })?;
+        Ok(frozen_us)
+    }
+}
+
+/// Established TCP connections of which only one end is in the tree, as (own port, other port).
+fn outside(sockets: &[InetEntry]) -> Vec<(u32, u32)> {
+    const STREAM: u32 = 1;
+    const ESTABLISHED: u32 = 1;
+    let connected: Vec<_> =
+        sockets.iter().filter(|one| one.kind == STREAM && one.state == ESTABLISHED && one.family != 0).collect();
+    let ends: HashSet<_> = connected.iter().map(|one| (one.source_port, one.peer_port)).collect();
+    let lonely = connected.iter().filter(|one| !ends.contains(&(one.peer_port, one.source_port)));
+    lonely.map(|one| (one.source_port, one.peer_port)).collect()
+}
+
+/// Calls `each` with every entry of an image.
+fn entries<T: Message + Default>(
+    read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>,
+    name: &'static str,
+    kind: u32,
+    magic: u32,
+    mut each: impl FnMut(T),
+) -> Result<(), ImageError> {
+    let content = read(name).map_err(|source| ImageError::Io { name, source })?;
+    let Some(content) = content else { return Ok(()) };
+    let wrong = |reason: String| ImageError::Format { name, reason };
+    let mut rest = &content[..];
+    let mut word = || -> Result<Option<u32>, ImageError> {
+        let (bytes, after) = match rest.split_first_chunk::<4>() {
+            Some(parts) => parts,
+            None if rest.is_empty() => return Ok(None),
+            None => return Err(wrong("it ends in the middle of a number".to_owned())),
+        };
+        rest = after;
+        Ok(Some(u32::from_le_bytes(*bytes)))
+    };
+    let found = (word()?, word()?);
+    if found != (Some(kind), Some(magic)) {
+        return Err(wrong(format!("its magic numbers are {found:x?}, not {kind:x} {magic:x}")));
+    }
+    loop {
+        let Some((length, after)) = rest.split_first_chunk::<4>() else { break };
+        let length = u32::from_le_bytes(*length) as usize;
+        let body = after.get(..length).ok_or_else(|| wrong("it is cut short".to_owned()))?;
+        each(T::decode(body).map_err(|error| wrong(error.to_string()))?);
+        rest = &after[length..];
+    }
+    if rest.is_empty() { Ok(()) } else { Err(wrong("it ends in the middle of a number".to_owned())) }
+}

@@ -1,0 +1,13 @@
+//! CRIU: which one, how it is spoken to, and what is read from its images.
+
+mod find;
+mod images;
+mod log;
+mod rpc;
+mod session;
+
+pub use find::{Criu, MIN_VERSION};
+pub use images::{Descriptors, ImageError};
+pub use log::explain;
+pub use rpc::{InheritFd, Options};
+pub use session::{Session, SessionError};

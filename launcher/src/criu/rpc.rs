@@ -1,0 +1,121 @@
+//! The messages of CRIU's RPC that are used here. Field numbers are those of CRIU's images/rpc.proto.
+//!
+//! The crate rust-criu was looked at: it starts CRIU itself, outside of the job's namespace, and has no way to do
+//! work while the job stands still.
+
+use prost::Message;
+
+/// `criu_req_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(super) enum Kind {
+    Dump = 1,
+    Restore = 2,
+    Notify = 6,
+}
+
+/// A descriptor that takes the place of one in the images.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct InheritFd {
+    /// The name in the images: `pipe:[INODE]` or `tty[RDEV:DEV]`, the numbers of a terminal in hexadecimal.
+    #[prost(string, required, tag = "1")]
+    pub key: String,
+    /// Its number in CRIU.
+    #[prost(int32, required, tag = "2")]
+    pub fd: i32,
+}
+
+/// `criu_opts`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Options {
+    /// Directory of the images, a descriptor of the process that made the socket.
+    #[prost(int32, required, tag = "1")]
+    pub images_dir_fd: i32,
+    /// Root of the tree to dump.
+    #[prost(int32, optional, tag = "2")]
+    pub pid: Option<i32>,
+    /// The job goes on after the dump.
+    #[prost(bool, optional, tag = "3")]
+    pub leave_running: Option<bool>,
+    /// Established TCP connections are saved.
+    #[prost(bool, optional, tag = "5")]
+    pub tcp_established: Option<bool>,
+    /// File locks are saved.
+    #[prost(bool, optional, tag = "8")]
+    pub file_locks: Option<bool>,
+    /// 0 messages, 1 errors, 2 warnings, 3 information, 4 everything.
+    #[prost(int32, optional, tag = "9")]
+    pub log_level: Option<i32>,
+    /// Name of the log in the work directory.
+    #[prost(string, optional, tag = "10")]
+    pub log_file: Option<String>,
+    /// Stop for an answer at each stage.
+    #[prost(bool, optional, tag = "12")]
+    pub notify_scripts: Option<bool>,
+    /// Directory of the log and the statistics.
+    #[prost(int32, optional, tag = "17")]
+    pub work_dir_fd: Option<i32>,
+    /// Files that were renamed or unlinked but have another name are found again.
+    #[prost(bool, optional, tag = "18")]
+    pub link_remap: Option<bool>,
+    /// Descriptors that take the place of those in the images.
+    #[prost(message, repeated, tag = "27")]
+    pub inherit_fd: Vec<InheritFd>,
+    /// 0 means that the restored tasks stay in the cgroup of CRIU.
+    #[prost(int32, optional, tag = "34")]
+    pub manage_cgroups_mode: Option<i32>,
+    /// The largest unlinked file that is saved, bytes.
+    #[prost(uint32, optional, tag = "35")]
+    pub ghost_limit: Option<u32>,
+    /// Things that stay outside of the images, such as `tty[RDEV:DEV]`.
+    #[prost(string, repeated, tag = "37")]
+    pub external: Vec<String>,
+    /// Seconds in which the tasks have to stop.
+    #[prost(uint32, optional, tag = "45")]
+    pub timeout: Option<u32>,
+    /// 3: connections are not locked while the job stands still; both ends do.
+    #[prost(int32, optional, tag = "64")]
+    pub network_lock: Option<i32>,
+}
+
+/// `criu_req`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Request {
+    #[prost(int32, required, tag = "1")]
+    pub(super) kind: i32,
+    #[prost(message, optional, tag = "2")]
+    pub(super) opts: Option<Options>,
+    #[prost(bool, optional, tag = "3")]
+    pub(super) notify_success: Option<bool>,
+}
+
+/// `criu_restore_resp`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Restored {
+    #[prost(int32, required, tag = "1")]
+    pub(super) pid: i32,
+}
+
+/// `criu_notify`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Notify {
+    #[prost(string, optional, tag = "1")]
+    pub(super) script: Option<String>,
+}
+
+/// `criu_resp`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(super) struct Response {
+    #[prost(int32, required, tag = "1")]
+    pub(super) kind: i32,
+    #[prost(bool, required, tag = "2")]
+    pub(super) success: bool,
+    #[prost(message, optional, tag = "4")]
+    pub(super) restore: Option<Restored>,
+    #[prost(message, optional, tag = "5")]
+    pub(super) notify: Option<Notify>,
+    #[prost(int32, optional, tag = "7")]
+    pub(super) cr_errno: Option<i32>,
+    #[prost(string, optional, tag = "9")]
+    pub(super) cr_errmsg: Option<String>,
+}

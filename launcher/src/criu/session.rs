@@ -1,0 +1,149 @@
+//! One dump or restore by `criu swrk`, over its socket.
+
+use super::rpc::{Kind, Options, Request, Response};
+use crate::namespace::CriuProcess;
+use prost::Message;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::io;
+use std::time::Instant;
+
+/// CRIU did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// It took too long; nobody has ended it yet.
+    #[error("CRIU did not finish in time")]
+    Timeout,
+    /// It ended without an answer.
+    #[error("CRIU ended without an answer")]
+    Died,
+    /// It refused; its log says why.
+    #[error("CRIU failed{}", .0.as_deref().map(|text| format!(": {text}")).unwrap_or_default())]
+    Failed(Option<String>),
+    /// Our own work at one of its stages failed, so that it was told to give up.
+    #[error("{0}")]
+    Stage(String),
+    /// The socket failed.
+    #[error("cannot talk to CRIU: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// What CRIU reports when it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// For a restore: the root of the tree.
+    pub pid: Option<i32>,
+}
+
+/// A conversation with one `criu swrk`.
+pub struct Session {
+    process: CriuProcess,
+}
+
+impl Session {
+    /// Takes over a started CRIU.
+    #[must_use]
+    pub fn new(process: CriuProcess) -> Self {
+        Self { process }
+    }
+
+    /// The CRIU process.
+    #[must_use]
+    pub fn process(&self) -> &CriuProcess {
+        &self.process
+    }
+
+    /// Dumps. `at_stage` is called at each of CRIU's stages (`pre-dump`, `post-dump`…), with the job frozen at
+    /// `post-dump`; an error from it makes CRIU give up and let the job go on.
+    ///
+    /// # Errors
+    /// See [`SessionError`].
+    pub fn dump(
+        &self,
+        options: Options,
+        deadline: Instant,
+        at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
+    ) -> Result<Outcome, SessionError> {
+        self.perform(Kind::Dump, options, Some(deadline), at_stage)
+    }
+
+    /// Restores; takes as long as it takes. An error from `at_stage` at `post-restore` ends the restored processes
+    /// before they have run.
+    ///
+    /// # Errors
+    /// See [`SessionError`].
+    pub fn restore(
+        &self,
+        options: Options,
+        at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
+    ) -> Result<Outcome, SessionError> {
+        self.perform(Kind::Restore, options, None, at_stage)
+    }
+
+    fn perform(
+        &self,
+        kind: Kind,
+        options: Options,
+        deadline: Option<Instant>,
+        at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
+    ) -> Result<Outcome, SessionError> {
+        let options = Options { notify_scripts: Some(true), ..options };
+        self.send(&Request { kind: kind as i32, opts: Some(options), notify_success: None })?;
+        let mut refused = None;
+        loop {
+            let response = match self.receive(deadline) {
+                Err(SessionError::Died) if refused.is_some() => {
+                    return Err(SessionError::Stage(refused.unwrap_or_default()));
+                }
+                other => other?,
+            };
+            if response.kind != Kind::Notify as i32 {
+                return match (response.success, refused) {
+                    (true, _) => Ok(Outcome { pid: response.restore.map(|restored| restored.pid) }),
+                    (false, Some(reason)) => Err(SessionError::Stage(reason)),
+                    (false, None) => Err(SessionError::Failed(describe(&response))),
+                };
+            }
+            let stage = response.notify.and_then(|notify| notify.script).unwrap_or_default();
+            let result = at_stage(&stage);
+            let notify_success = Some(result.is_ok());
+            refused = result.err().or(refused);
+            self.send(&Request { kind: Kind::Notify as i32, opts: None, notify_success })?;
+        }
+    }
+
+    fn send(&self, request: &Request) -> Result<(), SessionError> {
+        match send(&self.process.socket, &request.encode_to_vec(), SendFlags::NOSIGNAL) {
+            Ok(_) => Ok(()),
+            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Err(SessionError::Died),
+            Err(error) => Err(io::Error::from(error).into()),
+        }
+    }
+
+    fn receive(&self, deadline: Option<Instant>) -> Result<Response, SessionError> {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut waits = [PollFd::new(&self.process.socket, PollFlags::IN)];
+        match poll(&mut waits, left.as_ref()) {
+            Ok(0) => return Err(SessionError::Timeout),
+            Ok(_) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+        // A message is one datagram: its size first, then all of it.
+        let peeked = recv(&self.process.socket, &mut [0_u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC);
+        let bytes = match peeked {
+            Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET) => return Err(SessionError::Died),
+            Ok((_, bytes)) => bytes,
+            Err(error) => return Err(io::Error::from(error).into()),
+        };
+        let mut buffer = vec![0; bytes];
+        recv(&self.process.socket, &mut buffer[..], RecvFlags::empty()).map_err(io::Error::from)?;
+        Response::decode(&buffer[..]).map_err(|error| io::Error::other(error).into())
+    }
+}
+
+fn describe(response: &Response) -> Option<String> {
+    let errno = response.cr_errno.filter(|&errno| errno != 0);
+    let errno = errno.map(|errno| io::Error::from_raw_os_error(errno).to_string());
+    response.cr_errmsg.clone().filter(|text| !text.is_empty()).or(errno)
+}

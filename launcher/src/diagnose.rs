@@ -1,0 +1,92 @@
+//! After a failed checkpoint: which process has something open that cannot be saved, in plain words.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+/// Devices that are the same everywhere, or that CRIU knows how to bring back.
+const HARMLESS_DEVICES: &[&str] =
+    &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx"];
+
+/// (beginning of what a descriptor leads to, what it is, what to do about it)
+const REFUSED: &[(&str, &str, &str)] = &[
+    ("anon_inode:[perf_event]", "a performance counter (perf_event_open)", "stop profiling while checkpoints are wanted"),
+    ("anon_inode:[userfaultfd]", "a userfaultfd", "it cannot be saved; the program has to do without it"),
+    ("anon_inode:[io_uring]", "an io_uring", "it was opened by a process that ckpt-run did not start"),
+    ("anon_inode:kvm", "a virtual machine", "virtual machines have their own snapshots"),
+    ("/dev/kvm", "the virtual machine device /dev/kvm", "virtual machines have their own snapshots"),
+    ("/dev/fuse", "a FUSE file system that it serves", "serve the file system from outside of the job"),
+    ("/dev/net/tun", "a network tunnel", "set the tunnel up outside of the job"),
+    ("/dev/nvidia", "the GPU", "saving GPU state is not built yet in this version"),
+    ("/dev/infiniband", "an RDMA device", "RDMA cannot be saved; use TCP (for NCCL: NCCL_IB_DISABLE=1)"),
+    ("/dev/vhost", "a virtual machine's network", "virtual machines have their own snapshots"),
+];
+
+/// Looks through the descriptors of every process of the job; `proc` is the job's /proc.
+#[must_use]
+pub fn unsavable(proc: &Path, pids: &[i32]) -> Vec<String> {
+    let mut found: Vec<String> = pids.iter().flat_map(|pid| of_process(&proc.join(pid.to_string()), *pid)).collect();
+    // A hundred workers with the same device are told of three times.
+    let more = found.len().saturating_sub(3);
+    found.truncate(3);
+    if more > 0 {
+        found.push(format!("and {more} more"));
+    }
+    found
+}
+
+fn of_process(dir: &Path, pid: i32) -> Vec<String> {
+    let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+    let who = |fd: &str| format!("process {pid} ({}), descriptor {fd}", name.trim());
+    let mut known_sockets = None;
+    let mut said = Vec::new();
+    for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let (fd, target) = (entry.file_name(), target.to_string_lossy().into_owned());
+        let fd = who(&fd.to_string_lossy());
+        if let Some((_, what, remedy)) = REFUSED.iter().find(|(start, ..)| target.starts_with(start)) {
+            said.push(format!("{fd} is {what}: {remedy}"));
+        } else if let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
+            let known = known_sockets.get_or_insert_with(|| socket_inodes(dir));
+            if !known.contains(inode) {
+                said.push(format!("{fd} is a socket of a kind that cannot be saved (vsock, AF_ALG or the like): close it"));
+            }
+        } else if target.starts_with("/dev/") && is_strange_device(&entry.path(), &target) {
+            said.push(format!("{fd} is the device {target}: it cannot be saved"));
+        }
+    }
+    said
+}
+
+fn is_strange_device(path: &Path, target: &str) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    let harmless = HARMLESS_DEVICES.contains(&target) || target.starts_with("/dev/pts/") || target.starts_with("/dev/shm/");
+    !harmless && fs::metadata(path).is_ok_and(|meta| meta.file_type().is_char_device() || meta.file_type().is_block_device())
+}
+
+/// Inode numbers of all sockets of the kinds that CRIU knows, in the network namespace of the process.
+fn socket_inodes(dir: &Path) -> HashSet<String> {
+    const TABLES: &[(&str, usize)] = &[
+        ("tcp", 9), ("tcp6", 9), ("udp", 9), ("udp6", 9), ("udplite", 9), ("udplite6", 9), ("raw", 9), ("raw6", 9),
+        ("icmp", 9), ("icmp6", 9), ("unix", 6), ("packet", 8), ("netlink", 9),
+    ];
+    let mut inodes = HashSet::new();
+    for (table, column) in TABLES {
+        let text = fs::read_to_string(dir.join("net").join(table)).unwrap_or_default();
+        inodes.extend(text.lines().skip(1).filter_map(|line| Some(line.split_whitespace().nth(*column)?.to_owned())));
+    }
+    inodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ordinary_process_has_nothing_strange() {
+        let _socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let _pair = std::os::unix::net::UnixStream::pair().unwrap();
+        let pid = std::process::id().cast_signed();
+        assert_eq!(unsavable(Path::new("/proc"), &[pid]), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,62 @@
+//! `ckpt-run`: runs a job so that it survives. docs/design.md says how and why, ARCHITECTURE.md where what is.
+
+mod agents;
+mod checkpoint;
+mod cli;
+mod commands;
+mod config;
+mod control_server;
+mod criu;
+mod diagnose;
+mod failure;
+mod host;
+#[cfg(feature = "faults")]
+mod injected;
+mod logging;
+mod namespace;
+mod progress;
+mod restore;
+mod rollback;
+mod runtime_dir;
+mod shm;
+mod staging;
+mod status;
+mod stdio;
+mod supervise;
+
+use anyhow::Result;
+use config::Config;
+use std::ffi::OsString;
+
+fn main() {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == namespace::INIT_ARGUMENT) {
+        namespace::init_main();
+    }
+    std::process::exit(run(std::env::args_os().collect()));
+}
+
+fn run(arguments: Vec<OsString>) -> i32 {
+    let matches = match cli::command().try_get_matches_from(cli::with_run(arguments)) {
+        Ok(matches) => matches,
+        Err(error) => {
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    let (name, matches) = matches.subcommand().expect("clap requires a command");
+    let otherwise = if name == "run" { failure::EXIT_OWN } else { failure::EXIT_NEGATIVE };
+    let outcome = configure(matches).and_then(|config| commands::perform(name, matches, &config));
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            commands::complain(&error);
+            failure::exit_code(&error, otherwise)
+        }
+    }
+}
+
+fn configure(matches: &clap::ArgMatches) -> Result<Config> {
+    let config = Config::resolve(matches, &|name| std::env::var(name).ok())?;
+    logging::start(config.verbosity, config.log_file.as_deref())?;
+    Ok(config)
+}

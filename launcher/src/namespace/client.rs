@@ -1,0 +1,242 @@
+//! The launcher's side of the init.
+
+use super::messages::{Network, Reply, Request, StdioSource, receive, send};
+use super::spawn::{self, Spawned};
+use ckpt_snapshot::AffinityGroup;
+use crossbeam_channel::{Receiver, Sender};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
+
+/// News from the init that nobody asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InitEvent {
+    /// The job's root, or a CRIU, ended.
+    Exited {
+        /// Its PID in the namespace.
+        pid: i32,
+        /// Its exit code, 128 + n for signal n.
+        code: i32,
+    },
+    /// The init is gone, and everything in the namespace with it.
+    Gone,
+}
+
+/// The namespace cannot be made, or does not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum NamespaceError {
+    /// The kernel refuses the namespaces.
+    #[error("cannot make a PID namespace for the job: {0}. ckpt-run needs root, or CAP_SYS_ADMIN; `ckpt-run doctor` says what else")]
+    Create(io::Error),
+    /// A request failed inside.
+    #[error("{0}")]
+    Refused(String),
+    /// The init died.
+    #[error("the job's namespace has ended")]
+    Gone,
+}
+
+/// The job could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The command cannot be executed.
+    #[error("cannot run the command: {0}")]
+    Command(io::Error),
+    /// The rest.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+}
+
+/// A running `criu swrk`.
+pub struct CriuProcess {
+    /// Its PID in the namespace.
+    pub pid: i32,
+    /// Its request socket.
+    pub socket: OwnedFd,
+    /// The numbers that the descriptors sent along have in CRIU and in the init; the terminal's comes last.
+    pub fds: Vec<i32>,
+}
+
+/// What the processes of a job look like at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Survey {
+    /// Threads by the CPUs they may run on.
+    pub affinity: Vec<AffinityGroup>,
+    /// The last PID given out.
+    pub last_pid: i32,
+    /// Memory that a dump would hold, bytes.
+    pub resident_bytes: u64,
+    /// PIDs of the processes.
+    pub pids: Vec<i32>,
+}
+
+type Answer = (Reply, Vec<OwnedFd>);
+
+/// The job's namespaces. Dropping it ends everything in them.
+pub struct Namespace {
+    spawned: Spawned,
+    /// One request at a time.
+    requests: Mutex<(UnixStream, Receiver<Answer>)>,
+}
+
+impl Namespace {
+    /// Makes the namespaces and their init. Call it on a thread that lives as long as the job: the init ends with it.
+    ///
+    /// # Errors
+    /// [`NamespaceError::Create`] when the kernel refuses, [`NamespaceError::Refused`] when the set-up fails.
+    pub fn create(
+        network: Network,
+        on_event: impl Fn(InitEvent) + Send + 'static,
+    ) -> Result<Self, NamespaceError> {
+        let (ours, theirs) = UnixStream::pair().map_err(NamespaceError::Create)?;
+        let spawned = spawn::spawn_init(&theirs, network).map_err(NamespaceError::Create)?;
+        drop(theirs);
+        let reader = ours.try_clone().map_err(NamespaceError::Create)?;
+        let (answers, replies) = crossbeam_channel::unbounded();
+        std::thread::Builder::new()
+            .name("init-reader".to_owned())
+            .spawn(move || read_replies(&reader, &answers, &on_event))
+            .map_err(NamespaceError::Create)?;
+        let namespace = Self { spawned, requests: Mutex::new((ours, replies)) };
+        match namespace.answer()? {
+            (Reply::Ready, _) => Ok(namespace),
+            (other, _) => Err(unexpected(other)),
+        }
+    }
+
+    /// The init's PID as this process sees it: `/proc/PID/root` is the job's view of the file system.
+    #[must_use]
+    pub fn init_pid(&self) -> i32 {
+        self.spawned.pid.as_raw_nonzero().get()
+    }
+
+    fn answer(&self) -> Result<Answer, NamespaceError> {
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        requests.1.recv().map_err(|_| NamespaceError::Gone)
+    }
+
+    fn ask(&self, request: &Request, fds: &[BorrowedFd]) -> Result<Answer, NamespaceError> {
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        send(&requests.0, request, fds).map_err(|_| NamespaceError::Gone)?;
+        match requests.1.recv() {
+            Ok((Reply::Failed { message }, _)) => Err(NamespaceError::Refused(message)),
+            Ok(answer) => Ok(answer),
+            Err(_) => Err(NamespaceError::Gone),
+        }
+    }
+
+    /// Starts the command; returns (PID of the tree's root, PID of the command), as seen inside.
+    ///
+    /// # Errors
+    /// [`StartError::Command`] when it cannot be executed.
+    pub fn start_job(
+        &self,
+        argv: &[OsString],
+        terminal: Option<String>,
+        stdio: [StdioSource; 3],
+        fds: &[BorrowedFd],
+    ) -> Result<(i32, i32), StartError> {
+        let argv = argv.iter().cloned().map(OsStringExt::into_vec).collect();
+        match self.ask(&Request::StartJob { argv, terminal, stdio }, fds)? {
+            (Reply::Started { root_pid, command_pid }, _) => Ok((root_pid, command_pid)),
+            (Reply::NotStarted { errno }, _) => Err(StartError::Command(io::Error::from_raw_os_error(errno))),
+            (other, _) => Err(unexpected(other).into()),
+        }
+    }
+
+    /// Starts `criu swrk` inside.
+    ///
+    /// # Errors
+    /// When it cannot be executed.
+    pub fn start_criu(
+        &self,
+        argv: &[OsString],
+        terminal: Option<String>,
+        fds: &[BorrowedFd],
+    ) -> Result<CriuProcess, NamespaceError> {
+        let argv = argv.iter().cloned().map(OsStringExt::into_vec).collect();
+        match self.ask(&Request::Criu { argv, terminal }, fds)? {
+            (Reply::CriuStarted { pid, fds }, mut sockets) => {
+                let socket = sockets.pop().ok_or_else(|| NamespaceError::Refused("CRIU came without its socket".into()))?;
+                Ok(CriuProcess { pid, socket, fds })
+            }
+            (other, _) => Err(unexpected(other)),
+        }
+    }
+
+    /// Makes the end of `root_pid` an [`InitEvent`].
+    ///
+    /// # Errors
+    /// When the init is gone.
+    pub fn adopt(&self, root_pid: i32) -> Result<(), NamespaceError> {
+        self.ask(&Request::Adopt { root_pid }, &[]).map(drop)
+    }
+
+    /// Sends a signal to a process inside, or to a process group; -1 is everything but the init.
+    ///
+    /// # Errors
+    /// When there is no such process, or the init is gone.
+    pub fn signal(&self, pid: i32, group: bool, signal: i32) -> Result<(), NamespaceError> {
+        self.ask(&Request::Signal { pid, group, signal }, &[]).map(drop)
+    }
+
+    /// Looks at the job's threads.
+    ///
+    /// # Errors
+    /// When the init is gone.
+    pub fn survey(&self) -> Result<Survey, NamespaceError> {
+        match self.ask(&Request::Survey, &[])? {
+            (Reply::Surveyed { affinity, last_pid, resident_bytes, pids }, _) => {
+                Ok(Survey { affinity, last_pid, resident_bytes, pids })
+            }
+            (other, _) => Err(unexpected(other)),
+        }
+    }
+
+    /// Puts back what CRIU does not; returns what could not be put back.
+    ///
+    /// # Errors
+    /// When the init is gone.
+    pub fn apply(&self, affinity: &[AffinityGroup], last_pid: i32) -> Result<Vec<String>, NamespaceError> {
+        match self.ask(&Request::Apply { affinity: affinity.to_vec(), last_pid }, &[])? {
+            (Reply::Done { warnings }, _) => Ok(warnings),
+            (other, _) => Err(unexpected(other)),
+        }
+    }
+}
+
+fn unexpected(reply: Reply) -> NamespaceError {
+    match reply {
+        Reply::Failed { message } => NamespaceError::Refused(message),
+        other => NamespaceError::Refused(format!("the job's init answered {other:?}")),
+    }
+}
+
+fn read_replies(socket: &UnixStream, answers: &Sender<Answer>, on_event: &dyn Fn(InitEvent)) {
+    loop {
+        match receive::<Reply>(socket) {
+            Ok(Some((Reply::Exited { pid, code }, _))) => on_event(InitEvent::Exited { pid, code }),
+            Ok(Some(answer)) => {
+                if answers.send(answer).is_err() {
+                    return;
+                }
+            }
+            Ok(None) => break on_event(InitEvent::Gone),
+            Err(error) => {
+                tracing::warn!("the job's init cannot be heard: {error}");
+                break on_event(InitEvent::Gone);
+            }
+        }
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        spawn::kill(&self.spawned);
+        // PID 1 is gone only after everything else in its namespace is.
+        let _ = rustix::process::waitpid(Some(self.spawned.pid), rustix::process::WaitOptions::empty());
+    }
+}

@@ -1,0 +1,245 @@
+//! The init: PID 1 of the job's namespace. Single-threaded; it sets the namespace up, then serves the launcher's
+//! requests and reaps, until the launcher goes away.
+
+use super::messages::{Reply, Request, receive, send};
+use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
+use super::{FIRST_JOB_PID, PRIVATE_DIR, job_start, survey};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, WaitOptions, wait};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Runs the init; its arguments are those of the process. Never returns: when it ends, so does the namespace.
+pub fn init_main() -> ! {
+    // SAFETY: the launcher put the control socket there, and nothing else in this process has touched it.
+    let control = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
+    let control = UnixStream::from(control);
+    let code = match serve(&control) {
+        Ok(()) => 0,
+        Err(error) => {
+            let _ = send(&control, &Reply::Failed { message: error.to_string() }, &[]);
+            1
+        }
+    };
+    std::process::exit(code)
+}
+
+fn serve(control: &UnixStream) -> io::Result<()> {
+    rustix::io::fcntl_setfd(control, rustix::io::FdFlags::CLOEXEC)?;
+    close_from(CONTROL_FD + 1, 0);
+    let (mut child_ended, wake) = UnixStream::pair()?;
+    child_ended.set_nonblocking(true)?;
+    signal_hook::low_level::pipe::register(signal_hook::consts::SIGCHLD, wake)?;
+    set_up().map_err(|(step, error)| io::Error::other(format!("cannot {step}: {error}")))?;
+    send(control, &Reply::Ready, &[])?;
+    let mut init = Init { control, root_pid: None, criu: HashMap::new() };
+    loop {
+        let mut waits = [
+            PollFd::new(control, PollFlags::IN),
+            PollFd::new(&child_ended, PollFlags::IN),
+        ];
+        match poll(&mut waits, None) {
+            Err(rustix::io::Errno::INTR) | Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let asked = !waits[0].revents().is_empty();
+        // Emptied before the children are counted: one that ends in between wakes us again.
+        while child_ended.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
+        init.reap()?;
+        if asked {
+            let Some((request, fds)) = receive(control)? else { return Ok(()) };
+            init.answer(request, fds)?;
+        }
+    }
+}
+
+/// Closes (or, with `CLOSE_RANGE_CLOEXEC`, marks) every descriptor from `first` on.
+pub(super) fn close_from(first: i32, flags: u32) {
+    // SAFETY: no `OwnedFd` with a number in this range exists yet in a process that was just executed; with the
+    // close-on-exec flag nothing is closed now. A kernel without the call leaves them open: harmless until a dump.
+    unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) };
+}
+
+type Step<T> = Result<T, (&'static str, io::Error)>;
+
+trait Named<T> {
+    fn named(self, step: &'static str) -> Step<T>;
+}
+
+impl<T, E: Into<io::Error>> Named<T> for Result<T, E> {
+    fn named(self, step: &'static str) -> Step<T> {
+        self.map_err(|error| (step, error.into()))
+    }
+}
+
+fn set_up() -> Step<()> {
+    // Mounts that appear outside still show up inside, never the other way round.
+    let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    mount_change("/", slave).named("separate the job's mounts from the system's")?;
+    let plain = MountFlags::NOSUID | MountFlags::NODEV;
+    mount("proc", "/proc", "proc", plain | MountFlags::NOEXEC, c"").named("mount /proc for the job")?;
+    std::fs::create_dir_all(PRIVATE_DIR).named("create /run/ckpt-run/private")?;
+    mount("tmpfs", PRIVATE_DIR, "tmpfs", plain, c"size=1m,mode=0700").named("mount /run/ckpt-run/private")?;
+    if std::env::args().nth(2).as_deref() == Some(PRIVATE_NETWORK) {
+        loopback_up().named("bring up the loopback interface")?;
+    }
+    Ok(())
+}
+
+fn loopback_up() -> io::Result<()> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    // SAFETY: `ifreq` is plain data for which all zeroes is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[..2].copy_from_slice(&[b'l'.cast_signed(), b'o'.cast_signed()]);
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
+    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which outlives the call.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+struct Init<'a> {
+    control: &'a UnixStream,
+    /// The root of the job's tree: its end is told.
+    root_pid: Option<i32>,
+    /// CRIU processes, with the descriptors that they find under /proc/1/fd.
+    criu: HashMap<i32, Vec<OwnedFd>>,
+}
+
+impl Init<'_> {
+    fn reap(&mut self) -> io::Result<()> {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            let pid = pid.as_raw_nonzero().get();
+            let code = match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => code,
+                (None, Some(signal)) => 128 + signal,
+                (None, None) => continue,
+            };
+            let was_criu = self.criu.remove(&pid).is_some();
+            if was_criu || self.root_pid == Some(pid) {
+                send(self.control, &Reply::Exited { pid, code }, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves one request. An error means that the launcher cannot be answered; a request that fails is answered.
+    fn answer(&mut self, request: Request, fds: Vec<OwnedFd>) -> io::Result<()> {
+        match self.perform(request, fds) {
+            Ok((reply, None)) => send(self.control, &reply, &[]),
+            Ok((reply, Some(socket))) => send(self.control, &reply, &[socket.as_fd()]),
+            Err((step, error)) => {
+                send(self.control, &Reply::Failed { message: format!("cannot {step}: {error}") }, &[])
+            }
+        }
+    }
+
+    fn perform(&mut self, request: Request, fds: Vec<OwnedFd>) -> Step<(Reply, Option<OwnedFd>)> {
+        let done = |warnings| Ok((Reply::Done { warnings }, None));
+        match request {
+            Request::StartJob { argv, terminal, stdio } => {
+                let argv: Vec<_> = argv.into_iter().map(OsString::from_vec).collect();
+                let terminal = terminal.map(|path| open_terminal(&path)).transpose()?;
+                set_last_pid(FIRST_JOB_PID).named("choose the job's PIDs")?;
+                let reply = job_start::start(&argv, terminal, stdio, fds).named("start the job")?;
+                if let Reply::Started { root_pid, .. } = reply {
+                    self.root_pid = Some(root_pid);
+                }
+                Ok((reply, None))
+            }
+            Request::Criu { argv, terminal } => {
+                let argv: Vec<_> = argv.into_iter().map(OsString::from_vec).collect();
+                let terminal = terminal.map(|path| open_terminal(&path)).transpose()?;
+                let kept: Vec<OwnedFd> = fds.into_iter().chain(terminal).collect();
+                self.start_criu(&argv, kept).named("start CRIU")
+            }
+            Request::Adopt { root_pid } => {
+                self.root_pid = Some(root_pid);
+                done(Vec::new())
+            }
+            Request::Signal { pid, group, signal } => {
+                send_signal(pid, group, signal).named("send a signal to the job")?;
+                done(Vec::new())
+            }
+            Request::Survey => {
+                let criu: Vec<i32> = self.criu.keys().copied().collect();
+                Ok((survey::look(&criu).named("look at the job's processes")?, None))
+            }
+            Request::Apply { affinity, last_pid } => {
+                let mut warnings = survey::set_affinity(&affinity);
+                if let Err(error) = set_last_pid(last_pid.max(FIRST_JOB_PID)) {
+                    warnings.push(format!("the job's next PIDs could not be chosen: {error}"));
+                }
+                done(warnings)
+            }
+        }
+    }
+
+    fn start_criu(&mut self, argv: &[OsString], kept: Vec<OwnedFd>) -> io::Result<(Reply, Option<OwnedFd>)> {
+        // Made here and not in the launcher: CRIU looks up directories as /proc/<maker of the socket>/fd/N, and the
+        // launcher has no PID in this namespace.
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut command = Command::new(program);
+        command.args(arguments).arg(theirs.as_raw_fd().to_string());
+        command.env_remove("LD_PRELOAD").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let fds: Vec<RawFd> = kept.iter().map(AsRawFd::as_raw_fd).collect();
+        let mut inherited = fds.clone();
+        inherited.push(theirs.as_raw_fd());
+        let keep_open = move || {
+            for &fd in &inherited {
+                // SAFETY: a plain system call on an integer, allowed between fork and exec.
+                if unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        };
+        // SAFETY: the closure only makes system calls and reads memory allocated before.
+        unsafe { command.pre_exec(keep_open) };
+        let child = command.spawn()?;
+        let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+        self.criu.insert(pid, kept);
+        Ok((Reply::CriuStarted { pid, fds }, Some(ours)))
+    }
+}
+
+/// Opens a terminal in this mount namespace, where CRIU can find out what it is.
+fn open_terminal(path: &str) -> Step<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).named("open the job's terminal")
+}
+
+fn set_last_pid(last_pid: i32) -> io::Result<()> {
+    std::fs::write(Path::new("/proc/sys/kernel/ns_last_pid"), last_pid.to_string())
+}
+
+fn send_signal(pid: i32, group: bool, signal: i32) -> io::Result<()> {
+    if pid == -1 {
+        // Everything but this process.
+        // SAFETY: a plain system call on integers.
+        return match unsafe { libc::kill(-1, signal) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        };
+    }
+    let pid = Pid::from_raw(pid).filter(|pid| pid.as_raw_nonzero().get() > 1).ok_or(io::ErrorKind::InvalidInput)?;
+    let signal = Signal::from_named_raw(signal).ok_or(io::ErrorKind::InvalidInput)?;
+    match group {
+        true => rustix::process::kill_process_group(pid, signal)?,
+        false => rustix::process::kill_process(pid, signal)?,
+    }
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! Starting the command below its reaper, from the (single-threaded) init.
+
+use super::init::close_from;
+use super::messages::{Reply, StdioSource};
+use super::{PRIVATE_DIR, reaper, seccomp};
+use rustix::process::{Pid, WaitOptions};
+use std::convert::Infallible;
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// What the forked process reports: the command's PID, or the `errno` of its exec, or of our own failure.
+#[derive(Clone, Copy)]
+enum Report {
+    Command(i32),
+    NotStarted(i32),
+    Failed(i32),
+}
+
+impl Report {
+    fn encode(self) -> [u8; 8] {
+        let (kind, value) = match self {
+            Self::Command(pid) => (0_i32, pid),
+            Self::NotStarted(errno) => (1, errno),
+            Self::Failed(errno) => (2, errno),
+        };
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&kind.to_le_bytes());
+        bytes[4..].copy_from_slice(&value.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: [u8; 8]) -> Self {
+        let word = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        match word(0) {
+            0 => Self::Command(word(4)),
+            1 => Self::NotStarted(word(4)),
+            _ => Self::Failed(word(4)),
+        }
+    }
+}
+
+/// Starts `argv` and returns [`Reply::Started`] or [`Reply::NotStarted`].
+pub(super) fn start(
+    argv: &[OsString],
+    terminal: Option<OwnedFd>,
+    stdio: [StdioSource; 3],
+    fds: Vec<OwnedFd>,
+) -> io::Result<Reply> {
+    let program = PathBuf::from(PRIVATE_DIR).join("ckpt-reaper");
+    let (mut reports, report_to) = io::pipe()?;
+    // SAFETY: this process has one thread, so the child may do whatever a process may do.
+    let root_pid = unsafe { libc::fork() };
+    if root_pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if root_pid == 0 {
+        drop(reports);
+        let Err(error) = become_reaper(argv, terminal, stdio, fds, &program, &report_to);
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        let _ = (&report_to).write_all(&Report::Failed(errno).encode());
+        std::process::exit(255);
+    }
+    drop(report_to);
+    // The other end closes when the reaper runs, or ends.
+    let mut bytes = Vec::new();
+    reports.read_to_end(&mut bytes)?;
+    // The program has been executed by now, or never will be.
+    let _ = std::fs::remove_file(&program);
+    let reports = bytes.chunks_exact(8).map(|chunk| Report::decode(chunk.try_into().expect("8 bytes")));
+    match reports.last() {
+        Some(Report::Command(command_pid)) => Ok(Reply::Started { root_pid, command_pid }),
+        Some(Report::NotStarted(errno)) => {
+            // Not the job's root: it is reaped here and its end is told to nobody.
+            let _ = Pid::from_raw(root_pid).map(|pid| rustix::process::waitpid(Some(pid), WaitOptions::empty()));
+            Ok(Reply::NotStarted { errno })
+        }
+        Some(Report::Failed(errno)) => Err(io::Error::from_raw_os_error(errno)),
+        None => Err(io::Error::other("the job's first process ended without a word")),
+    }
+}
+
+/// In the forked process: start the command, report, turn into the reaper.
+fn become_reaper(
+    argv: &[OsString],
+    terminal: Option<OwnedFd>,
+    stdio: [StdioSource; 3],
+    fds: Vec<OwnedFd>,
+    program: &std::path::Path,
+    mut report_to: &io::PipeWriter,
+) -> io::Result<Infallible> {
+    rustix::process::setsid()?;
+    // SysV shared memory and message queues can be dumped only with a namespace of their own.
+    // SAFETY: this process has one thread.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWIPC) }?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    close_from(3, libc::CLOSE_RANGE_CLOEXEC);
+    let command_pid = match spawn_command(argv, terminal, stdio, fds) {
+        Ok(pid) => pid,
+        Err(error) => {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            report_to.write_all(&Report::NotStarted(errno).encode())?;
+            std::process::exit(0);
+        }
+    };
+    reaper::write_program(program, command_pid)?;
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    for fd in 0..3 {
+        // SAFETY: plain system call; nothing in this process owns 0, 1 or 2.
+        if unsafe { libc::dup2(null.as_raw_fd(), fd) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    // The job may signal every process that it sees; its reaper hears none of it.
+    block_all_signals()?;
+    report_to.write_all(&Report::Command(command_pid).encode())?;
+    let path = CString::new(program.as_os_str().as_bytes())?;
+    let argv = [path.as_ptr(), std::ptr::null()];
+    let envp = [std::ptr::null()];
+    // SAFETY: a NUL-terminated path and NULL-terminated arrays, all live across the call.
+    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    Err(io::Error::last_os_error())
+}
+
+fn spawn_command(
+    argv: &[OsString],
+    terminal: Option<OwnedFd>,
+    stdio: [StdioSource; 3],
+    fds: Vec<OwnedFd>,
+) -> io::Result<i32> {
+    let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let source = |which: usize| -> io::Result<Stdio> {
+        let fd = match stdio[which] {
+            StdioSource::Sent(place) => fds.get(place),
+            StdioSource::Terminal => terminal.as_ref(),
+        };
+        Ok(Stdio::from(fd.ok_or(io::ErrorKind::InvalidInput)?.try_clone()?))
+    };
+    command.stdin(source(0)?).stdout(source(1)?).stderr(source(2)?);
+    let terminal_fd = terminal.as_ref().map(AsRawFd::as_raw_fd);
+    let prepare = move || {
+        rustix::process::setsid()?;
+        if let Some(fd) = terminal_fd {
+            // SAFETY: a plain system call on integers; the descriptor is still open here.
+            if unsafe { libc::ioctl(fd, libc::TIOCSCTTY, 0) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        seccomp::deny_io_uring()
+    };
+    // SAFETY: the closure makes system calls only; it runs in a child of a process with one thread.
+    unsafe { command.pre_exec(prepare) };
+    let child = command.spawn()?;
+    i32::try_from(child.id()).map_err(io::Error::other)
+}
+
+fn block_all_signals() -> io::Result<()> {
+    let mut all = std::mem::MaybeUninit::uninit();
+    // SAFETY: initialises the set that it is given.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: the set is initialised; no old set is asked for.
+    match unsafe { libc::sigprocmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

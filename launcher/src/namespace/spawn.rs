@@ -1,0 +1,114 @@
+//! Starting the init as PID 1 of fresh namespaces.
+
+use super::INIT_ARGUMENT;
+use super::messages::Network;
+use rustix::process::{Pid, Signal};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::UnixStream;
+
+/// The descriptor under which the init finds its socket.
+pub(super) const CONTROL_FD: i32 = 3;
+
+/// The init's second argument when it has a network namespace to set up.
+pub(super) const PRIVATE_NETWORK: &str = "private-network";
+
+/// A started init.
+pub(super) struct Spawned {
+    /// Its PID here.
+    pub(super) pid: Pid,
+    /// Refers to it, however PIDs are reused.
+    pub(super) pidfd: OwnedFd,
+}
+
+/// The arguments of `clone3`, as far as this kernel interface needs them (linux/sched.h, `struct clone_args`).
+#[repr(C)]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+}
+
+/// Starts `ckpt-run __init` in new PID and mount namespaces, with `control` as its descriptor 3.
+///
+/// To be called on a thread that lives as long as the init shall: the init dies with it.
+pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<Spawned> {
+    let path = CString::new("/proc/self/exe").expect("no NUL");
+    let kind = if network == Network::Private { PRIVATE_NETWORK } else { "host-network" };
+    let arguments = ["ckpt-run", INIT_ARGUMENT, kind].map(|text| CString::new(text).expect("no NUL"));
+    let argv = [arguments[0].as_ptr(), arguments[1].as_ptr(), arguments[2].as_ptr(), std::ptr::null()];
+    let environment: Vec<CString> = std::env::vars_os()
+        .filter_map(|(name, value)| {
+            let mut entry = name.into_vec();
+            entry.push(b'=');
+            entry.extend(value.into_vec());
+            CString::new(entry).ok()
+        })
+        .collect();
+    let mut envp: Vec<_> = environment.iter().map(|entry| entry.as_ptr()).collect();
+    envp.push(std::ptr::null());
+    let mut pidfd: i32 = -1;
+    let mut flags = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_PIDFD;
+    if network == Network::Private {
+        flags |= libc::CLONE_NEWNET;
+    }
+    let args = CloneArgs {
+        flags: u64::from(flags.cast_unsigned()),
+        pidfd: (&raw mut pidfd) as u64,
+        exit_signal: u64::from(libc::SIGCHLD.cast_unsigned()),
+        ..CloneArgs::default()
+    };
+    // SAFETY: without CLONE_VM this is a fork: the child runs on a copy of this stack. `args` has the layout and
+    // size that are passed, and `pidfd` outlives the call.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
+    match pid {
+        ..0 => Err(io::Error::last_os_error()),
+        // SAFETY: this is the child of a fork; only async-signal-safe calls follow, on memory prepared before.
+        0 => unsafe { child(control.as_raw_fd(), path.as_ptr(), argv.as_ptr(), envp.as_ptr()) },
+        _ => {
+            // SAFETY: the kernel has stored a new descriptor there, which nobody else owns.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::Other)?;
+            Ok(Spawned { pid, pidfd })
+        }
+    }
+}
+
+/// What the child of the fork does: give the socket its number and become the init.
+///
+/// # Safety
+/// To be called in the child of a fork only; the pointers are NUL-terminated strings and NULL-terminated arrays.
+unsafe fn child(
+    control: i32,
+    path: *const libc::c_char,
+    argv: *const *const libc::c_char,
+    envp: *const *const libc::c_char,
+) -> ! {
+    // SAFETY: plain system calls on integers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    if control == CONTROL_FD {
+        // SAFETY: as above; dup2 onto itself would leave the close-on-exec flag set.
+        unsafe { libc::fcntl(control, libc::F_SETFD, 0) };
+    } else {
+        // SAFETY: as above.
+        unsafe { libc::dup2(control, CONTROL_FD) };
+    }
+    // SAFETY: the caller vouches for the pointers.
+    unsafe { libc::execve(path, argv, envp) };
+    // SAFETY: ends this process only.
+    unsafe { libc::_exit(127) }
+}
+
+/// Ends the init, and with it everything in its namespace.
+pub(super) fn kill(spawned: &Spawned) {
+    // It may have ended already.
+    let _ = rustix::process::pidfd_send_signal(&spawned.pidfd, Signal::KILL);
+}

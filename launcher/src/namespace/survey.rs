@@ -1,0 +1,80 @@
+//! Looking at the job's processes from inside their namespace, and putting back what CRIU does not.
+
+use super::messages::Reply;
+use ckpt_snapshot::AffinityGroup;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+/// All threads of all processes but the init and those in `except`.
+pub(super) fn look(except: &[i32]) -> io::Result<Reply> {
+    let mut groups: BTreeMap<Vec<u32>, Vec<i32>> = BTreeMap::new();
+    let mut resident_bytes = 0;
+    let mut pids = Vec::new();
+    for pid in numbers_in(Path::new("/proc"))? {
+        if pid == 1 || except.contains(&pid) {
+            continue;
+        }
+        pids.push(pid);
+        // A process may end while we look; what is gone does not count.
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        resident_bytes += dumped_bytes(&status);
+        for tid in numbers_in(Path::new(&format!("/proc/{pid}/task"))).unwrap_or_default() {
+            if let Ok(cpus) = sched_getaffinity(Pid::from_raw(tid)) {
+                groups.entry(cpu_numbers(&cpus)).or_default().push(tid);
+            }
+        }
+    }
+    let last_pid = std::fs::read_to_string("/proc/sys/kernel/ns_last_pid")?;
+    let last_pid = last_pid.trim().parse().map_err(io::Error::other)?;
+    let affinity = groups.into_iter().map(|(cpus, tids)| AffinityGroup { cpus, tids }).collect();
+    Ok(Reply::Surveyed { affinity, last_pid, resident_bytes, pids })
+}
+
+fn numbers_in(dir: &Path) -> io::Result<Vec<i32>> {
+    let names = std::fs::read_dir(dir)?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    Ok(names.collect())
+}
+
+/// Bytes of a process's memory that a dump holds: what /proc/PID/status counts as anonymous, shared or swapped.
+fn dumped_bytes(status: &str) -> u64 {
+    let kilobytes = |line: &str| {
+        let value = ["RssAnon:", "RssShmem:", "VmSwap:"].iter().find_map(|name| line.strip_prefix(name))?;
+        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    };
+    status.lines().filter_map(kilobytes).sum::<u64>() * 1024
+}
+
+fn cpu_numbers(cpus: &CpuSet) -> Vec<u32> {
+    let numbers = (0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu));
+    numbers.filter_map(|cpu| u32::try_from(cpu).ok()).collect()
+}
+
+/// Sets CPU affinity per thread; returns what could not be set, in plain words.
+pub(super) fn set_affinity(groups: &[AffinityGroup]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for group in groups {
+        let mut cpus = CpuSet::new();
+        group.cpus.iter().map(|&cpu| cpu as usize).filter(|&cpu| cpu < CpuSet::MAX_CPU).for_each(|cpu| cpus.set(cpu));
+        let failed = group.tids.iter().filter_map(|&tid| sched_setaffinity(Pid::from_raw(tid), &cpus).err());
+        let failed: Vec<_> = failed.collect();
+        if let Some(error) = failed.first() {
+            let (count, cpus) = (failed.len(), &group.cpus);
+            warnings.push(format!("{count} threads could not be bound to the CPUs {cpus:?} again: {error}"));
+        }
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_what_a_dump_holds() {
+        let status = "VmRSS:\t    9000 kB\nRssAnon:\t    1000 kB\nRssFile:\t 500 kB\nRssShmem:\t  20 kB\nVmSwap:\t 3 kB\n";
+        assert_eq!(dumped_bytes(status), 1023 * 1024);
+    }
+}

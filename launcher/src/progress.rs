@@ -1,0 +1,45 @@
+//! Progress of long work: a bar when a person watches, nothing otherwise.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::time::Duration;
+
+/// Work shorter than this shows no bar: a flicker helps nobody.
+const QUIET_BYTES: u64 = 256 << 20;
+
+/// A bar for work that is measured in bytes: what, bytes, bytes per second, time left.
+pub struct Bar {
+    bar: ProgressBar,
+}
+
+impl Bar {
+    /// Begins a bar; it is drawn on stderr if that is a terminal.
+    #[must_use]
+    pub fn new(what: &'static str, total_bytes: u64) -> Self {
+        let target =
+            if total_bytes < QUIET_BYTES { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(5) };
+        let bar = ProgressBar::with_draw_target(Some(total_bytes), target).with_message(what);
+        let style = "ckpt-run: {msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(500));
+        Self { bar }
+    }
+
+    /// So many bytes more.
+    pub fn advance(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+
+    /// So many bytes in all, of so many.
+    pub fn set(&self, done_bytes: u64, total_bytes: u64) {
+        self.bar.set_length(total_bytes);
+        self.bar.set_position(done_bytes);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

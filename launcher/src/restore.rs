@@ -1,0 +1,280 @@
+//! Resuming a job from a snapshot.
+//!
+//! Newest first: manifest, small images, file lengths are checked before anything is touched; then files are rolled
+//! back and CRIU restores while the memory pages are compared with their checksums. The processes run only after
+//! that comparison. A damaged snapshot is passed over for the next older one, with the reason told; a sound one that
+//! cannot be restored is an error: going further back would throw away work for a reason that may be mended.
+
+use crate::checkpoint::RunningJob;
+use crate::config::Config;
+use crate::criu::{Criu, InheritFd, Options, Session, SessionError, explain};
+use crate::host;
+use crate::namespace::{InitEvent, Namespace};
+use crate::progress::Bar;
+use crate::rollback::Rollback;
+use crate::staging::{StagedDir, Staging};
+use crate::stdio::{self, Stdio, terminal_key};
+use anyhow::{Context, Result, anyhow, bail};
+use ckpt_snapshot::{JobDir, Manifest, ReadError, SnapshotId, StdioKind, Store};
+use crossbeam_channel::Sender;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Instant, SystemTime};
+
+const CRIU_WARNINGS: i32 = 2;
+/// A restore may fail for a reason that is gone a moment later (a port in its last seconds).
+const TRIES: u32 = 2;
+
+/// What a resume needs to know.
+pub struct Resumer<'a> {
+    /// The job's place in the store.
+    pub dir: &'a JobDir,
+    /// The effective options.
+    pub config: &'a Config,
+    /// The CRIU to use.
+    pub criu: &'a Criu,
+    /// Where the end of the job is told.
+    pub events: Sender<InitEvent>,
+}
+
+/// A resumed job.
+pub struct Resumed {
+    /// The job; its streams are not relayed yet.
+    pub job: RunningJob,
+    /// What it was resumed from.
+    pub manifest: Manifest,
+}
+
+/// One try failed.
+enum Failure {
+    /// The snapshot is damaged: an older one may do.
+    Damaged(ReadError),
+    /// It is sound and cannot be restored.
+    Other(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl Resumer<'_> {
+    /// Resumes the newest of `candidates` (oldest first) that is whole.
+    ///
+    /// # Errors
+    /// When none is whole, or a whole one cannot be restored.
+    pub fn newest_of(&self, candidates: &[SnapshotId]) -> Result<Resumed> {
+        let mut reasons = Vec::new();
+        for id in candidates.iter().rev() {
+            let error = match self.resume(id) {
+                Ok(resumed) => return Ok(resumed),
+                Err(Failure::Other(error)) => return Err(error),
+                Err(Failure::Damaged(error)) => error,
+            };
+            tracing::error!("{error}; trying the next older one");
+            reasons.push(error.to_string());
+        }
+        bail!(
+            "none of the {} snapshots of this job is whole: {}. Nothing was started. To start from the beginning: --resume never",
+            candidates.len(),
+            reasons.join("; ")
+        )
+    }
+
+    fn resume(&self, id: &SnapshotId) -> Result<Resumed, Failure> {
+        let begun = Instant::now();
+        let store = self.dir.store();
+        let damaged = |error: ReadError| match error {
+            ReadError::Damaged { .. } => Failure::Damaged(error),
+            other => Failure::Other(other.into()),
+        };
+        let manifest = store.manifest(id).map_err(damaged)?;
+        self.check_machine(&manifest)?;
+        let mut tries = 1;
+        loop {
+            match self.restore(&store, &manifest) {
+                Ok(job) => {
+                    let age = SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(manifest.taken_unix_ms);
+                    tracing::info!(
+                        "resumed from snapshot {id}, taken {}, in {:.1} s",
+                        humantime::format_rfc3339_seconds(age),
+                        begun.elapsed().as_secs_f64()
+                    );
+                    return Ok(Resumed { job, manifest });
+                }
+                Err(Failure::Other(error)) if tries < TRIES => {
+                    tracing::warn!("{error:#}; trying once more");
+                    tries += 1;
+                }
+                Err(Failure::Other(error)) => {
+                    let context = format!(
+                        "the snapshot {id} is whole but cannot be restored here; nothing was started, nothing is lost. When the reason is mended, run the same command again. Other ways: --resume with an older ID (`ckpt-run ls`), or --resume never"
+                    );
+                    return Err(Failure::Other(error.context(context)));
+                }
+                damaged => return damaged.map(|job| Resumed { job, manifest }),
+            }
+        }
+    }
+
+    fn check_machine(&self, manifest: &Manifest) -> Result<()> {
+        let (then, now) = (&manifest.host, host::facts());
+        if then.arch != now.arch {
+            bail!("the snapshot {} was taken on {}, this machine is {}", manifest.id, then.arch, now.arch);
+        }
+        if then.cpu != now.cpu {
+            tracing::warn!("the snapshot was taken on another CPU ({}; this is {}): the job may use instructions that this one lacks", then.cpu, now.cpu);
+        }
+        if !std::path::Path::new(&manifest.job.cwd).is_dir() {
+            bail!("the job's working directory {} is not there", manifest.job.cwd);
+        }
+        Ok(())
+    }
+
+    fn restore(&self, store: &dyn Store, manifest: &Manifest) -> Result<RunningJob, Failure> {
+        let damaged = |error: ReadError| match error {
+            ReadError::Damaged { .. } => Failure::Damaged(error),
+            other => Failure::Other(other.into()),
+        };
+        let images = store.images(manifest).map_err(damaged)?;
+        let shm: Vec<(usize, File)> = manifest
+            .shm_files
+            .iter()
+            .enumerate()
+            .map(|(index, file)| Ok((index, store.open(manifest, &file.data)?)))
+            .collect::<Result<_, ReadError>>()
+            .map_err(damaged)?;
+        let stdio = Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
+        let rollback = Rollback::plan(manifest, &stdio::appended_files())?;
+        let events = self.events.clone();
+        let namespace = Namespace::create(self.config.network, move |event| {
+            let _ = events.send(event);
+        })
+            .context("cannot make the job's namespace")?;
+        self.roll_back(manifest, &rollback)?;
+        for (index, content) in shm {
+            let file = &manifest.shm_files[index];
+            crate::shm::put_back(file, content).with_context(|| format!("cannot put {} back", file.path))?;
+        }
+        let staging = Staging::in_memory().context("cannot make a place for CRIU's log")?;
+        let work = staging.subdir("work").context("cannot make a place for CRIU's log")?;
+        let bar = Bar::new("checking the snapshot", images.check_bytes);
+        let check = std::thread::Builder::new()
+            .name("verify".to_owned())
+            .spawn(move || (images.check)(&|bytes| bar.advance(bytes)))
+            .context("cannot start the check of the snapshot")?;
+        let root_pid = self.run_criu(&namespace, &stdio, manifest, &images.dir, &work, check)?;
+        namespace.adopt(root_pid).context("the restored job is gone")?;
+        let job = RunningJob { namespace, stdio, root_pid, command_pid: manifest.tree.command_pid };
+        Ok(job)
+    }
+
+    fn roll_back(&self, manifest: &Manifest, rollback: &Rollback) -> Result<()> {
+        if rollback.is_empty() {
+            return Ok(());
+        }
+        let kept = self.dir.kept_dir(&manifest.id, SystemTime::now())?;
+        rollback.apply(&kept)
+    }
+
+    fn run_criu(
+        &self,
+        namespace: &Namespace,
+        stdio: &Stdio,
+        manifest: &Manifest,
+        images: &File,
+        work: &StagedDir,
+        check: std::thread::JoinHandle<Result<(), ReadError>>,
+    ) -> Result<i32, Failure> {
+        let pipes = pipes(manifest, stdio);
+        let mut fds: Vec<BorrowedFd> = vec![images.as_fd(), work.fd().as_fd()];
+        fds.extend(pipes.iter().map(|(_, fd)| *fd));
+        let process = namespace
+            .start_criu(&self.criu.swrk(), stdio.terminal_path(), &fds)
+            .context("cannot start CRIU")?;
+        let keys = pipes.iter().map(|(key, _)| key.clone());
+        let keys = keys.chain(manifest.tty.as_ref().map(terminal_key));
+        let inherit_fd = keys.zip(&process.fds[2..]).map(|(key, &fd)| InheritFd { key, fd }).collect();
+        let session = Session::new(process);
+        let options = Options {
+            images_dir_fd: session.process().fds[0],
+            work_dir_fd: Some(session.process().fds[1]),
+            tcp_established: Some(true),
+            file_locks: Some(true),
+            link_remap: Some(true),
+            manage_cgroups_mode: Some(0),
+            inherit_fd,
+            log_file: Some("criu.log".to_owned()),
+            log_level: Some(CRIU_WARNINGS),
+            ..Options::default()
+        };
+        let mut check = Some(check);
+        let mut damage = None;
+        let mut at_stage = |stage: &str| -> Result<(), String> {
+            tracing::trace!("CRIU is at {stage}");
+            match stage {
+                "post-restore" => {
+                    let outcome = check.take().map(std::thread::JoinHandle::join);
+                    match outcome {
+                        None | Some(Ok(Ok(()))) => Ok(()),
+                        Some(Ok(Err(error))) => {
+                            let said = error.to_string();
+                            damage = Some(error);
+                            Err(said)
+                        }
+                        Some(Err(_)) => Err("the check of the snapshot crashed".to_owned()),
+                    }
+                }
+                "pre-resume" => {
+                    let tree = &manifest.tree;
+                    let warnings = namespace.apply(&tree.affinity, tree.last_pid).map_err(|error| error.to_string())?;
+                    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+                    Ok(())
+                }
+                _ => Ok(()),
+            }
+        };
+        let result = session.restore(options, &mut at_stage);
+        // Damage explains any failure of CRIU, so it is looked for before CRIU is blamed.
+        if let Some(Ok(Err(error))) = check.take().map(std::thread::JoinHandle::join) {
+            damage = Some(error);
+        }
+        match (result, damage) {
+            (_, Some(error)) => Err(Failure::Damaged(error)),
+            (Ok(outcome), None) => Ok(outcome.pid.unwrap_or(manifest.tree.root_pid)),
+            (Err(error), None) => Err(Failure::Other(self.explain(manifest, &error, work))),
+        }
+    }
+
+    fn explain(&self, manifest: &Manifest, error: &SessionError, work: &StagedDir) -> anyhow::Error {
+        let text = work.read("criu.log").ok().flatten().unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let reason = explain(&text).unwrap_or_else(|| error.to_string());
+        let kept = self.dir.attempt_dir(&format!("{}-restore", manifest.id));
+        let kept = kept.and_then(|dir| {
+            let path = dir.join("criu.log");
+            match std::fs::write(&path, text.as_bytes()) {
+                Ok(()) => Ok(path),
+                Err(source) => Err(ckpt_snapshot::OpenError::Io { step: "write", path, source }),
+            }
+        });
+        match kept {
+            Ok(path) => anyhow!("the restore failed: {reason}. CRIU's log is in {}", path.display()),
+            Err(problem) => anyhow!("the restore failed: {reason} (and {problem})"),
+        }
+    }
+}
+
+/// The pipes of the snapshot by the names that CRIU has for them, with what takes their place.
+fn pipes<'a>(manifest: &Manifest, stdio: &'a Stdio) -> Vec<(String, BorrowedFd<'a>)> {
+    let mut found: Vec<(String, BorrowedFd)> = Vec::new();
+    for record in manifest.stdio.iter().filter(|record| record.kind == StdioKind::Pipe) {
+        let key = format!("pipe:[{}]", record.inode);
+        if let (Some(fd), false) = (stdio.job_end(record.fd), found.iter().any(|(known, _)| *known == key)) {
+            found.push((key, fd));
+        }
+    }
+    found
+}
+

@@ -1,0 +1,216 @@
+//! Memory that belongs to the launcher, in which CRIU leaves its images: the job stands still only while they are
+//! copied there. It is a tmpfs that is mounted nowhere, reached through a descriptor only: when the launcher dies,
+//! however it dies, the kernel takes the memory back.
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
+};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// A place for the images of one checkpoint.
+pub struct Staging {
+    kind: Kind,
+}
+
+enum Kind {
+    Memory(OwnedFd),
+    Disk(PathBuf),
+}
+
+impl Staging {
+    /// In memory. Huge pages are used where the kernel has them for tmpfs: copying is about twice as fast with them.
+    ///
+    /// # Errors
+    /// When the kernel refuses: no CAP_SYS_ADMIN, or older than 5.2.
+    pub fn in_memory() -> io::Result<Self> {
+        let make = |huge: bool| -> rustix::io::Result<OwnedFd> {
+            let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            fsconfig_set_string(context.as_fd(), "mode", "0700")?;
+            // Room is checked before each checkpoint; the file system itself may use all memory.
+            fsconfig_set_string(context.as_fd(), "size", "100%")?;
+            if huge {
+                fsconfig_set_string(context.as_fd(), "huge", "always")?;
+            }
+            fsconfig_create(context.as_fd())?;
+            fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+        };
+        let mount = make(true).or_else(|_| make(false))?;
+        Ok(Self { kind: Kind::Memory(mount) })
+    }
+
+    /// On disk, in the directory `path`, which is emptied: for when memory is short. The job then stands still for
+    /// as long as the disk takes.
+    ///
+    /// # Errors
+    /// When the directory cannot be made.
+    pub fn on_disk(path: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::DirBuilderExt;
+        match std::fs::remove_dir_all(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        Ok(Self { kind: Kind::Disk(path.to_owned()) })
+    }
+
+    /// Makes the subdirectory `name` and opens it.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn subdir(&self, name: &str) -> io::Result<StagedDir> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let fd = match &self.kind {
+            Kind::Memory(mount) => {
+                rustix::fs::mkdirat(mount, name, Mode::RWXU)?;
+                rustix::fs::openat(mount, name, flags, Mode::empty())?
+            }
+            Kind::Disk(path) => {
+                let path = path.join(name);
+                rustix::fs::mkdirat(CWD, &path, Mode::RWXU)?;
+                rustix::fs::openat(CWD, &path, flags, Mode::empty())?
+            }
+        };
+        Ok(StagedDir { fd })
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Kind::Disk(path) = &self.kind
+            && let Err(error) = std::fs::remove_dir_all(path)
+        {
+            tracing::warn!("cannot remove {}: {error}", path.display());
+        }
+    }
+}
+
+/// One directory of a [`Staging`].
+pub struct StagedDir {
+    fd: OwnedFd,
+}
+
+impl StagedDir {
+    /// The directory itself.
+    #[must_use]
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Opens the file `name` for reading.
+    ///
+    /// # Errors
+    /// When it is not there or cannot be opened.
+    pub fn open(&self, name: &str) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        Ok(File::from(rustix::fs::openat(&self.fd, name, flags, Mode::empty())?))
+    }
+
+    /// Creates the file `name` for writing.
+    ///
+    /// # Errors
+    /// When it cannot be created.
+    pub fn create(&self, name: &str) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        Ok(File::from(rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?))
+    }
+
+    /// The content of the file `name`; `None` when there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let mut content = Vec::new();
+        match self.open(name) {
+            Ok(mut file) => file.read_to_end(&mut content).map(|_| Some(content)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Names and lengths of the regular files, by name.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn files(&self) -> io::Result<Vec<(String, u64)>> {
+        let mut found = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&self.fd)? {
+            let entry = entry?;
+            let stat = rustix::fs::statat(&self.fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+            let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+            if let (true, Ok(name)) = (is_file, entry.file_name().to_str()) {
+                found.push((name.to_owned(), stat.st_size.cast_unsigned()));
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// Removes the file `name`, to give its memory back early.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.fd, name, AtFlags::empty())?)
+    }
+}
+
+/// Memory that may still be taken without driving the machine, or this cgroup, out of it: bytes.
+///
+/// # Errors
+/// When /proc/meminfo cannot be read.
+pub fn available_bytes() -> io::Result<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kilobytes = available.and_then(|value| value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    let machine = kilobytes.ok_or(io::ErrorKind::InvalidData)? * 1024;
+    Ok(machine.min(cgroup_available_bytes().unwrap_or(u64::MAX)))
+}
+
+/// What the memory limit of this process's cgroup leaves (version 2 or 1), if it has one.
+fn cgroup_available_bytes() -> Option<u64> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    own.lines()
+        .filter_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            let below = path.trim_start_matches('/');
+            let (dir, limit, usage) = match controllers {
+                "" => (Path::new("/sys/fs/cgroup").join(below), "memory.max", "memory.current"),
+                "memory" => (Path::new("/sys/fs/cgroup/memory").join(below), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+                _ => return None,
+            };
+            Some(number(dir.join(limit))?.saturating_sub(number(dir.join(usage))?))
+        })
+        .min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_known() {
+        assert!(available_bytes().unwrap() > 1 << 20);
+    }
+
+    #[test]
+    fn disk_staging_is_emptied_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("staging");
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("left over"), "x").unwrap();
+        let staging = Staging::on_disk(&path).unwrap();
+        let staged = staging.subdir("images").unwrap();
+        std::io::Write::write_all(&mut staged.create("a.img").unwrap(), b"abc").unwrap();
+        assert_eq!(staged.files().unwrap(), [("a.img".to_owned(), 3)]);
+        assert_eq!(staged.read("a.img").unwrap().unwrap(), b"abc");
+        assert_eq!(staged.read("b.img").unwrap(), None);
+        assert!(!path.join("left over").exists());
+        drop(staging);
+        assert!(!path.exists());
+    }
+}

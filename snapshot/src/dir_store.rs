@@ -1,0 +1,268 @@
+//! Version 1 of the store: a directory per snapshot, `snapshots/ID/manifest.json` beside plain data files.
+//!
+//! The commit is: data files fsynced, their directories fsynced, `manifest.json.tmp` written and fsynced, renamed to
+//! `manifest.json`, directory fsynced. A directory without `manifest.json` is not a snapshot.
+//!
+//! Assumptions about the medium: a rename within a directory is atomic and, after fsync of the directory, durable;
+//! fsync of a file makes its content durable; a failed fsync means that the snapshot is given up, never retried.
+
+use crate::files::{copy_hashed, create_private, create_private_dir, free_bytes, open_beneath, sync_dir};
+use crate::store::{Images, Listed, ProgressFn, SnapshotWriter, Store, damaged};
+use crate::{Damage, DataFile, Manifest, ReadError, RelPath, SaveError, SnapshotId, faults};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+const MANIFEST: &str = "manifest.json";
+const MANIFEST_TMP: &str = "manifest.json.tmp";
+/// A manifest larger than this is not read: it would be damage or worse.
+const MANIFEST_MAX_BYTES: u64 = 256 << 20;
+/// Room to leave free beside the estimate: an eighth of it, and never less than this.
+const SPARE_MIN_BYTES: u64 = 1 << 20;
+
+/// A [`Store`] in a directory of the local (or a mounted) file system.
+#[derive(Debug)]
+pub struct DirStore {
+    snapshots: PathBuf,
+}
+
+impl DirStore {
+    /// The store whose snapshots lie in the directory `snapshots`; it is created when the first one begins.
+    #[must_use]
+    pub fn new(snapshots: PathBuf) -> Self {
+        Self { snapshots }
+    }
+
+    fn dir(&self, id: &SnapshotId) -> PathBuf {
+        self.snapshots.join(id.to_string())
+    }
+
+    /// Every entry that is named like a snapshot, with whether it is committed, oldest first.
+    fn entries(&self) -> io::Result<Vec<(SnapshotId, bool)>> {
+        let entries = match std::fs::read_dir(&self.snapshots) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            if entry.file_type()?.is_dir() {
+                let committed = entry.path().join(MANIFEST).symlink_metadata().is_ok();
+                found.push((id, committed));
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    fn delete(&self, id: &SnapshotId) -> Result<(), SaveError> {
+        let dir = self.dir(id);
+        let failed = |step, path: &Path| {
+            let path = path.to_owned();
+            move |source| SaveError::Io { step, path, source }
+        };
+        // First it stops being a snapshot, then its data goes: an interruption leaves something to sweep.
+        let manifest = dir.join(MANIFEST);
+        match std::fs::remove_file(&manifest) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("remove", &manifest)(error));
+            }
+            _ => {}
+        }
+        sync_dir(&dir).map_err(failed("sync", &dir))?;
+        faults::hit("remove-data").map_err(failed("remove", &dir))?;
+        std::fs::remove_dir_all(&dir).map_err(failed("remove", &dir))?;
+        tracing::info!("removed {}", dir.display());
+        Ok(())
+    }
+
+    fn open_dir(&self, id: &SnapshotId) -> Result<File, ReadError> {
+        // The store's own path may go through symbolic links, the snapshot's directory may not be one.
+        File::open(&self.snapshots)
+            .and_then(|snapshots| open_beneath(&snapshots, id.to_string()))
+            .map_err(|source| match source.kind() {
+                io::ErrorKind::NotFound => ReadError::Missing(id.to_string()),
+                _ => ReadError::Io { step: "open", path: self.dir(id), source },
+            })
+    }
+}
+
+impl Store for DirStore {
+    fn begin(&self, id: &SnapshotId, needed_bytes: u64) -> Result<Box<dyn SnapshotWriter>, SaveError> {
+        let failed = |step, path: &Path| {
+            let path = path.to_owned();
+            move |source| SaveError::Io { step, path, source }
+        };
+        create_private_dir(&self.snapshots).map_err(failed("create", &self.snapshots))?;
+        let available_bytes = free_bytes(&self.snapshots).map_err(failed("look at", &self.snapshots))?;
+        let wanted_bytes = needed_bytes + (needed_bytes / 8).max(SPARE_MIN_BYTES);
+        if available_bytes < wanted_bytes {
+            let path = self.snapshots.clone();
+            return Err(SaveError::NoSpace { path, needed_bytes: wanted_bytes, available_bytes });
+        }
+        let dir = self.dir(id);
+        create_private_dir(&dir).map_err(failed("create", &dir))?;
+        Ok(Box::new(DirWriter { dir, needed_bytes: wanted_bytes, files: Vec::new(), subdirs: BTreeSet::new(), kept: false }))
+    }
+
+    fn list(&self) -> Result<Vec<Listed>, ReadError> {
+        let failed = |source| ReadError::Io { step: "read", path: self.snapshots.clone(), source };
+        let committed = self.entries().map_err(failed)?.into_iter().filter(|(_, committed)| *committed);
+        Ok(committed.map(|(id, _)| Listed { manifest: self.manifest(&id), id }).collect())
+    }
+
+    fn manifest(&self, id: &SnapshotId) -> Result<Manifest, ReadError> {
+        let dir = self.open_dir(id)?;
+        let unreadable = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => ReadError::Missing(id.to_string()),
+            _ => damaged(id, Damage::Manifest(source.to_string())),
+        };
+        let file = open_beneath(&dir, MANIFEST).map_err(unreadable)?;
+        let mut text = Vec::new();
+        file.take(MANIFEST_MAX_BYTES).read_to_end(&mut text).map_err(unreadable)?;
+        Manifest::decode(id, &text)
+    }
+
+    fn verify(&self, manifest: &Manifest, progress: ProgressFn) -> Result<(), ReadError> {
+        let dir = self.open_dir(&manifest.id)?;
+        manifest.files.iter().try_for_each(|file| check_file(&dir, &manifest.id, file, progress))
+    }
+
+    fn images(&self, manifest: &Manifest) -> Result<Images, ReadError> {
+        let dir = self.open_dir(&manifest.id)?;
+        let id = manifest.id.clone();
+        let images = open_beneath(&dir, "images")
+            .map_err(|source| damaged(&id, Damage::Unreadable { path: "images".into(), source }))?;
+        let is_page = |file: &&DataFile| file.path.as_str().starts_with("images/pages-");
+        let (pages, rest): (Vec<_>, Vec<_>) = manifest.files.iter().partition(is_page);
+        rest.into_iter().try_for_each(|file| check_file(&dir, &id, file, &|_| {}))?;
+        // Lengths at once: CRIU reading past the end of a cut file would fail with a worse message.
+        pages.iter().try_for_each(|file| open_checked_length(&dir, &id, file).map(drop))?;
+        let pages: Vec<DataFile> = pages.into_iter().cloned().collect();
+        let check_bytes = pages.iter().map(|file| file.bytes).sum();
+        let check = Box::new(move |progress: &(dyn Fn(u64) + Sync)| {
+            pages.iter().try_for_each(|file| check_file(&dir, &id, file, progress))
+        });
+        Ok(Images { dir: images, check, check_bytes })
+    }
+
+    fn open(&self, manifest: &Manifest, path: &RelPath) -> Result<File, ReadError> {
+        let dir = self.open_dir(&manifest.id)?;
+        let recorded = manifest.files.iter().find(|file| &file.path == path).ok_or_else(|| {
+            damaged(&manifest.id, Damage::Manifest(format!("it does not list the file {path} that it names")))
+        })?;
+        check_file(&dir, &manifest.id, recorded, &|_| {})?;
+        open_checked_length(&dir, &manifest.id, recorded)
+    }
+
+    fn remove(&self, id: &SnapshotId) -> Result<(), SaveError> {
+        self.delete(id)
+    }
+
+    fn sweep(&self) -> Result<Vec<String>, SaveError> {
+        let failed = |source| SaveError::Io { step: "read", path: self.snapshots.clone(), source };
+        let left = self.entries().map_err(failed)?.into_iter().filter(|(_, committed)| !committed);
+        left.map(|(id, _)| self.delete(&id).map(|()| id.to_string())).collect()
+    }
+}
+
+fn open_checked_length(dir: &File, id: &SnapshotId, recorded: &DataFile) -> Result<File, ReadError> {
+    let path = recorded.path.to_string();
+    let unreadable = |source| damaged(id, Damage::Unreadable { path: path.clone(), source });
+    let file = open_beneath(dir, &recorded.path).map_err(unreadable)?;
+    let found = file.metadata().map_err(unreadable)?.len();
+    if found != recorded.bytes {
+        return Err(damaged(id, Damage::Length { path, found, recorded: recorded.bytes }));
+    }
+    Ok(file)
+}
+
+fn check_file(dir: &File, id: &SnapshotId, recorded: &DataFile, progress: ProgressFn) -> Result<(), ReadError> {
+    let mut file = open_checked_length(dir, id, recorded)?;
+    let path = recorded.path.to_string();
+    let (_, found) = copy_hashed(&mut file, &mut io::sink(), &|bytes| progress(bytes))
+        .map_err(|source| damaged(id, Damage::Unreadable { path: path.clone(), source }))?;
+    if found == recorded.blake3 { Ok(()) } else { Err(damaged(id, Damage::Checksum { path })) }
+}
+
+struct DirWriter {
+    dir: PathBuf,
+    needed_bytes: u64,
+    files: Vec<DataFile>,
+    subdirs: BTreeSet<PathBuf>,
+    kept: bool,
+}
+
+impl DirWriter {
+    /// Names the failed step; a full disk is told apart, with the room that is needed.
+    fn failed(&self, step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SaveError {
+        let (store, path) = (self.dir.clone(), path.to_owned());
+        let needed_bytes = self.needed_bytes;
+        move |source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                let available_bytes = free_bytes(&store).unwrap_or(0);
+                SaveError::NoSpace { path: store, needed_bytes, available_bytes }
+            }
+            _ => SaveError::Io { step, path, source },
+        }
+    }
+
+    fn write_manifest(&self, manifest: &Manifest) -> io::Result<()> {
+        let mut file = create_private(&self.dir.join(MANIFEST_TMP))?;
+        file.write_all(&manifest.encode())?;
+        file.sync_all()?;
+        faults::hit("save-before-commit")?;
+        std::fs::rename(self.dir.join(MANIFEST_TMP), self.dir.join(MANIFEST))
+    }
+}
+
+impl SnapshotWriter for DirWriter {
+    fn put(&mut self, path: &RelPath, from: &mut dyn Read, progress: ProgressFn) -> Result<(), SaveError> {
+        let target = self.dir.join(path);
+        if let Some(parent) = target.parent().filter(|parent| *parent != self.dir) {
+            create_private_dir(parent).map_err(self.failed("create", parent))?;
+            self.subdirs.insert(parent.to_owned());
+        }
+        let mut write = || -> io::Result<(u64, String)> {
+            let mut file = create_private(&target)?;
+            faults::hit("save-file")?;
+            let copied = copy_hashed(from, &mut file, &|bytes| progress(bytes))?;
+            faults::hit("save-sync")?;
+            file.sync_all()?;
+            Ok(copied)
+        };
+        let (bytes, blake3) = write().map_err(self.failed("write", &target))?;
+        self.files.push(DataFile { path: path.clone(), bytes, blake3 });
+        Ok(())
+    }
+
+    fn commit(mut self: Box<Self>, mut manifest: Manifest) -> Result<Manifest, SaveError> {
+        manifest.files = std::mem::take(&mut self.files);
+        for subdir in &self.subdirs {
+            sync_dir(subdir).map_err(self.failed("sync", subdir))?;
+        }
+        let parent = self.dir.parent().unwrap_or(Path::new(".")).to_owned();
+        for dir in [&self.dir, &parent] {
+            sync_dir(dir).map_err(self.failed("sync", dir))?;
+        }
+        self.write_manifest(&manifest).map_err(self.failed("commit", &self.dir))?;
+        self.kept = true;
+        sync_dir(&self.dir).map_err(self.failed("sync", &self.dir))?;
+        faults::hit("save-after-commit").map_err(self.failed("commit", &self.dir))?;
+        Ok(manifest)
+    }
+}
+
+impl Drop for DirWriter {
+    fn drop(&mut self) {
+        if !self.kept
+            && let Err(error) = std::fs::remove_dir_all(&self.dir)
+        {
+            // Not a loss: without a manifest it is no snapshot, and the next start sweeps it.
+            tracing::warn!("cannot remove the unfinished snapshot {}: {error}", self.dir.display());
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! What can go wrong with a store, one enum per operation.
+
+use crate::{IdError, RelPathError};
+use std::io;
+use std::path::PathBuf;
+
+/// Opening a store or a job in it failed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A step on the file system failed.
+    #[error("cannot {step} {path}: {source}", path = path.display())]
+    Io {
+        /// What was being done.
+        step: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The directory holds other things and is not a store.
+    #[error("{} is not a ckpt-run store: it has files in it but no store.json. Name another directory with --store", .0.display())]
+    NotAStore(PathBuf),
+    /// `store.json` does not parse.
+    #[error("{} does not read as a store's description ({reason}). It may be damaged: restore that file from a backup, or name another directory with --store", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Written by a newer ckpt-run.
+    #[error("the store {} has version {found}; this ckpt-run reads versions up to {known}. Use the ckpt-run that wrote it, or a newer one", path.display())]
+    Newer {
+        /// The store.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The newest that this build knows.
+        known: u32,
+    },
+    /// Another launcher has the job.
+    #[error("the job {job} is already running under another ckpt-run (process {pid}). Give this one a name of its own with --job NAME, or end the other first")]
+    Locked {
+        /// The job.
+        job: String,
+        /// The process that holds the lock, as far as known.
+        pid: String,
+    },
+    /// A job's name that cannot be a directory.
+    #[error("{0:?} cannot be a job's name: use letters, digits, '.', '_' and '-', at most 100, not beginning with '.'")]
+    BadName(String),
+}
+
+/// One thing that is wrong with a snapshot on disk: the snapshot is not to be restored, an older one may be.
+#[derive(Debug, thiserror::Error)]
+pub enum Damage {
+    /// The manifest cannot be read or does not parse.
+    #[error("its manifest does not read: {0}")]
+    Manifest(String),
+    /// The manifest's own checksum does not match.
+    #[error("its manifest has been altered: checksum {found}, recorded {recorded}")]
+    ManifestChecksum {
+        /// Computed now.
+        found: String,
+        /// Recorded.
+        recorded: String,
+    },
+    /// The manifest describes another snapshot than the directory it lies in.
+    #[error("its manifest belongs to the snapshot {0}")]
+    WrongId(String),
+    /// A data file is missing or cannot be read.
+    #[error("{path}: {source}")]
+    Unreadable {
+        /// Relative to the snapshot.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A data file has the wrong length.
+    #[error("{path} has {found} bytes, {recorded} were written")]
+    Length {
+        /// Relative to the snapshot.
+        path: String,
+        /// Now.
+        found: u64,
+        /// As written.
+        recorded: u64,
+    },
+    /// A data file has the wrong content.
+    #[error("{path} has been altered: its checksum does not match")]
+    Checksum {
+        /// Relative to the snapshot.
+        path: String,
+    },
+}
+
+/// Reading a snapshot failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// No committed snapshot of that name.
+    #[error("there is no snapshot {0} in this store")]
+    Missing(String),
+    /// More than one snapshot answers to a short form.
+    #[error("{text:?} may mean {candidates}: give the whole ID")]
+    Ambiguous {
+        /// What was asked for.
+        text: String,
+        /// The IDs, comma-separated.
+        candidates: String,
+    },
+    /// Damage: an older snapshot may do.
+    #[error("the snapshot {id} is damaged: {damage}")]
+    Damaged {
+        /// The snapshot.
+        id: String,
+        /// What is wrong.
+        damage: Damage,
+    },
+    /// Written by a newer ckpt-run.
+    #[error("the snapshot {id} has manifest version {found}; this ckpt-run reads versions up to {known}. Use the ckpt-run that wrote it, or a newer one")]
+    Newer {
+        /// The snapshot.
+        id: String,
+        /// Its version.
+        found: u32,
+        /// The newest that this build knows.
+        known: u32,
+    },
+    /// A path that leaves the snapshot: not damage but somebody's doing.
+    #[error("the snapshot {id} is refused: {source}. ckpt-run never writes such a manifest: find out who did")]
+    Hostile {
+        /// The snapshot.
+        id: String,
+        /// The path.
+        source: RelPathError,
+    },
+    /// Not a snapshot's name.
+    #[error(transparent)]
+    Id(#[from] IdError),
+    /// The store itself cannot be read.
+    #[error("cannot {step} {path}: {source}", path = path.display())]
+    Io {
+        /// What was being done.
+        step: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// Saving a snapshot failed. Older snapshots are as they were.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// There is, or was, not enough room.
+    #[error("no room in {path}: the snapshot needs about {needed}, {available} are free. Free some space, lower --keep, or name another --store", path = path.display(), needed = human(*needed_bytes), available = human(*available_bytes))]
+    NoSpace {
+        /// The store's directory.
+        path: PathBuf,
+        /// Bytes needed, as estimated.
+        needed_bytes: u64,
+        /// Bytes free.
+        available_bytes: u64,
+    },
+    /// A step failed.
+    #[error("cannot {step} {path}: {source}", path = path.display())]
+    Io {
+        /// What was being done.
+        step: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+fn human(bytes: u64) -> String {
+    #[allow(clippy::cast_precision_loss, reason = "for people, three digits")]
+    let bytes = bytes as f64;
+    match bytes {
+        b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
+        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
+        b => format!("{:.0} kB", b / 1e3),
+    }
+}

@@ -1,0 +1,85 @@
+//! Named fault points: places where a test can make something fail, to prove that nothing is lost when it does.
+//!
+//! `CKPT_FAULT=point=action[,point=action…]` arms them, in builds with the feature `faults` only; in every other
+//! build [`hit`] is an empty inline function. `point@N` arms the N-th passage (from 1). Actions: `kill` (SIGKILL to
+//! this process), `error` (an I/O error), `enospc`, `eio`; anything else is handed to the handler that the program
+//! registered with [`on_other`] (the launcher: `kill-criu`, `kill-rank`).
+
+use std::io;
+
+/// Passes the fault point `name`.
+///
+/// # Errors
+/// The injected error, if the point is armed with one. Without the feature `faults` it never fails.
+#[cfg(not(feature = "faults"))]
+#[inline]
+pub fn hit(_name: &str) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(feature = "faults")]
+pub use armed::{hit, on_other};
+
+#[cfg(feature = "faults")]
+mod armed {
+    use std::collections::HashMap;
+    use std::io;
+    use std::sync::{Mutex, OnceLock};
+
+    type Handler = Box<dyn Fn(&str, &str) + Send + Sync>;
+
+    static HANDLER: OnceLock<Handler> = OnceLock::new();
+    static PASSED: OnceLock<Mutex<HashMap<String, u64>>> = OnceLock::new();
+
+    /// Registers what handles the actions that this module does not know: called with (point, action).
+    pub fn on_other(handler: impl Fn(&str, &str) + Send + Sync + 'static) {
+        let _ = HANDLER.set(Box::new(handler));
+    }
+
+    /// Passes the fault point `name`.
+    ///
+    /// # Errors
+    /// The injected error, if the point is armed with one.
+    ///
+    /// # Panics
+    /// When `CKPT_FAULT` does not parse: a test with a typing error must not pass.
+    pub fn hit(name: &str) -> io::Result<()> {
+        let Ok(armed) = std::env::var("CKPT_FAULT") else { return Ok(()) };
+        let passages = {
+            let mut passed = PASSED.get_or_init(Mutex::default).lock().expect("fault counter");
+            let count = passed.entry(name.to_owned()).or_insert(0);
+            *count += 1;
+            *count
+        };
+        for item in armed.split(',') {
+            let (point, action) = item.split_once('=').expect("CKPT_FAULT is point=action");
+            let (point, nth) = match point.split_once('@') {
+                Some((point, nth)) => (point, nth.parse::<u64>().expect("a number after @")),
+                None => (point, passages),
+            };
+            if point == name && nth == passages {
+                return act(name, action);
+            }
+        }
+        Ok(())
+    }
+
+    fn act(name: &str, action: &str) -> io::Result<()> {
+        tracing::warn!("fault point {name}: {action}");
+        match action {
+            "kill" => {
+                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+                loop {
+                    std::thread::park();
+                }
+            }
+            "error" => Err(io::Error::other(format!("injected at {name}"))),
+            "enospc" => Err(rustix::io::Errno::NOSPC.into()),
+            "eio" => Err(rustix::io::Errno::IO.into()),
+            other => {
+                HANDLER.get().unwrap_or_else(|| panic!("unknown fault action {other}"))(name, other);
+                Ok(())
+            }
+        }
+    }
+}

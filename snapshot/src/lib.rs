@@ -1,0 +1,31 @@
+//! The snapshot engine: where snapshots of a job are kept, how they are written so that a committed one is whole,
+//! and how damage is found before anything is restored from it. No CUDA and no process control in here.
+//!
+//! - [`StoreRoot`] is the directory that the user names; it holds one [`JobDir`] per job.
+//! - [`Store`] is the trait behind which one job's snapshots live; [`DirStore`] is version 1 of it: plain files.
+//! - [`Manifest`] describes one snapshot; [`SnapshotId`] names it.
+//!
+//! docs/format.md gives the layout on disk.
+
+pub mod faults;
+
+mod dir_store;
+mod error;
+mod files;
+mod id;
+mod job;
+mod manifest;
+mod rel_path;
+mod store;
+
+pub use dir_store::DirStore;
+pub use error::{Damage, OpenError, ReadError, SaveError};
+pub use files::{copy_hashed, free_bytes, sync_dir, write_atomically};
+pub use id::{IdError, SnapshotId};
+pub use job::{JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
+pub use manifest::{
+    AffinityGroup, DataFile, HostFacts, JobIdentity, MANIFEST_VERSION, Manifest, OpenFile, ProcessTree, ShmFile,
+    StdioKind, StdioRecord, TtyRecord,
+};
+pub use rel_path::{RelPath, RelPathError};
+pub use store::{Images, Listed, ProgressFn, SnapshotWriter, Store, choose_prunable};

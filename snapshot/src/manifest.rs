@@ -1,0 +1,349 @@
+//! What a snapshot consists of. The text on disk is `{"checksum":"<BLAKE3 of body, hex>","body":{…}}`, without
+//! white space; the checksum covers the body's bytes as they stand, so that no canonical form is needed.
+
+use crate::{Damage, ReadError, RelPath, RelPathError, SnapshotId};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+
+/// The version that this build writes, and the newest that it reads.
+pub const MANIFEST_VERSION: u32 = 1;
+
+/// One snapshot: what job it is of, what has to be put back besides CRIU's images, and every data file with its
+/// checksum.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Layout version, [`MANIFEST_VERSION`].
+    pub version: u32,
+    /// The snapshot's name, also its directory's.
+    pub id: SnapshotId,
+    /// The job.
+    pub job: JobIdentity,
+    /// Which start-from-the-beginning of the job it belongs to, from 1.
+    pub run: u64,
+    /// When the job stood still, milliseconds since 1970 UTC.
+    pub taken_unix_ms: u64,
+    /// How long the job stood still, seconds, as CRIU measured it.
+    pub stall_s: f64,
+    /// The machine it was taken on.
+    pub host: HostFacts,
+    /// Version of the ckpt-run that took it.
+    pub ckpt_run_version: String,
+    /// Version of the CRIU that took it.
+    pub criu_version: String,
+    /// The process tree, in the numbers of its PID namespace.
+    pub tree: ProcessTree,
+    /// Where the job's standard streams went.
+    pub stdio: Vec<StdioRecord>,
+    /// The job's controlling terminal, if it had one.
+    pub tty: Option<TtyRecord>,
+    /// Regular files that the job held open for writing.
+    pub open_files: Vec<OpenFile>,
+    /// Files in /dev/shm that the job held open for writing: their content is in the snapshot.
+    pub shm_files: Vec<ShmFile>,
+    /// Every data file of the snapshot.
+    pub files: Vec<DataFile>,
+}
+
+/// Which job a snapshot is of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobIdentity {
+    /// The job's directory in the store.
+    pub key: String,
+    /// Working directory of the command.
+    pub cwd: String,
+    /// The command line; bytes that are not UTF-8 are replaced.
+    pub argv: Vec<String>,
+}
+
+/// The machine a snapshot was taken on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostFacts {
+    /// Its name.
+    pub hostname: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// Hardware name, `x86_64`.
+    pub arch: String,
+    /// CPU model.
+    pub cpu: String,
+    /// The kernel's boot ID: tells whether the machine was started again since.
+    pub boot_id: String,
+}
+
+/// The dumped process tree. All IDs are as the job itself sees them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessTree {
+    /// Root of the tree: the reaper.
+    pub root_pid: i32,
+    /// The user's command.
+    pub command_pid: i32,
+    /// The last PID given out in the namespace.
+    pub last_pid: i32,
+    /// Processes and threads counted.
+    pub threads: u64,
+    /// CPU affinity, which CRIU does not keep.
+    pub affinity: Vec<AffinityGroup>,
+}
+
+/// Threads that may run on the same CPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AffinityGroup {
+    /// CPU numbers.
+    pub cpus: Vec<u32>,
+    /// Thread IDs.
+    pub tids: Vec<i32>,
+}
+
+/// What kind of thing stands behind a standard stream of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StdioKind {
+    /// A pipe to or from the launcher.
+    Pipe,
+    /// The job's terminal, relayed by the launcher.
+    Tty,
+}
+
+/// One standard stream of the job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StdioRecord {
+    /// Descriptor number in the job: 0, 1 or 2.
+    pub fd: u32,
+    /// What it was.
+    pub kind: StdioKind,
+    /// For a pipe: its inode number, the name under which CRIU knows it.
+    pub inode: u64,
+    /// For an output that the launcher wrote to a regular file: the file and its length at the snapshot.
+    pub file: Option<OpenFile>,
+    /// For an input that the launcher read from a regular file: how much of it the job had taken.
+    pub consumed_bytes: Option<u64>,
+}
+
+/// The terminal that the launcher relays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TtyRecord {
+    /// Device number of the terminal, as CRIU names it.
+    pub rdev: u64,
+    /// Device number of the file system it lies on.
+    pub dev: u64,
+}
+
+/// A regular file that was open for writing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenFile {
+    /// Absolute path.
+    pub path: String,
+    /// Its length at the snapshot, bytes.
+    pub size_bytes: u64,
+}
+
+/// A file of /dev/shm whose content is in the snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShmFile {
+    /// Absolute path, below /dev/shm.
+    pub path: String,
+    /// The data file that holds the content.
+    pub data: RelPath,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// One data file of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataFile {
+    /// Relative to the snapshot's directory.
+    pub path: RelPath,
+    /// Length, bytes.
+    pub bytes: u64,
+    /// BLAKE3 of the content, lower-case hex.
+    pub blake3: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sealed<'a> {
+    checksum: String,
+    #[serde(borrow)]
+    body: &'a RawValue,
+}
+
+impl Manifest {
+    /// The text to store.
+    ///
+    /// # Panics
+    /// Never: every field has a JSON form.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let body = serde_json::to_string(self).expect("a manifest has a JSON form");
+        let checksum = blake3::hash(body.as_bytes()).to_hex().to_string();
+        let body = RawValue::from_string(body).expect("it was JSON just now");
+        serde_json::to_vec(&Sealed { checksum, body: &body }).expect("a manifest has a JSON form")
+    }
+
+    /// Reads what [`Manifest::encode`] wrote for the snapshot `id`: checksum first, then version, then paths, then
+    /// the rest.
+    ///
+    /// # Errors
+    /// [`ReadError::Damaged`], [`ReadError::Newer`] or [`ReadError::Hostile`].
+    pub fn decode(id: &SnapshotId, text: &[u8]) -> Result<Self, ReadError> {
+        let damaged = |damage| ReadError::Damaged { id: id.to_string(), damage };
+        let unreadable = |error: serde_json::Error| damaged(Damage::Manifest(error.to_string()));
+        let sealed: Sealed = serde_json::from_slice(text).map_err(unreadable)?;
+        let found = blake3::hash(sealed.body.get().as_bytes()).to_hex().to_string();
+        if found != sealed.checksum {
+            return Err(damaged(Damage::ManifestChecksum { found, recorded: sealed.checksum }));
+        }
+        // White space around the parts is not under the checksum: only what `encode` writes is taken.
+        let plain_bytes = r#"{"checksum":"","body":}"#.len() + sealed.checksum.len() + sealed.body.get().len();
+        if plain_bytes != text.len() {
+            return Err(damaged(Damage::Manifest("it has extra bytes".to_owned())));
+        }
+        Self::check_version(id, sealed.body)?;
+        Self::check_paths(id, sealed.body)?;
+        let manifest: Self = serde_json::from_str(sealed.body.get()).map_err(unreadable)?;
+        if &manifest.id != id {
+            return Err(damaged(Damage::WrongId(manifest.id.to_string())));
+        }
+        Ok(manifest)
+    }
+
+    fn check_version(id: &SnapshotId, body: &RawValue) -> Result<(), ReadError> {
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        let damaged = |error: serde_json::Error| ReadError::Damaged {
+            id: id.to_string(),
+            damage: Damage::Manifest(error.to_string()),
+        };
+        let Version { version } = serde_json::from_str(body.get()).map_err(damaged)?;
+        if version > MANIFEST_VERSION {
+            return Err(ReadError::Newer { id: id.to_string(), found: version, known: MANIFEST_VERSION });
+        }
+        Ok(())
+    }
+
+    /// Tells a path that climbs out (somebody's doing) from text that does not parse (damage).
+    fn check_paths(id: &SnapshotId, body: &RawValue) -> Result<(), ReadError> {
+        #[derive(Deserialize)]
+        struct Paths {
+            #[serde(default)]
+            files: Vec<BTreeMap<String, serde_json::Value>>,
+            #[serde(default)]
+            shm_files: Vec<BTreeMap<String, serde_json::Value>>,
+        }
+        let Ok(paths) = serde_json::from_str::<Paths>(body.get()) else { return Ok(()) };
+        let hostile = |source: RelPathError| ReadError::Hostile { id: id.to_string(), source };
+        let named = |entry: &BTreeMap<String, serde_json::Value>, key: &str| {
+            entry.get(key).and_then(|value| value.as_str()).map(str::to_owned)
+        };
+        for path in paths.files.iter().filter_map(|entry| named(entry, "path")) {
+            RelPath::new(path).map_err(hostile)?;
+        }
+        for entry in &paths.shm_files {
+            if let Some(data) = named(entry, "data") {
+                RelPath::new(data).map_err(hostile)?;
+            }
+            if let Some(path) = named(entry, "path") {
+                let below = path.strip_prefix("/dev/shm/").ok_or_else(|| hostile(RelPathError(path.clone())))?;
+                RelPath::new(below).map_err(hostile)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of all data files together.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::time::UNIX_EPOCH;
+
+    pub(crate) fn sample(sequence: u64) -> Manifest {
+        Manifest {
+            version: MANIFEST_VERSION,
+            id: SnapshotId::new(sequence, UNIX_EPOCH),
+            job: JobIdentity { key: "job".into(), cwd: "/".into(), argv: vec!["true".into()] },
+            run: 1,
+            taken_unix_ms: 0,
+            stall_s: 0.25,
+            host: HostFacts::default(),
+            ckpt_run_version: "0".into(),
+            criu_version: "4.1.1".into(),
+            tree: ProcessTree::default(),
+            stdio: Vec::new(),
+            tty: None,
+            open_files: Vec::new(),
+            shm_files: Vec::new(),
+            files: vec![DataFile { path: RelPath::new("images/a.img").unwrap(), bytes: 3, blake3: "00".into() }],
+        }
+    }
+
+    fn resealed(manifest: &Manifest, change: impl FnOnce(&mut serde_json::Value)) -> Vec<u8> {
+        let mut body = serde_json::to_value(manifest).unwrap();
+        change(&mut body);
+        let body = body.to_string();
+        format!(r#"{{"checksum":"{}","body":{body}}}"#, blake3::hash(body.as_bytes()).to_hex()).into_bytes()
+    }
+
+    #[test]
+    fn reads_what_it_wrote() {
+        let manifest = sample(3);
+        assert_eq!(Manifest::decode(&manifest.id, &manifest.encode()).unwrap(), manifest);
+    }
+
+    #[test]
+    fn finds_every_flipped_bit() {
+        let manifest = sample(3);
+        let text = manifest.encode();
+        for position in 0..text.len() {
+            for bit in 0..8 {
+                let mut flipped = text.clone();
+                flipped[position] ^= 1 << bit;
+                let read = Manifest::decode(&manifest.id, &flipped);
+                assert!(matches!(read, Err(ReadError::Damaged { .. })), "byte {position} bit {bit}: {read:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn finds_truncation_and_extra_bytes() {
+        let manifest = sample(3);
+        let text = manifest.encode();
+        for length in 0..text.len() {
+            assert!(Manifest::decode(&manifest.id, &text[..length]).is_err(), "{length}");
+        }
+        let mut longer = text;
+        longer.push(b'\n');
+        assert!(matches!(Manifest::decode(&manifest.id, &longer), Err(ReadError::Damaged { .. })));
+    }
+
+    #[test]
+    fn refuses_newer_versions_and_hostile_paths() {
+        let manifest = sample(3);
+        let newer = resealed(&manifest, |body| body["version"] = 2.into());
+        assert!(matches!(Manifest::decode(&manifest.id, &newer), Err(ReadError::Newer { found: 2, .. })));
+        let climbing = resealed(&manifest, |body| body["files"][0]["path"] = "../../etc/passwd".into());
+        assert!(matches!(Manifest::decode(&manifest.id, &climbing), Err(ReadError::Hostile { .. })));
+        let shm = serde_json::json!([{"path": "/dev/shm/../../etc/x", "data": "shm/0", "mode": 0, "uid": 0, "gid": 0}]);
+        let climbing = resealed(&manifest, |body| body["shm_files"] = shm);
+        assert!(matches!(Manifest::decode(&manifest.id, &climbing), Err(ReadError::Hostile { .. })));
+    }
+
+    #[test]
+    fn refuses_another_snapshots_manifest() {
+        let text = sample(3).encode();
+        let read = Manifest::decode(&sample(4).id, &text);
+        assert!(matches!(read, Err(ReadError::Damaged { damage: Damage::WrongId(_), .. })), "{read:?}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Relative paths that cannot leave the directory they are relative to.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::{Component, Path};
+
+/// A path below a snapshot's directory: never empty, never absolute, no `.` or `..`, no NUL. Manifests come from
+/// disk and are not trusted: deserialising anything else fails.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RelPath(String);
+
+/// Why a string is not a [`RelPath`].
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("the path {0:?} does not stay inside the snapshot's directory")]
+pub struct RelPathError(pub String);
+
+impl RelPath {
+    /// Checks `path`.
+    ///
+    /// # Errors
+    /// When the path is empty, absolute, not normalised, or climbs out.
+    pub fn new(path: impl Into<String>) -> Result<Self, RelPathError> {
+        let path = path.into();
+        let normal = Path::new(&path).components().all(|part| matches!(part, Component::Normal(_)));
+        // `components` hides `a//b` and `a/./b`: only the plain spelling is taken, so that a name has one form.
+        let plain = path.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+        if normal && plain && !path.contains('\0') { Ok(Self(path)) } else { Err(RelPathError(path)) }
+    }
+
+    /// The path as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<Path> for RelPath {
+    fn as_ref(&self) -> &Path {
+        Path::new(&self.0)
+    }
+}
+
+impl fmt::Display for RelPath {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for RelPath {
+    type Error = RelPathError;
+    fn try_from(path: String) -> Result<Self, RelPathError> {
+        Self::new(path)
+    }
+}
+
+impl From<RelPath> for String {
+    fn from(path: RelPath) -> Self {
+        path.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_what_stays_inside() {
+        for good in ["a", "images/pages-1.img", "a/b/c", "..a", "a..b"] {
+            assert_eq!(RelPath::new(good).unwrap().as_str(), good);
+        }
+    }
+
+    #[test]
+    fn refuses_what_climbs_out() {
+        for bad in ["", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", "./a", "a//b", "a/", "a\0b"] {
+            assert!(RelPath::new(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,37 @@
+"""Anonymous memory shared by parent and child: content is that of the snapshot and both go on seeing one memory."""
+
+import mmap
+
+from harness import await_go, check, child, equal, passed, reap, start, until, wait
+
+TICKS = 1 << 16
+start()
+shared = mmap.mmap(-1, 1 << 20)
+shared[-5:] = b"state"
+ticks = 0
+
+
+def tick():
+    global ticks
+    shared[ticks] = 1
+    ticks += 1
+
+
+def other_side():
+    await_go()
+    until(lambda: shared[-6:] == b"parent", "the parent's change")
+    equal(shared[TICKS : TICKS + 5], b"state", "content seen by the child")
+    shared[-5:] = b"child"
+
+
+pid = child(other_side)
+
+wait(tick)
+
+equal(shared[-5:], b"state", "content")
+check(ticks == shared[:TICKS].count(1), f"{shared[:TICKS].count(1)} marks, {ticks} made since the snapshot's state")
+shared[TICKS : TICKS + 5] = b"state"
+shared[-6:] = b"parent"
+reap(pid)
+equal(shared[-5:], b"child", "content after the child's write")
+passed()

@@ -1,0 +1,7 @@
+"""The same as tcp.py without SO_REUSEADDR: when the job is killed, TIME_WAIT holds the listener's port for a minute."""
+
+import socket
+
+import tcp
+
+tcp.main(socket.AF_INET, "127.0.0.1", reuse=0)

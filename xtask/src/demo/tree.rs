@@ -1,0 +1,125 @@
+//! Processes and what is below them, from `/proc`.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs;
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// A process, told from a later one with the same number by the time of its start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proc {
+    /// Its process ID, as seen from here.
+    pub pid: u32,
+    /// Its parent's.
+    pub parent: u32,
+    start_ticks: u64,
+    name: String,
+    state: char,
+}
+
+/// A process held by descriptor.
+pub struct Handle(OwnedFd);
+
+impl Handle {
+    /// Sends SIGKILL. That the process has ended by itself is no error.
+    pub fn kill(&self) -> Result<()> {
+        match pidfd_send_signal(&self.0, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(error) => Err(error).context("sending SIGKILL"),
+        }
+    }
+}
+
+impl Proc {
+    fn read(pid: u32) -> Option<Self> {
+        Self::parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Reads a line of `/proc/PID/stat`, see proc_pid_stat(5). The name may itself hold spaces and brackets.
+    fn parse(pid: u32, stat: &str) -> Option<Self> {
+        let (head, rest) = stat.rsplit_once(") ")?;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        Some(Self {
+            pid,
+            parent: fields.get(1)?.parse().ok()?,
+            start_ticks: fields.get(19)?.parse().ok()?,
+            name: head.split_once('(')?.1.to_owned(),
+            state: fields.first()?.chars().next()?,
+        })
+    }
+
+    /// Holds the process by descriptor, if it is still there.
+    pub fn open(&self) -> Option<Handle> {
+        let pid = Pid::from_raw(i32::try_from(self.pid).ok()?)?;
+        let handle = Handle(pidfd_open(pid, PidfdFlags::empty()).ok()?);
+        // Looked at after opening: the descriptor cannot be that of a later process with the same number.
+        self.is_alive().then_some(handle)
+    }
+
+    /// Whether the process still runs. One that only waits for its parent to take notice of its end does not.
+    pub fn is_alive(&self) -> bool {
+        Self::read(self.pid)
+            .is_some_and(|now| now.start_ticks == self.start_ticks && !matches!(now.state, 'Z' | 'X'))
+    }
+}
+
+impl fmt::Display for Proc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (PID {})", self.name, self.pid)
+    }
+}
+
+/// Every process below `root`, which itself is not among them.
+pub fn descendants(root: u32) -> Result<Vec<Proc>> {
+    let mut rest = Vec::new();
+    for entry in fs::read_dir("/proc").context("reading /proc")? {
+        let pid = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+        rest.extend(pid.and_then(Proc::read));
+    }
+    let mut found: Vec<Proc> = Vec::new();
+    let mut parents = HashSet::from([root]);
+    loop {
+        let (below, others): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|proc| parents.contains(&proc.parent));
+        if below.is_empty() {
+            return Ok(found);
+        }
+        parents.extend(below.iter().map(|proc| proc.pid));
+        found.extend(below);
+        rest = others;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn reads_a_name_with_brackets() {
+        let stat = format!("7 (a) b (c) S 3 {} 99 0 0\n", ["0"; 17].join(" "));
+        let proc = Proc::parse(7, &stat).unwrap();
+        assert_eq!((proc.parent, proc.start_ticks, proc.name.as_str(), proc.state), (3, 99, "a) b (c", 'S'));
+    }
+
+    #[test]
+    fn finds_and_kills_what_is_below() {
+        let mut shell =
+            Command::new("sh").args(["-c", "sleep 60 & wait"]).stdin(Stdio::null()).spawn().unwrap();
+        let below = loop {
+            let below = descendants(shell.id()).unwrap();
+            if below.iter().any(|proc| proc.name == "sleep") {
+                break below;
+            }
+        };
+        assert_eq!(below.len(), 1);
+        assert!(below[0].is_alive());
+        below[0].open().unwrap().kill().unwrap();
+        shell.wait().unwrap();
+        assert!(!below[0].is_alive());
+    }
+}

@@ -1,0 +1,49 @@
+//! The project's chores: `cargo xtask test`, `cargo xtask demo`, `cargo xtask ci`.
+//!
+//! Each works on a fresh machine: what it needs and does not find is set up first, see [`tools`].
+
+mod ci;
+mod demo;
+mod process;
+mod say;
+mod test;
+mod tools;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The command line.
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Set-up, tests, demo and checks of ckpt-run")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One chore.
+#[derive(Subcommand)]
+enum Command {
+    /// Set up what the tests need, build, and run every test
+    Test(test::Args),
+    /// Train, checkpoint, kill -9 everything, run the same command again, compare the losses
+    Demo(demo::Args),
+    /// What continuous integration runs: format, clippy, cargo-deny, docs, tests
+    Ci,
+    /// Only set up CRIU and PyTorch, and print where they are
+    Tools(tools::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Test(args) => test::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Ci => ci::run(),
+        Command::Tools(args) => tools::run(&args),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("xtask: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,53 @@
+//! `cargo xtask test`: everything that the tests need, then the tests.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+
+use crate::tools::Tools;
+use crate::{process, tools, workspace};
+
+/// Options of `cargo xtask test`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Also the slower stage: a private root of a newer suite with PyTorch 2.6
+    #[arg(long)]
+    full: bool,
+    /// Passed to `cargo test`, for instance the name of a test
+    #[arg(last = true)]
+    args: Vec<String>,
+}
+
+/// Sets up, builds and tests. The exit code is that of the first cargo command that failed.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let tools = Tools::set_up()?;
+    let rootfs = args.full.then(tools::trixie_root).transpose()?;
+
+    // The scenarios run the real binary with the real preload library, which `cargo test` alone does not build.
+    let mut build = workspace::cargo();
+    build.args(["build", "--workspace", "--features", workspace::FAULTS]);
+    let status = build.status().context("could not start cargo build")?;
+    if !status.success() {
+        return Ok(process::exit_code(status));
+    }
+
+    let mut test = workspace::cargo();
+    test.args(["test", "--workspace", "--features", workspace::FAULTS]).args(&args.args);
+    clear_options(&mut test);
+    test.envs(tools.env()).env("CKPT_TEST_BIN", workspace::target_dir()?.join("debug/ckpt-run"));
+    if let Some(rootfs) = rootfs {
+        test.env("CKPT_TEST_ROOTFS", rootfs);
+    }
+    let status = test.status().context("could not start cargo test")?;
+    Ok(process::exit_code(status))
+}
+
+/// Takes every `CKPT_*` variable from the environment: they are options of ckpt-run, and those of whoever started
+/// xtask must not change what is tested or shown.
+pub fn clear_options(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("CKPT_") {
+            command.env_remove(name);
+        }
+    }
+}

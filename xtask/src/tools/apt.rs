@@ -1,0 +1,179 @@
+//! apt: the system's own, and a private one that leaves the system's alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::os::Os;
+use crate::process;
+
+/// A suite of a distribution and where to get it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The mirror, one that the system itself uses.
+    pub uri: String,
+    /// For instance `trixie` or `trixie-security`.
+    pub suite: String,
+}
+
+/// The places that `suite` of the same distribution is to be had from: the system's own mirrors, its own suite's name
+/// exchanged for `suite`. The first is the suite proper; its `-updates` and `-security` follow where the system uses
+/// its own.
+pub fn sources(os: &Os, suite: &str) -> Result<Vec<Source>> {
+    // --no-release-info: without it apt tells only of what `apt-get update` has fetched, in a fresh container nothing.
+    let text = process::capture(Command::new("apt-get").args([
+        "--no-release-info",
+        "indextargets",
+        "--format",
+        "$(REPO_URI) $(RELEASE) $(CREATED_BY)",
+    ]))?;
+    let sources = renamed_sources(&text, &os.codename, suite);
+    if sources.first().is_none_or(|source| source.suite != suite) {
+        bail!("apt's configuration names no mirror for {} {}", os.id, os.codename);
+    }
+    Ok(sources)
+}
+
+fn renamed_sources(index_targets: &str, codename: &str, suite: &str) -> Vec<Source> {
+    let find = |suffix: &str| {
+        let release = format!("{codename}{suffix}");
+        let uri = index_targets.lines().find_map(|line| {
+            let mut words = line.split_whitespace();
+            let uri = words.next()?;
+            (words.next()? == release && words.next()? == "Packages").then_some(uri)
+        })?;
+        Some(Source { uri: uri.to_owned(), suite: format!("{suite}{suffix}") })
+    };
+    ["", "-updates", "-security"].into_iter().filter_map(find).collect()
+}
+
+/// An apt with its own sources, lists and cache, that believes that nothing is installed: so it resolves every
+/// dependency, libc included, and downloads it.
+pub struct PrivateApt {
+    dir: PathBuf,
+    config: PathBuf,
+}
+
+impl PrivateApt {
+    /// Makes one in `dir`. Its packages must be signed by a key in `keyring`.
+    pub fn create(dir: &Path, sources: &[Source], components: &str, keyring: &Path) -> Result<Self> {
+        for sub in ["parts", "state/lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(dir.join(sub))
+                .with_context(|| format!("creating {}", dir.join(sub).display()))?;
+        }
+        let stanza = |source: &Source| {
+            format!(
+                "Types: deb\nURIs: {}\nSuites: {}\nComponents: {components}\nArchitectures: amd64\nSigned-By: {}\n",
+                source.uri,
+                source.suite,
+                keyring.display()
+            )
+        };
+        let stanzas: Vec<_> = sources.iter().map(stanza).collect();
+        let write = |name: &str, text: &str| {
+            let file = dir.join(name);
+            fs::write(&file, text).with_context(|| format!("writing {}", file.display())).map(|()| file)
+        };
+        write("status", "")?;
+        write("parts/private.sources", &stanzas.join("\n"))?;
+        let config = write("apt.conf", &private_config(dir))?;
+        Ok(Self { dir: dir.to_path_buf(), config })
+    }
+
+    /// Fetches the package lists.
+    pub fn update(&self, log: &Path) -> Result<()> {
+        process::logged(self.apt_get().args(["--error-on=any", "update"]), log)
+    }
+
+    /// Downloads a package with all that it depends on, and returns the files.
+    pub fn download(&self, package: &str, log: &Path) -> Result<Vec<PathBuf>> {
+        process::logged(self.apt_get().args(["-y", "--download-only", "install", package]), log)?;
+        let archives = self.dir.join("cache/archives");
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&archives).with_context(|| format!("reading {}", archives.display()))? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "deb") {
+                files.push(path);
+            }
+        }
+        files.sort();
+        if files.is_empty() {
+            bail!("apt-get downloaded no package for {package}");
+        }
+        Ok(files)
+    }
+
+    fn apt_get(&self) -> Command {
+        // -c and not APT_CONFIG: the system's configuration (proxies) is read too, and must not win over ours.
+        let mut command = apt_get();
+        command.arg("-c").arg(&self.config);
+        command
+    }
+}
+
+fn private_config(dir: &Path) -> String {
+    let dir = dir.display();
+    format!(
+        r#"#clear APT::Architectures;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+APT::Architecture "amd64";
+APT::Architectures {{ "amd64"; }};
+APT::Install-Recommends "false";
+Acquire::Retries "3";
+Dir::Etc::SourceList "/dev/null";
+Dir::Etc::SourceParts "{dir}/parts";
+Dir::Etc::Preferences "/dev/null";
+Dir::Etc::PreferencesParts "/dev/null";
+Dir::State "{dir}/state";
+Dir::State::Lists "{dir}/state/lists";
+Dir::State::status "{dir}/status";
+Dir::Cache "{dir}/cache";
+Dir::Cache::Archives "{dir}/cache/archives";
+Dir::Log "{dir}";
+"#
+    )
+}
+
+/// Installs packages into the system itself.
+pub fn install_system(packages: &[&str], log: &Path) -> Result<()> {
+    process::logged(apt_get().arg("update"), log)?;
+    process::logged(apt_get().args(["install", "-y", "--no-install-recommends"]).args(packages), log)
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C.UTF-8");
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TARGETS: &str = "mirror:/debian/ bookworm DEP-11\n\
+        mirror:/debian/ bookworm Packages\n\
+        mirror:/debian/ bookworm-updates Packages\n\
+        mirror:/security/ bookworm-security Packages\n\
+        other:/tools/ stable Packages\n";
+
+    #[test]
+    fn takes_the_mirrors_of_the_systems_own_suite() {
+        let source = |uri: &str, suite: &str| Source { uri: uri.into(), suite: suite.into() };
+        assert_eq!(
+            renamed_sources(TARGETS, "bookworm", "trixie"),
+            [
+                source("mirror:/debian/", "trixie"),
+                source("mirror:/debian/", "trixie-updates"),
+                source("mirror:/security/", "trixie-security"),
+            ]
+        );
+    }
+
+    #[test]
+    fn finds_nothing_for_another_release() {
+        assert_eq!(renamed_sources(TARGETS, "bullseye", "trixie"), []);
+    }
+}

@@ -1,0 +1,215 @@
+//! CRIU: the one on `PATH` if it will do, else a newer suite's, unpacked into `target/tools/criu`.
+//!
+//! A newer suite's criu needs a newer libc than the system has, so the whole set of libraries comes along, and the
+//! prefix's own dynamic loader starts it. Nothing is installed: `dpkg -x` unpacks, no maintainer script runs.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::apt::{self, PrivateApt};
+use super::os::Os;
+use super::{finish, log_file, unfinished};
+use crate::{process, say, workspace};
+
+/// The oldest version that is known to work. CRIU 3.17 fails on kernels from 6.x on.
+const FLOOR: Version = Version(4, 1, 0);
+
+/// What to do where nothing can be done automatically.
+const BY_HAND: &str = "install CRIU 4.1 or newer so that `criu check` passes as root, and put it on PATH \
+                       or name it in CKPT_CRIU";
+
+/// Suites that have a criu that is new enough, newest first.
+struct Suites {
+    os: &'static str,
+    names: &'static [&'static str],
+    components: &'static str,
+    keyring: &'static str,
+}
+
+const SUITES: &[Suites] = &[
+    Suites {
+        os: "debian",
+        names: &["trixie"],
+        components: "main",
+        keyring: "/usr/share/keyrings/debian-archive-keyring.gpg",
+    },
+    // Not tried: the project's machines are Debian's. Ubuntu's mirrors drop a suite when its support ends, so there is
+    // more than one.
+    Suites {
+        os: "ubuntu",
+        names: &["resolute", "questing"],
+        components: "main universe",
+        keyring: "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
+    },
+];
+
+/// CRIU's version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Version(u32, u32, u32);
+
+impl Version {
+    /// Reads the output of `criu --version`, of which the first line is `Version: 4.1.1`.
+    fn parse(output: &str) -> Option<Self> {
+        let text = output.lines().find_map(|line| line.strip_prefix("Version:"))?.trim();
+        let mut numbers = text.split(['.', '-']).map_while(|part| part.parse().ok());
+        Some(Self(numbers.next()?, numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)))
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(major, minor, patch) = self;
+        if *patch == 0 { write!(f, "{major}.{minor}") } else { write!(f, "{major}.{minor}.{patch}") }
+    }
+}
+
+/// Finds or sets up CRIU and returns the program to call.
+pub fn set_up() -> Result<PathBuf> {
+    let named = std::env::var_os("CKPT_CRIU").filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(path) = named {
+        let version = check(&path).with_context(|| format!("CKPT_CRIU names {}", path.display()))?;
+        println!("tools: criu {version}, {} (from CKPT_CRIU)", path.display());
+        return Ok(path);
+    }
+    let on_path = process::find_program("criu");
+    if let Some(path) = &on_path {
+        match check(path) {
+            Ok(version) => {
+                println!("tools: criu {version}, {}", path.display());
+                return Ok(path.clone());
+            }
+            Err(error) => println!("tools: criu at {} will not do: {error:#}", path.display()),
+        }
+    }
+    let place = workspace::tools_dir().join("criu");
+    let wrapper = place.join("bin/criu");
+    if is_finished(&place) {
+        // Complete, so that a check that fails is this machine's fault: unpacking it again would not help.
+        let version = check(&wrapper).with_context(|| format!("CRIU does not work here; {BY_HAND}"))?;
+        println!("tools: criu {version}, {}", wrapper.display());
+        return Ok(wrapper);
+    }
+    let start = Instant::now();
+    let (version, suite) = unpack(&place)
+        .with_context(|| format!("no CRIU {FLOOR} or newer, and it could not be set up; {BY_HAND}"))?;
+    println!(
+        "tools: criu {version}, {} (packages of {suite}, set up in {})",
+        wrapper.display(),
+        say::duration(start.elapsed())
+    );
+    Ok(wrapper)
+}
+
+/// Whether the prefix is there, for this place: a workspace that was moved has a wrapper that points elsewhere.
+fn is_finished(place: &Path) -> bool {
+    let wrapper = place.join("bin/criu");
+    fs::read_to_string(&wrapper).is_ok_and(|text| text == wrapper_script(place))
+        && version(&mut Command::new(&wrapper)).is_ok()
+}
+
+/// The version of a criu that is new enough and passes its own check of the kernel and of our rights.
+fn check(path: &Path) -> Result<Version> {
+    let version = version(&mut Command::new(path))?;
+    ensure!(version >= FLOOR, "version {version} is older than {FLOOR}");
+    process::capture(Command::new(path).arg("check"))?;
+    Ok(version)
+}
+
+fn version(command: &mut Command) -> Result<Version> {
+    let output = process::capture(command.arg("--version"))?;
+    Version::parse(&output).with_context(|| format!("cannot read a version from {output:?}"))
+}
+
+/// Unpacks the first suite's criu that works, and puts it in its place.
+fn unpack(place: &Path) -> Result<(Version, &'static str)> {
+    let os = Os::detect()?;
+    os.require_apt()?;
+    let log = log_file("criu")?;
+    let _ = fs::remove_file(&log);
+    let suites = SUITES.iter().find(|suites| suites.os == os.id).context("no suite is known")?;
+    let mut failures = Vec::new();
+    for suite in suites.names {
+        println!("tools: getting criu from {} {suite}, the log is {}", os.id, log.display());
+        match unpack_suite(&os, suites, suite, place, &log) {
+            Ok(version) => return Ok((version, suite)),
+            Err(error) => failures.push(format!("{suite}: {error:#}")),
+        }
+    }
+    bail!("{}", failures.join("; "))
+}
+
+fn unpack_suite(os: &Os, suites: &Suites, suite: &str, place: &Path, log: &Path) -> Result<Version> {
+    let keyring = Path::new(suites.keyring);
+    ensure!(keyring.exists(), "{} is missing, so that packages could not be verified", keyring.display());
+    let sources = apt::sources(os, suite)?;
+    let work = unfinished()?;
+    let apt = PrivateApt::create(&work.path().join("apt"), &sources, suites.components, keyring)?;
+    apt.update(log)?;
+    let packages = apt.download("criu", log)?;
+
+    let built = work.path().join("criu");
+    let prefix = built.join("prefix");
+    fs::create_dir_all(&prefix)?;
+    let mut names = String::new();
+    for package in &packages {
+        process::logged(Command::new("dpkg").arg("-x").arg(package).arg(&prefix), log)?;
+        names += &format!("{}\n", package.file_name().unwrap_or_default().to_string_lossy());
+    }
+    fs::write(built.join("packages.txt"), names)?;
+    let [program, args @ ..] = loader_command(&prefix);
+    let version = version(Command::new(program).args(args))?;
+    ensure!(version >= FLOOR, "its version {version} is older than {FLOOR}");
+
+    let bin = built.join("bin");
+    fs::create_dir_all(&bin)?;
+    fs::write(bin.join("criu"), wrapper_script(place))?;
+    fs::set_permissions(bin.join("criu"), fs::Permissions::from_mode(0o755))?;
+    finish(&built, place)?;
+    check(&place.join("bin/criu")).context("it was unpacked, but does not work here")
+}
+
+/// The prefix's criu, started by the prefix's loader with the prefix's libraries.
+fn loader_command(prefix: &Path) -> [String; 4] {
+    let inside = |path: &str| prefix.join(path).to_string_lossy().into_owned();
+    let libraries = inside("usr/lib/x86_64-linux-gnu");
+    [format!("{libraries}/ld-linux-x86-64.so.2"), "--library-path".into(), libraries, inside("usr/sbin/criu")]
+}
+
+/// The script that stands for the program `criu`.
+fn wrapper_script(place: &Path) -> String {
+    let quoted =
+        loader_command(&place.join("prefix")).map(|word| format!("'{}'", word.replace('\'', r"'\''")));
+    format!("#!/bin/sh\n# Made by `cargo xtask`.\nexec {} \"$@\"\n", quoted.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_versions() {
+        assert_eq!(Version::parse("Version: 4.1.1\n"), Some(Version(4, 1, 1)));
+        assert_eq!(Version::parse("Version: 4.2\nGitID: v4.2\n"), Some(Version(4, 2, 0)));
+        assert_eq!(Version::parse("Version: 4.1-rc1\n"), Some(Version(4, 1, 0)));
+        assert_eq!(Version::parse("criu: not found\n"), None);
+    }
+
+    #[test]
+    fn orders_versions() {
+        assert!(Version(3, 17, 1) < FLOOR);
+        assert!(Version(4, 0, 9) < FLOOR);
+        assert!(Version(4, 10, 0) > Version(4, 2, 1));
+    }
+
+    #[test]
+    fn the_wrapper_survives_a_strange_path() {
+        let script = wrapper_script(Path::new("/tmp/it's a place"));
+        assert!(script.contains(r"exec '/tmp/it'\''s a place/prefix/usr/lib"), "{script}");
+    }
+}

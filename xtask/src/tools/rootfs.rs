@@ -1,0 +1,73 @@
+//! A private root of Debian trixie with PyTorch 2.6, whose TCPStore is newer than the system's PyTorch has.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+
+use super::os::Os;
+use super::{apt, finish, log_file, unfinished};
+use crate::{process, say, workspace};
+
+const SUITE: &str = "trixie";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const PACKAGES: &str = "criu,python3-torch,python3-numpy";
+
+/// Finds or makes the root and returns its directory.
+pub fn set_up() -> Result<PathBuf> {
+    let place = workspace::tools_dir().join("trixie-root");
+    if let Ok(version) = torch_version(&place) {
+        println!("tools: root of {SUITE} with torch {version}, {}", place.display());
+        return Ok(place);
+    }
+    let start = Instant::now();
+    let log = log_file("trixie-root")?;
+    println!("tools: making a root of {SUITE} (a minute or two), the log is {}", log.display());
+    let version = build(&place, &log).with_context(|| {
+        format!(
+            "the root of {SUITE} for `cargo xtask test --full` could not be made; it needs Debian, as root"
+        )
+    })?;
+    let took = say::duration(start.elapsed());
+    println!("tools: root of {SUITE} with torch {version}, {} (made in {took})", place.display());
+    Ok(place)
+}
+
+fn build(place: &Path, log: &Path) -> Result<String> {
+    let os = Os::detect()?;
+    os.require_apt()?;
+    ensure!(os.id == "debian", "only Debian's mirrors have {SUITE}");
+    if process::find_program("debootstrap").is_none() {
+        apt::install_system(&["debootstrap"], log)?;
+    }
+    let sources = apt::sources(&os, SUITE)?;
+    let work = unfinished()?;
+    let root = work.path().join("root");
+    fs::create_dir(&root)?;
+    // In a mount namespace of its own, so that a debootstrap that is killed leaves no mount behind.
+    let mut debootstrap = Command::new("unshare");
+    debootstrap
+        .args(["--mount", "--propagation", "private", "debootstrap", "--variant=minbase"])
+        .arg(format!("--include={PACKAGES}"))
+        .arg(format!("--keyring={KEYRING}"))
+        .arg(SUITE)
+        .arg(&root)
+        .arg(&sources[0].uri)
+        .env("DEBIAN_FRONTEND", "noninteractive");
+    process::logged(&mut debootstrap, log)?;
+    process::logged(Command::new("chroot").arg(&root).args(["apt-get", "clean"]), log)?;
+    let version = torch_version(&root)?;
+    finish(&root, place)?;
+    Ok(version)
+}
+
+fn torch_version(root: &Path) -> Result<String> {
+    let mut chroot = Command::new("chroot");
+    chroot.arg(root).args(["/usr/bin/python3", "-c", "import torch; print(torch.__version__)"]);
+    chroot.env_remove("PYTHONPATH").env_remove("PYTHONHOME");
+    let text = process::capture(&mut chroot)?;
+    // The last line: without /proc, a library of PyTorch's complains on the standard output.
+    Ok(text.lines().next_back().context("torch tells no version")?.to_owned())
+}

@@ -1,0 +1,43 @@
+//! Where things are in this repository.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::process;
+
+/// The feature that compiles the named fault points in.
+pub const FAULTS: &str = "ckpt-run/faults";
+
+/// The repository's root directory.
+///
+/// `cargo run` tells where the package is now; the path known at compile time is for a binary that is started by
+/// hand.
+pub fn root() -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map(PathBuf::from)
+        .filter(|dir| dir.ends_with("xtask"))
+        .unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
+    package.parent().map(Path::to_path_buf).unwrap_or(package)
+}
+
+/// Everything that set-up makes lies here, wherever `CARGO_TARGET_DIR` points: it is costly to make again.
+pub fn tools_dir() -> PathBuf {
+    root().join("target/tools")
+}
+
+/// A `cargo` command that runs in the repository's root.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// The directory that Cargo builds into, `CARGO_TARGET_DIR` and Cargo's configuration included.
+pub fn target_dir() -> Result<PathBuf> {
+    let text = process::capture(cargo().args(["metadata", "--format-version=1", "--no-deps"]))?;
+    let metadata: serde_json::Value = serde_json::from_str(&text).context("reading cargo's metadata")?;
+    let target = metadata["target_directory"].as_str().context("cargo's metadata has no target_directory")?;
+    Ok(target.into())
+}
