@@ -5,6 +5,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
@@ -40,7 +41,7 @@ fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A program of the job; it does not outlive its test.
+/// A program of the job; neither it nor its children outlive its test.
 struct Program(Child);
 
 impl Program {
@@ -60,7 +61,13 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        if !matches!(self.0.try_wait(), Ok(None)) {
+            return;
+        }
+        let group = libc::pid_t::try_from(self.pid()).expect("a process ID");
+        // SAFETY: kill takes plain numbers. The program leads a group of its own, and it was not waited for, so
+        // the number is still that group's.
+        unsafe { libc::kill(-group, libc::SIGKILL) };
         let _ = self.0.wait();
     }
 }
@@ -69,7 +76,7 @@ impl Drop for Program {
 fn preloaded(socket: &Path, program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).env("LD_PRELOAD", library()).env(SOCKET_VARIABLE, socket);
-    command.stdin(Stdio::null());
+    command.stdin(Stdio::null()).process_group(0);
     command
 }
 

@@ -9,6 +9,7 @@
 use crate::criu::{Criu, Descriptors, ImageError, Options, Session, SessionError};
 use crate::diagnose;
 use crate::host;
+use crate::links;
 use crate::namespace::{Namespace, NamespaceError, Survey};
 use crate::shm;
 use crate::staging::{self, StagedDir, Staging};
@@ -16,7 +17,7 @@ use crate::status::{SharedStatus, unix_ms};
 use crate::stdio::Stdio;
 use ckpt_protocol::control::{Phase, Saved};
 use ckpt_snapshot::{
-    JobDir, JobIdentity, JobRecord, MANIFEST_VERSION, Manifest, OpenError, OpenFile, ProcessTree, ReadError, RelPath,
+    JobDir, JobIdentity, JobRecord, LinkedFile, MANIFEST_VERSION, Manifest, OpenError, OpenFile, ProcessTree, ReadError, RelPath,
     SaveError, ShmFile, SnapshotId, SnapshotWriter, StdioRecord, Store, TtyRecord, choose_prunable, faults,
 };
 use std::fs;
@@ -75,6 +76,9 @@ pub enum AttemptError {
         /// Directory of the logs.
         log: PathBuf,
     },
+    /// A process has left the tree.
+    #[error("the process {0} is not below the job's root any more, so a snapshot would not have it: end it or start it again")]
+    Stray(i32),
     /// It took too long.
     #[error("the job stood still for {}, so the checkpoint was given up (--freeze-timeout). CRIU's log is in {log}", humantime::format_duration(*.limit), log = log.display())]
     Frozen {
@@ -115,6 +119,7 @@ struct Frozen {
     open_files: Vec<OpenFile>,
     outside_tcp: Vec<(u32, u32)>,
     shm_files: Vec<ShmFile>,
+    links: Vec<LinkedFile>,
 }
 
 /// The images of one successful dump.
@@ -170,6 +175,9 @@ impl Checkpointer {
         faults::hit("attempt").map_err(AttemptError::Staging)?;
         let store = self.dir.store();
         let survey = self.job.namespace.survey()?;
+        if let Some(stray) = survey.strays.first() {
+            return Err(AttemptError::Stray(*stray));
+        }
         let id = self.next_id(&store)?;
         let writer = store.begin(&id, survey.resident_bytes)?;
         let staging = self.staging(survey.resident_bytes)?;
@@ -295,12 +303,17 @@ impl Checkpointer {
             self.job.stdio.record(OUTPUT_LIMIT).map_err(|error| failed("cannot read the job's output", &error))?;
         let descriptors = Descriptors::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
         let root = PathBuf::from(format!("/proc/{}/root", self.job.namespace.init_pid()));
-        let shm_files = shm::save(&descriptors.writable, &root, shm)
+        let links = links::find(&descriptors.links, &root)?;
+        let mut writable = descriptors.writable;
+        writable.extend(links.iter().map(|link| link.target.clone()));
+        writable.sort();
+        writable.dedup();
+        let shm_files = shm::save(&writable, &root, shm)
             .map_err(|error| failed("cannot copy the job's shared memory files", &error))?;
-        let open_files = lengths(&descriptors.writable, &root);
+        let open_files = lengths(&writable, &root);
         let survey = self.job.namespace.survey().map_err(|error| error.to_string())?;
         let outside_tcp = descriptors.outside_tcp;
-        Ok(Frozen { taken: SystemTime::now(), survey, stdio, tty, open_files, outside_tcp, shm_files })
+        Ok(Frozen { taken: SystemTime::now(), survey, stdio, tty, open_files, outside_tcp, shm_files, links })
     }
 
     /// Passes a fault point that may concern CRIU or a process of the job.
@@ -406,6 +419,7 @@ impl Checkpointer {
             tty: frozen.tty,
             open_files: frozen.open_files,
             shm_files: frozen.shm_files,
+            links: frozen.links,
             files: Vec::new(),
         }
     }
@@ -469,6 +483,7 @@ pub(crate) mod tests {
             tty: None,
             open_files,
             shm_files: Vec::new(),
+            links: Vec::new(),
             files: Vec::new(),
         }
     }

@@ -12,6 +12,7 @@ mod failure;
 mod host;
 #[cfg(feature = "faults")]
 mod injected;
+mod links;
 mod logging;
 mod namespace;
 mod progress;

@@ -9,6 +9,7 @@ use crate::checkpoint::RunningJob;
 use crate::config::Config;
 use crate::criu::{Criu, InheritFd, Options, Session, SessionError, explain};
 use crate::host;
+use crate::links;
 use crate::namespace::{InitEvent, Namespace};
 use crate::progress::Bar;
 use crate::rollback::Rollback;
@@ -19,11 +20,15 @@ use ckpt_snapshot::{JobDir, Manifest, ReadError, SnapshotId, StdioKind, Store};
 use crossbeam_channel::Sender;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 const CRIU_WARNINGS: i32 = 2;
-/// A restore may fail for a reason that is gone a moment later (a port in its last seconds).
+/// A restore may fail for a reason that is gone a moment later.
 const TRIES: u32 = 2;
+/// The kernel keeps the port of a killed listener for a minute (TIME_WAIT) if the job did not ask otherwise
+/// (SO_REUSEADDR).
+const PORT_LIMIT: Duration = Duration::from_secs(75);
+const BETWEEN_PORT_TRIES: Duration = Duration::from_secs(1);
 
 /// What a resume needs to know.
 pub struct Resumer<'a> {
@@ -49,6 +54,8 @@ pub struct Resumed {
 enum Failure {
     /// The snapshot is damaged: an older one may do.
     Damaged(ReadError),
+    /// A port that the job listens on is taken, perhaps only for the moment.
+    PortTaken(anyhow::Error),
     /// It is sound and cannot be restored.
     Other(anyhow::Error),
 }
@@ -69,7 +76,7 @@ impl Resumer<'_> {
         for id in candidates.iter().rev() {
             let error = match self.resume(id) {
                 Ok(resumed) => return Ok(resumed),
-                Err(Failure::Other(error)) => return Err(error),
+                Err(Failure::Other(error) | Failure::PortTaken(error)) => return Err(error),
                 Err(Failure::Damaged(error)) => error,
             };
             tracing::error!("{error}; trying the next older one");
@@ -92,10 +99,11 @@ impl Resumer<'_> {
         let manifest = store.manifest(id).map_err(damaged)?;
         self.check_machine(&manifest)?;
         let mut tries = 1;
+        let mut told = false;
         loop {
             match self.restore(&store, &manifest) {
                 Ok(job) => {
-                    let age = SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(manifest.taken_unix_ms);
+                    let age = SystemTime::UNIX_EPOCH + Duration::from_millis(manifest.taken_unix_ms);
                     tracing::info!(
                         "resumed from snapshot {id}, taken {}, in {:.1} s",
                         humantime::format_rfc3339_seconds(age),
@@ -103,17 +111,25 @@ impl Resumer<'_> {
                     );
                     return Ok(Resumed { job, manifest });
                 }
+                Err(Failure::PortTaken(error)) if begun.elapsed() < PORT_LIMIT => {
+                    if !told {
+                        tracing::info!("a port of the job is still taken; waiting for it for up to {} s", PORT_LIMIT.as_secs());
+                        tracing::debug!("{error:#}");
+                        told = true;
+                    }
+                    std::thread::sleep(BETWEEN_PORT_TRIES);
+                }
                 Err(Failure::Other(error)) if tries < TRIES => {
                     tracing::warn!("{error:#}; trying once more");
                     tries += 1;
                 }
-                Err(Failure::Other(error)) => {
+                Err(Failure::Other(error) | Failure::PortTaken(error)) => {
                     let context = format!(
                         "the snapshot {id} is whole but cannot be restored here; nothing was started, nothing is lost. When the reason is mended, run the same command again. Other ways: --resume with an older ID (`ckpt-run ls`), or --resume never"
                     );
                     return Err(Failure::Other(error.context(context)));
                 }
-                damaged => return damaged.map(|job| Resumed { job, manifest }),
+                Err(damaged) => return Err(damaged),
             }
         }
     }
@@ -157,6 +173,7 @@ impl Resumer<'_> {
             let file = &manifest.shm_files[index];
             crate::shm::put_back(file, content).with_context(|| format!("cannot put {} back", file.path))?;
         }
+        let _links = links::Links::put_back(&manifest.links)?;
         let staging = Staging::in_memory().context("cannot make a place for CRIU's log")?;
         let work = staging.subdir("work").context("cannot make a place for CRIU's log")?;
         let bar = Bar::new("checking the snapshot", images.check_bytes);
@@ -226,6 +243,13 @@ impl Resumer<'_> {
                         Some(Err(_)) => Err("the check of the snapshot crashed".to_owned()),
                     }
                 }
+                "setup-namespaces" => {
+                    // Without it the job is whole now; a later checkpoint that misses a process says so.
+                    if let Err(error) = namespace.make_subreaper(manifest.tree.root_pid) {
+                        tracing::warn!("{error}");
+                    }
+                    Ok(())
+                }
                 "pre-resume" => {
                     let tree = &manifest.tree;
                     let warnings = namespace.apply(&tree.affinity, tree.last_pid).map_err(|error| error.to_string())?;
@@ -243,11 +267,11 @@ impl Resumer<'_> {
         match (result, damage) {
             (_, Some(error)) => Err(Failure::Damaged(error)),
             (Ok(outcome), None) => Ok(outcome.pid.unwrap_or(manifest.tree.root_pid)),
-            (Err(error), None) => Err(Failure::Other(self.explain(manifest, &error, work))),
+            (Err(error), None) => Err(self.explain(manifest, &error, work)),
         }
     }
 
-    fn explain(&self, manifest: &Manifest, error: &SessionError, work: &StagedDir) -> anyhow::Error {
+    fn explain(&self, manifest: &Manifest, error: &SessionError, work: &StagedDir) -> Failure {
         let text = work.read("criu.log").ok().flatten().unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let reason = explain(&text).unwrap_or_else(|| error.to_string());
@@ -259,10 +283,12 @@ impl Resumer<'_> {
                 Err(source) => Err(ckpt_snapshot::OpenError::Io { step: "write", path, source }),
             }
         });
-        match kept {
+        let error = match kept {
             Ok(path) => anyhow!("the restore failed: {reason}. CRIU's log is in {}", path.display()),
             Err(problem) => anyhow!("the restore failed: {reason} (and {problem})"),
-        }
+        };
+        let port = text.contains("Can't bind inet socket") && text.contains("Address already in use");
+        if port { Failure::PortTaken(error) } else { Failure::Other(error) }
     }
 }
 

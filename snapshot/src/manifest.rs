@@ -41,6 +41,8 @@ pub struct Manifest {
     pub open_files: Vec<OpenFile>,
     /// Files in /dev/shm that the job held open for writing: their content is in the snapshot.
     pub shm_files: Vec<ShmFile>,
+    /// Second names of files that CRIU wants to find for the time of a restore.
+    pub links: Vec<LinkedFile>,
     /// Every data file of the snapshot.
     pub files: Vec<DataFile>,
 }
@@ -151,6 +153,16 @@ pub struct ShmFile {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+}
+
+/// A file that was open under a name that it does not have any more, while it has another: CRIU finds it again by a
+/// name of its own, which it removes when the job runs on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkedFile {
+    /// CRIU's name for it, absolute.
+    pub path: String,
+    /// The name that it has, absolute.
+    pub target: String,
 }
 
 /// One data file of a snapshot.
@@ -285,6 +297,7 @@ pub(crate) mod tests {
             tty: None,
             open_files: Vec::new(),
             shm_files: Vec::new(),
+            links: Vec::new(),
             files: vec![DataFile { path: RelPath::new("images/a.img").unwrap(), bytes: 3, blake3: "00".into() }],
         }
     }

@@ -3,7 +3,7 @@
 import os
 import socket
 
-from harness import check, child, equal, passed, reap, start, until, wait
+from harness import check, child, equal, passed, reap, start, wait
 
 start()
 
@@ -11,9 +11,9 @@ start()
 def serve():
     """Counts requests; ends at `quit`."""
     server = socket.socket(socket.AF_UNIX)
-    server.bind("daemon.tmp")
+    server.bind("daemon.sock")
     server.listen(5)
-    os.rename("daemon.tmp", "daemon.sock")
+    os.write(w, b"up")
     count = 0
     while True:
         conn, _ = server.accept()
@@ -41,9 +41,10 @@ def ask(request):
     return [int(word) for word in sock.recv(100).split()]
 
 
+r, w = os.pipe()
 null = os.open("/dev/null", os.O_RDWR)
 reap(child(daemonise))
-until(lambda: os.path.exists("daemon.sock"), "the daemon listens")
+equal(os.read(r, 2), b"up", "start of the daemon")
 first, pid, session = ask(b"hello")
 
 wait()

@@ -1,1 +1,375 @@
-//! Placeholder.
+//! What the end-to-end tests share: a directory to work in, and a `ckpt-run` that runs a job in it, can be killed
+//! with everything below it, and is killed when a test fails.
+//!
+//! The tests use the real CRIU and the real Python with PyTorch that `cargo xtask test` provides. Where each is comes
+//! from the environment (see `xtask`), with the places that xtask uses as defaults.
+
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes on a slow machine that does other things too.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
+}
+
+fn from_env(name: &str, default: impl FnOnce() -> PathBuf) -> PathBuf {
+    std::env::var_os(name).map_or_else(default, PathBuf::from)
+}
+
+/// The `ckpt-run` under test.
+#[must_use]
+pub fn ckpt_run() -> PathBuf {
+    let path = from_env("CKPT_TEST_BIN", || {
+        let test = std::env::current_exe().expect("the test's own path");
+        test.parent().and_then(Path::parent).expect("target/PROFILE/deps").join("ckpt-run")
+    });
+    assert!(path.is_file(), "{} is not there: call `cargo xtask test`", path.display());
+    path
+}
+
+/// The CRIU to test with.
+#[must_use]
+pub fn criu() -> PathBuf {
+    let path = from_env("CKPT_CRIU", || workspace().join("target/tools/criu/bin/criu"));
+    assert!(path.is_file(), "{} is not there: call `cargo xtask test`", path.display());
+    path
+}
+
+/// The Python that has PyTorch.
+#[must_use]
+pub fn python() -> PathBuf {
+    from_env("CKPT_TEST_PYTHON", || "/usr/bin/python3".into())
+}
+
+/// Its torchrun.
+#[must_use]
+pub fn torchrun() -> PathBuf {
+    from_env("CKPT_TEST_TORCHRUN", || "/usr/bin/torchrun".into())
+}
+
+/// The directory of the test programs.
+#[must_use]
+pub fn programs() -> PathBuf {
+    workspace().join("tests/programs")
+}
+
+/// The training script of the examples.
+#[must_use]
+pub fn train_script() -> PathBuf {
+    workspace().join("examples/train.py")
+}
+
+/// Polls until `condition` gives a value.
+///
+/// # Panics
+/// After [`PATIENCE`], with `what`.
+pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A directory for one test, removed at its end.
+pub struct Sandbox {
+    dir: tempfile::TempDir,
+    /// Where the store is; `.ckpt-run` in the directory unless a test says otherwise.
+    pub store: PathBuf,
+}
+
+impl Sandbox {
+    /// A fresh directory, below `target` so that it lies on a disk.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "it makes a directory")]
+    pub fn new() -> Self {
+        let parent = workspace().join("target/tests");
+        fs::create_dir_all(&parent).expect("target/tests");
+        let dir = tempfile::Builder::new().prefix("t-").tempdir_in(parent).expect("a directory");
+        let store = dir.path().join(".ckpt-run");
+        Self { dir, store }
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Content of a file in the directory; empty if there is none.
+    #[must_use]
+    pub fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path().join(name)).unwrap_or_default()
+    }
+
+    /// A `ckpt-run` command in this directory, with this store and without an interval.
+    #[must_use]
+    pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(ckpt_run());
+        command.args(arguments).current_dir(self.path()).stdin(Stdio::null());
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CKPT_")) {
+            command.env_remove(name);
+        }
+        command.env("CKPT_STORE", &self.store).env("CKPT_CRIU", criu()).env("CKPT_INTERVAL", "off");
+        let path = std::env::var_os("CKPT_TEST_PYTHONPATH").unwrap_or_else(|| workspace().join("target/tools/python").into());
+        command.env("PYTHONPATH", path).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
+        command
+    }
+
+    /// Runs a `ckpt-run` command to its end.
+    ///
+    /// # Panics
+    /// When it cannot be executed.
+    pub fn call<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Output {
+        self.command(arguments).output().expect("ckpt-run runs")
+    }
+
+    /// Runs a `ckpt-run` command that has to succeed; returns its stdout without the last line's end.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn ok<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
+        let output = self.call(arguments);
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{}: {out}{err}", output.status);
+        out.trim_end().to_owned()
+    }
+
+    /// Runs a command that prints JSON.
+    ///
+    /// # Panics
+    /// When it fails or prints something else.
+    pub fn json<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Value {
+        serde_json::from_str(&self.ok(arguments)).expect("JSON")
+    }
+
+    /// IDs of the snapshots that `ls` shows, oldest first.
+    pub fn snapshots(&self) -> Vec<String> {
+        let listed = self.json(["ls", "--json"]);
+        let ids = listed.as_array().expect("a list").iter();
+        ids.map(|row| row["id"].as_str().expect("an ID").to_owned()).collect()
+    }
+
+    /// Checks that every snapshot that `ls` shows is sound.
+    ///
+    /// # Panics
+    /// When one is not.
+    pub fn verify_all(&self) {
+        let output = self.call(["verify", "--all"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+
+    /// The directory of the only job in the store.
+    ///
+    /// # Panics
+    /// When there is not exactly one.
+    #[must_use]
+    pub fn job_dir(&self) -> PathBuf {
+        let jobs: Vec<_> = fs::read_dir(self.store.join("jobs")).expect("jobs").map(|job| job.expect("a job").path()).collect();
+        assert_eq!(jobs.len(), 1, "{jobs:?}");
+        jobs[0].clone()
+    }
+
+    /// Starts `ckpt-run ARGUMENTS` in the background; its output goes to `NAME.out` and `NAME.err`, appended.
+    pub fn start<S: AsRef<OsStr>>(&self, name: &str, arguments: impl IntoIterator<Item = S>) -> Running {
+        self.start_command(name, self.command(arguments))
+    }
+
+    /// The same for a command that a test has prepared.
+    ///
+    /// # Panics
+    /// When it cannot be executed.
+    pub fn start_command(&self, name: &str, mut command: Command) -> Running {
+        let log = |kind: &str| {
+            let path = self.path().join(format!("{name}.{kind}"));
+            File::options().append(true).create(true).open(path).expect("a log")
+        };
+        let child = command.stdout(log("out")).stderr(log("err")).spawn().expect("ckpt-run runs");
+        Running { child, logs: self.path().join(name), store: self.store.clone() }
+    }
+}
+
+/// A `ckpt-run` in the background; killed with its job when dropped.
+pub struct Running {
+    child: Child,
+    logs: PathBuf,
+    store: PathBuf,
+}
+
+impl Running {
+    /// The launcher's PID.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it and the job have said so far.
+    #[must_use]
+    pub fn said(&self) -> String {
+        let read = |kind: &str| fs::read_to_string(self.logs.with_extension(kind)).unwrap_or_default();
+        format!("--- stdout\n{}--- stderr\n{}", read("out"), read("err"))
+    }
+
+    /// Waits until it ends; returns its exit code.
+    ///
+    /// # Panics
+    /// When it does not end, or dies of a signal.
+    pub fn wait(&mut self) -> i32 {
+        let status = self.wait_status();
+        status.code().unwrap_or_else(|| panic!("ckpt-run: {status}\n{}", self.said()))
+    }
+
+    /// Waits until it ends, however.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn wait_status(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "ckpt-run does not end\n{}", self.said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Panics
+    /// When it cannot be waited for.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("wait").is_some()
+    }
+
+    /// Polls until `condition` gives a value; fails when ckpt-run ends first.
+    ///
+    /// # Panics
+    /// When ckpt-run ends, or after [`PATIENCE`].
+    pub fn until<T>(&mut self, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+        until(what, || {
+            let value = condition();
+            if value.is_none() && self.has_ended() {
+                panic!("ckpt-run ended before: {what}\n{}", self.said());
+            }
+            value
+        })
+    }
+
+    /// Waits until the job's control socket answers.
+    pub fn until_answering(&mut self, sandbox: &Sandbox) {
+        let pid = u64::from(self.child.id());
+        self.until("a launcher that answers", || {
+            let output = sandbox.call(["status", "--json"]);
+            let status: Value = serde_json::from_slice(&output.stdout).ok()?;
+            status.as_array()?.iter().any(|job| job["launcher_pid"].as_u64() == Some(pid)).then_some(())
+        });
+    }
+
+    /// Takes a snapshot; returns its ID.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn checkpoint(&self, sandbox: &Sandbox) -> String {
+        let output = sandbox.call(["checkpoint"]);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{err}\n{}", self.said());
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// PIDs of everything below the launcher, as seen here.
+    #[must_use]
+    pub fn descendants(&self) -> Vec<i32> {
+        descendants(self.child.id().cast_signed())
+    }
+
+    /// SIGKILL to the launcher and to everything below it; returns when nothing of it is left.
+    ///
+    /// # Panics
+    /// When something stays.
+    pub fn kill_everything(&mut self) {
+        let below = self.descendants();
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+        for pid in &below {
+            kill(*pid);
+        }
+        until("the end of everything that was killed", || below.iter().all(|pid| is_gone(*pid)).then_some(()));
+        assert!(self.store.exists());
+    }
+
+    /// SIGKILL to the launcher alone; its job has to die with it.
+    ///
+    /// # Panics
+    /// When something stays.
+    pub fn kill_launcher(&mut self) {
+        let below = self.descendants();
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+        until("the end of the job of a killed launcher", || below.iter().all(|pid| is_gone(*pid)).then_some(()));
+    }
+
+    /// Sends a signal to the launcher.
+    ///
+    /// # Panics
+    /// When it cannot be sent.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("the launcher is there");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("{}", self.said());
+        }
+    }
+}
+
+fn kill(pid: i32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+        // It may be gone by now.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
+fn is_gone(pid: i32) -> bool {
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])),
+        Err(error) => error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(3),
+    }
+}
+
+/// PIDs of everything below `pid`.
+#[must_use]
+pub fn descendants(pid: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    let mut open = vec![pid];
+    while let Some(pid) = open.pop() {
+        for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            let children: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+            open.extend(&children);
+            found.extend(children);
+        }
+    }
+    found
+}

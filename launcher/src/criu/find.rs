@@ -8,6 +8,16 @@ use std::process::{Command, Stdio};
 /// The oldest CRIU that is known to work with today's kernels (an older one fails on the layout of the vDSO).
 pub const MIN_VERSION: Version = Version { major: 4, minor: 1, patch: 0 };
 
+/// The oldest that works where [`restricts_socket_options`]: an older one fails on every TCP or UDP socket.
+const MIN_VERSION_NEW_KERNEL: Version = Version { major: 4, minor: 2, patch: 0 };
+
+/// Whether this kernel has the options SO_PASSCRED and SO_PASSSEC for unix sockets only (Linux 6.16 and newer):
+/// CRIU before 4.2 asks every socket for them and takes the refusal for an error.
+fn restricts_socket_options() -> bool {
+    let Ok(socket) = std::net::UdpSocket::bind("127.0.0.1:0") else { return false };
+    rustix::net::sockopt::socket_passcred(&socket).is_err()
+}
+
 /// A CRIU version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
@@ -56,12 +66,14 @@ pub enum CriuMissing {
         reason: String,
     },
     /// It is too old.
-    #[error("{path} is CRIU {found}, at least {MIN_VERSION} is needed. Name another with --criu PATH", path = path.display())]
+    #[error("{path} is CRIU {found}, at least {needed} is needed on this kernel. Name another with --criu PATH", path = path.display())]
     TooOld {
         /// The program.
         path: PathBuf,
         /// Its version.
         found: Version,
+        /// The oldest that works here.
+        needed: Version,
     },
 }
 
@@ -89,8 +101,9 @@ impl Criu {
         let text = String::from_utf8_lossy(&output.stdout);
         let version = Version::parse(&text)
             .ok_or_else(|| broken(format!("--version printed {:?}", text.lines().next().unwrap_or_default())))?;
-        if version < MIN_VERSION {
-            return Err(CriuMissing::TooOld { path, found: version });
+        let needed = if restricts_socket_options() { MIN_VERSION_NEW_KERNEL } else { MIN_VERSION };
+        if version < needed {
+            return Err(CriuMissing::TooOld { path, found: version, needed });
         }
         Ok(Self { path, version })
     }

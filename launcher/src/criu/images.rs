@@ -74,6 +74,11 @@ struct InetEntry {
 struct RemapEntry {
     #[prost(uint32, required, tag = "1")]
     orig_id: u32,
+    #[prost(uint32, required, tag = "2")]
+    remap_id: u32,
+    /// 0: the file has another name, and CRIU has given it one more. 1: it has none, and its content is in an image.
+    #[prost(int32, optional, tag = "3")]
+    kind: Option<i32>,
 }
 
 #[derive(Message)]
@@ -94,6 +99,8 @@ pub struct Descriptors {
     /// Absolute paths of regular files that are open for writing and still have their name, each once. Their lengths
     /// are not here: CRIU notes none for files that are open for appending.
     pub writable: Vec<String>,
+    /// Absolute paths of the names that CRIU gave to files that are open under a name that they have lost.
+    pub links: Vec<String>,
     /// Local ports of TCP connections whose other end is not in the job.
     pub outside_tcp: Vec<(u32, u32)>,
 }
@@ -105,9 +112,12 @@ impl Descriptors {
     /// # Errors
     /// When one of them does not read.
     pub fn read(read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Result<Self, ImageError> {
-        let mut unnamed = HashSet::new();
+        let (mut unnamed, mut linked) = (HashSet::new(), HashSet::new());
         entries(read, "remap-fpath.img", COMMON_MAGIC, REMAP_MAGIC, |entry: RemapEntry| {
             unnamed.insert(entry.orig_id);
+            if entry.kind.unwrap_or(0) == 0 {
+                linked.insert(entry.remap_id);
+            }
         })?;
         let mut found = Self::default();
         let mut seen = HashSet::new();
@@ -117,10 +127,14 @@ impl Descriptors {
                 tcp.push(inet);
             }
             let Some(regular) = entry.regular.filter(|_| !unnamed.contains(&entry.id)) else { return };
+            let name = format!("/{}", regular.name.trim_start_matches('/'));
+            if linked.contains(&entry.id) {
+                return found.links.push(name);
+            }
             let writable = regular.flags & 3 != 0;
             let is_file = regular.mode.is_none_or(|mode| mode & 0o170_000 == 0o100_000);
-            if writable && is_file && regular.name.starts_with('/') && seen.insert(regular.name.clone()) {
-                found.writable.push(regular.name);
+            if writable && is_file && seen.insert(name.clone()) {
+                found.writable.push(name);
             }
         })?;
         found.outside_tcp = outside(&tcp);

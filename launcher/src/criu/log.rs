@@ -26,10 +26,14 @@ const KNOWN: &[(&str, &str)] = &[
     ("Unable to interrupt task", "a process could not be stopped (a debugger, or a hanging file system)"),
 ];
 
+/// Errors that CRIU logs and gets over.
+const HARMLESS: &[&str] = &["Can't setup RLIMIT_NOFILE for self"];
+
 /// The first error in CRIU's log, with what it means where that is known.
 #[must_use]
 pub fn explain(log: &str) -> Option<String> {
-    let errors: Vec<&str> = log.lines().filter(|line| line.contains("Error (")).collect();
+    let counts = |line: &&str| line.contains("Error (") && !HARMLESS.iter().any(|part| line.contains(part));
+    let errors: Vec<&str> = log.lines().filter(counts).collect();
     let first = errors.first()?;
     // "(00.012345)  10002: Error (criu/files.c:123): message" → "message"
     let message = first.split_once("): ").map_or(*first, |(_, rest)| rest);

@@ -71,6 +71,8 @@ pub struct Survey {
     pub resident_bytes: u64,
     /// PIDs of the processes.
     pub pids: Vec<i32>,
+    /// Of these, the ones that are not below the job's root: a dump would not have them.
+    pub strays: Vec<i32>,
 }
 
 type Answer = (Reply, Vec<OwnedFd>);
@@ -167,6 +169,14 @@ impl Namespace {
         }
     }
 
+    /// Lets the root of a tree that is being restored adopt orphans from now on.
+    ///
+    /// # Errors
+    /// When it cannot be stopped for that.
+    pub fn make_subreaper(&self, root_pid: i32) -> Result<(), NamespaceError> {
+        self.ask(&Request::MakeSubreaper { root_pid }, &[]).map(drop)
+    }
+
     /// Makes the end of `root_pid` an [`InitEvent`].
     ///
     /// # Errors
@@ -189,8 +199,8 @@ impl Namespace {
     /// When the init is gone.
     pub fn survey(&self) -> Result<Survey, NamespaceError> {
         match self.ask(&Request::Survey, &[])? {
-            (Reply::Surveyed { affinity, last_pid, resident_bytes, pids }, _) => {
-                Ok(Survey { affinity, last_pid, resident_bytes, pids })
+            (Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays }, _) => {
+                Ok(Survey { affinity, last_pid, resident_bytes, pids, strays })
             }
             (other, _) => Err(unexpected(other)),
         }

@@ -3,7 +3,7 @@
 
 use super::messages::{Reply, Request, receive, send};
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
-use super::{FIRST_JOB_PID, PRIVATE_DIR, job_start, survey};
+use super::{FIRST_JOB_PID, PRIVATE_DIR, job_start, subreaper, survey};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
@@ -164,6 +164,10 @@ impl Init<'_> {
                 let kept: Vec<OwnedFd> = fds.into_iter().chain(terminal).collect();
                 self.start_criu(&argv, kept).named("start CRIU")
             }
+            Request::MakeSubreaper { root_pid } => {
+                subreaper::make_subreaper(root_pid).named("make the job's root adopt orphans")?;
+                done(Vec::new())
+            }
             Request::Adopt { root_pid } => {
                 self.root_pid = Some(root_pid);
                 done(Vec::new())
@@ -174,7 +178,7 @@ impl Init<'_> {
             }
             Request::Survey => {
                 let criu: Vec<i32> = self.criu.keys().copied().collect();
-                Ok((survey::look(&criu).named("look at the job's processes")?, None))
+                Ok((survey::look(&criu, self.root_pid).named("look at the job's processes")?, None))
             }
             Request::Apply { affinity, last_pid } => {
                 let mut warnings = survey::set_affinity(&affinity);

@@ -57,6 +57,11 @@ pub(super) enum Request {
         /// Path of the terminal's slave side.
         terminal: Option<String>,
     },
+    /// Let this process, the root of a tree that CRIU is restoring, adopt orphans from now on.
+    MakeSubreaper {
+        /// The root.
+        root_pid: i32,
+    },
     /// A restored tree has this root: tell when it ends.
     Adopt {
         /// Its root, the reaper.
@@ -116,6 +121,8 @@ pub(super) enum Reply {
         resident_bytes: u64,
         /// PIDs of the processes.
         pids: Vec<i32>,
+        /// Of these, the ones that are not below the job's root.
+        strays: Vec<i32>,
     },
     /// Done.
     Done {

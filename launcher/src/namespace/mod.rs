@@ -18,6 +18,7 @@ mod messages;
 mod reaper;
 mod seccomp;
 mod spawn;
+mod subreaper;
 mod survey;
 
 pub use client::{CriuProcess, InitEvent, Namespace, NamespaceError, StartError, Survey};

@@ -8,18 +8,18 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-/// All threads of all processes but the init and those in `except`.
-pub(super) fn look(except: &[i32]) -> io::Result<Reply> {
+/// All threads of all processes but the init and those in `except`; `root_pid` is the root of the job's tree.
+pub(super) fn look(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
     let mut groups: BTreeMap<Vec<u32>, Vec<i32>> = BTreeMap::new();
     let mut resident_bytes = 0;
-    let mut pids = Vec::new();
+    let mut parents = BTreeMap::new();
     for pid in numbers_in(Path::new("/proc"))? {
         if pid == 1 || except.contains(&pid) {
             continue;
         }
-        pids.push(pid);
         // A process may end while we look; what is gone does not count.
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
+        parents.insert(pid, parent(&status));
         resident_bytes += dumped_bytes(&status);
         for tid in numbers_in(Path::new(&format!("/proc/{pid}/task"))).unwrap_or_default() {
             if let Ok(cpus) = sched_getaffinity(Pid::from_raw(tid)) {
@@ -30,7 +30,27 @@ pub(super) fn look(except: &[i32]) -> io::Result<Reply> {
     let last_pid = std::fs::read_to_string("/proc/sys/kernel/ns_last_pid")?;
     let last_pid = last_pid.trim().parse().map_err(io::Error::other)?;
     let affinity = groups.into_iter().map(|(cpus, tids)| AffinityGroup { cpus, tids }).collect();
-    Ok(Reply::Surveyed { affinity, last_pid, resident_bytes, pids })
+    let pids: Vec<i32> = parents.keys().copied().collect();
+    let strays = pids.iter().copied().filter(|&pid| !is_below(pid, root_pid, &parents)).collect();
+    Ok(Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays })
+}
+
+fn parent(status: &str) -> i32 {
+    let value = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+}
+
+fn is_below(pid: i32, root_pid: Option<i32>, parents: &BTreeMap<i32, i32>) -> bool {
+    let mut at = pid;
+    while Some(at) != root_pid {
+        match parents.get(&at) {
+            Some(&parent) => at = parent,
+            // A parent that is not known: it is the init, or it has just ended and its child is on its way to the
+            // root. Only the first is out of the tree for good.
+            None => return at != 1,
+        }
+    }
+    true
 }
 
 fn numbers_in(dir: &Path) -> io::Result<Vec<i32>> {
@@ -71,6 +91,14 @@ pub(super) fn set_affinity(groups: &[AffinityGroup]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn strays_are_told_from_the_tree() {
+        let parents = BTreeMap::from([(10, 1), (11, 10), (12, 11), (20, 1), (21, 20), (30, 29)]);
+        let below = |pid| is_below(pid, Some(10), &parents);
+        assert!(below(10) && below(12) && below(30));
+        assert!(!below(20) && !below(21));
+    }
 
     #[test]
     fn counts_what_a_dump_holds() {

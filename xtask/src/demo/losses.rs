@@ -74,7 +74,7 @@ impl<'a> Comparison<'a> {
 
     /// Both sequences side by side, with what happened.
     pub fn table(&self, marks: &Marks) -> String {
-        let mut table = format!("{:>5}  {:<22} {:<22}\n", "step", "unbroken", "killed and resumed");
+        let mut table = format!("{:>5}  {:<22} killed and resumed\n", "step", "unbroken");
         for index in 0..self.lines() {
             let (left, right) = (self.unbroken.get(index), self.broken.get(index));
             let loss = |line: Option<&String>| match line.map(|line| line.split_once(' ')) {

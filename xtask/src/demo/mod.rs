@@ -74,6 +74,16 @@ fn build() -> Result<PathBuf> {
     Ok(binary)
 }
 
+/// A port that nobody has: torchrun's own default may be in use by another job. It is below those that the kernel gives
+/// to outgoing connections, so that none of them has it when the job wants it back.
+fn free_port() -> Result<u16> {
+    let first = 20_000 + (std::process::id() % 10_000) as u16;
+    let mut ports = (first..30_000).chain(20_000..first);
+    ports
+        .find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok())
+        .context("no port between 20000 and 30000 is free")
+}
+
 /// Where and how the demo runs.
 struct Demo {
     clock: Clock,
@@ -91,8 +101,7 @@ impl Demo {
         for dir in ["unbroken", "broken", "tmp"] {
             fs::create_dir(work.join(dir))?;
         }
-        // A port that nobody has now: torchrun's own default may be in use by another job.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let script = workspace::root().join("examples/train.py");
         // Debian's torchrun 1.13 under Python 3.11 needs -r and -t.
         let line = format!("-r 1 -t 1 --master_port {port} --nproc_per_node=2");
@@ -142,7 +151,8 @@ impl Demo {
 
     /// Starts the job under ckpt-run, takes a checkpoint, kills all of it.
     fn run_until_killed(&self) -> Result<Marks> {
-        self.clock.say("under ckpt-run: the job starts");
+        self.clock.say("under ckpt-run: the job starts again from the beginning, with the command");
+        println!("           {}", self.shown_command());
         let mut job = self.start(self.under_ckpt_run(), "broken", "output-1.txt")?;
         let before = self.wait_for_steps(&mut job, STEPS_AHEAD)?;
 
@@ -215,6 +225,14 @@ impl Demo {
         command
     }
 
+    /// The command as one would type it, with names for paths.
+    fn shown_command(&self) -> String {
+        let name =
+            |word: &String| Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let words: Vec<_> = self.command.iter().map(name).collect();
+        format!("ckpt-run --interval off --store DIR -- {}", words.join(" "))
+    }
+
     /// Starts a command in one of the work directories, its output going to a file there.
     fn start(&self, mut command: Command, dir: &str, output: &str) -> Result<Job> {
         test::clear_options(&mut command);
@@ -246,7 +264,7 @@ impl Demo {
             }
             if !job.is_running()? {
                 bail!(
-                    "the job ended before step {wanted} of {} ms each; what it said:\n{}",
+                    "the job ended before step {wanted} (of {} ms each); what it said:\n{}",
                     self.step_ms,
                     job.output_tail()
                 );

@@ -105,6 +105,12 @@ impl PrivateApt {
         Ok(files)
     }
 
+    /// The record of the version of a package that would be downloaded.
+    pub fn show(&self, package: &str) -> Result<String> {
+        let mut command = Command::new("apt-cache");
+        process::capture(command.arg("-c").arg(&self.config).args(["--no-all-versions", "show", package]))
+    }
+
     fn apt_get(&self) -> Command {
         // -c and not APT_CONFIG: the system's configuration (proxies) is read too, and must not win over ours.
         let mut command = apt_get();

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::fs;
+use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,14 +18,24 @@ use super::os::Os;
 use super::{finish, log_file, unfinished};
 use crate::{process, say, workspace};
 
-/// The oldest version that is known to work. CRIU 3.17 fails on kernels from 6.x on.
-const FLOOR: Version = Version(4, 1, 0);
+/// The oldest version that works. CRIU 3.17 fails on the vDSO of kernels from 6.x on. From Linux 6.16 on, the options
+/// SO_PASSCRED and SO_PASSSEC are for unix sockets only; CRIU before 4.2 asks every socket for them, and fails on the
+/// first TCP socket, which `criu check` does not find out.
+fn floor() -> Version {
+    let socket = UdpSocket::bind("127.0.0.1:0");
+    let is_refused = socket.is_ok_and(|socket| rustix::net::sockopt::socket_passcred(&socket).is_err());
+    if is_refused { Version(4, 2, 0) } else { Version(4, 1, 0) }
+}
 
 /// What to do where nothing can be done automatically.
-const BY_HAND: &str = "install CRIU 4.1 or newer so that `criu check` passes as root, and put it on PATH \
-                       or name it in CKPT_CRIU";
+fn by_hand() -> String {
+    let floor = floor();
+    format!(
+        "install CRIU {floor} or newer so that `criu check` passes as root, and put it on PATH or name it in CKPT_CRIU"
+    )
+}
 
-/// Suites that have a criu that is new enough, newest first.
+/// Suites to take criu from: a stable one for its fixed versions, then newer ones for kernels that it is too old for.
 struct Suites {
     os: &'static str,
     names: &'static [&'static str],
@@ -35,15 +46,14 @@ struct Suites {
 const SUITES: &[Suites] = &[
     Suites {
         os: "debian",
-        names: &["trixie"],
+        names: &["trixie", "forky"],
         components: "main",
         keyring: "/usr/share/keyrings/debian-archive-keyring.gpg",
     },
-    // Not tried: the project's machines are Debian's. Ubuntu's mirrors drop a suite when its support ends, so there is
-    // more than one.
+    // Not tried: the project's machines are Debian's.
     Suites {
         os: "ubuntu",
-        names: &["resolute", "questing"],
+        names: &["questing", "resolute"],
         components: "main universe",
         keyring: "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
     },
@@ -54,7 +64,7 @@ const SUITES: &[Suites] = &[
 struct Version(u32, u32, u32);
 
 impl Version {
-    /// Reads the output of `criu --version`, of which the first line is `Version: 4.1.1`.
+    /// Reads the line `Version: 4.1.1` of the output of `criu --version`, or `Version: 4.1.1-1` of a package's record.
     fn parse(output: &str) -> Option<Self> {
         let text = output.lines().find_map(|line| line.strip_prefix("Version:"))?.trim();
         let mut numbers = text.split(['.', '-']).map_while(|part| part.parse().ok());
@@ -91,13 +101,14 @@ pub fn set_up() -> Result<PathBuf> {
     let wrapper = place.join("bin/criu");
     if is_finished(&place) {
         // Complete, so that a check that fails is this machine's fault: unpacking it again would not help.
-        let version = check(&wrapper).with_context(|| format!("CRIU does not work here; {BY_HAND}"))?;
+        let version = check(&wrapper).with_context(|| format!("CRIU does not work here; {}", by_hand()))?;
         println!("tools: criu {version}, {}", wrapper.display());
         return Ok(wrapper);
     }
     let start = Instant::now();
-    let (version, suite) = unpack(&place)
-        .with_context(|| format!("no CRIU {FLOOR} or newer, and it could not be set up; {BY_HAND}"))?;
+    let (version, suite) = unpack(&place).with_context(|| {
+        format!("no CRIU {} or newer, and it could not be set up; {}", floor(), by_hand())
+    })?;
     println!(
         "tools: criu {version}, {} (packages of {suite}, set up in {})",
         wrapper.display(),
@@ -106,17 +117,22 @@ pub fn set_up() -> Result<PathBuf> {
     Ok(wrapper)
 }
 
-/// Whether the prefix is there, for this place: a workspace that was moved has a wrapper that points elsewhere.
+/// Whether the prefix is there, for this place and this kernel: a workspace that was moved has a wrapper that points
+/// elsewhere.
 fn is_finished(place: &Path) -> bool {
     let wrapper = place.join("bin/criu");
     fs::read_to_string(&wrapper).is_ok_and(|text| text == wrapper_script(place))
-        && version(&mut Command::new(&wrapper)).is_ok()
+        && version(&mut Command::new(&wrapper)).is_ok_and(|version| version >= floor())
 }
 
 /// The version of a criu that is new enough and passes its own check of the kernel and of our rights.
 fn check(path: &Path) -> Result<Version> {
     let version = version(&mut Command::new(path))?;
-    ensure!(version >= FLOOR, "version {version} is older than {FLOOR}");
+    ensure!(
+        version >= floor(),
+        "version {version} is too old for this kernel, which needs {} or newer",
+        floor()
+    );
     process::capture(Command::new(path).arg("check"))?;
     Ok(version)
 }
@@ -138,7 +154,10 @@ fn unpack(place: &Path) -> Result<(Version, &'static str)> {
         println!("tools: getting criu from {} {suite}, the log is {}", os.id, log.display());
         match unpack_suite(&os, suites, suite, place, &log) {
             Ok(version) => return Ok((version, suite)),
-            Err(error) => failures.push(format!("{suite}: {error:#}")),
+            Err(error) => {
+                println!("tools: {suite} will not do: {error:#}");
+                failures.push(format!("{suite}: {error:#}"));
+            }
         }
     }
     bail!("{}", failures.join("; "))
@@ -151,6 +170,13 @@ fn unpack_suite(os: &Os, suites: &Suites, suite: &str, place: &Path, log: &Path)
     let work = unfinished()?;
     let apt = PrivateApt::create(&work.path().join("apt"), &sources, suites.components, keyring)?;
     apt.update(log)?;
+    let candidate = apt.show("criu")?;
+    let candidate = Version::parse(&candidate).context("its criu has no version")?;
+    ensure!(
+        candidate >= floor(),
+        "its version {candidate} is too old for this kernel, which needs {}",
+        floor()
+    );
     let packages = apt.download("criu", log)?;
 
     let built = work.path().join("criu");
@@ -163,8 +189,7 @@ fn unpack_suite(os: &Os, suites: &Suites, suite: &str, place: &Path, log: &Path)
     }
     fs::write(built.join("packages.txt"), names)?;
     let [program, args @ ..] = loader_command(&prefix);
-    let version = version(Command::new(program).args(args))?;
-    ensure!(version >= FLOOR, "its version {version} is older than {FLOOR}");
+    version(Command::new(program).args(args))?;
 
     let bin = built.join("bin");
     fs::create_dir_all(&bin)?;
@@ -196,14 +221,15 @@ mod tests {
     fn reads_versions() {
         assert_eq!(Version::parse("Version: 4.1.1\n"), Some(Version(4, 1, 1)));
         assert_eq!(Version::parse("Version: 4.2\nGitID: v4.2\n"), Some(Version(4, 2, 0)));
+        assert_eq!(Version::parse("Package: criu\nVersion: 4.1.1-1\n"), Some(Version(4, 1, 1)));
         assert_eq!(Version::parse("Version: 4.1-rc1\n"), Some(Version(4, 1, 0)));
         assert_eq!(Version::parse("criu: not found\n"), None);
     }
 
     #[test]
     fn orders_versions() {
-        assert!(Version(3, 17, 1) < FLOOR);
-        assert!(Version(4, 0, 9) < FLOOR);
+        assert!(Version(3, 17, 1) < floor());
+        assert!(Version(4, 0, 9) < floor());
         assert!(Version(4, 10, 0) > Version(4, 2, 1));
     }
 

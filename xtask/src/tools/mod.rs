@@ -89,7 +89,7 @@ impl Tools {
     }
 }
 
-/// The directory of a private root of Debian trixie that has PyTorch 2.6 and CRIU.
+/// The directory of a private root of Debian trixie that has PyTorch 2.6.
 pub fn trixie_root() -> Result<PathBuf> {
     let _lock = lock()?;
     rootfs::set_up()

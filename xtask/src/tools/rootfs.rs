@@ -1,4 +1,14 @@
 //! A private root of Debian trixie with PyTorch 2.6, whose TCPStore is newer than the system's PyTorch has.
+//!
+//! That PyTorch is built without libuv, which its torchrun asks for all the same. What works is a store in a file:
+//!
+//! ```text
+//! USE_LIBUV=0 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --local_addr 127.0.0.1 \
+//!     --rdzv_backend c10d --rdzv_endpoint FILE --rdzv_conf store_type=file --nproc_per_node=2 train.py
+//! ```
+//!
+//! It has no CRIU: trixie's is too old for some kernels. `target/tools/criu` brings its own libraries and runs in the
+//! root too, if it is mounted there at the same path.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +23,7 @@ use crate::{process, say, workspace};
 
 const SUITE: &str = "trixie";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-const PACKAGES: &str = "criu,python3-torch,python3-numpy";
+const PACKAGES: &str = "python3-torch,python3-numpy";
 
 /// Finds or makes the root and returns its directory.
 pub fn set_up() -> Result<PathBuf> {

@@ -1,0 +1,127 @@
+//! Making the root of a tree that CRIU is restoring adopt orphans, before CRIU makes any.
+//!
+//! CRIU brings back a process of a session whose leader is dead by way of a helper that exits: the process then is
+//! an orphan, as it was. But it gives the root its "child subreaper" attribute only at the very end, so such orphans
+//! would go to the init, out of the tree, and the next dump would not have them. So the attribute is set from
+//! outside, by ptrace, at the stage `setup-namespaces`, where the root waits for CRIU and has no children yet.
+
+use std::io;
+
+const PTRACE_ANY_CHILD: i32 = libc::__WALL;
+
+/// A process that is traced and stands still; it is let go when this is dropped.
+struct Traced {
+    pid: i32,
+}
+
+fn check(result: libc::c_long) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn wait_stopped(pid: i32) -> io::Result<()> {
+    let mut status = 0;
+    // SAFETY: `status` outlives the call.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, PTRACE_ANY_CHILD) };
+    match waited {
+        -1 => Err(io::Error::last_os_error()),
+        _ if libc::WIFSTOPPED(status) => Ok(()),
+        _ => Err(io::Error::other("the process ended")),
+    }
+}
+
+impl Traced {
+    fn stop(pid: i32) -> io::Result<Self> {
+        // SAFETY: no memory is handed over.
+        check(unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) })?;
+        let traced = Self { pid };
+        // SAFETY: as above.
+        check(unsafe { libc::ptrace(libc::PTRACE_INTERRUPT, pid, 0, 0) })?;
+        wait_stopped(pid)?;
+        Ok(traced)
+    }
+
+    fn registers(&self) -> io::Result<libc::user_regs_struct> {
+        // SAFETY: plain integers, for which all zeroes is a value.
+        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel fills in one `user_regs_struct`.
+        check(unsafe { libc::ptrace(libc::PTRACE_GETREGS, self.pid, 0, &raw mut registers) })?;
+        Ok(registers)
+    }
+
+    fn set_registers(&self, registers: &libc::user_regs_struct) -> io::Result<()> {
+        // SAFETY: the kernel reads one `user_regs_struct`, which outlives the call.
+        check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, self.pid, 0, &raw const *registers) })
+    }
+
+    /// Whether the instruction at `address` is `syscall`.
+    fn is_syscall(&self, address: u64) -> bool {
+        // SAFETY: reads a word of the other process; an address that is not mapped there is an error, told as -1.
+        let word = unsafe { libc::ptrace(libc::PTRACE_PEEKTEXT, self.pid, address, 0) };
+        word.to_le_bytes()[..2] == [0x0f, 0x05]
+    }
+
+    /// Lets the process execute one system call in place of the one in which it waits; that one is then begun again.
+    fn call(&self, number: libc::c_long, first: u64, second: u64) -> io::Result<()> {
+        let before = self.registers()?;
+        let instruction = before.rip.wrapping_sub(2);
+        if !self.is_syscall(instruction) {
+            return Err(io::Error::other("it does not wait in a system call"));
+        }
+        let mut registers = before;
+        registers.rip = instruction;
+        registers.rax = number.cast_unsigned();
+        // Not in a system call: the kernel must not begin the old one again when this one is stepped over.
+        registers.orig_rax = u64::MAX;
+        (registers.rdi, registers.rsi) = (first, second);
+        (registers.rdx, registers.r10, registers.r8) = (0, 0, 0);
+        self.set_registers(&registers)?;
+        // SAFETY: no memory is handed over.
+        check(unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.pid, 0, 0) })?;
+        wait_stopped(self.pid)?;
+        let result = self.registers()?.rax.cast_signed();
+        self.set_registers(&before)?;
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EIO))),
+        }
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        // SAFETY: no memory is handed over. If the process is gone there is nothing to let go.
+        unsafe { libc::ptrace(libc::PTRACE_DETACH, self.pid, 0, 0) };
+    }
+}
+
+/// Gives the process `pid`, which waits in a system call, the "child subreaper" attribute.
+pub(super) fn make_subreaper(pid: i32) -> io::Result<()> {
+    let attribute = u64::try_from(libc::PR_SET_CHILD_SUBREAPER).map_err(io::Error::other)?;
+    Traced::stop(pid)?.call(libc::SYS_prctl, attribute, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn orphans_of_a_waiting_process_go_to_it() {
+        let mut shell = Command::new("/bin/sh");
+        shell.arg("-c").arg(r#"read x; echo on; (sh -c 'sleep 0.2; cut -d" " -f4 /proc/$$/stat' &); sleep 1"#);
+        let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
+        let waits = format!("/proc/{pid}/syscall");
+        while !std::fs::read_to_string(&waits).unwrap().starts_with("0 ") {
+            std::thread::yield_now();
+        }
+        make_subreaper(pid).unwrap();
+        // It reads on: the system call in which it waited was begun again.
+        child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        assert_eq!(out.next().unwrap().unwrap(), "on");
+        assert_eq!(out.next().unwrap().unwrap().trim(), pid.to_string(), "the orphan's parent");
+        assert!(child.wait().unwrap().success());
+    }
+}

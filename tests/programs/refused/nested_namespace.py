@@ -1,0 +1,32 @@
+"""A child in a mount namespace of its own: CRIU dumps it without a word and cannot restore it, so it has to be refused."""
+
+import os
+
+import _path  # noqa: F401
+from harness import await_go, check, child, passed, reap, start, unavailable, wait
+from linux import call
+
+CLONE_NEWNS = 0x00020000
+start()
+r, w = os.pipe()
+
+
+def apart():
+    try:
+        call("unshare", CLONE_NEWNS)
+    except OSError:
+        os.write(w, b"refused")
+        return
+    os.write(w, b"apart")
+    await_go()
+
+
+pid = child(apart)
+if os.read(r, 100) == b"refused":
+    unavailable("no mount namespace")
+
+wait()
+
+reap(pid)
+check(os.path.exists("go"), "the file system is lost")
+passed()

@@ -1,0 +1,20 @@
+"""A unix stream connection to a server outside the job (its path is the argument; it sends back what it gets)."""
+
+import socket
+import sys
+
+import _path  # noqa: F401
+from harness import equal, passed, start, wait
+
+start()
+sock = socket.socket(socket.AF_UNIX)
+sock.settimeout(20)
+sock.connect(sys.argv[1])
+sock.send(b"before")
+equal(sock.recv(100), b"before", "echo before")
+
+wait()
+
+sock.send(b"afterwards")
+equal(sock.recv(100), b"afterwards", "echo")
+passed()

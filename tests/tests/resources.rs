@@ -1,0 +1,98 @@
+//! One small program per kind of resource (tests/programs), each run three ways: plain under ckpt-run, checkpointed
+//! and left running, and checkpointed, killed with everything, and resumed. It has to pass each time, having been
+//! started once.
+
+use ckpt_run_tests::{Running, Sandbox, programs, python};
+use std::path::PathBuf;
+
+/// The exit code of a program whose kind of resource is not available here.
+const UNAVAILABLE: i32 = 77;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Plain,
+    LeftRunning,
+    Resumed,
+}
+
+fn command_line(program: &str) -> Vec<PathBuf> {
+    let interpreter = if program.ends_with(".sh") { "/bin/bash".into() } else { python() };
+    vec!["--".into(), interpreter, programs().join(program)]
+}
+
+fn start(sandbox: &Sandbox, program: &str) -> Running {
+    sandbox.start("job", command_line(program))
+}
+
+/// Runs `program` one way; false when its kind is not available here.
+fn runs(program: &str, way: Way) -> bool {
+    let sandbox = Sandbox::new();
+    let mut job = start(&sandbox, program);
+    let ready = sandbox.path().join("ready");
+    loop {
+        if ready.exists() {
+            break;
+        }
+        if job.has_ended() {
+            let code = job.wait();
+            assert_eq!(code, UNAVAILABLE, "{program} ended before it was ready\n{}", job.said());
+            return false;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    if way != Way::Plain {
+        job.until_answering(&sandbox);
+        job.checkpoint(&sandbox);
+    }
+    if way == Way::Resumed {
+        job.kill_everything();
+        job = start(&sandbox, program);
+        job.until_answering(&sandbox);
+    }
+    std::fs::write(sandbox.path().join("go"), "").unwrap();
+    let code = job.wait();
+    let (log, said) = (sandbox.read("log"), job.said());
+    assert_eq!(code, 0, "{program} {way:?}: {log}\n{said}");
+    assert_eq!(log, "started\npass\n", "{program} {way:?}\n{said}");
+    assert_eq!(said.contains("resumed from snapshot"), way == Way::Resumed, "{said}");
+    true
+}
+
+fn passes(program: &str) {
+    for way in [Way::Plain, Way::LeftRunning, Way::Resumed] {
+        if !runs(program, way) {
+            eprintln!("skipped: {program} is not available here");
+            return;
+        }
+    }
+}
+
+macro_rules! programs {
+    ($($name:ident),* $(,)?) => {
+        $(#[test]
+        fn $name() {
+            passes(concat!(stringify!($name), ".py"));
+        })*
+
+        /// A program that nobody runs checks nothing.
+        #[test]
+        fn every_program_is_run() {
+            let listed = [$(concat!(stringify!($name), ".py")),*];
+            let helpers = ["harness.py", "linux.py", "ctty.py"];
+            for entry in std::fs::read_dir(programs()).unwrap() {
+                let name = entry.unwrap().file_name().into_string().unwrap();
+                let known = listed.contains(&&*name) || helpers.contains(&&*name) || name == "bash_job.sh";
+                assert!(known || !name.contains('.') || name.starts_with("__"), "{name}");
+            }
+        }
+    };
+}
+
+programs!(
+    affinity, append_log, asyncio_loop, clocks, daemonised, deep_tree, epoll, eventfd, fifo, file_offset, flock, inotify,
+    itimer, memfd, mmap_file, mp_fork, mp_forkserver, mp_spawn, ofd_lock, orphan, pidfd, pipe, plain_log, posix_lock,
+    posix_sem, posix_timer, prctl, process_groups, ptys, rng, sched_policy, shm_anon, shm_named, shm_unlinked, signalfd,
+    signals, subprocess_pipe, sysv_sem, sysv_shm, tcp, tcp6, tcp_noreuse, threads300, timerfd, timerfd_expired, udp,
+    umask_cwd, unix_dgram, unix_named, unix_rights, unix_seqpacket, unix_stream, unlinked_file, unlinked_link,
+    uvloop_loop, zombie,
+);
