@@ -2,10 +2,10 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | [`agent`] | the thread that answers the launcher, and its life over checkpoint, restore and fork |
-//! | [`socket`] | its connection: out of the application's way, and never mistaken for the application's own |
-//! | [`fork`] | keeps `fork` and the agent's descriptors apart |
-//! | [`process`] | what a process can say of itself without `std::env` |
+//! | `agent` | the thread that answers the launcher, and its life over checkpoint, restore and fork |
+//! | `socket` | its connection: out of the application's way, and never mistaken for the application's own |
+//! | `fork` | keeps `fork` and the agent's descriptors apart |
+//! | `process` | what a process can say of itself without `std::env` |
 //!
 //! The library is a guest. It exports nothing, prints nothing, takes no signal, leaves the low descriptor
 //! numbers to the application, and where anything fails it falls silent: the job then runs as it would have

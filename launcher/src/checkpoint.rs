@@ -6,7 +6,7 @@
 //!    └──────────┴───────────────────────────────┴──► given up: the job runs on, older snapshots are as they were
 //! ```
 
-use crate::criu::{Criu, Descriptors, ImageError, Options, Session, SessionError};
+use crate::criu::{Criu, Descriptors, ImageError, Options, Session, SessionError, arm_expired_timers};
 use crate::diagnose;
 use crate::host;
 use crate::links;
@@ -79,6 +79,9 @@ pub enum AttemptError {
     /// A process has left the tree.
     #[error("the process {0} is not below the job's root any more, so a snapshot would not have it: end it or start it again")]
     Stray(i32),
+    /// CRIU would take it and bring it back wrong.
+    #[error("the job cannot be saved as it is: {0}")]
+    Broken(String),
     /// It took too long.
     #[error("the job stood still for {}, so the checkpoint was given up (--freeze-timeout). CRIU's log is in {log}", humantime::format_duration(*.limit), log = log.display())]
     Frozen {
@@ -152,8 +155,6 @@ pub struct Checkpointer {
     pub status: Arc<SharedStatus>,
     /// Set when the job has ended well: what is being stored is not needed any more.
     pub cancelled: Arc<AtomicBool>,
-    /// In-memory staging, made once; `None` when the kernel has none.
-    pub memory: Option<Arc<Staging>>,
     /// Counts attempts, for names.
     pub attempts: u64,
 }
@@ -178,9 +179,16 @@ impl Checkpointer {
         if let Some(stray) = survey.strays.first() {
             return Err(AttemptError::Stray(*stray));
         }
+        let broken = diagnose::broken_by_a_restore(&self.proc(), self.job.root_pid, &survey.pids);
+        if !broken.is_empty() {
+            return Err(AttemptError::Broken(broken.join("; ")));
+        }
         let id = self.next_id(&store)?;
         let writer = store.begin(&id, survey.resident_bytes)?;
         let staging = self.staging(survey.resident_bytes)?;
+        if let Err(error) = staging.warm(survey.resident_bytes) {
+            tracing::debug!("memory for the images could not be fetched ahead: {error}");
+        }
         self.status.enter(Phase::Dump, survey.resident_bytes);
         let dumped = self.dump_with_retries(&id, &staging)?;
         drop(staging);
@@ -211,12 +219,12 @@ impl Checkpointer {
     fn staging(&self, needed_bytes: u64) -> Result<Arc<Staging>, AttemptError> {
         let available_bytes = staging::available_bytes().map_err(AttemptError::Staging)?;
         let fits = needed_bytes + needed_bytes / 8 + MEMORY_SPARE_BYTES <= available_bytes;
-        if let (true, Some(memory)) = (fits, &self.memory) {
-            return Ok(Arc::clone(memory));
-        }
-        tracing::warn!(
-            "there is not enough free memory to stage the checkpoint ({needed_bytes} bytes of {available_bytes}): it goes straight to disk, and the job stands still for as long as that takes"
-        );
+        let why = match fits.then(|| Staging::in_memory(needed_bytes)) {
+            Some(Ok(memory)) => return Ok(Arc::new(memory)),
+            Some(Err(error)) => error.to_string(),
+            None => format!("{available_bytes} bytes are free, {needed_bytes} are needed"),
+        };
+        tracing::warn!("the checkpoint cannot be staged in memory ({why}): it goes straight to disk, and the job stands still for as long as that takes");
         Staging::on_disk(&self.dir.path().join("staging")).map(Arc::new).map_err(AttemptError::Staging)
     }
 
@@ -243,6 +251,7 @@ impl Checkpointer {
         let images = staging.subdir(&format!("images-{name}"))?;
         let shm = staging.subdir(&format!("shm-{name}"))?;
         let fds = [images.fd().as_fd(), work.fd().as_fd()];
+        let _names = links::NamesLock::shared();
         let stage_error = |error: NamespaceError| match error {
             NamespaceError::Gone => SessionError::Died,
             other => SessionError::Stage(other.to_string()),
@@ -271,6 +280,7 @@ impl Checkpointer {
         }
         result?;
         self.hit("dump-done", criu_pid)?;
+        arm_expired_timers(&images)?;
         let frozen = frozen.ok_or_else(|| SessionError::Stage("CRIU did not stop at its last stage".to_owned()))?;
         let frozen_us = Descriptors::frozen_us(&|name| work.read(name)).map_err(|error| SessionError::Stage(error.to_string()))?;
         let stall_s = Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64();
@@ -302,7 +312,7 @@ impl Checkpointer {
         let (stdio, tty) =
             self.job.stdio.record(OUTPUT_LIMIT).map_err(|error| failed("cannot read the job's output", &error))?;
         let descriptors = Descriptors::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
-        let root = PathBuf::from(format!("/proc/{}/root", self.job.namespace.init_pid()));
+        let root = self.root();
         let links = links::find(&descriptors.links, &root)?;
         let mut writable = descriptors.writable;
         writable.extend(links.iter().map(|link| link.target.clone()));
@@ -314,6 +324,16 @@ impl Checkpointer {
         let survey = self.job.namespace.survey().map_err(|error| error.to_string())?;
         let outside_tcp = descriptors.outside_tcp;
         Ok(Frozen { taken: SystemTime::now(), survey, stdio, tty, open_files, outside_tcp, shm_files, links })
+    }
+
+    /// The job's view of the file system.
+    fn root(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root", self.job.namespace.init_pid()))
+    }
+
+    /// The job's /proc.
+    fn proc(&self) -> PathBuf {
+        self.root().join("proc")
     }
 
     /// Passes a fault point that may concern CRIU or a process of the job.
@@ -344,9 +364,8 @@ impl Checkpointer {
         if matches!(error, SessionError::Timeout) {
             return AttemptError::Frozen { limit: self.freeze_timeout, log };
         }
-        let proc = PathBuf::from(format!("/proc/{}/root/proc", self.job.namespace.init_pid()));
         let mut reasons = match &error {
-            SessionError::Failed(_) => diagnose::unsavable(&proc, &survey.pids),
+            SessionError::Failed(_) => diagnose::unsavable(&self.proc(), &survey.pids),
             _ => Vec::new(),
         };
         let culprit = crate::criu::explain(&text);

@@ -35,6 +35,41 @@ pub fn unsavable(proc: &Path, pids: &[i32]) -> Vec<String> {
     found
 }
 
+/// What CRIU dumps without complaint and does not bring back: found before the job is stopped for nothing, or, worse,
+/// for a snapshot that is none. `root_pid` is the root of the job's tree.
+#[must_use]
+pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<String> {
+    let namespaces = |pid: i32| {
+        ["mnt", "net"].map(|kind| fs::read_link(proc.join(pid.to_string()).join("ns").join(kind)).ok())
+    };
+    let ours = namespaces(root_pid);
+    let mut found = Vec::new();
+    for &pid in pids {
+        let dir = proc.join(pid.to_string());
+        let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+        let who = format!("process {pid} ({})", name.trim());
+        let theirs = namespaces(pid);
+        let apart = |kind: usize| theirs[kind].is_some() && theirs[kind] != ours[kind];
+        if apart(0) || apart(1) {
+            let kind = if apart(0) { "mount" } else { "network" };
+            found.push(format!("{who} has a {kind} namespace of its own, which CRIU cannot bring back: start it outside of the job"));
+        }
+        for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
+            let is_eventfd = fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]");
+            let info = || fs::read_to_string(dir.join("fdinfo").join(entry.file_name())).unwrap_or_default();
+            if is_eventfd && info().lines().any(|line| line.replace('\t', " ") == "eventfd-semaphore: 1") {
+                let fd = entry.file_name();
+                found.push(format!(
+                    "{who}, descriptor {} is an event counter in semaphore mode, which CRIU brings back as a plain one",
+                    fd.to_string_lossy()
+                ));
+            }
+        }
+    }
+    found.truncate(3);
+    found
+}
+
 fn of_process(dir: &Path, pid: i32) -> Vec<String> {
     let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
     let who = |fd: &str| format!("process {pid} ({}), descriptor {fd}", name.trim());

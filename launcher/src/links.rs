@@ -4,12 +4,46 @@
 
 use anyhow::{Context, Result};
 use ckpt_snapshot::LinkedFile;
-use std::fs;
+use crate::runtime_dir::runtime_dir;
+use rustix::fs::FlockOperation;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 const CRIU_NAME: &str = "link_remap.";
+
+/// CRIU's names are numbers of the job's own: two jobs that have files in one directory (/dev/shm) may use the same
+/// ones. So while one job makes such names to be resumed, no other is dumped or resumed.
+pub struct NamesLock {
+    _file: Option<File>,
+}
+
+impl NamesLock {
+    /// For a dump: other dumps may go on, CRIU sees to it that names are free.
+    #[must_use]
+    pub fn shared() -> Self {
+        Self::take(FlockOperation::LockShared)
+    }
+
+    /// For a restore.
+    #[must_use]
+    pub fn exclusive() -> Self {
+        Self::take(FlockOperation::LockExclusive)
+    }
+
+    fn take(operation: FlockOperation) -> Self {
+        let open = || -> io::Result<File> {
+            let path = runtime_dir()?.join("names.lock");
+            let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+            rustix::fs::flock(&file, operation)?;
+            Ok(file)
+        };
+        // A job alone on its machine needs none.
+        let file = open().inspect_err(|error| tracing::debug!("jobs on this machine cannot be told apart: {error}"));
+        Self { _file: file.ok() }
+    }
+}
 
 /// Finds the other name of each of `paths` (CRIU's names), in the same directory. `root` leads to the job's view of
 /// the file system.
@@ -40,6 +74,7 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
 /// CRIU's names, for as long as a restore takes.
 pub struct Links {
     made: Vec<PathBuf>,
+    _lock: Option<NamesLock>,
 }
 
 impl Links {
@@ -48,7 +83,8 @@ impl Links {
     /// # Errors
     /// When one cannot be made.
     pub fn put_back(links: &[LinkedFile]) -> Result<Self> {
-        let mut made = Self { made: Vec::new() };
+        let lock = (!links.is_empty()).then(NamesLock::exclusive);
+        let mut made = Self { made: Vec::new(), _lock: lock };
         for link in links {
             let path = Path::new(&link.path);
             let ours = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(CRIU_NAME));

@@ -10,14 +10,13 @@ use crate::config::Config;
 use crate::criu::{Criu, InheritFd, Options, Session, SessionError, explain};
 use crate::host;
 use crate::links;
-use crate::namespace::{InitEvent, Namespace};
+use crate::namespace::Namespace;
 use crate::progress::Bar;
 use crate::rollback::Rollback;
 use crate::staging::{StagedDir, Staging};
 use crate::stdio::{self, Stdio, terminal_key};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_snapshot::{JobDir, Manifest, ReadError, SnapshotId, StdioKind, Store};
-use crossbeam_channel::Sender;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
@@ -38,8 +37,6 @@ pub struct Resumer<'a> {
     pub config: &'a Config,
     /// The CRIU to use.
     pub criu: &'a Criu,
-    /// Where the end of the job is told.
-    pub events: Sender<InitEvent>,
 }
 
 /// A resumed job.
@@ -163,18 +160,14 @@ impl Resumer<'_> {
             .map_err(damaged)?;
         let stdio = Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         let rollback = Rollback::plan(manifest, &stdio::appended_files())?;
-        let events = self.events.clone();
-        let namespace = Namespace::create(self.config.network, move |event| {
-            let _ = events.send(event);
-        })
-            .context("cannot make the job's namespace")?;
+        let namespace = Namespace::create(self.config.network).context("cannot make the job's namespace")?;
         self.roll_back(manifest, &rollback)?;
         for (index, content) in shm {
             let file = &manifest.shm_files[index];
             crate::shm::put_back(file, content).with_context(|| format!("cannot put {} back", file.path))?;
         }
         let _links = links::Links::put_back(&manifest.links)?;
-        let staging = Staging::in_memory().context("cannot make a place for CRIU's log")?;
+        let staging = Staging::in_memory(0).context("cannot make a place for CRIU's log")?;
         let work = staging.subdir("work").context("cannot make a place for CRIU's log")?;
         let bar = Bar::new("checking the snapshot", images.check_bytes);
         let check = std::thread::Builder::new()

@@ -11,6 +11,7 @@
 //!
 //! The launcher's death, by whatever means, ends the job (its namespace goes with the init); the next run resumes.
 
+use crate::commands::open_store;
 use crate::checkpoint::{AttemptError, Checkpointer, RunningJob};
 use crate::config::{Config, Resume};
 use crate::control_server::{Answer, ControlServer};
@@ -18,7 +19,6 @@ use crate::criu::Criu;
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, bad_input};
 use crate::namespace::{InitEvent, Namespace, StartError};
 use crate::restore::{Resumed, Resumer};
-use crate::staging::Staging;
 use crate::status::SharedStatus;
 use crate::stdio::Stdio;
 use anyhow::{Context, Result, anyhow, bail};
@@ -58,7 +58,11 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     }
     let criu = Criu::find(config.criu.as_deref()).map_err(anyhow::Error::new)?;
     let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
-    let root = StoreRoot::open_or_create(&config.store)?;
+    // What has to resume needs a store that is there: making one would only hide a mistyped path.
+    let root = match config.resume {
+        Resume::Auto | Resume::Never => StoreRoot::open_or_create(&config.store)?,
+        Resume::Required | Resume::Snapshot(_) => open_store(config)?,
+    };
     let dir = root.job(&key);
     let _lock = dir.lock()?;
     for swept in dir.store().sweep()? {
@@ -70,11 +74,10 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let (record, candidates) = decide(config, &dir, &identity)?;
     dir.set_record(&record)?;
     let (events, inbox) = unbounded();
-    let (init_events, init_inbox) = unbounded();
     let job = match &candidates[..] {
-        [] => start(config, argv, init_events)?,
+        [] => start(config, argv)?,
         some => {
-            let resumer = Resumer { dir: &dir, config, criu: &criu, events: init_events };
+            let resumer = Resumer { dir: &dir, config, criu: &criu };
             Started::Resumed(Box::new(resumer.newest_of(some)?))
         }
     };
@@ -82,7 +85,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
         Started::NotExecuted(code) => return Ok(code),
         other => other,
     };
-    Supervisor::new(config, criu, dir, identity, record, job, events)?.supervise(&inbox, &init_inbox)
+    Supervisor::new(config, criu, dir, identity, record, job, events)?.supervise(&inbox)
 }
 
 /// Says so when the command does not exist, before anything is touched.
@@ -166,11 +169,9 @@ enum Started {
     NotExecuted(i32),
 }
 
-fn start(config: &Config, argv: &[OsString], events: Sender<InitEvent>) -> Result<Started> {
+fn start(config: &Config, argv: &[OsString]) -> Result<Started> {
     let stdio = Stdio::prepare(None).context("cannot make the job's standard streams")?;
-    let namespace = Namespace::create(config.network, move |event| {
-            let _ = events.send(event);
-        })?;
+    let namespace = Namespace::create(config.network)?;
     let started = {
         let (sources, fds) = stdio.for_start();
         namespace.start_job(argv, stdio.terminal_path(), sources, &fds)
@@ -230,9 +231,6 @@ impl Supervisor {
             .inspect_err(|error| tracing::warn!("other ckpt-run commands cannot reach this job: {error}"))
             .ok();
         forward_signals(events.clone())?;
-        let memory = Staging::in_memory().inspect_err(|error| {
-            tracing::warn!("images cannot be staged in memory ({error}): the job will stand still for as long as the disk takes");
-        });
         let checkpointer = Checkpointer {
             job: Arc::clone(&job),
             dir: dir.clone(),
@@ -243,7 +241,6 @@ impl Supervisor {
             keep: config.keep,
             status: Arc::clone(&status),
             cancelled: Arc::clone(&cancelled),
-            memory: memory.ok().map(Arc::new),
             attempts: 0,
         };
         let (attempts, requests) = unbounded();
@@ -274,9 +271,9 @@ impl Supervisor {
     }
 
     /// Serves events until the job has ended.
-    fn supervise(mut self, inbox: &Receiver<Event>, init_inbox: &Receiver<InitEvent>) -> Result<i32> {
+    fn supervise(mut self, inbox: &Receiver<Event>) -> Result<i32> {
         loop {
-            match self.next_event(inbox, init_inbox) {
+            match self.next_event(inbox) {
                 Some(Event::Init(InitEvent::Exited { pid, code })) if pid == self.job.root_pid => {
                     return self.finish(inbox, code);
                 }
@@ -292,11 +289,11 @@ impl Supervisor {
         }
     }
 
-    fn next_event(&self, inbox: &Receiver<Event>, init_inbox: &Receiver<InitEvent>) -> Option<Event> {
+    fn next_event(&self, inbox: &Receiver<Event>) -> Option<Event> {
         let timer = self.next.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
         crossbeam_channel::select! {
             recv(inbox) -> event => event.ok(),
-            recv(init_inbox) -> event => Some(Event::Init(event.unwrap_or(InitEvent::Gone))),
+            recv(self.job.namespace.news()) -> event => Some(Event::Init(event.unwrap_or(InitEvent::Gone))),
             recv(timer) -> _ => None,
         }
     }

@@ -3,7 +3,7 @@
 import os
 import threading
 
-from harness import await_go, check, equal, passed, start, wait
+from harness import await_go, equal, passed, start, until, wait
 
 
 def main(flags):
@@ -18,12 +18,12 @@ def main(flags):
 
     thread = threading.Thread(target=await_go, args=(write,))
     thread.start()
+    until(lambda: lines > 2, "the first lines")
 
     wait()
 
     thread.join()
     write()
-    check(lines > 2, "hardly a line was written")
     with open("lines.txt") as f:
         found = f.read().split()
     equal(found, [str(n) for n in range(lines)], "lines of the file")

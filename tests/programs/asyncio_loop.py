@@ -1,4 +1,4 @@
-"""An asyncio program: timers, a TCP echo pair with an answer under way, a subprocess, a thread pool, all on one loop."""
+"""asyncio: timers, a TCP echo pair with an answer under way, a subprocess and a thread pool on one loop."""
 
 import asyncio
 

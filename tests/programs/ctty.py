@@ -1,4 +1,4 @@
-"""The controlling terminal of the job: name, foreground group and settings are kept; exit code 77 without one."""
+"""The job's controlling terminal: foreground group and settings are kept; exit code 77 without one."""
 
 import os
 import termios

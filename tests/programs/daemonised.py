@@ -1,4 +1,4 @@
-"""A daemon (double fork, own session) that is no child of the program any more still answers, with its state."""
+"""A daemon (double fork, own session), no child of the program any more, still answers with its state."""
 
 import os
 import socket

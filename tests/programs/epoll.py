@@ -1,4 +1,4 @@
-"""An epoll set with pending, masked and edge-triggered descriptors, one in another: events and later changes."""
+"""An epoll set with pending, masked and edge-triggered descriptors, itself in another: events, changes."""
 
 import os
 import select

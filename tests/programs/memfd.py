@@ -1,4 +1,4 @@
-"""A memfd shared with a child: content, mapping, offset, name and seals kept; both sides see later changes."""
+"""A memfd shared with a child: content, mapping, offset, name and seals kept, later changes seen by both."""
 
 import errno
 import fcntl

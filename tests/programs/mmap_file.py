@@ -1,4 +1,4 @@
-"""A regular file mapped shared and private, a private page modified, guard and locked pages: content and continued use."""
+"""A regular file mapped shared and private, with a private page changed: content and continued use."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""A multiprocessing pool of forked workers: a result is under way at the checkpoint, state of the workers, work afterwards."""
+"""A pool of forked workers and a manager: a result under way, state of the workers, work afterwards."""
 
 import multiprocessing as mp
 import os

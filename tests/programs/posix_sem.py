@@ -1,4 +1,4 @@
-"""Semaphores and locks shared by processes: values, a held lock, a child that waits for it and is let in afterwards."""
+"""Semaphores and locks between processes: values, a held lock, children that wait and are let in later."""
 
 import multiprocessing as mp
 import os

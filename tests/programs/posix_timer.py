@@ -1,4 +1,4 @@
-"""POSIX timers: IDs, remaining time, interval and signal kept; one goes on firing, one waits, one is created anew."""
+"""POSIX timers: ID, remaining time, interval and signal kept; one goes on firing, new ones work."""
 
 import ctypes
 import signal

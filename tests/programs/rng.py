@@ -1,4 +1,4 @@
-"""Random generators: Python's goes on where it was; the kernel's gives new bytes; hashes and object identities stay."""
+"""Random generators: Python's goes on where it was, the kernel's gives new bytes; hashes stay."""
 
 import os
 import random

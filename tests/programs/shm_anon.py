@@ -1,4 +1,4 @@
-"""Anonymous memory shared by parent and child: content is that of the snapshot and both go on seeing one memory."""
+"""Anonymous shared memory of parent and child: content of the snapshot, later changes seen by both."""
 
 import mmap
 
@@ -29,7 +29,8 @@ pid = child(other_side)
 wait(tick)
 
 equal(shared[-5:], b"state", "content")
-check(ticks == shared[:TICKS].count(1), f"{shared[:TICKS].count(1)} marks, {ticks} made since the snapshot's state")
+marks = shared[:TICKS].count(1)
+check(marks == ticks, f"{marks} marks in shared memory, {ticks} made by this run of the job")
 shared[TICKS : TICKS + 5] = b"state"
 shared[-6:] = b"parent"
 reap(pid)

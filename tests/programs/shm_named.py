@@ -1,4 +1,4 @@
-"""Named shared memory (linked in /dev/shm): after a resume its content is that of the snapshot, not that of the kill."""
+"""Named shared memory (linked in /dev/shm): a resume brings back its content of the snapshot."""
 
 from multiprocessing.shared_memory import SharedMemory
 

@@ -1,4 +1,4 @@
-"""3 MB of shared memory in an unlinked file of /dev/shm, mapped by parent and child (as torch's DataLoader does)."""
+"""3 MB of shared memory in an unlinked file of /dev/shm (as torch's DataLoader has), in two processes."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""Signal handlers, masks, ignored and pending signals (of the process and of a thread), and the signal stack."""
+"""Handlers, masks, ignored and pending signals (of the process and of a thread), the signal stack."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Standard input that holds the lines `line 0` to `line 9`: three are read before, the rest afterwards (exit code 77 without)."""
+"""Standard input with `line 0` to `line 9`: three are read before, the rest afterwards (77 without)."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""SysV shared memory: attached content, key and mode kept; a child attaches to the same segment afterwards."""
+"""SysV shared memory: content, key and ID kept; a child attaches to the segment by its key afterwards."""
 
 import atexit
 import ctypes

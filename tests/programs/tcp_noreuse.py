@@ -1,4 +1,4 @@
-"""The same as tcp.py without SO_REUSEADDR: when the job is killed, TIME_WAIT holds the listener's port for a minute."""
+"""As tcp.py without SO_REUSEADDR: when the job is killed, TIME_WAIT holds the listener's port a minute."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""A periodic timer descriptor that has fired and was not yet read at the snapshot goes on ticking afterwards."""
+"""A periodic timer descriptor that has fired and was not read at the snapshot ticks on afterwards."""
 
 import os
 import select

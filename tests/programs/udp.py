@@ -1,4 +1,4 @@
-"""UDP sockets on loopback: addresses and connection kept, datagrams go both ways (queued ones may be lost, as UDP's may)."""
+"""UDP on loopback: addresses and connection kept, datagrams go both ways (queued ones may be lost)."""
 
 import socket
 

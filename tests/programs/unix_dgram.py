@@ -1,4 +1,4 @@
-"""Unix datagram sockets, a pair and two named ones: queued messages keep their bounds, names are reachable."""
+"""Unix datagram sockets, a pair and named ones: queued messages keep their bounds, names are reachable."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A unix stream pair between parent and child: data in flight each way, a half-closed pair, options, later use."""
+"""A unix stream pair of parent and child: data in flight each way, a half-closed pair, later use."""
 
 import socket
 

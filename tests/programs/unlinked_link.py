@@ -1,4 +1,4 @@
-"""An open file whose name is deleted while another hard link stays: descriptor and link are still one file."""
+"""An open file whose name is deleted while another hard link stays: both are still one file."""
 
 import os
 

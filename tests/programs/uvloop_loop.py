@@ -1,4 +1,4 @@
-"""The same as asyncio_loop.py on uvloop, which asks for an io_uring at its start; exit code 77 without uvloop."""
+"""As asyncio_loop.py on uvloop, which asks for an io_uring at its start; exit code 77 without uvloop."""
 
 import asyncio
 

@@ -64,10 +64,11 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 
 /// The command as one would type it, cut to a readable length.
 pub fn describe(command: &Command) -> String {
-    let words: Vec<_> = std::iter::once(command.get_program())
-        .chain(command.get_args())
-        .map(OsStr::to_string_lossy)
-        .collect();
+    let program = Path::new(command.get_program());
+    // Which cargo of rustup's it is, nobody wants to know.
+    let program = if program.ends_with("cargo") { OsStr::new("cargo") } else { program.as_os_str() };
+    let words: Vec<_> =
+        std::iter::once(program).chain(command.get_args()).map(OsStr::to_string_lossy).collect();
     let mut line = words.join(" ").replace('\n', " ");
     if line.chars().count() > 160 {
         line = line.chars().take(160).chain(['…']).collect();

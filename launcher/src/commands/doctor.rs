@@ -127,7 +127,7 @@ fn look_at_system(config: &Config) -> Vec<Finding> {
 }
 
 fn pid_namespace() -> Finding {
-    let made = Namespace::create(Network::Host, |_| {});
+    let made = Namespace::create(Network::Host);
     finding(
         "PID namespace",
         made.map(|_| "can be made".to_owned()).map_err(|error| error.to_string()),
@@ -152,7 +152,7 @@ fn ptrace_scope() -> Finding {
 fn staging_memory() -> Finding {
     finding(
         "staging in memory",
-        Staging::in_memory().map(|_| "a tmpfs can be made".to_owned()).map_err(|error| error.to_string()),
+        Staging::in_memory(0).map(|_| "a tmpfs can be made".to_owned()).map_err(|error| error.to_string()),
         State::Limited,
         "images go to memory first, so that the job stands still only while memory is copied",
         "run as root, on Linux 5.2 or newer",

@@ -12,6 +12,8 @@ use clap::ArgMatches;
 use std::ffi::OsString;
 use std::io::Write;
 
+pub use jobs::open_store;
+
 /// Performs the command `name`; returns its exit code.
 ///
 /// # Errors

@@ -4,10 +4,12 @@ mod find;
 mod images;
 mod log;
 mod rpc;
+mod timers;
 mod session;
 
 pub use find::{Criu, MIN_VERSION};
 pub use images::{Descriptors, ImageError};
 pub use log::explain;
 pub use rpc::{InheritFd, Options};
+pub use timers::arm_expired_timers;
 pub use session::{Session, SessionError};

@@ -82,6 +82,7 @@ pub struct Namespace {
     spawned: Spawned,
     /// One request at a time.
     requests: Mutex<(UnixStream, Receiver<Answer>)>,
+    news: Receiver<InitEvent>,
 }
 
 impl Namespace {
@@ -89,20 +90,18 @@ impl Namespace {
     ///
     /// # Errors
     /// [`NamespaceError::Create`] when the kernel refuses, [`NamespaceError::Refused`] when the set-up fails.
-    pub fn create(
-        network: Network,
-        on_event: impl Fn(InitEvent) + Send + 'static,
-    ) -> Result<Self, NamespaceError> {
+    pub fn create(network: Network) -> Result<Self, NamespaceError> {
         let (ours, theirs) = UnixStream::pair().map_err(NamespaceError::Create)?;
         let spawned = spawn::spawn_init(&theirs, network).map_err(NamespaceError::Create)?;
         drop(theirs);
         let reader = ours.try_clone().map_err(NamespaceError::Create)?;
         let (answers, replies) = crossbeam_channel::unbounded();
+        let (events, news) = crossbeam_channel::unbounded();
         std::thread::Builder::new()
             .name("init-reader".to_owned())
-            .spawn(move || read_replies(&reader, &answers, &on_event))
+            .spawn(move || read_replies(&reader, &answers, &events))
             .map_err(NamespaceError::Create)?;
-        let namespace = Self { spawned, requests: Mutex::new((ours, replies)) };
+        let namespace = Self { spawned, requests: Mutex::new((ours, replies)), news };
         match namespace.answer()? {
             (Reply::Ready, _) => Ok(namespace),
             (other, _) => Err(unexpected(other)),
@@ -113,6 +112,12 @@ impl Namespace {
     #[must_use]
     pub fn init_pid(&self) -> i32 {
         self.spawned.pid.as_raw_nonzero().get()
+    }
+
+    /// What the init tells unasked.
+    #[must_use]
+    pub fn news(&self) -> &Receiver<InitEvent> {
+        &self.news
     }
 
     fn answer(&self) -> Result<Answer, NamespaceError> {
@@ -225,19 +230,23 @@ fn unexpected(reply: Reply) -> NamespaceError {
     }
 }
 
-fn read_replies(socket: &UnixStream, answers: &Sender<Answer>, on_event: &dyn Fn(InitEvent)) {
+fn read_replies(socket: &UnixStream, answers: &Sender<Answer>, news: &Sender<InitEvent>) {
+    // Nobody may listen any more: then nobody needs to know.
+    let tell = |event| {
+        let _ = news.send(event);
+    };
     loop {
         match receive::<Reply>(socket) {
-            Ok(Some((Reply::Exited { pid, code }, _))) => on_event(InitEvent::Exited { pid, code }),
+            Ok(Some((Reply::Exited { pid, code }, _))) => tell(InitEvent::Exited { pid, code }),
             Ok(Some(answer)) => {
                 if answers.send(answer).is_err() {
                     return;
                 }
             }
-            Ok(None) => break on_event(InitEvent::Gone),
+            Ok(None) => return tell(InitEvent::Gone),
             Err(error) => {
                 tracing::warn!("the job's init cannot be heard: {error}");
-                break on_event(InitEvent::Gone);
+                return tell(InitEvent::Gone);
             }
         }
     }

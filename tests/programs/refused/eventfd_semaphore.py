@@ -1,4 +1,4 @@
-"""An event counter in semaphore mode: CRIU restores it as a plain counter without a word, so it has to be refused."""
+"""An event counter in semaphore mode: CRIU silently makes it a plain counter, so refuse it."""
 
 import os
 

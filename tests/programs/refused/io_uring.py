@@ -1,4 +1,4 @@
-"""io_uring is answered with ENOSYS, so that programs fall back to other calls; afterwards as before, in a thread too."""
+"""io_uring is answered with ENOSYS so that programs fall back, before and after (only under ckpt-run)."""
 
 import ctypes
 import errno

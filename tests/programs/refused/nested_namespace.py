@@ -1,4 +1,4 @@
-"""A child in a mount namespace of its own: CRIU dumps it without a word and cannot restore it, so it has to be refused."""
+"""A child in its own mount namespace: CRIU dumps it and cannot restore it, so refuse it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A unix stream connection to a server outside the job (its path is the argument; it sends back what it gets)."""
+"""A unix stream connection to an echo server outside the job, whose path is the argument."""
 
 import socket
 import sys

@@ -1,0 +1,152 @@
+//! A mend for one thing that CRIU brings back wrong: a periodic timer descriptor that had fired and not been read has
+//! no time left until it fires, and CRIU arms it with that time, which disarms it for ever. One nanosecond in its place
+//! lets it fire at once, as it would have. The number is changed where it stands in `files.img` (field numbers:
+//! CRIU's images/fdinfo.proto, timerfd.proto); nothing else of the image is touched.
+
+use crate::staging::StagedDir;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+const HEADER_BYTES: usize = 8;
+const TIMER_OF_FILE: u64 = 12;
+const TICKS: u64 = 5;
+const SECONDS_LEFT: u64 = 7;
+const NANOSECONDS_LEFT: u64 = 8;
+const INTERVAL_SECONDS: u64 = 9;
+const INTERVAL_NANOSECONDS: u64 = 10;
+
+/// Arms periodic timers of the images in `dir` that CRIU would leave disarmed.
+///
+/// # Errors
+/// When `files.img` cannot be read or changed.
+pub fn arm_expired_timers(dir: &StagedDir) -> io::Result<()> {
+    let Some(image) = dir.read("files.img")? else { return Ok(()) };
+    let places = disarmed(&image).ok_or_else(|| io::Error::other("CRIU's files.img does not read"))?;
+    if places.is_empty() {
+        return Ok(());
+    }
+    let file = dir.change("files.img")?;
+    places.into_iter().try_for_each(|place| file.write_all_at(&[1], place as u64))
+}
+
+/// Places of the zeroes that have to become ones; `None` when the image does not parse.
+fn disarmed(image: &[u8]) -> Option<Vec<usize>> {
+    let mut places = Vec::new();
+    let mut at = HEADER_BYTES;
+    while at < image.len() {
+        let length = u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize;
+        let entry = at + 4..at + 4 + length;
+        for (number, field) in fields(image, entry.clone())? {
+            if let (TIMER_OF_FILE, Field::Bytes(timer)) = (number, field) {
+                places.extend(disarmed_timer(image, timer)?);
+            }
+        }
+        at = entry.end;
+    }
+    Some(places)
+}
+
+/// The place of the nanoseconds of one timer, if it is one of those.
+fn disarmed_timer(image: &[u8], range: Range<usize>) -> Option<Option<usize>> {
+    let fields = fields(image, range)?;
+    let number = |wanted: u64| {
+        fields.iter().find_map(|(number, field)| match field {
+            Field::Number { value, at } if *number == wanted => Some((*value, *at)),
+            _ => None,
+        })
+    };
+    let value = |wanted: u64| number(wanted).map_or(0, |(value, _)| value);
+    let periodic = value(INTERVAL_SECONDS) > 0 || value(INTERVAL_NANOSECONDS) > 0;
+    let expired = value(TICKS) > 0 && value(SECONDS_LEFT) == 0 && value(NANOSECONDS_LEFT) == 0;
+    Some(number(NANOSECONDS_LEFT).filter(|_| periodic && expired).map(|(_, at)| at))
+}
+
+enum Field {
+    Number { value: u64, at: usize },
+    Bytes(Range<usize>),
+    Fixed,
+}
+
+/// The fields of one protobuf message with their places.
+fn fields(image: &[u8], range: Range<usize>) -> Option<Vec<(u64, Field)>> {
+    let message = image.get(..range.end)?;
+    let mut found = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let tag = varint(message, &mut at)?;
+        let field = match tag & 7 {
+            0 => {
+                let place = at;
+                Field::Number { value: varint(message, &mut at)?, at: place }
+            }
+            2 => {
+                let length = usize::try_from(varint(message, &mut at)?).ok()?;
+                let bytes = at..at.checked_add(length)?;
+                at = bytes.end;
+                Field::Bytes(bytes)
+            }
+            1 => {
+                at += 8;
+                Field::Fixed
+            }
+            5 => {
+                at += 4;
+                Field::Fixed
+            }
+            _ => return None,
+        };
+        found.push((tag >> 3, field));
+    }
+    (at == range.end).then_some(found)
+}
+
+fn varint(message: &[u8], at: &mut usize) -> Option<u64> {
+    let mut value = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let byte = *message.get(*at)?;
+        *at += 1;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An image with one timer: (ticks, seconds left, nanoseconds left, interval nanoseconds).
+    fn image(ticks: u8, seconds: u8, nanoseconds: u8, interval: u8) -> Vec<u8> {
+        let timer = [TICKS, SECONDS_LEFT, NANOSECONDS_LEFT, INTERVAL_SECONDS, INTERVAL_NANOSECONDS];
+        let values = [ticks, seconds, nanoseconds, 0, interval];
+        let timer: Vec<u8> = timer.iter().zip(values).flat_map(|(number, value)| [(number << 3) as u8, value]).collect();
+        let mut entry = vec![1 << 3, 17, 2 << 3, 5, (TIMER_OF_FILE << 3) as u8 | 2, timer.len() as u8];
+        entry.extend(&timer);
+        let mut image = vec![0; HEADER_BYTES];
+        image.extend((entry.len() as u32).to_le_bytes());
+        image.extend(entry);
+        image
+    }
+
+    #[test]
+    fn only_expired_periodic_timers_are_changed() {
+        let expired = image(1, 0, 0, 50);
+        let places = disarmed(&expired).unwrap();
+        assert_eq!(places.len(), 1);
+        assert_eq!((expired[places[0] - 1], expired[places[0]]), ((NANOSECONDS_LEFT << 3) as u8, 0));
+        for other in [image(0, 0, 0, 50), image(1, 0, 9, 50), image(1, 3, 0, 50), image(1, 0, 0, 0)] {
+            assert_eq!(disarmed(&other), Some(Vec::new()));
+        }
+    }
+
+    #[test]
+    fn cut_images_are_refused() {
+        let whole = image(1, 0, 0, 50);
+        for length in HEADER_BYTES + 1..whole.len() {
+            assert_eq!(disarmed(&whole[..length]), None, "{length}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Damage: every flipped byte is found, and a resume falls back to the older snapshot. A disk that is full. Input that
+//! is bad: a clear error, exit code 2, nothing touched.
+
+use ckpt_run_tests::{Running, Sandbox, programs, python};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn start(sandbox: &Sandbox, name: &str, options: &[&str]) -> Running {
+    let mut arguments: Vec<PathBuf> = options.iter().map(PathBuf::from).collect();
+    arguments.extend([PathBuf::from("--"), python(), programs().join("append_log.py")]);
+    sandbox.start(name, arguments)
+}
+
+fn until_ready(job: &mut Running, sandbox: &Sandbox) {
+    job.until("the program is ready", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(sandbox);
+}
+
+/// A job with two snapshots, killed.
+fn two_snapshots() -> (Sandbox, Vec<String>) {
+    let sandbox = Sandbox::new();
+    let mut job = start(&sandbox, "first", &[]);
+    until_ready(&mut job, &sandbox);
+    let ids = vec![job.checkpoint(&sandbox), job.checkpoint(&sandbox)];
+    job.kill_everything();
+    assert_eq!(sandbox.snapshots(), ids);
+    (sandbox, ids)
+}
+
+fn snapshot_dir(sandbox: &Sandbox, id: &str) -> PathBuf {
+    sandbox.job_dir().join("snapshots").join(id)
+}
+
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { found.extend(files_below(&path)) } else { found.push(path) }
+    }
+    found.sort();
+    found
+}
+
+fn flip(path: &Path, position: usize) {
+    let mut content = fs::read(path).unwrap();
+    content[position] ^= 0x10;
+    fs::write(path, content).unwrap();
+}
+
+fn code_and_errors(sandbox: &Sandbox, arguments: &[&str]) -> (i32, String) {
+    let output = sandbox.call(arguments);
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn one_flipped_byte_in_every_file_is_found() {
+    let (sandbox, ids) = two_snapshots();
+    sandbox.verify_all();
+    let files = files_below(&snapshot_dir(&sandbox, &ids[1]));
+    assert!(files.len() > 10 && files.iter().any(|path| path.ends_with("manifest.json")), "{files:?}");
+    for path in &files {
+        let length = fs::metadata(path).unwrap().len() as usize;
+        for position in [0, length / 2, length - 1] {
+            flip(path, position);
+            let (code, _) = code_and_errors(&sandbox, &["verify", &ids[1]]);
+            assert_eq!(code, 1, "{} byte {position} of {length}", path.display());
+            flip(path, position);
+        }
+    }
+    sandbox.verify_all();
+}
+
+#[test]
+fn a_damaged_snapshot_is_passed_over_for_the_older_one() {
+    // Pages are compared while CRIU restores, small images before, the manifest first of all.
+    for part in ["images/pages-2.img", "images/files.img", "manifest.json"] {
+        let (sandbox, ids) = two_snapshots();
+        let path = snapshot_dir(&sandbox, &ids[1]).join(part);
+        flip(&path, fs::metadata(&path).unwrap().len() as usize / 2);
+        let mut job = start(&sandbox, "second", &[]);
+        job.until_answering(&sandbox);
+        fs::write(sandbox.path().join("go"), "").unwrap();
+        assert_eq!(job.wait(), 0, "{part}: {}", job.said());
+        let said = job.said();
+        assert!(said.contains(&format!("resumed from snapshot {}", ids[0])), "{part}: {said}");
+        assert!(said.contains(&format!("the snapshot {} is damaged", ids[1])), "{part}: {said}");
+        assert_eq!(sandbox.read("log"), "started\npass\n", "{part}");
+    }
+}
+
+#[test]
+fn when_every_snapshot_is_damaged_nothing_is_started() {
+    let (sandbox, ids) = two_snapshots();
+    for id in &ids {
+        flip(&snapshot_dir(&sandbox, id).join("images/core-10002.img"), 5);
+    }
+    let log = sandbox.read("log");
+    let mut job = start(&sandbox, "second", &[]);
+    assert_eq!(job.wait(), 125);
+    let said = job.said();
+    assert!(said.contains("none of the 2 snapshots") && said.contains("--resume never"), "{said}");
+    assert_eq!(sandbox.read("log"), log, "nothing ran");
+    fs::remove_file(sandbox.path().join("ready")).unwrap();
+    let mut job = start(&sandbox, "third", &["--resume", "never"]);
+    until_ready(&mut job, &sandbox);
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+}
+
+/// A small tmpfs as the store's file system, unmounted at the end.
+struct SmallDisk<'a>(&'a Path);
+
+impl<'a> SmallDisk<'a> {
+    fn mount(path: &'a Path, megabytes: u64) -> Self {
+        use rustix::mount::{MountFlags, mount};
+        fs::create_dir(path).unwrap();
+        let options = std::ffi::CString::new(format!("size={megabytes}m")).unwrap();
+        mount("tmpfs", path, "tmpfs", MountFlags::empty(), &*options).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_the_job_and_the_older_snapshot_alone() {
+    let mut sandbox = Sandbox::new();
+    let disk_path = sandbox.path().join("disk");
+    let disk = SmallDisk::mount(&disk_path, 24);
+    sandbox.store = disk_path.join("store");
+    let mut job = start(&sandbox, "first", &[]);
+    until_ready(&mut job, &sandbox);
+    let id = job.checkpoint(&sandbox);
+    // Found out ahead: nothing is left for another one.
+    let filler = disk_path.join("filler");
+    let free = rustix::fs::statvfs(&disk_path).unwrap();
+    let free = (free.f_bavail * free.f_frsize) as usize;
+    fs::write(&filler, vec![1; free - (1 << 20)]).unwrap();
+    let (code, said) = code_and_errors(&sandbox, &["checkpoint"]);
+    assert_eq!(code, 1);
+    assert!(said.contains("no room") && said.contains("needs about") && said.contains("MB"), "{said}");
+    assert_eq!(sandbox.snapshots(), [id.as_str()]);
+    sandbox.verify_all();
+    let status = sandbox.json(["status", "--json"]);
+    assert_eq!(status[0]["failed"], 1, "{status}");
+    // With room again, the next one works.
+    fs::remove_file(&filler).unwrap();
+    let newer = job.checkpoint(&sandbox);
+    assert_eq!(sandbox.snapshots(), [id, newer]);
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+    drop(disk);
+}
+
+/// Everything below a directory with its content, to see that nothing was touched: all but the PID in the lock file.
+fn picture(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let files = files_below(dir).into_iter().filter(|path| !path.ends_with("lock"));
+    files.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+#[track_caller]
+fn refuses(sandbox: &Sandbox, arguments: &[&str], wanted: &[&str]) {
+    let before = picture(sandbox.path());
+    let (code, said) = code_and_errors(sandbox, arguments);
+    assert_eq!(code, 2, "{arguments:?}: {said}");
+    for part in wanted {
+        assert!(said.contains(part), "{arguments:?} should say {part:?}: {said}");
+    }
+    assert_eq!(picture(sandbox.path()), before, "{arguments:?} touched something");
+}
+
+#[test]
+fn bad_command_lines_are_refused() {
+    let sandbox = Sandbox::new();
+    refuses(&sandbox, &[], &["Usage"]);
+    refuses(&sandbox, &["--no-such-option", "true"], &["--no-such-option"]);
+    refuses(&sandbox, &["--interval", "soon", "true"], &["interval", "soon", "command line", "10m, or off"]);
+    refuses(&sandbox, &["--keep", "0", "true"], &["keep", "from 1"]);
+    refuses(&sandbox, &["--job", "../x", "true"], &["job's name"]);
+    refuses(&sandbox, &["--config", "none.toml", "true"], &["none.toml"]);
+    refuses(&sandbox, &["--resume", "required", "true"], &["there is no store"]);
+    refuses(&sandbox, &["--resume", "000001-20260101T000000Z", "true"], &["there is no store"]);
+    refuses(&sandbox, &["ls"], &["there is no store", "--store"]);
+    refuses(&sandbox, &["checkpoint"], &["there is no store"]);
+}
+
+#[test]
+fn bad_stores_are_refused() {
+    let mut sandbox = Sandbox::new();
+    // Somebody's directory that is no store.
+    sandbox.store = sandbox.path().join("thesis");
+    fs::create_dir(&sandbox.store).unwrap();
+    fs::write(sandbox.store.join("chapter1.tex"), "x").unwrap();
+    refuses(&sandbox, &["true"], &["is not a ckpt-run store"]);
+    refuses(&sandbox, &["ls"], &["is not a ckpt-run store"]);
+    // A store of a newer version.
+    fs::remove_file(sandbox.store.join("chapter1.tex")).unwrap();
+    fs::write(sandbox.store.join("store.json"), r#"{"format":"ckpt-run store","version":7}"#).unwrap();
+    refuses(&sandbox, &["true"], &["version 7", "newer"]);
+    // One that does not read.
+    fs::write(sandbox.store.join("store.json"), "{{{").unwrap();
+    refuses(&sandbox, &["true"], &["does not read"]);
+    // One that is a file.
+    sandbox.store = sandbox.path().join("file");
+    fs::write(&sandbox.store, "x").unwrap();
+    refuses(&sandbox, &["true"], &["cannot"]);
+}
+
+/// Puts another body with a right checksum in place of a manifest's.
+fn forge(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+    let whole: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let mut body = whole["body"].clone();
+    change(&mut body);
+    let body = body.to_string();
+    let checksum = blake3::hash(body.as_bytes()).to_hex();
+    fs::write(path, format!(r#"{{"checksum":"{checksum}","body":{body}}}"#)).unwrap();
+}
+
+#[test]
+fn manifests_that_climb_out_or_are_newer_are_refused() {
+    let (sandbox, ids) = two_snapshots();
+    let manifest = snapshot_dir(&sandbox, &ids[1]).join("manifest.json");
+    let program = programs().join("append_log.py");
+    let (python, program) = (python(), program.to_str().unwrap());
+    let run = ["--", python.to_str().unwrap(), program];
+    let whole = fs::read(&manifest).unwrap();
+    for path in ["../../../../etc/passwd", "/etc/passwd", "images/../../x"] {
+        forge(&manifest, |body| body["files"][0]["path"] = path.into());
+        refuses(&sandbox, &["verify", &ids[1]], &["refused", path]);
+        refuses(&sandbox, &run, &["refused", path]);
+        refuses(&sandbox, &["show", &ids[1]], &["refused", path]);
+    }
+    forge(&manifest, |body| body["version"] = 9.into());
+    refuses(&sandbox, &["verify", "--all"], &["manifest version 9"]);
+    refuses(&sandbox, &run, &["manifest version 9"]);
+    refuses(&sandbox, &["show", "77"], &["there is no snapshot 77"]);
+    fs::write(&manifest, whole).unwrap();
+    sandbox.verify_all();
+}

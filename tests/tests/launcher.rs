@@ -1,0 +1,348 @@
+//! `ckpt-run` as its users meet it: exit codes, streams, resuming or not, the other commands.
+
+use ckpt_run_tests::{Running, Sandbox, programs, python, until};
+use rustix::process::Signal;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+fn run(sandbox: &Sandbox, script: &str) -> (i32, String, String) {
+    let output = sandbox.call(["--", "sh", "-c", script]);
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// A job that writes `ready`, waits for `go`, then exits with 3 if `fail` is there.
+fn waiter(sandbox: &Sandbox, name: &str, options: &[&str]) -> Running {
+    let script = "echo begun >> begun; : > ready; while [ ! -e go ]; do sleep 0.02; done; [ ! -e fail ] || exit 3; echo done";
+    let mut arguments: Vec<&str> = options.to_vec();
+    arguments.extend(["--", "sh", "-c", script]);
+    sandbox.start(name, arguments)
+}
+
+fn until_ready(job: &mut Running, sandbox: &Sandbox) {
+    job.until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(sandbox);
+}
+
+#[test]
+fn the_exit_code_is_the_commands() {
+    let sandbox = Sandbox::new();
+    assert_eq!(run(&sandbox, "exit 0").0, 0);
+    assert_eq!(run(&sandbox, "exit 7").0, 7);
+    assert_eq!(run(&sandbox, "kill -9 $$").0, 137);
+    assert_eq!(sandbox.call(["--", "no-such-command"]).status.code(), Some(127));
+    fs::write(sandbox.path().join("plain"), "not a program").unwrap();
+    assert_eq!(sandbox.call(["--", "./plain"]).status.code(), Some(126));
+}
+
+#[test]
+fn streams_are_wired_through() {
+    let sandbox = Sandbox::new();
+    let (_, out, err) = run(&sandbox, "echo to stdout; echo to stderr >&2");
+    assert_eq!((out.as_str(), err.as_str()), ("to stdout\n", "to stderr\n"));
+    let mut child = sandbox.command(["--", "wc", "-c"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&vec![b'x'; 300_000]).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "300000");
+    // Much output, all of it, in order, also when the job ends at once.
+    let (_, out, _) = run(&sandbox, "seq 1 200000");
+    assert_eq!(out.lines().count(), 200_000);
+    assert!(out.ends_with("\n200000\n"));
+}
+
+#[test]
+fn a_closed_output_ends_the_job() {
+    let sandbox = Sandbox::new();
+    let mut child = sandbox.command(["--", "yes"]).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0; 10]).unwrap();
+    let status = until("the end of a job that nobody reads", || child.try_wait().unwrap());
+    assert_eq!(status.code(), Some(128 + 13));
+}
+
+#[test]
+fn the_job_sees_itself_in_a_namespace_of_its_own() {
+    let sandbox = Sandbox::new();
+    let (_, out, _) = run(&sandbox, "echo $$; ls -d /proc/[0-9]* | wc -l; umask; pwd");
+    let lines: Vec<_> = out.lines().collect();
+    assert!(lines[0].parse::<i32>().unwrap() > 10_000, "PIDs of the job are apart from CRIU's: {out}");
+    assert!(lines[1].parse::<i32>().unwrap() <= 5, "it sees its own processes only: {out}");
+    assert_eq!(lines[3], sandbox.path().to_str().unwrap());
+}
+
+#[test]
+fn signals_reach_the_command() {
+    let sandbox = Sandbox::new();
+    let mut job = sandbox.start("job", ["--", "sh", "-c", "trap 'echo got it; exit 5' TERM; : > ready; while :; do sleep 0.02; done"]);
+    until_ready(&mut job, &sandbox);
+    job.signal(Signal::TERM);
+    assert_eq!(job.wait(), 5);
+    assert!(job.said().contains("got it"));
+}
+
+#[test]
+fn a_complete_job_starts_afresh_and_a_failed_one_resumes() {
+    let sandbox = Sandbox::new();
+    let mut job = waiter(&sandbox, "first", &[]);
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    // It fails: the next run resumes, and fails in the same way as long as the reason is there.
+    fs::write(sandbox.path().join("fail"), "").unwrap();
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 3);
+    let mut job = waiter(&sandbox, "second", &[]);
+    assert_eq!(job.wait(), 3);
+    assert!(job.said().contains("resumed from snapshot"));
+    fs::remove_file(sandbox.path().join("fail")).unwrap();
+    let mut job = waiter(&sandbox, "third", &[]);
+    assert_eq!(job.wait(), 0);
+    assert_eq!(sandbox.read("begun"), "begun\n", "it was begun once");
+    // Now it is complete: its snapshot is not resumed any more, unless it is asked for.
+    let mut job = waiter(&sandbox, "fourth", &[]);
+    assert_eq!(job.wait(), 0);
+    assert!(!job.said().contains("resumed"), "{}", job.said());
+    assert_eq!(sandbox.read("begun"), "begun\nbegun\n");
+    let id = sandbox.snapshots().remove(0);
+    let mut job = waiter(&sandbox, "fifth", &["--resume", &id]);
+    assert_eq!(job.wait(), 0);
+    assert!(job.said().contains(&format!("resumed from snapshot {id}")), "{}", job.said());
+}
+
+#[test]
+fn a_job_is_known_by_its_name_or_by_directory_and_command() {
+    let sandbox = Sandbox::new();
+    let mut job = waiter(&sandbox, "first", &["--job", "mine"]);
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    // The same name with another command line: it is the same job.
+    let mut job = sandbox.start("named", ["--job", "mine", "--", "sh", "-c", "echo another"]);
+    assert_eq!(job.wait(), 0);
+    assert!(job.said().contains("done") && !job.said().contains("another"), "{}", job.said());
+    // The same command line without the name: it is another job.
+    let mut job = waiter(&sandbox, "unnamed", &[]);
+    assert_eq!(job.wait(), 0);
+    assert_eq!(sandbox.read("begun"), "begun\nbegun\n");
+}
+
+#[test]
+fn one_launcher_per_job() {
+    let sandbox = Sandbox::new();
+    let mut job = waiter(&sandbox, "first", &[]);
+    until_ready(&mut job, &sandbox);
+    let mut second = waiter(&sandbox, "second", &[]);
+    assert_eq!(second.wait(), 2);
+    assert!(second.said().contains("already running") && second.said().contains(&job.pid().to_string()), "{}", second.said());
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0);
+    assert_eq!(sandbox.read("begun"), "begun\n");
+}
+
+#[test]
+fn the_job_dies_with_its_launcher() {
+    let sandbox = Sandbox::new();
+    let mut job = waiter(&sandbox, "first", &[]);
+    until_ready(&mut job, &sandbox);
+    job.kill_launcher();
+}
+
+#[test]
+fn the_interval_takes_snapshots_and_keeps_some() {
+    let sandbox = Sandbox::new();
+    let mut job = waiter(&sandbox, "job", &["--interval", "200ms", "--keep", "2"]);
+    job.until("a fourth snapshot", || (sandbox.snapshots().last()?.starts_with("000004")).then_some(()));
+    let listed = sandbox.snapshots();
+    assert!((2..=3).contains(&listed.len()), "{listed:?}");
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0);
+    sandbox.verify_all();
+}
+
+#[test]
+fn the_other_commands_tell_and_tidy_up() {
+    let sandbox = Sandbox::new();
+    let mut job = waiter(&sandbox, "job", &[]);
+    until_ready(&mut job, &sandbox);
+    let ids: Vec<_> = (0..3).map(|_| job.checkpoint(&sandbox)).collect();
+    assert_eq!(sandbox.snapshots(), ids);
+    let status = sandbox.json(["status", "--json"]);
+    assert_eq!((&status[0]["running"], &status[0]["saved"]), (&true.into(), &3.into()));
+    assert_eq!(status[0]["last_snapshot"]["id"], *ids[2]);
+    assert!(sandbox.ok(["status"]).contains(&ids[2]));
+    let shown = sandbox.json(["show", "2", "--json"]);
+    assert_eq!(shown["id"], *ids[1]);
+    assert!(sandbox.ok(["show", "2"]).contains("sh -c"));
+    let verified = sandbox.json(["verify", "--all", "--json"]);
+    assert!(verified.as_array().unwrap().iter().all(|one| one["sound"] == true), "{verified}");
+    sandbox.ok(["rm", &ids[0]]);
+    assert_eq!(sandbox.snapshots(), ids[1..]);
+    assert!(sandbox.ok(["prune", "--keep", "1", "--dry-run"]).contains(&format!("would remove {}", ids[1])));
+    assert_eq!(sandbox.snapshots(), ids[1..]);
+    sandbox.ok(["prune", "--keep", "1"]);
+    assert_eq!(sandbox.snapshots(), ids[2..]);
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0);
+    assert!(sandbox.ok(["status"]).contains("complete"));
+    let output = sandbox.call(["checkpoint"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("does not run"));
+}
+
+#[test]
+fn help_configuration_completions_and_manual() {
+    let sandbox = Sandbox::new();
+    let (short, long) = (sandbox.ok(["-h"]), sandbox.ok(["--help"]));
+    assert!(long.len() > short.len() && long.contains("Exit codes"));
+    fs::write(sandbox.path().join("ckpt-run.toml"), "keep = 7\n").unwrap();
+    let config = sandbox.json(["config", "--json", "--interval", "3m"]);
+    let find = |name: &str| config.as_array().unwrap().iter().find(|one| one["name"] == name).unwrap().clone();
+    assert_eq!((find("keep")["value"].clone(), find("interval")["origin"].clone()), ("7".into(), "flag".into()));
+    assert_eq!(find("store")["origin"]["variable"], "CKPT_STORE");
+    assert!(sandbox.ok(["completions", "bash"]).contains("complete -F"));
+    assert!(sandbox.ok(["man"]).contains(".TH ckpt-run"));
+    let doctor = sandbox.json(["doctor", "--json"]);
+    let criu = doctor.as_array().unwrap().iter().find(|one| one["need"] == "criu").unwrap().clone();
+    assert_eq!(criu["state"], "ok");
+}
+
+/// The launcher's own output goes to a file that is appended to: a resumed run goes on in it as if nothing had been.
+#[test]
+fn an_appended_log_reads_as_if_nothing_had_happened() {
+    let sandbox = Sandbox::new();
+    let script = "i=0; while [ $i -lt 60 ]; do echo $i; i=$((i+1)); sleep 0.03; done";
+    let start = || {
+        let mut command = sandbox.command(["-qq", "--", "sh", "-c", script]);
+        command.stdin(Stdio::null());
+        sandbox.start_command("log", command)
+    };
+    let lines = || sandbox.read("log.out").lines().count();
+    let mut job = start();
+    job.until("some lines", || (lines() > 10).then_some(()));
+    job.checkpoint(&sandbox);
+    let at = lines();
+    job.until("more lines", || (lines() > at + 5).then_some(()));
+    job.kill_everything();
+    assert_eq!(start().wait(), 0);
+    let wanted: String = (0..60).map(|line| format!("{line}\n")).collect();
+    assert_eq!(sandbox.read("log.out"), wanted);
+}
+
+/// Input from a file is taken up again where the job had stopped reading.
+#[test]
+fn input_from_a_file_is_taken_up_again() {
+    let sandbox = Sandbox::new();
+    let lines: String = (0..10).map(|line| format!("line {line}\n")).collect();
+    fs::write(sandbox.path().join("input"), lines).unwrap();
+    let start = |name: &str| {
+        let mut command = sandbox.command(["--".into(), python(), programs().join("stdin_data.py")]);
+        command.stdin(fs::File::open(sandbox.path().join("input")).unwrap());
+        sandbox.start_command(name, command)
+    };
+    let mut job = start("first");
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    let mut job = start("second");
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
+/// A terminal for one `ckpt-run`.
+struct Terminal {
+    master: fs::File,
+    slave: PathBuf,
+}
+
+impl Terminal {
+    fn open() -> Self {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let slave = PathBuf::from(ptsname(&master, Vec::new()).unwrap().into_string().unwrap());
+        Self { master: fs::File::from(master), slave }
+    }
+
+    /// Starts `command` with this as its controlling terminal; what it prints is read in the background.
+    fn start(&self, mut command: std::process::Command) -> (std::process::Child, std::sync::Arc<std::sync::Mutex<String>>) {
+        let open = || fs::File::options().read(true).write(true).open(&self.slave).unwrap();
+        command.stdin(open()).stdout(open()).stderr(open());
+        let take_terminal = || {
+            rustix::process::setsid()?;
+            rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+            Ok(())
+        };
+        // SAFETY: two system calls, allowed between fork and exec.
+        unsafe { command.pre_exec(take_terminal) };
+        let child = command.spawn().unwrap();
+        let said = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
+        let (mut from, to) = (self.master.as_fd().try_clone_to_owned().map(fs::File::from).unwrap(), said.clone());
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(read @ 1..) = from.read(&mut buffer) {
+                to.lock().unwrap().push_str(&String::from_utf8_lossy(&buffer[..read]));
+            }
+        });
+        (child, said)
+    }
+}
+
+#[test]
+fn a_controlling_terminal_goes_along() {
+    let sandbox = Sandbox::new();
+    let command = || sandbox.command(["--".into(), python(), programs().join("ctty.py")]);
+    let first = Terminal::open();
+    let (mut child, said) = first.start(command());
+    until("the program is ready", || sandbox.path().join("ready").exists().then_some(()));
+    until("a snapshot", || sandbox.call(["checkpoint"]).status.success().then_some(()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(said.lock().unwrap().contains("terminal /dev/pts/"), "{}", said.lock().unwrap());
+    // Another terminal takes the place of the first.
+    let second = Terminal::open();
+    let (mut child, said) = second.start(command());
+    until("the resumed job", || said.lock().unwrap().contains("resumed from snapshot").then_some(()));
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    let status = until("the end", || child.try_wait().unwrap());
+    let said = said.lock().unwrap().clone();
+    assert_eq!(status.code(), Some(0), "{said}{}", sandbox.read("log"));
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+    assert!(said.contains("pass"), "{said}");
+}
+
+/// Ctrl-C typed at the user's terminal reaches the job through its own.
+#[test]
+fn keys_reach_the_job() {
+    let sandbox = Sandbox::new();
+    let script = "trap 'echo interrupted; exit 9' INT; : > ready; while :; do sleep 0.02; done";
+    let terminal = Terminal::open();
+    let (mut child, said) = terminal.start(sandbox.command(["--", "sh", "-c", script]));
+    until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
+    (&terminal.master).write_all(b"\x03").unwrap();
+    let status = until("the end", || child.try_wait().unwrap());
+    assert_eq!(status.code(), Some(9), "{}", said.lock().unwrap());
+    assert!(said.lock().unwrap().contains("interrupted"));
+}
+
+/// In a network of its own, a job's port is never taken.
+#[test]
+fn a_private_network_keeps_ports_free() {
+    let sandbox = Sandbox::new();
+    let script = "import socket,os,time\ns=socket.socket(); s.bind(('127.0.0.1', 45871)); s.listen()\nopen('ready','w')\nwhile not os.path.exists('go'): time.sleep(0.02)\nc=socket.create_connection(('127.0.0.1', 45871)); s.accept(); print('connected')\n";
+    let start = |name: &str| sandbox.start(name, ["--network", "private", "--", python().to_str().unwrap(), "-c", script]);
+    let mut job = start("first");
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    let taken = std::net::TcpListener::bind("127.0.0.1:45871").unwrap();
+    let mut job = start("second");
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("resumed from snapshot") && job.said().contains("connected"), "{}", job.said());
+    drop(taken);
+}

@@ -1,0 +1,119 @@
+//! What cannot be saved is named in plain words, with the process and the descriptor, and the job runs on unharmed.
+
+use ckpt_run_tests::{Running, Sandbox, programs, python};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+const UNAVAILABLE: i32 = 77;
+
+/// Starts the program; `None` when its kind is not available here.
+fn start(sandbox: &Sandbox, program: &str, arguments: &[PathBuf]) -> Option<Running> {
+    let mut argv = vec!["--".into(), python(), programs().join("refused").join(program)];
+    argv.extend(arguments.iter().cloned());
+    let mut job = sandbox.start("job", argv);
+    while !sandbox.path().join("ready").exists() {
+        if job.has_ended() {
+            assert_eq!(job.wait(), UNAVAILABLE, "{program}: {}", job.said());
+            eprintln!("skipped: {program} is not available here");
+            return None;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    job.until_answering(sandbox);
+    Some(job)
+}
+
+fn go_on(sandbox: &Sandbox, mut job: Running) {
+    std::fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
+/// The checkpoint fails with all of `wanted` in its message; the job goes on and passes.
+fn is_refused(program: &str, arguments: &[PathBuf], wanted: &[&str]) {
+    let sandbox = Sandbox::new();
+    let Some(job) = start(&sandbox, program, arguments) else { return };
+    let output = sandbox.call(["checkpoint"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{program}: {said}");
+    for part in wanted {
+        assert!(said.contains(part), "{program} should say {part:?}: {said}");
+    }
+    assert_eq!(sandbox.snapshots().len(), 0);
+    let status = sandbox.json(["status", "--json"]);
+    assert_eq!(status[0]["failed"], 1);
+    let reason = status[0]["last_failure"].as_str().unwrap();
+    assert!(reason.contains(wanted[0]), "{reason}");
+    if let Some(log) = said.split("CRIU's log is in ").nth(1) {
+        let log = PathBuf::from(log.trim()).join("criu.log");
+        assert!(std::fs::read_to_string(&log).unwrap().contains("Error"), "{}", log.display());
+    }
+    go_on(&sandbox, job);
+}
+
+#[test]
+fn a_unix_connection_to_the_outside() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("echo.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut buffer = [0; 100];
+        while let Ok(read @ 1..) = stream.read(&mut buffer) {
+            stream.write_all(&buffer[..read]).unwrap();
+        }
+    });
+    is_refused("unix_outside.py", &[path], &["unix socket is connected to a process outside of the job"]);
+    server.join().unwrap();
+}
+
+#[test]
+fn performance_counters() {
+    is_refused("perf_event.py", &[], &["performance counter", "(python3), descriptor"]);
+}
+
+#[test]
+fn a_userfaultfd() {
+    is_refused("userfaultfd.py", &[], &["userfaultfd", "(python3), descriptor"]);
+}
+
+#[test]
+fn the_fuse_device() {
+    is_refused("fuse_device.py", &[], &["FUSE", "(python3), descriptor"]);
+}
+
+#[test]
+fn a_virtual_machine() {
+    is_refused("kvm.py", &[], &["virtual machine", "(python3), descriptor"]);
+}
+
+#[test]
+fn a_vsock() {
+    is_refused("vsock.py", &[], &["socket of a kind that cannot be saved", "(python3), descriptor"]);
+}
+
+#[test]
+fn a_network_tunnel() {
+    is_refused("tun.py", &[], &["network tunnel", "(python3), descriptor"]);
+}
+
+#[test]
+fn an_event_counter_in_semaphore_mode() {
+    is_refused("eventfd_semaphore.py", &[], &["semaphore mode", "(python3), descriptor"]);
+}
+
+#[test]
+fn a_namespace_of_its_own() {
+    is_refused("nested_namespace.py", &[], &["mount namespace of its own", "(python3)"]);
+}
+
+/// Not refused: io_uring is answered with "not implemented", so that programs do without it and can be saved.
+#[test]
+fn io_uring_is_not_there() {
+    let sandbox = Sandbox::new();
+    let Some(job) = start(&sandbox, "io_uring.py", &[]) else { return };
+    job.checkpoint(&sandbox);
+    sandbox.verify_all();
+    go_on(&sandbox, job);
+}

@@ -1,0 +1,189 @@
+//! The main job: real PyTorch training, killed without warning and resumed, ends bit for bit as an unbroken run, and
+//! its log has every step exactly once.
+
+use ckpt_run_tests::{Running, Sandbox, python, torchrun, train_script};
+use std::ffi::OsString;
+use std::process::Command;
+use std::time::Duration;
+
+struct Training {
+    argv: Vec<OsString>,
+    steps: usize,
+}
+
+impl Training {
+    fn single(steps: usize, workers: usize) -> Self {
+        let mut argv: Vec<OsString> = vec![python().into(), train_script().into()];
+        argv.extend(Self::options(steps, workers));
+        Self { argv, steps }
+    }
+
+    fn two_ranks(steps: usize) -> Self {
+        let mut argv: Vec<OsString> = vec![torchrun().into()];
+        argv.extend(["-r", "1", "-t", "1", "--nproc_per_node=2"].map(OsString::from));
+        argv.push(train_script().into());
+        argv.extend(Self::options(steps, 0));
+        Self { argv, steps }
+    }
+
+    fn options(steps: usize, workers: usize) -> [OsString; 8] {
+        let (steps, workers) = (steps.to_string(), workers.to_string());
+        ["--steps", &steps, "--workers", &workers, "--step-ms", "30", "--log", "losses.txt"].map(OsString::from)
+    }
+
+    /// The losses of an unbroken run without ckpt-run.
+    fn unbroken(&self) -> String {
+        let sandbox = Sandbox::new();
+        let mut command = Command::new(&self.argv[0]);
+        let status = command
+            .args(&self.argv[1..])
+            .env("OMP_NUM_THREADS", "1")
+            .current_dir(sandbox.path())
+            .stdout(std::process::Stdio::null())
+            .status()
+            .unwrap();
+        assert!(status.success());
+        let losses = sandbox.read("losses.txt");
+        assert_eq!(losses.lines().count(), self.steps);
+        losses
+    }
+
+    fn start(&self, sandbox: &Sandbox) -> Running {
+        let mut arguments = vec![OsString::from("--")];
+        arguments.extend(self.argv.iter().cloned());
+        sandbox.start("job", arguments)
+    }
+}
+
+fn steps_done(sandbox: &Sandbox) -> usize {
+    sandbox.read("losses.txt").lines().count()
+}
+
+fn until_step(job: &mut Running, sandbox: &Sandbox, step: usize) {
+    job.until("a step of the training", || (steps_done(sandbox) >= step).then_some(()));
+}
+
+/// Runs, takes a snapshot, goes on, dies, resumes, ends; compares.
+fn survives(training: &Training) {
+    let sandbox = Sandbox::new();
+    let mut job = training.start(&sandbox);
+    until_step(&mut job, &sandbox, 5);
+    job.checkpoint(&sandbox);
+    let at_snapshot = steps_done(&sandbox);
+    until_step(&mut job, &sandbox, at_snapshot + 5);
+    job.kill_everything();
+    assert!(steps_done(&sandbox) < training.steps, "it was killed in the middle");
+    let mut job = training.start(&sandbox);
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+    assert_eq!(sandbox.read("losses.txt"), training.unbroken());
+    sandbox.verify_all();
+}
+
+#[test]
+fn a_single_process_survives() {
+    survives(&Training::single(150, 0));
+}
+
+#[test]
+fn data_loader_workers_survive() {
+    survives(&Training::single(150, 2));
+}
+
+#[test]
+fn torchrun_with_two_ranks_survives() {
+    survives(&Training::two_ranks(150));
+}
+
+/// Killed at 20 random moments in a row, in the middle of whatever happens then: running, checkpointing, resuming.
+#[test]
+fn twenty_kills_at_random_moments() {
+    let training = Training::two_ranks(500);
+    let sandbox = Sandbox::new();
+    let mut random = 0x2545_F491_4F6C_DD1D_u64 ^ u64::from(std::process::id());
+    eprintln!("random seed {random:#x}");
+    let mut kills = 0;
+    let mut job = loop {
+        let mut command = sandbox.command(std::iter::once(OsString::from("--")).chain(training.argv.iter().cloned()));
+        command.env("CKPT_INTERVAL", "300ms");
+        let mut job = sandbox.start_command("job", command);
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        // The first one long enough for a first snapshot, or the job would only ever begin.
+        let mut life = Duration::from_millis(300 + random % 2500);
+        if kills == 0 {
+            job.until("a first snapshot", || (!sandbox.snapshots().is_empty()).then_some(()));
+            life = Duration::ZERO;
+        }
+        let deadline = std::time::Instant::now() + life;
+        while std::time::Instant::now() < deadline && !job.has_ended() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if kills == 20 || job.has_ended() {
+            break job;
+        }
+        job.kill_everything();
+        sandbox.verify_all();
+        kills += 1;
+    };
+    let code = job.wait();
+    assert_eq!(code, 0, "after {kills} kills\n{}", job.said());
+    assert_eq!(sandbox.read("losses.txt"), training.unbroken(), "after {kills} kills\n{}", job.said());
+    assert_eq!(kills, 20, "the training ended too early: give it more steps");
+}
+
+#[test]
+fn a_resumed_job_is_checkpointed_and_resumed_again() {
+    let training = Training::two_ranks(250);
+    let sandbox = Sandbox::new();
+    let mut last = String::new();
+    for round in 1..=3 {
+        let mut job = training.start(&sandbox);
+        job.until_answering(&sandbox);
+        until_step(&mut job, &sandbox, round * 12);
+        let id = job.checkpoint(&sandbox);
+        assert!(id > last, "{id} after {last}");
+        last = id;
+        until_step(&mut job, &sandbox, round * 12 + 6);
+        job.kill_everything();
+    }
+    let mut job = training.start(&sandbox);
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains(&format!("resumed from snapshot {last}")));
+    assert_eq!(sandbox.read("losses.txt"), training.unbroken());
+}
+
+/// The kernel gives the PIDs of the dead job to others: it resumes all the same.
+#[test]
+fn resumes_while_its_pids_are_taken() {
+    let training = Training::single(150, 2);
+    let sandbox = Sandbox::new();
+    let mut job = training.start(&sandbox);
+    until_step(&mut job, &sandbox, 5);
+    job.checkpoint(&sandbox);
+    let pids = job.descendants();
+    job.kill_everything();
+    let taken: Vec<_> = pids.iter().filter_map(|pid| occupy(*pid)).collect();
+    assert!(!taken.is_empty(), "none of {pids:?} could be taken");
+    let mut job = training.start(&sandbox);
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("losses.txt"), training.unbroken());
+}
+
+/// A process that has exactly this PID, if the kernel gives it.
+fn occupy(pid: i32) -> Option<Occupied> {
+    std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
+    let child = Command::new("/bin/sleep").arg("300").spawn().ok()?;
+    let occupied = Occupied(child);
+    (occupied.0.id().cast_signed() == pid).then_some(occupied)
+}
+
+struct Occupied(std::process::Child);
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
