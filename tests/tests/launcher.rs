@@ -154,6 +154,7 @@ fn the_job_dies_with_its_launcher() {
 fn the_interval_takes_snapshots_and_keeps_some() {
     let sandbox = Sandbox::new();
     let mut job = waiter(&sandbox, "job", &["--interval", "200ms", "--keep", "2"]);
+    until_ready(&mut job, &sandbox);
     job.until("a fourth snapshot", || (sandbox.snapshots().last()?.starts_with("000004")).then_some(()));
     let listed = sandbox.snapshots();
     assert!((2..=3).contains(&listed.len()), "{listed:?}");
