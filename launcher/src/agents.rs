@@ -241,6 +241,7 @@ impl Agents {
     }
 
     /// How many agents are connected and have said hello.
+    #[cfg(test)]
     pub fn count(&self) -> usize {
         self.shared.lock().connections.values().filter(|connection| connection.is_greeted).count()
     }

@@ -6,9 +6,12 @@
 //!    └──────────┴───────────────────────────────┴──► given up: the job runs on, older snapshots are as they were
 //! ```
 
+use crate::agents::{Agents, Quiesced};
 use crate::criu::{Criu, Descriptors, ImageError, Options, Session, SessionError, arm_expired_timers};
 use crate::diagnose;
+use crate::directories;
 use crate::host;
+use crate::interpose::AGENTS_LIMIT;
 use crate::links;
 use crate::namespace::{Namespace, NamespaceError, Survey};
 use crate::shm;
@@ -17,8 +20,9 @@ use crate::status::{SharedStatus, unix_ms};
 use crate::stdio::Stdio;
 use ckpt_protocol::control::{Phase, Saved};
 use ckpt_snapshot::{
-    JobDir, JobIdentity, JobRecord, LinkedFile, MANIFEST_VERSION, Manifest, OpenError, OpenFile, ProcessTree, ReadError, RelPath,
-    SaveError, ShmFile, SnapshotId, SnapshotWriter, StdioRecord, Store, TtyRecord, choose_prunable, faults,
+    AgentsRecord, Directory, JobDir, JobIdentity, JobRecord, LinkedFile, MANIFEST_VERSION, Manifest,
+    OpenError, OpenFile, ProcessTree, ReadError, RelPath, SaveError, ShmFile, SnapshotId, SnapshotWriter,
+    StdioRecord, Store, TtyRecord, choose_prunable, faults,
 };
 use std::fs;
 use std::io::{self, Read};
@@ -54,6 +58,8 @@ pub struct RunningJob {
     pub root_pid: i32,
     /// The command.
     pub command_pid: i32,
+    /// The agents in its processes, when the interposer is preloaded.
+    pub agents: Option<Agents>,
 }
 
 /// A checkpoint did not become a snapshot; the job runs on.
@@ -77,7 +83,9 @@ pub enum AttemptError {
         log: PathBuf,
     },
     /// A process has left the tree.
-    #[error("the process {0} is not below the job's root any more, so a snapshot would not have it: end it or start it again")]
+    #[error(
+        "the process {0} is not below the job's root any more, so a snapshot would not have it: end it or start it again"
+    )]
     Stray(i32),
     /// CRIU would take it and bring it back wrong.
     #[error("the job cannot be saved as it is: {0}")]
@@ -122,6 +130,7 @@ struct Frozen {
     open_files: Vec<OpenFile>,
     outside_tcp: Vec<(u32, u32)>,
     shm_files: Vec<ShmFile>,
+    directories: Vec<Directory>,
     links: Vec<LinkedFile>,
 }
 
@@ -131,6 +140,7 @@ struct Dumped {
     shm: StagedDir,
     frozen: Frozen,
     stall_s: f64,
+    agents: Option<AgentsRecord>,
     /// Keeps the images alive.
     _staging: Arc<Staging>,
 }
@@ -224,7 +234,9 @@ impl Checkpointer {
             Some(Err(error)) => error.to_string(),
             None => format!("{available_bytes} bytes are free, {needed_bytes} are needed"),
         };
-        tracing::warn!("the checkpoint cannot be staged in memory ({why}): it goes straight to disk, and the job stands still for as long as that takes");
+        tracing::warn!(
+            "the checkpoint cannot be staged in memory ({why}): it goes straight to disk, and the job stands still for as long as that takes"
+        );
         Staging::on_disk(&self.dir.path().join("staging")).map(Arc::new).map_err(AttemptError::Staging)
     }
 
@@ -233,7 +245,7 @@ impl Checkpointer {
         loop {
             let name = format!("{id}-{tries}");
             let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
-            let error = match self.dump(staging, &name, &work, tries) {
+            let error = match self.dump_without_agents(staging, &name, &work, tries) {
                 Ok(dumped) => return Ok(dumped),
                 Err(error) => error,
             };
@@ -247,7 +259,40 @@ impl Checkpointer {
         }
     }
 
-    fn dump(&self, staging: &Arc<Staging>, name: &str, work: &StagedDir, tries: u32) -> Result<Dumped, SessionError> {
+    /// Dumps while the agents in the job's processes are disconnected: a dump may not contain a connection to us.
+    fn dump_without_agents(
+        &self,
+        staging: &Arc<Staging>,
+        name: &str,
+        work: &StagedDir,
+        tries: u32,
+    ) -> Result<Dumped, SessionError> {
+        let Some(agents) = &self.job.agents else { return self.dump(staging, name, work, tries) };
+        let away = agents.quiesce(self.attempts, AGENTS_LIMIT);
+        let away = away.map_err(|error| SessionError::Stage(error.to_string()))?;
+        let result = self.dump(staging, name, work, tries);
+        self.call_back(agents, &away);
+        let pids = away.processes().filter_map(|process| process.pid).collect();
+        let record = AgentsRecord { attempt: away.attempt(), pids };
+        result.map(|dumped| Dumped { agents: Some(record), ..dumped })
+    }
+
+    fn call_back(&self, agents: &Agents, away: &Quiesced) {
+        if let Err(error) = agents.resume_listening() {
+            return tracing::warn!(
+                "the interposer in the job's processes cannot be reached any more: {error}"
+            );
+        }
+        crate::interpose::tell(&agents.await_back(away, AGENTS_LIMIT));
+    }
+
+    fn dump(
+        &self,
+        staging: &Arc<Staging>,
+        name: &str,
+        work: &StagedDir,
+        tries: u32,
+    ) -> Result<Dumped, SessionError> {
         let images = staging.subdir(&format!("images-{name}"))?;
         let shm = staging.subdir(&format!("shm-{name}"))?;
         let fds = [images.fd().as_fd(), work.fd().as_fd()];
@@ -281,10 +326,12 @@ impl Checkpointer {
         result?;
         self.hit("dump-done", criu_pid)?;
         arm_expired_timers(&images)?;
-        let frozen = frozen.ok_or_else(|| SessionError::Stage("CRIU did not stop at its last stage".to_owned()))?;
-        let frozen_us = Descriptors::frozen_us(&|name| work.read(name)).map_err(|error| SessionError::Stage(error.to_string()))?;
+        let frozen =
+            frozen.ok_or_else(|| SessionError::Stage("CRIU did not stop at its last stage".to_owned()))?;
+        let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
+            .map_err(|error| SessionError::Stage(error.to_string()))?;
         let stall_s = Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64();
-        Ok(Dumped { images, shm, frozen, stall_s, _staging: Arc::clone(staging) })
+        Ok(Dumped { images, shm, frozen, stall_s, agents: None, _staging: Arc::clone(staging) })
     }
 
     fn dump_options(&self, fds: &[i32], tries: u32) -> Options {
@@ -309,8 +356,11 @@ impl Checkpointer {
     /// With the job standing still: everything that CRIU does not save.
     fn note_frozen(&self, images: &StagedDir, shm: &StagedDir) -> Result<Frozen, String> {
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-        let (stdio, tty) =
-            self.job.stdio.record(OUTPUT_LIMIT).map_err(|error| failed("cannot read the job's output", &error))?;
+        let (stdio, tty) = self
+            .job
+            .stdio
+            .record(OUTPUT_LIMIT)
+            .map_err(|error| failed("cannot read the job's output", &error))?;
         let descriptors = Descriptors::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
         let root = self.root();
         let links = links::find(&descriptors.links, &root)?;
@@ -323,7 +373,18 @@ impl Checkpointer {
         let open_files = lengths(&writable, &root);
         let survey = self.job.namespace.survey().map_err(|error| error.to_string())?;
         let outside_tcp = descriptors.outside_tcp;
-        Ok(Frozen { taken: SystemTime::now(), survey, stdio, tty, open_files, outside_tcp, shm_files, links })
+        let directories = directories::look(&descriptors.socket_directories, &root);
+        Ok(Frozen {
+            taken: SystemTime::now(),
+            survey,
+            stdio,
+            tty,
+            open_files,
+            outside_tcp,
+            shm_files,
+            directories,
+            links,
+        })
     }
 
     /// The job's view of the file system.
@@ -401,7 +462,8 @@ impl Checkpointer {
         self.status.enter(Phase::Persist, total_bytes);
         for (kind, dir, files) in [("images", &dumped.images, images), ("shm", &dumped.shm, shm)] {
             for (name, _) in files {
-                let path = RelPath::new(format!("{kind}/{name}")).map_err(|error| AttemptError::Staging(io::Error::other(error)))?;
+                let path = RelPath::new(format!("{kind}/{name}"))
+                    .map_err(|error| AttemptError::Staging(io::Error::other(error)))?;
                 let from = dir.open(&name).map_err(AttemptError::Staging)?;
                 let mut from = Cancellable { from, cancelled: &self.cancelled };
                 writer.put(&path, &mut from, &|bytes| self.status.advance(bytes))?;
@@ -409,12 +471,20 @@ impl Checkpointer {
                 dir.remove(&name).map_err(AttemptError::Staging)?;
             }
         }
-        Ok(writer.commit(self.manifest(id, dumped.frozen, dumped.stall_s))?)
+        Ok(writer.commit(self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents))?)
     }
 
-    fn manifest(&self, id: SnapshotId, frozen: Frozen, stall_s: f64) -> Manifest {
+    fn manifest(
+        &self,
+        id: SnapshotId,
+        frozen: Frozen,
+        stall_s: f64,
+        agents: Option<AgentsRecord>,
+    ) -> Manifest {
         for (port, peer) in &frozen.outside_tcp {
-            tracing::debug!("TCP connection from port {port} to port {peer} outside of the job: it will be found reset after a resume");
+            tracing::debug!(
+                "TCP connection from port {port} to port {peer} outside of the job: it will be found reset after a resume"
+            );
         }
         let survey = frozen.survey;
         Manifest {
@@ -433,11 +503,13 @@ impl Checkpointer {
                 last_pid: survey.last_pid,
                 threads: survey.affinity.iter().map(|group| group.tids.len() as u64).sum(),
                 affinity: survey.affinity,
+                agents,
             },
             stdio: frozen.stdio,
             tty: frozen.tty,
             open_files: frozen.open_files,
             shm_files: frozen.shm_files,
+            directories: frozen.directories,
             links: frozen.links,
             files: Vec::new(),
         }
@@ -459,7 +531,9 @@ impl Checkpointer {
 
 /// The lengths of the files that are rolled back on a resume: not those in memory or of the kernel.
 fn lengths(writable: &[String], root: &Path) -> Vec<OpenFile> {
-    let on_disk = |path: &&String| !["/dev/", "/proc/", "/sys/", "/run/ckpt-run/"].iter().any(|dir| path.starts_with(dir));
+    let on_disk = |path: &&String| {
+        !["/dev/", "/proc/", "/sys/", "/run/ckpt-run/"].iter().any(|dir| path.starts_with(dir))
+    };
     let length = |path: &String| {
         let meta = fs::symlink_metadata(root.join(path.trim_start_matches('/'))).ok()?;
         meta.is_file().then(|| OpenFile { path: path.clone(), size_bytes: meta.len() })
@@ -502,6 +576,7 @@ pub(crate) mod tests {
             tty: None,
             open_files,
             shm_files: Vec::new(),
+            directories: Vec::new(),
             links: Vec::new(),
             files: Vec::new(),
         }

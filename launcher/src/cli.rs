@@ -35,8 +35,21 @@ Exit codes:
   of others:   0; 1 if the answer is no (damage found, checkpoint failed, something is missing); 2 for bad input";
 
 /// The names of all commands.
-pub const COMMANDS: &[&str] =
-    &["run", "checkpoint", "status", "ls", "show", "verify", "rm", "prune", "doctor", "config", "completions", "man", "help"];
+pub const COMMANDS: &[&str] = &[
+    "run",
+    "checkpoint",
+    "status",
+    "ls",
+    "show",
+    "verify",
+    "rm",
+    "prune",
+    "doctor",
+    "config",
+    "completions",
+    "man",
+    "help",
+];
 
 /// The whole command line.
 #[must_use]
@@ -55,29 +68,41 @@ pub fn command() -> Command {
 
 fn commands() -> Vec<Command> {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
-    let job = || Arg::new("JOB").help("The job: its name or the beginning of it [default: the only one, or the one that runs]");
+    let job = || {
+        Arg::new("JOB")
+            .help("The job: its name or the beginning of it [default: the only one, or the one that runs]")
+    };
     let id = |help: &'static str| Arg::new("ID").help(help);
     vec![
-        Command::new("run").about("Run a command, or resume it (the same as naming no command of ckpt-run)").arg(
-            Arg::new("CMD")
-                .required(true)
-                .num_args(1..)
-                .trailing_var_arg(true)
-                .allow_hyphen_values(true)
-                .value_parser(clap::value_parser!(OsString))
-                .help("The command and its arguments"),
-        ),
+        Command::new("run")
+            .about("Run a command, or resume it (the same as naming no command of ckpt-run)")
+            .arg(
+                Arg::new("CMD")
+                    .required(true)
+                    .num_args(1..)
+                    .trailing_var_arg(true)
+                    .allow_hyphen_values(true)
+                    .value_parser(clap::value_parser!(OsString))
+                    .help("The command and its arguments"),
+            ),
         Command::new("checkpoint")
             .about("Take a snapshot of a running job now; prints its ID once it is durable")
             .args([job(), json()]),
-        Command::new("status").about("How a job is: running or not, its newest snapshot, failures").args([job(), json()]),
+        Command::new("status")
+            .about("How a job is: running or not, its newest snapshot, failures")
+            .args([job(), json()]),
         Command::new("ls").about("List snapshots").args([job(), json()]),
-        Command::new("show")
-            .about("Everything about one snapshot")
-            .args([id("The snapshot: its ID, its number, or the beginning of its ID").required(true), json()]),
+        Command::new("show").about("Everything about one snapshot").args([
+            id("The snapshot: its ID, its number, or the beginning of its ID").required(true),
+            json(),
+        ]),
         Command::new("verify").about("Compare snapshots with their checksums").args([
             id("The snapshot").required_unless_present("all"),
-            Arg::new("all").long("all").action(ArgAction::SetTrue).conflicts_with("ID").help("All snapshots in the store"),
+            Arg::new("all")
+                .long("all")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("ID")
+                .help("All snapshots in the store"),
             json(),
         ]),
         Command::new("rm").about("Remove a snapshot").arg(id("The snapshot").required(true)),
@@ -89,7 +114,10 @@ fn commands() -> Vec<Command> {
         Command::new("doctor").about("Say what this machine has and lacks for checkpoints").arg(json()),
         Command::new("config").about("Show the effective options and where each comes from").arg(json()),
         Command::new("completions").about("Print completions for a shell").arg(
-            Arg::new("SHELL").required(true).value_parser(clap::value_parser!(clap_complete::Shell)).help("The shell"),
+            Arg::new("SHELL")
+                .required(true)
+                .value_parser(clap::value_parser!(clap_complete::Shell))
+                .help("The shell"),
         ),
         Command::new("man").about("Print the manual page"),
     ]
@@ -143,7 +171,10 @@ mod tests {
     fn run_is_the_default() {
         assert_eq!(put(&["python", "a.py", "--x"]), ["run", "python", "a.py", "--x"]);
         assert_eq!(put(&["--store", "d", "python"]), ["--store", "d", "run", "python"]);
-        assert_eq!(put(&["-s", "ls", "-v", "--keep=3", "python"]), ["-s", "ls", "-v", "--keep=3", "run", "python"]);
+        assert_eq!(
+            put(&["-s", "ls", "-v", "--keep=3", "python"]),
+            ["-s", "ls", "-v", "--keep=3", "run", "python"]
+        );
         assert_eq!(put(&["--", "ls", "-l"]), ["run", "--", "ls", "-l"]);
         assert_eq!(put(&["ls", "--json"]), ["ls", "--json"]);
         assert_eq!(put(&["--help"]), ["--help"]);
@@ -151,11 +182,14 @@ mod tests {
 
     #[test]
     fn the_job_keeps_its_own_options() {
-        let arguments = put(&["--store", "d", "torchrun", "--nproc_per_node=2", "-v", "--store", "x", "--", "y"]);
-        let matches = command().try_get_matches_from(std::iter::once("ckpt-run".to_owned()).chain(arguments)).unwrap();
+        let arguments =
+            put(&["--store", "d", "torchrun", "--nproc_per_node=2", "-v", "--store", "x", "--", "y"]);
+        let matches =
+            command().try_get_matches_from(std::iter::once("ckpt-run".to_owned()).chain(arguments)).unwrap();
         let (name, sub) = matches.subcommand().unwrap();
         assert_eq!(name, "run");
-        let given: Vec<_> = sub.get_many::<OsString>("CMD").unwrap().map(|part| part.to_str().unwrap()).collect();
+        let given: Vec<_> =
+            sub.get_many::<OsString>("CMD").unwrap().map(|part| part.to_str().unwrap()).collect();
         assert_eq!(given, ["torchrun", "--nproc_per_node=2", "-v", "--store", "x", "--", "y"]);
         assert_eq!(sub.get_one::<String>("store").unwrap(), "d");
         assert_eq!(sub.get_count("verbose"), 0);

@@ -91,6 +91,14 @@ pub const SETTINGS: &[Setting] = &[
         long_help: "Which network the job sees:\n  host     the machine's. When the job is resumed, the ports that it used must be free\n  private  one of its own with a loopback interface only: its ports are never taken, and it reaches nothing outside",
     },
     Setting {
+        name: "interpose",
+        short: None,
+        value: Some("WHICH"),
+        default: "off",
+        help: "off, or the path of libckpt_interpose.so to preload",
+        long_help: "off, or the path of libckpt_interpose.so, which is then preloaded into every process of the job. It is what will save GPU memory; in this version it only keeps in touch with ckpt-run, so there is no gain in it yet.",
+    },
+    Setting {
         name: "log-file",
         short: None,
         value: Some("FILE"),
@@ -226,6 +234,8 @@ pub struct Config {
     pub freeze_timeout: Duration,
     /// Which network the job sees.
     pub network: Network,
+    /// The library to preload into the job's processes.
+    pub interpose: Option<PathBuf>,
     /// Where messages also go.
     pub log_file: Option<PathBuf>,
     /// More (positive) or fewer (negative) messages.
@@ -240,16 +250,23 @@ impl Config {
     /// # Errors
     /// Bad input: a value that does not parse, a file that does not read; says which and where it came from.
     pub fn resolve(matches: &ArgMatches, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
-        let file = File::read(matches.get_one::<String>("config").cloned().or_else(|| variable("CKPT_CONFIG")))?;
+        let file =
+            File::read(matches.get_one::<String>("config").cloned().or_else(|| variable("CKPT_CONFIG")))?;
         let pick = |setting: &Setting| {
             let flag = match setting.value {
                 Some(_) => matches.get_one::<String>(setting.name).cloned(),
-                None => Some(matches.get_count(setting.name)).filter(|&count| count > 0).map(|count| count.to_string()),
+                None => Some(matches.get_count(setting.name))
+                    .filter(|&count| count > 0)
+                    .map(|count| count.to_string()),
             };
             let name = setting.variable();
             let (value, origin) = flag
                 .map(|value| (value, Origin::Flag))
-                .or_else(|| variable(&name).filter(|value| !value.is_empty()).map(|value| (value, Origin::Variable(name))))
+                .or_else(|| {
+                    variable(&name)
+                        .filter(|value| !value.is_empty())
+                        .map(|value| (value, Origin::Variable(name)))
+                })
                 .or_else(|| file.value(setting.name))
                 .unwrap_or_else(|| (setting.default.to_owned(), Origin::Default));
             Resolved { name: setting.name, value, origin }
@@ -258,9 +275,12 @@ impl Config {
     }
 
     fn parse(resolved: Vec<Resolved>) -> Result<Self> {
-        let find = |name: &str| resolved.iter().find(|one| one.name == name).expect("every setting is resolved");
-        let optional_path = |name| Some(find(name).value.as_str()).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let count = |name| typed(find(name), "a number", |text| text.parse::<i32>().ok().filter(|&count| count >= 0));
+        let find =
+            |name: &str| resolved.iter().find(|one| one.name == name).expect("every setting is resolved");
+        let optional_path =
+            |name| Some(find(name).value.as_str()).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let count =
+            |name| typed(find(name), "a number", |text| text.parse::<i32>().ok().filter(|&count| count >= 0));
         let job = match find("job").value.as_str() {
             "" => None,
             name => Some(JobKey::named(name).map_err(bad_input)?),
@@ -288,6 +308,14 @@ impl Config {
                 "private" => Some(Network::Private),
                 _ => None,
             })?,
+            interpose: typed(
+                find("interpose"),
+                "off or the path of libckpt_interpose.so",
+                |text| match text {
+                    "off" => Some(None),
+                    path => std::fs::canonicalize(path).ok().filter(|path| path.is_file()).map(Some),
+                },
+            )?,
             log_file: optional_path("log-file"),
             verbosity: count("verbose")? - count("quiet")?,
             resolved,
@@ -318,8 +346,10 @@ impl File {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && named.is_none() => String::new(),
             Err(error) => return Err(bad_input(anyhow!("cannot read {}: {error}", path.display()))),
         };
-        let table: toml::Table =
-            text.parse().with_context(|| format!("{} is not valid TOML", path.display())).map_err(bad_input)?;
+        let table: toml::Table = text
+            .parse()
+            .with_context(|| format!("{} is not valid TOML", path.display()))
+            .map_err(bad_input)?;
         Self::check(&path, &table).map_err(bad_input)?;
         Ok(Self { path, table })
     }
@@ -328,7 +358,11 @@ impl File {
         for (key, value) in table {
             let known = || SETTINGS.iter().map(|setting| setting.name).collect::<Vec<_>>().join(", ");
             if !SETTINGS.iter().any(|setting| setting.name == key) {
-                return Err(anyhow!("{}: there is no option {key:?}; the options are {}", path.display(), known()));
+                return Err(anyhow!(
+                    "{}: there is no option {key:?}; the options are {}",
+                    path.display(),
+                    known()
+                ));
             }
             if !value.is_str() && !value.is_integer() {
                 return Err(anyhow!("{}: {key} has to be text in quotes or a number", path.display()));
@@ -383,7 +417,8 @@ mod tests {
 
     #[test]
     fn bad_values_say_which_and_where_from() {
-        let message = |args: &[&str], variables: &[(&str, &str)]| resolve(args, variables).unwrap_err().to_string();
+        let message =
+            |args: &[&str], variables: &[(&str, &str)]| resolve(args, variables).unwrap_err().to_string();
         assert!(message(&["--keep", "0"], &[]).contains("keep = \"0\" (command line)"));
         assert!(message(&[], &[("CKPT_INTERVAL", "soon")]).contains("(variable CKPT_INTERVAL)"));
         assert!(message(&["--interval", "0s"], &[]).contains("10m, or off"));
@@ -391,7 +426,9 @@ mod tests {
         assert!(message(&["--job", "../x"], &[]).contains("job's name"));
         assert!(message(&["--config", "/nonexistent.toml"], &[]).contains("/nonexistent.toml"));
         let typo = file("intervall = \"3m\"\n");
-        assert!(message(&["--config", typo.path().to_str().unwrap()], &[]).contains("no option \"intervall\""));
+        assert!(
+            message(&["--config", typo.path().to_str().unwrap()], &[]).contains("no option \"intervall\"")
+        );
     }
 
     #[test]

@@ -87,7 +87,10 @@ fn serve(mut stream: UnixStream, status: &SharedStatus, on_checkpoint: &dyn Fn(A
         stream.set_read_timeout(Some(CALL_TIMEOUT)).map_err(|error| error.to_string())?;
         let call: Call = frame::read(&mut stream).map_err(|error| error.to_string())?;
         if call.version != CONTROL_VERSION {
-            return Err(format!("this launcher speaks version {CONTROL_VERSION}, the command version {}", call.version));
+            return Err(format!(
+                "this launcher speaks version {CONTROL_VERSION}, the command version {}",
+                call.version
+            ));
         }
         Ok(call.request)
     });
@@ -104,7 +107,11 @@ fn serve(mut stream: UnixStream, status: &SharedStatus, on_checkpoint: &dyn Fn(A
 }
 
 /// Asks for a checkpoint and tells the caller how far it is; `None` when the caller is gone.
-fn checkpoint(stream: &mut UnixStream, status: &SharedStatus, on_checkpoint: &dyn Fn(Answer)) -> Option<Reply> {
+fn checkpoint(
+    stream: &mut UnixStream,
+    status: &SharedStatus,
+    on_checkpoint: &dyn Fn(Answer),
+) -> Option<Reply> {
     let (answer, answered) = bounded(1);
     on_checkpoint(answer);
     let mut told = Progress::default();
@@ -125,5 +132,9 @@ fn checkpoint(stream: &mut UnixStream, status: &SharedStatus, on_checkpoint: &dy
 
 fn peer_is_allowed(stream: &UnixStream) -> Result<(), String> {
     let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| error.to_string())?;
-    if peer.uid == getuid() || peer.uid.is_root() { Ok(()) } else { Err("this job belongs to another user".to_owned()) }
+    if peer.uid == getuid() || peer.uid.is_root() {
+        Ok(())
+    } else {
+        Err("this job belongs to another user".to_owned())
+    }
 }

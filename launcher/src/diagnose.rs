@@ -10,7 +10,11 @@ const HARMLESS_DEVICES: &[&str] =
 
 /// (beginning of what a descriptor leads to, what it is, what to do about it)
 const REFUSED: &[(&str, &str, &str)] = &[
-    ("anon_inode:[perf_event]", "a performance counter (perf_event_open)", "stop profiling while checkpoints are wanted"),
+    (
+        "anon_inode:[perf_event]",
+        "a performance counter (perf_event_open)",
+        "stop profiling while checkpoints are wanted",
+    ),
     ("anon_inode:[userfaultfd]", "a userfaultfd", "it cannot be saved; the program has to do without it"),
     ("anon_inode:[io_uring]", "an io_uring", "it was opened by a process that ckpt-run did not start"),
     ("anon_inode:kvm", "a virtual machine", "virtual machines have their own snapshots"),
@@ -25,7 +29,8 @@ const REFUSED: &[(&str, &str, &str)] = &[
 /// Looks through the descriptors of every process of the job; `proc` is the job's /proc.
 #[must_use]
 pub fn unsavable(proc: &Path, pids: &[i32]) -> Vec<String> {
-    let mut found: Vec<String> = pids.iter().flat_map(|pid| of_process(&proc.join(pid.to_string()), *pid)).collect();
+    let mut found: Vec<String> =
+        pids.iter().flat_map(|pid| of_process(&proc.join(pid.to_string()), *pid)).collect();
     // A hundred workers with the same device are told of three times.
     let more = found.len().saturating_sub(3);
     found.truncate(3);
@@ -55,7 +60,8 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
             found.push(format!("{who} has a {kind} namespace of its own, which CRIU cannot bring back: start it outside of the job"));
         }
         for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
-            let is_eventfd = fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]");
+            let is_eventfd =
+                fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]");
             let info = || fs::read_to_string(dir.join("fdinfo").join(entry.file_name())).unwrap_or_default();
             if is_eventfd && info().lines().any(|line| line.replace('\t', " ") == "eventfd-semaphore: 1") {
                 let fd = entry.file_name();
@@ -84,7 +90,9 @@ fn of_process(dir: &Path, pid: i32) -> Vec<String> {
         } else if let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
             let known = known_sockets.get_or_insert_with(|| socket_inodes(dir));
             if !known.contains(inode) {
-                said.push(format!("{fd} is a socket of a kind that cannot be saved (vsock, AF_ALG or the like): close it"));
+                said.push(format!(
+                    "{fd} is a socket of a kind that cannot be saved (vsock, AF_ALG or the like): close it"
+                ));
             }
         } else if target.starts_with("/dev/") && is_strange_device(&entry.path(), &target) {
             said.push(format!("{fd} is the device {target}: it cannot be saved"));
@@ -95,20 +103,37 @@ fn of_process(dir: &Path, pid: i32) -> Vec<String> {
 
 fn is_strange_device(path: &Path, target: &str) -> bool {
     use std::os::unix::fs::FileTypeExt;
-    let harmless = HARMLESS_DEVICES.contains(&target) || target.starts_with("/dev/pts/") || target.starts_with("/dev/shm/");
-    !harmless && fs::metadata(path).is_ok_and(|meta| meta.file_type().is_char_device() || meta.file_type().is_block_device())
+    let harmless = HARMLESS_DEVICES.contains(&target)
+        || target.starts_with("/dev/pts/")
+        || target.starts_with("/dev/shm/");
+    !harmless
+        && fs::metadata(path)
+            .is_ok_and(|meta| meta.file_type().is_char_device() || meta.file_type().is_block_device())
 }
 
 /// Inode numbers of all sockets of the kinds that CRIU knows, in the network namespace of the process.
 fn socket_inodes(dir: &Path) -> HashSet<String> {
     const TABLES: &[(&str, usize)] = &[
-        ("tcp", 9), ("tcp6", 9), ("udp", 9), ("udp6", 9), ("udplite", 9), ("udplite6", 9), ("raw", 9), ("raw6", 9),
-        ("icmp", 9), ("icmp6", 9), ("unix", 6), ("packet", 8), ("netlink", 9),
+        ("tcp", 9),
+        ("tcp6", 9),
+        ("udp", 9),
+        ("udp6", 9),
+        ("udplite", 9),
+        ("udplite6", 9),
+        ("raw", 9),
+        ("raw6", 9),
+        ("icmp", 9),
+        ("icmp6", 9),
+        ("unix", 6),
+        ("packet", 8),
+        ("netlink", 9),
     ];
     let mut inodes = HashSet::new();
     for (table, column) in TABLES {
         let text = fs::read_to_string(dir.join("net").join(table)).unwrap_or_default();
-        inodes.extend(text.lines().skip(1).filter_map(|line| Some(line.split_whitespace().nth(*column)?.to_owned())));
+        inodes.extend(
+            text.lines().skip(1).filter_map(|line| Some(line.split_whitespace().nth(*column)?.to_owned())),
+        );
     }
     inodes
 }

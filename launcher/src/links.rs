@@ -2,9 +2,9 @@
 //! them a name of its own, `link_remap.N`, beside the lost one; as the job runs on, CRIU removes it again. So the name
 //! is made anew for the time of a restore.
 
+use crate::runtime_dir::runtime_dir;
 use anyhow::{Context, Result};
 use ckpt_snapshot::LinkedFile;
-use crate::runtime_dir::runtime_dir;
 use rustix::fs::FlockOperation;
 use std::fs::{self, File};
 use std::io;
@@ -40,7 +40,8 @@ impl NamesLock {
             Ok(file)
         };
         // A job alone on its machine needs none.
-        let file = open().inspect_err(|error| tracing::debug!("jobs on this machine cannot be told apart: {error}"));
+        let file =
+            open().inspect_err(|error| tracing::debug!("jobs on this machine cannot be told apart: {error}"));
         Self { _file: file.ok() }
     }
 }
@@ -63,7 +64,9 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
         let entry = entry.map_err(cannot)?;
         let name = entry.file_name();
         let meta = entry.metadata().map_err(cannot)?;
-        if (meta.dev(), meta.ino()) == (wanted.dev(), wanted.ino()) && !name.to_string_lossy().starts_with(CRIU_NAME) {
+        if (meta.dev(), meta.ino()) == (wanted.dev(), wanted.ino())
+            && !name.to_string_lossy().starts_with(CRIU_NAME)
+        {
             let target = dir.join(name).to_string_lossy().into_owned();
             return Ok(LinkedFile { path: path.to_owned(), target });
         }

@@ -30,7 +30,9 @@ impl Visit for Message<'_> {
     }
 }
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'static> FormatEvent<S, N> for Plain {
+impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'static> FormatEvent<S, N>
+    for Plain
+{
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let kind = match *event.metadata().level() {
             Level::ERROR => "error: ",
@@ -69,7 +71,9 @@ pub fn start(verbosity: i32, file: Option<&Path>) -> Result<()> {
         Some(path) => {
             let mut options = File::options();
             let file = options.append(true).create(true).mode(0o600).open(path);
-            let file = file.map_err(|error| bad_input(anyhow!("cannot open the log file {}: {error}", path.display())))?;
+            let file = file.map_err(|error| {
+                bad_input(anyhow!("cannot open the log file {}: {error}", path.display()))
+            })?;
             let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(Arc::new(file));
             Some(layer.with_filter(level(verbosity.max(1))))
         }

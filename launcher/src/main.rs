@@ -8,10 +8,12 @@ mod config;
 mod control_server;
 mod criu;
 mod diagnose;
+mod directories;
 mod failure;
 mod host;
 #[cfg(feature = "faults")]
 mod injected;
+mod interpose;
 mod links;
 mod logging;
 mod namespace;

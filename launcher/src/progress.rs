@@ -15,8 +15,11 @@ impl Bar {
     /// Begins a bar; it is drawn on stderr if that is a terminal.
     #[must_use]
     pub fn new(what: &'static str, total_bytes: u64) -> Self {
-        let target =
-            if total_bytes < QUIET_BYTES { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(5) };
+        let target = if total_bytes < QUIET_BYTES {
+            ProgressDrawTarget::hidden()
+        } else {
+            ProgressDrawTarget::stderr_with_hz(5)
+        };
         let bar = ProgressBar::with_draw_target(Some(total_bytes), target).with_message(what);
         let style = "ckpt-run: {msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} left";
         if let Ok(style) = ProgressStyle::with_template(style) {

@@ -8,7 +8,9 @@
 use crate::checkpoint::RunningJob;
 use crate::config::Config;
 use crate::criu::{Criu, InheritFd, Options, Session, SessionError, explain};
+use crate::directories;
 use crate::host;
+use crate::interpose;
 use crate::links;
 use crate::namespace::Namespace;
 use crate::progress::Bar;
@@ -110,7 +112,10 @@ impl Resumer<'_> {
                 }
                 Err(Failure::PortTaken(error)) if begun.elapsed() < PORT_LIMIT => {
                     if !told {
-                        tracing::info!("a port of the job is still taken; waiting for it for up to {} s", PORT_LIMIT.as_secs());
+                        tracing::info!(
+                            "a port of the job is still taken; waiting for it for up to {} s",
+                            PORT_LIMIT.as_secs()
+                        );
                         tracing::debug!("{error:#}");
                         told = true;
                     }
@@ -137,7 +142,11 @@ impl Resumer<'_> {
             bail!("the snapshot {} was taken on {}, this machine is {}", manifest.id, then.arch, now.arch);
         }
         if then.cpu != now.cpu {
-            tracing::warn!("the snapshot was taken on another CPU ({}; this is {}): the job may use instructions that this one lacks", then.cpu, now.cpu);
+            tracing::warn!(
+                "the snapshot was taken on another CPU ({}; this is {}): the job may use instructions that this one lacks",
+                then.cpu,
+                now.cpu
+            );
         }
         if !std::path::Path::new(&manifest.job.cwd).is_dir() {
             bail!("the job's working directory {} is not there", manifest.job.cwd);
@@ -158,7 +167,8 @@ impl Resumer<'_> {
             .map(|(index, file)| Ok((index, store.open(manifest, &file.data)?)))
             .collect::<Result<_, ReadError>>()
             .map_err(damaged)?;
-        let stdio = Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
+        let stdio =
+            Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         let rollback = Rollback::plan(manifest, &stdio::appended_files())?;
         let namespace = Namespace::create(self.config.network).context("cannot make the job's namespace")?;
         self.roll_back(manifest, &rollback)?;
@@ -166,6 +176,9 @@ impl Resumer<'_> {
             let file = &manifest.shm_files[index];
             crate::shm::put_back(file, content).with_context(|| format!("cannot put {} back", file.path))?;
         }
+        // Before the processes run: they connect as soon as they do.
+        let agents = interpose::listen(self.config, self.dir)?;
+        directories::put_back(&manifest.directories)?;
         let _links = links::Links::put_back(&manifest.links)?;
         let staging = Staging::in_memory(0).context("cannot make a place for CRIU's log")?;
         let work = staging.subdir("work").context("cannot make a place for CRIU's log")?;
@@ -176,7 +189,11 @@ impl Resumer<'_> {
             .context("cannot start the check of the snapshot")?;
         let root_pid = self.run_criu(&namespace, &stdio, manifest, &images.dir, &work, check)?;
         namespace.adopt(root_pid).context("the restored job is gone")?;
-        let job = RunningJob { namespace, stdio, root_pid, command_pid: manifest.tree.command_pid };
+        if let (Some(agents), Some(record)) = (&agents, &manifest.tree.agents) {
+            interpose::welcome_back(agents, record);
+        }
+        let command_pid = manifest.tree.command_pid;
+        let job = RunningJob { namespace, stdio, root_pid, command_pid, agents };
         Ok(job)
     }
 
@@ -245,7 +262,8 @@ impl Resumer<'_> {
                 }
                 "pre-resume" => {
                     let tree = &manifest.tree;
-                    let warnings = namespace.apply(&tree.affinity, tree.last_pid).map_err(|error| error.to_string())?;
+                    let warnings =
+                        namespace.apply(&tree.affinity, tree.last_pid).map_err(|error| error.to_string())?;
                     warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
                     Ok(())
                 }
@@ -296,4 +314,3 @@ fn pipes<'a>(manifest: &Manifest, stdio: &'a Stdio) -> Vec<(String, BorrowedFd<'
     }
     found
 }
-

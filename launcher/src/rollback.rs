@@ -78,11 +78,13 @@ impl Rollback {
         for (number, cut) in self.cuts.iter().enumerate() {
             let name = cut.path.file_name().unwrap_or_default().to_string_lossy();
             let tail = kept.join(format!("{number}-{name}.from-byte-{}", cut.then_bytes));
-            keep_tail(cut, &tail).with_context(|| format!("cannot keep the end of {}", cut.path.display()))?;
+            keep_tail(cut, &tail)
+                .with_context(|| format!("cannot keep the end of {}", cut.path.display()))?;
             ckpt_snapshot::sync_dir(kept)?;
             let file = File::options().write(true).custom_flags(nofollow()).open(&cut.path);
-            file.and_then(|file| file.set_len(cut.then_bytes).and_then(|()| file.sync_all()))
-                .with_context(|| format!("cannot cut {} to its length at the snapshot", cut.path.display()))?;
+            file.and_then(|file| file.set_len(cut.then_bytes).and_then(|()| file.sync_all())).with_context(
+                || format!("cannot cut {} to its length at the snapshot", cut.path.display()),
+            )?;
             tracing::info!(
                 "{}: rolled back from {} to {} bytes; what was cut off is in {}",
                 cut.path.display(),
@@ -114,7 +116,10 @@ mod tests {
     fn manifest(files: &[(&Path, u64)]) -> Manifest {
         let files: Vec<_> = files
             .iter()
-            .map(|(path, size_bytes)| OpenFile { path: path.to_str().unwrap().to_owned(), size_bytes: *size_bytes })
+            .map(|(path, size_bytes)| OpenFile {
+                path: path.to_str().unwrap().to_owned(),
+                size_bytes: *size_bytes,
+            })
             .collect();
         crate::checkpoint::tests::manifest(files)
     }

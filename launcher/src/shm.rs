@@ -84,7 +84,9 @@ mod tests {
         let mut from = File::open(dir.path().join("from")).unwrap();
         let mut to = File::create_new(dir.path().join("to")).unwrap();
         copy_sparse(&mut from, &mut to, 64 << 20).unwrap();
-        assert!(std::fs::read(dir.path().join("from")).unwrap() == std::fs::read(dir.path().join("to")).unwrap());
+        assert!(
+            std::fs::read(dir.path().join("from")).unwrap() == std::fs::read(dir.path().join("to")).unwrap()
+        );
         assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20);
     }
 }

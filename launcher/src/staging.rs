@@ -169,7 +169,8 @@ impl StagedDir {
         for entry in rustix::fs::Dir::read_from(&self.fd)? {
             let entry = entry?;
             let stat = rustix::fs::statat(&self.fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
-            let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+            let is_file =
+                rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
             if let (true, Ok(name)) = (is_file, entry.file_name().to_str()) {
                 found.push((name.to_owned(), stat.st_size.cast_unsigned()));
             }
@@ -209,7 +210,11 @@ fn cgroup_available_bytes() -> Option<u64> {
             let below = path.trim_start_matches('/');
             let (dir, limit, usage) = match controllers {
                 "" => (Path::new("/sys/fs/cgroup").join(below), "memory.max", "memory.current"),
-                "memory" => (Path::new("/sys/fs/cgroup/memory").join(below), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+                "memory" => (
+                    Path::new("/sys/fs/cgroup/memory").join(below),
+                    "memory.limit_in_bytes",
+                    "memory.usage_in_bytes",
+                ),
                 _ => return None,
             };
             Some(number(dir.join(limit))?.saturating_sub(number(dir.join(usage))?))
@@ -234,7 +239,7 @@ mod tests {
         std::fs::write(path.join("left over"), "x").unwrap();
         let staging = Staging::on_disk(&path).unwrap();
         let staged = staging.subdir("images").unwrap();
-        std::io::Write::write_all(&mut staged.create("a.img").unwrap(), b"abc").unwrap();
+        io::Write::write_all(&mut staged.create("a.img").unwrap(), b"abc").unwrap();
         assert_eq!(staged.files().unwrap(), [("a.img".to_owned(), 3)]);
         assert_eq!(staged.read("a.img").unwrap().unwrap(), b"abc");
         assert_eq!(staged.read("b.img").unwrap(), None);

@@ -82,9 +82,12 @@ impl Stdio {
     /// When pipes or a terminal cannot be made.
     pub fn prepare(recorded: Option<&[StdioRecord]>) -> io::Result<Self> {
         let own = |fd: usize| own_stream(fd);
-        let kind_now = |fd: usize| if rustix::termios::isatty(own(fd)) { StdioKind::Tty } else { StdioKind::Pipe };
+        let kind_now =
+            |fd: usize| if rustix::termios::isatty(own(fd)) { StdioKind::Tty } else { StdioKind::Pipe };
         let recorded_kind = |fd: usize| {
-            recorded.and_then(|records| records.iter().find(|record| record.fd as usize == fd)).map(|record| record.kind)
+            recorded
+                .and_then(|records| records.iter().find(|record| record.fd as usize == fd))
+                .map(|record| record.kind)
         };
         let kinds = [0, 1, 2].map(|fd| recorded_kind(fd).unwrap_or_else(|| kind_now(fd)));
         let shared = match recorded {
@@ -184,7 +187,8 @@ impl Stdio {
                 spawn("output", move || half(&output))?;
             }
         }
-        let consumed = recorded.and_then(|records| records.iter().find(|record| record.fd == 0)?.consumed_bytes);
+        let consumed =
+            recorded.and_then(|records| records.iter().find(|record| record.fd == 0)?.consumed_bytes);
         if let Some(input) = self.input.clone() {
             input.skip(consumed.unwrap_or(0))?;
             let master = self.terminal.as_ref().map(|terminal| Arc::clone(&terminal.master));
@@ -295,8 +299,11 @@ impl Terminal {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let _slave = rustix::fs::open(&slave_path, flags, rustix::fs::Mode::empty())?;
         // What the user's terminal does with lines and keys, the job's does too.
-        if let Some(Ok(settings)) =
-            [0, 1, 2].map(own_stream).into_iter().find(|fd| rustix::termios::isatty(fd)).map(rustix::termios::tcgetattr)
+        if let Some(Ok(settings)) = [0, 1, 2]
+            .map(own_stream)
+            .into_iter()
+            .find(|fd| rustix::termios::isatty(fd))
+            .map(rustix::termios::tcgetattr)
         {
             rustix::termios::tcsetattr(&master, OptionalActions::Now, &settings)?;
         }
@@ -351,9 +358,11 @@ impl Output {
             while queue.waiting_bytes >= QUEUE_LIMIT_BYTES && !queue.ended {
                 queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
-            if queue.ended || self.read_some(&mut queue).is_err() || queue.ended {
+            if !queue.ended && self.read_some(&mut queue).is_err() {
                 queue.ended = true;
                 self.changed.notify_all();
+            }
+            if queue.ended {
                 return;
             }
         }
@@ -415,7 +424,8 @@ pub fn regular_file(fd: BorrowedFd) -> Option<OpenFile> {
 /// The regular files that our own stdout and stderr append to: a resumed job's output goes on in them.
 #[must_use]
 pub fn appended_files() -> Vec<OpenFile> {
-    let appends = |fd: &BorrowedFd| rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::APPEND));
+    let appends =
+        |fd: &BorrowedFd| rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::APPEND));
     [1, 2].map(own_stream).into_iter().filter(appends).filter_map(regular_file).collect()
 }
 

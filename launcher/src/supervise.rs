@@ -11,19 +11,22 @@
 //!
 //! The launcher's death, by whatever means, ends the job (its namespace goes with the init); the next run resumes.
 
-use crate::commands::open_store;
 use crate::checkpoint::{AttemptError, Checkpointer, RunningJob};
+use crate::commands::open_store;
 use crate::config::{Config, Resume};
 use crate::control_server::{Answer, ControlServer};
 use crate::criu::Criu;
 use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, bad_input};
+use crate::interpose;
 use crate::namespace::{InitEvent, Namespace, StartError};
 use crate::restore::{Resumed, Resumer};
 use crate::status::SharedStatus;
 use crate::stdio::Stdio;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_protocol::control::{Reply, Saved};
-use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobOutcome, JobRecord, ReadError, SnapshotId, Store, StoreRoot};
+use ckpt_snapshot::{
+    JobDir, JobIdentity, JobKey, JobOutcome, JobRecord, ReadError, SnapshotId, Store, StoreRoot,
+};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use std::ffi::OsString;
@@ -75,7 +78,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     dir.set_record(&record)?;
     let (events, inbox) = unbounded();
     let job = match &candidates[..] {
-        [] => start(config, argv)?,
+        [] => start(config, argv, &dir)?,
         some => {
             let resumer = Resumer { dir: &dir, config, criu: &criu };
             Started::Resumed(Box::new(resumer.newest_of(some)?))
@@ -127,10 +130,16 @@ fn decide(config: &Config, dir: &JobDir, identity: &JobIdentity) -> Result<(JobR
     }
     // A damaged manifest does not say which run it belongs to: it is tried, and passed over with the reason told.
     let of_run = |run: u64| -> Vec<SnapshotId> {
-        let belongs = |one: &&ckpt_snapshot::Listed| one.manifest.as_ref().map_or(run > 0, |manifest| manifest.run == run);
+        let belongs = |one: &&ckpt_snapshot::Listed| {
+            one.manifest.as_ref().map_or(run > 0, |manifest| manifest.run == run)
+        };
         let found: Vec<_> = listed.iter().filter(belongs).collect();
         let sound = found.iter().any(|one| one.manifest.is_ok());
-        if sound || before.outcome != JobOutcome::Complete { found.iter().map(|one| one.id.clone()).collect() } else { Vec::new() }
+        if sound || before.outcome != JobOutcome::Complete {
+            found.iter().map(|one| one.id.clone()).collect()
+        } else {
+            Vec::new()
+        }
     };
     let candidates = match &config.resume {
         Resume::Never => Vec::new(),
@@ -139,7 +148,10 @@ fn decide(config: &Config, dir: &JobDir, identity: &JobIdentity) -> Result<(JobR
         Resume::Required => {
             let found = of_run(before.run);
             if found.is_empty() {
-                bail!(bad_input(anyhow!("there is nothing to resume: the job {} has no snapshot", dir.key())));
+                bail!(bad_input(anyhow!(
+                    "there is nothing to resume: the job {} has no snapshot",
+                    dir.key()
+                )));
             }
             found
         }
@@ -147,7 +159,11 @@ fn decide(config: &Config, dir: &JobDir, identity: &JobIdentity) -> Result<(JobR
     };
     let run = match candidates.last() {
         None => before.run + 1,
-        Some(id) => listed.iter().find(|one| &one.id == id).and_then(|one| Some(one.manifest.as_ref().ok()?.run)).unwrap_or(before.run),
+        Some(id) => listed
+            .iter()
+            .find(|one| &one.id == id)
+            .and_then(|one| Some(one.manifest.as_ref().ok()?.run))
+            .unwrap_or(before.run),
     };
     if let (Some(id), Resume::Auto | Resume::Required) = (candidates.last(), &config.resume) {
         tracing::info!("job {}: resuming from snapshot {id}", dir.key());
@@ -169,16 +185,17 @@ enum Started {
     NotExecuted(i32),
 }
 
-fn start(config: &Config, argv: &[OsString]) -> Result<Started> {
+fn start(config: &Config, argv: &[OsString], dir: &JobDir) -> Result<Started> {
     let stdio = Stdio::prepare(None).context("cannot make the job's standard streams")?;
     let namespace = Namespace::create(config.network)?;
+    let agents = interpose::listen(config, dir)?;
     let started = {
         let (sources, fds) = stdio.for_start();
-        namespace.start_job(argv, stdio.terminal_path(), sources, &fds)
+        namespace.start_job(argv, interpose::variables(config, dir)?, stdio.terminal_path(), sources, &fds)
     };
     match started {
         Ok((root_pid, command_pid)) => {
-            Ok(Started::Fresh(Box::new(RunningJob { namespace, stdio, root_pid, command_pid })))
+            Ok(Started::Fresh(Box::new(RunningJob { namespace, stdio, root_pid, command_pid, agents })))
         }
         Err(StartError::Command(error)) => {
             tracing::error!("cannot run {:?}: {error}", argv[0]);
@@ -219,14 +236,18 @@ impl Supervisor {
             Started::Resumed(resumed) => (resumed.job, Some(resumed.manifest)),
             Started::NotExecuted(_) => unreachable!("handled before"),
         };
-        job.stdio.start(resumed_from.as_ref().map(|manifest| &manifest.stdio[..])).context("cannot relay the job's output")?;
+        job.stdio
+            .start(resumed_from.as_ref().map(|manifest| &manifest.stdio[..]))
+            .context("cannot relay the job's output")?;
         let job = Arc::new(job);
-        let status = SharedStatus::new(dir.key().to_string(), resumed_from.map(|manifest| manifest.id.to_string()));
+        let status =
+            SharedStatus::new(dir.key().to_string(), resumed_from.map(|manifest| manifest.id.to_string()));
         let status = Arc::new(status);
         let record = Arc::new(Mutex::new(record));
         let cancelled = Arc::new(AtomicBool::new(false));
         let wanted = events.clone();
-        let control = ControlServer::listen(&dir, &status, move |answer| drop(wanted.send(Event::Wanted(answer))));
+        let control =
+            ControlServer::listen(&dir, &status, move |answer| drop(wanted.send(Event::Wanted(answer))));
         let control = control
             .inspect_err(|error| tracing::warn!("other ckpt-run commands cannot reach this job: {error}"))
             .ok();
@@ -328,7 +349,9 @@ impl Supervisor {
             let _ = answer.send(reply);
         }
         let retry = FIRST_RETRY.saturating_mul(1 << (self.failures_in_a_row.max(1) - 1).min(16));
-        let after = self.interval.map(|interval| if self.failures_in_a_row > 0 { retry.min(interval) } else { interval });
+        let after = self
+            .interval
+            .map(|interval| if self.failures_in_a_row > 0 { retry.min(interval) } else { interval });
         self.schedule(after);
     }
 
@@ -415,7 +438,11 @@ fn wait_for_only_owner(mut job: Arc<RunningJob>) -> Option<RunningJob> {
     }
 }
 
-fn checkpoint_loop(mut checkpointer: Checkpointer, requests: &Receiver<Option<Answer>>, events: &Sender<Event>) {
+fn checkpoint_loop(
+    mut checkpointer: Checkpointer,
+    requests: &Receiver<Option<Answer>>,
+    events: &Sender<Event>,
+) {
     // Storing a snapshot takes second place to the job.
     let _ = rustix::process::setpriority_process(None, 10);
     while let Ok(answer) = requests.recv() {

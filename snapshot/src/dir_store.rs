@@ -81,12 +81,12 @@ impl DirStore {
 
     fn open_dir(&self, id: &SnapshotId) -> Result<File, ReadError> {
         // The store's own path may go through symbolic links, the snapshot's directory may not be one.
-        File::open(&self.snapshots)
-            .and_then(|snapshots| open_beneath(&snapshots, id.to_string()))
-            .map_err(|source| match source.kind() {
+        File::open(&self.snapshots).and_then(|snapshots| open_beneath(&snapshots, id.to_string())).map_err(
+            |source| match source.kind() {
                 io::ErrorKind::NotFound => ReadError::Missing(id.to_string()),
                 _ => ReadError::Io { step: "open", path: self.dir(id), source },
-            })
+            },
+        )
     }
 }
 
@@ -105,7 +105,13 @@ impl Store for DirStore {
         }
         let dir = self.dir(id);
         create_private_dir(&dir).map_err(failed("create", &dir))?;
-        Ok(Box::new(DirWriter { dir, needed_bytes: wanted_bytes, files: Vec::new(), subdirs: BTreeSet::new(), kept: false }))
+        Ok(Box::new(DirWriter {
+            dir,
+            needed_bytes: wanted_bytes,
+            files: Vec::new(),
+            subdirs: BTreeSet::new(),
+            kept: false,
+        }))
     }
 
     fn list(&self) -> Result<Vec<Listed>, ReadError> {
@@ -180,7 +186,12 @@ fn open_checked_length(dir: &File, id: &SnapshotId, recorded: &DataFile) -> Resu
     Ok(file)
 }
 
-fn check_file(dir: &File, id: &SnapshotId, recorded: &DataFile, progress: ProgressFn) -> Result<(), ReadError> {
+fn check_file(
+    dir: &File,
+    id: &SnapshotId,
+    recorded: &DataFile,
+    progress: ProgressFn,
+) -> Result<(), ReadError> {
     let mut file = open_checked_length(dir, id, recorded)?;
     let path = recorded.path.to_string();
     let (_, found) = copy_hashed(&mut file, &mut io::sink(), &|bytes| progress(bytes))

@@ -39,7 +39,9 @@ pub enum OpenError {
         known: u32,
     },
     /// Another launcher has the job.
-    #[error("the job {job} is already running under another ckpt-run (process {pid}). Give this one a name of its own with --job NAME, or end the other first")]
+    #[error(
+        "the job {job} is already running under another ckpt-run (process {pid}). Give this one a name of its own with --job NAME, or end the other first"
+    )]
     Locked {
         /// The job.
         job: String,
@@ -47,7 +49,9 @@ pub enum OpenError {
         pid: String,
     },
     /// A job's name that cannot be a directory.
-    #[error("{0:?} cannot be a job's name: use letters, digits, '.', '_' and '-', at most 100, not beginning with '.'")]
+    #[error(
+        "{0:?} cannot be a job's name: use letters, digits, '.', '_' and '-', at most 100, not beginning with '.'"
+    )]
     BadName(String),
 }
 
@@ -117,7 +121,9 @@ pub enum ReadError {
         damage: Damage,
     },
     /// Written by a newer ckpt-run.
-    #[error("the snapshot {id} has manifest version {found}; this ckpt-run reads versions up to {known}. Use the ckpt-run that wrote it, or a newer one")]
+    #[error(
+        "the snapshot {id} has manifest version {found}; this ckpt-run reads versions up to {known}. Use the ckpt-run that wrote it, or a newer one"
+    )]
     Newer {
         /// The snapshot.
         id: String,
@@ -127,7 +133,9 @@ pub enum ReadError {
         known: u32,
     },
     /// A path that leaves the snapshot: not damage but somebody's doing.
-    #[error("the snapshot {id} is refused: {source}. ckpt-run never writes such a manifest: find out who did")]
+    #[error(
+        "the snapshot {id} is refused: {source}. ckpt-run never writes such a manifest: find out who did"
+    )]
     Hostile {
         /// The snapshot.
         id: String,

@@ -5,15 +5,13 @@
 //! this process), `error` (an I/O error), `enospc`, `eio`; anything else is handed to the handler that the program
 //! registered with [`on_other`] (the launcher: `kill-criu`, `kill-rank`).
 
-use std::io;
-
 /// Passes the fault point `name`.
 ///
 /// # Errors
 /// The injected error, if the point is armed with one. Without the feature `faults` it never fails.
 #[cfg(not(feature = "faults"))]
 #[inline]
-pub fn hit(_name: &str) -> io::Result<()> {
+pub fn hit(_name: &str) -> std::io::Result<()> {
     Ok(())
 }
 
@@ -68,7 +66,8 @@ mod armed {
         tracing::warn!("fault point {name}: {action}");
         match action {
             "kill" => {
-                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+                let _ =
+                    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
                 loop {
                     std::thread::park();
                 }

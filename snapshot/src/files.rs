@@ -14,7 +14,11 @@ const STEP_BYTES: usize = 4 << 20;
 ///
 /// # Errors
 /// The first failed read or write.
-pub fn copy_hashed(from: &mut dyn Read, to: &mut dyn Write, progress: &dyn Fn(u64)) -> io::Result<(u64, String)> {
+pub fn copy_hashed(
+    from: &mut dyn Read,
+    to: &mut dyn Write,
+    progress: &dyn Fn(u64),
+) -> io::Result<(u64, String)> {
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; STEP_BYTES];
     let mut total_bytes = 0;

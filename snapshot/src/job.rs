@@ -48,7 +48,8 @@ impl StoreRoot {
                 create_private_dir(path).map_err(failed("create", path))?;
                 let content = StoreFile { format: FORMAT.to_owned(), version: STORE_VERSION };
                 let text = serde_json::to_vec(&content).expect("plain JSON");
-                write_atomically(&path.join("store.json"), &text).map_err(failed("create a store in", path))?;
+                write_atomically(&path.join("store.json"), &text)
+                    .map_err(failed("create a store in", path))?;
                 Self::open(path)
             }
             other => other,
@@ -156,9 +157,16 @@ impl JobKey {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part.as_bytes());
         }
-        let program = argv.first().and_then(|first| Path::new(first).file_name()).unwrap_or(OsStr::new("job"));
+        let program =
+            argv.first().and_then(|first| Path::new(first).file_name()).unwrap_or(OsStr::new("job"));
         let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-".contains(byte);
-        let program: String = program.as_bytes().iter().filter(|byte| plain(byte)).take(40).map(|&byte| char::from(byte)).collect();
+        let program: String = program
+            .as_bytes()
+            .iter()
+            .filter(|byte| plain(byte))
+            .take(40)
+            .map(|&byte| char::from(byte))
+            .collect();
         let program = if program.is_empty() { "job" } else { &program };
         Self(format!("{program}-{}", &hasher.finalize().to_hex()[..10]))
     }
@@ -277,7 +285,10 @@ impl JobDir {
             Err(error) => return Err(failed("lock", &path)(error.into())),
         }
         // The number is for people and for error messages only: failing to write it is no reason to stop.
-        let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
+        let _ = file
+            .set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(JobLock { _file: file })
     }
 
@@ -378,7 +389,10 @@ mod tests {
         let lock = job.lock().unwrap();
         assert!(job.is_locked());
         let error = job.lock().unwrap_err();
-        assert!(matches!(&error, OpenError::Locked { pid, .. } if *pid == std::process::id().to_string()), "{error}");
+        assert!(
+            matches!(&error, OpenError::Locked { pid, .. } if *pid == std::process::id().to_string()),
+            "{error}"
+        );
         drop(lock);
         assert!(!job.is_locked());
         job.lock().unwrap();

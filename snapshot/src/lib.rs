@@ -24,8 +24,8 @@ pub use files::{copy_hashed, free_bytes, sync_dir, write_atomically};
 pub use id::{IdError, SnapshotId};
 pub use job::{JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
 pub use manifest::{
-    AffinityGroup, DataFile, HostFacts, JobIdentity, LinkedFile, MANIFEST_VERSION, Manifest, OpenFile, ProcessTree, ShmFile,
-    StdioKind, StdioRecord, TtyRecord,
+    AffinityGroup, AgentsRecord, DataFile, Directory, HostFacts, JobIdentity, LinkedFile, MANIFEST_VERSION,
+    Manifest, OpenFile, ProcessTree, ShmFile, StdioKind, StdioRecord, TtyRecord,
 };
 pub use rel_path::{RelPath, RelPathError};
 pub use store::{Images, Listed, ProgressFn, SnapshotWriter, Store, choose_prunable};

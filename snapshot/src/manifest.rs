@@ -41,6 +41,8 @@ pub struct Manifest {
     pub open_files: Vec<OpenFile>,
     /// Files in /dev/shm that the job held open for writing: their content is in the snapshot.
     pub shm_files: Vec<ShmFile>,
+    /// Directories that have to be there for a restore, since unix sockets are bound to names in them.
+    pub directories: Vec<Directory>,
     /// Second names of files that CRIU wants to find for the time of a restore.
     pub links: Vec<LinkedFile>,
     /// Every data file of the snapshot.
@@ -86,6 +88,17 @@ pub struct ProcessTree {
     pub threads: u64,
     /// CPU affinity, which CRIU does not keep.
     pub affinity: Vec<AffinityGroup>,
+    /// The interposer's agents, which connect again when the job runs on.
+    pub agents: Option<AgentsRecord>,
+}
+
+/// The agents that were asked to disconnect for the snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentsRecord {
+    /// The number of the attempt, by which they know what they come back from.
+    pub attempt: u64,
+    /// Their processes.
+    pub pids: Vec<u32>,
 }
 
 /// Threads that may run on the same CPUs.
@@ -155,6 +168,19 @@ pub struct ShmFile {
     pub gid: u32,
 }
 
+/// A directory that is made anew if it is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Directory {
+    /// Absolute path.
+    pub path: String,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
 /// A file that was open under a name that it does not have any more, while it has another: CRIU finds it again by a
 /// name of its own, which it removes when the job runs on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -211,7 +237,8 @@ impl Manifest {
             return Err(damaged(Damage::ManifestChecksum { found, recorded: sealed.checksum }));
         }
         // White space around the parts is not under the checksum: only what `encode` writes is taken.
-        let plain_bytes = r#"{"checksum":"","body":}"#.len() + sealed.checksum.len() + sealed.body.get().len();
+        let plain_bytes =
+            r#"{"checksum":"","body":}"#.len() + sealed.checksum.len() + sealed.body.get().len();
         if plain_bytes != text.len() {
             return Err(damaged(Damage::Manifest("it has extra bytes".to_owned())));
         }
@@ -262,7 +289,8 @@ impl Manifest {
                 RelPath::new(data).map_err(hostile)?;
             }
             if let Some(path) = named(entry, "path") {
-                let below = path.strip_prefix("/dev/shm/").ok_or_else(|| hostile(RelPathError(path.clone())))?;
+                let below =
+                    path.strip_prefix("/dev/shm/").ok_or_else(|| hostile(RelPathError(path.clone())))?;
                 RelPath::new(below).map_err(hostile)?;
             }
         }
@@ -297,8 +325,13 @@ pub(crate) mod tests {
             tty: None,
             open_files: Vec::new(),
             shm_files: Vec::new(),
+            directories: Vec::new(),
             links: Vec::new(),
-            files: vec![DataFile { path: RelPath::new("images/a.img").unwrap(), bytes: 3, blake3: "00".into() }],
+            files: vec![DataFile {
+                path: RelPath::new("images/a.img").unwrap(),
+                bytes: 3,
+                blake3: "00".into(),
+            }],
         }
     }
 
@@ -324,7 +357,10 @@ pub(crate) mod tests {
                 let mut flipped = text.clone();
                 flipped[position] ^= 1 << bit;
                 let read = Manifest::decode(&manifest.id, &flipped);
-                assert!(matches!(read, Err(ReadError::Damaged { .. })), "byte {position} bit {bit}: {read:?}");
+                assert!(
+                    matches!(read, Err(ReadError::Damaged { .. })),
+                    "byte {position} bit {bit}: {read:?}"
+                );
             }
         }
     }

@@ -22,6 +22,7 @@ fn manifest(sequence: u64) -> Manifest {
         tty: None,
         open_files: Vec::new(),
         shm_files: Vec::new(),
+        directories: Vec::new(),
         links: Vec::new(),
         files: Vec::new(),
     }
@@ -30,7 +31,8 @@ fn manifest(sequence: u64) -> Manifest {
 fn save(store: &dyn Store, sequence: u64) -> Manifest {
     let manifest = manifest(sequence);
     let mut writer = store.begin(&manifest.id, 100).unwrap();
-    for (path, content) in [("images/core-1.img", "core"), ("images/pages-1.img", "pages"), ("shm/0", "shm")] {
+    for (path, content) in [("images/core-1.img", "core"), ("images/pages-1.img", "pages"), ("shm/0", "shm")]
+    {
         writer.put(&RelPath::new(path).unwrap(), &mut content.as_bytes(), &|_| {}).unwrap();
     }
     writer.commit(manifest).unwrap()
@@ -115,9 +117,15 @@ fn missing_and_cut_files_are_found() {
     let saved = save(&store, 1);
     let pages = dir.path().join("snapshots").join(saved.id.to_string()).join("images/pages-1.img");
     fs::write(&pages, "pag").unwrap();
-    assert!(matches!(store.images(&saved), Err(ReadError::Damaged { damage: Damage::Length { found: 3, .. }, .. })));
+    assert!(matches!(
+        store.images(&saved),
+        Err(ReadError::Damaged { damage: Damage::Length { found: 3, .. }, .. })
+    ));
     fs::remove_file(&pages).unwrap();
-    assert!(matches!(store.verify(&saved, &|_| {}), Err(ReadError::Damaged { damage: Damage::Unreadable { .. }, .. })));
+    assert!(matches!(
+        store.verify(&saved, &|_| {}),
+        Err(ReadError::Damaged { damage: Damage::Unreadable { .. }, .. })
+    ));
 }
 
 #[test]

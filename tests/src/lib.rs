@@ -124,7 +124,8 @@ impl Sandbox {
             command.env_remove(name);
         }
         command.env("CKPT_STORE", &self.store).env("CKPT_CRIU", criu()).env("CKPT_INTERVAL", "off");
-        let path = std::env::var_os("CKPT_TEST_PYTHONPATH").unwrap_or_else(|| workspace().join("target/tools/python").into());
+        let path = std::env::var_os("CKPT_TEST_PYTHONPATH")
+            .unwrap_or_else(|| workspace().join("target/tools/python").into());
         command.env("PYTHONPATH", path).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
         command
     }
@@ -178,7 +179,10 @@ impl Sandbox {
     /// When there is not exactly one.
     #[must_use]
     pub fn job_dir(&self) -> PathBuf {
-        let jobs: Vec<_> = fs::read_dir(self.store.join("jobs")).expect("jobs").map(|job| job.expect("a job").path()).collect();
+        let jobs: Vec<_> = fs::read_dir(self.store.join("jobs"))
+            .expect("jobs")
+            .map(|job| job.expect("a job").path())
+            .collect();
         assert_eq!(jobs.len(), 1, "{jobs:?}");
         jobs[0].clone()
     }
@@ -307,7 +311,9 @@ impl Running {
         for pid in &below {
             kill(*pid);
         }
-        until("the end of everything that was killed", || below.iter().all(|pid| is_gone(*pid)).then_some(()));
+        until("the end of everything that was killed", || {
+            below.iter().all(|pid| is_gone(*pid)).then_some(())
+        });
         assert!(self.store.exists());
     }
 
@@ -319,7 +325,9 @@ impl Running {
         let below = self.descendants();
         self.child.kill().expect("kill");
         self.child.wait().expect("wait");
-        until("the end of the job of a killed launcher", || below.iter().all(|pid| is_gone(*pid)).then_some(()));
+        until("the end of the job of a killed launcher", || {
+            below.iter().all(|pid| is_gone(*pid)).then_some(())
+        });
     }
 
     /// Sends a signal to the launcher.

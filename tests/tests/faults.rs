@@ -7,8 +7,15 @@ use std::path::PathBuf;
 
 /// Phase boundaries of a checkpoint, in order.
 const POINTS: &[&str] = &[
-    "attempt", "dump-pre-dump", "dump-query-ext-files", "dump-post-dump", "dump-done", "save-file", "save-sync",
-    "save-before-commit", "save-after-commit",
+    "attempt",
+    "dump-pre-dump",
+    "dump-query-ext-files",
+    "dump-post-dump",
+    "dump-done",
+    "save-file",
+    "save-sync",
+    "save-before-commit",
+    "save-after-commit",
 ];
 /// Those at which CRIU is there.
 const CRIU_POINTS: &[&str] = &["dump-pre-dump", "dump-query-ext-files", "dump-post-dump"];
@@ -48,7 +55,12 @@ fn the_launcher_is_killed_at_every_phase() {
         let output = sandbox.call(["checkpoint"]);
         assert!(!output.status.success(), "{point}: the launcher should have died");
         let status = first.wait_status();
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{point}: {}", first.said());
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(9),
+            "{point}: {}",
+            first.said()
+        );
         let listed = sandbox.snapshots();
         assert!(listed.contains(&id), "{point}: {listed:?}");
         sandbox.verify_all();

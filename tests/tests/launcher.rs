@@ -44,7 +44,8 @@ fn streams_are_wired_through() {
     let sandbox = Sandbox::new();
     let (_, out, err) = run(&sandbox, "echo to stdout; echo to stderr >&2");
     assert_eq!((out.as_str(), err.as_str()), ("to stdout\n", "to stderr\n"));
-    let mut child = sandbox.command(["--", "wc", "-c"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        sandbox.command(["--", "wc", "-c"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(&vec![b'x'; 300_000]).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "300000");
@@ -76,7 +77,10 @@ fn the_job_sees_itself_in_a_namespace_of_its_own() {
 #[test]
 fn signals_reach_the_command() {
     let sandbox = Sandbox::new();
-    let mut job = sandbox.start("job", ["--", "sh", "-c", "trap 'echo got it; exit 5' TERM; : > ready; while :; do sleep 0.02; done"]);
+    let mut job = sandbox.start(
+        "job",
+        ["--", "sh", "-c", "trap 'echo got it; exit 5' TERM; : > ready; while :; do sleep 0.02; done"],
+    );
     until_ready(&mut job, &sandbox);
     job.signal(Signal::TERM);
     assert_eq!(job.wait(), 5);
@@ -136,7 +140,11 @@ fn one_launcher_per_job() {
     until_ready(&mut job, &sandbox);
     let mut second = waiter(&sandbox, "second", &[]);
     assert_eq!(second.wait(), 2);
-    assert!(second.said().contains("already running") && second.said().contains(&job.pid().to_string()), "{}", second.said());
+    assert!(
+        second.said().contains("already running") && second.said().contains(&job.pid().to_string()),
+        "{}",
+        second.said()
+    );
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 0);
     assert_eq!(sandbox.read("begun"), "begun\n");
@@ -200,8 +208,12 @@ fn help_configuration_completions_and_manual() {
     assert!(long.len() > short.len() && long.contains("Exit codes"));
     fs::write(sandbox.path().join("ckpt-run.toml"), "keep = 7\n").unwrap();
     let config = sandbox.json(["config", "--json", "--interval", "3m"]);
-    let find = |name: &str| config.as_array().unwrap().iter().find(|one| one["name"] == name).unwrap().clone();
-    assert_eq!((find("keep")["value"].clone(), find("interval")["origin"].clone()), ("7".into(), "flag".into()));
+    let find =
+        |name: &str| config.as_array().unwrap().iter().find(|one| one["name"] == name).unwrap().clone();
+    assert_eq!(
+        (find("keep")["value"].clone(), find("interval")["origin"].clone()),
+        ("7".into(), "flag".into())
+    );
     assert_eq!(find("store")["origin"]["variable"], "CKPT_STORE");
     assert!(sandbox.ok(["completions", "bash"]).contains("complete -F"));
     assert!(sandbox.ok(["man"]).contains(".TH ckpt-run"));
@@ -270,7 +282,10 @@ impl Terminal {
     }
 
     /// Starts `command` with this as its controlling terminal; what it prints is read in the background.
-    fn start(&self, mut command: std::process::Command) -> (std::process::Child, std::sync::Arc<std::sync::Mutex<String>>) {
+    fn start(
+        &self,
+        mut command: std::process::Command,
+    ) -> (std::process::Child, std::sync::Arc<std::sync::Mutex<String>>) {
         let open = || fs::File::options().read(true).write(true).open(&self.slave).unwrap();
         command.stdin(open()).stdout(open()).stderr(open());
         let take_terminal = || {
@@ -282,7 +297,8 @@ impl Terminal {
         unsafe { command.pre_exec(take_terminal) };
         let child = command.spawn().unwrap();
         let said = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
-        let (mut from, to) = (self.master.as_fd().try_clone_to_owned().map(fs::File::from).unwrap(), said.clone());
+        let (mut from, to) =
+            (self.master.as_fd().try_clone_to_owned().map(fs::File::from).unwrap(), said.clone());
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(read @ 1..) = from.read(&mut buffer) {
@@ -335,7 +351,9 @@ fn keys_reach_the_job() {
 fn a_private_network_keeps_ports_free() {
     let sandbox = Sandbox::new();
     let script = "import socket,os,time\ns=socket.socket(); s.bind(('127.0.0.1', 45871)); s.listen()\nopen('ready','w')\nwhile not os.path.exists('go'): time.sleep(0.02)\nc=socket.create_connection(('127.0.0.1', 45871)); s.accept(); print('connected')\n";
-    let start = |name: &str| sandbox.start(name, ["--network", "private", "--", python().to_str().unwrap(), "-c", script]);
+    let start = |name: &str| {
+        sandbox.start(name, ["--network", "private", "--", python().to_str().unwrap(), "-c", script])
+    };
     let mut job = start("first");
     until_ready(&mut job, &sandbox);
     job.checkpoint(&sandbox);
@@ -344,6 +362,10 @@ fn a_private_network_keeps_ports_free() {
     let mut job = start("second");
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 0, "{}", job.said());
-    assert!(job.said().contains("resumed from snapshot") && job.said().contains("connected"), "{}", job.said());
+    assert!(
+        job.said().contains("resumed from snapshot") && job.said().contains("connected"),
+        "{}",
+        job.said()
+    );
     drop(taken);
 }

@@ -3,6 +3,7 @@
 //! started once.
 
 use ckpt_run_tests::{Running, Sandbox, programs, python};
+use std::fs;
 use std::path::PathBuf;
 
 /// The exit code of a program whose kind of resource is not available here.
@@ -47,13 +48,15 @@ fn runs(program: &str, way: Way) -> bool {
         job.checkpoint(&sandbox);
     }
     if way == Way::Resumed {
+        fs::write(sandbox.path().join("saved"), "").unwrap();
         // What changes after the snapshot has to be rolled back: give it the time to change.
         std::thread::sleep(GAP);
         job.kill_everything();
+        fs::remove_file(sandbox.path().join("saved")).unwrap();
         job = start(&sandbox, program);
         job.until_answering(&sandbox);
     }
-    std::fs::write(sandbox.path().join("go"), "").unwrap();
+    fs::write(sandbox.path().join("go"), "").unwrap();
     let code = job.wait();
     let (log, said) = (sandbox.read("log"), job.said());
     assert_eq!(code, 0, "{program} {way:?}: {log}\n{said}");
@@ -99,10 +102,61 @@ macro_rules! programs {
 }
 
 programs!(
-    affinity, append_log, asyncio_loop, clocks, daemonised, deep_tree, epoll, eventfd, fifo, file_offset, flock, inotify,
-    itimer, memfd, mmap_file, mp_fork, mp_forkserver, mp_spawn, ofd_lock, orphan, pidfd, pipe, plain_log, posix_lock,
-    posix_sem, posix_timer, prctl, process_groups, ptys, rng, sched_policy, shm_anon, shm_named, shm_unlinked, signalfd,
-    signals, subprocess_pipe, sysv_sem, sysv_shm, tcp, tcp6, tcp_noreuse, threads300, timerfd, timerfd_expired, udp,
-    umask_cwd, unix_dgram, unix_named, unix_rights, unix_seqpacket, unix_stream, unlinked_file, unlinked_link,
-    uvloop_loop, zombie,
+    affinity,
+    append_log,
+    asyncio_loop,
+    clocks,
+    daemonised,
+    deep_tree,
+    epoll,
+    eventfd,
+    fifo,
+    file_offset,
+    flock,
+    inotify,
+    itimer,
+    memfd,
+    mmap_file,
+    mp_fork,
+    mp_forkserver,
+    mp_spawn,
+    ofd_lock,
+    orphan,
+    pidfd,
+    pipe,
+    plain_log,
+    posix_lock,
+    posix_sem,
+    posix_timer,
+    prctl,
+    process_groups,
+    ptys,
+    rng,
+    sched_policy,
+    shm_anon,
+    shm_named,
+    shm_unlinked,
+    signalfd,
+    signals,
+    subprocess_pipe,
+    sysv_sem,
+    sysv_shm,
+    tcp,
+    tcp6,
+    tcp_noreuse,
+    threads300,
+    timerfd,
+    timerfd_expired,
+    udp,
+    unix_gone,
+    umask_cwd,
+    unix_dgram,
+    unix_named,
+    unix_rights,
+    unix_seqpacket,
+    unix_stream,
+    unlinked_file,
+    unlinked_link,
+    uvloop_loop,
+    zombie,
 );

@@ -28,7 +28,8 @@ impl Training {
 
     fn options(steps: usize, workers: usize) -> [OsString; 8] {
         let (steps, workers) = (steps.to_string(), workers.to_string());
-        ["--steps", &steps, "--workers", &workers, "--step-ms", "30", "--log", "losses.txt"].map(OsString::from)
+        ["--steps", &steps, "--workers", &workers, "--step-ms", "30", "--log", "losses.txt"]
+            .map(OsString::from)
     }
 
     /// The losses of an unbroken run without ckpt-run.
@@ -104,7 +105,8 @@ fn twenty_kills_at_random_moments() {
     eprintln!("random seed {random:#x}");
     let mut kills = 0;
     let mut job = loop {
-        let mut command = sandbox.command(std::iter::once(OsString::from("--")).chain(training.argv.iter().cloned()));
+        let mut command =
+            sandbox.command(std::iter::once(OsString::from("--")).chain(training.argv.iter().cloned()));
         command.env("CKPT_INTERVAL", "300ms");
         let mut job = sandbox.start_command("job", command);
         random ^= random << 13;
@@ -153,6 +155,32 @@ fn a_resumed_job_is_checkpointed_and_resumed_again() {
     let mut job = training.start(&sandbox);
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert!(job.said().contains(&format!("resumed from snapshot {last}")));
+    assert_eq!(sandbox.read("losses.txt"), training.unbroken());
+}
+
+/// With the interposer in every process: its connections are gone during a dump and come back.
+#[test]
+fn the_interposer_goes_along() {
+    let library = ckpt_run_tests::ckpt_run().with_file_name("libckpt_interpose.so");
+    assert!(library.is_file(), "{} is not there: call `cargo xtask test`", library.display());
+    let training = Training::single(150, 2);
+    let sandbox = Sandbox::new();
+    let start = || {
+        let mut command =
+            sandbox.command(std::iter::once(OsString::from("--")).chain(training.argv.iter().cloned()));
+        command.env("CKPT_INTERPOSE", &library).env("CKPT_VERBOSE", "1");
+        sandbox.start_command("job", command)
+    };
+    let mut job = start();
+    until_step(&mut job, &sandbox, 5);
+    let id = job.checkpoint(&sandbox);
+    assert!(job.said().contains("interposer: 3 processes went on, 0 were restored"), "{}", job.said());
+    let agents = sandbox.json(["show", &id, "--json"])["tree"]["agents"]["pids"].clone();
+    assert_eq!(agents.as_array().unwrap().len(), 3, "the trainer and its two workers: {agents}");
+    job.kill_everything();
+    let mut job = start();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("interposer: 0 processes went on, 3 were restored"), "{}", job.said());
     assert_eq!(sandbox.read("losses.txt"), training.unbroken());
 }
 

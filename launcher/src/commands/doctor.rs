@@ -101,7 +101,13 @@ fn look_at_system(config: &Config) -> Vec<Finding> {
     let root = "run ckpt-run as root, or give it this capability";
     let capability = |need, capability: CapabilitySet, otherwise, why| {
         let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(capability));
-        finding(need, if has { Ok("held".to_owned()) } else { Err("not held".to_owned()) }, otherwise, why, root)
+        finding(
+            need,
+            if has { Ok("held".to_owned()) } else { Err("not held".to_owned()) },
+            otherwise,
+            why,
+            root,
+        )
     };
     let uid = rustix::process::getuid().as_raw();
     vec![
@@ -112,10 +118,30 @@ fn look_at_system(config: &Config) -> Vec<Finding> {
             "everything works for root; for others only what their capabilities allow",
             "run ckpt-run as root",
         ),
-        capability("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN, State::Missing, "for the job's namespaces and for CRIU"),
-        capability("CAP_SYS_PTRACE", CapabilitySet::SYS_PTRACE, State::Missing, "CRIU stops the processes by ptrace"),
-        capability("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN, State::Limited, "for jobs with TCP connections (torchrun)"),
-        capability("CAP_SYS_RESOURCE", CapabilitySet::SYS_RESOURCE, State::Limited, "to put back resource limits above one's own"),
+        capability(
+            "CAP_SYS_ADMIN",
+            CapabilitySet::SYS_ADMIN,
+            State::Missing,
+            "for the job's namespaces and for CRIU",
+        ),
+        capability(
+            "CAP_SYS_PTRACE",
+            CapabilitySet::SYS_PTRACE,
+            State::Missing,
+            "CRIU stops the processes by ptrace",
+        ),
+        capability(
+            "CAP_NET_ADMIN",
+            CapabilitySet::NET_ADMIN,
+            State::Limited,
+            "for jobs with TCP connections (torchrun)",
+        ),
+        capability(
+            "CAP_SYS_RESOURCE",
+            CapabilitySet::SYS_RESOURCE,
+            State::Limited,
+            "to put back resource limits above one's own",
+        ),
         pid_namespace(),
         ptrace_scope(),
         staging_memory(),
@@ -138,7 +164,8 @@ fn pid_namespace() -> Finding {
 }
 
 fn ptrace_scope() -> Finding {
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_else(|_| "0".to_owned());
+    let scope =
+        std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_else(|_| "0".to_owned());
     let found = format!("kernel.yama.ptrace_scope is {}", scope.trim());
     finding(
         "ptrace",
@@ -203,7 +230,9 @@ fn free_disk(config: &Config) -> Finding {
     let absolute = std::path::absolute(&config.store).unwrap_or_else(|_| config.store.clone());
     let there = absolute.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let outcome = match ckpt_snapshot::free_bytes(there) {
-        Ok(bytes) if bytes > 10 << 30 => Ok(format!("{} free for {}", print::bytes(bytes), absolute.display())),
+        Ok(bytes) if bytes > 10 << 30 => {
+            Ok(format!("{} free for {}", print::bytes(bytes), absolute.display()))
+        }
         Ok(bytes) => Err(format!("{} free for {}", print::bytes(bytes), absolute.display())),
         Err(error) => Err(error.to_string()),
     };

@@ -33,7 +33,7 @@ pub fn open_store(config: &Config) -> Result<StoreRoot> {
 /// Bad input: no such job.
 pub fn jobs(config: &Config, root: &StoreRoot, named: Option<&str>) -> Result<Vec<JobDir>> {
     let all = root.jobs()?;
-    let Some(name) = named.or(config.job.as_ref().map(|key| key.as_str())) else { return Ok(all) };
+    let Some(name) = named.or(config.job.as_ref().map(ckpt_snapshot::JobKey::as_str)) else { return Ok(all) };
     if let Some(exact) = all.iter().find(|job| job.key().as_str() == name) {
         return Ok(vec![exact.clone()]);
     }
@@ -154,7 +154,12 @@ fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
     };
     writeln!(out, "{}: {state}, {} snapshots", status.job, status.snapshots)?;
     let Some(launcher) = &status.launcher else { return Ok(()) };
-    writeln!(out, "  launcher         process {}, started {}", launcher.launcher_pid, print::ago(launcher.started_unix_ms))?;
+    writeln!(
+        out,
+        "  launcher         process {}, started {}",
+        launcher.launcher_pid,
+        print::ago(launcher.started_unix_ms)
+    )?;
     if let Some(id) = &launcher.resumed_from {
         writeln!(out, "  resumed from     {id}")?;
     }

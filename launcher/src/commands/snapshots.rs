@@ -87,7 +87,11 @@ fn find(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
         1 => Ok(found.remove(0)),
         0 => Err(ReadError::Missing(text.to_owned()).into()),
         _ => {
-            let names = found.iter().map(|(job, id)| format!("{id} of job {}", job.key())).collect::<Vec<_>>().join(", ");
+            let names = found
+                .iter()
+                .map(|(job, id)| format!("{id} of job {}", job.key()))
+                .collect::<Vec<_>>()
+                .join(", ");
             bail!(bad_input(anyhow!("{text:?} may mean {names}: say which with --job NAME")))
         }
     }
@@ -109,11 +113,20 @@ pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     line("job", format!("{} (run {})", manifest.job.key, manifest.run))?;
     line("command", manifest.job.argv.join(" "))?;
     line("directory", manifest.job.cwd.clone())?;
-    line("taken", format!("{} ({})", print::time(manifest.taken_unix_ms), print::ago(manifest.taken_unix_ms)))?;
+    line(
+        "taken",
+        format!("{} ({})", print::time(manifest.taken_unix_ms), print::ago(manifest.taken_unix_ms)),
+    )?;
     line("stall", format!("{:.3} s", manifest.stall_s))?;
     line("size", format!("{} in {} files", print::bytes(manifest.data_bytes()), manifest.files.len()))?;
     line("threads", format!("{}, command is process {}", manifest.tree.threads, manifest.tree.command_pid))?;
-    line("machine", format!("{}, {} {}, {}", manifest.host.hostname, manifest.host.kernel, manifest.host.arch, manifest.host.cpu))?;
+    line(
+        "machine",
+        format!(
+            "{}, {} {}, {}",
+            manifest.host.hostname, manifest.host.kernel, manifest.host.arch, manifest.host.cpu
+        ),
+    )?;
     line("written by", format!("ckpt-run {}, CRIU {}", manifest.ckpt_run_version, manifest.criu_version))?;
     for file in &manifest.open_files {
         line("rolled back", format!("{} to {} bytes", file.path, file.size_bytes))?;

@@ -55,7 +55,9 @@ pub struct Criu {
 #[derive(Debug, thiserror::Error)]
 pub enum CriuMissing {
     /// None was found.
-    #[error("CRIU is not installed: there is no `criu` in PATH. Install criu {MIN_VERSION} or newer, or name one with --criu PATH")]
+    #[error(
+        "CRIU is not installed: there is no `criu` in PATH. Install criu {MIN_VERSION} or newer, or name one with --criu PATH"
+    )]
     NotFound,
     /// It does not run.
     #[error("{path} does not run as CRIU: {reason}. Name another with --criu PATH", path = path.display())]
@@ -99,8 +101,9 @@ impl Criu {
             .output()
             .map_err(|error| broken(error.to_string()))?;
         let text = String::from_utf8_lossy(&output.stdout);
-        let version = Version::parse(&text)
-            .ok_or_else(|| broken(format!("--version printed {:?}", text.lines().next().unwrap_or_default())))?;
+        let version = Version::parse(&text).ok_or_else(|| {
+            broken(format!("--version printed {:?}", text.lines().next().unwrap_or_default()))
+        })?;
         let needed = if restricts_socket_options() { MIN_VERSION_NEW_KERNEL } else { MIN_VERSION };
         if version < needed {
             return Err(CriuMissing::TooOld { path, found: version, needed });

@@ -4,8 +4,9 @@
 //! numbers are those of CRIU's images/fdinfo.proto, regfile.proto, pipe.proto, remap-file-path.proto, stats.proto.
 
 use prost::Message;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
+use std::path::Path;
 
 /// First word of every image.
 const COMMON_MAGIC: u32 = 0x5456_4319;
@@ -44,6 +45,8 @@ struct FileEntry {
     regular: Option<RegularEntry>,
     #[prost(message, optional, tag = "4")]
     inet: Option<InetEntry>,
+    #[prost(message, optional, tag = "16")]
+    unix: Option<UnixEntry>,
 }
 
 #[derive(Message)]
@@ -68,6 +71,26 @@ struct InetEntry {
     source_port: u32,
     #[prost(uint32, required, tag = "8")]
     peer_port: u32,
+}
+
+#[derive(Message)]
+struct UnixEntry {
+    #[prost(bytes = "vec", required, tag = "11")]
+    name: Vec<u8>,
+    #[prost(string, optional, tag = "14")]
+    name_dir: Option<String>,
+}
+
+impl UnixEntry {
+    /// The directory in which the socket's name is; abstract and nameless sockets have none.
+    fn directory(&self) -> Option<String> {
+        let name = std::str::from_utf8(&self.name).ok()?.trim_end_matches('\0');
+        if name.is_empty() || name.starts_with('\0') {
+            return None;
+        }
+        let path = Path::new(self.name_dir.as_deref().unwrap_or("/")).join(name);
+        path.parent()?.to_str().map(str::to_owned)
+    }
 }
 
 #[derive(Message)]
@@ -101,6 +124,8 @@ pub struct Descriptors {
     pub writable: Vec<String>,
     /// Absolute paths of the names that CRIU gave to files that are open under a name that they have lost.
     pub links: Vec<String>,
+    /// Absolute paths of the directories in which unix sockets have their names.
+    pub socket_directories: BTreeSet<String>,
     /// Local ports of TCP connections whose other end is not in the job.
     pub outside_tcp: Vec<(u32, u32)>,
 }
@@ -126,6 +151,7 @@ impl Descriptors {
             if let Some(inet) = entry.inet {
                 tcp.push(inet);
             }
+            found.socket_directories.extend(entry.unix.and_then(|socket| socket.directory()));
             let Some(regular) = entry.regular.filter(|_| !unnamed.contains(&entry.id)) else { return };
             let name = format!("/{}", regular.name.trim_start_matches('/'));
             if linked.contains(&entry.id) {
@@ -158,8 +184,10 @@ impl Descriptors {
 fn outside(sockets: &[InetEntry]) -> Vec<(u32, u32)> {
     const STREAM: u32 = 1;
     const ESTABLISHED: u32 = 1;
-    let connected: Vec<_> =
-        sockets.iter().filter(|one| one.kind == STREAM && one.state == ESTABLISHED && one.family != 0).collect();
+    let connected: Vec<_> = sockets
+        .iter()
+        .filter(|one| one.kind == STREAM && one.state == ESTABLISHED && one.family != 0)
+        .collect();
     let ends: HashSet<_> = connected.iter().map(|one| (one.source_port, one.peer_port)).collect();
     let lonely = connected.iter().filter(|one| !ends.contains(&(one.peer_port, one.source_port)));
     lonely.map(|one| (one.source_port, one.peer_port)).collect()
@@ -190,8 +218,7 @@ fn entries<T: Message + Default>(
     if found != (Some(kind), Some(magic)) {
         return Err(wrong(format!("its magic numbers are {found:x?}, not {kind:x} {magic:x}")));
     }
-    loop {
-        let Some((length, after)) = rest.split_first_chunk::<4>() else { break };
+    while let Some((length, after)) = rest.split_first_chunk::<4>() {
         let length = u32::from_le_bytes(*length) as usize;
         let body = after.get(..length).ok_or_else(|| wrong("it is cut short".to_owned()))?;
         each(T::decode(body).map_err(|error| wrong(error.to_string()))?);

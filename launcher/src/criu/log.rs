@@ -6,17 +6,29 @@ const KNOWN: &[(&str, &str)] = &[
         "unix connection",
         "a unix socket is connected to a process outside of the job: close it before the checkpoint, or start that other process inside the job",
     ),
-    ("External socket is used", "a unix socket is connected to a process outside of the job: close it before the checkpoint, or start that other process inside the job"),
+    (
+        "External socket is used",
+        "a unix socket is connected to a process outside of the job: close it before the checkpoint, or start that other process inside the job",
+    ),
     ("Can't dump ghost file", "an unlinked file is too large to be saved"),
     ("io_uring", "a process uses io_uring"),
     ("Can't dump file", "a process has something open that cannot be saved"),
     ("Unsupported socket", "a process has a socket of a kind that cannot be saved"),
-    ("Can't lookup mount", "a process has a file open that was opened before the job began, or on a file system that is no longer mounted"),
+    (
+        "Can't lookup mount",
+        "a process has a file open that was opened before the job began, or on a file system that is no longer mounted",
+    ),
     ("has bad size", "a file that the job only reads has changed its length since the snapshot"),
     ("has bad mode", "the permissions of a file that the job uses have changed since the snapshot"),
-    ("has bad build-id", "a program or library that the job uses has been replaced by another version since the snapshot"),
+    (
+        "has bad build-id",
+        "a program or library that the job uses has been replaced by another version since the snapshot",
+    ),
     ("Can't open file", "a file that the job uses is not there any more"),
-    ("Can't bind inet socket", "a port that the job listens on is taken by another process: end that one, or run the job with --network private"),
+    (
+        "Can't bind inet socket",
+        "a port that the job listens on is taken by another process: end that one, or run the job with --network private",
+    ),
     ("Can't fork for", "a PID that the job needs is taken"),
     ("No space left on device", "there was no room for the images"),
     ("Cannot allocate memory", "there was not enough memory for the images"),
@@ -37,7 +49,9 @@ pub fn explain(log: &str) -> Option<String> {
     let first = errors.first()?;
     // "(00.012345)  10002: Error (criu/files.c:123): message" → "message"
     let message = first.split_once("): ").map_or(*first, |(_, rest)| rest);
-    let message = message.rsplit_once("Error (").map_or(message, |(_, rest)| rest.split_once("): ").map_or(rest, |(_, text)| text));
+    let message = message
+        .rsplit_once("Error (")
+        .map_or(message, |(_, rest)| rest.split_once("): ").map_or(rest, |(_, text)| text));
     let meaning = errors.iter().find_map(|line| KNOWN.iter().find(|(part, _)| line.contains(part)));
     Some(match meaning {
         Some((_, meaning)) => format!("{meaning} (CRIU: {})", message.trim()),

@@ -4,12 +4,12 @@ mod find;
 mod images;
 mod log;
 mod rpc;
-mod timers;
 mod session;
+mod timers;
 
 pub use find::{Criu, MIN_VERSION};
 pub use images::{Descriptors, ImageError};
 pub use log::explain;
 pub use rpc::{InheritFd, Options};
-pub use timers::arm_expired_timers;
 pub use session::{Session, SessionError};
+pub use timers::arm_expired_timers;

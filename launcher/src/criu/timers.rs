@@ -122,7 +122,8 @@ mod tests {
     fn image(ticks: u8, seconds: u8, nanoseconds: u8, interval: u8) -> Vec<u8> {
         let timer = [TICKS, SECONDS_LEFT, NANOSECONDS_LEFT, INTERVAL_SECONDS, INTERVAL_NANOSECONDS];
         let values = [ticks, seconds, nanoseconds, 0, interval];
-        let timer: Vec<u8> = timer.iter().zip(values).flat_map(|(number, value)| [(number << 3) as u8, value]).collect();
+        let timer: Vec<u8> =
+            timer.iter().zip(values).flat_map(|(number, value)| [(number << 3) as u8, value]).collect();
         let mut entry = vec![1 << 3, 17, 2 << 3, 5, (TIMER_OF_FILE << 3) as u8 | 2, timer.len() as u8];
         entry.extend(&timer);
         let mut image = vec![0; HEADER_BYTES];

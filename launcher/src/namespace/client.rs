@@ -29,7 +29,9 @@ pub enum InitEvent {
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
     /// The kernel refuses the namespaces.
-    #[error("cannot make a PID namespace for the job: {0}. ckpt-run needs root, or CAP_SYS_ADMIN; `ckpt-run doctor` says what else")]
+    #[error(
+        "cannot make a PID namespace for the job: {0}. ckpt-run needs root, or CAP_SYS_ADMIN; `ckpt-run doctor` says what else"
+    )]
     Create(io::Error),
     /// A request failed inside.
     #[error("{0}")]
@@ -142,12 +144,14 @@ impl Namespace {
     pub fn start_job(
         &self,
         argv: &[OsString],
+        variables: Vec<(String, OsString)>,
         terminal: Option<String>,
         stdio: [StdioSource; 3],
         fds: &[BorrowedFd],
     ) -> Result<(i32, i32), StartError> {
         let argv = argv.iter().cloned().map(OsStringExt::into_vec).collect();
-        match self.ask(&Request::StartJob { argv, terminal, stdio }, fds)? {
+        let variables = variables.into_iter().map(|(name, value)| (name, value.into_vec())).collect();
+        match self.ask(&Request::StartJob { argv, variables, terminal, stdio }, fds)? {
             (Reply::Started { root_pid, command_pid }, _) => Ok((root_pid, command_pid)),
             (Reply::NotStarted { errno }, _) => Err(StartError::Command(io::Error::from_raw_os_error(errno))),
             (other, _) => Err(unexpected(other).into()),
@@ -167,7 +171,9 @@ impl Namespace {
         let argv = argv.iter().cloned().map(OsStringExt::into_vec).collect();
         match self.ask(&Request::Criu { argv, terminal }, fds)? {
             (Reply::CriuStarted { pid, fds }, mut sockets) => {
-                let socket = sockets.pop().ok_or_else(|| NamespaceError::Refused("CRIU came without its socket".into()))?;
+                let socket = sockets
+                    .pop()
+                    .ok_or_else(|| NamespaceError::Refused("CRIU came without its socket".into()))?;
                 Ok(CriuProcess { pid, socket, fds })
             }
             (other, _) => Err(unexpected(other)),

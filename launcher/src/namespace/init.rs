@@ -44,10 +44,7 @@ fn serve(control: &UnixStream) -> io::Result<()> {
     send(control, &Reply::Ready, &[])?;
     let mut init = Init { control, root_pid: None, criu: HashMap::new() };
     loop {
-        let mut waits = [
-            PollFd::new(control, PollFlags::IN),
-            PollFd::new(&child_ended, PollFlags::IN),
-        ];
+        let mut waits = [PollFd::new(control, PollFlags::IN), PollFd::new(&child_ended, PollFlags::IN)];
         match poll(&mut waits, None) {
             Err(rustix::io::Errno::INTR) | Ok(_) => {}
             Err(error) => return Err(error.into()),
@@ -148,11 +145,13 @@ impl Init<'_> {
     fn perform(&mut self, request: Request, fds: Vec<OwnedFd>) -> Step<(Reply, Option<OwnedFd>)> {
         let done = |warnings| Ok((Reply::Done { warnings }, None));
         match request {
-            Request::StartJob { argv, terminal, stdio } => {
+            Request::StartJob { argv, variables, terminal, stdio } => {
                 let argv: Vec<_> = argv.into_iter().map(OsString::from_vec).collect();
+                let variables = variables.into_iter().map(|(name, value)| (name, OsString::from_vec(value)));
+                let command = job_start::JobCommand { argv, variables: variables.collect(), stdio, fds };
                 let terminal = terminal.map(|path| open_terminal(&path)).transpose()?;
                 set_last_pid(FIRST_JOB_PID).named("choose the job's PIDs")?;
-                let reply = job_start::start(&argv, terminal, stdio, fds).named("start the job")?;
+                let reply = job_start::start(&command, terminal).named("start the job")?;
                 if let Reply::Started { root_pid, .. } = reply {
                     self.root_pid = Some(root_pid);
                 }
@@ -194,7 +193,8 @@ impl Init<'_> {
         // Made here and not in the launcher: CRIU looks up directories as /proc/<maker of the socket>/fd/N, and the
         // launcher has no PID in this namespace.
         let flags = SocketFlags::CLOEXEC;
-        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command.args(arguments).arg(theirs.as_raw_fd().to_string());
@@ -239,7 +239,8 @@ fn send_signal(pid: i32, group: bool, signal: i32) -> io::Result<()> {
             _ => Err(io::Error::last_os_error()),
         };
     }
-    let pid = Pid::from_raw(pid).filter(|pid| pid.as_raw_nonzero().get() > 1).ok_or(io::ErrorKind::InvalidInput)?;
+    let pid =
+        Pid::from_raw(pid).filter(|pid| pid.as_raw_nonzero().get() > 1).ok_or(io::ErrorKind::InvalidInput)?;
     let signal = Signal::from_named_raw(signal).ok_or(io::ErrorKind::InvalidInput)?;
     match group {
         true => rustix::process::kill_process_group(pid, signal)?,

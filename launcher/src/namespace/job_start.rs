@@ -45,13 +45,18 @@ impl Report {
     }
 }
 
-/// Starts `argv` and returns [`Reply::Started`] or [`Reply::NotStarted`].
-pub(super) fn start(
-    argv: &[OsString],
-    terminal: Option<OwnedFd>,
-    stdio: [StdioSource; 3],
-    fds: Vec<OwnedFd>,
-) -> io::Result<Reply> {
+/// What to execute, and with what.
+pub(super) struct JobCommand {
+    pub(super) argv: Vec<OsString>,
+    /// Besides those of this process.
+    pub(super) variables: Vec<(String, OsString)>,
+    pub(super) stdio: [StdioSource; 3],
+    /// What `stdio` refers to.
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+/// Starts the command and returns [`Reply::Started`] or [`Reply::NotStarted`].
+pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<Reply> {
     let program = PathBuf::from(PRIVATE_DIR).join("ckpt-reaper");
     let (mut reports, report_to) = io::pipe()?;
     // SAFETY: this process has one thread, so the child may do whatever a process may do.
@@ -61,7 +66,7 @@ pub(super) fn start(
     }
     if root_pid == 0 {
         drop(reports);
-        let Err(error) = become_reaper(argv, terminal, stdio, fds, &program, &report_to);
+        let Err(error) = become_reaper(command, terminal, &program, &report_to);
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         let _ = (&report_to).write_all(&Report::Failed(errno).encode());
         std::process::exit(255);
@@ -72,12 +77,13 @@ pub(super) fn start(
     reports.read_to_end(&mut bytes)?;
     // The program has been executed by now, or never will be.
     let _ = std::fs::remove_file(&program);
-    let reports = bytes.chunks_exact(8).map(|chunk| Report::decode(chunk.try_into().expect("8 bytes")));
-    match reports.last() {
+    let mut reports = bytes.chunks_exact(8).map(|chunk| Report::decode(chunk.try_into().expect("8 bytes")));
+    match reports.next_back() {
         Some(Report::Command(command_pid)) => Ok(Reply::Started { root_pid, command_pid }),
         Some(Report::NotStarted(errno)) => {
             // Not the job's root: it is reaped here and its end is told to nobody.
-            let _ = Pid::from_raw(root_pid).map(|pid| rustix::process::waitpid(Some(pid), WaitOptions::empty()));
+            let _ =
+                Pid::from_raw(root_pid).map(|pid| rustix::process::waitpid(Some(pid), WaitOptions::empty()));
             Ok(Reply::NotStarted { errno })
         }
         Some(Report::Failed(errno)) => Err(io::Error::from_raw_os_error(errno)),
@@ -87,10 +93,8 @@ pub(super) fn start(
 
 /// In the forked process: start the command, report, turn into the reaper.
 fn become_reaper(
-    argv: &[OsString],
+    command: &JobCommand,
     terminal: Option<OwnedFd>,
-    stdio: [StdioSource; 3],
-    fds: Vec<OwnedFd>,
     program: &std::path::Path,
     mut report_to: &io::PipeWriter,
 ) -> io::Result<Infallible> {
@@ -100,7 +104,7 @@ fn become_reaper(
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWIPC) }?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     close_from(3, libc::CLOSE_RANGE_CLOEXEC);
-    let command_pid = match spawn_command(argv, terminal, stdio, fds) {
+    let command_pid = match spawn_command(command, terminal) {
         Ok(pid) => pid,
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
@@ -127,18 +131,13 @@ fn become_reaper(
     Err(io::Error::last_os_error())
 }
 
-fn spawn_command(
-    argv: &[OsString],
-    terminal: Option<OwnedFd>,
-    stdio: [StdioSource; 3],
-    fds: Vec<OwnedFd>,
-) -> io::Result<i32> {
-    let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+fn spawn_command(job: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<i32> {
+    let (program, arguments) = job.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
-    command.args(arguments);
+    command.args(arguments).envs(job.variables.iter().map(|(name, value)| (name, value)));
     let source = |which: usize| -> io::Result<Stdio> {
-        let fd = match stdio[which] {
-            StdioSource::Sent(place) => fds.get(place),
+        let fd = match job.stdio[which] {
+            StdioSource::Sent(place) => job.fds.get(place),
             StdioSource::Terminal => terminal.as_ref(),
         };
         Ok(Stdio::from(fd.ok_or(io::ErrorKind::InvalidInput)?.try_clone()?))

@@ -3,8 +3,8 @@
 
 use ckpt_snapshot::AffinityGroup;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,8 @@ pub(super) enum Request {
     StartJob {
         /// The command line, as bytes.
         argv: Vec<Vec<u8>>,
+        /// Variables to set besides those of the launcher.
+        variables: Vec<(String, Vec<u8>)>,
         /// Path of the terminal's slave side, when the job has one.
         terminal: Option<String>,
         /// The three standard streams.

@@ -116,11 +116,19 @@ mod tests {
     fn reaped(script: &str) -> i32 {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
-        rustix::fs::mknodat(rustix::fs::CWD, path("gate"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path("gate"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
         let starter = format!(
             "sh -c 'read x < gate; {script}' & echo $! > pid.tmp; mv pid.tmp pid; while [ ! -e ok ]; do sleep 0.01; done; exec ./reaper"
         );
-        let mut child = Command::new("/bin/sh").arg("-c").arg(starter).current_dir(dir.path()).spawn().unwrap();
+        let mut child =
+            Command::new("/bin/sh").arg("-c").arg(starter).current_dir(dir.path()).spawn().unwrap();
         let pid = loop {
             match std::fs::read_to_string(path("pid")) {
                 Ok(text) => break text.trim().parse().unwrap(),

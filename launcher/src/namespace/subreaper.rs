@@ -109,7 +109,9 @@ mod tests {
     #[test]
     fn orphans_of_a_waiting_process_go_to_it() {
         let mut shell = Command::new("/bin/sh");
-        shell.arg("-c").arg(r#"read x; echo on; (sh -c 'sleep 0.2; cut -d" " -f4 /proc/$$/stat' &); sleep 1"#);
+        shell
+            .arg("-c")
+            .arg(r#"read x; echo on; (sh -c 'sleep 0.2; cut -d" " -f4 /proc/$$/stat' &); sleep 1"#);
         let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let pid = child.id().cast_signed();
         let mut out = BufReader::new(child.stdout.take().unwrap()).lines();

@@ -77,7 +77,12 @@ pub(super) fn set_affinity(groups: &[AffinityGroup]) -> Vec<String> {
     let mut warnings = Vec::new();
     for group in groups {
         let mut cpus = CpuSet::new();
-        group.cpus.iter().map(|&cpu| cpu as usize).filter(|&cpu| cpu < CpuSet::MAX_CPU).for_each(|cpu| cpus.set(cpu));
+        group
+            .cpus
+            .iter()
+            .map(|&cpu| cpu as usize)
+            .filter(|&cpu| cpu < CpuSet::MAX_CPU)
+            .for_each(|cpu| cpus.set(cpu));
         let failed = group.tids.iter().filter_map(|&tid| sched_setaffinity(Pid::from_raw(tid), &cpus).err());
         let failed: Vec<_> = failed.collect();
         if let Some(error) = failed.first() {

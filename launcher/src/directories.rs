@@ -1,0 +1,60 @@
+//! Directories of unix sockets. A job that goes on after a snapshot may remove a directory (Python's multiprocessing
+//! removes its temporary ones when a worker ends) in which a process of the snapshot has a socket bound: CRIU binds it
+//! anew and needs the directory.
+
+use anyhow::{Context, Result};
+use ckpt_snapshot::Directory;
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+
+/// What the directories `paths` (absolute) look like; one that is gone already is left out. `root` leads to the job's
+/// view of the file system.
+#[must_use]
+pub fn look(paths: &BTreeSet<String>, root: &Path) -> Vec<Directory> {
+    let look = |path: &String| {
+        let meta = fs::metadata(root.join(path.trim_start_matches('/'))).ok()?;
+        let (mode, uid, gid) = (meta.mode() & 0o7777, meta.uid(), meta.gid());
+        meta.is_dir().then(|| Directory { path: path.clone(), mode, uid, gid })
+    };
+    paths.iter().filter_map(look).collect()
+}
+
+/// Makes those that are not there.
+///
+/// # Errors
+/// When one cannot be made.
+pub fn put_back(directories: &[Directory]) -> Result<()> {
+    for directory in directories.iter().filter(|directory| !Path::new(&directory.path).exists()) {
+        let path = Path::new(&directory.path);
+        fs::create_dir_all(path)
+            .and_then(|()| chown(path, Some(directory.uid), Some(directory.gid)))
+            .and_then(|()| fs::set_permissions(path, Permissions::from_mode(directory.mode)))
+            .with_context(|| {
+                format!("cannot make the directory {} of a socket of the job", directory.path)
+            })?;
+        tracing::debug!("made the directory {} again", directory.path);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_comes_back_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gone").join("too");
+        fs::create_dir_all(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o710)).unwrap();
+        let missing = dir.path().join("never").to_str().unwrap().to_owned();
+        let paths = BTreeSet::from([path.to_str().unwrap().to_owned(), missing]);
+        let seen = look(&paths, Path::new("/"));
+        assert_eq!(seen.len(), 1);
+        fs::remove_dir_all(dir.path().join("gone")).unwrap();
+        put_back(&seen).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o710);
+    }
+}
