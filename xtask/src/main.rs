@@ -1,7 +1,8 @@
-//! The project's chores: `cargo xtask test`, `cargo xtask demo`, `cargo xtask ci`.
+//! The project's chores: `cargo xtask test`, `cargo xtask demo`, `cargo xtask bench`, `cargo xtask ci`.
 //!
 //! Each works on a fresh machine: what it needs and does not find is set up first, see [`tools`].
 
+mod bench;
 mod ci;
 mod demo;
 mod process;
@@ -29,6 +30,8 @@ enum Command {
     Test(test::Args),
     /// Train, checkpoint, kill -9 everything, run the same command again, compare the losses
     Demo(demo::Args),
+    /// Measure, and print JSON
+    Bench(bench::Args),
     /// What continuous integration runs: format, clippy, cargo-deny, docs, tests
     Ci,
     /// Only set up CRIU and PyTorch, and print where they are
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Ci => ci::run(),
         Command::Tools(args) => tools::run(&args),
     };

@@ -84,17 +84,17 @@ pub fn set_up() -> Result<PathBuf> {
     let named = std::env::var_os("CKPT_CRIU").filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(path) = named {
         let version = check(&path).with_context(|| format!("CKPT_CRIU names {}", path.display()))?;
-        println!("tools: criu {version}, {} (from CKPT_CRIU)", path.display());
+        eprintln!("tools: criu {version}, {} (from CKPT_CRIU)", path.display());
         return Ok(path);
     }
     let on_path = process::find_program("criu");
     if let Some(path) = &on_path {
         match check(path) {
             Ok(version) => {
-                println!("tools: criu {version}, {}", path.display());
+                eprintln!("tools: criu {version}, {}", path.display());
                 return Ok(path.clone());
             }
-            Err(error) => println!("tools: criu at {} will not do: {error:#}", path.display()),
+            Err(error) => eprintln!("tools: criu at {} will not do: {error:#}", path.display()),
         }
     }
     let place = workspace::tools_dir().join("criu");
@@ -102,14 +102,14 @@ pub fn set_up() -> Result<PathBuf> {
     if is_finished(&place) {
         // Complete, so that a check that fails is this machine's fault: unpacking it again would not help.
         let version = check(&wrapper).with_context(|| format!("CRIU does not work here; {}", by_hand()))?;
-        println!("tools: criu {version}, {}", wrapper.display());
+        eprintln!("tools: criu {version}, {}", wrapper.display());
         return Ok(wrapper);
     }
     let start = Instant::now();
     let (version, suite) = unpack(&place).with_context(|| {
         format!("no CRIU {} or newer, and it could not be set up; {}", floor(), by_hand())
     })?;
-    println!(
+    eprintln!(
         "tools: criu {version}, {} (packages of {suite}, set up in {})",
         wrapper.display(),
         say::duration(start.elapsed())
@@ -151,11 +151,11 @@ fn unpack(place: &Path) -> Result<(Version, &'static str)> {
     let suites = SUITES.iter().find(|suites| suites.os == os.id).context("no suite is known")?;
     let mut failures = Vec::new();
     for suite in suites.names {
-        println!("tools: getting criu from {} {suite}, the log is {}", os.id, log.display());
+        eprintln!("tools: getting criu from {} {suite}, the log is {}", os.id, log.display());
         match unpack_suite(&os, suites, suite, place, &log) {
             Ok(version) => return Ok((version, suite)),
             Err(error) => {
-                println!("tools: {suite} will not do: {error:#}");
+                eprintln!("tools: {suite} will not do: {error:#}");
                 failures.push(format!("{suite}: {error:#}"));
             }
         }

@@ -83,6 +83,11 @@ impl Tools {
         &self.criu
     }
 
+    /// The Python that has PyTorch.
+    pub fn python(&self) -> &Path {
+        Path::new(python::PYTHON)
+    }
+
     /// The `torchrun` that belongs to the Python with PyTorch.
     pub fn torchrun(&self) -> &Path {
         &self.python.torchrun
@@ -102,7 +107,7 @@ fn lock() -> Result<File> {
     let path = dir.join("lock");
     let lock = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
     if lock.try_lock().is_err() {
-        println!("tools: waiting for another xtask that sets up {}", dir.display());
+        eprintln!("tools: waiting for another xtask that sets up {}", dir.display());
         lock.lock().with_context(|| format!("locking {}", path.display()))?;
     }
     for entry in fs::read_dir(&dir)? {

@@ -43,7 +43,7 @@ pub fn set_up_torch() -> Result<Python> {
     let torchrun = torchrun.into_iter().find(|path| path.is_file()).with_context(|| {
         format!("{PYTHON} has torch {version}, but there is no torchrun in /usr/bin or /usr/local/bin")
     })?;
-    println!("tools: torch {version} of {PYTHON}, {}{how}", torchrun.display());
+    eprintln!("tools: torch {version} of {PYTHON}, {}{how}", torchrun.display());
     Ok(Python { torchrun })
 }
 
@@ -55,7 +55,7 @@ fn torch_version() -> Result<String> {
 fn install_torch() -> Result<()> {
     Os::detect()?.require_apt()?;
     let log = log_file("torch")?;
-    println!("tools: installing the system's package python3-torch, the log is {}", log.display());
+    eprintln!("tools: installing the system's package python3-torch, the log is {}", log.display());
     apt::install_system(&["python3-torch"], &log)
 }
 
@@ -63,12 +63,12 @@ fn install_torch() -> Result<()> {
 pub fn set_up_uvloop() -> Result<PathBuf> {
     let place = workspace::tools_dir().join("python");
     if let Ok(version) = uvloop_version(&place) {
-        println!("tools: uvloop {version}, {}", place.display());
+        eprintln!("tools: uvloop {version}, {}", place.display());
         return Ok(place);
     }
     let start = Instant::now();
     let log = log_file("uvloop")?;
-    println!("tools: getting {UVLOOP} from PyPI, the log is {}", log.display());
+    eprintln!("tools: getting {UVLOOP} from PyPI, the log is {}", log.display());
     let work = unfinished()?;
     let built = work.path().join("python");
     let install = || -> Result<String> {
@@ -84,7 +84,7 @@ pub fn set_up_uvloop() -> Result<PathBuf> {
     };
     let version = install().context("uvloop, which tests of io_uring need, could not be set up")?;
     finish(&built, &place)?;
-    println!("tools: uvloop {version}, {} (set up in {})", place.display(), say::duration(start.elapsed()));
+    eprintln!("tools: uvloop {version}, {} (set up in {})", place.display(), say::duration(start.elapsed()));
     Ok(place)
 }
 

@@ -29,19 +29,19 @@ const PACKAGES: &str = "python3-torch,python3-numpy";
 pub fn set_up() -> Result<PathBuf> {
     let place = workspace::tools_dir().join("trixie-root");
     if let Ok(version) = torch_version(&place) {
-        println!("tools: root of {SUITE} with torch {version}, {}", place.display());
+        eprintln!("tools: root of {SUITE} with torch {version}, {}", place.display());
         return Ok(place);
     }
     let start = Instant::now();
     let log = log_file("trixie-root")?;
-    println!("tools: making a root of {SUITE} (a minute or two), the log is {}", log.display());
+    eprintln!("tools: making a root of {SUITE} (a minute or two), the log is {}", log.display());
     let version = build(&place, &log).with_context(|| {
         format!(
             "the root of {SUITE} for `cargo xtask test --full` could not be made; it needs Debian, as root"
         )
     })?;
     let took = say::duration(start.elapsed());
-    println!("tools: root of {SUITE} with torch {version}, {} (made in {took})", place.display());
+    eprintln!("tools: root of {SUITE} with torch {version}, {} (made in {took})", place.display());
     Ok(place)
 }
 

@@ -1,0 +1,38 @@
+"""What the benchmark saves: so many bytes of memory, and a heartbeat that shows for how long the process stood still.
+
+In the working directory: `ready` (memory is filled), `reset` (start measuring: removed when seen), `report` (write the
+longest gap between heartbeats, in seconds, to `gap`), `ping` (answer with `pong`).
+"""
+
+import os
+import sys
+import time
+
+size = int(sys.argv[1])
+block = os.urandom(1 << 20)
+memory = bytearray(size)
+for at in range(0, size, len(block)):
+    memory[at : at + len(block)] = block[: size - at]
+
+
+def answer(question, reply, text=""):
+    if not os.path.exists(question):
+        return False
+    os.unlink(question)
+    with open(reply + ".tmp", "w") as f:
+        f.write(text)
+    os.rename(reply + ".tmp", reply)
+    return True
+
+
+open("ready.tmp", "w").close()
+os.rename("ready.tmp", "ready")
+last, longest = time.monotonic(), 0.0
+while True:
+    now = time.monotonic()
+    longest, last = max(longest, now - last), now
+    if answer("reset", "reset-done"):
+        longest, last = 0.0, time.monotonic()
+    answer("report", "gap", repr(longest))
+    answer("ping", "pong")
+    time.sleep(0.0005)

@@ -1,0 +1,166 @@
+//! `cargo xtask bench`: what a checkpoint costs, as ratios in one run.
+//!
+//! `host`: a process of a given size under ckpt-run. The same process is dumped by ckpt-run and by CRIU alone, into
+//! the same kind of tmpfs, in turns; it is restored by ckpt-run and by CRIU alone, from the same files. How long it
+//! stood still is measured by the process itself.
+
+mod idle;
+mod sandbox;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::tools::Tools;
+use crate::{process, workspace};
+use sandbox::Sandbox;
+
+/// Options of `cargo xtask bench`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// What to measure
+    #[command(subcommand)]
+    what: What,
+}
+
+/// What to measure.
+#[derive(clap::Subcommand)]
+enum What {
+    /// Checkpoint and restore of host memory, beside CRIU alone
+    Host(HostArgs),
+}
+
+/// Options of `cargo xtask bench host`.
+#[derive(clap::Args)]
+struct HostArgs {
+    /// Resident sizes, GB
+    #[arg(long, value_delimiter = ',', default_values_t = [0.5, 2.0, 6.0])]
+    sizes: Vec<f64>,
+    /// Rounds per size; the medians are told
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Also write the JSON to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// One size. Times are seconds, medians over the rounds.
+#[derive(Serialize)]
+struct Size {
+    resident_gb: f64,
+    stall_s: f64,
+    criu_alone_s: f64,
+    stall_ratio: f64,
+    durable_s: f64,
+    restore_s: f64,
+    criu_restore_s: f64,
+    restore_ratio: f64,
+    rounds: Vec<Round>,
+}
+
+/// What one round measured.
+#[derive(Serialize)]
+struct Round {
+    stall_s: f64,
+    criu_alone_s: f64,
+    durable_s: f64,
+    restore_s: f64,
+    criu_restore_s: f64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    sizes: Vec<Size>,
+    idle_overhead: f64,
+    criu: String,
+    kernel: String,
+    cpus: usize,
+}
+
+/// Measures and prints JSON.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let What::Host(args) = &args.what;
+    let tools = Tools::set_up()?;
+    eprintln!("bench: building ckpt-run (release)");
+    let status = workspace::cargo().args(["build", "--release", "--quiet", "-p", "ckpt-run"]).status()?;
+    if !status.success() {
+        return Ok(process::exit_code(status));
+    }
+    let ckpt_run = workspace::target_dir()?.join("release/ckpt-run");
+    let mut sizes = Vec::new();
+    for &resident_gb in &args.sizes {
+        sizes.push(measure(&tools, &ckpt_run, resident_gb, args.rounds)?);
+    }
+    eprintln!("bench: idle overhead");
+    let report = Report {
+        sizes,
+        idle_overhead: idle::measure(&tools, &ckpt_run)?,
+        criu: process::capture(Command::new(tools.criu()).arg("--version"))?.trim().to_owned(),
+        kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    let text = serde_json::to_string_pretty(&report)?;
+    if let Some(path) = &args.json {
+        std::fs::write(path, &text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    println!("{text}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(tools: &Tools, ckpt_run: &std::path::Path, resident_gb: f64, rounds: usize) -> Result<Size> {
+    let mut measured = Vec::new();
+    // The first round is not counted: it finds memory and caches cold for whoever comes first.
+    for round in 0..=rounds {
+        eprintln!("bench: {resident_gb} GB, round {round} of {rounds}");
+        // Who is first takes turns.
+        let result = one_round(tools, ckpt_run, (resident_gb * 1e9) as u64, round % 2 == 0)?;
+        if round > 0 {
+            measured.push(result);
+        }
+    }
+    let median = |pick: fn(&Round) -> f64| median(measured.iter().map(pick).collect());
+    let (stall_s, criu_alone_s) = (median(|round| round.stall_s), median(|round| round.criu_alone_s));
+    let (restore_s, criu_restore_s) = (median(|round| round.restore_s), median(|round| round.criu_restore_s));
+    Ok(Size {
+        resident_gb,
+        stall_s,
+        criu_alone_s,
+        stall_ratio: stall_s / criu_alone_s,
+        durable_s: median(|round| round.durable_s),
+        restore_s,
+        criu_restore_s,
+        restore_ratio: restore_s / criu_restore_s,
+        rounds: measured,
+    })
+}
+
+fn one_round(tools: &Tools, ckpt_run: &std::path::Path, bytes: u64, ours_first: bool) -> Result<Round> {
+    let sandbox = Sandbox::new(tools, ckpt_run, bytes)?;
+    let mut job = sandbox.start()?;
+    let (mut stall_s, mut durable_s, mut criu_alone_s) = (0.0, 0.0, 0.0);
+    for ours in [ours_first, !ours_first] {
+        if ours {
+            (stall_s, durable_s) = job.checkpoint()?;
+        } else {
+            criu_alone_s = job.dump_by_criu_alone()?;
+        }
+    }
+    job.kill()?;
+    let (mut restore_s, mut criu_restore_s) = (0.0, 0.0);
+    for ours in [ours_first, !ours_first] {
+        if ours {
+            restore_s = sandbox.restore()?;
+        } else {
+            criu_restore_s = sandbox.restore_by_criu_alone()?;
+        }
+    }
+    Ok(Round { stall_s, criu_alone_s, durable_s, restore_s, criu_restore_s })
+}
+
+/// The middle one.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

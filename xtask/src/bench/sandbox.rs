@@ -1,0 +1,202 @@
+//! One process of a given size, under ckpt-run, and CRIU alone beside it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+use crate::tools::Tools;
+use crate::workspace;
+
+const BALLAST: &str = include_str!("ballast.py");
+const PATIENCE: Duration = Duration::from_secs(300);
+/// As ckpt-run decides it: huge pages are for large images.
+const HUGE_FROM_BYTES: u64 = 1 << 30;
+/// The root of the job's tree, in its namespace.
+const ROOT_PID: &str = "10001";
+const CRIU_OPTIONS: &[&str] = &["--tcp-established", "--file-locks", "--link-remap"];
+
+/// A working directory, a store and a tmpfs for one round.
+pub struct Sandbox<'a> {
+    tools: &'a Tools,
+    ckpt_run: &'a Path,
+    bytes: u64,
+    dir: tempfile::TempDir,
+}
+
+impl<'a> Sandbox<'a> {
+    /// Makes them, on the disk of the build directory.
+    pub fn new(tools: &'a Tools, ckpt_run: &'a Path, bytes: u64) -> Result<Self> {
+        let parent = workspace::target_dir()?;
+        let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(parent)?;
+        fs::write(dir.path().join("ballast.py"), BALLAST)?;
+        let sandbox = Self { tools, ckpt_run, bytes, dir };
+        let images = sandbox.images();
+        fs::create_dir(&images)?;
+        let huge = if bytes >= HUGE_FROM_BYTES { "huge=always" } else { "huge=never" };
+        let mut mount = Command::new("mount");
+        process::capture(
+            mount.args(["-t", "tmpfs", "-o", &format!("size=100%,{huge}"), "tmpfs"]).arg(&images),
+        )?;
+        Ok(sandbox)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Where CRIU alone puts its images.
+    fn images(&self) -> PathBuf {
+        self.path("criu-alone")
+    }
+
+    fn ckpt_run(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.ckpt_run);
+        command.args(arguments).current_dir(self.dir.path()).stdin(Stdio::null());
+        command.env("CKPT_CRIU", self.tools.criu()).env("CKPT_INTERVAL", "off").env("CKPT_QUIET", "1");
+        command
+    }
+
+    fn launch(&self) -> Result<Job<'_, 'a>> {
+        let python = self.tools.python().to_string_lossy().into_owned();
+        let mut command = self.ckpt_run(&["--", &python, "ballast.py", &self.bytes.to_string()]);
+        let child = command.stdout(Stdio::null()).spawn().context("starting ckpt-run")?;
+        Ok(Job { sandbox: self, child })
+    }
+
+    /// Starts the process and waits until its memory is filled.
+    pub fn start(&self) -> Result<Job<'_, 'a>> {
+        let job = self.launch()?;
+        self.until("the memory to be filled", || self.path("ready").exists().then_some(()))?;
+        // A moment of rest, so that what filling it has caused is over.
+        self.ask("ping", "pong")?;
+        Ok(job)
+    }
+
+    /// Asks the process something and returns its answer.
+    fn ask(&self, question: &str, answer: &str) -> Result<String> {
+        let answer = self.path(answer);
+        fs::write(self.path(question), "")?;
+        self.until(question, || fs::read_to_string(&answer).ok()).inspect(|_| drop(fs::remove_file(&answer)))
+    }
+
+    fn until<T>(&self, what: &str, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if let Some(value) = condition() {
+                return Ok(value);
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        bail!("waited in vain for {what}")
+    }
+
+    /// Seconds from the start of ckpt-run until the resumed process answers; ends it.
+    pub fn restore(&self) -> Result<f64> {
+        fs::write(self.path("ping"), "")?;
+        let begun = Instant::now();
+        let job = self.launch()?;
+        let answer = self.path("pong");
+        self.until("the resumed process", || fs::read(&answer).ok())?;
+        let restore_s = begun.elapsed().as_secs_f64();
+        fs::remove_file(&answer)?;
+        job.kill()?;
+        Ok(restore_s)
+    }
+
+    /// The same for CRIU alone, from the same images, in a PID namespace that util-linux makes.
+    pub fn restore_by_criu_alone(&self) -> Result<f64> {
+        let snapshots =
+            fs::read_dir(self.path(".ckpt-run/jobs"))?.next().context("no job")??.path().join("snapshots");
+        let images = fs::read_dir(snapshots)?.next().context("no snapshot")??.path().join("images");
+        fs::write(self.path("ping"), "")?;
+        let script = format!(
+            "{} restore -d -D {} -W {} -o restore.log {} || exit 1; sleep 1000",
+            self.tools.criu().display(),
+            images.display(),
+            self.images().display(),
+            CRIU_OPTIONS.join(" "),
+        );
+        let begun = Instant::now();
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &script]);
+        let mut child =
+            unshare.current_dir(self.dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+        let answer = self.path("pong");
+        let answered = self.until("the process that CRIU restores", || fs::read(&answer).ok());
+        let restore_s = begun.elapsed().as_secs_f64();
+        child.kill()?;
+        child.wait()?;
+        answered?;
+        fs::remove_file(&answer)?;
+        Ok(restore_s)
+    }
+}
+
+impl Drop for Sandbox<'_> {
+    fn drop(&mut self) {
+        // Lazily: a process that is just being killed may still use it.
+        let _ = Command::new("umount").arg("--lazy").arg(self.images()).status();
+    }
+}
+
+/// The process under ckpt-run.
+pub struct Job<'b, 'a> {
+    sandbox: &'b Sandbox<'a>,
+    child: Child,
+}
+
+impl Job<'_, '_> {
+    /// (longest gap between heartbeats, time until durable), seconds.
+    pub fn checkpoint(&mut self) -> Result<(f64, f64)> {
+        self.sandbox.ask("reset", "reset-done")?;
+        let text = process::capture(&mut self.sandbox.ckpt_run(&["checkpoint", "--json"]))?;
+        let stall_s = self.sandbox.ask("report", "gap")?.parse()?;
+        let saved: serde_json::Value = serde_json::from_str(&text)?;
+        Ok((stall_s, saved["durable_s"].as_f64().context("no durable_s")?))
+    }
+
+    /// Longest gap between heartbeats while CRIU alone dumps the same process into a tmpfs.
+    pub fn dump_by_criu_alone(&mut self) -> Result<f64> {
+        let launcher = self.child.id();
+        let init = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"))?;
+        let images = self.sandbox.images();
+        self.sandbox.ask("reset", "reset-done")?;
+        let mut nsenter = Command::new("nsenter");
+        nsenter.args(["--target", init.trim(), "--pid", "--mount", "--"]).arg(self.sandbox.tools.criu());
+        nsenter.args([
+            "dump",
+            "--tree",
+            ROOT_PID,
+            "--leave-running",
+            "--network-lock",
+            "skip",
+            "-o",
+            "dump.log",
+        ]);
+        process::capture(nsenter.args(CRIU_OPTIONS).arg("-D").arg(&images))?;
+        let stall_s = self.sandbox.ask("report", "gap")?.parse()?;
+        // The memory is needed for the other one.
+        for entry in fs::read_dir(&images)? {
+            fs::remove_file(entry?.path())?;
+        }
+        Ok(stall_s)
+    }
+
+    /// SIGKILL to the launcher; its job dies with it.
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Job<'_, '_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
