@@ -3,7 +3,7 @@
 //! `CKPT_FAULT=point=action[,point=action…]` arms them, in builds with the feature `faults` only; in every other
 //! build [`hit`] is an empty inline function. `point@N` arms the N-th passage (from 1). Actions: `kill` (SIGKILL to
 //! this process), `error` (an I/O error), `enospc`, `eio`; anything else is handed to the handler that the program
-//! registered with [`on_other`] (the launcher: `kill-criu`, `kill-rank`).
+//! registered with `on_other` (the launcher: `kill-criu`, `kill-rank`).
 
 /// Passes the fault point `name`.
 ///

@@ -66,6 +66,27 @@ pub fn train_script() -> PathBuf {
     workspace().join("examples/train.py")
 }
 
+/// torchrun with two ranks on this machine, up to where the script and its options go. It gets a port that nobody
+/// uses, below those that the kernel gives out: tests run side by side.
+///
+/// # Panics
+/// When no port is free.
+#[must_use]
+pub fn torchrun_with_two_ranks() -> Vec<std::ffi::OsString> {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let port = (0..1000)
+        .map(|_| {
+            let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            20_000 + u16::try_from((std::process::id() * 37 + next) % 10_000).expect("below 10000")
+        })
+        .find(|port| std::net::TcpListener::bind(("0.0.0.0", *port)).is_ok())
+        .expect("a free port");
+    let mut argv = vec![torchrun().into_os_string()];
+    argv.extend(["-r", "1", "-t", "1", "--nproc_per_node=2", "--master_port"].map(Into::into));
+    argv.push(port.to_string().into());
+    argv
+}
+
 /// Polls until `condition` gives a value.
 ///
 /// # Panics

@@ -1,7 +1,8 @@
 //! SIGKILL of the launcher, of CRIU and of a process of the job at every phase boundary of a checkpoint, and I/O
 //! errors at every write: the job or its resume always ends right, and no snapshot that `ls` shows fails `verify`.
 
-use ckpt_run_tests::{Running, Sandbox, programs, python, train_script};
+use ckpt_run_tests::{Running, Sandbox, programs, python, torchrun_with_two_ranks, train_script};
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 
@@ -126,13 +127,25 @@ fn io_errors_at_every_write_leave_the_job_alone() {
     }
 }
 
-fn training(sandbox: &Sandbox, name: &str, options: &[&str], fault: Option<&str>) -> Running {
-    let mut argv: Vec<PathBuf> = options.iter().map(PathBuf::from).collect();
-    argv.extend([PathBuf::from("--"), ckpt_run_tests::torchrun()]);
-    argv.extend(["-r", "1", "-t", "1", "--nproc_per_node=2"].map(PathBuf::from));
-    argv.push(train_script());
-    argv.extend(["--steps", "200", "--step-ms", "30", "--log", "losses.txt"].map(PathBuf::from));
-    let mut command = sandbox.command(argv);
+/// The training's command line; the same for every run of one job.
+fn training_command() -> Vec<OsString> {
+    let mut argv = torchrun_with_two_ranks();
+    argv.push(train_script().into());
+    argv.extend(["--steps", "200", "--step-ms", "30", "--log", "losses.txt"].map(OsString::from));
+    argv
+}
+
+fn training(
+    sandbox: &Sandbox,
+    name: &str,
+    options: &[&str],
+    argv: &[OsString],
+    fault: Option<&str>,
+) -> Running {
+    let mut arguments: Vec<OsString> = options.iter().map(OsString::from).collect();
+    arguments.push("--".into());
+    arguments.extend(argv.iter().cloned());
+    let mut command = sandbox.command(arguments);
     if let Some(fault) = fault {
         command.env("CKPT_FAULT", fault);
     }
@@ -142,14 +155,15 @@ fn training(sandbox: &Sandbox, name: &str, options: &[&str], fault: Option<&str>
 /// A rank is killed in the middle of a checkpoint: the training fails as it would have, and its next run resumes.
 #[test]
 fn a_rank_is_killed_at_every_phase() {
+    let argv = training_command();
     let unbroken = {
         let sandbox = Sandbox::new();
-        assert_eq!(training(&sandbox, "job", &[], None).wait(), 0);
+        assert_eq!(training(&sandbox, "job", &[], &argv, None).wait(), 0);
         sandbox.read("losses.txt")
     };
     for point in ["dump-pre-dump", "dump-post-dump", "dump-done"] {
         let sandbox = Sandbox::new();
-        let mut job = training(&sandbox, "job", &[], Some(&format!("{point}@2=kill-rank")));
+        let mut job = training(&sandbox, "job", &[], &argv, Some(&format!("{point}@2=kill-rank")));
         job.until("the training runs", || (sandbox.read("losses.txt").lines().count() >= 5).then_some(()));
         let sound = job.checkpoint(&sandbox);
         sandbox.call(["checkpoint"]);
@@ -157,7 +171,7 @@ fn a_rank_is_killed_at_every_phase() {
         sandbox.verify_all();
         // Killed before the dump, the rank may be dead in the second snapshot; the first has it alive.
         let options: &[&str] = if point == "dump-pre-dump" { &["--resume", &sound] } else { &[] };
-        let mut job = training(&sandbox, "again", options, None);
+        let mut job = training(&sandbox, "again", options, &argv, None);
         assert_eq!(job.wait(), 0, "{point}: {}", job.said());
         assert_eq!(sandbox.read("losses.txt"), unbroken, "{point}");
     }

@@ -1,7 +1,7 @@
 //! The main job: real PyTorch training, killed without warning and resumed, ends bit for bit as an unbroken run, and
 //! its log has every step exactly once.
 
-use ckpt_run_tests::{Running, Sandbox, python, torchrun, train_script};
+use ckpt_run_tests::{Running, Sandbox, python, torchrun_with_two_ranks, train_script};
 use std::ffi::OsString;
 use std::process::Command;
 use std::time::Duration;
@@ -19,8 +19,7 @@ impl Training {
     }
 
     fn two_ranks(steps: usize) -> Self {
-        let mut argv: Vec<OsString> = vec![torchrun().into()];
-        argv.extend(["-r", "1", "-t", "1", "--nproc_per_node=2"].map(OsString::from));
+        let mut argv = torchrun_with_two_ranks();
         argv.push(train_script().into());
         argv.extend(Self::options(steps, 0));
         Self { argv, steps }
