@@ -22,7 +22,7 @@ use ckpt_protocol::control::{Phase, Saved};
 use ckpt_snapshot::{
     AgentsRecord, Directory, JobDir, JobIdentity, JobRecord, LinkedFile, MANIFEST_VERSION, Manifest,
     OpenError, OpenFile, ProcessTree, ReadError, RelPath, SaveError, ShmFile, SnapshotId, SnapshotWriter,
-    StdioRecord, Store, TtyRecord, choose_prunable, faults,
+    StdioRecord, Store, TtyRecord, choose_prunable, faults, write_atomically,
 };
 use std::fs;
 use std::io::{self, Read};
@@ -41,7 +41,7 @@ const OUTPUT_LIMIT: Duration = Duration::from_secs(1);
 const MEMORY_SPARE_BYTES: u64 = 256 << 20;
 /// Failed attempts whose logs are kept.
 const ATTEMPTS_KEPT: usize = 10;
-/// Unlinked files of any size are saved with the job.
+/// Unlinked files are saved with the job up to the largest size that CRIU can be given: 4 GiB.
 const GHOST_LIMIT_BYTES: u32 = u32::MAX;
 /// CRIU's name for "do not lock connections": both ends of ours stand still.
 const NETWORK_LOCK_SKIP: i32 = 3;
@@ -249,6 +249,11 @@ impl Checkpointer {
                 Ok(dumped) => return Ok(dumped),
                 Err(error) => error,
             };
+            for kind in ["images", "shm"] {
+                if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
+                    tracing::debug!("what a failed dump had left stays for now: {error}");
+                }
+            }
             if tries < DUMP_TRIES && matches!(error, SessionError::Failed(_)) {
                 tracing::debug!("try {tries} of the dump failed: {error}");
                 tries += 1;
@@ -418,7 +423,7 @@ impl Checkpointer {
         };
         let text = work.read("criu.log").ok().flatten().unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
-        if let Err(error) = fs::write(log.join("criu.log"), text.as_bytes()) {
+        if let Err(error) = write_atomically(&log.join("criu.log"), text.as_bytes()) {
             tracing::warn!("cannot keep CRIU's log: {error}");
         }
         self.forget_old_attempts();
@@ -426,7 +431,7 @@ impl Checkpointer {
             return AttemptError::Frozen { limit: self.freeze_timeout, log };
         }
         let mut reasons = match &error {
-            SessionError::Failed(_) => diagnose::unsavable(&self.proc(), &survey.pids),
+            SessionError::Failed(_) => diagnose::unsavable(&self.proc(), &survey.pids, &text),
             _ => Vec::new(),
         };
         let culprit = crate::criu::explain(&text);

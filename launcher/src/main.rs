@@ -7,6 +7,7 @@ mod commands;
 mod config;
 mod control_server;
 mod criu;
+mod decide;
 mod diagnose;
 mod directories;
 mod failure;
@@ -35,7 +36,9 @@ fn main() {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == namespace::INIT_ARGUMENT) {
         namespace::init_main();
     }
-    std::process::exit(run(std::env::args_os().collect()));
+    let code = run(std::env::args_os().collect());
+    stdio::restore_terminal();
+    std::process::exit(code);
 }
 
 fn run(arguments: Vec<OsString>) -> i32 {

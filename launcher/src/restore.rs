@@ -18,7 +18,7 @@ use crate::rollback::Rollback;
 use crate::staging::{StagedDir, Staging};
 use crate::stdio::{self, Stdio, terminal_key};
 use anyhow::{Context, Result, anyhow, bail};
-use ckpt_snapshot::{JobDir, Manifest, ReadError, SnapshotId, StdioKind, Store};
+use ckpt_snapshot::{JobDir, Manifest, ReadError, SnapshotId, StdioKind, Store, write_atomically};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
@@ -180,7 +180,9 @@ impl Resumer<'_> {
         let agents = interpose::listen(self.config, self.dir)?;
         directories::put_back(&manifest.directories)?;
         let _links = links::Links::put_back(&manifest.links)?;
-        let staging = Staging::in_memory(0).context("cannot make a place for CRIU's log")?;
+        let staging = Staging::in_memory(0)
+            .or_else(|_| Staging::on_disk(&self.dir.path().join("staging")))
+            .context("cannot make a place for CRIU's log")?;
         let work = staging.subdir("work").context("cannot make a place for CRIU's log")?;
         let bar = Bar::new("checking the snapshot", images.check_bytes);
         let check = std::thread::Builder::new()
@@ -188,7 +190,6 @@ impl Resumer<'_> {
             .spawn(move || (images.check)(&|bytes| bar.advance(bytes)))
             .context("cannot start the check of the snapshot")?;
         let root_pid = self.run_criu(&namespace, &stdio, manifest, &images.dir, &work, check)?;
-        namespace.adopt(root_pid).context("the restored job is gone")?;
         if let (Some(agents), Some(record)) = (&agents, &manifest.tree.agents) {
             interpose::welcome_back(agents, record);
         }
@@ -262,6 +263,8 @@ impl Resumer<'_> {
                 }
                 "pre-resume" => {
                     let tree = &manifest.tree;
+                    // Now, while it cannot end yet: the end of a root that nobody knows is told to nobody.
+                    namespace.adopt(tree.root_pid).map_err(|error| error.to_string())?;
                     let warnings =
                         namespace.apply(&tree.affinity, tree.last_pid).map_err(|error| error.to_string())?;
                     warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -289,7 +292,7 @@ impl Resumer<'_> {
         let kept = self.dir.attempt_dir(&format!("{}-restore", manifest.id));
         let kept = kept.and_then(|dir| {
             let path = dir.join("criu.log");
-            match std::fs::write(&path, text.as_bytes()) {
+            match write_atomically(&path, text.as_bytes()) {
                 Ok(()) => Ok(path),
                 Err(source) => Err(ckpt_snapshot::OpenError::Io { step: "write", path, source }),
             }

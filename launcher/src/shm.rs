@@ -2,7 +2,7 @@
 //! there, with the content they have by then; after a reboot they are gone. So their content goes into the snapshot.
 
 use crate::staging::StagedDir;
-use ckpt_snapshot::{RelPath, ShmFile};
+use ckpt_snapshot::{RelPath, ShmFile, SparseWriter, copy_hashed};
 use rustix::fs::{SeekFrom, seek};
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Seek, Write};
@@ -42,9 +42,15 @@ pub fn put_back(file: &ShmFile, mut content: impl Read) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".ckpt-run");
     let temporary = Path::new(&temporary);
-    let mut options = File::options();
-    let mut to = options.write(true).create(true).truncate(true).mode(0o600).open(temporary)?;
-    io::copy(&mut content, &mut to)?;
+    // One that is there is left from a resume that was interrupted, or somebody's trap: it is not written to.
+    match std::fs::remove_file(temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut to = File::options().write(true).create_new(true).mode(0o600).open(temporary)?;
+    let mut sparse = SparseWriter::new(&mut to);
+    copy_hashed(&mut content, &mut sparse, &|_| {})?;
+    sparse.finish()?;
     chown(temporary, Some(file.uid), Some(file.gid))?;
     to.set_permissions(Permissions::from_mode(file.mode))?;
     std::fs::rename(temporary, path)

@@ -8,7 +8,7 @@ use rustix::mount::{
 };
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// From this size on huge pages are faster.
@@ -95,6 +95,28 @@ impl Staging {
             }
         };
         Ok(StagedDir { fd })
+    }
+}
+
+impl Staging {
+    /// Removes the subdirectory `name` with its files, to give their memory back.
+    ///
+    /// # Errors
+    /// When something stays.
+    pub fn remove_subdir(&self, name: &str) -> io::Result<()> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let remove = |parent: BorrowedFd| -> io::Result<()> {
+            let dir = match rustix::fs::openat(parent, name, flags, Mode::empty()) {
+                Err(rustix::io::Errno::NOENT) => return Ok(()),
+                other => StagedDir { fd: other? },
+            };
+            dir.files()?.iter().try_for_each(|(file, _)| dir.remove(file))?;
+            Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+        };
+        match &self.kind {
+            Kind::Memory(mount) => remove(mount.as_fd()),
+            Kind::Disk(path) => remove(File::open(path)?.as_fd()),
+        }
     }
 }
 

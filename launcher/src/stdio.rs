@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -64,7 +63,8 @@ struct Queue {
 struct Input {
     /// Where the input began in its file, when it is a regular one.
     start: Option<u64>,
-    forwarded_bytes: AtomicU64,
+    /// Bytes put into the job's pipe; held while it is written to, so that it agrees with what is in the pipe.
+    forwarded_bytes: Mutex<u64>,
     /// The job's end of its pipe, kept to ask what it has not read yet.
     pipe: Option<Arc<OwnedFd>>,
     /// Our end; taken by the thread that forwards, so that the job sees the end of the input.
@@ -133,7 +133,8 @@ impl Stdio {
         if let Some(terminal) = &self.terminal {
             let on_terminal = |fd: &usize| self.kinds[*fd] == StdioKind::Tty;
             let job_fds: Vec<u32> = [1, 2].iter().filter(|fd| on_terminal(fd)).map(|&fd| fd as u32).collect();
-            let ours = job_fds.first().map_or(1, |&fd| fd as usize);
+            // Without an output on it, what the terminal prints (echo, /dev/tty) goes to where the keys come from.
+            let ours = job_fds.first().map_or(0, |&fd| fd as usize);
             self.outputs.push(Arc::new(Output::new(job_fds, Arc::clone(&terminal.master), ours)?));
             if self.kinds[0] == StdioKind::Tty {
                 self.input = Some(Arc::new(Input::new(None)?));
@@ -369,14 +370,22 @@ impl Output {
     }
 
     fn write_loop(&self) {
+        let mut told = false;
         let mut queue = lock(&self.queue);
         loop {
             if let Some(chunk) = queue.waiting.pop_front() {
                 queue.writing = true;
                 drop(queue);
-                let closed = matches!((&self.sink).write_all(&chunk), Err(error) if error.kind() == io::ErrorKind::BrokenPipe);
-                if closed {
-                    lock(&self.source).take();
+                match (&self.sink).write_all(&chunk) {
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                        drop(lock(&self.source).take());
+                    }
+                    // A full disk under a log: the job need not die of it.
+                    Err(error) if !told => {
+                        tracing::warn!("the job's output cannot be written and is dropped: {error}");
+                        told = true;
+                    }
+                    _ => {}
                 }
                 queue = lock(&self.queue);
                 queue.writing = false;
@@ -435,21 +444,46 @@ impl Input {
         let is_file = FileType::from_raw_mode(rustix::fs::fstat(own)?.st_mode) == FileType::RegularFile;
         let start = if is_file { rustix::fs::seek(own, rustix::fs::SeekFrom::Current(0)).ok() } else { None };
         let (pipe, writer) = pipe.unzip();
-        Ok(Self { start, forwarded_bytes: AtomicU64::new(0), pipe, writer: Mutex::new(writer) })
+        if let Some(writer) = &writer {
+            // A full pipe must not be waited for with the count locked.
+            rustix::fs::fcntl_setfl(writer, rustix::fs::fcntl_getfl(writer)? | OFlags::NONBLOCK)?;
+        }
+        Ok(Self { start, forwarded_bytes: Mutex::new(0), pipe, writer: Mutex::new(writer) })
     }
 
     /// What the job has taken: what was put into its pipe and is not there any more.
     fn consumed_bytes(&self) -> Option<u64> {
         self.start?;
+        let forwarded_bytes = lock(&self.forwarded_bytes);
         let in_pipe = rustix::io::ioctl_fionread(self.pipe.as_ref()?).ok()?;
-        Some(self.forwarded_bytes.load(Ordering::Acquire).saturating_sub(in_pipe))
+        Some(forwarded_bytes.saturating_sub(in_pipe))
     }
 
     fn skip(&self, consumed_bytes: u64) -> io::Result<()> {
         if let Some(start) = self.start {
             let mut file = File::from(own_stream(0).try_clone_to_owned()?);
             file.seek(SeekFrom::Start(start + consumed_bytes))?;
-            self.forwarded_bytes.store(consumed_bytes, Ordering::Release);
+            *lock(&self.forwarded_bytes) = consumed_bytes;
+        }
+        Ok(())
+    }
+
+    /// Writes everything, waiting for room without holding the count.
+    fn put(&self, mut to: &File, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let mut forwarded_bytes = lock(&self.forwarded_bytes);
+            match to.write(bytes) {
+                Ok(written) => {
+                    *forwarded_bytes += written as u64;
+                    bytes = &bytes[written..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    drop(forwarded_bytes);
+                    let _ = poll(&mut [PollFd::new(&to, PollFlags::OUT)], None);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -460,16 +494,13 @@ impl Input {
             Some(master) => master.try_clone().ok(),
             None => lock(&self.writer).take(),
         };
-        let Some(mut to) = to.map(File::from) else { return };
+        let Some(to) = to.map(File::from) else { return };
         let mut buffer = vec![0; STEP_BYTES];
         loop {
             match from.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(read) => {
-                    // Counted first: a snapshot in between then repeats nothing, and what is in the pipe is
-                    // subtracted anyway.
-                    self.forwarded_bytes.fetch_add(read as u64, Ordering::AcqRel);
-                    if to.write_all(&buffer[..read]).is_err() {
+                    if self.put(&to, &buffer[..read]).is_err() {
                         break;
                     }
                 }
@@ -484,10 +515,18 @@ fn in_foreground() -> bool {
     rustix::termios::tcgetpgrp(own_stream(0)).is_ok_and(|foreground| foreground == rustix::process::getpgrp())
 }
 
-/// Our terminal passes every key through while the job's own terminal interprets them.
-struct RawMode {
-    before: Termios,
+/// Our terminal's settings from before it was told to pass every key through, while the job's own terminal interprets
+/// them.
+static BEFORE_RAW: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// Gives our terminal its settings back. To be called before the process ends, however it ends.
+pub fn restore_terminal() {
+    if let Some(before) = lock(&BEFORE_RAW).take() {
+        let _ = rustix::termios::tcsetattr(own_stream(0), OptionalActions::Drain, &before);
+    }
 }
+
+struct RawMode;
 
 impl RawMode {
     fn enter() -> Option<Self> {
@@ -496,12 +535,13 @@ impl RawMode {
         let mut raw = before.clone();
         raw.make_raw();
         rustix::termios::tcsetattr(terminal, OptionalActions::Drain, &raw).ok()?;
-        Some(Self { before })
+        *lock(&BEFORE_RAW) = Some(before);
+        Some(Self)
     }
 }
 
 impl Drop for RawMode {
     fn drop(&mut self) {
-        let _ = rustix::termios::tcsetattr(own_stream(0), OptionalActions::Drain, &self.before);
+        restore_terminal();
     }
 }

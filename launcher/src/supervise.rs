@@ -16,17 +16,16 @@ use crate::commands::open_store;
 use crate::config::{Config, Resume};
 use crate::control_server::{Answer, ControlServer};
 use crate::criu::Criu;
-use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, bad_input};
+use crate::decide::{Decision, abandon_after, decide};
+use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND};
 use crate::interpose;
 use crate::namespace::{InitEvent, Namespace, StartError};
 use crate::restore::{Resumed, Resumer};
 use crate::status::SharedStatus;
 use crate::stdio::Stdio;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use ckpt_protocol::control::{Reply, Saved};
-use ckpt_snapshot::{
-    JobDir, JobIdentity, JobKey, JobOutcome, JobRecord, ReadError, SnapshotId, Store, StoreRoot,
-};
+use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobOutcome, JobRecord, Store, StoreRoot};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use std::ffi::OsString;
@@ -74,14 +73,20 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let text = |value: &OsString| value.to_string_lossy().into_owned();
     let cwd = cwd.to_string_lossy().into_owned();
     let identity = JobIdentity { key: key.to_string(), cwd, argv: argv.iter().map(text).collect() };
-    let (record, candidates) = decide(config, &dir, &identity)?;
+    let Decision { mut record, candidates } = decide(config, &dir, &identity)?;
     dir.set_record(&record)?;
+    discard_staging(&dir)?;
     let (events, inbox) = unbounded();
     let job = match &candidates[..] {
         [] => start(config, argv, &dir)?,
         some => {
             let resumer = Resumer { dir: &dir, config, criu: &criu };
-            Started::Resumed(Box::new(resumer.newest_of(some)?))
+            let resumed = resumer.newest_of(some)?;
+            if let Resume::Snapshot(_) = config.resume {
+                abandon_after(&mut record, &resumed.manifest.id);
+                dir.set_record(&record)?;
+            }
+            Started::Resumed(Box::new(resumed))
         }
     };
     let job = match job {
@@ -89,6 +94,17 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
         other => other,
     };
     Supervisor::new(config, criu, dir, identity, record, job, events)?.supervise(&inbox)
+}
+
+/// Images of the job's memory that a killed launcher left on disk.
+fn discard_staging(dir: &JobDir) -> Result<()> {
+    let staging = dir.path().join("staging");
+    match std::fs::remove_dir_all(&staging) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", staging.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Says so when the command does not exist, before anything is touched.
@@ -106,77 +122,6 @@ fn find_command(program: &OsString) -> Result<(), i32> {
     }
     tracing::error!("there is no command {program:?}");
     Err(EXIT_NOT_FOUND)
-}
-
-/// The record of the run that begins, and the snapshots it may resume, oldest first.
-fn decide(config: &Config, dir: &JobDir, identity: &JobIdentity) -> Result<(JobRecord, Vec<SnapshotId>)> {
-    let listed = dir.store().list()?;
-    let newest_run = listed.iter().filter_map(|one| Some(one.manifest.as_ref().ok()?.run)).max();
-    let newest_sequence = listed.last().map_or(0, |one| one.id.sequence());
-    let before = dir.record()?.unwrap_or_else(|| JobRecord {
-        version: 1,
-        cwd: String::new(),
-        argv: Vec::new(),
-        run: newest_run.unwrap_or(0),
-        last_sequence: newest_sequence,
-        outcome: JobOutcome::Unfinished,
-    });
-    for one in &listed {
-        if let Err(error @ (ReadError::Newer { .. } | ReadError::Hostile { .. })) = &one.manifest
-            && config.resume != Resume::Never
-        {
-            bail!(bad_input(anyhow!("{error}")));
-        }
-    }
-    // A damaged manifest does not say which run it belongs to: it is tried, and passed over with the reason told.
-    let of_run = |run: u64| -> Vec<SnapshotId> {
-        let belongs = |one: &&ckpt_snapshot::Listed| {
-            one.manifest.as_ref().map_or(run > 0, |manifest| manifest.run == run)
-        };
-        let found: Vec<_> = listed.iter().filter(belongs).collect();
-        let sound = found.iter().any(|one| one.manifest.is_ok());
-        if sound || before.outcome != JobOutcome::Complete {
-            found.iter().map(|one| one.id.clone()).collect()
-        } else {
-            Vec::new()
-        }
-    };
-    let candidates = match &config.resume {
-        Resume::Never => Vec::new(),
-        Resume::Auto if before.outcome == JobOutcome::Complete => Vec::new(),
-        Resume::Auto => of_run(before.run),
-        Resume::Required => {
-            let found = of_run(before.run);
-            if found.is_empty() {
-                bail!(bad_input(anyhow!(
-                    "there is nothing to resume: the job {} has no snapshot",
-                    dir.key()
-                )));
-            }
-            found
-        }
-        Resume::Snapshot(text) => vec![(&dir.store() as &dyn Store).find(text)?],
-    };
-    let run = match candidates.last() {
-        None => before.run + 1,
-        Some(id) => listed
-            .iter()
-            .find(|one| &one.id == id)
-            .and_then(|one| Some(one.manifest.as_ref().ok()?.run))
-            .unwrap_or(before.run),
-    };
-    if let (Some(id), Resume::Auto | Resume::Required) = (candidates.last(), &config.resume) {
-        tracing::info!("job {}: resuming from snapshot {id}", dir.key());
-    }
-    let record = JobRecord {
-        version: 1,
-        cwd: identity.cwd.clone(),
-        argv: identity.argv.clone(),
-        run,
-        last_sequence: before.last_sequence.max(newest_sequence),
-        outcome: JobOutcome::Unfinished,
-    };
-    Ok((record, candidates))
 }
 
 enum Started {
@@ -340,6 +285,8 @@ impl Supervisor {
                 Reply::Checkpointed(saved)
             }
             Err(AttemptError::JobEnded) => Reply::Error("the job has ended".to_owned()),
+            // It was told to give up.
+            Err(_) if self.cancelled.load(Ordering::Relaxed) => Reply::Error("the job has ended".to_owned()),
             Err(error) => {
                 self.failures_in_a_row += 1;
                 self.failed(&error)

@@ -6,7 +6,9 @@
 //! Assumptions about the medium: a rename within a directory is atomic and, after fsync of the directory, durable;
 //! fsync of a file makes its content durable; a failed fsync means that the snapshot is given up, never retried.
 
-use crate::files::{copy_hashed, create_private, create_private_dir, free_bytes, open_beneath, sync_dir};
+use crate::files::{
+    SparseWriter, copy_hashed, create_private, create_private_dir, free_bytes, open_beneath, sync_dir,
+};
 use crate::store::{Images, Listed, ProgressFn, SnapshotWriter, Store, damaged};
 use crate::{Damage, DataFile, Manifest, ReadError, RelPath, SaveError, SnapshotId, faults};
 use std::collections::BTreeSet;
@@ -96,7 +98,11 @@ impl Store for DirStore {
             let path = path.to_owned();
             move |source| SaveError::Io { step, path, source }
         };
-        create_private_dir(&self.snapshots).map_err(failed("create", &self.snapshots))?;
+        if !self.snapshots.exists() {
+            create_private_dir(&self.snapshots).map_err(failed("create", &self.snapshots))?;
+            let parent = self.snapshots.parent().unwrap_or(Path::new("/"));
+            sync_dir(parent).map_err(failed("sync", parent))?;
+        }
         let available_bytes = free_bytes(&self.snapshots).map_err(failed("look at", &self.snapshots))?;
         let wanted_bytes = needed_bytes + (needed_bytes / 8).max(SPARE_MIN_BYTES);
         if available_bytes < wanted_bytes {
@@ -240,7 +246,9 @@ impl SnapshotWriter for DirWriter {
         let mut write = || -> io::Result<(u64, String)> {
             let mut file = create_private(&target)?;
             faults::hit("save-file")?;
-            let copied = copy_hashed(from, &mut file, &|bytes| progress(bytes))?;
+            let mut sparse = SparseWriter::new(&mut file);
+            let copied = copy_hashed(from, &mut sparse, &|bytes| progress(bytes))?;
+            sparse.finish()?;
             faults::hit("save-sync")?;
             file.sync_all()?;
             Ok(copied)
@@ -260,8 +268,9 @@ impl SnapshotWriter for DirWriter {
             sync_dir(dir).map_err(self.failed("sync", dir))?;
         }
         self.write_manifest(&manifest).map_err(self.failed("commit", &self.dir))?;
-        self.kept = true;
+        // If this fails, the writer takes the snapshot away again: it may be gone after a crash.
         sync_dir(&self.dir).map_err(self.failed("sync", &self.dir))?;
+        self.kept = true;
         faults::hit("save-after-commit").map_err(self.failed("commit", &self.dir))?;
         Ok(manifest)
     }

@@ -2,7 +2,7 @@
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -33,6 +33,45 @@ pub fn copy_hashed(
         to.write_all(&buffer[..read])?;
         total_bytes += read as u64;
         progress(read as u64);
+    }
+}
+
+/// Writes a file without its zeroes: whole steps of them become holes, so that a large segment of which little was
+/// touched stays small.
+pub struct SparseWriter<'a> {
+    file: &'a mut File,
+    length_bytes: u64,
+}
+
+impl<'a> SparseWriter<'a> {
+    /// Writes to `file` from its beginning; it has to be empty.
+    pub fn new(file: &'a mut File) -> Self {
+        Self { file, length_bytes: 0 }
+    }
+
+    /// Gives the file its whole length. To be called at the end.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub fn finish(self) -> io::Result<()> {
+        self.file.set_len(self.length_bytes)
+    }
+}
+
+impl Write for SparseWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Small pieces are not worth a hole.
+        if bytes.len() >= 4096 && bytes.iter().all(|&byte| byte == 0) {
+            self.file.seek(io::SeekFrom::Current(bytes.len().try_into().map_err(io::Error::other)?))?;
+        } else {
+            self.file.write_all(bytes)?;
+        }
+        self.length_bytes += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

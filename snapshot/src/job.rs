@@ -9,7 +9,7 @@
 //! .ckpt-run/jobs/KEY/kept/        tails that were cut off files when a job was resumed
 //! ```
 
-use crate::files::{create_private_dir, write_atomically};
+use crate::files::{create_private_dir, sync_dir, write_atomically};
 use crate::{DirStore, OpenError, SnapshotId};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -46,14 +46,25 @@ impl StoreRoot {
         match Self::open(path) {
             Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 create_private_dir(path).map_err(failed("create", path))?;
-                let content = StoreFile { format: FORMAT.to_owned(), version: STORE_VERSION };
-                let text = serde_json::to_vec(&content).expect("plain JSON");
-                write_atomically(&path.join("store.json"), &text)
-                    .map_err(failed("create a store in", path))?;
+                Self::create(path)?;
                 Self::open(path)
             }
             other => other,
         }
+    }
+
+    /// Makes an empty directory a store. Several launchers may come here at once: one of them does it.
+    fn create(path: &Path) -> Result<(), OpenError> {
+        let dir = File::open(path).map_err(failed("open", path))?;
+        rustix::fs::flock(&dir, FlockOperation::LockExclusive)
+            .map_err(|error| failed("lock", path)(error.into()))?;
+        let file = path.join("store.json");
+        if file.exists() {
+            return Ok(());
+        }
+        let content = StoreFile { format: FORMAT.to_owned(), version: STORE_VERSION };
+        let text = serde_json::to_vec(&content).expect("plain JSON");
+        write_atomically(&file, &text).map_err(failed("create a store in", path))
     }
 
     /// Opens the store at `path`.
@@ -82,7 +93,8 @@ impl StoreRoot {
             let (found, known) = (content.version, STORE_VERSION);
             return Err(OpenError::Newer { path: path.to_owned(), found, known });
         }
-        let path = std::path::absolute(path).map_err(failed("name", path))?;
+        // One name for the store, by whichever way it is reached: the control socket is found by it.
+        let path = path.canonicalize().map_err(failed("name", path))?;
         Ok(Self { path })
     }
 
@@ -121,7 +133,8 @@ impl StoreRoot {
 
 fn has_entries(path: &Path) -> Result<bool, OpenError> {
     match std::fs::read_dir(path) {
-        Ok(mut entries) => Ok(entries.next().is_some()),
+        // What another launcher is just writing, or an interrupted one has left.
+        Ok(entries) => Ok(entries.flatten().any(|entry| entry.file_name() != "store.json.tmp")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(failed("read", path)(error)),
     }
@@ -212,6 +225,11 @@ pub struct JobRecord {
     pub run: u64,
     /// The highest number that a snapshot was ever given.
     pub last_sequence: u64,
+    /// The highest number that had been given when this run began: later snapshots belong to it.
+    pub sequence_before_run: u64,
+    /// Numbers of snapshots (first and last) that this run left behind when an older one was resumed: they are of a
+    /// history that did not happen.
+    pub abandoned: Vec<(u64, u64)>,
     /// How the last run ended.
     pub outcome: JobOutcome,
 }
@@ -271,11 +289,25 @@ impl JobDir {
     /// [`OpenError::Locked`] when another launcher has it.
     pub fn lock(&self) -> Result<JobLock, OpenError> {
         create_private_dir(&self.path).map_err(failed("create", &self.path))?;
+        for parent in self.path.ancestors().skip(1).take(2) {
+            sync_dir(parent).map_err(failed("sync", parent))?;
+        }
         let path = self.path.join("lock");
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut file = options.open(&path).map_err(failed("open", &path))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        // Somebody who only looks whether the job runs holds the lock for a moment.
+        let mut tries = 20;
+        let locked = loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) if tries > 0 => {
+                    tries -= 1;
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                other => break other,
+            }
+        };
+        match locked {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut pid = String::new();

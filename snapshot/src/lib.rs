@@ -20,7 +20,7 @@ mod store;
 
 pub use dir_store::DirStore;
 pub use error::{Damage, OpenError, ReadError, SaveError};
-pub use files::{copy_hashed, free_bytes, sync_dir, write_atomically};
+pub use files::{SparseWriter, copy_hashed, free_bytes, sync_dir, write_atomically};
 pub use id::{IdError, SnapshotId};
 pub use job::{JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
 pub use manifest::{

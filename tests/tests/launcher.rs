@@ -265,6 +265,105 @@ fn input_from_a_file_is_taken_up_again() {
     assert_eq!(sandbox.read("log"), "started\npass\n");
 }
 
+/// The job reads slowly, so that its pipe is full when the snapshot is taken: nothing of the input is lost.
+#[test]
+fn input_in_flight_is_not_lost() {
+    let sandbox = Sandbox::new();
+    let lines: String = (0..30_000).map(|line| format!("line {line}\n")).collect();
+    fs::write(sandbox.path().join("input"), &lines).unwrap();
+    let script = "import os,time\nf=open('copy','ab',buffering=0)\nopen('ready','w')\nwhile b:=os.read(0,2000):\n f.write(b); time.sleep(0.01)\n";
+    let start = |name: &str| {
+        let mut command = sandbox.command(["--", python().to_str().unwrap(), "-c", script]);
+        command.stdin(fs::File::open(sandbox.path().join("input")).unwrap());
+        sandbox.start_command(name, command)
+    };
+    let mut job = start("first");
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    assert!(sandbox.read("copy").len() < lines.len() / 2, "it was killed in the middle");
+    let mut job = start("second");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("resumed from snapshot"));
+    assert!(sandbox.read("copy") == lines, "the copy is not the input");
+}
+
+/// Resuming an older snapshot leaves the newer ones behind: the plain command goes on from there.
+#[test]
+fn an_older_snapshot_that_was_resumed_is_gone_on_from() {
+    let sandbox = Sandbox::new();
+    let program = programs().join("append_log.py");
+    let start = |name: &str, options: &[&str]| {
+        let mut arguments: Vec<PathBuf> = options.iter().map(PathBuf::from).collect();
+        arguments.extend(["--".into(), python(), program.clone()]);
+        sandbox.start(name, arguments)
+    };
+    let mut job = start("first", &[]);
+    until_ready(&mut job, &sandbox);
+    let older = job.checkpoint(&sandbox);
+    let newer = job.checkpoint(&sandbox);
+    job.kill_everything();
+    let mut job = start("second", &["--resume", &older]);
+    job.until_answering(&sandbox);
+    job.kill_everything();
+    let mut job = start("third", &[]);
+    job.until_answering(&sandbox);
+    assert!(job.said().contains(&format!("resumed from snapshot {older}")), "{}", job.said());
+    let newest = job.checkpoint(&sandbox);
+    assert!(newest > newer);
+    job.kill_everything();
+    let mut job = start("fourth", &[]);
+    job.until_answering(&sandbox);
+    assert!(job.said().contains(&format!("resumed from snapshot {newest}")), "{}", job.said());
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
+/// A job that ends as soon as it is resumed: its end is not missed.
+#[test]
+fn an_end_right_after_a_resume_is_seen() {
+    let sandbox = Sandbox::new();
+    let script = "echo begun >> begun; : > ready; while [ ! -e go ]; do :; done; exit 4";
+    let start = |name: &str| sandbox.start(name, ["--", "sh", "-c", script]);
+    let mut job = start("first");
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    for round in 0..8 {
+        let mut job = start("again");
+        assert_eq!(job.wait(), 4, "round {round}: {}", job.said());
+    }
+    assert_eq!(sandbox.read("begun"), "begun\n");
+}
+
+#[test]
+fn jobs_that_begin_at_once_make_one_store() {
+    let sandbox = Sandbox::new();
+    let jobs = (0..6).map(|number| {
+        let name = format!("job{number}");
+        sandbox.start(&name.clone(), ["--job".to_owned(), name, "--".to_owned(), "true".to_owned()])
+    });
+    let mut jobs: Vec<_> = jobs.collect();
+    for job in &mut jobs {
+        assert_eq!(job.wait(), 0, "{}", job.said());
+    }
+    assert_eq!(sandbox.json(["status", "--json"]).as_array().unwrap().len(), 6);
+}
+
+/// A full disk under the job's log is told, and the job does not die of it.
+#[test]
+fn output_that_cannot_be_written_is_told() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(["--", "sh", "-c", "seq 1 1000; exit 6"]);
+    command.stdout(fs::File::options().write(true).open("/dev/full").unwrap());
+    let output = command.stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    assert_eq!(said.matches("the job's output cannot be written").count(), 1, "{said}");
+}
+
 /// A terminal for one `ckpt-run`.
 struct Terminal {
     master: fs::File,

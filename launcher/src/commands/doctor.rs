@@ -195,8 +195,8 @@ fn nftables() -> Finding {
         "nftables",
         found.map(|path| path.display().to_string()).ok_or("there is no nft in PATH".to_owned()),
         State::Limited,
-        "only for locking connections to other machines during a checkpoint; connections inside the job need no lock",
-        "nothing to do; if you want it: apt-get install nftables",
+        "CRIU can lock connections with it; ckpt-run never asks it to, since both ends of the job's own stand still",
+        "nothing to do",
     )
 }
 

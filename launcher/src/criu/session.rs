@@ -121,13 +121,16 @@ impl Session {
     }
 
     fn receive(&self, deadline: Option<Instant>) -> Result<Response, SessionError> {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let mut waits = [PollFd::new(&self.process.socket, PollFlags::IN)];
-        match poll(&mut waits, left.as_ref()) {
-            Ok(0) => return Err(SessionError::Timeout),
-            Ok(_) => {}
-            Err(error) => return Err(io::Error::from(error).into()),
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let mut waits = [PollFd::new(&self.process.socket, PollFlags::IN)];
+            match poll(&mut waits, left.as_ref()) {
+                Ok(0) => return Err(SessionError::Timeout),
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
         }
         // A message is one datagram: its size first, then all of it.
         let peeked = recv(&self.process.socket, &mut [0_u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC);

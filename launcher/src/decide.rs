@@ -1,0 +1,196 @@
+//! What a run begins with: the beginning, or a snapshot of the run before.
+//!
+//! A *run* of a job goes from one start at the beginning to the next; it may be resumed any number of times. Snapshots
+//! of earlier runs are never resumed by themselves, and neither are those that were left behind when somebody resumed
+//! an older one on purpose: the files have been rolled back past them.
+
+use crate::config::{Config, Resume};
+use crate::failure::bad_input;
+use anyhow::{Result, anyhow, bail};
+use ckpt_snapshot::{JobDir, JobIdentity, JobOutcome, JobRecord, Listed, ReadError, SnapshotId, Store};
+
+/// What a run begins with.
+pub struct Decision {
+    /// The job's record from now on.
+    pub record: JobRecord,
+    /// The snapshots it may be resumed from, oldest first; none means the beginning.
+    pub candidates: Vec<SnapshotId>,
+}
+
+/// Decides from what is in the store and what the user wants.
+///
+/// # Errors
+/// Bad input: nothing to resume, no such snapshot, or one that this version must not read.
+pub fn decide(config: &Config, dir: &JobDir, identity: &JobIdentity) -> Result<Decision> {
+    let listed = dir.store().list()?;
+    if config.resume != Resume::Never {
+        refuse_what_is_not_damage(&listed)?;
+    }
+    let before = dir.record()?.unwrap_or_else(|| rebuilt(&listed));
+    let candidates = match &config.resume {
+        Resume::Never => Vec::new(),
+        Resume::Auto if before.outcome == JobOutcome::Complete => Vec::new(),
+        Resume::Auto => of_run(&listed, &before),
+        Resume::Required => {
+            let found = of_run(&listed, &before);
+            if found.is_empty() {
+                bail!(bad_input(anyhow!(
+                    "there is nothing to resume: the job {} has no snapshot",
+                    dir.key()
+                )));
+            }
+            found
+        }
+        Resume::Snapshot(text) => vec![(&dir.store() as &dyn Store).find(text)?],
+    };
+    if let (Some(id), Resume::Auto | Resume::Required) = (candidates.last(), &config.resume) {
+        tracing::info!("job {}: resuming from snapshot {id}", dir.key());
+    }
+    Ok(Decision { record: record(&before, &listed, &candidates, identity), candidates })
+}
+
+/// A newer version or a path that climbs out is nobody's accident: it is not passed over.
+fn refuse_what_is_not_damage(listed: &[Listed]) -> Result<()> {
+    for one in listed {
+        if let Err(error @ (ReadError::Newer { .. } | ReadError::Hostile { .. })) = &one.manifest {
+            bail!(bad_input(anyhow!("{error}")));
+        }
+    }
+    Ok(())
+}
+
+fn newest_sequence(listed: &[Listed]) -> u64 {
+    listed.last().map_or(0, |one| one.id.sequence())
+}
+
+fn run_of(one: &Listed) -> Option<u64> {
+    one.manifest.as_ref().ok().map(|manifest| manifest.run)
+}
+
+/// The record of a job that has lost it.
+fn rebuilt(listed: &[Listed]) -> JobRecord {
+    JobRecord {
+        version: 1,
+        cwd: String::new(),
+        argv: Vec::new(),
+        run: listed.iter().filter_map(run_of).max().unwrap_or(0),
+        last_sequence: newest_sequence(listed),
+        sequence_before_run: 0,
+        abandoned: Vec::new(),
+        outcome: JobOutcome::Unfinished,
+    }
+}
+
+/// The snapshots of the present run. A damaged manifest does not say which run it belongs to, but its number does.
+fn of_run(listed: &[Listed], record: &JobRecord) -> Vec<SnapshotId> {
+    let belongs = |one: &&Listed| match run_of(one) {
+        Some(run) => run == record.run,
+        None => one.id.sequence() > record.sequence_before_run,
+    };
+    let kept = |one: &&Listed| {
+        let number = one.id.sequence();
+        !record.abandoned.iter().any(|(first, last)| (*first..=*last).contains(&number))
+    };
+    listed.iter().filter(belongs).filter(kept).map(|one| one.id.clone()).collect()
+}
+
+fn record(
+    before: &JobRecord,
+    listed: &[Listed],
+    candidates: &[SnapshotId],
+    identity: &JobIdentity,
+) -> JobRecord {
+    let last_sequence = before.last_sequence.max(newest_sequence(listed));
+    let mut record = JobRecord {
+        cwd: identity.cwd.clone(),
+        argv: identity.argv.clone(),
+        last_sequence,
+        outcome: JobOutcome::Unfinished,
+        ..before.clone()
+    };
+    let resumed = candidates.last().and_then(|id| listed.iter().find(|one| &one.id == id));
+    match (resumed, resumed.and_then(run_of)) {
+        (None, _) => {
+            record.run = before.run + 1;
+            record.sequence_before_run = last_sequence;
+            record.abandoned = Vec::new();
+        }
+        // A snapshot of an earlier run, asked for by name: that run goes on.
+        (Some(_), Some(run)) if run != before.run => {
+            record.run = run;
+            record.sequence_before_run = 0;
+            record.abandoned = Vec::new();
+        }
+        _ => {}
+    }
+    record
+}
+
+/// The job was resumed from `id` on purpose: what is newer is of a history that did not happen.
+pub fn abandon_after(record: &mut JobRecord, id: &SnapshotId) {
+    let first = id.sequence() + 1;
+    if first <= record.last_sequence {
+        record.abandoned.push((first, record.last_sequence));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ckpt_snapshot::{Damage, Manifest};
+    use std::time::SystemTime;
+
+    /// A listing: (number, run); no run means a damaged manifest.
+    fn listing(snapshots: &[(u64, Option<u64>)]) -> Vec<Listed> {
+        let one = |(number, run): &(u64, Option<u64>)| {
+            let id = SnapshotId::new(*number, SystemTime::UNIX_EPOCH);
+            let damage =
+                || ReadError::Damaged { id: id.to_string(), damage: Damage::Manifest("gone".into()) };
+            let manifest =
+                run.map(|run| Manifest { run, id: id.clone(), ..crate::checkpoint::tests::manifest(vec![]) });
+            Listed { manifest: manifest.ok_or_else(damage), id: id.clone() }
+        };
+        snapshots.iter().map(one).collect()
+    }
+
+    fn numbers(ids: &[SnapshotId]) -> Vec<u64> {
+        ids.iter().map(SnapshotId::sequence).collect()
+    }
+
+    fn identity() -> JobIdentity {
+        JobIdentity { key: "job".into(), cwd: "/".into(), argv: vec![] }
+    }
+
+    #[test]
+    fn only_snapshots_of_the_run_are_resumed() {
+        let listed = listing(&[(1, Some(1)), (2, None), (3, Some(2)), (4, None)]);
+        let record = JobRecord { run: 2, sequence_before_run: 2, ..rebuilt(&listed) };
+        assert_eq!(numbers(&of_run(&listed, &record)), [3, 4], "a damaged one by its number");
+        let fresh = JobRecord { run: 3, sequence_before_run: 4, ..record };
+        assert_eq!(numbers(&of_run(&listed, &fresh)), [0; 0]);
+    }
+
+    #[test]
+    fn what_was_left_behind_stays_behind() {
+        let mut listed = listing(&[(1, Some(1)), (2, Some(1)), (3, Some(1))]);
+        let mut record = rebuilt(&listed);
+        abandon_after(&mut record, &listed[0].id);
+        assert_eq!(numbers(&of_run(&listed, &record)), [1]);
+        listed.extend(listing(&[(4, Some(1))]));
+        assert_eq!(numbers(&of_run(&listed, &record)), [1, 4], "and the new branch goes on");
+        record.last_sequence = 4;
+        abandon_after(&mut record, &listed[3].id);
+        assert_eq!(record.abandoned, [(2, 3)], "the newest leaves nothing behind");
+    }
+
+    #[test]
+    fn a_start_from_the_beginning_is_a_new_run() {
+        let listed = listing(&[(1, Some(1)), (7, Some(1))]);
+        let before = JobRecord { abandoned: vec![(2, 3)], ..rebuilt(&listed) };
+        let fresh = record(&before, &listed, &[], &identity());
+        assert_eq!((fresh.run, fresh.sequence_before_run, fresh.last_sequence), (2, 7, 7));
+        assert!(fresh.abandoned.is_empty());
+        let resumed = record(&fresh, &listed, &[listed[0].id.clone()], &identity());
+        assert_eq!(resumed.run, 1, "a snapshot of an earlier run takes that run up again");
+    }
+}
