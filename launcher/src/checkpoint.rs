@@ -24,6 +24,7 @@ use ckpt_snapshot::{
     OpenError, OpenFile, ProcessTree, ReadError, RelPath, SaveError, ShmFile, SnapshotId, SnapshotWriter,
     StdioRecord, Store, TtyRecord, choose_prunable, faults, write_atomically,
 };
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -104,6 +105,9 @@ pub enum AttemptError {
     /// CRIU's images do not read.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// A fault of ours.
+    #[error("ckpt-run made a mistake; please report what it printed before this")]
+    Crashed,
     /// The job ended meanwhile.
     #[error("the job ended during the checkpoint")]
     JobEnded,
@@ -128,7 +132,7 @@ struct Frozen {
     stdio: Vec<StdioRecord>,
     tty: Option<TtyRecord>,
     open_files: Vec<OpenFile>,
-    outside_tcp: Vec<(u32, u32)>,
+    outside_tcp: Vec<String>,
     shm_files: Vec<ShmFile>,
     directories: Vec<Directory>,
     links: Vec<LinkedFile>,
@@ -167,6 +171,8 @@ pub struct Checkpointer {
     pub cancelled: Arc<AtomicBool>,
     /// Counts attempts, for names.
     pub attempts: u64,
+    /// Connections out of the job that were told of.
+    pub told_outside: HashSet<String>,
 }
 
 impl Checkpointer {
@@ -202,6 +208,7 @@ impl Checkpointer {
         self.status.enter(Phase::Dump, survey.resident_bytes);
         let dumped = self.dump_with_retries(&id, &staging)?;
         drop(staging);
+        self.tell_outside(&dumped.frozen.outside_tcp);
         let manifest = self.persist(id, writer, dumped)?;
         let saved = Saved {
             id: manifest.id.to_string(),
@@ -213,6 +220,17 @@ impl Checkpointer {
         self.status.saved(&saved);
         self.prune(&store);
         Ok(saved)
+    }
+
+    /// Says once which connections a resume will not bring back.
+    fn tell_outside(&mut self, peers: &[String]) {
+        for peer in peers {
+            if self.told_outside.insert(peer.clone()) {
+                tracing::warn!(
+                    "the job has a TCP connection to {peer}, outside of it: the snapshot is taken, but when it is resumed the job will find that connection broken and has to make it again"
+                );
+            }
+        }
     }
 
     fn next_id(&self, store: &dyn Store) -> Result<SnapshotId, AttemptError> {
@@ -486,11 +504,6 @@ impl Checkpointer {
         stall_s: f64,
         agents: Option<AgentsRecord>,
     ) -> Manifest {
-        for (port, peer) in &frozen.outside_tcp {
-            tracing::debug!(
-                "TCP connection from port {port} to port {peer} outside of the job: it will be found reset after a resume"
-            );
-        }
         let survey = frozen.survey;
         Manifest {
             version: MANIFEST_VERSION,

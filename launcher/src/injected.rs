@@ -1,4 +1,4 @@
-//! Fault actions that concern other processes (feature `faults`, for tests): `kill-criu`, `kill-rank`.
+//! Fault actions that concern other processes (feature `faults`, for tests): `kill-criu`, `stop-criu`, `kill-rank`.
 
 use crate::checkpoint::RunningJob;
 use ckpt_snapshot::faults;
@@ -19,6 +19,10 @@ fn act(point: &str, action: &str) {
     let job = job.upgrade().expect("the job lives");
     let victim = match action {
         "kill-criu" => criu_pid,
+        "stop-criu" => {
+            job.namespace.signal(criu_pid, false, libc::SIGSTOP).expect("CRIU was there");
+            return;
+        }
         // The newest process: a rank or a worker, not the command itself.
         "kill-rank" => {
             let survey = job.namespace.survey().expect("a survey");

@@ -28,6 +28,7 @@ use ckpt_protocol::control::{Reply, Saved};
 use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobOutcome, JobRecord, Store, StoreRoot};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
@@ -208,6 +209,7 @@ impl Supervisor {
             status: Arc::clone(&status),
             cancelled: Arc::clone(&cancelled),
             attempts: 0,
+            told_outside: HashSet::new(),
         };
         let (attempts, requests) = unbounded();
         std::thread::Builder::new()
@@ -393,7 +395,9 @@ fn checkpoint_loop(
     // Storing a snapshot takes second place to the job.
     let _ = rustix::process::setpriority_process(None, 10);
     while let Ok(answer) = requests.recv() {
-        let result = checkpointer.attempt();
+        // A fault of ours costs this one checkpoint, neither the job nor the next one.
+        let attempt = std::panic::AssertUnwindSafe(|| checkpointer.attempt());
+        let result = std::panic::catch_unwind(attempt).unwrap_or(Err(AttemptError::Crashed));
         if events.send(Event::Attempted { result, answer }).is_err() {
             return;
         }

@@ -77,7 +77,7 @@ impl DirStore {
         sync_dir(&dir).map_err(failed("sync", &dir))?;
         faults::hit("remove-data").map_err(failed("remove", &dir))?;
         std::fs::remove_dir_all(&dir).map_err(failed("remove", &dir))?;
-        tracing::info!("removed {}", dir.display());
+        tracing::debug!("removed {}", dir.display());
         Ok(())
     }
 

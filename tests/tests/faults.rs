@@ -99,6 +99,30 @@ fn criu_is_killed_at_every_phase() {
     }
 }
 
+/// CRIU hangs while the job stands still: after --freeze-timeout it is given up and the job goes on.
+#[test]
+fn a_job_that_stands_still_for_too_long_goes_on() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command([
+        "--freeze-timeout".into(),
+        PathBuf::from("1s"),
+        "--".into(),
+        python(),
+        programs().join("append_log.py"),
+    ]);
+    command.env("CKPT_FAULT", "dump-query-ext-files@1=stop-criu");
+    let mut job = sandbox.start_command("job", command);
+    until_ready(&mut job, &sandbox);
+    let output = sandbox.call(["checkpoint"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("stood still for 1s") && said.contains("--freeze-timeout"), "{said}");
+    let lines = sandbox.read("lines.txt").lines().count();
+    job.until("the job goes on", || (sandbox.read("lines.txt").lines().count() > lines).then_some(()));
+    job.checkpoint(&sandbox);
+    ends_right(job, &sandbox, "a stopped CRIU");
+}
+
 #[test]
 fn io_errors_at_every_write_leave_the_job_alone() {
     for (point, action) in [

@@ -108,6 +108,44 @@ fn a_namespace_of_its_own() {
     is_refused("nested_namespace.py", &[], &["mount namespace of its own", "(python3)"]);
 }
 
+/// Not refused: a TCP connection to the outside is saved, told of once, and goes on in the running job. A resumed job
+/// finds it broken, as after a network failure.
+#[test]
+fn a_tcp_connection_to_the_outside_is_told() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut buffer = [0; 100];
+        while let Ok(read @ 1..) = stream.read(&mut buffer) {
+            stream.write_all(&buffer[..read]).unwrap();
+        }
+    });
+    let sandbox = Sandbox::new();
+    let script = format!(
+        "import os,socket,time\ns=socket.create_connection(('127.0.0.1',{})); s.settimeout(20)\nopen('ready','w')\nwhile not os.path.exists('go'): time.sleep(0.02)\ntry:\n s.send(b'x'*9); time.sleep(0.2); s.send(b'y'); print('got', len(s.recv(9)))\nexcept ConnectionError as e: print('broken')\n",
+        address.port()
+    );
+    let start = |name: &str| sandbox.start(name, ["--", python().to_str().unwrap(), "-c", &script]);
+    let mut job = start("first");
+    job.until("a connection", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    job.checkpoint(&sandbox);
+    job.checkpoint(&sandbox);
+    let told = format!("a TCP connection to {address}, outside of it");
+    assert_eq!(job.said().matches(&told).count(), 1, "{}", job.said());
+    let mut again = {
+        std::fs::write(sandbox.path().join("go"), "").unwrap();
+        assert_eq!(job.wait(), 0);
+        assert!(job.said().contains("got 9"), "{}", job.said());
+        let id = sandbox.snapshots().remove(0);
+        sandbox.start("again", ["--resume", &id, "--", python().to_str().unwrap(), "-c", &script])
+    };
+    assert_eq!(again.wait(), 0, "{}", again.said());
+    assert!(again.said().contains("broken"), "{}", again.said());
+    server.join().unwrap();
+}
+
 /// Not refused: io_uring is answered with "not implemented", so that programs do without it and can be saved.
 #[test]
 fn io_uring_is_not_there() {

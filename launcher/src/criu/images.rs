@@ -6,6 +6,7 @@
 use prost::Message;
 use std::collections::{BTreeSet, HashSet};
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 
 /// First word of every image.
@@ -71,6 +72,21 @@ struct InetEntry {
     source_port: u32,
     #[prost(uint32, required, tag = "8")]
     peer_port: u32,
+    /// In network byte order; one word for IPv4, four for IPv6.
+    #[prost(uint32, repeated, packed = "false", tag = "12")]
+    peer_address: Vec<u32>,
+}
+
+impl InetEntry {
+    fn peer(&self) -> String {
+        let bytes: Vec<u8> = self.peer_address.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let address = match (<[u8; 4]>::try_from(&bytes[..]), <[u8; 16]>::try_from(&bytes[..])) {
+            (Ok(four), _) => IpAddr::from(four).to_string(),
+            (_, Ok(sixteen)) => format!("[{}]", IpAddr::from(sixteen)),
+            _ => "an unknown address".to_owned(),
+        };
+        format!("{address}:{}", self.peer_port)
+    }
 }
 
 #[derive(Message)]
@@ -126,8 +142,8 @@ pub struct Descriptors {
     pub links: Vec<String>,
     /// Absolute paths of the directories in which unix sockets have their names.
     pub socket_directories: BTreeSet<String>,
-    /// Local ports of TCP connections whose other end is not in the job.
-    pub outside_tcp: Vec<(u32, u32)>,
+    /// The other ends (address and port) of TCP connections that lead out of the job.
+    pub outside_tcp: Vec<String>,
 }
 
 impl Descriptors {
@@ -180,8 +196,8 @@ impl Descriptors {
     }
 }
 
-/// Established TCP connections of which only one end is in the tree, as (own port, other port).
-fn outside(sockets: &[InetEntry]) -> Vec<(u32, u32)> {
+/// Other ends of established TCP connections of which only one end is in the tree.
+fn outside(sockets: &[InetEntry]) -> Vec<String> {
     const STREAM: u32 = 1;
     const ESTABLISHED: u32 = 1;
     let connected: Vec<_> = sockets
@@ -190,7 +206,7 @@ fn outside(sockets: &[InetEntry]) -> Vec<(u32, u32)> {
         .collect();
     let ends: HashSet<_> = connected.iter().map(|one| (one.source_port, one.peer_port)).collect();
     let lonely = connected.iter().filter(|one| !ends.contains(&(one.peer_port, one.source_port)));
-    lonely.map(|one| (one.source_port, one.peer_port)).collect()
+    lonely.map(|one| one.peer()).collect()
 }
 
 /// Calls `each` with every entry of an image.

@@ -4,43 +4,68 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 
 use super::median;
 use crate::tools::Tools;
 
-/// Arithmetic, system calls, page faults and processes: whatever a namespace or a filter could slow down. Prints the
-/// seconds that it took by itself, without start-up.
+/// Arithmetic, page faults, files and processes: what a job does. Prints the seconds that it took by itself, without
+/// start-up.
 const WORK: &str = "
-import os, subprocess, time
+import subprocess, time
 begun = time.monotonic()
 total = 0
-for i in range(4_000_000):
+for i in range(10_000_000):
     total += i * i
-for _ in range(400_000):
-    os.getppid()
-for _ in range(20):
+for _ in range(40):
     bytearray(16 << 20)
-for _ in range(100):
+for _ in range(2000):
+    open('/dev/null').close()
+for _ in range(20):
     subprocess.run(['/bin/true'])
 print(time.monotonic() - begun)
 ";
+/// Nothing but system calls, each as cheap as can be: prints the seconds of one.
+const CALLS: &str = "
+import os, time
+begun = time.monotonic()
+for _ in range(1_000_000):
+    os.getppid()
+print((time.monotonic() - begun) / 1_000_000)
+";
 const ROUNDS: usize = 9;
 
-/// The median over rounds of (time under ckpt-run / time plain), less one.
-pub fn measure(tools: &Tools, ckpt_run: &Path) -> Result<f64> {
+/// What ckpt-run costs while it does nothing.
+#[derive(Serialize)]
+pub struct Idle {
+    /// The median over rounds of (time of a mixed load under ckpt-run / time plain), less one.
+    pub idle_overhead: f64,
+    /// What the filter for io_uring adds to every system call, nanoseconds; the median of the differences.
+    pub system_call_ns: f64,
+}
+
+/// Measures both.
+pub fn measure(tools: &Tools, ckpt_run: &Path) -> Result<Idle> {
+    let idle_overhead = in_turns(tools, ckpt_run, WORK, |plain_s, under_s| under_s / plain_s)? - 1.0;
+    let system_call_ns = in_turns(tools, ckpt_run, CALLS, |plain_s, under_s| (under_s - plain_s) * 1e9)?;
+    Ok(Idle { idle_overhead, system_call_ns })
+}
+
+/// The median over rounds of what `compare` makes of (seconds plain, seconds under ckpt-run).
+fn in_turns(tools: &Tools, ckpt_run: &Path, work: &str, compare: fn(f64, f64) -> f64) -> Result<f64> {
     let dir = tempfile::tempdir()?;
     let python = tools.python();
-    let plain = || seconds(Command::new(python).arg("-c").arg(WORK));
+    let plain = || seconds(Command::new(python).arg("-c").arg(work));
     let under = || {
         let mut command = Command::new(ckpt_run);
         command
             .args(["-q", "--interval", "off", "--resume", "never", "--store"])
             .arg(dir.path().join("store"));
-        command.arg("--").arg(python).arg("-c").arg(WORK).env("CKPT_CRIU", tools.criu());
+        command.arg("--").arg(python).arg("-c").arg(work).env("CKPT_CRIU", tools.criu());
         seconds(&mut command)
     };
     plain()?;
-    let mut ratios = Vec::new();
+    let mut compared = Vec::new();
     for round in 0..ROUNDS {
         let (plain_s, under_s) = if round % 2 == 0 {
             let plain_s = plain()?;
@@ -49,9 +74,9 @@ pub fn measure(tools: &Tools, ckpt_run: &Path) -> Result<f64> {
             let under_s = under()?;
             (plain()?, under_s)
         };
-        ratios.push(under_s / plain_s);
+        compared.push(compare(plain_s, under_s));
     }
-    Ok(median(ratios) - 1.0)
+    Ok(median(compared))
 }
 
 fn seconds(command: &mut Command) -> Result<f64> {

@@ -41,6 +41,9 @@ struct HostArgs {
     /// Rounds per size; the medians are told
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Leave the sizes out: idle overhead only
+    #[arg(long)]
+    idle_only: bool,
     /// Also write the JSON to this file
     #[arg(long)]
     json: Option<PathBuf>,
@@ -73,7 +76,8 @@ struct Round {
 #[derive(Serialize)]
 struct Report {
     sizes: Vec<Size>,
-    idle_overhead: f64,
+    #[serde(flatten)]
+    idle: idle::Idle,
     criu: String,
     kernel: String,
     cpus: usize,
@@ -90,13 +94,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let ckpt_run = workspace::target_dir()?.join("release/ckpt-run");
     let mut sizes = Vec::new();
-    for &resident_gb in &args.sizes {
+    for &resident_gb in args.sizes.iter().filter(|_| !args.idle_only) {
         sizes.push(measure(&tools, &ckpt_run, resident_gb, args.rounds)?);
     }
     eprintln!("bench: idle overhead");
     let report = Report {
         sizes,
-        idle_overhead: idle::measure(&tools, &ckpt_run)?,
+        idle: idle::measure(&tools, &ckpt_run)?,
         criu: process::capture(Command::new(tools.criu()).arg("--version"))?.trim().to_owned(),
         kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
