@@ -14,14 +14,14 @@ use crate::host;
 use crate::interpose::AGENTS_LIMIT;
 use crate::links;
 use crate::namespace::{Namespace, NamespaceError, Survey};
-use crate::shm;
+use crate::saved;
 use crate::staging::{self, StagedDir, Staging};
 use crate::status::{SharedStatus, unix_ms};
 use crate::stdio::Stdio;
 use ckpt_protocol::control::{Phase, Saved};
 use ckpt_snapshot::{
     AgentsRecord, Directory, JobDir, JobIdentity, JobRecord, LinkedFile, MANIFEST_VERSION, Manifest,
-    OpenError, OpenFile, ProcessTree, ReadError, RelPath, SaveError, ShmFile, SnapshotId, SnapshotWriter,
+    OpenError, OpenFile, ProcessTree, ReadError, RelPath, SaveError, SavedFile, SnapshotId, SnapshotWriter,
     StdioRecord, Store, TtyRecord, choose_prunable, faults, write_atomically,
 };
 use std::collections::HashSet;
@@ -133,7 +133,8 @@ struct Frozen {
     tty: Option<TtyRecord>,
     open_files: Vec<OpenFile>,
     outside_tcp: Vec<String>,
-    shm_files: Vec<ShmFile>,
+    shm_files: Vec<SavedFile>,
+    spare_files: Vec<SavedFile>,
     directories: Vec<Directory>,
     links: Vec<LinkedFile>,
 }
@@ -142,6 +143,7 @@ struct Frozen {
 struct Dumped {
     images: StagedDir,
     shm: StagedDir,
+    spare: StagedDir,
     frozen: Frozen,
     stall_s: f64,
     agents: Option<AgentsRecord>,
@@ -267,7 +269,7 @@ impl Checkpointer {
                 Ok(dumped) => return Ok(dumped),
                 Err(error) => error,
             };
-            for kind in ["images", "shm"] {
+            for kind in ["images", "shm", "spare"] {
                 if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
                     tracing::debug!("what a failed dump had left stays for now: {error}");
                 }
@@ -318,6 +320,7 @@ impl Checkpointer {
     ) -> Result<Dumped, SessionError> {
         let images = staging.subdir(&format!("images-{name}"))?;
         let shm = staging.subdir(&format!("shm-{name}"))?;
+        let spare = staging.subdir(&format!("spare-{name}"))?;
         let fds = [images.fd().as_fd(), work.fd().as_fd()];
         let _names = links::NamesLock::shared();
         let stage_error = |error: NamespaceError| match error {
@@ -337,7 +340,7 @@ impl Checkpointer {
             tracing::trace!("CRIU is at {stage}");
             self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
             if stage == "post-dump" {
-                frozen = Some(self.note_frozen(&images, &shm)?);
+                frozen = Some(self.note_frozen(&images, &shm, &spare)?);
             }
             Ok(())
         };
@@ -354,7 +357,7 @@ impl Checkpointer {
         let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
             .map_err(|error| SessionError::Stage(error.to_string()))?;
         let stall_s = Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64();
-        Ok(Dumped { images, shm, frozen, stall_s, agents: None, _staging: Arc::clone(staging) })
+        Ok(Dumped { images, shm, spare, frozen, stall_s, agents: None, _staging: Arc::clone(staging) })
     }
 
     fn dump_options(&self, fds: &[i32], tries: u32) -> Options {
@@ -377,7 +380,7 @@ impl Checkpointer {
     }
 
     /// With the job standing still: everything that CRIU does not save.
-    fn note_frozen(&self, images: &StagedDir, shm: &StagedDir) -> Result<Frozen, String> {
+    fn note_frozen(&self, images: &StagedDir, shm: &StagedDir, spare: &StagedDir) -> Result<Frozen, String> {
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
         let (stdio, tty) = self
             .job
@@ -391,12 +394,19 @@ impl Checkpointer {
         writable.extend(links.iter().map(|link| link.target.clone()));
         writable.sort();
         writable.dedup();
-        let shm_files = shm::save(&writable, &root, shm)
+        let shm_paths = writable.iter().filter(|path| saved::is_shared_memory(path));
+        let shm_files = saved::save(shm_paths, &root, "shm", shm)
             .map_err(|error| failed("cannot copy the job's shared memory files", &error))?;
         let open_files = lengths(&writable, &root);
+        let spare_files = saved::save(&saved::spare(&open_files), &root, "spare", spare)
+            .map_err(|error| failed("cannot copy the job's open files", &error))?;
         let survey = self.job.namespace.survey().map_err(|error| error.to_string())?;
         let outside_tcp = descriptors.outside_tcp;
-        let directories = directories::look(&descriptors.socket_directories, &root);
+        let mut directories = descriptors.socket_directories;
+        directories.extend(
+            spare_files.iter().filter_map(|file| Some(Path::new(&file.path).parent()?.to_str()?.to_owned())),
+        );
+        let directories = directories::look(&directories, &root);
         Ok(Frozen {
             taken: SystemTime::now(),
             survey,
@@ -405,6 +415,7 @@ impl Checkpointer {
             open_files,
             outside_tcp,
             shm_files,
+            spare_files,
             directories,
             links,
         })
@@ -480,10 +491,14 @@ impl Checkpointer {
         dumped: Dumped,
     ) -> Result<Manifest, AttemptError> {
         let files = |dir: &StagedDir| dir.files().map_err(AttemptError::Staging);
-        let (images, shm) = (files(&dumped.images)?, files(&dumped.shm)?);
-        let total_bytes = images.iter().chain(&shm).map(|(_, bytes)| bytes).sum();
+        let dirs = [("images", &dumped.images), ("shm", &dumped.shm), ("spare", &dumped.spare)];
+        let mut all = Vec::new();
+        for (kind, dir) in dirs {
+            all.push((kind, dir, files(dir)?));
+        }
+        let total_bytes = all.iter().flat_map(|(.., files)| files).map(|(_, bytes)| bytes).sum();
         self.status.enter(Phase::Persist, total_bytes);
-        for (kind, dir, files) in [("images", &dumped.images, images), ("shm", &dumped.shm, shm)] {
+        for (kind, dir, files) in all {
             for (name, _) in files {
                 let path = RelPath::new(format!("{kind}/{name}"))
                     .map_err(|error| AttemptError::Staging(io::Error::other(error)))?;
@@ -527,6 +542,7 @@ impl Checkpointer {
             tty: frozen.tty,
             open_files: frozen.open_files,
             shm_files: frozen.shm_files,
+            spare_files: frozen.spare_files,
             directories: frozen.directories,
             links: frozen.links,
             files: Vec::new(),
@@ -594,6 +610,7 @@ pub(crate) mod tests {
             tty: None,
             open_files,
             shm_files: Vec::new(),
+            spare_files: Vec::new(),
             directories: Vec::new(),
             links: Vec::new(),
             files: Vec::new(),

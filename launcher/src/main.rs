@@ -22,7 +22,7 @@ mod progress;
 mod restore;
 mod rollback;
 mod runtime_dir;
-mod shm;
+mod saved;
 mod staging;
 mod status;
 mod stdio;

@@ -15,10 +15,11 @@ use crate::links;
 use crate::namespace::Namespace;
 use crate::progress::Bar;
 use crate::rollback::Rollback;
+use crate::saved;
 use crate::staging::{StagedDir, Staging};
 use crate::stdio::{self, Stdio, terminal_key};
 use anyhow::{Context, Result, anyhow, bail};
-use ckpt_snapshot::{JobDir, Manifest, ReadError, SnapshotId, StdioKind, Store, write_atomically};
+use ckpt_snapshot::{JobDir, Manifest, ReadError, SavedFile, SnapshotId, StdioKind, Store, write_atomically};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
@@ -154,31 +155,32 @@ impl Resumer<'_> {
         Ok(())
     }
 
-    fn restore(&self, store: &dyn Store, manifest: &Manifest) -> Result<RunningJob, Failure> {
+    fn restore<'a>(&self, store: &dyn Store, manifest: &'a Manifest) -> Result<RunningJob, Failure> {
         let damaged = |error: ReadError| match error {
             ReadError::Damaged { .. } => Failure::Damaged(error),
             other => Failure::Other(other.into()),
         };
         let images = store.images(manifest).map_err(damaged)?;
-        let shm: Vec<(usize, File)> = manifest
-            .shm_files
-            .iter()
-            .enumerate()
-            .map(|(index, file)| Ok((index, store.open(manifest, &file.data)?)))
-            .collect::<Result<_, ReadError>>()
-            .map_err(damaged)?;
+        let gone = manifest.spare_files.iter().filter(|file| std::fs::symlink_metadata(&file.path).is_err());
+        let open = |file: &'a SavedFile| Ok((file, store.open(manifest, &file.data)?));
+        let gone = gone.map(open).collect::<Result<Vec<_>, ReadError>>().map_err(damaged)?;
+        let shm =
+            manifest.shm_files.iter().map(open).collect::<Result<Vec<_>, ReadError>>().map_err(damaged)?;
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
+        directories::put_back(&manifest.directories)?;
+        for (file, content) in gone {
+            put_back(file, content)?;
+            tracing::info!("{}: it was gone, and is there again as it was at the snapshot", file.path);
+        }
         let rollback = Rollback::plan(manifest, &stdio::appended_files())?;
         let namespace = Namespace::create(self.config.network).context("cannot make the job's namespace")?;
         self.roll_back(manifest, &rollback)?;
-        for (index, content) in shm {
-            let file = &manifest.shm_files[index];
-            crate::shm::put_back(file, content).with_context(|| format!("cannot put {} back", file.path))?;
+        for (file, content) in shm {
+            put_back(file, content)?;
         }
         // Before the processes run: they connect as soon as they do.
         let agents = interpose::listen(self.config, self.dir)?;
-        directories::put_back(&manifest.directories)?;
         let _links = links::Links::put_back(&manifest.links)?;
         let staging = Staging::in_memory(0)
             .or_else(|_| Staging::on_disk(&self.dir.path().join("staging")))
@@ -304,6 +306,10 @@ impl Resumer<'_> {
         let port = text.contains("Can't bind inet socket") && text.contains("Address already in use");
         if port { Failure::PortTaken(error) } else { Failure::Other(error) }
     }
+}
+
+fn put_back(file: &SavedFile, content: File) -> Result<()> {
+    saved::put_back(file, content).with_context(|| format!("cannot put {} back", file.path))
 }
 
 /// The pipes of the snapshot by the names that CRIU has for them, with what takes their place.

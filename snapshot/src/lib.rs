@@ -25,7 +25,7 @@ pub use id::{IdError, SnapshotId};
 pub use job::{JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
 pub use manifest::{
     AffinityGroup, AgentsRecord, DataFile, Directory, HostFacts, JobIdentity, LinkedFile, MANIFEST_VERSION,
-    Manifest, OpenFile, ProcessTree, ShmFile, StdioKind, StdioRecord, TtyRecord,
+    Manifest, OpenFile, ProcessTree, SavedFile, StdioKind, StdioRecord, TtyRecord,
 };
 pub use rel_path::{RelPath, RelPathError};
 pub use store::{Images, Listed, ProgressFn, SnapshotWriter, Store, choose_prunable};

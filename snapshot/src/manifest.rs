@@ -40,8 +40,11 @@ pub struct Manifest {
     /// Regular files that the job held open for writing.
     pub open_files: Vec<OpenFile>,
     /// Files in /dev/shm that the job held open for writing: their content is in the snapshot.
-    pub shm_files: Vec<ShmFile>,
-    /// Directories that have to be there for a restore, since unix sockets are bound to names in them.
+    pub shm_files: Vec<SavedFile>,
+    /// Small files on disk that the job held open for writing: their content is in the snapshot, for when they are gone
+    /// by the time of a restore.
+    pub spare_files: Vec<SavedFile>,
+    /// Directories that have to be there for a restore: of unix sockets and of files that were open for writing.
     pub directories: Vec<Directory>,
     /// Second names of files that CRIU wants to find for the time of a restore.
     pub links: Vec<LinkedFile>,
@@ -153,10 +156,10 @@ pub struct OpenFile {
     pub size_bytes: u64,
 }
 
-/// A file of /dev/shm whose content is in the snapshot.
+/// A file whose content is in the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShmFile {
-    /// Absolute path, below /dev/shm.
+pub struct SavedFile {
+    /// Absolute path.
     pub path: String,
     /// The data file that holds the content.
     pub data: RelPath,
@@ -275,6 +278,8 @@ impl Manifest {
             files: Vec<BTreeMap<String, serde_json::Value>>,
             #[serde(default)]
             shm_files: Vec<BTreeMap<String, serde_json::Value>>,
+            #[serde(default)]
+            spare_files: Vec<BTreeMap<String, serde_json::Value>>,
         }
         let Ok(paths) = serde_json::from_str::<Paths>(body.get()) else { return Ok(()) };
         let hostile = |source: RelPathError| ReadError::Hostile { id: id.to_string(), source };
@@ -284,10 +289,11 @@ impl Manifest {
         for path in paths.files.iter().filter_map(|entry| named(entry, "path")) {
             RelPath::new(path).map_err(hostile)?;
         }
+        for data in paths.shm_files.iter().chain(&paths.spare_files).filter_map(|entry| named(entry, "data"))
+        {
+            RelPath::new(data).map_err(hostile)?;
+        }
         for entry in &paths.shm_files {
-            if let Some(data) = named(entry, "data") {
-                RelPath::new(data).map_err(hostile)?;
-            }
             if let Some(path) = named(entry, "path") {
                 let below =
                     path.strip_prefix("/dev/shm/").ok_or_else(|| hostile(RelPathError(path.clone())))?;
@@ -325,6 +331,7 @@ pub(crate) mod tests {
             tty: None,
             open_files: Vec::new(),
             shm_files: Vec::new(),
+            spare_files: Vec::new(),
             directories: Vec::new(),
             links: Vec::new(),
             files: vec![DataFile {

@@ -22,6 +22,7 @@ fn manifest(sequence: u64) -> Manifest {
         tty: None,
         open_files: Vec::new(),
         shm_files: Vec::new(),
+        spare_files: Vec::new(),
         directories: Vec::new(),
         links: Vec::new(),
         files: Vec::new(),

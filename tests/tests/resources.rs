@@ -111,6 +111,7 @@ programs!(
     epoll,
     eventfd,
     fifo,
+    file_gone,
     file_offset,
     flock,
     inotify,

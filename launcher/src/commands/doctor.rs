@@ -112,6 +112,13 @@ fn look_at_system(config: &Config) -> Vec<Finding> {
     let uid = rustix::process::getuid().as_raw();
     vec![
         finding(
+            "kernel",
+            Ok(crate::host::facts().kernel),
+            State::Missing,
+            "CRIU and the namespaces are parts of it",
+            "Linux 5.11 or newer",
+        ),
+        finding(
             "user",
             if uid == 0 { Ok("root".to_owned()) } else { Err(format!("user ID {uid}")) },
             State::Limited,

@@ -1,8 +1,12 @@
-//! Files in /dev/shm that the job writes to. They are memory, not storage: CRIU takes them for files that will be
-//! there, with the content they have by then; after a reboot they are gone. So their content goes into the snapshot.
+//! Files whose content goes into the snapshot beside CRIU's images.
+//!
+//! - Files in /dev/shm that the job writes to. They are memory, not storage: CRIU takes them for files that will be
+//!   there, with the content they have by then; after a reboot they are gone. They are always put back.
+//! - Small files on disk that the job has open for writing. A job that goes on after a snapshot, or that fails, removes
+//!   its temporary files, and the snapshot needs them. They are put back if they are gone.
 
 use crate::staging::StagedDir;
-use ckpt_snapshot::{RelPath, ShmFile, SparseWriter, copy_hashed};
+use ckpt_snapshot::{OpenFile, RelPath, SavedFile, SparseWriter, copy_hashed};
 use rustix::fs::{SeekFrom, seek};
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Seek, Write};
@@ -11,21 +15,49 @@ use std::path::Path;
 
 const PREFIX: &str = "/dev/shm/";
 
-/// Copies the files of `writable` (absolute paths) that lie in /dev/shm to `to`, with the job standing still. `root` leads to the
-/// job's view of the file system.
+/// Files on disk up to this size are kept, and not more than so many bytes of them.
+const SPARE_LIMIT_BYTES: u64 = 1 << 20;
+const ALL_SPARE_LIMIT_BYTES: u64 = 64 << 20;
+
+/// Whether the file `path` (absolute) is shared memory.
+#[must_use]
+pub fn is_shared_memory(path: &str) -> bool {
+    path.starts_with(PREFIX)
+}
+
+/// Those of `files` that are small enough to be kept.
+#[must_use]
+pub fn spare(files: &[OpenFile]) -> Vec<String> {
+    let mut all_bytes = 0;
+    let mut fits = |file: &&OpenFile| {
+        let fits =
+            file.size_bytes <= SPARE_LIMIT_BYTES && all_bytes + file.size_bytes <= ALL_SPARE_LIMIT_BYTES;
+        all_bytes += if fits { file.size_bytes } else { 0 };
+        fits
+    };
+    files.iter().filter(|file| fits(file)).map(|file| file.path.clone()).collect()
+}
+
+/// Copies the files `paths` (absolute) to `to`, with the job standing still. `root` leads to the job's view of the file
+/// system, `kind` is the directory that the copies will have in the snapshot.
 ///
 /// # Errors
 /// The first that cannot be copied.
-pub fn save(writable: &[String], root: &Path, to: &StagedDir) -> io::Result<Vec<ShmFile>> {
+pub fn save<'a>(
+    paths: impl IntoIterator<Item = &'a String>,
+    root: &Path,
+    kind: &str,
+    to: &StagedDir,
+) -> io::Result<Vec<SavedFile>> {
     let mut saved = Vec::new();
-    for path in writable.iter().filter(|path| path.starts_with(PREFIX)) {
+    for path in paths {
         let mut from = File::open(root.join(path.trim_start_matches('/')))?;
         let meta = from.metadata()?;
         let name = saved.len().to_string();
         copy_sparse(&mut from, &mut to.create(&name)?, meta.len())?;
-        let data = RelPath::new(format!("shm/{name}")).map_err(io::Error::other)?;
+        let data = RelPath::new(format!("{kind}/{name}")).map_err(io::Error::other)?;
         let (mode, uid, gid) = (meta.mode() & 0o7777, meta.uid(), meta.gid());
-        saved.push(ShmFile { path: path.clone(), data, mode, uid, gid });
+        saved.push(SavedFile { path: path.clone(), data, mode, uid, gid });
     }
     Ok(saved)
 }
@@ -34,7 +66,7 @@ pub fn save(writable: &[String], root: &Path, to: &StagedDir) -> io::Result<Vec<
 ///
 /// # Errors
 /// When it cannot be written; what was there is then still there.
-pub fn put_back(file: &ShmFile, mut content: impl Read) -> io::Result<()> {
+pub fn put_back(file: &SavedFile, mut content: impl Read) -> io::Result<()> {
     let path = Path::new(&file.path);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
@@ -78,6 +110,16 @@ fn copy_sparse(from: &mut File, to: &mut File, length_bytes: u64) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_files_are_kept_up_to_a_limit() {
+        let file = |name: &str, size_bytes| OpenFile { path: name.into(), size_bytes };
+        let mut files =
+            vec![file("a", 10), file("large", SPARE_LIMIT_BYTES + 1), file("b", SPARE_LIMIT_BYTES)];
+        assert_eq!(spare(&files), ["a", "b"]);
+        files.extend((0..100).map(|_| file("more", SPARE_LIMIT_BYTES)));
+        assert_eq!(spare(&files).len(), 64, "with the ten bytes of the first, one less than 65");
+    }
 
     #[test]
     fn sparse_files_stay_sparse_and_right() {
