@@ -6,48 +6,29 @@
 //!    └──────────┴───────────────────────────────┴──► given up: the job runs on, older snapshots are as they were
 //! ```
 
-use crate::agents::{Agents, Quiesced};
-use crate::criu::{Criu, Descriptors, ImageError, Options, Session, SessionError, arm_expired_timers};
+use crate::agents::Agents;
+use crate::criu::{Criu, ImageError};
 use crate::diagnose;
-use crate::directories;
+use crate::dump::{Dumped, Frozen};
 use crate::host;
-use crate::interpose::AGENTS_LIMIT;
-use crate::links;
-use crate::namespace::{Namespace, NamespaceError, Survey};
-use crate::saved;
+use crate::namespace::{Namespace, NamespaceError};
 use crate::staging::{self, StagedDir, Staging};
 use crate::status::{SharedStatus, unix_ms};
 use crate::stdio::Stdio;
 use ckpt_protocol::control::{Phase, Saved};
 use ckpt_snapshot::{
-    AgentsRecord, Directory, JobDir, JobIdentity, JobRecord, LinkedFile, MANIFEST_VERSION, Manifest,
-    OpenError, OpenFile, ProcessTree, ReadError, RelPath, SaveError, SavedFile, SnapshotId, SnapshotWriter,
-    StdioRecord, Store, TtyRecord, choose_prunable, faults, write_atomically,
+    AgentsRecord, JobDir, JobIdentity, JobRecord, MANIFEST_VERSION, Manifest, OpenError, ProcessTree,
+    ReadError, RelPath, SaveError, SnapshotId, SnapshotWriter, Store, choose_prunable, faults,
 };
 use std::collections::HashSet;
-use std::fs;
 use std::io::{self, Read};
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Some dumps fail for reasons that are gone a moment later (a connection that is just being made).
-const DUMP_TRIES: u32 = 3;
-const BETWEEN_TRIES: Duration = Duration::from_millis(200);
-/// How long the frozen job may wait for its last output to reach a regular file.
-const OUTPUT_LIMIT: Duration = Duration::from_secs(1);
 /// Memory to leave to everybody else when images are staged in memory.
 const MEMORY_SPARE_BYTES: u64 = 256 << 20;
-/// Failed attempts whose logs are kept.
-const ATTEMPTS_KEPT: usize = 10;
-/// Unlinked files are saved with the job up to the largest size that CRIU can be given: 4 GiB.
-const GHOST_LIMIT_BYTES: u32 = u32::MAX;
-/// CRIU's name for "do not lock connections": both ends of ours stand still.
-const NETWORK_LOCK_SKIP: i32 = 3;
-const CRIU_WARNINGS: i32 = 2;
-const CRIU_EVERYTHING: i32 = 4;
 
 /// A job that runs, as far as checkpoints need it.
 pub struct RunningJob {
@@ -123,32 +104,6 @@ impl From<NamespaceError> for AttemptError {
             other => Self::Namespace(other),
         }
     }
-}
-
-/// What was noted while the job stood still.
-struct Frozen {
-    taken: SystemTime,
-    survey: Survey,
-    stdio: Vec<StdioRecord>,
-    tty: Option<TtyRecord>,
-    open_files: Vec<OpenFile>,
-    outside_tcp: Vec<String>,
-    shm_files: Vec<SavedFile>,
-    spare_files: Vec<SavedFile>,
-    directories: Vec<Directory>,
-    links: Vec<LinkedFile>,
-}
-
-/// The images of one successful dump.
-struct Dumped {
-    images: StagedDir,
-    shm: StagedDir,
-    spare: StagedDir,
-    frozen: Frozen,
-    stall_s: f64,
-    agents: Option<AgentsRecord>,
-    /// Keeps the images alive.
-    _staging: Arc<Staging>,
 }
 
 /// Takes snapshots of one running job.
@@ -260,229 +215,6 @@ impl Checkpointer {
         Staging::on_disk(&self.dir.path().join("staging")).map(Arc::new).map_err(AttemptError::Staging)
     }
 
-    fn dump_with_retries(&self, id: &SnapshotId, staging: &Arc<Staging>) -> Result<Dumped, AttemptError> {
-        let mut tries = 1;
-        loop {
-            let name = format!("{id}-{tries}");
-            let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
-            let error = match self.dump_without_agents(staging, &name, &work, tries) {
-                Ok(dumped) => return Ok(dumped),
-                Err(error) => error,
-            };
-            for kind in ["images", "shm", "spare"] {
-                if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
-                    tracing::debug!("what a failed dump had left stays for now: {error}");
-                }
-            }
-            if tries < DUMP_TRIES && matches!(error, SessionError::Failed(_)) {
-                tracing::debug!("try {tries} of the dump failed: {error}");
-                tries += 1;
-                std::thread::sleep(BETWEEN_TRIES);
-                continue;
-            }
-            return Err(self.explain(id, error, &work));
-        }
-    }
-
-    /// Dumps while the agents in the job's processes are disconnected: a dump may not contain a connection to us.
-    fn dump_without_agents(
-        &self,
-        staging: &Arc<Staging>,
-        name: &str,
-        work: &StagedDir,
-        tries: u32,
-    ) -> Result<Dumped, SessionError> {
-        let Some(agents) = &self.job.agents else { return self.dump(staging, name, work, tries) };
-        let away = agents.quiesce(self.attempts, AGENTS_LIMIT);
-        let away = away.map_err(|error| SessionError::Stage(error.to_string()))?;
-        let result = self.dump(staging, name, work, tries);
-        self.call_back(agents, &away);
-        let pids = away.processes().filter_map(|process| process.pid).collect();
-        let record = AgentsRecord { attempt: away.attempt(), pids };
-        result.map(|dumped| Dumped { agents: Some(record), ..dumped })
-    }
-
-    fn call_back(&self, agents: &Agents, away: &Quiesced) {
-        if let Err(error) = agents.resume_listening() {
-            return tracing::warn!(
-                "the interposer in the job's processes cannot be reached any more: {error}"
-            );
-        }
-        crate::interpose::tell(&agents.await_back(away, AGENTS_LIMIT));
-    }
-
-    fn dump(
-        &self,
-        staging: &Arc<Staging>,
-        name: &str,
-        work: &StagedDir,
-        tries: u32,
-    ) -> Result<Dumped, SessionError> {
-        let images = staging.subdir(&format!("images-{name}"))?;
-        let shm = staging.subdir(&format!("shm-{name}"))?;
-        let spare = staging.subdir(&format!("spare-{name}"))?;
-        let fds = [images.fd().as_fd(), work.fd().as_fd()];
-        let _names = links::NamesLock::shared();
-        let stage_error = |error: NamespaceError| match error {
-            NamespaceError::Gone => SessionError::Died,
-            other => SessionError::Stage(other.to_string()),
-        };
-        let process = self.job.namespace.start_criu(&self.criu.swrk(), None, &fds).map_err(stage_error)?;
-        let session = Session::new(process);
-        let mut options = self.dump_options(&session.process().fds, tries);
-        if let Some(path) = self.job.stdio.terminal_key() {
-            options.external.push(path);
-        }
-        let deadline = Instant::now() + self.freeze_timeout;
-        let mut frozen = None;
-        let criu_pid = session.process().pid;
-        let mut at_stage = |stage: &str| -> Result<(), String> {
-            tracing::trace!("CRIU is at {stage}");
-            self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
-            if stage == "post-dump" {
-                frozen = Some(self.note_frozen(&images, &shm, &spare)?);
-            }
-            Ok(())
-        };
-        let result = session.dump(options, deadline, &mut at_stage);
-        if let Err(SessionError::Timeout | SessionError::Io(_)) = result {
-            // Its parasites notice that it is gone, and the job goes on.
-            let _ = self.job.namespace.signal(criu_pid, false, libc::SIGKILL);
-        }
-        result?;
-        self.hit("dump-done", criu_pid)?;
-        arm_expired_timers(&images)?;
-        let frozen =
-            frozen.ok_or_else(|| SessionError::Stage("CRIU did not stop at its last stage".to_owned()))?;
-        let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
-            .map_err(|error| SessionError::Stage(error.to_string()))?;
-        let stall_s = Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64();
-        Ok(Dumped { images, shm, spare, frozen, stall_s, agents: None, _staging: Arc::clone(staging) })
-    }
-
-    fn dump_options(&self, fds: &[i32], tries: u32) -> Options {
-        Options {
-            images_dir_fd: fds[0],
-            work_dir_fd: Some(fds[1]),
-            pid: Some(self.job.root_pid),
-            leave_running: Some(true),
-            tcp_established: Some(true),
-            file_locks: Some(true),
-            link_remap: Some(true),
-            ghost_limit: Some(GHOST_LIMIT_BYTES),
-            network_lock: Some(NETWORK_LOCK_SKIP),
-            manage_cgroups_mode: Some(0),
-            log_file: Some("criu.log".to_owned()),
-            log_level: Some(if tries == 1 { CRIU_WARNINGS } else { CRIU_EVERYTHING }),
-            timeout: Some(u32::try_from(self.freeze_timeout.as_secs()).unwrap_or(u32::MAX).max(1)),
-            ..Options::default()
-        }
-    }
-
-    /// With the job standing still: everything that CRIU does not save.
-    fn note_frozen(&self, images: &StagedDir, shm: &StagedDir, spare: &StagedDir) -> Result<Frozen, String> {
-        let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-        let (stdio, tty) = self
-            .job
-            .stdio
-            .record(OUTPUT_LIMIT)
-            .map_err(|error| failed("cannot read the job's output", &error))?;
-        let descriptors = Descriptors::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
-        let root = self.root();
-        let links = links::find(&descriptors.links, &root)?;
-        let mut writable = descriptors.writable;
-        writable.extend(links.iter().map(|link| link.target.clone()));
-        writable.sort();
-        writable.dedup();
-        let shm_paths = writable.iter().filter(|path| saved::is_shared_memory(path));
-        let shm_files = saved::save(shm_paths, &root, "shm", shm)
-            .map_err(|error| failed("cannot copy the job's shared memory files", &error))?;
-        let open_files = lengths(&writable, &root);
-        let spare_files = saved::save(&saved::spare(&open_files), &root, "spare", spare)
-            .map_err(|error| failed("cannot copy the job's open files", &error))?;
-        let survey = self.job.namespace.survey().map_err(|error| error.to_string())?;
-        let outside_tcp = descriptors.outside_tcp;
-        let mut directories = descriptors.socket_directories;
-        directories.extend(
-            spare_files.iter().filter_map(|file| Some(Path::new(&file.path).parent()?.to_str()?.to_owned())),
-        );
-        let directories = directories::look(&directories, &root);
-        Ok(Frozen {
-            taken: SystemTime::now(),
-            survey,
-            stdio,
-            tty,
-            open_files,
-            outside_tcp,
-            shm_files,
-            spare_files,
-            directories,
-            links,
-        })
-    }
-
-    /// The job's view of the file system.
-    fn root(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/root", self.job.namespace.init_pid()))
-    }
-
-    /// The job's /proc.
-    fn proc(&self) -> PathBuf {
-        self.root().join("proc")
-    }
-
-    /// Passes a fault point that may concern CRIU or a process of the job.
-    fn hit(&self, point: &str, criu_pid: i32) -> io::Result<()> {
-        #[cfg(feature = "faults")]
-        crate::injected::aim(&self.job, criu_pid);
-        #[cfg(not(feature = "faults"))]
-        let _ = criu_pid;
-        faults::hit(point)
-    }
-
-    /// Keeps CRIU's log and says in plain words what went wrong.
-    fn explain(&self, id: &SnapshotId, error: SessionError, work: &StagedDir) -> AttemptError {
-        let Ok(survey) = self.job.namespace.survey() else { return AttemptError::JobEnded };
-        if !survey.pids.contains(&self.job.root_pid) {
-            return AttemptError::JobEnded;
-        }
-        let log = match self.dir.attempt_dir(&id.to_string()) {
-            Ok(log) => log,
-            Err(error) => return error.into(),
-        };
-        let text = work.read("criu.log").ok().flatten().unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        if let Err(error) = write_atomically(&log.join("criu.log"), text.as_bytes()) {
-            tracing::warn!("cannot keep CRIU's log: {error}");
-        }
-        self.forget_old_attempts();
-        if matches!(error, SessionError::Timeout) {
-            return AttemptError::Frozen { limit: self.freeze_timeout, log };
-        }
-        let mut reasons = match &error {
-            SessionError::Failed(_) => diagnose::unsavable(&self.proc(), &survey.pids, &text),
-            _ => Vec::new(),
-        };
-        let culprit = crate::criu::explain(&text);
-        match (&error, culprit) {
-            (SessionError::Failed(_), Some(culprit)) => reasons.push(culprit),
-            _ => reasons.push(error.to_string()),
-        }
-        AttemptError::Dump { reason: reasons.join("; "), log }
-    }
-
-    fn forget_old_attempts(&self) {
-        let Ok(entries) = fs::read_dir(self.dir.path().join("attempts")) else { return };
-        let mut attempts: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-        attempts.sort();
-        for old in attempts.iter().rev().skip(ATTEMPTS_KEPT) {
-            match fs::remove_dir_all(old) {
-                Ok(()) => tracing::debug!("removed {}", old.display()),
-                Err(error) => tracing::warn!("cannot remove {}: {error}", old.display()),
-            }
-        }
-    }
-
     /// Stores the images; the job runs meanwhile.
     fn persist(
         &self,
@@ -563,18 +295,6 @@ impl Checkpointer {
     }
 }
 
-/// The lengths of the files that are rolled back on a resume: not those in memory or of the kernel.
-fn lengths(writable: &[String], root: &Path) -> Vec<OpenFile> {
-    let on_disk = |path: &&String| {
-        !["/dev/", "/proc/", "/sys/", "/run/ckpt-run/"].iter().any(|dir| path.starts_with(dir))
-    };
-    let length = |path: &String| {
-        let meta = fs::symlink_metadata(root.join(path.trim_start_matches('/'))).ok()?;
-        meta.is_file().then(|| OpenFile { path: path.clone(), size_bytes: meta.len() })
-    };
-    writable.iter().filter(on_disk).filter_map(length).collect()
-}
-
 /// A reader that stops when nobody needs its content any more.
 struct Cancellable<'a, R> {
     from: R,
@@ -594,7 +314,7 @@ impl<R: Read> Read for Cancellable<'_, R> {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn manifest(open_files: Vec<OpenFile>) -> Manifest {
+    pub(crate) fn manifest(open_files: Vec<ckpt_snapshot::OpenFile>) -> Manifest {
         Manifest {
             version: MANIFEST_VERSION,
             id: SnapshotId::new(1, SystemTime::UNIX_EPOCH),

@@ -10,6 +10,7 @@ mod criu;
 mod decide;
 mod diagnose;
 mod directories;
+mod dump;
 mod failure;
 mod host;
 #[cfg(feature = "faults")]
