@@ -103,7 +103,8 @@ def train(args, rank, world_size):
             log.write(f"{step} {mean.item().hex()}\n")
             if step % 10 == 0 or step == args.steps:
                 print(f"step {step:5d}  loss {mean.item():.6f}", flush=True)
-        time.sleep(args.step_ms / 1000)
+        if args.slow_while is None or os.path.exists(args.slow_while):
+            time.sleep(args.step_ms / 1000)
     if log:
         log.close()
 
@@ -112,6 +113,7 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps to train")
     parser.add_argument("--step-ms", type=float, default=0.0, help="time to sleep after each step")
+    parser.add_argument("--slow-while", metavar="FILE", help="sleep only while this file exists")
     parser.add_argument("--workers", type=int, default=0, help="DataLoader workers of each rank")
     parser.add_argument("--log", default="losses.txt", help="file that the losses are appended to")
     parser.add_argument("--seed", type=int, default=1)

@@ -155,7 +155,10 @@ fn io_errors_at_every_write_leave_the_job_alone() {
 fn training_command() -> Vec<OsString> {
     let mut argv = torchrun_with_two_ranks();
     argv.push(train_script().into());
-    argv.extend(["--steps", "200", "--step-ms", "30", "--log", "losses.txt"].map(OsString::from));
+    argv.extend(
+        ["--steps", "1500", "--step-ms", "30", "--slow-while", "slow", "--log", "losses.txt"]
+            .map(OsString::from),
+    );
     argv
 }
 
@@ -187,12 +190,15 @@ fn a_rank_is_killed_at_every_phase() {
     };
     for point in ["dump-pre-dump", "dump-post-dump", "dump-done"] {
         let sandbox = Sandbox::new();
+        // Slow until the rank is killed: the training must not end before.
+        fs::write(sandbox.path().join("slow"), "").unwrap();
         let mut job = training(&sandbox, "job", &[], &argv, Some(&format!("{point}@2=kill-rank")));
         job.until("the training runs", || (sandbox.read("losses.txt").lines().count() >= 5).then_some(()));
         let sound = job.checkpoint(&sandbox);
         sandbox.call(["checkpoint"]);
         assert_ne!(job.wait(), 0, "{point}: a rank was killed\n{}", job.said());
         sandbox.verify_all();
+        fs::remove_file(sandbox.path().join("slow")).unwrap();
         // Killed before the dump, the rank may be dead in the second snapshot; the first has it alive.
         let options: &[&str] = if point == "dump-pre-dump" { &["--resume", &sound] } else { &[] };
         let mut job = training(&sandbox, "again", options, &argv, None);

@@ -6,6 +6,9 @@ use std::ffi::OsString;
 use std::process::Command;
 use std::time::Duration;
 
+/// More than a slow training gets through while a test does what it does.
+const STEPS: usize = 1500;
+
 struct Training {
     argv: Vec<OsString>,
     steps: usize,
@@ -25,9 +28,11 @@ impl Training {
         Self { argv, steps }
     }
 
-    fn options(steps: usize, workers: usize) -> [OsString; 8] {
+    /// Slow as long as the file `slow` is there, so that a test has time for what it does, whatever the machine.
+    fn options(steps: usize, workers: usize) -> [OsString; 10] {
         let (steps, workers) = (steps.to_string(), workers.to_string());
-        ["--steps", &steps, "--workers", &workers, "--step-ms", "30", "--log", "losses.txt"]
+        let log = ["--log", "losses.txt"];
+        ["--steps", &steps, "--workers", &workers, "--step-ms", "30", "--slow-while", "slow", log[0], log[1]]
             .map(OsString::from)
     }
 
@@ -55,6 +60,17 @@ impl Training {
     }
 }
 
+/// A directory in which the training is slow.
+fn slow_sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    std::fs::write(sandbox.path().join("slow"), "").unwrap();
+    sandbox
+}
+
+fn full_speed(sandbox: &Sandbox) {
+    std::fs::remove_file(sandbox.path().join("slow")).unwrap();
+}
+
 fn steps_done(sandbox: &Sandbox) -> usize {
     sandbox.read("losses.txt").lines().count()
 }
@@ -65,7 +81,7 @@ fn until_step(job: &mut Running, sandbox: &Sandbox, step: usize) {
 
 /// Runs, takes a snapshot, goes on, dies, resumes, ends; compares.
 fn survives(training: &Training) {
-    let sandbox = Sandbox::new();
+    let sandbox = slow_sandbox();
     let mut job = training.start(&sandbox);
     until_step(&mut job, &sandbox, 5);
     job.checkpoint(&sandbox);
@@ -73,6 +89,7 @@ fn survives(training: &Training) {
     until_step(&mut job, &sandbox, at_snapshot + 5);
     job.kill_everything();
     assert!(steps_done(&sandbox) < training.steps, "it was killed in the middle");
+    full_speed(&sandbox);
     let mut job = training.start(&sandbox);
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
@@ -82,24 +99,24 @@ fn survives(training: &Training) {
 
 #[test]
 fn a_single_process_survives() {
-    survives(&Training::single(150, 0));
+    survives(&Training::single(STEPS, 0));
 }
 
 #[test]
 fn data_loader_workers_survive() {
-    survives(&Training::single(150, 2));
+    survives(&Training::single(STEPS, 2));
 }
 
 #[test]
 fn torchrun_with_two_ranks_survives() {
-    survives(&Training::two_ranks(150));
+    survives(&Training::two_ranks(STEPS));
 }
 
 /// Killed at 20 random moments in a row, in the middle of whatever happens then: running, checkpointing, resuming.
 #[test]
 fn twenty_kills_at_random_moments() {
-    let training = Training::two_ranks(500);
-    let sandbox = Sandbox::new();
+    let training = Training::two_ranks(STEPS);
+    let sandbox = slow_sandbox();
     let mut random = 0x2545_F491_4F6C_DD1D_u64 ^ u64::from(std::process::id());
     eprintln!("random seed {random:#x}");
     let mut kills = 0;
@@ -124,6 +141,7 @@ fn twenty_kills_at_random_moments() {
             std::thread::sleep(Duration::from_millis(1));
         }
         if kills == 20 || job.has_ended() {
+            full_speed(&sandbox);
             break job;
         }
         job.kill_everything();
@@ -138,8 +156,8 @@ fn twenty_kills_at_random_moments() {
 
 #[test]
 fn a_resumed_job_is_checkpointed_and_resumed_again() {
-    let training = Training::two_ranks(250);
-    let sandbox = Sandbox::new();
+    let training = Training::two_ranks(STEPS);
+    let sandbox = slow_sandbox();
     let mut last = String::new();
     for round in 1..=3 {
         let mut job = training.start(&sandbox);
@@ -151,6 +169,7 @@ fn a_resumed_job_is_checkpointed_and_resumed_again() {
         until_step(&mut job, &sandbox, round * 12 + 6);
         job.kill_everything();
     }
+    full_speed(&sandbox);
     let mut job = training.start(&sandbox);
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert!(job.said().contains(&format!("resumed from snapshot {last}")));
@@ -162,8 +181,8 @@ fn a_resumed_job_is_checkpointed_and_resumed_again() {
 fn the_interposer_goes_along() {
     let library = ckpt_run_tests::ckpt_run().with_file_name("libckpt_interpose.so");
     assert!(library.is_file(), "{} is not there: call `cargo xtask test`", library.display());
-    let training = Training::single(150, 2);
-    let sandbox = Sandbox::new();
+    let training = Training::single(STEPS, 2);
+    let sandbox = slow_sandbox();
     let start = || {
         let mut command =
             sandbox.command(std::iter::once(OsString::from("--")).chain(training.argv.iter().cloned()));
@@ -178,16 +197,18 @@ fn the_interposer_goes_along() {
     assert_eq!(agents.as_array().unwrap().len(), 3, "the trainer and its two workers: {agents}");
     job.kill_everything();
     let mut job = start();
-    assert_eq!(job.wait(), 0, "{}", job.said());
+    job.until_answering(&sandbox);
     assert!(job.said().contains("interposer: 0 processes went on, 3 were restored"), "{}", job.said());
+    full_speed(&sandbox);
+    assert_eq!(job.wait(), 0, "{}", job.said());
     assert_eq!(sandbox.read("losses.txt"), training.unbroken());
 }
 
 /// The kernel gives the PIDs of the dead job to others: it resumes all the same.
 #[test]
 fn resumes_while_its_pids_are_taken() {
-    let training = Training::single(150, 2);
-    let sandbox = Sandbox::new();
+    let training = Training::single(STEPS, 2);
+    let sandbox = slow_sandbox();
     let mut job = training.start(&sandbox);
     until_step(&mut job, &sandbox, 5);
     job.checkpoint(&sandbox);
@@ -195,6 +216,7 @@ fn resumes_while_its_pids_are_taken() {
     job.kill_everything();
     let taken: Vec<_> = pids.iter().filter_map(|pid| occupy(*pid)).collect();
     assert!(!taken.is_empty(), "none of {pids:?} could be taken");
+    full_speed(&sandbox);
     let mut job = training.start(&sandbox);
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert_eq!(sandbox.read("losses.txt"), training.unbroken());
