@@ -138,7 +138,6 @@ impl Setting {
         let arg = Arg::new(self.name)
             .long(self.name)
             .global(true)
-            .help_heading("Options")
             .help(format!("{}{default}", self.help))
             .long_help(format!("{}\n{default} [variable: {variable}]", self.long_help));
         let arg = match self.short {
@@ -158,7 +157,6 @@ pub fn args() -> impl Iterator<Item = Arg> {
         .long("config")
         .global(true)
         .value_name("FILE")
-        .help_heading("Options")
         .help(format!("Read options from this file [default: {DEFAULT_FILE}, if there is one]"))
         .long_help(format!(
             "Read options from this file: one `name = value` per line, names as the flags. Default: {DEFAULT_FILE} in the working directory, if there is one. A flag wins over a variable, a variable over the file. [variable: CKPT_CONFIG]"
