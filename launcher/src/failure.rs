@@ -55,6 +55,15 @@ pub fn exit_code(error: &anyhow::Error, otherwise: i32) -> i32 {
     if bad { EXIT_BAD_INPUT } else { otherwise }
 }
 
+/// Whether whoever read our output has stopped reading.
+#[must_use]
+pub fn is_closed_output(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        kind == Some(std::io::ErrorKind::BrokenPipe)
+    })
+}
+
 /// An error with all its causes in one line.
 #[must_use]
 pub fn in_one_line(error: &anyhow::Error) -> String {

@@ -17,7 +17,7 @@ use crate::config::{Config, Resume};
 use crate::control_server::{Answer, ControlServer};
 use crate::criu::Criu;
 use crate::decide::{Decision, abandon_after, decide};
-use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND};
+use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, bad_input};
 use crate::interpose;
 use crate::namespace::{InitEvent, Namespace, StartError};
 use crate::restore::{Resumed, Resumer};
@@ -59,7 +59,9 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     if let Err(code) = find_command(&argv[0]) {
         return Ok(code);
     }
-    let criu = Criu::find(config.criu.as_deref()).map_err(anyhow::Error::new)?;
+    let criu = Criu::find(config.criu.as_deref());
+    // One that was named is the user's to mend; a machine without one is not.
+    let criu = criu.map_err(|error| if config.criu.is_some() { bad_input(error) } else { error.into() })?;
     let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
     // What has to resume needs a store that is there: making one would only hide a mistyped path.
     let root = match config.resume {

@@ -186,6 +186,8 @@ fn bad_command_lines_are_refused() {
     refuses(&sandbox, &["--config", "none.toml", "true"], &["none.toml"]);
     refuses(&sandbox, &["--resume", "required", "true"], &["there is no store"]);
     refuses(&sandbox, &["--resume", "000001-20260101T000000Z", "true"], &["there is no store"]);
+    refuses(&sandbox, &["--criu", "/bin/false", "true"], &["/bin/false does not run as CRIU"]);
+    refuses(&sandbox, &["--criu", "/nonexistent", "true"], &["/nonexistent does not run as CRIU"]);
     refuses(&sandbox, &["ls"], &["there is no store", "--store"]);
     refuses(&sandbox, &["checkpoint"], &["there is no store"]);
 }
