@@ -347,7 +347,12 @@ impl Supervisor {
             }
         }
         let record = self.record.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.dir.set_record(&JobRecord { outcome, ..record })?;
+        if let Err(error) = self.dir.set_record(&JobRecord { outcome, ..record }) {
+            // The job's result is what counts. The next run takes it for one that died.
+            tracing::error!(
+                "the end of the job cannot be noted: {error}. Before the next run: --resume never if it was complete"
+            );
+        }
         // The checkpointer may not have let go yet; its thread ends when its channel does.
         drop(self.attempts);
         let job = wait_for_only_owner(self.job);

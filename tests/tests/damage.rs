@@ -158,6 +158,24 @@ fn a_full_disk_leaves_the_job_and_the_older_snapshot_alone() {
     drop(disk);
 }
 
+/// The disk is full when the job ends: its exit code is handed on all the same.
+#[test]
+fn a_full_disk_at_the_end_does_not_change_the_result() {
+    let mut sandbox = Sandbox::new();
+    let disk_path = sandbox.path().join("disk");
+    let disk = SmallDisk::mount(&disk_path, 24);
+    sandbox.store = disk_path.join("store");
+    let mut job = start(&sandbox, "first", &[]);
+    until_ready(&mut job, &sandbox);
+    let filler = disk_path.join("filler");
+    let mut file = fs::File::create(&filler).unwrap();
+    while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("the end of the job cannot be noted"), "{}", job.said());
+    drop(disk);
+}
+
 /// Everything below a directory with its content, to see that nothing was touched: all but the PID in the lock file.
 fn picture(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let files = files_below(dir).into_iter().filter(|path| !path.ends_with("lock"));
