@@ -2,6 +2,7 @@
 //! removes its temporary ones when a worker ends) in which a process of the snapshot has a socket bound: CRIU binds it
 //! anew and needs the directory.
 
+use crate::namespace::inside;
 use anyhow::{Context, Result};
 use ckpt_snapshot::Directory;
 use std::collections::BTreeSet;
@@ -14,7 +15,7 @@ use std::path::Path;
 #[must_use]
 pub fn look(paths: &BTreeSet<String>, root: &Path) -> Vec<Directory> {
     let look = |path: &String| {
-        let meta = fs::metadata(root.join(path.trim_start_matches('/'))).ok()?;
+        let meta = fs::metadata(inside(root, path)).ok()?;
         let (mode, uid, gid) = (meta.mode() & 0o7777, meta.uid(), meta.gid());
         meta.is_dir().then(|| Directory { path: path.clone(), mode, uid, gid })
     };

@@ -2,12 +2,14 @@
 
 use crate::agents::{Agents, Quiesced};
 use crate::checkpoint::{AttemptError, Checkpointer};
-use crate::criu::{Descriptors, Options, Session, SessionError, arm_expired_timers};
+use crate::criu::{
+    CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, arm_expired_timers,
+};
 use crate::diagnose;
 use crate::directories;
 use crate::interpose::AGENTS_LIMIT;
 use crate::links;
-use crate::namespace::{NamespaceError, Survey};
+use crate::namespace::{NamespaceError, Survey, inside};
 use crate::saved;
 use crate::staging::{StagedDir, Staging};
 use ckpt_snapshot::{
@@ -32,8 +34,6 @@ const ATTEMPTS_KEPT: usize = 10;
 const GHOST_LIMIT_BYTES: u32 = u32::MAX;
 /// CRIU's name for "do not lock connections": both ends of ours stand still.
 const NETWORK_LOCK_SKIP: i32 = 3;
-const CRIU_WARNINGS: i32 = 2;
-const CRIU_EVERYTHING: i32 = 4;
 
 /// What was noted while the job stood still.
 pub(crate) struct Frozen {
@@ -173,16 +173,11 @@ impl Checkpointer {
             work_dir_fd: Some(fds[1]),
             pid: Some(self.job.root_pid),
             leave_running: Some(true),
-            tcp_established: Some(true),
-            file_locks: Some(true),
-            link_remap: Some(true),
             ghost_limit: Some(GHOST_LIMIT_BYTES),
             network_lock: Some(NETWORK_LOCK_SKIP),
-            manage_cgroups_mode: Some(0),
-            log_file: Some("criu.log".to_owned()),
             log_level: Some(if tries == 1 { CRIU_WARNINGS } else { CRIU_EVERYTHING }),
             timeout: Some(u32::try_from(self.freeze_timeout.as_secs()).unwrap_or(u32::MAX).max(1)),
-            ..Options::default()
+            ..Options::of_every_job()
         }
     }
 
@@ -206,7 +201,7 @@ impl Checkpointer {
             .map_err(|error| failed("cannot copy the job's shared memory files", &error))?;
         let open_files = lengths(&writable, &root);
         // Best effort: the snapshot is good without them as long as they are there.
-        let readable = |path: &&String| fs::File::open(root.join(path.trim_start_matches('/'))).is_ok();
+        let readable = |path: &&String| fs::File::open(inside(&root, path)).is_ok();
         let spare_paths = saved::spare(&open_files);
         let spare_files = saved::save(spare_paths.iter().filter(readable), &root, "spare", spare)
             .map_err(|error| failed("cannot copy the job's open files", &error))?;
@@ -300,7 +295,7 @@ fn lengths(writable: &[String], root: &Path) -> Vec<OpenFile> {
         !["/dev/", "/proc/", "/sys/", "/run/ckpt-run/"].iter().any(|dir| path.starts_with(dir))
     };
     let length = |path: &String| {
-        let meta = fs::symlink_metadata(root.join(path.trim_start_matches('/'))).ok()?;
+        let meta = fs::symlink_metadata(inside(root, path)).ok()?;
         meta.is_file().then(|| OpenFile { path: path.clone(), size_bytes: meta.len() })
     };
     writable.iter().filter(on_disk).filter_map(length).collect()

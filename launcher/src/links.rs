@@ -2,6 +2,7 @@
 //! them a name of its own, `link_remap.N`, beside the lost one; as the job runs on, CRIU removes it again. So the name
 //! is made anew for the time of a restore.
 
+use crate::namespace::inside;
 use crate::runtime_dir::runtime_dir;
 use anyhow::{Context, Result};
 use ckpt_snapshot::LinkedFile;
@@ -57,10 +58,9 @@ pub fn find(paths: &[String], root: &Path) -> Result<Vec<LinkedFile>, String> {
 
 fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
     let cannot = |error: io::Error| format!("cannot find out which file {path} is: {error}");
-    let inside = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
     let dir = Path::new(path).parent().unwrap_or(Path::new("/"));
-    let wanted = fs::symlink_metadata(inside(Path::new(path))).map_err(cannot)?;
-    for entry in fs::read_dir(inside(dir)).map_err(cannot)? {
+    let wanted = fs::symlink_metadata(inside(root, path)).map_err(cannot)?;
+    for entry in fs::read_dir(inside(root, dir)).map_err(cannot)? {
         let entry = entry.map_err(cannot)?;
         let name = entry.file_name();
         let meta = entry.metadata().map_err(cannot)?;

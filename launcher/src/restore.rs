@@ -24,7 +24,6 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
 
-const CRIU_WARNINGS: i32 = 2;
 /// A restore may fail for a reason that is gone a moment later.
 const TRIES: u32 = 2;
 /// The kernel keeps the port of a killed listener for a minute (TIME_WAIT) if the job did not ask otherwise
@@ -60,6 +59,15 @@ enum Failure {
     Other(anyhow::Error),
 }
 
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Damaged { .. } => Self::Damaged(error),
+            other => Self::Other(other.into()),
+        }
+    }
+}
+
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         Self::Other(error)
@@ -92,11 +100,7 @@ impl Resumer<'_> {
     fn resume(&self, id: &SnapshotId) -> Result<Resumed, Failure> {
         let begun = Instant::now();
         let store = self.dir.store();
-        let damaged = |error: ReadError| match error {
-            ReadError::Damaged { .. } => Failure::Damaged(error),
-            other => Failure::Other(other.into()),
-        };
-        let manifest = store.manifest(id).map_err(damaged)?;
+        let manifest = store.manifest(id)?;
         self.check_machine(&manifest)?;
         let mut tries = 1;
         let mut told = false;
@@ -156,16 +160,11 @@ impl Resumer<'_> {
     }
 
     fn restore<'a>(&self, store: &dyn Store, manifest: &'a Manifest) -> Result<RunningJob, Failure> {
-        let damaged = |error: ReadError| match error {
-            ReadError::Damaged { .. } => Failure::Damaged(error),
-            other => Failure::Other(other.into()),
-        };
-        let images = store.images(manifest).map_err(damaged)?;
+        let images = store.images(manifest)?;
         let gone = manifest.spare_files.iter().filter(|file| std::fs::symlink_metadata(&file.path).is_err());
         let open = |file: &'a SavedFile| Ok((file, store.open(manifest, &file.data)?));
-        let gone = gone.map(open).collect::<Result<Vec<_>, ReadError>>().map_err(damaged)?;
-        let shm =
-            manifest.shm_files.iter().map(open).collect::<Result<Vec<_>, ReadError>>().map_err(damaged)?;
+        let gone = gone.map(open).collect::<Result<Vec<_>, ReadError>>()?;
+        let shm = manifest.shm_files.iter().map(open).collect::<Result<Vec<_>, ReadError>>()?;
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::put_back(&manifest.directories)?;
@@ -230,14 +229,8 @@ impl Resumer<'_> {
         let options = Options {
             images_dir_fd: session.process().fds[0],
             work_dir_fd: Some(session.process().fds[1]),
-            tcp_established: Some(true),
-            file_locks: Some(true),
-            link_remap: Some(true),
-            manage_cgroups_mode: Some(0),
             inherit_fd,
-            log_file: Some("criu.log".to_owned()),
-            log_level: Some(CRIU_WARNINGS),
-            ..Options::default()
+            ..Options::of_every_job()
         };
         let mut check = Some(check);
         let mut damage = None;

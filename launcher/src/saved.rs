@@ -5,6 +5,7 @@
 //! - Small files on disk that the job has open for writing. A job that goes on after a snapshot, or that fails, removes
 //!   its temporary files, and the snapshot needs them. They are put back if they are gone.
 
+use crate::namespace::inside;
 use crate::staging::StagedDir;
 use ckpt_snapshot::{OpenFile, RelPath, SavedFile, SparseWriter, copy_hashed};
 use rustix::fs::{SeekFrom, seek};
@@ -51,7 +52,7 @@ pub fn save<'a>(
 ) -> io::Result<Vec<SavedFile>> {
     let mut saved = Vec::new();
     for path in paths {
-        let mut from = File::open(root.join(path.trim_start_matches('/')))?;
+        let mut from = File::open(inside(root, path))?;
         let meta = from.metadata()?;
         let name = saved.len().to_string();
         copy_sparse(&mut from, &mut to.create(&name)?, meta.len())?;

@@ -10,6 +10,6 @@ mod timers;
 pub use find::{Criu, MIN_VERSION};
 pub use images::{Descriptors, ImageError};
 pub use log::explain;
-pub use rpc::{InheritFd, Options};
+pub use rpc::{CRIU_EVERYTHING, CRIU_WARNINGS, InheritFd, Options};
 pub use session::{Session, SessionError};
 pub use timers::arm_expired_timers;

@@ -78,6 +78,27 @@ pub struct Options {
     pub network_lock: Option<i32>,
 }
 
+/// CRIU logs its warnings and errors.
+pub const CRIU_WARNINGS: i32 = 2;
+/// CRIU logs everything.
+pub const CRIU_EVERYTHING: i32 = 4;
+
+impl Options {
+    /// What a dump and the restore from it have in common: locks are silently lost if only one of them has the option.
+    #[must_use]
+    pub fn of_every_job() -> Self {
+        Self {
+            tcp_established: Some(true),
+            file_locks: Some(true),
+            link_remap: Some(true),
+            manage_cgroups_mode: Some(0),
+            log_file: Some("criu.log".to_owned()),
+            log_level: Some(CRIU_WARNINGS),
+            ..Self::default()
+        }
+    }
+}
+
 /// `criu_req`.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Request {

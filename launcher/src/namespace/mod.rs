@@ -11,6 +11,8 @@
 //! The init never is in a dump; it stays for the next restore. When the launcher dies, however it dies, the control
 //! socket closes, the init ends, and the kernel ends everything in the namespace with it.
 
+use std::path::{Path, PathBuf};
+
 mod client;
 mod init;
 mod job_start;
@@ -35,3 +37,10 @@ pub const FIRST_JOB_PID: i32 = 10_000;
 /// Where the init mounts a small private tmpfs: the reaper's program is executed from there. It has to be the same
 /// path in the namespace of every later resume, since CRIU puts the (unlinked) program file back at its path.
 pub const PRIVATE_DIR: &str = "/run/ckpt-run/private";
+
+/// Where `path` (absolute, as the job names it) is when the job's root directory is `root`.
+#[must_use]
+pub fn inside(root: &Path, path: impl AsRef<Path>) -> PathBuf {
+    let path = path.as_ref();
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
