@@ -1,0 +1,152 @@
+//! The one table of the CUDA driver's entry points.
+//!
+//! The stand-in driver exports it, the interposer gets in front of it and the tests call through it. Each of
+//! them expands [`entry_points!`] with a macro of its own, so that a call is added by one row. The same rows as
+//! data are [`ENTRY_POINTS`]; [`lookup`] is cuGetProcAddress's rule over them, [`api::Api`] a driver that was
+//! opened by path.
+
+#[macro_use]
+mod table;
+
+pub mod api;
+#[expect(non_camel_case_types, reason = "C's names")]
+pub mod types;
+
+pub use cudarc::driver::sys;
+
+/// What the interposer does with a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Its behaviour changes: it is served from the arena, or answers as if the program had what it asked the
+    /// driver for. Passes the gate where it changes state.
+    Virtualise,
+    /// It creates, changes or destroys state that a checkpoint has to save, or that makes one impossible. The
+    /// call is passed on and the state noted. Passes the gate where it changes state.
+    Track,
+    /// It submits work: it waits while the gate is closed and counts as in flight until it returns.
+    Gate,
+    /// It is passed on as it is. It changes nothing that a checkpoint in the same process has to know. Calls that
+    /// block until work is done are here too: the gate must not be held while one blocks.
+    Leave,
+    /// It is passed on, and from then on the process cannot be checkpointed: the call changes state that nobody
+    /// saves. Told with its name.
+    Taint,
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryPoint {
+    /// The exact ELF name.
+    pub symbol: &'static str,
+    /// The name under which cuGetProcAddress knows it.
+    pub public_name: &'static str,
+    /// The first CUDA version (1000 * major + 10 * minor) for which cuGetProcAddress hands the symbol out.
+    pub since: u32,
+    /// The symbol whose default stream is the calling thread's own, and the first version for which it is
+    /// handed out.
+    pub per_thread: Option<(&'static str, u32)>,
+    /// What the interposer does with it; `None` for a row without a signature, which is to be treated as
+    /// [`Class::Taint`].
+    pub class: Option<Class>,
+    /// Name and type of each parameter; empty for a row without a signature.
+    pub params: &'static [(&'static str, &'static str)],
+}
+
+macro_rules! class {
+    (virtualise) => {
+        Class::Virtualise
+    };
+    (track) => {
+        Class::Track
+    };
+    (gate) => {
+        Class::Gate
+    };
+    (leave) => {
+        Class::Leave
+    };
+    (taint) => {
+        Class::Taint
+    };
+}
+
+macro_rules! optional {
+    () => {
+        None
+    };
+    ($value:expr) => {
+        Some($value)
+    };
+}
+
+macro_rules! list {
+    ($( fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) = $public:literal since $since:literal, $class:ident
+        $(, per_thread $per_thread:ident since $per_thread_since:literal)? ; )*
+     $( legacy $legacy:ident = $legacy_public:literal since $legacy_since:literal ; )*) => {
+        /// Every row of the table, in its order.
+        pub static ENTRY_POINTS: &[EntryPoint] = &[
+            $( EntryPoint {
+                symbol: stringify!($name),
+                public_name: $public,
+                since: $since,
+                per_thread: optional!($( (stringify!($per_thread), $per_thread_since) )?),
+                class: Some(class!($class)),
+                params: &[$( (stringify!($arg), stringify!($ty)) ),*],
+            }, )*
+            $( EntryPoint {
+                symbol: stringify!($legacy),
+                public_name: $legacy_public,
+                since: $legacy_since,
+                per_thread: None,
+                class: None,
+                params: &[],
+            }, )*
+        ];
+    };
+}
+
+entry_points!(list);
+
+/// The row that has this ELF name, plain or per-thread.
+pub fn by_symbol(symbol: &str) -> Option<&'static EntryPoint> {
+    ENTRY_POINTS.iter().find(|row| {
+        row.symbol == symbol || row.per_thread.is_some_and(|(per_thread, _)| per_thread == symbol)
+    })
+}
+
+/// What cuGetProcAddress finds. The three cases are those of `CUdriverProcAddressQueryResult`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// This ELF symbol is handed out.
+    Found(&'static str),
+    /// The name exists, but only for newer versions than the one asked for.
+    VersionNotSufficient,
+    /// There is no such name.
+    NotFound,
+}
+
+/// What cuGetProcAddress hands out for `public_name` to a program built for `cuda_version`.
+///
+/// It is the newest variant that is not newer than `cuda_version`, and of that the per-thread one if `per_thread`
+/// is asked for and exists at that version (CUDA driver API reference, cuGetProcAddress: without a per-thread
+/// variant the legacy one is returned). Names are public names without a suffix: `cuMemAlloc` is one,
+/// `cuMemAlloc_v2` is not.
+pub fn lookup(public_name: &str, cuda_version: u32, per_thread: bool) -> Lookup {
+    let mut variants = ENTRY_POINTS.iter().filter(|row| row.public_name == public_name).peekable();
+    if variants.peek().is_none() {
+        return Lookup::NotFound;
+    }
+    let newest = variants.filter(|row| row.since <= cuda_version).max_by_key(|row| row.since);
+    match newest {
+        None => Lookup::VersionNotSufficient,
+        Some(EntryPoint { per_thread: Some((symbol, since)), .. })
+            if per_thread && *since <= cuda_version =>
+        {
+            Lookup::Found(symbol)
+        }
+        Some(row) => Lookup::Found(row.symbol),
+    }
+}
+
+#[cfg(test)]
+mod tests;
