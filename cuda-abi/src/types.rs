@@ -73,6 +73,18 @@ enums! {
     CUtensorMapSwizzle,
 }
 
+/// A place of memory. Its kind is an integer here: the structure is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUmemLocation {
+    /// Any value of C's `CUmemLocationType`, known or not.
+    pub type_: c_uint,
+    /// The number of the device or of the host's NUMA node.
+    pub id: c_int,
+}
+
+const _: () = assert!(size_of::<CUmemLocation>() == size_of::<crate::sys::CUmemLocation>());
+
 /// Whether CUDA packs tensor maps by many or few; new in CUDA 13.5 (`cuda.h`, `CUtensorMapAllocClass`).
 pub type CUtensorMapAllocClass = c_uint;
 

@@ -4,6 +4,8 @@
 //! The tests use the real CRIU and the real Python with PyTorch that `cargo xtask test` provides. Where each is comes
 //! from the environment (see `xtask`), with the places that xtask uses as defaults.
 
+pub mod gpu;
+
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -146,7 +148,7 @@ impl Sandbox {
         }
         command.env("CKPT_STORE", &self.store).env("CKPT_CRIU", criu()).env("CKPT_INTERVAL", "off");
         let path = std::env::var_os("CKPT_TEST_PYTHONPATH")
-            .unwrap_or_else(|| workspace().join("target/tools/python").into());
+            .unwrap_or_else(|| workspace().join("target/tools/uvloop/lib/python3.11/site-packages").into());
         command.env("PYTHONPATH", path).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
         command
     }

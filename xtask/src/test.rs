@@ -31,10 +31,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(process::exit_code(status));
     }
 
+    let libcuda = workspace::simcuda()?;
+
     let mut test = workspace::cargo();
     test.args(["test", "--workspace", "--features", workspace::FAULTS]).args(&args.args);
     clear_options(&mut test);
     test.envs(tools.env()).env("CKPT_TEST_BIN", workspace::target_dir()?.join("debug/ckpt-run"));
+    test.env("CKPT_TEST_LIBCUDA", libcuda);
     if let Some(rootfs) = rootfs {
         test.env("CKPT_TEST_ROOTFS", rootfs);
     }

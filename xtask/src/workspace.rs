@@ -1,9 +1,12 @@
 //! Where things are in this repository.
 
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::process;
 
@@ -40,4 +43,25 @@ pub fn target_dir() -> Result<PathBuf> {
     let metadata: serde_json::Value = serde_json::from_str(&text).context("reading cargo's metadata")?;
     let target = metadata["target_directory"].as_str().context("cargo's metadata has no target_directory")?;
     Ok(target.into())
+}
+
+/// Builds simcuda and puts it where programs find it as the driver: the path of a `libcuda.so.1`, with a `libcuda.so`
+/// beside it for `cc -lcuda`.
+pub fn simcuda() -> Result<PathBuf> {
+    let status =
+        cargo().args(["build", "--package", "simcuda"]).status().context("could not start cargo build")?;
+    ensure!(status.success(), "simcuda could not be built ({status})");
+    let target = target_dir()?;
+    let dir = target.join("simcuda");
+    fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+    for (name, leads_to) in [("libcuda.so.1", "../debug/libsimcuda.so"), ("libcuda.so", "libcuda.so.1")] {
+        let link = dir.join(name);
+        match symlink(leads_to, &link) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("making the link {}", link.display()));
+            }
+            _ => {}
+        }
+    }
+    Ok(dir.join("libcuda.so.1"))
 }

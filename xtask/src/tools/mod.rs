@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | CRIU | on `PATH`, if new enough and `criu check` passes | a newer suite's packages, unpacked into a prefix ([`criu`]) |
 //! | PyTorch | `/usr/bin/python3 -c 'import torch'` | the system's package `python3-torch` ([`python`]) |
-//! | uvloop | - | PyPI's wheel, in a directory of its own ([`python`]) |
+//! | uvloop | - | PyPI's wheel, in a virtual environment ([`python`]) |
+//! | cuda-bindings, numba-cuda | - | PyPI's wheels, likewise |
 //! | a root with PyTorch 2.6 | - | debootstrap, for `test --full` only ([`rootfs`]) |
 //!
 //! Each is built beside its final place and renamed into it, so that an interrupted set-up is never taken for a
@@ -56,6 +57,8 @@ pub struct Tools {
     python: python::Python,
     /// A directory for `PYTHONPATH` that has uvloop.
     pythonpath: PathBuf,
+    /// The Python that has cuda-bindings and numba-cuda.
+    cuda_python: PathBuf,
 }
 
 impl Tools {
@@ -65,7 +68,8 @@ impl Tools {
         let criu = criu::set_up()?;
         let python = python::set_up_torch()?;
         let pythonpath = python::set_up_uvloop()?;
-        Ok(Self { criu, python, pythonpath })
+        let cuda_python = python::set_up_cuda()?;
+        Ok(Self { criu, python, pythonpath, cuda_python })
     }
 
     /// The variables that tests find the tools by. `CKPT_CRIU` is also ckpt-run's own `--criu`.
@@ -75,6 +79,7 @@ impl Tools {
             ("CKPT_TEST_PYTHON", python::PYTHON.into()),
             ("CKPT_TEST_TORCHRUN", self.python.torchrun.clone().into()),
             ("CKPT_TEST_PYTHONPATH", self.pythonpath.clone().into()),
+            ("CKPT_TEST_CUDA_PYTHON", self.cuda_python.clone().into()),
         ]
     }
 

@@ -1,4 +1,4 @@
-//! Python: PyTorch from the system's package, uvloop from PyPI in a directory of its own.
+//! Python: PyTorch from the system's package; uvloop and clients of CUDA from PyPI, in virtual environments.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,8 +13,11 @@ use crate::{process, say, workspace};
 /// The system's Python. Another one on `PATH` (pyenv, conda) does not see the system's packages.
 pub const PYTHON: &str = "/usr/bin/python3";
 
-/// uvloop opens an io_uring when its loop starts; that is what the tests want it for. The version that was tested.
-const UVLOOP: &str = "uvloop==0.22.1";
+/// In each directory of wheels: what it was made from.
+const REQUIREMENTS: &str = "requirements.txt";
+
+/// In each virtual environment: its Python.
+const VENV_PYTHON: &str = "bin/python3";
 
 /// A Python that has PyTorch.
 pub struct Python {
@@ -59,38 +62,112 @@ fn install_torch() -> Result<()> {
     apt::install_system(&["python3-torch"], &log)
 }
 
-/// Fetches uvloop and returns the directory for `PYTHONPATH`.
-pub fn set_up_uvloop() -> Result<PathBuf> {
-    let place = workspace::tools_dir().join("python");
-    if let Ok(version) = uvloop_version(&place) {
-        eprintln!("tools: uvloop {version}, {}", place.display());
-        return Ok(place);
-    }
-    let start = Instant::now();
-    let log = log_file("uvloop")?;
-    eprintln!("tools: getting {UVLOOP} from PyPI, the log is {}", log.display());
-    let work = unfinished()?;
-    let built = work.path().join("python");
-    let install = || -> Result<String> {
-        let mut pip = find_pip(&log)?;
-        pip.args(["install", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"])
-            .args(["--implementation", "cp", "--python-version", &python_version()?])
-            .args(["--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64"])
-            .arg("--target")
-            .arg(&built)
-            .arg(UVLOOP);
-        process::logged(&mut pip, &log)?;
-        uvloop_version(&built)
-    };
-    let version = install().context("uvloop, which tests of io_uring need, could not be set up")?;
-    finish(&built, &place)?;
-    eprintln!("tools: uvloop {version}, {} (set up in {})", place.display(), say::duration(start.elapsed()));
-    Ok(place)
+/// Packages of PyPI in a virtual environment of their own.
+struct Wheels {
+    /// What messages call it, and its directory below `target/tools`.
+    name: &'static str,
+    requirements: &'static [&'static str],
+    /// Prints a line of versions, and fails if something does not work.
+    check: &'static str,
+    /// What it is for, if it cannot be had.
+    purpose: &'static str,
 }
 
-fn uvloop_version(dir: &Path) -> Result<String> {
-    let check = "import uvloop; uvloop.new_event_loop().close(); print(uvloop.__version__)";
-    Ok(process::capture(python().env("PYTHONPATH", dir).args(["-c", check]))?.trim().to_owned())
+const UVLOOP: Wheels = Wheels {
+    name: "uvloop",
+    // The version that was tested: it opens an io_uring when its loop starts, that is what the tests want it for.
+    requirements: &["uvloop==0.22.1"],
+    check: "import uvloop; uvloop.new_event_loop().close(); print('uvloop', uvloop.__version__)",
+    purpose: "tests of io_uring",
+};
+
+/// Clients of the CUDA driver. All that has a CUDA version is of 13.0, the driver version that simcuda shows: a newer
+/// compiler's PTX is too new for it.
+const CUDA: Wheels = Wheels {
+    name: "cuda-python",
+    requirements: &[
+        "cuda-bindings==13.0.3",
+        "cuda-core==1.2.2",
+        "cuda-pathfinder==1.9.0",
+        "llvmlite==0.50.0",
+        "numba==0.68.1",
+        "numba-cuda==0.30.4",
+        "numpy==2.4.6",
+        "nvidia-cuda-nvrtc==13.0.88",
+        "nvidia-cuda-runtime==13.0.96",
+        "nvidia-nvvm==13.0.88",
+        "packaging==26.3",
+    ],
+    check: "import importlib.metadata as m, cuda.bindings.driver, numba.cuda; \
+            assert 'numba_cuda' in numba.cuda.__file__, numba.cuda.__file__; \
+            print(*(f'{name} {m.version(name)}' for name in ('cuda-bindings', 'numba-cuda', 'numba')))",
+    purpose: "tests of simcuda with Python programs",
+};
+
+/// Fetches uvloop and returns the directory for `PYTHONPATH`: it is for the Python that has PyTorch.
+pub fn set_up_uvloop() -> Result<PathBuf> {
+    site_packages(&UVLOOP.set_up()?)
+}
+
+/// Fetches cuda-bindings and numba-cuda, with the compiler that numba-cuda uses, and returns the Python that has
+/// them. It has to be that one: both look for their libraries where packages are installed, not in `PYTHONPATH`.
+pub fn set_up_cuda() -> Result<PathBuf> {
+    Ok(CUDA.set_up()?.join(VENV_PYTHON))
+}
+
+impl Wheels {
+    fn set_up(&self) -> Result<PathBuf> {
+        let place = workspace::tools_dir().join(self.name);
+        if self.is_set_up(&place)
+            && let Ok(versions) = self.versions(&place)
+        {
+            eprintln!("tools: {versions}, {}", place.display());
+            return Ok(place);
+        }
+        let start = Instant::now();
+        let log = log_file(self.name)?;
+        eprintln!("tools: getting {} from PyPI, the log is {}", self.requirements.join(" "), log.display());
+        let work = unfinished()?;
+        let built = work.path().join(self.name);
+        let install = || -> Result<String> {
+            // Without pip: Debian's Python cannot put it in.
+            process::logged(python().args(["-m", "venv", "--without-pip"]).arg(&built), &log)?;
+            let mut pip = find_pip(&log)?;
+            pip.args(["install", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"])
+                .args(["--implementation", "cp", "--python-version", &python_version()?])
+                .args(["--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_27_x86_64"])
+                .args(["--platform", "manylinux_2_17_x86_64", "--platform", "manylinux2014_x86_64"])
+                .arg("--target")
+                .arg(site_packages(&built)?)
+                .args(self.requirements);
+            process::logged(&mut pip, &log)?;
+            std::fs::write(built.join(REQUIREMENTS), self.requirements.join("\n"))?;
+            self.versions(&built)
+        };
+        let versions = install()
+            .with_context(|| format!("{}, which {} need, could not be set up", self.name, self.purpose))?;
+        finish(&built, &place)?;
+        let took = say::duration(start.elapsed());
+        eprintln!("tools: {versions}, {} (set up in {took})", place.display());
+        Ok(place)
+    }
+
+    /// Whether the directory was made for these very requirements.
+    fn is_set_up(&self, place: &Path) -> bool {
+        std::fs::read_to_string(place.join(REQUIREMENTS))
+            .is_ok_and(|text| text == self.requirements.join("\n"))
+    }
+
+    fn versions(&self, dir: &Path) -> Result<String> {
+        let mut python = Command::new(dir.join(VENV_PYTHON));
+        python.env_remove("PYTHONPATH").env_remove("PYTHONHOME").env("PYTHONNOUSERSITE", "1");
+        Ok(process::capture(python.args(["-c", self.check]))?.trim().to_owned())
+    }
+}
+
+/// Where packages are in a virtual environment.
+fn site_packages(venv: &Path) -> Result<PathBuf> {
+    Ok(venv.join(format!("lib/python{}/site-packages", python_version()?)))
 }
 
 /// A pip of any Python: the wheel is chosen by our own arguments, not by the Python that pip runs under.

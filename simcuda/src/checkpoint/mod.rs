@@ -1,0 +1,43 @@
+//! The driver's checkpoint API: lock, checkpoint, restore, unlock, by the process itself or another one.
+//!
+//! `api` holds the handlers, [`lock`] the gate that every other call passes, `state` the states of this process
+//! and its way from one to the next, `teeth` what keeps CRIU away while the process holds driver state. Another
+//! process finds a process of ours and asks it for an operation by `remote`; `control` answers it, and `wire`
+//! says what the two have in common.
+
+mod api;
+mod control;
+mod fork;
+pub(crate) mod lock;
+mod mapping;
+mod pairs;
+mod remote;
+mod state;
+mod teeth;
+mod wire;
+
+use cuda_abi::sys::CUresult;
+
+use crate::error::Result;
+
+pub(crate) use api::{
+    cuCheckpointOperationComplete, cuCheckpointProcessCheckpoint, cuCheckpointProcessGetRestoreThreadId,
+    cuCheckpointProcessGetState, cuCheckpointProcessLock, cuCheckpointProcessRestore,
+    cuCheckpointProcessUnlock,
+};
+
+/// Starts what answers other processes, and takes hold of the driver's state; part of cuInit.
+///
+/// # Errors
+/// `CUDA_ERROR_OPERATING_SYSTEM` if the kernel refuses a descriptor, a mapping or a thread; the reason is told on
+/// standard error.
+pub(crate) fn start() -> Result {
+    let started = state::take_hold().and_then(|()| control::start());
+    started.map_err(|error| {
+        eprintln!("simcuda: {error}");
+        state::let_go();
+        CUresult::CUDA_ERROR_OPERATING_SYSTEM
+    })?;
+    fork::watch();
+    Ok(())
+}

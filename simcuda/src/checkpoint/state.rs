@@ -1,0 +1,173 @@
+//! The states of this process and the operations that lead from one to the next.
+//!
+//! ```text
+//!            lock              checkpoint
+//!  running ───────► locked ──────────────► checkpointed
+//!     ▲  ▲            │ ▲                    │     │
+//!     │  └────────────┘ └────────────────────┘     │ restore without enough memory
+//!     │     unlock             restore             ▼
+//!   cuInit                                       failed (for good)
+//! ```
+//!
+//! A lock that times out leaves the process running, a checkpoint that is refused leaves it locked. The names are
+//! those of `CUprocessState` (CUDA driver API reference, "CUDA Checkpointing").
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use cuda_abi::sys::{CUprocessState, CUresult};
+use parking_lot::Mutex;
+
+use super::fork::{self, Slot};
+use super::lock::GATE;
+use super::teeth::Teeth;
+use super::wire::{Operation, Pair};
+use super::{control, pairs};
+use crate::error::Result;
+use crate::{context, memory, stream};
+
+/// Where the process stands; the numbers are `CUprocessState`'s.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum State {
+    Running = CUprocessState::CU_PROCESS_STATE_RUNNING as u32,
+    Locked = CUprocessState::CU_PROCESS_STATE_LOCKED as u32,
+    Checkpointed = CUprocessState::CU_PROCESS_STATE_CHECKPOINTED as u32,
+    Failed = CUprocessState::CU_PROCESS_STATE_FAILED as u32,
+}
+
+impl State {
+    pub(super) fn from_code(code: u32) -> Option<Self> {
+        [Self::Running, Self::Locked, Self::Checkpointed, Self::Failed]
+            .into_iter()
+            .find(|state| *state as u32 == code)
+    }
+}
+
+/// Held by one operation from beginning to end.
+static OPERATION: Mutex<Option<Teeth>> = Mutex::new(None);
+/// Beside the lock, so that an operation that takes its time does not keep anybody from asking.
+static STATE: AtomicU32 = AtomicU32::new(State::Running as u32);
+
+/// How often a lock that waits looks whether its caller still is there.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The process has driver state from now on: its teeth grow.
+///
+/// # Errors
+/// As [`Teeth::grow`].
+pub(super) fn take_hold() -> io::Result<()> {
+    grow(&mut OPERATION.lock())
+}
+
+/// The process has no driver state after all.
+pub(super) fn let_go() {
+    draw(&mut OPERATION.lock());
+}
+
+pub(super) fn current() -> State {
+    State::from_code(STATE.load(Ordering::Acquire)).expect("only states are stored")
+}
+
+/// Carries out an operation on this process, on behalf of a caller of which `wanted` says whether it still waits.
+///
+/// # Errors
+/// `CUDA_ERROR_ILLEGAL_STATE` if it does not suit the state, and the operation's own.
+pub(super) fn carry_out(operation: &Operation, wanted: &dyn Fn() -> bool) -> Result {
+    let teeth = &mut *OPERATION.lock();
+    match operation {
+        Operation::Lock { timeout_ms } => lock_process(*timeout_ms, wanted),
+        Operation::Checkpoint => checkpoint(teeth),
+        Operation::Restore { pairs } => restore(teeth, pairs),
+        Operation::Unlock => unlock(),
+    }
+}
+
+fn lock_process(timeout_ms: u32, wanted: &dyn Fn() -> bool) -> Result {
+    expect(State::Running)?;
+    let limit = (timeout_ms != 0).then(|| Instant::now() + Duration::from_millis(timeout_ms.into()));
+    GATE.close();
+    while !stands_still(limit) {
+        if limit.is_some_and(|limit| Instant::now() >= limit) || !wanted() {
+            GATE.open();
+            return Err(CUresult::CUDA_ERROR_NOT_READY);
+        }
+    }
+    advance(State::Locked);
+    Ok(())
+}
+
+/// Waits a while until no call is inside and all submitted work is done, host functions included.
+fn stands_still(limit: Option<Instant>) -> bool {
+    let next_look = Instant::now() + LOOK_INTERVAL;
+    let until = limit.map_or(next_look, |limit| limit.min(next_look));
+    GATE.wait_until_empty(until) && stream::drain(Some(until))
+}
+
+fn checkpoint(teeth: &mut Option<Teeth>) -> Result {
+    expect(State::Locked)?;
+    memory::detach()?;
+    draw(teeth);
+    advance(State::Checkpointed);
+    Ok(())
+}
+
+fn restore(teeth: &mut Option<Teeth>, map: &[Pair]) -> Result {
+    expect(State::Checkpointed)?;
+    pairs::check(map)?;
+    let attached = grow(teeth)
+        .map_err(|error| {
+            eprintln!("simcuda: {error}");
+            CUresult::CUDA_ERROR_OPERATING_SYSTEM
+        })
+        .and_then(|()| memory::attach());
+    if let Err(error) = attached {
+        // The real driver does not recover from this either: every call fails from now on, and the process holds
+        // on to what it has of the device.
+        context::lose_all(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+        advance(State::Failed);
+        GATE.fail();
+        return Err(error);
+    }
+    advance(State::Locked);
+    Ok(())
+}
+
+fn unlock() -> Result {
+    expect(State::Locked)?;
+    advance(State::Running);
+    GATE.open();
+    Ok(())
+}
+
+fn grow(teeth: &mut Option<Teeth>) -> io::Result<()> {
+    let grown = teeth.insert(Teeth::grow()?);
+    fork::close_in_child(Slot::Tooth, Some(grown.descriptor()));
+    Ok(())
+}
+
+fn draw(teeth: &mut Option<Teeth>) {
+    fork::close_in_child(Slot::Tooth, None);
+    *teeth = None;
+}
+
+fn expect(state: State) -> Result {
+    if current() == state { Ok(()) } else { Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) }
+}
+
+/// Called with the operation's lock held.
+fn advance(to: State) {
+    let from = current();
+    assert!(
+        matches!(
+            (from, to),
+            (State::Running | State::Checkpointed, State::Locked)
+                | (State::Locked, State::Running | State::Checkpointed)
+                | (State::Checkpointed, State::Failed)
+        ),
+        "no way leads from {from:?} to {to:?}"
+    );
+    STATE.store(to as u32, Ordering::Release);
+    control::publish(to);
+}

@@ -1,0 +1,91 @@
+//! What the environment says about the simulated machine, read once by `cuInit`.
+
+use std::path::PathBuf;
+
+/// The simulated machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// `SIMCUDA_DEVICES`: how many devices there are.
+    pub(crate) devices: usize,
+    /// `SIMCUDA_MEMORY`: memory of each device.
+    pub(crate) memory_bytes: u64,
+    /// `SIMCUDA_COPY_GBPS`: speed of a copy over the bus in 10^9 bytes per second; unset: as fast as it goes.
+    pub(crate) copy_bytes_per_s: Option<f64>,
+    /// `SIMCUDA_DIR`: where the devices' memory lies, shared by all processes that name the same directory.
+    pub(crate) directory: PathBuf,
+    /// `SIMCUDA_THREADS`: how many host threads run a kernel's blocks.
+    pub(crate) threads: usize,
+    /// `SIMCUDA_JITTER`: seed of the random delays before each piece of asynchronous work.
+    pub(crate) jitter: Option<u64>,
+}
+
+/// CUDA 13.0, that is driver r580.
+pub(crate) const DEFAULT_DRIVER_VERSION: i32 = 13000;
+
+impl Config {
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// Says which variable has which bad value and what is expected.
+    pub(crate) fn from_environment() -> Result<Self, String> {
+        // SAFETY: geteuid has no preconditions.
+        let user = unsafe { libc::geteuid() };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self {
+            devices: variable("SIMCUDA_DEVICES", 1, |text| text.parse().ok().filter(|n| *n <= 64))?,
+            memory_bytes: variable("SIMCUDA_MEMORY", 4 << 30, parse_bytes)?,
+            copy_bytes_per_s: variable("SIMCUDA_COPY_GBPS", None, |text| {
+                text.parse::<f64>().ok().filter(|speed| *speed > 0.0).map(|speed| Some(speed * 1e9))
+            })?,
+            directory: std::env::var_os("SIMCUDA_DIR")
+                .map_or_else(|| PathBuf::from(format!("/dev/shm/simcuda-{user}")), PathBuf::from),
+            threads: variable("SIMCUDA_THREADS", cores, |text| text.parse().ok().filter(|n| *n > 0))?,
+            jitter: variable("SIMCUDA_JITTER", None, |text| text.parse().ok().map(Some))?,
+        })
+    }
+}
+
+/// cuDriverGetVersion's answer, which programs ask for before cuInit.
+///
+/// # Errors
+/// Says what is wrong with `SIMCUDA_DRIVER_VERSION`.
+pub(crate) fn driver_version() -> Result<i32, String> {
+    variable("SIMCUDA_DRIVER_VERSION", DEFAULT_DRIVER_VERSION, |text| {
+        text.parse().ok().filter(|version| (11000..100_000).contains(version))
+    })
+}
+
+fn variable<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+    match std::env::var(name) {
+        Err(std::env::VarError::NotPresent) => Ok(default),
+        Err(std::env::VarError::NotUnicode(text)) => Err(format!("{name}: not a text: {text:?}")),
+        Ok(text) => parse(text.trim()).ok_or_else(|| format!("{name}: cannot use the value {text:?}")),
+    }
+}
+
+/// `"512MiB"`, `"2GiB"` or a plain number of bytes.
+fn parse_bytes(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return None,
+    };
+    digits.trim().parse::<u64>().ok()?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_bytes;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_bytes("64MiB"), Some(64 << 20));
+        assert_eq!(parse_bytes("2 GiB"), Some(2 << 30));
+        assert_eq!(parse_bytes("123"), Some(123));
+        assert_eq!(parse_bytes("12XB"), None);
+        assert_eq!(parse_bytes("99999999999GiB"), None);
+    }
+}

@@ -1,0 +1,229 @@
+//! Devices and what can be asked about them.
+
+mod attributes;
+mod pci;
+
+use std::ffi::{c_char, c_int};
+
+use cuda_abi::sys::{self, CUresult};
+use cuda_abi::types::{CUarray_format, CUatomicOperation, CUdevice, CUdevice_attribute, CUexecAffinityType};
+
+use crate::config::Config;
+use crate::context::Primary;
+use crate::error::{Result, write_out};
+use crate::process;
+
+pub(crate) use attributes::{
+    CONSTANT_BYTES, MAX_BLOCK_DIM, MAX_GRID_DIM, MULTIPROCESSORS, REGISTERS_PER_MULTIPROCESSOR,
+    RESERVED_SHARED_BYTES, SHARED_BYTES_PER_BLOCK, SHARED_BYTES_PER_BLOCK_OPTIN,
+    SHARED_BYTES_PER_MULTIPROCESSOR, SM_VERSION, THREADS_PER_BLOCK, THREADS_PER_MULTIPROCESSOR, WARP_SIZE,
+};
+pub(crate) use pci::{cuDeviceGetByPCIBusId, cuDeviceGetPCIBusId};
+
+const NAME: &str = "SimCUDA Device sm_90";
+
+/// One simulated device: a part with compute capability 9.0.
+pub(crate) struct Device {
+    pub(crate) ordinal: i32,
+    pub(crate) memory_bytes: u64,
+    pub(crate) primary: Primary,
+    uuid: [u8; 16],
+}
+
+impl Device {
+    pub(crate) fn new(ordinal: usize, config: &Config) -> Self {
+        // However the directory is spelt, it is the same device.
+        let directory = config.directory.canonicalize();
+        let uuid = uuid(directory.as_deref().unwrap_or(&config.directory), ordinal);
+        let ordinal = i32::try_from(ordinal).expect("the number of devices is bounded by the configuration");
+        Self { ordinal, memory_bytes: config.memory_bytes, primary: Primary::new(), uuid }
+    }
+}
+
+/// The same in every process that shares the device, another one for each device: what restore compares.
+fn uuid(directory: &std::path::Path, ordinal: usize) -> [u8; 16] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(directory.as_os_str().as_encoded_bytes());
+    hasher.update(&[0]);
+    hasher.update(&(ordinal as u64).to_le_bytes());
+    let hash = hasher.finalize();
+    *hash.as_bytes().first_chunk().expect("a hash has 32 bytes")
+}
+
+pub(crate) unsafe fn cuDeviceGet(out: *mut CUdevice, ordinal: i32) -> Result {
+    let device = process::device(ordinal)?;
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { write_out(out, device.ordinal) }
+}
+
+pub(crate) unsafe fn cuDeviceGetCount(out: *mut i32) -> Result {
+    let machine = process::machine()?;
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { write_out(out, i32::try_from(machine.devices.len()).unwrap_or(i32::MAX)) }
+}
+
+pub(crate) unsafe fn cuDeviceGetName(out: *mut c_char, len: c_int, ordinal: CUdevice) -> Result {
+    process::device(ordinal)?;
+    let len = usize::try_from(len).ok().filter(|len| *len > 0).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    // SAFETY: `out` is NULL or the caller's buffer of `len` bytes.
+    unsafe { write_text(out, len, NAME) }
+}
+
+/// Writes a text and its NUL, cut to what fits.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` if there is no buffer.
+///
+/// # Safety
+/// `out` is NULL or valid for writes of `len` bytes; `len` is not 0.
+unsafe fn write_text(out: *mut c_char, len: usize, text: &str) -> Result {
+    if out.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let kept = &text.as_bytes()[..text.len().min(len - 1)];
+    // SAFETY: the buffer has room for `len` bytes, of which this takes at most `len - 1`.
+    unsafe { out.cast::<u8>().copy_from_nonoverlapping(kept.as_ptr(), kept.len()) };
+    // SAFETY: `kept.len()` is below `len`.
+    let end = unsafe { out.add(kept.len()) };
+    // SAFETY: `end` lies inside of the buffer.
+    unsafe { end.write(0) };
+    Ok(())
+}
+
+pub(crate) unsafe fn cuDeviceGetUuid(out: *mut sys::CUuuid, ordinal: CUdevice) -> Result {
+    let device = process::device(ordinal)?;
+    let uuid = sys::CUuuid { bytes: device.uuid.map(u8::cast_signed) };
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { write_out(out, uuid) }
+}
+
+/// Differs from the first version only for a partition of a device, of which there are none here.
+pub(crate) unsafe fn cuDeviceGetUuid_v2(out: *mut sys::CUuuid, ordinal: CUdevice) -> Result {
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { cuDeviceGetUuid(out, ordinal) }
+}
+
+pub(crate) unsafe fn cuDeviceTotalMem_v2(out: *mut usize, ordinal: CUdevice) -> Result {
+    let device = process::device(ordinal)?;
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { write_out(out, usize::try_from(device.memory_bytes).unwrap_or(usize::MAX)) }
+}
+
+pub(crate) unsafe fn cuDeviceGetAttribute(
+    out: *mut c_int,
+    attribute: CUdevice_attribute,
+    ordinal: CUdevice,
+) -> Result {
+    let device = process::device(ordinal)?;
+    let value = attributes::value(device, attribute).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { write_out(out, value) }
+}
+
+pub(crate) unsafe fn cuDeviceComputeCapability(
+    major: *mut c_int,
+    minor: *mut c_int,
+    ordinal: CUdevice,
+) -> Result {
+    process::device(ordinal)?;
+    let version = SM_VERSION.cast_signed();
+    // SAFETY: `major` is the caller's out parameter.
+    unsafe { write_out(major, version / 10) }?;
+    // SAFETY: `minor` is the caller's out parameter.
+    unsafe { write_out(minor, version % 10) }
+}
+
+pub(crate) unsafe fn cuDeviceGetProperties(out: *mut sys::CUdevprop, ordinal: CUdevice) -> Result {
+    use sys::CUdevice_attribute as A;
+    let device = process::device(ordinal)?;
+    let value = |attribute: A| attributes::value(device, attribute as u32).unwrap_or(0);
+    let properties = sys::CUdevprop {
+        maxThreadsPerBlock: value(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+        maxThreadsDim: MAX_BLOCK_DIM.map(u32::cast_signed),
+        maxGridSize: MAX_GRID_DIM.map(u32::cast_signed),
+        sharedMemPerBlock: value(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
+        totalConstantMemory: value(A::CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY),
+        SIMDWidth: value(A::CU_DEVICE_ATTRIBUTE_WARP_SIZE),
+        memPitch: value(A::CU_DEVICE_ATTRIBUTE_MAX_PITCH),
+        regsPerBlock: value(A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK),
+        clockRate: value(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+        textureAlign: value(A::CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT),
+    };
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { write_out(out, properties) }
+}
+
+pub(crate) unsafe fn cuDeviceGetTexture1DLinearMaxWidth(
+    out: *mut usize,
+    format: CUarray_format,
+    channels: u32,
+    ordinal: CUdevice,
+) -> Result {
+    use sys::CUarray_format as F;
+    let device = process::device(ordinal)?;
+    let formats = [
+        F::CU_AD_FORMAT_UNSIGNED_INT8,
+        F::CU_AD_FORMAT_UNSIGNED_INT16,
+        F::CU_AD_FORMAT_UNSIGNED_INT32,
+        F::CU_AD_FORMAT_SIGNED_INT8,
+        F::CU_AD_FORMAT_SIGNED_INT16,
+        F::CU_AD_FORMAT_SIGNED_INT32,
+        F::CU_AD_FORMAT_HALF,
+        F::CU_AD_FORMAT_FLOAT,
+    ];
+    if !formats.iter().any(|known| *known as u32 == format) || !matches!(channels, 1 | 2 | 4) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH;
+    let width = attributes::value(device, attribute as u32).unwrap_or(0);
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { write_out(out, usize::try_from(width).unwrap_or(0)) }
+}
+
+/// Limiting a context to some multiprocessors needs an MPS server, of which there is none.
+pub(crate) unsafe fn cuDeviceGetExecAffinitySupport(
+    out: *mut c_int,
+    kind: CUexecAffinityType,
+    ordinal: CUdevice,
+) -> Result {
+    process::device(ordinal)?;
+    if kind >= sys::CUexecAffinityType::CU_EXEC_AFFINITY_TYPE_MAX as u32 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { write_out(out, 0) }
+}
+
+/// Over PCIe no atomic operation on host memory is native.
+pub(crate) unsafe fn cuDeviceGetHostAtomicCapabilities(
+    capabilities: *mut u32,
+    operations: *const CUatomicOperation,
+    count: u32,
+    ordinal: CUdevice,
+) -> Result {
+    process::device(ordinal)?;
+    if capabilities.is_null() || operations.is_null() || count == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller passes `count` operations.
+    let operations = unsafe { std::slice::from_raw_parts(operations, count as usize) };
+    if operations.iter().any(|operation| *operation >= sys::CUatomicOperation::CU_ATOMIC_OPERATION_MAX as u32)
+    {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's out parameter has room for `count` values.
+    unsafe { capabilities.write_bytes(0, count as usize) };
+    Ok(())
+}
+
+/// Profilers attach to the real driver only; starting and stopping one is nothing to do.
+pub(crate) unsafe fn cuProfilerStart() -> Result {
+    process::machine().map(|_| ())
+}
+
+pub(crate) unsafe fn cuProfilerStop() -> Result {
+    process::machine().map(|_| ())
+}
+
+#[cfg(test)]
+mod tests;

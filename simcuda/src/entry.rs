@@ -1,0 +1,80 @@
+//! What every call passes before its handler runs: trace, fault injection, the checkpoint lock.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::LazyLock;
+
+use cuda_abi::Class;
+use cuda_abi::sys::CUresult;
+
+use crate::error::Result;
+use crate::{checkpoint, faults};
+
+thread_local! {
+    static PER_THREAD_DEFAULT_STREAM: Cell<bool> = const { Cell::new(false) };
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// `SIMCUDA_TRACE=1` tells every call and its result on standard error.
+static TRACE: LazyLock<bool> =
+    LazyLock::new(|| std::env::var("SIMCUDA_TRACE").is_ok_and(|value| value == "1"));
+
+/// Runs a handler as the entry point `symbol`; `per_thread` says that the symbol is a `_ptsz` or `_ptds` one.
+pub(crate) fn call(
+    symbol: &'static str,
+    class: Class,
+    per_thread: bool,
+    handler: impl FnOnce() -> Result,
+) -> u32 {
+    let outer = PER_THREAD_DEFAULT_STREAM.replace(per_thread);
+    // The handlers' state is behind locks that recover or refuse; the panic itself is told below.
+    let result = catch_unwind(AssertUnwindSafe(|| guarded(symbol, class, handler)));
+    PER_THREAD_DEFAULT_STREAM.set(outer);
+    let result = result.unwrap_or_else(|_| {
+        eprintln!("simcuda: {symbol} panicked; this is a defect of simcuda");
+        Err(CUresult::CUDA_ERROR_UNKNOWN)
+    });
+    if *TRACE {
+        trace(symbol, result);
+    }
+    match result {
+        Ok(()) => CUresult::CUDA_SUCCESS as u32,
+        Err(error) => error as u32,
+    }
+}
+
+fn guarded(symbol: &'static str, class: Class, handler: impl FnOnce() -> Result) -> Result {
+    // Those of the checkpoint API open and close the lock: they do not wait at it.
+    if class == Class::Leave || symbol.starts_with("cuCheckpoint") {
+        faults::before(symbol)?;
+        return handler();
+    }
+    if IN_HOST_FUNCTION.get() {
+        return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
+    }
+    let _passage = checkpoint::lock::pass()?;
+    faults::before(symbol)?;
+    handler()
+}
+
+fn trace(symbol: &str, result: Result) {
+    match result {
+        Ok(()) => eprintln!("simcuda: {symbol} = 0"),
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED) => eprintln!("simcuda: {symbol} is not supported"),
+        Err(error) => eprintln!("simcuda: {symbol} = {} ({error:?})", error as u32),
+    }
+}
+
+/// Whether the current call came through a symbol whose default stream is the thread's own.
+pub(crate) fn per_thread_default_stream() -> bool {
+    PER_THREAD_DEFAULT_STREAM.get()
+}
+
+/// Runs a host function or callback of the program: calls that submit work are not permitted inside it
+/// (CUDA driver API reference, cuLaunchHostFunc).
+pub(crate) fn in_host_function<T>(body: impl FnOnce() -> T) -> T {
+    IN_HOST_FUNCTION.set(true);
+    let result = body();
+    IN_HOST_FUNCTION.set(false);
+    result
+}

@@ -1,0 +1,108 @@
+//! Fault injection: `SIMCUDA_FAULT="cuMemAlloc_v2:3=CUDA_ERROR_OUT_OF_MEMORY;cuLaunchKernel:10+=lose-device"`.
+//!
+//! Each rule is `SYMBOL:N=ACTION`: the Nth call of that symbol in this process, or with `N+` the Nth and every
+//! later one; `*` is every symbol. An action is an error's name or number, `delay:MILLISECONDS`, or
+//! `lose-device`, which makes every context fail for good with CUDA_ERROR_UNKNOWN.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use cuda_abi::sys::CUresult;
+
+use crate::error::Result;
+use crate::{context, proc_address};
+
+struct Rule {
+    symbol: String,
+    nth: u64,
+    and_later: bool,
+    action: Action,
+    calls: AtomicU64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Action {
+    Fail(CUresult),
+    Delay(Duration),
+    LoseDevice,
+}
+
+static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
+    let text = std::env::var("SIMCUDA_FAULT").unwrap_or_default();
+    parse(&text).unwrap_or_else(|message| {
+        eprintln!("simcuda: SIMCUDA_FAULT: {message}");
+        std::process::exit(2);
+    })
+});
+
+/// Called before each handler.
+///
+/// # Errors
+/// The injected one, if this call is due.
+pub(crate) fn before(symbol: &str) -> Result {
+    for rule in RULES.iter() {
+        if rule.symbol != "*" && rule.symbol != symbol {
+            continue;
+        }
+        let call = rule.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        if call < rule.nth || (call > rule.nth && !rule.and_later) {
+            continue;
+        }
+        match rule.action {
+            Action::Fail(error) => return Err(error),
+            Action::Delay(time) => std::thread::sleep(time),
+            Action::LoseDevice => context::lose_all(CUresult::CUDA_ERROR_UNKNOWN),
+        }
+    }
+    Ok(())
+}
+
+fn parse(text: &str) -> std::result::Result<Vec<Rule>, String> {
+    text.split(';').map(str::trim).filter(|rule| !rule.is_empty()).map(parse_rule).collect()
+}
+
+fn parse_rule(text: &str) -> std::result::Result<Rule, String> {
+    let expected = || format!("{text:?} is not SYMBOL:N=ACTION");
+    let (call, action) = text.split_once('=').ok_or_else(expected)?;
+    let (symbol, nth) = call.split_once(':').ok_or_else(expected)?;
+    let and_later = nth.ends_with('+');
+    let nth: u64 = nth.trim_end_matches('+').parse().ok().filter(|nth| *nth > 0).ok_or_else(expected)?;
+    if symbol != "*" && cuda_abi::by_symbol(symbol).is_none() {
+        return Err(format!("there is no entry point {symbol:?}"));
+    }
+    let action = if action == "lose-device" {
+        Action::LoseDevice
+    } else if let Some(time_ms) = action.strip_prefix("delay:") {
+        Action::Delay(Duration::from_millis(time_ms.parse().map_err(|_| expected())?))
+    } else {
+        Action::Fail(proc_address::error_by_name_or_number(action).ok_or_else(|| {
+            format!("{action:?} is neither an error of the driver nor delay:MILLISECONDS nor lose-device")
+        })?)
+    };
+    Ok(Rule { symbol: symbol.into(), nth, and_later, action, calls: AtomicU64::new(0) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_are_parsed() {
+        let rules = parse("cuMemAlloc_v2:3=CUDA_ERROR_OUT_OF_MEMORY; *:1+=delay:5;cuInit:2=999").unwrap();
+        assert_eq!(rules[0].symbol, "cuMemAlloc_v2");
+        assert_eq!((rules[0].nth, rules[0].and_later), (3, false));
+        assert_eq!(rules[0].action, Action::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        assert_eq!((rules[1].nth, rules[1].and_later), (1, true));
+        assert_eq!(rules[1].action, Action::Delay(Duration::from_millis(5)));
+        assert_eq!(rules[2].action, Action::Fail(CUresult::CUDA_ERROR_UNKNOWN));
+    }
+
+    #[test]
+    fn bad_rules_are_told() {
+        for bad in ["cuMemAlloc_v2", "cuMemAlloc_v2:0=999", "cuNothing:1=999", "cuInit:1=FOO", "cuInit:x=999"]
+        {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Taking the process's memory off its devices for a checkpoint, and back.
+
+use std::sync::Arc;
+
+use cuda_abi::sys::CUresult;
+
+use super::segment::Segment;
+use super::space::{Reserved, Target};
+use super::state::{Allocation, Kind, STATE, State};
+use crate::error::Result;
+
+impl State {
+    /// Every segment that is referred to by anything, once.
+    fn segments(&self) -> Vec<Arc<Segment>> {
+        let mapped = self.mappings.values().filter_map(|mapping| match &mapping.target {
+            Target::Device { segment, .. } => Some(segment),
+            Target::Host(_) => None,
+        });
+        let of_handles = self.handles.values().map(|handle| &handle.segment);
+        let of_pools = self.pools.chunks().map(|chunk| &chunk.segment);
+        let mut segments: Vec<_> = mapped.chain(of_handles).chain(of_pools).cloned().collect();
+        segments.sort_unstable_by_key(|segment| Arc::as_ptr(segment) as usize);
+        segments.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        segments
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = &Reserved> {
+        let of_blocks = self.blocks.values().map(|block| &block.reserved);
+        let of_pools = self.pools.chunks().map(|chunk| &chunk.reserved);
+        of_blocks.chain(of_pools).chain(self.reservations.values())
+    }
+
+    /// Whether something is alive that the driver's checkpoint cannot take away: managed memory, or memory
+    /// that another process shares. An exported descriptor is no obstacle.
+    fn cannot_detach(&self) -> bool {
+        let is_obstacle = |allocation: &Allocation| {
+            allocation.is_exported || matches!(allocation.kind, Kind::Managed(_) | Kind::Imported { .. })
+        };
+        self.allocations.values().chain(self.freed_in_order.values()).any(is_obstacle)
+            || self.segments().iter().any(|segment| segment.is_imported)
+    }
+}
+
+/// Takes all device memory of the process off the devices: contents go to host memory, mappings and the
+/// address ranges themselves disappear (the holes are open until [`attach`]). All work must be done, and
+/// calls locked out.
+///
+/// # Errors
+/// `CUDA_ERROR_NOT_SUPPORTED` for live IPC or managed memory, `CUDA_ERROR_OUT_OF_MEMORY` if the host has too
+/// little; everything is as before then.
+pub(crate) fn detach() -> Result {
+    let state = STATE.write();
+    if state.cannot_detach() {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let segments = state.segments();
+    let saved: Vec<_> = segments.iter().map(|segment| segment.save()).collect::<Result<_>>()?;
+    for (segment, saved) in segments.iter().zip(saved) {
+        segment.leave_device(saved);
+    }
+    state.ranges().for_each(Reserved::open_hole);
+    Ok(())
+}
+
+/// Undoes [`detach`] at the same addresses, over whatever lies there now.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY` if the devices have too little free memory: the process is of no more use.
+pub(crate) fn attach() -> Result {
+    let state = STATE.write();
+    // The holes first, or else the kernel would place the library's own mappings there.
+    state.ranges().try_for_each(Reserved::close_hole)?;
+    state.segments().iter().try_for_each(|segment| segment.return_to_device())
+}

@@ -1,0 +1,435 @@
+//! Stream-ordered allocation. The address is known at once; the memory behind it comes and goes when its place
+//! in the stream's order comes, so that an access out of order meets an illegal address.
+//!
+//! A pool holds chunks of memory, and gives pieces of them out. A piece:
+//!
+//! ```text
+//!          cuMemAllocAsync              activate                release
+//!   free ------------------> reserved ------------> active ---------------> free
+//!                                ^                     |
+//!                                +---------------------+
+//!                            release, of a graph's piece
+//! ```
+//!
+//! A piece becomes free, for any stream, only when its release has run: what real drivers can reuse earlier
+//! within one stream is not imitated. A piece that a capture or a graph's node allocated stays the graph's.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cuda_abi::sys::CUresult;
+
+use super::heap::Heap;
+use super::layout::DeviceRights;
+use super::segment::Segment;
+use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Right, Target};
+use super::state::{Allocation, Kind, STATE, State};
+use crate::error::Result;
+use crate::handle;
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// Some pool may hold more than its threshold.
+static TRIM_IS_DUE: AtomicBool = AtomicBool::new(false);
+
+/// All pools of the process.
+pub(super) struct Pools {
+    by_handle: BTreeMap<usize, Pool>,
+    /// Which pool a chunk belongs to, by the chunk's address.
+    owners: BTreeMap<u64, usize>,
+    defaults: BTreeMap<i32, usize>,
+    current: BTreeMap<i32, usize>,
+}
+
+/// A pool of one device's memory.
+pub(super) struct Pool {
+    pub(super) device: i32,
+    pub(super) max_size_bytes: u64,
+    /// This much of what is free is kept at synchronisations.
+    pub(super) release_threshold_bytes: u64,
+    /// `CU_MEMPOOL_ATTR_REUSE_…`, which have no effect here.
+    pub(super) reuse: [i32; 3],
+    pub(super) rights: DeviceRights,
+    pub(super) reserved: Gauge,
+    pub(super) used: Gauge,
+    is_destroyed: bool,
+    heap: Heap,
+    chunks: BTreeMap<u64, Chunk>,
+    pieces: BTreeMap<u64, Piece>,
+}
+
+/// A number of bytes and the highest that it has been.
+#[derive(Default, Clone, Copy)]
+pub(super) struct Gauge {
+    pub(super) current_bytes: u64,
+    pub(super) high_bytes: u64,
+}
+
+impl Gauge {
+    fn add(&mut self, bytes: u64) {
+        self.current_bytes += bytes;
+        self.high_bytes = self.high_bytes.max(self.current_bytes);
+    }
+}
+
+/// Addresses with memory behind them that is mapped piece by piece.
+pub(super) struct Chunk {
+    pub(super) reserved: Reserved,
+    pub(super) segment: Arc<Segment>,
+}
+
+#[derive(Clone, Copy)]
+struct Piece {
+    size_bytes: u64,
+    /// Of a graph, which activates and releases it at every launch.
+    is_graphs: bool,
+    context: usize,
+}
+
+impl Pool {
+    fn new(device: i32, max_size_bytes: u64) -> Self {
+        Self {
+            device,
+            max_size_bytes,
+            release_threshold_bytes: 0,
+            reuse: [1; 3],
+            rights: DeviceRights::of_device(device),
+            reserved: Gauge::default(),
+            used: Gauge::default(),
+            is_destroyed: false,
+            heap: Heap::new(),
+            chunks: BTreeMap::new(),
+            pieces: BTreeMap::new(),
+        }
+    }
+
+    /// Takes free chunks out while the pool holds more than `keep_bytes`.
+    fn trim(&mut self, keep_bytes: u64) -> Vec<Chunk> {
+        let mut removed = Vec::new();
+        for (start, len) in self.heap.free_chunks() {
+            if self.reserved.current_bytes <= keep_bytes {
+                break;
+            }
+            self.heap.remove_chunk(start);
+            removed.extend(self.chunks.remove(&start));
+            self.reserved.current_bytes -= len;
+        }
+        removed
+    }
+
+    /// The chunk around an address and where in it that lies.
+    fn place(&self, address: u64) -> Option<(&Chunk, u64)> {
+        let (&start, chunk) = self.chunks.range(..=address).next_back()?;
+        (address - start < chunk.reserved.len).then_some((chunk, address - start))
+    }
+}
+
+impl Pools {
+    pub(super) const fn new() -> Self {
+        Self {
+            by_handle: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            defaults: BTreeMap::new(),
+            current: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn create(&mut self, device: i32, max_size_bytes: u64) -> usize {
+        let handle = handle::fresh();
+        self.by_handle.insert(handle, Pool::new(device, max_size_bytes));
+        handle
+    }
+
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for a handle that is none or no longer.
+    pub(super) fn get(&mut self, handle: usize) -> Result<&mut Pool> {
+        self.by_handle.get_mut(&handle).filter(|pool| !pool.is_destroyed).ok_or(INVALID)
+    }
+
+    pub(super) fn default_of(&mut self, device: i32) -> usize {
+        if let Some(handle) = self.defaults.get(&device) {
+            return *handle;
+        }
+        let handle = self.create(device, 0);
+        self.defaults.insert(device, handle);
+        handle
+    }
+
+    pub(super) fn current_of(&mut self, device: i32) -> usize {
+        self.current.get(&device).copied().unwrap_or_else(|| self.default_of(device))
+    }
+
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for a pool of another device.
+    pub(super) fn set_current(&mut self, device: i32, handle: usize) -> Result {
+        if self.get(handle)?.device != device {
+            return Err(INVALID);
+        }
+        self.current.insert(device, handle);
+        Ok(())
+    }
+
+    /// The pool goes when its last piece comes back; a device that used it goes back to its default one.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for a default pool.
+    pub(super) fn destroy(&mut self, handle: usize) -> Result<Vec<Chunk>> {
+        self.get(handle)?;
+        if self.defaults.values().any(|default| *default == handle) {
+            return Err(INVALID);
+        }
+        self.get(handle)?.is_destroyed = true;
+        self.current.retain(|_, current| *current != handle);
+        Ok(self.remove_if_done(handle))
+    }
+
+    fn remove_if_done(&mut self, handle: usize) -> Vec<Chunk> {
+        let is_done = |pool: &Pool| pool.is_destroyed && pool.pieces.is_empty();
+        if !self.by_handle.get(&handle).is_some_and(is_done) {
+            return Vec::new();
+        }
+        let chunks = self.by_handle.remove(&handle).map(|pool| pool.chunks).unwrap_or_default();
+        chunks
+            .into_iter()
+            .map(|(start, chunk)| {
+                self.owners.remove(&start);
+                chunk
+            })
+            .collect()
+    }
+
+    /// Takes what is free out of a pool while it holds more than `keep_bytes`.
+    pub(super) fn trim(&mut self, handle: usize, keep_bytes: u64) -> Result<Vec<Chunk>> {
+        let removed = self.get(handle)?.trim(keep_bytes);
+        for chunk in &removed {
+            self.owners.remove(&chunk.reserved.start);
+        }
+        Ok(removed)
+    }
+
+    fn trim_each(&mut self, keep_bytes: impl Fn(&Pool) -> u64) -> Vec<Chunk> {
+        let mut removed = Vec::new();
+        for pool in self.by_handle.values_mut() {
+            removed.extend(pool.trim(keep_bytes(pool)));
+        }
+        for chunk in &removed {
+            self.owners.remove(&chunk.reserved.start);
+        }
+        removed
+    }
+
+    /// What device `ordinal` may do with the memory of a pool, a destroyed one included.
+    pub(super) fn right(&self, handle: usize, ordinal: i32) -> Right {
+        self.by_handle.get(&handle).map_or(Right::None, |pool| pool.rights.right(ordinal))
+    }
+
+    pub(super) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
+        self.by_handle.values().flat_map(|pool| pool.chunks.values())
+    }
+
+    fn owner(&self, address: u64) -> Option<usize> {
+        self.owners.range(..=address).next_back().map(|(_, pool)| *pool)
+    }
+
+    /// The pool of a piece and the piece itself.
+    fn piece(&self, address: u64) -> Option<(usize, &Pool, Piece)> {
+        let handle = self.owner(address)?;
+        let pool = self.by_handle.get(&handle)?;
+        let piece = pool.pieces.get(&address)?;
+        Some((handle, pool, *piece))
+    }
+
+    fn add_chunk(&mut self, handle: usize, len: u64) -> Result {
+        let pool = self.get(handle)?;
+        if pool.max_size_bytes != 0 && pool.reserved.current_bytes + len > pool.max_size_bytes {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let segment = Segment::create(pool.device, len, 0)?;
+        let reserved = Reserved::new(len, PAGE_BYTES, 0)?;
+        let start = reserved.start;
+        pool.heap.add_chunk(start, len);
+        pool.reserved.add(len);
+        pool.chunks.insert(start, Chunk { reserved, segment });
+        self.owners.insert(start, handle);
+        Ok(())
+    }
+
+    fn take(&mut self, handle: usize, piece: Piece) -> Result<u64> {
+        let pool = self.get(handle)?;
+        let mut start = pool.heap.take(piece.size_bytes);
+        if start.is_none() {
+            let len = piece.size_bytes.checked_next_multiple_of(PAGE_BYTES);
+            self.add_chunk(handle, len.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?)?;
+            start = self.get(handle)?.heap.take(piece.size_bytes);
+        }
+        let start = start.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        let pool = self.get(handle)?;
+        pool.used.add(Heap::rounded(piece.size_bytes));
+        pool.pieces.insert(start, piece);
+        Ok(start)
+    }
+
+    /// Puts a piece back among what is free.
+    fn give(&mut self, handle: usize, start: u64) -> Vec<Chunk> {
+        let Some(pool) = self.by_handle.get_mut(&handle) else { return Vec::new() };
+        let Some(piece) = pool.pieces.remove(&start) else { return Vec::new() };
+        pool.used.current_bytes -= Heap::rounded(piece.size_bytes);
+        if pool.heap.give(start, piece.size_bytes).is_some() {
+            TRIM_IS_DUE.store(true, Ordering::Relaxed);
+        }
+        self.remove_if_done(handle)
+    }
+}
+
+impl State {
+    /// Tries again without what pools hold in store, which is not in use, if memory does not suffice.
+    pub(super) fn trimming_pools<T>(&mut self, mut take: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
+        match take(self) {
+            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
+                let removed = self.pools.trim_each(|_| 0);
+                drop(removed);
+                take(self)
+            }
+            result => result,
+        }
+    }
+
+    /// Reserves a piece; it becomes usable by [`pool_activate`].
+    pub(super) fn reserve_piece(
+        &mut self,
+        pool: usize,
+        size_bytes: u64,
+        context: usize,
+        is_graphs: bool,
+    ) -> Result<u64> {
+        let piece = Piece { size_bytes, is_graphs, context };
+        let start = self.trimming_pools(|state| state.pools.take(pool, piece))?;
+        self.add_piece_allocation(pool, start, piece);
+        Ok(start)
+    }
+
+    fn add_piece_allocation(&mut self, handle: usize, start: u64, piece: Piece) {
+        let Some(pool) = self.pools.by_handle.get(&handle) else { return };
+        let kind = Kind::Pool { pool: handle };
+        self.allocations.insert(start, Allocation::new(piece.size_bytes, piece.context, pool.device, kind));
+    }
+
+    fn activate_piece(&mut self, start: u64) -> Result {
+        let (handle, pool, piece) = self.pools.piece(start).ok_or(INVALID)?;
+        let (chunk, offset) = pool.place(start).ok_or(INVALID)?;
+        if self.mappings.contains_key(&start) {
+            // A graph that leaves its memory allocated is launched again.
+            return Err(INVALID);
+        }
+        let target = Target::Device { segment: Arc::clone(&chunk.segment), offset };
+        let access = Access::Devices(pool.rights);
+        let mapping = Mapping { len: Heap::rounded(piece.size_bytes), target, access };
+        self.mappings.insert(start, mapping);
+        if piece.is_graphs && !self.allocations.contains_key(&start) {
+            self.add_piece_allocation(handle, start, piece);
+        }
+        Ok(())
+    }
+
+    /// Takes the memory from behind a piece; the piece is free then, unless it is a graph's.
+    pub(super) fn release_piece(&mut self, start: u64) -> Result {
+        let (handle, _, piece) = self.pools.piece(start).ok_or(INVALID)?;
+        self.mappings.remove(&start);
+        if piece.is_graphs {
+            self.allocations.remove(&start);
+        } else {
+            let removed = self.pools.give(handle, start);
+            drop(removed);
+        }
+        Ok(())
+    }
+
+    /// Lets a piece go whose work was never queued.
+    pub(super) fn forget_piece(&mut self, start: u64) {
+        if let Some((handle, ..)) = self.pools.piece(start) {
+            self.allocations.remove(&start);
+            let removed = self.pools.give(handle, start);
+            drop(removed);
+        }
+    }
+
+    /// Lets a graph's piece go. What a launch left allocated is like any other allocation from now on.
+    fn forget_graphs_piece(&mut self, start: u64) {
+        if !self.mappings.contains_key(&start) {
+            return self.forget_piece(start);
+        }
+        let Some(handle) = self.pools.owner(start) else { return };
+        let pool = self.pools.by_handle.get_mut(&handle);
+        if let Some(piece) = pool.and_then(|pool| pool.pieces.get_mut(&start)) {
+            piece.is_graphs = false;
+        }
+    }
+
+    /// Changes what devices may do with a pool's memory, that in use included.
+    pub(super) fn set_pool_rights(&mut self, handle: usize, rights: DeviceRights) -> Result {
+        let pool = self.pools.get(handle)?;
+        pool.rights = rights;
+        for start in pool.pieces.keys() {
+            if let Some(mapping) = self.mappings.get_mut(start) {
+                mapping.access = Access::Devices(rights);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes the memory of an asynchronous allocation usable: its place in the stream's order has come.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` if it is usable already, or no such allocation.
+pub(crate) fn pool_activate(address: u64) -> Result {
+    STATE.write().activate_piece(address)
+}
+
+/// Gives the memory of an asynchronous allocation back to its pool, or frees another allocation: the place of
+/// its cuMemFreeAsync in the stream's order has come.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` if there is no such allocation.
+pub(crate) fn pool_release(address: u64) -> Result {
+    let mut state = STATE.write();
+    if state.freed_in_order.contains_key(&address) {
+        let removed = state.free_in_order(address)?;
+        drop(state);
+        drop(removed);
+        return Ok(());
+    }
+    state.release_piece(address)
+}
+
+/// Memory for a graph's allocation node, from the device's current pool: the address is the graph's until
+/// [`graph_forget`]; the memory behind it is there between [`pool_activate`] and [`pool_release`] of each
+/// launch.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE` for a size of 0.
+pub(crate) fn graph_allocate(device: i32, context: usize, size_bytes: u64) -> Result<u64> {
+    if size_bytes == 0 {
+        return Err(INVALID);
+    }
+    let mut state = STATE.write();
+    let pool = state.pools.current_of(device);
+    let start = state.reserve_piece(pool, size_bytes, context, true)?;
+    Ok(start)
+}
+
+/// The graph whose node [`graph_allocate`] (or a capture) was for is gone, with all that was made of it. What
+/// its last launch left allocated stays until the program frees it.
+pub(crate) fn graph_forget(address: u64) {
+    STATE.write().forget_graphs_piece(address);
+}
+
+/// To be called after a stream, an event or a context was waited for: pools give back what they hold beyond
+/// their thresholds (CUDA driver API reference, `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
+pub(crate) fn after_synchronization() {
+    if TRIM_IS_DUE.swap(false, Ordering::Relaxed) {
+        let removed = STATE.write().pools.trim_each(|pool| pool.release_threshold_bytes);
+        drop(removed);
+    }
+}

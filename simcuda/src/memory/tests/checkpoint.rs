@@ -1,0 +1,147 @@
+//! Memory is taken off the devices and comes back.
+
+use std::ffi::c_void;
+use std::os::fd::AsRawFd;
+
+use super::vmm::{create, create_exportable, export, import, map, release, reserve, set_access, unmap};
+use super::*;
+use crate::memory::ledger;
+
+fn used_bytes() -> u64 {
+    ledger::device(0).unwrap().used_bytes().unwrap()
+}
+
+/// Whether the host has nothing mapped at the address.
+fn is_hole(address: u64) -> bool {
+    let mut residency = [0];
+    let page = (address & !4095) as *mut c_void;
+    // SAFETY: mincore reads nothing of the range, and writes a byte for its only page.
+    let result = unsafe { libc::mincore(page, 1, residency.as_mut_ptr()) };
+    result != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
+}
+
+fn open_files() -> Vec<String> {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let targets = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets.map(|target| target.display().to_string()).filter(|target| target.contains("/device")).collect()
+}
+
+#[test]
+fn contents_and_addresses_come_back() {
+    if !is_own_process("memory::tests::checkpoint::contents_and_addresses_come_back", &[]) {
+        return;
+    }
+    let context = context();
+    let small = alloc(100).unwrap();
+    let large = alloc(5 * MIB).unwrap();
+    let variable = allocate_internal(&context, 100, 16).unwrap();
+    let range = reserve(2 * PAGE).unwrap();
+    let handle = create_exportable(PAGE).unwrap();
+    let unmapped = create(PAGE).unwrap();
+    let descriptor = export(handle).unwrap();
+    map(range, PAGE, handle).unwrap();
+    set_access(range, PAGE, 0, 3).unwrap();
+    let mut host: *mut c_void = std::ptr::null_mut();
+    // SAFETY: `host` is a local variable.
+    unsafe { cuMemAllocHost_v2(&raw mut host, 100) }.unwrap();
+    let mut of_pool = 0;
+    // SAFETY: `of_pool` is a local variable.
+    unsafe { cuMemAllocAsync(&raw mut of_pool, 1000, std::ptr::null_mut()) }.unwrap();
+    crate::stream::synchronize_context(&context).unwrap();
+    let places = [small + 99, large, large + (5 << 20) - 1, variable, range + 77, of_pool];
+    for (value, address) in (1..).zip(places) {
+        poke(address, 0, value);
+    }
+    let used = used_bytes();
+    drop(descriptor);
+
+    assert_eq!(detach(), Ok(()));
+    assert_eq!(used_bytes(), 0);
+    assert_eq!(open_files(), Vec::<String>::new());
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("/segment-") && !maps.contains("/ledger"));
+    for address in [small, large, variable, range, range + PAGE, of_pool] {
+        assert!(is_hole(address));
+    }
+    assert!(span(small, 0).is_none());
+    assert!(!is_hole(host as u64));
+    // The hazard: what comes to lie in a hole is lost.
+    // SAFETY: the range is free, and nobody else in this process maps at addresses of their own choice.
+    let intruder = unsafe {
+        libc::mmap(
+            range as *mut c_void,
+            4096,
+            libc::PROT_READ,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+            -1,
+            0,
+        )
+    };
+    assert_eq!(intruder as u64, range);
+
+    assert_eq!(attach(), Ok(()));
+    assert_eq!(used_bytes(), used);
+    for (value, address) in (1..).zip(places) {
+        assert_eq!(peek(address, 0), value);
+        assert!(!is_hole(address));
+    }
+    assert_eq!(peek(large + 1, 0), 0);
+    unmap(range, PAGE).unwrap();
+    release(handle).unwrap();
+    map(range, PAGE, unmapped).unwrap();
+    set_access(range, PAGE, 0, 3).unwrap();
+    poke(range, 0, 1);
+    free(small).unwrap();
+    free(large).unwrap();
+    free(of_pool).unwrap();
+    assert!(alloc(100).is_ok());
+}
+
+#[test]
+fn a_restore_needs_enough_free_memory() {
+    if !is_own_process("memory::tests::checkpoint::a_restore_needs_enough_free_memory", &[]) {
+        return;
+    }
+    let _context = context();
+    let address = alloc(600 * MIB).unwrap();
+    poke(address, 0, 1);
+    detach().unwrap();
+    // Another process takes the memory meanwhile.
+    let (_, taken) = ledger::device(0).unwrap().create(500 << 20, 0).unwrap();
+    assert_eq!(attach(), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    drop(taken);
+}
+
+#[test]
+fn what_cannot_be_taken_away_stops_it() {
+    if !is_own_process("memory::tests::checkpoint::what_cannot_be_taken_away_stops_it", &[]) {
+        return;
+    }
+    let refused = Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    let _context = context();
+    let address = alloc(100).unwrap();
+    poke(address, 0, 1);
+    let mut managed = 0;
+    // SAFETY: `managed` is a local variable.
+    unsafe { cuMemAllocManaged(&raw mut managed, 100, 1) }.unwrap();
+    assert_eq!(detach(), refused);
+    assert_eq!(peek(address, 0), 1);
+    free(managed).unwrap();
+
+    let handle = create_exportable(PAGE).unwrap();
+    let descriptor = export(handle).unwrap();
+    let imported = import(descriptor.as_raw_fd()).unwrap();
+    assert_eq!(detach(), refused);
+    release(imported).unwrap();
+
+    let exported = alloc(100).unwrap();
+    let mut ipc = cuda_abi::sys::CUipcMemHandle { reserved: [0; 64] };
+    // SAFETY: `ipc` is a local variable.
+    unsafe { cuIpcGetMemHandle(&raw mut ipc, exported) }.unwrap();
+    assert_eq!(detach(), refused);
+    free(exported).unwrap();
+
+    assert_eq!(detach(), Ok(()));
+    assert_eq!(attach(), Ok(()));
+    assert_eq!(peek(address, 0), 1);
+}

@@ -1,0 +1,365 @@
+//! Virtual memory management: address ranges, physical memory and mappings apart (cuMemAddressReserve,
+//! cuMemCreate, cuMemMap and their kin). Rules without another source are those of the CUDA driver API
+//! reference, "Virtual Memory Management".
+
+use std::ffi::c_void;
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use cuda_abi::sys::{self, CUresult};
+use cuda_abi::types::{
+    CUdeviceptr, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemGenericAllocationHandle,
+    CUmemLocation, CUmemRangeHandleType,
+};
+
+use super::layout::{
+    AccessDescription, AllocationProperties, DeviceRights, Location, read_array, read_structure,
+};
+use super::segment::Segment;
+use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Target};
+use super::state::{STATE, State};
+use crate::error::{Result, write_out};
+use crate::process;
+
+const PINNED: u32 = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32;
+const POSIX_DESCRIPTOR: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
+const FABRIC: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
+pub(super) const ALL_HANDLE_TYPES: u32 = 2 * FABRIC - 1;
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// A handle of cuMemCreate, cuMemImportFromShareableHandle or cuMemRetainAllocationHandle. The memory behind
+/// it lives until the last reference is released and it is mapped nowhere.
+pub(super) struct Handle {
+    pub(super) segment: Arc<Segment>,
+    /// How often it must still be released.
+    references: u32,
+}
+
+impl State {
+    /// The reservation around an address.
+    pub(super) fn reservation_at(&self, address: u64) -> Option<&Reserved> {
+        let (&start, reserved) = self.reservations.range(..=address).next_back()?;
+        (address - start < reserved.len).then_some(reserved)
+    }
+
+    /// The reservation that the range lies in.
+    fn reservation_around(&self, start: u64, len: u64) -> Result<&Reserved> {
+        let reserved = self.reservation_at(start).ok_or(INVALID)?;
+        if len > reserved.start + reserved.len - start { Err(INVALID) } else { Ok(reserved) }
+    }
+
+    /// The starts of the mappings that make up the range, which must be whole, without gaps and inside one
+    /// reservation.
+    fn whole_mappings(&self, start: u64, len: u64) -> Result<Vec<u64>> {
+        if len == 0 || !len.is_multiple_of(PAGE_BYTES) {
+            return Err(INVALID);
+        }
+        self.reservation_around(start, len)?;
+        let mut starts = Vec::new();
+        let mut at = start;
+        while at < start + len {
+            let mapping = self.mappings.get(&at).ok_or(INVALID)?;
+            starts.push(at);
+            at += mapping.len;
+        }
+        if at == start + len { Ok(starts) } else { Err(INVALID) }
+    }
+
+    /// The segment that a VMM mapping at this address shows.
+    pub(super) fn vmm_segment_at(&self, address: u64) -> Option<&Arc<Segment>> {
+        self.reservation_at(address)?;
+        match &self.mapping_at(address)?.1.target {
+            Target::Device { segment, .. } => Some(segment),
+            Target::Host(_) => None,
+        }
+    }
+
+    fn handle(&self, handle: u64) -> Result<&Handle> {
+        self.handles.get(&handle).ok_or(INVALID)
+    }
+
+    fn add_handle(&mut self, segment: Arc<Segment>) -> u64 {
+        let value = segment.handle;
+        self.handles.entry(value).or_insert(Handle { segment, references: 0 }).references += 1;
+        value
+    }
+}
+
+/// The device on which memory with these properties is to be.
+fn check_properties(properties: &AllocationProperties) -> Result<i32> {
+    if properties.kind != PINNED || properties.handle_types & !ALL_HANDLE_TYPES != 0 {
+        return Err(INVALID);
+    }
+    let device = properties.location.device()?;
+    let asks_for_more = properties.usage != 0 || properties.is_rdma_capable != 0;
+    if properties.handle_types & !POSIX_DESCRIPTOR != 0 || asks_for_more {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    Ok(device)
+}
+
+pub(crate) unsafe fn cuMemGetAllocationGranularity(
+    out: *mut usize,
+    properties: *const sys::CUmemAllocationProp,
+    option: CUmemAllocationGranularity_flags,
+) -> Result {
+    process::machine()?;
+    // SAFETY: `properties` is the caller's structure or NULL.
+    let properties = unsafe { read_structure(properties.cast::<AllocationProperties>()) }?;
+    check_properties(&properties)?;
+    if option > sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED as u32 {
+        return Err(INVALID);
+    }
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { write_out(out, PAGE_BYTES as usize) }
+}
+
+// ---- addresses ----
+
+pub(crate) unsafe fn cuMemAddressReserve(
+    out: *mut CUdeviceptr,
+    size_bytes: usize,
+    align: usize,
+    hint: CUdeviceptr,
+    flags: u64,
+) -> Result {
+    process::machine()?;
+    let (size_bytes, align) = (size_bytes as u64, align as u64);
+    let is_valid = size_bytes > 0 && size_bytes.is_multiple_of(PAGE_BYTES) && flags == 0;
+    if out.is_null() || !is_valid || align != 0 && !align.is_power_of_two() {
+        return Err(INVALID);
+    }
+    let reserved = Reserved::new(size_bytes, align.max(PAGE_BYTES), hint)?;
+    let start = reserved.start;
+    STATE.write().reservations.insert(start, reserved);
+    // SAFETY: `out` is the caller's out parameter, checked above.
+    unsafe { write_out(out, start) }
+}
+
+pub(crate) unsafe fn cuMemAddressFree(start: CUdeviceptr, size_bytes: usize) -> Result {
+    process::machine()?;
+    let mut state = STATE.write();
+    let is_whole = state.reservations.get(&start).is_some_and(|reserved| reserved.len == size_bytes as u64);
+    if !is_whole || state.mappings.range(start..start + size_bytes as u64).next().is_some() {
+        return Err(INVALID);
+    }
+    let removed = state.reservations.remove(&start);
+    // Dropped under the lock, so that the addresses are not given out again before they are free.
+    drop(removed);
+    Ok(())
+}
+
+// ---- physical memory ----
+
+pub(crate) unsafe fn cuMemCreate(
+    out: *mut CUmemGenericAllocationHandle,
+    size_bytes: usize,
+    properties: *const sys::CUmemAllocationProp,
+    flags: u64,
+) -> Result {
+    process::machine()?;
+    // SAFETY: `properties` is the caller's structure or NULL.
+    let properties = unsafe { read_structure(properties.cast::<AllocationProperties>()) }?;
+    let size_bytes = size_bytes as u64;
+    if out.is_null() || size_bytes == 0 || !size_bytes.is_multiple_of(PAGE_BYTES) || flags != 0 {
+        return Err(INVALID);
+    }
+    let device = check_properties(&properties)?;
+    let mut state = STATE.write();
+    let segment = state.trimming_pools(|_| Segment::create(device, size_bytes, properties.handle_types))?;
+    let handle = state.add_handle(segment);
+    // SAFETY: `out` is the caller's out parameter, checked above.
+    unsafe { write_out(out, handle) }
+}
+
+pub(crate) unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> Result {
+    process::machine()?;
+    let mut state = STATE.write();
+    let known = state.handles.get_mut(&handle).ok_or(INVALID)?;
+    known.references -= 1;
+    let removed = if known.references == 0 { state.handles.remove(&handle) } else { None };
+    drop(state);
+    drop(removed);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemRetainAllocationHandle(
+    out: *mut CUmemGenericAllocationHandle,
+    address: *mut c_void,
+) -> Result {
+    process::machine()?;
+    let mut state = STATE.write();
+    let segment = state.vmm_segment_at(address as u64).cloned().ok_or(INVALID)?;
+    if out.is_null() {
+        return Err(INVALID);
+    }
+    let handle = state.add_handle(segment);
+    // SAFETY: `out` is the caller's out parameter, checked above.
+    unsafe { write_out(out, handle) }
+}
+
+pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
+    out: *mut sys::CUmemAllocationProp,
+    handle: CUmemGenericAllocationHandle,
+) -> Result {
+    process::machine()?;
+    let state = STATE.read();
+    let segment = &state.handle(handle)?.segment;
+    let properties = AllocationProperties {
+        kind: PINNED,
+        handle_types: segment.handle_types,
+        location: Location::of_device(segment.device),
+        win32: std::ptr::null_mut(),
+        compression: 0,
+        is_rdma_capable: 0,
+        usage: 0,
+        reserved: [0; 4],
+    };
+    // SAFETY: `out` is the caller's out parameter, of the same layout.
+    unsafe { write_out(out.cast::<AllocationProperties>(), properties) }
+}
+
+/// Only descriptors, and only of memory that was created for it.
+pub(crate) unsafe fn cuMemExportToShareableHandle(
+    out: *mut c_void,
+    handle: CUmemGenericAllocationHandle,
+    kind: CUmemAllocationHandleType,
+    flags: u64,
+) -> Result {
+    process::machine()?;
+    let segment = Arc::clone(&STATE.read().handle(handle)?.segment);
+    if out.is_null() || flags != 0 || kind.0 != POSIX_DESCRIPTOR || segment.handle_types & kind.0 == 0 {
+        return Err(INVALID);
+    }
+    let descriptor = segment.export()?;
+    // SAFETY: the caller passes the address of an int for a descriptor.
+    unsafe { write_out(out.cast::<RawFd>(), descriptor.into_raw_fd()) }
+}
+
+/// The descriptor itself is passed instead of a pointer, and stays the caller's.
+pub(crate) unsafe fn cuMemImportFromShareableHandle(
+    out: *mut CUmemGenericAllocationHandle,
+    os_handle: *mut c_void,
+    kind: CUmemAllocationHandleType,
+) -> Result {
+    process::machine()?;
+    if out.is_null() || kind.0 != POSIX_DESCRIPTOR {
+        return Err(INVALID);
+    }
+    let segment = Segment::import(duplicate(os_handle as usize)?)?;
+    let handle = STATE.write().add_handle(segment);
+    // SAFETY: `out` is the caller's out parameter, checked above.
+    unsafe { write_out(out, handle) }
+}
+
+fn duplicate(descriptor: usize) -> Result<OwnedFd> {
+    let descriptor = RawFd::try_from(descriptor).map_err(|_| INVALID)?;
+    // SAFETY: fcntl looks the number up and fails for one that is no open descriptor.
+    if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0 {
+        return Err(INVALID);
+    }
+    // SAFETY: it is open, as the caller promises for the length of the call.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    descriptor.try_clone_to_owned().map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
+}
+
+pub(crate) unsafe fn cuMemGetHandleForAddressRange(
+    _out: *mut c_void,
+    _start: CUdeviceptr,
+    _size_bytes: usize,
+    kind: CUmemRangeHandleType,
+    _flags: u64,
+) -> Result {
+    process::machine()?;
+    if kind != sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as u32 {
+        return Err(INVALID);
+    }
+    // The device says so too (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED).
+    Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+}
+
+// ---- mappings ----
+
+/// Mapped memory is not accessible before cuMemSetAccess.
+pub(crate) unsafe fn cuMemMap(
+    start: CUdeviceptr,
+    size_bytes: usize,
+    offset: usize,
+    handle: CUmemGenericAllocationHandle,
+    flags: u64,
+) -> Result {
+    process::machine()?;
+    let len = size_bytes as u64;
+    let is_aligned = start.is_multiple_of(PAGE_BYTES) && len > 0 && len.is_multiple_of(PAGE_BYTES);
+    if !is_aligned || offset != 0 || flags != 0 {
+        return Err(INVALID);
+    }
+    let mut state = STATE.write();
+    let segment = Arc::clone(&state.handle(handle)?.segment);
+    state.reservation_around(start, len)?;
+    let is_taken =
+        state.mapping_at(start).is_some() || state.mappings.range(start..start + len).next().is_some();
+    if len > segment.size_bytes || is_taken {
+        return Err(INVALID);
+    }
+    let target = Target::Device { segment, offset: 0 };
+    let access = Access::Devices(DeviceRights::default());
+    state.mappings.insert(start, Mapping { len, target, access });
+    Ok(())
+}
+
+/// Does not wait for work: a kernel that still uses the memory meets an illegal address, or not.
+pub(crate) unsafe fn cuMemUnmap(start: CUdeviceptr, size_bytes: usize) -> Result {
+    process::machine()?;
+    let mut state = STATE.write();
+    let starts = state.whole_mappings(start, size_bytes as u64)?;
+    let removed: Vec<_> = starts.iter().map(|start| state.mappings.remove(start)).collect();
+    drop(state);
+    drop(removed);
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemSetAccess(
+    start: CUdeviceptr,
+    size_bytes: usize,
+    descriptions: *const sys::CUmemAccessDesc,
+    count: usize,
+) -> Result {
+    process::machine()?;
+    // SAFETY: the caller passes an array of `count` descriptions or NULL.
+    let descriptions = unsafe { read_array(descriptions.cast::<AccessDescription>(), count) }?;
+    let mut state = STATE.write();
+    let starts = state.whole_mappings(start, size_bytes as u64)?;
+    // All descriptions are checked before the first mapping changes.
+    let mut changed = Vec::with_capacity(starts.len());
+    for start in starts {
+        let Some(Mapping { access: Access::Devices(rights), .. }) = state.mappings.get(&start) else {
+            return Err(INVALID);
+        };
+        let mut rights = *rights;
+        descriptions.iter().try_for_each(|description| rights.apply(*description))?;
+        changed.push((start, rights));
+    }
+    for (start, rights) in changed {
+        if let Some(mapping) = state.mappings.get_mut(&start) {
+            mapping.access = Access::Devices(rights);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn cuMemGetAccess(
+    out: *mut u64,
+    location: *const CUmemLocation,
+    address: CUdeviceptr,
+) -> Result {
+    process::machine()?;
+    // SAFETY: `location` is the caller's structure or NULL.
+    let device = unsafe { read_structure(location.cast::<Location>()) }?.device()?;
+    let state = STATE.read();
+    let (_, mapping) = state.mapping_at(address).ok_or(INVALID)?;
+    let Access::Devices(rights) = mapping.access else { return Err(INVALID) };
+    // SAFETY: `out` is the caller's out parameter.
+    unsafe { write_out(out, u64::from(rights.flags(device))) }
+}

@@ -1,0 +1,108 @@
+//! Clients of the CUDA driver on simcuda, unchanged: C that links it, Rust by cudarc, Python.
+
+use ckpt_run_tests::gpu::{Gpu, built, example, succeed};
+
+#[test]
+fn legacy_job() {
+    let gpu = Gpu::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = gpu.compile(&example("legacy-job/legacy-job.c"), directory.path());
+    let (rounds, cells) = (30, 300);
+    let mut command = gpu.command(program);
+    command.args([rounds.to_string(), cells.to_string()]).env("SIMCUDA_JITTER", "1");
+    assert_eq!(succeed(command), growth(rounds, cells));
+}
+
+#[test]
+fn train_mlp_learns_and_repeats_itself_bit_for_bit() {
+    let train = |jitter: &str| {
+        let gpu = Gpu::new();
+        let mut command = gpu.command(built("train-mlp"));
+        command.args(["--steps", "60"]).env("SIMCUDA_JITTER", jitter);
+        succeed(command)
+    };
+    let losses = train("1");
+    assert_eq!(losses, train("2"));
+    let loss = |line: &str| line.split(' ').nth(3).expect("a loss").parse::<f64>().expect("a number");
+    let losses: Vec<f64> = losses.lines().map(loss).collect();
+    assert_eq!(losses.len(), 60);
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!(mean(&losses[50..]) < 0.8 * mean(&losses[..10]), "{losses:?}");
+}
+
+#[test]
+fn cuda_bindings() {
+    let output = succeed(Gpu::new().python("bindings_kernels.py"));
+    assert_eq!(output.lines().filter(|line| line.ends_with(" ok")).count(), 5, "{output}");
+}
+
+#[test]
+fn numba_cuda() {
+    let output = succeed(Gpu::new().python("numba_kernels.py"));
+    assert_eq!(output.lines().filter(|line| line.ends_with(" ok")).count(), 6, "{output}");
+}
+
+#[test]
+fn cudarc() {
+    let output = succeed(Gpu::new().command(built("cudarc-client")));
+    assert_eq!(output, "ok\n");
+}
+
+/// What legacy-job prints, computed without a GPU.
+fn growth(rounds: u32, cells: usize) -> String {
+    let mut random = Random(88_172_645_463_325_252);
+    let mut life: Vec<Vec<u32>> = (0..cells).map(|_| birth(&mut random)).collect();
+    let mut output = String::new();
+    for round in 1..=rounds {
+        for _ in 0..=cells / 10 {
+            let cell = random.below(cells);
+            let neighbour = random.below(cells);
+            let salt = random.next() as u32;
+            if cell != neighbour {
+                let other = life[neighbour].clone();
+                for (i, word) in (0u32..).zip(&mut life[cell]) {
+                    let added = other[i as usize % other.len()].wrapping_add(salt ^ i);
+                    *word = word.wrapping_mul(1_664_525).wrapping_add(added);
+                }
+            }
+        }
+        for _ in 0..=cells / 50 {
+            let cell = random.below(cells);
+            life[cell] = birth(&mut random);
+        }
+        if round % 10 == 0 || round == rounds {
+            let words = life.iter().flatten();
+            let sum = words.fold(14_695_981_039_346_656_037, |sum: u64, word| {
+                (sum ^ u64::from(*word)).wrapping_mul(1_099_511_628_211)
+            });
+            output += &format!("round {round} checksum {sum:016x}\n");
+        }
+    }
+    output
+}
+
+fn birth(random: &mut Random) -> Vec<u32> {
+    let scale = random.next() % 12;
+    let count = 1 + (random.next() % (4 << scale)) as usize;
+    if random.next().is_multiple_of(2) {
+        (0..count).map(|_| random.next() as u32).collect()
+    } else {
+        vec![random.next() as u32; count]
+    }
+}
+
+/// xorshift64, as in legacy-job.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+}
