@@ -9,7 +9,7 @@ use cuda_abi::types::{CUcontext, CUdevice, CUfunc_cache, CUsharedconfig};
 use parking_lot::Mutex;
 
 use crate::device::Device;
-use crate::error::{Error, Result, write_if_wanted, write_out};
+use crate::error::{Error, Result, write_both, write_if_wanted, write_out};
 use crate::handle::{self, Table};
 use crate::{memory, module, process, stream};
 
@@ -34,6 +34,8 @@ pub(crate) struct Context {
 
 const LIMITS: usize = sys::CUlimit::CU_LIMIT_MAX as usize;
 static CONTEXTS: Table<Context> = Table::new();
+/// The error of every context, once the device is lost; 0 before.
+static LOST: AtomicU32 = AtomicU32::new(0);
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
@@ -43,19 +45,35 @@ thread_local! {
 /// One device's primary context: its handle is the same each time that it is retained.
 pub(crate) struct Primary {
     handle: usize,
+    /// Of the context, now and when it is made again.
+    flags: AtomicU32,
+    /// Held until the context is destroyed, so that the next one of its handle begins after it. A host function
+    /// that is waited for meanwhile must not need it.
     state: Mutex<PrimaryState>,
 }
 
 struct PrimaryState {
     retained: u32,
-    flags: u32,
     context: Option<Arc<Context>>,
 }
 
 impl Primary {
     pub(crate) fn new() -> Self {
-        let state = PrimaryState { retained: 0, flags: 0, context: None };
-        Self { handle: handle::fresh(), state: Mutex::new(state) }
+        let state = PrimaryState { retained: 0, context: None };
+        Self { handle: handle::fresh(), flags: AtomicU32::new(0), state: Mutex::new(state) }
+    }
+
+    /// A fresh context under the handle.
+    fn make(&self, device: &'static Device) -> Arc<Context> {
+        let flags = self.flags.load(Ordering::Relaxed);
+        let context = Arc::new(Context::new(self.handle, device, true, flags, 3020));
+        CONTEXTS.insert(self.handle, Arc::clone(&context));
+        context
+    }
+
+    /// The context, if it is there.
+    fn active(&self) -> Option<Arc<Context>> {
+        CONTEXTS.get(self.handle).filter(|context| !context.is_destroyed())
     }
 }
 
@@ -69,7 +87,7 @@ impl Context {
             flags: AtomicU32::new(flags),
             api_version,
             destroyed: AtomicBool::new(false),
-            error: AtomicU32::new(0),
+            error: AtomicU32::new(LOST.load(Ordering::Acquire)),
             limits: Mutex::new(default_limits()),
             cache_config: AtomicU32::new(0),
             shared_config: AtomicU32::new(0),
@@ -92,7 +110,7 @@ impl Context {
         }
         match self.error.load(Ordering::Acquire) {
             0 => Ok(()),
-            code => Err(crate::proc_address::error_by_code(code).unwrap_or(CUresult::CUDA_ERROR_UNKNOWN)),
+            code => Err(error_of(code)),
         }
     }
 
@@ -139,28 +157,50 @@ pub(crate) fn top() -> Option<Arc<Context>> {
 /// `CUDA_ERROR_INVALID_CONTEXT` for a handle that is none or no longer.
 pub(crate) fn by_handle(handle: CUcontext) -> Result<Arc<Context>> {
     process::machine()?;
-    CONTEXTS.get(handle as usize).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+    let context = CONTEXTS.get(handle as usize).filter(|context| !context.is_destroyed());
+    context.ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
 
-/// All live contexts, in the order of their creation.
+/// All contexts, in the order of their creation; also one that is being destroyed, as long as it has work.
 pub(crate) fn all() -> Vec<Arc<Context>> {
     CONTEXTS.all()
 }
 
-/// The device is gone: every context is spoilt.
+/// The device is gone: every context is spoilt, and there will be no new one.
 pub(crate) fn lose_all(error: Error) {
+    LOST.store(error as u32, Ordering::Release);
     for context in all() {
         context.fail(error);
     }
 }
 
-fn destroy(context: &Arc<Context>) {
+/// # Errors
+/// The error of the device's loss.
+fn check_device() -> Result {
+    match LOST.load(Ordering::Acquire) {
+        0 => Ok(()),
+        code => Err(error_of(code)),
+    }
+}
+
+fn error_of(code: u32) -> Error {
+    crate::proc_address::error_by_code(code).unwrap_or(CUresult::CUDA_ERROR_UNKNOWN)
+}
+
+/// # Errors
+/// `CUDA_ERROR_INVALID_CONTEXT` if another thread was faster.
+fn destroy(context: &Arc<Context>) -> Result {
+    // Before its work is waited for: what is queued is dropped, and kernels and waits that might never end are
+    // given up.
+    if context.destroyed.swap(true, Ordering::AcqRel) {
+        return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+    }
     stream::finish_context(context);
-    context.destroyed.store(true, Ordering::Release);
     CONTEXTS.remove(context.handle);
     module::context_destroyed(context);
     memory::context_destroyed(context);
     stream::context_destroyed(context);
+    Ok(())
 }
 
 // ---- user contexts ----
@@ -168,6 +208,7 @@ fn destroy(context: &Arc<Context>) {
 fn create(flags: u32, ordinal: CUdevice, api_version: u32) -> Result<Arc<Context>> {
     let device = process::device(ordinal)?;
     check_flags(flags)?;
+    check_device()?;
     let context = CONTEXTS.insert_with(|handle| Context::new(handle, device, false, flags, api_version));
     STACK.with_borrow_mut(|stack| stack.push(Some(Arc::clone(&context))));
     Ok(context)
@@ -182,6 +223,10 @@ fn check_flags(flags: u32) -> Result {
 }
 
 pub(crate) unsafe fn cuCtxCreate_v2(out: *mut CUcontext, flags: u32, ordinal: CUdevice) -> Result {
+    process::machine()?;
+    if out.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     let context = create(flags, ordinal, 3020)?;
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, context.handle as CUcontext) }
@@ -223,7 +268,7 @@ pub(crate) unsafe fn cuCtxDestroy_v2(handle: CUcontext) -> Result {
     if context.primary {
         return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
     }
-    destroy(&context);
+    destroy(&context)?;
     STACK.with_borrow_mut(|stack| {
         if stack.last().is_some_and(|top| top.as_ref().is_some_and(|top| Arc::ptr_eq(top, &context))) {
             stack.pop();
@@ -325,7 +370,7 @@ pub(crate) unsafe fn cuCtxGetApiVersion(handle: CUcontext, out: *mut u32) -> Res
 pub(crate) unsafe fn cuCtxSetLimit(limit: u32, value: usize) -> Result {
     let context = current()?;
     let mut limits = context.limits.lock();
-    let slot = limits.get_mut(limit as usize).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let slot = limits.get_mut(limit as usize).ok_or(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)?;
     *slot = value;
     Ok(())
 }
@@ -375,15 +420,12 @@ pub(crate) unsafe fn cuCtxResetPersistingL2Cache() -> Result {
 
 pub(crate) unsafe fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, ordinal: CUdevice) -> Result {
     let device = process::device(ordinal)?;
+    check_device()?;
     let primary = &device.primary;
-    let mut state = primary.state.lock();
-    if state.context.is_none() {
-        let context = Arc::new(Context::new(primary.handle, device, true, state.flags, 3020));
-        CONTEXTS.insert(primary.handle, Arc::clone(&context));
-        state.context = Some(context);
-    }
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, primary.handle as CUcontext) }?;
+    let mut state = primary.state.lock();
+    state.context.get_or_insert_with(|| primary.make(device));
     state.retained += 1;
     Ok(())
 }
@@ -398,7 +440,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRelease_v2(ordinal: CUdevice) -> Result {
     if state.retained == 0
         && let Some(context) = state.context.take()
     {
-        destroy(&context);
+        destroy(&context)?;
     }
     Ok(())
 }
@@ -407,12 +449,10 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(ordinal: CUdevice) -> Result {
     let device = process::device(ordinal)?;
     let mut state = device.primary.state.lock();
     if let Some(context) = state.context.take() {
-        destroy(&context);
+        destroy(&context)?;
         // It stays retained: the handle goes on with an empty context (CUDA driver API reference).
         if state.retained > 0 {
-            let fresh = Arc::new(Context::new(device.primary.handle, device, true, state.flags, 3020));
-            CONTEXTS.insert(device.primary.handle, Arc::clone(&fresh));
-            state.context = Some(fresh);
+            state.context = Some(device.primary.make(device));
         }
     }
     Ok(())
@@ -421,9 +461,8 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(ordinal: CUdevice) -> Result {
 pub(crate) unsafe fn cuDevicePrimaryCtxSetFlags_v2(ordinal: CUdevice, flags: u32) -> Result {
     let device = process::device(ordinal)?;
     check_flags(flags)?;
-    let mut state = device.primary.state.lock();
-    state.flags = flags;
-    if let Some(context) = &state.context {
+    device.primary.flags.store(flags, Ordering::Relaxed);
+    if let Some(context) = device.primary.active() {
         context.flags.store(flags, Ordering::Relaxed);
     }
     Ok(())
@@ -434,10 +473,84 @@ pub(crate) unsafe fn cuDevicePrimaryCtxGetState(
     flags: *mut u32,
     active: *mut i32,
 ) -> Result {
-    let device = process::device(ordinal)?;
-    let state = device.primary.state.lock();
-    // SAFETY: `flags` is the caller's out parameter.
-    unsafe { write_out(flags, state.flags) }?;
-    // SAFETY: `active` is the caller's out parameter.
-    unsafe { write_out(active, i32::from(state.context.is_some())) }
+    let primary = &process::device(ordinal)?.primary;
+    let values = (primary.flags.load(Ordering::Relaxed), i32::from(primary.active().is_some()));
+    // SAFETY: both are the caller's out parameters.
+    unsafe { write_both(flags, active, values) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_void;
+    use std::ptr::null_mut;
+
+    use super::*;
+    use crate::testing;
+    use crate::transfer::testing::call;
+
+    const INVALID: Result = Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+
+    fn primary_state(ordinal: i32) -> (u32, i32) {
+        let (mut flags, mut active) = (99, 99);
+        call!(cuDevicePrimaryCtxGetState(ordinal, &raw mut flags, &raw mut active)).unwrap();
+        (flags, active)
+    }
+
+    #[test]
+    fn a_call_that_fails_leaves_nothing_behind() {
+        let name = "context::tests::a_call_that_fails_leaves_nothing_behind";
+        if !testing::is_own_process(name, &[]) {
+            return;
+        }
+        let context = testing::context();
+        assert_eq!(call!(cuCtxCreate_v2(null_mut(), 0, 0)), INVALID);
+        assert_eq!(call!(cuCtxCreate_v4(null_mut(), null_mut(), 0, 0)), INVALID);
+        assert!(Arc::ptr_eq(&top().unwrap(), &context));
+        assert_eq!(all().len(), 1);
+        assert_eq!(call!(cuDevicePrimaryCtxRetain(null_mut(), 0)), INVALID);
+        assert_eq!(primary_state(0), (0, 0));
+        let mut flags = 7;
+        assert_eq!(call!(cuDevicePrimaryCtxGetState(0, &raw mut flags, null_mut())), INVALID);
+        assert_eq!(flags, 7);
+        let mut bytes = 7;
+        assert_eq!(call!(cuMemGetInfo_v2(&raw mut bytes, null_mut())), INVALID);
+        assert_eq!(bytes, 7);
+    }
+
+    static BEGUN: AtomicBool = AtomicBool::new(false);
+
+    unsafe extern "C" fn ask_for_state(answer: *mut c_void) {
+        BEGUN.store(true, Ordering::Release);
+        // The context counts as destroyed before its work is waited for.
+        while primary_state(0).1 == 1 {
+            std::thread::yield_now();
+        }
+        // SAFETY: the test's own, which waits for this function.
+        unsafe { answer.cast::<i32>().write(0) };
+    }
+
+    #[test]
+    fn a_host_function_may_ask_about_the_context_that_is_being_released() {
+        let name = "context::tests::a_host_function_may_ask_about_the_context_that_is_being_released";
+        if !testing::is_own_process(name, &[]) {
+            return;
+        }
+        let _other = testing::context();
+        let (mut context, mut active) = (null_mut(), 99);
+        call!(cuDevicePrimaryCtxRetain(&raw mut context, 0)).unwrap();
+        call!(cuCtxPushCurrent_v2(context)).unwrap();
+        call!(cuLaunchHostFunc(null_mut(), Some(ask_for_state), (&raw mut active).cast())).unwrap();
+        // What has not begun is dropped.
+        while !BEGUN.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        call!(cuDevicePrimaryCtxRelease_v2(0)).unwrap();
+        assert_eq!((primary_state(0), active), ((0, 0), 0));
+        // What was retained again is another one under the same handle.
+        let mut again = null_mut();
+        call!(cuDevicePrimaryCtxRetain(&raw mut again, 0)).unwrap();
+        assert_eq!(again, context);
+        assert_eq!(primary_state(0), (0, 1));
+        call!(cuCtxSynchronize()).unwrap();
+    }
 }

@@ -13,11 +13,16 @@ use crate::{checkpoint, faults};
 thread_local! {
     static PER_THREAD_DEFAULT_STREAM: Cell<bool> = const { Cell::new(false) };
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// `SIMCUDA_TRACE=1` tells every call and its result on standard error.
-static TRACE: LazyLock<bool> =
-    LazyLock::new(|| std::env::var("SIMCUDA_TRACE").is_ok_and(|value| value == "1"));
+/// Whether every call and its result, and what a kernel did wrong, are told on standard error
+/// (`SIMCUDA_TRACE=1`).
+pub(crate) fn tracing() -> bool {
+    static TRACING: LazyLock<bool> =
+        LazyLock::new(|| std::env::var("SIMCUDA_TRACE").is_ok_and(|value| value == "1"));
+    *TRACING
+}
 
 /// Runs a handler as the entry point `symbol`; `per_thread` says that the symbol is a `_ptsz` or `_ptds` one.
 pub(crate) fn call(
@@ -34,7 +39,7 @@ pub(crate) fn call(
         eprintln!("simcuda: {symbol} panicked; this is a defect of simcuda");
         Err(CUresult::CUDA_ERROR_UNKNOWN)
     });
-    if *TRACE {
+    if tracing() {
         trace(symbol, result);
     }
     match result {
@@ -49,12 +54,37 @@ fn guarded(symbol: &'static str, class: Class, handler: impl FnOnce() -> Result)
         faults::before(symbol)?;
         return handler();
     }
+    let _inside = enter()?;
+    faults::before(symbol)?;
+    handler()
+}
+
+/// Proof that the calling thread's call has passed the checkpoint lock.
+pub(crate) struct Inside {
+    _passage: checkpoint::lock::Passage,
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        IS_INSIDE.set(false);
+    }
+}
+
+/// Waits at the checkpoint lock, unless the calling thread's call has passed it: for what some calls that do not
+/// pass it have to do at times, such as loading code.
+///
+/// # Errors
+/// As [`checkpoint::lock::pass`]; `CUDA_ERROR_NOT_PERMITTED` in a host function, for which the lock would wait.
+pub(crate) fn enter() -> Result<Option<Inside>> {
     if IN_HOST_FUNCTION.get() {
         return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
     }
+    if IS_INSIDE.get() {
+        return Ok(None);
+    }
     let _passage = checkpoint::lock::pass()?;
-    faults::before(symbol)?;
-    handler()
+    IS_INSIDE.set(true);
+    Ok(Some(Inside { _passage }))
 }
 
 fn trace(symbol: &str, result: Result) {

@@ -24,6 +24,23 @@ pub(crate) unsafe fn write_out<T>(out: *mut T, value: T) -> Result {
     Ok(())
 }
 
+/// Writes to two of a caller's out parameters, or to none.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` if a pointer is NULL.
+///
+/// # Safety
+/// Each pointer is NULL or valid for one write.
+pub(crate) unsafe fn write_both<A, B>(first: *mut A, second: *mut B, values: (A, B)) -> Result {
+    if second.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller of this function vouches for it.
+    unsafe { write_out(first, values.0) }?;
+    // SAFETY: as above.
+    unsafe { write_out(second, values.1) }
+}
+
 /// Like [`write_out`], where the caller may pass NULL for what it does not want to know.
 ///
 /// # Safety

@@ -41,21 +41,27 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
 /// # Errors
 /// The injected one, if this call is due.
 pub(crate) fn before(symbol: &str) -> Result {
-    for rule in RULES.iter() {
-        if rule.symbol != "*" && rule.symbol != symbol {
-            continue;
-        }
-        let call = rule.calls.fetch_add(1, Ordering::Relaxed) + 1;
-        if call < rule.nth || (call > rule.nth && !rule.and_later) {
-            continue;
-        }
+    let mut result = Ok(());
+    // Each rule counts the call, whatever another one makes of it; the first error is the call's.
+    for rule in RULES.iter().filter(|rule| rule.is_due(symbol)) {
         match rule.action {
-            Action::Fail(error) => return Err(error),
+            Action::Fail(error) => result = result.and(Err(error)),
             Action::Delay(time) => std::thread::sleep(time),
             Action::LoseDevice => context::lose_all(CUresult::CUDA_ERROR_UNKNOWN),
         }
     }
-    Ok(())
+    result
+}
+
+impl Rule {
+    /// Counts a call; whether it is one of the rule's.
+    fn is_due(&self, symbol: &str) -> bool {
+        if self.symbol != "*" && self.symbol != symbol {
+            return false;
+        }
+        let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        call == self.nth || (call > self.nth && self.and_later)
+    }
 }
 
 fn parse(text: &str) -> std::result::Result<Vec<Rule>, String> {
@@ -66,8 +72,8 @@ fn parse_rule(text: &str) -> std::result::Result<Rule, String> {
     let expected = || format!("{text:?} is not SYMBOL:N=ACTION");
     let (call, action) = text.split_once('=').ok_or_else(expected)?;
     let (symbol, nth) = call.split_once(':').ok_or_else(expected)?;
-    let and_later = nth.ends_with('+');
-    let nth: u64 = nth.trim_end_matches('+').parse().ok().filter(|nth| *nth > 0).ok_or_else(expected)?;
+    let (nth, and_later) = nth.strip_suffix('+').map_or((nth, false), |nth| (nth, true));
+    let nth: u64 = nth.parse().ok().filter(|nth| *nth > 0).ok_or_else(expected)?;
     if symbol != "*" && cuda_abi::by_symbol(symbol).is_none() {
         return Err(format!("there is no entry point {symbol:?}"));
     }
@@ -100,9 +106,28 @@ mod tests {
 
     #[test]
     fn bad_rules_are_told() {
-        for bad in ["cuMemAlloc_v2", "cuMemAlloc_v2:0=999", "cuNothing:1=999", "cuInit:1=FOO", "cuInit:x=999"]
-        {
+        for bad in [
+            "cuMemAlloc_v2",
+            "cuMemAlloc_v2:0=999",
+            "cuNothing:1=999",
+            "cuInit:1=FOO",
+            "cuInit:x=999",
+            "cuInit:1++=999",
+            "cuInit:1=0",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_rule_counts_the_calls_of_its_symbol() {
+        let rules = parse("cuInit:2=999;cuInit:2+=801;*:3=2").unwrap();
+        let calls = ["cuInit", "cuDeviceGet", "cuInit", "cuInit"];
+        let due: Vec<Vec<bool>> =
+            calls.iter().map(|symbol| rules.iter().map(|rule| rule.is_due(symbol)).collect()).collect();
+        assert_eq!(
+            due,
+            [[false, false, false], [false, false, false], [true, true, true], [false, true, false]]
+        );
     }
 }

@@ -23,8 +23,7 @@ pub(crate) unsafe fn cuDriverGetVersion(out: *mut i32) -> Result {
     unsafe { write_out(out, version) }
 }
 
-/// Before CUDA 12 there was no status: a symbol that is not there is an error, and one that is too new for
-/// the asked version is `CUDA_ERROR_NOT_FOUND` too.
+/// The form of before CUDA 12, without a status.
 pub(crate) unsafe fn cuGetProcAddress(
     symbol: *const c_char,
     out: *mut *mut c_void,
@@ -35,6 +34,8 @@ pub(crate) unsafe fn cuGetProcAddress(
     unsafe { cuGetProcAddress_v2(symbol, out, version, flags, std::ptr::null_mut()) }
 }
 
+/// A symbol that is not there is no error: its address is NULL, and the status says why (CUDA driver API reference,
+/// cuGetProcAddress).
 pub(crate) unsafe fn cuGetProcAddress_v2(
     symbol: *const c_char,
     out: *mut *mut c_void,
@@ -48,17 +49,24 @@ pub(crate) unsafe fn cuGetProcAddress_v2(
     }
     // SAFETY: the caller passes a NUL-terminated name.
     let name = unsafe { CStr::from_ptr(symbol) }.to_str().map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let driver = config::driver_version().unwrap_or(config::DEFAULT_DRIVER_VERSION);
+    if version > driver {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
     let version = u32::try_from(version).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let (address, found) = match find(name, version, flags & PER_THREAD != 0) {
         Lookup::Found(symbol) => (exports::address(symbol), Status::CU_GET_PROC_ADDRESS_SUCCESS),
+        // What is newer than the driver that is imitated is not there.
+        Lookup::VersionNotSufficient if is_newer_than(name, driver.unsigned_abs()) => {
+            (None, Status::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)
+        }
         Lookup::VersionNotSufficient => (None, Status::CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
         Lookup::NotFound => (None, Status::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
     };
     // SAFETY: `status` is the caller's out parameter or NULL.
     unsafe { write_if_wanted(status, found as u32) };
     // SAFETY: `out` is the caller's out parameter, checked above.
-    unsafe { write_out(out, address.map_or(std::ptr::null_mut(), <*const c_void>::cast_mut)) }?;
-    if address.is_none() { Err(CUresult::CUDA_ERROR_NOT_FOUND) } else { Ok(()) }
+    unsafe { write_out(out, address.map_or(std::ptr::null_mut(), <*const c_void>::cast_mut)) }
 }
 
 /// The empty name stands for cuGetProcAddress itself: NVIDIA's runtime asks for it first, with version 0, to
@@ -67,12 +75,11 @@ fn find(name: &str, version: u32, per_thread: bool) -> Lookup {
     if name.is_empty() {
         return Lookup::Found("cuGetProcAddress_v2");
     }
-    let driver = config::driver_version().unwrap_or(config::DEFAULT_DRIVER_VERSION).unsigned_abs();
-    match lookup(name, version.min(driver), per_thread) {
-        // What is newer than the driver that is imitated is not there, however new the program is.
-        Lookup::VersionNotSufficient if version > driver => Lookup::NotFound,
-        found => found,
-    }
+    lookup(name, version, per_thread)
+}
+
+fn is_newer_than(name: &str, driver: u32) -> bool {
+    lookup(name, driver, false) == Lookup::VersionNotSufficient
 }
 
 /// Private tables are not imitated (docs/simcuda.md says why).

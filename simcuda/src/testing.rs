@@ -1,5 +1,6 @@
 //! Set-up of this crate's own tests.
 
+use std::process::Command;
 use std::sync::{Arc, LazyLock};
 
 use crate::context::{self, Context};
@@ -41,4 +42,24 @@ pub(crate) fn context_on(ordinal: i32) -> Arc<Context> {
     // SAFETY: `handle` is a local variable.
     unsafe { context::cuCtxCreate_v2(&raw mut handle, 0, ordinal) }.expect("cuCtxCreate");
     context::by_handle(handle).expect("the context just created")
+}
+
+const ALONE: &str = "SIMCUDA_TEST_ALONE";
+
+/// Runs the test that calls this once more, alone in a process of its own, and says whether this is that
+/// process: what is counted per process or taken from a whole device must not be disturbed by other tests.
+pub(crate) fn is_own_process(test: &str, variables: &[(&str, &str)]) -> bool {
+    if std::env::var(ALONE).is_ok_and(|alone| alone == test) {
+        return true;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).env(ALONE, test).envs(variables.iter().copied());
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{test} on its own:\n{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    false
 }

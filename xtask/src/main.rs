@@ -1,9 +1,11 @@
-//! The project's chores: `cargo xtask test`, `cargo xtask demo`, `cargo xtask bench`, `cargo xtask ci`.
+//! The project's chores: `cargo xtask test`, `cargo xtask demo`, `cargo xtask bench`, `cargo xtask conformance`,
+//! `cargo xtask simcuda`, `cargo xtask ci`.
 //!
 //! Each works on a fresh machine: what it needs and does not find is set up first, see [`tools`].
 
 mod bench;
 mod ci;
+mod conformance;
 mod demo;
 mod process;
 mod say;
@@ -32,6 +34,10 @@ enum Command {
     Demo(demo::Args),
     /// Measure, and print JSON
     Bench(bench::Args),
+    /// Build simcuda, the stand-in for a GPU, and print where its libcuda.so.1 is
+    Simcuda,
+    /// Check simcuda, or another CUDA driver, against CUDA's documentation
+    Conformance(conformance::Args),
     /// What continuous integration runs: format, clippy, cargo-deny, docs, tests
     Ci,
     /// Only set up CRIU and PyTorch, and print where they are
@@ -43,6 +49,11 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Simcuda => workspace::simcuda().map(|path| {
+            println!("{}", path.display());
+            ExitCode::SUCCESS
+        }),
+        Command::Conformance(args) => conformance::run(&args),
         Command::Ci => ci::run(),
         Command::Tools(args) => tools::run(&args),
     };

@@ -47,7 +47,7 @@ struct Parser<'m, 't> {
     module: &'m mut Module,
     /// What the names of this text stand for.
     names: HashMap<String, Symbol>,
-    /// Functions of this text that are declared, and of which it is not yet known whether they are defined.
+    /// Constants of the module by their value.
     constants: HashMap<u64, u32>,
     /// The function whose body is being parsed.
     body: Body,

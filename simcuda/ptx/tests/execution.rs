@@ -54,6 +54,7 @@ fn scopes_have_registers_and_labels_of_their_own() {
 /// Every thread of two warps passes the lock in turn. Lanes of the same warp contend, so that the one that holds it
 /// must get on while the others spin.
 #[test]
+#[cfg_attr(miri, ignore = "spins for long")]
 fn a_spin_lock_within_a_warp() {
     let body = "mov.u64 %d2, lock; mov.u64 %d3, counter;
         spin: atom.acquire.gpu.global.cas.b32 %r1, [%d2], 0, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra spin;

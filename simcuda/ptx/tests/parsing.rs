@@ -99,6 +99,7 @@ fn modules_that_are_malformed() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "reads a file")]
 fn any_cut_of_a_module_is_an_error_and_no_panic() {
     let text =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernels/language.sm_90.ptx"))

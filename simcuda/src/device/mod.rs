@@ -10,7 +10,7 @@ use cuda_abi::types::{CUarray_format, CUatomicOperation, CUdevice, CUdevice_attr
 
 use crate::config::Config;
 use crate::context::Primary;
-use crate::error::{Result, write_out};
+use crate::error::{Result, write_both, write_out};
 use crate::process;
 
 pub(crate) use attributes::{
@@ -127,10 +127,8 @@ pub(crate) unsafe fn cuDeviceComputeCapability(
 ) -> Result {
     process::device(ordinal)?;
     let version = SM_VERSION.cast_signed();
-    // SAFETY: `major` is the caller's out parameter.
-    unsafe { write_out(major, version / 10) }?;
-    // SAFETY: `minor` is the caller's out parameter.
-    unsafe { write_out(minor, version % 10) }
+    // SAFETY: both are the caller's out parameters.
+    unsafe { write_both(major, minor, (version / 10, version % 10)) }
 }
 
 pub(crate) unsafe fn cuDeviceGetProperties(out: *mut sys::CUdevprop, ordinal: CUdevice) -> Result {

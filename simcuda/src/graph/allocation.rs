@@ -20,15 +20,8 @@ pub(crate) struct Allocation {
     device: i32,
     /// Handle of the graph with the allocation node.
     owner: usize,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    /// A launch that was submitted leaves it allocated, unless the program has freed it since.
-    is_left: bool,
     /// Handles of the graphs that have a free node for it.
-    freed_by: Vec<usize>,
+    freed_by: Mutex<Vec<usize>>,
 }
 
 /// All allocations by their address; the nodes own them.
@@ -67,8 +60,7 @@ impl Allocation {
     }
 
     fn known(address: u64, size_bytes: u64, device: i32, owner: usize) -> Arc<Self> {
-        let state = Mutex::new(State::default());
-        let allocation = Arc::new(Self { address, size_bytes, device, owner, state });
+        let allocation = Arc::new(Self { address, size_bytes, device, owner, freed_by: Mutex::default() });
         KNOWN.lock().insert(address, Arc::downgrade(&allocation));
         note_usage(device);
         allocation
@@ -103,38 +95,30 @@ impl Allocation {
         }
     }
 
-    /// Notes that a graph gets a free node for it.
+    /// What a free node of a graph holds.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a second one in the same graph, and for ones in both the graph that
     /// allocates and another one.
-    pub(super) fn claim(&self, graph: usize) -> Result {
-        let mut state = self.state.lock();
-        let by_owner = graph == self.owner || state.freed_by.contains(&self.owner);
-        if state.freed_by.contains(&graph) || (by_owner && !state.freed_by.is_empty()) {
+    pub(super) fn claim(self: Arc<Self>, graph: usize) -> Result<Arc<Claim>> {
+        let mut freed_by = self.freed_by.lock();
+        let by_owner = graph == self.owner || freed_by.contains(&self.owner);
+        if freed_by.contains(&graph) || (by_owner && !freed_by.is_empty()) {
             return Err(INVALID);
         }
-        state.freed_by.push(graph);
-        Ok(())
+        freed_by.push(graph);
+        drop(freed_by);
+        Ok(Arc::new(Claim { allocation: self, graph }))
     }
 
     /// Whether a launch that was submitted leaves it allocated and the program has not freed it since.
     pub(super) fn is_left(&self) -> bool {
-        self.state.lock().is_left && self.is_allocated()
+        memory::graph_is_left(self.address)
     }
 
     /// A launch is submitted that leaves it allocated, or frees it.
     pub(super) fn set_left(&self, is_left: bool) {
-        self.state.lock().is_left = is_left;
-    }
-
-    /// Whether it counts as allocated to calls like cuMemFreeAsync, which end that when they are called.
-    fn is_allocated(&self) -> bool {
-        let mut base = 0;
-        // SAFETY: the out parameter is a local variable, and the other one is not wanted.
-        let found =
-            unsafe { dispatch::cuMemGetAddressRange_v2(&raw mut base, std::ptr::null_mut(), self.address) };
-        found.is_ok() && base == self.address
+        memory::graph_set_left(self.address, is_left);
     }
 
     fn is_mapped(&self) -> bool {
@@ -171,14 +155,24 @@ impl Allocation {
     }
 }
 
+/// The right of a graph's free node, and of what is made of it, to free an allocation.
+pub(super) struct Claim {
+    pub(super) allocation: Arc<Allocation>,
+    graph: usize,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.allocation.freed_by.lock().retain(|graph| *graph != self.graph);
+    }
+}
+
 impl Drop for Allocation {
     /// What a launch left allocated outlives the nodes, until the program frees it (CUDA programming guide,
     /// "Graph Memory Nodes").
     fn drop(&mut self) {
         KNOWN.lock().remove(&self.address);
-        if !self.state.lock().is_left || !self.is_mapped() {
-            memory::graph_forget(self.address);
-        }
+        memory::graph_forget(self.address);
     }
 }
 
@@ -213,15 +207,6 @@ fn note_usage(device: i32) {
 /// `CUDA_ERROR_INVALID_VALUE` if no allocation node gave it.
 pub(super) fn of_free(address: u64) -> Result<Arc<Allocation>> {
     KNOWN.lock().get(&address).and_then(Weak::upgrade).ok_or(INVALID)
-}
-
-/// Whether the range lies in memory of an allocation node, allocated at this time or not.
-pub(crate) fn covers(address: u64, len: u64) -> bool {
-    let found = KNOWN.lock().range(..=address).next_back().and_then(|(_, weak)| weak.upgrade());
-    found.is_some_and(|allocation| {
-        let offset = address - allocation.address;
-        offset < allocation.size_bytes && len <= allocation.size_bytes - offset
-    })
 }
 
 /// The memory of nodes that are there is not given back: there is nothing else that could be.

@@ -377,7 +377,9 @@ impl GraphRun {
     pub(crate) fn run(&self, _device: i32) -> Result {
         let mut launches = self.exec.launches.lock();
         while launches.open.first().is_some_and(|first| *first < self.number) {
-            self.exec.finished.wait(&mut launches);
+            // An earlier launch may be another context's, and never end.
+            self.context.check()?;
+            self.exec.finished.wait_for(&mut launches, stream::CHECK_EVERY);
         }
         drop(launches);
         let result = self.run_nodes();
@@ -490,9 +492,9 @@ pub(crate) unsafe fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Resul
 /// what this one would free.
 fn check_memory(run: &GraphRun) -> Result {
     for node in run.nodes.iter() {
-        if let Operation::Free(freed) = &node.operation
-            && !freed.is_left()
-            && !run.allocations().any(|own| Arc::ptr_eq(own, freed))
+        if let Operation::Free(claim) = &node.operation
+            && !claim.allocation.is_left()
+            && !run.allocations().any(|own| Arc::ptr_eq(own, &claim.allocation))
         {
             return Err(INVALID);
         }
@@ -511,8 +513,8 @@ fn note_memory(run: &GraphRun) {
         allocation.set_left(true);
     }
     for node in run.nodes.iter() {
-        if let Operation::Free(allocation) = &node.operation {
-            allocation.set_left(false);
+        if let Operation::Free(claim) = &node.operation {
+            claim.allocation.set_left(false);
         }
     }
 }

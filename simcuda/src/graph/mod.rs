@@ -32,8 +32,7 @@ use crate::process;
 use crate::stream::Work;
 
 pub(crate) use allocation::{
-    covers as is_graph_memory, cuDeviceGetGraphMemAttribute, cuDeviceGraphMemTrim,
-    cuDeviceSetGraphMemAttribute,
+    cuDeviceGetGraphMemAttribute, cuDeviceGraphMemTrim, cuDeviceSetGraphMemAttribute,
 };
 pub(crate) use build::{
     cuGraphAddBatchMemOpNode, cuGraphAddChildGraphNode, cuGraphAddDependencies, cuGraphAddDependencies_v2,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_abi::sys::{self, CUgraphNodeType, CUmemorytype};
 use cuda_abi::types::CUcontext;
 
-use super::allocation::{self, Allocation};
+use super::allocation::{self, Allocation, Claim};
 use super::{Graph, INVALID};
 use crate::context::{self, Context};
 use crate::error::Result;
@@ -30,7 +30,7 @@ pub(super) enum Operation {
     Wait(Arc<Event>),
     Record(Arc<Event>),
     Allocate(Arc<Allocation>),
-    Free(Arc<Allocation>),
+    Free(Arc<Claim>),
     MemoryOps(MemoryOpsNode),
 }
 
@@ -124,7 +124,7 @@ impl Operation {
             Self::Record(event) => Work::Record(Arc::clone(event)).run(launch),
             Self::Wait(event) => Work::Wait(Arc::clone(event)).run(launch),
             Self::Allocate(allocation) => allocation.map(),
-            Self::Free(allocation) => allocation.unmap(),
+            Self::Free(claim) => claim.allocation.unmap(),
             Self::MemoryOps(node) => Work::MemoryOps(Arc::clone(&node.ops)).run(&node.context),
             Self::Child(_) | Self::Empty => Ok(()),
         }
@@ -187,9 +187,7 @@ impl Operation {
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` if none did, or it is freed already.
     pub(super) fn free(address: u64, graph: &Graph) -> Result<Self> {
-        let allocation = allocation::of_free(address)?;
-        allocation.claim(graph.handle)?;
-        Ok(Self::Free(allocation))
+        Ok(Self::Free(allocation::of_free(address)?.claim(graph.handle)?))
     }
 
     /// A copy node.

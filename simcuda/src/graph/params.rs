@@ -192,9 +192,9 @@ pub(crate) unsafe fn cuGraphMemAllocNodeGetParams(
 }
 
 pub(crate) unsafe fn cuGraphMemFreeNodeGetParams(node: CUgraphNode, out: *mut CUdeviceptr) -> Result {
-    let Operation::Free(allocation) = operation_of(node)? else { return Err(INVALID) };
+    let Operation::Free(claim) = operation_of(node)? else { return Err(INVALID) };
     // SAFETY: `out` is the caller's out parameter.
-    unsafe { write_out(out, allocation.address()) }
+    unsafe { write_out(out, claim.allocation.address()) }
 }
 
 // ---- any kind ----
@@ -375,7 +375,7 @@ impl NodeParams {
             Operation::Empty => {}
             Operation::Wait(event) | Operation::Record(event) => params.words[0] = event.handle as u64,
             Operation::Allocate(allocation) => params.put(allocation.params()),
-            Operation::Free(allocation) => params.words[0] = allocation.address(),
+            Operation::Free(claim) => params.words[0] = claim.allocation.address(),
             Operation::MemoryOps(ops) => params.put(memory_ops_params(ops)?),
         }
         Ok(params)

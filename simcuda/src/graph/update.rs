@@ -1,9 +1,12 @@
 //! Changes to executable graphs (CUDA driver API reference, cuGraphExecUpdate and cuGraphExec…SetParams). They
 //! count for launches to come.
 
+use std::sync::Arc;
+
 use cuda_abi::sys::{self, CUgraphExecUpdateResult as Told, CUresult};
 use cuda_abi::types::{CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphExecUpdateResult, CUgraphNode};
 
+use super::allocation::Allocation;
 use super::build::host;
 use super::exec::{Exec, ExecNode, by_handle, unfold};
 use super::operation::Operation;
@@ -72,16 +75,16 @@ fn check(old: &Operation, new: &Operation) -> std::result::Result<(), Told> {
         (Operation::MemoryOps(old), Operation::MemoryOps(new)) => {
             old.ops.len() == new.ops.len() && old.context.handle == new.context.handle
         }
-        (Operation::Allocate(old), Operation::Allocate(new))
-        | (Operation::Free(old), Operation::Free(new)) => {
-            if !std::sync::Arc::ptr_eq(old, new) {
-                return Err(Told::CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED);
-            }
-            true
-        }
+        (Operation::Allocate(old), Operation::Allocate(new)) => is_same(old, new)?,
+        (Operation::Free(old), Operation::Free(new)) => is_same(&old.allocation, &new.allocation)?,
         _ => true,
     };
     if allowed { Ok(()) } else { Err(Told::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED) }
+}
+
+/// Memory nodes cannot change.
+fn is_same(old: &Arc<Allocation>, new: &Arc<Allocation>) -> std::result::Result<bool, Told> {
+    if Arc::ptr_eq(old, new) { Ok(true) } else { Err(Told::CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED) }
 }
 
 /// Both sides stay on their devices and of their kind of memory.
@@ -145,7 +148,7 @@ fn update(exec: CUgraphExec, graph: CUgraph) -> (Result, Told, Option<NodeId>, O
             return (Err(error), Told::CU_GRAPH_EXEC_UPDATE_ERROR, None, None);
         }
     };
-    let old = std::sync::Arc::clone(&exec.nodes.lock());
+    let old = Arc::clone(&exec.nodes.lock());
     match updated(&old, &graph) {
         Ok(nodes) => {
             exec.replace(nodes);

@@ -11,7 +11,7 @@ use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Target};
 use super::state::{Allocation, Kind, STATE, State};
 use super::{ledger, pool};
 use crate::context::{self, Context};
-use crate::error::{Result, write_if_wanted, write_out};
+use crate::error::{Result, write_both, write_if_wanted, write_out};
 use crate::stream;
 
 /// Up to this size allocations share blocks of one page.
@@ -166,10 +166,8 @@ pub(crate) unsafe fn cuMemAllocPitch_v2(
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     };
     let start = allocate(&context, size_bytes, 1, Kind::Device)?;
-    // SAFETY: `pitch_out` is the caller's out parameter.
-    unsafe { write_out(pitch_out, pitch as usize) }?;
-    // SAFETY: `out` is the caller's out parameter.
-    unsafe { write_out(out, start) }
+    // SAFETY: both are the caller's out parameters.
+    unsafe { write_both(pitch_out, out, (pitch as usize, start)) }
 }
 
 /// Waits for all work of the context that the memory belongs to, as the real one does.
@@ -189,7 +187,7 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Result {
     }
     match allocation.kind {
         Kind::Pool { .. } => {
-            state.allocations.remove(&address);
+            state.take_piece(address)?;
             state.release_piece(address)
         }
         Kind::Managed(_) => {
@@ -243,10 +241,8 @@ pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Res
     let memory = ledger::device(context.device.ordinal)?;
     pool::after_synchronization();
     let free_bytes = memory.capacity_bytes.saturating_sub(memory.used_bytes()?);
-    // SAFETY: `free` is the caller's out parameter.
-    unsafe { write_out(free, free_bytes as usize) }?;
-    // SAFETY: `total` is the caller's out parameter.
-    unsafe { write_out(total, memory.capacity_bytes as usize) }
+    // SAFETY: both are the caller's out parameters.
+    unsafe { write_both(free, total, (free_bytes as usize, memory.capacity_bytes as usize)) }
 }
 
 /// Frees the memory of a context.

@@ -113,7 +113,7 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
     flags: u32,
 ) -> Result {
     let context = context::current()?;
-    if out.is_null() || flags & !LAZY_ENABLE_PEER_ACCESS != 0 {
+    if out.is_null() || flags != LAZY_ENABLE_PEER_ACCESS {
         return Err(INVALID);
     }
     // SAFETY: a handle is an array of as many bytes.
@@ -122,9 +122,6 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
     if handle.process == *PROCESS {
         // CUDA driver API reference, cuIpcOpenMemHandle.
         return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
-    }
-    if handle.device != context.device.ordinal && flags == 0 {
-        return Err(CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
     }
     stream::forbid_in_capture()?;
     let mut state = STATE.write();

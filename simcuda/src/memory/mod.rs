@@ -49,7 +49,10 @@ pub(crate) use peer::{
     cuCtxDisablePeerAccess, cuCtxEnablePeerAccess, cuDeviceCanAccessPeer, cuDeviceGetP2PAttribute,
 };
 pub(crate) use pointer::{cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute};
-pub(crate) use pool::{after_synchronization, graph_allocate, graph_forget, pool_activate, pool_release};
+pub(crate) use pool::{
+    after_synchronization, graph_allocate, graph_forget, graph_is_left, graph_set_left, pool_activate,
+    pool_release,
+};
 pub(crate) use pool_calls::{
     cuDeviceGetDefaultMemPool, cuDeviceGetMemPool, cuDeviceSetMemPool, cuMemAllocAsync,
     cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemGetDefaultMemPool, cuMemGetMemPool, cuMemPoolCreate,
@@ -112,7 +115,7 @@ pub(crate) fn span(address: u64, ordinal: i32) -> Option<Span> {
 
 /// Whether every byte of the range lies in memory that device `ordinal` can access once the work that is
 /// queued already has run: an asynchronous allocation counts from the call on. A range within an allocation
-/// must not leave it, even where the page behind it goes on.
+/// must not leave it, even where the page behind it goes on, and what is left of such a page is nobody's.
 pub(crate) fn is_accessible(address: u64, len: u64, ordinal: i32) -> bool {
     let state = STATE.read();
     let Some(end) = address.checked_add(len) else { return false };
@@ -120,7 +123,11 @@ pub(crate) fn is_accessible(address: u64, len: u64, ordinal: i32) -> bool {
         return end <= start + allocation.size_bytes && state.can_access(allocation, ordinal);
     }
     let accessible_to = |at| match state.mapping_at(at) {
-        Some((start, mapping)) if state.right(mapping, ordinal) > Right::None => Some(start + mapping.len),
+        Some((start, mapping))
+            if state.reservation_at(at).is_some() && state.right(mapping, ordinal) > Right::None =>
+        {
+            Some(start + mapping.len)
+        }
         _ => None,
     };
     covers(address, end, accessible_to)

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! A piece becomes free, for any stream, only when its release has run: what real drivers can reuse earlier
-//! within one stream is not imitated. A piece that a capture or a graph's node allocated stays the graph's.
+//! within one stream is not imitated. A piece that a capture or a graph's node allocated stays the graph's, and
+//! its address counts as allocated, as long as the graph is there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -82,9 +83,18 @@ pub(super) struct Chunk {
 #[derive(Clone, Copy)]
 struct Piece {
     size_bytes: u64,
-    /// Of a graph, which activates and releases it at every launch.
-    is_graphs: bool,
-    context: usize,
+    holder: Holder,
+}
+
+/// Who activates and releases a piece.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    Program,
+    /// A graph's nodes do, at every launch. What the last launch that was submitted leaves is the program's to
+    /// free, once.
+    Graph {
+        is_left: bool,
+    },
 }
 
 impl Pool {
@@ -240,6 +250,11 @@ impl Pools {
         Some((handle, pool, *piece))
     }
 
+    fn piece_mut(&mut self, address: u64) -> Option<&mut Piece> {
+        let handle = self.owner(address)?;
+        self.by_handle.get_mut(&handle)?.pieces.get_mut(&address)
+    }
+
     fn add_chunk(&mut self, handle: usize, len: u64) -> Result {
         let pool = self.get(handle)?;
         if pool.max_size_bytes != 0 && pool.reserved.current_bytes + len > pool.max_size_bytes {
@@ -303,20 +318,45 @@ impl State {
         context: usize,
         is_graphs: bool,
     ) -> Result<u64> {
-        let piece = Piece { size_bytes, is_graphs, context };
+        let holder = if is_graphs { Holder::Graph { is_left: false } } else { Holder::Program };
+        let piece = Piece { size_bytes, holder };
         let start = self.trimming_pools(|state| state.pools.take(pool, piece))?;
-        self.add_piece_allocation(pool, start, piece);
+        let device = self.pools.get(pool)?.device;
+        self.allocations.insert(start, Allocation::new(size_bytes, context, device, Kind::Pool { pool }));
         Ok(start)
     }
 
-    fn add_piece_allocation(&mut self, handle: usize, start: u64, piece: Piece) {
-        let Some(pool) = self.pools.by_handle.get(&handle) else { return };
-        let kind = Kind::Pool { pool: handle };
-        self.allocations.insert(start, Allocation::new(piece.size_bytes, piece.context, pool.device, kind));
+    /// The program frees a piece: it cannot do so again from now on, whenever the release comes. Gives what
+    /// [`Self::untake_piece`] undoes it with.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` if there is none, or it is a graph's and no launch leaves it allocated.
+    pub(super) fn take_piece(&mut self, start: u64) -> Result<Option<Allocation>> {
+        match &mut self.pools.piece_mut(start).ok_or(INVALID)?.holder {
+            Holder::Program => self.allocations.remove(&start).map(Some).ok_or(INVALID),
+            Holder::Graph { is_left: left @ true } => {
+                *left = false;
+                Ok(None)
+            }
+            Holder::Graph { is_left: false } => Err(INVALID),
+        }
+    }
+
+    pub(super) fn untake_piece(&mut self, start: u64, taken: Option<Allocation>) {
+        match taken {
+            Some(allocation) => drop(self.allocations.insert(start, allocation)),
+            None => self.set_graph_left(start, true),
+        }
+    }
+
+    fn set_graph_left(&mut self, start: u64, left: bool) {
+        if let Some(Holder::Graph { is_left }) = self.pools.piece_mut(start).map(|piece| &mut piece.holder) {
+            *is_left = left;
+        }
     }
 
     fn activate_piece(&mut self, start: u64) -> Result {
-        let (handle, pool, piece) = self.pools.piece(start).ok_or(INVALID)?;
+        let (_, pool, piece) = self.pools.piece(start).ok_or(INVALID)?;
         let (chunk, offset) = pool.place(start).ok_or(INVALID)?;
         if self.mappings.contains_key(&start) {
             // A graph that leaves its memory allocated is launched again.
@@ -326,9 +366,6 @@ impl State {
         let access = Access::Devices(pool.rights);
         let mapping = Mapping { len: Heap::rounded(piece.size_bytes), target, access };
         self.mappings.insert(start, mapping);
-        if piece.is_graphs && !self.allocations.contains_key(&start) {
-            self.add_piece_allocation(handle, start, piece);
-        }
         Ok(())
     }
 
@@ -336,9 +373,7 @@ impl State {
     pub(super) fn release_piece(&mut self, start: u64) -> Result {
         let (handle, _, piece) = self.pools.piece(start).ok_or(INVALID)?;
         self.mappings.remove(&start);
-        if piece.is_graphs {
-            self.allocations.remove(&start);
-        } else {
+        if piece.holder == Holder::Program {
             let removed = self.pools.give(handle, start);
             drop(removed);
         }
@@ -354,15 +389,16 @@ impl State {
         }
     }
 
-    /// Lets a graph's piece go. What a launch left allocated is like any other allocation from now on.
+    /// Lets a graph's piece go. What a launch left allocated is like any other allocation from now on, and what
+    /// the program has freed of that goes at the place of its free.
     fn forget_graphs_piece(&mut self, start: u64) {
         if !self.mappings.contains_key(&start) {
             return self.forget_piece(start);
         }
-        let Some(handle) = self.pools.owner(start) else { return };
-        let pool = self.pools.by_handle.get_mut(&handle);
-        if let Some(piece) = pool.and_then(|pool| pool.pieces.get_mut(&start)) {
-            piece.is_graphs = false;
+        let Some(piece) = self.pools.piece_mut(start) else { return };
+        let before = std::mem::replace(&mut piece.holder, Holder::Program);
+        if before == (Holder::Graph { is_left: false }) {
+            self.allocations.remove(&start);
         }
     }
 
@@ -417,6 +453,19 @@ pub(crate) fn graph_allocate(device: i32, context: usize, size_bytes: u64) -> Re
     let pool = state.pools.current_of(device);
     let start = state.reserve_piece(pool, size_bytes, context, true)?;
     Ok(start)
+}
+
+/// A launch is submitted that leaves a graph's memory allocated, so that the program may free it from now on;
+/// or one that frees what was left.
+pub(crate) fn graph_set_left(address: u64, is_left: bool) {
+    STATE.write().set_graph_left(address, is_left);
+}
+
+/// Whether the launches that were submitted leave a graph's memory allocated, and the program has not freed it
+/// since.
+pub(crate) fn graph_is_left(address: u64) -> bool {
+    let state = STATE.read();
+    state.pools.piece(address).is_some_and(|(.., piece)| piece.holder == Holder::Graph { is_left: true })
 }
 
 /// The graph whose node [`graph_allocate`] (or a capture) was for is gone, with all that was made of it. What

@@ -34,10 +34,11 @@ fn allocate(out: *mut CUdeviceptr, size_bytes: usize, pool: Option<usize>, strea
     if out.is_null() || size_bytes == 0 {
         return Err(INVALID);
     }
+    let device = stream::target_device(stream)?;
     let is_graphs = is_capturing(stream);
     let reserve = || {
         let mut state = STATE.write();
-        let pool = pool.unwrap_or_else(|| state.pools.current_of(context.device.ordinal));
+        let pool = pool.unwrap_or_else(|| state.pools.current_of(device));
         state.reserve_piece(pool, size_bytes as u64, context.handle, is_graphs)
     };
     let mut start = reserve();
@@ -71,24 +72,27 @@ pub(crate) unsafe fn cuMemAllocFromPoolAsync(
 /// Takes memory of cuMemAlloc as well as of a pool.
 pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> Result {
     context::current()?;
+    if is_capturing(stream) {
+        // Nothing is freed now; making the node finds out whether it may be.
+        return stream::submit(stream, Work::Free(address));
+    }
     let mut state = STATE.write();
-    let found = state.allocations.get(&address).map(|found| found.kind);
-    let is_pools = match found {
-        Some(Kind::Pool { .. }) => true,
-        Some(Kind::Device) => false,
+    // It cannot be freed again from now on, whenever its place in the order comes.
+    let taken = match state.allocations.get(&address).map(|found| found.kind) {
+        Some(Kind::Pool { .. }) => state.take_piece(address)?,
+        Some(Kind::Device) => {
+            let allocation = state.allocations.remove(&address).ok_or(INVALID)?;
+            state.freed_in_order.insert(address, allocation.clone());
+            Some(allocation)
+        }
         _ => return Err(INVALID),
     };
-    // It cannot be freed again from now on, whenever its place in the order comes.
-    let allocation = state.allocations.remove(&address).ok_or(INVALID)?;
-    if !is_pools {
-        state.freed_in_order.insert(address, allocation.clone());
-    }
     drop(state);
     let result = stream::submit(stream, Work::Free(address));
     if result.is_err() {
         let mut state = STATE.write();
         state.freed_in_order.remove(&address);
-        state.allocations.insert(address, allocation);
+        state.untake_piece(address, taken);
     }
     result
 }

@@ -4,7 +4,7 @@ mod attributes;
 mod params;
 
 use std::ffi::c_void;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{CUfunction, CUstream};
@@ -19,7 +19,7 @@ use crate::device::{
 };
 use crate::error::{Error, Result};
 use crate::stream::{self, Work};
-use crate::{memory, process};
+use crate::{entry, memory, process};
 
 pub(super) use attributes::Attributes;
 
@@ -50,10 +50,6 @@ impl Shape {
         Self { grid, block, dynamic_shared_bytes, cooperative: false, cluster: None }
     }
 }
-
-/// `SIMCUDA_TRACE=1` also tells what a kernel did wrong, and where.
-static TRACE: LazyLock<bool> =
-    LazyLock::new(|| std::env::var("SIMCUDA_TRACE").is_ok_and(|value| value == "1"));
 
 impl Kernel {
     /// Checks a launch and copies its parameters.
@@ -127,7 +123,7 @@ impl Kernel {
                 // The real driver prints it, too.
                 eprint!("{message}{}", if message.ends_with('\n') { "" } else { "\n" });
             }
-            if *TRACE {
+            if entry::tracing() {
                 eprintln!("simcuda: kernel {}: {fault}", self.function.name());
             }
             error_of(&fault, &module.context)
@@ -305,13 +301,15 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     kernel_params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> Result {
-    context::current()?;
+    let context = context::current()?;
     // SAFETY: `config` is NULL or the caller's structure, in which only pointers and numbers stand.
     let config = unsafe { config.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: the structure has as many attributes as it says.
     let attributes = unsafe { Attributes::read(config) }?;
     for event in &attributes.events {
-        stream::event_by_handle(event.handle)?;
+        if !stream::event_by_handle(event.handle)?.is_of(&context) {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+        }
     }
     // SAFETY: the caller passes parameters in one of the two ways.
     unsafe { launch(f, attributes.shape(config), config.hStream, kernel_params, extra) }?;

@@ -19,7 +19,7 @@ use super::{file, image, text};
 use crate::context::{self, Context};
 use crate::error::{Result, write_out};
 use crate::handle::Table;
-use crate::process;
+use crate::{entry, process};
 
 struct Library {
     handle: usize,
@@ -45,6 +45,8 @@ static KERNELS: Table<LibraryKernel> = Table::new();
 impl Library {
     /// The library in a context; loaded there now if it is not yet.
     fn module_in(&self, context: &Arc<Context>) -> Result<Arc<LoadedModule>> {
+        // Also in calls that do not pass the checkpoint lock otherwise: loading takes memory of the device.
+        let _inside = entry::enter()?;
         let mut modules = self.modules.lock();
         if let Some(module) = modules.iter().find(|module| Arc::ptr_eq(&module.context, context)) {
             return Ok(Arc::clone(module));

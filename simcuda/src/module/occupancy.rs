@@ -5,14 +5,14 @@ use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{CUfunction, CUoccupancyB2DSize};
 
 use super::function::{self, Function};
-use super::launch::{Attributes, cluster};
+use super::launch::{Attributes, Shape, cluster};
 use super::settings::{max_threads, registers};
 use crate::context;
 use crate::device::{
     MULTIPROCESSORS, REGISTERS_PER_MULTIPROCESSOR, RESERVED_SHARED_BYTES, SHARED_BYTES_PER_BLOCK_OPTIN,
     SHARED_BYTES_PER_MULTIPROCESSOR, THREADS_PER_BLOCK, THREADS_PER_MULTIPROCESSOR, WARP_SIZE,
 };
-use crate::error::{Result, write_out};
+use crate::error::{Result, write_both, write_out};
 
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
 /// A multiprocessor has four parts with a quarter of the registers each.
@@ -144,10 +144,9 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
         None => dynamic_shared_bytes,
     };
     let (threads, blocks) = best_block(&function, limit, shared_bytes);
-    // SAFETY: `grid_out` is the caller's out parameter.
-    unsafe { write_out(grid_out, (blocks * MULTIPROCESSORS).cast_signed()) }?;
-    // SAFETY: `block_out` is the caller's out parameter.
-    unsafe { write_out(block_out, threads.cast_signed()) }
+    let values = ((blocks * MULTIPROCESSORS).cast_signed(), threads.cast_signed());
+    // SAFETY: both are the caller's out parameters.
+    unsafe { write_both(grid_out, block_out, values) }
 }
 
 /// The largest block size that keeps most threads resident, and how many such blocks a multiprocessor has.
@@ -197,9 +196,7 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialClusterSize(
     context::current()?;
     let function = function::by_handle(f)?;
     // SAFETY: `config` is NULL or the caller's structure.
-    let config = unsafe { config.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: the structure has as many attributes as it says.
-    let shape = unsafe { Attributes::read(config) }?.shape(config);
+    let shape = unsafe { shape_of(config) }?;
     let threads = block_threads(shape.block)?;
     let blocks = match resident_blocks(&function, threads, shape.dynamic_shared_bytes as usize) {
         0 => 0,
@@ -219,9 +216,7 @@ pub(crate) unsafe fn cuOccupancyMaxActiveClusters(
     context::current()?;
     let function = function::by_handle(f)?;
     // SAFETY: `config` is NULL or the caller's structure.
-    let config = unsafe { config.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    // SAFETY: the structure has as many attributes as it says.
-    let shape = unsafe { Attributes::read(config) }?.shape(config);
+    let shape = unsafe { shape_of(config) }?;
     let settings = function.settings();
     let dimensions =
         cluster(&shape, settings.required_cluster(function.code()), settings.cluster_blocks_max())?;
@@ -230,6 +225,20 @@ pub(crate) unsafe fn cuOccupancyMaxActiveClusters(
     let clusters = resident * MULTIPROCESSORS / dimensions.iter().product::<u32>();
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, clusters.cast_signed()) }
+}
+
+/// The shape of a launch.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for NULL, else as [`Attributes::read`].
+///
+/// # Safety
+/// `config` is NULL or a structure with as many attributes as it says.
+unsafe fn shape_of(config: *const sys::CUlaunchConfig) -> Result<Shape> {
+    // SAFETY: the caller of this function vouches for it.
+    let config = unsafe { config.as_ref() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    // SAFETY: as above.
+    Ok(unsafe { Attributes::read(config) }?.shape(config))
 }
 
 fn block_threads(block: [u32; 3]) -> Result<u32> {

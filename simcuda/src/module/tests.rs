@@ -315,6 +315,45 @@ fn a_destroyed_context_takes_its_modules_along() {
     assert_eq!(launch(f, [1; 3], [1; 3], &mut []), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
 }
 
+/// Runs until it is cancelled, once it has said that it runs.
+const ENDLESS: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+
+.visible .entry endless(.param .u64 flag)
+{
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [flag];
+    cvta.to.global.u64 %rd2, %rd1;
+    st.volatile.global.u32 [%rd2], 1;
+again:
+    bra again;
+}
+";
+
+/// Starts an endless kernel on the default stream and waits until it runs.
+fn start_endless(f: CUfunction) {
+    let mut flag = null_mut();
+    // SAFETY: `flag` is a local variable.
+    unsafe { memory::cuMemAllocHost_v2(&raw mut flag, 4) }.unwrap();
+    // SAFETY: pinned memory of this test, aligned, freed with its context only; accessed atomically only.
+    let runs = unsafe { std::sync::atomic::AtomicU32::from_ptr(flag.cast()) };
+    let mut flag = flag as u64;
+    launch(f, [1; 3], [1; 3], &mut [(&raw mut flag).cast()]).unwrap();
+    while runs.load(std::sync::atomic::Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_endless_kernel_ends_with_its_context() {
+    let (context, _, f) = loaded(ENDLESS, "endless");
+    start_endless(f);
+    // SAFETY: the context is the test's own.
+    unsafe { crate::context::cuCtxDestroy_v2(context.handle as cuda_abi::types::CUcontext) }.unwrap();
+}
+
 #[test]
 fn names_and_missing_ones() {
     let (_context, module, f) = loaded(GLOBALS, "bump");

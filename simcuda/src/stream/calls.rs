@@ -11,7 +11,7 @@ use super::queue::is_worker;
 use super::work::{Task, Work};
 use super::{capture, synchronize_context};
 use crate::context;
-use crate::error::{Result, write_if_wanted, write_out};
+use crate::error::{Result, write_both, write_if_wanted, write_out};
 use crate::{memory, process};
 
 /// What compute capability 9.0 has; lower numbers are more urgent.
@@ -150,13 +150,8 @@ pub(crate) unsafe fn cuStreamGetCtx_v2(
     green: *mut CUgreenCtx,
 ) -> Result {
     let stream = find(handle)?;
-    if out.is_null() || green.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    // SAFETY: `out` is the caller's out parameter, checked above.
-    unsafe { write_out(out, stream.context.handle as CUcontext) }?;
-    // SAFETY: `green` is the caller's out parameter, checked above.
-    unsafe { write_out(green, std::ptr::null_mut()) }
+    // SAFETY: both are the caller's out parameters.
+    unsafe { write_both(out, green, (stream.context.handle as CUcontext, std::ptr::null_mut())) }
 }
 
 pub(crate) unsafe fn cuStreamGetGreenCtx(handle: CUstream, out: *mut CUgreenCtx) -> Result {

@@ -10,6 +10,7 @@ use super::capture::{self, Capture, Mode};
 use super::object::{Stream, find};
 use crate::error::{Result, write_if_wanted, write_out};
 use crate::graph::{Graph, NodeId, graph_by_handle, node_by_handle};
+use crate::process;
 
 const NONE: u32 = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32;
 const ACTIVE: u32 = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32;
@@ -92,6 +93,7 @@ pub(crate) unsafe fn cuStreamEndCapture(stream: CUstream, out: *mut CUgraph) -> 
 }
 
 pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> Result {
+    process::machine()?;
     if mode.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }

@@ -53,6 +53,10 @@ impl Event {
         self.state.lock().last.clone()
     }
 
+    pub(crate) fn is_of(&self, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.context, context)
+    }
+
     /// What stands between now and the event.
     ///
     /// # Errors
@@ -172,7 +176,7 @@ pub(crate) unsafe fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, fl
     }
     let event = event_by_handle(event)?;
     let stream = find(stream)?;
-    if !Arc::ptr_eq(&event.context, &stream.context) {
+    if !event.is_of(&stream.context) {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
     if capture::record(&stream, &event, is_external)? {
@@ -231,7 +235,7 @@ pub(crate) unsafe fn cuEventSynchronize(handle: CUevent) -> Result {
 
 pub(crate) unsafe fn cuEventElapsedTime(out: *mut f32, start: CUevent, end: CUevent) -> Result {
     let (start, end) = (event_by_handle(start)?, event_by_handle(end)?);
-    if !Arc::ptr_eq(&start.context, &end.context) {
+    if !start.is_of(&end.context) {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
     let (started, ended) = (start.timed_point()?, end.timed_point()?);
@@ -253,7 +257,7 @@ pub(crate) unsafe fn cuEventElapsedTime_v2(out: *mut f32, start: CUevent, end: C
 pub(crate) unsafe fn cuCtxRecordEvent(context: CUcontext, event: CUevent) -> Result {
     let context = context::given_or_current(context)?;
     let event = event_by_handle(event)?;
-    if !Arc::ptr_eq(&event.context, &context) {
+    if !event.is_of(&context) {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
     capture::refuse_context(&context)?;

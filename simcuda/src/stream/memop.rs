@@ -230,14 +230,12 @@ fn submit_one(stream: CUstream, op: impl FnOnce(i32) -> Result<MemoryOp>) -> Res
     submit(stream, Work::MemoryOps(Arc::new([op])))
 }
 
-pub(crate) unsafe fn cuStreamWaitValue32(
-    stream: CUstream,
-    address: CUdeviceptr,
-    value: u32,
-    flags: u32,
-) -> Result {
-    submit_one(stream, |device| wait(address, value.into(), flags, false, device))
-}
+/// The first versions had to be enabled for a device; their rules were the same.
+pub(crate) use {
+    cuStreamBatchMemOp_v2 as cuStreamBatchMemOp, cuStreamWaitValue32_v2 as cuStreamWaitValue32,
+    cuStreamWaitValue64_v2 as cuStreamWaitValue64, cuStreamWriteValue32_v2 as cuStreamWriteValue32,
+    cuStreamWriteValue64_v2 as cuStreamWriteValue64,
+};
 
 pub(crate) unsafe fn cuStreamWaitValue32_v2(
     stream: CUstream,
@@ -246,15 +244,6 @@ pub(crate) unsafe fn cuStreamWaitValue32_v2(
     flags: u32,
 ) -> Result {
     submit_one(stream, |device| wait(address, value.into(), flags, false, device))
-}
-
-pub(crate) unsafe fn cuStreamWaitValue64(
-    stream: CUstream,
-    address: CUdeviceptr,
-    value: u64,
-    flags: u32,
-) -> Result {
-    submit_one(stream, |device| wait(address, value, flags, true, device))
 }
 
 pub(crate) unsafe fn cuStreamWaitValue64_v2(
@@ -266,15 +255,6 @@ pub(crate) unsafe fn cuStreamWaitValue64_v2(
     submit_one(stream, |device| wait(address, value, flags, true, device))
 }
 
-pub(crate) unsafe fn cuStreamWriteValue32(
-    stream: CUstream,
-    address: CUdeviceptr,
-    value: u32,
-    flags: u32,
-) -> Result {
-    submit_one(stream, |device| write(address, value.into(), flags, false, device))
-}
-
 pub(crate) unsafe fn cuStreamWriteValue32_v2(
     stream: CUstream,
     address: CUdeviceptr,
@@ -282,15 +262,6 @@ pub(crate) unsafe fn cuStreamWriteValue32_v2(
     flags: u32,
 ) -> Result {
     submit_one(stream, |device| write(address, value.into(), flags, false, device))
-}
-
-pub(crate) unsafe fn cuStreamWriteValue64(
-    stream: CUstream,
-    address: CUdeviceptr,
-    value: u64,
-    flags: u32,
-) -> Result {
-    submit_one(stream, |device| write(address, value, flags, true, device))
 }
 
 pub(crate) unsafe fn cuStreamWriteValue64_v2(
@@ -302,7 +273,7 @@ pub(crate) unsafe fn cuStreamWriteValue64_v2(
     submit_one(stream, |device| write(address, value, flags, true, device))
 }
 
-pub(crate) unsafe fn cuStreamBatchMemOp(
+pub(crate) unsafe fn cuStreamBatchMemOp_v2(
     stream: CUstream,
     count: u32,
     params: *mut CUstreamBatchMemOpParams,
@@ -315,14 +286,4 @@ pub(crate) unsafe fn cuStreamBatchMemOp(
     // SAFETY: `params` is the caller's array of `count` elements.
     let ops = unsafe { MemoryOp::from_params(params, count, device) }?;
     submit(stream, Work::MemoryOps(ops))
-}
-
-pub(crate) unsafe fn cuStreamBatchMemOp_v2(
-    stream: CUstream,
-    count: u32,
-    params: *mut CUstreamBatchMemOpParams,
-    flags: u32,
-) -> Result {
-    // SAFETY: all parameters are the caller's own.
-    unsafe { cuStreamBatchMemOp(stream, count, params, flags) }
 }

@@ -54,6 +54,7 @@ use crate::context::{self, Context};
 use crate::error::Result;
 use crate::memory;
 use object::{Stream, enqueue, find};
+pub(crate) use queue::CHECK_EVERY;
 use queue::{Point, is_worker};
 use work::Task;
 
@@ -156,7 +157,7 @@ pub(crate) fn forbid_in_capture() -> Result {
     capture::forbid()
 }
 
-/// Destroys the streams of a context that is about to be destroyed, and waits for their work.
+/// Destroys the streams of a context that counts as destroyed already, and waits until their work is given up.
 pub(crate) fn finish_context(context: &Arc<Context>) {
     capture::context_destroyed(context);
     // First, so that nothing comes after what is waited for.

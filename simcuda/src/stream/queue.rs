@@ -16,8 +16,12 @@ use parking_lot::{Condvar, Mutex};
 
 use super::object::Stream;
 use super::work::Task;
+use crate::context::Context;
 use crate::error::Result;
 use crate::process;
+
+/// How often work that waits looks whether its context still exists.
+pub(crate) const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// How far a stream has come.
 pub(super) struct Progress {
@@ -69,6 +73,12 @@ impl Point {
             }
         }
         true
+    }
+
+    /// As [`Self::wait`], for work of a context: it gives up when the context is destroyed, whatever the work of
+    /// another context does.
+    fn wait_for(&self, context: &Context) {
+        while !context.is_destroyed() && !self.wait_until(Some(Instant::now() + CHECK_EVERY)) {}
     }
 
     /// Whether the point lies on this stream, whose own order keeps it.
@@ -204,7 +214,7 @@ fn start_worker(stream: Arc<Stream>) -> Result {
 
 fn run(stream: &Arc<Stream>, job: Job) {
     for point in &job.after {
-        point.wait();
+        point.wait_for(&stream.context);
     }
     if let Some(seed) = process::machine().ok().and_then(|machine| machine.config.jitter) {
         std::thread::sleep(jitter(seed, stream.number, job.ticket));

@@ -4,7 +4,6 @@ use cuda_abi::sys::CUresult;
 
 use super::{Copy, Fill, Place, Side};
 use crate::error::Result;
-use crate::graph;
 use crate::memory::{self, Span};
 
 /// What kind of memory one side of a copy is.
@@ -39,7 +38,7 @@ pub(super) fn resolved(side: Side, address: u64) -> Side {
 
 /// What kind of memory a side of a copy is that has passed [`copy`].
 pub(super) fn kind(place: &Place, device: i32) -> Kind {
-    if device_of(place.address).is_some() || graph::is_graph_memory(place.address, 1) {
+    if device_of(place.address).is_some() {
         Kind::Device
     } else if memory::span(place.address, device).is_some() {
         Kind::Pinned
@@ -130,6 +129,4 @@ impl Rows {
 fn is_accessible(address: u64, len: u64, device: i32) -> bool {
     memory::is_accessible(address, len, device)
         || memory::device_of(address).is_some_and(|owner| memory::is_accessible(address, len, owner))
-        // A graph allocates it when it runs.
-        || graph::is_graph_memory(address, len)
 }

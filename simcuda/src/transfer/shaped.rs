@@ -6,6 +6,7 @@ use cuda_abi::types::{CUcontext, CUstream};
 use super::layout::{Memcpy2D, Memcpy3D, Operand2D, Operand3D, read};
 use super::submit::{SourceAccess, asynchronous, synchronous};
 use super::{Copy, Place, Side};
+use crate::context;
 use crate::error::Result;
 
 /// CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device.
@@ -129,27 +130,32 @@ impl Operand {
 }
 
 pub(crate) unsafe fn cuMemcpy2D_v2(params: *const sys::CUDA_MEMCPY2D) -> Result {
+    context::current()?;
     // SAFETY: `params` is NULL or the caller's structure.
     synchronous(unsafe { from_2d(params) }?)
 }
 
 /// The devices here copy any pitch that is not too large, so this is cuMemcpy2D.
 pub(crate) unsafe fn cuMemcpy2DUnaligned_v2(params: *const sys::CUDA_MEMCPY2D) -> Result {
+    context::current()?;
     // SAFETY: `params` is NULL or the caller's structure.
     synchronous(unsafe { from_2d(params) }?)
 }
 
 pub(crate) unsafe fn cuMemcpy2DAsync_v2(params: *const sys::CUDA_MEMCPY2D, stream: CUstream) -> Result {
+    context::current()?;
     // SAFETY: `params` is NULL or the caller's structure.
     asynchronous(unsafe { from_2d(params) }?, stream, SourceAccess::Stream)
 }
 
 pub(crate) unsafe fn cuMemcpy3D_v2(params: *const sys::CUDA_MEMCPY3D) -> Result {
+    context::current()?;
     // SAFETY: `params` is NULL or the caller's structure.
     synchronous(unsafe { from_3d(params) }?)
 }
 
 pub(crate) unsafe fn cuMemcpy3DAsync_v2(params: *const sys::CUDA_MEMCPY3D, stream: CUstream) -> Result {
+    context::current()?;
     // SAFETY: `params` is NULL or the caller's structure.
     asynchronous(unsafe { from_3d(params) }?, stream, SourceAccess::Stream)
 }

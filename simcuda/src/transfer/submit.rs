@@ -7,7 +7,7 @@ use super::check::{self, Kind};
 use super::{Copy, Fill, run};
 use crate::error::Result;
 use crate::stream::{self, Work};
-use crate::{context, graph, memory};
+use crate::{context, memory};
 
 /// The default stream, which is the thread's own for the `_ptds` entry points.
 const DEFAULT_STREAM: CUstream = std::ptr::null_mut();
@@ -89,7 +89,7 @@ pub(super) fn synchronous_fill(fill: Fill) -> Result {
         return Ok(());
     }
     check::fill(&fill, device)?;
-    if memory::device_of(fill.address).is_some() || graph::is_graph_memory(fill.address, 1) {
+    if memory::device_of(fill.address).is_some() {
         return stream::submit(DEFAULT_STREAM, Work::Fill(fill));
     }
     stream::submit_and_wait(DEFAULT_STREAM, Work::Fill(fill))

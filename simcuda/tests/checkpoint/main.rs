@@ -1,5 +1,7 @@
 //! The checkpoint API in real programs: states, memory, the lock, by PID, failures; with CRIU where there is one.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod criu;
 mod puppet;
 

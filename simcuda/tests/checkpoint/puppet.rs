@@ -2,12 +2,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+use super::common;
 
 /// Long enough for anything that is to happen.
 const LONG: Duration = Duration::from_secs(60);
@@ -38,26 +40,7 @@ pub fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("this test's path");
-    let deps = test.parent().expect("a directory");
-    let built = |path: PathBuf| Some((fs::metadata(&path).ok()?.modified().ok()?, path));
-    let places = [deps.join("libsimcuda.so"), deps.with_file_name("libsimcuda.so")];
-    places.into_iter().filter_map(built).max().expect("libsimcuda.so is built with this test").1
-}
-
-static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/puppet.c");
-    let program = directory.join("puppet");
-    // Another run of the tests may do the same at this moment.
-    let fresh = directory.join(format!("puppet.{}", std::process::id()));
-    let arguments = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
-    let status = Command::new("cc").args(arguments).args([&fresh, &source]).arg("-ldl").status();
-    assert!(status.expect("a C compiler").success());
-    fs::rename(&fresh, &program).expect("a program");
-    program
-});
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| common::compile("puppet"));
 
 /// A simulated machine: 2 devices of 64 MiB.
 pub struct Machine(TempDir);
@@ -87,7 +70,7 @@ impl Machine {
         // A session of its own: CRIU refuses to save part of one.
         let child = Command::new("setsid")
             .arg(&*PROGRAM)
-            .args([library().as_path(), &fifo, &log])
+            .args([common::library().as_path(), &fifo, &log])
             .env("SIMCUDA_DIR", self.0.path())
             .env("SIMCUDA_DEVICES", "2")
             .env("SIMCUDA_MEMORY", "64MiB")

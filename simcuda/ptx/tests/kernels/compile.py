@@ -3,6 +3,7 @@
 
 usage: compile.py INCLUDE_DIR LIBNVRTC SM...
 e.g.   compile.py .../cuda_runtime/include .../libnvrtc.so.12 52 70 90
+       compile.py .../cuda_runtime/include .../libnvrtc.so.13 100
 
 No GPU is needed. NVRTC and the headers come with PyPI's nvidia-cuda-nvrtc-cu12 and nvidia-cuda-runtime-cu12.
 """

@@ -3,14 +3,14 @@
 use std::ptr::null_mut;
 
 use cuda_abi::sys::{self, CUgraphMem_attribute as Attribute, CUresult};
-use cuda_abi::types::{CUgraph, CUgraphNode};
+use cuda_abi::types::{CUgraph, CUgraphNode, CUmemoryPool};
 
 use super::{
     INVALID, copy, copy_params, device, fill, fill_params, graph, instantiate, run, try_instantiate,
 };
 use crate::error::Result;
 use crate::testing;
-use crate::transfer::testing::call;
+use crate::transfer::testing::{Gate, call, stream};
 
 const AUTO_FREE: u64 = 1;
 
@@ -124,6 +124,145 @@ fn memory_that_is_left_must_be_freed_before_the_next_launch() {
     call!(cuMemFree_v2(address)).unwrap();
     let lost = Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     assert_eq!(call!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, 100)), lost);
+}
+
+#[test]
+fn a_launch_and_a_free_can_be_queued_without_waiting() {
+    let _context = testing::context();
+    let stream = stream();
+    let (maker, target) = (graph(), device(100));
+    let (node, address) = allocate(maker, 100);
+    let filled = fill(maker, &[node], &fill_params(address, 7, 100));
+    copy(maker, &[filled], &copy_params(target.address, address, 100));
+    let exec = instantiate(maker);
+    assert_eq!(call!(cuMemFreeAsync(address, stream)), INVALID, "no launch has left it");
+    assert_eq!(call!(cuMemFree_v2(address)), INVALID);
+    let gate = Gate::on(stream);
+    for _ in 0..5 {
+        call!(cuGraphLaunch(exec, stream)).unwrap();
+        assert_eq!(call!(cuGraphLaunch(exec, stream)), INVALID, "the memory is left");
+        call!(cuMemFreeAsync(address, stream)).unwrap();
+        assert_eq!(call!(cuMemFreeAsync(address, stream)), INVALID, "it is freed already");
+    }
+    gate.open();
+    call!(cuStreamSynchronize(stream)).unwrap();
+    assert_eq!(target.read(), [7; 100]);
+    assert!(crate::memory::span(address, 0).is_none());
+}
+
+/// A pool that is the current one of its device as long as this lives.
+struct OwnPool(CUmemoryPool);
+
+impl OwnPool {
+    fn on(device: i32) -> Self {
+        let (mut pool, properties) = (null_mut(), params(1).poolProps);
+        call!(cuMemPoolCreate(&raw mut pool, &raw const properties)).unwrap();
+        call!(cuDeviceSetMemPool(device, pool)).unwrap();
+        Self(pool)
+    }
+
+    /// What is in use, graphs' memory included.
+    fn used_bytes(&self) -> u64 {
+        let mut bytes = 0_u64;
+        call!(cuMemPoolGetAttribute(self.0, 7, (&raw mut bytes).cast())).unwrap();
+        bytes
+    }
+}
+
+impl Drop for OwnPool {
+    fn drop(&mut self) {
+        call!(cuMemPoolDestroy(self.0)).unwrap();
+    }
+}
+
+#[test]
+fn what_was_left_outlives_its_graph_and_goes_back_to_the_pool() {
+    // The device's current pool is everybody's: alone in a process.
+    if !testing::is_own_process(
+        "graph::tests::memory::what_was_left_outlives_its_graph_and_goes_back_to_the_pool",
+        &[],
+    ) {
+        return;
+    }
+    let _context = testing::context();
+    let pool = OwnPool::on(0);
+    // How the program frees it after its graph is gone, and before that, at a place that has not come yet.
+    for (frees_before, frees_in_order) in [(false, true), (false, false), (true, true)] {
+        let stream = stream();
+        let maker = graph();
+        let (node, address) = allocate(maker, 100);
+        fill(maker, &[node], &fill_params(address, 3, 100));
+        let exec = instantiate(maker);
+        assert_eq!(pool.used_bytes(), 512);
+        let gate = Gate::on(stream);
+        call!(cuGraphLaunch(exec, stream)).unwrap();
+        if frees_before {
+            call!(cuMemFreeAsync(address, stream)).unwrap();
+        }
+        call!(cuGraphExecDestroy(exec)).unwrap();
+        call!(cuGraphDestroy(maker)).unwrap();
+        gate.open();
+        call!(cuStreamSynchronize(stream)).unwrap();
+        if !frees_before {
+            assert_eq!(pool.used_bytes(), 512);
+            let mut bytes = [0_u8; 100];
+            call!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, 100)).unwrap();
+            assert_eq!(bytes, [3; 100]);
+            if frees_in_order {
+                call!(cuMemFreeAsync(address, stream)).unwrap();
+                call!(cuStreamSynchronize(stream)).unwrap();
+            } else {
+                call!(cuMemFree_v2(address)).unwrap();
+            }
+        }
+        assert_eq!(pool.used_bytes(), 0);
+        assert_eq!(call!(cuMemFree_v2(address)), INVALID);
+        assert_eq!(call!(cuMemsetD8_v2(address, 0, 1)), INVALID);
+    }
+}
+
+#[test]
+fn a_graph_that_never_ran_gives_its_memory_back() {
+    if !testing::is_own_process("graph::tests::memory::a_graph_that_never_ran_gives_its_memory_back", &[]) {
+        return;
+    }
+    let _context = testing::context();
+    let pool = OwnPool::on(0);
+    let maker = graph();
+    allocate(maker, 100);
+    assert_eq!(pool.used_bytes(), 512);
+    call!(cuGraphDestroy(maker)).unwrap();
+    assert_eq!(pool.used_bytes(), 0);
+}
+
+#[test]
+fn a_captured_free_frees_nothing_until_its_graph_runs() {
+    let _context = testing::context();
+    let stream = stream();
+    let maker = graph();
+    let (node, address) = allocate(maker, 100);
+    let make = instantiate(maker);
+    call!(cuGraphLaunch(make, stream)).unwrap();
+    let mut taker = null_mut();
+    call!(cuStreamBeginCapture_v2(stream, 0)).unwrap();
+    call!(cuMemFreeAsync(address, stream)).unwrap();
+    call!(cuStreamEndCapture(stream, &raw mut taker)).unwrap();
+    let take = instantiate(taker);
+    assert_eq!(call!(cuGraphLaunch(make, stream)), INVALID, "it is still left");
+    for _ in 0..2 {
+        call!(cuGraphLaunch(take, stream)).unwrap();
+        assert_eq!(call!(cuGraphLaunch(take, stream)), INVALID, "there is nothing to free");
+        assert_eq!(call!(cuMemFreeAsync(address, stream)), INVALID);
+        call!(cuGraphLaunch(make, stream)).unwrap();
+    }
+    call!(cuMemFreeAsync(address, stream)).unwrap();
+    call!(cuStreamSynchronize(stream)).unwrap();
+    assert!(crate::memory::span(address, 0).is_none());
+    // The graph that allocates may free it only when no other one does.
+    assert_eq!(free(maker, node, address), INVALID.map(|()| null_mut()));
+    call!(cuGraphExecDestroy(take)).unwrap();
+    call!(cuGraphDestroy(taker)).unwrap();
+    free(maker, node, address).unwrap();
 }
 
 #[test]

@@ -12,12 +12,10 @@ mod sharing;
 mod vmm;
 mod vmm_model;
 
-use std::process::Command;
-
 use cuda_abi::sys::CUresult;
 
 use super::*;
-use crate::testing::{context, context_on};
+use crate::testing::{context, context_on, is_own_process};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -65,24 +63,4 @@ fn peek(address: u64, ordinal: i32) -> u8 {
     let byte = unsafe { span.host.add((address - span.start) as usize) };
     // SAFETY: as above.
     unsafe { byte.read_volatile() }
-}
-
-const ALONE: &str = "SIMCUDA_TEST_ALONE";
-
-/// Runs the test that calls this once more, alone in a process of its own, and says whether this is that
-/// process: what is counted per process or taken from a whole device must not be disturbed by other tests.
-fn is_own_process(test: &str, variables: &[(&str, &str)]) -> bool {
-    if std::env::var(ALONE).is_ok_and(|alone| alone == test) {
-        return true;
-    }
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture"]).env(ALONE, test).envs(variables.iter().copied());
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{test} on its own:\n{text}\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    false
 }

@@ -294,12 +294,14 @@ fn a_graph_s_memory_comes_and_goes_with_each_launch() {
         poke(address, 0, 1);
         assert_eq!(pool_activate(address), INVALID, "it is there already");
         pool_release(address).unwrap();
-        assert!(!is_accessible(address, 1, 0));
+        assert_eq!(free(address), INVALID, "it is the graph's");
     }
     // What the last launch leaves is the program's to free when the graph is gone.
+    graph_set_left(address, true);
     pool_activate(address).unwrap();
     graph_forget(address);
     poke(address, 0, 1);
     assert_eq!(free(address), Ok(()));
+    assert!(!is_accessible(address, 1, 0));
     assert_eq!(pool_activate(address), INVALID);
 }

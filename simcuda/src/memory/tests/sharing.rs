@@ -75,6 +75,7 @@ fn open_ipc_handle() {
         unsafe { cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) }.map(|()| address)
     };
     assert_eq!(open(2).map(|_| ()), INVALID);
+    assert_eq!(open(0).map(|_| ()), INVALID);
     let address = open(1).unwrap();
     assert_eq!(open(1), Ok(address), "the same handle again");
     assert_eq!(peek(address + 5, 0), 0x33);

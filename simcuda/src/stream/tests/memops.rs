@@ -62,6 +62,17 @@ fn one_stream_waits_for_what_another_writes() {
     }
 }
 
+#[test]
+fn a_wait_ends_with_its_context() {
+    let context = testing::context();
+    let (stream, log) = (stream(NON_BLOCKING), Log::default());
+    wait32(stream, pinned() as u64, 1, EQ).unwrap();
+    log.on(stream, "after the wait");
+    // SAFETY: the handle is of a live context.
+    unsafe { context::cuCtxDestroy_v2(context.handle as _) }.unwrap();
+    assert_eq!(log.all(), [""; 0]);
+}
+
 /// Flags, value, what does not fulfil the condition and what does.
 const CONDITIONS: [(u32, u32, u32, u32); 6] = [
     (GEQ, 10, 9, 12),

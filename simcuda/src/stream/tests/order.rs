@@ -137,18 +137,55 @@ fn a_destroyed_stream_still_does_its_work() {
 }
 
 #[test]
-fn destroying_a_context_finishes_its_work() {
+fn destroying_a_context_waits_for_what_runs_and_drops_the_rest() {
     let context = testing::context();
-    let (stream, event, log) = (stream(BLOCKING), event(0), Log::default());
-    for _ in 0..10 {
-        log.on(stream, "work");
-    }
-    // SAFETY: the handle is of a live context.
-    unsafe { context::cuCtxDestroy_v2(context.handle as _) }.unwrap();
-    assert_eq!(log.all().len(), 10);
+    let (stream, event, gate, log) = (stream(BLOCKING), event(0), Gate::new(), Log::default());
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (inner, note) = (Arc::clone(&gate), log.clone());
+    launch(stream, move || {
+        begun.send(()).unwrap();
+        inner.wait();
+        note.note("was running");
+    })
+    .unwrap();
+    log.on(stream, "was queued");
+    has_begun.recv().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !context.is_destroyed() {
+                std::thread::yield_now();
+            }
+            gate.open();
+        });
+        // SAFETY: the handle is of a live context.
+        unsafe { context::cuCtxDestroy_v2(context.handle as _) }.unwrap();
+        assert_eq!(log.all(), ["was running"]);
+    });
+    assert!(context.streams.pending().is_empty());
+    // SAFETY: the handle is checked.
+    let again = unsafe { context::cuCtxDestroy_v2(context.handle as _) };
+    assert_eq!(again, Err(CUresult::CUDA_ERROR_INVALID_CONTEXT));
     let _other = testing::context();
     assert_eq!(launch(stream, || {}), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
     assert_eq!(record(event, NULL), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
+}
+
+#[test]
+fn a_context_can_be_destroyed_while_it_waits_for_another_one() {
+    let (other, gate) = (testing::context(), Gate::new());
+    let (busy, recorded) = (stream(NON_BLOCKING), event(0));
+    block(busy, &gate);
+    record(recorded, busy).unwrap();
+    let context = testing::context();
+    let waiting = stream(NON_BLOCKING);
+    wait_event(waiting, recorded).unwrap();
+    launch(waiting, || panic!("its turn never comes")).unwrap();
+    // SAFETY: the handle is of a live context.
+    unsafe { context::cuCtxDestroy_v2(context.handle as _) }.unwrap();
+    assert!(context.streams.pending().is_empty());
+    assert!(!other.streams.pending().is_empty(), "nobody has opened the gate");
+    gate.open();
+    synchronize_context(&other).unwrap();
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What copies and fills refuse.
 
+use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use cuda_abi::sys::{self, CUmemcpySrcAccessOrder as Order, CUresult};
@@ -46,6 +47,41 @@ fn addresses_must_be_what_the_call_says() {
     assert_eq!(call!(cuMemsetD8_v2(end - 8, 0, 9)), INVALID);
     assert_eq!(call!(cuMemsetD8_v2(data as u64, 0, 8)), INVALID);
     assert_eq!(call!(cuMemcpyHtoDAsync_v2(end - 8, data.cast(), 9, stream())), INVALID);
+}
+
+/// Small allocations share pages. What lies between and behind them is nobody's, whatever a kernel may reach.
+#[test]
+fn a_range_outside_of_all_allocations_is_refused() {
+    let _context = testing::context();
+    let (device, behind) = (Device::new(1000), Device::new(1000));
+    let mut host = [0_u8; 2048];
+    let data: *mut c_void = host.as_mut_ptr().cast();
+    assert_eq!(behind.address, device.address + 1024, "in the same page");
+    let free = behind.address + (1 << 20);
+    assert!(crate::memory::span(free, 0).is_some(), "a kernel can reach it");
+    for (address, len) in [
+        (free, 8),
+        (device.address + 1000, 8),
+        (device.address + 900, 101),
+        (device.address, 2024),
+        (device.address - 1, 2),
+    ] {
+        assert_eq!(call!(cuMemcpyHtoD_v2(address, data.cast_const(), len)), INVALID);
+        assert_eq!(call!(cuMemcpyDtoH_v2(data, address, len)), INVALID);
+        assert_eq!(call!(cuMemcpyDtoD_v2(address, device.address, len)), INVALID);
+        assert_eq!(call!(cuMemcpy(address, data as u64, len)), INVALID);
+        assert_eq!(call!(cuMemcpyDtoHAsync_v2(data, address, len, stream())), INVALID);
+        assert_eq!(call!(cuMemsetD8_v2(address, 0, len)), INVALID);
+        assert_eq!(call!(cuMemsetD8Async(address, 0, len, stream())), INVALID);
+        assert_eq!(call!(cuMemsetD2D8_v2(address, len, 0, len, 1)), INVALID);
+    }
+    assert_eq!(call!(cuMemsetD2D8_v2(device.address, 500, 0, 500, 3)), INVALID);
+    assert_eq!(call!(cuStreamWriteValue32_v2(null_mut(), free, 1, 0)), INVALID);
+    // What is freed is nobody's again, from the call on.
+    call!(cuMemFreeAsync(behind.address, null_mut())).unwrap();
+    assert_eq!(call!(cuMemsetD8_v2(behind.address, 0, 8)), INVALID);
+    assert_eq!(call!(cuMemsetD8_v2(device.address, 0, 1000)), Ok(()));
+    assert_eq!(call!(cuStreamSynchronize(null_mut())), Ok(()));
 }
 
 #[test]

@@ -1,0 +1,36 @@
+//! All checks in their order.
+
+use crate::check::Check;
+use crate::{checks, questions};
+
+/// Every check and every question.
+pub fn all() -> Vec<&'static Check> {
+    let areas = [
+        checks::entry::CHECKS,
+        checks::init::CHECKS,
+        checks::context::CHECKS,
+        checks::device::CHECKS,
+        checks::alloc::CHECKS,
+        checks::host::CHECKS,
+        checks::vmm::CHECKS,
+        checks::share::CHECKS,
+        checks::peer::CHECKS,
+        checks::pointer::CHECKS,
+        checks::pool::CHECKS,
+        checks::stream::CHECKS,
+        checks::event::CHECKS,
+        checks::hostfn::CHECKS,
+        checks::memop::CHECKS,
+        checks::copy::CHECKS,
+        checks::capture::CHECKS,
+        checks::graph::CHECKS,
+        checks::module::CHECKS,
+        checks::launch::CHECKS,
+        checks::arithmetic::CHECKS,
+        checks::kernel::CHECKS,
+        checks::fault::CHECKS,
+        checks::checkpoint::CHECKS,
+        questions::CHECKS,
+    ];
+    areas.into_iter().flatten().collect()
+}

@@ -1,0 +1,362 @@
+//! The checkpoint API.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+
+use cuda_abi::types::*;
+
+use crate::check::{Check, Result, check, expect_equal, failed};
+use crate::ckpt::{checkpoint, cycle, lock, me, restore, state, try_lock, unlock};
+use crate::gpu::Flag;
+use crate::helper::Helper;
+use crate::vmm::{READ_WRITE, allow, create, granularity, map, mapped};
+use crate::{cu, ensure, gives, gpu, kernels, ok, refuses};
+
+/// The checks of this area.
+pub const CHECKS: &[Check] = &[
+    check(
+        "checkpoint/states",
+        "running, locked, checkpointed, locked, running (reference, CUprocessState)",
+        states,
+    ),
+    check(
+        "checkpoint/wrong-state",
+        "a step out of its turn is CUDA_ERROR_ILLEGAL_STATE (reference, cuCheckpointProcess…)",
+        wrong_state,
+    ),
+    check(
+        "checkpoint/content",
+        "memory of every kind has its content and address afterwards (reference)",
+        content,
+    ),
+    check(
+        "checkpoint/work-goes-on",
+        "streams, events, modules and graphs serve afterwards as before",
+        work_goes_on,
+    ),
+    check(
+        "checkpoint/gives-memory-back",
+        "a checkpointed process holds no device memory (reference, cuCheckpointProcessCheckpoint)",
+        gives_memory_back,
+    ),
+    check(
+        "checkpoint/lock-waits-for-work",
+        "the lock waits for submitted work (reference, cuCheckpointProcessLock)",
+        lock_waits,
+    ),
+    check(
+        "checkpoint/lock-timeout",
+        "a lock that takes too long is CUDA_ERROR_NOT_READY, and the process runs on (reference)",
+        lock_timeout,
+    ),
+    check(
+        "checkpoint/calls-wait",
+        "calls of other threads wait from the lock to the unlock (reference)",
+        calls_wait,
+    ),
+    check("checkpoint/other-process", "another process does all steps by PID (reference)", other_process),
+    check(
+        "checkpoint/other-process-calls-wait",
+        "calls of the locked process wait for the unlock",
+        other_process_calls_wait,
+    ),
+    check("checkpoint/no-process", "a PID that is none is an error", no_process),
+    check("checkpoint/no-cuda", "a process that does not use CUDA is an error", no_cuda),
+    check(
+        "checkpoint/reserved-fields",
+        "fields that are reserved must be 0 (reference, CUcheckpointLockArgs)",
+        reserved_fields,
+    ),
+    check(
+        "checkpoint/restore-thread",
+        "the restore thread is a thread of the process (reference)",
+        restore_thread,
+    ),
+    check(
+        "checkpoint/managed-memory",
+        "managed memory makes it fail; the process stays locked and unharmed",
+        managed_memory,
+    ),
+    check("checkpoint/ipc", "memory that another process has opened by IPC makes it fail, without harm", ipc),
+    check("checkpoint/unmapped-range", "a reservation without memory stays reserved", unmapped_range),
+    check("checkpoint/again", "several checkpoints one after the other", again),
+];
+
+/// Context, or skipped where the driver has no checkpoint API.
+fn start() -> Result {
+    gpu::needs_driver(12080)?;
+    gpu::start().map(|_| ())
+}
+
+fn expect_state(wanted: &str) -> Result {
+    expect_equal("state", state(me())?, wanted)
+}
+
+fn states() -> Result {
+    start()?;
+    expect_state("running")?;
+    lock(me())?;
+    expect_state("locked")?;
+    checkpoint(me())?;
+    expect_state("checkpointed")?;
+    restore(me())?;
+    expect_state("locked")?;
+    unlock(me())?;
+    expect_state("running")
+}
+
+fn wrong_state() -> Result {
+    start()?;
+    let none = std::ptr::null_mut;
+    gives!(CUDA_ERROR_ILLEGAL_STATE, cuCheckpointProcessCheckpoint(me(), std::ptr::null_mut()));
+    gives!(CUDA_ERROR_ILLEGAL_STATE, cuCheckpointProcessUnlock(me(), std::ptr::null_mut()));
+    gives!(CUDA_ERROR_ILLEGAL_STATE, cuCheckpointProcessRestore(me(), none()));
+    lock(me())?;
+    let again = gpu::name_of(try_lock(me(), 1000)?);
+    expect_equal("a second lock", again, "CUDA_ERROR_ILLEGAL_STATE".into())?;
+    gives!(CUDA_ERROR_ILLEGAL_STATE, cuCheckpointProcessRestore(me(), none()));
+    checkpoint(me())?;
+    gives!(CUDA_ERROR_ILLEGAL_STATE, cuCheckpointProcessUnlock(me(), std::ptr::null_mut()));
+    restore(me())?;
+    unlock(me())
+}
+
+fn content() -> Result {
+    start()?;
+    let unit = granularity()?;
+    let plain: Vec<u32> = (0..1_000_000).collect();
+    let (small, large) = (gpu::upload(&plain[..100])?, gpu::upload(&plain)?);
+    let (virtual_, _) = mapped(2 * unit, false)?;
+    gpu::write(virtual_ + unit as u64 - 400, &plain[..200])?;
+    let (stream, mut pool) = (gpu::stream()?, 0);
+    ok!(cuMemAllocAsync(&raw mut pool, 4096, stream));
+    ok!(cuMemsetD32Async(pool, 77, 1024, stream));
+    ok!(cuStreamSynchronize(stream));
+    let module = gpu::module(kernels::MODULE)?;
+    let (mut variable, mut size) = (0, 0);
+    ok!(cuModuleGetGlobal_v2(&raw mut variable, &raw mut size, module, c"counter".as_ptr()));
+    gpu::write(variable, &[1000_u32])?;
+    cycle(me())?;
+    gpu::expect_content(small, &plain[..100])?;
+    gpu::expect_content(large, &plain)?;
+    gpu::expect_content(virtual_ + unit as u64 - 400, &plain[..200])?;
+    gpu::expect_content(pool, &[77_u32; 1024])?;
+    gpu::expect_content(variable, &[1000_u32])
+}
+
+fn work_goes_on() -> Result {
+    start()?;
+    let affine = gpu::function(kernels::BASIC, "affine")?;
+    let (stream, address) = (gpu::stream()?, gpu::upload(&[1_u32])?);
+    let event = gpu::event(CUevent_flags::CU_EVENT_DEFAULT)?;
+    ok!(cuStreamBeginCapture_v2(stream, 0));
+    gpu::launch(affine, 1, 1, stream, &[address, 2, 1])?;
+    let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+    ok!(cuStreamEndCapture(stream, &raw mut graph));
+    ok!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+    ok!(cuGraphLaunch(exec, stream));
+    ok!(cuEventRecord(event, stream));
+    cycle(me())?;
+    ok!(cuEventQuery(event));
+    ok!(cuGraphLaunch(exec, stream));
+    gpu::launch(affine, 1, 1, stream, &[address, 1, 10])?;
+    ok!(cuStreamSynchronize(stream));
+    gpu::expect_content(address, &[17_u32])?;
+    gpu::alloc(1 << 20).map(|_| ())
+}
+
+fn gives_memory_back() -> Result {
+    start()?;
+    let size_bytes = 64 << 20;
+    let mut helper = Helper::start()?;
+    let address = gpu::alloc(size_bytes)?;
+    let before = helper.number("free-bytes")?;
+    lock(me())?;
+    checkpoint(me())?;
+    let during = helper.number("free-bytes")?;
+    restore(me())?;
+    let after = helper.number("free-bytes")?;
+    unlock(me())?;
+    ensure!(during >= before + size_bytes as u64, "{before} free before, {during} while checkpointed");
+    ensure!(
+        after + size_bytes as u64 <= during,
+        "{during} free while checkpointed, {after} after the restore"
+    );
+    ok!(cuMemFree_v2(address));
+    Ok(())
+}
+
+fn lock_waits() -> Result {
+    start()?;
+    let affine = gpu::function(kernels::BASIC, "affine")?;
+    let (stream, address) = (gpu::stream()?, gpu::upload(&[0_u32])?);
+    for _ in 0..500 {
+        gpu::launch(affine, 1, 1, stream, &[address, 1, 1])?;
+    }
+    lock(me())?;
+    unlock(me())?;
+    ok!(cuStreamQuery(stream));
+    gpu::expect_content(address, &[500_u32])
+}
+
+fn lock_timeout() -> Result {
+    start()?;
+    let (stream, flag) = (gpu::stream()?, Flag::new()?);
+    flag.hold(stream)?;
+    let code = gpu::name_of(try_lock(me(), 200)?);
+    expect_equal("a lock while work is held up", code, "CUDA_ERROR_NOT_READY".into())?;
+    expect_state("running")?;
+    gpu::alloc(4096)?;
+    flag.set(1);
+    ok!(cuStreamSynchronize(stream));
+    cycle(me())
+}
+
+fn calls_wait() -> Result {
+    let context = {
+        start()?;
+        let mut context = std::ptr::null_mut();
+        ok!(cuCtxGetCurrent(&raw mut context));
+        context as usize
+    };
+    let allocated = Arc::new(AtomicBool::new(false));
+    let done = Arc::clone(&allocated);
+    lock(me())?;
+    let (about_to, wait_for) = mpsc::channel();
+    let thread = std::thread::spawn(move || -> Result {
+        about_to.send(()).or_else(|_| failed("nobody waits"))?;
+        ok!(cuCtxSetCurrent(context as CUcontext));
+        gpu::alloc(4096)?;
+        done.store(true, Ordering::SeqCst);
+        Ok(())
+    });
+    wait_for.recv().or_else(|_| failed("the thread did not start"))?;
+    checkpoint(me())?;
+    restore(me())?;
+    ensure!(!allocated.load(Ordering::SeqCst), "cuMemAlloc returned while the process was locked");
+    unlock(me())?;
+    thread.join().unwrap_or_else(|_| failed("a thread panicked"))?;
+    ensure!(allocated.load(Ordering::SeqCst), "cuMemAlloc did not return after the unlock");
+    Ok(())
+}
+
+/// A helper with a filled allocation.
+fn victim() -> Result<(Helper, u64)> {
+    let mut helper = Helper::start()?;
+    let address = helper.number(&format!("alloc {}", 8 << 20))?;
+    helper.ask(&format!("fill {address} 4711 {}", 2 << 20))?;
+    Ok((helper, address))
+}
+
+fn other_process() -> Result {
+    start()?;
+    let (mut helper, address) = victim()?;
+    let pid = helper.pid();
+    for (step, wanted) in [
+        (lock as fn(i32) -> Result, "locked"),
+        (checkpoint, "checkpointed"),
+        (restore, "locked"),
+        (unlock, "running"),
+    ] {
+        step(pid)?;
+        expect_equal("its state", state(pid)?, wanted)?;
+    }
+    expect_equal("its content", helper.number(&format!("read {address}"))?, 4711)?;
+    expect_state("running")
+}
+
+fn other_process_calls_wait() -> Result {
+    start()?;
+    let (mut helper, address) = victim()?;
+    let pid = helper.pid();
+    lock(pid)?;
+    helper.tell(&format!("read {address}"))?;
+    checkpoint(pid)?;
+    restore(pid)?;
+    unlock(pid)?;
+    expect_equal("the answer", helper.hear()?, "4711".into())
+}
+
+fn no_process() -> Result {
+    start()?;
+    let mut state = 0;
+    refuses!(cuCheckpointProcessGetState(i32::MAX - 1, &raw mut state));
+    ensure!(try_lock(i32::MAX - 1, 100)? != 0, "a process that is none was locked");
+    Ok(())
+}
+
+fn no_cuda() -> Result {
+    start()?;
+    let helper = Helper::spawn()?;
+    ensure!(try_lock(helper.pid(), 100)? != 0, "a process without CUDA was locked");
+    Ok(())
+}
+
+fn reserved_fields() -> Result {
+    start()?;
+    let mut args = CUcheckpointLockArgs { timeoutMs: 1000, reserved0: 1, reserved1: [0; 7] };
+    gives!(CUDA_ERROR_INVALID_VALUE, cuCheckpointProcessLock(me(), &raw mut args));
+    expect_state("running")
+}
+
+fn restore_thread() -> Result {
+    start()?;
+    let mut thread = 0;
+    ok!(cuCheckpointProcessGetRestoreThreadId(me(), &raw mut thread));
+    let directory = format!("/proc/self/task/{thread}");
+    ensure!(std::path::Path::new(&directory).is_dir(), "{thread} is no thread of this process");
+    Ok(())
+}
+
+fn managed_memory() -> Result {
+    start()?;
+    let (mut managed, address) = (0, gpu::upload(&[5_u32])?);
+    ok!(cuMemAllocManaged(&raw mut managed, 4096, 1));
+    lock(me())?;
+    gives!(CUDA_ERROR_NOT_SUPPORTED, cuCheckpointProcessCheckpoint(me(), std::ptr::null_mut()));
+    expect_state("locked")?;
+    unlock(me())?;
+    gpu::expect_content(address, &[5_u32])?;
+    ok!(cuMemFree_v2(managed));
+    cycle(me())
+}
+
+fn ipc() -> Result {
+    start()?;
+    let mut handle = CUipcMemHandle { reserved: [0; 64] };
+    let address = gpu::upload(&[6_u32; 1024])?;
+    ok!(cuIpcGetMemHandle(&raw mut handle, address));
+    let mut helper = Helper::start()?;
+    helper.number(&format!("ipc-open {}", crate::roles::hex_of(&handle)))?;
+    lock(me())?;
+    let code = cu!(cuCheckpointProcessCheckpoint(me(), std::ptr::null_mut()));
+    ensure!(code != 0, "a checkpoint with memory that another process has open succeeded");
+    expect_state("locked")?;
+    unlock(me())?;
+    gpu::expect_content(address, &[6_u32; 1024])
+}
+
+fn unmapped_range() -> Result {
+    start()?;
+    let unit = granularity()?;
+    let (address, handle) = mapped(unit, false)?;
+    ok!(cuMemUnmap(address, unit));
+    ok!(cuMemRelease(handle));
+    cycle(me())?;
+    map(address, unit, create(unit, false)?)?;
+    allow(address, unit, READ_WRITE)?;
+    gpu::write(address, &[1_u32, 2, 3])?;
+    gpu::expect_content(address, &[1_u32, 2, 3])
+}
+
+fn again() -> Result {
+    start()?;
+    let address = gpu::upload(&[0_u32; 256])?;
+    let count = gpu::function(kernels::BASIC, "count")?;
+    for round in 1..=4 {
+        gpu::launch(count, 1, 1, std::ptr::null_mut(), &[address])?;
+        cycle(me())?;
+        gpu::expect_content(address, &[round])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! Physical memory, address ranges and mappings, as the checks of several areas use them.
+
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use cuda_abi::sys;
+use cuda_abi::types::*;
+
+use crate::check::Result;
+use crate::ok;
+
+/// Both kinds of access.
+pub const READ_WRITE: sys::CUmemAccess_flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+
+/// A device as a place of memory, as calls take it.
+pub fn place(device: CUdevice) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32, id: device }
+}
+
+/// The same as a part of structures.
+pub fn location(device: CUdevice) -> sys::CUmemLocation {
+    sys::CUmemLocation {
+        type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+        __bindgen_anon_1: CUmemLocation_st__bindgen_ty_1 { id: device },
+    }
+}
+
+/// Properties of pinned memory on a device.
+pub fn properties(device: CUdevice, exportable: bool) -> CUmemAllocationProp {
+    use sys::CUmemAllocationHandleType as Handle;
+    // SAFETY: integers, a pointer and enums that have a value 0; all enums are set below.
+    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = location(device);
+    properties.requestedHandleTypes = if exportable {
+        Handle::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    } else {
+        Handle::CU_MEM_HANDLE_TYPE_NONE
+    };
+    properties
+}
+
+/// The smallest unit of physical memory on device 0.
+pub fn granularity() -> Result<usize> {
+    let properties = properties(0, false);
+    let mut size_bytes = 0;
+    ok!(cuMemGetAllocationGranularity(&raw mut size_bytes, &raw const properties, 0));
+    Ok(size_bytes)
+}
+
+/// Reserves addresses anywhere.
+pub fn reserve(size_bytes: usize) -> Result<u64> {
+    let mut address = 0;
+    ok!(cuMemAddressReserve(&raw mut address, size_bytes, 0, 0, 0));
+    Ok(address)
+}
+
+/// Physical memory on device 0.
+pub fn create(size_bytes: usize, exportable: bool) -> Result<u64> {
+    let properties = properties(0, exportable);
+    let mut handle = 0;
+    ok!(cuMemCreate(&raw mut handle, size_bytes, &raw const properties, 0));
+    Ok(handle)
+}
+
+/// Maps memory, without access.
+pub fn map(address: u64, size_bytes: usize, handle: u64) -> Result {
+    ok!(cuMemMap(address, size_bytes, 0, handle, 0));
+    Ok(())
+}
+
+/// What cuMemSetAccess takes.
+pub fn access(device: CUdevice, flags: sys::CUmemAccess_flags) -> CUmemAccessDesc {
+    CUmemAccessDesc { location: location(device), flags }
+}
+
+/// Lets device 0 access mapped memory.
+pub fn allow(address: u64, size_bytes: usize, flags: sys::CUmemAccess_flags) -> Result {
+    let access = access(0, flags);
+    ok!(cuMemSetAccess(address, size_bytes, &raw const access, 1));
+    Ok(())
+}
+
+/// Addresses with memory of their own that device 0 can read and write, and the memory's handle.
+pub fn mapped(size_bytes: usize, exportable: bool) -> Result<(u64, u64)> {
+    let (address, handle) = (reserve(size_bytes)?, create(size_bytes, exportable)?);
+    map(address, size_bytes, handle)?;
+    allow(address, size_bytes, READ_WRITE)?;
+    Ok((address, handle))
+}
+
+/// Undoes [`mapped`].
+pub fn unmap(address: u64, size_bytes: usize, handle: u64) -> Result {
+    ok!(cuMemUnmap(address, size_bytes));
+    ok!(cuMemRelease(handle));
+    ok!(cuMemAddressFree(address, size_bytes));
+    Ok(())
+}
+
+/// The memory as a descriptor.
+pub fn export(handle: u64) -> Result<OwnedFd> {
+    let mut descriptor: i32 = -1;
+    let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    ok!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle, kind, 0));
+    // SAFETY: the driver gave this process a fresh descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// The memory of a descriptor, which stays open.
+pub fn import(descriptor: i32) -> Result<u64> {
+    let mut handle = 0;
+    let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let as_pointer = usize::try_from(descriptor).unwrap_or(usize::MAX) as *mut c_void;
+    ok!(cuMemImportFromShareableHandle(&raw mut handle, as_pointer, kind));
+    Ok(handle)
+}

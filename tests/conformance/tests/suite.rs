@@ -1,0 +1,180 @@
+//! The whole suite against the stand-in driver, and against a real one where there is one.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cuda_abi::ENTRY_POINTS;
+use object::{Object, ObjectSymbol};
+
+/// Why a check may be skipped on the stand-in driver. Everything else must pass or be an answer.
+const SKIPPED: &[&str] = &[];
+
+/// The stand-in driver, as `cargo xtask test` builds it.
+fn simcuda() -> PathBuf {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/simcuda/libcuda.so.1");
+    let path = std::env::var_os("CKPT_TEST_LIBCUDA").map_or_else(default, PathBuf::from);
+    assert!(path.is_file(), "there is no {}: call `cargo xtask test`", path.display());
+    path
+}
+
+/// A real driver: `CKPT_TEST_REAL_LIBCUDA`, or what the dynamic linker knows.
+fn real_driver() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os("CKPT_TEST_REAL_LIBCUDA") {
+        return Some(path.into());
+    }
+    let output =
+        ["ldconfig", "/sbin/ldconfig"].iter().find_map(|it| Command::new(it).arg("-p").output().ok())?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find(|line| line.trim_start().starts_with("libcuda.so.1 "))?;
+    line.split(" => ").nth(1).map(PathBuf::from)
+}
+
+/// Each check's outcome and text.
+type Outcomes = BTreeMap<String, (String, String)>;
+
+fn conformance() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_conformance"))
+}
+
+fn run(library: &Path, arguments: &[&str]) -> Outcomes {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("report.json");
+    let mut command = conformance();
+    command.arg("--lib").arg(library).arg("--json").arg(&file).args(arguments);
+    // Only the stand-in driver knows these.
+    command.envs([("SIMCUDA_DEVICES", "2"), ("SIMCUDA_MEMORY", "4GiB")]);
+    let output = command.output().unwrap();
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}: {errors}", output.status);
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let line =
+        |check: &serde_json::Value| (text(&check["name"]), (text(&check["outcome"]), text(&check["text"])));
+    report["checks"].as_array().unwrap().iter().map(line).collect()
+}
+
+#[test]
+fn the_stand_in_driver_passes() {
+    let jobs = std::thread::available_parallelism().unwrap().to_string();
+    let outcomes = run(&simcuda(), &["--jobs", &jobs]);
+    let wrong: Vec<_> = outcomes
+        .iter()
+        .filter(|(name, (outcome, _))| match outcome.as_str() {
+            "pass" | "answer" => false,
+            "skipped" => !SKIPPED.contains(&name.as_str()),
+            _ => true,
+        })
+        .map(|(name, (outcome, text))| format!("{name}: {outcome}: {text}"))
+        .collect();
+    assert!(outcomes.len() > 100, "only {} checks", outcomes.len());
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), outcomes.len(), wrong.join("\n"));
+}
+
+/// Where both drivers differ, the stand-in is wrong: see docs/simcuda.md.
+#[test]
+fn a_real_driver_passes_and_the_stand_in_does_the_same() {
+    let Some(real) = real_driver() else {
+        eprintln!("there is no real libcuda.so.1 here: not compared");
+        return;
+    };
+    let jobs = std::thread::available_parallelism().unwrap().to_string();
+    let (real, stand_in) = (run(&real, &[]), run(&simcuda(), &["--jobs", &jobs]));
+    let mut different = Vec::new();
+    for (name, (outcome, text)) in &real {
+        let (other, other_text) = &stand_in[name];
+        if outcome != other {
+            different.push(format!("{name}: real {outcome} {text}; stand-in {other} {other_text}"));
+        } else if outcome == "answer" {
+            println!("{name}:\n    real     {text}\n    stand-in {other_text}");
+        }
+    }
+    // A real machine may lack a second device, or a driver that is new enough.
+    different.retain(|line| !line.contains(": real skipped"));
+    assert!(different.is_empty(), "{}", different.join("\n"));
+}
+
+/// The driver API's symbols that a library defines.
+fn symbols(library: &Path) -> Vec<String> {
+    let bytes = std::fs::read(library).unwrap();
+    let file = object::File::parse(&*bytes).unwrap();
+    let defined = file.dynamic_symbols().filter(ObjectSymbol::is_definition);
+    let names = defined.map(|symbol| symbol.name().unwrap().to_owned());
+    let entry_point =
+        |name: &String| name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(char::is_uppercase));
+    let mut names: Vec<_> = names.filter(entry_point).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn the_stand_in_driver_exports_exactly_the_table() {
+    let mut wanted: Vec<String> = ENTRY_POINTS
+        .iter()
+        .flat_map(|row| [Some(row.symbol), row.per_thread.map(|(symbol, _)| symbol)])
+        .flatten()
+        .map(str::to_owned)
+        .collect();
+    wanted.sort_unstable();
+    let exported = symbols(&simcuda());
+    let missing: Vec<_> = wanted.iter().filter(|name| !exported.contains(name)).collect();
+    let extra: Vec<_> = exported.iter().filter(|name| !wanted.contains(name)).collect();
+    assert!(missing.is_empty() && extra.is_empty(), "missing {missing:?}, not in the table {extra:?}");
+}
+
+#[test]
+fn bad_input_is_exit_code_2() {
+    let directory = tempfile::tempdir().unwrap();
+    let rubbish = directory.path().join("libcuda.so.1");
+    std::fs::write(&rubbish, "this is no library").unwrap();
+    let library = simcuda();
+    for (library, name) in [
+        (Path::new("/nonexistent/libcuda.so.1"), "init/flags"),
+        (rubbish.as_path(), "init/flags"),
+        (library.as_path(), "nothing/of-the-kind"),
+        (library.as_path(), "nothing/"),
+    ] {
+        let output = conformance().arg("--lib").arg(library).arg(name).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{} {name}: {errors}", library.display());
+        assert!(errors.starts_with("conformance: "), "{errors}");
+    }
+}
+
+#[test]
+fn a_driver_that_errs_is_exit_code_1() {
+    let mut command = conformance();
+    command.arg("--lib").arg(simcuda()).args(["alloc/zero-bytes", "alloc/alignment"]);
+    command.env("SIMCUDA_FAULT", "cuMemAlloc_v2:1=CUDA_ERROR_UNKNOWN");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("CUDA_ERROR_UNKNOWN"), "{text}");
+    assert!(text.contains("0 passed, 2 failed"), "{text}");
+}
+
+#[test]
+fn a_driver_that_dies_is_a_failed_check() {
+    let directory = tempfile::tempdir().unwrap();
+    let (source, library) = (directory.path().join("driver.c"), directory.path().join("libcuda.so.1"));
+    // It lives long enough to tell who it is, and dies when asked for memory.
+    let text = "#include <stdlib.h>
+        #include <string.h>
+        int cuDriverGetVersion(int *version) { *version = 12000; return 0; }
+        int cuInit(unsigned flags) { return 0; }
+        int cuGetErrorName(int code, const char **name) { *name = \"CUDA_SUCCESS\"; return code; }
+        int cuDeviceGetName(char *name, int length, int device) { strncpy(name, \"none\", length); return 0; }
+        int cuDevicePrimaryCtxRetain(void **context, int device) { *context = 0; return 0; }
+        int cuCtxSetCurrent(void *context) { return 0; }
+        int cuMemAlloc_v2(unsigned long long *address, unsigned long size) { abort(); }";
+    std::fs::write(&source, text).unwrap();
+    let status =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status().unwrap();
+    assert!(status.success());
+    let outcomes = run(&library, &["alloc/zero-bytes", "alloc/range", "graph/empty", "init/twice"]);
+    assert_eq!(outcomes["alloc/zero-bytes"].0, "fail");
+    assert!(outcomes["alloc/zero-bytes"].1.contains("signal 6"), "{:?}", outcomes["alloc/zero-bytes"]);
+    assert_eq!(outcomes["graph/empty"], ("skipped".into(), "the driver has no cuGraphCreate".into()));
+    assert_eq!(outcomes["init/twice"].0, "pass");
+}

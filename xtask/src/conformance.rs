@@ -1,0 +1,45 @@
+//! `cargo xtask conformance`: the conformance suite against simcuda or any other driver.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::{process, workspace};
+
+/// Options of `cargo xtask conformance`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The libcuda.so.1 to check; without it simcuda, built now
+    #[arg(long, value_name = "PATH")]
+    lib: Option<PathBuf>,
+    /// Write all outcomes to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Only these checks; a name that ends with / stands for all of its area
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+}
+
+/// Builds the suite and runs it. The exit code is the suite's: 1 if a check failed, 2 for bad input.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let here = std::env::current_dir().context("finding the working directory")?;
+    let mut command = workspace::cargo();
+    command.args(["run", "--quiet", "--package", "ckpt-conformance", "--", "--lib"]);
+    match &args.lib {
+        Some(lib) => {
+            command.arg(here.join(lib));
+        }
+        None => {
+            command.arg(workspace::simcuda()?);
+            // Each check has devices of its own there; two let nothing be skipped.
+            let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+            command.args(["--jobs", &jobs.to_string()]).env("SIMCUDA_DEVICES", "2");
+        }
+    }
+    if let Some(json) = &args.json {
+        command.arg("--json").arg(here.join(json));
+    }
+    let status = command.args(&args.names).status().context("could not start the conformance suite")?;
+    Ok(process::exit_code(status))
+}
