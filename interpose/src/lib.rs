@@ -3,11 +3,12 @@
 //! | module | does |
 //! |---|---|
 //! | `agent` | the thread that answers the launcher, and its life over checkpoint, restore and fork |
+//! | `cuda` | stands in front of the CUDA driver, and takes its state off the GPU for a dump |
 //! | `socket` | its connection: out of the application's way, and never mistaken for the application's own |
 //! | `fork` | keeps `fork` and the agent's descriptors apart |
 //! | `process` | what a process can say of itself without `std::env` |
 //!
-//! The library is a guest. It exports nothing, prints nothing, takes no signal, leaves the low descriptor
+//! The library is a guest. Beside the driver's names and `dlsym` it exports nothing; it prints nothing, takes no signal, leaves the low descriptor
 //! numbers to the application, and where anything fails it falls silent: the job then runs as it would have
 //! run alone. Without [`ckpt_protocol::agent::SOCKET_VARIABLE`] in the environment, and in a program that
 //! runs with more rights than its user (`AT_SECURE`), it does nothing from the start.
@@ -16,6 +17,7 @@
 compile_error!("a panic in here must never end the job: build the interposer with unwinding");
 
 mod agent;
+mod cuda;
 mod fork;
 mod process;
 mod socket;
@@ -43,5 +45,6 @@ fn begin() {
     // This library has a standard library of its own, so the hook sees our panics only, none of a program
     // that is written in Rust too. The default one would write to the job's stderr.
     set_hook(Box::new(|_| {}));
+    cuda::activate();
     agent::install(address);
 }

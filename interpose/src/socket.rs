@@ -205,14 +205,14 @@ fn close(descriptor: c_int) {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::os::unix::net::UnixListener;
     use std::sync::{Mutex, MutexGuard};
 
     use super::*;
 
     /// There is one slot per process, so the tests that fill it take turns.
-    fn turn() -> MutexGuard<'static, ()> {
+    pub fn turn() -> MutexGuard<'static, ()> {
         static TURN: Mutex<()> = Mutex::new(());
         TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

@@ -153,6 +153,10 @@ impl Launcher {
     }
 }
 
+fn quiesce(attempt: u64) -> ToAgent {
+    ToAgent::Quiesce { attempt, timeout_ms: u64::try_from(LONG.as_millis()).expect("fits") }
+}
+
 struct Agent {
     stream: UnixStream,
     hello: Hello,
@@ -176,7 +180,7 @@ impl Agent {
 
     /// Sends the agent away and sees to it that nobody holds the connection any more.
     fn goes_away(self, attempt: u64) {
-        self.tell(&ToAgent::Quiesce { attempt }).expect("asked");
+        self.tell(&quiesce(attempt)).expect("asked");
         assert_eq!(self.hear().expect("an answer"), FromAgent::Quiesced { attempt });
         let end = self.hear().expect_err("the end");
         assert!(matches!(end, FrameError::Closed), "{end}");
@@ -184,7 +188,7 @@ impl Agent {
 
     fn is_back(&self, attempt: u64) {
         assert_eq!(self.hello.away, Some(attempt));
-        assert_eq!(self.hear().expect("a back"), FromAgent::Back { attempt, restored: false });
+        assert_eq!(self.hear().expect("a back"), FromAgent::Back { attempt, restored: false, lost: None });
     }
 }
 
@@ -524,7 +528,7 @@ except BlockingIOError:
     let mut out = program.0.stdout.take().expect("a pipe");
     std::io::Read::read_exact(&mut out, &mut ready).expect("read");
     // The connection is as good as gone; the agent notices now, and makes another one.
-    agent.tell(&ToAgent::Quiesce { attempt: 1 }).expect("asked");
+    agent.tell(&quiesce(1)).expect("asked");
     assert!(agent.hear().is_err());
     let agent = launcher.next();
     assert_eq!((agent.hello.pid, agent.hello.away), (program.pid(), None));

@@ -6,7 +6,7 @@
 //!    └──────────┴───────────────────────────────┴──► given up: the job runs on, older snapshots are as they were
 //! ```
 
-use crate::agents::Agents;
+use crate::agents::{Agents, QuiesceError};
 use crate::criu::{Criu, ImageError};
 use crate::diagnose;
 use crate::dump::{Dumped, Frozen};
@@ -72,6 +72,9 @@ pub enum AttemptError {
     /// CRIU would take it and bring it back wrong.
     #[error("the job cannot be saved as it is: {0}")]
     Broken(String),
+    /// The interposer in one of the processes says no, or says nothing.
+    #[error("the job cannot be saved as it is: {0}")]
+    Agents(QuiesceError),
     /// It took too long.
     #[error("the job stood still for {}, so the checkpoint was given up (--freeze-timeout). CRIU's log is in {log}", humantime::format_duration(*.limit), log = log.display())]
     Frozen {

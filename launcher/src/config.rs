@@ -2,6 +2,7 @@
 //! `ckpt-run config` are made.
 
 use crate::failure::bad_input;
+use crate::interpose::Interposer;
 use crate::namespace::Network;
 use anyhow::{Context, Result, anyhow};
 use ckpt_snapshot::JobKey;
@@ -94,9 +95,9 @@ pub const SETTINGS: &[Setting] = &[
         name: "interpose",
         short: None,
         value: Some("WHICH"),
-        default: "off",
-        help: "off, or the path of libckpt_interpose.so to preload",
-        long_help: "off, or the path of libckpt_interpose.so, which is then preloaded into every process of the job. It is what will save GPU memory; in this version it only keeps in touch with ckpt-run, so there is no gain in it yet.",
+        default: "auto",
+        help: "auto, off, or the path of libckpt_interpose.so to preload",
+        long_help: "Whether libckpt_interpose.so is preloaded into every process of the job. It takes what they have on a GPU off it for a snapshot, and puts it back:\n  auto  if it lies beside ckpt-run or in ../lib, and the loader would find a CUDA driver (libcuda.so.1)\n  off   never. A job that uses a GPU cannot be saved then\n  PATH  this one, always\n`ckpt-run config` says what auto comes to.",
     },
     Setting {
         name: "log-file",
@@ -198,6 +199,9 @@ pub struct Resolved {
     pub value: String,
     /// Where that comes from.
     pub origin: Origin,
+    /// What that comes to on this machine, where the value does not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found: Option<String>,
 }
 
 /// What to do about earlier snapshots.
@@ -232,8 +236,8 @@ pub struct Config {
     pub freeze_timeout: Duration,
     /// Which network the job sees.
     pub network: Network,
-    /// The library to preload into the job's processes.
-    pub interpose: Option<PathBuf>,
+    /// Whether the interposer is preloaded into the job's processes.
+    pub interpose: Interposer,
     /// Where messages also go.
     pub log_file: Option<PathBuf>,
     /// More (positive) or fewer (negative) messages.
@@ -267,12 +271,17 @@ impl Config {
                 })
                 .or_else(|| file.value(setting.name))
                 .unwrap_or_else(|| (setting.default.to_owned(), Origin::Default));
-            Resolved { name: setting.name, value, origin }
+            Resolved { name: setting.name, value, origin, found: None }
         };
         Self::parse(SETTINGS.iter().map(pick).collect())
     }
 
-    fn parse(resolved: Vec<Resolved>) -> Result<Self> {
+    fn parse(mut resolved: Vec<Resolved>) -> Result<Self> {
+        let interpose =
+            resolved.iter_mut().find(|one| one.name == "interpose").expect("every setting is resolved");
+        let wanted = "auto, off or the path of libckpt_interpose.so";
+        let interposer = typed(interpose, wanted, Interposer::parse)?;
+        interpose.found = (interpose.value == "auto").then(|| interposer.to_string());
         let find =
             |name: &str| resolved.iter().find(|one| one.name == name).expect("every setting is resolved");
         let optional_path =
@@ -306,14 +315,7 @@ impl Config {
                 "private" => Some(Network::Private),
                 _ => None,
             })?,
-            interpose: typed(
-                find("interpose"),
-                "off or the path of libckpt_interpose.so",
-                |text| match text {
-                    "off" => Some(None),
-                    path => std::fs::canonicalize(path).ok().filter(|path| path.is_file()).map(Some),
-                },
-            )?,
+            interpose: interposer,
             log_file: optional_path("log-file"),
             verbosity: count("verbose")? - count("quiet")?,
             resolved,
@@ -326,7 +328,7 @@ fn duration(text: &str) -> Option<Duration> {
 }
 
 fn typed<T>(resolved: &Resolved, wanted: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<T> {
-    let Resolved { name, value, origin } = resolved;
+    let Resolved { name, value, origin, .. } = resolved;
     parse(value).ok_or_else(|| bad_input(anyhow!("{name} = {value:?} ({origin}): this has to be {wanted}")))
 }
 
@@ -427,6 +429,20 @@ mod tests {
         assert!(
             message(&["--config", typo.path().to_str().unwrap()], &[]).contains("no option \"intervall\"")
         );
+    }
+
+    #[test]
+    fn auto_is_told_with_what_it_comes_to() {
+        let interpose = |args: &[&str]| {
+            let config = resolve(args, &[]).unwrap();
+            let resolved = config.resolved.iter().find(|one| one.name == "interpose").unwrap().clone();
+            (config.interpose, resolved.found)
+        };
+        let (interposer, found) = interpose(&[]);
+        assert_eq!(found, Some(interposer.to_string()));
+        assert_eq!(interpose(&["--interpose", "off"]).1, None);
+        let error = resolve(&["--interpose", "/nonexistent.so"], &[]).unwrap_err().to_string();
+        assert!(error.contains("(command line)") && error.contains("auto, off or"), "{error}");
     }
 
     #[test]

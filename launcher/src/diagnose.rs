@@ -1,5 +1,6 @@
 //! After a failed checkpoint: which process has something open that cannot be saved, in plain words.
 
+use crate::interpose;
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
@@ -23,16 +24,19 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("/dev/kvm", "the virtual machine device /dev/kvm", "virtual machines have their own snapshots"),
     ("/dev/fuse", "a FUSE file system that it serves", "serve the file system from outside of the job"),
     ("/dev/net/tun", "a network tunnel", "set the tunnel up outside of the job"),
-    ("/dev/nvidia", "the GPU", "saving GPU state is not built yet in this version"),
     ("/dev/infiniband", "an RDMA device", "RDMA cannot be saved; use TCP (for NCCL: NCCL_IB_DISABLE=1)"),
     ("/dev/vhost", "a virtual machine's network", "virtual machines have their own snapshots"),
 ];
 
+/// The beginning of the names of NVIDIA's devices.
+const GPU: &str = "/dev/nvidia";
+
 /// Looks through the descriptors of every process of the job; `proc` is the job's /proc, `log` what CRIU said.
+/// `has_agents` is whether the launcher met agents of the interposer at all.
 #[must_use]
-pub fn unsavable(proc: &Path, pids: &[i32], log: &str) -> Vec<String> {
+pub fn unsavable(proc: &Path, pids: &[i32], log: &str, has_agents: bool) -> Vec<String> {
     let mut found: Vec<String> =
-        pids.iter().flat_map(|pid| of_process(&proc.join(pid.to_string()), *pid)).collect();
+        pids.iter().flat_map(|pid| of_process(&proc.join(pid.to_string()), *pid, has_agents)).collect();
     // A TCP socket that is neither bound nor connected is in no table of the kernel either: the guess counts only if
     // CRIU stumbled over a socket.
     if !log.lines().any(|line| line.contains("Error (") && line.contains("sock")) {
@@ -83,17 +87,23 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
     found
 }
 
-fn of_process(dir: &Path, pid: i32) -> Vec<String> {
+fn of_process(dir: &Path, pid: i32, has_agents: bool) -> Vec<String> {
     let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
     let who = |fd: &str| format!("process {pid} ({}), descriptor {fd}", name.trim());
     let mut known_sockets = None;
     let mut said = Vec::new();
+    let mut has_gpu = false;
     for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
         let Ok(target) = fs::read_link(entry.path()) else { continue };
         let (fd, target) = (entry.file_name(), target.to_string_lossy().into_owned());
         let fd = who(&fd.to_string_lossy());
         if let Some((_, what, remedy)) = REFUSED.iter().find(|(start, ..)| target.starts_with(start)) {
             said.push(format!("{fd} is {what}: {remedy}"));
+        } else if target.starts_with(GPU) {
+            // There are dozens, and one is as good as all.
+            if !std::mem::replace(&mut has_gpu, true) {
+                said.push(format!("{fd} is the GPU: {}", gpu_remedy(dir, has_agents)));
+            }
         } else if let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
             let known = known_sockets.get_or_insert_with(|| socket_inodes(dir));
             if !known.contains(inode) {
@@ -104,6 +114,18 @@ fn of_process(dir: &Path, pid: i32) -> Vec<String> {
         }
     }
     said
+}
+
+/// Why the interposer has not taken the process off the GPU, and what to do.
+fn gpu_remedy(dir: &Path, has_agents: bool) -> &'static str {
+    let maps = fs::read_to_string(dir.join("maps")).unwrap_or_default();
+    if maps.contains(interpose::LIBRARY) {
+        "the interposer is in this process and has not seen how it opened the GPU; please report which program it is"
+    } else if has_agents {
+        "the interposer is not in this process, because it was started without LD_PRELOAD, is statically linked, or runs with more rights than its user; /proc/PID/environ and `file PROGRAM` tell which"
+    } else {
+        "the job runs without the interposer, which saves GPU state; `ckpt-run config` says why (--interpose). It has to be there when the job is started"
+    }
 }
 
 fn is_strange_device(path: &Path, target: &str) -> bool {
@@ -152,6 +174,33 @@ mod tests {
         let _socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let _pair = std::os::unix::net::UnixStream::pair().unwrap();
         let pid = std::process::id().cast_signed();
-        assert_eq!(unsavable(Path::new("/proc"), &[pid], ""), Vec::<String>::new());
+        assert_eq!(unsavable(Path::new("/proc"), &[pid], "", false), Vec::<String>::new());
+    }
+
+    /// A process in a /proc of our own, with these descriptors and this memory map.
+    fn process(descriptors: &[&str], maps: &str) -> tempfile::TempDir {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir_all(proc.path().join("7/fd")).unwrap();
+        for (number, target) in descriptors.iter().enumerate() {
+            std::os::unix::fs::symlink(target, proc.path().join(format!("7/fd/{number}"))).unwrap();
+        }
+        fs::write(proc.path().join("7/comm"), "train\n").unwrap();
+        fs::write(proc.path().join("7/maps"), maps).unwrap();
+        proc
+    }
+
+    #[test]
+    fn an_open_gpu_is_told_of_once_and_with_what_fits() {
+        let map = "7f0000000000-7f0000001000 r-xp 00000000 08:01 5 /usr/lib/libckpt_interpose.so\n";
+        for (maps, has_agents, wanted) in [
+            ("", false, "the job runs without the interposer"),
+            ("", true, "is not in this process"),
+            (map, true, "please report"),
+        ] {
+            let proc = process(&["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"], maps);
+            let said = unsavable(proc.path(), &[7], "", has_agents);
+            assert_eq!(said.len(), 1, "{said:?}");
+            assert!(said[0].contains("process 7 (train)") && said[0].contains(wanted), "{said:?}");
+        }
     }
 }

@@ -1,13 +1,12 @@
 //! The part of a checkpoint during which the job stands still: CRIU dumps it, and what CRIU does not save is noted.
 
-use crate::agents::{Agents, Quiesced};
+use crate::agents::{Agents, QuiesceError, Quiesced};
 use crate::checkpoint::{AttemptError, Checkpointer};
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, arm_expired_timers,
 };
 use crate::diagnose;
 use crate::directories;
-use crate::interpose::AGENTS_LIMIT;
 use crate::links;
 use crate::namespace::{NamespaceError, Survey, inside};
 use crate::saved;
@@ -61,6 +60,20 @@ pub(crate) struct Dumped {
     _staging: Arc<Staging>,
 }
 
+/// One try failed.
+enum DumpError {
+    /// The agents could not be sent away; trying again at once would not help.
+    Agents(QuiesceError),
+    /// The dump itself.
+    Session(SessionError),
+}
+
+impl From<SessionError> for DumpError {
+    fn from(error: SessionError) -> Self {
+        Self::Session(error)
+    }
+}
+
 impl Checkpointer {
     /// Dumps the job, trying again where that may help.
     pub(crate) fn dump_with_retries(
@@ -74,7 +87,8 @@ impl Checkpointer {
             let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
             let error = match self.dump_without_agents(staging, &name, &work, tries) {
                 Ok(dumped) => return Ok(dumped),
-                Err(error) => error,
+                Err(DumpError::Agents(error)) => return Err(AttemptError::Agents(error)),
+                Err(DumpError::Session(error)) => error,
             };
             for kind in ["images", "shm", "spare"] {
                 if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
@@ -91,22 +105,28 @@ impl Checkpointer {
         }
     }
 
-    /// Dumps while the agents in the job's processes are disconnected: a dump may not contain a connection to us.
+    /// Dumps while the agents in the job's processes are away, and what their processes had on the GPU with them: a
+    /// dump may contain neither that nor a connection to us. The job waits from the first request to the agents until
+    /// the last one is back, as far as it uses the GPU.
     fn dump_without_agents(
         &self,
         staging: &Arc<Staging>,
         name: &str,
         work: &StagedDir,
         tries: u32,
-    ) -> Result<Dumped, SessionError> {
-        let Some(agents) = &self.job.agents else { return self.dump(staging, name, work, tries) };
-        let away = agents.quiesce(self.attempts, AGENTS_LIMIT);
-        let away = away.map_err(|error| SessionError::Stage(error.to_string()))?;
-        let result = self.dump(staging, name, work, tries);
+    ) -> Result<Dumped, DumpError> {
+        let begun = Instant::now();
+        let deadline = begun + self.freeze_timeout;
+        let Some(agents) = &self.job.agents else {
+            return Ok(self.dump(staging, name, work, tries, deadline)?);
+        };
+        let away = agents.quiesce(self.attempts, self.freeze_timeout).map_err(DumpError::Agents)?;
+        let result = self.dump(staging, name, work, tries, deadline);
         self.call_back(agents, &away);
         let pids = away.processes().filter_map(|process| process.pid).collect();
         let record = AgentsRecord { attempt: away.attempt(), pids };
-        result.map(|dumped| Dumped { agents: Some(record), ..dumped })
+        let stall_s = begun.elapsed().as_secs_f64();
+        Ok(result.map(|dumped| Dumped { agents: Some(record), stall_s, ..dumped })?)
     }
 
     fn call_back(&self, agents: &Agents, away: &Quiesced) {
@@ -115,7 +135,8 @@ impl Checkpointer {
                 "the interposer in the job's processes cannot be reached any more: {error}"
             );
         }
-        crate::interpose::tell(&agents.await_back(away, AGENTS_LIMIT));
+        // What is lost the supervisor hears of too, and ends the job.
+        crate::interpose::tell(&agents.await_back(away, self.freeze_timeout));
     }
 
     fn dump(
@@ -124,6 +145,7 @@ impl Checkpointer {
         name: &str,
         work: &StagedDir,
         tries: u32,
+        deadline: Instant,
     ) -> Result<Dumped, SessionError> {
         let images = staging.subdir(&format!("images-{name}"))?;
         let shm = staging.subdir(&format!("shm-{name}"))?;
@@ -136,11 +158,10 @@ impl Checkpointer {
         };
         let process = self.job.namespace.start_criu(&self.criu.swrk(), None, &fds).map_err(stage_error)?;
         let session = Session::new(process);
-        let mut options = self.dump_options(&session.process().fds, tries);
+        let mut options = self.dump_options(&session.process().fds, tries, deadline);
         if let Some(path) = self.job.stdio.terminal_key() {
             options.external.push(path);
         }
-        let deadline = Instant::now() + self.freeze_timeout;
         let mut frozen = None;
         let criu_pid = session.process().pid;
         let mut at_stage = |stage: &str| -> Result<(), String> {
@@ -167,7 +188,8 @@ impl Checkpointer {
         Ok(Dumped { images, shm, spare, frozen, stall_s, agents: None, _staging: Arc::clone(staging) })
     }
 
-    fn dump_options(&self, fds: &[i32], tries: u32) -> Options {
+    fn dump_options(&self, fds: &[i32], tries: u32, deadline: Instant) -> Options {
+        let left = deadline.saturating_duration_since(Instant::now());
         Options {
             images_dir_fd: fds[0],
             work_dir_fd: Some(fds[1]),
@@ -176,7 +198,7 @@ impl Checkpointer {
             ghost_limit: Some(GHOST_LIMIT_BYTES),
             network_lock: Some(NETWORK_LOCK_SKIP),
             log_level: Some(if tries == 1 { CRIU_WARNINGS } else { CRIU_EVERYTHING }),
-            timeout: Some(u32::try_from(self.freeze_timeout.as_secs()).unwrap_or(u32::MAX).max(1)),
+            timeout: Some(u32::try_from(left.as_secs()).unwrap_or(u32::MAX).max(1)),
             ..Options::of_every_job()
         }
     }
@@ -265,7 +287,9 @@ impl Checkpointer {
             return AttemptError::Frozen { limit: self.freeze_timeout, log };
         }
         let mut reasons = match &error {
-            SessionError::Failed(_) => diagnose::unsavable(&self.proc(), &survey.pids, &text),
+            SessionError::Failed(_) => {
+                diagnose::unsavable(&self.proc(), &survey.pids, &text, self.job.agents.is_some())
+            }
             _ => Vec::new(),
         };
         let culprit = crate::criu::explain(&text);

@@ -22,6 +22,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use ckpt_snapshot::{JobDir, Manifest, ReadError, SavedFile, SnapshotId, StdioKind, Store, write_atomically};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 /// A restore may fail for a reason that is gone a moment later.
@@ -55,6 +56,8 @@ enum Failure {
     Damaged(ReadError),
     /// A port that the job listens on is taken, perhaps only for the moment.
     PortTaken(anyhow::Error),
+    /// It was restored, and the GPU's state could not be brought back: the job was ended.
+    Lost(anyhow::Error),
     /// It is sound and cannot be restored.
     Other(anyhow::Error),
 }
@@ -84,7 +87,9 @@ impl Resumer<'_> {
         for id in candidates.iter().rev() {
             let error = match self.resume(id) {
                 Ok(resumed) => return Ok(resumed),
-                Err(Failure::Other(error) | Failure::PortTaken(error)) => return Err(error),
+                Err(Failure::Other(error) | Failure::PortTaken(error) | Failure::Lost(error)) => {
+                    return Err(error);
+                }
                 Err(Failure::Damaged(error)) => error,
             };
             tracing::error!("{error}; trying the next older one");
@@ -136,6 +141,13 @@ impl Resumer<'_> {
                     );
                     return Err(Failure::Other(error.context(context)));
                 }
+                // The GPU was tried, which may have taken minutes; whether to try again is for the user to say.
+                Err(Failure::Lost(error)) => {
+                    let context = format!(
+                        "the snapshot {id} is whole, but the job's GPU state could not be brought back from it, and the job was ended; nothing is lost. When the reason is mended, run the same command again"
+                    );
+                    return Err(Failure::Lost(error.context(context)));
+                }
                 Err(damaged) => return Err(damaged),
             }
         }
@@ -178,8 +190,10 @@ impl Resumer<'_> {
         for (file, content) in shm {
             put_back(file, content)?;
         }
-        // Before the processes run: they connect as soon as they do.
-        let agents = interpose::listen(self.config, self.dir)?;
+        // Before the processes run: they connect as soon as they do. Those of the snapshot wait for it, whatever is
+        // wanted now.
+        let wanted = self.config.interpose.library().is_some() || manifest.tree.agents.is_some();
+        let agents = wanted.then(|| interpose::listen(self.dir)).transpose()?;
         let _links = links::Links::put_back(&manifest.links)?;
         let staging = Staging::in_memory(0)
             .or_else(|_| Staging::on_disk(&self.dir.path().join("staging")))
@@ -192,7 +206,9 @@ impl Resumer<'_> {
             .context("cannot start the check of the snapshot")?;
         let root_pid = self.run_criu(&namespace, &stdio, manifest, &images.dir, &work, check)?;
         if let (Some(agents), Some(record)) = (&agents, &manifest.tree.agents) {
-            interpose::welcome_back(agents, record);
+            let proc = PathBuf::from(format!("/proc/{}/root/proc", namespace.init_pid()));
+            interpose::welcome_back(agents, record, &proc, self.config.freeze_timeout)
+                .map_err(|loss| Failure::Lost(anyhow!("{loss}")))?;
         }
         let command_pid = manifest.tree.command_pid;
         let job = RunningJob { namespace, stdio, root_pid, command_pid, agents };

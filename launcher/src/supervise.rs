@@ -9,8 +9,10 @@
 //!                                               calls are served meanwhile)
 //! ```
 //!
+//! A job that has lost its state on the GPU cannot run on: it is ended, and the next run resumes.
 //! The launcher's death, by whatever means, ends the job (its namespace goes with the init); the next run resumes.
 
+use crate::agents::Loss;
 use crate::checkpoint::{AttemptError, Checkpointer, RunningJob};
 use crate::commands::open_store;
 use crate::config::{Config, Resume};
@@ -23,11 +25,11 @@ use crate::namespace::{InitEvent, Namespace, StartError};
 use crate::restore::{Resumed, Resumer};
 use crate::status::SharedStatus;
 use crate::stdio::Stdio;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use ckpt_protocol::control::{Reply, Saved};
 use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobOutcome, JobRecord, Store, StoreRoot};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
@@ -47,6 +49,7 @@ enum Event {
     Init(InitEvent),
     Signal(i32),
     Wanted(Answer),
+    Lost(Loss),
     Attempted { result: Result<Saved, AttemptError>, answer: Option<Answer> },
 }
 
@@ -136,7 +139,8 @@ enum Started {
 fn start(config: &Config, argv: &[OsString], dir: &JobDir) -> Result<Started> {
     let stdio = Stdio::prepare(None).context("cannot make the job's standard streams")?;
     let namespace = Namespace::create(config.network)?;
-    let agents = interpose::listen(config, dir)?;
+    let wanted = config.interpose.library().is_some();
+    let agents = wanted.then(|| interpose::listen(dir)).transpose()?;
     let started = {
         let (sources, fds) = stdio.for_start();
         namespace.start_job(argv, interpose::variables(config, dir)?, stdio.terminal_path(), sources, &fds)
@@ -166,6 +170,9 @@ struct Supervisor {
     attempts: Sender<Option<Answer>>,
     /// Checkpoints that have been asked of the checkpointer and not been answered.
     under_way: u32,
+    losses: Receiver<Loss>,
+    /// The first of them: the job is being ended for it.
+    lost: Option<Loss>,
     _control: Option<ControlServer>,
 }
 
@@ -187,6 +194,8 @@ impl Supervisor {
         job.stdio
             .start(resumed_from.as_ref().map(|manifest| &manifest.stdio[..]))
             .context("cannot relay the job's output")?;
+        let losses =
+            job.agents.as_ref().map_or_else(crossbeam_channel::never, |agents| agents.losses().clone());
         let job = Arc::new(job);
         let status =
             SharedStatus::new(dir.key().to_string(), resumed_from.map(|manifest| manifest.id.to_string()));
@@ -229,6 +238,8 @@ impl Supervisor {
             cancelled,
             attempts,
             under_way: 0,
+            losses,
+            lost: None,
             _control: control,
         };
         supervisor.schedule(supervisor.interval);
@@ -251,6 +262,7 @@ impl Supervisor {
                 Some(Event::Init(InitEvent::Gone)) => bail!("the job's namespace was ended from outside"),
                 Some(Event::Signal(signal)) => self.pass_on(signal),
                 Some(Event::Wanted(answer)) => self.want(Some(answer)),
+                Some(Event::Lost(loss)) => self.end_for(loss),
                 Some(Event::Attempted { result, answer }) => self.attempted(result, answer),
                 // The interval is over. One that is over while a checkpoint is being stored waits for it.
                 None if self.under_way == 0 => self.want(None),
@@ -263,6 +275,7 @@ impl Supervisor {
         let timer = self.next.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
         crossbeam_channel::select! {
             recv(inbox) -> event => event.ok(),
+            recv(self.losses) -> loss => loss.ok().map(Event::Lost),
             recv(self.job.namespace.news()) -> event => Some(Event::Init(event.unwrap_or(InitEvent::Gone))),
             recv(timer) -> _ => None,
         }
@@ -330,8 +343,39 @@ impl Supervisor {
         }
     }
 
+    /// The job cannot run on without what it had on the GPU, and would wait for it for ever.
+    fn end_for(&mut self, loss: Loss) {
+        if self.lost.is_some() {
+            return tracing::debug!("GPU state is lost in another process: {loss}");
+        }
+        tracing::error!("{loss}. The job cannot run on, and is ended");
+        if let Err(error) = self.job.namespace.signal(-1, false, SIGKILL) {
+            tracing::warn!("the job cannot be ended: {error}");
+        }
+        self.lost = Some(loss);
+    }
+
+    /// What is said at the end of a job that was ended by [`Self::end_for`].
+    fn ended_for(&self, loss: &Loss) -> anyhow::Error {
+        let status = self.status.snapshot();
+        let good = status.last_snapshot.map(|saved| saved.id).or(status.resumed_from);
+        let next = match good {
+            Some(id) => {
+                format!("The snapshot {id} is good: run the same command again, and the job goes on from it")
+            }
+            None => {
+                "There is no snapshot of it yet: the same command starts it from the beginning".to_owned()
+            }
+        };
+        anyhow!("the job was ended because its GPU state was lost ({loss}). {next}")
+    }
+
     fn finish(mut self, inbox: &Receiver<Event>, code: i32) -> Result<i32> {
         self.end_leftovers();
+        if code != 0 && self.lost.is_none() {
+            // It may have ended of that before it was ended for it.
+            self.lost = self.losses.try_recv().ok();
+        }
         let outcome = if code == 0 { JobOutcome::Complete } else { JobOutcome::Failed { code } };
         if code == 0 {
             self.cancelled.store(true, Ordering::Relaxed);
@@ -353,6 +397,7 @@ impl Supervisor {
                 "the end of the job cannot be noted: {error}. Before the next run: --resume never if it was complete"
             );
         }
+        let lost = self.lost.as_ref().map(|loss| self.ended_for(loss));
         // The checkpointer may not have let go yet; its thread ends when its channel does.
         drop(self.attempts);
         let job = wait_for_only_owner(self.job);
@@ -361,7 +406,7 @@ impl Supervisor {
             drop(namespace);
             stdio.finish(OUTPUT_LIMIT);
         }
-        Ok(code)
+        lost.map_or(Ok(code), Err)
     }
 
     /// The command has ended; whatever it left running in the background ends too.

@@ -5,13 +5,19 @@
 //!   Hello  ------------------------------->
 //!          <------------------------------- Welcome, or Refused and the end
 //!                     ... the job runs ...
-//!          <------------------------------- Quiesce{attempt}
-//!   Quiesced{attempt}  ------------------->
-//!   (closes the connection; the process is dumped; it goes on, or is restored)
+//!          <------------------------------- Quiesce{attempt, timeout_ms}
+//!   (takes its process's state off the GPU, if it has any)
+//!   Quiesced{attempt}, or Failed{attempt, reason}  ------>
+//!   (Failed: the connection stays, and the job goes on as if nothing had been asked;
+//!    Quiesced: closes the connection; the process is dumped; it goes on, or is restored;
+//!    the state is brought back to the GPU)
 //!   Hello{away: attempt}  ---------------->
 //!          <------------------------------- Welcome
-//!   Back{attempt, restored}  ------------->
+//!   Back{attempt, restored, lost}  ------->
 //! ```
+//!
+//! What takes long is done while nobody waits for a message with a short limit: the GPU's state is brought back
+//! before the agent connects.
 //!
 //! The agent speaks first, and nothing follows a [`ToAgent::Refused`]. A message with a tag that the other
 //! side does not know ends the connection; fields that it does not know are skipped.
@@ -19,7 +25,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The version of these messages. It changes whenever an older peer would misunderstand a newer one.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The environment variable that names the launcher's socket to the processes of the job.
 ///
@@ -38,12 +44,22 @@ pub enum FromAgent {
         /// The attempt that [`ToAgent::Quiesce`] named.
         attempt: u64,
     },
+    /// The process cannot be dumped this time. It runs on unharmed, and the agent goes on listening.
+    Failed {
+        /// The attempt that [`ToAgent::Quiesce`] named.
+        attempt: u64,
+        /// Why, and what to change, for people.
+        reason: String,
+    },
     /// The agent is back after having gone away for a checkpoint.
     Back {
         /// The attempt that it went away for.
         attempt: u64,
         /// Whether this process was made anew from the checkpoint's images, and not merely let go on.
         restored: bool,
+        /// Why the process's state on the GPU could not be brought back: the process is of no use any more.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lost: Option<String>,
     },
 }
 
@@ -82,6 +98,8 @@ pub enum ToAgent {
     Quiesce {
         /// The number of this attempt, which the answers repeat.
         attempt: u64,
+        /// How long the preparation may take, in milliseconds; the agent answers [`FromAgent::Failed`] after that.
+        timeout_ms: u64,
     },
 }
 
@@ -118,23 +136,34 @@ mod tests {
     #[test]
     fn messages_keep_their_spelling() {
         stands_for(
-            &FromAgent::Hello(hello(1, None)),
-            r#"{"type":"hello","version":1,"pid":7,"start_time_ticks":99,"exe":"/bin/true"}"#,
+            &FromAgent::Hello(hello(2, None)),
+            r#"{"type":"hello","version":2,"pid":7,"start_time_ticks":99,"exe":"/bin/true"}"#,
         );
         stands_for(
-            &FromAgent::Hello(hello(1, Some(4))),
-            r#"{"type":"hello","version":1,"pid":7,"start_time_ticks":99,"exe":"/bin/true","away":4}"#,
+            &FromAgent::Hello(hello(2, Some(4))),
+            r#"{"type":"hello","version":2,"pid":7,"start_time_ticks":99,"exe":"/bin/true","away":4}"#,
         );
         stands_for(&FromAgent::Quiesced { attempt: u64::MAX }, {
             r#"{"type":"quiesced","attempt":18446744073709551615}"#
         });
         stands_for(
-            &FromAgent::Back { attempt: 3, restored: true },
+            &FromAgent::Failed { attempt: 3, reason: "managed memory".into() },
+            r#"{"type":"failed","attempt":3,"reason":"managed memory"}"#,
+        );
+        stands_for(
+            &FromAgent::Back { attempt: 3, restored: true, lost: None },
             r#"{"type":"back","attempt":3,"restored":true}"#,
         );
-        stands_for(&ToAgent::Welcome { version: 1 }, r#"{"type":"welcome","version":1}"#);
+        stands_for(
+            &FromAgent::Back { attempt: 3, restored: false, lost: Some("gone".into()) },
+            r#"{"type":"back","attempt":3,"restored":false,"lost":"gone"}"#,
+        );
+        stands_for(&ToAgent::Welcome { version: 2 }, r#"{"type":"welcome","version":2}"#);
         stands_for(&ToAgent::Refused { reason: "no".into() }, r#"{"type":"refused","reason":"no"}"#);
-        stands_for(&ToAgent::Quiesce { attempt: 3 }, r#"{"type":"quiesce","attempt":3}"#);
+        stands_for(
+            &ToAgent::Quiesce { attempt: 3, timeout_ms: 500 },
+            r#"{"type":"quiesce","attempt":3,"timeout_ms":500}"#,
+        );
     }
 
     #[test]
@@ -144,7 +173,7 @@ mod tests {
             panic!("not a greeting");
         };
         let ToAgent::Refused { reason } = ToAgent::answer(&hello) else { panic!("not refused") };
-        assert!(reason.contains("version 1") && reason.contains("version 9"), "{reason}");
+        assert!(reason.contains("version 2") && reason.contains("version 9"), "{reason}");
     }
 
     #[test]

@@ -34,6 +34,12 @@ impl Gpu {
         Self { directory: directory.expect("a directory in /dev/shm") }
     }
 
+    /// Where the devices' memory lies.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
     /// A command that finds simcuda as the system's `libcuda.so.1`.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {

@@ -4,6 +4,7 @@ use super::print;
 use crate::config::Config;
 use crate::criu::{Criu, MIN_VERSION};
 use crate::failure::EXIT_NEGATIVE;
+use crate::interpose::Interposer;
 use crate::namespace::{Namespace, Network};
 use crate::staging::{self, Staging};
 use anyhow::Result;
@@ -154,6 +155,7 @@ fn look_at_system(config: &Config) -> Vec<Finding> {
         staging_memory(),
         nftables(),
         driver(),
+        interposer(config),
         free_memory(),
         free_disk(config),
     ]
@@ -209,12 +211,32 @@ fn nftables() -> Finding {
 
 fn driver() -> Finding {
     let version = std::fs::read_to_string("/sys/module/nvidia/version");
+    let version = version.map_err(|_| "none".to_owned()).map(|version| version.trim().to_owned());
     finding(
         "NVIDIA driver",
-        version.map(|version| version.trim().to_owned()).map_err(|_| "none".to_owned()),
+        version.and_then(|version| if is_new_enough(&version) { Ok(version) } else { Err(version) }),
         State::Limited,
-        "for jobs that use a GPU; saving GPU state is not built yet in this version",
-        "nothing to do for jobs without a GPU",
+        "for jobs that use a GPU: from 570 on the driver can take its state off the GPU and put it back",
+        "nothing to do for jobs without a GPU; otherwise install version 570 or newer",
+    )
+}
+
+/// Whether the driver has the checkpoint calls (CUDA 12.8, which came with driver 570).
+fn is_new_enough(version: &str) -> bool {
+    version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major >= 570)
+}
+
+fn interposer(config: &Config) -> Finding {
+    let outcome = match &config.interpose {
+        Interposer::On(path) => Ok(path.display().to_string()),
+        Interposer::Off(why) => Err(format!("off: {why}")),
+    };
+    finding(
+        "interposer",
+        outcome,
+        State::Limited,
+        "for jobs that use a GPU: it is preloaded into them and takes their state off the GPU for a snapshot",
+        "nothing to do for jobs without a GPU; otherwise keep libckpt_interpose.so beside ckpt-run, or name it with --interpose PATH",
     )
 }
 

@@ -64,7 +64,8 @@ fn show_config(config: &Config, json: bool) -> Result<i32> {
     }
     let rows = config.resolved.iter().map(|one| {
         let value = if one.value.is_empty() { "-" } else { &one.value };
-        vec![one.name.to_owned(), value.to_owned(), one.origin.to_string()]
+        let found = one.found.as_ref().map(|found| format!(" ({found})")).unwrap_or_default();
+        vec![one.name.to_owned(), format!("{value}{found}"), one.origin.to_string()]
     });
     print::table(&["OPTION", "VALUE", "FROM"], rows.collect())
 }

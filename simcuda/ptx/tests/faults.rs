@@ -122,6 +122,7 @@ fn other_faults() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "calls deeply")]
 fn endless_recursion_uses_up_the_stack() {
     let text = kernel("", "call down;").replace(
         ".visible .entry",

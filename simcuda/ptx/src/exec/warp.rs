@@ -14,10 +14,10 @@ use crate::error::{Fault, Site};
 use crate::ir::{Condition, LANES, Register, Row, Source};
 
 /// Instructions that a warp executes before other warps have their turn. Miri executes them slowly.
-const SLICE: u64 = if cfg!(miri) { 1 << 8 } else { 1 << 15 };
+const SLICE: u64 = if cfg!(miri) { 1 << 10 } else { 1 << 15 };
 
 /// Instructions after which lanes that could execute and did not are overdue.
-const TURN: u64 = if cfg!(miri) { 1 << 6 } else { 1 << 12 };
+const TURN: u64 = if cfg!(miri) { 1 << 9 } else { 1 << 12 };
 
 /// How a time slice ended.
 pub(super) enum Outcome {

@@ -1,11 +1,13 @@
 //! The launcher's side of the agents: who is there, sending them away for a dump, and seeing them come back.
 //!
 //! ```text
-//!               quiesce: path removed,                  all connections closed
+//!               quiesce: all are back,
+//!               path removed,                           all connections closed
 //!               listener drained and closed
 //!   Listening ------------------------------> Quiescing ---------------------> Deaf
 //!     ^   ^                                       |                              |
-//!     |   |  deadline: listening again            |                              |
+//!     |   |  deadline, or all have answered and   |                              |
+//!     |   |  one has refused: listening again     |                              |
 //!     |   +---------------------------------------+                              |
 //!     |                          resume_listening                                |
 //!     +--------------------------------------------------------------------------+
@@ -18,28 +20,34 @@
 //! is known here. Only then is everyone asked, those too who have not got as far as saying hello.
 //!
 //! A process that exits, or executes another program, closes its connection and is no more waited for.
+//!
+//! An agent that was away puts its process's state back on the GPU as soon as it sees the path, which takes its
+//! time and may not be interrupted by a dump. So nobody is sent away before all who were away are back.
+
+mod acceptor;
+mod process;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::{self, ErrorKind};
+use std::mem;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fmt, mem};
 
 use ckpt_protocol::agent::{FromAgent, Hello, ToAgent};
 use ckpt_protocol::frame::{self, FrameError};
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{Pid, PidfdFlags};
-use thiserror::Error;
+use crossbeam_channel::{Receiver, Sender};
+use rustix::process::Pid;
 use tracing::{debug, warn};
+
+use acceptor::Acceptor;
+use process::{Away, Life, pidfd};
+pub use process::{Back, Loss, Process, QuiesceError, Quiesced};
 
 /// How long a connection may take to say hello. One that is too slow is closed, and the agent tries again.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,108 +57,19 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 const CLOSE_GRACE: Duration = Duration::from_millis(200);
 /// How often to look whether a process that is waited for still exists.
 const LIFE_CHECK: Duration = Duration::from_millis(20);
-/// How long to wait when there is no descriptor or no thread for one more connection.
-const SHORTAGE_WAIT: Duration = Duration::from_millis(50);
+/// Of each thread.
 const STACK_BYTES: usize = 256 * 1024;
-
-/// A process of the job, as far as it is known.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Process {
-    /// Its ID in its own PID namespace, which stays the same over a restore. `None` before it said hello.
-    pub pid: Option<u32>,
-    /// Its ID as the launcher sees it. `None` for a process that is only known from a snapshot.
-    pub host_pid: Option<u32>,
-    /// Its program, or nothing.
-    pub exe: String,
-}
-
-impl fmt::Display for Process {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.pid, self.host_pid) {
-            (Some(pid), Some(host_pid)) if pid != host_pid => {
-                write!(f, "process {pid} of the job ({host_pid} outside)")?;
-            }
-            (Some(pid), _) | (None, Some(pid)) => write!(f, "process {pid}")?,
-            (None, None) => f.write_str("a process")?,
-        }
-        if self.exe.is_empty() { Ok(()) } else { write!(f, " ({})", self.exe) }
-    }
-}
-
-/// Who has gone away for a dump, and for which attempt.
-#[derive(Debug)]
-pub struct Quiesced {
-    attempt: u64,
-    away: Vec<Away>,
-}
-
-impl Quiesced {
-    /// What a launcher that restores a snapshot waits for: the IDs, in the job's PID namespace, of the
-    /// processes that had gone away when it was taken.
-    pub fn expected(attempt: u64, pids: impl IntoIterator<Item = u32>) -> Self {
-        let process = |pid| Process { pid: Some(pid), host_pid: None, exe: String::new() };
-        let away = pids.into_iter().map(|pid| Away { process: process(pid), life: None }).collect();
-        Self { attempt, away }
-    }
-
-    /// The attempt that was given to [`Agents::quiesce`].
-    pub fn attempt(&self) -> u64 {
-        self.attempt
-    }
-
-    /// The processes that have gone away.
-    pub fn processes(&self) -> impl ExactSizeIterator<Item = &Process> {
-        self.away.iter().map(|away| &away.process)
-    }
-}
-
-/// Who came back after a dump or a restore.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Back {
-    /// How many processes were let go on.
-    pub continued: usize,
-    /// How many processes were made anew from images.
-    pub restored: usize,
-    /// Who is still not back, and did not exit or execute another program either.
-    pub missing: Vec<Process>,
-}
-
-/// Why the agents could not all be sent away.
-#[derive(Debug, Error)]
-pub enum QuiesceError {
-    /// Some did not answer. The launcher listens again; those who went away come back by themselves.
-    #[error("no answer within {}s from {}", .deadline.as_secs_f32(), listed(.unanswered))]
-    Deadline {
-        /// How long they were given.
-        deadline: Duration,
-        /// Who did not answer.
-        unanswered: Vec<Process>,
-    },
-    /// The launcher could not listen again after some did not answer, so those who went away cannot come back.
-    #[error("no answer from {}, and the launcher cannot listen again", listed(.unanswered))]
-    Resume {
-        /// Who did not answer.
-        unanswered: Vec<Process>,
-        /// Why the launcher cannot listen.
-        source: io::Error,
-    },
-    /// The agents are being sent away already, or have gone.
-    #[error("the agents have already been sent away")]
-    NotListening,
-}
-
-fn listed(processes: &[Process]) -> String {
-    processes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
 
 /// The agents of a job.
 pub struct Agents {
     shared: Arc<Shared>,
     acceptor: Mutex<Option<Acceptor>>,
+    losses: Receiver<Loss>,
 }
 
 struct Shared {
     path: PathBuf,
+    losses: Sender<Loss>,
     state: Mutex<State>,
     /// Told whenever somebody comes or goes.
     changed: Condvar,
@@ -159,7 +78,7 @@ struct Shared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Listening,
-    Quiescing { attempt: u64 },
+    Quiescing { attempt: u64, end: Instant },
     Deaf,
 }
 
@@ -176,27 +95,13 @@ struct State {
 struct Connection {
     stream: Arc<UnixStream>,
     process: Process,
-    life: Option<OwnedFd>,
+    life: Arc<Life>,
     /// The agent has said hello and all that belongs to it.
     is_greeted: bool,
-    /// The agent was sent a Quiesce.
+    /// The agent was sent a Quiesce that it has not answered, or has refused in the present attempt.
     is_asked: bool,
-}
-
-#[derive(Debug)]
-struct Away {
-    process: Process,
-    /// A pidfd of the process.
-    life: Option<OwnedFd>,
-}
-
-impl Away {
-    fn has_exited(&self) -> bool {
-        self.life.as_ref().is_some_and(|life| {
-            let mut fds = [PollFd::new(life, PollFlags::IN)];
-            matches!(rustix::event::poll(&mut fds, Some(&Timespec::default())), Ok(1))
-        })
-    }
+    /// What the agent said when it refused the present attempt.
+    refusal: Option<String>,
 }
 
 struct Arrival {
@@ -204,6 +109,8 @@ struct Arrival {
     process: Process,
     /// What a Back said: whether the process was restored. `None` for an agent that begins.
     restored: Option<bool>,
+    /// What a Back said was lost.
+    lost: Option<String>,
 }
 
 impl Arrival {
@@ -212,12 +119,10 @@ impl Arrival {
         let elsewhere = self.restored == Some(true) || gone.host_pid.is_none();
         self.process.pid == gone.pid && (elsewhere || self.process.host_pid == gone.host_pid)
     }
-}
 
-struct Acceptor {
-    listener: Arc<UnixListener>,
-    is_stopping: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
+    fn loss(&self) -> Option<Loss> {
+        self.lost.clone().map(|reason| Loss { process: self.process.clone(), reason })
+    }
 }
 
 impl Agents {
@@ -234,10 +139,17 @@ impl Agents {
             away: Vec::new(),
             arrivals: Vec::new(),
         };
+        let (tell, losses) = crossbeam_channel::unbounded();
         let shared =
-            Arc::new(Shared { path: path.into(), state: Mutex::new(state), changed: Condvar::new() });
-        let acceptor = Acceptor::start(&shared)?;
-        Ok(Self { shared, acceptor: Mutex::new(Some(acceptor)) })
+            Shared { path: path.into(), losses: tell, state: Mutex::new(state), changed: Condvar::new() };
+        let shared = Arc::new(shared);
+        let acceptor = shared.acceptor()?;
+        Ok(Self { shared, acceptor: Mutex::new(Some(acceptor)), losses })
+    }
+
+    /// Every loss that an agent tells of, whenever that is.
+    pub fn losses(&self) -> &Receiver<Loss> {
+        &self.losses
     }
 
     /// How many agents are connected and have said hello.
@@ -249,21 +161,15 @@ impl Agents {
     /// Sends all agents away and stops listening, so that the job can be dumped.
     ///
     /// # Errors
-    /// [`QuiesceError::Deadline`] if one does not answer in time; the launcher then listens again.
+    /// [`QuiesceError::Refused`] if one says that its process cannot be dumped, [`QuiesceError::Deadline`] if
+    /// one does not answer in time or is not back from the time before. The launcher then listens again.
     pub fn quiesce(&self, attempt: u64, deadline: Duration) -> Result<Quiesced, QuiesceError> {
         let end = Instant::now() + deadline;
-        {
-            let mut state = self.shared.lock();
-            if state.phase != Phase::Listening {
-                return Err(QuiesceError::NotListening);
-            }
-            state.phase = Phase::Quiescing { attempt };
-            state.arrivals.clear();
-        }
+        self.begin(attempt, deadline, end)?;
         self.stop_listening();
         let unasked = self.shared.lock().unasked();
         for stream in &unasked {
-            ask(stream, attempt);
+            ask(stream, attempt, end);
         }
         drop(unasked);
         let mut state = self.shared.lock();
@@ -273,17 +179,42 @@ impl Agents {
                 return Ok(Quiesced { attempt, away: mem::take(&mut state.away) });
             }
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || state.connections.values().all(|one| one.refusal.is_some()) {
                 break;
             }
             state = self.shared.wait(state, left);
         }
-        let unanswered = state.connections.values().map(|connection| connection.process.clone()).collect();
+        let given_up = state.refused().unwrap_or_else(|| {
+            let unanswered = state.connections.values().map(|one| one.process.clone()).collect();
+            QuiesceError::Deadline { deadline, unanswered }
+        });
         state.phase = Phase::Deaf;
         drop(state);
         match self.resume_listening() {
-            Ok(()) => Err(QuiesceError::Deadline { deadline, unanswered }),
-            Err(source) => Err(QuiesceError::Resume { unanswered, source }),
+            Ok(()) => Err(given_up),
+            Err(source) => Err(QuiesceError::Resume { given_up: Box::new(given_up), source }),
+        }
+    }
+
+    /// Waits for those who are still away, and begins an attempt.
+    fn begin(&self, attempt: u64, deadline: Duration, end: Instant) -> Result<(), QuiesceError> {
+        let mut state = self.shared.lock();
+        loop {
+            if state.phase != Phase::Listening {
+                return Err(QuiesceError::NotListening);
+            }
+            state.away.retain(|away| !away.life.is_over());
+            if state.away.is_empty() {
+                state.phase = Phase::Quiescing { attempt, end };
+                state.arrivals.clear();
+                return Ok(());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let unanswered = state.away.iter().map(|away| away.process.clone()).collect();
+                return Err(QuiesceError::Deadline { deadline, unanswered });
+            }
+            state = self.shared.wait(state, left.min(LIFE_CHECK));
         }
     }
 
@@ -299,7 +230,7 @@ impl Agents {
         let phase = self.shared.lock().phase;
         assert!(!matches!(phase, Phase::Quiescing { .. }), "agents are being sent away");
         if acceptor.is_none() {
-            *acceptor = Some(Acceptor::start(&self.shared)?);
+            *acceptor = Some(self.shared.acceptor()?);
         }
         self.shared.lock().phase = Phase::Listening;
         Ok(())
@@ -308,7 +239,8 @@ impl Agents {
     /// Waits until all who went away are back, have exited, or have executed another program.
     ///
     /// For processes that were killed after the dump and restored by this same launcher, `quiesced` has to be
-    /// made by [`Quiesced::expected`]: they count as exited otherwise.
+    /// made by [`Quiesced::expected`]: they count as exited otherwise. Who is missing at the end is waited for
+    /// again before the next dump.
     pub fn await_back(&self, quiesced: &Quiesced, deadline: Duration) -> Back {
         let end = Instant::now() + deadline;
         let mut state = self.shared.lock();
@@ -320,6 +252,8 @@ impl Agents {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 back.missing.sort_by_key(|process| process.pid);
+                let missing = quiesced.away.iter().filter(|away| back.missing.contains(&away.process));
+                state.away.extend(missing.cloned());
                 return back;
             }
             state = self.shared.wait(state, left.min(LIFE_CHECK));
@@ -359,6 +293,11 @@ impl Shared {
         self.changed.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner).0
     }
 
+    fn acceptor(self: &Arc<Self>) -> io::Result<Acceptor> {
+        let shared = Arc::clone(self);
+        Acceptor::start(&self.path, move |stream| shared.take_up(stream))
+    }
+
     /// Takes up a connection and gives it a thread.
     fn take_up(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
         let peer = peer(&stream)?;
@@ -369,6 +308,8 @@ impl Shared {
         stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         let stream = Arc::new(stream);
+        let life =
+            Life::of(Pid::from_raw(peer.pid).and_then(pidfd), Path::new("/proc").join(peer.pid.to_string()));
         let connection = Connection {
             stream: Arc::clone(&stream),
             process: Process {
@@ -376,9 +317,10 @@ impl Shared {
                 host_pid: u32::try_from(peer.pid).ok().filter(|&pid| pid != 0),
                 exe: String::new(),
             },
-            life: Pid::from_raw(peer.pid).and_then(pidfd),
+            life: Arc::new(life),
             is_greeted: false,
             is_asked: false,
+            refusal: None,
         };
         let mut state = self.lock();
         let id = state.next_id;
@@ -404,20 +346,47 @@ impl Shared {
                 return false;
             }
         }
-        match hear(stream) {
-            Ok(FromAgent::Quiesced { attempt }) => {
-                debug!(id, attempt, "an agent has gone away");
-                wait_for_close(id, stream);
-                true
+        loop {
+            match hear(stream) {
+                Ok(FromAgent::Quiesced { attempt }) => {
+                    debug!(id, attempt, "an agent has gone away");
+                    wait_for_close(id, stream);
+                    return true;
+                }
+                Ok(FromAgent::Failed { attempt, reason }) => {
+                    debug!(id, attempt, reason, "an agent has refused");
+                    if let Some((attempt, end)) = self.refuse(id, attempt, reason) {
+                        ask(stream, attempt, end);
+                    }
+                }
+                Ok(message) => {
+                    warn!(id, ?message, "an agent spoke out of turn");
+                    return false;
+                }
+                Err(FrameError::Closed) => return false,
+                Err(error) => {
+                    debug!(id, error = &error as &dyn std::error::Error, "an agent was lost");
+                    return false;
+                }
             }
-            Ok(message) => {
-                warn!(id, ?message, "an agent spoke out of turn");
-                false
+        }
+    }
+
+    /// Notes that an agent has refused; returns the attempt that it has to be asked about if it is another one.
+    fn refuse(&self, id: u64, attempt: u64, reason: String) -> Option<(u64, Instant)> {
+        let mut state = self.lock();
+        let phase = state.phase;
+        let connection = state.connections.get_mut(&id)?;
+        match phase {
+            Phase::Quiescing { attempt: now, .. } if now == attempt => {
+                connection.refusal = Some(reason);
+                self.changed.notify_all();
+                None
             }
-            Err(FrameError::Closed) => false,
-            Err(error) => {
-                debug!(id, error = &error as &dyn std::error::Error, "an agent was lost");
-                false
+            Phase::Quiescing { attempt, end } => Some((attempt, end)),
+            Phase::Listening | Phase::Deaf => {
+                connection.is_asked = false;
+                None
             }
         }
     }
@@ -437,12 +406,12 @@ impl Shared {
             warn!(pid = hello.pid, exe = hello.exe, reason, "an agent was refused");
             return Ok(false);
         }
-        let restored = match hello.away {
-            None => None,
+        let (restored, lost) = match hello.away {
+            None => (None, None),
             Some(_) => match hear(stream)? {
-                FromAgent::Back { attempt, restored } => {
-                    debug!(id, pid = hello.pid, attempt, restored, "an agent is back");
-                    Some(restored)
+                FromAgent::Back { attempt, restored, lost } => {
+                    debug!(id, pid = hello.pid, attempt, restored, lost, "an agent is back");
+                    (Some(restored), lost)
                 }
                 message => {
                     warn!(id, ?message, "an agent that was away did not say that it is back");
@@ -452,14 +421,20 @@ impl Shared {
         };
         let timeout = stream.set_read_timeout(None);
         timeout.map_err(|source| FrameError::Io { step: "lift its time limit", source })?;
-        if let Some(attempt) = self.arrive(id, hello, restored) {
-            ask(stream, attempt);
+        if let Some((attempt, end)) = self.arrive(id, hello, restored, lost) {
+            ask(stream, attempt, end);
         }
         Ok(true)
     }
 
     /// Notes an agent down; returns the attempt that it has to be sent away for, if one is under way.
-    fn arrive(&self, id: u64, hello: Hello, restored: Option<bool>) -> Option<u64> {
+    fn arrive(
+        &self,
+        id: u64,
+        hello: Hello,
+        restored: Option<bool>,
+        lost: Option<String>,
+    ) -> Option<(u64, Instant)> {
         let mut state = self.lock();
         let phase = state.phase;
         let connection = state.connections.get_mut(&id)?;
@@ -467,11 +442,17 @@ impl Shared {
         connection.process.exe = hello.exe;
         connection.is_greeted = true;
         let attempt = match phase {
-            Phase::Quiescing { attempt } if !mem::replace(&mut connection.is_asked, true) => Some(attempt),
+            Phase::Quiescing { attempt, end } if !mem::replace(&mut connection.is_asked, true) => {
+                Some((attempt, end))
+            }
             _ => None,
         };
-        let arrival = Arrival { connection: id, process: connection.process.clone(), restored };
+        let arrival = Arrival { connection: id, process: connection.process.clone(), restored, lost };
         debug!(id, process = %arrival.process, "an agent is here");
+        if let Some(loss) = arrival.loss() {
+            // Nobody listens only if nobody is left to act on it.
+            let _ = self.losses.send(loss);
+        }
         state.away.retain(|away| !arrival.is(&away.process));
         state.arrivals.push(arrival);
         self.changed.notify_all();
@@ -506,8 +487,23 @@ impl State {
         streams
     }
 
+    /// The end of an attempt that somebody refused. Whoever did can be asked again.
+    fn refused(&mut self) -> Option<QuiesceError> {
+        let mut refusals = Vec::new();
+        for connection in self.connections.values_mut() {
+            if let Some(reason) = connection.refusal.take() {
+                connection.is_asked = false;
+                refusals.push((connection.process.clone(), reason));
+            }
+        }
+        let others = refusals.len().saturating_sub(1);
+        let (process, reason) = refusals.into_iter().next()?;
+        Some(QuiesceError::Refused { process, reason, others })
+    }
+
     fn who_is_back(&self, expected: &[Away]) -> Back {
-        let mut back = Back::default();
+        let lost = self.arrivals.iter().filter_map(Arrival::loss).collect();
+        let mut back = Back { lost, ..Back::default() };
         let mut arrivals: Vec<_> = self.arrivals.iter().collect();
         for away in expected {
             let arrival = arrivals.iter().position(|arrival| arrival.is(&away.process));
@@ -516,75 +512,12 @@ impl State {
                 Some(Some(false)) => back.continued += 1,
                 // Another program in the same process: what went away will not come back.
                 Some(None) => {}
-                None if away.has_exited() => {}
+                None if away.life.is_over() => {}
                 None => back.missing.push(away.process.clone()),
             }
         }
         back
     }
-}
-
-impl Acceptor {
-    fn start(shared: &Arc<Shared>) -> io::Result<Self> {
-        let listener = Arc::new(bind(&shared.path)?);
-        let is_stopping = Arc::new(AtomicBool::new(false));
-        let (shared, theirs, stop) = (Arc::clone(shared), Arc::clone(&listener), Arc::clone(&is_stopping));
-        let thread = thread::Builder::new().name("agents".into()).stack_size(STACK_BYTES);
-        let thread = thread.spawn(move || accept(&shared, &theirs, &stop))?;
-        Ok(Self { listener, is_stopping, thread })
-    }
-
-    fn stop(self) {
-        self.is_stopping.store(true, Ordering::SeqCst);
-        if let Err(error) = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both) {
-            warn!(%error, "the agents' socket cannot be shut down");
-        }
-        if self.thread.join().is_err() {
-            warn!("the thread that accepts agents had failed");
-        }
-    }
-}
-
-/// Accepts until the listener is shut down and everything from before that is accepted.
-fn accept(shared: &Arc<Shared>, listener: &UnixListener, is_stopping: &AtomicBool) {
-    loop {
-        let taken = listener.accept().and_then(|(stream, _)| shared.take_up(stream));
-        match taken {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::InvalidInput && is_stopping.load(Ordering::SeqCst) => {
-                return;
-            }
-            Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
-            Err(error) => {
-                warn!(%error, "an agent cannot be accepted");
-                thread::sleep(SHORTAGE_WAIT);
-            }
-        }
-    }
-}
-
-/// A listener at `path` that the launcher's user alone can connect to. It is there all at once, listening.
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    match fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => {
-            return Err(io::Error::new(ErrorKind::AlreadyExists, "there is something else than a socket"));
-        }
-        Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    let mut new = OsString::from(path);
-    new.push("~");
-    let new = PathBuf::from(new);
-    match fs::symlink_metadata(&new) {
-        Ok(found) if found.file_type().is_socket() => fs::remove_file(&new)?,
-        _ => {}
-    }
-    let listener = UnixListener::bind(&new)?;
-    fs::set_permissions(&new, Permissions::from_mode(0o600))
-        .and_then(|()| fs::rename(&new, path))
-        .inspect_err(|_| drop(fs::remove_file(&new)))?;
-    Ok(listener)
 }
 
 /// Who connected. The process ID is 0 for a process that the launcher's PID namespace does not show, which
@@ -598,11 +531,6 @@ fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut bytes)
     };
     if result == 0 { Ok(peer) } else { Err(io::Error::last_os_error()) }
-}
-
-fn pidfd(pid: Pid) -> Option<OwnedFd> {
-    let opened = rustix::process::pidfd_open(pid, PidfdFlags::empty());
-    opened.inspect_err(|error| debug!(%error, "no pidfd for an agent's process")).ok()
 }
 
 /// Waits until nobody holds the other end any more, within reason.
@@ -620,8 +548,12 @@ fn wait_for_close(id: u64, mut stream: &UnixStream) {
 }
 
 /// Asks an agent to go away. One that cannot be asked is gone, or shows up as one that did not answer.
-fn ask(stream: &UnixStream, attempt: u64) {
-    if let Err(error) = say(stream, &ToAgent::Quiesce { attempt }) {
+///
+/// The agent gets a little less time than there is until `end`, so that its own reason comes first.
+fn ask(stream: &UnixStream, attempt: u64, end: Instant) {
+    let timeout = end.saturating_duration_since(Instant::now()) / 8 * 7;
+    let timeout_ms = timeout.as_millis().try_into().unwrap_or(u64::MAX);
+    if let Err(error) = say(stream, &ToAgent::Quiesce { attempt, timeout_ms }) {
         debug!(error = &error as &dyn std::error::Error, "an agent cannot be asked to go away");
     }
 }
@@ -640,7 +572,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
     use std::process::{Child, Command};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread::JoinHandle;
 
     use ckpt_protocol::agent::PROTOCOL_VERSION;
 
@@ -695,13 +631,27 @@ mod tests {
 
     fn back(path: &Path, pid: u32, attempt: u64, restored: bool) -> UnixStream {
         let stream = agent(path, pid, Some(attempt));
-        tell(&stream, &FromAgent::Back { attempt, restored });
+        tell(&stream, &FromAgent::Back { attempt, restored, lost: None });
         stream
     }
 
+    /// Hears a request; returns how long the agent has for it.
+    fn is_asked(stream: &UnixStream, wanted: u64) -> Duration {
+        let ToAgent::Quiesce { attempt, timeout_ms } = told(stream).expect("a request") else {
+            panic!("not a request");
+        };
+        assert_eq!(attempt, wanted);
+        Duration::from_millis(timeout_ms)
+    }
+
     fn go_away(stream: &UnixStream, attempt: u64) {
-        assert_eq!(told(stream).expect("a request"), ToAgent::Quiesce { attempt });
+        is_asked(stream, attempt);
         tell(stream, &FromAgent::Quiesced { attempt });
+    }
+
+    fn refuse(stream: &UnixStream, attempt: u64) {
+        is_asked(stream, attempt);
+        tell(stream, &FromAgent::Failed { attempt, reason: format!("managed memory {attempt}") });
     }
 
     /// An agent that goes away when it is asked to, and only that.
@@ -739,7 +689,7 @@ mod tests {
         agents.resume_listening().expect("listening again");
         let streams = [back(&path, 1, 1, false), back(&path, 2, 1, true), back(&path, 3, 1, false)];
         let returned = agents.await_back(&quiesced, LONG);
-        assert_eq!(returned, Back { continued: 2, restored: 1, missing: Vec::new() });
+        assert_eq!(returned, Back { continued: 2, restored: 1, ..Back::default() });
         assert_eq!(agents.count(), 3);
 
         // And again.
@@ -779,9 +729,12 @@ mod tests {
         let late = thread::spawn(move || go_away(&deaf, 1));
         late.join().expect("an agent");
         until_count(&agents, 1);
+        let deaf = back(&path, 7, 1, false);
+        until_count(&agents, 2);
+        let deaf = thread::spawn(move || go_away(&deaf, 2));
         let other = thread::spawn(move || go_away(&other, 2));
         let quiesced = agents.quiesce(2, LONG).expect("quiesced");
-        other.join().expect("an agent");
+        [deaf, other].into_iter().for_each(|thread| thread.join().expect("an agent"));
         let gone: Vec<_> = quiesced.processes().cloned().collect();
         assert_eq!(pids(&gone), [Some(7), Some(8)]);
     }
@@ -838,7 +791,7 @@ mod tests {
         let agents = Agents::listen(&path).expect("listening");
         let exits = agent(&path, 1, None);
         let exits = thread::spawn(move || {
-            assert_eq!(told(&exits).expect("a request"), ToAgent::Quiesce { attempt: 1 });
+            is_asked(&exits, 1);
         });
         assert_eq!(agents.quiesce(1, LONG).expect("quiesced").processes().len(), 0);
         exits.join().expect("an agent");
@@ -852,7 +805,8 @@ mod tests {
     fn away(child: &Child) -> Away {
         let host_pid = Some(child.id());
         let life = Pid::from_raw(i32::try_from(child.id()).expect("fits")).and_then(pidfd);
-        Away { process: Process { pid: Some(9), host_pid, exe: String::new() }, life }
+        let life = Life::of(life, format!("/proc/{}", child.id()).into());
+        Away { process: Process { pid: Some(9), host_pid, exe: String::new() }, life: Arc::new(life) }
     }
 
     #[test]
@@ -882,7 +836,13 @@ mod tests {
     fn a_restoring_launcher_knows_whom_to_expect() {
         let (_directory, path) = place();
         let agents = Agents::listen(&path).expect("listening");
-        let quiesced = Quiesced::expected(6, [1, 2, 3]);
+        let proc = tempfile::tempdir().expect("a directory");
+        for pid in ["1", "2", "3"] {
+            fs::create_dir(proc.path().join(pid)).expect("a directory");
+            fs::write(proc.path().join(pid).join("exe"), pid).expect("a program");
+        }
+        let quiesced = Quiesced::expected(6, [1, 2, 3, 4], proc.path());
+        assert_eq!(quiesced.processes().len(), 3, "one has exited already");
         let streams = [back(&path, 3, 6, true), back(&path, 1, 6, true)];
         let returned = agents.await_back(&quiesced, SHORT);
         assert_eq!((returned.restored, returned.continued), (2, 0));
@@ -891,6 +851,133 @@ mod tests {
         drop(streams);
         until_count(&agents, 0);
         assert_eq!(agents.await_back(&quiesced, Duration::ZERO).restored, 2);
+        // And what is not back may do so too.
+        fs::remove_file(proc.path().join("2/exe")).expect("removed");
+        let returned = agents.await_back(&quiesced, LONG);
+        assert_eq!((returned.restored, returned.missing), (2, Vec::new()));
+        assert!(agents.quiesce(7, SHORT).is_ok());
+    }
+
+    #[test]
+    fn a_refusal_ends_the_attempt_when_all_have_answered_and_is_forgotten_then() {
+        let (_directory, path) = place();
+        let agents = Agents::listen(&path).expect("listening");
+        let tainted = [agent(&path, 1, None), agent(&path, 2, None)];
+        let obedient = obedient(&path, 3, 1);
+        let refuses = thread::spawn(move || {
+            tainted.iter().for_each(|stream| refuse(stream, 1));
+            tainted
+        });
+        let begun = Instant::now();
+        let error = agents.quiesce(1, LONG).expect_err("refused");
+        assert!(begun.elapsed() < LONG / 2, "nobody else was to be waited for");
+        let QuiesceError::Refused { process, reason, others } = &error else { panic!("{error:?}") };
+        assert_eq!((process.pid, reason.as_str(), *others), (Some(1), "managed memory 1", 1));
+        assert!(error.to_string().ends_with("(/bin/1): managed memory 1 (and 1 more processes)"), "{error}");
+        obedient.join().expect("an agent");
+
+        // The connections are the same, who went away is back, and all may go the next time.
+        let [first, second] = refuses.join().expect("an agent");
+        let third = back(&path, 3, 1, false);
+        until_count(&agents, 3);
+        let threads = [first, second, third].map(|stream| thread::spawn(move || go_away(&stream, 2)));
+        assert_eq!(agents.quiesce(2, LONG).expect("quiesced").processes().len(), 3);
+        threads.into_iter().for_each(|thread| thread.join().expect("an agent"));
+    }
+
+    #[test]
+    fn a_refusal_is_told_rather_than_the_deadline() {
+        let (_directory, path) = place();
+        let agents = Agents::listen(&path).expect("listening");
+        let deaf = agent(&path, 1, None);
+        let tainted = agent(&path, 2, None);
+        let refuses = thread::spawn(move || {
+            refuse(&tainted, 1);
+            tainted
+        });
+        let error = agents.quiesce(1, SHORT).expect_err("refused");
+        assert!(matches!(&error, QuiesceError::Refused { others: 0, .. }), "{error:?}");
+        drop(refuses.join().expect("an agent"));
+
+        // It answers at last, to the attempt before, and is asked again.
+        let late = thread::spawn(move || {
+            refuse(&deaf, 1);
+            go_away(&deaf, 2);
+        });
+        assert_eq!(agents.quiesce(2, LONG).expect("quiesced").processes().len(), 1);
+        late.join().expect("an agent");
+    }
+
+    #[test]
+    fn agents_have_a_little_less_time_than_the_launcher() {
+        let (_directory, path) = place();
+        let agents = Agents::listen(&path).expect("listening");
+        let stream = agent(&path, 1, None);
+        let asked = thread::spawn(move || is_asked(&stream, 1));
+        agents.quiesce(1, Duration::from_secs(8)).expect("gone");
+        let timeout = asked.join().expect("an agent");
+        assert!(timeout <= Duration::from_secs(7) && timeout > Duration::from_secs(5), "{timeout:?}");
+    }
+
+    #[test]
+    fn nobody_is_sent_away_before_all_are_back() {
+        let (_directory, path) = place();
+        let agents = Agents::listen(&path).expect("listening");
+        let quiesced = all_away(&agents, &path, 2);
+        agents.resume_listening().expect("listening again");
+        let first = back(&path, 1, 1, false);
+        let returned = agents.await_back(&quiesced, SHORT);
+        assert_eq!(pids(&returned.missing), [Some(2)]);
+
+        let error = agents.quiesce(2, SHORT).expect_err("one is not back");
+        let QuiesceError::Deadline { unanswered, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(pids(unanswered), [Some(2)]);
+        assert!(path.exists(), "so that it can come back");
+        first.set_nonblocking(true).expect("set");
+        assert!(told(&first).is_err(), "the others were not asked");
+        first.set_nonblocking(false).expect("set");
+
+        let threads = [first, back(&path, 2, 1, false)];
+        let threads = threads.map(|stream| thread::spawn(move || go_away(&stream, 3)));
+        assert_eq!(agents.quiesce(3, LONG).expect("quiesced").processes().len(), 2);
+        threads.into_iter().for_each(|thread| thread.join().expect("an agent"));
+    }
+
+    #[test]
+    fn another_program_is_not_waited_for() {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "read line; exec sleep 1000"]).stdin(std::process::Stdio::piped());
+        let mut child = command.spawn().expect("a process");
+        let exe = format!("/proc/{}/exe", child.id());
+        let is_shell = || fs::read_link(&exe).is_ok_and(|exe| !exe.ends_with("sleep"));
+        until("the shell", || is_shell().then_some(()));
+        let away = away(&child);
+        assert!(!away.life.is_over());
+        drop(child.stdin.take());
+        until("the exec", || away.life.is_over().then_some(()));
+        assert!(!is_shell());
+        child.kill().expect("killed");
+        child.wait().expect("reaped");
+    }
+
+    #[test]
+    fn a_loss_is_told_whenever_it_comes() {
+        let (_directory, path) = place();
+        let agents = Agents::listen(&path).expect("listening");
+        let quiesced = all_away(&agents, &path, 1);
+        agents.resume_listening().expect("listening again");
+        let stream = agent(&path, 1, Some(1));
+        let lost = Some("GPU state is gone".to_owned());
+        tell(&stream, &FromAgent::Back { attempt: 1, restored: false, lost });
+        let returned = agents.await_back(&quiesced, LONG);
+        assert_eq!(returned.lost.len(), 1);
+        assert!(
+            returned.lost[0].to_string().ends_with("(/bin/1): GPU state is gone"),
+            "{}",
+            returned.lost[0]
+        );
+        assert_eq!(agents.losses().recv_timeout(LONG).expect("told"), returned.lost[0]);
+        assert!(agents.losses().is_empty());
     }
 
     #[test]
@@ -920,7 +1007,7 @@ mod tests {
         tell(&stream, &FromAgent::Quiesced { attempt: 1 });
         assert!(told(&stream).is_err());
         let stream = agent(&path, 1, None);
-        tell(&stream, &FromAgent::Back { attempt: 1, restored: true });
+        tell(&stream, &FromAgent::Back { attempt: 1, restored: true, lost: None });
         assert!(told(&stream).is_err());
         until_count(&agents, 0);
     }

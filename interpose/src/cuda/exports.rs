@@ -1,0 +1,143 @@
+//! The exported symbols: one for each row of the table, in front of the driver's.
+
+use std::ffi::{CStr, c_void};
+
+use cuda_abi::sys;
+use cuda_abi::types::*;
+
+use super::{gate, handlers, real, taint};
+
+/// What a call answers that reaches us although no driver is loaded.
+const NO_DRIVER: CUresult = sys::CUresult::CUDA_ERROR_NOT_INITIALIZED as CUresult;
+
+macro_rules! export {
+    ($( fn $name:ident $params:tt = $public:literal since $since:literal, $class:ident
+        $(, per_thread $per_thread:ident since $per_thread_since:literal)? ; )*
+     $( legacy $legacy:ident = $legacy_public:literal since $legacy_since:literal ; )*) => {
+        /// The place of each symbol in the tables here.
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "the driver's names")]
+        #[repr(usize)]
+        pub(super) enum Index { $( $name, $( $per_thread, )? )* $( $legacy, )* Count }
+
+        /// How many symbols there are.
+        pub(super) const COUNT: usize = Index::Count as usize;
+
+        static NAMES: [&str; COUNT] = [
+            $( concat!(stringify!($name), "\0"), $( concat!(stringify!($per_thread), "\0"), )? )*
+            $( concat!(stringify!($legacy), "\0"), )*
+        ];
+
+        static ADDRESSES: [Address; COUNT] = [
+            $( Address($name as *const c_void), $( Address($per_thread as *const c_void), )? )*
+            $( Address($legacy as *const c_void), )*
+        ];
+
+        $(
+            function!($name, $name, $params, $class);
+            $( function!($per_thread, $name, $params, $class); )?
+        )*
+        $( untyped!($legacy); )*
+    };
+}
+
+/// A function in front of the driver's. What is done with the call is the table's class, and for what is
+/// virtualised or tracked the handler of its name.
+macro_rules! function {
+    ($symbol:ident, $row:ident, ( $($arg:ident : $ty:ty),* $(,)? ), $class:ident) => {
+        #[doc = concat!("In front of the driver's `", stringify!($symbol), "`.")]
+        ///
+        /// # Safety
+        /// As for the driver's.
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
+            type Function = unsafe extern "C" fn($($ty),*) -> CUresult;
+            let address = real::address(Index::$symbol as usize);
+            if address.is_null() {
+                return NO_DRIVER;
+            }
+            // SAFETY: the address is that of the driver's symbol, which has the type that the table says.
+            let real: Function = unsafe { std::mem::transmute::<*const c_void, Function>(address) };
+            by_class!($class, $row, $symbol, real, ($($arg),*))
+        }
+    };
+}
+
+macro_rules! by_class {
+    (leave, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {
+        // SAFETY: the parameters are those of our own caller.
+        unsafe { handlers::$row($real, $($arg),*) }
+    };
+    (taint, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {{
+        let _inside = gate::enter();
+        // SAFETY: the parameters are those of our own caller.
+        let result = unsafe { handlers::$row($real, $($arg),*) };
+        taint::mark(stringify!($symbol), result);
+        result
+    }};
+    ($class:ident, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {{
+        let _inside = gate::enter();
+        // SAFETY: the parameters are those of our own caller.
+        unsafe { handlers::$row($real, $($arg),*) }
+    }};
+}
+
+/// A symbol without a signature: whatever was passed is passed on, by a jump, and the process is tainted.
+macro_rules! untyped {
+    ($symbol:ident) => {
+        #[doc = concat!("In front of the driver's `", stringify!($symbol), "`.")]
+        ///
+        /// # Safety
+        /// As for the driver's.
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $symbol() {
+            extern "C" fn pass() -> *const c_void {
+                taint::mark_untyped(concat!(stringify!($symbol), "\0"));
+                let address = real::address(Index::$symbol as usize);
+                if address.is_null() { no_driver as *const c_void } else { address }
+            }
+            // The six integer parameters are kept over the call, and the stack is aligned by a seventh push.
+            // None of these functions takes floating-point parameters in registers that `pass` would spoil.
+            std::arch::naked_asm!(
+                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                "call {pass}",
+                "mov r11, rax",
+                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "jmp r11",
+                pass = sym pass,
+            )
+        }
+    };
+}
+
+extern "C" fn no_driver() -> CUresult {
+    NO_DRIVER
+}
+
+cuda_abi::entry_points!(export);
+
+/// The address of a function: nothing is ever read through it.
+struct Address(*const c_void);
+
+// SAFETY: it is a number to everybody.
+unsafe impl Sync for Address {}
+
+/// Our function of an index.
+pub(super) fn address(index: usize) -> *const c_void {
+    ADDRESSES[index].0
+}
+
+/// The name of an index.
+pub(super) fn name(index: usize) -> &'static CStr {
+    // It ends with the one NUL that `export` has put there.
+    CStr::from_bytes_until_nul(NAMES[index].as_bytes()).unwrap_or(c"")
+}
+
+/// The index of a name, if it is one of ours.
+pub(super) fn index_of(name: &[u8]) -> Option<usize> {
+    // Nearly everything that is looked up in a process has another beginning.
+    if !name.starts_with(b"cu") {
+        return None;
+    }
+    NAMES.iter().position(|ours| ours.len() == name.len() + 1 && ours.as_bytes().starts_with(name))
+}

@@ -1,0 +1,338 @@
+//! The gate: calls that submit work or change the device's state pass it, and wait while it is closed.
+//!
+//! ```text
+//!        close: no call begins,            all calls have left
+//!   Open ---------------------> Closing -----------------------> Closed
+//!    ^                             |                               |
+//!    |       deadline              |             open              |
+//!    +-----------------------------+-------------------------------+
+//! ```
+//!
+//! Passing an open gate takes no atomic read-modify-write, no lock and no system call: each thread writes to a
+//! slot of its own that it is inside, and reads the gate's word. That the two are not seen in another order by
+//! whoever closes the gate is paid for on that side, by membarrier(2), which makes every thread of the process
+//! pass a full barrier. Where membarrier is missing, every passage pays with a fence.
+//!
+//! A call that is made from inside another one passes a closed gate: the outer one is what is waited for.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    compiler_fence, fence,
+};
+use std::time::{Duration, Instant};
+
+const CLOSED: u32 = 1;
+/// There is no membarrier: each passage needs a fence.
+const FENCED: u32 = 2;
+
+/// The gate's word, on which closed-out threads sleep.
+static GATE: AtomicU32 = AtomicU32::new(0);
+
+/// How often to look whether the last call has left.
+const LOOK: Duration = Duration::from_micros(50);
+
+/// A thread's place.
+struct Slot {
+    /// How many calls the thread is in: several if one is made from inside another.
+    inside: AtomicU32,
+    is_taken: AtomicBool,
+}
+
+const CHUNK: usize = 64;
+
+/// Slots are never given back to the system: whoever closes the gate reads them without a lock.
+struct Chunk {
+    slots: [Slot; CHUNK],
+    next: AtomicPtr<Chunk>,
+}
+
+static FIRST: Chunk = Chunk::new();
+
+impl Chunk {
+    const fn new() -> Self {
+        let slots = [const { Slot { inside: AtomicU32::new(0), is_taken: AtomicBool::new(false) } }; CHUNK];
+        Self { slots, next: AtomicPtr::new(null_mut()) }
+    }
+}
+
+thread_local! {
+    static SLOT: Cell<*const Slot> = const { Cell::new(null()) };
+}
+
+/// Gives a thread's slot back when the thread ends.
+static THREAD_ENDS: OnceLock<libc::pthread_key_t> = OnceLock::new();
+
+/// Proof that the thread is inside.
+pub(super) struct Inside {
+    slot: &'static Slot,
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        // Nobody else writes to it but while the thread is outside.
+        self.slot.inside.store(self.slot.inside.load(Relaxed) - 1, Release);
+    }
+}
+
+/// Goes in; waits while the gate is closed.
+#[inline]
+pub(super) fn enter() -> Inside {
+    let known = SLOT.get();
+    // SAFETY: what is noted is a slot of a chunk, and chunks are never freed.
+    let slot = if known.is_null() { take_slot() } else { unsafe { &*known } };
+    let depth = slot.inside.load(Relaxed);
+    slot.inside.store(depth + 1, Relaxed);
+    // The processor's part is membarrier's, or the fence in `at_a_gate_that_is_not_just_open`.
+    compiler_fence(SeqCst);
+    if GATE.load(Relaxed) != 0 && depth == 0 {
+        at_a_gate_that_is_not_just_open(slot);
+    }
+    Inside { slot }
+}
+
+#[cold]
+fn at_a_gate_that_is_not_just_open(slot: &Slot) {
+    loop {
+        fence(SeqCst);
+        let word = GATE.load(SeqCst);
+        if word & CLOSED == 0 {
+            return;
+        }
+        slot.inside.store(0, SeqCst);
+        sleep_while(word);
+        slot.inside.store(1, SeqCst);
+    }
+}
+
+/// Sleeps until the gate's word is another one, or wakes early.
+fn sleep_while(word: u32) {
+    // SAFETY: futex(2) with FUTEX_WAIT reads the word, which is static; NULL: no time limit.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            GATE.as_ptr(),
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            word,
+            null::<libc::timespec>(),
+        )
+    };
+}
+
+/// Prepares the gate: before the first call that may pass it.
+pub(super) fn prepare() {
+    if membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0 {
+        GATE.fetch_or(FENCED, SeqCst);
+    }
+    let mut key = 0;
+    // SAFETY: `key` is writable; the destructor is a function of this library, which stays mapped.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } == 0 {
+        // Without a key, slots of ended threads are not used again, which costs their memory only.
+        let _ = THREAD_ENDS.set(key);
+    }
+}
+
+fn membarrier(command: i32) -> i64 {
+    // SAFETY: membarrier(2) takes plain numbers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) }
+}
+
+/// Closes the gate and waits until every call has left. At the deadline it opens again.
+///
+/// # Errors
+/// How many threads were still inside.
+pub(super) fn close(deadline: Instant) -> Result<(), usize> {
+    GATE.fetch_or(CLOSED, SeqCst);
+    // A process that was restored from a dump may have lost its registration.
+    if GATE.load(SeqCst) & FENCED == 0
+        && membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0
+        && (membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0
+            || membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0)
+    {
+        open();
+        return Err(0);
+    }
+    loop {
+        let inside = count_inside();
+        if inside == 0 {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            open();
+            return Err(inside);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Opens the gate.
+pub(super) fn open() {
+    GATE.fetch_and(!CLOSED, SeqCst);
+    // SAFETY: futex(2) with FUTEX_WAKE only looks at who waits at the address.
+    unsafe {
+        libc::syscall(libc::SYS_futex, GATE.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX)
+    };
+}
+
+fn count_inside() -> usize {
+    chunks().flat_map(|chunk| &chunk.slots).filter(|slot| slot.inside.load(Acquire) != 0).count()
+}
+
+fn chunks() -> impl Iterator<Item = &'static Chunk> {
+    std::iter::successors(Some(&FIRST), |chunk| {
+        // SAFETY: what is linked is a chunk that was leaked in `take_slot`.
+        unsafe { chunk.next.load(Acquire).as_ref() }
+    })
+}
+
+/// Finds the calling thread a slot.
+#[cold]
+fn take_slot() -> &'static Slot {
+    let is_free = |slot: &&Slot| slot.is_taken.compare_exchange(false, true, SeqCst, Relaxed).is_ok();
+    let slot = loop {
+        if let Some(slot) = chunks().flat_map(|chunk| &chunk.slots).find(is_free) {
+            break slot;
+        }
+        let fresh = Box::into_raw(Box::new(Chunk::new()));
+        let last = chunks().last().unwrap_or(&FIRST);
+        if last.next.compare_exchange(null_mut(), fresh, SeqCst, Relaxed).is_err() {
+            // Another thread has linked one.
+            // SAFETY: it was made above and nobody else has seen it.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    };
+    SLOT.set(slot);
+    if let Some(key) = THREAD_ENDS.get() {
+        // SAFETY: the key was created and is never deleted.
+        unsafe { libc::pthread_setspecific(*key, (&raw const *slot).cast()) };
+    }
+    slot
+}
+
+extern "C" fn thread_ends(slot: *mut c_void) {
+    // A destructor that runs after this one may call the driver again: it then takes another slot.
+    SLOT.set(null());
+    // SAFETY: the value is the thread's slot, see `take_slot`.
+    let slot = unsafe { &*slot.cast::<Slot>() };
+    slot.is_taken.store(false, SeqCst);
+}
+
+/// In the child of a fork: the threads that were inside are not there, and the gate is open.
+pub(super) fn after_fork_in_child() {
+    for slot in chunks().flat_map(|chunk| &chunk.slots) {
+        slot.inside.store(0, Relaxed);
+    }
+    GATE.fetch_and(!CLOSED, SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    use super::*;
+
+    /// There is one gate per process, so tests take turns.
+    fn turn() -> MutexGuard<'static, ()> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        prepare();
+        turn
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn a_closed_gate_keeps_calls_out_until_it_opens() {
+        let _turn = turn();
+        close(soon()).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let caller = std::thread::spawn(move || {
+            let _inside = enter();
+            sender.send(()).unwrap();
+        });
+        assert!(receiver.recv_timeout(Duration::from_millis(50)).is_err());
+        open();
+        receiver.recv_timeout(Duration::from_secs(20)).unwrap();
+        caller.join().unwrap();
+    }
+
+    #[test]
+    fn a_call_that_stays_inside_opens_the_gate_at_the_deadline() {
+        let _turn = turn();
+        let inside = enter();
+        assert_eq!(close(Instant::now() + Duration::from_millis(20)), Err(1));
+        drop(inside);
+        close(soon()).unwrap();
+        open();
+    }
+
+    #[test]
+    fn a_call_from_inside_a_call_passes_a_closing_gate() {
+        let _turn = turn();
+        let outer = enter();
+        let closer = std::thread::spawn(|| close(soon()));
+        while GATE.load(SeqCst) & CLOSED == 0 {
+            std::thread::yield_now();
+        }
+        drop(enter());
+        drop(outer);
+        closer.join().unwrap().unwrap();
+        open();
+    }
+
+    #[test]
+    fn nobody_is_inside_a_closed_gate_however_many_try() {
+        let _turn = turn();
+        static INSIDE: AtomicU64 = AtomicU64::new(0);
+        static PASSED: AtomicU64 = AtomicU64::new(0);
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let callers: Vec<_> = (0..32)
+            .map(|_| {
+                std::thread::spawn(|| {
+                    while !STOP.load(SeqCst) {
+                        let _inside = enter();
+                        INSIDE.fetch_add(1, SeqCst);
+                        PASSED.fetch_add(1, SeqCst);
+                        INSIDE.fetch_sub(1, SeqCst);
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..50 {
+            close(soon()).unwrap();
+            let passed = PASSED.load(SeqCst);
+            for _ in 0..100 {
+                assert_eq!(INSIDE.load(SeqCst), 0);
+                std::hint::spin_loop();
+            }
+            assert_eq!(PASSED.load(SeqCst), passed);
+            open();
+            // None of them sleeps on for ever.
+            let deadline = soon();
+            while PASSED.load(SeqCst) < passed + 32 {
+                assert!(Instant::now() < deadline, "a thread was not woken");
+                std::thread::yield_now();
+            }
+        }
+        STOP.store(true, SeqCst);
+        callers.into_iter().for_each(|caller| caller.join().unwrap());
+    }
+
+    #[test]
+    fn slots_of_ended_threads_are_used_again() {
+        let _turn = turn();
+        for _ in 0..CHUNK * 4 {
+            std::thread::spawn(|| drop(enter())).join().unwrap();
+        }
+        let chunks = chunks().count();
+        assert!(chunks <= 3, "{chunks} chunks");
+    }
+}

@@ -1,0 +1,74 @@
+//! In front of the CUDA driver.
+//!
+//! | module | does |
+//! |---|---|
+//! | `exports` | one exported function for each row of the table of entry points |
+//! | `hooks`, `proc_address` | the other two ways in which programs find the driver's functions |
+//! | `real` | where the driver's own functions are |
+//! | `handlers` | what is done with a call beside passing it on |
+//! | `gate` | keeps calls out while the process is being saved |
+//! | `track`, `taint` | state that has to be known; state that nobody can save |
+//! | `checkpoint` | takes the driver's state off the GPU and brings it back |
+//! | `elf` | symbols of a loaded library, without dlsym |
+//! | `driver` | calls of the driver by ourselves |
+//! | `faults` | named fault points for tests |
+//!
+//! Nothing here calls the driver before the program has: the process takes part from its first cuInit on.
+
+#![allow(non_snake_case, reason = "entry points carry the driver's names")]
+#![allow(clippy::too_many_arguments, reason = "entry points have the driver's parameters")]
+#![cfg_attr(test, allow(dead_code, reason = "tests export nothing, so that nothing counts as reached"))]
+
+mod checkpoint;
+mod driver;
+mod elf;
+pub mod exports;
+mod faults;
+mod gate;
+mod handlers;
+pub mod hooks;
+mod proc_address;
+mod real;
+mod taint;
+mod track;
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use cuda_abi::types::CUresult;
+
+pub use checkpoint::{attach, detach};
+
+const SUCCESS: CUresult = 0;
+
+/// Whether this library does anything at all in this process.
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+/// Whether the program has initialised the driver.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Lets the library stand in front of the driver: from the constructor.
+pub fn activate() {
+    #[cfg(feature = "faults")]
+    faults::arm();
+    gate::prepare();
+    ACTIVE.store(true, Relaxed);
+}
+
+fn is_active() -> bool {
+    ACTIVE.load(Relaxed)
+}
+
+fn started() {
+    STARTED.store(true, Relaxed);
+}
+
+fn is_started() -> bool {
+    STARTED.load(Relaxed)
+}
+
+/// In the child of a fork. A driver that the parent had initialised does not work in the child, so there is
+/// nothing to save in it.
+pub fn after_fork_in_child() {
+    gate::after_fork_in_child();
+    checkpoint::after_fork_in_child();
+    STARTED.store(false, Relaxed);
+}

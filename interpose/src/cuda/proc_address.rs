@@ -1,0 +1,125 @@
+//! cuGetProcAddress, the newer way to find the driver's functions.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use cuda_abi::sys::{self, CUuuid};
+use cuda_abi::types::{CUdriverProcAddressQueryResult, CUresult};
+use cuda_abi::{Lookup, lookup};
+
+use super::{SUCCESS, real};
+
+const PER_THREAD: u64 = sys::CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM as u64;
+
+type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> CUresult;
+type GetProcAddressV2 = unsafe extern "C" fn(
+    *const c_char,
+    *mut *mut c_void,
+    c_int,
+    u64,
+    *mut CUdriverProcAddressQueryResult,
+) -> CUresult;
+
+/// The form of before CUDA 12.
+///
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuGetProcAddress(
+    real: GetProcAddress,
+    symbol: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(symbol, out, version, flags) };
+    // SAFETY: as above.
+    unsafe { exchange(result, symbol, out, version, flags) }
+}
+
+/// The form with a status.
+///
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuGetProcAddress_v2(
+    real: GetProcAddressV2,
+    symbol: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    status: *mut CUdriverProcAddressQueryResult,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(symbol, out, version, flags, status) };
+    // SAFETY: as above.
+    unsafe { exchange(result, symbol, out, version, flags) }
+}
+
+/// Puts our function in the place of the driver's that was handed out. What it is, its address says; where the
+/// driver hands out another address than its symbol table has, the driver's own rule does.
+///
+/// # Safety
+/// As for the driver's function, which has been called.
+unsafe fn exchange(
+    result: CUresult,
+    symbol: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+) -> CUresult {
+    if result != SUCCESS || symbol.is_null() || out.is_null() {
+        return result;
+    }
+    // SAFETY: the driver has read it as a string.
+    let name = unsafe { CStr::from_ptr(symbol) }.to_str().unwrap_or("");
+    // SAFETY: the driver has written it.
+    let found = unsafe { *out };
+    if !found.is_null() {
+        let version = u32::try_from(version).unwrap_or(0);
+        let by_rule = match lookup(name, version, flags & PER_THREAD != 0) {
+            Lookup::Found(symbol) => Some(symbol),
+            _ => None,
+        };
+        // SAFETY: as above.
+        unsafe { *out = real::substitute_address(found, by_rule) };
+    }
+    result
+}
+
+/// The private tables that were asked for, for whoever has to find out why a program cannot be saved.
+static TABLES: [AtomicPtr<CUuuid>; 32] = [const { AtomicPtr::new(null_mut()) }; 32];
+
+/// Passes through: what the tables hold is not for us to change. That they were asked for is noted.
+///
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuGetExportTable(
+    real: unsafe extern "C" fn(*mut *const c_void, *const CUuuid) -> CUresult,
+    table: *mut *const c_void,
+    id: *const CUuuid,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(table, id) };
+    if result == SUCCESS && !id.is_null() {
+        // SAFETY: the driver has read it.
+        note_table(unsafe { *id });
+    }
+    result
+}
+
+fn note_table(id: CUuuid) {
+    let is_known = |slot: &&AtomicPtr<CUuuid>| {
+        // SAFETY: what is in a slot was leaked below and is never changed.
+        unsafe { slot.load(Relaxed).as_ref() }.is_some_and(|known| known.bytes == id.bytes)
+    };
+    if TABLES.iter().any(|slot| is_known(&slot)) {
+        return;
+    }
+    let id = Box::into_raw(Box::new(id));
+    for slot in &TABLES {
+        if slot.compare_exchange(null_mut(), id, Relaxed, Relaxed).is_ok() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The driver's own functions: where they are, and which of ours stands for each.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use super::exports::{self, COUNT};
+use super::hooks;
+
+/// What marks the driver among the loaded libraries.
+const LIBRARY: &CStr = c"libcuda.so.1";
+const LIBRARY_STEM: &[u8] = b"libcuda.so";
+
+/// Stands for a symbol that the driver does not have.
+const ABSENT: *mut c_void = std::ptr::without_provenance_mut(1);
+
+/// The address of each symbol of the table in the driver; null while it was not looked for.
+static REAL: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
+
+/// The driver's function of an index of the table, or null if there is no driver or it has no such symbol.
+pub(super) fn address(index: usize) -> *const c_void {
+    match REAL[index].load(Relaxed) {
+        known if known.is_null() => look(index),
+        ABSENT => null(),
+        known => known,
+    }
+}
+
+/// Looks a symbol up in the loaded driver. One that is only about to be loaded is found the next time.
+#[cold]
+fn look(index: usize) -> *const c_void {
+    // RTLD_NOLOAD: a driver that the program has not loaded is not loaded by us.
+    // SAFETY: dlopen takes a NUL-terminated name; with NOLOAD no code of the library runs.
+    let handle = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return null();
+    }
+    // The handle stays open: the driver is never unloaded (it marks itself so).
+    // SAFETY: the handle was opened just now.
+    let found = unsafe { hooks::find(handle, exports::name(index)) };
+    let found = if lies_in_driver(found) { found } else { ABSENT };
+    REAL[index].store(found, Relaxed);
+    if found == ABSENT { null() } else { found }
+}
+
+/// What a program gets that has looked `name` up and would have got `found`: our function if `found` is the
+/// driver's, or ours. Null if there is no driver, although we export the name.
+pub(super) fn substitute(name: &CStr, found: *mut c_void) -> *mut c_void {
+    let Some(index) = exports::index_of(name.to_bytes()) else { return found };
+    let ours = exports::address(index).cast_mut();
+    if found == ours {
+        // Our own export stands in a scope in which the driver may be missing.
+        return if address(index).is_null() { null_mut() } else { ours };
+    }
+    if found.is_null() || !lies_in_driver(found) {
+        return found;
+    }
+    REAL[index].store(found, Relaxed);
+    ours
+}
+
+/// What a program gets instead of an address that cuGetProcAddress has handed out for `symbol`.
+pub(super) fn substitute_address(found: *mut c_void, symbol: Option<&str>) -> *mut c_void {
+    // The address itself says which symbol it is, if the driver has the same one in its symbol table.
+    let by_address = || (0..COUNT).find(|index| address(*index) == found.cast_const());
+    let by_rule = || exports::index_of(symbol?.as_bytes());
+    let Some(index) = by_address().or_else(by_rule) else { return found };
+    if address(index).is_null() {
+        REAL[index].store(found, Relaxed);
+    }
+    exports::address(index).cast_mut()
+}
+
+/// Whether an address lies in a library that is called as the driver is.
+fn lies_in_driver(address: *const c_void) -> bool {
+    if address.is_null() {
+        return false;
+    }
+    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: dladdr takes any address, and `info` has room for what it writes.
+    if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
+        return false;
+    }
+    // SAFETY: dladdr succeeded, so it has written the whole structure.
+    let path: *const c_char = unsafe { info.assume_init() }.dli_fname;
+    if path.is_null() {
+        return false;
+    }
+    // SAFETY: the name of a loaded library is a NUL-terminated string that lives as long as the library.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    // A link may have any name; the driver's own soname is what dlopen knows it by.
+    file.starts_with(LIBRARY_STEM) || is_loaded_driver(address)
+}
+
+/// Whether an address lies in the library that is loaded under the driver's soname, whatever its file is called.
+fn is_loaded_driver(address: *const c_void) -> bool {
+    let base = |address: *const c_void| {
+        let mut info = MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: dladdr takes any address, and `info` has room for what it writes.
+        if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
+            return null_mut();
+        }
+        // SAFETY: dladdr succeeded, so it has written the whole structure.
+        unsafe { info.assume_init() }.dli_fbase
+    };
+    // SAFETY: dlopen takes a NUL-terminated name; with NOLOAD no code of the library runs.
+    let handle = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return false;
+    }
+    // SAFETY: the handle was opened just now.
+    let init = unsafe { hooks::find(handle, c"cuInit") };
+    !init.is_null() && base(init) == base(address)
+}

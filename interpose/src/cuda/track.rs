@@ -1,0 +1,156 @@
+//! State of the driver that we have to know of.
+
+use std::collections::HashSet;
+use std::ffi::c_uint;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_abi::sys::{self, CUgraphEdgeData};
+use cuda_abi::types::{CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
+
+use super::{SUCCESS, driver, started};
+
+/// `CU_STREAM_PER_THREAD` (CUDA driver API reference, "Stream synchronization behavior").
+const PER_THREAD: usize = 2;
+
+/// A stream that captures. The handle of the per-thread default stream means another stream in each thread.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Capture {
+    Of(usize),
+    OfThread(libc::pid_t),
+}
+
+impl Capture {
+    fn of(stream: CUstream) -> Self {
+        // The legacy default stream cannot be captured: where 0 names one that can, it is the thread's own.
+        if stream.is_null() || stream as usize == PER_THREAD {
+            // SAFETY: gettid has no preconditions.
+            Self::OfThread(unsafe { libc::gettid() })
+        } else {
+            Self::Of(stream as usize)
+        }
+    }
+
+    /// Whether the driver, asked from another thread, has it still. What it does not answer counts as open.
+    fn is_open(self) -> bool {
+        match self {
+            Self::Of(stream) => is_capturing(stream as CUstream),
+            // No other thread can ask for it.
+            Self::OfThread(thread) => Path::new(&format!("/proc/self/task/{thread}")).exists(),
+        }
+    }
+}
+
+/// Streams that capture, as far as this library has seen.
+static CAPTURES: Mutex<Option<HashSet<Capture>>> = Mutex::new(None);
+
+fn captures() -> MutexGuard<'static, Option<HashSet<Capture>>> {
+    CAPTURES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many streams are being captured. A capture that was dropped with its stream does not count.
+pub(super) fn open_captures() -> usize {
+    let noted: Vec<Capture> = captures().iter().flatten().copied().collect();
+    let (open, ended): (Vec<_>, Vec<_>) = noted.into_iter().partition(|capture| capture.is_open());
+    ended.into_iter().for_each(ends);
+    open.len()
+}
+
+fn begins(stream: CUstream, result: CUresult) -> CUresult {
+    if result == SUCCESS {
+        captures().get_or_insert_default().insert(Capture::of(stream));
+    }
+    result
+}
+
+fn ends(capture: Capture) {
+    captures().as_mut().map(|captures| captures.remove(&capture));
+}
+
+/// Asks the driver. A stream that is gone, with its context or without, captures no more.
+fn is_capturing(stream: CUstream) -> bool {
+    const GONE: [sys::CUresult; 4] = [
+        sys::CUresult::CUDA_ERROR_INVALID_HANDLE,
+        sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        sys::CUresult::CUDA_ERROR_INVALID_CONTEXT,
+        sys::CUresult::CUDA_ERROR_INVALID_VALUE,
+    ];
+    let mut status: CUstreamCaptureStatus = 0;
+    // SAFETY: `status` is a local variable; a stream that is gone is an error and not more.
+    let result = unsafe { driver::cuStreamIsCapturing(stream, &raw mut status) };
+    let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as CUstreamCaptureStatus;
+    if result == SUCCESS { status != none } else { !GONE.iter().any(|gone| *gone as CUresult == result) }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuInit(real: unsafe extern "C" fn(c_uint) -> CUresult, flags: c_uint) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(flags) };
+    if result == SUCCESS {
+        started();
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuStreamBeginCapture(
+    real: unsafe extern "C" fn(CUstream) -> CUresult,
+    stream: CUstream,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    begins(stream, unsafe { real(stream) })
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuStreamBeginCapture_v2(
+    real: unsafe extern "C" fn(CUstream, CUstreamCaptureMode) -> CUresult,
+    stream: CUstream,
+    mode: CUstreamCaptureMode,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    begins(stream, unsafe { real(stream, mode) })
+}
+
+type BeginCaptureToGraph = unsafe extern "C" fn(
+    CUstream,
+    CUgraph,
+    *const CUgraphNode,
+    *const CUgraphEdgeData,
+    usize,
+    CUstreamCaptureMode,
+) -> CUresult;
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuStreamBeginCaptureToGraph(
+    real: BeginCaptureToGraph,
+    stream: CUstream,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    edges: *const CUgraphEdgeData,
+    count: usize,
+    mode: CUstreamCaptureMode,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    begins(stream, unsafe { real(stream, graph, dependencies, edges, count, mode) })
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuStreamEndCapture(
+    real: unsafe extern "C" fn(CUstream, *mut CUgraph) -> CUresult,
+    stream: CUstream,
+    graph: *mut CUgraph,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(stream, graph) };
+    // An invalid capture ends with an error, and a call for another stream than the capture's does not end it.
+    let capture = Capture::of(stream);
+    if result == SUCCESS || matches!(capture, Capture::OfThread(_)) || !is_capturing(stream) {
+        ends(capture);
+    }
+    result
+}
