@@ -10,7 +10,10 @@ use crate::ir::Order;
 /// Device memory as a kernel sees it: windows of addresses that are backed by host memory.
 ///
 /// A window may be asked for by several threads at once.
-pub trait Memory: Sync {
+///
+/// # Safety
+/// Every window that is handed out keeps what [`Window`] promises: a launch reads and writes through it.
+pub unsafe trait Memory: Sync {
     /// The window that contains `address`, if there is one.
     fn window(&self, address: u64) -> Option<Window>;
 

@@ -82,7 +82,8 @@ impl Buffer {
     }
 }
 
-impl Memory for Buffer {
+// SAFETY: the only window is the buffer, which outlives the launch.
+unsafe impl Memory for Buffer {
     fn window(&self, address: u64) -> Option<Window> {
         let len = 8 * self.0.len() as u64;
         let keep: Arc<dyn Any + Send + Sync> = self.0.clone();

@@ -166,7 +166,8 @@ struct DeviceMemory<'a> {
     context: &'a Context,
 }
 
-impl ptx::Memory for DeviceMemory<'_> {
+// SAFETY: a span is memory of a segment or of the program that stays mapped while `keep` lives.
+unsafe impl ptx::Memory for DeviceMemory<'_> {
     fn window(&self, address: u64) -> Option<ptx::Window> {
         let memory::Span { start, len, host, writable, keep } = memory::span(address, self.ordinal)?;
         Some(ptx::Window { start, len, host, writable, keep })

@@ -86,7 +86,8 @@ impl TestMemory {
     }
 }
 
-impl Memory for TestMemory {
+// SAFETY: a window is one of the buffers, which it keeps alive.
+unsafe impl Memory for TestMemory {
     fn window(&self, address: u64) -> Option<Window> {
         let buffer = self.buffers.iter().find(|b| (b.start..b.start + b.bytes).contains(&address))?;
         let keep: Arc<dyn Any + Send + Sync> = buffer.cells.clone();
