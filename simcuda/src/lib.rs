@@ -5,8 +5,8 @@
 //! host, work is asynchronous, the checkpoint API has the real one's rules and hazards. docs/simcuda.md says
 //! what it imitates and what it does not.
 //!
-//! A call comes in through [`exports`] (expanded from the table in `cuda-abi`), passes [`entry`] (trace, fault
-//! injection, the checkpoint lock) and reaches its handler through [`dispatch`], which names every handler
+//! A call comes in through `exports` (expanded from the table in `cuda-abi`), passes `entry` (trace, fault
+//! injection, the checkpoint lock) and reaches its handler through `dispatch`, which names every handler
 //! that exists; what has none answers `CUDA_ERROR_NOT_SUPPORTED`.
 
 #![allow(non_snake_case, reason = "entry points carry the driver's names")]

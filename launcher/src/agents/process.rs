@@ -59,7 +59,7 @@ impl Quiesced {
         Self { attempt, away: pids.into_iter().filter_map(away).collect() }
     }
 
-    /// The attempt that was given to [`Agents::quiesce`].
+    /// The attempt that was given to `Agents::quiesce`.
     pub fn attempt(&self) -> u64 {
         self.attempt
     }
