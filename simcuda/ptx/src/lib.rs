@@ -4,7 +4,7 @@
 //! variables ([`Image`]). A warp executes 32 lanes at once; each lane has its own program counter, as on Volta and
 //! later. Anything that is not understood is a [`ParseError`] with its line; nothing is skipped silently.
 //!
-//! [`parse`] turns text into instructions ([`ir`]) whose arithmetic ([`compute`]) is already chosen, [`exec`]
+//! `parse` turns text into instructions (`ir`) whose arithmetic (`compute`) is already chosen, `exec`
 //! executes them. [`arith`] is the arithmetic itself: pure functions on bit patterns.
 //!
 //! Facts about PTX are from NVIDIA's "PTX ISA" 8.7 to 9.1 unless a comment names another source.
