@@ -4,11 +4,12 @@
 //! |---|---|
 //! | `agent` | the thread that answers the launcher, and its life over checkpoint, restore and fork |
 //! | `cuda` | stands in front of the CUDA driver, and takes its state off the GPU for a dump |
+//! | `exec` | keeps programs in the job that are started with another environment |
 //! | `socket` | its connection: out of the application's way, and never mistaken for the application's own |
 //! | `fork` | keeps `fork` and the agent's descriptors apart |
 //! | `process` | what a process can say of itself without `std::env` |
 //!
-//! The library is a guest. Beside the driver's names and `dlsym` it exports nothing; it prints nothing, takes no signal, leaves the low descriptor
+//! The library is a guest. Beside the driver's names, `dlsym` and the exec family it exports nothing; it prints nothing, takes no signal, leaves the low descriptor
 //! numbers to the application, and where anything fails it falls silent: the job then runs as it would have
 //! run alone. Without [`ckpt_protocol::agent::SOCKET_VARIABLE`] in the environment, and in a program that
 //! runs with more rights than its user (`AT_SECURE`), it does nothing from the start.
@@ -18,6 +19,7 @@ compile_error!("a panic in here must never end the job: build the interposer wit
 
 mod agent;
 mod cuda;
+mod exec;
 mod fork;
 mod process;
 mod socket;
@@ -46,5 +48,6 @@ fn begin() {
     // that is written in Rust too. The default one would write to the job's stderr.
     set_hook(Box::new(|_| {}));
     cuda::activate();
+    exec::follow(path);
     agent::install(address);
 }

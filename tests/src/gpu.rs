@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::{from_env, workspace};
+use crate::{from_env, programs, workspace};
 
 /// The directory that has simcuda as `libcuda.so.1`.
 ///
@@ -56,11 +56,8 @@ impl Gpu {
     /// A Python script of `tests/programs/cuda` with cuda-bindings and numba-cuda.
     #[must_use]
     pub fn python(&self, script: &str) -> Command {
-        let python =
-            from_env("CKPT_TEST_CUDA_PYTHON", || workspace().join("target/tools/cuda-python/bin/python3"));
-        assert!(python.is_file(), "{} is not there: call `cargo xtask test`", python.display());
-        let mut command = self.command(python);
-        command.arg(workspace().join("tests/programs/cuda").join(script));
+        let mut command = self.command(cuda_python());
+        command.arg(cuda_program(script));
         command.env_remove("PYTHONPATH").env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONNOUSERSITE", "1");
         command
     }
@@ -78,6 +75,36 @@ impl Gpu {
         succeed(cc);
         program
     }
+}
+
+/// The Python that has cuda-bindings and numba-cuda.
+fn cuda_python() -> PathBuf {
+    let python =
+        from_env("CKPT_TEST_CUDA_PYTHON", || workspace().join("target/tools/cuda-python/bin/python3"));
+    assert!(python.is_file(), "{} is not there: call `cargo xtask test`", python.display());
+    python
+}
+
+/// The directory of cuda-bindings alone, for a Python that has other packages of its own; made in `directory`.
+///
+/// # Panics
+/// When it cannot be made.
+#[must_use]
+pub fn cuda_bindings_alone(directory: &Path) -> PathBuf {
+    let environment = cuda_python().parent().and_then(Path::parent).expect("PREFIX/bin/python3").join("lib");
+    let versions = std::fs::read_dir(&environment).expect("the environment's lib");
+    let mut packages = versions.map(|version| version.expect("an entry").path().join("site-packages/cuda"));
+    let package = packages.find(|path| path.is_dir()).expect("the package `cuda`");
+    let path = directory.join("cuda-bindings");
+    std::fs::create_dir(&path).expect("a directory");
+    std::os::unix::fs::symlink(package, path.join("cuda")).expect("a link");
+    path
+}
+
+/// A source of `tests/programs/cuda`.
+#[must_use]
+pub fn cuda_program(name: &str) -> PathBuf {
+    programs().join("cuda").join(name)
 }
 
 /// Runs a command that has to succeed; returns its standard output.

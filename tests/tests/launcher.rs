@@ -439,6 +439,11 @@ fn keys_reach_the_job() {
     let terminal = Terminal::open();
     let (mut child, said) = terminal.start(sandbox.command(["--", "sh", "-c", script]));
     until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
+    // Before that the key would be a signal for ckpt-run, as it starts.
+    until("keys are passed on", || {
+        let modes = rustix::termios::tcgetattr(&terminal.master).unwrap().local_modes;
+        (!modes.contains(rustix::termios::LocalModes::ISIG)).then_some(())
+    });
     (&terminal.master).write_all(b"\x03").unwrap();
     let status = until("the end", || child.try_wait().unwrap());
     assert_eq!(status.code(), Some(9), "{}", said.lock().unwrap());

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::process;
 
-/// The feature that compiles the named fault points in.
-pub const FAULTS: &str = "ckpt-run/faults";
+/// The features that compile the named fault points in.
+pub const FAULTS: &str = "ckpt-run/faults,ckpt-interpose/faults";
 
 /// The repository's root directory.
 ///

@@ -29,7 +29,7 @@ use cuda_abi::sys::{
 };
 use cuda_abi::types::CUresult;
 
-use super::{SUCCESS, driver, faults, gate, is_started, taint, track};
+use super::{SUCCESS, bypass, driver, faults, gate, is_started, taint, track};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -66,6 +66,7 @@ const LOST: &str = "its GPU state was lost in an earlier restore";
 /// # Errors
 /// Says why the process cannot be dumped now; it runs on as before.
 pub fn detach(timeout: Duration) -> Result<(), String> {
+    bypass::refuse()?;
     if !is_started() {
         return Ok(());
     }

@@ -12,49 +12,113 @@ const DT_VERSYM: i64 = 0x6fff_fff0;
 /// Marks, in the table of versions, a symbol that is not its name's default version.
 const VERSYM_HIDDEN: u16 = 0x8000;
 
+/// How a file for 64-bit machines begins (elf(5): magic number and class).
+const ELF64: [u8; 5] = [0x7f, b'E', b'L', b'F', 2];
+
 #[repr(C)]
 struct Dynamic {
     tag: i64,
     value: usize,
 }
 
-struct Search<'a> {
-    /// Beginnings of the file names of the libraries to look in.
-    libraries: &'a [&'a str],
-    name: &'a CStr,
-    found: *const c_void,
-}
+/// Looks at one loaded library; what it returns, if it is something, ends the search.
+type Look<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info) -> Option<*const c_void>;
 
 /// The default version of the function `name` in the first loaded library whose file is called as one of
 /// `libraries`; null if there is none. Takes no heap.
-pub(super) fn function(libraries: &[&str], name: &CStr) -> *const c_void {
-    let mut search = Search { libraries, name, found: null() };
-    // SAFETY: the callback gets the pointer to `search`, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
+pub fn function(libraries: &[&str], name: &CStr) -> *const c_void {
+    search(&mut |info| {
+        let file = file_name(info);
+        let is_one = libraries.iter().any(|library| file.starts_with(library.as_bytes()));
+        if is_one { look(info, name) } else { None }
+    })
 }
 
-unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+/// The default version of the function `name` in the libraries that come after the one with the code at `caller`
+/// in the order of loading, ourselves left out; null if there is none. As the C library does for `RTLD_NEXT`, code
+/// that belongs to no library counts as the program's. Takes no heap.
+pub fn next(caller: *const c_void, name: &CStr) -> *const c_void {
+    let ourselves = (next as *const c_void).addr();
+    let is_known = is_in_our_namespace(caller);
+    let mut is_after = false;
+    search(&mut |info| {
+        if !is_after {
+            is_after = !is_known || holds(info, caller.addr());
+            return None;
+        }
+        if holds(info, ourselves) { None } else { look(info, name) }
+    })
+}
+
+/// Whether an address lies in a library of the namespace that the program itself is in.
+pub fn is_in_our_namespace(address: *const c_void) -> bool {
+    !search(&mut |info| holds(info, address.addr()).then_some(address)).is_null()
+}
+
+/// The default version of the function `name` in the library whose file is mapped from `start` on; null if there is
+/// none. For libraries of other namespaces than ours, which the C library does not tell us of.
+///
+/// # Safety
+/// At `start` a file is mapped from its beginning; if it has an ELF header, then as a dynamic loader does it, and it
+/// stays there.
+pub unsafe fn function_at(start: usize, name: &CStr) -> *const c_void {
+    // SAFETY: a page is mapped there, and a header has no invalid values.
+    let header = unsafe { &*(start as *const libc::Elf64_Ehdr) };
+    if header.e_ident[..5] != ELF64 {
+        return null();
+    }
+    let Ok(headers_offset) = usize::try_from(header.e_phoff) else { return null() };
+    // SAFETY: all zeros is a valid value of a structure of numbers and pointers.
+    let mut info: libc::dl_phdr_info = unsafe { std::mem::zeroed() };
+    info.dlpi_phdr = (start + headers_offset) as *const libc::Elf64_Phdr;
+    info.dlpi_phnum = header.e_phnum;
+    let first = headers(&info).iter().find(|header| header.p_type == libc::PT_LOAD);
+    info.dlpi_addr = (start as u64).wrapping_sub(first.map_or(0, |header| header.p_vaddr));
+    look(&info, name).unwrap_or(null())
+}
+
+fn search(look: Look<'_>) -> *const c_void {
+    let mut state = (look, null());
+    // SAFETY: the callback gets the pointer to `state`, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut state).cast()) };
+    state.1
+}
+
+unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, state: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr passes a valid structure.
     let info = unsafe { &*info };
-    // SAFETY: dl_iterate_phdr hands on the pointer that `function` gave it.
-    let search = unsafe { &mut *search.cast::<Search<'_>>() };
+    // SAFETY: dl_iterate_phdr hands on the pointer that `search` gave it.
+    let (look, found) = unsafe { &mut *state.cast::<(Look<'_>, *const c_void)>() };
+    *found = look(info).unwrap_or(null());
+    c_int::from(!found.is_null())
+}
+
+/// The name of a library's file without its directory; empty for the program.
+fn file_name(info: &libc::dl_phdr_info) -> &[u8] {
     if info.dlpi_name.is_null() {
-        return 0;
+        return b"";
     }
     // SAFETY: the name is NUL-terminated and lives as long as the library.
     let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
-    let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    if search.libraries.iter().any(|library| file.starts_with(library.as_bytes())) {
-        search.found = look(info, search.name).unwrap_or(null());
-    }
-    c_int::from(!search.found.is_null())
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+}
+
+fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
+    // SAFETY: the loader's program headers are an array of this length.
+    unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
+}
+
+/// Whether an address lies in one of a library's segments.
+fn holds(info: &libc::dl_phdr_info, address: usize) -> bool {
+    let address = (address as u64).wrapping_sub(info.dlpi_addr);
+    let is_in = |header: &libc::Elf64_Phdr| {
+        header.p_type == libc::PT_LOAD && address.wrapping_sub(header.p_vaddr) < header.p_memsz
+    };
+    headers(info).iter().any(is_in)
 }
 
 fn look(info: &libc::dl_phdr_info, name: &CStr) -> Option<*const c_void> {
-    // SAFETY: the loader's program headers are an array of this length.
-    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-    let header = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+    let header = headers(info).iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
     let base = usize::try_from(info.dlpi_addr).ok()?;
     let mut entry = (base + usize::try_from(header.p_vaddr).ok()?) as *const Dynamic;
     let (mut strings, mut symbols, mut hash, mut versions) = (0, 0, 0, 0);
@@ -135,6 +199,34 @@ mod tests {
             let known = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
             assert_eq!(function(&["libc.so", "libdl.so"], name), known.cast_const());
         }
+    }
+
+    #[test]
+    fn what_comes_next_is_what_the_c_library_finds() {
+        // The caller's library is this test's program, in which the C library's dlsym would start too.
+        for name in [c"getpid", c"malloc", c"no_such_function"] {
+            // SAFETY: under test nothing stands in front of dlsym.
+            let known = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+            // In a test the interposer is the program, and so is left out by coming first.
+            for caller in [next as *const c_void, null()] {
+                assert_eq!(next(caller, name), known.cast_const(), "{name:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_library_is_read_from_its_header() {
+        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: dladdr takes any address and `info` has room.
+        assert_ne!(unsafe { libc::dladdr(libc::getpid as *const c_void, info.as_mut_ptr()) }, 0);
+        // SAFETY: dladdr succeeded.
+        let base = unsafe { info.assume_init() }.dli_fbase.addr();
+        // SAFETY: that is where the C library's file is mapped.
+        let found = unsafe { function_at(base, c"dlsym") };
+        assert_eq!(found, function(&["libc.so"], c"dlsym"));
+        let other = [0_u64; 512];
+        // SAFETY: an array in memory is as good as a file that is mapped.
+        assert!(unsafe { function_at(other.as_ptr().addr(), c"dlsym") }.is_null());
     }
 
     #[test]

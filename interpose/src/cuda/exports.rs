@@ -81,7 +81,9 @@ macro_rules! by_class {
     }};
 }
 
-/// A symbol without a signature: whatever was passed is passed on, by a jump, and the process is tainted.
+/// A symbol without a signature: whatever was passed is passed on, by a jump, and the process is tainted. It waits at
+/// a closed gate; that it is on its way through an open one nobody sees, for it does not come back to us, but by then
+/// it is marked.
 macro_rules! untyped {
     ($symbol:ident) => {
         #[doc = concat!("In front of the driver's `", stringify!($symbol), "`.")]
@@ -92,7 +94,8 @@ macro_rules! untyped {
         #[unsafe(naked)]
         pub unsafe extern "C" fn $symbol() {
             extern "C" fn pass() -> *const c_void {
-                taint::mark_untyped(concat!(stringify!($symbol), "\0"));
+                let _inside = gate::enter();
+                taint::mark_untyped(stringify!($symbol));
                 let address = real::address(Index::$symbol as usize);
                 if address.is_null() { no_driver as *const c_void } else { address }
             }

@@ -67,12 +67,11 @@ mod armed {
         }
     }
 
-    /// To the whole process; SIGKILL and SIGSTOP have taken effect when it returns.
+    /// Kills or stops the whole process before the calling thread has gone any further, which a signal to the
+    /// process would not: another thread may be the one to take it.
     fn signal(signal: c_int) {
-        // SAFETY: getpid has no preconditions.
-        let this = unsafe { libc::getpid() };
-        // SAFETY: kill takes plain numbers.
-        unsafe { libc::kill(this, signal) };
+        // SAFETY: raise takes a plain number.
+        unsafe { libc::raise(signal) };
     }
 
     #[cfg(test)]

@@ -15,18 +15,22 @@
 //!
 //! A call that is made from inside another one passes a closed gate: the outer one is what is waited for.
 
-use std::cell::Cell;
+mod protocol;
+
+use std::arch::{asm, global_asm};
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU32,
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    Ordering::{self, Acquire, Relaxed, Release, SeqCst},
     compiler_fence, fence,
 };
 use std::time::{Duration, Instant};
 
-const CLOSED: u32 = 1;
+use super::aside::aside;
+use protocol::{CLOSED, Number, Word};
+
 /// There is no membarrier: each passage needs a fence.
 const FENCED: u32 = 2;
 
@@ -60,8 +64,48 @@ impl Chunk {
     }
 }
 
-thread_local! {
-    static SLOT: Cell<*const Slot> = const { Cell::new(null()) };
+// Each thread's slot; null while it has none. The library is there from the program's start, so its thread-local
+// storage is too: it can be addressed like the program's own, which takes two instructions. What `thread_local!`
+// makes in a library takes a call of the dynamic linker each time.
+global_asm!(
+    ".pushsection .tbss.ckpt_gate_slot,\"awT\",@nobits",
+    ".p2align 3",
+    ".hidden ckpt_gate_slot",
+    ".globl ckpt_gate_slot",
+    ".type ckpt_gate_slot,@object",
+    ".size ckpt_gate_slot,8",
+    "ckpt_gate_slot:",
+    ".zero 8",
+    ".popsection",
+);
+
+/// The calling thread's slot.
+#[inline(always)]
+fn known_slot() -> *const Slot {
+    let slot;
+    // SAFETY: reads the calling thread's variable that is defined above.
+    unsafe {
+        asm!(
+            "mov {slot}, qword ptr [rip + ckpt_gate_slot@GOTTPOFF]",
+            "mov {slot}, qword ptr fs:[{slot}]",
+            slot = out(reg) slot,
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+    slot
+}
+
+fn remember_slot(slot: *const Slot) {
+    // SAFETY: writes the calling thread's variable that is defined above.
+    unsafe {
+        asm!(
+            "mov {place}, qword ptr [rip + ckpt_gate_slot@GOTTPOFF]",
+            "mov qword ptr fs:[{place}], {slot}",
+            place = out(reg) _,
+            slot = in(reg) slot,
+            options(nostack, preserves_flags),
+        );
+    }
 }
 
 /// Gives a thread's slot back when the thread ends.
@@ -81,47 +125,73 @@ impl Drop for Inside {
 }
 
 /// Goes in; waits while the gate is closed.
-#[inline]
+#[inline(always)]
 pub(super) fn enter() -> Inside {
-    let known = SLOT.get();
-    // SAFETY: what is noted is a slot of a chunk, and chunks are never freed.
-    let slot = if known.is_null() { take_slot() } else { unsafe { &*known } };
-    let depth = slot.inside.load(Relaxed);
-    slot.inside.store(depth + 1, Relaxed);
-    // The processor's part is membarrier's, or the fence in `at_a_gate_that_is_not_just_open`.
+    let mut slot = known_slot();
+    if slot.is_null() {
+        slot = aside!(take_slot, slot, *const Slot);
+    }
+    // SAFETY: what is noted or taken is a slot of a chunk, and chunks are never freed.
+    let slot = unsafe { &*slot };
+    // Nobody else writes to it but while the thread is outside.
+    slot.inside.store(slot.inside.load(Relaxed) + 1, Relaxed);
+    // The processor's part is membarrier's, or the fence in `wait_at_the_gate`.
     compiler_fence(SeqCst);
-    if GATE.load(Relaxed) != 0 && depth == 0 {
-        at_a_gate_that_is_not_just_open(slot);
+    // Acquire: what was done behind the closed gate is seen by those who come in after it.
+    if GATE.load(Acquire) != 0 {
+        aside!(wait_at_the_gate, &raw const *slot, *const Slot);
     }
     Inside { slot }
 }
 
-#[cold]
-fn at_a_gate_that_is_not_just_open(slot: &Slot) {
-    loop {
-        fence(SeqCst);
-        let word = GATE.load(SeqCst);
-        if word & CLOSED == 0 {
-            return;
-        }
-        slot.inside.store(0, SeqCst);
-        sleep_while(word);
-        slot.inside.store(1, SeqCst);
+/// The gate is closed, or there is no membarrier. Returns the slot.
+extern "C" fn wait_at_the_gate(slot: *const Slot) -> *const Slot {
+    // SAFETY: `enter` passes the thread's slot.
+    let inside = unsafe { &(*slot).inside };
+    if inside.load(Relaxed) > 1 {
+        // The outer call is what is waited for.
+        return slot;
+    }
+    protocol::wait(&GATE, inside);
+    slot
+}
+
+impl Number for AtomicU32 {
+    fn load(&self, order: Ordering) -> u32 {
+        self.load(order)
+    }
+
+    fn store(&self, value: u32, order: Ordering) {
+        self.store(value, order);
     }
 }
 
-/// Sleeps until the gate's word is another one, or wakes early.
-fn sleep_while(word: u32) {
-    // SAFETY: futex(2) with FUTEX_WAIT reads the word, which is static; NULL: no time limit.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            GATE.as_ptr(),
-            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-            word,
-            null::<libc::timespec>(),
-        )
-    };
+/// The gate's word, and the sleep of threads on it.
+impl Word for AtomicU32 {
+    fn set(&self, bit: u32) {
+        self.fetch_or(bit, SeqCst);
+    }
+
+    fn clear(&self, bit: u32) {
+        self.fetch_and(!bit, SeqCst);
+    }
+
+    fn fence(&self) {
+        fence(SeqCst);
+    }
+
+    /// May wake early.
+    fn sleep_while(&self, word: u32) {
+        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: futex(2) with FUTEX_WAIT reads the word, which lives as long as `self`; NULL: no time limit.
+        unsafe { libc::syscall(libc::SYS_futex, self.as_ptr(), operation, word, null::<libc::timespec>()) };
+    }
+
+    fn wake_all(&self) {
+        let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: futex(2) with FUTEX_WAKE only looks at who waits at the address.
+        unsafe { libc::syscall(libc::SYS_futex, self.as_ptr(), operation, i32::MAX) };
+    }
 }
 
 /// Prepares the gate: before the first call that may pass it.
@@ -147,7 +217,7 @@ fn membarrier(command: i32) -> i64 {
 /// # Errors
 /// How many threads were still inside.
 pub(super) fn close(deadline: Instant) -> Result<(), usize> {
-    GATE.fetch_or(CLOSED, SeqCst);
+    protocol::shut(&GATE);
     // A process that was restored from a dump may have lost its registration.
     if GATE.load(SeqCst) & FENCED == 0
         && membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0
@@ -172,15 +242,11 @@ pub(super) fn close(deadline: Instant) -> Result<(), usize> {
 
 /// Opens the gate.
 pub(super) fn open() {
-    GATE.fetch_and(!CLOSED, SeqCst);
-    // SAFETY: futex(2) with FUTEX_WAKE only looks at who waits at the address.
-    unsafe {
-        libc::syscall(libc::SYS_futex, GATE.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX)
-    };
+    protocol::open(&GATE);
 }
 
 fn count_inside() -> usize {
-    chunks().flat_map(|chunk| &chunk.slots).filter(|slot| slot.inside.load(Acquire) != 0).count()
+    chunks().flat_map(|chunk| &chunk.slots).filter(|slot| protocol::is_inside(&slot.inside)).count()
 }
 
 fn chunks() -> impl Iterator<Item = &'static Chunk> {
@@ -190,9 +256,8 @@ fn chunks() -> impl Iterator<Item = &'static Chunk> {
     })
 }
 
-/// Finds the calling thread a slot.
-#[cold]
-fn take_slot() -> &'static Slot {
+/// Finds the calling thread a slot, which has none yet.
+extern "C" fn take_slot(_none: *const Slot) -> *const Slot {
     let is_free = |slot: &&Slot| slot.is_taken.compare_exchange(false, true, SeqCst, Relaxed).is_ok();
     let slot = loop {
         if let Some(slot) = chunks().flat_map(|chunk| &chunk.slots).find(is_free) {
@@ -206,7 +271,7 @@ fn take_slot() -> &'static Slot {
             drop(unsafe { Box::from_raw(fresh) });
         }
     };
-    SLOT.set(slot);
+    remember_slot(slot);
     if let Some(key) = THREAD_ENDS.get() {
         // SAFETY: the key was created and is never deleted.
         unsafe { libc::pthread_setspecific(*key, (&raw const *slot).cast()) };
@@ -216,7 +281,7 @@ fn take_slot() -> &'static Slot {
 
 extern "C" fn thread_ends(slot: *mut c_void) {
     // A destructor that runs after this one may call the driver again: it then takes another slot.
-    SLOT.set(null());
+    remember_slot(null());
     // SAFETY: the value is the thread's slot, see `take_slot`.
     let slot = unsafe { &*slot.cast::<Slot>() };
     slot.is_taken.store(false, SeqCst);

@@ -3,7 +3,10 @@
 //! The C library tells from the return address who asks, which decides what `RTLD_NEXT` and the default scope
 //! mean. So a question that does not concern us is passed on by a jump: the C library sees its own caller.
 //! Only for names that we export is the answer looked at, and it is exchanged for ours only if it lies in the
-//! driver's library. These functions are exported without a version, which serves references to every version.
+//! driver's library. For those names `RTLD_NEXT` is answered from the loader's list of libraries, without this one:
+//! whoever wraps the driver and asks for what comes next must not be given itself. These functions are exported
+//! without a version, which serves references to every version, and answer before the constructor has run too:
+//! other libraries' constructors may come first.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};
@@ -61,28 +64,32 @@ pub(super) unsafe fn find(handle: *mut c_void, symbol: &CStr) -> *mut c_void {
 /// # Safety
 /// `symbol` is NULL or a NUL-terminated string.
 unsafe extern "C" fn concerns_us(symbol: *const c_char) -> bool {
-    if symbol.is_null() || !super::is_active() {
+    if symbol.is_null() {
         return false;
     }
     // SAFETY: not NULL, and the caller vouches for the rest.
     exports::index_of(unsafe { CStr::from_ptr(symbol) }.to_bytes()).is_some()
 }
 
-/// `dlsym` for a name of ours.
+/// `dlsym` for a name of ours, asked by the code at `caller`.
 ///
 /// # Safety
 /// As for dlsym.
-unsafe extern "C" fn dlsym_of_ours(handle: *mut c_void, symbol: *const c_char) -> *mut c_void {
-    // The default scope begins with the program, and has our own symbols in it.
-    let handle = if handle == libc::RTLD_DEFAULT { libc::RTLD_NEXT } else { handle };
-    // SAFETY: `concerns_us` has seen that it is a name; the caller vouches for the handle.
+unsafe extern "C" fn dlsym_of_ours(
+    handle: *mut c_void,
+    symbol: *const c_char,
+    caller: *const c_void,
+) -> *mut c_void {
+    // SAFETY: `concerns_us` has seen that it is a name.
     let name = unsafe { CStr::from_ptr(symbol) };
-    // SAFETY: as above.
-    let found = unsafe { find(handle, name) };
-    real::substitute(name, found)
+    let ask = |handle| {
+        // SAFETY: it is the caller's handle, or a pseudo-handle.
+        unsafe { find(handle, name) }
+    };
+    answer(handle, name, caller, ask)
 }
 
-/// `dlvsym` for a name of ours.
+/// `dlvsym` for a name of ours, asked by the code at `caller`.
 ///
 /// # Safety
 /// As for dlvsym.
@@ -90,14 +97,42 @@ unsafe extern "C" fn dlvsym_of_ours(
     handle: *mut c_void,
     symbol: *const c_char,
     version: *const c_char,
+    caller: *const c_void,
 ) -> *mut c_void {
-    let handle = if handle == libc::RTLD_DEFAULT { libc::RTLD_NEXT } else { handle };
     // SAFETY: the address is that of the C library's dlvsym, which has this type.
     let dlvsym: Dlvsym = unsafe { std::mem::transmute(libc_dlvsym()) };
-    // SAFETY: the parameters are those of our own caller.
-    let found = unsafe { dlvsym(handle, symbol, version) };
     // SAFETY: `concerns_us` has seen that it is a name.
-    real::substitute(unsafe { CStr::from_ptr(symbol) }, found)
+    let name = unsafe { CStr::from_ptr(symbol) };
+    let ask = |handle| {
+        // SAFETY: it is the caller's handle, or a pseudo-handle; the strings are the caller's.
+        unsafe { dlvsym(handle, symbol, version) }
+    };
+    answer(handle, name, caller, ask)
+}
+
+/// What the code at `caller` gets for a name of ours; `ask` asks the C library, in our own place.
+fn answer(
+    handle: *mut c_void,
+    name: &CStr,
+    caller: *const c_void,
+    ask: impl Fn(*mut c_void) -> *mut c_void,
+) -> *mut c_void {
+    let (found, is_scope) = match handle {
+        libc::RTLD_NEXT => (elf::next(caller, name).cast_mut(), true),
+        libc::RTLD_DEFAULT => {
+            // The default scope begins with the program and has our own symbols in it: who would be found if they
+            // were not there?
+            let first = ask(libc::RTLD_DEFAULT);
+            let is_ours = first.is_null() || real::is_ours(first, name);
+            (if is_ours { ask(libc::RTLD_NEXT) } else { first }, true)
+        }
+        handle => (ask(handle), false),
+    };
+    if found.is_null() && is_scope {
+        // The caller's own scope, which we do not see, may have a driver that nobody else sees.
+        return real::ours_if_there(name);
+    }
+    real::substitute(name, found)
 }
 
 /// See dlsym(3).
@@ -125,6 +160,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *m
         "add rsp, 8",
         "pop rsi",
         "pop rdi",
+        "mov rdx, [rsp]",
         "jmp {ours}",
         concerns_us = sym concerns_us,
         libc = sym libc_dlsym,
@@ -161,6 +197,7 @@ pub unsafe extern "C" fn dlvsym(
         "pop rdx",
         "pop rsi",
         "pop rdi",
+        "mov rcx, [rsp]",
         "jmp {ours}",
         concerns_us = sym concerns_us,
         libc = sym libc_dlvsym,

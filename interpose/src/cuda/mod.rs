@@ -9,7 +9,9 @@
 //! | `gate` | keeps calls out while the process is being saved |
 //! | `track`, `taint` | state that has to be known; state that nobody can save |
 //! | `checkpoint` | takes the driver's state off the GPU and brings it back |
+//! | `bypass` | finds a driver that is in use past this library |
 //! | `elf` | symbols of a loaded library, without dlsym |
+//! | `aside` | rare calls out of the paths that every call takes |
 //! | `driver` | calls of the driver by ourselves |
 //! | `faults` | named fault points for tests |
 //!
@@ -19,9 +21,11 @@
 #![allow(clippy::too_many_arguments, reason = "entry points have the driver's parameters")]
 #![cfg_attr(test, allow(dead_code, reason = "tests export nothing, so that nothing counts as reached"))]
 
+mod aside;
+mod bypass;
 mod checkpoint;
 mod driver;
-mod elf;
+pub mod elf;
 pub mod exports;
 mod faults;
 mod gate;
@@ -40,8 +44,6 @@ pub use checkpoint::{attach, detach};
 
 const SUCCESS: CUresult = 0;
 
-/// Whether this library does anything at all in this process.
-static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// Whether the program has initialised the driver.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
@@ -50,11 +52,6 @@ pub fn activate() {
     #[cfg(feature = "faults")]
     faults::arm();
     gate::prepare();
-    ACTIVE.store(true, Relaxed);
-}
-
-fn is_active() -> bool {
-    ACTIVE.load(Relaxed)
 }
 
 fn started() {

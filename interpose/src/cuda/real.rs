@@ -5,8 +5,9 @@ use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
+use super::aside::aside;
 use super::exports::{self, COUNT};
-use super::hooks;
+use super::{elf, hooks};
 
 /// What marks the driver among the loaded libraries.
 const LIBRARY: &CStr = c"libcuda.so.1";
@@ -19,16 +20,22 @@ const ABSENT: *mut c_void = std::ptr::without_provenance_mut(1);
 static REAL: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
 
 /// The driver's function of an index of the table, or null if there is no driver or it has no such symbol.
+#[inline(always)]
 pub(super) fn address(index: usize) -> *const c_void {
-    match REAL[index].load(Relaxed) {
-        known if known.is_null() => look(index),
-        ABSENT => null(),
-        known => known,
+    let known = REAL[index].load(Relaxed);
+    // One comparison for the two that are no addresses: every call passes here.
+    if known.addr() > ABSENT.addr() {
+        return known;
     }
+    aside!(find_or_null, index, usize) as *const c_void
+}
+
+/// The address of a symbol that is not known yet, or absent.
+extern "C" fn find_or_null(index: usize) -> usize {
+    if REAL[index].load(Relaxed) == ABSENT { 0 } else { look(index) as usize }
 }
 
 /// Looks a symbol up in the loaded driver. One that is only about to be loaded is found the next time.
-#[cold]
 fn look(index: usize) -> *const c_void {
     // RTLD_NOLOAD: a driver that the program has not loaded is not loaded by us.
     // SAFETY: dlopen takes a NUL-terminated name; with NOLOAD no code of the library runs.
@@ -48,33 +55,48 @@ fn look(index: usize) -> *const c_void {
 /// driver's, or ours. Null if there is no driver, although we export the name.
 pub(super) fn substitute(name: &CStr, found: *mut c_void) -> *mut c_void {
     let Some(index) = exports::index_of(name.to_bytes()) else { return found };
-    let ours = exports::address(index).cast_mut();
-    if found == ours {
+    if is_ours(found, name) {
         // Our own export stands in a scope in which the driver may be missing.
-        return if address(index).is_null() { null_mut() } else { ours };
+        return ours_if_there(name);
     }
     if found.is_null() || !lies_in_driver(found) {
         return found;
     }
     REAL[index].store(found, Relaxed);
-    ours
+    exports::address(index).cast_mut()
+}
+
+/// Whether what was found is our own function of that name.
+pub(super) fn is_ours(found: *const c_void, name: &CStr) -> bool {
+    exports::index_of(name.to_bytes()).is_some_and(|index| exports::address(index) == found)
+}
+
+/// Our function of that name, if there is a driver that has it.
+pub(super) fn ours_if_there(name: &CStr) -> *mut c_void {
+    match exports::index_of(name.to_bytes()) {
+        Some(index) if !address(index).is_null() => exports::address(index).cast_mut(),
+        _ => null_mut(),
+    }
 }
 
 /// What a program gets instead of an address that cuGetProcAddress has handed out for `symbol`.
 pub(super) fn substitute_address(found: *mut c_void, symbol: Option<&str>) -> *mut c_void {
-    // The address itself says which symbol it is, if the driver has the same one in its symbol table.
-    let by_address = || (0..COUNT).find(|index| address(*index) == found.cast_const());
-    let by_rule = || exports::index_of(symbol?.as_bytes());
-    let Some(index) = by_address().or_else(by_rule) else { return found };
+    // The address itself says which symbol it is, if the driver has the same one in its symbol table; where two
+    // symbols share an address, the rule says which of them was meant.
+    let is_it = |index: &usize| address(*index) == found.cast_const();
+    let by_rule = symbol.and_then(|symbol| exports::index_of(symbol.as_bytes()));
+    let by_address = || (0..COUNT).find(is_it);
+    let Some(index) = by_rule.filter(is_it).or_else(by_address).or(by_rule) else { return found };
     if address(index).is_null() {
         REAL[index].store(found, Relaxed);
     }
     exports::address(index).cast_mut()
 }
 
-/// Whether an address lies in a library that is called as the driver is.
+/// Whether an address lies in a library that is called as the driver is. A copy in another namespace (dlmopen) is not
+/// the driver that we stand in front of.
 fn lies_in_driver(address: *const c_void) -> bool {
-    if address.is_null() {
+    if address.is_null() || !elf::is_in_our_namespace(address) {
         return false;
     }
     let mut info = MaybeUninit::<libc::Dl_info>::uninit();

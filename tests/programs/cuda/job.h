@@ -130,6 +130,8 @@ static inline CUdeviceptr job_alloc(unsigned count, unsigned value) {
     CUdeviceptr address;
     CHECK(cuMemAlloc_v2(&address, count * 4ul));
     CHECK(cuMemsetD32_v2(address, value, count));
+    /* The streams that do not wait for the default stream find it done. */
+    CHECK(cuStreamSynchronize(NULL));
     return address;
 }
 

@@ -3,11 +3,14 @@
 //! `host`: a process of a given size under ckpt-run. The same process is dumped by ckpt-run and by CRIU alone, into
 //! the same kind of tmpfs, in turns; it is restored by ckpt-run and by CRIU alone, from the same files. How long it
 //! stood still is measured by the process itself.
+//!
+//! `gpu`: what the interposer adds to calls of the CUDA driver, on any machine.
 
+mod gpu;
 mod idle;
 mod sandbox;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
@@ -30,6 +33,16 @@ pub struct Args {
 enum What {
     /// Checkpoint and restore of host memory, beside CRIU alone
     Host(HostArgs),
+    /// What the interposer adds to calls of the CUDA driver
+    Gpu(GpuArgs),
+}
+
+/// Options of `cargo xtask bench gpu`.
+#[derive(clap::Args)]
+struct GpuArgs {
+    /// Also write the JSON to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
 
 /// Options of `cargo xtask bench host`.
@@ -85,7 +98,13 @@ struct Report {
 
 /// Measures and prints JSON.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let What::Host(args) = &args.what;
+    match &args.what {
+        What::Host(args) => host(args),
+        What::Gpu(args) => tell(&gpu::measure()?, args.json.as_deref()),
+    }
+}
+
+fn host(args: &HostArgs) -> Result<ExitCode> {
     let tools = Tools::set_up()?;
     eprintln!("bench: building ckpt-run (release)");
     let status = workspace::cargo().args(["build", "--release", "--quiet", "-p", "ckpt-run"]).status()?;
@@ -105,15 +124,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
     };
-    let text = serde_json::to_string_pretty(&report)?;
-    if let Some(path) = &args.json {
+    tell(&report, args.json.as_deref())
+}
+
+/// Prints a report, and writes it to a file if one is named.
+fn tell(report: &impl Serialize, file: Option<&Path>) -> Result<ExitCode> {
+    let text = serde_json::to_string_pretty(report)?;
+    if let Some(path) = file {
         std::fs::write(path, &text).with_context(|| format!("writing {}", path.display()))?;
     }
     println!("{text}");
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(tools: &Tools, ckpt_run: &std::path::Path, resident_gb: f64, rounds: usize) -> Result<Size> {
+fn measure(tools: &Tools, ckpt_run: &Path, resident_gb: f64, rounds: usize) -> Result<Size> {
     let mut measured = Vec::new();
     // The first round is not counted: it finds memory and caches cold for whoever comes first.
     for round in 0..=rounds {
@@ -140,7 +164,7 @@ fn measure(tools: &Tools, ckpt_run: &std::path::Path, resident_gb: f64, rounds: 
     })
 }
 
-fn one_round(tools: &Tools, ckpt_run: &std::path::Path, bytes: u64, ours_first: bool) -> Result<Round> {
+fn one_round(tools: &Tools, ckpt_run: &Path, bytes: u64, ours_first: bool) -> Result<Round> {
     let sandbox = Sandbox::new(tools, ckpt_run, bytes)?;
     let mut job = sandbox.start()?;
     let (mut stall_s, mut durable_s, mut criu_alone_s) = (0.0, 0.0, 0.0);

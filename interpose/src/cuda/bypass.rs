@@ -1,0 +1,134 @@
+//! Drivers that are in use past this library.
+//!
+//! A library that was opened with `RTLD_DEEPBIND` finds the driver's symbols before ours, and one in a namespace of
+//! its own (`dlmopen`) does not see ours at all. What such a library does neither passes the gate nor is known, so the
+//! process cannot be saved. A driver that is loaded but was never initialised holds nothing, and does not count.
+
+use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+
+use cuda_abi::types::CUresult;
+
+use super::{SUCCESS, elf, is_started};
+
+type DeviceGetCount = unsafe extern "C" fn(*mut c_int) -> CUresult;
+
+/// Why the process cannot be saved, if a driver was initialised past us.
+///
+/// # Errors
+/// Names the driver's file and what to change.
+pub(super) fn refuse() -> Result<(), String> {
+    // Not dlopen: a library's constructor that takes its time holds the lock that it needs.
+    if !is_started() && is_initialised(elf::function(&["libcuda.so"], c"cuDeviceGetCount")) {
+        return Err(refusal("libcuda.so.1"));
+    }
+    let Ok(maps) = File::open("/proc/self/maps") else { return Ok(()) };
+    let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
+    for Mapped { start, path } in libraries(lines) {
+        if elf::is_in_our_namespace(start as *const c_void) {
+            continue;
+        }
+        // SAFETY: a file with code behind its beginning was put there by a dynamic loader, if it has an ELF header;
+        // drivers stay loaded, and another library the program would have to close at this very moment.
+        let count = unsafe { elf::function_at(start, c"cuDeviceGetCount") };
+        if is_initialised(count) {
+            return Err(refusal(&path));
+        }
+    }
+    Ok(())
+}
+
+fn refusal(driver: &str) -> String {
+    format!(
+        "the CUDA driver {driver} was initialised past the interposer, by a library that was opened with \
+         RTLD_DEEPBIND or dlmopen(3): open it without"
+    )
+}
+
+/// A file whose beginning is mapped, followed by code.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapped {
+    start: usize,
+    path: String,
+}
+
+/// The libraries that the lines of `/proc/PID/maps` tell of. A file that is mapped as data does not count: it does not
+/// lie in memory as its headers say.
+fn libraries(lines: impl Iterator<Item = Vec<u8>>) -> Vec<Mapped> {
+    let mut libraries = Vec::new();
+    let mut begun = None;
+    for line in lines {
+        let Some(Line { start, permissions, is_beginning, path }) = parse(&line) else {
+            begun = None;
+            continue;
+        };
+        if is_beginning && permissions.starts_with('r') {
+            begun = Some(Mapped { start, path: path.to_owned() });
+        }
+        begun = begun.take_if(|mapped| mapped.path == path);
+        if permissions.contains('x')
+            && let Some(library) = begun.take()
+        {
+            libraries.push(library);
+        }
+    }
+    libraries
+}
+
+struct Line<'a> {
+    start: usize,
+    permissions: &'a str,
+    /// The file's first byte is mapped there.
+    is_beginning: bool,
+    path: &'a str,
+}
+
+/// A line of `/proc/PID/maps`, if it is that of a file (proc(5): addresses, permissions, offset, device, inode, path).
+fn parse(line: &[u8]) -> Option<Line<'_>> {
+    let line = str::from_utf8(line).ok()?;
+    let mut fields = line.splitn(6, ' ');
+    let (range, permissions, offset) = (fields.next()?, fields.next()?, fields.next()?);
+    let path = fields.nth(2)?.trim_start();
+    let start = usize::from_str_radix(range.split('-').next()?, 16).ok()?;
+    let is_beginning = offset.bytes().all(|digit| digit == b'0');
+    path.starts_with('/').then_some(Line { start, permissions, is_beginning, path })
+}
+
+/// Whether a driver answers, which it does only once it is initialised (CUDA driver API reference: every call but
+/// cuInit, cuDriverGetVersion and a few like it returns `CUDA_ERROR_NOT_INITIALIZED` before).
+fn is_initialised(device_get_count: *const c_void) -> bool {
+    if device_get_count.is_null() {
+        return false;
+    }
+    // SAFETY: the address is that of a driver's symbol of this type.
+    let device_get_count: DeviceGetCount = unsafe { std::mem::transmute(device_get_count) };
+    let mut count = 0;
+    // SAFETY: `count` is a local variable.
+    unsafe { device_get_count(&raw mut count) == SUCCESS }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_told_from_other_mappings() {
+        let maps = "\
+400000-401000 r-xp 00000000 08:01 1                          /usr/bin/old style
+7f00a000-7f00b000 r--p 00000000 08:01 77                     /usr/lib/libcuda.so.550.54
+7f00b000-7f00c000 r-xp 00001000 08:01 77                     /usr/lib/libcuda.so.550.54
+7f00c000-7f00d000 r--p 00002000 08:01 77                     /usr/lib/libcuda.so.550.54
+7f01a000-7f01b000 r--p 00000000 08:01 77                     /usr/lib/libcuda.so.550.54
+7f01b000-7f01c000 r-xp 00000000 00:00 0
+7f01c000-7f01d000 r--p 00000000 08:01 78                     /usr/share/data
+7f01d000-7f01e000 r-xp 00001000 08:01 79                     /usr/lib/no-beginning.so
+x-y r-xp 00000000 08:01 77                                   /usr/lib/no-address.so
+7ffe2000-7ffe4000 r-xp 00000000 00:00 0                      [vdso]";
+        let lines = maps.lines().map(|line| line.as_bytes().to_vec());
+        let library = |start, path: &str| Mapped { start, path: path.to_owned() };
+        let expected =
+            [library(0x40_0000, "/usr/bin/old style"), library(0x7f00_a000, "/usr/lib/libcuda.so.550.54")];
+        assert_eq!(libraries(lines), expected);
+    }
+}

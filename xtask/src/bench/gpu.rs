@@ -1,0 +1,175 @@
+//! What the interposer adds to calls of the CUDA driver while no checkpoint is taken: the same program with and
+//! without it, in turns. The calls are those of a driver whose functions return at once, the launches simcuda's.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use crate::{process, workspace};
+
+const STUB: &str = include_str!("gpu/stub.c");
+const CALLS: &str = include_str!("gpu/calls.c");
+const LAUNCHES: &str = include_str!("gpu/launches.c");
+
+const ROUNDS: usize = 15;
+const TIMED_CALLS: u64 = 20_000_000;
+const LAUNCH_COUNT: u64 = 20_000;
+/// Two counts, so that what start and end take cancels out.
+const COUNTED_CALLS: [u64; 2] = [20_000, 40_000];
+
+/// One kind of call.
+#[derive(Serialize)]
+struct Call {
+    /// What the open gate adds to a call, nanoseconds: the difference of the fastest runs.
+    gate_ns: f64,
+    /// The same in instructions, by callgrind.
+    gate_instructions: Option<f64>,
+}
+
+/// What was measured.
+#[derive(Serialize)]
+pub struct Report {
+    /// A call of two parameters, all in registers.
+    #[serde(flatten)]
+    call: Call,
+    /// A call of eleven parameters, five of which are copied on the stack.
+    launch: Call,
+    /// Time of a launch-bound program with the interposer / without, less one; of the fastest runs.
+    launch_slowdown: f64,
+    /// Why something is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gate_instructions_missing: Option<&'static str>,
+    cpus: usize,
+    kernel: String,
+}
+
+/// Builds everything and measures.
+///
+/// # Errors
+/// A build or a program that fails.
+pub fn measure() -> Result<Report> {
+    eprintln!("bench: building the interposer and simcuda (release)");
+    let mut build = workspace::cargo();
+    build.args(["build", "--release", "--quiet", "-p", "ckpt-interpose", "-p", "simcuda"]);
+    succeed(&mut build)?;
+    let bench = Bench::new(&workspace::target_dir()?.join("release"))?;
+    let valgrind = process::find_program("valgrind");
+    let call = |kind: &str| -> Result<Call> {
+        eprintln!("bench: {kind}");
+        let count = TIMED_CALLS.to_string();
+        let timed = |preload| bench.timed(&bench.stub, &["calls", kind, &count], preload);
+        let (without_ns, with_ns) = bench.in_turns(timed)?;
+        let counted = valgrind.as_deref().map(|valgrind| bench.instructions(valgrind, kind)).transpose()?;
+        Ok(Call { gate_ns: with_ns - without_ns, gate_instructions: counted })
+    };
+    let (short, long) = (call("record")?, call("launch")?);
+    eprintln!("bench: a launch-bound program");
+    let count = LAUNCH_COUNT.to_string();
+    let timed = |preload| bench.timed(&bench.simcuda, &["launches", &count], preload);
+    let (without_s, with_s) = bench.in_turns(timed)?;
+    Ok(Report {
+        call: short,
+        launch: long,
+        launch_slowdown: with_s / without_s - 1.0,
+        gate_instructions_missing: valgrind.is_none().then_some("valgrind is not installed"),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
+    })
+}
+
+/// The programs, and the two drivers that they run on.
+struct Bench {
+    dir: tempfile::TempDir,
+    /// Directories with a `libcuda.so.1`.
+    stub: PathBuf,
+    simcuda: PathBuf,
+    library: PathBuf,
+}
+
+impl Bench {
+    fn new(release: &Path) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let (stub, simcuda) = (dir.path().join("stub"), dir.path().join("simcuda"));
+        for directory in [&stub, &simcuda] {
+            std::fs::create_dir(directory)?;
+        }
+        std::os::unix::fs::symlink(release.join("libsimcuda.so"), simcuda.join("libcuda.so.1"))?;
+        let library = release.join("libckpt_interpose.so");
+        let bench = Self { dir, stub, simcuda, library };
+        let shared = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"];
+        bench.compile("stub", STUB, &shared, &bench.stub.join("libcuda.so.1"))?;
+        for (name, source, driver) in [("calls", CALLS, &bench.stub), ("launches", LAUNCHES, &bench.simcuda)]
+        {
+            let place = format!("-L{}", driver.display());
+            bench.compile(name, source, &[&place, "-l:libcuda.so.1"], &bench.dir.path().join(name))?;
+        }
+        Ok(bench)
+    }
+
+    fn compile(&self, name: &str, source: &str, options: &[&str], to: &Path) -> Result<()> {
+        let file = self.dir.path().join(name).with_extension("c");
+        std::fs::write(&file, source)?;
+        succeed(Command::new("cc").args(["-std=gnu11", "-O2"]).arg(&file).arg("-o").arg(to).args(options))
+    }
+
+    /// A program on one of the drivers. Its agent looks for a launcher that is not there, as seldom as agents do.
+    fn command(&self, driver: &Path, argv: &[&str], preload: bool) -> Command {
+        let mut command = Command::new(self.dir.path().join(argv[0]));
+        command.args(&argv[1..]).env("LD_LIBRARY_PATH", driver).env("SIMCUDA_DIR", self.dir.path());
+        command.stdin(Stdio::null());
+        if preload {
+            command.env("LD_PRELOAD", &self.library);
+            command.env("CKPT_AGENT_SOCKET", self.dir.path().join("nobody"));
+        }
+        command
+    }
+
+    /// The number that a program prints.
+    fn timed(&self, driver: &Path, argv: &[&str], preload: bool) -> Result<f64> {
+        let text = process::capture(&mut self.command(driver, argv, preload))?;
+        text.trim().parse().with_context(|| format!("{argv:?} printed {text:?}"))
+    }
+
+    /// The fastest without and the fastest with, of rounds in turns: whatever else the machine does only adds time.
+    fn in_turns(&self, run: impl Fn(bool) -> Result<f64>) -> Result<(f64, f64)> {
+        let (mut without, mut with) = (f64::INFINITY, f64::INFINITY);
+        for round in 0..ROUNDS {
+            for preload in [round % 2 == 1, round % 2 == 0] {
+                let best = if preload { &mut with } else { &mut without };
+                *best = best.min(run(preload)?);
+            }
+        }
+        Ok((without, with))
+    }
+
+    /// What the gate adds to a call, instructions by callgrind.
+    fn instructions(&self, valgrind: &Path, kind: &str) -> Result<f64> {
+        let [few, many] = COUNTED_CALLS;
+        let of_a_call = |preload: bool| -> Result<f64> {
+            let counted = |calls: u64| self.collected(valgrind, kind, calls, preload);
+            Ok((counted(many)? - counted(few)?) / (many - few) as f64)
+        };
+        Ok(of_a_call(true)? - of_a_call(false)?)
+    }
+
+    /// The instructions of a whole run.
+    fn collected(&self, valgrind: &Path, kind: &str, calls: u64, preload: bool) -> Result<f64> {
+        let program = self.command(&self.stub, &["calls", kind, &calls.to_string()], preload);
+        let mut command = Command::new(valgrind);
+        command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+        command.arg(program.get_program()).args(program.get_args());
+        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let output = command.stdin(Stdio::null()).output().context("starting valgrind")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let count = said.lines().find_map(|line| line.split_once("Collected : ")?.1.trim().parse().ok());
+        count.with_context(|| format!("callgrind did not say what it collected: {said}"))
+    }
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("starting {}", process::describe(command)))?;
+    ensure!(status.success(), "{} failed ({status})", process::describe(command));
+    Ok(())
+}
