@@ -75,11 +75,13 @@ pub fn detach(timeout: Duration) -> Result<(), String> {
         Phase::Detached | Phase::Stuck => return Ok(()),
         Phase::Lost => return Err(LOST.into()),
     }
-    if let Some(call) = taint::what() {
-        return Err(format!("it has called {call}, whose effect cannot be saved"));
-    }
     let deadline = Instant::now() + timeout;
     close_between_captures(deadline)?;
+    // Behind the closed gate, so that no call that taints is under way.
+    if let Some(call) = taint::what() {
+        gate::open();
+        return Err(format!("it has called {call}, whose effect cannot be saved"));
+    }
     faults::hit("detach-gate");
     let result = lock(deadline);
     if result.is_err() {

@@ -3,7 +3,8 @@
 //!
 //! `CKPT_FAULT=point=action[,point=action…]` arms them, in every process of the job, as long as the file that
 //! `CKPT_FAULT_WHILE` names exists: a restored process has the environment of the one that was dumped, so a test
-//! disarms it by removing the file. Actions: `kill` (SIGKILL to this process), `stop` (SIGSTOP), `delay:MILLISECONDS`.
+//! disarms it by removing the file. Actions: `kill` (SIGKILL to this process), `stop` (SIGSTOP, after a
+//! file of the same name with the extension `stopped` was made), `delay:MILLISECONDS`.
 //! Points of other programs (the launcher reads the same variable) are passed over.
 
 #[cfg(not(feature = "faults"))]
@@ -45,7 +46,7 @@ mod armed {
         if let Some(action) = action(armed.points, name)
             && armed.while_exists.exists()
         {
-            act(action);
+            act(action, armed.while_exists);
         }
     }
 
@@ -55,11 +56,15 @@ mod armed {
     }
 
     /// An action that is not understood is one with a typing error, which must not pass as a fault survived.
-    fn act(action: &str) {
+    fn act(action: &str, file: &Path) {
         let delay_ms = || action.strip_prefix("delay:")?.parse().ok();
         match action {
             "kill" => signal(libc::SIGKILL),
-            "stop" => signal(libc::SIGSTOP),
+            "stop" => {
+                // That a process stands still is seen for other reasons too.
+                let _ = std::fs::File::create(file.with_extension("stopped"));
+                signal(libc::SIGSTOP);
+            }
             _ => match delay_ms() {
                 Some(delay_ms) => std::thread::sleep(Duration::from_millis(delay_ms)),
                 None => signal(libc::SIGABRT),
