@@ -339,6 +339,7 @@ fn memory_that_another_process_took() {
     job.arm();
     std::thread::scope(|scope| {
         scope.spawn(|| job.sandbox.call(["checkpoint"]));
+        until("the fault", || job.is_there("armed.stopped").then_some(()));
         let stopped = stopped_process(&running);
         hog.takes_all(&job);
         job.disarm();
