@@ -384,7 +384,7 @@ impl Terminal {
     fn start(
         &self,
         mut command: std::process::Command,
-    ) -> (std::process::Child, std::sync::Arc<std::sync::Mutex<String>>) {
+    ) -> (AtTerminal, std::sync::Arc<std::sync::Mutex<String>>) {
         let open = || fs::File::options().read(true).write(true).open(&self.slave).unwrap();
         command.stdin(open()).stdout(open()).stderr(open());
         let take_terminal = || {
@@ -404,7 +404,29 @@ impl Terminal {
                 to.lock().unwrap().push_str(&String::from_utf8_lossy(&buffer[..read]));
             }
         });
-        (child, said)
+        (AtTerminal(child), said)
+    }
+}
+
+/// A `ckpt-run` at a terminal; killed with its job when dropped.
+struct AtTerminal(std::process::Child);
+
+impl AtTerminal {
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    fn ends(&mut self) -> std::process::ExitStatus {
+        until("the end", || self.0.try_wait().unwrap())
+    }
+}
+
+impl Drop for AtTerminal {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            self.kill();
+        }
     }
 }
 
@@ -416,15 +438,14 @@ fn a_controlling_terminal_goes_along() {
     let (mut child, said) = first.start(command());
     until("the program is ready", || sandbox.path().join("ready").exists().then_some(()));
     until("a snapshot", || sandbox.call(["checkpoint"]).status.success().then_some(()));
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill();
     assert!(said.lock().unwrap().contains("terminal /dev/pts/"), "{}", said.lock().unwrap());
     // Another terminal takes the place of the first.
     let second = Terminal::open();
     let (mut child, said) = second.start(command());
     until("the resumed job", || said.lock().unwrap().contains("resumed from snapshot").then_some(()));
     fs::write(sandbox.path().join("go"), "").unwrap();
-    let status = until("the end", || child.try_wait().unwrap());
+    let status = child.ends();
     let said = said.lock().unwrap().clone();
     assert_eq!(status.code(), Some(0), "{said}{}", sandbox.read("log"));
     assert_eq!(sandbox.read("log"), "started\npass\n");
@@ -445,7 +466,7 @@ fn keys_reach_the_job() {
         (!modes.contains(rustix::termios::LocalModes::ISIG)).then_some(())
     });
     (&terminal.master).write_all(b"\x03").unwrap();
-    let status = until("the end", || child.try_wait().unwrap());
+    let status = child.ends();
     assert_eq!(status.code(), Some(9), "{}", said.lock().unwrap());
     assert!(said.lock().unwrap().contains("interrupted"));
 }
