@@ -52,21 +52,23 @@ pub struct EntryPoint {
     pub params: &'static [(&'static str, &'static str)],
 }
 
+/// The [`Class`] that a row of [`entry_points!`] names.
+#[macro_export]
 macro_rules! class {
     (virtualise) => {
-        Class::Virtualise
+        $crate::Class::Virtualise
     };
     (track) => {
-        Class::Track
+        $crate::Class::Track
     };
     (gate) => {
-        Class::Gate
+        $crate::Class::Gate
     };
     (leave) => {
-        Class::Leave
+        $crate::Class::Leave
     };
     (taint) => {
-        Class::Taint
+        $crate::Class::Taint
     };
 }
 

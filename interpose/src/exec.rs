@@ -53,13 +53,7 @@ pub fn follow(socket: &[u8]) {
 
 /// This library's path, as `LD_PRELOAD` has it.
 fn own_path() -> Option<&'static CStr> {
-    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: dladdr takes any address, and `info` has room for what it writes.
-    if unsafe { libc::dladdr(own_path as *const c_void, info.as_mut_ptr()) } == 0 {
-        return None;
-    }
-    // SAFETY: dladdr succeeded, so it has written the whole structure.
-    let path = unsafe { info.assume_init() }.dli_fname;
+    let path = elf::library_of(own_path as *const c_void)?.dli_fname;
     // SAFETY: the name of a loaded library is a NUL-terminated string that lives as long as the library.
     (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })
 }

@@ -40,29 +40,11 @@ macro_rules! function {
     ($symbol:ident, $handler:ident, ( $($arg:ident : $ty:ty),* $(,)? ), $class:ident, $per_thread:literal) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
-            entry::call(stringify!($symbol), class!($class), $per_thread, || {
+            entry::call(stringify!($symbol), cuda_abi::class!($class), $per_thread, || {
                 // SAFETY: the handler asks of its caller what the entry point asks of its own.
                 unsafe { dispatch::$handler($($arg),*) }
             })
         }
-    };
-}
-
-macro_rules! class {
-    (virtualise) => {
-        Class::Virtualise
-    };
-    (track) => {
-        Class::Track
-    };
-    (gate) => {
-        Class::Gate
-    };
-    (leave) => {
-        Class::Leave
-    };
-    (taint) => {
-        Class::Taint
     };
 }
 

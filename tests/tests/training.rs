@@ -8,6 +8,8 @@ use std::time::Duration;
 
 /// More than a slow training gets through while a test does what it does.
 const STEPS: usize = 1500;
+/// Samples in each of the script's steps.
+const BATCH: usize = 16;
 
 struct Training {
     argv: Vec<OsString>,
@@ -181,7 +183,9 @@ fn a_resumed_job_is_checkpointed_and_resumed_again() {
 fn the_interposer_goes_along() {
     let library = ckpt_run_tests::ckpt_run().with_file_name("libckpt_interpose.so");
     assert!(library.is_file(), "{} is not there: call `cargo xtask test`", library.display());
-    let training = Training::single(STEPS, 2);
+    let mut training = Training::single(STEPS, 2);
+    // One epoch for all steps: at the end of each the workers end, and new ones begin.
+    training.argv.extend(["--dataset-size", &(STEPS * BATCH).to_string()].map(OsString::from));
     let sandbox = slow_sandbox();
     let start = || {
         let mut command =

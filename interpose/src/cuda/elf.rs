@@ -2,6 +2,7 @@
 //! otherwise look symbols up, and which this library stands in front of.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::null;
 
 const DT_NULL: i64 = 0;
@@ -188,6 +189,15 @@ fn chain(table: usize, name: &CStr) -> impl Iterator<Item = usize> {
     })
 }
 
+/// The loaded library in which an address lies.
+pub fn library_of(address: *const c_void) -> Option<libc::Dl_info> {
+    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: dladdr takes any address, and `info` has room for what it writes.
+    let is_known = unsafe { libc::dladdr(address, info.as_mut_ptr()) } != 0;
+    // SAFETY: where dladdr succeeds, it has written the whole structure.
+    is_known.then(|| unsafe { info.assume_init() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,11 +226,7 @@ mod tests {
 
     #[test]
     fn a_library_is_read_from_its_header() {
-        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-        // SAFETY: dladdr takes any address and `info` has room.
-        assert_ne!(unsafe { libc::dladdr(libc::getpid as *const c_void, info.as_mut_ptr()) }, 0);
-        // SAFETY: dladdr succeeded.
-        let base = unsafe { info.assume_init() }.dli_fbase.addr();
+        let base = library_of(libc::getpid as *const c_void).expect("the C library").dli_fbase.addr();
         // SAFETY: that is where the C library's file is mapped.
         let found = unsafe { function_at(base, c"dlsym") };
         assert_eq!(found, function(&["libc.so"], c"dlsym"));

@@ -1,7 +1,6 @@
 //! The driver's own functions: where they are, and which of ours stands for each.
 
-use std::ffi::{CStr, c_char, c_void};
-use std::mem::MaybeUninit;
+use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
@@ -37,15 +36,7 @@ extern "C" fn find_or_null(index: usize) -> usize {
 
 /// Looks a symbol up in the loaded driver. One that is only about to be loaded is found the next time.
 fn look(index: usize) -> *const c_void {
-    // RTLD_NOLOAD: a driver that the program has not loaded is not loaded by us.
-    // SAFETY: dlopen takes a NUL-terminated name; with NOLOAD no code of the library runs.
-    let handle = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    if handle.is_null() {
-        return null();
-    }
-    // The handle stays open: the driver is never unloaded (it marks itself so).
-    // SAFETY: the handle was opened just now.
-    let found = unsafe { hooks::find(handle, exports::name(index)) };
+    let Some(found) = in_loaded_driver(exports::name(index)) else { return null() };
     let found = if lies_in_driver(found) { found } else { ABSENT };
     REAL[index].store(found, Relaxed);
     if found == ABSENT { null() } else { found }
@@ -55,15 +46,16 @@ fn look(index: usize) -> *const c_void {
 /// driver's, or ours. Null if there is no driver, although we export the name.
 pub(super) fn substitute(name: &CStr, found: *mut c_void) -> *mut c_void {
     let Some(index) = exports::index_of(name.to_bytes()) else { return found };
-    if is_ours(found, name) {
+    let ours = exports::address(index).cast_mut();
+    if found == ours {
         // Our own export stands in a scope in which the driver may be missing.
-        return ours_if_there(name);
+        return if address(index).is_null() { null_mut() } else { ours };
     }
     if found.is_null() || !lies_in_driver(found) {
         return found;
     }
     REAL[index].store(found, Relaxed);
-    exports::address(index).cast_mut()
+    ours
 }
 
 /// Whether what was found is our own function of that name.
@@ -99,40 +91,28 @@ fn lies_in_driver(address: *const c_void) -> bool {
     if address.is_null() || !elf::is_in_our_namespace(address) {
         return false;
     }
-    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: dladdr takes any address, and `info` has room for what it writes.
-    if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
+    let Some(library) = elf::library_of(address).filter(|library| !library.dli_fname.is_null()) else {
         return false;
-    }
-    // SAFETY: dladdr succeeded, so it has written the whole structure.
-    let path: *const c_char = unsafe { info.assume_init() }.dli_fname;
-    if path.is_null() {
-        return false;
-    }
+    };
     // SAFETY: the name of a loaded library is a NUL-terminated string that lives as long as the library.
-    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let path = unsafe { CStr::from_ptr(library.dli_fname) }.to_bytes();
     let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    // A link may have any name; the driver's own soname is what dlopen knows it by.
-    file.starts_with(LIBRARY_STEM) || is_loaded_driver(address)
+    // The file may have any name; the driver's own soname is what dlopen knows it by.
+    file.starts_with(LIBRARY_STEM) || is_of_loaded_driver(&library)
 }
 
-/// Whether an address lies in the library that is loaded under the driver's soname, whatever its file is called.
-fn is_loaded_driver(address: *const c_void) -> bool {
-    let base = |address: *const c_void| {
-        let mut info = MaybeUninit::<libc::Dl_info>::uninit();
-        // SAFETY: dladdr takes any address, and `info` has room for what it writes.
-        if unsafe { libc::dladdr(address, info.as_mut_ptr()) } == 0 {
-            return null_mut();
-        }
-        // SAFETY: dladdr succeeded, so it has written the whole structure.
-        unsafe { info.assume_init() }.dli_fbase
-    };
+/// Whether a library is the one that is loaded under the driver's soname, whatever its file is called.
+fn is_of_loaded_driver(library: &libc::Dl_info) -> bool {
+    let driver = in_loaded_driver(c"cuInit").and_then(|init| elf::library_of(init));
+    driver.is_some_and(|driver| driver.dli_fbase == library.dli_fbase)
+}
+
+/// What the driver that is loaded has under a name, or null; nothing if none is loaded.
+fn in_loaded_driver(name: &CStr) -> Option<*mut c_void> {
+    // RTLD_NOLOAD: a driver that the program has not loaded is not loaded by us. The handle stays open: the driver is
+    // never unloaded (it marks itself so).
     // SAFETY: dlopen takes a NUL-terminated name; with NOLOAD no code of the library runs.
     let handle = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    if handle.is_null() {
-        return false;
-    }
     // SAFETY: the handle was opened just now.
-    let init = unsafe { hooks::find(handle, c"cuInit") };
-    !init.is_null() && base(init) == base(address)
+    (!handle.is_null()).then(|| unsafe { hooks::find(handle, name) })
 }

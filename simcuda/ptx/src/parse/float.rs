@@ -18,18 +18,8 @@ const PROPERTIES: [(&str, Property); 6] = [
     ("subnormal", Property::Subnormal),
 ];
 
-const CANONICAL_NAN: u32 = 0x7fff_ffff;
-
-/// The bits of a result, where every NaN is the canonical one.
-#[inline]
-fn f32_bits(value: f32) -> u64 {
-    u64::from(if value.is_nan() { CANONICAL_NAN } else { value.to_bits() })
-}
-
-#[inline]
-fn single(bits: u64) -> f32 {
-    f32::from_bits(bits as u32)
-}
+/// Round-to-nearest without modifiers.
+const PLAIN: FloatMode = FloatMode { rounding: Rounding::Nearest, ftz: false, sat: false };
 
 /// A function of f32 patterns as one of registers.
 fn on1(f: impl Fn(u32) -> u32) -> impl Fn(u64) -> u64 {
@@ -106,7 +96,7 @@ impl Parser<'_, '_> {
             return self.single_precision_pair(s, mode);
         }
         match s.name {
-            "add" | "sub" | "mul" | "mad" | "fma" if mode == FloatMode::default() => self.plain_single(s),
+            "add" | "sub" | "mul" | "mad" | "fma" if mode == PLAIN => self.plain_single(s),
             "add" => self.emit2(s, ty, on2(move |a, b| arith::f32::add(a, b, mode))),
             "sub" => self.emit2(s, ty, on2(move |a, b| arith::f32::sub(a, b, mode))),
             "mul" => self.emit2(s, ty, on2(move |a, b| arith::f32::mul(a, b, mode))),
@@ -125,14 +115,14 @@ impl Parser<'_, '_> {
         }
     }
 
-    /// Round-to-nearest without modifiers, by the host's arithmetic.
+    /// The common case apart from the others: with the mode known to the compiler, nothing is decided at run time.
     fn plain_single(&mut self, s: &mut Statement<'_>) -> Result {
         let ty = Type::F32;
         match s.name {
-            "add" => self.emit2(s, ty, |a, b| f32_bits(single(a) + single(b))),
-            "sub" => self.emit2(s, ty, |a, b| f32_bits(single(a) - single(b))),
-            "mul" => self.emit2(s, ty, |a, b| f32_bits(single(a) * single(b))),
-            _ => self.emit3(s, ty, |a, b, c| f32_bits(single(a).mul_add(single(b), single(c)))),
+            "add" => self.emit2(s, ty, on2(|a, b| arith::f32::add(a, b, PLAIN))),
+            "sub" => self.emit2(s, ty, on2(|a, b| arith::f32::sub(a, b, PLAIN))),
+            "mul" => self.emit2(s, ty, on2(|a, b| arith::f32::mul(a, b, PLAIN))),
+            _ => self.emit3(s, ty, on3(|a, b, c| arith::f32::fma(a, b, c, PLAIN))),
         }
     }
 
