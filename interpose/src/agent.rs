@@ -321,7 +321,7 @@ fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, 
     if let Some(Absence { attempt, lost, .. }) = away {
         let is_known = *started_ticks != 0 && *start_time_ticks != 0;
         let restored = is_known && started_ticks != start_time_ticks;
-        let back = FromAgent::Back { attempt: *attempt, restored, lost: lost.clone() };
+        let back = FromAgent::Back { attempt: *attempt, restored, copied_bytes: 0, lost: lost.clone() };
         if let Err(hangup) = say(socket, &back) {
             return hangup;
         }
@@ -333,13 +333,13 @@ fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, 
     *started_ticks = *start_time_ticks;
     loop {
         let answer = match hear(socket) {
-            Ok(ToAgent::Quiesce { attempt, timeout_ms }) => quiesce(attempt, timeout_ms, gpu),
+            Ok(ToAgent::Quiesce { attempt, timeout_ms, .. }) => quiesce(attempt, timeout_ms, gpu),
             Ok(_) => return Hangup::Refused,
             Err(hangup) => return hangup,
         };
         match (say(socket, &answer), answer) {
             // Heard or not: the state is off the GPU.
-            (_, FromAgent::Quiesced { attempt }) => return Hangup::Quiesced { attempt },
+            (_, FromAgent::Quiesced { attempt, .. }) => return Hangup::Quiesced { attempt },
             (Ok(()), _) => {}
             (Err(hangup), _) => return hangup,
         }
@@ -350,7 +350,7 @@ fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, 
 fn quiesce(attempt: u64, timeout_ms: u64, gpu: &Gpu) -> FromAgent {
     let detached = guarded("took the GPU's state off", || (gpu.detach)(Duration::from_millis(timeout_ms)));
     match detached {
-        Ok(()) => FromAgent::Quiesced { attempt },
+        Ok(()) => FromAgent::Quiesced { attempt, gpu: None },
         Err(reason) => FromAgent::Failed { attempt, reason },
     }
 }
@@ -363,6 +363,7 @@ fn greet(socket: &Socket, away: Option<u64>, start_time_ticks: u64) -> Result<To
         start_time_ticks,
         exe: process::exe(),
         away,
+        is_detached: false,
     };
     say(socket, &FromAgent::Hello(hello))?;
     hear(socket)
@@ -462,7 +463,7 @@ mod tests {
     }
 
     fn quiesce(stream: &mut UnixStream, attempt: u64) {
-        tell(stream, &ToAgent::Quiesce { attempt, timeout_ms: 700 });
+        tell(stream, &ToAgent::Quiesce { attempt, timeout_ms: 700, park: false });
     }
 
     #[test]
@@ -495,7 +496,7 @@ mod tests {
         let hidden = launcher.directory.path().join("hidden");
         std::fs::rename(&path, &hidden).expect("hidden");
         quiesce(&mut stream, 1);
-        assert_eq!(hear(&mut stream), FromAgent::Quiesced { attempt: 1 });
+        assert_eq!(hear(&mut stream), FromAgent::Quiesced { attempt: 1, gpu: None });
         assert!(frame::read::<FromAgent>(&mut stream).is_err(), "it has gone away");
         // Time for many looks.
         thread::sleep(LONGEST_WAIT * 4);
@@ -507,7 +508,10 @@ mod tests {
         drop(broken);
         let (mut stream, hello) = launcher.welcomes();
         assert_eq!(hello.away, Some(1));
-        assert_eq!(hear(&mut stream), FromAgent::Back { attempt: 1, restored: false, lost: None });
+        assert_eq!(
+            hear(&mut stream),
+            FromAgent::Back { attempt: 1, restored: false, copied_bytes: 0, lost: None }
+        );
         assert_eq!(launcher.ends(stream), [""; 0]);
     }
 
@@ -516,10 +520,10 @@ mod tests {
         let launcher = Launcher::of(&LOST);
         let (mut stream, _) = launcher.welcomes();
         quiesce(&mut stream, 4);
-        assert_eq!(hear(&mut stream), FromAgent::Quiesced { attempt: 4 });
+        assert_eq!(hear(&mut stream), FromAgent::Quiesced { attempt: 4, gpu: None });
         let (mut stream, _) = launcher.welcomes();
         let lost = Some("GPU state is gone".to_owned());
-        assert_eq!(hear(&mut stream), FromAgent::Back { attempt: 4, restored: false, lost });
+        assert_eq!(hear(&mut stream), FromAgent::Back { attempt: 4, restored: false, copied_bytes: 0, lost });
         launcher.ends(stream);
     }
 
@@ -532,7 +536,10 @@ mod tests {
         quiesce(&mut stream, 9);
         let (mut stream, hello) = launcher.welcomes();
         assert_eq!(hello.away, Some(9));
-        assert_eq!(hear(&mut stream), FromAgent::Back { attempt: 9, restored: false, lost: None });
+        assert_eq!(
+            hear(&mut stream),
+            FromAgent::Back { attempt: 9, restored: false, copied_bytes: 0, lost: None }
+        );
         assert_eq!(launcher.ends(stream), ["detach 700", "attach"]);
     }
 }

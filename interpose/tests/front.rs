@@ -129,7 +129,7 @@ impl Launcher {
         fs::remove_file(self.path("socket")).expect("removed");
         let pids: BTreeSet<u32> = agents.iter().map(|agent| agent.hello.pid).collect();
         for agent in agents {
-            assert_eq!(agent.quiesce(), FromAgent::Quiesced { attempt: 1 });
+            assert_eq!(agent.quiesce(), FromAgent::Quiesced { attempt: 1, gpu: None });
         }
         work();
         self.listener = Self::listen(&self.path("socket"));
@@ -137,7 +137,7 @@ impl Launcher {
         for _ in &pids {
             let agent = self.next_that("an agent that is back", |hello| hello.away == Some(1));
             let answer: FromAgent = frame::read(&mut &agent.stream).expect("a back");
-            assert_eq!(answer, FromAgent::Back { attempt: 1, restored: false, lost: None });
+            assert_eq!(answer, FromAgent::Back { attempt: 1, restored: false, copied_bytes: 0, lost: None });
             back.insert(agent.hello.pid);
         }
         assert_eq!(back, pids);
@@ -152,7 +152,8 @@ struct Agent {
 impl Agent {
     fn quiesce(&self) -> FromAgent {
         let timeout_ms = u64::try_from(LONG.as_millis()).expect("fits");
-        frame::write(&mut &self.stream, &ToAgent::Quiesce { attempt: 1, timeout_ms }).expect("asked");
+        frame::write(&mut &self.stream, &ToAgent::Quiesce { attempt: 1, timeout_ms, park: false })
+            .expect("asked");
         frame::read(&mut &self.stream).expect("an answer")
     }
 }
@@ -400,7 +401,7 @@ fn a_driver_that_is_used_past_us_is_refused_by_its_name() {
             assert_eq!(running.line(), "ready", "{what} {how}");
             let answer = launcher.agent_of(&running).quiesce();
             match (what, answer) {
-                ("load", FromAgent::Quiesced { attempt: 1 }) => {}
+                ("load", FromAgent::Quiesced { attempt: 1, .. }) => {}
                 ("use", FromAgent::Failed { attempt: 1, reason }) => {
                     let real = fs::canonicalize(driver()).expect("a path");
                     let names = ["libcuda.so.1", real.to_str().expect("text")];

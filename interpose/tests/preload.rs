@@ -154,7 +154,7 @@ impl Launcher {
 }
 
 fn quiesce(attempt: u64) -> ToAgent {
-    ToAgent::Quiesce { attempt, timeout_ms: u64::try_from(LONG.as_millis()).expect("fits") }
+    ToAgent::Quiesce { attempt, timeout_ms: u64::try_from(LONG.as_millis()).expect("fits"), park: false }
 }
 
 struct Agent {
@@ -181,14 +181,17 @@ impl Agent {
     /// Sends the agent away and sees to it that nobody holds the connection any more.
     fn goes_away(self, attempt: u64) {
         self.tell(&quiesce(attempt)).expect("asked");
-        assert_eq!(self.hear().expect("an answer"), FromAgent::Quiesced { attempt });
+        assert_eq!(self.hear().expect("an answer"), FromAgent::Quiesced { attempt, gpu: None });
         let end = self.hear().expect_err("the end");
         assert!(matches!(end, FrameError::Closed), "{end}");
     }
 
     fn is_back(&self, attempt: u64) {
         assert_eq!(self.hello.away, Some(attempt));
-        assert_eq!(self.hear().expect("a back"), FromAgent::Back { attempt, restored: false, lost: None });
+        assert_eq!(
+            self.hear().expect("a back"),
+            FromAgent::Back { attempt, restored: false, copied_bytes: 0, lost: None }
+        );
     }
 }
 
@@ -238,6 +241,7 @@ fn a_program_says_hello_and_is_otherwise_as_before() {
         start_time_ticks: start_time(program.pid()),
         exe: fs::read_link(format!("/proc/{}/exe", program.pid())).expect("a link").display().to_string(),
         away: None,
+        is_detached: false,
     };
     assert_eq!(agent.hello, expected);
     let ours = sockets(program.pid());

@@ -28,13 +28,13 @@ fn nobody_is_inside_and_nobody_sleeps_on() {
     let mut agent = accept(&socket);
     let end = Instant::now() + Duration::from_secs(seconds);
     for attempt in 1.. {
-        say(&agent, &ToAgent::Quiesce { attempt, timeout_ms: 20_000 });
-        assert_eq!(hear(&agent), FromAgent::Quiesced { attempt });
+        say(&agent, &ToAgent::Quiesce { attempt, timeout_ms: 20_000, park: false });
+        assert_eq!(hear(&agent), FromAgent::Quiesced { attempt, gpu: None });
         drop(agent);
         let before = program.fewest_launches();
         agent = accept(&socket);
         let back = hear(&agent);
-        assert_eq!(back, FromAgent::Back { attempt, restored: false, lost: None });
+        assert_eq!(back, FromAgent::Back { attempt, restored: false, copied_bytes: 0, lost: None });
         // Each thread was woken: what it counts now it may have launched before, what comes next not.
         let deadline = Instant::now() + PATIENCE;
         while program.fewest_launches() <= before + 1 {

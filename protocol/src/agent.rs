@@ -5,27 +5,44 @@
 //!   Hello  ------------------------------->
 //!          <------------------------------- Welcome, or Refused and the end
 //!                     ... the job runs ...
-//!          <------------------------------- Quiesce{attempt, timeout_ms}
-//!   (takes its process's state off the GPU, if it has any)
-//!   Quiesced{attempt}, or Failed{attempt, reason}  ------>
+//!          <------------------------------- Prepare{attempt}
+//!   Needs{attempt, mirror_bytes}  -------->
+//!   (a process with device memory of its own that is to be captured:)
+//!          <------------------------------- Stage{attempt, mirror, bytes} + the mirror's descriptor
+//!   (maps and pins it while the job runs)
+//!   Staged{attempt}, or Failed  ---------->
+//!                     ... all are prepared ...
+//!          <------------------------------- Quiesce{attempt, timeout_ms, park}, or Unstage
+//!   (takes its process's state off the GPU, if it has any; as often as it takes:)
+//!   Park + descriptors  ------------------>
+//!          <------------------------------- Parked
+//!   Quiesced{attempt, gpu}, or Failed{attempt, reason}  ------>
 //!   (Failed: the connection stays, and the job goes on as if nothing had been asked;
-//!    Quiesced: closes the connection; the process is dumped; it goes on, or is restored;
-//!    the state is brought back to the GPU)
-//!   Hello{away: attempt}  ---------------->
+//!    Quiesced: closes the connection; the process is dumped; it goes on, or is restored)
+//!   Hello{away: attempt, is_detached}  --->
 //!          <------------------------------- Welcome
+//!   (if its state is off the GPU:)
+//!          <------------------------------- Deliver{mirror, bytes} + the mirror's descriptor
+//!   (as often as it takes:)
+//!   Unpark  ------------------------------>
+//!          <------------------------------- Unparked + descriptors
 //!   Back{attempt, restored, lost}  ------->
 //! ```
 //!
-//! What takes long is done while nobody waits for a message with a short limit: the GPU's state is brought back
-//! before the agent connects.
+//! The mirror of a process is memory of the launcher that holds what the process has on its GPUs, as of its last
+//! capture; only what has changed is written to it anew. Physical device memory that is parked is kept alive by the
+//! launcher, which holds its exported descriptors, so that a process that goes on copies nothing back.
+//!
+//! The state is brought back at the pace of the GPU: no time limit of a conversation holds between Welcome and Back.
 //!
 //! The agent speaks first, and nothing follows a [`ToAgent::Refused`]. A message with a tag that the other
-//! side does not know ends the connection; fields that it does not know are skipped.
+//! side does not know ends the connection; fields that it does not know are skipped. Descriptors follow their
+//! message, see [`crate::descriptors`].
 
 use serde::{Deserialize, Serialize};
 
 /// The version of these messages. It changes whenever an older peer would misunderstand a newer one.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The environment variable that names the launcher's socket to the processes of the job.
 ///
@@ -33,16 +50,44 @@ pub const PROTOCOL_VERSION: u32 = 2;
 pub const SOCKET_VARIABLE: &str = "CKPT_AGENT_SOCKET";
 
 /// What an agent says to the launcher.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromAgent {
     /// The first message on every connection.
     Hello(Hello),
+    /// The answer to [`ToAgent::Prepare`].
+    Needs {
+        /// The attempt that it named.
+        attempt: u64,
+        /// How large the process's mirror has to be, in bytes; 0 for a process without device memory to capture.
+        mirror_bytes: u64,
+    },
+    /// The mirror of [`ToAgent::Stage`] is mapped and pinned, as far as that was possible.
+    Staged {
+        /// The attempt that it named.
+        attempt: u64,
+    },
+    /// Exported physical memory that the launcher is to keep alive; that many descriptors follow. They are counted
+    /// from 0 over all messages of one attempt.
+    Park {
+        /// How many descriptors follow, at most [`crate::descriptors::MOST`].
+        count: usize,
+    },
+    /// Asks for parked memory back; the launcher forgets it once it is given out.
+    Unpark {
+        /// The first one.
+        first: usize,
+        /// How many, at most [`crate::descriptors::MOST`].
+        count: usize,
+    },
     /// Nothing in this process stands against a dump any more, once this connection is closed, which is the
     /// very next thing that the agent does.
     Quiesced {
         /// The attempt that [`ToAgent::Quiesce`] named.
         attempt: u64,
+        /// What was taken off the GPU; `None` for a process that has never used one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        gpu: Option<GpuReport>,
     },
     /// The process cannot be dumped this time. It runs on unharmed, and the agent goes on listening.
     Failed {
@@ -57,6 +102,9 @@ pub enum FromAgent {
         attempt: u64,
         /// Whether this process was made anew from the checkpoint's images, and not merely let go on.
         restored: bool,
+        /// How much device memory was copied back from the mirror, in bytes; the rest had been parked.
+        #[serde(default)]
+        copied_bytes: u64,
         /// Why the process's state on the GPU could not be brought back: the process is of no use any more.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lost: Option<String>,
@@ -78,6 +126,90 @@ pub struct Hello {
     /// The attempt that this agent went away for, if it did; a [`FromAgent::Back`] then follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub away: Option<u64>,
+    /// Whether the state of the process is off the GPU, so that a [`ToAgent::Deliver`] is waited for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_detached: bool,
+}
+
+/// What a process had on its GPUs when it was taken off them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct GpuReport {
+    /// Device memory that was captured, sorted by address.
+    pub regions: Vec<Region>,
+    /// Live objects of the driver, and allocations of the program.
+    pub counts: Counts,
+    /// How long the steps took.
+    pub times: StepTimes,
+    /// How many bytes of device memory were parked rather than released.
+    pub parked_bytes: u64,
+    /// Why nothing was parked although it was asked for, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unparked_because: Option<String>,
+}
+
+/// One piece of physical device memory, and where in the mirror its content is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Region {
+    /// Where the process sees it; 0 for memory that is mapped nowhere.
+    pub address: u64,
+    /// Its length, in bytes.
+    pub bytes: u64,
+    /// Ordinal of the device.
+    pub device: i32,
+    /// What it is for.
+    pub kind: RegionKind,
+    /// How many of the program's allocations lie in it.
+    pub allocations: u64,
+    /// Where its content begins in the mirror, in bytes.
+    pub offset: u64,
+    /// How much of it was found changed since the capture before, and copied, in bytes.
+    pub changed_bytes: u64,
+}
+
+/// What device memory is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RegionKind {
+    /// An allocation of cuMemAlloc or its kin of its own.
+    Allocation,
+    /// Many small allocations.
+    Slab,
+    /// Stream-ordered allocations.
+    Pool,
+    /// What the program made by cuMemCreate.
+    Program,
+}
+
+/// How many objects of each kind a process has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counts {
+    /// Contexts.
+    pub contexts: u64,
+    /// Streams that the program has made.
+    pub streams: u64,
+    /// Events.
+    pub events: u64,
+    /// Modules and libraries.
+    pub modules: u64,
+    /// Graphs, instantiated ones included.
+    pub graphs: u64,
+    /// Live allocations of device memory.
+    pub allocations: u64,
+}
+
+/// How long each step of taking a process off its GPUs took, in seconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StepTimes {
+    /// Until no call was inside and all submitted work was done.
+    pub drain_s: f64,
+    /// Finding and copying what had changed.
+    pub capture_s: f64,
+    /// Unmapping, parking and releasing device memory.
+    pub release_s: f64,
+    /// The driver's own lock and checkpoint.
+    pub driver_s: f64,
 }
 
 /// What the launcher says to an agent.
@@ -94,12 +226,53 @@ pub enum ToAgent {
         /// Why, for people.
         reason: String,
     },
-    /// Asks the agent to prepare its process for a dump and to close the connection.
-    Quiesce {
+    /// Announces a checkpoint. The job runs on.
+    Prepare {
         /// The number of this attempt, which the answers repeat.
+        attempt: u64,
+    },
+    /// The mirror; its descriptor follows.
+    Stage {
+        /// The attempt.
+        attempt: u64,
+        /// Which mirror it is: as long as the number is the same, so is what the agent has left in it.
+        mirror: u64,
+        /// Its size, in bytes, at least what the agent has asked for.
+        bytes: u64,
+    },
+    /// The attempt is given up: the mirror is to be let go of.
+    Unstage {
+        /// The attempt.
+        attempt: u64,
+    },
+    /// The answer to [`FromAgent::Park`].
+    Parked {
+        /// Whether all descriptors of the attempt so far are kept. If not, none is.
+        is_kept: bool,
+    },
+    /// What an agent needs to put its process's state back; the mirror's descriptor follows if there is one.
+    Deliver {
+        /// Which mirror it is.
+        mirror: u64,
+        /// Its size, in bytes; 0 if there is none.
+        bytes: u64,
+        /// How many pieces of memory are parked.
+        parked: usize,
+    },
+    /// The answer to [`FromAgent::Unpark`]; that many descriptors follow.
+    Unparked {
+        /// As many as were asked for, or none.
+        count: usize,
+    },
+    /// Asks the agent to take its process's state off the GPU and to close the connection.
+    Quiesce {
+        /// The attempt.
         attempt: u64,
         /// How long the preparation may take, in milliseconds; the agent answers [`FromAgent::Failed`] after that.
         timeout_ms: u64,
+        /// Whether the process will run on, so that physical memory is worth parking.
+        #[serde(default)]
+        park: bool,
     },
 }
 
@@ -125,7 +298,14 @@ mod tests {
     use super::*;
 
     fn hello(version: u32, away: Option<u64>) -> Hello {
-        Hello { version, pid: 7, start_time_ticks: 99, exe: "/bin/true".into(), away }
+        Hello {
+            version,
+            pid: 7,
+            start_time_ticks: 99,
+            exe: "/bin/true".into(),
+            away,
+            is_detached: away.is_some(),
+        }
     }
 
     fn stands_for<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(message: &T, text: &str) {
@@ -136,14 +316,14 @@ mod tests {
     #[test]
     fn messages_keep_their_spelling() {
         stands_for(
-            &FromAgent::Hello(hello(2, None)),
-            r#"{"type":"hello","version":2,"pid":7,"start_time_ticks":99,"exe":"/bin/true"}"#,
+            &FromAgent::Hello(hello(3, None)),
+            r#"{"type":"hello","version":3,"pid":7,"start_time_ticks":99,"exe":"/bin/true"}"#,
         );
         stands_for(
-            &FromAgent::Hello(hello(2, Some(4))),
-            r#"{"type":"hello","version":2,"pid":7,"start_time_ticks":99,"exe":"/bin/true","away":4}"#,
+            &FromAgent::Hello(hello(3, Some(4))),
+            r#"{"type":"hello","version":3,"pid":7,"start_time_ticks":99,"exe":"/bin/true","away":4,"is_detached":true}"#,
         );
-        stands_for(&FromAgent::Quiesced { attempt: u64::MAX }, {
+        stands_for(&FromAgent::Quiesced { attempt: u64::MAX, gpu: None }, {
             r#"{"type":"quiesced","attempt":18446744073709551615}"#
         });
         stands_for(
@@ -151,18 +331,18 @@ mod tests {
             r#"{"type":"failed","attempt":3,"reason":"managed memory"}"#,
         );
         stands_for(
-            &FromAgent::Back { attempt: 3, restored: true, lost: None },
-            r#"{"type":"back","attempt":3,"restored":true}"#,
+            &FromAgent::Back { attempt: 3, restored: true, copied_bytes: 0, lost: None },
+            r#"{"type":"back","attempt":3,"restored":true,"copied_bytes":0}"#,
         );
         stands_for(
-            &FromAgent::Back { attempt: 3, restored: false, lost: Some("gone".into()) },
-            r#"{"type":"back","attempt":3,"restored":false,"lost":"gone"}"#,
+            &FromAgent::Back { attempt: 3, restored: false, copied_bytes: 7, lost: Some("gone".into()) },
+            r#"{"type":"back","attempt":3,"restored":false,"copied_bytes":7,"lost":"gone"}"#,
         );
-        stands_for(&ToAgent::Welcome { version: 2 }, r#"{"type":"welcome","version":2}"#);
+        stands_for(&ToAgent::Welcome { version: 3 }, r#"{"type":"welcome","version":3}"#);
         stands_for(&ToAgent::Refused { reason: "no".into() }, r#"{"type":"refused","reason":"no"}"#);
         stands_for(
-            &ToAgent::Quiesce { attempt: 3, timeout_ms: 500 },
-            r#"{"type":"quiesce","attempt":3,"timeout_ms":500}"#,
+            &ToAgent::Quiesce { attempt: 3, timeout_ms: 500, park: true },
+            r#"{"type":"quiesce","attempt":3,"timeout_ms":500,"park":true}"#,
         );
     }
 
@@ -173,7 +353,7 @@ mod tests {
             panic!("not a greeting");
         };
         let ToAgent::Refused { reason } = ToAgent::answer(&hello) else { panic!("not refused") };
-        assert!(reason.contains("version 2") && reason.contains("version 9"), "{reason}");
+        assert!(reason.contains("version 3") && reason.contains("version 9"), "{reason}");
     }
 
     #[test]

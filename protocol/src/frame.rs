@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 /// The longest JSON text that a frame may carry, in bytes.
-pub const MAX_BYTES: usize = 1 << 20;
+pub const MAX_BYTES: usize = 32 << 20;
 
 const HEADER_BYTES: usize = size_of::<u32>();
 

@@ -12,6 +12,8 @@
 //! | `bypass` | finds a driver that is in use past this library |
 //! | `elf` | symbols of a loaded library, without dlsym |
 //! | `aside` | rare calls out of the paths that every call takes |
+//! | `context` | the program's contexts |
+//! | `memory` | device memory: served, known, taken off the device and brought back |
 //! | `driver` | calls of the driver by ourselves |
 //! | `faults` | named fault points for tests |
 //!
@@ -24,6 +26,8 @@
 mod aside;
 mod bypass;
 mod checkpoint;
+#[allow(dead_code, reason = "TEMPORARY: its users are being written")]
+mod context;
 mod driver;
 pub mod elf;
 pub mod exports;
@@ -31,6 +35,7 @@ mod faults;
 mod gate;
 mod handlers;
 pub mod hooks;
+mod memory;
 mod proc_address;
 mod real;
 mod taint;

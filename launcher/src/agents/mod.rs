@@ -348,7 +348,7 @@ impl Shared {
         }
         loop {
             match hear(stream) {
-                Ok(FromAgent::Quiesced { attempt }) => {
+                Ok(FromAgent::Quiesced { attempt, .. }) => {
                     debug!(id, attempt, "an agent has gone away");
                     wait_for_close(id, stream);
                     return true;
@@ -409,7 +409,7 @@ impl Shared {
         let (restored, lost) = match hello.away {
             None => (None, None),
             Some(_) => match hear(stream)? {
-                FromAgent::Back { attempt, restored, lost } => {
+                FromAgent::Back { attempt, restored, lost, .. } => {
                     debug!(id, pid = hello.pid, attempt, restored, lost, "an agent is back");
                     (Some(restored), lost)
                 }
@@ -553,7 +553,7 @@ fn wait_for_close(id: u64, mut stream: &UnixStream) {
 fn ask(stream: &UnixStream, attempt: u64, end: Instant) {
     let timeout = end.saturating_duration_since(Instant::now()) / 8 * 7;
     let timeout_ms = timeout.as_millis().try_into().unwrap_or(u64::MAX);
-    if let Err(error) = say(stream, &ToAgent::Quiesce { attempt, timeout_ms }) {
+    if let Err(error) = say(stream, &ToAgent::Quiesce { attempt, timeout_ms, park: false }) {
         debug!(error = &error as &dyn std::error::Error, "an agent cannot be asked to go away");
     }
 }
@@ -610,7 +610,14 @@ mod tests {
 
     fn hello(pid: u32, away: Option<u64>) -> FromAgent {
         let exe = format!("/bin/{pid}");
-        FromAgent::Hello(Hello { version: PROTOCOL_VERSION, pid, start_time_ticks: 1, exe, away })
+        FromAgent::Hello(Hello {
+            version: PROTOCOL_VERSION,
+            pid,
+            start_time_ticks: 1,
+            exe,
+            away,
+            is_detached: false,
+        })
     }
 
     fn tell(mut stream: &UnixStream, message: &FromAgent) {
@@ -631,13 +638,13 @@ mod tests {
 
     fn back(path: &Path, pid: u32, attempt: u64, restored: bool) -> UnixStream {
         let stream = agent(path, pid, Some(attempt));
-        tell(&stream, &FromAgent::Back { attempt, restored, lost: None });
+        tell(&stream, &FromAgent::Back { attempt, restored, copied_bytes: 0, lost: None });
         stream
     }
 
     /// Hears a request; returns how long the agent has for it.
     fn is_asked(stream: &UnixStream, wanted: u64) -> Duration {
-        let ToAgent::Quiesce { attempt, timeout_ms } = told(stream).expect("a request") else {
+        let ToAgent::Quiesce { attempt, timeout_ms, .. } = told(stream).expect("a request") else {
             panic!("not a request");
         };
         assert_eq!(attempt, wanted);
@@ -646,7 +653,7 @@ mod tests {
 
     fn go_away(stream: &UnixStream, attempt: u64) {
         is_asked(stream, attempt);
-        tell(stream, &FromAgent::Quiesced { attempt });
+        tell(stream, &FromAgent::Quiesced { attempt, gpu: None });
     }
 
     fn refuse(stream: &UnixStream, attempt: u64) {
@@ -968,7 +975,7 @@ mod tests {
         agents.resume_listening().expect("listening again");
         let stream = agent(&path, 1, Some(1));
         let lost = Some("GPU state is gone".to_owned());
-        tell(&stream, &FromAgent::Back { attempt: 1, restored: false, lost });
+        tell(&stream, &FromAgent::Back { attempt: 1, restored: false, copied_bytes: 0, lost });
         let returned = agents.await_back(&quiesced, LONG);
         assert_eq!(returned.lost.len(), 1);
         assert!(
@@ -1004,10 +1011,10 @@ mod tests {
         assert!(matches!(told(&stream), Err(FrameError::Closed)));
 
         let stream = UnixStream::connect(&path).expect("connected");
-        tell(&stream, &FromAgent::Quiesced { attempt: 1 });
+        tell(&stream, &FromAgent::Quiesced { attempt: 1, gpu: None });
         assert!(told(&stream).is_err());
         let stream = agent(&path, 1, None);
-        tell(&stream, &FromAgent::Back { attempt: 1, restored: true, lost: None });
+        tell(&stream, &FromAgent::Back { attempt: 1, restored: true, copied_bytes: 0, lost: None });
         assert!(told(&stream).is_err());
         until_count(&agents, 0);
     }

@@ -51,9 +51,9 @@ def connected():
 
 
 def greet(connection, away):
-    hello = {"version": 2, "pid": os.getpid(), "start_time_ticks": start_time_ticks(), "exe": sys.executable}
+    hello = {"version": 3, "pid": os.getpid(), "start_time_ticks": start_time_ticks(), "exe": sys.executable}
     say(connection, type="hello", **hello, **({} if away is None else {"away": away}))
-    assert hear(connection) == {"type": "welcome", "version": 2}
+    assert hear(connection) == {"type": "welcome", "version": 3}
 
 
 def converse(connection):
