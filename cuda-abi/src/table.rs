@@ -91,7 +91,7 @@ macro_rules! entry_points {
         fn cuMemSetAccess(ptr: CUdeviceptr, size: usize, desc: *const CUmemAccessDesc, count: usize)
             = "cuMemSetAccess" since 10020, track;
         fn cuMemGetAccess(flags: *mut c_ulonglong, location: *const CUmemLocation, ptr: CUdeviceptr)
-            = "cuMemGetAccess" since 10020, leave;
+            = "cuMemGetAccess" since 10020, track;
         fn cuMemExportToShareableHandle(
             shareableHandle: *mut c_void, handle: CUmemGenericAllocationHandle,
             handleType: CUmemAllocationHandleType, flags: c_ulonglong
@@ -277,11 +277,13 @@ macro_rules! entry_points {
         fn cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: c_int, dev: CUdevice)
             = "cuDeviceGetPCIBusId" since 4010, leave;
         fn cuIpcGetEventHandle(pHandle: *mut CUipcEventHandle, event: CUevent)
-            = "cuIpcGetEventHandle" since 4010, taint;
+            = "cuIpcGetEventHandle" since 4010, track;
         fn cuIpcOpenEventHandle(phEvent: *mut CUevent, handle: CUipcEventHandle)
-            = "cuIpcOpenEventHandle" since 4010, taint;
+            = "cuIpcOpenEventHandle" since 4010, track;
         fn cuIpcGetMemHandle(pHandle: *mut CUipcMemHandle, dptr: CUdeviceptr)
             = "cuIpcGetMemHandle" since 4010, virtualise;
+        fn cuIpcOpenMemHandle(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: c_uint)
+            = "cuIpcOpenMemHandle" since 4010, virtualise;
         fn cuIpcOpenMemHandle_v2(pdptr: *mut CUdeviceptr, handle: CUipcMemHandle, Flags: c_uint)
             = "cuIpcOpenMemHandle" since 11000, virtualise;
         fn cuIpcCloseMemHandle(dptr: CUdeviceptr) = "cuIpcCloseMemHandle" since 4010, virtualise;
@@ -707,19 +709,19 @@ macro_rules! entry_points {
         // External memory and semaphores
         fn cuImportExternalMemory(
             extMem_out: *mut CUexternalMemory, memHandleDesc: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC
-        ) = "cuImportExternalMemory" since 10000, taint;
+        ) = "cuImportExternalMemory" since 10000, track;
         fn cuExternalMemoryGetMappedBuffer(
             devPtr: *mut CUdeviceptr, extMem: CUexternalMemory,
             bufferDesc: *const CUDA_EXTERNAL_MEMORY_BUFFER_DESC
-        ) = "cuExternalMemoryGetMappedBuffer" since 10000, taint;
+        ) = "cuExternalMemoryGetMappedBuffer" since 10000, track;
         fn cuExternalMemoryGetMappedMipmappedArray(
             mipmap: *mut CUmipmappedArray, extMem: CUexternalMemory,
             mipmapDesc: *const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC
-        ) = "cuExternalMemoryGetMappedMipmappedArray" since 10000, taint;
+        ) = "cuExternalMemoryGetMappedMipmappedArray" since 10000, track;
         fn cuDestroyExternalMemory(extMem: CUexternalMemory) = "cuDestroyExternalMemory" since 10000, track;
         fn cuImportExternalSemaphore(
             extSem_out: *mut CUexternalSemaphore, semHandleDesc: *const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC
-        ) = "cuImportExternalSemaphore" since 10000, taint;
+        ) = "cuImportExternalSemaphore" since 10000, track;
         fn cuSignalExternalSemaphoresAsync(
             extSemArray: *const CUexternalSemaphore,
             paramsArray: *const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, numExtSems: c_uint, stream: CUstream
@@ -817,7 +819,7 @@ macro_rules! entry_points {
             = "cuFuncSetSharedMemConfig" since 4020, leave;
 
         // Graphs
-        fn cuGraphCreate(phGraph: *mut CUgraph, flags: c_uint) = "cuGraphCreate" since 10000, leave;
+        fn cuGraphCreate(phGraph: *mut CUgraph, flags: c_uint) = "cuGraphCreate" since 10000, track;
         fn cuGraphAddKernelNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1
@@ -935,7 +937,7 @@ macro_rules! entry_points {
         fn cuDeviceSetGraphMemAttribute(device: CUdevice, attr: CUgraphMem_attribute, value: *mut c_void)
             = "cuDeviceSetGraphMemAttribute" since 11040, leave;
         fn cuGraphClone(phGraphClone: *mut CUgraph, originalGraph: CUgraph)
-            = "cuGraphClone" since 10000, leave;
+            = "cuGraphClone" since 10000, track;
         fn cuGraphNodeFindInClone(phNode: *mut CUgraphNode, hOriginalNode: CUgraphNode, hClonedGraph: CUgraph)
             = "cuGraphNodeFindInClone" since 10000, leave;
         fn cuGraphNodeGetType(hNode: CUgraphNode, type_: *mut CUgraphNodeType)
@@ -992,13 +994,13 @@ macro_rules! entry_points {
         fn cuGraphInstantiate_v2(
             phGraphExec: *mut CUgraphExec, hGraph: CUgraph, phErrorNode: *mut CUgraphNode,
             logBuffer: *mut c_char, bufferSize: usize
-        ) = "cuGraphInstantiate" since 11000, leave;
+        ) = "cuGraphInstantiate" since 11000, track;
         fn cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: c_ulonglong)
-            = "cuGraphInstantiateWithFlags" since 11040, leave;
+            = "cuGraphInstantiateWithFlags" since 11040, track;
         fn cuGraphInstantiateWithParams(
             phGraphExec: *mut CUgraphExec, hGraph: CUgraph,
             instantiateParams: *mut CUDA_GRAPH_INSTANTIATE_PARAMS
-        ) = "cuGraphInstantiateWithParams" since 12000, gate,
+        ) = "cuGraphInstantiateWithParams" since 12000, track,
             per_thread cuGraphInstantiateWithParams_ptsz since 12000;
         fn cuGraphExecGetFlags(hGraphExec: CUgraphExec, flags: *mut cuuint64_t)
             = "cuGraphExecGetFlags" since 12000, leave;
@@ -1039,8 +1041,8 @@ macro_rules! entry_points {
             = "cuGraphUpload" since 11010, gate, per_thread cuGraphUpload_ptsz since 11010;
         fn cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream)
             = "cuGraphLaunch" since 10000, gate, per_thread cuGraphLaunch_ptsz since 10000;
-        fn cuGraphExecDestroy(hGraphExec: CUgraphExec) = "cuGraphExecDestroy" since 10000, leave;
-        fn cuGraphDestroy(hGraph: CUgraph) = "cuGraphDestroy" since 10000, leave;
+        fn cuGraphExecDestroy(hGraphExec: CUgraphExec) = "cuGraphExecDestroy" since 10000, track;
+        fn cuGraphDestroy(hGraph: CUgraph) = "cuGraphDestroy" since 10000, track;
         fn cuGraphExecUpdate(
             hGraphExec: CUgraphExec, hGraph: CUgraph, hErrorNode_out: *mut CUgraphNode,
             updateResult_out: *mut CUgraphExecUpdateResult
@@ -1411,7 +1413,6 @@ macro_rules! entry_points {
         legacy cuMemGetAddressRange = "cuMemGetAddressRange" since 2000;
         legacy cuMemAllocHost = "cuMemAllocHost" since 2000;
         legacy cuMemHostGetDevicePointer = "cuMemHostGetDevicePointer" since 2020;
-        legacy cuIpcOpenMemHandle = "cuIpcOpenMemHandle" since 4010;
         legacy cuMemHostRegister = "cuMemHostRegister" since 4000;
         legacy cuMemcpyHtoD = "cuMemcpyHtoD" since 2000;
         legacy cuMemcpyDtoH = "cuMemcpyDtoH" since 2000;

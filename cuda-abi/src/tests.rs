@@ -114,7 +114,7 @@ fn classes_follow_the_design() {
     for symbol in ["cuStreamSynchronize", "cuCtxSynchronize_v2", "cuFuncGetAttribute", "cuTexObjectCreate"] {
         assert_eq!(class(symbol), Class::Leave, "{symbol}");
     }
-    for symbol in ["cuImportExternalMemory", "cuMulticastCreate", "cuGraphicsMapResources"] {
+    for symbol in ["cuLogicalEndpointCreate", "cuMulticastCreate", "cuGraphicsMapResources"] {
         assert_eq!(class(symbol), Class::Taint, "{symbol}");
     }
 }

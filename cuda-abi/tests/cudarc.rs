@@ -29,6 +29,10 @@ const NOT_IN_CUDARC: &[(&str, &str)] = &[
     ("cuFabricCpyBatchAsync", "new in cuda.h 13.5"),
     ("cuTensorMapSetAllocationClass", "new in cuda.h 13.5"),
     ("cuStreamBeginCapture", "internal section of cuda.h 13.5: its per-thread variant is still handed out"),
+    (
+        "cuIpcOpenMemHandle",
+        "internal section of cuda.h 13.5: what programs before CUDA 11.0 were linked with",
+    ),
     ("cuGLMapBufferObject_v2", "cudaGL.h 13.5"),
     ("cuGLMapBufferObjectAsync_v2", "cudaGL.h 13.5"),
 ];

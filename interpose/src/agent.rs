@@ -7,8 +7,8 @@
 //!   Starting --------------------> Connected ------------------------> Away
 //!      ^  |                        ^  |    |                            |
 //!      |  | not there,             |  |    | Refused,                   | launcher is there again:
-//!      |  | MOST_TRIES             |  |    | not understood             | GPU's state is put back,
-//!      |  v                        |  |    v                            | Hello{away}, Back
+//!      |  | MOST_TRIES             |  |    | not understood             | Hello{away}, Deliver,
+//!      |  v                        |  |    v                            | GPU's state is put back, Back
 //!      |  Silent                   |  |    Silent                       |
 //!      |                           +--|---------------------------------+
 //!      +------------------------------+
@@ -38,9 +38,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use ckpt_protocol::agent::{FromAgent, Hello, PROTOCOL_VERSION, ToAgent};
-use ckpt_protocol::frame::{self, FrameError};
+use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, PROTOCOL_VERSION, ToAgent};
+use ckpt_protocol::frame::FrameError;
 
+use crate::cuda::{Delivered, Refusal};
+use crate::link::{self, Conversation, Link};
 use crate::socket::{Address, Socket};
 use crate::{cuda, fork, process};
 
@@ -83,6 +85,11 @@ pub fn install(address: Address) {
     if MAIN_THREAD.set(key).is_ok() {
         start();
     }
+}
+
+/// Where the launcher listens, or will again; `None` if nobody is there to talk to.
+pub fn launcher() -> Option<&'static Address> {
+    ADDRESS.get().filter(|_| !SILENT.load(SeqCst))
 }
 
 /// Starts an agent in a forked child, on its only thread.
@@ -164,7 +171,7 @@ extern "C" fn thread_main(_: *mut c_void) -> *mut c_void {
     unsafe { libc::pthread_detach(this) };
     // SAFETY: PR_SET_NAME reads a NUL-terminated string of at most 16 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"ckpt-agent".as_ptr()) };
-    let life = || ADDRESS.get().map_or(End::Silent, |address| serve(address, &CUDA));
+    let life = || ADDRESS.get().map_or(End::Silent, |address| serve(address, &mut cuda::Gpu::new()));
     if !catch_unwind(life).is_ok_and(|end| end == End::MainThread) {
         SILENT.store(true, SeqCst);
     }
@@ -182,19 +189,69 @@ extern "C" fn main_thread_ends(_: *mut c_void) {
 }
 
 /// The state of the process on its GPUs, as far as the agent has to do with it.
-struct Gpu {
-    /// Takes it off, within a time; why it cannot be taken off, in words for people. Nothing has changed then.
-    detach: fn(Duration) -> Result<(), String>,
-    /// Puts it back; why it is lost.
-    attach: fn() -> Result<(), String>,
+trait Gpu {
+    /// See [`cuda::Gpu::mirror_bytes`].
+    fn mirror_bytes(&mut self) -> u64;
+    /// See [`cuda::Gpu::stage`].
+    fn stage(&mut self, mirror: Delivered) -> Result<(), String>;
+    /// See [`cuda::Gpu::unstage`].
+    fn unstage(&mut self);
+    /// See [`cuda::Gpu::detach`].
+    fn detach(
+        &mut self,
+        attempt: u64,
+        timeout: Duration,
+        park: bool,
+        link: &mut dyn Link,
+    ) -> Result<Option<GpuReport>, Refusal>;
+    /// See [`cuda::Gpu::undo`].
+    fn undo(&mut self, link: &mut dyn Link) -> Result<(), String>;
+    /// See [`cuda::Gpu::is_detached`].
+    fn is_detached(&self) -> bool;
+    /// See [`cuda::Gpu::attach`].
+    fn attach(&mut self, mirror: Option<Delivered>, link: &mut dyn Link) -> Result<u64, String>;
 }
 
-const CUDA: Gpu = Gpu { detach: cuda::detach, attach: cuda::attach };
+impl Gpu for cuda::Gpu {
+    fn mirror_bytes(&mut self) -> u64 {
+        self.mirror_bytes()
+    }
+
+    fn stage(&mut self, mirror: Delivered) -> Result<(), String> {
+        self.stage(mirror)
+    }
+
+    fn unstage(&mut self) {
+        self.unstage();
+    }
+
+    fn detach(
+        &mut self,
+        attempt: u64,
+        timeout: Duration,
+        park: bool,
+        link: &mut dyn Link,
+    ) -> Result<Option<GpuReport>, Refusal> {
+        self.detach(attempt, timeout, park, link)
+    }
+
+    fn undo(&mut self, link: &mut dyn Link) -> Result<(), String> {
+        self.undo(link)
+    }
+
+    fn is_detached(&self) -> bool {
+        self.is_detached()
+    }
+
+    fn attach(&mut self, mirror: Option<Delivered>, link: &mut dyn Link) -> Result<u64, String> {
+        self.attach(mirror, link)
+    }
+}
 
 /// A mistake of ours may not end the agent while the state is off the GPU.
-fn guarded(step: &str, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
-    let mistake = |_| Err(format!("the interposer made a mistake when it {step}; please report it"));
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(mistake)
+fn guarded<T>(step: &str, work: impl FnOnce() -> T) -> Result<T, String> {
+    let mistake = |_| format!("the interposer made a mistake when it {step}; please report it");
+    catch_unwind(AssertUnwindSafe(work)).map_err(mistake)
 }
 
 /// Why an agent ended.
@@ -220,35 +277,27 @@ enum Hangup {
 /// A checkpoint that the agent has gone away for, and has not yet told the launcher that it is back from.
 struct Absence {
     attempt: u64,
-    /// The state is off the GPU.
-    is_detached: bool,
-    /// Why it could not be put back.
-    lost: Option<String>,
-}
-
-impl Absence {
-    /// Puts the state back that is off the GPU, once.
-    fn end(&mut self, gpu: &Gpu) {
-        if std::mem::take(&mut self.is_detached) {
-            self.lost = guarded("put the GPU's state back", gpu.attach).err();
-        }
-    }
+    /// What came of putting the state back, once that has been tried: how many bytes were copied, or why it is lost.
+    returned: Option<Result<u64, String>>,
 }
 
 /// The life of an agent.
-fn serve(address: &Address, gpu: &Gpu) -> End {
+fn serve(address: &Address, gpu: &mut dyn Gpu) -> End {
     let mut started_ticks = STARTED_TICKS.load(SeqCst);
     let mut away = None;
     let mut search = Search::new(address);
     let first = Socket::noted().filter(|socket| socket.connect(address).is_ok());
     let mut found = first.map(|socket| Found { socket, start_time_ticks: started_ticks });
     loop {
-        let Some(found) = found.take().or_else(|| search.run(away.as_mut(), gpu)) else {
+        let Some(found) = found.take().or_else(|| search.run(away.is_some())) else {
             return if MAIN_THREAD_ENDED.load(SeqCst) { End::MainThread } else { End::Silent };
         };
-        match converse(&found, &mut away, &mut started_ticks, gpu) {
+        let hangup = converse(&found, &mut away, &mut started_ticks, gpu);
+        // Whatever was prepared was so for this conversation.
+        gpu.unstage();
+        match hangup {
             Hangup::Quiesced { attempt } => {
-                away = Some(Absence { attempt, is_detached: true, lost: None });
+                away = Some(Absence { attempt, returned: None });
                 search = Search::new(address);
             }
             Hangup::Lost => {}
@@ -276,23 +325,17 @@ impl<'a> Search<'a> {
         Self { address, tries: 0, wait: FIRST_WAIT }
     }
 
-    /// Waits, then looks, until there is a connection; an absence ends before that. For an agent that is not
-    /// away: `None` if the main thread has ended, or after [`MOST_TRIES`].
-    fn run(&mut self, mut away: Option<&mut Absence>, gpu: &Gpu) -> Option<Found> {
+    /// Waits, then looks, until there is a connection. For an agent that is not away: `None` if the main thread has
+    /// ended, or after [`MOST_TRIES`].
+    fn run(&mut self, is_away: bool) -> Option<Found> {
         loop {
-            if away.is_none() && (MAIN_THREAD_ENDED.load(SeqCst) || self.tries >= MOST_TRIES) {
+            if !is_away && (MAIN_THREAD_ENDED.load(SeqCst) || self.tries >= MOST_TRIES) {
                 return None;
             }
             std::thread::sleep(self.wait);
             self.tries = self.tries.saturating_add(1);
             self.wait =
                 if self.tries < PATIENT_AFTER { (self.wait * 2).min(LONGEST_WAIT) } else { PATIENT_WAIT };
-            if let Some(absence) = &mut away
-                && self.address.exists()
-            {
-                // May take long, which no limit of a conversation may run out over.
-                absence.end(gpu);
-            }
             // What is not there is not connected to: a dump could catch the socket that is made for it.
             if self.address.exists()
                 && let Ok(socket) = fork::while_none(Socket::open)
@@ -307,22 +350,21 @@ impl<'a> Search<'a> {
 
 /// Talks to the launcher until one side has had enough. What `away` holds is taken once it has been told;
 /// `started_ticks`, the start time that the launcher knows, is brought up to date then.
-fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, gpu: &Gpu) -> Hangup {
+fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, gpu: &mut dyn Gpu) -> Hangup {
     let Found { socket, start_time_ticks } = found;
     // After noting down the socket, before reading: the main thread does these two the other way round.
     if away.is_none() && MAIN_THREAD_ENDED.load(SeqCst) {
         return Hangup::Lost;
     }
-    match greet(socket, away.as_ref().map(|absence| absence.attempt), *start_time_ticks) {
+    match greet(socket, away.as_ref(), *start_time_ticks, gpu.is_detached()) {
         Ok(ToAgent::Welcome { .. }) => {}
         Ok(_) => return Hangup::Refused,
         Err(hangup) => return hangup,
     }
-    if let Some(Absence { attempt, lost, .. }) = away {
+    if let Some(absence) = away {
         let is_known = *started_ticks != 0 && *start_time_ticks != 0;
         let restored = is_known && started_ticks != start_time_ticks;
-        let back = FromAgent::Back { attempt: *attempt, restored, copied_bytes: 0, lost: lost.clone() };
-        if let Err(hangup) = say(socket, &back) {
+        if let Err(hangup) = come_back(socket, absence, restored, gpu) {
             return hangup;
         }
         *away = None;
@@ -333,10 +375,24 @@ fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, 
     *started_ticks = *start_time_ticks;
     loop {
         let answer = match hear(socket) {
-            Ok(ToAgent::Quiesce { attempt, timeout_ms, .. }) => quiesce(attempt, timeout_ms, gpu),
+            Ok(ToAgent::Prepare { attempt }) => {
+                Some(FromAgent::Needs { attempt, mirror_bytes: gpu.mirror_bytes() })
+            }
+            Ok(ToAgent::Stage { attempt, mirror, bytes }) => match delivered(socket, mirror, bytes) {
+                Ok(mirror) => Some(stage(attempt, mirror, gpu)),
+                Err(hangup) => return hangup,
+            },
+            Ok(ToAgent::Unstage { .. }) => {
+                gpu.unstage();
+                None
+            }
+            Ok(ToAgent::Quiesce { attempt, timeout_ms, park }) => {
+                Some(quiesce(attempt, timeout_ms, park, socket, gpu))
+            }
             Ok(_) => return Hangup::Refused,
             Err(hangup) => return hangup,
         };
+        let Some(answer) = answer else { continue };
         match (say(socket, &answer), answer) {
             // Heard or not: the state is off the GPU.
             (_, FromAgent::Quiesced { attempt, .. }) => return Hangup::Quiesced { attempt },
@@ -346,35 +402,85 @@ fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, 
     }
 }
 
-/// Takes the state off the GPU; returns what to answer.
-fn quiesce(attempt: u64, timeout_ms: u64, gpu: &Gpu) -> FromAgent {
-    let detached = guarded("took the GPU's state off", || (gpu.detach)(Duration::from_millis(timeout_ms)));
-    match detached {
-        Ok(()) => FromAgent::Quiesced { attempt, gpu: None },
-        Err(reason) => FromAgent::Failed { attempt, reason },
+/// Receives the descriptor that follows.
+fn delivered(socket: &Socket, id: u64, bytes: u64) -> Result<Delivered, Hangup> {
+    let file = socket.receive(1).ok().and_then(|mut files| files.pop()).ok_or(Hangup::Lost)?;
+    Ok(Delivered { id, bytes, file })
+}
+
+fn stage(attempt: u64, mirror: Delivered, gpu: &mut dyn Gpu) -> FromAgent {
+    match guarded("pinned memory", || gpu.stage(mirror)).flatten() {
+        Ok(()) => FromAgent::Staged { attempt },
+        Err(reason) => FromAgent::Failed { attempt, reason, is_lost: false },
     }
 }
 
+/// Takes the state off the GPU; returns what to answer.
+fn quiesce(attempt: u64, timeout_ms: u64, park: bool, socket: &Socket, gpu: &mut dyn Gpu) -> FromAgent {
+    let timeout = Duration::from_millis(timeout_ms);
+    let detached =
+        guarded("took the GPU's state off", || gpu.detach(attempt, timeout, park, &mut Conversation(socket)));
+    let detached = detached.unwrap_or_else(|reason| {
+        // Nobody knows how far it had come.
+        let undone = guarded("put it back again", || gpu.undo(&mut Conversation(socket))).flatten();
+        Err(Refusal { is_lost: undone.is_err(), reason })
+    });
+    match detached {
+        Ok(gpu) => FromAgent::Quiesced { attempt, gpu },
+        Err(Refusal { reason, is_lost }) => FromAgent::Failed { attempt, reason, is_lost },
+    }
+}
+
+/// Puts the state back if it is off the GPU, once, and says so.
+fn come_back(
+    socket: &Socket,
+    absence: &mut Absence,
+    restored: bool,
+    gpu: &mut dyn Gpu,
+) -> Result<(), Hangup> {
+    if absence.returned.is_none() {
+        absence.returned = Some(if gpu.is_detached() { put_back(socket, gpu)? } else { Ok(0) });
+    }
+    let (copied_bytes, lost) = match &absence.returned {
+        Some(Ok(copied_bytes)) => (*copied_bytes, None),
+        Some(Err(reason)) => (0, Some(reason.clone())),
+        None => (0, None),
+    };
+    say(socket, &FromAgent::Back { attempt: absence.attempt, restored, copied_bytes, lost })
+}
+
+/// What comes of putting the state back with what the launcher delivers. It is not tried before that is here.
+fn put_back(socket: &Socket, gpu: &mut dyn Gpu) -> Result<Result<u64, String>, Hangup> {
+    let ToAgent::Deliver { mirror, bytes, .. } = hear(socket)? else { return Err(Hangup::Lost) };
+    let mirror = if bytes > 0 { Some(delivered(socket, mirror, bytes)?) } else { None };
+    Ok(guarded("put the GPU's state back", || gpu.attach(mirror, &mut Conversation(socket))).flatten())
+}
+
 /// Says hello and waits for the answer.
-fn greet(socket: &Socket, away: Option<u64>, start_time_ticks: u64) -> Result<ToAgent, Hangup> {
+fn greet(
+    socket: &Socket,
+    away: Option<&Absence>,
+    start_time_ticks: u64,
+    is_detached: bool,
+) -> Result<ToAgent, Hangup> {
     let hello = Hello {
         version: PROTOCOL_VERSION,
         pid: std::process::id(),
         start_time_ticks,
         exe: process::exe(),
-        away,
-        is_detached: false,
+        away: away.map(|absence| absence.attempt),
+        is_detached,
     };
     say(socket, &FromAgent::Hello(hello))?;
     hear(socket)
 }
 
-fn say(mut socket: &Socket, message: &FromAgent) -> Result<(), Hangup> {
-    frame::write(&mut socket, message).map_err(|_| Hangup::Lost)
+fn say(socket: &Socket, message: &FromAgent) -> Result<(), Hangup> {
+    link::say(socket, message).map_err(|_| Hangup::Lost)
 }
 
-fn hear(mut socket: &Socket) -> Result<ToAgent, Hangup> {
-    frame::read(&mut socket).map_err(|error| match error {
+fn hear(socket: &Socket) -> Result<ToAgent, Hangup> {
+    link::hear(socket).map_err(|error| match error {
         FrameError::NotJson(_) | FrameError::TooLong { .. } => Hangup::Refused,
         _ => Hangup::Lost,
     })
@@ -382,11 +488,16 @@ fn hear(mut socket: &Socket) -> Result<ToAgent, Hangup> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+    use std::os::fd::{AsFd, OwnedFd};
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::Path;
     use std::sync::{Mutex, MutexGuard, PoisonError};
     use std::thread::{self, JoinHandle};
+
+    use ckpt_protocol::{descriptors, frame};
 
     use super::*;
 
@@ -401,20 +512,98 @@ mod tests {
         std::mem::take(&mut *DONE.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    const WHOLE: Gpu = Gpu {
-        detach: |timeout| {
+    /// How a process takes being asked.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Kind {
+        Whole,
+        /// Parks two pieces of memory, and fetches them again.
+        Parking,
+        /// Gives its time as the reason.
+        Tainted,
+        Lost,
+        Mistaken,
+    }
+
+    struct Played {
+        kind: Kind,
+        is_detached: bool,
+    }
+
+    impl Gpu for Played {
+        fn mirror_bytes(&mut self) -> u64 {
+            4096
+        }
+
+        fn stage(&mut self, mirror: Delivered) -> Result<(), String> {
+            note(format!("stage {} {} {}", mirror.id, mirror.bytes, content(mirror.file)));
+            if self.kind == Kind::Tainted { Err("no room".to_owned()) } else { Ok(()) }
+        }
+
+        fn unstage(&mut self) {
+            note("unstage".to_owned());
+        }
+
+        fn detach(
+            &mut self,
+            _attempt: u64,
+            timeout: Duration,
+            park: bool,
+            link: &mut dyn Link,
+        ) -> Result<Option<GpuReport>, Refusal> {
+            match self.kind {
+                Kind::Tainted => return Err(format!("not in {timeout:?}").into()),
+                Kind::Mistaken => panic!("a mistake"),
+                Kind::Parking if park => {
+                    let files = [file("one"), file("two")];
+                    let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+                    let (answer, _) = link.ask(&FromAgent::Park { count: 2 }, &borrowed).expect("an answer");
+                    assert_eq!(answer, ToAgent::Parked { is_kept: true });
+                }
+                _ => {}
+            }
             note(format!("detach {}", timeout.as_millis()));
+            self.is_detached = true;
+            Ok(Some(GpuReport { parked_bytes: 7, ..GpuReport::default() }))
+        }
+
+        fn undo(&mut self, _: &mut dyn Link) -> Result<(), String> {
+            note("undo".to_owned());
             Ok(())
-        },
-        attach: || {
-            note("attach".to_owned());
-            Ok(())
-        },
-    };
-    /// Gives its time as the reason.
-    const TAINTED: Gpu = Gpu { detach: |timeout| Err(format!("not in {timeout:?}")), ..WHOLE };
-    const LOST: Gpu = Gpu { attach: || Err("GPU state is gone".to_owned()), ..WHOLE };
-    const MISTAKEN: Gpu = Gpu { detach: |_| panic!("a mistake"), ..WHOLE };
+        }
+
+        fn is_detached(&self) -> bool {
+            self.is_detached
+        }
+
+        fn attach(&mut self, mirror: Option<Delivered>, link: &mut dyn Link) -> Result<u64, String> {
+            self.is_detached = false;
+            if self.kind == Kind::Lost {
+                return Err("GPU state is gone".to_owned());
+            }
+            note(format!(
+                "attach {:?}",
+                mirror.map(|mirror| (mirror.id, mirror.bytes, content(mirror.file)))
+            ));
+            if self.kind == Kind::Parking {
+                let (_, files) = link.ask(&FromAgent::Unpark { first: 0, count: 2 }, &[]).expect("an answer");
+                note(files.into_iter().map(content).collect());
+            }
+            Ok(11)
+        }
+    }
+
+    fn file(text: &str) -> OwnedFd {
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(text.as_bytes()).expect("written");
+        file.into()
+    }
+
+    fn content(file: OwnedFd) -> String {
+        let (mut file, mut text) = (File::from(file), String::new());
+        file.rewind().expect("rewound");
+        file.read_to_string(&mut text).expect("read");
+        text
+    }
 
     struct Launcher {
         listener: UnixListener,
@@ -424,13 +613,14 @@ mod tests {
     }
 
     impl Launcher {
-        fn of(gpu: &'static Gpu) -> Self {
+        fn of(kind: Kind) -> Self {
             let turn = crate::socket::tests::turn();
             done();
             let directory = tempfile::tempdir().expect("a directory");
             let path = directory.path().join("agents");
             let listener = UnixListener::bind(&path).expect("listening");
-            let agent = thread::spawn(move || serve(&address(&path), gpu));
+            let agent =
+                thread::spawn(move || serve(&address(&path), &mut Played { kind, is_detached: false }));
             Self { listener, agent, directory, _turn: turn }
         }
 
@@ -463,65 +653,133 @@ mod tests {
     }
 
     fn quiesce(stream: &mut UnixStream, attempt: u64) {
-        tell(stream, &ToAgent::Quiesce { attempt, timeout_ms: 700, park: false });
+        tell(stream, &ToAgent::Quiesce { attempt, timeout_ms: 700, park: true });
+    }
+
+    fn goes(stream: &mut UnixStream, attempt: u64) {
+        let gpu = Some(GpuReport { parked_bytes: 7, ..GpuReport::default() });
+        assert_eq!(hear(stream), FromAgent::Quiesced { attempt, gpu });
+    }
+
+    fn deliver(stream: &mut UnixStream, text: &str) {
+        let bytes = text.len() as u64;
+        tell(stream, &ToAgent::Deliver { mirror: 5, bytes, parked: 0 });
+        if bytes > 0 {
+            descriptors::send(stream.as_fd(), &[file(text).as_fd()]).expect("sent");
+        }
+    }
+
+    fn back(attempt: u64) -> FromAgent {
+        FromAgent::Back { attempt, restored: false, copied_bytes: 11, lost: None }
     }
 
     #[test]
     fn what_cannot_be_taken_off_the_gpu_is_said_and_the_agent_stays() {
-        let launcher = Launcher::of(&TAINTED);
+        let launcher = Launcher::of(Kind::Tainted);
         let (mut stream, _) = launcher.welcomes();
         for attempt in [1, 2] {
             quiesce(&mut stream, attempt);
             let reason = "not in 700ms".to_owned();
-            assert_eq!(hear(&mut stream), FromAgent::Failed { attempt, reason });
+            assert_eq!(hear(&mut stream), FromAgent::Failed { attempt, reason, is_lost: false });
         }
-        assert_eq!(launcher.ends(stream), [""; 0]);
+        assert_eq!(launcher.ends(stream), ["unstage"]);
     }
 
     #[test]
-    fn a_mistake_is_a_reason_too() {
-        let launcher = Launcher::of(&MISTAKEN);
+    fn a_mistake_is_a_reason_too_and_is_undone() {
+        let launcher = Launcher::of(Kind::Mistaken);
         let (mut stream, _) = launcher.welcomes();
         quiesce(&mut stream, 1);
-        let FromAgent::Failed { attempt: 1, reason } = hear(&mut stream) else { panic!("not a failure") };
+        let FromAgent::Failed { attempt: 1, reason, is_lost: false } = hear(&mut stream) else {
+            panic!("not a failure")
+        };
         assert!(reason.contains("mistake"), "{reason}");
-        launcher.ends(stream);
+        assert_eq!(launcher.ends(stream), ["undo", "unstage"]);
     }
 
     #[test]
-    fn the_gpus_state_is_back_before_the_agent_is_and_once_only() {
-        let launcher = Launcher::of(&WHOLE);
+    fn a_mirror_is_staged_and_let_go_of() {
+        let launcher = Launcher::of(Kind::Whole);
+        let (mut stream, _) = launcher.welcomes();
+        tell(&mut stream, &ToAgent::Prepare { attempt: 3 });
+        assert_eq!(hear(&mut stream), FromAgent::Needs { attempt: 3, mirror_bytes: 4096 });
+        tell(&mut stream, &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4 });
+        descriptors::send(stream.as_fd(), &[file("mine").as_fd()]).expect("sent");
+        assert_eq!(hear(&mut stream), FromAgent::Staged { attempt: 3 });
+        tell(&mut stream, &ToAgent::Unstage { attempt: 3 });
+        assert_eq!(launcher.ends(stream), ["stage 8 4 mine", "unstage", "unstage"]);
+    }
+
+    #[test]
+    fn a_mirror_that_cannot_be_staged_is_a_failure() {
+        let launcher = Launcher::of(Kind::Tainted);
+        let (mut stream, _) = launcher.welcomes();
+        tell(&mut stream, &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4 });
+        descriptors::send(stream.as_fd(), &[file("mine").as_fd()]).expect("sent");
+        let reason = "no room".to_owned();
+        assert_eq!(hear(&mut stream), FromAgent::Failed { attempt: 3, reason, is_lost: false });
+        assert_eq!(launcher.ends(stream), ["stage 8 4 mine", "unstage"]);
+    }
+
+    #[test]
+    fn parked_memory_goes_and_comes_in_the_conversation() {
+        let launcher = Launcher::of(Kind::Parking);
+        let (mut stream, _) = launcher.welcomes();
+        quiesce(&mut stream, 1);
+        assert_eq!(hear(&mut stream), FromAgent::Park { count: 2 });
+        let parked = descriptors::receive(stream.as_fd(), 2).expect("received");
+        tell(&mut stream, &ToAgent::Parked { is_kept: true });
+        goes(&mut stream, 1);
+        let (mut stream, hello) = launcher.welcomes();
+        assert!(hello.is_detached);
+        deliver(&mut stream, "");
+        assert_eq!(hear(&mut stream), FromAgent::Unpark { first: 0, count: 2 });
+        tell(&mut stream, &ToAgent::Unparked { count: 2 });
+        let borrowed: Vec<_> = parked.iter().map(AsFd::as_fd).collect();
+        descriptors::send(stream.as_fd(), &borrowed).expect("sent");
+        assert_eq!(hear(&mut stream), back(1));
+        let done = launcher.ends(stream);
+        assert_eq!(done, ["detach 700", "unstage", "attach None", "onetwo", "unstage"]);
+    }
+
+    #[test]
+    fn the_gpus_state_is_put_back_with_what_is_delivered_and_once_only() {
+        let launcher = Launcher::of(Kind::Whole);
         let (mut stream, _) = launcher.welcomes();
         let path = launcher.directory.path().join("agents");
         let hidden = launcher.directory.path().join("hidden");
         std::fs::rename(&path, &hidden).expect("hidden");
         quiesce(&mut stream, 1);
-        assert_eq!(hear(&mut stream), FromAgent::Quiesced { attempt: 1, gpu: None });
+        goes(&mut stream, 1);
         assert!(frame::read::<FromAgent>(&mut stream).is_err(), "it has gone away");
         // Time for many looks.
         thread::sleep(LONGEST_WAIT * 4);
-        assert_eq!(done(), ["detach 700"], "the launcher is not there yet");
+        assert_eq!(done(), ["detach 700", "unstage"], "the launcher is not there yet");
         std::fs::rename(&hidden, &path).expect("shown");
-        // A connection that breaks before the agent has said that it is back.
-        let (broken, _) = launcher.listener.accept().expect("an agent");
-        assert_eq!(done(), ["attach"]);
+        // A connection that breaks before anything is delivered.
+        let (broken, hello) = launcher.welcomes();
+        assert_eq!((hello.away, hello.is_detached), (Some(1), true));
+        drop(broken);
+        // One that breaks before the agent has said that it is back.
+        let (mut broken, _) = launcher.welcomes();
+        deliver(&mut broken, "memory");
+        broken.shutdown(std::net::Shutdown::Read).expect("shut");
         drop(broken);
         let (mut stream, hello) = launcher.welcomes();
-        assert_eq!(hello.away, Some(1));
-        assert_eq!(
-            hear(&mut stream),
-            FromAgent::Back { attempt: 1, restored: false, copied_bytes: 0, lost: None }
-        );
-        assert_eq!(launcher.ends(stream), [""; 0]);
+        assert_eq!((hello.away, hello.is_detached), (Some(1), false));
+        assert_eq!(hear(&mut stream), back(1));
+        let done = launcher.ends(stream);
+        assert_eq!(done, ["unstage", "attach Some((5, 6, \"memory\"))", "unstage", "unstage"]);
     }
 
     #[test]
     fn state_that_is_lost_is_told() {
-        let launcher = Launcher::of(&LOST);
+        let launcher = Launcher::of(Kind::Lost);
         let (mut stream, _) = launcher.welcomes();
         quiesce(&mut stream, 4);
-        assert_eq!(hear(&mut stream), FromAgent::Quiesced { attempt: 4, gpu: None });
+        goes(&mut stream, 4);
         let (mut stream, _) = launcher.welcomes();
+        deliver(&mut stream, "");
         let lost = Some("GPU state is gone".to_owned());
         assert_eq!(hear(&mut stream), FromAgent::Back { attempt: 4, restored: false, copied_bytes: 0, lost });
         launcher.ends(stream);
@@ -529,17 +787,15 @@ mod tests {
 
     #[test]
     fn a_farewell_that_nobody_hears_is_an_absence_all_the_same() {
-        let launcher = Launcher::of(&WHOLE);
+        let launcher = Launcher::of(Kind::Whole);
         let (mut stream, _) = launcher.welcomes();
         // The agent can read from now on, but not write.
         stream.shutdown(std::net::Shutdown::Read).expect("shut");
         quiesce(&mut stream, 9);
         let (mut stream, hello) = launcher.welcomes();
         assert_eq!(hello.away, Some(9));
-        assert_eq!(
-            hear(&mut stream),
-            FromAgent::Back { attempt: 9, restored: false, copied_bytes: 0, lost: None }
-        );
-        assert_eq!(launcher.ends(stream), ["detach 700", "attach"]);
+        deliver(&mut stream, "");
+        assert_eq!(hear(&mut stream), back(9));
+        assert_eq!(launcher.ends(stream), ["detach 700", "unstage", "attach None", "unstage"]);
     }
 }

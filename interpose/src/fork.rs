@@ -2,39 +2,40 @@
 //!
 //! A descriptor that the agent has just got and not yet noted down would be copied into a child that knows
 //! nothing of it. So the agent makes and notes down descriptors only while no `fork` is on its way, and a
-//! `fork` waits for an agent that is at it (some microseconds). Forks do not wait for each other, and never
-//! for long: the agent's part takes no lock, and past [`MOST_WAITS`] the fork goes ahead regardless.
+//! `fork` waits for an agent that is at it (some microseconds). So it is with the descriptors of device memory that
+//! is shared, in whichever thread. Forks do not wait for each other, and never for long: past [`MOST_WAITS`] the fork
+//! goes ahead regardless.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 /// How many forks are between their beginning and their end in the parent.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// Whether the agent holds descriptors that are not noted down.
-static BUSY: AtomicBool = AtomicBool::new(false);
+/// How many threads hold descriptors that are not noted down.
+static BUSY: AtomicU32 = AtomicU32::new(0);
 
 const FORK_WAIT: Duration = Duration::from_micros(50);
 const MOST_WAITS: u32 = 2000;
-const AGENT_WAIT: Duration = Duration::from_millis(1);
+const BUSY_WAIT: Duration = Duration::from_millis(1);
 
-/// Runs `make` while no fork is on its way. For the agent's thread only; `make` must not wait for anything.
+/// Runs `make` while no fork is on its way. `make` must not wait for long.
 pub fn while_none<T>(make: impl FnOnce() -> T) -> T {
     struct Busy;
     impl Drop for Busy {
         fn drop(&mut self) {
-            BUSY.store(false, SeqCst);
+            BUSY.fetch_sub(1, SeqCst);
         }
     }
     loop {
+        BUSY.fetch_add(1, SeqCst);
         let busy = Busy;
-        BUSY.store(true, SeqCst);
         if FORKS.load(SeqCst) == 0 {
             let made = make();
             drop(busy);
             return made;
         }
         drop(busy);
-        std::thread::sleep(AGENT_WAIT);
+        std::thread::sleep(BUSY_WAIT);
     }
 }
 
@@ -48,7 +49,7 @@ pub fn install() -> bool {
 extern "C" fn before() {
     FORKS.fetch_add(1, SeqCst);
     for _ in 0..MOST_WAITS {
-        if !BUSY.load(SeqCst) {
+        if BUSY.load(SeqCst) == 0 {
             break;
         }
         // Sleeping and not yielding: the agent may have a lower priority than this thread.
@@ -62,7 +63,7 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     FORKS.store(0, SeqCst);
-    BUSY.store(false, SeqCst);
+    BUSY.store(0, SeqCst);
     // A panic may not leave a function that C calls.
     let _ = std::panic::catch_unwind(crate::agent::restart_in_child);
 }

@@ -3,16 +3,17 @@
 //! | module | does |
 //! |---|---|
 //! | `agent` | the thread that answers the launcher, and its life over checkpoint, restore and fork |
-//! | `cuda` | stands in front of the CUDA driver, and takes its state off the GPU for a dump |
+//! | `cuda` | stands in front of the CUDA driver and of NCCL, and takes the driver's state off the GPU for a dump |
 //! | `exec` | keeps programs in the job that are started with another environment |
+//! | `link` | what others may ask of the launcher in the agent's conversation |
 //! | `socket` | its connection: out of the application's way, and never mistaken for the application's own |
 //! | `fork` | keeps `fork` and the agent's descriptors apart |
 //! | `process` | what a process can say of itself without `std::env` |
 //!
-//! The library is a guest. Beside the driver's names, `dlsym` and the exec family it exports nothing; it prints nothing, takes no signal, leaves the low descriptor
-//! numbers to the application, and where anything fails it falls silent: the job then runs as it would have
-//! run alone. Without [`ckpt_protocol::agent::SOCKET_VARIABLE`] in the environment, and in a program that
-//! runs with more rights than its user (`AT_SECURE`), it does nothing from the start.
+//! The library is a guest. Beside names of the driver and of NCCL, `dlsym` and the exec family it exports nothing; it
+//! prints nothing, takes no signal, leaves the low descriptor numbers to the application, and where anything fails it
+//! falls silent: the job then runs as it would have run alone. Without [`ckpt_protocol::agent::SOCKET_VARIABLE`] in the
+//! environment, and in a program that runs with more rights than its user (`AT_SECURE`), it does nothing from the start.
 
 #[cfg(panic = "abort")]
 compile_error!("a panic in here must never end the job: build the interposer with unwinding");
@@ -21,6 +22,7 @@ mod agent;
 mod cuda;
 mod exec;
 mod fork;
+mod link;
 mod process;
 mod socket;
 

@@ -10,7 +10,10 @@
 use std::ffi::c_int;
 use std::io::{self, ErrorKind, Read, Write};
 use std::mem::{MaybeUninit, zeroed};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
+
+use ckpt_protocol::descriptors;
 
 /// Where the search for a free descriptor begins, as far as the process's limit allows.
 const HIGH_DESCRIPTOR: c_int = 900;
@@ -69,11 +72,12 @@ impl Address {
     }
 }
 
-/// A unix stream socket, noted down in [`SLOT`] for as long as it is open.
+/// A unix stream socket; the agent's is noted down in [`SLOT`] for as long as it is open.
 pub struct Socket {
     descriptor: c_int,
     device: u64,
     inode: u64,
+    is_noted: bool,
 }
 
 impl Socket {
@@ -82,6 +86,17 @@ impl Socket {
     /// To be called where no `fork` can be on its way: inside [`crate::fork::while_none`], or while the
     /// process has but one thread.
     pub fn open() -> io::Result<Self> {
+        let mut socket = Self::brief()?;
+        SLOT.device.store(socket.device, SeqCst);
+        SLOT.inode.store(socket.inode, SeqCst);
+        SLOT.descriptor.store(socket.descriptor, SeqCst);
+        socket.is_noted = true;
+        Ok(socket)
+    }
+
+    /// Makes one for a short conversation of any thread, which nobody looks for: to be called, and closed, inside
+    /// [`crate::fork::while_none`].
+    pub fn brief() -> io::Result<Self> {
         let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: socket takes plain numbers and makes a new descriptor.
         let low = checked(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
@@ -90,10 +105,7 @@ impl Socket {
             close(descriptor);
             return Err(ErrorKind::NotFound.into());
         };
-        SLOT.device.store(device, SeqCst);
-        SLOT.inode.store(inode, SeqCst);
-        SLOT.descriptor.store(descriptor, SeqCst);
-        Ok(Self { descriptor, device, inode })
+        Ok(Self { descriptor, device, inode, is_noted: false })
     }
 
     /// The socket that is noted down. It must have no other owner: it was kept with [`Socket::keep`], or its
@@ -101,7 +113,7 @@ impl Socket {
     pub fn noted() -> Option<Self> {
         let descriptor = SLOT.descriptor.load(SeqCst);
         let (device, inode) = (SLOT.device.load(SeqCst), SLOT.inode.load(SeqCst));
-        (descriptor != NONE).then_some(Self { descriptor, device, inode })
+        (descriptor != NONE).then_some(Self { descriptor, device, inode, is_noted: true })
     }
 
     /// Leaves the socket open and noted down, for the thread that takes it up with [`Socket::noted`].
@@ -122,12 +134,43 @@ impl Socket {
         Ok(())
     }
 
+    /// Lets no read or write take longer than this.
+    pub fn limit(&self, seconds: u16) -> io::Result<()> {
+        let descriptor = self.descriptor()?;
+        let limit = libc::timeval { tv_sec: seconds.into(), tv_usec: 0 };
+        let bytes = libc::socklen_t::try_from(size_of_val(&limit)).map_err(|_| ErrorKind::InvalidInput)?;
+        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+            let value = (&raw const limit).cast();
+            // SAFETY: `value` points to a whole timeval of `bytes` bytes that outlives the call.
+            checked(unsafe { libc::setsockopt(descriptor, libc::SOL_SOCKET, option, value, bytes) })?;
+        }
+        Ok(())
+    }
+
+    /// The descriptor, to send and receive others by.
+    pub fn as_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        let descriptor = self.descriptor()?;
+        // SAFETY: it is open and ours, and stays so as long as `self` unless the application meddles with it.
+        Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })
+    }
+
     /// Ends the connection without closing the descriptor, so that a thread that reads from it wakes.
     pub fn hang_up(&self) {
         if let Ok(descriptor) = self.descriptor() {
             // SAFETY: shutdown takes plain numbers and changes nothing but the socket, which is ours.
             unsafe { libc::shutdown(descriptor, libc::SHUT_RDWR) };
         }
+    }
+
+    /// Sends descriptors after the message that has announced them.
+    pub fn send(&self, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        descriptors::send(self.as_fd()?, descriptors)
+    }
+
+    /// Receives the descriptors that a message has announced. They have numbers of the application's for as long as
+    /// they are open, which is to be short.
+    pub fn receive(&self, count: usize) -> io::Result<Vec<OwnedFd>> {
+        descriptors::receive(self.as_fd()?, count)
     }
 
     /// The descriptor's number, if it still means our socket.
@@ -145,8 +188,10 @@ impl Drop for Socket {
         if let Ok(descriptor) = self.descriptor() {
             close(descriptor);
         }
-        // A fork that comes in between copies a number whose inode no longer fits, which is harmless.
-        SLOT.descriptor.store(NONE, SeqCst);
+        if self.is_noted {
+            // A fork that comes in between copies a number whose inode no longer fits, which is harmless.
+            SLOT.descriptor.store(NONE, SeqCst);
+        }
     }
 }
 
@@ -299,6 +344,26 @@ pub mod tests {
         assert_eq!(found.descriptor, number);
         drop(found);
         assert!(identity(number).is_none());
+    }
+
+    #[test]
+    fn a_brief_socket_is_not_taken_for_the_agents() {
+        let _turn = turn();
+        let (_directory, address, path) = place();
+        let listener = UnixListener::bind(path).expect("a listener");
+        let agents = Socket::open().expect("a socket");
+        let brief = Socket::brief().expect("a socket");
+        brief.connect(&address).expect("connected");
+        brief.limit(1).expect("limited");
+        let (mut peer, _) = listener.accept().expect("a peer");
+        (&brief).write_all(b"x").expect("written");
+        peer.read_exact(&mut [0]).expect("read");
+        assert_eq!((&brief).read(&mut [0]).expect_err("in time").kind(), ErrorKind::WouldBlock);
+        drop(brief);
+        assert_eq!(peer.read(&mut [0]).expect("the end"), 0);
+        let noted = Socket::noted().expect("the agent's");
+        assert_eq!(noted.descriptor, agents.descriptor);
+        noted.keep();
     }
 
     #[test]

@@ -15,6 +15,9 @@ use ckpt_protocol::agent::{FromAgent, Hello, PROTOCOL_VERSION, SOCKET_VARIABLE, 
 use ckpt_protocol::frame;
 use cuda_abi::{Class, ENTRY_POINTS, Lookup, lookup};
 
+#[path = "front/nccl.rs"]
+mod nccl;
+
 const LONG: Duration = Duration::from_secs(60);
 
 /// What each entry point's class is meant to be: a row that is lost, or has become another, shows.
@@ -35,6 +38,9 @@ fn driver() -> PathBuf {
     assert!(path.is_file(), "{} is not there: call `cargo xtask test`", path.display());
     path
 }
+
+/// What handlers of other entry points ask the driver about.
+const ASKED: &[&str] = &["cuCtxGetCurrent"];
 
 fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LONG;
@@ -111,6 +117,10 @@ impl Launcher {
             stream.set_read_timeout(Some(LONG)).expect("set");
             let FromAgent::Hello(hello) = frame::read(&mut &stream).ok()? else { panic!("not a hello") };
             frame::write(&mut &stream, &ToAgent::Welcome { version: PROTOCOL_VERSION }).ok()?;
+            if hello.is_detached {
+                // No mirror was staged, so all memory went the driver's way.
+                frame::write(&mut &stream, &ToAgent::Deliver { mirror: 0, bytes: 0, parked: 0 }).ok()?;
+            }
             let agent = Agent { stream, hello };
             if is(&agent.hello) {
                 return Some(agent);
@@ -129,7 +139,8 @@ impl Launcher {
         fs::remove_file(self.path("socket")).expect("removed");
         let pids: BTreeSet<u32> = agents.iter().map(|agent| agent.hello.pid).collect();
         for agent in agents {
-            assert_eq!(agent.quiesce(), FromAgent::Quiesced { attempt: 1, gpu: None });
+            let answer = agent.quiesce();
+            assert!(matches!(answer, FromAgent::Quiesced { attempt: 1, .. }), "{answer:?}");
         }
         work();
         self.listener = Self::listen(&self.path("socket"));
@@ -262,7 +273,10 @@ fn at_a_closed_gate_each_entry_point_does_what_its_class_says() {
     program.say("end");
     let called: BTreeSet<String> = program.lines_until("").into_iter().collect();
     let once: BTreeSet<String> = classes.keys().map(|name| format!("called {name} 1")).collect();
-    assert_eq!(called, once);
+    // What handlers ask the driver about has no effect.
+    let is_asked = |line: &&String| !ASKED.iter().any(|name| line.starts_with(&format!("called {name} ")));
+    let other: Vec<_> = once.symmetric_difference(&called).filter(is_asked).collect();
+    assert!(other.is_empty(), "{other:#?}");
     assert_eq!(program.ends(), Some(0));
 }
 
@@ -402,7 +416,7 @@ fn a_driver_that_is_used_past_us_is_refused_by_its_name() {
             let answer = launcher.agent_of(&running).quiesce();
             match (what, answer) {
                 ("load", FromAgent::Quiesced { attempt: 1, .. }) => {}
-                ("use", FromAgent::Failed { attempt: 1, reason }) => {
+                ("use", FromAgent::Failed { attempt: 1, reason, .. }) => {
                     let real = fs::canonicalize(driver()).expect("a path");
                     let names = ["libcuda.so.1", real.to_str().expect("text")];
                     assert!(names.iter().any(|name| reason.contains(name)), "{reason}");

@@ -1,13 +1,17 @@
-//! One checkpoint of a running job: room, dump, persist, commit, retention.
+//! One checkpoint of a running job: prepare, room, dump, persist, commit, retention.
 //!
 //! ```text
-//!   room ──► dump (the job stands still) ──► persist (the job runs) ──► committed ──► older ones pruned
-//!    │          │  up to 3 tries                │
-//!    └──────────┴───────────────────────────────┴──► given up: the job runs on, older snapshots are as they were
+//!   prepare ──► room ──► dump (the job stands still) ──► persist (the job runs) ──► committed ──► older ones pruned
+//!    │           │        │  up to 3 tries                │
+//!    └───────────┴────────┴───────────────────────────────┴──► given up: the job runs on, older snapshots are as
+//!                                                               they were
 //! ```
+//!
+//! The mirrors of device memory stay as they are while they are stored: one attempt follows the other.
 
-use crate::agents::{Agents, QuiesceError};
+use crate::agents::{Agents, Prepared, QuiesceError};
 use crate::criu::{Criu, ImageError};
+use crate::device_memory;
 use crate::diagnose;
 use crate::dump::{Dumped, Frozen};
 use crate::host;
@@ -17,8 +21,8 @@ use crate::status::{SharedStatus, unix_ms};
 use crate::stdio::Stdio;
 use ckpt_protocol::control::{Phase, Saved};
 use ckpt_snapshot::{
-    AgentsRecord, JobDir, JobIdentity, JobRecord, MANIFEST_VERSION, Manifest, OpenError, ProcessTree,
-    ReadError, RelPath, SaveError, SnapshotId, SnapshotWriter, Store, choose_prunable, faults,
+    AgentsRecord, JobDir, JobIdentity, JobRecord, Manifest, OpenError, ProcessTree, ReadError, RelPath,
+    SaveError, SnapshotId, SnapshotWriter, Store, choose_prunable, faults,
 };
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -26,9 +30,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
-
-/// Memory to leave to everybody else when images are staged in memory.
-const MEMORY_SPARE_BYTES: u64 = 256 << 20;
 
 /// A job that runs, as far as checkpoints need it.
 pub struct RunningJob {
@@ -72,9 +73,12 @@ pub enum AttemptError {
     /// CRIU would take it and bring it back wrong.
     #[error("the job cannot be saved as it is: {0}")]
     Broken(String),
-    /// The interposer in one of the processes says no, or says nothing.
+    /// The interposer in one of the processes says no, or says nothing; or there is no memory for what is on the GPUs.
     #[error("the job cannot be saved as it is: {0}")]
-    Agents(QuiesceError),
+    Agents(#[from] QuiesceError),
+    /// What an agent has told of device memory cannot be.
+    #[error(transparent)]
+    DeviceMemory(#[from] device_memory::ReportError),
     /// It took too long.
     #[error("the job stood still for {}, so the checkpoint was given up (--freeze-timeout). CRIU's log is in {log}", humantime::format_duration(*.limit), log = log.display())]
     Frozen {
@@ -159,14 +163,16 @@ impl Checkpointer {
         if !broken.is_empty() {
             return Err(AttemptError::Broken(broken.join("; ")));
         }
+        let prepared = self.prepare()?;
+        let device_bytes = prepared.as_ref().map_or(0, Prepared::mirror_bytes);
         let id = self.next_id(&store)?;
-        let writer = store.begin(&id, survey.resident_bytes)?;
+        let writer = store.begin(&id, survey.resident_bytes.saturating_add(device_bytes))?;
         let staging = self.staging(survey.resident_bytes)?;
         if let Err(error) = staging.warm(survey.resident_bytes) {
             tracing::debug!("memory for the images could not be fetched ahead: {error}");
         }
         self.status.enter(Phase::Dump, survey.resident_bytes);
-        let dumped = self.dump_with_retries(&id, &staging)?;
+        let dumped = self.dump_with_retries(&id, &staging, prepared)?;
         drop(staging);
         self.tell_outside(&dumped.frozen.outside_tcp);
         let manifest = self.persist(id, writer, dumped)?;
@@ -180,6 +186,15 @@ impl Checkpointer {
         self.status.saved(&saved);
         self.prune(&store);
         Ok(saved)
+    }
+
+    /// Prepares the agents; the job runs meanwhile.
+    pub(crate) fn prepare(&self) -> Result<Option<Prepared>, AttemptError> {
+        let Some(agents) = &self.job.agents else { return Ok(None) };
+        faults::hit("prepare").map_err(AttemptError::Staging)?;
+        let prepared = agents.prepare(self.attempts, self.freeze_timeout)?;
+        faults::hit("staged").map_err(AttemptError::Staging)?;
+        Ok(Some(prepared))
     }
 
     /// Says once which connections a resume will not bring back.
@@ -206,7 +221,7 @@ impl Checkpointer {
     /// Memory if it is there, the disk of the store otherwise.
     fn staging(&self, needed_bytes: u64) -> Result<Arc<Staging>, AttemptError> {
         let available_bytes = staging::available_bytes().map_err(AttemptError::Staging)?;
-        let fits = needed_bytes + needed_bytes / 8 + MEMORY_SPARE_BYTES <= available_bytes;
+        let fits = needed_bytes + needed_bytes / 8 + staging::SPARE_BYTES <= available_bytes;
         let why = match fits.then(|| Staging::in_memory(needed_bytes)) {
             Some(Ok(memory)) => return Ok(Arc::new(memory)),
             Some(Err(error)) => error.to_string(),
@@ -231,8 +246,9 @@ impl Checkpointer {
         for (kind, dir) in dirs {
             all.push((kind, dir, files(dir)?));
         }
-        let total_bytes = all.iter().flat_map(|(.., files)| files).map(|(_, bytes)| bytes).sum();
-        self.status.enter(Phase::Persist, total_bytes);
+        let image_bytes: u64 = all.iter().flat_map(|(.., files)| files).map(|(_, bytes)| bytes).sum();
+        let device_bytes = device_memory::stored_bytes(&dumped.gpu)?;
+        self.status.enter(Phase::Persist, image_bytes + device_bytes);
         for (kind, dir, files) in all {
             for (name, _) in files {
                 let path = RelPath::new(format!("{kind}/{name}"))
@@ -244,7 +260,13 @@ impl Checkpointer {
                 dir.remove(&name).map_err(AttemptError::Staging)?;
             }
         }
-        Ok(writer.commit(self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents))?)
+        let mut store = |path: &RelPath, from: &mut dyn Read| {
+            let mut from = Cancellable { from, cancelled: &self.cancelled };
+            Ok(writer.put(path, &mut from, &|bytes| self.status.advance(bytes))?)
+        };
+        let gpu = device_memory::store(&dumped.gpu, &mut store)?;
+        let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
+        Ok(writer.commit(Manifest { version: Manifest::version_for(&gpu), gpu, ..manifest })?)
     }
 
     fn manifest(
@@ -256,7 +278,7 @@ impl Checkpointer {
     ) -> Manifest {
         let survey = frozen.survey;
         Manifest {
-            version: MANIFEST_VERSION,
+            version: Manifest::version_for(&[]),
             id,
             job: self.identity.clone(),
             run: self.record.lock().unwrap_or_else(std::sync::PoisonError::into_inner).run,
@@ -280,6 +302,7 @@ impl Checkpointer {
             spare_files: frozen.spare_files,
             directories: frozen.directories,
             links: frozen.links,
+            gpu: Vec::new(),
             files: Vec::new(),
         }
     }
@@ -319,7 +342,7 @@ pub(crate) mod tests {
 
     pub(crate) fn manifest(open_files: Vec<ckpt_snapshot::OpenFile>) -> Manifest {
         Manifest {
-            version: MANIFEST_VERSION,
+            version: Manifest::version_for(&[]),
             id: SnapshotId::new(1, SystemTime::UNIX_EPOCH),
             job: JobIdentity { key: "job".into(), cwd: "/".into(), argv: Vec::new() },
             run: 1,
@@ -336,6 +359,7 @@ pub(crate) mod tests {
             spare_files: Vec::new(),
             directories: Vec::new(),
             links: Vec::new(),
+            gpu: Vec::new(),
             files: Vec::new(),
         }
     }

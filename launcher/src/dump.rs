@@ -1,10 +1,11 @@
 //! The part of a checkpoint during which the job stands still: CRIU dumps it, and what CRIU does not save is noted.
 
-use crate::agents::{Agents, QuiesceError, Quiesced};
+use crate::agents::{Agents, GpuState, Prepared, QuiesceError, Quiesced};
 use crate::checkpoint::{AttemptError, Checkpointer};
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, arm_expired_timers,
 };
+use crate::device_memory;
 use crate::diagnose;
 use crate::directories;
 use crate::links;
@@ -56,6 +57,8 @@ pub(crate) struct Dumped {
     pub(crate) frozen: Frozen,
     pub(crate) stall_s: f64,
     pub(crate) agents: Option<AgentsRecord>,
+    /// What was on the GPUs.
+    pub(crate) gpu: Vec<GpuState>,
     /// Keeps the images alive.
     _staging: Arc<Staging>,
 }
@@ -75,11 +78,12 @@ impl From<SessionError> for DumpError {
 }
 
 impl Checkpointer {
-    /// Dumps the job, trying again where that may help.
+    /// Dumps the job, trying again where that may help. The agents were `prepared` for the first try.
     pub(crate) fn dump_with_retries(
         &self,
         id: &SnapshotId,
         staging: &Arc<Staging>,
+        mut prepared: Option<Prepared>,
     ) -> Result<Dumped, AttemptError> {
         let mut tries = 1;
         loop {
@@ -99,6 +103,9 @@ impl Checkpointer {
                 tracing::debug!("try {tries} of the dump failed: {error}");
                 tries += 1;
                 std::thread::sleep(BETWEEN_TRIES);
+                // The first is over before the next begins: it would undo that.
+                drop(prepared.take());
+                prepared = self.prepare()?;
                 continue;
             }
             return Err(self.explain(id, error, &work));
@@ -126,7 +133,8 @@ impl Checkpointer {
         let pids = away.processes().filter_map(|process| process.pid).collect();
         let record = AgentsRecord { attempt: away.attempt(), pids };
         let stall_s = begun.elapsed().as_secs_f64();
-        Ok(result.map(|dumped| Dumped { agents: Some(record), stall_s, ..dumped })?)
+        let gpu = away.gpu().to_vec();
+        Ok(result.map(|dumped| Dumped { agents: Some(record), gpu, stall_s, ..dumped })?)
     }
 
     fn call_back(&self, agents: &Agents, away: &Quiesced) {
@@ -136,7 +144,9 @@ impl Checkpointer {
             );
         }
         // What is lost the supervisor hears of too, and ends the job.
-        crate::interpose::tell(&agents.await_back(away, self.freeze_timeout));
+        let back = agents.await_back(away, self.freeze_timeout);
+        crate::interpose::tell(&back);
+        self.status.device_memory(device_memory::outcome(away.gpu(), back.copied_bytes));
     }
 
     fn dump(
@@ -185,7 +195,16 @@ impl Checkpointer {
         let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
             .map_err(|error| SessionError::Stage(error.to_string()))?;
         let stall_s = Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64();
-        Ok(Dumped { images, shm, spare, frozen, stall_s, agents: None, _staging: Arc::clone(staging) })
+        Ok(Dumped {
+            images,
+            shm,
+            spare,
+            frozen,
+            stall_s,
+            agents: None,
+            gpu: Vec::new(),
+            _staging: Arc::clone(staging),
+        })
     }
 
     fn dump_options(&self, fds: &[i32], tries: u32, deadline: Instant) -> Options {

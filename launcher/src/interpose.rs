@@ -6,6 +6,7 @@
 
 use crate::agents::{Agents, Back, Loss, Quiesced};
 use crate::config::Config;
+use crate::descriptor_limit;
 use crate::runtime_dir::{runtime_dir, short_name};
 use anyhow::{Context, Result};
 use ckpt_protocol::agent::SOCKET_VARIABLE;
@@ -137,6 +138,7 @@ fn socket_path(dir: &JobDir) -> Result<PathBuf> {
 /// When the socket cannot be made.
 pub fn listen(dir: &JobDir) -> Result<Agents> {
     let path = socket_path(dir)?;
+    descriptor_limit::raise();
     Agents::listen(&path).with_context(|| format!("cannot listen for the interposer at {}", path.display()))
 }
 
@@ -167,6 +169,7 @@ pub fn welcome_back(
     limit: Duration,
 ) -> Result<(), Loss> {
     let expected = Quiesced::expected(record.attempt, record.pids.iter().copied(), proc);
+    agents.settle(&expected);
     let back = agents.await_back(&expected, limit);
     tell(&back);
     back.lost.into_iter().next().map_or(Ok(()), Err)

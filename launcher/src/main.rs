@@ -8,6 +8,8 @@ mod config;
 mod control_server;
 mod criu;
 mod decide;
+mod descriptor_limit;
+mod device_memory;
 mod diagnose;
 mod directories;
 mod dump;

@@ -8,6 +8,7 @@
 use crate::checkpoint::RunningJob;
 use crate::config::Config;
 use crate::criu::{Criu, InheritFd, Options, Session, SessionError, explain};
+use crate::device_memory::{self, Load};
 use crate::directories;
 use crate::host;
 use crate::interpose;
@@ -19,10 +20,13 @@ use crate::saved;
 use crate::staging::{StagedDir, Staging};
 use crate::stdio::{self, Stdio, terminal_key};
 use anyhow::{Context, Result, anyhow, bail};
-use ckpt_snapshot::{JobDir, Manifest, ReadError, SavedFile, SnapshotId, StdioKind, Store, write_atomically};
+use ckpt_snapshot::{
+    Check, JobDir, Manifest, ReadError, SavedFile, SnapshotId, StdioKind, Store, write_atomically,
+};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 /// A restore may fail for a reason that is gone a moment later.
@@ -73,7 +77,10 @@ impl From<ReadError> for Failure {
 
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
-        Self::Other(error)
+        match error.downcast::<ReadError>() {
+            Ok(error) => error.into(),
+            Err(error) => Self::Other(error),
+        }
     }
 }
 
@@ -173,6 +180,7 @@ impl Resumer<'_> {
 
     fn restore<'a>(&self, store: &dyn Store, manifest: &'a Manifest) -> Result<RunningJob, Failure> {
         let images = store.images(manifest)?;
+        let loads = device_memory::plan(manifest)?;
         let gone = manifest.spare_files.iter().filter(|file| std::fs::symlink_metadata(&file.path).is_err());
         let open = |file: &'a SavedFile| Ok((file, store.open(manifest, &file.data)?));
         let gone = gone.map(open).collect::<Result<Vec<_>, ReadError>>()?;
@@ -199,11 +207,10 @@ impl Resumer<'_> {
             .or_else(|_| Staging::on_disk(&self.dir.path().join("staging")))
             .context("cannot make a place for CRIU's log")?;
         let work = staging.subdir("work").context("cannot make a place for CRIU's log")?;
-        let bar = Bar::new("checking the snapshot", images.check_bytes);
-        let check = std::thread::Builder::new()
-            .name("verify".to_owned())
-            .spawn(move || (images.check)(&|bytes| bar.advance(bytes)))
-            .context("cannot start the check of the snapshot")?;
+        if let Some(agents) = &agents {
+            agents.adopt(loads.iter().map(|load| (load.pid, load.mirror.clone())));
+        }
+        let check = self.start_check(manifest, images.check, images.check_bytes, loads)?;
         let root_pid = self.run_criu(&namespace, &stdio, manifest, &images.dir, &work, check)?;
         if let (Some(agents), Some(record)) = (&agents, &manifest.tree.agents) {
             let proc = PathBuf::from(format!("/proc/{}/root/proc", namespace.init_pid()));
@@ -213,6 +220,34 @@ impl Resumer<'_> {
         let command_pid = manifest.tree.command_pid;
         let job = RunningJob { namespace, stdio, root_pid, command_pid, agents };
         Ok(job)
+    }
+
+    /// Compares memory pages, and loads and compares device memory, while CRIU restores.
+    fn start_check(
+        &self,
+        manifest: &Manifest,
+        check: Check,
+        check_bytes: u64,
+        loads: Vec<Load>,
+    ) -> Result<JoinHandle<Result<(), ReadError>>> {
+        let (store, manifest) = (self.dir.store(), manifest.clone());
+        let load_bytes: u64 = loads.iter().map(|load| load.bytes).sum();
+        let bar = Bar::new("checking the snapshot", check_bytes + load_bytes);
+        let work = move || {
+            let progress = |bytes| bar.advance(bytes);
+            let load = |one| device_memory::load(&store, &manifest, one, &progress);
+            std::thread::scope(|scope| {
+                let load = &load;
+                let loading: Vec<_> = loads.iter().map(|one| scope.spawn(move || load(one))).collect();
+                let checked = check(&progress);
+                let loaded = loading.into_iter().map(|thread| thread.join().expect("no panic in a load"));
+                loaded.fold(checked, Result::and)
+            })
+        };
+        std::thread::Builder::new()
+            .name("verify".to_owned())
+            .spawn(work)
+            .context("cannot start the check of the snapshot")
     }
 
     fn roll_back(&self, manifest: &Manifest, rollback: &Rollback) -> Result<()> {
@@ -230,7 +265,7 @@ impl Resumer<'_> {
         manifest: &Manifest,
         images: &File,
         work: &StagedDir,
-        check: std::thread::JoinHandle<Result<(), ReadError>>,
+        check: JoinHandle<Result<(), ReadError>>,
     ) -> Result<i32, Failure> {
         let pipes = pipes(manifest, stdio);
         let mut fds: Vec<BorrowedFd> = vec![images.as_fd(), work.fd().as_fd()];
@@ -254,7 +289,7 @@ impl Resumer<'_> {
             tracing::trace!("CRIU is at {stage}");
             match stage {
                 "post-restore" => {
-                    let outcome = check.take().map(std::thread::JoinHandle::join);
+                    let outcome = check.take().map(JoinHandle::join);
                     match outcome {
                         None | Some(Ok(Ok(()))) => Ok(()),
                         Some(Ok(Err(error))) => {
@@ -286,11 +321,11 @@ impl Resumer<'_> {
         };
         let result = session.restore(options, &mut at_stage);
         // Damage explains any failure of CRIU, so it is looked for before CRIU is blamed.
-        if let Some(Ok(Err(error))) = check.take().map(std::thread::JoinHandle::join) {
+        if let Some(Ok(Err(error))) = check.take().map(JoinHandle::join) {
             damage = Some(error);
         }
         match (result, damage) {
-            (_, Some(error)) => Err(Failure::Damaged(error)),
+            (_, Some(error)) => Err(error.into()),
             (Ok(outcome), None) => Ok(outcome.pid.unwrap_or(manifest.tree.root_pid)),
             (Err(error), None) => Err(self.explain(manifest, &error, work)),
         }

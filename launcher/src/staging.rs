@@ -2,7 +2,7 @@
 //! copied there. It is a tmpfs that is mounted nowhere, reached through a descriptor only: when the launcher dies,
 //! however it dies, the kernel takes the memory back.
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
 };
@@ -13,6 +13,34 @@ use std::path::{Path, PathBuf};
 
 /// From this size on huge pages are faster.
 const HUGE_PAGES_FROM_BYTES: u64 = 1 << 30;
+
+/// Memory to leave to everybody else.
+pub const SPARE_BYTES: u64 = 256 << 20;
+
+/// A tmpfs that is mounted nowhere.
+fn tmpfs(huge: bool) -> rustix::io::Result<OwnedFd> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(context.as_fd(), "mode", "0700")?;
+    // Room is checked before each checkpoint; the file system itself may use all memory.
+    fsconfig_set_string(context.as_fd(), "size", "100%")?;
+    if huge {
+        fsconfig_set_string(context.as_fd(), "huge", "always")?;
+    }
+    fsconfig_create(context.as_fd())?;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
+/// An empty file in memory that has no name: it is gone with its last descriptor. It gets huge pages where the kernel
+/// has them for tmpfs.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn unnamed_file() -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let huge = tmpfs(true).and_then(|mount| rustix::fs::openat(mount, ".", flags, Mode::RUSR | Mode::WUSR));
+    let file = huge.or_else(|_| memfd_create("ckpt-mirror", MemfdFlags::CLOEXEC))?;
+    Ok(File::from(file))
+}
 
 /// A place for the images of one checkpoint.
 pub struct Staging {
@@ -32,19 +60,8 @@ impl Staging {
     /// # Errors
     /// When the kernel refuses: no CAP_SYS_ADMIN, or older than 5.2.
     pub fn in_memory(expected_bytes: u64) -> io::Result<Self> {
-        let make = |huge: bool| -> rustix::io::Result<OwnedFd> {
-            let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-            fsconfig_set_string(context.as_fd(), "mode", "0700")?;
-            // Room is checked before each checkpoint; the file system itself may use all memory.
-            fsconfig_set_string(context.as_fd(), "size", "100%")?;
-            if huge {
-                fsconfig_set_string(context.as_fd(), "huge", "always")?;
-            }
-            fsconfig_create(context.as_fd())?;
-            fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
-        };
         let huge = expected_bytes >= HUGE_PAGES_FROM_BYTES;
-        let mount = make(huge).or_else(|_| make(false))?;
+        let mount = tmpfs(huge).or_else(|_| tmpfs(false))?;
         Ok(Self { kind: Kind::Memory(mount) })
     }
 

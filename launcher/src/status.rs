@@ -1,6 +1,6 @@
 //! What a running launcher knows about its job, shared between its threads.
 
-use ckpt_protocol::control::{JobStatus, Phase, Progress, Saved};
+use ckpt_protocol::control::{DeviceMemory, JobStatus, Phase, Progress, Saved};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -70,6 +70,11 @@ impl SharedStatus {
         status.saved += 1;
         status.last_failure = None;
         status.last_snapshot = Some(saved.clone());
+    }
+
+    /// What a checkpoint did with device memory; `None` if the job has none.
+    pub fn device_memory(&self, outcome: Option<DeviceMemory>) {
+        lock(&self.status).device_memory = outcome;
     }
 
     /// A checkpoint failed. Returns whether the reason is a new one.

@@ -33,6 +33,27 @@
 //! capture; only what has changed is written to it anew. Physical device memory that is parked is kept alive by the
 //! launcher, which holds its exported descriptors, so that a process that goes on copies nothing back.
 //!
+//! Device memory that processes share is known to the launcher by keys (CUDA IPC). Each of these may be said between a
+//! Welcome and the agent's farewell, and as the first and only message on a connection of its own:
+//!
+//! ```text
+//!   Publish{key} + the memory's descriptor  ------>
+//!          <------------------------------- Published
+//!   Fetch{key, owner}  ------------------->
+//!          <------------------------------- Shared{bytes} + the memory's descriptor, or NotShared
+//!   Withdraw{keys}  ---------------------->
+//!          <------------------------------- Withdrawn
+//! ```
+//!
+//! What such memory holds is captured by the process that it belongs to, while no other one may write to it. So a
+//! process that has shared any waits, once its own work is done and before it captures, until all such have got so
+//! far:
+//!
+//! ```text
+//!   Drained{attempt}  -------------------->
+//!          <------------------------------- AllDrained
+//! ```
+//!
 //! The state is brought back at the pace of the GPU: no time limit of a conversation holds between Welcome and Back.
 //!
 //! The agent speaks first, and nothing follows a [`ToAgent::Refused`]. A message with a tag that the other
@@ -80,6 +101,39 @@ pub enum FromAgent {
         /// How many, at most [`crate::descriptors::MOST`].
         count: usize,
     },
+    /// Device memory of this process that others may take up; its descriptor follows. The launcher keeps it, also over
+    /// a checkpoint of a job that runs on, until it is withdrawn or the process ends.
+    Publish {
+        /// The process's ID in its own PID namespace.
+        pid: u32,
+        /// What the memory is called from now on.
+        key: ShareKey,
+        /// Its size, in bytes.
+        bytes: u64,
+    },
+    /// Asks for memory that a process has published, be it another one or the same.
+    Fetch {
+        /// The asking process's ID.
+        pid: u32,
+        /// Which memory.
+        key: ShareKey,
+        /// The ID of the process that has published it.
+        owner: u32,
+    },
+    /// The process has no more to do with this memory, which it has published or fetched.
+    Withdraw {
+        /// The process's ID.
+        pid: u32,
+        /// Which memory.
+        keys: Vec<ShareKey>,
+    },
+    /// This process submits no more work to its GPUs, and all that it had submitted is done.
+    Drained {
+        /// The attempt that [`ToAgent::Quiesce`] named.
+        attempt: u64,
+        /// The process's ID.
+        pid: u32,
+    },
     /// Nothing in this process stands against a dump any more, once this connection is closed, which is the
     /// very next thing that the agent does.
     Quiesced {
@@ -89,12 +143,15 @@ pub enum FromAgent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         gpu: Option<GpuReport>,
     },
-    /// The process cannot be dumped this time. It runs on unharmed, and the agent goes on listening.
+    /// The process cannot be dumped this time. It runs on unharmed unless it is lost, and the agent goes on listening.
     Failed {
         /// The attempt that [`ToAgent::Quiesce`] named.
         attempt: u64,
         /// Why, and what to change, for people.
         reason: String,
+        /// The process does not run on: its state on the GPU could not be put back.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_lost: bool,
     },
     /// The agent is back after having gone away for a checkpoint.
     Back {
@@ -109,6 +166,24 @@ pub enum FromAgent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lost: Option<String>,
     },
+}
+
+/// Names device memory that processes of a job share; random, so that it is never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "[u64; 2]", into = "[u64; 2]")]
+pub struct ShareKey(pub u128);
+
+/// The upper half first: JSON's numbers are taken for 64 bits at most.
+impl From<[u64; 2]> for ShareKey {
+    fn from([upper, lower]: [u64; 2]) -> Self {
+        Self(u128::from(upper) << 64 | u128::from(lower))
+    }
+}
+
+impl From<ShareKey> for [u64; 2] {
+    fn from(ShareKey(key): ShareKey) -> Self {
+        [(key >> 64) as u64, key as u64]
+    }
 }
 
 /// Who an agent is.
@@ -145,6 +220,9 @@ pub struct GpuReport {
     /// Why nothing was parked although it was asked for, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unparked_because: Option<String>,
+    /// What was slower than it could be or is not known, and why, for people who look for a reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
 }
 
 /// One piece of physical device memory, and where in the mirror its content is.
@@ -162,8 +240,10 @@ pub struct Region {
     pub allocations: u64,
     /// Where its content begins in the mirror, in bytes.
     pub offset: u64,
-    /// How much of it was found changed since the capture before, and copied, in bytes.
-    pub changed_bytes: u64,
+    /// How much of it was found changed since the capture before, in bytes; `None` if that was not looked for, and all of
+    /// it was copied.
+    #[serde(default)]
+    pub changed_bytes: Option<u64>,
 }
 
 /// What device memory is for.
@@ -264,6 +344,29 @@ pub enum ToAgent {
         /// As many as were asked for, or none.
         count: usize,
     },
+    /// The answer to [`FromAgent::Publish`].
+    Published {
+        /// Whether the launcher keeps the memory.
+        is_kept: bool,
+    },
+    /// An answer to [`FromAgent::Fetch`]; the memory's descriptor follows.
+    Shared {
+        /// The memory's size, in bytes.
+        bytes: u64,
+    },
+    /// The other answer: the launcher does not have it.
+    NotShared {
+        /// Whether the process that it belongs to has nothing left to put back after a checkpoint, and would have
+        /// published it by now.
+        is_final: bool,
+    },
+    /// The answer to [`FromAgent::Withdraw`].
+    Withdrawn,
+    /// The answer to [`FromAgent::Drained`].
+    AllDrained {
+        /// Whether that is so for all processes that share device memory; if not, the attempt has failed.
+        is_so: bool,
+    },
     /// Asks the agent to take its process's state off the GPU and to close the connection.
     Quiesce {
         /// The attempt.
@@ -276,7 +379,28 @@ pub enum ToAgent {
     },
 }
 
+impl FromAgent {
+    /// How many descriptors follow this message.
+    pub fn descriptors(&self) -> usize {
+        match self {
+            Self::Park { count } => *count,
+            Self::Publish { .. } => 1,
+            _ => 0,
+        }
+    }
+}
+
 impl ToAgent {
+    /// How many descriptors follow this message.
+    pub fn descriptors(&self) -> usize {
+        match self {
+            Self::Stage { .. } | Self::Shared { .. } => 1,
+            Self::Deliver { bytes, .. } => usize::from(*bytes > 0),
+            Self::Unparked { count } => *count,
+            _ => 0,
+        }
+    }
+
     /// The launcher's answer to a greeting.
     pub fn answer(hello: &Hello) -> Self {
         if hello.version == PROTOCOL_VERSION {
@@ -327,7 +451,7 @@ mod tests {
             r#"{"type":"quiesced","attempt":18446744073709551615}"#
         });
         stands_for(
-            &FromAgent::Failed { attempt: 3, reason: "managed memory".into() },
+            &FromAgent::Failed { attempt: 3, reason: "managed memory".into(), is_lost: false },
             r#"{"type":"failed","attempt":3,"reason":"managed memory"}"#,
         );
         stands_for(
@@ -338,6 +462,20 @@ mod tests {
             &FromAgent::Back { attempt: 3, restored: false, copied_bytes: 7, lost: Some("gone".into()) },
             r#"{"type":"back","attempt":3,"restored":false,"copied_bytes":7,"lost":"gone"}"#,
         );
+        let key = ShareKey(u128::MAX - 1);
+        stands_for(
+            &FromAgent::Publish { pid: 7, key, bytes: 9 },
+            r#"{"type":"publish","pid":7,"key":[18446744073709551615,18446744073709551614],"bytes":9}"#,
+        );
+        stands_for(
+            &FromAgent::Fetch { pid: 7, key: ShareKey(5), owner: 8 },
+            r#"{"type":"fetch","pid":7,"key":[0,5],"owner":8}"#,
+        );
+        stands_for(
+            &FromAgent::Withdraw { pid: 7, keys: vec![ShareKey(1 << 64)] },
+            r#"{"type":"withdraw","pid":7,"keys":[[1,0]]}"#,
+        );
+        stands_for(&ToAgent::NotShared { is_final: true }, r#"{"type":"not_shared","is_final":true}"#);
         stands_for(&ToAgent::Welcome { version: 3 }, r#"{"type":"welcome","version":3}"#);
         stands_for(&ToAgent::Refused { reason: "no".into() }, r#"{"type":"refused","reason":"no"}"#);
         stands_for(

@@ -78,6 +78,23 @@ pub struct Saved {
     pub taken_unix_ms: u64,
 }
 
+/// What the last checkpoint did with the job's device memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceMemory {
+    /// Processes that have any.
+    pub processes: u64,
+    /// How much there was, bytes.
+    pub bytes: u64,
+    /// How much of it had changed since the checkpoint before, bytes; `None` if that was not looked for.
+    pub changed_bytes: Option<u64>,
+    /// How much was parked: it stayed on the GPU, bytes.
+    pub parked_bytes: u64,
+    /// How much was copied back to the GPU, bytes.
+    pub copied_back_bytes: u64,
+    /// Why not all was parked, in plain words.
+    pub not_parked_because: Option<String>,
+}
+
 /// How a job is that runs now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
@@ -99,6 +116,9 @@ pub struct JobStatus {
     pub failed: u64,
     /// Why the last one failed, unless one has succeeded since.
     pub last_failure: Option<String>,
+    /// What the last checkpoint did with device memory, if the job has any.
+    #[serde(default)]
+    pub device_memory: Option<DeviceMemory>,
     /// Until the next checkpoint, seconds; `None` when there is no interval.
     pub next_checkpoint_s: Option<f64>,
 }

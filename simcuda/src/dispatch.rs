@@ -45,17 +45,17 @@ pub(crate) use crate::context::{
 pub(crate) use crate::memory::{
     cuCtxDisablePeerAccess, cuCtxEnablePeerAccess, cuDeviceCanAccessPeer, cuDeviceGetDefaultMemPool,
     cuDeviceGetMemPool, cuDeviceGetP2PAttribute, cuDeviceSetMemPool, cuIpcCloseMemHandle, cuIpcGetMemHandle,
-    cuIpcOpenMemHandle_v2, cuMemAddressFree, cuMemAddressReserve, cuMemAdvise, cuMemAdvise_v2, cuMemAlloc_v2,
-    cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemAllocHost_v2, cuMemAllocManaged, cuMemAllocPitch_v2,
-    cuMemCreate, cuMemExportToShareableHandle, cuMemFree_v2, cuMemFreeAsync, cuMemFreeHost, cuMemGetAccess,
-    cuMemGetAddressRange_v2, cuMemGetAllocationGranularity, cuMemGetAllocationPropertiesFromHandle,
-    cuMemGetDefaultMemPool, cuMemGetHandleForAddressRange, cuMemGetInfo_v2, cuMemGetMemPool, cuMemHostAlloc,
-    cuMemHostGetDevicePointer_v2, cuMemHostGetFlags, cuMemHostRegister_v2, cuMemHostUnregister,
-    cuMemImportFromShareableHandle, cuMemMap, cuMemPoolCreate, cuMemPoolDestroy, cuMemPoolGetAccess,
-    cuMemPoolGetAttribute, cuMemPoolSetAccess, cuMemPoolSetAttribute, cuMemPoolTrimTo, cuMemPrefetchAsync,
-    cuMemPrefetchAsync_v2, cuMemRangeGetAttribute, cuMemRangeGetAttributes, cuMemRelease,
-    cuMemRetainAllocationHandle, cuMemSetAccess, cuMemSetMemPool, cuMemUnmap, cuPointerGetAttribute,
-    cuPointerGetAttributes, cuPointerSetAttribute,
+    cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, cuMemAddressFree, cuMemAddressReserve, cuMemAdvise,
+    cuMemAdvise_v2, cuMemAlloc_v2, cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemAllocHost_v2,
+    cuMemAllocManaged, cuMemAllocPitch_v2, cuMemCreate, cuMemExportToShareableHandle, cuMemFree_v2,
+    cuMemFreeAsync, cuMemFreeHost, cuMemGetAccess, cuMemGetAddressRange_v2, cuMemGetAllocationGranularity,
+    cuMemGetAllocationPropertiesFromHandle, cuMemGetDefaultMemPool, cuMemGetHandleForAddressRange,
+    cuMemGetInfo_v2, cuMemGetMemPool, cuMemHostAlloc, cuMemHostGetDevicePointer_v2, cuMemHostGetFlags,
+    cuMemHostRegister_v2, cuMemHostUnregister, cuMemImportFromShareableHandle, cuMemMap, cuMemPoolCreate,
+    cuMemPoolDestroy, cuMemPoolGetAccess, cuMemPoolGetAttribute, cuMemPoolSetAccess, cuMemPoolSetAttribute,
+    cuMemPoolTrimTo, cuMemPrefetchAsync, cuMemPrefetchAsync_v2, cuMemRangeGetAttribute,
+    cuMemRangeGetAttributes, cuMemRelease, cuMemRetainAllocationHandle, cuMemSetAccess, cuMemSetMemPool,
+    cuMemUnmap, cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
 };
 
 // Streams, events.

@@ -149,11 +149,14 @@ impl Store for DirStore {
         let images = open_beneath(&dir, "images")
             .map_err(|source| damaged(&id, Damage::Unreadable { path: "images".into(), source }))?;
         let is_page = |file: &&DataFile| file.path.as_str().starts_with("images/pages-");
-        let (pages, rest): (Vec<_>, Vec<_>) = manifest.files.iter().partition(is_page);
+        let of_gpus: BTreeSet<_> =
+            manifest.gpu.iter().filter_map(|process| process.memory.as_ref()).collect();
+        let is_memory = |file: &&DataFile| is_page(file) || of_gpus.contains(&file.path);
+        let (memory, rest): (Vec<_>, Vec<_>) = manifest.files.iter().partition(is_memory);
         rest.into_iter().try_for_each(|file| check_file(&dir, &id, file, &|_| {}))?;
         // Lengths at once: CRIU reading past the end of a cut file would fail with a worse message.
-        pages.iter().try_for_each(|file| open_checked_length(&dir, &id, file).map(drop))?;
-        let pages: Vec<DataFile> = pages.into_iter().cloned().collect();
+        memory.iter().try_for_each(|file| open_checked_length(&dir, &id, file).map(drop))?;
+        let pages: Vec<DataFile> = memory.into_iter().filter(is_page).cloned().collect();
         let check_bytes = pages.iter().map(|file| file.bytes).sum();
         let check = Box::new(move |progress: &(dyn Fn(u64) + Sync)| {
             pages.iter().try_for_each(|file| check_file(&dir, &id, file, progress))
@@ -161,11 +164,27 @@ impl Store for DirStore {
         Ok(Images { dir: images, check, check_bytes })
     }
 
+    fn read(
+        &self,
+        manifest: &Manifest,
+        path: &RelPath,
+        to: &mut dyn Write,
+        progress: ProgressFn,
+    ) -> Result<(), ReadError> {
+        let dir = self.open_dir(&manifest.id)?;
+        let mut to = Target { to, failure: None };
+        let copied = copy_checked(&dir, &manifest.id, listed(manifest, path)?, &mut to, progress);
+        match to.failure {
+            Some(source) => {
+                Err(ReadError::Io { step: "copy", path: self.dir(&manifest.id).join(path), source })
+            }
+            None => copied,
+        }
+    }
+
     fn open(&self, manifest: &Manifest, path: &RelPath) -> Result<File, ReadError> {
         let dir = self.open_dir(&manifest.id)?;
-        let recorded = manifest.files.iter().find(|file| &file.path == path).ok_or_else(|| {
-            damaged(&manifest.id, Damage::Manifest(format!("it does not list the file {path} that it names")))
-        })?;
+        let recorded = listed(manifest, path)?;
         check_file(&dir, &manifest.id, recorded, &|_| {})?;
         open_checked_length(&dir, &manifest.id, recorded)
     }
@@ -178,6 +197,34 @@ impl Store for DirStore {
         let failed = |source| SaveError::Io { step: "read", path: self.snapshots.clone(), source };
         let left = self.entries().map_err(failed)?.into_iter().filter(|(_, committed)| !committed);
         left.map(|(id, _)| self.delete(&id).map(|()| id.to_string())).collect()
+    }
+}
+
+/// What the manifest says of a data file that it names elsewhere.
+fn listed<'a>(manifest: &'a Manifest, path: &RelPath) -> Result<&'a DataFile, ReadError> {
+    let missing = || Damage::Manifest(format!("it does not list the file {path} that it names"));
+    let found = manifest.files.iter().find(|file| &file.path == path);
+    found.ok_or_else(|| damaged(&manifest.id, missing()))
+}
+
+/// Keeps the error of a write apart from those of reading: it is no damage.
+struct Target<'a> {
+    to: &'a mut dyn Write,
+    failure: Option<io::Error>,
+}
+
+impl Write for Target<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.to.write_all(bytes).map_err(|error| {
+            let kind = error.kind();
+            self.failure = Some(error);
+            io::Error::from(kind)
+        })?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
     }
 }
 
@@ -198,9 +245,19 @@ fn check_file(
     recorded: &DataFile,
     progress: ProgressFn,
 ) -> Result<(), ReadError> {
+    copy_checked(dir, id, recorded, &mut io::sink(), progress)
+}
+
+fn copy_checked(
+    dir: &File,
+    id: &SnapshotId,
+    recorded: &DataFile,
+    to: &mut dyn Write,
+    progress: ProgressFn,
+) -> Result<(), ReadError> {
     let mut file = open_checked_length(dir, id, recorded)?;
     let path = recorded.path.to_string();
-    let (_, found) = copy_hashed(&mut file, &mut io::sink(), &|bytes| progress(bytes))
+    let (_, found) = copy_hashed(&mut file, to, &|bytes| progress(bytes))
         .map_err(|source| damaged(id, Damage::Unreadable { path: path.clone(), source }))?;
     if found == recorded.blake3 { Ok(()) } else { Err(damaged(id, Damage::Checksum { path })) }
 }

@@ -24,8 +24,8 @@ pub use files::{SparseWriter, copy_hashed, free_bytes, sync_dir, write_atomicall
 pub use id::{IdError, SnapshotId};
 pub use job::{JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
 pub use manifest::{
-    AffinityGroup, AgentsRecord, DataFile, Directory, HostFacts, JobIdentity, LinkedFile, MANIFEST_VERSION,
-    Manifest, OpenFile, ProcessTree, SavedFile, StdioKind, StdioRecord, TtyRecord,
+    AffinityGroup, AgentsRecord, DataFile, Directory, GpuProcess, HostFacts, JobIdentity, LinkedFile,
+    MANIFEST_VERSION, Manifest, OpenFile, ProcessTree, SavedFile, StdioKind, StdioRecord, TtyRecord,
 };
 pub use rel_path::{RelPath, RelPathError};
-pub use store::{Images, Listed, ProgressFn, SnapshotWriter, Store, choose_prunable};
+pub use store::{Check, Images, Listed, ProgressFn, SnapshotWriter, Store, choose_prunable};

@@ -6,14 +6,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 
-/// The version that this build writes, and the newest that it reads.
-pub const MANIFEST_VERSION: u32 = 1;
+/// The newest version that this build reads, and what it writes for a snapshot with device memory.
+pub const MANIFEST_VERSION: u32 = 2;
+/// What it writes for any other: older builds restore those as well as this one.
+const VERSION_WITHOUT_DEVICE_MEMORY: u32 = 1;
 
 /// One snapshot: what job it is of, what has to be put back besides CRIU's images, and every data file with its
 /// checksum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Layout version, [`MANIFEST_VERSION`].
+    /// Layout version, at most [`MANIFEST_VERSION`]; see [`Manifest::version_for`].
     pub version: u32,
     /// The snapshot's name, also its directory's.
     pub id: SnapshotId,
@@ -48,6 +50,9 @@ pub struct Manifest {
     pub directories: Vec<Directory>,
     /// Second names of files that CRIU wants to find for the time of a restore.
     pub links: Vec<LinkedFile>,
+    /// What processes of the job had on their GPUs, in device memory that is not in CRIU's images.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpu: Vec<GpuProcess>,
     /// Every data file of the snapshot.
     pub files: Vec<DataFile>,
 }
@@ -194,6 +199,21 @@ pub struct LinkedFile {
     pub target: String,
 }
 
+/// Device memory of one process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuProcess {
+    /// The process, as the job itself sees it.
+    pub pid: u32,
+    /// The number of its mirror, by which the process knows what is in it.
+    pub mirror: u64,
+    /// Size of the mirror, bytes.
+    pub mirror_bytes: u64,
+    /// The data file with the mirror's content from its beginning; the rest is not in use. `None` when nothing is.
+    pub memory: Option<RelPath>,
+    /// The data file that says what lies where in it.
+    pub report: RelPath,
+}
+
 /// One data file of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFile {
@@ -214,6 +234,12 @@ struct Sealed<'a> {
 }
 
 impl Manifest {
+    /// The version to write for a snapshot with this device memory.
+    #[must_use]
+    pub fn version_for(gpu: &[GpuProcess]) -> u32 {
+        if gpu.is_empty() { VERSION_WITHOUT_DEVICE_MEMORY } else { MANIFEST_VERSION }
+    }
+
     /// The text to store.
     ///
     /// # Panics
@@ -280,6 +306,8 @@ impl Manifest {
             shm_files: Vec<BTreeMap<String, serde_json::Value>>,
             #[serde(default)]
             spare_files: Vec<BTreeMap<String, serde_json::Value>>,
+            #[serde(default)]
+            gpu: Vec<BTreeMap<String, serde_json::Value>>,
         }
         let Ok(paths) = serde_json::from_str::<Paths>(body.get()) else { return Ok(()) };
         let hostile = |source: RelPathError| ReadError::Hostile { id: id.to_string(), source };
@@ -288,6 +316,11 @@ impl Manifest {
         };
         for path in paths.files.iter().filter_map(|entry| named(entry, "path")) {
             RelPath::new(path).map_err(hostile)?;
+        }
+        for entry in &paths.gpu {
+            for path in ["memory", "report"].into_iter().filter_map(|key| named(entry, key)) {
+                RelPath::new(path).map_err(hostile)?;
+            }
         }
         for data in paths.shm_files.iter().chain(&paths.spare_files).filter_map(|entry| named(entry, "data"))
         {
@@ -317,7 +350,7 @@ pub(crate) mod tests {
 
     pub(crate) fn sample(sequence: u64) -> Manifest {
         Manifest {
-            version: MANIFEST_VERSION,
+            version: Manifest::version_for(&[]),
             id: SnapshotId::new(sequence, UNIX_EPOCH),
             job: JobIdentity { key: "job".into(), cwd: "/".into(), argv: vec!["true".into()] },
             run: 1,
@@ -334,6 +367,7 @@ pub(crate) mod tests {
             spare_files: Vec::new(),
             directories: Vec::new(),
             links: Vec::new(),
+            gpu: Vec::new(),
             files: vec![DataFile {
                 path: RelPath::new("images/a.img").unwrap(),
                 bytes: 3,
@@ -353,6 +387,29 @@ pub(crate) mod tests {
     fn reads_what_it_wrote() {
         let manifest = sample(3);
         assert_eq!(Manifest::decode(&manifest.id, &manifest.encode()).unwrap(), manifest);
+    }
+
+    #[test]
+    fn device_memory_is_for_those_who_know_of_it() {
+        let gpu = GpuProcess {
+            pid: 7,
+            mirror: 9,
+            mirror_bytes: 4,
+            memory: Some(RelPath::new("gpu/7.mem").unwrap()),
+            report: RelPath::new("gpu/7.json").unwrap(),
+        };
+        let without = sample(3);
+        assert_eq!(without.version, 1, "the builds before may restore it");
+        assert!(!String::from_utf8(without.encode()).unwrap().contains("gpu"));
+        let gpu = vec![gpu];
+        let with = Manifest { version: Manifest::version_for(&gpu), gpu, ..without };
+        assert_eq!(with.version, 2);
+        assert_eq!(Manifest::decode(&with.id, &with.encode()).unwrap(), with);
+        for key in ["memory", "report"] {
+            let climbing = resealed(&with, |body| body["gpu"][0][key] = "../../etc/passwd".into());
+            let read = Manifest::decode(&with.id, &climbing);
+            assert!(matches!(read, Err(ReadError::Hostile { .. })), "{key}: {read:?}");
+        }
     }
 
     #[test]
@@ -387,8 +444,8 @@ pub(crate) mod tests {
     #[test]
     fn refuses_newer_versions_and_hostile_paths() {
         let manifest = sample(3);
-        let newer = resealed(&manifest, |body| body["version"] = 2.into());
-        assert!(matches!(Manifest::decode(&manifest.id, &newer), Err(ReadError::Newer { found: 2, .. })));
+        let newer = resealed(&manifest, |body| body["version"] = 3.into());
+        assert!(matches!(Manifest::decode(&manifest.id, &newer), Err(ReadError::Newer { found: 3, .. })));
         let climbing = resealed(&manifest, |body| body["files"][0]["path"] = "../../etc/passwd".into());
         assert!(matches!(Manifest::decode(&manifest.id, &climbing), Err(ReadError::Hostile { .. })));
         let shm = serde_json::json!([{"path": "/dev/shm/../../etc/x", "data": "shm/0", "mode": 0, "uid": 0, "gid": 0}]);

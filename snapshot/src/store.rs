@@ -2,7 +2,7 @@
 
 use crate::{Damage, Manifest, ReadError, RelPath, SaveError, SnapshotId};
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 
 /// Told of bytes as they are read or written, from whichever thread does the work.
 pub type ProgressFn<'a> = &'a (dyn Fn(u64) + Sync);
@@ -40,7 +40,8 @@ pub trait Store: Send + Sync {
     /// Makes CRIU's images of the snapshot readable as plain files in one directory.
     ///
     /// # Errors
-    /// Damage of anything but the memory pages; those are checked by [`Images::check`].
+    /// Damage of anything but the memory: that of processes is checked by [`Images::check`], that of GPUs by
+    /// [`Store::read`].
     fn images(&self, manifest: &Manifest) -> Result<Images, ReadError>;
 
     /// Opens one data file, after checking it.
@@ -48,6 +49,19 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// Damage.
     fn open(&self, manifest: &Manifest, path: &RelPath) -> Result<File, ReadError>;
+
+    /// Copies one data file to `to`, comparing it on the way: what was copied is not to be used before this has
+    /// returned without an error.
+    ///
+    /// # Errors
+    /// Damage, and [`ReadError::Io`] when `to` cannot be written.
+    fn read(
+        &self,
+        manifest: &Manifest,
+        path: &RelPath,
+        to: &mut dyn Write,
+        progress: ProgressFn,
+    ) -> Result<(), ReadError>;
 
     /// Removes the snapshot. Another one is never touched; an interruption leaves nothing that `list` shows.
     ///

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 fn manifest(sequence: u64) -> Manifest {
     Manifest {
-        version: MANIFEST_VERSION,
+        version: Manifest::version_for(&[]),
         id: SnapshotId::new(sequence, SystemTime::UNIX_EPOCH),
         job: JobIdentity { key: "job".into(), cwd: "/".into(), argv: vec!["true".into()] },
         run: 1,
@@ -25,6 +25,7 @@ fn manifest(sequence: u64) -> Manifest {
         spare_files: Vec::new(),
         directories: Vec::new(),
         links: Vec::new(),
+        gpu: Vec::new(),
         files: Vec::new(),
     }
 }
@@ -165,4 +166,50 @@ fn room_is_checked_ahead() {
     assert!(error.to_string().contains("needs about"), "{error}");
     assert_eq!(ids(&store), [1]);
     assert_eq!(fs::read_dir(dir.path().join("snapshots")).unwrap().count(), 1);
+}
+
+#[test]
+fn device_memory_is_compared_as_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().join("snapshots"));
+    let path = |name: &str| RelPath::new(name).unwrap();
+    let process = GpuProcess {
+        pid: 7,
+        mirror: 1,
+        mirror_bytes: 8,
+        memory: Some(path("gpu/7.mem")),
+        report: path("gpu/7.json"),
+    };
+    let manifest = Manifest { version: 2, gpu: vec![process], ..manifest(1) };
+    let mut writer = store.begin(&manifest.id, 100).unwrap();
+    for (name, content) in [("images/core-1.img", "core"), ("gpu/7.mem", "memory"), ("gpu/7.json", "{}")] {
+        writer.put(&path(name), &mut content.as_bytes(), &|_| {}).unwrap();
+    }
+    let saved = writer.commit(manifest).unwrap();
+    let mut content = Vec::new();
+    store.read(&saved, &path("gpu/7.mem"), &mut content, &|_| {}).unwrap();
+    assert_eq!(content, b"memory");
+
+    // What cannot be written is no damage.
+    let mut full: &mut [u8] = &mut [0; 3];
+    let read = store.read(&saved, &path("gpu/7.mem"), &mut full, &|_| {});
+    assert!(matches!(read, Err(ReadError::Io { step: "copy", .. })), "{read:?}");
+    let read = store.read(&saved, &path("gpu/8.mem"), &mut content, &|_| {});
+    assert!(matches!(read, Err(ReadError::Damaged { damage: Damage::Manifest(_), .. })), "{read:?}");
+
+    // Memory is left to `read`; all else is compared at once.
+    let file = |name: &str| dir.path().join("snapshots").join(saved.id.to_string()).join(name);
+    fs::write(file("gpu/7.mem"), "Memory").unwrap();
+    let images = store.images(&saved).unwrap();
+    assert_eq!(images.check_bytes, 0);
+    (images.check)(&|_| {}).unwrap();
+    let read = store.read(&saved, &path("gpu/7.mem"), &mut content, &|_| {});
+    assert!(matches!(read, Err(ReadError::Damaged { damage: Damage::Checksum { .. }, .. })), "{read:?}");
+    fs::write(file("gpu/7.mem"), "mem").unwrap();
+    let images = store.images(&saved);
+    assert!(matches!(images, Err(ReadError::Damaged { damage: Damage::Length { found: 3, .. }, .. })));
+    fs::write(file("gpu/7.mem"), "memory").unwrap();
+    fs::write(file("gpu/7.json"), "[]").unwrap();
+    let images = store.images(&saved);
+    assert!(matches!(images, Err(ReadError::Damaged { damage: Damage::Checksum { .. }, .. })));
 }

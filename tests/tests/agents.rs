@@ -1,6 +1,6 @@
 //! What the launcher does with what agents say: a program plays one, so that nothing depends on a GPU.
 
-use ckpt_run_tests::{Running, Sandbox, programs, python};
+use ckpt_run_tests::{Running, Sandbox, ckpt_run, programs, python};
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -11,17 +11,40 @@ fn harmless() -> &'static str {
 }
 
 fn start(sandbox: &Sandbox, interpose: &str) -> Running {
+    start_named("job", sandbox, interpose, None)
+}
+
+fn start_named(name: &str, sandbox: &Sandbox, interpose: &str, fault: Option<&str>) -> Running {
     let argv: [OsString; 3] = ["--".into(), python().into(), programs().join("agent/played.py").into()];
     let mut command = sandbox.command(argv);
     command.env("CKPT_INTERPOSE", interpose).env("CKPT_VERBOSE", "1");
-    sandbox.start_command("job", command)
+    if let Some(fault) = fault {
+        command.env("CKPT_FAULT", fault);
+    }
+    sandbox.start_command(name, command)
 }
 
 fn started(sandbox: &Sandbox) -> Running {
-    let mut job = start(sandbox, harmless());
+    until_ready(start(sandbox, harmless()), sandbox)
+}
+
+fn until_ready(mut job: Running, sandbox: &Sandbox) -> Running {
     job.until("the agent", || sandbox.path().join("ready").exists().then_some(()));
     job.until_answering(sandbox);
     job
+}
+
+/// An agent whose process has device memory.
+fn started_with_memory(sandbox: &Sandbox, fault: Option<&str>) -> Running {
+    write(sandbox, "memory", "what is on the GPU");
+    until_ready(start_named("job", sandbox, harmless(), fault), sandbox)
+}
+
+fn ends_right(mut job: Running, sandbox: &Sandbox, what: &str) {
+    sandbox.verify_all();
+    write(sandbox, "go", "");
+    assert_eq!(job.wait(), 0, "{what}: {}", job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n", "{what}: {}", job.said());
 }
 
 fn write(sandbox: &Sandbox, name: &str, content: &str) {
@@ -90,4 +113,123 @@ fn lost_gpu_state_ends_the_job_and_its_snapshot_is_good() {
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert!(job.said().contains("0 processes went on, 1 were restored"), "{}", job.said());
     assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
+#[test]
+fn device_memory_goes_along_in_a_mirror() {
+    let sandbox = Sandbox::new();
+    let mut job = started_with_memory(&sandbox, None);
+    let ids = [job.checkpoint(&sandbox), job.checkpoint(&sandbox)];
+    assert_eq!(sandbox.read("deliveries"), "parked\nparked\n");
+    let status = sandbox.json(["status", "--json"])[0]["device_memory"].clone();
+    assert_eq!((&status["processes"], &status["bytes"]), (&1.into(), &19.into()), "{status}");
+    assert_eq!((&status["parked_bytes"], &status["copied_back_bytes"]), (&19.into(), &0.into()), "{status}");
+    let said = sandbox.ok(["status"]);
+    assert!(said.contains("device memory    19 B in 1 process, 1 B changed"), "{said}");
+    assert!(said.contains("it stayed on the GPU meanwhile"), "{said}");
+
+    let shown = sandbox.ok(["show", &ids[1]]);
+    assert!(shown.contains("process 10002: 19 B in 1 region, 1 B changed"), "{shown}");
+    assert!(shown.contains("1 context, 2 streams, 3 events, 4 modules, 5 graphs, 1 allocation"), "{shown}");
+    assert!(shown.contains("0x7f0000000000  19 B"), "{shown}");
+    let shown = sandbox.json(["show", &ids[1], "--json"]);
+    assert_eq!(shown["version"], 2);
+    assert_eq!(shown["gpu"][0]["memory"], "gpu/10002.mem");
+    assert_eq!(shown["gpu_processes"][0]["regions"][0]["offset"], 3 << 20, "{shown}");
+
+    job.kill_everything();
+    remove(&sandbox, "ready");
+    let job = started(&sandbox);
+    assert_eq!(sandbox.read("deliveries"), "parked\nparked\nmirror\n");
+    assert!(job.said().contains(&format!("resumed from snapshot {}", ids[1])), "{}", job.said());
+    job.checkpoint(&sandbox);
+    let mirrors = sandbox.read("mirrors");
+    let numbers: Vec<_> = mirrors.lines().collect();
+    assert_eq!(numbers.len(), 3);
+    assert!(numbers.iter().all(|number| *number == numbers[0]), "it is the same one all along: {numbers:?}");
+    ends_right(job, &sandbox, "mirror");
+}
+
+#[test]
+fn damaged_device_memory_is_found_and_the_older_snapshot_taken() {
+    let sandbox = Sandbox::new();
+    let mut job = started_with_memory(&sandbox, None);
+    let ids = [job.checkpoint(&sandbox), job.checkpoint(&sandbox)];
+    job.kill_everything();
+    let memory = sandbox.job_dir().join("snapshots").join(&ids[1]).join("gpu/10002.mem");
+    let mut content = std::fs::read(&memory).unwrap();
+    assert_eq!(&content[3 << 20..], b"what is on the GPU.");
+    *content.last_mut().unwrap() ^= 1;
+    std::fs::write(&memory, content).unwrap();
+    assert_eq!(sandbox.call(["verify", &ids[1]]).status.code(), Some(1));
+    remove(&sandbox, "ready");
+    // What it says there is not rolled back with the first one's log.
+    let job = until_ready(start_named("second", &sandbox, harmless(), None), &sandbox);
+    let said = job.said();
+    assert!(said.contains(&format!("the snapshot {} is damaged: gpu/10002.mem", ids[1])), "{said}");
+    assert!(said.contains(&format!("resumed from snapshot {}", ids[0])), "{said}");
+    sandbox.ok(["rm", &ids[1]]);
+    ends_right(job, &sandbox, "damage");
+}
+
+/// The second checkpoint meets the fault.
+#[test]
+fn the_launcher_is_killed_while_it_prepares_and_delivers() {
+    for point in ["prepare", "staged", "delivered"] {
+        let sandbox = Sandbox::new();
+        let mut job = started_with_memory(&sandbox, Some(&format!("{point}@2=kill")));
+        let id = job.checkpoint(&sandbox);
+        assert!(!sandbox.call(["checkpoint"]).status.success(), "{point}");
+        job.wait_status();
+        assert_eq!(sandbox.snapshots(), [id.as_str()], "{point}");
+        remove(&sandbox, "ready");
+        let job = started(&sandbox);
+        assert!(job.said().contains(&format!("resumed from snapshot {id}")), "{point}: {}", job.said());
+        job.checkpoint(&sandbox);
+        ends_right(job, &sandbox, point);
+    }
+}
+
+#[test]
+fn an_attempt_that_is_given_up_while_it_prepares_costs_nothing() {
+    for (point, unstaged) in [("prepare", ""), ("staged", "1\n")] {
+        let sandbox = Sandbox::new();
+        let mut job = started_with_memory(&sandbox, Some(&format!("{point}@1=error")));
+        let output = sandbox.call(["checkpoint"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{point}: {said}");
+        assert!(said.contains(&format!("injected at {point}")), "{said}");
+        job.until("the agent to let go", || (sandbox.read("unstaged") == unstaged).then_some(()));
+        assert_eq!(sandbox.read("deliveries"), "", "{point}: it was not sent away");
+        job.checkpoint(&sandbox);
+        ends_right(job, &sandbox, point);
+    }
+}
+
+#[test]
+fn a_connection_that_breaks_on_delivery_is_made_again() {
+    let sandbox = Sandbox::new();
+    let job = started_with_memory(&sandbox, Some("delivered@1=error"));
+    job.checkpoint(&sandbox);
+    assert_eq!(sandbox.read("lost_connections"), "\n");
+    assert_eq!(sandbox.read("deliveries"), "parked\n");
+    ends_right(job, &sandbox, "delivered");
+}
+
+#[test]
+fn a_job_has_the_limit_of_open_files_that_the_launcher_was_started_with() {
+    let sandbox = Sandbox::new();
+    let limit = "ulimit -Sn > limit; ulimit -Hn >> limit; while [ ! -e go ]; do sleep 0.01; done";
+    let run = format!("ulimit -n 900; ulimit -Sn 800; exec '{}' sh -c '{limit}'", ckpt_run().display());
+    let named = sandbox.command([""; 0]);
+    let mut command = std::process::Command::new("/bin/sh");
+    command.args(["-c", &run]).current_dir(sandbox.path()).env("CKPT_INTERPOSE", harmless());
+    command.envs(named.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut job = sandbox.start_command("job", command);
+    job.until("the job", || (sandbox.read("limit") == "800\n900\n").then_some(()));
+    let own = std::fs::read_to_string(format!("/proc/{}/limits", job.pid())).unwrap();
+    let own = own.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(own.split_whitespace().skip(3).take(2).collect::<Vec<_>>(), ["900", "900"]);
+    write(&sandbox, "go", "");
+    assert_eq!(job.wait(), 0, "{}", job.said());
 }

@@ -1,42 +1,49 @@
-//! Taking the driver's state off the GPU for a dump, and bringing it back.
+//! Taking the process's state off the GPU for a dump, and bringing it back.
 //!
 //! ```text
-//!            detach: gate closed, no capture open, driver locked and checkpointed
-//!   Running ----------------------------------------------------------------------> Detached
-//!    ^ ^ |  any step fails: it is undone, the process runs on                       |  |
-//!    | | +---> Running                                                              |  |
-//!    | |                    attach: driver restored and unlocked, gate opened       |  |
-//!    | +----------------------------------------------------------------------------+  |
-//!    |                                                       restore or unlock fails   |
-//!    | attach: driver unlocked, gate opened                                            v
-//!    +------------------------------ Stuck --------------------------------------> Lost, for good
-//!                                             unlock fails again
+//!            detach: gate closed, no capture open, device memory captured and released, driver checkpointed
+//!   Running ----------------------------------------------------------------------------------------> Detached
+//!    ^ ^ |  any step fails: what was done is undone, the process runs on                              |   |
+//!    | | +---> Running, or Lost if it cannot be undone                                                |   |
+//!    | |                                                                                              |   |
+//!    | +----------------------------------------------------------------------------------------------+   |
+//!    |       attach: driver restored, device memory back, gate opened                                     |
+//!    |                                                                              any step fails        v
+//!    |                                                                             ---------------------> Lost
 //! ```
 //!
-//! Stuck is a driver that was locked, could not be checkpointed and does not let itself be unlocked. The process
-//! cannot go on like that, which only who is away can tell the launcher: so detach says that all is well, the dump
-//! fails for what the driver holds, and attach tries once more.
+//! Device memory is copied to the launcher's mirror and taken off the device before the driver is locked, since that
+//! takes a driver that works, and comes back after it has been unlocked; the program is kept out by the gate all that
+//! time. What has no place in the mirror stays where it is and goes the driver's own, slow way.
 //!
-//! Device memory goes the driver's own way so far: the driver copies it to host memory, which the dump takes.
+//! Lost is for good: the gate stays closed, so that the program does not meet the driver's errors before the launcher
+//! ends the job.
 
-use std::ffi::{CStr, c_char, c_int};
-use std::ptr::null;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use ckpt_protocol::agent::{GpuReport, Region};
 use cuda_abi::sys::{
     self, CUcheckpointCheckpointArgs, CUcheckpointLockArgs, CUcheckpointRestoreArgs, CUcheckpointUnlockArgs,
 };
-use cuda_abi::types::CUresult;
+use cuda_abi::types::{CUcontext, CUresult, CUstreamCaptureMode};
 
-use super::{SUCCESS, bypass, driver, faults, gate, is_started, taint, track};
+use super::capture::{self, Mirror};
+use super::driver::{self, told};
+use super::memory::away::{self, Seen, View, Whose};
+use super::memory::physical::{Id, Physical, registry};
+use super::memory::{self, ipc, placement};
+use super::{bypass, context, faults, gate, holes, is_started, newer, objects, taint, track};
+use crate::link::Link;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Phase {
     Running,
     Detached,
-    Stuck,
     Lost,
 }
 
@@ -45,7 +52,7 @@ static PHASE: AtomicU8 = AtomicU8::new(Phase::Running as u8);
 
 fn phase() -> Phase {
     let code = PHASE.load(SeqCst);
-    let phases = [Phase::Running, Phase::Detached, Phase::Stuck];
+    let phases = [Phase::Running, Phase::Detached];
     phases.into_iter().find(|phase| *phase as u8 == code).unwrap_or(Phase::Lost)
 }
 
@@ -61,77 +68,485 @@ const UNLOCK_PAUSE: Duration = Duration::from_millis(20);
 
 const LOST: &str = "its GPU state was lost in an earlier restore";
 
-/// Takes the driver's state off the GPU. A process that has none is done at once.
-///
-/// # Errors
-/// Says why the process cannot be dumped now; it runs on as before.
-pub fn detach(timeout: Duration) -> Result<(), String> {
-    bypass::refuse()?;
-    if !is_started() {
-        return Ok(());
-    }
-    match phase() {
-        Phase::Running => {}
-        Phase::Detached | Phase::Stuck => return Ok(()),
-        Phase::Lost => return Err(LOST.into()),
-    }
-    let deadline = Instant::now() + timeout;
-    close_between_captures(deadline)?;
-    // Behind the closed gate, so that no call that taints is under way.
-    if let Some(call) = taint::what() {
-        gate::open();
-        return Err(format!("it has called {call}, whose effect cannot be saved"));
-    }
-    faults::hit("detach-gate");
-    let result = lock(deadline);
-    if result.is_err() {
-        gate::open();
-        return result;
-    }
-    faults::hit("detach-locked");
-    match checkpoint(deadline) {
-        Ok(()) => {
-            enter(Phase::Detached);
-            faults::hit("detach-checkpointed");
-            Ok(())
-        }
-        Err(_) if unlock().is_err() => {
-            enter(Phase::Stuck);
-            Ok(())
-        }
-        Err(error) => {
-            gate::open();
-            Err(error)
-        }
+/// Why a process cannot be dumped now.
+#[derive(Debug)]
+pub struct Refusal {
+    /// In words for people.
+    pub reason: String,
+    /// The process cannot go on either: what had been taken off the GPU could not be put back.
+    pub is_lost: bool,
+}
+
+impl From<String> for Refusal {
+    fn from(reason: String) -> Self {
+        Self { reason, is_lost: false }
     }
 }
 
-/// Brings the driver's state back, in the process that was detached or in one restored from its image.
-///
-/// # Errors
-/// The process's GPU state is lost.
-pub fn attach() -> Result<(), String> {
-    let attached = match phase() {
-        Phase::Running => return Ok(()),
-        Phase::Detached => {
-            faults::hit("attach-begun");
-            restore().and_then(|()| {
-                faults::hit("attach-restored");
-                unlock()
-            })
-        }
-        Phase::Stuck => unlock(),
-        Phase::Lost => return Err(LOST.into()),
-    };
-    if attached.is_ok() {
-        faults::hit("attach-unlocked");
-        enter(Phase::Running);
-        gate::open();
-    } else {
-        // The gate stays closed: the launcher ends the job, which is not to meet the driver's errors before.
-        enter(Phase::Lost);
+/// A mirror of the launcher's.
+pub struct Delivered {
+    /// Which one it is.
+    pub id: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Its file.
+    pub file: OwnedFd,
+}
+
+/// How far the driver has been taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Driver {
+    Running,
+    Locked,
+    Checkpointed,
+}
+
+/// The state of this process on its GPUs, in the hands of the agent.
+pub struct Gpu {
+    driver: Driver,
+    /// Mapped, from its staging to its release.
+    mirror: Option<Mirror>,
+    /// Which mirror the places and hashes of the pieces are about.
+    mirror_id: u64,
+}
+
+impl Gpu {
+    /// Of a process that has just begun.
+    pub fn new() -> Self {
+        Self { driver: Driver::Running, mirror: None, mirror_id: 0 }
     }
-    attached
+
+    /// How large the mirror has to be for what is on the devices now, in bytes.
+    pub fn mirror_bytes(&mut self) -> u64 {
+        if is_started() && phase() == Phase::Running { placement::place(&mut registry()) } else { 0 }
+    }
+
+    /// Maps and pins the mirror.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn stage(&mut self, mirror: Delivered) -> Result<(), String> {
+        self.mirror = None;
+        relax();
+        if mirror.id != self.mirror_id {
+            placement::forget(&mut registry());
+            self.mirror_id = mirror.id;
+        }
+        let contexts = contexts_of_devices(&devices());
+        let handles: Vec<CUcontext> = contexts.values().map(context::OnDevice::context).collect();
+        self.mirror = Some(Mirror::stage(mirror.file, mirror.bytes, &handles)?);
+        faults::hit("staged");
+        Ok(())
+    }
+
+    /// Lets go of the mirror.
+    pub fn unstage(&mut self) {
+        self.mirror = None;
+    }
+
+    /// Whether the state is off the GPU.
+    pub fn is_detached(&self) -> bool {
+        phase() == Phase::Detached
+    }
+
+    /// Takes the state off the GPU; nothing for a process that has none. With `park`, device memory is handed to the
+    /// launcher rather than released.
+    ///
+    /// # Errors
+    /// Why the process cannot be dumped now; unless it is lost, it runs on as before.
+    pub fn detach(
+        &mut self,
+        attempt: u64,
+        timeout: Duration,
+        park: bool,
+        link: &mut dyn Link,
+    ) -> Result<Option<GpuReport>, Refusal> {
+        bypass::refuse()?;
+        if !is_started() {
+            return Ok(None);
+        }
+        match phase() {
+            Phase::Running => {}
+            Phase::Detached => return Ok(None),
+            Phase::Lost => return Err(Refusal { reason: LOST.into(), is_lost: true }),
+        }
+        let deadline = Instant::now() + timeout;
+        let begun = Instant::now();
+        close_between_captures(deadline)?;
+        faults::hit("detach-gate");
+        relax();
+        let result = self.take_off(attempt, begun, deadline, park, link);
+        let reason = match result {
+            Ok(report) => {
+                enter(Phase::Detached);
+                faults::hit("detach-checkpointed");
+                return Ok(Some(report));
+            }
+            Err(reason) => reason,
+        };
+        match self.undo(link) {
+            Ok(()) => Err(reason.into()),
+            Err(error) => Err(Refusal { reason: format!("{reason}; and then: {error}"), is_lost: true }),
+        }
+    }
+
+    /// Undoes what has been done of [`Gpu::detach`], and opens the gate.
+    ///
+    /// # Errors
+    /// The process's GPU state is lost.
+    pub fn undo(&mut self, link: &mut dyn Link) -> Result<(), String> {
+        match self.bring_back(None, link) {
+            Ok(_) => {
+                self.mirror = None;
+                enter(Phase::Running);
+                gate::open();
+                Ok(())
+            }
+            Err(error) => {
+                // Unpinning it could wait for a driver that is locked, for ever.
+                std::mem::forget(self.mirror.take());
+                enter(Phase::Lost);
+                Err(error)
+            }
+        }
+    }
+
+    /// Behind the closed gate, so that no call that taints is under way.
+    fn take_off(
+        &mut self,
+        attempt: u64,
+        begun: Instant,
+        deadline: Instant,
+        park: bool,
+        link: &mut dyn Link,
+    ) -> Result<GpuReport, String> {
+        if let Some(obstacle) = taint::what() {
+            return Err(obstacle);
+        }
+        let remarks = newer::told().into_iter().collect();
+        let mut report =
+            GpuReport { counts: memory::counts(objects::counts()), remarks, ..GpuReport::default() };
+        let is_memory_ours = !registry().pieces.is_empty();
+        if is_memory_ours {
+            self.drain(deadline)?;
+            ipc::await_drained(link, attempt)?;
+        }
+        report.times.drain_s = begun.elapsed().as_secs_f64();
+        if is_memory_ours {
+            self.take_memory_off(park, link, &mut report)?;
+        }
+        let driven = Instant::now();
+        self.lock(deadline)?;
+        faults::hit("detach-locked");
+        let before = holes::look().map_err(|error| format!("/proc/self/maps cannot be read: {error}"))?;
+        self.checkpoint(deadline)?;
+        holes::fill(&before)?;
+        // Not needed any more: what comes next is another delivery.
+        self.mirror = None;
+        report.times.driver_s = driven.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    /// Waits until all submitted work has ended. The driver's lock does that, with a deadline.
+    fn drain(&mut self, deadline: Instant) -> Result<(), String> {
+        self.lock(deadline)?;
+        self.unlock()?;
+        memory::settle();
+        faults::hit("detach-drained");
+        Ok(())
+    }
+
+    fn take_memory_off(
+        &mut self,
+        park: bool,
+        link: &mut dyn Link,
+        report: &mut GpuReport,
+    ) -> Result<(), String> {
+        let begun = Instant::now();
+        report.regions = self.capture()?;
+        faults::hit("detach-captured");
+        report.times.capture_s = begun.elapsed().as_secs_f64();
+        let begun = Instant::now();
+        let ids = self.leaving();
+        if park {
+            // What is shared with other processes the launcher has already.
+            let ids: Vec<Id> = ids.iter().copied().filter(|id| ipc::key_of(*id).is_none()).collect();
+            let parked = away::park(&ids, link);
+            report.parked_bytes = parked.bytes;
+            report.unparked_because = parked.refusal;
+            faults::hit("detach-parked");
+        }
+        away::take_off(&ids)?;
+        faults::hit("detach-released");
+        if let Some(mirror) = &mut self.mirror {
+            report.remarks.extend_from_slice(mirror.shortcomings());
+            mirror.unpin()?;
+        }
+        report.times.release_s = begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Copies what has changed to the mirror; returns what the mirror has then.
+    fn capture(&mut self) -> Result<Vec<Region>, String> {
+        let Some(mirror) = &mut self.mirror else { return Ok(Vec::new()) };
+        let seen: Vec<(Seen, u64)> = {
+            let mut registry = registry();
+            placement::place(&mut registry);
+            let fits = |bytes: u64, offset: &u64| offset + bytes <= mirror.bytes();
+            let of = |(id, piece): (&Id, &Physical)| {
+                let offset = piece.mirrored.offset.filter(|offset| fits(piece.bytes, offset))?;
+                placement::is_captured(piece).then(|| (Seen::of(*id, piece, false), offset))
+            };
+            registry.pieces.iter().filter_map(of).collect()
+        };
+        let contexts = contexts_of_devices(&seen.iter().map(|(seen, _)| seen.device).collect::<Vec<_>>());
+        let mut views = Vec::with_capacity(seen.len());
+        let mut pieces = Vec::with_capacity(seen.len());
+        for (seen, offset) in &seen {
+            let Some(context) = contexts.get(&seen.device) else {
+                return Err(format!("no context on device {} can be had to copy its memory", seen.device));
+            };
+            let view = View::of(seen)?;
+            let hashes = take_hashes(seen.id);
+            pieces.push(capture::Piece {
+                context: context.context(),
+                address: view.address,
+                bytes: seen.bytes,
+                offset: *offset,
+                hashes,
+            });
+            views.push(view);
+        }
+        let changed = mirror.capture(&mut pieces)?;
+        drop(views);
+        let mut registry = registry();
+        let mut regions = Vec::with_capacity(seen.len());
+        for (((seen, offset), piece), changed_bytes) in seen.iter().zip(pieces).zip(changed) {
+            let Some(known) = registry.pieces.get_mut(&seen.id) else { continue };
+            // What has no hashes was copied unseen.
+            let changed_bytes = (!piece.hashes.is_empty()).then_some(changed_bytes);
+            known.mirrored.hashes = piece.hashes;
+            let address = known.mappings.first().map_or(0, |mapping| mapping.address);
+            regions.push(Region {
+                address,
+                bytes: seen.bytes,
+                device: seen.device,
+                kind: known.kind,
+                allocations: 0,
+                offset: *offset,
+                changed_bytes,
+            });
+        }
+        drop(registry);
+        for region in &mut regions {
+            region.allocations = memory::allocations_in(region);
+        }
+        regions.sort_by_key(|region| region.address);
+        Ok(regions)
+    }
+
+    /// What is taken off the device: what the mirror has, and what belongs to another process.
+    fn leaving(&self) -> Vec<Id> {
+        let mirror_bytes = self.mirror.as_ref().map_or(0, Mirror::bytes);
+        let registry = registry();
+        let is_leaving = |piece: &Physical| {
+            !placement::is_captured(piece)
+                || piece.mirrored.offset.is_some_and(|offset| offset + piece.bytes <= mirror_bytes)
+        };
+        registry.pieces.iter().filter(|(_, piece)| is_leaving(piece)).map(|(id, _)| *id).collect()
+    }
+
+    /// Brings the state back, in the process that was detached or in one restored from its image; returns how many
+    /// bytes were copied back.
+    ///
+    /// # Errors
+    /// The process's GPU state is lost.
+    pub fn attach(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, String> {
+        match phase() {
+            Phase::Running => return Ok(0),
+            Phase::Detached => {}
+            Phase::Lost => return Err(LOST.into()),
+        }
+        faults::hit("attach-begun");
+        let attached = self.bring_back(delivered, link);
+        if attached.is_ok() {
+            self.mirror = None;
+            faults::hit("attach-done");
+            enter(Phase::Running);
+            gate::open();
+        } else {
+            std::mem::forget(self.mirror.take());
+            enter(Phase::Lost);
+        }
+        attached
+    }
+
+    fn restore_driver(&mut self) -> Result<(), String> {
+        if self.driver == Driver::Checkpointed {
+            self.restore()?;
+            faults::hit("attach-restored");
+        }
+        if self.driver == Driver::Locked {
+            self.unlock()?;
+            faults::hit("attach-unlocked");
+        }
+        Ok(())
+    }
+
+    /// Undoes as much as has been done. The mirror is mapped if something has to be copied back.
+    fn bring_back(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, String> {
+        self.restore_driver()?;
+        relax();
+        away::unpark(link);
+        away::take_up_shared(Whose::Own, link)?;
+        let made = away::make_anew()?;
+        if let Some(delivered) =
+            delivered.filter(|delivered| !made.is_empty() && delivered.id == self.mirror_id)
+        {
+            let contexts = contexts_of_devices(&devices());
+            let handles: Vec<CUcontext> = contexts.values().map(context::OnDevice::context).collect();
+            self.mirror = Some(Mirror::map(delivered.file, delivered.bytes, &handles)?);
+        }
+        away::map_again(&made)?;
+        faults::hit("attach-mapped");
+        let copied_bytes = self.copy_back(&made)?;
+        away::restrict(&made)?;
+        // First everybody's own, then the others': nobody waits for somebody who waits.
+        ipc::publish_again(link, &made)?;
+        away::take_up_shared(Whose::Others, link)?;
+        away::map_again(&[])?;
+        registry().pieces.values_mut().for_each(|piece| piece.parked = None);
+        Ok(copied_bytes)
+    }
+
+    fn copy_back(&mut self, ids: &[Id]) -> Result<u64, String> {
+        let seen: Vec<(Seen, Option<u64>)> = {
+            let registry = registry();
+            let of = |id: &Id| {
+                registry.pieces.get(id).map(|piece| (Seen::of(*id, piece, true), piece.mirrored.offset))
+            };
+            ids.iter().filter_map(of).collect()
+        };
+        if seen.is_empty() {
+            return Ok(0);
+        }
+        let Some(mirror) = &mut self.mirror else {
+            return Err("the launcher has not delivered the memory of the GPU".into());
+        };
+        let contexts = contexts_of_devices(&seen.iter().map(|(seen, _)| seen.device).collect::<Vec<_>>());
+        let mut views = Vec::with_capacity(seen.len());
+        let mut pieces = Vec::with_capacity(seen.len());
+        for (seen, offset) in &seen {
+            let context =
+                contexts.get(&seen.device).ok_or("no context can be had to copy device memory back")?;
+            let view = View::of(seen)?;
+            pieces.push(capture::Piece {
+                context: context.context(),
+                address: view.address,
+                bytes: seen.bytes,
+                offset: offset.ok_or("device memory without a place in the mirror")?,
+                hashes: Vec::new(),
+            });
+            views.push(view);
+        }
+        mirror.copy_back(&pieces)?;
+        Ok(pieces.iter().map(|piece| piece.bytes).sum())
+    }
+
+    /// Waits for submitted work, host functions included.
+    fn lock(&mut self, deadline: Instant) -> Result<(), String> {
+        let left_ms = deadline.saturating_duration_since(Instant::now()).as_millis();
+        // SAFETY: all zeros is a valid value of a structure of numbers.
+        let mut args: CUcheckpointLockArgs = unsafe { std::mem::zeroed() };
+        // 0 would mean for ever.
+        args.timeoutMs = u32::try_from(left_ms).unwrap_or(u32::MAX).max(1);
+        // SAFETY: `args` is a local variable.
+        let result = unsafe { driver::cuCheckpointProcessLock(pid(), &raw mut args) };
+        told("cuCheckpointProcessLock", result).map_err(|error| {
+            if result == sys::CUresult::CUDA_ERROR_NOT_READY as CUresult {
+                format!("work on the GPU did not end in time ({error})")
+            } else {
+                error
+            }
+        })?;
+        self.driver = Driver::Locked;
+        Ok(())
+    }
+
+    /// Leaves the process locked if it fails.
+    fn checkpoint(&mut self, deadline: Instant) -> Result<(), String> {
+        // Nobody may be waiting for it any more.
+        if Instant::now() >= deadline {
+            return Err("cuCheckpointProcessLock took longer than it was given".into());
+        }
+        // SAFETY: all zeros is a valid value: no storage of our own.
+        let mut args: CUcheckpointCheckpointArgs = unsafe { std::mem::zeroed() };
+        // SAFETY: `args` is a local variable.
+        let result = unsafe { driver::cuCheckpointProcessCheckpoint(pid(), &raw mut args) };
+        told("cuCheckpointProcessCheckpoint", result)?;
+        self.driver = Driver::Checkpointed;
+        Ok(())
+    }
+
+    fn restore(&mut self) -> Result<(), String> {
+        // SAFETY: all zeros is a valid value: the same GPUs.
+        let mut args: CUcheckpointRestoreArgs = unsafe { std::mem::zeroed() };
+        // SAFETY: `args` is a local variable.
+        let result = unsafe { driver::cuCheckpointProcessRestore(pid(), &raw mut args) };
+        told("cuCheckpointProcessRestore", result)?;
+        self.driver = Driver::Locked;
+        Ok(())
+    }
+
+    fn unlock(&mut self) -> Result<(), String> {
+        let mut unlocked = Ok(());
+        for tries in 0..UNLOCK_TRIES {
+            if tries > 0 {
+                std::thread::sleep(UNLOCK_PAUSE);
+            }
+            // SAFETY: all zeros is what the structure has to be.
+            let mut args: CUcheckpointUnlockArgs = unsafe { std::mem::zeroed() };
+            // SAFETY: `args` is a local variable.
+            let result = unsafe { driver::cuCheckpointProcessUnlock(pid(), &raw mut args) };
+            unlocked = told("cuCheckpointProcessUnlock", result);
+            if unlocked.is_ok() {
+                self.driver = Driver::Running;
+                break;
+            }
+        }
+        unlocked
+    }
+}
+
+/// The hashes of what the mirror has of a piece. The registry has none meanwhile, whatever comes of the capture.
+fn take_hashes(id: Id) -> Vec<[u64; 2]> {
+    registry().pieces.get_mut(&id).map_or_else(Vec::new, |piece| std::mem::take(&mut piece.mirrored.hashes))
+}
+
+/// The devices that have memory of ours.
+fn devices() -> Vec<c_int> {
+    registry().pieces.values().map(|piece| piece.device).collect()
+}
+
+/// A context to work in on each device, where one can be had.
+fn contexts_of_devices(devices: &[c_int]) -> BTreeMap<c_int, context::OnDevice> {
+    let mut contexts = BTreeMap::new();
+    for device in devices {
+        if !contexts.contains_key(device)
+            && let Some(working) = context::on_device(*device)
+        {
+            contexts.insert(*device, working);
+        }
+    }
+    contexts
+}
+
+/// From now on, calls of the agent's thread disturb nobody's stream capture. Only while the driver runs: a locked one
+/// would not answer.
+fn relax() {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as CUstreamCaptureMode;
+    // SAFETY: the mode is a local variable; the call changes nothing but the thread's mode.
+    let _ = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
 }
 
 /// In the child of a fork, which has no driver's state: neither has what its parent was in the middle of.
@@ -164,77 +579,4 @@ fn close_between_captures(deadline: Instant) -> Result<(), String> {
 fn pid() -> c_int {
     // SAFETY: getpid has no preconditions.
     unsafe { libc::getpid() }
-}
-
-/// Waits for submitted work, host functions included.
-fn lock(deadline: Instant) -> Result<(), String> {
-    let left_ms = deadline.saturating_duration_since(Instant::now()).as_millis();
-    // SAFETY: all zeros is a valid value of a structure of numbers.
-    let mut args: CUcheckpointLockArgs = unsafe { std::mem::zeroed() };
-    // 0 would mean for ever.
-    args.timeoutMs = u32::try_from(left_ms).unwrap_or(u32::MAX).max(1);
-    // SAFETY: `args` is a local variable.
-    let result = unsafe { driver::cuCheckpointProcessLock(pid(), &raw mut args) };
-    told("cuCheckpointProcessLock", result).map_err(|error| {
-        if result == sys::CUresult::CUDA_ERROR_NOT_READY as CUresult {
-            format!("work on the GPU did not end in time ({error})")
-        } else {
-            error
-        }
-    })
-}
-
-/// Leaves the process locked if it fails.
-fn checkpoint(deadline: Instant) -> Result<(), String> {
-    // Nobody may be waiting for it any more.
-    if Instant::now() >= deadline {
-        return Err("cuCheckpointProcessLock took longer than it was given".into());
-    }
-    // SAFETY: all zeros is a valid value: no storage of our own.
-    let mut args: CUcheckpointCheckpointArgs = unsafe { std::mem::zeroed() };
-    // SAFETY: `args` is a local variable.
-    let result = unsafe { driver::cuCheckpointProcessCheckpoint(pid(), &raw mut args) };
-    told("cuCheckpointProcessCheckpoint", result)
-}
-
-fn restore() -> Result<(), String> {
-    // SAFETY: all zeros is a valid value: the same GPUs.
-    let mut args: CUcheckpointRestoreArgs = unsafe { std::mem::zeroed() };
-    // SAFETY: `args` is a local variable.
-    let result = unsafe { driver::cuCheckpointProcessRestore(pid(), &raw mut args) };
-    told("cuCheckpointProcessRestore", result)
-}
-
-fn unlock() -> Result<(), String> {
-    let mut unlocked = Ok(());
-    for tries in 0..UNLOCK_TRIES {
-        if tries > 0 {
-            std::thread::sleep(UNLOCK_PAUSE);
-        }
-        // SAFETY: all zeros is what the structure has to be.
-        let mut args: CUcheckpointUnlockArgs = unsafe { std::mem::zeroed() };
-        // SAFETY: `args` is a local variable.
-        let result = unsafe { driver::cuCheckpointProcessUnlock(pid(), &raw mut args) };
-        unlocked = told("cuCheckpointProcessUnlock", result);
-        if unlocked.is_ok() {
-            break;
-        }
-    }
-    unlocked
-}
-
-/// A failed call with its error's name.
-fn told(call: &str, result: CUresult) -> Result<(), String> {
-    if result == SUCCESS {
-        return Ok(());
-    }
-    let mut name: *const c_char = null();
-    // SAFETY: `name` is a local variable.
-    unsafe { driver::cuGetErrorName(result, &raw mut name) };
-    if name.is_null() {
-        return Err(format!("{call} failed with error {result}"));
-    }
-    // SAFETY: the driver's names are NUL-terminated and live as long as the driver.
-    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-    Err(format!("{call} failed with {name} ({result})"))
 }

@@ -1,22 +1,93 @@
 //! The program's contexts: which there are, and one to work in on each device.
+//!
+//! ```text
+//!            Create, Attach, primary retained, met as a thread's own
+//!   unknown ---------------------------------------------------------> live
+//!                                                                       |
+//!   Destroy, the last Detach, the primary context is inactive: `gone`, and forgotten
+//! ```
+//!
+//! A context that came about in another way (NVIDIA's runtime has private tables) is noted when a thread is met that
+//! works in it. Green contexts are parts of their device's primary context: memory and streams are the primary one's.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cuda_abi::types::{CUcontext, CUresult};
+use cuda_abi::sys::{CUctxCreateParams, CUdevResourceDesc, CUexecAffinityParam, CUgreenCtx};
+use cuda_abi::types::{CUcontext, CUdevice, CUresult};
 
-use super::{SUCCESS, driver};
+use super::{SUCCESS, driver, is_started, memory, objects};
 
-/// The calling thread's context and its device; `None` without one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Primary,
+    /// Made by the program, with its count of uses (cuCtxAttach, cuCtxDetach).
+    Own {
+        uses: u64,
+    },
+    /// Stands for a green context.
+    Green {
+        green: usize,
+    },
+}
+
+struct Known {
+    context: usize,
+    device: c_int,
+    kind: Kind,
+}
+
+struct Contexts {
+    known: Vec<Known>,
+    /// Green contexts and their devices.
+    green: Vec<(usize, c_int)>,
+}
+
+static CONTEXTS: Mutex<Contexts> = Mutex::new(Contexts { known: Vec::new(), green: Vec::new() });
+
+/// For a look or a note; not to be held over a call of the driver.
+fn contexts() -> MutexGuard<'static, Contexts> {
+    CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Contexts {
+    fn find(&mut self, context: usize) -> Option<&mut Known> {
+        self.known.iter_mut().find(|known| known.context == context)
+    }
+
+    fn primary_of(&self, device: c_int) -> Option<usize> {
+        let is_it = |known: &&Known| known.kind == Kind::Primary && known.device == device;
+        self.known.iter().find(is_it).map(|known| known.context)
+    }
+
+    fn forget(&mut self, context: usize) {
+        self.known.retain(|known| known.context != context);
+    }
+}
+
+/// The calling thread's context and its device; `None` without one. In a green context it is the primary one of the
+/// device, to which everything belongs that is made there.
 pub(in crate::cuda) fn current() -> Option<(CUcontext, c_int)> {
     let mut context: CUcontext = null_mut();
     // SAFETY: `context` is a local variable.
     if unsafe { driver::cuCtxGetCurrent(&raw mut context) } != SUCCESS || context.is_null() {
         return None;
     }
+    let known = contexts().find(context as usize).map(|known| (known.device, known.kind));
+    if let Some((device, kind)) = known {
+        let is_part = matches!(kind, Kind::Green { .. });
+        let whole = is_part.then(|| contexts().primary_of(device)).flatten();
+        return Some((whole.map_or(context, |primary| primary as CUcontext), device));
+    }
     let mut device = 0;
     // SAFETY: `device` is a local variable.
-    (unsafe { driver::cuCtxGetDevice(&raw mut device) } == SUCCESS).then_some((context, device))
+    if unsafe { driver::cuCtxGetDevice(&raw mut device) } != SUCCESS {
+        return None;
+    }
+    let is_primary = ask_for_primary(device) == Some(context as usize);
+    note(context, device, if is_primary { Kind::Primary } else { Kind::Own { uses: 1 } });
+    Some((context, device))
 }
 
 /// Does something in a context, on any thread; the thread's own is current again afterwards.
@@ -34,4 +105,334 @@ pub(in crate::cuda) fn within<T>(context: CUcontext, work: impl FnOnce() -> T) -
     // SAFETY: `popped` is a local variable. The context was pushed above, so there is one to pop.
     let _ = unsafe { driver::cuCtxPopCurrent_v2(&raw mut popped) };
     Ok(done)
+}
+
+/// The program's contexts and their devices; what is done in one waits for its green parts too.
+pub(in crate::cuda) fn all() -> Vec<(CUcontext, c_int)> {
+    let contexts = contexts();
+    let whole = contexts.known.iter().filter(|known| !matches!(known.kind, Kind::Green { .. }));
+    whole.map(|known| (known.context as CUcontext, known.device)).collect()
+}
+
+/// A context of a device to work in, for as long as this is kept.
+pub(in crate::cuda) struct OnDevice {
+    context: CUcontext,
+    /// The device, if its primary context was retained for this.
+    retained: Option<c_int>,
+}
+
+impl OnDevice {
+    pub fn context(&self) -> CUcontext {
+        self.context
+    }
+}
+
+impl Drop for OnDevice {
+    fn drop(&mut self) {
+        if let Some(device) = self.retained {
+            give_back_primary(device);
+        }
+    }
+}
+
+/// A context of a device: one of the program's if there is one, else the primary one for the time being. `None` if
+/// the device gives none.
+pub(in crate::cuda) fn on_device(device: c_int) -> Option<OnDevice> {
+    // The one that is there longest first: it is the likeliest to stay.
+    let of_program = all().into_iter().filter(|(_, of)| *of == device).map(|(context, _)| context);
+    // One may have been destroyed in a way that we have not seen.
+    let live = of_program.into_iter().find(|context| within(*context, || ()).is_ok());
+    if let Some(context) = live {
+        return Some(OnDevice { context, retained: None });
+    }
+    let context = retain_primary(device)?;
+    Some(OnDevice { context, retained: Some(device) })
+}
+
+fn retain_primary(device: c_int) -> Option<CUcontext> {
+    let mut context: CUcontext = null_mut();
+    // SAFETY: `context` is a local variable.
+    let result = unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device) };
+    (result == SUCCESS && !context.is_null()).then_some(context)
+}
+
+fn give_back_primary(device: c_int) {
+    // SAFETY: it was retained by ourselves.
+    let _ = unsafe { driver::cuDevicePrimaryCtxRelease_v2(device) };
+    // The program may have given it back meanwhile.
+    primary_given_back(device);
+}
+
+/// Whether a device's primary context is there. What the driver does not answer counts as there.
+fn is_primary_active(device: c_int) -> bool {
+    let (mut flags, mut is_active): (c_uint, c_int) = (0, 0);
+    // SAFETY: both are local variables.
+    let result = unsafe { driver::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut is_active) };
+    result != SUCCESS || is_active != 0
+}
+
+/// A device's primary context, if it is there.
+fn ask_for_primary(device: c_int) -> Option<usize> {
+    if !is_primary_active(device) {
+        return None;
+    }
+    let context = retain_primary(device)?;
+    give_back_primary(device);
+    Some(context as usize)
+}
+
+fn note(context: CUcontext, device: c_int, kind: Kind) {
+    if !is_started() || context.is_null() {
+        return;
+    }
+    let mut contexts = contexts();
+    let context = context as usize;
+    match contexts.find(context) {
+        Some(known) => (known.device, known.kind) = (device, kind),
+        None => contexts.known.push(Known { context, device, kind }),
+    }
+}
+
+/// A context is there no more, and neither is what belonged to it.
+fn gone(context: usize) {
+    contexts().forget(context);
+    emptied(context);
+}
+
+/// What belonged to a context is there no more.
+fn emptied(context: usize) {
+    memory::context_gone(context as CUcontext);
+    objects::context_gone(context as CUcontext);
+}
+
+/// Somebody has given a device's primary context back.
+fn primary_given_back(device: c_int) {
+    let Some(context) = contexts().primary_of(device) else { return };
+    if !is_primary_active(device) {
+        gone(context);
+    }
+}
+
+/// # Safety
+/// `out` is what the driver has written, if the call succeeded, or NULL.
+unsafe fn noted(result: CUresult, out: *mut CUcontext, device: c_int, kind: Kind) -> CUresult {
+    if result == SUCCESS && !out.is_null() {
+        // SAFETY: the driver has written it.
+        note(unsafe { *out }, device, kind);
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuCtxCreate_v2(
+    real: unsafe extern "C" fn(*mut CUcontext, c_uint, CUdevice) -> CUresult,
+    out: *mut CUcontext,
+    flags: c_uint,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(out, flags, device) };
+    // SAFETY: as above.
+    unsafe { noted(result, out, device, Kind::Own { uses: 1 }) }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuCtxCreate_v3(
+    real: unsafe extern "C" fn(*mut CUcontext, *mut CUexecAffinityParam, c_int, c_uint, CUdevice) -> CUresult,
+    out: *mut CUcontext,
+    parameters: *mut CUexecAffinityParam,
+    count: c_int,
+    flags: c_uint,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(out, parameters, count, flags, device) };
+    // SAFETY: as above.
+    unsafe { noted(result, out, device, Kind::Own { uses: 1 }) }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuCtxCreate_v4(
+    real: unsafe extern "C" fn(*mut CUcontext, *mut CUctxCreateParams, c_uint, CUdevice) -> CUresult,
+    out: *mut CUcontext,
+    parameters: *mut CUctxCreateParams,
+    flags: c_uint,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(out, parameters, flags, device) };
+    // SAFETY: as above.
+    unsafe { noted(result, out, device, Kind::Own { uses: 1 }) }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuCtxDestroy_v2(
+    real: unsafe extern "C" fn(CUcontext) -> CUresult,
+    context: CUcontext,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(context) };
+    if result == SUCCESS && is_started() {
+        gone(context as usize);
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuCtxAttach(
+    real: unsafe extern "C" fn(*mut CUcontext, c_uint) -> CUresult,
+    out: *mut CUcontext,
+    flags: c_uint,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(out, flags) };
+    // What is attached to is the thread's own: here it is noted if it was not yet.
+    if result == SUCCESS
+        && is_started()
+        && let Some((context, _)) = current()
+        && let Some(Known { kind: Kind::Own { uses }, .. }) = contexts().find(context as usize)
+    {
+        *uses += 1;
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuCtxDetach(
+    real: unsafe extern "C" fn(CUcontext) -> CUresult,
+    context: CUcontext,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(context) };
+    if result != SUCCESS || !is_started() {
+        return result;
+    }
+    let left = contexts().find(context as usize).and_then(|known| match &mut known.kind {
+        Kind::Own { uses } => {
+            *uses = uses.saturating_sub(1);
+            Some(*uses)
+        }
+        _ => None,
+    });
+    if left == Some(0) {
+        gone(context as usize);
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuDevicePrimaryCtxRetain(
+    real: unsafe extern "C" fn(*mut CUcontext, CUdevice) -> CUresult,
+    out: *mut CUcontext,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(out, device) };
+    // SAFETY: as above.
+    unsafe { noted(result, out, device, Kind::Primary) }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuDevicePrimaryCtxRelease_v2(
+    real: unsafe extern "C" fn(CUdevice) -> CUresult,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(device) };
+    if result == SUCCESS && is_started() {
+        primary_given_back(device);
+    }
+    result
+}
+
+/// What is in the context goes; the context itself stays as long as it is retained (CUDA driver API reference,
+/// cuDevicePrimaryCtxReset: "Resetting the primary context does not release it").
+///
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuDevicePrimaryCtxReset_v2(
+    real: unsafe extern "C" fn(CUdevice) -> CUresult,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(device) };
+    let primary = (result == SUCCESS && is_started()).then(|| contexts().primary_of(device)).flatten();
+    if let Some(context) = primary {
+        emptied(context);
+        primary_given_back(device);
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuGreenCtxCreate(
+    real: unsafe extern "C" fn(*mut CUgreenCtx, CUdevResourceDesc, CUdevice, c_uint) -> CUresult,
+    out: *mut CUgreenCtx,
+    resources: CUdevResourceDesc,
+    device: CUdevice,
+    flags: c_uint,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(out, resources, device, flags) };
+    if result == SUCCESS && is_started() && !out.is_null() {
+        // SAFETY: the driver has written it.
+        let green = unsafe { *out } as usize;
+        contexts().green.push((green, device));
+        // It has retained the primary context, which nobody may have met.
+        if let Some(primary) = ask_for_primary(device) {
+            note(primary as CUcontext, device, Kind::Primary);
+        }
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuCtxFromGreenCtx(
+    real: unsafe extern "C" fn(*mut CUcontext, CUgreenCtx) -> CUresult,
+    out: *mut CUcontext,
+    green: CUgreenCtx,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(out, green) };
+    let green = green as usize;
+    let device = contexts().green.iter().find(|(known, _)| *known == green).map(|(_, device)| *device);
+    match device {
+        // SAFETY: as above.
+        Some(device) => unsafe { noted(result, out, device, Kind::Green { green }) },
+        None => result,
+    }
+}
+
+/// Memory and streams that were made in it stay (CUDA driver API reference, cuGreenCtxDestroy).
+///
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuGreenCtxDestroy(
+    real: unsafe extern "C" fn(CUgreenCtx) -> CUresult,
+    green: CUgreenCtx,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(green) };
+    if result != SUCCESS || !is_started() {
+        return result;
+    }
+    let green = green as usize;
+    let mut contexts = contexts();
+    contexts.known.retain(|known| known.kind != Kind::Green { green });
+    let place = contexts.green.iter().position(|(known, _)| *known == green);
+    let device = place.map(|place| contexts.green.swap_remove(place).1);
+    drop(contexts);
+    // It has given the primary context back.
+    device.into_iter().for_each(primary_given_back);
+    result
 }

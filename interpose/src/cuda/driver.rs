@@ -1,11 +1,12 @@
 //! Calls of the driver by ourselves: they pass neither the gate nor a handler.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::null;
 
 use cuda_abi::types::*;
 
 use super::exports::Index;
-use super::real;
+use super::{SUCCESS, real};
 
 macro_rules! call {
     ($( fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) = $public:literal since $since:literal, $class:ident
@@ -29,3 +30,22 @@ macro_rules! call {
 }
 
 cuda_abi::entry_points!(call);
+
+/// A failed call with its error's name.
+///
+/// # Errors
+/// Every result but success.
+pub(super) fn told(call: &str, result: CUresult) -> Result<(), String> {
+    if result == SUCCESS {
+        return Ok(());
+    }
+    let mut name: *const c_char = null();
+    // SAFETY: `name` is a local variable.
+    unsafe { cuGetErrorName(result, &raw mut name) };
+    if name.is_null() {
+        return Err(format!("{call} failed with error {result}"));
+    }
+    // SAFETY: the driver's names are NUL-terminated and live as long as the driver.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    Err(format!("{call} failed with {name} ({result})"))
+}

@@ -51,6 +51,11 @@ pub fn next(caller: *const c_void, name: &CStr) -> *const c_void {
     })
 }
 
+/// The default version of the function `name` in the library with the code at `caller`; null if there is none.
+pub fn function_beside(caller: *const c_void, name: &CStr) -> *const c_void {
+    search(&mut |info| if holds(info, caller.addr()) { look(info, name) } else { None })
+}
+
 /// Whether an address lies in a library of the namespace that the program itself is in.
 pub fn is_in_our_namespace(address: *const c_void) -> bool {
     !search(&mut |info| holds(info, address.addr()).then_some(address)).is_null()

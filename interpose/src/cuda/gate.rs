@@ -144,6 +144,28 @@ pub(super) fn enter() -> Inside {
     Inside { slot }
 }
 
+/// Does something outside, in the middle of a call that is inside: to wait for what may need the gate closed. What was
+/// found out before may not be so any more. A call from inside another one stays inside.
+pub(super) fn outside<T>(work: impl FnOnce() -> T) -> T {
+    struct BackIn;
+    impl Drop for BackIn {
+        fn drop(&mut self) {
+            // The call that went out leaves for good by its own `Inside`.
+            std::mem::forget(enter());
+        }
+    }
+    // SAFETY: what is noted is null or a slot of a chunk, and chunks are never freed.
+    let inside = unsafe { known_slot().as_ref() }.map(|slot| &slot.inside);
+    match inside.filter(|inside| inside.load(Relaxed) == 1) {
+        Some(inside) => {
+            inside.store(0, Release);
+            let _back_in = BackIn;
+            work()
+        }
+        None => work(),
+    }
+}
+
 /// The gate is closed, or there is no membarrier. Returns the slot.
 extern "C" fn wait_at_the_gate(slot: *const Slot) -> *const Slot {
     // SAFETY: `enter` passes the thread's slot.
@@ -351,6 +373,44 @@ mod tests {
         drop(outer);
         closer.join().unwrap().unwrap();
         open();
+    }
+
+    #[test]
+    fn a_call_that_waits_outside_lets_the_gate_close_and_comes_back_in_when_it_opens() {
+        let _turn = turn();
+        let (closed, is_closed) = std::sync::mpsc::channel();
+        let (back, is_back) = std::sync::mpsc::channel();
+        let (out, is_out) = std::sync::mpsc::channel();
+        let caller = std::thread::spawn(move || {
+            let inside = enter();
+            outside(|| {
+                out.send(()).unwrap();
+                is_closed.recv().unwrap();
+            });
+            back.send(()).unwrap();
+            inside
+        });
+        is_out.recv().unwrap();
+        close(soon()).unwrap();
+        closed.send(()).unwrap();
+        assert!(is_back.recv_timeout(Duration::from_millis(50)).is_err());
+        open();
+        is_back.recv_timeout(Duration::from_secs(20)).unwrap();
+        caller.join().unwrap();
+    }
+
+    #[test]
+    fn a_call_from_inside_a_call_does_not_go_outside() {
+        let _turn = turn();
+        let outer = enter();
+        let inner = enter();
+        outside(|| assert_eq!(close(Instant::now() + Duration::from_millis(20)), Err(1)));
+        drop(inner);
+        outside(|| {
+            close(soon()).unwrap();
+            open();
+        });
+        drop(outer);
     }
 
     #[test]

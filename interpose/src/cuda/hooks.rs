@@ -3,7 +3,7 @@
 //! The C library tells from the return address who asks, which decides what `RTLD_NEXT` and the default scope
 //! mean. So a question that does not concern us is passed on by a jump: the C library sees its own caller.
 //! Only for names that we export is the answer looked at, and it is exchanged for ours only if it lies in the
-//! driver's library. For those names `RTLD_NEXT` is answered from the loader's list of libraries, without this one:
+//! driver's library, or is NCCL's. (And for names that a newer driver may have, which are noted.) For those names `RTLD_NEXT` is answered from the loader's list of libraries, without this one:
 //! whoever wraps the driver and asks for what comes next must not be given itself. These functions are exported
 //! without a version, which serves references to every version, and answer before the constructor has run too:
 //! other libraries' constructors may come first.
@@ -13,7 +13,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use super::{elf, exports, real};
+use super::{elf, exports, nccl, newer, real};
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -59,16 +59,21 @@ pub(super) unsafe fn find(handle: *mut c_void, symbol: &CStr) -> *mut c_void {
     unsafe { dlsym(handle, symbol.as_ptr()) }
 }
 
-/// Whether a name is one of those that we answer for.
+/// Whether a question is one that we answer.
 ///
 /// # Safety
 /// `symbol` is NULL or a NUL-terminated string.
-unsafe extern "C" fn concerns_us(symbol: *const c_char) -> bool {
+unsafe extern "C" fn concerns_us(handle: *mut c_void, symbol: *const c_char) -> bool {
     if symbol.is_null() {
         return false;
     }
     // SAFETY: not NULL, and the caller vouches for the rest.
-    exports::index_of(unsafe { CStr::from_ptr(symbol) }.to_bytes()).is_some()
+    let name = unsafe { CStr::from_ptr(symbol) };
+    if exports::index_of(name.to_bytes()).is_some() || nccl::concerns_us(name) {
+        return true;
+    }
+    // Only what one library has is the same whoever asks.
+    !matches!(handle, libc::RTLD_DEFAULT | libc::RTLD_NEXT) && newer::may_be(name)
 }
 
 /// `dlsym` for a name of ours, asked by the code at `caller`.
@@ -123,11 +128,20 @@ fn answer(
             // The default scope begins with the program and has our own symbols in it: who would be found if they
             // were not there?
             let first = ask(libc::RTLD_DEFAULT);
-            let is_ours = first.is_null() || real::is_ours(first, name);
+            let is_ours = first.is_null() || real::is_ours(first, name) || nccl::is_ours(first, name);
             (if is_ours { ask(libc::RTLD_NEXT) } else { first }, true)
         }
         handle => (ask(handle), false),
     };
+    if nccl::concerns_us(name) {
+        return nccl::substitute(name, found, is_scope);
+    }
+    if newer::may_be(name) {
+        if real::lies_in_driver(found) {
+            newer::note(name);
+        }
+        return found;
+    }
     if found.is_null() && is_scope {
         // The caller's own scope, which we do not see, may have a driver that nobody else sees.
         return real::ours_if_there(name);
@@ -147,7 +161,6 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *m
         "push rdi",
         "push rsi",
         "sub rsp, 8",
-        "mov rdi, rsi",
         "call {concerns_us}",
         "test al, al",
         "jnz 2f",
@@ -184,7 +197,6 @@ pub unsafe extern "C" fn dlvsym(
         "push rdi",
         "push rsi",
         "push rdx",
-        "mov rdi, rsi",
         "call {concerns_us}",
         "test al, al",
         "jnz 2f",

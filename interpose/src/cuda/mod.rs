@@ -8,11 +8,15 @@
 //! | `handlers` | what is done with a call beside passing it on |
 //! | `gate` | keeps calls out while the process is being saved |
 //! | `track`, `taint` | state that has to be known; state that nobody can save |
+//! | `nccl` | in front of NCCL, whose communicators cannot be saved yet |
+//! | `newer` | entry points that a newer driver has |
 //! | `checkpoint` | takes the driver's state off the GPU and brings it back |
+//! | `holes` | keeps the addresses of the device free while the driver is away |
 //! | `bypass` | finds a driver that is in use past this library |
 //! | `elf` | symbols of a loaded library, without dlsym |
 //! | `aside` | rare calls out of the paths that every call takes |
 //! | `context` | the program's contexts |
+//! | `capture` | device memory to the launcher's mirror, and back |
 //! | `memory` | device memory: served, known, taken off the device and brought back |
 //! | `driver` | calls of the driver by ourselves |
 //! | `faults` | named fault points for tests |
@@ -25,8 +29,8 @@
 
 mod aside;
 mod bypass;
+mod capture;
 mod checkpoint;
-#[allow(dead_code, reason = "TEMPORARY: its users are being written")]
 mod context;
 mod driver;
 pub mod elf;
@@ -34,21 +38,29 @@ pub mod exports;
 mod faults;
 mod gate;
 mod handlers;
+mod holes;
 pub mod hooks;
 mod memory;
+pub mod nccl;
+mod newer;
+mod objects;
 mod proc_address;
 mod real;
 mod taint;
+#[cfg(test)]
+mod testing;
 mod track;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use cuda_abi::types::CUresult;
 
-pub use checkpoint::{attach, detach};
+pub use checkpoint::{Delivered, Gpu, Refusal};
 
 const SUCCESS: CUresult = 0;
 
+/// Whether there is a launcher to work for.
+static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// Whether the program has initialised the driver.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
@@ -56,13 +68,16 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 pub fn activate() {
     #[cfg(feature = "faults")]
     faults::arm();
+    capture::activate();
     gate::prepare();
+    ACTIVE.store(true, Relaxed);
 }
 
 fn started() {
-    STARTED.store(true, Relaxed);
+    STARTED.store(ACTIVE.load(Relaxed), Relaxed);
 }
 
+/// Whether the program uses the driver, and somebody may want to save it. Otherwise calls are passed on and no more.
 fn is_started() -> bool {
     STARTED.load(Relaxed)
 }

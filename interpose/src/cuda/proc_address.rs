@@ -8,7 +8,7 @@ use cuda_abi::sys::{self, CUuuid};
 use cuda_abi::types::{CUdriverProcAddressQueryResult, CUresult};
 use cuda_abi::{Lookup, lookup};
 
-use super::{SUCCESS, real};
+use super::{SUCCESS, newer, real};
 
 const PER_THREAD: u64 = sys::CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM as u64;
 
@@ -72,7 +72,8 @@ unsafe fn exchange(
         return result;
     }
     // SAFETY: the driver has read it as a string.
-    let name = unsafe { CStr::from_ptr(symbol) }.to_str().unwrap_or("");
+    let symbol = unsafe { CStr::from_ptr(symbol) };
+    let name = symbol.to_str().unwrap_or("");
     // SAFETY: the driver has written it.
     let found = unsafe { *out };
     if !found.is_null() {
@@ -81,8 +82,11 @@ unsafe fn exchange(
             Lookup::Found(symbol) => Some(symbol),
             _ => None,
         };
-        // SAFETY: as above.
-        unsafe { *out = real::substitute_address(found, by_rule) };
+        match real::substitute_address(found, by_rule) {
+            // SAFETY: as above.
+            Some(ours) => unsafe { *out = ours },
+            None => newer::note(symbol),
+        }
     }
     result
 }

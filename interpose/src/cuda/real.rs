@@ -71,23 +71,24 @@ pub(super) fn ours_if_there(name: &CStr) -> *mut c_void {
     }
 }
 
-/// What a program gets instead of an address that cuGetProcAddress has handed out for `symbol`.
-pub(super) fn substitute_address(found: *mut c_void, symbol: Option<&str>) -> *mut c_void {
+/// What a program gets instead of an address that cuGetProcAddress has handed out for `symbol`; `None` if it is not
+/// in the table.
+pub(super) fn substitute_address(found: *mut c_void, symbol: Option<&str>) -> Option<*mut c_void> {
     // The address itself says which symbol it is, if the driver has the same one in its symbol table; where two
     // symbols share an address, the rule says which of them was meant.
     let is_it = |index: &usize| address(*index) == found.cast_const();
     let by_rule = symbol.and_then(|symbol| exports::index_of(symbol.as_bytes()));
     let by_address = || (0..COUNT).find(is_it);
-    let Some(index) = by_rule.filter(is_it).or_else(by_address).or(by_rule) else { return found };
+    let index = by_rule.filter(is_it).or_else(by_address).or(by_rule)?;
     if address(index).is_null() {
         REAL[index].store(found, Relaxed);
     }
-    exports::address(index).cast_mut()
+    Some(exports::address(index).cast_mut())
 }
 
 /// Whether an address lies in a library that is called as the driver is. A copy in another namespace (dlmopen) is not
 /// the driver that we stand in front of.
-fn lies_in_driver(address: *const c_void) -> bool {
+pub(super) fn lies_in_driver(address: *const c_void) -> bool {
     if address.is_null() || !elf::is_in_our_namespace(address) {
         return false;
     }

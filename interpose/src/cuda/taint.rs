@@ -1,12 +1,41 @@
-//! What nobody can save: the first call that makes a checkpoint impossible is remembered by its name.
+//! What nobody can save: calls whose effect stays for good, and obstacles that may go away again.
+//!
+//! Each is known by the name of the program's own call. Beginning and ending take no lock and no heap once a name was
+//! there before.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Acquire},
+};
 
+use cuda_abi::by_symbol;
 use cuda_abi::types::CUresult;
 
-use super::SUCCESS;
+use super::{SUCCESS, nccl};
 
+/// The first call whose effect stays.
 static TAINT: OnceLock<&'static str> = OnceLock::new();
+
+/// How many obstacles there are for a call.
+struct Counted {
+    call: OnceLock<&'static str>,
+    count: AtomicU64,
+}
+
+impl Counted {
+    const fn new() -> Self {
+        Self { call: OnceLock::new(), count: AtomicU64::new(0) }
+    }
+}
+
+/// More than there are names.
+static COUNTED: [Counted; 64] = [const { Counted::new() }; 64];
+
+/// The place of a call, taken if it has none yet; `None` if there is no room.
+fn counted<'a>(places: &'a [Counted], call: &'static str) -> Option<&'a Counted> {
+    places.iter().find(|place| *place.call.get_or_init(|| call) == call)
+}
 
 /// Marks the process after a call, if it succeeded.
 pub(super) fn mark(symbol: &'static str, result: CUresult) {
@@ -21,7 +50,122 @@ pub(super) fn mark_untyped(symbol: &'static str) {
     let _ = TAINT.set(symbol);
 }
 
-/// The call that made a checkpoint impossible, if there was one.
-pub(super) fn what() -> Option<&'static str> {
-    TAINT.get().copied()
+/// Something that cannot be saved begins to be there; `call` is what has made it.
+pub(in crate::cuda) fn begin(call: &'static str) {
+    match counted(&COUNTED, call) {
+        Some(place) => _ = place.count.fetch_add(1, AcqRel),
+        None => mark_untyped(call),
+    }
+}
+
+/// One such thing is there no more: as often as [`begin`].
+pub(in crate::cuda) fn end(call: &'static str) {
+    if let Some(place) = counted(&COUNTED, call) {
+        let _ = place.count.fetch_update(AcqRel, Acquire, |count| count.checked_sub(1));
+    }
+}
+
+/// Why the process cannot be saved, in words for people: the call, and what to change.
+pub(super) fn what() -> Option<String> {
+    let permanent = TAINT.get().copied();
+    let counted = || {
+        let is_there = |place: &&Counted| place.count.load(Acquire) > 0;
+        COUNTED.iter().find(is_there).and_then(|place| place.call.get().copied())
+    };
+    // NCCL first: what it does with the driver is not the program's to change.
+    nccl::obstacle().or_else(|| permanent.or_else(counted).map(told))
+}
+
+/// Beginnings of calls' names, what such calls make, and what to change. The first that fits is taken.
+const WORDS: &[(&str, &str, &str)] = &[
+    ("cuMemAllocManaged", "managed memory", "free it, or allocate with cuMemAlloc (cudaMalloc)"),
+    ("cuModuleGetGlobal", "a module's __managed__ variable", "unload the module, or make it __device__"),
+    ("cuLibraryGetManaged", "a library's __managed__ variable", "unload the library, or make it __device__"),
+    ("cuImportExternalMemory", "memory of another API", "destroy it (cuDestroyExternalMemory)"),
+    ("cuExternalMemoryGetMappedBuffer", "memory of another API", "free what is mapped (cuMemFree)"),
+    ("cuExternalMemory", "memory of another API", "destroy the array (cuMipmappedArrayDestroy)"),
+    ("cuImportExternalSemaphore", "a semaphore of another API", "destroy it (cuDestroyExternalSemaphore)"),
+    ("cuIpcGetEventHandle", "an event that is shared with other processes", "destroy it (cuEventDestroy)"),
+    ("cuIpcOpenEventHandle", "an event of another process", "destroy it (cuEventDestroy)"),
+    ("cuIpcGetMemHandle", "memory that is shared with other processes", "free it"),
+    ("cuIpcOpenMemHandle", "memory of another process", "close it (cuIpcCloseMemHandle)"),
+    ("cuMemPoolExport", "a pool that is shared with other processes", "destroy it (cuMemPoolDestroy)"),
+    ("cuMemPoolImport", "a pool of another process", "destroy it (cuMemPoolDestroy)"),
+    ("cuMemCreate", "memory that is not a device's", "release it (for NCCL, NCCL_CUMEM_HOST_ENABLE=0)"),
+    ("cuMemMapArrayAsync", "memory that is a part of an array", "release it"),
+    ("cuMemMap", "a mapping with an offset or flags", "unmap and release the memory"),
+    ("cuMemExportToShareableHandle", "memory that is shared with other processes", "release it"),
+    ("cuMemImportFromShareableHandle", "memory of another process", "unmap and release it"),
+    ("cuMemGetHandleForAddressRange", "memory that other devices may use", "run without GPUDirect RDMA"),
+    ("cuMulticast", "a multicast object", "if it is NCCL's, set NCCL_NVLS_ENABLE=0"),
+    ("cuLogicalEndpoint", "a logical endpoint", "run without"),
+    ("cuGL", "memory of a graphics library", "run without graphics"),
+    ("cuEGL", "memory of a graphics library", "run without graphics"),
+    ("cuVDPAU", "memory of a graphics library", "run without graphics"),
+    ("cuGraphics", "memory of a graphics library", "run without graphics"),
+    ("cuEventCreateFromEGLSync", "an event of a graphics library", "run without graphics"),
+    ("cuStreamBeginCaptureToCig", "a capture into a graphics library", "run without graphics"),
+    ("cuStreamEndCaptureToCig", "a capture into a graphics library", "run without graphics"),
+    ("cuCheckpoint", "a checkpoint of the program's own", "leave checkpoints to ckpt-run"),
+];
+
+fn told(call: &str) -> String {
+    if let Some((_, thing, change)) = WORDS.iter().find(|(beginning, ..)| call.starts_with(beginning)) {
+        return format!("it has called {call}: {thing} cannot be saved; {change}");
+    }
+    let is_old = by_symbol(call).is_some_and(|row| row.class.is_none());
+    let change = if is_old { "; build it with a newer CUDA, which calls its successor" } else { "" };
+    format!("it has called {call}, whose effect cannot be saved{change}")
+}
+
+#[cfg(test)]
+mod tests {
+    use cuda_abi::{Class, ENTRY_POINTS};
+
+    use super::*;
+
+    #[test]
+    fn an_obstacle_is_there_as_often_as_it_has_begun() {
+        assert_eq!(what(), None);
+        begin("cuMemAllocManaged");
+        begin("cuIpcGetEventHandle");
+        begin("cuMemAllocManaged");
+        end("cuMemAllocManaged");
+        let reason = what().expect("one is left");
+        assert!(reason.contains("cuMemAllocManaged: managed memory cannot be saved"), "{reason}");
+        end("cuMemAllocManaged");
+        // One too many changes nothing.
+        end("cuMemAllocManaged");
+        assert!(what().is_some_and(|reason| reason.contains("cuIpcGetEventHandle")));
+        end("cuIpcGetEventHandle");
+        assert_eq!(what(), None);
+        begin("cuMemAllocManaged");
+        assert!(what().is_some());
+        end("cuMemAllocManaged");
+    }
+
+    #[test]
+    fn each_call_has_a_place_until_there_is_none() {
+        let places = [const { Counted::new() }; 2];
+        let is_at =
+            |call, index: usize| counted(&places, call).is_some_and(|at| std::ptr::eq(at, &places[index]));
+        assert!(is_at("first", 0) && is_at("second", 1) && is_at("first", 0));
+        assert!(counted(&places, "third").is_none());
+    }
+
+    /// Every call that taints says what to change.
+    #[test]
+    fn obstacles_are_told_with_what_to_change() {
+        for row in ENTRY_POINTS.iter().filter(|row| matches!(row.class, Some(Class::Taint) | None)) {
+            let told = told(row.symbol);
+            assert!(told.contains(row.symbol) && told.contains("; "), "{told}");
+        }
+    }
+
+    #[test]
+    fn words_are_for_calls_that_there_are() {
+        for (beginning, ..) in WORDS {
+            assert!(ENTRY_POINTS.iter().any(|row| row.symbol.starts_with(beginning)), "{beginning}");
+        }
+    }
 }

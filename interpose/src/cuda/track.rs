@@ -1,21 +1,21 @@
 //! State of the driver that we have to know of.
 
 use std::collections::HashSet;
-use std::ffi::c_uint;
+use std::ffi::{c_uint, c_void};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cuda_abi::sys::{self, CUgraphEdgeData};
+use cuda_abi::sys::{self, CUgraphEdgeData, CUgraphRecaptureCallback};
 use cuda_abi::types::{CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 
-use super::{SUCCESS, driver, started};
+use super::{SUCCESS, driver, objects, started};
 
 /// `CU_STREAM_PER_THREAD` (CUDA driver API reference, "Stream synchronization behavior").
 const PER_THREAD: usize = 2;
 
 /// A stream that captures. The handle of the per-thread default stream means another stream in each thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Capture {
+pub(super) enum Capture {
     Of(usize),
     OfThread(libc::pid_t),
 }
@@ -67,6 +67,17 @@ fn ends(capture: Capture) {
     captures().as_mut().map(|captures| captures.remove(&capture));
 }
 
+/// Forgets the capture of a stream that is about to go, or is gone; returns it if there was one.
+pub(super) fn take_capture(stream: CUstream) -> Option<Capture> {
+    let capture = Capture::of(stream);
+    captures().as_mut().is_some_and(|captures| captures.remove(&capture)).then_some(capture)
+}
+
+/// The stream has stayed.
+pub(super) fn put_back(capture: Capture) {
+    captures().get_or_insert_default().insert(capture);
+}
+
 /// Asks the driver. A stream that is gone, with its context or without, captures no more.
 fn is_capturing(stream: CUstream) -> bool {
     const GONE: [sys::CUresult; 4] = [
@@ -80,6 +91,20 @@ fn is_capturing(stream: CUstream) -> bool {
     let result = unsafe { driver::cuStreamIsCapturing(stream, &raw mut status) };
     let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as CUstreamCaptureStatus;
     if result == SUCCESS { status != none } else { !GONE.iter().any(|gone| *gone as CUresult == result) }
+}
+
+/// Does something that a capture in this or another thread would otherwise forbid, and be broken by; the thread's mode is
+/// what it was again afterwards.
+pub(super) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as CUstreamCaptureMode;
+    // SAFETY: `mode` is a local variable.
+    let is_exchanged = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut mode) } == SUCCESS;
+    let done = work();
+    if is_exchanged {
+        // SAFETY: as above; it has the mode that was there before.
+        let _ = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    }
+    done
 }
 
 /// # Safety
@@ -140,6 +165,26 @@ pub(super) unsafe fn cuStreamBeginCaptureToGraph(
 
 /// # Safety
 /// As for the driver's.
+pub(super) unsafe fn cuStreamBeginRecaptureToGraph(
+    real: unsafe extern "C" fn(
+        CUstream,
+        CUstreamCaptureMode,
+        CUgraph,
+        CUgraphRecaptureCallback,
+        *mut c_void,
+    ) -> CUresult,
+    stream: CUstream,
+    mode: CUstreamCaptureMode,
+    graph: CUgraph,
+    callback: CUgraphRecaptureCallback,
+    data: *mut c_void,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    begins(stream, unsafe { real(stream, mode, graph, callback, data) })
+}
+
+/// # Safety
+/// As for the driver's.
 pub(super) unsafe fn cuStreamEndCapture(
     real: unsafe extern "C" fn(CUstream, *mut CUgraph) -> CUresult,
     stream: CUstream,
@@ -147,6 +192,10 @@ pub(super) unsafe fn cuStreamEndCapture(
 ) -> CUresult {
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(stream, graph) };
+    if result == SUCCESS && !graph.is_null() {
+        // SAFETY: the driver has written it.
+        objects::captured(unsafe { *graph });
+    }
     // An invalid capture ends with an error, and a call for another stream than the capture's does not end it.
     let capture = Capture::of(stream);
     if result == SUCCESS || matches!(capture, Capture::OfThread(_)) || !is_capturing(stream) {

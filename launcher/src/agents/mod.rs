@@ -23,31 +23,43 @@
 //!
 //! An agent that was away puts its process's state back on the GPU as soon as it sees the path, which takes its
 //! time and may not be interrupted by a dump. So nobody is sent away before all who were away are back.
+//!
+//! Before they are sent away, while the job runs, they are prepared (`prepare.rs`): whoever has device memory gets a
+//! mirror for it. Coming back, they are given what they need to put their state back (`deliver.rs`).
 
 mod acceptor;
+mod broker;
+mod deliver;
+mod line;
+mod mirrors;
+mod prepare;
 mod process;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::mem;
-use std::net::Shutdown;
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckpt_protocol::agent::{FromAgent, Hello, ToAgent};
-use ckpt_protocol::frame::{self, FrameError};
+use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, ToAgent};
+use ckpt_protocol::frame::FrameError;
 use crossbeam_channel::{Receiver, Sender};
 use rustix::process::Pid;
 use tracing::{debug, warn};
 
 use acceptor::Acceptor;
+use broker::{Broker, Party};
+use line::Line;
+use mirrors::Holdings;
+pub use mirrors::Mirror;
+pub use prepare::Prepared;
+use prepare::{Preparation, Step};
 use process::{Away, Life, pidfd};
-pub use process::{Back, Loss, Process, QuiesceError, Quiesced};
+pub use process::{Back, GpuState, Loss, Process, QuiesceError, Quiesced};
 
 /// How long a connection may take to say hello. One that is too slow is closed, and the agent tries again.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,6 +67,8 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a connection may outlive the agent's farewell: a child that was just made may still hold it.
 const CLOSE_GRACE: Duration = Duration::from_millis(200);
+/// How long a process may take to exit after it has closed its files.
+const EXIT_GRACE: Duration = Duration::from_secs(1);
 /// How often to look whether a process that is waited for still exists.
 const LIFE_CHECK: Duration = Duration::from_millis(20);
 /// Of each thread.
@@ -70,6 +84,7 @@ pub struct Agents {
 struct Shared {
     path: PathBuf,
     losses: Sender<Loss>,
+    broker: Broker,
     state: Mutex<State>,
     /// Told whenever somebody comes or goes.
     changed: Condvar,
@@ -90,16 +105,19 @@ struct State {
     away: Vec<Away>,
     /// Who said hello since the last quiesce began.
     arrivals: Vec<Arrival>,
+    holdings: Holdings,
 }
 
 struct Connection {
-    stream: Arc<UnixStream>,
+    stream: Arc<Line>,
     process: Process,
     life: Arc<Life>,
     /// The agent has said hello and all that belongs to it.
     is_greeted: bool,
-    /// The agent was sent a Quiesce that it has not answered, or has refused in the present attempt.
-    is_asked: bool,
+    /// The attempt of a Quiesce that the agent has not answered, or has refused in the present attempt.
+    asked: Option<u64>,
+    /// How far it is in an attempt that has not begun to send agents away.
+    preparation: Option<Preparation>,
     /// What the agent said when it refused the present attempt.
     refusal: Option<String>,
 }
@@ -107,21 +125,36 @@ struct Connection {
 struct Arrival {
     connection: u64,
     process: Process,
-    /// What a Back said: whether the process was restored. `None` for an agent that begins.
-    restored: Option<bool>,
-    /// What a Back said was lost.
+    /// What a Back said; `None` for an agent that begins.
+    back: Option<Returned>,
+}
+
+/// What an agent says of its return.
+struct Returned {
+    restored: bool,
+    copied_bytes: u64,
     lost: Option<String>,
+}
+
+/// How a connection ended.
+enum Parting {
+    /// The agent is gone.
+    Lost,
+    /// It has gone away for a dump, and has told what was on its process's GPUs.
+    Farewell(Option<GpuReport>),
 }
 
 impl Arrival {
     /// Whether this is the process that went away, be it let go on, restored, or with another program.
     fn is(&self, gone: &Process) -> bool {
-        let elsewhere = self.restored == Some(true) || gone.host_pid.is_none();
+        let restored = self.back.as_ref().is_some_and(|back| back.restored);
+        let elsewhere = restored || gone.host_pid.is_none();
         self.process.pid == gone.pid && (elsewhere || self.process.host_pid == gone.host_pid)
     }
 
     fn loss(&self) -> Option<Loss> {
-        self.lost.clone().map(|reason| Loss { process: self.process.clone(), reason })
+        let reason = self.back.as_ref()?.lost.clone()?;
+        Some(Loss { process: self.process.clone(), reason })
     }
 }
 
@@ -138,11 +171,16 @@ impl Agents {
             connections: BTreeMap::new(),
             away: Vec::new(),
             arrivals: Vec::new(),
+            holdings: Holdings::default(),
         };
         let (tell, losses) = crossbeam_channel::unbounded();
-        let shared =
-            Shared { path: path.into(), losses: tell, state: Mutex::new(state), changed: Condvar::new() };
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared {
+            path: path.into(),
+            losses: tell,
+            broker: Broker::default(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
         let acceptor = shared.acceptor()?;
         Ok(Self { shared, acceptor: Mutex::new(Some(acceptor)), losses })
     }
@@ -165,18 +203,28 @@ impl Agents {
     /// one does not answer in time or is not back from the time before. The launcher then listens again.
     pub fn quiesce(&self, attempt: u64, deadline: Duration) -> Result<Quiesced, QuiesceError> {
         let end = Instant::now() + deadline;
+        if let Some(orphan) = self.shared.broker.orphan(|_| true) {
+            return Err(orphan.into());
+        }
         self.begin(attempt, deadline, end)?;
+        self.shared.broker.begin(attempt);
         self.stop_listening();
-        let unasked = self.shared.lock().unasked();
+        let unasked = self.shared.lock().unasked(attempt);
         for stream in &unasked {
             ask(stream, attempt, end);
         }
         drop(unasked);
+        let mut orphan = None;
         let mut state = self.shared.lock();
         loop {
             if state.connections.is_empty() {
+                // Now that nobody can free anything any more.
+                orphan = self.shared.broker.orphan(|owner| state.is_away(owner));
+                if orphan.is_some() {
+                    break;
+                }
                 state.phase = Phase::Deaf;
-                return Ok(Quiesced { attempt, away: mem::take(&mut state.away) });
+                return Ok(state.quiesced(attempt));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || state.connections.values().all(|one| one.refusal.is_some()) {
@@ -184,7 +232,8 @@ impl Agents {
             }
             state = self.shared.wait(state, left);
         }
-        let given_up = state.refused().unwrap_or_else(|| {
+        self.shared.broker.give_up();
+        let given_up = state.refused().or(orphan.map(QuiesceError::from)).unwrap_or_else(|| {
             let unanswered = state.connections.values().map(|one| one.process.clone()).collect();
             QuiesceError::Deadline { deadline, unanswered }
         });
@@ -198,6 +247,14 @@ impl Agents {
 
     /// Waits for those who are still away, and begins an attempt.
     fn begin(&self, attempt: u64, deadline: Duration, end: Instant) -> Result<(), QuiesceError> {
+        let mut state = self.all_back(deadline, end)?;
+        state.phase = Phase::Quiescing { attempt, end };
+        state.arrivals.clear();
+        Ok(())
+    }
+
+    /// Waits for those who are still away.
+    fn all_back(&self, deadline: Duration, end: Instant) -> Result<MutexGuard<'_, State>, QuiesceError> {
         let mut state = self.shared.lock();
         loop {
             if state.phase != Phase::Listening {
@@ -205,9 +262,7 @@ impl Agents {
             }
             state.away.retain(|away| !away.life.is_over());
             if state.away.is_empty() {
-                state.phase = Phase::Quiescing { attempt, end };
-                state.arrivals.clear();
-                return Ok(());
+                return Ok(state);
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -242,6 +297,13 @@ impl Agents {
     /// made by [`Quiesced::expected`]: they count as exited otherwise. Who is missing at the end is waited for
     /// again before the next dump.
     pub fn await_back(&self, quiesced: &Quiesced, deadline: Duration) -> Back {
+        let back = self.await_all(quiesced, deadline);
+        let over = self.shared.lock().holdings.sweep();
+        drop(over);
+        back
+    }
+
+    fn await_all(&self, quiesced: &Quiesced, deadline: Duration) -> Back {
         let end = Instant::now() + deadline;
         let mut state = self.shared.lock();
         loop {
@@ -258,6 +320,19 @@ impl Agents {
             }
             state = self.shared.wait(state, left.min(LIFE_CHECK));
         }
+    }
+
+    /// Takes over the mirrors of processes that are about to be restored, by their IDs in the job's PID namespace.
+    pub fn adopt(&self, mirrors: impl IntoIterator<Item = (u32, Mirror)>) {
+        let mut state = self.shared.lock();
+        mirrors.into_iter().for_each(|(pid, mirror)| state.holdings.adopt(pid, mirror));
+    }
+
+    /// Lets go of what was taken over for processes that are not among those that are expected: they have exited.
+    pub fn settle(&self, expected: &Quiesced) {
+        let of = |pid| expected.away.iter().find(|away| away.process.pid == Some(pid));
+        let exited = self.shared.lock().holdings.settle(|pid| of(pid).map(|away| &away.life));
+        drop(exited);
     }
 
     /// Returns when no new connection can come and all that came are known.
@@ -278,8 +353,8 @@ impl Drop for Agents {
     fn drop(&mut self) {
         self.stop_listening();
         for connection in self.shared.lock().connections.values() {
-            // Its thread wakes and ends; a connection that is gone already is no loss.
-            let _ = connection.stream.shutdown(Shutdown::Both);
+            // Its thread wakes and ends.
+            connection.stream.cut();
         }
     }
 }
@@ -300,16 +375,17 @@ impl Shared {
 
     /// Takes up a connection and gives it a thread.
     fn take_up(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
-        let peer = peer(&stream)?;
+        let peer = line::peer(&stream)?;
         if peer.uid != rustix::process::geteuid().as_raw() {
             warn!(pid = peer.pid, uid = peer.uid, "a stranger was turned away");
             return Ok(());
         }
         stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-        let stream = Arc::new(stream);
+        let stream = Arc::new(Line::new(stream));
         let life =
             Life::of(Pid::from_raw(peer.pid).and_then(pidfd), Path::new("/proc").join(peer.pid.to_string()));
+        let life = Arc::new(life);
         let connection = Connection {
             stream: Arc::clone(&stream),
             process: Process {
@@ -317,9 +393,10 @@ impl Shared {
                 host_pid: u32::try_from(peer.pid).ok().filter(|&pid| pid != 0),
                 exe: String::new(),
             },
-            life: Arc::new(life),
+            life: Arc::clone(&life),
             is_greeted: false,
-            is_asked: false,
+            asked: None,
+            preparation: None,
             refusal: None,
         };
         let mut state = self.lock();
@@ -328,73 +405,147 @@ impl Shared {
         state.connections.insert(id, connection);
         drop(state);
         let shared = Arc::clone(self);
-        let attend = move || {
-            let is_quiesced = shared.attend(id, &stream);
-            shared.part(id, is_quiesced);
+        let attend = move || match shared.attend(id, &stream) {
+            Parting::Lost => {
+                shared.part(id, Parting::Lost);
+                life.wait_for_exit(EXIT_GRACE);
+                let over = shared.lock().holdings.sweep();
+                drop(over);
+            }
+            farewell => shared.part(id, farewell),
         };
         let thread = thread::Builder::new().name(format!("agent-{id}")).stack_size(STACK_BYTES);
-        thread.spawn(attend).map(drop).inspect_err(|_| self.part(id, false))
+        thread.spawn(attend).map(drop).inspect_err(|_| self.part(id, Parting::Lost))
     }
 
-    /// The life of a connection. Returns whether the agent said farewell, rather than just being gone.
-    fn attend(&self, id: u64, stream: &UnixStream) -> bool {
+    /// The life of a connection.
+    fn attend(&self, id: u64, stream: &Line) -> Parting {
         match self.greet(id, stream) {
             Ok(true) => {}
-            Ok(false) => return false,
+            Ok(false) => return Parting::Lost,
             Err(error) => {
                 debug!(id, error = &error as &dyn std::error::Error, "an agent did not get past its hello");
-                return false;
+                return Parting::Lost;
             }
         }
         loop {
             match hear(stream) {
-                Ok(FromAgent::Quiesced { attempt, .. }) => {
+                Ok(FromAgent::Quiesced { attempt, gpu }) => {
                     debug!(id, attempt, "an agent has gone away");
                     wait_for_close(id, stream);
-                    return true;
+                    return Parting::Farewell(gpu);
                 }
-                Ok(FromAgent::Failed { attempt, reason }) => {
-                    debug!(id, attempt, reason, "an agent has refused");
+                Ok(FromAgent::Needs { attempt, mirror_bytes }) => {
+                    self.advance(id, attempt, Step::Needs(mirror_bytes));
+                }
+                Ok(FromAgent::Staged { attempt }) => self.advance(id, attempt, Step::Staged),
+                Ok(FromAgent::Park { count }) => {
+                    if let Err(error) = self.park(id, stream, count) {
+                        debug!(id, error = &error as &dyn std::error::Error, "an agent was lost");
+                        return Parting::Lost;
+                    }
+                }
+                // An attempt that fails after memory was parked takes it back before it says so.
+                Ok(FromAgent::Unpark { first, count }) => {
+                    if let Err(error) = self.take_back(id, stream, first, count) {
+                        debug!(id, error = &error as &dyn std::error::Error, "an agent was lost");
+                        return Parting::Lost;
+                    }
+                }
+                Ok(FromAgent::Failed { attempt, reason, is_lost }) => {
+                    debug!(id, attempt, reason, is_lost, "an agent has refused");
+                    if is_lost {
+                        self.lose(id, &reason);
+                    }
                     if let Some((attempt, end)) = self.refuse(id, attempt, reason) {
                         ask(stream, attempt, end);
                     }
                 }
+                Ok(message) if broker::sender(&message).is_some() => {
+                    if let Err(error) = self.broker(id, stream, &message) {
+                        debug!(id, error = &error as &dyn std::error::Error, "an agent was lost");
+                        return Parting::Lost;
+                    }
+                }
                 Ok(message) => {
                     warn!(id, ?message, "an agent spoke out of turn");
-                    return false;
+                    return Parting::Lost;
                 }
-                Err(FrameError::Closed) => return false,
+                Err(FrameError::Closed) => return Parting::Lost,
                 Err(error) => {
                     debug!(id, error = &error as &dyn std::error::Error, "an agent was lost");
-                    return false;
+                    return Parting::Lost;
                 }
             }
         }
+    }
+
+    /// A process has lost its state on the GPU while it was to be taken off it.
+    fn lose(&self, id: u64, reason: &str) {
+        let process = self.lock().connections.get(&id).map(|connection| connection.process.clone());
+        if let Some(process) = process {
+            // Nobody listens only if nobody is left to act on it.
+            let _ = self.losses.send(Loss { process, reason: reason.to_owned() });
+        }
+    }
+
+    /// Has the broker answer a message.
+    fn broker(&self, id: u64, stream: &Line, message: &FromAgent) -> Result<(), FrameError> {
+        let state = self.lock();
+        let Some(connection) = state.connections.get(&id) else { return Ok(()) };
+        let sender = broker::sender(message);
+        // A connection for this message alone does not say which program it is of.
+        let agent = state.connections.values().find(|one| one.process.pid == sender);
+        let process = Process { pid: sender, ..agent.unwrap_or(connection).process.clone() };
+        let party = Party { process, life: Arc::clone(&connection.life) };
+        let end = match state.phase {
+            Phase::Quiescing { end, .. } => end,
+            Phase::Listening | Phase::Deaf => Instant::now(),
+        };
+        drop(state);
+        self.broker.serve(stream, party, message, |pid| self.lock().is_here(pid), end)
     }
 
     /// Notes that an agent has refused; returns the attempt that it has to be asked about if it is another one.
     fn refuse(&self, id: u64, attempt: u64, reason: String) -> Option<(u64, Instant)> {
         let mut state = self.lock();
         let phase = state.phase;
+        // It runs on with all its memory.
+        let pid = state.connections.get(&id)?.process.pid;
+        let parked = pid.map(|pid| state.holdings.take_parked(pid));
         let connection = state.connections.get_mut(&id)?;
-        match phase {
+        let again = match phase {
             Phase::Quiescing { attempt: now, .. } if now == attempt => {
                 connection.refusal = Some(reason);
-                self.changed.notify_all();
+                self.broker.give_up();
                 None
             }
-            Phase::Quiescing { attempt, end } => Some((attempt, end)),
+            Phase::Quiescing { attempt: now, end } if connection.asked == Some(attempt) => {
+                connection.asked = Some(now);
+                Some((now, end))
+            }
+            // It has refused to be prepared for an attempt that was given up since, and is asked about this one.
+            Phase::Quiescing { .. } => None,
             Phase::Listening | Phase::Deaf => {
-                connection.is_asked = false;
+                connection.asked = None;
+                connection.advance(attempt, Step::Refused(reason));
                 None
             }
-        }
+        };
+        self.changed.notify_all();
+        drop(state);
+        drop(parked);
+        again
     }
 
     /// Hears the hello and what belongs to it; says whether the agent is one to go on with.
-    fn greet(&self, id: u64, stream: &UnixStream) -> Result<bool, FrameError> {
+    fn greet(&self, id: u64, stream: &Line) -> Result<bool, FrameError> {
         let hello = match hear(stream)? {
             FromAgent::Hello(hello) => hello,
+            message if broker::sender(&message).is_some() => {
+                self.broker(id, stream, &message)?;
+                return Ok(false);
+            }
             message => {
                 warn!(id, ?message, "an agent did not begin with a hello");
                 return Ok(false);
@@ -406,12 +557,12 @@ impl Shared {
             warn!(pid = hello.pid, exe = hello.exe, reason, "an agent was refused");
             return Ok(false);
         }
-        let (restored, lost) = match hello.away {
-            None => (None, None),
-            Some(_) => match hear(stream)? {
-                FromAgent::Back { attempt, restored, lost, .. } => {
-                    debug!(id, pid = hello.pid, attempt, restored, lost, "an agent is back");
-                    (Some(restored), lost)
+        let back = match hello.away {
+            None => None,
+            Some(_) => match self.hear_back(id, stream, &hello)? {
+                FromAgent::Back { attempt, restored, copied_bytes, lost } => {
+                    debug!(id, pid = hello.pid, attempt, restored, copied_bytes, lost, "an agent is back");
+                    Some(Returned { restored, copied_bytes, lost })
                 }
                 message => {
                     warn!(id, ?message, "an agent that was away did not say that it is back");
@@ -419,22 +570,15 @@ impl Shared {
                 }
             },
         };
-        let timeout = stream.set_read_timeout(None);
-        timeout.map_err(|source| FrameError::Io { step: "lift its time limit", source })?;
-        if let Some((attempt, end)) = self.arrive(id, hello, restored, lost) {
+        stream.limit_wait(None)?;
+        if let Some((attempt, end)) = self.arrive(id, hello, back) {
             ask(stream, attempt, end);
         }
         Ok(true)
     }
 
     /// Notes an agent down; returns the attempt that it has to be sent away for, if one is under way.
-    fn arrive(
-        &self,
-        id: u64,
-        hello: Hello,
-        restored: Option<bool>,
-        lost: Option<String>,
-    ) -> Option<(u64, Instant)> {
+    fn arrive(&self, id: u64, hello: Hello, back: Option<Returned>) -> Option<(u64, Instant)> {
         let mut state = self.lock();
         let phase = state.phase;
         let connection = state.connections.get_mut(&id)?;
@@ -442,12 +586,15 @@ impl Shared {
         connection.process.exe = hello.exe;
         connection.is_greeted = true;
         let attempt = match phase {
-            Phase::Quiescing { attempt, end } if !mem::replace(&mut connection.is_asked, true) => {
+            Phase::Quiescing { attempt, end } if connection.asked.is_none() => {
+                connection.asked = Some(attempt);
                 Some((attempt, end))
             }
             _ => None,
         };
-        let arrival = Arrival { connection: id, process: connection.process.clone(), restored, lost };
+        let arrival = Arrival { connection: id, process: connection.process.clone(), back };
+        let parked = state.holdings.take_parked(hello.pid);
+        let begun_anew = arrival.back.is_none().then(|| state.holdings.forget(hello.pid));
         debug!(id, process = %arrival.process, "an agent is here");
         if let Some(loss) = arrival.loss() {
             // Nobody listens only if nobody is left to act on it.
@@ -456,35 +603,66 @@ impl Shared {
         state.away.retain(|away| !arrival.is(&away.process));
         state.arrivals.push(arrival);
         self.changed.notify_all();
+        drop(state);
+        drop((parked, begun_anew));
         attempt
     }
 
     /// Forgets a connection.
-    fn part(&self, id: u64, is_quiesced: bool) {
+    fn part(&self, id: u64, parting: Parting) {
         let mut state = self.lock();
-        if let Some(Connection { stream, process, life, .. }) = state.connections.remove(&id) {
+        let mut ended = None;
+        if let Some(Connection { stream, process, life, is_greeted, .. }) = state.connections.remove(&id) {
             // Somebody may still hold the other end, who is to learn that it leads nowhere.
-            let _ = stream.shutdown(Shutdown::Both);
-            if is_quiesced {
-                state.away.push(Away { process, life });
+            stream.cut();
+            if let Parting::Farewell(report) = parting {
+                state.away.push(Away { process, life, report });
+            } else if is_greeted {
+                ended = Some(life);
             }
         }
         // What came back has come back, and may exit; of the others there may be any number over a job's life.
-        state.arrivals.retain(|arrival| arrival.connection != id || arrival.restored.is_some());
+        state.arrivals.retain(|arrival| arrival.connection != id || arrival.back.is_some());
         self.changed.notify_all();
+        drop(state);
+        if let Some(life) = ended {
+            self.broker.outlive(&life);
+        }
     }
 }
 
 impl State {
     /// Those who have said hello and were not asked to go yet. They count as asked from now on.
-    fn unasked(&mut self) -> Vec<Arc<UnixStream>> {
+    fn unasked(&mut self, attempt: u64) -> Vec<Arc<Line>> {
         let mut streams = Vec::new();
         for connection in self.connections.values_mut() {
-            if connection.is_greeted && !mem::replace(&mut connection.is_asked, true) {
+            if connection.is_greeted && connection.asked.is_none() {
+                connection.asked = Some(attempt);
                 streams.push(Arc::clone(&connection.stream));
             }
         }
         streams
+    }
+
+    /// Hands out those who have gone away, with what they had on their GPUs.
+    fn quiesced(&mut self, attempt: u64) -> Quiesced {
+        let mut away = mem::take(&mut self.away);
+        let state = |away: &mut Away| {
+            let report = away.report.take()?;
+            let mirror = away.process.pid.and_then(|pid| self.holdings.mirror(pid)).cloned();
+            Some(GpuState { process: away.process.clone(), mirror, report })
+        };
+        let gpu = away.iter_mut().filter_map(state).collect();
+        Quiesced { attempt, away, gpu }
+    }
+
+    fn is_away(&self, pid: u32) -> bool {
+        self.away.iter().any(|away| away.process.pid == Some(pid))
+    }
+
+    /// Whether an agent is there, and has put back what its process had on the GPU.
+    fn is_here(&self, pid: u32) -> bool {
+        self.connections.values().any(|one| one.is_greeted && one.process.pid == Some(pid))
     }
 
     /// The end of an attempt that somebody refused. Whoever did can be asked again.
@@ -492,7 +670,7 @@ impl State {
         let mut refusals = Vec::new();
         for connection in self.connections.values_mut() {
             if let Some(reason) = connection.refusal.take() {
-                connection.is_asked = false;
+                connection.asked = None;
                 refusals.push((connection.process.clone(), reason));
             }
         }
@@ -507,9 +685,12 @@ impl State {
         let mut arrivals: Vec<_> = self.arrivals.iter().collect();
         for away in expected {
             let arrival = arrivals.iter().position(|arrival| arrival.is(&away.process));
-            match arrival.map(|place| arrivals.swap_remove(place).restored) {
-                Some(Some(true)) => back.restored += 1,
-                Some(Some(false)) => back.continued += 1,
+            match arrival.map(|place| arrivals.swap_remove(place).back.as_ref()) {
+                Some(Some(returned)) => {
+                    let count = if returned.restored { &mut back.restored } else { &mut back.continued };
+                    *count += 1;
+                    back.copied_bytes = back.copied_bytes.saturating_add(returned.copied_bytes);
+                }
                 // Another program in the same process: what went away will not come back.
                 Some(None) => {}
                 None if away.life.is_over() => {}
@@ -520,25 +701,12 @@ impl State {
     }
 }
 
-/// Who connected. The process ID is 0 for a process that the launcher's PID namespace does not show, which
-/// rustix's type for the same has no room for.
-fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
-    let mut peer = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
-    let mut bytes = libc::socklen_t::try_from(size_of_val(&peer)).map_err(io::Error::other)?;
-    let to = (&raw mut peer).cast();
-    // SAFETY: `to` has room for the `bytes` bytes that SO_PEERCRED writes at most, and any bytes make a ucred.
-    let result = unsafe {
-        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut bytes)
-    };
-    if result == 0 { Ok(peer) } else { Err(io::Error::last_os_error()) }
-}
-
 /// Waits until nobody holds the other end any more, within reason.
-fn wait_for_close(id: u64, mut stream: &UnixStream) {
-    if stream.set_read_timeout(Some(CLOSE_GRACE)).is_err() {
+fn wait_for_close(id: u64, stream: &Line) {
+    if stream.limit_wait(Some(CLOSE_GRACE)).is_err() {
         return;
     }
-    match frame::read::<FromAgent>(&mut stream) {
+    match hear(stream) {
         Err(error) if error.is_timeout() => {
             debug!(id, "somebody holds an agent's connection after its farewell");
         }
@@ -549,21 +717,22 @@ fn wait_for_close(id: u64, mut stream: &UnixStream) {
 
 /// Asks an agent to go away. One that cannot be asked is gone, or shows up as one that did not answer.
 ///
-/// The agent gets a little less time than there is until `end`, so that its own reason comes first.
-fn ask(stream: &UnixStream, attempt: u64, end: Instant) {
+/// The agent gets a little less time than there is until `end`, so that its own reason comes first. Every dump leaves
+/// the job running, so memory is always worth parking.
+fn ask(stream: &Line, attempt: u64, end: Instant) {
     let timeout = end.saturating_duration_since(Instant::now()) / 8 * 7;
     let timeout_ms = timeout.as_millis().try_into().unwrap_or(u64::MAX);
-    if let Err(error) = say(stream, &ToAgent::Quiesce { attempt, timeout_ms, park: false }) {
+    if let Err(error) = say(stream, &ToAgent::Quiesce { attempt, timeout_ms, park: true }) {
         debug!(error = &error as &dyn std::error::Error, "an agent cannot be asked to go away");
     }
 }
 
-fn say(mut stream: &UnixStream, message: &ToAgent) -> Result<(), FrameError> {
-    frame::write(&mut stream, message)
+fn say(stream: &Line, message: &ToAgent) -> Result<(), FrameError> {
+    stream.say(message)
 }
 
-fn hear(mut stream: &UnixStream) -> Result<FromAgent, FrameError> {
-    frame::read(&mut stream)
+fn hear(stream: &Line) -> Result<FromAgent, FrameError> {
+    stream.hear()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -572,6 +741,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
     use std::process::{Child, Command};
@@ -579,21 +749,22 @@ mod tests {
     use std::thread::JoinHandle;
 
     use ckpt_protocol::agent::PROTOCOL_VERSION;
+    use ckpt_protocol::frame;
 
     use super::*;
 
     /// Long enough for anything that is to happen.
-    const LONG: Duration = Duration::from_secs(20);
+    pub(super) const LONG: Duration = Duration::from_secs(20);
     /// Short enough to wait for what is not to happen.
-    const SHORT: Duration = Duration::from_millis(60);
+    pub(super) const SHORT: Duration = Duration::from_millis(60);
 
-    fn place() -> (tempfile::TempDir, PathBuf) {
+    pub(super) fn place() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("agents");
         (directory, path)
     }
 
-    fn until<T>(what: &str, attempt: impl Fn() -> Option<T>) -> T {
+    pub(super) fn until<T>(what: &str, attempt: impl Fn() -> Option<T>) -> T {
         let end = Instant::now() + LONG;
         loop {
             if let Some(done) = attempt() {
@@ -604,11 +775,11 @@ mod tests {
         }
     }
 
-    fn until_count(agents: &Agents, count: usize) {
+    pub(super) fn until_count(agents: &Agents, count: usize) {
         until("agents", || (agents.count() == count).then_some(()));
     }
 
-    fn hello(pid: u32, away: Option<u64>) -> FromAgent {
+    pub(super) fn hello(pid: u32, away: Option<u64>) -> FromAgent {
         let exe = format!("/bin/{pid}");
         FromAgent::Hello(Hello {
             version: PROTOCOL_VERSION,
@@ -620,30 +791,37 @@ mod tests {
         })
     }
 
-    fn tell(mut stream: &UnixStream, message: &FromAgent) {
+    pub(super) fn tell(mut stream: &UnixStream, message: &FromAgent) {
         frame::write(&mut stream, message).expect("told");
     }
 
-    fn told(mut stream: &UnixStream) -> Result<ToAgent, FrameError> {
+    pub(super) fn told(mut stream: &UnixStream) -> Result<ToAgent, FrameError> {
         frame::read(&mut stream)
     }
 
-    /// An agent that has just connected and been welcomed, once the launcher listens.
-    fn agent(path: &Path, pid: u32, away: Option<u64>) -> UnixStream {
+    /// A connection, once the launcher listens, on which nothing is waited for in vain.
+    pub(super) fn connected(path: &Path) -> UnixStream {
         let stream = until("the launcher", || UnixStream::connect(path).ok());
+        stream.set_read_timeout(Some(LONG)).expect("set");
+        stream
+    }
+
+    /// An agent that has just connected and been welcomed, once the launcher listens.
+    pub(super) fn agent(path: &Path, pid: u32, away: Option<u64>) -> UnixStream {
+        let stream = connected(path);
         tell(&stream, &hello(pid, away));
         assert_eq!(told(&stream).expect("an answer"), ToAgent::Welcome { version: PROTOCOL_VERSION });
         stream
     }
 
-    fn back(path: &Path, pid: u32, attempt: u64, restored: bool) -> UnixStream {
+    pub(super) fn back(path: &Path, pid: u32, attempt: u64, restored: bool) -> UnixStream {
         let stream = agent(path, pid, Some(attempt));
         tell(&stream, &FromAgent::Back { attempt, restored, copied_bytes: 0, lost: None });
         stream
     }
 
     /// Hears a request; returns how long the agent has for it.
-    fn is_asked(stream: &UnixStream, wanted: u64) -> Duration {
+    pub(super) fn is_asked(stream: &UnixStream, wanted: u64) -> Duration {
         let ToAgent::Quiesce { attempt, timeout_ms, .. } = told(stream).expect("a request") else {
             panic!("not a request");
         };
@@ -658,7 +836,10 @@ mod tests {
 
     fn refuse(stream: &UnixStream, attempt: u64) {
         is_asked(stream, attempt);
-        tell(stream, &FromAgent::Failed { attempt, reason: format!("managed memory {attempt}") });
+        tell(
+            stream,
+            &FromAgent::Failed { attempt, reason: format!("managed memory {attempt}"), is_lost: false },
+        );
     }
 
     /// An agent that goes away when it is asked to, and only that.
@@ -813,7 +994,8 @@ mod tests {
         let host_pid = Some(child.id());
         let life = Pid::from_raw(i32::try_from(child.id()).expect("fits")).and_then(pidfd);
         let life = Life::of(life, format!("/proc/{}", child.id()).into());
-        Away { process: Process { pid: Some(9), host_pid, exe: String::new() }, life: Arc::new(life) }
+        let process = Process { pid: Some(9), host_pid, exe: String::new() };
+        Away { process, life: Arc::new(life), report: None }
     }
 
     #[test]
@@ -821,7 +1003,7 @@ mod tests {
         let (_directory, path) = place();
         let agents = Agents::listen(&path).expect("listening");
         let mut child = other_process();
-        let quiesced = Quiesced { attempt: 1, away: vec![away(&child)] };
+        let quiesced = Quiesced { attempt: 1, away: vec![away(&child)], gpu: Vec::new() };
         let returned = agents.await_back(&quiesced, SHORT);
         assert_eq!(pids(&returned.missing), [Some(9)]);
         child.kill().expect("killed");
@@ -1042,5 +1224,75 @@ mod tests {
         assert_eq!(process(Some(4), Some(9), ""), "process 4 of the job (9 outside)");
         assert_eq!(process(None, Some(9), ""), "process 9");
         assert_eq!(process(Some(4), None, ""), "process 4");
+    }
+
+    /// Says one thing about shared memory on a connection of its own; only its end follows the answer.
+    fn about_memory(path: &Path, message: &FromAgent) -> ToAgent {
+        let stream = UnixStream::connect(path).expect("connected");
+        tell(&stream, message);
+        if matches!(message, FromAgent::Publish { .. }) {
+            let memory = tempfile::tempfile().expect("a file");
+            ckpt_protocol::descriptors::send(stream.as_fd(), &[memory.as_fd()]).expect("sent");
+        }
+        let answer = told(&stream).expect("an answer");
+        if matches!(answer, ToAgent::Shared { .. }) {
+            assert_eq!(ckpt_protocol::descriptors::receive(stream.as_fd(), 1).expect("memory").len(), 1);
+        }
+        assert!(told(&stream).is_err());
+        answer
+    }
+
+    #[test]
+    fn memory_is_shared_over_connections_of_its_own_and_an_agents_own() {
+        let (_directory, path) = place();
+        let agents = Agents::listen(&path).expect("listening");
+        let key = ckpt_protocol::agent::ShareKey(7);
+        let fetch = FromAgent::Fetch { pid: 2, key, owner: 1 };
+        assert_eq!(about_memory(&path, &fetch), ToAgent::NotShared { is_final: false });
+        let stream = agent(&path, 1, None);
+        until_count(&agents, 1);
+        assert_eq!(about_memory(&path, &fetch), ToAgent::NotShared { is_final: true });
+        let publish = FromAgent::Publish { pid: 1, key, bytes: 9 };
+        assert_eq!(about_memory(&path, &publish), ToAgent::Published { is_kept: true });
+        assert_eq!(about_memory(&path, &fetch), ToAgent::Shared { bytes: 9 });
+        assert_eq!(agents.count(), 1);
+
+        // Memory that the owner has freed and process 2 has still open is in nobody's image.
+        tell(&stream, &FromAgent::Withdraw { pid: 1, keys: vec![key] });
+        assert_eq!(told(&stream).expect("an answer"), ToAgent::Withdrawn);
+        let error = agents.quiesce(1, LONG).expect_err("refused, and nobody was asked");
+        let QuiesceError::Refused { process, reason, others: 0 } = &error else { panic!("{error:?}") };
+        assert_eq!(process.pid, Some(2));
+        assert!(reason.contains("cuIpcOpenMemHandle"), "{reason}");
+
+        // Freed at the last moment.
+        assert_eq!(about_memory(&path, &publish), ToAgent::Published { is_kept: true });
+        let importer = agent(&path, 2, None);
+        let owner = thread::spawn(move || {
+            is_asked(&stream, 1);
+            tell(&stream, &FromAgent::Withdraw { pid: 1, keys: vec![key] });
+            assert_eq!(told(&stream).expect("an answer"), ToAgent::Withdrawn);
+            tell(&stream, &FromAgent::Quiesced { attempt: 1, gpu: None });
+        });
+        let threads = [owner, thread::spawn(move || go_away(&importer, 1))];
+        let error = agents.quiesce(1, LONG).expect_err("refused");
+        assert!(
+            matches!(&error, QuiesceError::Refused { process, .. } if process.pid == Some(2)),
+            "{error:?}"
+        );
+        threads.into_iter().for_each(|thread| thread.join().expect("an agent"));
+
+        // On their way back.
+        let [first, second] = [1, 2].map(|pid| agent(&path, pid, Some(1)));
+        tell(&second, &FromAgent::Withdraw { pid: 2, keys: vec![key] });
+        assert_eq!(told(&second).expect("an answer"), ToAgent::Withdrawn);
+        let streams = [first, second].map(|stream| {
+            tell(&stream, &FromAgent::Back { attempt: 1, restored: false, copied_bytes: 0, lost: None });
+            stream
+        });
+        until_count(&agents, 2);
+        let threads = streams.map(|stream| thread::spawn(move || go_away(&stream, 2)));
+        assert_eq!(agents.quiesce(2, LONG).expect("quiesced").processes().len(), 2);
+        threads.into_iter().for_each(|thread| thread.join().expect("an agent"));
     }
 }

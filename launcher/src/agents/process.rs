@@ -9,10 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ckpt_protocol::agent::GpuReport;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 use thiserror::Error;
 use tracing::debug;
+
+use super::mirrors::Mirror;
 
 /// A process of the job, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +46,18 @@ impl fmt::Display for Process {
 pub struct Quiesced {
     pub(super) attempt: u64,
     pub(super) away: Vec<Away>,
+    pub(super) gpu: Vec<GpuState>,
+}
+
+/// What a process had on its GPUs when it went away.
+#[derive(Debug, Clone)]
+pub struct GpuState {
+    /// The process.
+    pub process: Process,
+    /// Where the content of its device memory is. It stays as it is until the next checkpoint.
+    pub mirror: Option<Mirror>,
+    /// What was there.
+    pub report: GpuReport,
 }
 
 impl Quiesced {
@@ -54,9 +69,9 @@ impl Quiesced {
         let away = |pid: u32| {
             let life = Life::of(None, proc.join(pid.to_string()));
             let process = Process { pid: Some(pid), host_pid: None, exe: String::new() };
-            life.program.is_some().then(|| Away { process, life: Arc::new(life) })
+            life.program.is_some().then(|| Away { process, life: Arc::new(life), report: None })
         };
-        Self { attempt, away: pids.into_iter().filter_map(away).collect() }
+        Self { attempt, away: pids.into_iter().filter_map(away).collect(), gpu: Vec::new() }
     }
 
     /// The attempt that was given to `Agents::quiesce`.
@@ -68,6 +83,11 @@ impl Quiesced {
     pub fn processes(&self) -> impl ExactSizeIterator<Item = &Process> {
         self.away.iter().map(|away| &away.process)
     }
+
+    /// Those of them that had something on their GPUs.
+    pub fn gpu(&self) -> &[GpuState] {
+        &self.gpu
+    }
 }
 
 /// Who came back after a dump or a restore.
@@ -77,6 +97,8 @@ pub struct Back {
     pub continued: usize,
     /// How many processes were made anew from images.
     pub restored: usize,
+    /// How much device memory was copied back rather than having been parked, bytes.
+    pub copied_bytes: u64,
     /// Who is still not back, and did not exit or execute another program either.
     pub missing: Vec<Process>,
     /// Whose state on the GPU could not be brought back.
@@ -131,6 +153,24 @@ pub enum QuiesceError {
     /// The agents are being sent away already, or have gone.
     #[error("the agents have already been sent away")]
     NotListening,
+    /// There is not enough memory for what is on the GPUs.
+    #[error(
+        "{needed_bytes} bytes of memory are needed to hold what the job has on its GPUs, {available_bytes} are free: let the job use less, or give it a machine or a container with more memory"
+    )]
+    NoMemory {
+        /// How much more is needed.
+        needed_bytes: u64,
+        /// How much there is.
+        available_bytes: u64,
+    },
+    /// Memory for what a process has on its GPUs could not be had.
+    #[error("memory for what {process} has on its GPUs cannot be had: {source}")]
+    Mirror {
+        /// The process.
+        process: Process,
+        /// What the system said.
+        source: io::Error,
+    },
 }
 
 fn listed(processes: &[Process]) -> String {
@@ -148,6 +188,8 @@ pub struct Away {
     pub process: Process,
     /// Whether it still is that process.
     pub life: Arc<Life>,
+    /// What it had on its GPUs.
+    pub report: Option<GpuReport>,
 }
 
 /// Tells whether a process still is the one that it was.
@@ -168,13 +210,21 @@ impl Life {
         Self { pidfd, exe, program }
     }
 
+    /// Waits for the process's exit, within reason: one that has closed its files is not quite gone.
+    pub fn wait_for_exit(&self, most: Duration) {
+        self.has_exited(Timespec::try_from(most).unwrap_or_default());
+    }
+
+    fn has_exited(&self, within: Timespec) -> bool {
+        self.pidfd.as_ref().is_some_and(|pidfd| {
+            let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+            matches!(rustix::event::poll(&mut fds, Some(&within)), Ok(1))
+        })
+    }
+
     /// Whether the process has exited, or executed another program: its agent will not come back.
     pub fn is_over(&self) -> bool {
-        let has_exited = self.pidfd.as_ref().is_some_and(|pidfd| {
-            let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-            matches!(rustix::event::poll(&mut fds, Some(&Timespec::default())), Ok(1))
-        });
-        has_exited
+        self.has_exited(Timespec::default())
             || match (fs::metadata(&self.exe), self.program) {
                 (Ok(now), Some(before)) => (now.dev(), now.ino()) != before,
                 // A zombie has no program.

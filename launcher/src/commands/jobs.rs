@@ -6,7 +6,7 @@ use crate::control_server::socket_path;
 use crate::failure::bad_input;
 use crate::progress::Bar;
 use anyhow::{Context, Result, anyhow, bail};
-use ckpt_protocol::control::{CONTROL_VERSION, Call, JobStatus, Phase, Reply, Request};
+use ckpt_protocol::control::{CONTROL_VERSION, Call, DeviceMemory, JobStatus, Phase, Reply, Request};
 use ckpt_protocol::frame;
 use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, OpenError, Store, StoreRoot};
 use serde::Serialize;
@@ -174,6 +174,9 @@ fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
         )?,
         None => writeln!(out, "  newest snapshot  none since it was started")?,
     }
+    if let Some(memory) = &launcher.device_memory {
+        writeln!(out, "  device memory    {}", device_memory(memory))?;
+    }
     let progress = launcher.progress;
     match progress.phase {
         Phase::Idle => {}
@@ -193,4 +196,55 @@ fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
         writeln!(out, "  last failure     {failure}")?;
     }
     Ok(())
+}
+
+/// What the last checkpoint did with device memory.
+fn device_memory(memory: &DeviceMemory) -> String {
+    let what = format!(
+        "{} in {}, {}",
+        print::bytes(memory.bytes),
+        print::count(memory.processes, "process", "processes"),
+        print::changed(memory.changed_bytes)
+    );
+    let stayed = match (memory.parked_bytes, memory.copied_back_bytes) {
+        // Nobody has come back with it yet.
+        (0, 0) => String::new(),
+        (_, 0) => "; it stayed on the GPU meanwhile".to_owned(),
+        (0, copied) => format!("; {} were copied back", print::bytes(copied)),
+        (parked, copied) => format!(
+            "; {} stayed on the GPU meanwhile, {} were copied back",
+            print::bytes(parked),
+            print::bytes(copied)
+        ),
+    };
+    let why = memory.not_parked_because.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+    format!("{what}{stayed}{why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_copied_back_is_told_with_the_reason() {
+        let parked = DeviceMemory { processes: 2, bytes: 4_000_000, ..DeviceMemory::default() };
+        let parked = DeviceMemory { changed_bytes: Some(5000), parked_bytes: 4_000_000, ..parked };
+        assert_eq!(
+            device_memory(&parked),
+            "4.0 MB in 2 processes, 5.0 kB changed since the checkpoint before; it stayed on the GPU meanwhile"
+        );
+        let part = DeviceMemory { parked_bytes: 3_000_000, copied_back_bytes: 1_000_000, ..parked.clone() };
+        assert!(
+            device_memory(&part).ends_with("; 3.0 MB stayed on the GPU meanwhile, 1.0 MB were copied back"),
+            "{}",
+            device_memory(&part)
+        );
+        let not_parked_because = Some("process 7: the driver exports nothing".to_owned());
+        let none = DeviceMemory { parked_bytes: 0, copied_back_bytes: 1, not_parked_because, ..parked };
+        assert!(
+            device_memory(&none).ends_with("; 1 B were copied back (process 7: the driver exports nothing)"),
+            "{}",
+            device_memory(&none)
+        );
+    }
 }

@@ -2,6 +2,7 @@
 
 mod doctor;
 mod jobs;
+mod memory_map;
 mod print;
 mod snapshots;
 

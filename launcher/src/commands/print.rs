@@ -21,16 +21,40 @@ pub fn json(value: &impl Serialize) -> Result<i32> {
 /// # Errors
 /// When stdout cannot be written.
 pub fn table(head: &[&str], rows: Vec<Vec<String>>) -> Result<i32> {
+    let mut out = io::stdout().lock();
+    for line in columns(head, rows) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(0)
+}
+
+/// The lines of such a table.
+#[must_use]
+pub fn columns(head: &[&str], rows: Vec<Vec<String>>) -> Vec<String> {
     let mut rows = rows;
     rows.insert(0, head.iter().map(|&name| name.to_owned()).collect());
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<_> = (0..head.len()).map(width).collect();
-    let mut out = io::stdout().lock();
-    for row in &rows {
+    let line = |row: &Vec<String>| {
         let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
-        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+/// `1 process`, `2 processes`.
+#[must_use]
+pub fn count(number: u64, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+/// How much of something has changed since the checkpoint before, if that is known.
+#[must_use]
+pub fn changed(changed_bytes: Option<u64>) -> String {
+    match changed_bytes {
+        Some(changed_bytes) => format!("{} changed since the checkpoint before", bytes(changed_bytes)),
+        None => "what has changed was not looked for".to_owned(),
     }
-    Ok(0)
 }
 
 /// `1.23 GB`.

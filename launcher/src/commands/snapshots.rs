@@ -1,6 +1,7 @@
 //! Commands about snapshots: `ls`, `show`, `verify`, `rm`, `prune`.
 
 use super::jobs::{jobs, open_store};
+use super::memory_map::{self, OnGpu};
 use super::print;
 use crate::config::Config;
 use crate::failure::{EXIT_NEGATIVE, bad_input};
@@ -97,6 +98,13 @@ fn find(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
     }
 }
 
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    manifest: &'a Manifest,
+    gpu_processes: &'a [OnGpu],
+}
+
 /// `ckpt-run show ID`.
 ///
 /// # Errors
@@ -104,8 +112,9 @@ fn find(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
 pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     let (job, id) = find(config, text)?;
     let manifest = job.store().manifest(&id)?;
+    let on_gpus = memory_map::read(&job.store(), &manifest)?;
     if json {
-        return print::json(&manifest);
+        return print::json(&Shown { manifest: &manifest, gpu_processes: &on_gpus });
     }
     let mut out = io::stdout().lock();
     let mut line = |name: &str, value: String| writeln!(out, "{name:16} {value}");
@@ -138,6 +147,9 @@ pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     largest.sort_by_key(|file| std::cmp::Reverse(file.bytes));
     for file in largest.iter().take(5) {
         line("file", format!("{} {}", file.path, print::bytes(file.bytes)))?;
+    }
+    for text in memory_map::lines(&on_gpus) {
+        writeln!(out, "{text}")?;
     }
     Ok(0)
 }

@@ -2,6 +2,7 @@
 
 use super::messages::{Network, Reply, Request, StdioSource, receive, send};
 use super::spawn::{self, Spawned};
+use crate::descriptor_limit;
 use ckpt_snapshot::AffinityGroup;
 use crossbeam_channel::{Receiver, Sender};
 use std::ffi::OsString;
@@ -96,6 +97,7 @@ impl Namespace {
         let (ours, theirs) = UnixStream::pair().map_err(NamespaceError::Create)?;
         let spawned = spawn::spawn_init(&theirs, network).map_err(NamespaceError::Create)?;
         drop(theirs);
+        descriptor_limit::restore_in(spawned.pid).map_err(|error| NamespaceError::Create(error.into()))?;
         let reader = ours.try_clone().map_err(NamespaceError::Create)?;
         let (answers, replies) = crossbeam_channel::unbounded();
         let (events, news) = crossbeam_channel::unbounded();

@@ -22,7 +22,7 @@ impl Heap {
 
     /// How many bytes a request takes.
     pub(super) fn rounded(size_bytes: u64) -> u64 {
-        size_bytes.next_multiple_of(GRAIN_BYTES)
+        size_bytes.checked_next_multiple_of(GRAIN_BYTES).unwrap_or(u64::MAX)
     }
 
     pub(super) fn add_chunk(&mut self, start: u64, len: u64) {

@@ -136,6 +136,8 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
     unsafe { write_out(out, address) }
 }
 
+pub(crate) use cuIpcOpenMemHandle_v2 as cuIpcOpenMemHandle;
+
 impl State {
     /// A handle that the context has open already yields the same address.
     fn open_again(&mut self, handle: &IpcHandle, context: usize) -> Option<u64> {

@@ -40,7 +40,7 @@ pub(crate) use host::{
     cuMemAllocHost_v2, cuMemFreeHost, cuMemHostAlloc, cuMemHostGetDevicePointer_v2, cuMemHostGetFlags,
     cuMemHostRegister_v2, cuMemHostUnregister,
 };
-pub(crate) use ipc::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle_v2};
+pub(crate) use ipc::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2};
 pub(crate) use managed::{
     cuMemAdvise, cuMemAdvise_v2, cuMemAllocManaged, cuMemPrefetchAsync, cuMemPrefetchAsync_v2,
     cuMemRangeGetAttribute, cuMemRangeGetAttributes,

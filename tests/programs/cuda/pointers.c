@@ -134,7 +134,7 @@ int main(int argc, char **argv) {
         CHECK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
         CHECK(cuEventElapsedTime(&elapsed, events[0], events[1]));
         memcpy(&elapsed_bits, &elapsed, sizeof elapsed);
-        printf("step %u: context 0x%llx flags %u active %d memory %zu of %zu elapsed 0x%08x", step,
+        printf("step %u: context 0x%llx flags %u active %d memory 0x%zx of %zu elapsed 0x%08x", step,
                (unsigned long long)context, flags, active, free_bytes, total_bytes, elapsed_bits);
         for (unsigned i = 0; i < REGIONS; i++) {
             region_line(&regions[i]);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{process, workspace};
 
@@ -28,6 +28,20 @@ struct Call {
     gate_instructions: Option<f64>,
 }
 
+/// Captures, in one context.
+#[derive(Serialize, Deserialize)]
+struct Capture {
+    /// Speed of the capture of memory that has all changed, beside one plain copy of it into pinned memory.
+    capture_ratio: f64,
+    /// Speed of bringing it back, beside one plain copy out of pinned memory.
+    copyback_ratio: f64,
+    /// Bytes per second of the hash, beside a copy on the device.
+    hash_ratio: f64,
+}
+
+/// The measurement of captures: a test of the interposer's, since nobody else sees its insides.
+const CAPTURE: &str = "cuda::capture::tests::measure::ratios";
+
 /// What was measured.
 #[derive(Serialize)]
 pub struct Report {
@@ -38,6 +52,8 @@ pub struct Report {
     launch: Call,
     /// Time of a launch-bound program with the interposer / without, less one; of the fastest runs.
     launch_slowdown: f64,
+    #[serde(flatten)]
+    capture: Capture,
     /// Why something is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     gate_instructions_missing: Option<&'static str>,
@@ -49,7 +65,7 @@ pub struct Report {
 ///
 /// # Errors
 /// A build or a program that fails.
-pub fn measure() -> Result<Report> {
+pub fn measure(args: &super::GpuArgs) -> Result<Report> {
     eprintln!("bench: building the interposer and simcuda (release)");
     let mut build = workspace::cargo();
     build.args(["build", "--release", "--quiet", "-p", "ckpt-interpose", "-p", "simcuda"]);
@@ -69,10 +85,13 @@ pub fn measure() -> Result<Report> {
     let count = LAUNCH_COUNT.to_string();
     let timed = |preload| bench.timed(&bench.simcuda, &["launches", &count], preload);
     let (without_s, with_s) = bench.in_turns(timed)?;
+    let driver = args.driver.clone().unwrap_or_else(|| bench.simcuda.join("libcuda.so.1"));
+    let capture = bench.capture(&driver, args.mib)?;
     Ok(Report {
         call: short,
         launch: long,
         launch_slowdown: with_s / without_s - 1.0,
+        capture,
         gate_instructions_missing: valgrind.is_none().then_some("valgrind is not installed"),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
@@ -142,6 +161,29 @@ impl Bench {
             }
         }
         Ok((without, with))
+    }
+
+    /// Captures on a driver.
+    fn capture(&self, driver: &Path, mib: usize) -> Result<Capture> {
+        eprintln!("bench: capture of {mib} MiB on {}", driver.display());
+        let mut test = workspace::cargo();
+        test.args([
+            "test",
+            "--release",
+            "--quiet",
+            "-p",
+            "ckpt-interpose",
+            "--lib",
+            "--",
+            "--exact",
+            CAPTURE,
+        ]);
+        test.args(["--ignored", "--nocapture"]);
+        test.env("CKPT_TEST_LIBCUDA", driver).env("CKPT_BENCH_MIB", mib.to_string());
+        let text = process::capture(&mut test)?;
+        let line = text.lines().find(|line| line.starts_with('{'));
+        serde_json::from_str(line.with_context(|| format!("{CAPTURE} measured nothing: {text}"))?)
+            .with_context(|| format!("{CAPTURE} printed {text:?}"))
     }
 
     /// What the gate adds to a call, instructions by callgrind.

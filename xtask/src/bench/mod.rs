@@ -4,7 +4,8 @@
 //! the same kind of tmpfs, in turns; it is restored by ckpt-run and by CRIU alone, from the same files. How long it
 //! stood still is measured by the process itself.
 //!
-//! `gpu`: what the interposer adds to calls of the CUDA driver, on any machine.
+//! `gpu`: what the interposer adds to calls of the CUDA driver, and how fast device memory is captured and brought
+//! back, on any machine.
 
 mod gpu;
 mod idle;
@@ -33,13 +34,19 @@ pub struct Args {
 enum What {
     /// Checkpoint and restore of host memory, beside CRIU alone
     Host(HostArgs),
-    /// What the interposer adds to calls of the CUDA driver
+    /// What the interposer adds to calls of the CUDA driver, and the speed of captures
     Gpu(GpuArgs),
 }
 
 /// Options of `cargo xtask bench gpu`.
 #[derive(clap::Args)]
 struct GpuArgs {
+    /// Capture on this libcuda.so.1, on its GPU, instead of simcuda
+    #[arg(long, value_name = "PATH")]
+    driver: Option<PathBuf>,
+    /// How much device memory to capture, MiB
+    #[arg(long, default_value_t = 256)]
+    mib: usize,
     /// Also write the JSON to this file
     #[arg(long)]
     json: Option<PathBuf>,
@@ -100,7 +107,7 @@ struct Report {
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Host(args) => host(args),
-        What::Gpu(args) => tell(&gpu::measure()?, args.json.as_deref()),
+        What::Gpu(args) => tell(&gpu::measure(args)?, args.json.as_deref()),
     }
 }
 

@@ -1,5 +1,417 @@
-//! Device memory of one process in another.
+//! Device memory of one process in another: CUDA IPC by our own means, for the driver's own ends where the memory is
+//! mapped as ours is.
+//!
+//! ```text
+//! owner                         launcher                      importer
+//!   cuIpcGetMemHandle
+//!     exports the piece
+//!     Publish{key} + memory --->
+//!   (the program passes the handle, which is ours and has the key in it)
+//!                                        <--- Fetch{key}  cuIpcOpenMemHandle
+//!                                        ---> memory        maps the piece
+//!                                        <--- Withdraw    cuIpcCloseMemHandle, the last one
+//!   cuMemFree: Withdraw ------>
+//! ```
+//!
+//! A piece is published once, as a whole: whoever opens an allocation of it may reach its neighbours, as with the
+//! driver's own IPC.
+//!
+//! Over a checkpoint an owner's piece is saved as any other, and an importer's is not: it is unmapped with all the
+//! others and fetched again. In a job that runs on the launcher has kept it; in one that is resumed each agent first
+//! publishes what is its own and then fetches what is not, so that nobody waits for who waits.
+//!
+//! | module | does |
+//! |---|---|
+//! | `handle` | the 64 bytes that programs pass |
+//! | `opened` | which memory of others is open |
+//! | `launcher` | what is said to the launcher |
 
-/// Names shared memory among the processes of a job; random, so that it is never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(in crate::cuda) struct Key(pub u128);
+mod handle;
+mod launcher;
+mod opened;
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use ckpt_protocol::agent::{FromAgent, RegionKind, ToAgent};
+use cuda_abi::sys::{self, CUresult as Error};
+use cuda_abi::types::{CUcontext, CUdeviceptr, CUipcMemHandle, CUresult};
+
+use super::layout::{Access, Properties};
+use super::physical::{self, Id};
+use super::{arena, peer};
+use crate::cuda::track::relaxed;
+use crate::cuda::{SUCCESS, context, driver, is_started};
+use crate::fork;
+use crate::link::Link;
+use handle::Handle;
+use opened::{Closed, Import, imports};
+
+pub(in crate::cuda) use ckpt_protocol::agent::ShareKey as Key;
+pub(in crate::cuda) use opened::Allocation as OpenedAllocation;
+
+use launcher::{OWNER_PATIENCE, Trouble, connect, line, tried};
+
+/// The one flag that cuIpcOpenMemHandle has and needs.
+const LAZY_ENABLE_PEER_ACCESS: c_uint = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
+
+const INVALID_VALUE: CUresult = Error::CUDA_ERROR_INVALID_VALUE as CUresult;
+const INVALID_CONTEXT: CUresult = Error::CUDA_ERROR_INVALID_CONTEXT as CUresult;
+const OUT_OF_MEMORY: CUresult = Error::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
+const MAP_FAILED: CUresult = Error::CUDA_ERROR_MAP_FAILED as CUresult;
+
+/// The key of each piece that others may take up.
+static PUBLISHED: Mutex<BTreeMap<Id, Key>> = Mutex::new(BTreeMap::new());
+
+fn published() -> MutexGuard<'static, BTreeMap<Id, Key>> {
+    PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An allocation of this process, and where it is in its piece.
+struct Own {
+    piece: Id,
+    offset: u64,
+    bytes: u64,
+}
+
+/// The allocation that begins at an address.
+fn own(address: CUdeviceptr) -> Option<Own> {
+    let found = arena::find(address).filter(|found| found.address == address)?;
+    let (piece, start, _) = physical::registry().at(address)?;
+    Some(Own { piece, offset: address - start, bytes: found.bytes })
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuIpcGetMemHandle(
+    real: unsafe extern "C" fn(*mut CUipcMemHandle, CUdeviceptr) -> CUresult,
+    out: *mut CUipcMemHandle,
+    address: CUdeviceptr,
+) -> CUresult {
+    let own = if is_started() { own(address) } else { None };
+    let Some(own) = own.filter(|_| !out.is_null() && context::current().is_some()) else {
+        // SAFETY: the parameters are those of our own caller.
+        return unsafe { real(out, address) };
+    };
+    match tried(|| share(own.piece)) {
+        Ok(key) => {
+            let handle = Handle { key, offset: own.offset, bytes: own.bytes, owner: std::process::id() };
+            let handle = CUipcMemHandle { reserved: handle.encode().map(u8::cast_signed) };
+            // SAFETY: the parameter is the caller's, of that type, and not null.
+            unsafe { out.write_unaligned(handle) };
+            SUCCESS
+        }
+        Err(Trouble::Failed(result)) => result,
+        // There is no launcher that could pass the memory on: the driver says how that is with memory such as ours.
+        // SAFETY: the parameters are those of our own caller.
+        Err(_) => unsafe { real(out, address) },
+    }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuIpcOpenMemHandle_v2(
+    real: unsafe extern "C" fn(*mut CUdeviceptr, CUipcMemHandle, c_uint) -> CUresult,
+    out: *mut CUdeviceptr,
+    handle: CUipcMemHandle,
+    flags: c_uint,
+) -> CUresult {
+    let ours = Handle::decode(&handle.reserved.map(i8::cast_unsigned));
+    let Some(ours) = ours.filter(|_| is_started()) else {
+        // SAFETY: the parameters are those of our own caller.
+        return unsafe { real(out, handle, flags) };
+    };
+    if out.is_null() || flags != LAZY_ENABLE_PEER_ACCESS {
+        return INVALID_VALUE;
+    }
+    match tried(|| open(&ours)) {
+        Ok(address) => {
+            // SAFETY: the parameter is the caller's, of that type, and not null.
+            unsafe { out.write_unaligned(address) };
+            SUCCESS
+        }
+        Err(Trouble::Failed(result)) => result,
+        Err(Trouble::Away) => MAP_FAILED,
+        Err(Trouble::NotYet) => INVALID_VALUE,
+    }
+}
+
+/// What programs built before CUDA 11.0 call; the parameters are the same.
+pub(in crate::cuda) use cuIpcOpenMemHandle_v2 as cuIpcOpenMemHandle;
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuIpcCloseMemHandle(
+    real: unsafe extern "C" fn(CUdeviceptr) -> CUresult,
+    address: CUdeviceptr,
+) -> CUresult {
+    let found = if is_started() { find_opened(address) } else { None };
+    let Some(found) = found.filter(|found| found.address == address) else {
+        // SAFETY: the parameters are those of our own caller.
+        return unsafe { real(address) };
+    };
+    if context::current().is_none() {
+        return INVALID_CONTEXT;
+    }
+    // What was submitted may still use it. In a context that is gone there is nothing.
+    let result = context::within(found.context as CUcontext, arena::synchronize).unwrap_or(SUCCESS);
+    if result != SUCCESS {
+        return result;
+    }
+    let closed = imports().close(address);
+    match closed {
+        Some(Closed::Unused(import)) => give_back(import),
+        Some(Closed::Open) => {}
+        None => return INVALID_VALUE,
+    }
+    SUCCESS
+}
+
+/// The allocation of another process that an address lies in.
+pub(in crate::cuda) fn find_opened(address: CUdeviceptr) -> Option<OpenedAllocation> {
+    imports().find(address)
+}
+
+/// Closes what a context has open, which is being destroyed.
+pub(in crate::cuda) fn context_gone(context: CUcontext) {
+    let gone = imports().take_all_of(context as usize);
+    gone.into_iter().for_each(give_back);
+}
+
+/// Publishes a piece, if it is not; returns its key.
+fn share(piece: Id) -> Result<Key, Trouble> {
+    let shared = fork::while_none(|| {
+        if let Some(key) = published().get(&piece) {
+            return Ok(*key);
+        }
+        let found = physical::registry().pieces.get(&piece).map(|piece| (piece.handle, piece.bytes));
+        let (handle, bytes) = found.ok_or(INVALID_VALUE)?;
+        let memory = physical::export(handle)?;
+        let key = random_key().ok_or(OUT_OF_MEMORY)?;
+        if !launcher::publish(&mut connect()?, key, bytes, &memory)? {
+            return Err(OUT_OF_MEMORY.into());
+        }
+        let first = *published().entry(piece).or_insert(key);
+        if first != key {
+            // Another thread has been faster.
+            line().withdraw(key);
+        }
+        Ok(first)
+    });
+    tell();
+    shared
+}
+
+fn random_key() -> Option<Key> {
+    let mut bytes = [0_u8; 16];
+    // SAFETY: the pointer and the length are those of one live buffer.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    (usize::try_from(got) == Ok(bytes.len())).then(|| Key(u128::from_ne_bytes(bytes)))
+}
+
+/// A piece's memory is going away: nobody can open it any more.
+pub(in crate::cuda) fn withdraw(piece: Id) {
+    let key = published().remove(&piece);
+    if let Some(key) = key {
+        fork::while_none(|| line().withdraw(key));
+        tell();
+    }
+}
+
+/// Tells the launcher what it is still to hear. If it does not listen, it hears it with what is said next: nobody
+/// waits for that.
+fn tell() {
+    fork::while_none(|| {
+        let mut line = line();
+        if line.has_news()
+            && let Ok(mut launcher) = connect()
+        {
+            let _ = line.tell(&mut launcher);
+        }
+    });
+}
+
+/// Opens an allocation in the current context; returns its address.
+fn open(handle: &Handle) -> Result<CUdeviceptr, Trouble> {
+    let (context, device) = context::current().ok_or(INVALID_CONTEXT)?;
+    arena::permitted()?;
+    // CUDA driver API reference, cuIpcOpenMemHandle.
+    if published().values().any(|key| *key == handle.key) {
+        return Err(INVALID_CONTEXT.into());
+    }
+    loop {
+        let address = imports().open(handle, context as usize);
+        if let Some(address) = address {
+            return Ok(address);
+        }
+        let import = fork::while_none(|| {
+            let mut launcher = connect()?;
+            let found = line().fetch(&mut launcher, handle.key, handle.owner)?;
+            let (memory, bytes) = found.ok_or(INVALID_VALUE)?;
+            drop(launcher);
+            import(handle, bytes, memory.as_fd(), context, device).inspect_err(|_| unmapped(handle.key))
+        });
+        if let Err(surplus) = imports().add(import.inspect_err(|_| tell())?) {
+            give_back(surplus);
+        }
+    }
+}
+
+/// Maps another process's memory into addresses of its own.
+fn import(
+    handle: &Handle,
+    bytes: u64,
+    memory: BorrowedFd<'_>,
+    context: CUcontext,
+    device: c_int,
+) -> Result<Import, Trouble> {
+    if !handle.fits(bytes) {
+        return Err(INVALID_VALUE.into());
+    }
+    relaxed(|| {
+        let piece = physical::import(RegionKind::Allocation, bytes, device, handle.key, memory)?;
+        let address = map(piece, bytes, device).inspect_err(|_| physical::release(piece))?;
+        Ok(Import {
+            key: handle.key,
+            owner: handle.owner,
+            context: context as usize,
+            piece,
+            address,
+            bytes,
+            allocations: BTreeMap::new(),
+        })
+    })
+}
+
+/// Maps a piece for the context's device, and for those that may access what is on the piece's own.
+fn map(piece: Id, bytes: u64, device: c_int) -> Result<CUdeviceptr, CUresult> {
+    let home = home_of(piece).unwrap_or(device);
+    let mut address = 0;
+    // SAFETY: `address` is a local variable; 0: any alignment, anywhere, no flags.
+    let result = unsafe { driver::cuMemAddressReserve(&raw mut address, bytes as usize, 0, 0, 0) };
+    if result != SUCCESS {
+        return Err(result);
+    }
+    let accessible = || {
+        peer::grant(home, address, bytes)?;
+        if home == device { Ok(()) } else { physical::set_access(address, bytes, &[Access::of(device)]) }
+    };
+    let mapped = physical::map(piece, address, bytes).and_then(|()| {
+        accessible().inspect_err(|_| {
+            let _ = physical::unmap(address, bytes);
+        })
+    });
+    mapped.inspect_err(|_| free_addresses(address, bytes))?;
+    Ok(address)
+}
+
+/// Finds out which device a piece is on, and notes it.
+fn home_of(piece: Id) -> Option<c_int> {
+    let handle = physical::registry().pieces.get(&piece)?.handle;
+    let mut properties = Properties::of(0);
+    let to = (&raw mut properties).cast();
+    // SAFETY: `properties` is a local variable, and a whole structure.
+    if unsafe { driver::cuMemGetAllocationPropertiesFromHandle(to, handle) } != SUCCESS {
+        return None;
+    }
+    let home = properties.location.id;
+    physical::registry().pieces.get_mut(&piece)?.device = home;
+    Some(home)
+}
+
+fn free_addresses(address: CUdeviceptr, bytes: u64) {
+    // SAFETY: the range was reserved for a mapping that is gone. There is nothing to do about a failure.
+    let _ = unsafe { driver::cuMemAddressFree(address, bytes as usize) };
+}
+
+/// Unmaps what is not open any more.
+fn give_back(import: Import) {
+    relaxed(|| {
+        if physical::unmap(import.address, import.bytes).is_ok() {
+            free_addresses(import.address, import.bytes);
+        }
+        physical::release(import.piece);
+    });
+    fork::while_none(|| unmapped(import.key));
+    tell();
+}
+
+fn unmapped(key: Key) {
+    line().unmapped(key);
+}
+
+// Over a checkpoint, by the agent, on its own connection. Nobody is inside the gate then.
+
+/// Whether this process shares memory with another one, so that it may not capture before all are drained.
+pub(in crate::cuda) fn is_sharing() -> bool {
+    !published().is_empty() || !imports().is_empty()
+}
+
+/// Waits until no process can write any more to memory that this one has shared: between draining and capturing.
+///
+/// # Errors
+/// Another one is not drained in time.
+pub(in crate::cuda) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(), String> {
+    if !is_sharing() {
+        return Ok(());
+    }
+    let message = FromAgent::Drained { attempt, pid: std::process::id() };
+    match launcher.ask(&message, &[]) {
+        Some((ToAgent::AllDrained { is_so: true }, _)) => Ok(()),
+        Some((ToAgent::AllDrained { is_so: false }, _)) => {
+            Err("a process that it shares device memory with (CUDA IPC) was not drained".to_owned())
+        }
+        _ => Err("the launcher was lost".to_owned()),
+    }
+}
+
+/// The key of a piece of this process that others may have open; the launcher keeps the memory of such a piece.
+pub(in crate::cuda) fn key_of(piece: Id) -> Option<Key> {
+    published().get(&piece).copied()
+}
+
+/// The memory of a key, of this process or another one. `None` for memory of this process that the launcher does not
+/// have: it is to be made anew, and published. Memory of others is waited for.
+///
+/// # Errors
+/// It will not come.
+pub(in crate::cuda) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>, String> {
+    let owner = imports().owner_of(key);
+    let begun = Instant::now();
+    loop {
+        match launcher::fetch(launcher, key, owner.unwrap_or_else(std::process::id)) {
+            Ok(Some((memory, _))) => return Ok(Some(memory)),
+            Ok(None) if owner.is_none() => return Ok(None),
+            Err(Trouble::NotYet) if begun.elapsed() < OWNER_PATIENCE => std::thread::sleep(launcher::WAIT),
+            Err(Trouble::Away | Trouble::Failed(_)) => return Err("the launcher was lost".to_owned()),
+            Ok(None) | Err(Trouble::NotYet) => {
+                let owner = owner.unwrap_or_default();
+                return Err(format!("device memory of process {owner} that it has opened did not come back"));
+            }
+        }
+    }
+}
+
+/// Publishes pieces of this process that were made anew, under the keys that they had; and tells what is still to be
+/// told.
+///
+/// # Errors
+/// The driver's, or the launcher's.
+pub(in crate::cuda) fn publish_again(launcher: &mut dyn Link, pieces: &[Id]) -> Result<(), String> {
+    let lost = |launcher::Lost| "the launcher was lost".to_owned();
+    line().tell(launcher).map_err(lost)?;
+    for piece in pieces {
+        let Some(key) = key_of(*piece) else { continue };
+        let found = physical::registry().pieces.get(piece).map(|piece| (piece.handle, piece.bytes));
+        let Some((handle, bytes)) = found else { continue };
+        let failed = |result| format!("memory that it shares (CUDA IPC) cannot be exported: error {result}");
+        let memory = physical::export(handle).map_err(failed)?;
+        if !launcher::publish(launcher, key, bytes, &memory).map_err(lost)? {
+            return Err("the launcher does not keep memory that it shares (CUDA IPC)".to_owned());
+        }
+    }
+    Ok(())
+}

@@ -11,6 +11,7 @@ pub(in crate::cuda) const POSIX_DESCRIPTOR: CUmemAllocationHandleType =
 
 const DEVICE: u32 = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32;
 const PINNED: u32 = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32;
+const NONE: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE as u32;
 const READ_WRITE: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32;
 
 /// `CUmemAllocationProp`.
@@ -35,6 +36,20 @@ pub(in crate::cuda) struct Access {
     pub flags: u32,
 }
 
+/// `CUmemPoolProps`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cuda) struct PoolProperties {
+    pub kind: u32,
+    pub handle_types: u32,
+    pub location: CUmemLocation,
+    pub win32: usize,
+    pub most_bytes: usize,
+    pub usage: u16,
+    pub reserved: [u8; 54],
+}
+
+const _: () = assert!(size_of::<PoolProperties>() == size_of::<sys::CUmemPoolProps>());
 const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemAllocationProp>());
 const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
 
@@ -52,12 +67,29 @@ impl Properties {
             reserved: [0; 4],
         }
     }
+
+    /// Whether they are of plain memory of a device.
+    pub fn is_of_device(&self) -> bool {
+        self.kind == PINNED && self.location.type_ == DEVICE
+    }
+}
+
+impl PoolProperties {
+    /// Whether they are of a pool of a device's plain memory, which no other process can use.
+    pub fn is_plain(&self) -> bool {
+        self.kind == PINNED && self.location.type_ == DEVICE && self.handle_types == 0 && self.usage == 0
+    }
 }
 
 impl Access {
     /// Read and write for a device.
     pub fn of(device: c_int) -> Self {
         Self { location: CUmemLocation { type_: DEVICE, id: device }, flags: READ_WRITE }
+    }
+
+    /// None at all for a device.
+    pub fn none_of(device: c_int) -> Self {
+        Self { flags: NONE, ..Self::of(device) }
     }
 
     /// Whether both speak of the same location.

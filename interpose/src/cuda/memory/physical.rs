@@ -19,7 +19,7 @@ use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
 
 use super::ipc::Key;
 use super::layout::{Access, POSIX_DESCRIPTOR, Properties};
-use crate::cuda::{SUCCESS, driver};
+use crate::cuda::{SUCCESS, driver, taint};
 
 /// Names a piece of physical memory for the life of the process; never 0, never used again.
 pub(in crate::cuda) type Id = u64;
@@ -27,10 +27,12 @@ pub(in crate::cuda) type Id = u64;
 /// Where the physical memory comes from when it is made anew.
 #[derive(Clone)]
 pub(in crate::cuda) enum Source {
-    /// cuMemCreate with these properties.
+    /// cuMemCreate with these properties, as they were asked for.
     Created(Properties),
     /// Another process of the job, which has shared it under this key.
     Shared(Key),
+    /// Somebody's descriptor: it cannot be made anew, which its obstacle says.
+    Unknown,
 }
 
 /// A range of addresses that shows the beginning of a piece.
@@ -40,6 +42,8 @@ pub(in crate::cuda) struct Mapping {
     pub bytes: u64,
     /// Who may access it, one entry for each location.
     pub access: Vec<Access>,
+    /// Whether it is mapped; not while the memory is off the device.
+    pub is_mapped: bool,
 }
 
 /// A piece of physical memory.
@@ -51,8 +55,10 @@ pub(in crate::cuda) struct Physical {
     /// The driver's handle; 0 while the memory is off the device.
     pub handle: CUmemGenericAllocationHandle,
     pub mappings: Vec<Mapping>,
-    /// Its owner has let go of it: it lives until it is mapped nowhere.
-    pub is_released: bool,
+    /// How often its owner has yet to let go of it. Without references it lives until it is mapped nowhere.
+    pub references: u32,
+    /// The call because of which it cannot be saved, which counts as a taint while the piece lives.
+    pub obstacle: Option<&'static str>,
     /// What the mirror has of it.
     pub mirrored: Mirrored,
     /// Its number among the parked ones, while it is off the device.
@@ -84,6 +90,9 @@ pub(in crate::cuda) fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+const INVALID_VALUE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
+const NOT_SUPPORTED: CUresult = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult;
+
 fn checked(result: CUresult) -> Result<(), CUresult> {
     if result == SUCCESS { Ok(()) } else { Err(result) }
 }
@@ -101,38 +110,93 @@ impl Registry {
         (address - start < bytes).then_some((id, start, bytes))
     }
 
+    /// The pieces of which something is mapped in a range, each once for each mapping.
+    pub fn pieces_in(&self, address: CUdeviceptr, bytes: u64) -> impl Iterator<Item = (Id, &Physical)> {
+        let end = address.saturating_add(bytes);
+        let before = self.by_address.range(..address).next_back();
+        let before = before.filter(move |(start, (bytes, _))| address - **start < *bytes && address < end);
+        let inside = self.by_address.range(address..end.max(address));
+        before.into_iter().chain(inside).filter_map(|(_, (_, id))| Some((*id, self.pieces.get(id)?)))
+    }
+
     /// The starts of the mappings that begin in a range.
     fn starts(&self, address: CUdeviceptr, bytes: u64) -> Vec<CUdeviceptr> {
         self.by_address.range(address..address.saturating_add(bytes)).map(|(start, _)| *start).collect()
     }
 
-    /// Takes a piece out that is neither owned nor mapped; returns its handle, which is to be released.
-    fn take_dead(&mut self, id: Id) -> Option<CUmemGenericAllocationHandle> {
+    /// Adds a reference; returns the driver's handle.
+    fn retain(&mut self, id: Id) -> Option<CUmemGenericAllocationHandle> {
+        let piece = self.pieces.get_mut(&id)?;
+        piece.references += 1;
+        Some(piece.handle)
+    }
+
+    /// Takes a reference away, if there is one.
+    fn release(&mut self, id: Id) -> bool {
+        let Some(piece) = self.pieces.get_mut(&id).filter(|piece| piece.references > 0) else { return false };
+        piece.references -= 1;
+        true
+    }
+
+    fn note_mapping(&mut self, id: Id, mapping: Mapping) {
+        if let Some(piece) = self.pieces.get_mut(&id) {
+            self.by_address.insert(mapping.address, (mapping.bytes, id));
+            piece.mappings.push(mapping);
+        }
+    }
+
+    /// Takes the mappings out that begin in a range. Their pieces get a reference each.
+    fn take_mappings(&mut self, address: CUdeviceptr, bytes: u64) -> Vec<(Id, Mapping)> {
+        let mut taken = Vec::new();
+        for start in self.starts(address, bytes) {
+            let Some((_, id)) = self.by_address.remove(&start) else { continue };
+            let Some(piece) = self.pieces.get_mut(&id) else { continue };
+            let Some(at) = piece.mappings.iter().position(|mapping| mapping.address == start) else {
+                continue;
+            };
+            piece.references += 1;
+            taken.push((id, piece.mappings.swap_remove(at)));
+        }
+        taken
+    }
+
+    /// Takes a piece out that is neither owned nor mapped.
+    fn take_dead(&mut self, id: Id) -> Option<Physical> {
         let is_dead =
-            self.pieces.get(&id).is_some_and(|piece| piece.is_released && piece.mappings.is_empty());
-        is_dead.then(|| self.pieces.remove(&id))?.map(|piece| piece.handle)
+            self.pieces.get(&id).is_some_and(|piece| piece.references == 0 && piece.mappings.is_empty());
+        is_dead.then(|| self.pieces.remove(&id))?
     }
 }
 
-/// Makes physical memory. It can be exported in any case.
+/// Makes physical memory, which has one reference then.
 ///
 /// # Errors
 /// The driver's.
 pub(in crate::cuda) fn create(kind: RegionKind, bytes: u64, properties: &Properties) -> Result<Id, CUresult> {
-    let mut properties = *properties;
-    properties.handle_types |= POSIX_DESCRIPTOR.0;
-    let handle = create_handle(bytes, &properties)?;
-    Ok(registry().add(Physical {
+    let handle = create_handle(bytes, properties)?;
+    Ok(adopt(kind, bytes, properties.location.id, Source::Created(*properties), handle))
+}
+
+/// Takes care of the physical memory of a driver's handle, and of the handle.
+pub(in crate::cuda) fn adopt(
+    kind: RegionKind,
+    bytes: u64,
+    device: c_int,
+    source: Source,
+    handle: CUmemGenericAllocationHandle,
+) -> Id {
+    registry().add(Physical {
         kind,
-        device: properties.location.id,
+        device,
         bytes,
-        source: Source::Created(properties),
+        source,
         handle,
         mappings: Vec::new(),
-        is_released: false,
+        references: 1,
+        obstacle: None,
         mirrored: Mirrored::default(),
         parked: None,
-    }))
+    })
 }
 
 /// Takes up physical memory of another process.
@@ -147,20 +211,25 @@ pub(in crate::cuda) fn import(
     descriptor: BorrowedFd<'_>,
 ) -> Result<Id, CUresult> {
     let handle = import_handle(descriptor)?;
-    Ok(registry().add(Physical {
-        kind,
-        device,
-        bytes,
-        source: Source::Shared(key),
-        handle,
-        mappings: Vec::new(),
-        is_released: false,
-        mirrored: Mirrored::default(),
-        parked: None,
-    }))
+    Ok(adopt(kind, bytes, device, Source::Shared(key), handle))
 }
 
+/// A driver's handle of physical memory, which can be exported wherever the device can do that.
+///
+/// # Errors
+/// The driver's.
 pub(in crate::cuda) fn create_handle(
+    bytes: u64,
+    properties: &Properties,
+) -> Result<CUmemGenericAllocationHandle, CUresult> {
+    let handle_types = properties.handle_types | POSIX_DESCRIPTOR.0;
+    match create_handle_exactly(bytes, &Properties { handle_types, ..*properties }) {
+        Err(error) if error == NOT_SUPPORTED => create_handle_exactly(bytes, properties),
+        result => result,
+    }
+}
+
+fn create_handle_exactly(
     bytes: u64,
     properties: &Properties,
 ) -> Result<CUmemGenericAllocationHandle, CUresult> {
@@ -202,16 +271,15 @@ pub(in crate::cuda) fn export(handle: CUmemGenericAllocationHandle) -> Result<Ow
 /// # Errors
 /// The driver's.
 pub(in crate::cuda) fn map(id: Id, address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
-    let handle = registry().pieces.get(&id).map(|piece| piece.handle);
-    let handle = handle.ok_or(sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult)?;
+    // With a reference it is the piece's own handle until the end of the call.
+    let handle = registry().retain(id).ok_or(INVALID_VALUE)?;
     // SAFETY: mapping touches no memory in use; the driver checks the range.
-    checked(unsafe { driver::cuMemMap(address, bytes as usize, 0, handle, 0) })?;
-    let mut registry = registry();
-    registry.by_address.insert(address, (bytes, id));
-    if let Some(piece) = registry.pieces.get_mut(&id) {
-        piece.mappings.push(Mapping { address, bytes, access: Vec::new() });
+    let result = checked(unsafe { driver::cuMemMap(address, bytes as usize, 0, handle, 0) });
+    if result.is_ok() {
+        registry().note_mapping(id, Mapping { address, bytes, access: Vec::new(), is_mapped: true });
     }
-    Ok(())
+    release(id);
+    result
 }
 
 /// Unmaps a range that is made up of whole mappings. What is then owned by nobody and mapped nowhere is released.
@@ -219,20 +287,17 @@ pub(in crate::cuda) fn map(id: Id, address: CUdeviceptr, bytes: u64) -> Result<(
 /// # Errors
 /// The driver's.
 pub(in crate::cuda) fn unmap(address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
+    // Before the call: at its end the addresses may already be another mapping's.
+    let mappings = registry().take_mappings(address, bytes);
     // SAFETY: the caller owns what is mapped there; the driver checks the range.
-    checked(unsafe { driver::cuMemUnmap(address, bytes as usize) })?;
-    let mut dead = Vec::new();
-    let mut registry = registry();
-    for start in registry.starts(address, bytes) {
-        let Some((_, id)) = registry.by_address.remove(&start) else { continue };
-        if let Some(piece) = registry.pieces.get_mut(&id) {
-            piece.mappings.retain(|mapping| mapping.address != start);
+    let result = checked(unsafe { driver::cuMemUnmap(address, bytes as usize) });
+    for (id, mapping) in mappings {
+        if result.is_err() {
+            registry().note_mapping(id, mapping);
         }
-        dead.extend(registry.take_dead(id));
+        release(id);
     }
-    drop(registry);
-    dead.into_iter().for_each(release_handle);
-    Ok(())
+    result
 }
 
 /// Sets who may access a range that is made up of whole mappings; other locations keep what they have.
@@ -262,20 +327,46 @@ pub(in crate::cuda) fn set_access(
     Ok(())
 }
 
-/// The owner lets go of a piece: its memory lives on as long as it is mapped.
-pub(in crate::cuda) fn release(id: Id) {
-    let mut registry = registry();
-    if let Some(piece) = registry.pieces.get_mut(&id) {
-        piece.is_released = true;
-    }
-    let dead = registry.take_dead(id);
-    drop(registry);
-    dead.into_iter().for_each(release_handle);
+/// One more reference to a piece, which will have to be released once more.
+pub(in crate::cuda) fn retain(id: Id) -> bool {
+    registry().retain(id).is_some()
 }
 
-fn release_handle(handle: CUmemGenericAllocationHandle) {
-    if handle != 0 {
-        // SAFETY: the handle is ours, and nobody has it any more. There is nothing to do about a failure.
-        let _ = unsafe { driver::cuMemRelease(handle) };
+/// Releases a reference: the memory lives on as long as there are others, or it is mapped.
+pub(in crate::cuda) fn release(id: Id) {
+    let _ = try_release(id);
+}
+
+/// The same; returns whether there was a reference to be released.
+pub(in crate::cuda) fn try_release(id: Id) -> bool {
+    let mut registry = registry();
+    let was_there = registry.release(id);
+    let dead = registry.take_dead(id);
+    drop(registry);
+    dead.into_iter().for_each(bury);
+    was_there
+}
+
+/// Notes that a piece cannot be saved because of a call.
+pub(in crate::cuda) fn hinder(id: Id, call: &'static str) {
+    let mut registry = registry();
+    // The first one stays.
+    if let Some(piece) = registry.pieces.get_mut(&id).filter(|piece| piece.obstacle.is_none()) {
+        piece.obstacle = Some(call);
+        taint::begin(call);
     }
 }
+
+/// What was still to be done for a piece that is no more.
+fn bury(piece: Physical) {
+    if piece.handle != 0 {
+        // SAFETY: the handle is ours, and nobody has it any more. There is nothing to do about a failure.
+        let _ = unsafe { driver::cuMemRelease(piece.handle) };
+    }
+    if let Some(call) = piece.obstacle {
+        taint::end(call);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Finds chunks that have changed, and copies them while the next ones are hashed.
+
+use std::ops::Range;
+
+use super::copy::{Copies, Stream, Way};
+use super::hash::{CHUNK_BYTES, Hash, Hasher};
+use super::mirror::Memory;
+use super::{Piece, in_context};
+
+/// What a piece is found to hold, and how much of it was copied.
+#[derive(Default, Clone)]
+pub(super) struct Found {
+    /// Empty if it was not hashed.
+    pub hashes: Vec<Hash>,
+    pub copied_bytes: u64,
+}
+
+/// Copies what is not known to be in the mirror already, and waits for it.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn copy(
+    memory: &Memory,
+    hashers: &mut [Hasher],
+    pieces: &[Piece],
+    known: &[Vec<Hash>],
+) -> Result<Vec<Found>, String> {
+    let mut found = vec![Found::default(); pieces.len()];
+    let mut copies = Vec::new();
+    let mut searches = Vec::new();
+    for hasher in hashers {
+        searches.push(Search::begin(hasher, pieces)?);
+    }
+    // Those that nobody hashes.
+    for (piece, found) in pieces.iter().zip(&mut found) {
+        let is_searched = searches.iter().any(|search| search.hasher.can_hash(piece));
+        if !is_searched {
+            let copies = Copies::of(&mut copies, piece.context)?;
+            copies.begin(Way::ToMirror, memory, piece.address, piece.offset, piece.bytes)?;
+            found.copied_bytes = piece.bytes;
+        }
+    }
+    // All devices at a time: none waits for another's hashes.
+    while !searches.is_empty() {
+        for search in &mut searches {
+            let (chunks, hashes) = search.next()?;
+            for run in note(&chunks, &hashes, known, &mut found) {
+                let Some(piece) = pieces.get(run.piece) else { continue };
+                let (skipped, bytes) = (run.chunks.start * CHUNK_BYTES, run.bytes());
+                let copies = Copies::of(&mut copies, piece.context)?;
+                copies.begin(
+                    Way::ToMirror,
+                    memory,
+                    piece.address + skipped,
+                    piece.offset + skipped,
+                    bytes,
+                )?;
+            }
+        }
+        searches.retain(|search| !search.is_over());
+    }
+    copies.iter().try_for_each(Copies::finish)?;
+    Ok(found)
+}
+
+/// The chunk with number `index` of a piece.
+#[derive(Clone, Copy)]
+struct Chunk {
+    piece: usize,
+    index: u64,
+    address: u64,
+}
+
+/// Adjacent chunks of a piece.
+struct Run {
+    piece: usize,
+    chunks: Range<u64>,
+}
+
+impl Run {
+    fn bytes(&self) -> u64 {
+        (self.chunks.end - self.chunks.start) * CHUNK_BYTES
+    }
+}
+
+/// Notes hashes, and finds what has changed.
+fn note(chunks: &[Chunk], hashes: &[Hash], known: &[Vec<Hash>], found: &mut [Found]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (chunk, hash) in chunks.iter().zip(hashes) {
+        let (Some(known), Some(found)) = (known.get(chunk.piece), found.get_mut(chunk.piece)) else {
+            continue;
+        };
+        found.hashes.push(*hash);
+        if known.get(chunk.index as usize) == Some(hash) {
+            continue;
+        }
+        found.copied_bytes += CHUNK_BYTES;
+        match runs.last_mut() {
+            Some(run) if run.piece == chunk.piece && run.chunks.end == chunk.index => run.chunks.end += 1,
+            _ => runs.push(Run { piece: chunk.piece, chunks: chunk.index..chunk.index + 1 }),
+        }
+    }
+    runs
+}
+
+/// The chunks of one context, hashed a part at a time.
+struct Search<'a> {
+    hasher: &'a mut Hasher,
+    stream: Stream,
+    chunks: Vec<Chunk>,
+    /// Those that are being hashed.
+    begun: Range<usize>,
+}
+
+impl<'a> Search<'a> {
+    fn begin(hasher: &'a mut Hasher, pieces: &[Piece]) -> Result<Self, String> {
+        let stream = Stream::new(hasher.context())?;
+        let mut search = Self { hasher, stream, chunks: Vec::new(), begun: 0..0 };
+        for (number, piece) in pieces.iter().enumerate() {
+            if search.hasher.can_hash(piece) {
+                let chunk =
+                    |index| Chunk { piece: number, index, address: piece.address + index * CHUNK_BYTES };
+                search.chunks.extend((0..piece.bytes / CHUNK_BYTES).map(chunk));
+            }
+        }
+        search.begin_more()?;
+        Ok(search)
+    }
+
+    fn begin_more(&mut self) -> Result<(), String> {
+        let start = self.begun.end;
+        self.begun = start..self.chunks.len().min(start + self.hasher.part);
+        let addresses: Vec<u64> = self
+            .chunks
+            .get(self.begun.clone())
+            .unwrap_or_default()
+            .iter()
+            .map(|chunk| chunk.address)
+            .collect();
+        if addresses.is_empty() {
+            return Ok(());
+        }
+        let (hasher, stream) = (&mut *self.hasher, &self.stream);
+        in_context(hasher.context(), || hasher.begin(&addresses, stream.handle))
+    }
+
+    /// Waits for the part that was begun, and begins the next.
+    fn next(&mut self) -> Result<(Vec<Chunk>, Vec<Hash>), String> {
+        self.stream.finish()?;
+        let chunks = self.chunks.get(self.begun.clone()).unwrap_or_default().to_vec();
+        let hashes = self.hasher.hashes(chunks.len());
+        self.begin_more()?;
+        Ok((chunks, hashes))
+    }
+
+    fn is_over(&self) -> bool {
+        self.begun.is_empty()
+    }
+}

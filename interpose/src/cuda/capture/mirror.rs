@@ -1,0 +1,101 @@
+//! The launcher's memory that holds what a process has on its GPUs, while the process has it mapped.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use cuda_abi::sys;
+use cuda_abi::types::{CUcontext, CUresult};
+use memmap2::{Advice, MmapOptions, MmapRaw};
+
+use super::in_context;
+use crate::cuda::driver::{self, told};
+use crate::fork;
+
+const NOT_PINNED: CUresult = sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED as CUresult;
+
+/// The mirror's memory.
+pub(super) struct Memory {
+    map: MmapRaw,
+    /// The context in which it was pinned, if it was.
+    pinned_in: Option<CUcontext>,
+}
+
+impl Memory {
+    /// Maps a file; children of a fork do not get it.
+    ///
+    /// # Errors
+    /// What the system says, and a file that is shorter than `bytes`: what lies behind its end could not be touched.
+    pub fn map(file: OwnedFd, bytes: u64) -> Result<Self, String> {
+        let file = File::from(file);
+        let known = file.metadata().map_err(|error| format!("looking at the mirror: {error}"))?.len();
+        if known < bytes {
+            return Err(format!("the mirror has {known} bytes, not {bytes}"));
+        }
+        let bytes = usize::try_from(bytes).map_err(|_| "a mirror that is too large".to_owned())?;
+        let mapped = fork::while_none(|| {
+            let map = MmapOptions::new().len(bytes).map_raw(&file)?;
+            map.advise(Advice::DontFork)?;
+            Ok(map)
+        });
+        let map = mapped.map_err(|error: std::io::Error| format!("mapping the mirror: {error}"))?;
+        Ok(Self { map, pinned_in: None })
+    }
+
+    /// Pins it for the devices of all contexts.
+    ///
+    /// # Errors
+    /// Why no context can: copies are slower then.
+    pub fn pin(&mut self, contexts: &[CUcontext]) -> Result<(), String> {
+        let mut error = "there is no context".to_owned();
+        for context in contexts {
+            let pinned = in_context(*context, || {
+                let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
+                // SAFETY: the memory is mapped, and stays so until it is unpinned.
+                let result = unsafe { driver::cuMemHostRegister_v2(self.start(), self.map.len(), flags) };
+                told("cuMemHostRegister", result)
+            });
+            match pinned {
+                Ok(()) => {
+                    self.pinned_in = Some(*context);
+                    return Ok(());
+                }
+                Err(reason) => error = reason,
+            }
+        }
+        Err(error)
+    }
+
+    /// Unpins it, if it is pinned.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn unpin(&mut self) -> Result<(), String> {
+        let Some(context) = self.pinned_in.take() else { return Ok(()) };
+        in_context(context, || {
+            // SAFETY: it was pinned, and no copy is under way.
+            let result = unsafe { driver::cuMemHostUnregister(self.start()) };
+            // The context has been reset.
+            if result == NOT_PINNED { Ok(()) } else { told("cuMemHostUnregister", result) }
+        })
+    }
+
+    fn start(&self) -> *mut c_void {
+        self.map.as_mut_ptr().cast()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// The address of an offset that is not behind the end.
+    pub fn at(&self, offset: u64) -> *mut c_void {
+        self.start().wrapping_byte_add(offset as usize)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _ = self.unpin();
+    }
+}

@@ -1,0 +1,216 @@
+//! Device memory to the mirror, and back.
+//!
+//! | module | does |
+//! |---|---|
+//! | `mirror` | the launcher's memory, mapped and pinned |
+//! | `copy` | copies, over several streams |
+//! | `hash` | a hash of each chunk, made on the device |
+//! | `changed` | what has changed, and copies of only that |
+//! | `worth` | whether hashing is faster than copying |
+//!
+//! Nothing here needs device memory. All calls are made with the calling thread's capture mode relaxed, so that no
+//! capture of a stream is disturbed while the program runs.
+
+mod changed;
+mod copy;
+mod hash;
+mod mirror;
+#[cfg(test)]
+mod tests;
+mod worth;
+
+use std::os::fd::OwnedFd;
+
+use cuda_abi::sys;
+use cuda_abi::types::{CUcontext, CUdeviceptr, CUstreamCaptureMode};
+
+use super::driver::{self, told};
+use super::{SUCCESS, context};
+use copy::{Copies, Way};
+use hash::{Hash, Hasher};
+use mirror::Memory;
+pub(in crate::cuda) use worth::activate;
+
+/// Device memory that is to be captured or brought back.
+pub(in crate::cuda) struct Piece {
+    /// Of the device that has it.
+    pub context: CUcontext,
+    /// Where it is mapped: to be read there, and to be written if it is brought back.
+    pub address: CUdeviceptr,
+    pub bytes: u64,
+    /// Where its place in the mirror begins, in bytes.
+    pub offset: u64,
+    /// A hash of each of its chunks in the mirror; empty if they are not known.
+    pub hashes: Vec<Hash>,
+}
+
+/// A process's mirror, mapped. The child of a fork has it not: there, it may not even be dropped.
+pub(in crate::cuda) struct Mirror {
+    memory: Memory,
+    hashers: Vec<Hasher>,
+    shortcomings: Vec<String>,
+}
+
+// SAFETY: what it points to is memory of its own, and handles of the driver, which any thread may use.
+unsafe impl Send for Mirror {}
+
+impl Mirror {
+    /// Maps the launcher's file and pins it for the devices of the contexts. One that cannot be pinned is used as it is.
+    ///
+    /// # Errors
+    /// Why it cannot be mapped.
+    pub fn map(file: OwnedFd, bytes: u64, contexts: &[CUcontext]) -> Result<Self, String> {
+        let _relaxed = Relaxed::begin();
+        let mut memory = Memory::map(file, bytes)?;
+        let not_pinned = memory.pin(contexts).err();
+        let shortcomings = not_pinned.map(|reason| format!("the mirror is not pinned: {reason}"));
+        Ok(Self { memory, hashers: Vec::new(), shortcomings: shortcomings.into_iter().collect() })
+    }
+
+    /// As [`Self::map`], and gets everything ready that a capture needs, while the program runs.
+    ///
+    /// # Errors
+    /// Why it cannot be mapped.
+    pub fn stage(file: OwnedFd, bytes: u64, contexts: &[CUcontext]) -> Result<Self, String> {
+        let mut mirror = Self::map(file, bytes, contexts)?;
+        let _relaxed = Relaxed::begin();
+        if worth::is_ruled_out() {
+            return Ok(mirror);
+        }
+        for context in contexts {
+            match Hasher::new(*context) {
+                Ok(hasher) => mirror.hashers.push(hasher),
+                Err(reason) => mirror.shortcomings.push(format!("what has changed is not known: {reason}")),
+            }
+        }
+        Ok(mirror)
+    }
+
+    /// What is slower than it could be and why, for people who look for the reason.
+    pub fn shortcomings(&self) -> &[String] {
+        &self.shortcomings
+    }
+
+    /// Copies what has changed to the mirror, and notes each piece's hashes; says how many bytes of each were copied.
+    /// Nothing may run on the devices meanwhile. Pieces that were copied without being hashed have no hashes then, nor
+    /// has any after an error: the mirror may have anything of them.
+    ///
+    /// # Errors
+    /// The driver's, and a piece that the mirror has no place for.
+    pub fn capture(&mut self, pieces: &mut [Piece]) -> Result<Vec<u64>, String> {
+        let _relaxed = Relaxed::begin();
+        self.check(pieces)?;
+        let known: Vec<Vec<Hash>> =
+            pieces.iter_mut().map(|piece| std::mem::take(&mut piece.hashes)).collect();
+        match self.capture_changed(pieces, &known) {
+            Ok(Some(found)) => {
+                let note = |(piece, found): (&mut Piece, changed::Found)| {
+                    piece.hashes = found.hashes;
+                    found.copied_bytes
+                };
+                return Ok(pieces.iter_mut().zip(found).map(note).collect());
+            }
+            Ok(None) => {}
+            // What cannot be hashed can still be copied.
+            Err(reason) => self.shortcomings.push(format!("what has changed was not found: {reason}")),
+        }
+        self.copy(Way::ToMirror, pieces)?;
+        Ok(pieces.iter().map(|piece| piece.bytes).collect())
+    }
+
+    /// `None` if it is not worth the while.
+    fn capture_changed(
+        &mut self,
+        pieces: &[Piece],
+        known: &[Vec<Hash>],
+    ) -> Result<Option<Vec<changed::Found>>, String> {
+        self.hashers.retain(Hasher::is_alive);
+        if !worth::is_worth_it(&self.memory, &mut self.hashers, pieces)? {
+            return Ok(None);
+        }
+        changed::copy(&self.memory, &mut self.hashers, pieces, known).map(Some)
+    }
+
+    /// Copies pieces back to the devices.
+    ///
+    /// # Errors
+    /// The driver's, and a piece that the mirror has no place for.
+    pub fn copy_back(&mut self, pieces: &[Piece]) -> Result<(), String> {
+        let _relaxed = Relaxed::begin();
+        self.check(pieces)?;
+        self.copy(Way::ToDevice, pieces)
+    }
+
+    /// Copies whole pieces.
+    fn copy(&self, way: Way, pieces: &[Piece]) -> Result<(), String> {
+        let mut copies = Vec::new();
+        for piece in pieces {
+            let copies = Copies::of(&mut copies, piece.context)?;
+            copies.begin(way, &self.memory, piece.address, piece.offset, piece.bytes)?;
+        }
+        copies.iter().try_for_each(Copies::finish)
+    }
+
+    fn check(&self, pieces: &[Piece]) -> Result<(), String> {
+        let fits = |piece: &Piece| {
+            piece.offset.checked_add(piece.bytes).is_some_and(|end| end <= self.memory.bytes())
+        };
+        match pieces.iter().find(|piece| !fits(piece)) {
+            None => Ok(()),
+            Some(Piece { bytes, offset, .. }) => Err(format!(
+                "{bytes} bytes at {offset} do not fit into a mirror of {} bytes",
+                self.memory.bytes()
+            )),
+        }
+    }
+
+    /// Its size, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    /// Has nothing to do with the driver any more; copies still work, more slowly. Before the driver's checkpoint.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn unpin(&mut self) -> Result<(), String> {
+        let _relaxed = Relaxed::begin();
+        self.hashers.clear();
+        self.memory.unpin()
+    }
+}
+
+/// To be called before a context goes (destroyed, or reset if it is a primary one): nothing of ours in it is used again,
+/// nor taken for that of another context that comes to have its place.
+pub(in crate::cuda) fn forget(context: CUcontext) {
+    hash::forget(context);
+}
+
+/// Does something in a context, on any thread.
+fn in_context<T>(context: CUcontext, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let failed = |result| Err(told("cuCtxPushCurrent", result).err().unwrap_or_default());
+    context::within(context, work).unwrap_or_else(failed)
+}
+
+/// While it lives, the calling thread may do what a stream capture of another thread would forbid it.
+struct Relaxed {
+    before: Option<CUstreamCaptureMode>,
+}
+
+impl Relaxed {
+    fn begin() -> Self {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as CUstreamCaptureMode;
+        // SAFETY: `mode` is a local variable.
+        let result = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        Self { before: (result == SUCCESS).then_some(mode) }
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        if let Some(mode) = &mut self.before {
+            // SAFETY: the mode is ours.
+            let _ = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut *mode) };
+        }
+    }
+}

@@ -1,0 +1,531 @@
+//! Capture on simcuda, each test in a process of its own: it reads its settings once, and what is found out about it is
+//! remembered.
+
+mod measure;
+
+use std::ffi::{CString, c_int};
+use std::fs::File;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::ptr::null_mut;
+
+use cuda_abi::sys;
+use cuda_abi::types::{CUgraph, CUstream};
+
+use super::copy::Stream;
+use super::hash::CHUNK_BYTES;
+use super::hash::tests::model;
+use super::*;
+
+const CHUNK: usize = CHUNK_BYTES as usize;
+const ALONE: &str = "CKPT_TEST_ALONE";
+
+/// Runs the test of that name once more, in a process of its own with these settings and a driver. Whether this is that
+/// process.
+pub(super) fn is_on_gpu(test: &str, settings: &[(&str, &str)]) -> bool {
+    let test = format!("cuda::capture::tests::{test}");
+    if std::env::var(ALONE).is_ok_and(|alone| alone == test) {
+        load_driver();
+        return true;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(std::env::current_exe().expect("this test's path"));
+    command.args([&test, "--exact", "--include-ignored", "--nocapture"]).env(ALONE, &test);
+    command.env_remove("CKPT_CAPTURE").env("SIMCUDA_DIR", directory.path()).envs(settings.iter().copied());
+    let output = command.output().expect("started");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{test} on its own:\n{text}\n{errors}");
+    print!("{text}");
+    false
+}
+
+fn load_driver() {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/simcuda/libcuda.so.1");
+    let path = std::env::var_os("CKPT_TEST_LIBCUDA").map_or_else(default, PathBuf::from);
+    assert!(path.is_file(), "{} is not there: call `cargo xtask test`", path.display());
+    let name = CString::new(path.into_os_string().into_vec()).expect("a path");
+    // SAFETY: the name is NUL-terminated; nothing is called yet.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    assert!(!handle.is_null(), "the driver does not load");
+    activate();
+    // SAFETY: cuInit has no preconditions.
+    told("cuInit", unsafe { driver::cuInit(0) }).expect("cuInit");
+}
+
+fn context_on(device: c_int) -> CUcontext {
+    let mut context: CUcontext = null_mut();
+    // SAFETY: `context` is a local variable.
+    let result = unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device) };
+    told("cuDevicePrimaryCtxRetain", result).expect("a context");
+    context
+}
+
+pub(super) fn device_memory(context: CUcontext, bytes: usize) -> CUdeviceptr {
+    let mut address = 0;
+    in_context(context, || {
+        // SAFETY: `address` is a local variable.
+        told("cuMemAlloc", unsafe { driver::cuMemAlloc_v2(&raw mut address, bytes) })
+    })
+    .expect("device memory");
+    address
+}
+
+/// Bytes of which no page is like another one.
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    const PAGE: usize = 4096;
+    let odd = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let page: Vec<u8> = (1..=PAGE as u64 / 8).flat_map(|word| word.wrapping_mul(odd).to_le_bytes()).collect();
+    let mut noise = page.repeat(bytes.div_ceil(PAGE));
+    for (number, page) in noise.chunks_exact_mut(PAGE).enumerate() {
+        page[..8].copy_from_slice(&(number as u64).to_le_bytes());
+    }
+    noise.truncate(bytes);
+    noise
+}
+
+/// Pieces of device memory, one behind the other in a mirror.
+pub(super) struct Job {
+    pub contexts: Vec<CUcontext>,
+    pub pieces: Vec<Piece>,
+    pub file: File,
+}
+
+impl Job {
+    /// On each device pieces of these sizes, with something in them.
+    pub fn new(devices: c_int, sizes: &[usize]) -> Self {
+        let contexts: Vec<CUcontext> = (0..devices).map(context_on).collect();
+        let mut pieces: Vec<Piece> = Vec::new();
+        for context in &contexts {
+            for bytes in sizes {
+                let offset = pieces.last().map_or(0, |last| last.offset + last.bytes);
+                let address = device_memory(*context, *bytes);
+                let piece =
+                    Piece { context: *context, address, bytes: *bytes as u64, offset, hashes: Vec::new() };
+                pieces.push(piece);
+            }
+        }
+        let file = tempfile::tempfile_in("/dev/shm").expect("a file");
+        let job = Self { contexts, pieces, file };
+        job.file.set_len(job.bytes()).expect("a length");
+        for (index, piece) in job.pieces.iter().enumerate() {
+            job.write(index, 0, &noise(index as u64 + 1, piece.bytes as usize));
+        }
+        job
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.bytes).sum()
+    }
+
+    fn write(&self, piece: usize, at: usize, bytes: &[u8]) {
+        let piece = &self.pieces[piece];
+        in_context(piece.context, || {
+            let address = piece.address + at as u64;
+            // SAFETY: the bytes are a slice, the memory is the test's.
+            told("cuMemcpyHtoD", unsafe {
+                driver::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len())
+            })
+        })
+        .expect("written");
+    }
+
+    fn read(&self, piece: usize) -> Vec<u8> {
+        let piece = &self.pieces[piece];
+        let mut bytes = vec![0; piece.bytes as usize];
+        in_context(piece.context, || {
+            // SAFETY: the bytes are a slice of that length.
+            told("cuMemcpyDtoH", unsafe {
+                driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), piece.address, bytes.len())
+            })
+        })
+        .expect("read");
+        bytes
+    }
+
+    fn mirrored(&self, piece: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.pieces[piece].bytes as usize];
+        self.file.read_exact_at(&mut bytes, self.pieces[piece].offset).expect("read");
+        bytes
+    }
+
+    fn is_mirrored(&self) -> bool {
+        (0..self.pieces.len()).all(|piece| self.mirrored(piece) == self.read(piece))
+    }
+
+    fn sizes(&self) -> Vec<u64> {
+        self.pieces.iter().map(|piece| piece.bytes).collect()
+    }
+
+    pub fn stage(&self) -> Mirror {
+        let file = self.file.try_clone().expect("a descriptor");
+        Mirror::stage(file.into(), self.bytes(), &self.contexts).expect("staged")
+    }
+
+    /// Captures once, staging included.
+    fn capture(&mut self) -> Result<Vec<u64>, String> {
+        let mut mirror = self.stage();
+        let captured = mirror.capture(&mut self.pieces);
+        mirror.unpin().expect("unpinned");
+        captured
+    }
+
+    fn has_hashes(&self) -> Vec<bool> {
+        self.pieces.iter().map(|piece| !piece.hashes.is_empty()).collect()
+    }
+}
+
+const CHANGED: (&str, &str) = ("CKPT_CAPTURE", "changed");
+
+#[test]
+fn the_kernel_computes_what_is_described() {
+    if !is_on_gpu("the_kernel_computes_what_is_described", &[CHANGED]) {
+        return;
+    }
+    let mut job = Job::new(1, &[3 * CHUNK, CHUNK]);
+    job.write(0, CHUNK, &vec![0; CHUNK]);
+    job.capture().expect("captured");
+    for (index, piece) in job.pieces.iter().enumerate() {
+        let expected: Vec<Hash> = job.read(index).chunks_exact(CHUNK).map(model).collect();
+        assert_eq!(piece.hashes, expected, "piece {index}");
+    }
+}
+
+#[test]
+fn only_what_has_changed_is_copied() {
+    if !is_on_gpu("only_what_has_changed_is_copied", &[CHANGED]) {
+        return;
+    }
+    let mut job = Job::new(1, &[6 * CHUNK, CHUNK, 2 * CHUNK]);
+    assert_eq!(job.capture(), Ok(job.sizes()));
+    assert!(job.is_mirrored());
+    assert_eq!(job.capture(), Ok(vec![0, 0, 0]));
+    // What is not copied shows in the mirror.
+    job.file.write_all_at(&[0xAB], job.pieces[0].offset).expect("written");
+    job.file.write_all_at(&[0xAB], job.pieces[1].offset).expect("written");
+    for at in [CHUNK, 3 * CHUNK - 1, 4 * CHUNK + 17] {
+        let byte = job.read(0)[at];
+        job.write(0, at, &[byte ^ 1]);
+    }
+    job.write(2, CHUNK, &noise(99, CHUNK));
+    assert_eq!(job.capture(), Ok(vec![3 * CHUNK_BYTES, 0, CHUNK_BYTES]));
+    assert_eq!(job.mirrored(0)[0], 0xAB);
+    assert_eq!(job.mirrored(1)[0], 0xAB);
+    assert_eq!(job.mirrored(0)[1..], job.read(0)[1..]);
+    assert_eq!(job.mirrored(2), job.read(2));
+    assert_eq!(job.capture(), Ok(vec![0, 0, 0]));
+}
+
+#[test]
+fn many_chunks_are_hashed_in_parts() {
+    if !is_on_gpu("many_chunks_are_hashed_in_parts", &[CHANGED]) {
+        return;
+    }
+    let mut job = Job::new(1, &[7 * CHUNK, 2 * CHUNK, 3 * CHUNK]);
+    let capture = |job: &mut Job| {
+        let mut mirror = job.stage();
+        mirror.hashers[0].part = 6;
+        let captured = mirror.capture(&mut job.pieces);
+        mirror.unpin().expect("unpinned");
+        captured
+    };
+    assert_eq!(capture(&mut job), Ok(job.sizes()));
+    assert!(job.is_mirrored());
+    let expected: Vec<Hash> = (0..3)
+        .flat_map(|piece| job.read(piece))
+        .collect::<Vec<u8>>()
+        .chunks_exact(CHUNK)
+        .map(model)
+        .collect();
+    let hashes: Vec<Hash> = job.pieces.iter().flat_map(|piece| piece.hashes.clone()).collect();
+    assert_eq!(hashes, expected);
+    // The last of a part and the first of the next, and the very last one.
+    job.write(0, 5 * CHUNK, &vec![7; 2 * CHUNK]);
+    job.write(2, 3 * CHUNK - 1, &[7]);
+    assert_eq!(capture(&mut job), Ok(vec![2 * CHUNK_BYTES, 0, CHUNK_BYTES]));
+    assert!(job.is_mirrored());
+    // Numbers that follow one another, and pieces that do not.
+    job.write(1, 0, &[9; 9]);
+    job.write(2, CHUNK, &[9; 9]);
+    assert_eq!(capture(&mut job), Ok(vec![0, CHUNK_BYTES, CHUNK_BYTES]));
+    assert!(job.is_mirrored());
+}
+
+#[test]
+fn all_of_it_is_copied_on_demand() {
+    if !is_on_gpu("all_of_it_is_copied_on_demand", &[("CKPT_CAPTURE", "all")]) {
+        return;
+    }
+    // More than what one copy takes.
+    let mut job = Job::new(1, &[33 * CHUNK, CHUNK]);
+    for _ in 0..2 {
+        assert_eq!(job.capture(), Ok(job.sizes()));
+        assert!(job.is_mirrored());
+        assert_eq!(job.has_hashes(), [false, false]);
+    }
+}
+
+#[test]
+fn what_was_found_out_is_remembered() {
+    if !is_on_gpu("what_was_found_out_is_remembered", &[]) {
+        return;
+    }
+    let mut job = Job::new(1, &[CHUNK]);
+    assert_eq!(job.capture(), Ok(job.sizes()));
+    assert!(job.is_mirrored());
+    let is_hashed = job.has_hashes()[0];
+    assert_eq!(worth::remembered(), Some((is_hashed, 1, 16)));
+    assert_eq!(job.capture(), Ok(if is_hashed { vec![0] } else { job.sizes() }));
+    assert_eq!(worth::remembered(), Some((is_hashed, 1, 15)));
+    // What was tried with less than there is now is tried again.
+    let mut more = Job::new(1, &[9 * CHUNK]);
+    assert_eq!(more.capture(), Ok(more.sizes()));
+    assert!(more.is_mirrored());
+    assert_eq!(worth::remembered(), Some((more.has_hashes()[0], 8, 16)));
+    for _ in 0..16 {
+        job.capture().expect("captured");
+    }
+    assert_eq!(worth::remembered().map(|(_, chunks, left)| (chunks, left)), Some((8, 0)));
+    job.capture().expect("captured");
+    assert_eq!(worth::remembered().map(|(_, chunks, left)| (chunks, left)), Some((1, 16)));
+}
+
+#[test]
+fn a_piece_of_no_whole_chunks_is_copied() {
+    if !is_on_gpu("a_piece_of_no_whole_chunks_is_copied", &[CHANGED]) {
+        return;
+    }
+    let mut job = Job::new(1, &[CHUNK + 4096, CHUNK]);
+    assert_eq!(job.capture(), Ok(job.sizes()));
+    assert_eq!(job.capture(), Ok(vec![CHUNK_BYTES + 4096, 0]));
+    assert_eq!(job.has_hashes(), [false, true]);
+    assert!(job.is_mirrored());
+}
+
+#[test]
+fn it_comes_back_as_it_was() {
+    if !is_on_gpu("it_comes_back_as_it_was", &[("CKPT_CAPTURE", "all"), ("SIMCUDA_DEVICES", "2")]) {
+        return;
+    }
+    let mut job = Job::new(2, &[33 * CHUNK, CHUNK]);
+    job.capture().expect("captured");
+    let before: Vec<Vec<u8>> = (0..4).map(|piece| job.read(piece)).collect();
+    for (piece, before) in before.iter().enumerate() {
+        job.write(piece, 0, &vec![0; before.len()]);
+    }
+    let file = job.file.try_clone().expect("a descriptor");
+    let mut mirror = Mirror::map(file.into(), job.bytes(), &job.contexts).expect("mapped");
+    mirror.copy_back(&job.pieces).expect("copied");
+    assert!(mirror.shortcomings().is_empty(), "{:?}", mirror.shortcomings());
+    mirror.unpin().expect("unpinned");
+    for (piece, before) in before.iter().enumerate() {
+        assert!(job.read(piece) == *before, "piece {piece}");
+    }
+}
+
+#[test]
+fn devices_are_captured_side_by_side() {
+    if !is_on_gpu("devices_are_captured_side_by_side", &[CHANGED, ("SIMCUDA_DEVICES", "2")]) {
+        return;
+    }
+    let mut job = Job::new(2, &[2 * CHUNK, CHUNK]);
+    assert_eq!(job.capture(), Ok(job.sizes()));
+    assert!(job.is_mirrored());
+    job.write(2, CHUNK, &[1, 2, 3]);
+    assert_eq!(job.capture(), Ok(vec![0, 0, CHUNK_BYTES, 0]));
+    assert!(job.is_mirrored());
+    // A context that came to be after the staging.
+    let contexts = std::mem::take(&mut job.contexts);
+    job.contexts.push(contexts[0]);
+    assert_eq!(job.capture(), Ok(vec![0, 0, 2 * CHUNK_BYTES, CHUNK_BYTES]));
+    assert_eq!(job.has_hashes(), [true, true, false, false]);
+}
+
+#[test]
+fn a_copy_that_fails_leaves_no_hashes() {
+    let faults = ("SIMCUDA_FAULT", "cuMemcpyDtoHAsync_v2:4+=CUDA_ERROR_UNKNOWN");
+    if !is_on_gpu("a_copy_that_fails_leaves_no_hashes", &[CHANGED, faults]) {
+        return;
+    }
+    let mut job = Job::new(1, &[CHUNK, CHUNK]);
+    assert_eq!(job.capture(), Ok(job.sizes()));
+    job.write(0, 5, &[1]);
+    job.write(1, 5, &[1]);
+    let error = job.capture().expect_err("the driver's");
+    assert!(error.contains("cuMemcpyDtoHAsync") && error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
+    assert_eq!(job.has_hashes(), [false, false]);
+}
+
+#[test]
+fn nothing_is_under_way_after_an_error() {
+    let faults = ("SIMCUDA_FAULT", "cuMemcpyDtoHAsync_v2:2=CUDA_ERROR_UNKNOWN");
+    let slow = ("SIMCUDA_COPY_GBPS", "0.02");
+    if !is_on_gpu("nothing_is_under_way_after_an_error", &[("CKPT_CAPTURE", "all"), faults, slow]) {
+        return;
+    }
+    let mut job = Job::new(1, &[CHUNK, CHUNK]);
+    let mut mirror = job.stage();
+    mirror.capture(&mut job.pieces).expect_err("the driver's");
+    let mirrored = job.mirrored(0);
+    assert!(mirrored == job.read(0), "the first copy was still under way");
+}
+
+#[test]
+fn what_cannot_be_hashed_is_copied() {
+    let faults = ("SIMCUDA_FAULT", "cuLaunchKernel:2=CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES");
+    if !is_on_gpu("what_cannot_be_hashed_is_copied", &[CHANGED, faults]) {
+        return;
+    }
+    let mut job = Job::new(1, &[CHUNK, CHUNK]);
+    assert_eq!(job.capture(), Ok(job.sizes()));
+    job.write(1, 5, &[1]);
+    let mut mirror = job.stage();
+    assert_eq!(mirror.capture(&mut job.pieces), Ok(job.sizes()));
+    assert!(mirror.shortcomings()[0].contains("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"));
+    mirror.unpin().expect("unpinned");
+    assert_eq!(job.has_hashes(), [false, false]);
+    assert!(job.is_mirrored());
+    assert_eq!(job.capture(), Ok(job.sizes()));
+    assert_eq!(job.capture(), Ok(vec![0, 0]));
+}
+
+#[test]
+fn a_driver_that_compiles_nothing_copies_everything() {
+    let faults = ("SIMCUDA_FAULT", "cuModuleLoadData:1=CUDA_ERROR_JIT_COMPILER_NOT_FOUND");
+    if !is_on_gpu("a_driver_that_compiles_nothing_copies_everything", &[CHANGED, faults]) {
+        return;
+    }
+    let mut job = Job::new(1, &[CHUNK]);
+    let mut mirror = job.stage();
+    assert!(mirror.shortcomings()[0].contains("CUDA_ERROR_JIT_COMPILER_NOT_FOUND"));
+    assert_eq!(mirror.capture(&mut job.pieces), Ok(job.sizes()));
+    mirror.unpin().expect("unpinned");
+    assert!(job.is_mirrored());
+    assert_eq!(job.has_hashes(), [false]);
+    // It may have been for want of memory.
+    job.capture().expect("captured");
+    assert_eq!(job.has_hashes(), [true]);
+}
+
+#[test]
+fn a_context_that_goes_takes_what_is_in_it() {
+    if !is_on_gpu("a_context_that_goes_takes_what_is_in_it", &[CHANGED, ("SIMCUDA_DEVICES", "2")]) {
+        return;
+    }
+    let reset = |device, context| {
+        forget(context);
+        // SAFETY: plain numbers; nobody uses what is on the device.
+        told("cuDevicePrimaryCtxReset", unsafe { driver::cuDevicePrimaryCtxReset_v2(device) })
+            .expect("reset");
+    };
+    let mut before = Job::new(2, &[CHUNK]);
+    let mut mirror = before.stage();
+    reset(1, before.contexts[1]);
+    before.pieces.pop();
+    assert_eq!(mirror.capture(&mut before.pieces), Ok(before.sizes()));
+    assert_eq!(before.has_hashes(), [true]);
+    // With the mirror's own.
+    reset(0, before.contexts[0]);
+    mirror.unpin().expect("unpinned");
+    let mut after = Job::new(2, &[CHUNK]);
+    assert_eq!(after.capture(), Ok(after.sizes()));
+    assert_eq!(after.capture(), Ok(vec![0, 0]));
+    assert!(after.is_mirrored());
+}
+
+#[test]
+fn a_mirror_that_cannot_be_pinned_is_used_as_it_is() {
+    let faults = ("SIMCUDA_FAULT", "cuMemHostRegister_v2:1+=CUDA_ERROR_NOT_SUPPORTED");
+    if !is_on_gpu("a_mirror_that_cannot_be_pinned_is_used_as_it_is", &[CHANGED, faults]) {
+        return;
+    }
+    let mut job = Job::new(1, &[2 * CHUNK]);
+    let mut mirror = job.stage();
+    assert!(mirror.shortcomings()[0].contains("CUDA_ERROR_NOT_SUPPORTED"));
+    assert_eq!(mirror.capture(&mut job.pieces), Ok(job.sizes()));
+    mirror.copy_back(&job.pieces).expect("copied");
+    mirror.unpin().expect("unpinned");
+    assert!(job.is_mirrored());
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    if !is_on_gpu("what_does_not_fit_is_refused", &[]) {
+        return;
+    }
+    let mut job = Job::new(1, &[CHUNK, CHUNK]);
+    let file = job.file.try_clone().expect("a descriptor");
+    let Err(error) = Mirror::stage(file.into(), job.bytes() + 1, &job.contexts) else { panic!("mapped") };
+    assert_eq!(error, "the mirror has 4194304 bytes, not 4194305");
+    job.file.set_len(CHUNK_BYTES).expect("cut");
+    let file = job.file.try_clone().expect("a descriptor");
+    let mut mirror = Mirror::stage(file.into(), CHUNK_BYTES, &job.contexts).expect("staged");
+    for refused in [mirror.capture(&mut job.pieces).map(|_| ()), mirror.copy_back(&job.pieces)] {
+        assert_eq!(
+            refused.expect_err("refused"),
+            "2097152 bytes at 2097152 do not fit into a mirror of 2097152 bytes"
+        );
+    }
+}
+
+/// The flags of the mapping of the mirror's file, if there is one.
+fn flags(file: &File) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    let inode = format!(" {} ", file.metadata().expect("a file").ino());
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let mut lines = smaps.lines().skip_while(|line| !line.contains(&inode));
+    lines.find_map(|line| line.strip_prefix("VmFlags: ").map(str::to_owned))
+}
+
+#[test]
+fn children_do_not_inherit_it_and_nothing_is_left_of_it() {
+    if !is_on_gpu("children_do_not_inherit_it_and_nothing_is_left_of_it", &[]) {
+        return;
+    }
+    let job = Job::new(1, &[CHUNK]);
+    let mirror = job.stage();
+    let shown = flags(&job.file).expect("mapped");
+    assert!(shown.split(' ').any(|flag| flag == "dc"), "{shown}");
+    drop(mirror);
+    assert_eq!(flags(&job.file), None);
+    drop(job.stage());
+    assert_eq!(flags(&job.file), None);
+    // Addresses that the driver still thought pinned would not be pinned again.
+    let mirror = job.stage();
+    assert!(mirror.shortcomings().is_empty(), "{:?}", mirror.shortcomings());
+}
+
+#[test]
+fn nobodys_stream_capture_is_disturbed() {
+    if !is_on_gpu("nobodys_stream_capture_is_disturbed", &[]) {
+        return;
+    }
+    let job = Job::new(1, &[CHUNK]);
+    let begun = in_context(job.contexts[0], || {
+        let mut stream: CUstream = null_mut();
+        // SAFETY: `stream` is a local variable.
+        told("cuStreamCreate", unsafe { driver::cuStreamCreate(&raw mut stream, 0) })?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL as CUstreamCaptureMode;
+        // SAFETY: the stream was made just now.
+        told("cuStreamBeginCapture", unsafe { driver::cuStreamBeginCapture_v2(stream, mode) })?;
+        Ok(stream)
+    });
+    let stream = begun.expect("a capture");
+    let file = job.file.try_clone().expect("a descriptor");
+    let contexts = [job.contexts[0] as usize];
+    let agent = std::thread::spawn(move || {
+        let mirror = Mirror::stage(file.into(), CHUNK_BYTES, &contexts.map(|context| context as CUcontext));
+        let mut mirror = mirror.expect("staged");
+        assert!(mirror.shortcomings().is_empty(), "{:?}", mirror.shortcomings());
+        mirror.unpin().expect("unpinned");
+    });
+    agent.join().expect("staged");
+    in_context(job.contexts[0], || {
+        let mut graph: CUgraph = null_mut();
+        // SAFETY: `graph` is a local variable, the stream is ours.
+        told("cuStreamEndCapture", unsafe { driver::cuStreamEndCapture(stream, &raw mut graph) })
+    })
+    .expect("a capture that is whole");
+}

@@ -1,0 +1,124 @@
+//! Whether finding out what has changed is worth the while.
+//!
+//! It is where memory is read so much faster than it is copied that reading all of it first does not matter. By its
+//! data sheet an H200 reads sixty times faster, but it is tried out and not taken for granted. `CKPT_CAPTURE` decides it instead: `changed` hashes always, `all`
+//! never; anything else is as if it were not there.
+
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::copy::{Copies, Stream, Way};
+use super::hash::{CHUNK_BYTES, Hasher};
+use super::mirror::Memory;
+use super::{Piece, in_context};
+use crate::process;
+
+const VARIABLE: &[u8] = b"CKPT_CAPTURE";
+
+const TRY: u8 = 0;
+const CHANGED: u8 = 1;
+const ALL: u8 = 2;
+
+static RULE: AtomicU8 = AtomicU8::new(TRY);
+
+/// As many chunks are tried, if there are as many: a GPU hashes them at a time, and copies them one after the other.
+const TRIED_CHUNKS: usize = 8;
+/// How many captures go by what one of them has found out.
+const CAPTURES: u32 = 16;
+
+/// What was found out.
+struct Verdict {
+    is_worth_it: bool,
+    /// By trying so many chunks.
+    chunks: usize,
+    captures_left: u32,
+}
+
+static VERDICT: Mutex<Option<Verdict>> = Mutex::new(None);
+
+fn verdict() -> MutexGuard<'static, Option<Verdict>> {
+    VERDICT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads the environment: from the constructor only.
+pub(in crate::cuda) fn activate() {
+    let rule = match process::variable(VARIABLE) {
+        Some(b"changed") => CHANGED,
+        Some(b"all") => ALL,
+        _ => TRY,
+    };
+    RULE.store(rule, Relaxed);
+}
+
+/// Whether nothing is hashed in any case.
+pub(super) fn is_ruled_out() -> bool {
+    RULE.load(Relaxed) == ALL
+}
+
+/// Whether to hash the pieces. To find it out, some of them are copied to the mirror, unless it is known.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn is_worth_it(memory: &Memory, hashers: &mut [Hasher], pieces: &[Piece]) -> Result<bool, String> {
+    match RULE.load(Relaxed) {
+        ALL => return Ok(false),
+        CHANGED => return Ok(!hashers.is_empty()),
+        _ => {}
+    }
+    // The one with the most to tell.
+    let samples = hashers.iter_mut().map(|hasher| (sample(hasher, pieces), hasher));
+    let Some((sample, hasher)) = samples.max_by_key(|(sample, _)| sample.len()) else { return Ok(false) };
+    if sample.is_empty() {
+        return Ok(false);
+    }
+    if let Some(known) = &mut *verdict()
+        && known.captures_left > 0
+        && known.chunks >= sample.len()
+    {
+        known.captures_left -= 1;
+        return Ok(known.is_worth_it);
+    }
+    // The first time is not like any other.
+    times(memory, hasher, sample.get(..1).unwrap_or_default())?;
+    let (hashing, copying) = times(memory, hasher, &sample)?;
+    let is_worth_it = hashing < copying;
+    *verdict() = Some(Verdict { is_worth_it, chunks: sample.len(), captures_left: CAPTURES });
+    Ok(is_worth_it)
+}
+
+/// A chunk: its address and its offset in the mirror.
+type Sample = (u64, u64);
+
+/// Some chunks that can be hashed.
+fn sample(hasher: &Hasher, pieces: &[Piece]) -> Vec<Sample> {
+    let chunks_of = |piece: &Piece| {
+        let (address, offset) = (piece.address, piece.offset);
+        (0..piece.bytes / CHUNK_BYTES)
+            .map(move |index| (address + index * CHUNK_BYTES, offset + index * CHUNK_BYTES))
+    };
+    pieces.iter().filter(|piece| hasher.can_hash(piece)).flat_map(chunks_of).take(TRIED_CHUNKS).collect()
+}
+
+/// How long it takes to hash chunks, and to copy them.
+fn times(memory: &Memory, hasher: &mut Hasher, sample: &[Sample]) -> Result<(Duration, Duration), String> {
+    let addresses: Vec<u64> = sample.iter().map(|(address, _)| *address).collect();
+    let stream = Stream::new(hasher.context())?;
+    let mut copies = Copies::new(hasher.context())?;
+    let begun = Instant::now();
+    in_context(hasher.context(), || hasher.begin(&addresses, stream.handle))?;
+    stream.finish()?;
+    let hashing = begun.elapsed();
+    let begun = Instant::now();
+    for (address, offset) in sample {
+        copies.begin(Way::ToMirror, memory, *address, *offset, CHUNK_BYTES)?;
+    }
+    copies.finish()?;
+    Ok((hashing, begun.elapsed()))
+}
+
+/// What is remembered: whether it is worth it, by how many chunks, for how many captures more.
+#[cfg(test)]
+pub(super) fn remembered() -> Option<(bool, usize, u32)> {
+    verdict().as_ref().map(|known| (known.is_worth_it, known.chunks, known.captures_left))
+}

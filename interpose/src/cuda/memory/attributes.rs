@@ -1,0 +1,251 @@
+//! What the program can ask about an address.
+//!
+//! Where the driver's own memory would be answered for in another way than mapped memory, we answer. In a part of our
+//! memory that is not allocated, it is answered as for an address that the driver does not know.
+
+use std::ffi::{c_uint, c_void};
+use std::slice;
+
+use ckpt_protocol::agent::RegionKind;
+use cuda_abi::sys::{self, CUpointer_attribute as Attribute};
+use cuda_abi::types::{CUdeviceptr, CUpointer_attribute, CUresult};
+
+use super::arena::{self, Allocation};
+use super::{ipc, physical, pool, vmm};
+use crate::cuda::{SUCCESS, is_started};
+
+/// An address that nothing is ever allocated at.
+const NOWHERE: CUdeviceptr = 0;
+
+/// An allocation that the driver would answer for in another way.
+struct Known {
+    start: CUdeviceptr,
+    bytes: u64,
+    context: usize,
+    number: u64,
+    pool: usize,
+    is_sync_memops: bool,
+    is_ipc_capable: bool,
+}
+
+impl Known {
+    fn of_arena(found: &Allocation) -> Self {
+        let Allocation { address, bytes, context, id, is_sync_memops, .. } = *found;
+        Self { start: address, bytes, context, number: id, pool: 0, is_sync_memops, is_ipc_capable: true }
+    }
+
+    /// It belongs to no context.
+    fn of_pool(found: &pool::Found) -> Self {
+        let pool::Found { start, bytes, number, pool, .. } = *found;
+        let pool = pool as usize;
+        Self { start, bytes, context: 0, number, pool, is_sync_memops: false, is_ipc_capable: false }
+    }
+
+    /// What was opened cannot be passed on.
+    fn of_another_process(found: &ipc::OpenedAllocation) -> Self {
+        let ipc::OpenedAllocation { address, bytes, context, id } = *found;
+        Self {
+            start: address,
+            bytes,
+            context,
+            number: id,
+            pool: 0,
+            is_sync_memops: false,
+            is_ipc_capable: false,
+        }
+    }
+
+    fn at(address: CUdeviceptr) -> Option<Self> {
+        let of_arena = arena::find(address).as_ref().map(Self::of_arena);
+        let of_pool = || pool::find(address).as_ref().map(Self::of_pool);
+        let opened = || ipc::find_opened(address).as_ref().map(Self::of_another_process);
+        of_arena.or_else(of_pool).or_else(opened)
+    }
+}
+
+/// The allocation that an address lies in, and the address to ask the driver about: another one where the driver would
+/// know more than the program may.
+fn look(address: CUdeviceptr) -> (Option<Known>, CUdeviceptr) {
+    if !is_started() {
+        return (None, address);
+    }
+    let known = Known::at(address);
+    let is_idle = known.is_none() && is_shared_out(address);
+    (known, if is_idle { NOWHERE } else { address })
+}
+
+/// Whether an address lies in memory out of which allocations are served, by us or by another process.
+fn is_shared_out(address: CUdeviceptr) -> bool {
+    let registry = physical::registry();
+    registry.at(address).and_then(|(id, ..)| registry.pieces.get(&id)).is_some_and(|piece| {
+        matches!(piece.kind, RegionKind::Allocation | RegionKind::Slab | RegionKind::Pool)
+    })
+}
+
+/// An attribute's value and, by the variant, its size.
+enum Value {
+    /// The driver has written the value, and only its first byte may have to be another: how long a boolean is, is the
+    /// driver's affair.
+    Bool(bool),
+    Long(u64),
+}
+
+/// What we answer; `None` for what the driver answers as it would for its own memory.
+fn value_of(address: CUdeviceptr, known: Option<&Known>, attribute: CUpointer_attribute) -> Option<Value> {
+    if !is_started() {
+        return None;
+    }
+    let Some(known) = known else { return vmm::attribute(address, attribute).map(Value::Long) };
+    let is = |other: Attribute| attribute == other as u32;
+    let is_any = |others: &[Attribute]| others.iter().any(|other| is(*other));
+    if is_any(&[
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR,
+    ]) {
+        Some(Value::Long(known.start))
+    } else if is_any(&[
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
+    ]) {
+        Some(Value::Long(known.bytes))
+    } else if is_any(&[
+        Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID,
+    ]) {
+        Some(Value::Long(known.number))
+    } else if is(Attribute::CU_POINTER_ATTRIBUTE_CONTEXT) {
+        Some(Value::Long(known.context as u64))
+    } else if is(Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) {
+        Some(Value::Long(known.pool as u64))
+    } else if is(Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) {
+        Some(Value::Long(0))
+    } else if is(Attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
+        Some(Value::Bool(known.is_sync_memops))
+    } else if is(Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) {
+        Some(Value::Bool(known.is_ipc_capable))
+    } else {
+        None
+    }
+}
+
+/// Puts the arena's answer in the place of the driver's.
+///
+/// # Safety
+/// `data` is valid for a write of the value.
+unsafe fn overwrite(data: *mut c_void, value: &Value) {
+    match value {
+        // SAFETY: the caller vouches for `data`.
+        Value::Bool(value) => unsafe { data.cast::<u8>().write(u8::from(*value)) },
+        // SAFETY: as above; C has it aligned, but nobody has checked.
+        Value::Long(value) => unsafe { data.cast::<u64>().write_unaligned(*value) },
+    }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuPointerGetAttribute(
+    real: unsafe extern "C" fn(*mut c_void, CUpointer_attribute, CUdeviceptr) -> CUresult,
+    data: *mut c_void,
+    attribute: CUpointer_attribute,
+    address: CUdeviceptr,
+) -> CUresult {
+    let (known, asked) = look(address);
+    let value = value_of(address, known.as_ref(), attribute);
+    if let Some(value @ Value::Long(_)) = &value
+        && !data.is_null()
+    {
+        // SAFETY: the caller's out parameter for this attribute.
+        unsafe { overwrite(data, value) };
+        return SUCCESS;
+    }
+    // SAFETY: the parameters are those of our own caller, or an address that is none.
+    let result = unsafe { real(data, attribute, asked) };
+    if let (SUCCESS, Some(value)) = (result, &value) {
+        // SAFETY: the driver has just written to it.
+        unsafe { overwrite(data, value) };
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuPointerGetAttributes(
+    real: unsafe extern "C" fn(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr) -> CUresult,
+    count: c_uint,
+    attributes: *mut CUpointer_attribute,
+    data: *mut *mut c_void,
+    address: CUdeviceptr,
+) -> CUresult {
+    let (known, asked) = look(address);
+    // SAFETY: the parameters are those of our own caller, or an address that is none.
+    let result = unsafe { real(count, attributes, data, asked) };
+    if result != SUCCESS || count == 0 {
+        return result;
+    }
+    // SAFETY: the driver has read the array just now.
+    let attributes = unsafe { slice::from_raw_parts(attributes, count as usize) };
+    // SAFETY: as above.
+    let data = unsafe { slice::from_raw_parts(data, count as usize) };
+    for (attribute, data) in attributes.iter().zip(data) {
+        if let Some(value) = value_of(address, known.as_ref(), *attribute) {
+            // SAFETY: the driver has written to it just now.
+            unsafe { overwrite(*data, &value) };
+        }
+    }
+    result
+}
+
+/// SYNC_MEMOPS is remembered. Drivers refuse it for mapped memory.
+///
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuPointerSetAttribute(
+    real: unsafe extern "C" fn(*const c_void, CUpointer_attribute, CUdeviceptr) -> CUresult,
+    value: *const c_void,
+    attribute: CUpointer_attribute,
+    address: CUdeviceptr,
+) -> CUresult {
+    const REFUSED: CUresult = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult;
+    let (known, asked) = look(address);
+    // SAFETY: the parameters are those of our own caller, or an address that is none.
+    let result = unsafe { real(value, attribute, asked) };
+    let is_sync_memops = attribute == Attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
+    // What other processes may open is the arena's.
+    if !known.is_some_and(|known| known.is_ipc_capable)
+        || !is_sync_memops
+        || value.is_null()
+        || !matches!(result, SUCCESS | REFUSED)
+    {
+        return result;
+    }
+    // SAFETY: the caller passes the address of a boolean, of which the first byte is there at any size.
+    let is_set = unsafe { value.cast::<u8>().read() } != 0;
+    arena::set_sync_memops(address, is_set);
+    SUCCESS
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemGetAddressRange_v2(
+    real: unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult,
+    base_out: *mut CUdeviceptr,
+    bytes_out: *mut usize,
+    address: CUdeviceptr,
+) -> CUresult {
+    let (known, asked) = look(address);
+    // SAFETY: the parameters are those of our own caller, or an address that is none.
+    let result = unsafe { real(base_out, bytes_out, asked) };
+    let Some((start, bytes)) = known.filter(|_| result == SUCCESS).map(|known| (known.start, known.bytes))
+    else {
+        return result;
+    };
+    if !base_out.is_null() {
+        // SAFETY: the caller's out parameter, which the driver has written to.
+        unsafe { base_out.write(start) };
+    }
+    if !bytes_out.is_null() {
+        // SAFETY: as above.
+        unsafe { bytes_out.write(bytes as usize) };
+    }
+    result
+}

@@ -1,0 +1,338 @@
+//! Device memory off the device, and back at the same addresses.
+//!
+//! What is taken off is unmapped and released; its addresses stay reserved. It comes back from the launcher, which has
+//! kept it alive (parked), or is made anew and copied back from the mirror.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use ckpt_protocol::agent::{FromAgent, ToAgent};
+use ckpt_protocol::descriptors::MOST;
+use cuda_abi::sys;
+use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
+
+use super::ipc::{self, Key};
+use super::layout::Access;
+use super::physical::{self, Id, Mapping, Physical, Source, registry};
+use crate::cuda::driver::{self, told};
+use crate::link::Link;
+
+/// How long memory that somebody else has taken meanwhile is waited for.
+const PATIENCE: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What parking came to.
+#[derive(Default)]
+pub(in crate::cuda) struct Parked {
+    pub bytes: u64,
+    /// Why nothing is parked, if it is not.
+    pub refusal: Option<String>,
+}
+
+/// Hands the memory of pieces to the launcher, which keeps it alive. All or nothing: without room for all, none is.
+pub(in crate::cuda) fn park(ids: &[Id], link: &mut dyn Link) -> Parked {
+    let mut parked = Parked::default();
+    for (batch, ids) in ids.chunks(MOST).enumerate() {
+        match park_batch(ids, batch * MOST, link) {
+            Ok(bytes) => parked.bytes += bytes,
+            Err(refusal) => {
+                registry().pieces.values_mut().for_each(|piece| piece.parked = None);
+                return Parked { bytes: 0, refusal: Some(refusal) };
+            }
+        }
+    }
+    parked
+}
+
+fn park_batch(ids: &[Id], first: usize, link: &mut dyn Link) -> Result<u64, String> {
+    let handles: Vec<_> = {
+        let registry = registry();
+        ids.iter()
+            .filter_map(|id| Some((registry.pieces.get(id)?.handle, registry.pieces.get(id)?.bytes)))
+            .collect()
+    };
+    let export = |(handle, _): &(CUmemGenericAllocationHandle, u64)| physical::export(*handle);
+    let descriptors: Vec<OwnedFd> = handles
+        .iter()
+        .map(export)
+        .collect::<Result<_, _>>()
+        .map_err(|result| failed("cuMemExportToShareableHandle", result))?;
+    let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+    match link.ask(&FromAgent::Park { count: borrowed.len() }, &borrowed) {
+        Some((ToAgent::Parked { is_kept: true }, _)) => {}
+        Some((ToAgent::Parked { is_kept: false }, _)) => {
+            return Err("the launcher cannot hold that many descriptors (ulimit -n)".into());
+        }
+        _ => return Err("the launcher is gone".into()),
+    }
+    let mut registry = registry();
+    for (number, id) in ids.iter().enumerate() {
+        if let Some(piece) = registry.pieces.get_mut(id) {
+            piece.parked = Some(first + number);
+        }
+    }
+    Ok(handles.iter().map(|(_, bytes)| bytes).sum())
+}
+
+fn failed(call: &str, result: CUresult) -> String {
+    told(call, result).err().unwrap_or_default()
+}
+
+/// Takes pieces off the device. All work on them has ended.
+///
+/// # Errors
+/// The driver refuses; what was taken off so far is brought back by [`bring_back`].
+pub(in crate::cuda) fn take_off(ids: &[Id]) -> Result<(), String> {
+    for id in ids {
+        let (handle, mappings) = {
+            let registry = registry();
+            let Some(piece) = registry.pieces.get(id) else { continue };
+            let ranges: Vec<_> =
+                piece.mappings.iter().map(|mapping| (mapping.address, mapping.bytes)).collect();
+            (piece.handle, ranges)
+        };
+        for (address, bytes) in mappings {
+            // SAFETY: the range is one whole mapping of ours, and nothing runs on the device.
+            told("cuMemUnmap", unsafe { driver::cuMemUnmap(address, bytes as usize) })?;
+            note(*id, |piece| set_mapped(piece, address, false));
+        }
+        // SAFETY: the handle is the registry's; nobody uses it while the process is being saved.
+        told("cuMemRelease", unsafe { driver::cuMemRelease(handle) })?;
+        note(*id, |piece| piece.handle = 0);
+    }
+    Ok(())
+}
+
+fn note(id: Id, change: impl FnOnce(&mut Physical)) {
+    if let Some(piece) = registry().pieces.get_mut(&id) {
+        change(piece);
+    }
+}
+
+fn set_mapped(piece: &mut Physical, address: CUdeviceptr, is_mapped: bool) {
+    for mapping in piece.mappings.iter_mut().filter(|mapping| mapping.address == address) {
+        mapping.is_mapped = is_mapped;
+    }
+}
+
+/// Takes parked memory up again; what the launcher or the driver refuses stays to be made anew.
+pub(in crate::cuda) fn unpark(link: &mut dyn Link) {
+    let mut waiting: Vec<(usize, Id)> = registry()
+        .pieces
+        .iter()
+        .filter(|(_, piece)| piece.handle == 0)
+        .filter_map(|(id, piece)| Some((piece.parked?, *id)))
+        .collect();
+    waiting.sort_unstable();
+    for batch in waiting.chunks(MOST) {
+        let Some(&(first, _)) = batch.first() else { continue };
+        let answer = link.ask(&FromAgent::Unpark { first, count: batch.len() }, &[]);
+        let Some((ToAgent::Unparked { .. }, descriptors)) = answer else { break };
+        for ((_, id), descriptor) in batch.iter().zip(descriptors) {
+            if let Ok(handle) = physical::import_handle(descriptor.as_fd()) {
+                note(*id, |piece| piece.handle = handle);
+            }
+        }
+    }
+}
+
+/// Whose memory that is shared with other processes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::cuda) enum Whose {
+    Own,
+    Others,
+}
+
+/// Takes memory up again that is shared with other processes, and which the launcher has. What it has not of this
+/// process's own stays to be made anew; that of others is waited for.
+///
+/// # Errors
+/// What belongs to others does not come, or the driver refuses it.
+pub(in crate::cuda) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Result<(), String> {
+    let missing: Vec<(Id, Key)> = registry()
+        .pieces
+        .iter()
+        .filter(|(_, piece)| piece.handle == 0)
+        .filter_map(|(id, piece)| match (&piece.source, whose) {
+            (Source::Shared(key), Whose::Others) => Some((*id, *key)),
+            (Source::Created(_), Whose::Own) => Some((*id, ipc::key_of(*id)?)),
+            _ => None,
+        })
+        .collect();
+    for (id, key) in missing {
+        let Some(descriptor) = ipc::fetch(link, key)? else { continue };
+        match physical::import_handle(descriptor.as_fd()) {
+            Ok(handle) => note(id, |piece| piece.handle = handle),
+            // It is made anew, and others get that.
+            Err(_) if whose == Whose::Own => {}
+            Err(result) => return Err(failed("cuMemImportFromShareableHandle", result)),
+        }
+    }
+    Ok(())
+}
+
+/// Makes anew what is off the device and was not taken up; returns which pieces that are: their content is to be copied.
+///
+/// # Errors
+/// There is not enough memory on the device, for a while.
+pub(in crate::cuda) fn make_anew() -> Result<Vec<Id>, String> {
+    let missing: Vec<_> = registry()
+        .pieces
+        .iter()
+        .filter(|(_, piece)| piece.handle == 0)
+        .filter_map(|(id, piece)| match &piece.source {
+            Source::Created(properties) => Some((*id, piece.bytes, *properties)),
+            Source::Shared(_) | Source::Unknown => None,
+        })
+        .collect();
+    let deadline = Instant::now() + PATIENCE;
+    let mut made = Vec::with_capacity(missing.len());
+    for (id, bytes, properties) in missing {
+        let handle = loop {
+            match physical::create_handle(bytes, &properties) {
+                Ok(handle) => break handle,
+                Err(result) if is_out_of_memory(result) && Instant::now() < deadline => sleep(LOOK),
+                Err(result) => return Err(failed("cuMemCreate", result)),
+            }
+        };
+        note(id, |piece| piece.handle = handle);
+        made.push(id);
+    }
+    Ok(made)
+}
+
+fn is_out_of_memory(result: CUresult) -> bool {
+    result == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult
+}
+
+/// Maps pieces that have a handle again. With `for_copies`, their own device may read and write them until
+/// [`restrict`] is called.
+///
+/// # Errors
+/// The driver's.
+pub(in crate::cuda) fn map_again(for_copies: &[Id]) -> Result<(), String> {
+    let waiting: Vec<_> = {
+        let registry = registry();
+        let of = |(id, piece): (&Id, &Physical)| {
+            let unmapped = piece.mappings.iter().filter(|mapping| !mapping.is_mapped).cloned();
+            (*id, piece.handle, piece.device, unmapped.collect::<Vec<Mapping>>())
+        };
+        registry.pieces.iter().filter(|(_, piece)| piece.handle != 0).map(of).collect()
+    };
+    for (id, handle, device, mappings) in waiting {
+        for Mapping { address, bytes, mut access, .. } in mappings {
+            // SAFETY: the range is reserved for this mapping, and nothing is mapped in it.
+            told("cuMemMap", unsafe { driver::cuMemMap(address, bytes as usize, 0, handle, 0) })?;
+            note(id, |piece| set_mapped(piece, address, true));
+            if for_copies.binary_search(&id).is_ok() {
+                access.retain(|one| !one.is_of_same(&Access::of(device)));
+                access.push(Access::of(device));
+            }
+            set_access(address, bytes, &access)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes back what [`map_again`] has allowed for copies.
+///
+/// # Errors
+/// The driver's.
+pub(in crate::cuda) fn restrict(ids: &[Id]) -> Result<(), String> {
+    let restricted: Vec<_> = {
+        let registry = registry();
+        let of = |id: &Id| registry.pieces.get(id).map(|piece| (piece.device, piece.mappings.clone()));
+        ids.iter().filter_map(of).collect()
+    };
+    for (device, mappings) in restricted {
+        for Mapping { address, bytes, mut access, .. } in mappings {
+            if access.iter().any(|one| one.is_all_for(device)) {
+                continue;
+            }
+            if !access.iter().any(|one| one.is_of_same(&Access::of(device))) {
+                access.push(Access { flags: 0, ..Access::of(device) });
+            }
+            set_access(address, bytes, &access)?;
+        }
+    }
+    Ok(())
+}
+
+fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(), String> {
+    if access.is_empty() {
+        return Ok(());
+    }
+    let (first, count) = (access.as_ptr().cast(), access.len());
+    // SAFETY: the range is one whole mapping of ours; the descriptions are a slice.
+    told("cuMemSetAccess", unsafe { driver::cuMemSetAccess(address, bytes as usize, first, count) })
+}
+
+/// A piece where its own device can read and write all of it.
+pub(in crate::cuda) struct View {
+    pub address: CUdeviceptr,
+    bytes: u64,
+    /// It was made for this.
+    is_temporary: bool,
+}
+
+impl View {
+    /// Finds the mapping, or makes one for the time being.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn of(piece: &Seen) -> Result<Self, String> {
+        let bytes = piece.bytes;
+        if let Some(address) = piece.address {
+            return Ok(Self { address, bytes, is_temporary: false });
+        }
+        let mut address = 0;
+        // SAFETY: `address` is a local variable.
+        let reserved = unsafe { driver::cuMemAddressReserve(&raw mut address, bytes as usize, 0, 0, 0) };
+        told("cuMemAddressReserve", reserved)?;
+        // SAFETY: the range was reserved just now.
+        let mapped = unsafe { driver::cuMemMap(address, bytes as usize, 0, piece.handle, 0) };
+        if let Err(error) = told("cuMemMap", mapped) {
+            // SAFETY: as above; nothing is mapped in it.
+            unsafe { driver::cuMemAddressFree(address, bytes as usize) };
+            return Err(error);
+        }
+        let view = Self { address, bytes, is_temporary: true };
+        set_access(address, bytes, &[Access::of(piece.device)])?;
+        Ok(view)
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        if self.is_temporary {
+            // SAFETY: the mapping is the view's own, and what used it has ended.
+            unsafe { driver::cuMemUnmap(self.address, self.bytes as usize) };
+            // SAFETY: the reservation is the view's own, and empty now.
+            unsafe { driver::cuMemAddressFree(self.address, self.bytes as usize) };
+        }
+    }
+}
+
+/// What has to be known of a piece to look at it.
+pub(in crate::cuda) struct Seen {
+    pub id: Id,
+    pub bytes: u64,
+    pub device: i32,
+    pub handle: CUmemGenericAllocationHandle,
+    /// Where all of it is mapped for its own device to read and write.
+    pub address: Option<CUdeviceptr>,
+}
+
+impl Seen {
+    /// Of a piece that is on the device.
+    pub fn of(id: Id, piece: &Physical, is_for_copies: bool) -> Self {
+        let is_whole = |mapping: &&Mapping| {
+            mapping.is_mapped
+                && mapping.bytes == piece.bytes
+                && (is_for_copies || mapping.access.iter().any(|access| access.is_all_for(piece.device)))
+        };
+        let address = piece.mappings.iter().find(is_whole).map(|mapping| mapping.address);
+        Self { id, bytes: piece.bytes, device: piece.device, handle: piece.handle, address }
+    }
+}

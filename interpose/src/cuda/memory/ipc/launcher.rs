@@ -1,0 +1,276 @@
+//! What is said to the launcher about shared memory.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ckpt_protocol::agent::{FromAgent, ToAgent};
+use cuda_abi::types::CUresult;
+
+use super::Key;
+use crate::agent;
+use crate::cuda::gate;
+use crate::link::{Conversation, Link};
+use crate::socket::Socket;
+
+/// How long a launcher that listens may take for an answer.
+const ANSWER_TIMEOUT_S: u16 = 10;
+/// The pause before something is tried again.
+pub(super) const WAIT: Duration = Duration::from_millis(20);
+/// How long to look for a launcher that does not listen; the time of a checkpoint does not count.
+const LAUNCHER_PATIENCE: Duration = Duration::from_secs(60);
+/// How long to wait for a process that is putting its memory back. One that loses it ends the job.
+pub(super) const OWNER_PATIENCE: Duration = Duration::from_secs(600);
+
+/// The connection broke, or what came over it is no answer.
+#[derive(Debug)]
+pub(in crate::cuda) struct Lost;
+
+/// A connection of its own, for one message. To be called inside [`crate::fork::while_none`].
+pub(super) fn connect() -> Result<Brief, Lost> {
+    let address = agent::launcher().filter(|address| address.exists()).ok_or(Lost)?;
+    let socket = Socket::brief().map_err(|_| Lost)?;
+    socket.connect(address).and_then(|()| socket.limit(ANSWER_TIMEOUT_S)).map_err(|_| Lost)?;
+    Ok(Brief(socket))
+}
+
+/// A connection that ends with it.
+pub(super) struct Brief(Socket);
+
+impl Link for Brief {
+    fn ask(&mut self, message: &FromAgent, with: &[BorrowedFd<'_>]) -> Option<(ToAgent, Vec<OwnedFd>)> {
+        Conversation(&self.0).ask(message, with)
+    }
+}
+
+/// Why something was not done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// It cannot be done.
+    Failed(CUresult),
+    /// The launcher does not listen: there may be a checkpoint.
+    Away,
+    /// Another process has yet to put its memory back.
+    NotYet,
+}
+
+impl From<CUresult> for Trouble {
+    fn from(result: CUresult) -> Self {
+        Self::Failed(result)
+    }
+}
+
+impl From<Lost> for Trouble {
+    fn from(Lost: Lost) -> Self {
+        Self::Away
+    }
+}
+
+/// Tries something that needs the launcher until it works or there is no hope. It waits outside of the gate: what is
+/// waited for may be a checkpoint of this very process. So each try begins from nothing.
+pub(super) fn tried<T>(mut attempt: impl FnMut() -> Result<T, Trouble>) -> Result<T, Trouble> {
+    let (mut away, mut not_yet) = (Duration::ZERO, Duration::ZERO);
+    loop {
+        let begun = Instant::now();
+        let trouble = match attempt() {
+            Err(trouble @ (Trouble::Away | Trouble::NotYet)) => trouble,
+            done => return done,
+        };
+        let (waited, most) = match trouble {
+            Trouble::Away if agent::launcher().is_none() => return Err(trouble),
+            Trouble::Away => (&mut away, LAUNCHER_PATIENCE),
+            _ => (&mut not_yet, OWNER_PATIENCE),
+        };
+        *waited += begun.elapsed() + WAIT;
+        if *waited > most {
+            return Err(trouble);
+        }
+        gate::outside(|| std::thread::sleep(WAIT));
+    }
+}
+
+/// Asks for memory. `Ok(None)`: there is none under that key, for good; [`Trouble::NotYet`] if its owner may still be
+/// putting it back.
+pub(super) fn fetch(
+    launcher: &mut dyn Link,
+    key: Key,
+    owner: u32,
+) -> Result<Option<(OwnedFd, u64)>, Trouble> {
+    let pid = std::process::id();
+    let (answer, memory) = launcher.ask(&FromAgent::Fetch { pid, key, owner }, &[]).ok_or(Lost)?;
+    match (answer, memory.into_iter().next()) {
+        (ToAgent::Shared { bytes }, Some(memory)) => Ok(Some((memory, bytes))),
+        (ToAgent::NotShared { is_final }, _) if is_final || owner == pid || !exists(owner) => Ok(None),
+        (ToAgent::NotShared { .. }, _) => Err(Trouble::NotYet),
+        _ => Err(Trouble::Away),
+    }
+}
+
+/// Whether the process is there, be it somebody else's.
+fn exists(pid: u32) -> bool {
+    let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0) else { return false };
+    // SAFETY: kill takes plain numbers; signal 0 is none.
+    let result = unsafe { libc::kill(pid, 0) };
+    result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+/// Says whether the launcher keeps it.
+pub(super) fn publish(launcher: &mut dyn Link, key: Key, bytes: u64, memory: &OwnedFd) -> Result<bool, Lost> {
+    let message = FromAgent::Publish { pid: std::process::id(), key, bytes };
+    match launcher.ask(&message, &[memory.as_fd()]).ok_or(Lost)? {
+        (ToAgent::Published { is_kept }, _) => Ok(is_kept),
+        _ => Err(Lost),
+    }
+}
+
+/// What the launcher knows of this process, or is still to hear. The lock is held while it is said, so that two
+/// threads do not say it in the wrong order; it is taken inside [`crate::fork::while_none`] only, or by the agent.
+#[derive(Default)]
+pub(super) struct Line {
+    /// How many mappings there are, or will be, of each memory that was fetched.
+    uses: BTreeMap<Key, u64>,
+    withdrawn: Vec<Key>,
+}
+
+static LINE: Mutex<Line> = Mutex::new(Line { uses: BTreeMap::new(), withdrawn: Vec::new() });
+
+pub(super) fn line() -> MutexGuard<'static, Line> {
+    LINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Line {
+    /// Fetches memory for one mapping more.
+    pub fn fetch(
+        &mut self,
+        launcher: &mut dyn Link,
+        key: Key,
+        owner: u32,
+    ) -> Result<Option<(OwnedFd, u64)>, Trouble> {
+        let found = fetch(launcher, key, owner)?;
+        if found.is_some() {
+            *self.uses.entry(key).or_default() += 1;
+            self.withdrawn.retain(|withdrawn| *withdrawn != key);
+        }
+        Ok(found)
+    }
+
+    /// Notes that a mapping is gone.
+    pub fn unmapped(&mut self, key: Key) {
+        let Some(uses) = self.uses.get_mut(&key) else { return };
+        *uses -= 1;
+        if *uses == 0 {
+            self.uses.remove(&key);
+            self.withdraw(key);
+        }
+    }
+
+    /// Notes memory that this process has no more to do with.
+    pub fn withdraw(&mut self, key: Key) {
+        self.withdrawn.push(key);
+    }
+
+    pub fn has_news(&self) -> bool {
+        !self.withdrawn.is_empty()
+    }
+
+    /// Tells what was not told yet.
+    pub fn tell(&mut self, launcher: &mut dyn Link) -> Result<(), Lost> {
+        if self.withdrawn.is_empty() {
+            return Ok(());
+        }
+        let message = FromAgent::Withdraw { pid: std::process::id(), keys: self.withdrawn.clone() };
+        match launcher.ask(&message, &[]).ok_or(Lost)? {
+            (ToAgent::Withdrawn, _) => {
+                self.withdrawn.clear();
+                Ok(())
+            }
+            _ => Err(Lost),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    const KEY: Key = Key(3);
+    /// No process has this ID: it is above the kernel's highest, PID_MAX_LIMIT of proc(5).
+    const NOBODY: u32 = (1 << 22) + 1;
+
+    /// Gives its answers one after the other, then breaks.
+    #[derive(Default)]
+    struct Answers {
+        answers: VecDeque<ToAgent>,
+        heard: Vec<FromAgent>,
+    }
+
+    impl Answers {
+        fn of(answers: impl IntoIterator<Item = ToAgent>) -> Self {
+            Self { answers: answers.into_iter().collect(), heard: Vec::new() }
+        }
+    }
+
+    impl Link for Answers {
+        fn ask(&mut self, message: &FromAgent, _: &[BorrowedFd<'_>]) -> Option<(ToAgent, Vec<OwnedFd>)> {
+            self.heard.push(message.clone());
+            let answer = self.answers.pop_front()?;
+            let memory = || OwnedFd::from(std::fs::File::open("/dev/null").expect("a file"));
+            let descriptors = (0..answer.descriptors()).map(|_| memory()).collect();
+            Some((answer, descriptors))
+        }
+    }
+
+    fn shared() -> ToAgent {
+        ToAgent::Shared { bytes: 9 }
+    }
+
+    fn found(answer: ToAgent, owner: u32) -> Result<Option<u64>, Trouble> {
+        fetch(&mut Answers::of([answer]), KEY, owner).map(|found| found.map(|(_, bytes)| bytes))
+    }
+
+    #[test]
+    fn memory_is_waited_for_as_long_as_its_owner_may_still_publish_it() {
+        let parent = std::os::unix::process::parent_id();
+        assert_eq!(found(shared(), parent), Ok(Some(9)));
+        assert_eq!(found(ToAgent::NotShared { is_final: false }, parent), Err(Trouble::NotYet));
+        assert_eq!(found(ToAgent::NotShared { is_final: true }, parent), Ok(None));
+        assert_eq!(found(ToAgent::NotShared { is_final: false }, NOBODY), Ok(None));
+        assert_eq!(found(ToAgent::NotShared { is_final: false }, std::process::id()), Ok(None));
+        assert_eq!(found(ToAgent::Withdrawn, parent), Err(Trouble::Away));
+    }
+
+    #[test]
+    fn memory_is_withdrawn_after_its_last_mapping() {
+        let mut launcher = Answers::of([shared(), shared(), ToAgent::Withdrawn]);
+        let mut line = Line::default();
+        assert!(line.fetch(&mut launcher, KEY, NOBODY).is_ok());
+        assert!(line.fetch(&mut launcher, KEY, NOBODY).is_ok());
+        line.unmapped(KEY);
+        assert!(!line.has_news());
+        line.unmapped(KEY);
+        assert!(line.has_news());
+        line.tell(&mut launcher).expect("told");
+        assert!(!line.has_news());
+        let withdraw = FromAgent::Withdraw { pid: std::process::id(), keys: vec![KEY] };
+        assert_eq!(launcher.heard.last(), Some(&withdraw));
+        line.unmapped(KEY);
+        assert!(!line.has_news(), "it was not fetched");
+    }
+
+    #[test]
+    fn what_could_not_be_told_is_told_later_unless_it_is_not_so_any_more() {
+        let mut line = Line::default();
+        line.withdraw(Key(8));
+        assert!(line.tell(&mut Answers::default()).is_err());
+        assert!(line.fetch(&mut Answers::of([shared()]), KEY, NOBODY).is_ok());
+        line.unmapped(KEY);
+        assert!(line.fetch(&mut Answers::of([shared()]), KEY, NOBODY).is_ok());
+        let mut launcher = Answers::of([ToAgent::Withdrawn]);
+        line.tell(&mut launcher).expect("told");
+        let withdraw = FromAgent::Withdraw { pid: std::process::id(), keys: vec![Key(8)] };
+        assert_eq!(launcher.heard, [withdraw]);
+    }
+}

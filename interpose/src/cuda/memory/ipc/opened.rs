@@ -1,0 +1,194 @@
+//! Memory of other processes that this one has opened.
+//!
+//! Each context has a mapping of its own of each piece of memory that it has opened something in, as it has by the
+//! driver's own IPC. The allocations in it are counted one by one.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_abi::types::CUdeviceptr;
+
+use super::Key;
+use super::handle::Handle;
+use crate::cuda::memory::physical::Id;
+
+/// A piece of another process's memory, mapped for one context.
+pub(super) struct Import {
+    pub key: Key,
+    pub owner: u32,
+    pub context: usize,
+    pub piece: Id,
+    /// Of the mapping, which has a reservation of its own.
+    pub address: CUdeviceptr,
+    pub bytes: u64,
+    /// By their offset: the size of each allocation, and how often it is open.
+    pub allocations: BTreeMap<u64, Opened>,
+}
+
+pub(super) struct Opened {
+    bytes: u64,
+    count: u64,
+    id: u64,
+}
+
+/// An allocation of another process that is open in this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cuda) struct Allocation {
+    pub address: CUdeviceptr,
+    pub bytes: u64,
+    pub context: usize,
+    /// Never the same twice in the life of the process, and none that the driver or the arena would give.
+    pub id: u64,
+}
+
+/// What closing has left.
+pub(super) enum Closed {
+    /// It is still used.
+    Open,
+    /// Nothing in it is open any more.
+    Unused(Import),
+}
+
+#[derive(Default)]
+pub(super) struct Imports {
+    by_address: BTreeMap<CUdeviceptr, Import>,
+    by_key: BTreeMap<(Key, usize), CUdeviceptr>,
+    last_id: u64,
+}
+
+/// The arena counts its own from 2^40.
+const FIRST_ID: u64 = 1 << 56;
+
+static IMPORTS: Mutex<Imports> =
+    Mutex::new(Imports { by_address: BTreeMap::new(), by_key: BTreeMap::new(), last_id: FIRST_ID });
+
+/// Not to be held over a call of the driver.
+pub(super) fn imports() -> MutexGuard<'static, Imports> {
+    IMPORTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Imports {
+    /// Opens an allocation in memory that is mapped for the context already; returns its address.
+    pub fn open(&mut self, handle: &Handle, context: usize) -> Option<CUdeviceptr> {
+        let address = *self.by_key.get(&(handle.key, context))?;
+        let import = self.by_address.get_mut(&address).filter(|import| handle.fits(import.bytes))?;
+        let opened = import.allocations.entry(handle.offset).or_insert_with(|| {
+            self.last_id += 1;
+            Opened { bytes: handle.bytes, count: 0, id: self.last_id }
+        });
+        opened.count += 1;
+        Some(address + handle.offset)
+    }
+
+    /// Takes in memory that was mapped just now, unless another thread was faster, which leaves it to the caller.
+    pub fn add(&mut self, import: Import) -> Result<(), Import> {
+        if self.by_key.contains_key(&(import.key, import.context)) {
+            return Err(import);
+        }
+        self.by_key.insert((import.key, import.context), import.address);
+        self.by_address.insert(import.address, import);
+        Ok(())
+    }
+
+    /// The allocation that an address lies in.
+    pub fn find(&self, address: CUdeviceptr) -> Option<Allocation> {
+        let (&start, import) = self.by_address.range(..=address).next_back()?;
+        let (&offset, opened) = import.allocations.range(..=address - start).next_back()?;
+        let Opened { bytes, id, .. } = *opened;
+        let found = Allocation { address: start + offset, bytes, context: import.context, id };
+        (address - found.address < bytes).then_some(found)
+    }
+
+    /// Closes the allocation that begins at an address, once; `None` if there is none.
+    pub fn close(&mut self, address: CUdeviceptr) -> Option<Closed> {
+        let (&start, import) = self.by_address.range_mut(..=address).next_back()?;
+        let offset = address - start;
+        let opened = import.allocations.get_mut(&offset)?;
+        opened.count -= 1;
+        if opened.count == 0 {
+            import.allocations.remove(&offset);
+        }
+        if import.allocations.is_empty() {
+            self.remove(start).map(Closed::Unused)
+        } else {
+            Some(Closed::Open)
+        }
+    }
+
+    /// Takes out all that a context has open.
+    pub fn take_all_of(&mut self, context: usize) -> Vec<Import> {
+        let of_it = self.by_address.values().filter(|import| import.context == context);
+        let starts: Vec<_> = of_it.map(|import| import.address).collect();
+        starts.into_iter().filter_map(|start| self.remove(start)).collect()
+    }
+
+    /// Which process memory belongs to that is open here.
+    pub fn owner_of(&self, key: Key) -> Option<u32> {
+        let (_, address) = self.by_key.range((key, 0)..=(key, usize::MAX)).next()?;
+        self.by_address.get(address).map(|import| import.owner)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_address.is_empty()
+    }
+
+    fn remove(&mut self, start: CUdeviceptr) -> Option<Import> {
+        let import = self.by_address.remove(&start)?;
+        self.by_key.remove(&(import.key, import.context));
+        Some(import)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Key = Key(9);
+    const CONTEXT: usize = 0x1000;
+
+    fn import(context: usize, address: CUdeviceptr) -> Import {
+        Import { key: KEY, owner: 7, context, piece: 3, address, bytes: 1000, allocations: BTreeMap::new() }
+    }
+
+    fn handle(offset: u64) -> Handle {
+        Handle { key: KEY, offset, bytes: 100, owner: 7 }
+    }
+
+    #[test]
+    fn an_allocation_is_open_as_often_as_it_was_opened() {
+        let mut imports = Imports::default();
+        assert_eq!(imports.open(&handle(0), CONTEXT), None);
+        assert!(imports.add(import(CONTEXT, 5000)).is_ok());
+        assert_eq!(imports.open(&handle(200), CONTEXT), Some(5200));
+        assert_eq!(imports.open(&handle(200), CONTEXT), Some(5200));
+        assert_eq!(imports.open(&handle(500), CONTEXT), Some(5500));
+        assert_eq!(imports.open(&handle(901), CONTEXT), None, "does not fit");
+        assert_eq!(imports.open(&handle(200), CONTEXT + 1), None);
+        assert!(imports.add(import(CONTEXT, 7000)).is_err());
+        assert!(imports.add(import(CONTEXT + 1, 8000)).is_ok());
+        assert!(imports.close(5201).is_none() && imports.close(4000).is_none());
+        for address in [5200, 5500] {
+            assert!(matches!(imports.close(address), Some(Closed::Open)));
+        }
+        assert!(imports.close(5500).is_none());
+        assert_eq!(imports.owner_of(KEY), Some(7));
+        let Some(Closed::Unused(unused)) = imports.close(5200) else { panic!("still open") };
+        assert_eq!((unused.address, unused.context), (5000, CONTEXT));
+        assert!(imports.close(5200).is_none());
+        assert_eq!(imports.take_all_of(CONTEXT + 1).len(), 1);
+        assert!(imports.is_empty());
+        assert_eq!(imports.owner_of(KEY), None);
+    }
+
+    #[test]
+    fn addresses_are_found_inside_allocations_only() {
+        let mut imports = Imports::default();
+        assert!(imports.add(import(CONTEXT, 5000)).is_ok());
+        imports.open(&handle(200), CONTEXT);
+        for address in [4999, 5000, 5199, 5300] {
+            assert_eq!(imports.find(address), None);
+        }
+        let found = Allocation { address: 5200, bytes: 100, context: CONTEXT, id: 1 };
+        assert_eq!((imports.find(5200), imports.find(5299)), (Some(found), Some(found)));
+    }
+}

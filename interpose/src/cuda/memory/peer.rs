@@ -1,0 +1,144 @@
+//! Access of one device to another's memory.
+//!
+//! The driver's own peer access holds for memory of cuMemAlloc and not for what is mapped. So what the program enables is
+//! noted, and given to each mapping of the arena.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ckpt_protocol::agent::RegionKind;
+use cuda_abi::sys;
+use cuda_abi::types::{CUcontext, CUdeviceptr, CUresult};
+
+use super::layout::Access;
+use super::physical;
+use crate::cuda::track::relaxed;
+use crate::cuda::{SUCCESS, context, driver, is_started};
+
+/// A device, and the one whose memory it may access.
+type Devices = (c_int, c_int);
+
+/// A context, and the one whose memory it may access, to their devices.
+static PEERS: Mutex<BTreeMap<(usize, usize), Devices>> = Mutex::new(BTreeMap::new());
+
+fn peers() -> MutexGuard<'static, BTreeMap<(usize, usize), Devices>> {
+    PEERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The devices, beside itself, that may access a device's memory.
+pub(in crate::cuda) fn devices_with_access_to(device: c_int) -> Vec<c_int> {
+    let mut devices: Vec<c_int> =
+        peers().values().filter(|(_, accessed)| *accessed == device).map(|(peer, _)| *peer).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices
+}
+
+/// Lets a device, and those that have access to its memory, read and write a new mapping.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn grant(device: c_int, address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
+    let mut granted = Vec::new();
+    let mut wanted = devices_with_access_to(device);
+    loop {
+        let mut access = vec![Access::of(device)];
+        access.extend(wanted.iter().map(|peer| Access::of(*peer)));
+        access
+            .extend(granted.iter().filter(|peer| !wanted.contains(peer)).map(|peer| Access::none_of(*peer)));
+        physical::set_access(address, bytes, &access)?;
+        granted = wanted;
+        // Whoever changes it meanwhile may not have seen this mapping.
+        wanted = devices_with_access_to(device);
+        if wanted == granted {
+            return Ok(());
+        }
+    }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuCtxEnablePeerAccess(
+    real: unsafe extern "C" fn(CUcontext, c_uint) -> CUresult,
+    peer: CUcontext,
+    flags: c_uint,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(peer, flags) };
+    if result != SUCCESS || !is_started() {
+        return result;
+    }
+    let Some((pair, devices)) = pair_with(peer) else { return result };
+    peers().insert(pair, devices);
+    let Err(error) = set_for_all(devices.1, Access::of(devices.0)) else { return result };
+    // SAFETY: it was enabled above.
+    let _ = unsafe { driver::cuCtxDisablePeerAccess(peer) };
+    ends(&[pair]);
+    error
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuCtxDisablePeerAccess(
+    real: unsafe extern "C" fn(CUcontext) -> CUresult,
+    peer: CUcontext,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(peer) };
+    if result == SUCCESS
+        && is_started()
+        && let Some((current, _)) = context::current()
+    {
+        ends(&[(current as usize, peer as usize)]);
+    }
+    result
+}
+
+/// Peer access ends with either context.
+pub(super) fn context_gone(context: CUcontext) {
+    let context = context as usize;
+    let is_part = |pair: &&(usize, usize)| pair.0 == context || pair.1 == context;
+    let pairs: Vec<_> = peers().keys().filter(is_part).copied().collect();
+    ends(&pairs);
+}
+
+/// The current context with a peer of it, and their devices.
+fn pair_with(peer: CUcontext) -> Option<((usize, usize), Devices)> {
+    let (context, device) = context::current()?;
+    let (_, accessed) = context::within(peer, context::current).ok().flatten()?;
+    Some(((context as usize, peer as usize), (device, accessed)))
+}
+
+/// Takes access away where no other pair of contexts gives it.
+fn ends(pairs: &[(usize, usize)]) {
+    for pair in pairs {
+        let Some((device, accessed)) = peers().remove(pair) else { continue };
+        if !devices_with_access_to(accessed).contains(&device) {
+            // There is nothing to do about a failure: the device may then do more than it should.
+            let _ = set_for_all(accessed, Access::none_of(device));
+        }
+    }
+}
+
+/// Changes who may access what is allocated on a device.
+fn set_for_all(device: c_int, access: Access) -> Result<(), CUresult> {
+    const GONE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
+    relaxed(|| {
+        for (address, bytes) in mappings_on(device) {
+            match physical::set_access(address, bytes, &[access]) {
+                // Unmapped since we have looked.
+                Ok(()) | Err(GONE) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    })
+}
+
+fn mappings_on(device: c_int) -> Vec<(CUdeviceptr, u64)> {
+    let registry = physical::registry();
+    let is_meant = |kind| matches!(kind, RegionKind::Allocation | RegionKind::Slab);
+    let pieces = registry.pieces.values().filter(|piece| piece.device == device && is_meant(piece.kind));
+    pieces.flat_map(|piece| &piece.mappings).map(|mapping| (mapping.address, mapping.bytes)).collect()
+}

@@ -1,0 +1,113 @@
+//! Where each piece has its place in the mirror.
+//!
+//! A piece keeps its place as long as it lives, so that what has not changed need not be copied again. Gaps that were
+//! left by pieces that are gone are used again; when too much of the mirror is gaps, everything is placed anew, and is
+//! copied anew with that.
+
+use super::physical::{Mirrored, Physical, Registry, Source};
+
+/// Gaps may take a quarter of what is in use, and this.
+const GAPS_BYTES: u64 = 64 << 20;
+
+/// Gives every piece that is to be captured a place; returns how large the mirror has to be for that, in bytes.
+pub(in crate::cuda) fn place(registry: &mut Registry) -> u64 {
+    let pieces: Vec<&mut Physical> =
+        registry.pieces.values_mut().filter(|piece| is_captured(piece)).collect();
+    let mut places: Vec<(u64, Place<'_>)> =
+        pieces.into_iter().map(|piece| (piece.bytes, Place { mirrored: &mut piece.mirrored })).collect();
+    let used_bytes: u64 = places.iter().map(|(bytes, _)| bytes).sum();
+    let end = fill(&mut places);
+    if end <= used_bytes + used_bytes / 4 + GAPS_BYTES {
+        return end;
+    }
+    for (_, place) in &mut places {
+        *place.mirrored = Mirrored::default();
+    }
+    fill(&mut places)
+}
+
+/// Forgets the mirror: it is another one.
+pub(in crate::cuda) fn forget(registry: &mut Registry) {
+    for piece in registry.pieces.values_mut() {
+        piece.mirrored = Mirrored::default();
+    }
+}
+
+/// Memory of another process is captured there.
+pub(in crate::cuda) fn is_captured(piece: &Physical) -> bool {
+    matches!(piece.source, Source::Created(_))
+}
+
+struct Place<'a> {
+    mirrored: &'a mut Mirrored,
+}
+
+/// Places those that have no place into the first gap that is large enough, or at the end; returns the end.
+fn fill(places: &mut [(u64, Place<'_>)]) -> u64 {
+    let mut taken: Vec<(u64, u64)> =
+        places.iter().filter_map(|(bytes, place)| Some((place.mirrored.offset?, *bytes))).collect();
+    taken.sort_unstable();
+    let mut gaps = Vec::new();
+    let mut end = 0;
+    for (offset, bytes) in taken {
+        if offset > end {
+            gaps.push((end, offset - end));
+        }
+        end = offset + bytes;
+    }
+    for (bytes, place) in places.iter_mut().filter(|(_, place)| place.mirrored.offset.is_none()) {
+        let offset = match gaps.iter_mut().find(|(_, free)| *free >= *bytes) {
+            Some((start, free)) => {
+                let offset = *start;
+                *start += *bytes;
+                *free -= *bytes;
+                offset
+            }
+            None => {
+                end += *bytes;
+                end - *bytes
+            }
+        };
+        *place.mirrored = Mirrored { offset: Some(offset), hashes: Vec::new() };
+    }
+    end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Fills, and checks that no two overlap and all lie before the end.
+    fn filled(pieces: &mut [(u64, Mirrored)]) -> u64 {
+        let mut places: Vec<_> =
+            pieces.iter_mut().map(|(bytes, mirrored)| (*bytes, Place { mirrored })).collect();
+        let end = fill(&mut places);
+        let mut taken: Vec<_> =
+            pieces.iter().map(|(bytes, mirrored)| (mirrored.offset.expect("a place"), *bytes)).collect();
+        taken.sort_unstable();
+        for pair in taken.windows(2) {
+            assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{taken:?}");
+        }
+        assert!(taken.iter().all(|(offset, bytes)| offset + bytes <= end));
+        end
+    }
+
+    #[test]
+    fn a_place_is_kept_and_gaps_are_used_again() {
+        let mut pieces: Vec<_> = [2, 4, 6, 2].map(|size| (size * MIB, Mirrored::default())).into();
+        assert_eq!(filled(&mut pieces), 14 * MIB);
+        let kept = pieces[3].1.offset;
+        pieces[3].1.hashes = vec![[1, 2]];
+        pieces.remove(1);
+        pieces.extend([3, 1, 1].map(|size| (size * MIB, Mirrored::default())));
+        assert_eq!(filled(&mut pieces), 15 * MIB);
+        assert_eq!((pieces[2].1.offset, pieces[2].1.hashes.len()), (kept, 1));
+    }
+
+    #[test]
+    fn nothing_takes_no_room() {
+        assert_eq!(filled(&mut []), 0);
+    }
+}

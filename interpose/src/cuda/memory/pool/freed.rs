@@ -1,0 +1,99 @@
+//! Memory of cuMemAlloc that was freed in a stream's order: it goes back once that free has happened.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_abi::types::{CUcontext, CUdeviceptr, CUresult, CUstream};
+
+use super::super::arena::{self, Allocation};
+use super::events::{self, Event};
+use super::state::IS_TRIM_DUE;
+use super::{INVALID_VALUE, stream};
+use crate::cuda::{SUCCESS, driver};
+
+struct Freed {
+    allocation: Allocation,
+    event: Arc<Event>,
+}
+
+/// Oldest first.
+static FREED: Mutex<VecDeque<Freed>> = Mutex::new(VecDeque::new());
+
+/// For a look or a note; not to be held over a call of the driver.
+fn all_freed() -> MutexGuard<'static, VecDeque<Freed>> {
+    FREED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether an allocation of the arena begins at an address.
+pub(super) fn is_allocation(address: CUdeviceptr) -> bool {
+    arena::find(address).is_some_and(|found| found.address == address)
+}
+
+/// Frees an allocation of the arena in a stream's order; `None` if none begins there.
+pub(super) fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
+    let found = arena::find(address).filter(|found| found.address == address)?;
+    let recorded = stream::context(stream).and_then(|context| events::record(stream, context));
+    if recorded.is_none() {
+        // SAFETY: the stream is that of our caller's caller; what is none is an error and not more.
+        let waited = unsafe { driver::cuStreamSynchronize(stream) };
+        if waited != SUCCESS {
+            return Some(waited);
+        }
+    }
+    // From now on it cannot be freed again, whenever the free happens.
+    let Some(allocation) = arena::take(address, found.id) else { return Some(INVALID_VALUE) };
+    match recorded {
+        Some(event) => {
+            all_freed().push_back(Freed { allocation, event: Arc::new(event) });
+            IS_TRIM_DUE.store(true, Relaxed);
+            // So that they do not pile up where nobody synchronises.
+            while reclaim_oldest() {}
+        }
+        None => arena::reclaim(&allocation),
+    }
+    Some(SUCCESS)
+}
+
+/// Gives the oldest back if its free has happened; whether it has.
+fn reclaim_oldest() -> bool {
+    let oldest = all_freed().front().map(|freed| Arc::clone(&freed.event));
+    let Some(event) = oldest.filter(|event| event.has_happened()) else { return false };
+    let mut freed = all_freed();
+    // Another thread may have been faster.
+    let is_same = freed.front().is_some_and(|freed| Arc::ptr_eq(&freed.event, &event));
+    let done = if is_same { freed.pop_front() } else { None };
+    drop(freed);
+    // Who holds an event last gives it back.
+    drop(event);
+    done.map(give_back).is_some()
+}
+
+/// Gives back what has been freed by now; whether anything is left.
+pub(super) fn reclaim() -> bool {
+    // Whatever others free meanwhile is theirs to look at.
+    let all = std::mem::take(&mut *all_freed());
+    let (done, left): (VecDeque<_>, VecDeque<_>) =
+        all.into_iter().partition(|freed| freed.event.has_happened());
+    done.into_iter().for_each(give_back);
+    let mut freed = all_freed();
+    freed.extend(left);
+    !freed.is_empty()
+}
+
+/// All work has ended.
+pub(super) fn settle() {
+    let all = std::mem::take(&mut *all_freed());
+    all.into_iter().for_each(give_back);
+}
+
+/// A context is gone, with our events.
+pub(super) fn context_gone(context: CUcontext) {
+    let freed = all_freed();
+    freed.iter().filter(|freed| freed.event.is_of(context)).for_each(|freed| freed.event.goes_with_context());
+}
+
+fn give_back(freed: Freed) {
+    arena::reclaim(&freed.allocation);
+    events::give_back([freed.event]);
+}

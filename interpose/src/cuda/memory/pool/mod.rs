@@ -1,0 +1,383 @@
+//! Stream-ordered allocation (cuMemAllocAsync), served from memory of ours.
+//!
+//! | module | does |
+//! |---|---|
+//! | `heap` | which parts of a pool are used, and in which stream's order the others are free |
+//! | `segments` | memory from the device, and back to it |
+//! | `events` | events of ours, which tell when a free has happened |
+//! | `state` | what is known of the pools |
+//! | `freed` | memory of cuMemAlloc that was freed in a stream's order |
+//! | `stream` | what has to be known of the stream of a call |
+//! | `calls` | the entry points |
+//!
+//! A pool's handle, its properties and its validity are the driver's: the driver has a pool too, which stays empty
+//! but for what graphs allocate. Its memory is ours: segments, cut into allocations. What is mapped
+//! can be used at once, so an allocation is valid from its place in its stream on.
+//!
+//! What was freed is used again (CUDA C++ programming guide, "Stream Ordered Memory Allocator"; CUDA driver API
+//! reference, `CUmemPool_attribute`):
+//!
+//! 1. in the stream that has freed it, at once;
+//! 2. in any stream, once an event that was recorded at the free has happened; with `REUSE_ALLOW_OPPORTUNISTIC`
+//!    an allocation looks for that by itself, else only the program's synchronisations do;
+//! 3. when the device has no more memory, in any stream, which then waits for such events
+//!    (`REUSE_ALLOW_INTERNAL_DEPENDENCIES`);
+//! 4. when all that fails, once the frees that are under way have been waited for.
+//!
+//! `REUSE_FOLLOW_EVENT_DEPENDENCIES` has no effect: that the program's own events order a free before an allocation is
+//! not seen before they have happened.
+//!
+//! Pools of other memory than one device's, and those whose handles can be exported, are left to the driver.
+
+mod calls;
+mod events;
+mod freed;
+mod heap;
+mod segments;
+mod state;
+mod stream;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use cuda_abi::sys;
+use cuda_abi::types::{CUcontext, CUdeviceptr, CUmemoryPool, CUresult, CUstream};
+
+use super::layout::Access;
+use super::physical;
+use crate::cuda::track::relaxed;
+use crate::cuda::{SUCCESS, driver, gate, is_started};
+use heap::StreamId;
+use segments::GRANULE_BYTES;
+use state::{IS_TRIM_DUE, Id, Pending, Pool, pools};
+
+pub(in crate::cuda) use calls::*;
+
+const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
+const INVALID_VALUE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
+
+/// A pool grows by as much as it has, up to this, in bytes, if the device has it: by few large segments, and to no
+/// more than twice what it needs.
+const GROWTH_BYTES: u64 = 32 << 20;
+
+/// How often an allocation that has made its stream wait tries to get what it has waited for.
+const TRIES: u32 = 4;
+
+/// So many frees of a stream are looked at each time.
+const LOOKED_AT: usize = 16;
+
+/// Allocations are counted from here; the driver counts its own from 1, the arena from 2^40.
+const FIRST_NUMBER: u64 = 1 << 60;
+
+/// For the numbers of one pool's allocations.
+const NUMBER_BITS: u32 = 40;
+
+/// An allocation of a pool.
+pub(in crate::cuda) struct Found {
+    pub start: CUdeviceptr,
+    /// As much as was asked for.
+    pub bytes: u64,
+    pub pool: CUmemoryPool,
+    /// Never the same twice in the life of the process, and none that the driver or the arena would give.
+    pub number: u64,
+}
+
+/// The allocation in which an address lies.
+pub(in crate::cuda) fn find(address: CUdeviceptr) -> Option<Found> {
+    let mut pools = pools();
+    let id = pools.owner(address)?;
+    let pool = pools.pool(id)?;
+    let (start, bytes, number) = pool.heap.allocation_at(address)?;
+    let number = FIRST_NUMBER + (id << NUMBER_BITS) + number;
+    Some(Found { start, bytes, pool: pool.handle as CUmemoryPool, number })
+}
+
+/// Whether an allocation of a pool begins at an address.
+pub(in crate::cuda) fn is_allocation(address: CUdeviceptr) -> bool {
+    pools().pool_of_allocation(address).is_some()
+}
+
+/// How many allocations of pools begin in a range.
+pub(in crate::cuda) fn count_in(address: CUdeviceptr, bytes: u64) -> u64 {
+    let mut pools = pools();
+    let owner = pools.owner(address);
+    owner.and_then(|id| pools.pool(id)).map_or(0, |pool| pool.heap.count_in(address, bytes))
+}
+
+/// How many allocations pools have.
+pub(in crate::cuda) fn count() -> u64 {
+    pools().by_id.values().map(|pool| pool.heap.count_in(0, CUdeviceptr::MAX)).sum()
+}
+
+/// Frees an allocation of a pool, by cuMemFree; false if none begins there. As in the original, the program has seen
+/// to it that nobody uses it any more: nothing is waited for (CUDA C++ programming guide, "Stream Ordered Memory
+/// Allocator").
+pub(in crate::cuda) fn free_synchronously(address: CUdeviceptr) -> bool {
+    let mut pools = pools();
+    pools.pool_of_allocation(address).is_some_and(|(_, pool)| pool.free(address, None))
+}
+
+/// All work on all devices has ended: so have all frees. What pools hold beyond their thresholds goes back.
+pub(in crate::cuda) fn settle() {
+    let ids = pools().ids(|_| true);
+    for id in ids {
+        let events = pools().pool(id).map(Pool::settle_all);
+        events::give_back(events.unwrap_or_default());
+        trim(id, Pool::kept_bytes);
+    }
+    freed::settle();
+    IS_TRIM_DUE.store(false, Relaxed);
+}
+
+/// A context is gone, with the work in it and our events.
+pub(in crate::cuda) fn context_gone(context: CUcontext) {
+    let pools = pools();
+    let pending = pools.by_id.values().flat_map(|pool| pool.pending.values().flatten());
+    pending.filter(|free| free.event.is_of(context)).for_each(|free| free.event.goes_with_context());
+    drop(pools);
+    freed::context_gone(context);
+    events::context_gone(context);
+}
+
+/// Gives back what pools of a device hold and nobody uses, for somebody who needs the memory. Returns whether there
+/// was any.
+pub(in crate::cuda) fn give_back_unused(device: i32) -> bool {
+    let ids = pools().ids(|pool| pool.device == device);
+    let before = reserved_bytes(&ids);
+    freed::reclaim();
+    for id in &ids {
+        look(*id);
+        trim(*id, |_| 0);
+    }
+    reserved_bytes(&ids) < before
+}
+
+fn reserved_bytes(ids: &[Id]) -> u64 {
+    let mut pools = pools();
+    ids.iter().filter_map(|id| pools.pool(*id).map(|pool| pool.reserved.current_bytes)).sum()
+}
+
+/// After the program has waited for a stream, an event or a context: pools give back what they hold beyond their
+/// thresholds (CUDA driver API reference, `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
+fn after_synchronization() {
+    if !IS_TRIM_DUE.load(Relaxed) || !is_started() || !IS_TRIM_DUE.swap(false, Relaxed) {
+        return;
+    }
+    let _inside = gate::enter();
+    let ids = pools().ids(|pool| pool.reserved.current_bytes > pool.kept_bytes());
+    for id in ids {
+        relaxed(|| {
+            look(id);
+            trim(id, Pool::kept_bytes);
+        });
+    }
+    let is_freed_left = relaxed(freed::reclaim);
+    // What has been freed and has not happened yet is looked for the next time.
+    let is_left = |pool: &Pool| !pool.pending.is_empty() && pool.reserved.current_bytes > pool.kept_bytes();
+    if is_freed_left || !pools().ids(is_left).is_empty() {
+        IS_TRIM_DUE.store(true, Relaxed);
+    }
+}
+
+/// Gives free memory back while a pool has more than it is to keep.
+fn trim(id: Id, keep_bytes: impl Fn(&Pool) -> u64) {
+    loop {
+        let keep_bytes = pools().pool(id).map(|pool| keep_bytes(pool));
+        let removed = keep_bytes.and_then(|keep_bytes| pools().remove_empty_segment(id, keep_bytes));
+        let Some((start, bytes)) = removed else { break };
+        segments::give_back(start, bytes);
+    }
+    let done = pools().remove_if_done(id);
+    drop(done);
+}
+
+/// Notes which frees of a pool have happened.
+fn look(id: Id) {
+    let streams: Vec<StreamId> =
+        pools().pool(id).map(|pool| pool.pending.keys().copied().collect()).unwrap_or_default();
+    for stream in streams {
+        look_at_newest(id, stream);
+        while look_at(id, stream, LOOKED_AT) == LOOKED_AT {}
+    }
+}
+
+/// Most often all frees of a stream have happened, or none.
+fn look_at_newest(id: Id, stream: StreamId) {
+    let newest = pools().pool(id).and_then(|pool| pool.newest(stream));
+    let Some((moment, event)) = newest.filter(|(moment, _)| *moment > 0) else { return };
+    if event.has_happened() {
+        let events = pools().pool(id).map(|pool| pool.settle(stream, moment));
+        events::give_back(events.unwrap_or_default());
+    }
+}
+
+/// Looks at the oldest frees of a stream; returns how many of them have happened.
+fn look_at(id: Id, stream: StreamId, most: usize) -> usize {
+    let oldest = pools().pool(id).map(|pool| pool.oldest(stream, most)).unwrap_or_default();
+    let count = oldest.iter().take_while(|(_, event)| event.has_happened()).count();
+    let Some((moment, _)) = count.checked_sub(1).and_then(|last| oldest.get(last)) else { return 0 };
+    let events = pools().pool(id).map(|pool| pool.settle(stream, *moment));
+    // Who holds an event last gives it back.
+    drop(oldest);
+    events::give_back(events.unwrap_or_default());
+    count
+}
+
+/// Serves an allocation in a stream.
+fn allocate(id: Id, bytes: u64, stream: CUstream, stream_id: StreamId) -> Result<CUdeviceptr, CUresult> {
+    let mut pools_now = pools();
+    let pool = pools_now.pool(id).ok_or(INVALID_VALUE)?;
+    if let Some(address) = pool.take(bytes, stream_id) {
+        return Ok(address);
+    }
+    let (device, is_opportunistic, may_wait) =
+        (pool.device, pool.is_opportunistic, pool.may_make_streams_wait);
+    drop(pools_now);
+    if is_opportunistic {
+        look(id);
+    }
+    let grown = take_or_grow(id, bytes, stream_id);
+    if grown != Err(OUT_OF_MEMORY) {
+        return grown;
+    }
+    super::make_room(device);
+    let grown = take_or_grow(id, bytes, stream_id);
+    if grown != Err(OUT_OF_MEMORY) {
+        return grown;
+    }
+    if may_wait && let Some(address) = take_by_waiting(id, bytes, stream, stream_id) {
+        return Ok(address);
+    }
+    wait_for_frees(device);
+    give_back_unused(device);
+    take_or_grow(id, bytes, stream_id)
+}
+
+fn take_or_grow(id: Id, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUresult> {
+    if let Some(address) = pools().take(id, bytes, stream) {
+        return Ok(address);
+    }
+    let exact = bytes.checked_next_multiple_of(GRANULE_BYTES).ok_or(OUT_OF_MEMORY)?;
+    let has = pools().pool(id).map_or(0, |pool| pool.reserved.current_bytes);
+    let wanted = exact.max(has.min(GROWTH_BYTES));
+    let grown = grow(id, wanted, bytes, stream);
+    if grown == Err(OUT_OF_MEMORY) && exact < wanted {
+        return grow(id, exact, bytes, stream);
+    }
+    grown
+}
+
+/// Makes a segment and takes an allocation out of it.
+fn grow(id: Id, segment_bytes: u64, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUresult> {
+    let (device, access, mut changes) = pools().begin_growth(id, segment_bytes).ok_or(OUT_OF_MEMORY)?;
+    let made = segments::make(device, segment_bytes, &access);
+    let start = made.inspect_err(|_| pools().growth_failed(id, segment_bytes))?;
+    loop {
+        let mut pools = pools();
+        match pools.add_segment(id, start, segment_bytes, changes) {
+            Ok(()) => return pools.take(id, bytes, stream).ok_or(OUT_OF_MEMORY),
+            Err((access, now)) => {
+                drop(pools);
+                changes = now;
+                // What the driver has accepted for the other segments, it accepts for this one.
+                let _ = physical::set_access(start, segment_bytes, &access);
+            }
+        }
+    }
+}
+
+/// Lets a stream wait for others' frees, and takes what they have freed.
+fn take_by_waiting(id: Id, bytes: u64, stream: CUstream, stream_id: StreamId) -> Option<CUdeviceptr> {
+    let mut waited_for = BTreeMap::new();
+    for _ in 0..TRIES {
+        let (run, events) = pools().find_run(id, bytes, stream_id)?;
+        if !events.iter().all(|event| event.holds_back(stream)) {
+            return None;
+        }
+        for (other, moment) in run.after {
+            let latest = waited_for.entry(other).or_insert(moment);
+            *latest = moment.max(*latest);
+        }
+        let taken = pools().take_run(id, bytes, stream_id, &waited_for);
+        if taken.is_some() {
+            return taken;
+        }
+    }
+    None
+}
+
+/// Waits for all frees in pools of a device that are under way.
+fn wait_for_frees(device: i32) {
+    let ids = pools().ids(|pool| pool.device == device);
+    for id in ids {
+        let all = pools().pool(id).map(|pool| pool.all_events()).unwrap_or_default();
+        let _ = all.iter().all(|event| event.wait());
+    }
+}
+
+/// Frees an allocation in a stream's order; `None` if none begins there.
+fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
+    let begun = pools().pool_of_allocation(address).map(|(id, pool)| (id, pool.last_moment));
+    let (id, covers) = begun?;
+    let recorded =
+        stream::id(stream).zip(stream::context(stream).and_then(|context| events::record(stream, context)));
+    let Some((stream_id, event)) = recorded else {
+        return Some(free_after_waiting(address, stream));
+    };
+    let event = Arc::new(event);
+    let mut pools_now = pools();
+    let freed = pools_now.pool(id).map(|pool| {
+        let moment = pool.last_moment + 1;
+        // Another thread may have freed it meanwhile.
+        let is_freed = pool.free(address, Some((stream_id, moment)));
+        if is_freed {
+            pool.last_moment = moment;
+            let pending = Pending { moment, covers, event: Arc::clone(&event) };
+            pool.pending.entry(stream_id).or_default().push_back(pending);
+        }
+        (is_freed, pool.is_opportunistic)
+    });
+    drop(pools_now);
+    drop(event);
+    let (is_freed, is_opportunistic) = freed.unwrap_or_default();
+    if is_freed && is_opportunistic {
+        // So that frees do not pile up where nothing else looks at them.
+        look_at(id, stream_id, 2);
+    }
+    Some(if is_freed { SUCCESS } else { INVALID_VALUE })
+}
+
+/// For a stream in which no event of ours can be recorded.
+fn free_after_waiting(address: CUdeviceptr, stream: CUstream) -> CUresult {
+    // SAFETY: the stream is that of our caller's caller; what is none is an error and not more.
+    let waited = unsafe { driver::cuStreamSynchronize(stream) };
+    match waited {
+        SUCCESS if free_synchronously(address) => SUCCESS,
+        SUCCESS => INVALID_VALUE,
+        error => error,
+    }
+}
+
+/// Sets who may access a pool's memory, what it has now and what it will have.
+fn set_access(handle: usize, access: &[Access]) -> CUresult {
+    let mut pools_now = pools();
+    let Some(pool) = pools_now.named(handle) else { return SUCCESS };
+    for one in access {
+        pool.access.retain(|known| !known.is_of_same(one));
+        pool.access.push(*one);
+    }
+    pool.access_changes += 1;
+    let segments: Vec<(CUdeviceptr, u64)> = pool.heap.segments().collect();
+    drop(pools_now);
+    for (start, bytes) in segments {
+        let result = physical::set_access(start, bytes, access);
+        // One may have been given back meanwhile.
+        if let Err(error) = result
+            && pools().owner(start).is_some()
+        {
+            return error;
+        }
+    }
+    SUCCESS
+}

@@ -1,0 +1,313 @@
+//! What is known of the pools. Nothing here calls the driver.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_abi::types::CUdeviceptr;
+
+use super::super::layout::Access;
+use super::events::Event;
+use super::heap::{Heap, Moment, Run, StreamId};
+
+/// Names a pool for the life of the process; a handle may be used again while memory of the pool before is in use.
+pub(super) type Id = u64;
+
+/// A number of bytes, and the highest that it has been.
+#[derive(Default, Clone, Copy)]
+pub(super) struct Gauge {
+    pub current_bytes: u64,
+    pub high_bytes: u64,
+}
+
+impl Gauge {
+    pub fn set(&mut self, bytes: u64) {
+        self.current_bytes = bytes;
+        self.high_bytes = self.high_bytes.max(bytes);
+    }
+}
+
+/// A free that may still have to happen.
+pub(super) struct Pending {
+    pub moment: Moment,
+    /// Frees up to this moment were noted before the event was recorded: they have happened if the event has.
+    pub covers: Moment,
+    pub event: Arc<Event>,
+}
+
+pub(super) struct Pool {
+    pub handle: usize,
+    pub device: c_int,
+    /// As large as it may become; 0 without a limit.
+    pub most_bytes: u64,
+    pub release_threshold_bytes: u64,
+    pub is_opportunistic: bool,
+    pub may_make_streams_wait: bool,
+    pub access: Vec<Access>,
+    /// Counts changes of `access`.
+    pub access_changes: u64,
+    pub reserved: Gauge,
+    pub used: Gauge,
+    pub heap: Heap,
+    /// The frees of each stream, oldest first.
+    pub pending: BTreeMap<StreamId, VecDeque<Pending>>,
+    pub last_moment: Moment,
+    /// It lives until its last allocation is freed.
+    pub is_destroyed: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Pools {
+    pub by_id: BTreeMap<Id, Pool>,
+    pub by_handle: BTreeMap<usize, Id>,
+    /// The length and the pool of each segment.
+    pub owners: BTreeMap<CUdeviceptr, (u64, Id)>,
+    pub last_id: Id,
+}
+
+pub(super) static POOLS: Mutex<Pools> = Mutex::new(Pools {
+    by_id: BTreeMap::new(),
+    by_handle: BTreeMap::new(),
+    owners: BTreeMap::new(),
+    last_id: 0,
+});
+
+/// Some pool may have more than it is to keep.
+pub(super) static IS_TRIM_DUE: AtomicBool = AtomicBool::new(false);
+
+/// For a look or a note; not to be held over a call of the driver.
+pub(super) fn pools() -> MutexGuard<'static, Pools> {
+    POOLS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    pub fn new(handle: usize, device: c_int, most_bytes: u64) -> Self {
+        Self {
+            handle,
+            device,
+            most_bytes,
+            release_threshold_bytes: 0,
+            is_opportunistic: true,
+            may_make_streams_wait: true,
+            access: vec![Access::of(device)],
+            access_changes: 0,
+            reserved: Gauge::default(),
+            used: Gauge::default(),
+            heap: Heap::new(),
+            pending: BTreeMap::new(),
+            last_moment: 0,
+            is_destroyed: false,
+        }
+    }
+
+    pub fn take(&mut self, bytes: u64, stream: StreamId) -> Option<CUdeviceptr> {
+        let address = self.heap.take(bytes, stream)?;
+        self.used.set(self.heap.used_bytes());
+        Some(address)
+    }
+
+    /// Frees an allocation in a stream's order, or altogether. Returns whether there was one.
+    pub fn free(&mut self, address: CUdeviceptr, order: Option<(StreamId, Moment)>) -> bool {
+        let is_freed = self.heap.free(address, order);
+        self.used.set(self.heap.used_bytes());
+        if is_freed && self.reserved.current_bytes > self.kept_bytes() {
+            IS_TRIM_DUE.store(true, Relaxed);
+        }
+        is_freed
+    }
+
+    /// How much it keeps at a synchronisation.
+    pub fn kept_bytes(&self) -> u64 {
+        if self.is_destroyed { 0 } else { self.release_threshold_bytes }
+    }
+
+    /// The oldest frees of a stream.
+    pub fn oldest(&self, stream: StreamId, most: usize) -> Vec<(Moment, Arc<Event>)> {
+        let pending = self.pending.get(&stream).into_iter().flatten().take(most);
+        pending.map(|pending| (pending.moment, Arc::clone(&pending.event))).collect()
+    }
+
+    /// The newest free of a stream, by the moment up to which it speaks for all.
+    pub fn newest(&self, stream: StreamId) -> Option<(Moment, Arc<Event>)> {
+        let newest = self.pending.get(&stream)?.back()?;
+        Some((newest.covers, Arc::clone(&newest.event)))
+    }
+
+    /// The events that have all happened when the frees of a stream up to a moment have.
+    pub fn events_until(&self, stream: StreamId, moment: Moment) -> Vec<Arc<Event>> {
+        let mut covered = 0;
+        let newest_first = self.pending.get(&stream).into_iter().flatten().rev();
+        let needed = newest_first.filter(|pending| pending.moment <= moment).take_while(|pending| {
+            let is_needed = pending.moment > covered;
+            covered = covered.max(pending.covers);
+            is_needed
+        });
+        needed.map(|pending| Arc::clone(&pending.event)).collect()
+    }
+
+    /// The frees of a stream up to a moment have happened. Returns their events.
+    pub fn settle(&mut self, stream: StreamId, moment: Moment) -> Vec<Arc<Event>> {
+        self.heap.settle(stream, moment);
+        let Some(pending) = self.pending.get_mut(&stream) else { return Vec::new() };
+        let count = pending.iter().take_while(|pending| pending.moment <= moment).count();
+        let events = pending.drain(..count).map(|pending| pending.event).collect();
+        if pending.is_empty() {
+            self.pending.remove(&stream);
+        }
+        events
+    }
+
+    /// All frees have happened. Returns their events.
+    pub fn settle_all(&mut self) -> Vec<Arc<Event>> {
+        let streams: Vec<StreamId> = self.pending.keys().copied().collect();
+        streams.into_iter().flat_map(|stream| self.settle(stream, Moment::MAX)).collect()
+    }
+
+    pub fn all_events(&self) -> Vec<Arc<Event>> {
+        self.pending.values().flatten().map(|pending| Arc::clone(&pending.event)).collect()
+    }
+}
+
+impl Pools {
+    pub fn pool(&mut self, id: Id) -> Option<&mut Pool> {
+        self.by_id.get_mut(&id)
+    }
+
+    /// Notes a pool under its handle.
+    pub fn add(&mut self, handle: usize, device: c_int, most_bytes: u64) -> Id {
+        self.last_id += 1;
+        self.by_id.insert(self.last_id, Pool::new(handle, device, most_bytes));
+        self.by_handle.insert(handle, self.last_id);
+        self.last_id
+    }
+
+    pub fn id_of(&self, handle: usize) -> Option<Id> {
+        self.by_handle.get(&handle).copied()
+    }
+
+    /// A pool that the program can still name.
+    pub fn named(&mut self, handle: usize) -> Option<&mut Pool> {
+        let id = self.id_of(handle)?;
+        self.pool(id)
+    }
+
+    /// The handle is no more the pool's.
+    pub fn unname(&mut self, handle: usize) -> Option<Id> {
+        self.by_handle.remove(&handle)
+    }
+
+    pub fn name(&mut self, handle: usize, id: Id) {
+        self.by_handle.insert(handle, id);
+    }
+
+    pub fn destroy(&mut self, id: Id) {
+        if let Some(pool) = self.pool(id) {
+            pool.is_destroyed = true;
+        }
+    }
+
+    /// The pool that owns the memory at an address.
+    pub fn owner(&self, address: CUdeviceptr) -> Option<Id> {
+        let (start, (bytes, id)) = self.owners.range(..=address).next_back()?;
+        (address - start < *bytes).then_some(*id)
+    }
+
+    /// The pool of an allocation that begins at an address.
+    pub fn pool_of_allocation(&mut self, address: CUdeviceptr) -> Option<(Id, &mut Pool)> {
+        let id = self.owner(address)?;
+        let pool = self.by_id.get_mut(&id)?;
+        pool.heap.is_used(address).then_some((id, pool))
+    }
+
+    pub fn ids(&self, is_meant: impl Fn(&Pool) -> bool) -> Vec<Id> {
+        self.by_id.iter().filter(|(_, pool)| is_meant(pool)).map(|(id, _)| *id).collect()
+    }
+
+    pub fn take(&mut self, id: Id, bytes: u64, stream: StreamId) -> Option<CUdeviceptr> {
+        self.pool(id)?.take(bytes, stream)
+    }
+
+    /// Makes room in the books for a segment; who may access it, and the count of changes of that.
+    pub fn begin_growth(&mut self, id: Id, bytes: u64) -> Option<(c_int, Vec<Access>, u64)> {
+        let pool = self.pool(id)?;
+        let reserved_bytes = pool.reserved.current_bytes.checked_add(bytes)?;
+        if pool.most_bytes != 0 && reserved_bytes > pool.most_bytes {
+            return None;
+        }
+        pool.reserved.current_bytes = reserved_bytes;
+        Some((pool.device, pool.access.clone(), pool.access_changes))
+    }
+
+    pub fn growth_failed(&mut self, id: Id, bytes: u64) {
+        if let Some(pool) = self.pool(id) {
+            pool.reserved.current_bytes -= bytes;
+        }
+    }
+
+    /// Adds a segment, unless who may access the pool has changed since its growth began: the new list then.
+    pub fn add_segment(
+        &mut self,
+        id: Id,
+        start: u64,
+        bytes: u64,
+        changes: u64,
+    ) -> Result<(), (Vec<Access>, u64)> {
+        let Some(pool) = self.by_id.get_mut(&id) else { return Ok(()) };
+        if pool.access_changes != changes {
+            return Err((pool.access.clone(), pool.access_changes));
+        }
+        pool.reserved.set(pool.reserved.current_bytes);
+        pool.heap.add_segment(start, bytes);
+        self.owners.insert(start, (bytes, id));
+        Ok(())
+    }
+
+    /// Takes a segment out that nobody uses, if the pool has more than it is to keep.
+    pub fn remove_empty_segment(&mut self, id: Id, keep_bytes: u64) -> Option<(CUdeviceptr, u64)> {
+        let pool = self.by_id.get_mut(&id)?;
+        let is_more = pool.reserved.current_bytes > keep_bytes;
+        let removed = if is_more { pool.heap.remove_empty_segment() } else { None };
+        if let Some((start, bytes)) = removed {
+            pool.reserved.current_bytes -= bytes;
+            self.owners.remove(&start);
+        }
+        removed
+    }
+
+    /// Takes a pool out that is destroyed and has no memory left. To be dropped without the lock: its events are the
+    /// driver's.
+    pub fn remove_if_done(&mut self, id: Id) -> Option<Pool> {
+        let is_done = |pool: &Pool| pool.is_destroyed && pool.reserved.current_bytes == 0;
+        let is_done = self.by_id.get(&id).is_some_and(is_done);
+        is_done.then(|| self.by_id.remove(&id))?
+    }
+
+    /// Where memory is that a stream could have if it waited, what it would have to wait for, and the events for that.
+    pub fn find_run(&mut self, id: Id, bytes: u64, stream: StreamId) -> Option<(Run, Vec<Arc<Event>>)> {
+        let pool = self.pool(id)?;
+        let run = pool.heap.find_run(bytes, stream)?;
+        let events = run.after.iter().flat_map(|(other, moment)| pool.events_until(*other, *moment));
+        let events = events.collect();
+        Some((run, events))
+    }
+
+    /// Takes memory for a stream that has waited for these frees; `None` if what is free now takes others.
+    pub fn take_run(
+        &mut self,
+        id: Id,
+        bytes: u64,
+        stream: StreamId,
+        waited_for: &BTreeMap<StreamId, Moment>,
+    ) -> Option<CUdeviceptr> {
+        let pool = self.pool(id)?;
+        let run = pool.heap.find_run(bytes, stream)?;
+        let has_waited = run
+            .after
+            .iter()
+            .all(|(other, moment)| waited_for.get(other).is_some_and(|until| moment <= until));
+        let address = if has_waited { pool.heap.take_run(&run, bytes) } else { None };
+        pool.used.set(pool.heap.used_bytes());
+        address
+    }
+}

@@ -1,0 +1,60 @@
+//! What has to be known of the stream of a call.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use cuda_abi::sys;
+use cuda_abi::types::{CUcontext, CUresult, CUstream, CUstreamCaptureStatus};
+
+use super::heap::StreamId;
+use crate::cuda::exports::Index;
+use crate::cuda::{SUCCESS, driver, real};
+
+/// `CU_STREAM_PER_THREAD` (CUDA driver API reference, "Stream synchronization behavior").
+const PER_THREAD: usize = 2;
+
+const NOT_CAPTURING: CUstreamCaptureStatus =
+    sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as CUstreamCaptureStatus;
+
+const FORBIDDEN: CUresult = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as CUresult;
+
+/// A handle that means the same stream whichever symbol it is passed to: 0 is the calling thread's own default stream
+/// if `called`, the driver's function for the call, is that of the per-thread symbol.
+pub(super) fn of_call(stream: CUstream, called: usize, per_thread: Index) -> CUstream {
+    if stream.is_null() && called == real::address(per_thread as usize) as usize {
+        PER_THREAD as CUstream
+    } else {
+        stream
+    }
+}
+
+/// Whether work on a stream becomes part of a graph. Also so for the legacy default stream while a capture forbids to use
+/// it: the driver knows what to say, and asking does not end that capture (CUDA driver API reference,
+/// cuStreamIsCapturing).
+pub(super) fn is_captured(stream: CUstream) -> bool {
+    let mut status: CUstreamCaptureStatus = NOT_CAPTURING;
+    // SAFETY: `status` is a local variable; the stream is that of our caller's caller.
+    let result = unsafe { driver::cuStreamIsCapturing(stream, &raw mut status) };
+    if result == SUCCESS { status != NOT_CAPTURING } else { result == FORBIDDEN }
+}
+
+/// What tells a stream from every other that there has been, whatever its handle.
+pub(super) fn id(stream: CUstream) -> Option<StreamId> {
+    let mut id = 0;
+    // SAFETY: `id` is a local variable; the stream is that of our caller's caller.
+    (unsafe { driver::cuStreamGetId(stream, &raw mut id) } == SUCCESS).then_some(id)
+}
+
+pub(super) fn device(stream: CUstream) -> Option<c_int> {
+    let mut device = 0;
+    // SAFETY: as in `id`.
+    (unsafe { driver::cuStreamGetDevice(stream, &raw mut device) } == SUCCESS).then_some(device)
+}
+
+/// The stream's context; `None` for a stream of a green context.
+pub(super) fn context(stream: CUstream) -> Option<CUcontext> {
+    let mut context: CUcontext = null_mut();
+    // SAFETY: as in `id`.
+    let result = unsafe { driver::cuStreamGetCtx(stream, &raw mut context) };
+    (result == SUCCESS && !context.is_null()).then_some(context)
+}

@@ -1,0 +1,503 @@
+//! Programs that manage virtual memory themselves.
+//!
+//! Their physical memory is made anew when the process comes back, and has another handle of the driver's then. So
+//! they get handles of ours, which stay: the name of the piece and a mark that no handle of the driver's has. Handles
+//! that are not ours are passed on. As with the driver, a piece has one handle, however often it is created, retained
+//! or imported, and each of these wants a release of its own.
+//!
+//! Nonsense is for the driver to answer, and so is memory that is not ours, which it takes off the device itself.
+//! Memory as cuMemAlloc gives it is mapped in the same way, but is not the program's to handle so.
+
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::mem::MaybeUninit;
+
+use ckpt_protocol::agent::RegionKind;
+use cuda_abi::sys;
+use cuda_abi::types::*;
+
+use super::layout::{Access, POSIX_DESCRIPTOR, Properties};
+use super::make_room;
+use super::physical::{self, Id, Physical, Source};
+use crate::cuda::{SUCCESS, driver, is_started, taint};
+
+const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
+const INVALID_VALUE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
+
+/// What each of our handles begins with: as a pointer it would lead nowhere on this machine, and no counter gets there.
+const MARK: u64 = 0x436b << ID_BITS;
+const ID_BITS: u32 = 48;
+
+fn handle_of(id: Id) -> CUmemGenericAllocationHandle {
+    MARK | id
+}
+
+/// The piece that a handle of ours names, whether there is such a piece or not.
+fn id_of(handle: CUmemGenericAllocationHandle) -> Option<Id> {
+    let id = handle ^ MARK;
+    (id >> ID_BITS == 0).then_some(id)
+}
+
+/// Whether a piece is the program's own to map and to release.
+fn is_program(piece: &Physical) -> bool {
+    piece.kind == RegionKind::Program
+}
+
+/// What a handle of a program's stands for.
+enum Named {
+    Piece {
+        id: Id,
+        handle: CUmemGenericAllocationHandle,
+    },
+    /// It is the driver's own, or nothing at all.
+    Other,
+    /// It was a handle of ours, or never one.
+    Gone,
+}
+
+fn named(handle: CUmemGenericAllocationHandle) -> Named {
+    let Some(id) = id_of(handle).filter(|_| is_started()) else { return Named::Other };
+    let registry = physical::registry();
+    let piece = registry.pieces.get(&id).filter(|piece| is_program(piece) && piece.references > 0);
+    piece.map_or(Named::Gone, |piece| Named::Piece { id, handle: piece.handle })
+}
+
+/// The driver's handle for one that a program passes.
+fn to_driver(handle: CUmemGenericAllocationHandle) -> Result<CUmemGenericAllocationHandle, CUresult> {
+    match named(handle) {
+        Named::Piece { handle, .. } => Ok(handle),
+        Named::Other => Ok(handle),
+        Named::Gone => Err(INVALID_VALUE),
+    }
+}
+
+/// Whether a range has memory of ours that the program did not map itself.
+fn touches_allocations(address: CUdeviceptr, bytes: usize) -> bool {
+    is_started() && physical::registry().pieces_in(address, bytes as u64).any(|(_, piece)| !is_program(piece))
+}
+
+fn code(result: Result<(), CUresult>) -> CUresult {
+    result.err().unwrap_or(SUCCESS)
+}
+
+type Create = unsafe extern "C" fn(
+    *mut CUmemGenericAllocationHandle,
+    usize,
+    *const CUmemAllocationProp,
+    c_ulonglong,
+) -> CUresult;
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemCreate(
+    real: Create,
+    handle: *mut CUmemGenericAllocationHandle,
+    bytes: usize,
+    properties: *const CUmemAllocationProp,
+    flags: c_ulonglong,
+) -> CUresult {
+    if !is_started() || handle.is_null() || properties.is_null() || flags != 0 {
+        // SAFETY: the parameters are those of our own caller.
+        return unsafe { real(handle, bytes, properties, flags) };
+    }
+    // SAFETY: the program passes such a structure; any bytes are a valid value of ours.
+    let properties = unsafe { properties.cast::<Properties>().read_unaligned() };
+    let create = || physical::create(RegionKind::Program, bytes as u64, &properties);
+    let created = match create() {
+        Err(OUT_OF_MEMORY) if make_room(properties.location.id) => create(),
+        result => result,
+    };
+    match created {
+        Ok(id) => {
+            if !properties.is_of_device() {
+                physical::hinder(id, "cuMemCreate");
+            }
+            // SAFETY: the program passes the address of a handle, which is not null.
+            unsafe { handle.write_unaligned(handle_of(id)) };
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemRelease(
+    real: unsafe extern "C" fn(CUmemGenericAllocationHandle) -> CUresult,
+    handle: CUmemGenericAllocationHandle,
+) -> CUresult {
+    match named(handle) {
+        Named::Piece { id, .. } if physical::try_release(id) => SUCCESS,
+        Named::Piece { .. } | Named::Gone => INVALID_VALUE,
+        // SAFETY: the parameters are those of our own caller.
+        Named::Other => unsafe { real(handle) },
+    }
+}
+
+type Map =
+    unsafe extern "C" fn(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong) -> CUresult;
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemMap(
+    real: Map,
+    address: CUdeviceptr,
+    bytes: usize,
+    offset: usize,
+    handle: CUmemGenericAllocationHandle,
+    flags: c_ulonglong,
+) -> CUresult {
+    match named(handle) {
+        Named::Piece { id, .. } if offset == 0 && flags == 0 => {
+            code(physical::map(id, address, bytes as u64))
+        }
+        Named::Piece { id, handle } => {
+            // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
+            let result = unsafe { real(address, bytes, offset, handle, flags) };
+            if result == SUCCESS {
+                physical::hinder(id, "cuMemMap");
+            }
+            result
+        }
+        Named::Gone => INVALID_VALUE,
+        // SAFETY: the parameters are those of our own caller.
+        Named::Other => unsafe { real(address, bytes, offset, handle, flags) },
+    }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemUnmap(
+    real: unsafe extern "C" fn(CUdeviceptr, usize) -> CUresult,
+    address: CUdeviceptr,
+    bytes: usize,
+) -> CUresult {
+    if !is_started() {
+        // SAFETY: the parameters are those of our own caller.
+        return unsafe { real(address, bytes) };
+    }
+    if touches_allocations(address, bytes) {
+        return INVALID_VALUE;
+    }
+    code(physical::unmap(address, bytes as u64))
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemSetAccess(
+    real: unsafe extern "C" fn(CUdeviceptr, usize, *const CUmemAccessDesc, usize) -> CUresult,
+    address: CUdeviceptr,
+    bytes: usize,
+    descriptions: *const CUmemAccessDesc,
+    count: usize,
+) -> CUresult {
+    let access = descriptions.cast::<Access>();
+    // A slice has an address and a length that an array of any program's has.
+    let is_array =
+        !access.is_null() && access.is_aligned() && count <= isize::MAX as usize / size_of::<Access>();
+    if !is_started() || !is_array {
+        // SAFETY: the parameters are those of our own caller.
+        return unsafe { real(address, bytes, descriptions, count) };
+    }
+    if touches_allocations(address, bytes) {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the program passes an array of that many descriptions, which nobody changes meanwhile; any bytes are a
+    // valid value of ours.
+    let access = unsafe { std::slice::from_raw_parts(access, count) };
+    code(physical::set_access(address, bytes as u64, access))
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemGetAccess(
+    real: unsafe extern "C" fn(*mut c_ulonglong, *const CUmemLocation, CUdeviceptr) -> CUresult,
+    flags: *mut c_ulonglong,
+    location: *const CUmemLocation,
+    address: CUdeviceptr,
+) -> CUresult {
+    if touches_allocations(address, 1) {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the parameters are those of our own caller.
+    unsafe { real(flags, location, address) }
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemRetainAllocationHandle(
+    real: unsafe extern "C" fn(*mut CUmemGenericAllocationHandle, *mut c_void) -> CUresult,
+    handle: *mut CUmemGenericAllocationHandle,
+    address: *mut c_void,
+) -> CUresult {
+    if !is_started() || handle.is_null() {
+        // SAFETY: the parameters are those of our own caller.
+        return unsafe { real(handle, address) };
+    }
+    match program_piece_at(address as CUdeviceptr) {
+        Some(Some(id)) if physical::retain(id) => {
+            // SAFETY: the program passes the address of a handle, which is not null.
+            unsafe { handle.write_unaligned(handle_of(id)) };
+            SUCCESS
+        }
+        Some(_) => INVALID_VALUE,
+        // SAFETY: the parameters are those of our own caller.
+        None => unsafe { real(handle, address) },
+    }
+}
+
+/// Whether memory of ours is mapped at an address, and which piece it is if it is the program's own.
+fn program_piece_at(address: CUdeviceptr) -> Option<Option<Id>> {
+    let registry = physical::registry();
+    let (id, piece) = registry.pieces_in(address, 1).next()?;
+    Some(is_program(piece).then_some(id))
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemGetAllocationPropertiesFromHandle(
+    real: unsafe extern "C" fn(*mut CUmemAllocationProp, CUmemGenericAllocationHandle) -> CUresult,
+    properties: *mut CUmemAllocationProp,
+    handle: CUmemGenericAllocationHandle,
+) -> CUresult {
+    let translated = match to_driver(handle) {
+        Ok(handle) => handle,
+        Err(error) => return error,
+    };
+    // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
+    let result = unsafe { real(properties, translated) };
+    if result == SUCCESS
+        && !properties.is_null()
+        && let Some(asked) = id_of(handle).and_then(asked_handle_types)
+    {
+        // SAFETY: the field of a structure that the driver has just written.
+        let handle_types = unsafe { &raw mut (*properties.cast::<Properties>()).handle_types };
+        // SAFETY: as above.
+        unsafe { handle_types.write_unaligned(asked) };
+    }
+    result
+}
+
+/// The kinds of handles that the program has asked for when it created a piece, without the one that was added.
+fn asked_handle_types(id: Id) -> Option<u32> {
+    match physical::registry().pieces.get(&id)?.source {
+        Source::Created(properties) => Some(properties.handle_types),
+        Source::Shared(_) | Source::Unknown => None,
+    }
+}
+
+/// What the program is told of memory of its own at an address, instead of what the driver would say of it by now: that
+/// it can be exported, and how it is numbered since it was made anew.
+pub(in crate::cuda) fn attribute(address: CUdeviceptr, attribute: CUpointer_attribute) -> Option<u64> {
+    use sys::CUpointer_attribute as Attribute;
+    const HANDLE_TYPES: CUpointer_attribute =
+        Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as CUpointer_attribute;
+    const BUFFER: CUpointer_attribute = Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as CUpointer_attribute;
+    const BLOCK: CUpointer_attribute = Attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID as CUpointer_attribute;
+    let id = program_piece_at(address).flatten()?;
+    match attribute {
+        HANDLE_TYPES => asked_handle_types(id).map(u64::from),
+        BUFFER | BLOCK => Some(handle_of(id)),
+        _ => None,
+    }
+}
+
+type Export = unsafe extern "C" fn(
+    *mut c_void,
+    CUmemGenericAllocationHandle,
+    CUmemAllocationHandleType,
+    c_ulonglong,
+) -> CUresult;
+
+/// Who else holds the memory from then on is not known.
+///
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemExportToShareableHandle(
+    real: Export,
+    shareable: *mut c_void,
+    handle: CUmemGenericAllocationHandle,
+    kind: CUmemAllocationHandleType,
+    flags: c_ulonglong,
+) -> CUresult {
+    match named(handle) {
+        Named::Piece { id, handle } => {
+            let is_asked = asked_handle_types(id).is_none_or(|types| types & POSIX_DESCRIPTOR.0 != 0);
+            if kind == POSIX_DESCRIPTOR && !is_asked {
+                return INVALID_VALUE;
+            }
+            // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
+            let result = unsafe { real(shareable, handle, kind, flags) };
+            if result == SUCCESS {
+                physical::hinder(id, "cuMemExportToShareableHandle");
+            }
+            result
+        }
+        Named::Gone => INVALID_VALUE,
+        // SAFETY: the parameters are those of our own caller.
+        Named::Other => unsafe { real(shareable, handle, kind, flags) },
+    }
+}
+
+type Import = unsafe extern "C" fn(
+    *mut CUmemGenericAllocationHandle,
+    *mut c_void,
+    CUmemAllocationHandleType,
+) -> CUresult;
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemImportFromShareableHandle(
+    real: Import,
+    handle: *mut CUmemGenericAllocationHandle,
+    shareable: *mut c_void,
+    kind: CUmemAllocationHandleType,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(handle, shareable, kind) };
+    if result != SUCCESS || !is_started() || handle.is_null() {
+        return result;
+    }
+    // SAFETY: the driver has just written it.
+    let imported = unsafe { handle.read_unaligned() };
+    // How large it is nobody tells.
+    let id = physical::adopt(RegionKind::Program, 0, device_of(imported), Source::Unknown, imported);
+    physical::hinder(id, "cuMemImportFromShareableHandle");
+    // SAFETY: as above.
+    unsafe { handle.write_unaligned(handle_of(id)) };
+    result
+}
+
+/// The device whose memory a driver's handle stands for; the first one if the driver does not tell.
+fn device_of(handle: CUmemGenericAllocationHandle) -> c_int {
+    let mut properties = Properties::of(0);
+    // SAFETY: `properties` is a local variable of the structure's layout, whose fields may have any value.
+    let result =
+        unsafe { driver::cuMemGetAllocationPropertiesFromHandle((&raw mut properties).cast(), handle) };
+    if result == SUCCESS { properties.location.id } else { 0 }
+}
+
+type MapArray = unsafe extern "C" fn(*mut CUarrayMapInfo, c_uint, CUstream) -> CUresult;
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemMapArrayAsync(
+    real: MapArray,
+    list: *mut CUarrayMapInfo,
+    count: c_uint,
+    stream: CUstream,
+) -> CUresult {
+    /// Any bytes are a valid value.
+    type Info = MaybeUninit<CUarrayMapInfo>;
+    let mut infos: Vec<Info> = Vec::new();
+    if !is_started() || list.is_null() || infos.try_reserve_exact(count as usize).is_err() {
+        // SAFETY: the parameters are those of our own caller.
+        return unsafe { real(list, count, stream) };
+    }
+    let mut ids = Vec::new();
+    for index in 0..count as usize {
+        // SAFETY: the program passes an array of `count` of them.
+        let place = unsafe { list.add(index) };
+        // SAFETY: as above.
+        let mut info = unsafe { place.cast::<Info>().read_unaligned() };
+        // SAFETY: the field of a local variable.
+        let handle =
+            unsafe { &raw mut (*info.as_mut_ptr()).memHandle }.cast::<CUmemGenericAllocationHandle>();
+        // SAFETY: the program has filled it in, with any number.
+        match named(unsafe { handle.read_unaligned() }) {
+            Named::Piece { id, handle: translated } => {
+                // SAFETY: as above.
+                unsafe { handle.write_unaligned(translated) };
+                ids.push(id);
+            }
+            Named::Gone => return INVALID_VALUE,
+            Named::Other => {}
+        }
+        infos.push(info);
+    }
+    // SAFETY: the parameters are those of our own caller, with the driver's handles.
+    let result = unsafe { real(infos.as_mut_ptr().cast(), count, stream) };
+    if result == SUCCESS {
+        ids.into_iter().for_each(|id| physical::hinder(id, "cuMemMapArrayAsync"));
+    }
+    result
+}
+
+type HandleForRange =
+    unsafe extern "C" fn(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong) -> CUresult;
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemGetHandleForAddressRange(
+    real: HandleForRange,
+    handle: *mut c_void,
+    address: CUdeviceptr,
+    bytes: usize,
+    kind: CUmemRangeHandleType,
+    flags: c_ulonglong,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(handle, address, bytes, kind, flags) };
+    if result == SUCCESS && is_started() {
+        let ids: Vec<Id> = physical::registry().pieces_in(address, bytes as u64).map(|(id, _)| id).collect();
+        if ids.is_empty() {
+            // Not ours: when it is freed is not seen.
+            taint::mark("cuMemGetHandleForAddressRange", result);
+        }
+        ids.into_iter().for_each(|id| physical::hinder(id, "cuMemGetHandleForAddressRange"));
+    }
+    result
+}
+
+/// Handlers of calls that take handles and are passed on with the driver's in their place.
+macro_rules! translated {
+    ($( fn $name:ident ( $($arg:ident : $ty:ty),* ) with $($handle:ident),+ ; )*) => {
+        $(
+            /// # Safety
+            /// As for the driver's.
+            pub(in crate::cuda) unsafe fn $name(
+                real: unsafe extern "C" fn($($ty),*) -> CUresult,
+                $($arg: $ty),*
+            ) -> CUresult {
+                $(
+                    let $handle = match to_driver($handle) {
+                        Ok(handle) => handle,
+                        Err(error) => return error,
+                    };
+                )+
+                // SAFETY: the parameters are those of our own caller, with the driver's handles.
+                unsafe { real($($arg),*) }
+            }
+        )*
+    };
+}
+
+// An imported multicast object has a handle of ours.
+translated! {
+    fn cuMulticastAddDevice(object: CUmemGenericAllocationHandle, device: CUdevice) with object;
+    fn cuMulticastBindMem(
+        object: CUmemGenericAllocationHandle, object_offset: usize, memory: CUmemGenericAllocationHandle,
+        offset: usize, bytes: usize, flags: c_ulonglong
+    ) with object, memory;
+    fn cuMulticastBindMem_v2(
+        object: CUmemGenericAllocationHandle, device: CUdevice, object_offset: usize,
+        memory: CUmemGenericAllocationHandle, offset: usize, bytes: usize, flags: c_ulonglong
+    ) with object, memory;
+    fn cuMulticastBindAddr(
+        object: CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, bytes: usize,
+        flags: c_ulonglong
+    ) with object;
+    fn cuMulticastBindAddr_v2(
+        object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, address: CUdeviceptr,
+        bytes: usize, flags: c_ulonglong
+    ) with object;
+    fn cuMulticastUnbind(
+        object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize
+    ) with object;
+    fn cuLogicalEndpointBindMem(
+        endpoint: CUlogicalEndpointId, device: CUdevice, endpoint_offset: cuuint64_t,
+        memory: CUmemGenericAllocationHandle, offset: cuuint64_t, bytes: cuuint64_t, flags: c_ulonglong
+    ) with memory;
+}
+
+#[cfg(test)]
+mod tests;

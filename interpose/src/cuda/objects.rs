@@ -1,0 +1,345 @@
+//! Objects of the driver that the program has: how many of each kind, in which context, and which of them stand
+//! against a checkpoint.
+//!
+//! An object is noted by its handle when the call that makes it has succeeded, and forgotten before the call that
+//! destroys it, since the driver may give the same handle to the next one at once; if that call fails it is noted
+//! again. What dies with its context is forgotten with that (CUDA driver API reference, cuCtxDestroy).
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ckpt_protocol::agent::Counts;
+use cuda_abi::sys::{self, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC};
+use cuda_abi::types::*;
+
+use super::{SUCCESS, context, driver, is_started, taint, track};
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Kind {
+    Stream,
+    Event,
+    Module,
+    Library,
+    Graph,
+    GraphExec,
+    /// Managed memory, and buffers of external memory: what cuMemFree ends.
+    ForeignMemory,
+    ExternalMemory,
+    ExternalArray,
+    ExternalSemaphore,
+}
+
+impl Kind {
+    /// Whether it belongs to the context in which it was made.
+    fn has_context(self) -> bool {
+        !matches!(self, Self::Library | Self::Graph | Self::GraphExec)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Object {
+    /// 0 for what belongs to no context.
+    context: usize,
+    /// The call for which it stands against a checkpoint.
+    obstacle: Option<&'static str>,
+}
+
+type Objects = BTreeMap<(Kind, usize), Object>;
+
+/// Several, so that threads that make and destroy objects seldom wait for each other.
+static OBJECTS: [Mutex<Objects>; 16] = [const { Mutex::new(BTreeMap::new()) }; 16];
+
+/// The part that a handle is in; not to be held over a call of the driver.
+fn part(handle: usize) -> MutexGuard<'static, Objects> {
+    // Handles are addresses: their low bits are the same. The high bits of the product depend on all others.
+    let mixed = (handle as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let index = (mixed >> 60) as usize % OBJECTS.len();
+    OBJECTS[index].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn all() -> impl Iterator<Item = MutexGuard<'static, Objects>> {
+    OBJECTS.iter().map(|part| part.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// How many there are. Allocations are counted by those who make them.
+pub(super) fn counts() -> Counts {
+    let mut counts = Counts { contexts: context::all().len() as u64, ..Counts::default() };
+    for part in all() {
+        for (kind, _) in part.keys() {
+            match kind {
+                Kind::Stream => counts.streams += 1,
+                Kind::Event => counts.events += 1,
+                Kind::Module | Kind::Library => counts.modules += 1,
+                Kind::Graph | Kind::GraphExec => counts.graphs += 1,
+                _ => {}
+            }
+        }
+    }
+    counts
+}
+
+/// A context is there no more, or has been emptied.
+pub(super) fn context_gone(context: CUcontext) {
+    let context = context as usize;
+    for mut part in all() {
+        let is_dead = |(_, object): &(&(Kind, usize), &Object)| object.context == context;
+        let dead: Vec<(Kind, usize)> = part.iter().filter(is_dead).map(|(key, _)| *key).collect();
+        let dead: Vec<_> = dead.into_iter().map(|key| (key, part.remove(&key))).collect();
+        drop(part);
+        for ((kind, handle), object) in dead {
+            object.into_iter().for_each(ended);
+            if kind == Kind::Stream {
+                track::take_capture(handle as CUstream);
+            }
+        }
+    }
+}
+
+fn ended(object: Object) {
+    object.obstacle.into_iter().for_each(taint::end);
+}
+
+fn note(kind: Kind, handle: usize, obstacle: Option<&'static str>) {
+    if !is_started() {
+        return;
+    }
+    let current = if kind.has_context() { context::current() } else { None };
+    let context = current.map_or(0, |(context, _)| context as usize);
+    put(kind, handle, Object { context, obstacle });
+}
+
+/// Notes an object; its obstacle begins unless it has begun.
+fn put(kind: Kind, handle: usize, object: Object) {
+    object.obstacle.into_iter().for_each(taint::begin);
+    let before = part(handle).insert((kind, handle), object);
+    before.into_iter().for_each(ended);
+}
+
+/// A graph that the program has from the end of a capture.
+pub(super) fn captured(graph: CUgraph) {
+    note(Kind::Graph, graph as usize, None);
+}
+
+/// An object stands against a checkpoint for as long as it lives.
+fn burden(kind: Kind, handle: usize, call: &'static str) {
+    if !is_started() {
+        return;
+    }
+    let known = part(handle).get(&(kind, handle)).copied();
+    match known {
+        Some(Object { obstacle: Some(_), .. }) => {}
+        Some(Object { context, .. }) => put(kind, handle, Object { context, obstacle: Some(call) }),
+        None => note(kind, handle, Some(call)),
+    }
+}
+
+/// Notes what a call has made, if it has.
+///
+/// # Safety
+/// `out` is what the driver has written, if the call succeeded, or NULL; it is as large as a handle.
+unsafe fn made<T>(kind: Kind, obstacle: Option<&'static str>, result: CUresult, out: *const T) -> CUresult {
+    const { assert!(size_of::<T>() == size_of::<usize>()) };
+    if result == SUCCESS && !out.is_null() {
+        // SAFETY: the driver has written it.
+        let handle = unsafe { out.cast::<usize>().read() };
+        note(kind, handle, obstacle);
+    }
+    result
+}
+
+/// Forgets an object while it is destroyed.
+fn destroyed(kind: Kind, handle: usize, destroy: impl FnOnce() -> CUresult) -> CUresult {
+    if !is_started() {
+        return destroy();
+    }
+    let known = part(handle).remove(&(kind, handle));
+    let result = destroy();
+    if let Some(object) = known {
+        if result != SUCCESS {
+            part(handle).insert((kind, handle), object);
+        } else {
+            ended(object);
+        }
+    }
+    result
+}
+
+macro_rules! makers {
+    ($( $name:ident ( $out:ident : *mut $handle:ty $(, $arg:ident : $ty:ty)* ) = $kind:ident
+        $(, $obstacle:literal)? ; )*) => {
+        $(
+            /// # Safety
+            /// As for the driver's.
+            pub(super) unsafe fn $name(
+                real: unsafe extern "C" fn(*mut $handle, $($ty),*) -> CUresult,
+                $out: *mut $handle,
+                $($arg: $ty),*
+            ) -> CUresult {
+                let obstacle = [$($obstacle)?].first().copied();
+                // SAFETY: the parameters are those of our own caller.
+                let result = unsafe { real($out, $($arg),*) };
+                // SAFETY: as above.
+                unsafe { made(Kind::$kind, obstacle, result, $out) }
+            }
+        )*
+    };
+}
+
+makers! {
+    cuStreamCreate(out: *mut CUstream, flags: c_uint) = Stream;
+    cuStreamCreateWithPriority(out: *mut CUstream, flags: c_uint, priority: c_int) = Stream;
+    cuGreenCtxStreamCreate(out: *mut CUstream, green: CUgreenCtx, flags: c_uint, priority: c_int) = Stream;
+    cuEventCreate(out: *mut CUevent, flags: c_uint) = Event;
+    cuModuleLoad(out: *mut CUmodule, path: *const c_char) = Module;
+    cuModuleLoadData(out: *mut CUmodule, image: *const c_void) = Module;
+    cuModuleLoadDataEx(
+        out: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option,
+        values: *mut *mut c_void
+    ) = Module;
+    cuModuleLoadFatBinary(out: *mut CUmodule, image: *const c_void) = Module;
+    cuLibraryLoadData(
+        out: *mut CUlibrary, code: *const c_void, jit_options: *mut CUjit_option, jit_values: *mut *mut c_void,
+        jit_count: c_uint, options: *mut CUlibraryOption, values: *mut *mut c_void, count: c_uint
+    ) = Library;
+    cuLibraryLoadFromFile(
+        out: *mut CUlibrary, path: *const c_char, jit_options: *mut CUjit_option, jit_values: *mut *mut c_void,
+        jit_count: c_uint, options: *mut CUlibraryOption, values: *mut *mut c_void, count: c_uint
+    ) = Library;
+    cuGraphCreate(out: *mut CUgraph, flags: c_uint) = Graph;
+    cuGraphClone(out: *mut CUgraph, original: CUgraph) = Graph;
+    cuGraphInstantiate_v2(
+        out: *mut CUgraphExec, graph: CUgraph, node: *mut CUgraphNode, log: *mut c_char, bytes: usize
+    ) = GraphExec;
+    cuGraphInstantiateWithFlags(out: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) = GraphExec;
+    cuGraphInstantiateWithParams(
+        out: *mut CUgraphExec, graph: CUgraph, parameters: *mut CUDA_GRAPH_INSTANTIATE_PARAMS
+    ) = GraphExec;
+    cuMemAllocManaged(out: *mut CUdeviceptr, bytes: usize, flags: c_uint)
+        = ForeignMemory, "cuMemAllocManaged";
+    cuImportExternalMemory(out: *mut CUexternalMemory, from: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC)
+        = ExternalMemory, "cuImportExternalMemory";
+    cuExternalMemoryGetMappedBuffer(
+        out: *mut CUdeviceptr, memory: CUexternalMemory, buffer: *const CUDA_EXTERNAL_MEMORY_BUFFER_DESC
+    ) = ForeignMemory, "cuExternalMemoryGetMappedBuffer";
+    cuExternalMemoryGetMappedMipmappedArray(
+        out: *mut CUmipmappedArray, memory: CUexternalMemory,
+        array: *const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC
+    ) = ExternalArray, "cuExternalMemoryGetMappedMipmappedArray";
+    cuImportExternalSemaphore(out: *mut CUexternalSemaphore, from: *const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC)
+        = ExternalSemaphore, "cuImportExternalSemaphore";
+    cuIpcOpenEventHandle(out: *mut CUevent, handle: CUipcEventHandle) = Event, "cuIpcOpenEventHandle";
+}
+
+macro_rules! destroyers {
+    ($( $name:ident ( $handle:ty ) = $kind:ident ; )*) => {
+        $(
+            /// # Safety
+            /// As for the driver's.
+            pub(super) unsafe fn $name(
+                real: unsafe extern "C" fn($handle) -> CUresult,
+                handle: $handle,
+            ) -> CUresult {
+                // SAFETY: the parameters are those of our own caller.
+                destroyed(Kind::$kind, handle as usize, || unsafe { real(handle) })
+            }
+        )*
+    };
+}
+
+destroyers! {
+    cuEventDestroy_v2(CUevent) = Event;
+    cuModuleUnload(CUmodule) = Module;
+    cuLibraryUnload(CUlibrary) = Library;
+    cuGraphDestroy(CUgraph) = Graph;
+    cuGraphExecDestroy(CUgraphExec) = GraphExec;
+    // For addresses that are not of memory of our own.
+    cuMemFree_v2(CUdeviceptr) = ForeignMemory;
+    cuDestroyExternalMemory(CUexternalMemory) = ExternalMemory;
+    cuMipmappedArrayDestroy(CUmipmappedArray) = ExternalArray;
+    cuDestroyExternalSemaphore(CUexternalSemaphore) = ExternalSemaphore;
+}
+
+/// What the stream was capturing is dropped with it.
+///
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuStreamDestroy_v2(
+    real: unsafe extern "C" fn(CUstream) -> CUresult,
+    stream: CUstream,
+) -> CUresult {
+    let capture = if is_started() { track::take_capture(stream) } else { None };
+    // SAFETY: the parameters are those of our own caller.
+    let result = destroyed(Kind::Stream, stream as usize, || unsafe { real(stream) });
+    if result != SUCCESS {
+        capture.into_iter().for_each(track::put_back);
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuIpcGetEventHandle(
+    real: unsafe extern "C" fn(*mut CUipcEventHandle, CUevent) -> CUresult,
+    out: *mut CUipcEventHandle,
+    event: CUevent,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(out, event) };
+    if result == SUCCESS {
+        burden(Kind::Event, event as usize, "cuIpcGetEventHandle");
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuLibraryGetManaged(
+    real: unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUlibrary, *const c_char) -> CUresult,
+    address: *mut CUdeviceptr,
+    bytes: *mut usize,
+    library: CUlibrary,
+    name: *const c_char,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(address, bytes, library, name) };
+    if result == SUCCESS {
+        burden(Kind::Library, library as usize, "cuLibraryGetManaged");
+    }
+    result
+}
+
+/// Nothing tells of a module's managed variables but their addresses.
+///
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuModuleGetGlobal_v2(
+    real: unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUmodule, *const c_char) -> CUresult,
+    address: *mut CUdeviceptr,
+    bytes: *mut usize,
+    module: CUmodule,
+    name: *const c_char,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(address, bytes, module, name) };
+    if result == SUCCESS && !address.is_null() {
+        // SAFETY: the driver has written it.
+        let address = unsafe { *address };
+        if is_managed(address) {
+            burden(Kind::Module, module as usize, "cuModuleGetGlobal");
+        }
+    }
+    result
+}
+
+fn is_managed(address: CUdeviceptr) -> bool {
+    const IS_MANAGED: CUpointer_attribute =
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as CUpointer_attribute;
+    let mut is_managed: c_uint = 0;
+    // SAFETY: the attribute is written as an `unsigned int`, which the variable is.
+    let result = unsafe { driver::cuPointerGetAttribute((&raw mut is_managed).cast(), IS_MANAGED, address) };
+    result == SUCCESS && is_managed != 0
+}
+
+#[cfg(test)]
+mod tests;

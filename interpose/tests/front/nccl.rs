@@ -1,0 +1,172 @@
+//! Communicators of NCCL: those of several ranks refuse a checkpoint while they are there. NCCL is played.
+
+use super::*;
+
+const SHARED: [&str; 3] = ["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2"];
+
+/// A program that makes communicators, step by step.
+struct Steps<'a> {
+    launcher: &'a mut Launcher,
+    program: Program,
+}
+
+impl<'a> Steps<'a> {
+    /// The program is linked against NCCL, or else opens `libraries`.
+    fn new(launcher: &'a mut Launcher, libraries: &[&Path]) -> Self {
+        let nccl = launcher.compile("fake_nccl.c", "libnccl.so.2", &SHARED);
+        let linked = ["-DLINKED", nccl.to_str().expect("text")];
+        let options = if libraries.is_empty() { &linked[..] } else { &[] };
+        let program = launcher.compile_with_driver("nccl.c", "nccl", &[options, &["-ldl"]].concat());
+        Self::start(launcher, &program, libraries)
+    }
+
+    fn start(launcher: &'a mut Launcher, program: &Path, libraries: &[&Path]) -> Self {
+        let mut command = launcher.preloaded(program);
+        let driver = driver();
+        let places = [driver.parent().expect("a directory"), launcher.directory.path()];
+        command.env("LD_LIBRARY_PATH", std::env::join_paths(places).expect("paths"));
+        command.env("NCCL_PEER", launcher.path("peer")).args(libraries);
+        let mut program = Program::start(command);
+        assert_eq!(program.line(), "ready");
+        Self { launcher, program }
+    }
+
+    fn take(&mut self, step: &str) -> i32 {
+        self.program.say(step);
+        self.program.line().parse().expect("a number")
+    }
+
+    /// Whether a checkpoint is refused, and the words of the reason.
+    fn refused(&self) -> String {
+        match self.launcher.agent_of(&self.program).quiesce() {
+            FromAgent::Failed { attempt: 1, reason, .. } => reason,
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    fn is_saved(&mut self) {
+        let agent = self.launcher.agent_of(&self.program);
+        self.launcher.while_away(vec![agent], || {});
+    }
+
+    /// What is made by a step cannot be saved until it is destroyed.
+    fn stands_until(&mut self, step: &str, words: &str, place: usize) {
+        assert_eq!(self.take(step), 0, "{step}");
+        let reason = self.refused();
+        let told = format!("an NCCL communicator of {words} is alive: ");
+        assert!(reason.contains(&told) && reason.contains("ncclCommDestroy"), "{step}: {reason}");
+        let end = if place == 0 { "destroy" } else { "abort" };
+        assert_eq!(self.take(&format!("{end} {place}")), 0);
+        self.is_saved();
+    }
+
+    fn goes_through_every_way(&mut self) {
+        self.stands_until("init 4", "4 ranks (ncclCommInitRank)", 0);
+        self.stands_until("config 8", "8 ranks (ncclCommInitRankConfig)", 0);
+        self.stands_until("scalable 16", "16 ranks (ncclCommInitRankScalable)", 0);
+        assert_eq!(self.take("init 1"), 0);
+        // 1 + 2 * 2 + 3 * 3: the parameter that is passed by value.
+        assert_eq!(self.take("sum 0"), 14);
+        self.is_saved();
+        self.stands_until("grow 5", "5 ranks (ncclCommGrow)", 1);
+        assert_eq!(self.take("destroy 0"), 0);
+        assert_eq!(self.take("all 2"), 0);
+        assert_eq!(self.take("destroy 0"), 0);
+        assert!(self.refused().contains("of 2 ranks (ncclCommInitAll)"), "the other one is there");
+        assert_eq!(self.take("abort 1"), 0);
+        self.is_saved();
+        // What fails has made nothing.
+        assert_eq!(self.take("init -2"), 4);
+        self.is_saved();
+    }
+}
+
+#[test]
+fn communicators_of_several_ranks_refuse_a_checkpoint_by_name() {
+    Steps::new(&mut Launcher::new(), &[]).goes_through_every_way();
+}
+
+#[test]
+fn a_library_that_is_opened_is_seen_too() {
+    let mut launcher = Launcher::new();
+    let library = launcher.path("libnccl.so.2");
+    Steps::new(&mut launcher, &[&library]).goes_through_every_way();
+}
+
+#[test]
+fn parts_of_a_communicator_count_by_themselves() {
+    let mut launcher = Launcher::new();
+    let mut steps = Steps::new(&mut launcher, &[]);
+    assert_eq!(steps.take("all 4"), 0);
+    // A part of one rank, one of two, and none.
+    for (step, expected) in [("split 0", 1), ("split 2", 2), ("shrink 2", 2), ("split -1", 0)] {
+        assert_eq!(steps.take(step), 0);
+        assert!(steps.refused().contains("of 4 ranks (ncclCommInitAll)"));
+        if expected > 0 {
+            assert_eq!(steps.take("abort 1"), 0);
+        }
+    }
+    let mut launcher = Launcher::new();
+    let mut steps = Steps::new(&mut launcher, &[]);
+    assert_eq!(steps.take("init 4"), 0);
+    assert_eq!(steps.take("split 2"), 0);
+    assert_eq!(steps.take("destroy 0"), 0);
+    assert!(steps.refused().contains("of 2 ranks (ncclCommSplit)"));
+    assert_eq!(steps.take("abort 1"), 0);
+    assert_eq!(steps.take("init 4"), 0);
+    assert_eq!(steps.take("split 0"), 0);
+    assert_eq!(steps.take("destroy 0"), 0);
+    steps.is_saved();
+    assert_eq!(steps.take("init 5"), 0);
+    assert_eq!(steps.take("shrink 2"), 0);
+    assert_eq!(steps.take("destroy 0"), 0);
+    assert!(steps.refused().contains("of 3 ranks (ncclCommShrink)"));
+}
+
+#[test]
+fn a_communicator_that_is_being_made_refuses_a_checkpoint() {
+    let mut launcher = Launcher::new();
+    let peer = launcher.path("peer");
+    let mut steps = Steps::new(&mut launcher, &[]);
+    steps.program.say("init 3");
+    assert_eq!(steps.program.line(), "waits");
+    let reason = steps.refused();
+    assert!(reason.contains("of 3 ranks (ncclCommInitRank) is under way"), "{reason}");
+    fs::write(peer, "").expect("written");
+    assert_eq!(steps.program.line(), "0");
+    assert!(steps.refused().contains("is alive"));
+}
+
+#[test]
+fn a_program_without_nccl_finds_none() {
+    let mut launcher = Launcher::new();
+    let program = launcher.compile_with_driver("nccl.c", "nccl", &["-ldl"]);
+    assert_eq!(Steps::start(&mut launcher, &program, &[]).take("found 0"), 0);
+    // What is linked is found, and by default too.
+    assert_eq!(Steps::new(&mut launcher, &[]).take("found 0"), 1);
+}
+
+#[test]
+fn calls_of_a_library_that_has_nccl_in_itself_stay_there() {
+    let mut launcher = Launcher::new();
+    let first = launcher.path("libnccl.so.2");
+    let bundle = launcher.compile("fake_nccl.c", "bundle.so", &["-shared", "-fPIC", "-DSALT=100"]);
+    let mut steps = Steps::new(&mut launcher, &[&first, &bundle]);
+    assert_eq!(steps.take("bundle 4"), 0);
+    assert_eq!(steps.take("sum 0"), 114);
+    assert!(steps.refused().contains("of 4 ranks (ncclCommInitRank) is alive"));
+}
+
+#[test]
+fn a_second_copy_is_left_alone_and_told() {
+    let mut launcher = Launcher::new();
+    let first = launcher.path("libnccl.so.2");
+    let other = launcher.compile("fake_nccl.c", "other.so", &[&SHARED[..], &["-DSALT=100"]].concat());
+    let mut steps = Steps::new(&mut launcher, &[&first, &other]);
+    assert_eq!(steps.take("init 1"), 0);
+    assert_eq!(steps.take("sum 0"), 14);
+    steps.is_saved();
+    assert_eq!(steps.take("other 1"), 0);
+    assert_eq!(steps.take("sum 0"), 114);
+    assert!(steps.refused().contains("a second copy of NCCL"));
+}

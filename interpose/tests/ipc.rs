@@ -1,0 +1,356 @@
+//! Processes that share device memory by CUDA IPC, with the test as the launcher that passes it on.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use ckpt_protocol::agent::{FromAgent, PROTOCOL_VERSION, SOCKET_VARIABLE, ShareKey, ToAgent};
+use ckpt_protocol::{descriptors, frame};
+
+const LONG: Duration = Duration::from_secs(60);
+const LARGE: u64 = 4 << 20;
+const INVALID_VALUE: &str = "error 1";
+const INVALID_CONTEXT: &str = "error 201";
+
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/ipc.c");
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ipc");
+        let mut cc = Command::new("cc");
+        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1"]).arg(source).arg("-o").arg(&path);
+        let result = cc.arg(driver()).output().expect("cc");
+        assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
+        path
+    })
+}
+
+/// simcuda, as `libcuda.so.1`.
+fn driver() -> PathBuf {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/simcuda/libcuda.so.1");
+    let path = std::env::var_os("CKPT_TEST_LIBCUDA").map_or_else(default, PathBuf::from);
+    assert!(path.is_file(), "{} is not there: call `cargo xtask test`", path.display());
+    path
+}
+
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("this test's path");
+    let deps = test.parent().expect("a directory");
+    let built = |path: PathBuf| Some((fs::metadata(&path).ok()?.modified().ok()?, path));
+    let places = [deps.join("libckpt_interpose.so"), deps.with_file_name("libckpt_interpose.so")];
+    places.into_iter().filter_map(built).max().expect("libckpt_interpose.so is built with this test").1
+}
+
+fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LONG;
+    loop {
+        if let Some(done) = attempt() {
+            return done;
+        }
+        assert!(Instant::now() < end, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What the launcher has heard.
+#[derive(Default)]
+struct Heard {
+    /// Connections of agents, by process ID.
+    agents: BTreeMap<u32, UnixStream>,
+    memory: BTreeMap<ShareKey, (Arc<OwnedFd>, u64)>,
+    /// Each message about memory in a word, with who has sent it.
+    said: Vec<(u32, &'static str)>,
+    /// So many times memory that is not there may still come.
+    may_come: u32,
+}
+
+/// A launcher, and a directory for what its job needs.
+struct Launcher {
+    directory: tempfile::TempDir,
+    heard: Arc<Mutex<Heard>>,
+}
+
+impl Launcher {
+    fn new() -> Self {
+        let directory =
+            tempfile::Builder::new().prefix("ipc-test-").tempdir_in("/dev/shm").expect("a directory");
+        let launcher = Self { directory, heard: Arc::default() };
+        launcher.listen();
+        launcher
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    /// Listens until the path is taken away.
+    fn listen(&self) {
+        let path = self.socket();
+        let listener = UnixListener::bind(&path).expect("a listener");
+        listener.set_nonblocking(true).expect("set");
+        let heard = Arc::clone(&self.heard);
+        std::thread::spawn(move || {
+            while path.exists() {
+                match listener.accept() {
+                    Ok((stream, _)) => meet(&heard, stream),
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        });
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        self.heard.lock().expect("no test has failed")
+    }
+
+    fn said(&self) -> Vec<(u32, &'static str)> {
+        std::mem::take(&mut self.heard().said)
+    }
+
+    fn start(&self) -> Program {
+        let mut command = Command::new(program());
+        command.env("LD_LIBRARY_PATH", driver().parent().expect("a directory"));
+        command.env("SIMCUDA_DIR", self.directory.path()).env("SIMCUDA_MEMORY", "64MiB");
+        command.env("LD_PRELOAD", library()).env(SOCKET_VARIABLE, self.socket());
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut program = Program { input: child.stdin.take().expect("a pipe"), child, output };
+        assert_eq!(program.answer(), "ready");
+        program
+    }
+
+    fn agent_of(&self, program: &Program) -> UnixStream {
+        until("the program's agent", || self.heard().agents.remove(&program.child.id()))
+    }
+}
+
+/// Plays the launcher on a connection, as far as the first message.
+fn meet(heard: &Mutex<Heard>, stream: UnixStream) {
+    stream.set_nonblocking(false).expect("set");
+    stream.set_read_timeout(Some(LONG)).expect("set");
+    let Ok(message) = frame::read::<FromAgent>(&mut &stream) else { return };
+    let mut memory = None;
+    let mut heard = heard.lock().expect("no test has failed");
+    let answer = match message {
+        FromAgent::Hello(hello) => {
+            heard.agents.insert(hello.pid, stream.try_clone().expect("a copy"));
+            ToAgent::Welcome { version: PROTOCOL_VERSION }
+        }
+        FromAgent::Publish { pid, key, bytes } => {
+            let received = descriptors::receive(stream.as_fd(), 1).expect("memory").swap_remove(0);
+            heard.said.push((pid, "publish"));
+            heard.memory.insert(key, (Arc::new(received), bytes));
+            ToAgent::Published { is_kept: true }
+        }
+        FromAgent::Fetch { pid, key, .. } => {
+            heard.said.push((pid, "fetch"));
+            memory = heard.memory.get(&key).cloned();
+            let is_final = memory.is_some() || heard.may_come == 0;
+            heard.may_come = heard.may_come.saturating_sub(1);
+            match &memory {
+                Some((_, bytes)) => ToAgent::Shared { bytes: *bytes },
+                None => ToAgent::NotShared { is_final },
+            }
+        }
+        FromAgent::Withdraw { pid, keys } => {
+            heard.said.extend(keys.iter().map(|_| (pid, "withdraw")));
+            ToAgent::Withdrawn
+        }
+        message => panic!("{message:?}"),
+    };
+    frame::write(&mut &stream, &answer).expect("told");
+    let memory: Vec<_> = memory.iter().map(|(memory, _)| memory.as_fd()).collect();
+    descriptors::send(stream.as_fd(), &memory).expect("sent");
+}
+
+/// A program, which does not outlive its test.
+struct Program {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Program {
+    fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}").expect("written");
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("a line");
+        line.trim_end().to_owned()
+    }
+
+    fn does(&mut self, line: &str) -> String {
+        self.say(line);
+        self.answer()
+    }
+
+    /// Something that gives an address or a handle.
+    fn gives(&mut self, line: &str) -> String {
+        let answer = self.does(line);
+        assert!(!answer.starts_with("error") && answer.len() > 2, "{line}: {answer}");
+        answer
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An allocation that holds a number; its address and its handle.
+fn shared(owner: &mut Program, bytes: u64, number: u32) -> (String, String) {
+    let address = owner.gives(&format!("alloc {bytes}"));
+    assert_eq!(owner.does(&format!("fill {address} {number} {}", bytes / 4)), "ok");
+    let handle = owner.gives(&format!("get {address}"));
+    (address, handle)
+}
+
+#[test]
+fn an_allocation_of_another_process_is_the_same_memory() {
+    let launcher = Launcher::new();
+    let [mut owner, mut importer] = [launcher.start(), launcher.start()];
+    let (address, handle) = shared(&mut owner, LARGE, 5);
+    assert!(handle.starts_with("434b505449504331"), "{handle}");
+    let opened = importer.gives(&format!("open {handle}"));
+    assert_eq!(importer.does(&format!("look {opened}")), format!("5 at 0 of {LARGE}"));
+    assert_eq!(importer.does(&format!("fill {opened} 6 16")), "ok");
+    assert_eq!(owner.does(&format!("look {address}")), format!("6 at 0 of {LARGE}"));
+    // As often as it is opened, it has to be closed.
+    assert_eq!(importer.gives(&format!("open-legacy {handle}")), opened);
+    assert_eq!(importer.does(&format!("free {opened}")), INVALID_VALUE);
+    assert_eq!(importer.does(&format!("close {opened}")), "ok");
+    assert_eq!(importer.does(&format!("look {opened}")), format!("6 at 0 of {LARGE}"));
+    assert_eq!(launcher.said(), [(owner.pid(), "publish"), (importer.pid(), "fetch")]);
+    assert_eq!(importer.does(&format!("close {opened}")), "ok");
+    assert_eq!(importer.does(&format!("look {opened}")), INVALID_VALUE);
+    assert_eq!(importer.does(&format!("close {opened}")), INVALID_VALUE);
+    assert_eq!(owner.does(&format!("free {address}")), "ok");
+    assert_eq!(launcher.said(), [(importer.pid(), "withdraw"), (owner.pid(), "withdraw")]);
+}
+
+#[test]
+fn small_allocations_share_one_piece_and_keep_their_places_in_it() {
+    let launcher = Launcher::new();
+    let [mut owner, mut importer] = [launcher.start(), launcher.start()];
+    let (first, first_handle) = shared(&mut owner, 1024, 7);
+    let (second, second_handle) = shared(&mut owner, 3000, 8);
+    assert_ne!(first_handle, second_handle);
+    assert_eq!(owner.gives(&format!("get {first}")), first_handle);
+    let number = |text: &str| u64::from_str_radix(&text[2..], 16).expect("an address");
+    let opened = [&first_handle, &second_handle].map(|handle| importer.gives(&format!("open {handle}")));
+    let apart = number(&second).wrapping_sub(number(&first));
+    assert_eq!(number(&opened[1]).wrapping_sub(number(&opened[0])), apart);
+    assert_eq!(importer.does(&format!("look {}", opened[0])), "7 at 0 of 1024");
+    assert_eq!(importer.does(&format!("look {}", opened[1])), "8 at 0 of 3000");
+    assert_eq!(launcher.said(), [(owner.pid(), "publish"), (importer.pid(), "fetch")]);
+    assert_eq!(importer.does(&format!("close {}", opened[0])), "ok");
+    assert!(importer.does(&format!("look {}", opened[0])).starts_with("error"), "it is in nothing any more");
+    assert_eq!(importer.does(&format!("look {}", opened[1])), "8 at 0 of 3000");
+    // The other one is still in the piece.
+    assert_eq!(owner.does(&format!("free {first}")), "ok");
+    assert_eq!(launcher.said(), []);
+    assert_eq!(importer.does(&format!("close {}", opened[1])), "ok");
+    assert_eq!(launcher.said(), [(importer.pid(), "withdraw")]);
+}
+
+#[test]
+fn two_processes_share_with_each_other_and_with_a_third() {
+    let launcher = Launcher::new();
+    let mut programs = [launcher.start(), launcher.start(), launcher.start()];
+    let mut handles = Vec::new();
+    for (program, number) in programs.iter_mut().zip(1..) {
+        handles.push(shared(program, LARGE, number).1);
+    }
+    for (place, program) in programs.iter_mut().enumerate() {
+        for (number, handle) in handles.iter().enumerate() {
+            if place == number {
+                assert_eq!(program.does(&format!("open {handle}")), INVALID_CONTEXT, "its own");
+            } else {
+                let opened = program.gives(&format!("open {handle}"));
+                assert!(program.does(&format!("look {opened}")).starts_with(&format!("{} at", number + 1)));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_nobody_has_given_out_or_has_freed_is_refused() {
+    let launcher = Launcher::new();
+    let [mut owner, mut importer] = [launcher.start(), launcher.start()];
+    let (address, handle) = shared(&mut owner, LARGE, 5);
+    let flipped = if &handle[20..21] == "0" { "1" } else { "0" };
+    let damaged = format!("{}{flipped}{}", &handle[..20], &handle[21..]);
+    assert_eq!(importer.does(&format!("open {damaged}")), INVALID_VALUE);
+    assert_eq!(importer.does(&format!("open {}", "00".repeat(64))), INVALID_VALUE);
+    assert_eq!(owner.does("get 0x1234"), INVALID_VALUE);
+    assert_eq!(owner.does(&format!("get {:#x}", 0x100 + u64::from_str_radix(&address[2..], 16).unwrap())), {
+        INVALID_VALUE
+    });
+    launcher.heard().memory.clear();
+    assert_eq!(importer.does(&format!("open {handle}")), INVALID_VALUE);
+    // An owner that is not there will not publish it either.
+    launcher.heard().may_come = u32::MAX;
+    drop(owner);
+    assert_eq!(importer.does(&format!("open {handle}")), INVALID_VALUE);
+}
+
+#[test]
+fn memory_that_its_owner_is_putting_back_is_waited_for() {
+    let launcher = Launcher::new();
+    let [mut owner, mut importer] = [launcher.start(), launcher.start()];
+    let (_, handle) = shared(&mut owner, LARGE, 5);
+    let memory = std::mem::take(&mut launcher.heard().memory);
+    launcher.heard().may_come = u32::MAX;
+    importer.say(&format!("open {handle}"));
+    until("two questions", || (launcher.heard().said.len() > 2).then_some(()));
+    launcher.heard().memory = memory;
+    let opened = importer.answer();
+    assert_eq!(importer.does(&format!("look {opened}")), format!("5 at 0 of {LARGE}"));
+}
+
+/// A call that needs the launcher while there is none waits outside of the gate, so that its process can be saved.
+#[test]
+fn a_checkpoint_may_come_in_between() {
+    let launcher = Launcher::new();
+    let [mut owner, mut importer] = [launcher.start(), launcher.start()];
+    let handle = shared(&mut owner, LARGE, 5).1;
+    let freed = shared(&mut owner, LARGE, 6).0;
+    let unshared = owner.gives(&format!("alloc {LARGE}"));
+    let agents = [launcher.agent_of(&owner), launcher.agent_of(&importer)];
+    fs::remove_file(launcher.socket()).expect("removed");
+    launcher.said();
+    importer.say(&format!("open {handle}"));
+    assert_eq!(owner.does(&format!("free {freed}")), "ok", "nobody waits to say that");
+    owner.say(&format!("get {unshared}"));
+    for agent in &agents {
+        let quiesce = ToAgent::Quiesce { attempt: 1, timeout_ms: 30_000, park: true };
+        frame::write(&mut &*agent, &quiesce).expect("asked");
+        let answer: FromAgent = frame::read(&mut &*agent).expect("an answer");
+        assert!(matches!(answer, FromAgent::Quiesced { attempt: 1, .. }), "{answer:?}");
+    }
+    assert_eq!(launcher.said(), []);
+    launcher.listen();
+    let opened = importer.answer();
+    assert!(opened.starts_with("0x"), "{opened}");
+    assert!(owner.answer().starts_with("434b505449504331"));
+    assert_eq!(importer.does(&format!("look {opened}")), format!("5 at 0 of {LARGE}"));
+    let said = launcher.said();
+    for what in [(owner.pid(), "withdraw"), (owner.pid(), "publish"), (importer.pid(), "fetch")] {
+        assert_eq!(said.iter().filter(|said| **said == what).count(), 1, "{what:?} in {said:?}");
+    }
+}

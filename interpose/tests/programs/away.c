@@ -1,0 +1,206 @@
+/* Device memory of every kind. Commands on standard input, one line each; answers "ok", or ends with what is wrong.
+ *   fill SEED    writes a pattern to all of it
+ *   check SEED   compares, and looks whether all addresses, ranges and attributes are as they were
+ *   change N     writes another pattern to allocation N, and remembers it
+ *   free N, alloc N BYTES
+ * Linked with the driver directly. */
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef unsigned long long ptr;
+
+int cuInit(unsigned);
+int cuDeviceGetCount(int *);
+int cuDevicePrimaryCtxRetain(void **, int);
+int cuCtxSetCurrent(void *);
+int cuMemAlloc_v2(ptr *, size_t);
+int cuMemFree_v2(ptr);
+int cuMemAllocAsync(ptr *, size_t, void *);
+int cuStreamSynchronize(void *);
+int cuMemcpyHtoD_v2(ptr, const void *, size_t);
+int cuMemcpyDtoH_v2(void *, ptr, size_t);
+int cuMemGetAddressRange_v2(ptr *, size_t *, ptr);
+int cuMemGetInfo_v2(size_t *, size_t *);
+int cuPointerGetAttribute(void *, int, ptr);
+int cuMemAddressReserve(ptr *, size_t, size_t, ptr, unsigned long long);
+int cuMemCreate(unsigned long long *, size_t, const void *, unsigned long long);
+int cuMemMap(ptr, size_t, size_t, unsigned long long, unsigned long long);
+int cuMemSetAccess(ptr, size_t, const void *, size_t);
+int cuMemRelease(unsigned long long);
+
+#define CHECK(call)                                                    \
+    do {                                                               \
+        int result_ = (call);                                          \
+        if (result_ != 0) {                                            \
+            printf("line %d: %s: %d\n", __LINE__, #call, result_);     \
+            fflush(stdout);                                            \
+            exit(1);                                                   \
+        }                                                              \
+    } while (0)
+#define MOST 64
+
+/* CUDA driver API reference, CUpointer_attribute: context, memory type, device pointer, buffer ID, device ordinal,
+ * IPC capable, range start, range size, mapped, allowed handle types, pool. */
+static const int attributes[] = {1, 2, 3, 7, 9, 10, 11, 12, 13, 14, 17};
+#define ATTRIBUTES (sizeof attributes / sizeof *attributes)
+
+static struct {
+    ptr address;
+    size_t bytes;
+    uint32_t seed;
+    int device;
+    uint64_t known[ATTRIBUTES];
+    int results[ATTRIBUTES];
+    ptr start;
+    size_t range;
+    int range_result;
+} all[MOST];
+static int count;
+static size_t free_before, total_before;
+
+static void pattern(uint32_t *to, size_t bytes, uint32_t seed) {
+    for (size_t i = 0; i < bytes / 4; i++) {
+        to[i] = (uint32_t)i * 2654435761u + seed;
+    }
+}
+
+static void look(int i, int is_first) {
+    for (size_t a = 0; a < ATTRIBUTES; a++) {
+        uint64_t value = 0;
+        int result = cuPointerGetAttribute(&value, attributes[a], all[i].address);
+        if (is_first) {
+            all[i].known[a] = value, all[i].results[a] = result;
+        } else if (value != all[i].known[a] || result != all[i].results[a]) {
+            printf("allocation %d: attribute %d is %" PRIx64 " (%d), was %" PRIx64 " (%d)\n", i, attributes[a], value,
+                   result, all[i].known[a], all[i].results[a]);
+            fflush(stdout);
+            exit(1);
+        }
+    }
+    ptr start = 0;
+    size_t range = 0;
+    int result = cuMemGetAddressRange_v2(&start, &range, all[i].address + all[i].bytes / 2);
+    if (is_first) {
+        all[i].start = start, all[i].range = range, all[i].range_result = result;
+    } else if (start != all[i].start || range != all[i].range || result != all[i].range_result) {
+        printf("allocation %d: its range is %llx+%zx (%d)\n", i, start, range, result);
+        fflush(stdout);
+        exit(1);
+    }
+}
+
+static int add(ptr address, size_t bytes) {
+    int i = count++;
+    all[i].address = address, all[i].bytes = bytes;
+    look(i, 1);
+    return i;
+}
+
+static void write_pattern(int i, uint32_t seed) {
+    uint32_t *host = malloc(all[i].bytes);
+    pattern(host, all[i].bytes, seed);
+    CHECK(cuMemcpyHtoD_v2(all[i].address, host, all[i].bytes));
+    free(host);
+    all[i].seed = seed;
+}
+
+static void check(int i) {
+    uint32_t *host = malloc(all[i].bytes), *wanted = malloc(all[i].bytes);
+    pattern(wanted, all[i].bytes, all[i].seed);
+    CHECK(cuMemcpyDtoH_v2(host, all[i].address, all[i].bytes));
+    if (memcmp(host, wanted, all[i].bytes) != 0) {
+        size_t at = 0;
+        while (host[at] == wanted[at]) {
+            at++;
+        }
+        printf("allocation %d of %zu bytes differs at word %zu\n", i, all[i].bytes, at);
+        fflush(stdout);
+        exit(1);
+    }
+    free(host), free(wanted);
+}
+
+static ptr vmm(size_t bytes, int is_alias) {
+    struct { unsigned type, handles, place; int id; void *win32; unsigned char flags[8]; } prop = {1, 0, 1, 0, NULL, {0}};
+    struct { unsigned place; int id; unsigned flags; } access = {1, 0, 3};
+    ptr address = 0, other = 0;
+    unsigned long long handle = 0;
+    CHECK(cuMemAddressReserve(&address, bytes, 0, 0, 0));
+    CHECK(cuMemCreate(&handle, bytes, &prop, 0));
+    CHECK(cuMemMap(address, bytes, 0, handle, 0));
+    CHECK(cuMemSetAccess(address, bytes, &access, 1));
+    if (is_alias) {
+        CHECK(cuMemAddressReserve(&other, bytes, 0, 0, 0));
+        CHECK(cuMemMap(other, bytes, 0, handle, 0));
+        CHECK(cuMemSetAccess(other, bytes, &access, 1));
+        address = other;
+    }
+    CHECK(cuMemRelease(handle));
+    return address;
+}
+
+int main(void) {
+    void *context;
+    CHECK(cuInit(0));
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(cuCtxSetCurrent(context));
+    static const size_t sizes[] = {4, 1000, 65536, 1 << 20, (2 << 20) - 4, 2 << 20, (2 << 20) + 4, 7 << 20};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        ptr address;
+        CHECK(cuMemAlloc_v2(&address, sizes[i]));
+        add(address, sizes[i]);
+    }
+    add(vmm(2 << 20, 0), 2 << 20);
+    add(vmm(6 << 20, 1), 6 << 20);
+    static const size_t pooled[] = {512, 3 << 20};
+    for (size_t i = 0; i < sizeof pooled / sizeof *pooled; i++) {
+        ptr address;
+        CHECK(cuMemAllocAsync(&address, pooled[i], NULL));
+        CHECK(cuStreamSynchronize(NULL));
+        add(address, pooled[i]);
+    }
+    CHECK(cuMemGetInfo_v2(&free_before, &total_before));
+    puts("ready");
+    fflush(stdout);
+    char line[128];
+    while (fgets(line, sizeof line, stdin)) {
+        unsigned number = 0;
+        size_t bytes = 0;
+        if (sscanf(line, "fill %u", &number) == 1) {
+            for (int i = 0; i < count; i++) {
+                write_pattern(i, number + (unsigned)i);
+            }
+        } else if (strncmp(line, "check", 5) == 0) {
+            for (int i = 0; i < count; i++) {
+                look(i, 0);
+                check(i);
+            }
+            size_t free_now, total_now;
+            CHECK(cuMemGetInfo_v2(&free_now, &total_now));
+            if (free_now != free_before || total_now != total_before) {
+                printf("free memory is %zu of %zu, was %zu\n", free_now, total_now, free_before);
+                fflush(stdout);
+                return 1;
+            }
+        } else if (sscanf(line, "change %u", &number) == 1) {
+            write_pattern((int)number, all[number].seed + 77);
+        } else if (sscanf(line, "alloc %zu", &bytes) == 1) {
+            ptr address;
+            CHECK(cuMemAlloc_v2(&address, bytes));
+            write_pattern(add(address, bytes), 5);
+            CHECK(cuMemGetInfo_v2(&free_before, &total_before));
+        } else if (sscanf(line, "free %u", &number) == 1) {
+            CHECK(cuMemFree_v2(all[number].address));
+            all[number] = all[--count];
+            CHECK(cuMemGetInfo_v2(&free_before, &total_before));
+        } else {
+            return 2;
+        }
+        puts("ok");
+        fflush(stdout);
+    }
+    return 0;
+}

@@ -1,0 +1,100 @@
+// Makes and destroys NCCL's communicators as it is told on its standard input, and says what came of each step.
+// usage: nccl [LIBRARY [OTHER]] (compiled with -DLINKED it is linked against NCCL)
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    char internal[128];
+} id;
+
+extern int cuInit(unsigned);
+
+static void *library, *other;
+
+#ifdef LINKED
+#define FIND(name, type) \
+    extern type name; \
+    type *function = name
+#else
+#define FIND(name, type) type *function = dlsym(library, #name)
+#endif
+
+typedef int init_rank(void **, int, id, int);
+typedef int init_config(void **, int, id, int, const int *);
+typedef int init_scalable(void **, int, int, int, id *, const int *);
+typedef int init_all(void **, int, const int *);
+typedef int split(void *, int, int, void **, const int *);
+typedef int shrink(void *, int *, int, void **, const int *, int);
+typedef int grow(void *, int, const id *, int, void **, const int *);
+typedef int end(void *);
+
+static void *made[8];
+static int config = 1000;
+
+static int step(const char *what, int ranks)
+{
+    id ids[2] = {{{1, 2, 3}}, {{4, 5, 6}}};
+    int devices[4] = {0, 1, 2, 3}, excluded = 7;
+    if (!strcmp(what, "init")) {
+        FIND(ncclCommInitRank, init_rank);
+        return function(&made[0], ranks, ids[0], 0);
+    } else if (!strcmp(what, "config")) {
+        FIND(ncclCommInitRankConfig, init_config);
+        return function(&made[0], ranks, ids[0], 1, &config);
+    } else if (!strcmp(what, "scalable")) {
+        FIND(ncclCommInitRankScalable, init_scalable);
+        return function(&made[0], ranks, 1, 2, ids, &config);
+    } else if (!strcmp(what, "all")) {
+        FIND(ncclCommInitAll, init_all);
+        return function(made, ranks, devices);
+    } else if (!strcmp(what, "split")) {
+        FIND(ncclCommSplit, split);
+        return function(made[0], ranks, 1, &made[1], &config);
+    } else if (!strcmp(what, "shrink")) {
+        FIND(ncclCommShrink, shrink);
+        return function(made[0], &excluded, ranks, &made[1], &config, 1);
+    } else if (!strcmp(what, "grow")) {
+        FIND(ncclCommGrow, grow);
+        return function(made[0], ranks, &ids[1], -1, &made[1], &config);
+    } else if (!strcmp(what, "destroy")) {
+        FIND(ncclCommDestroy, end);
+        return function(made[ranks]);
+    } else if (!strcmp(what, "abort")) {
+        FIND(ncclCommAbort, end);
+        return function(made[ranks]);
+    } else if (!strcmp(what, "sum")) {
+        FIND(ncclTestSum, end);
+        return function(made[ranks]);
+    } else if (!strcmp(what, "other")) {
+        init_rank *function = dlsym(other, "ncclCommInitRank");
+        return function(&made[0], ranks, ids[0], 0);
+    } else if (!strcmp(what, "bundle")) {
+        int (*function)(void **, int) = dlsym(other, "bundle_init");
+        return function(&made[0], ranks);
+    } else if (!strcmp(what, "found")) {
+        return dlsym(RTLD_DEFAULT, "ncclCommInitRank") != NULL;
+    }
+    abort();
+}
+
+int main(int count, char **arguments)
+{
+    char what[16];
+    int number;
+    if (cuInit(0))
+        return 1;
+    if (count > 1 && !(library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL)))
+        return 2;
+    if (count > 2 && !(other = dlopen(arguments[2], RTLD_NOW | RTLD_LOCAL)))
+        return 3;
+    puts("ready");
+    fflush(stdout);
+    while (scanf("%15s %d", what, &number) == 2) {
+        printf("%d\n", step(what, number));
+        fflush(stdout);
+    }
+    return 0;
+}
