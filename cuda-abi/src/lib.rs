@@ -23,7 +23,8 @@ pub enum Class {
     /// It creates, changes or destroys state that a checkpoint has to save, or that makes one impossible. The
     /// call is passed on and the state noted. Passes the gate where it changes state.
     Track,
-    /// It submits work: it waits while the gate is closed and counts as in flight until it returns.
+    /// It submits work, or looks at addresses of device memory: it waits while the gate is closed and counts as in flight
+    /// until it returns.
     Gate,
     /// It is passed on as it is. It changes nothing that a checkpoint in the same process has to know. Calls that
     /// block until work is done are here too: the gate must not be held while one blocks.

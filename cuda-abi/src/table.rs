@@ -594,11 +594,11 @@ macro_rules! entry_points {
         fn cuMemRangeGetAttribute(
             data: *mut c_void, dataSize: usize, attribute: CUmem_range_attribute, devPtr: CUdeviceptr,
             count: usize
-        ) = "cuMemRangeGetAttribute" since 8000, leave;
+        ) = "cuMemRangeGetAttribute" since 8000, gate;
         fn cuMemRangeGetAttributes(
             data: *mut *mut c_void, dataSizes: *mut usize, attributes: *mut CUmem_range_attribute,
             numAttributes: usize, devPtr: CUdeviceptr, count: usize
-        ) = "cuMemRangeGetAttributes" since 8000, leave;
+        ) = "cuMemRangeGetAttributes" since 8000, gate;
         fn cuPointerSetAttribute(value: *const c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr)
             = "cuPointerSetAttribute" since 6000, virtualise;
         fn cuPointerGetAttributes(
@@ -823,57 +823,57 @@ macro_rules! entry_points {
         fn cuGraphAddKernelNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1
-        ) = "cuGraphAddKernelNode" since 10000, leave;
+        ) = "cuGraphAddKernelNode" since 10000, gate;
         fn cuGraphAddKernelNode_v2(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, nodeParams: *const CUDA_KERNEL_NODE_PARAMS
-        ) = "cuGraphAddKernelNode" since 12000, leave;
+        ) = "cuGraphAddKernelNode" since 12000, gate;
         fn cuGraphKernelNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_KERNEL_NODE_PARAMS_v1)
             = "cuGraphKernelNodeGetParams" since 10000, leave;
         fn cuGraphKernelNodeGetParams_v2(hNode: CUgraphNode, nodeParams: *mut CUDA_KERNEL_NODE_PARAMS)
             = "cuGraphKernelNodeGetParams" since 12000, leave;
         fn cuGraphKernelNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1)
-            = "cuGraphKernelNodeSetParams" since 10000, leave;
+            = "cuGraphKernelNodeSetParams" since 10000, gate;
         fn cuGraphKernelNodeSetParams_v2(hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS)
-            = "cuGraphKernelNodeSetParams" since 12000, leave;
+            = "cuGraphKernelNodeSetParams" since 12000, gate;
         fn cuGraphAddMemcpyNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, copyParams: *const CUDA_MEMCPY3D, ctx: CUcontext
-        ) = "cuGraphAddMemcpyNode" since 10000, leave;
+        ) = "cuGraphAddMemcpyNode" since 10000, gate;
         fn cuGraphMemcpyNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMCPY3D)
             = "cuGraphMemcpyNodeGetParams" since 10000, leave;
         fn cuGraphMemcpyNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMCPY3D)
-            = "cuGraphMemcpyNodeSetParams" since 10000, leave;
+            = "cuGraphMemcpyNodeSetParams" since 10000, gate;
         fn cuGraphAddMemsetNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, memsetParams: *const CUDA_MEMSET_NODE_PARAMS, ctx: CUcontext
-        ) = "cuGraphAddMemsetNode" since 10000, leave;
+        ) = "cuGraphAddMemsetNode" since 10000, gate;
         fn cuGraphMemsetNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_MEMSET_NODE_PARAMS)
             = "cuGraphMemsetNodeGetParams" since 10000, leave;
         fn cuGraphMemsetNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMSET_NODE_PARAMS)
-            = "cuGraphMemsetNodeSetParams" since 10000, leave;
+            = "cuGraphMemsetNodeSetParams" since 10000, gate;
         fn cuGraphAddHostNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, nodeParams: *const CUDA_HOST_NODE_PARAMS
-        ) = "cuGraphAddHostNode" since 10000, leave;
+        ) = "cuGraphAddHostNode" since 10000, gate;
         fn cuGraphHostNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUDA_HOST_NODE_PARAMS)
             = "cuGraphHostNodeGetParams" since 10000, leave;
         fn cuGraphHostNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_HOST_NODE_PARAMS)
-            = "cuGraphHostNodeSetParams" since 10000, leave;
+            = "cuGraphHostNodeSetParams" since 10000, gate;
         fn cuGraphAddChildGraphNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, childGraph: CUgraph
-        ) = "cuGraphAddChildGraphNode" since 10000, leave;
+        ) = "cuGraphAddChildGraphNode" since 10000, gate;
         fn cuGraphChildGraphNodeGetGraph(hNode: CUgraphNode, phGraph: *mut CUgraph)
             = "cuGraphChildGraphNodeGetGraph" since 10000, leave;
         fn cuGraphAddEmptyNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize
-        ) = "cuGraphAddEmptyNode" since 10000, leave;
+        ) = "cuGraphAddEmptyNode" since 10000, gate;
         fn cuGraphAddEventRecordNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, event: CUevent
-        ) = "cuGraphAddEventRecordNode" since 11010, leave;
+        ) = "cuGraphAddEventRecordNode" since 11010, gate;
         fn cuGraphEventRecordNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent)
             = "cuGraphEventRecordNodeGetEvent" since 11010, leave;
         fn cuGraphEventRecordNodeSetEvent(hNode: CUgraphNode, event: CUevent)
@@ -881,7 +881,7 @@ macro_rules! entry_points {
         fn cuGraphAddEventWaitNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, event: CUevent
-        ) = "cuGraphAddEventWaitNode" since 11010, leave;
+        ) = "cuGraphAddEventWaitNode" since 11010, gate;
         fn cuGraphEventWaitNodeGetEvent(hNode: CUgraphNode, event_out: *mut CUevent)
             = "cuGraphEventWaitNodeGetEvent" since 11010, leave;
         fn cuGraphEventWaitNodeSetEvent(hNode: CUgraphNode, event: CUevent)
@@ -889,36 +889,36 @@ macro_rules! entry_points {
         fn cuGraphAddExternalSemaphoresSignalNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, nodeParams: *const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS
-        ) = "cuGraphAddExternalSemaphoresSignalNode" since 11020, leave;
+        ) = "cuGraphAddExternalSemaphoresSignalNode" since 11020, gate;
         fn cuGraphExternalSemaphoresSignalNodeGetParams(
             hNode: CUgraphNode, params_out: *mut CUDA_EXT_SEM_SIGNAL_NODE_PARAMS
         ) = "cuGraphExternalSemaphoresSignalNodeGetParams" since 11020, leave;
         fn cuGraphExternalSemaphoresSignalNodeSetParams(
             hNode: CUgraphNode, nodeParams: *const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS
-        ) = "cuGraphExternalSemaphoresSignalNodeSetParams" since 11020, leave;
+        ) = "cuGraphExternalSemaphoresSignalNodeSetParams" since 11020, gate;
         fn cuGraphAddExternalSemaphoresWaitNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, nodeParams: *const CUDA_EXT_SEM_WAIT_NODE_PARAMS
-        ) = "cuGraphAddExternalSemaphoresWaitNode" since 11020, leave;
+        ) = "cuGraphAddExternalSemaphoresWaitNode" since 11020, gate;
         fn cuGraphExternalSemaphoresWaitNodeGetParams(
             hNode: CUgraphNode, params_out: *mut CUDA_EXT_SEM_WAIT_NODE_PARAMS
         ) = "cuGraphExternalSemaphoresWaitNodeGetParams" since 11020, leave;
         fn cuGraphExternalSemaphoresWaitNodeSetParams(
             hNode: CUgraphNode, nodeParams: *const CUDA_EXT_SEM_WAIT_NODE_PARAMS
-        ) = "cuGraphExternalSemaphoresWaitNodeSetParams" since 11020, leave;
+        ) = "cuGraphExternalSemaphoresWaitNodeSetParams" since 11020, gate;
         fn cuGraphAddBatchMemOpNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, nodeParams: *const CUDA_BATCH_MEM_OP_NODE_PARAMS
-        ) = "cuGraphAddBatchMemOpNode" since 11070, leave;
+        ) = "cuGraphAddBatchMemOpNode" since 11070, gate;
         fn cuGraphBatchMemOpNodeGetParams(
             hNode: CUgraphNode, nodeParams_out: *mut CUDA_BATCH_MEM_OP_NODE_PARAMS
         ) = "cuGraphBatchMemOpNodeGetParams" since 11070, leave;
         fn cuGraphBatchMemOpNodeSetParams(
             hNode: CUgraphNode, nodeParams: *const CUDA_BATCH_MEM_OP_NODE_PARAMS
-        ) = "cuGraphBatchMemOpNodeSetParams" since 11070, leave;
+        ) = "cuGraphBatchMemOpNodeSetParams" since 11070, gate;
         fn cuGraphExecBatchMemOpNodeSetParams(
             hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_BATCH_MEM_OP_NODE_PARAMS
-        ) = "cuGraphExecBatchMemOpNodeSetParams" since 11070, leave;
+        ) = "cuGraphExecBatchMemOpNodeSetParams" since 11070, gate;
         fn cuGraphAddMemAllocNode(
             phGraphNode: *mut CUgraphNode, hGraph: CUgraph, dependencies: *const CUgraphNode,
             numDependencies: usize, nodeParams: *mut CUDA_MEM_ALLOC_NODE_PARAMS
@@ -1006,33 +1006,33 @@ macro_rules! entry_points {
             = "cuGraphExecGetFlags" since 12000, leave;
         fn cuGraphExecKernelNodeSetParams(
             hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS_v1
-        ) = "cuGraphExecKernelNodeSetParams" since 10010, leave;
+        ) = "cuGraphExecKernelNodeSetParams" since 10010, gate;
         fn cuGraphExecKernelNodeSetParams_v2(
             hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS
-        ) = "cuGraphExecKernelNodeSetParams" since 12000, leave;
+        ) = "cuGraphExecKernelNodeSetParams" since 12000, gate;
         fn cuGraphExecMemcpyNodeSetParams(
             hGraphExec: CUgraphExec, hNode: CUgraphNode, copyParams: *const CUDA_MEMCPY3D, ctx: CUcontext
-        ) = "cuGraphExecMemcpyNodeSetParams" since 10020, leave;
+        ) = "cuGraphExecMemcpyNodeSetParams" since 10020, gate;
         fn cuGraphExecMemsetNodeSetParams(
             hGraphExec: CUgraphExec, hNode: CUgraphNode, memsetParams: *const CUDA_MEMSET_NODE_PARAMS,
             ctx: CUcontext
-        ) = "cuGraphExecMemsetNodeSetParams" since 10020, leave;
+        ) = "cuGraphExecMemsetNodeSetParams" since 10020, gate;
         fn cuGraphExecHostNodeSetParams(
             hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_HOST_NODE_PARAMS
-        ) = "cuGraphExecHostNodeSetParams" since 10020, leave;
+        ) = "cuGraphExecHostNodeSetParams" since 10020, gate;
         fn cuGraphExecChildGraphNodeSetParams(
             hGraphExec: CUgraphExec, hNode: CUgraphNode, childGraph: CUgraph
-        ) = "cuGraphExecChildGraphNodeSetParams" since 11010, leave;
+        ) = "cuGraphExecChildGraphNodeSetParams" since 11010, gate;
         fn cuGraphExecEventRecordNodeSetEvent(hGraphExec: CUgraphExec, hNode: CUgraphNode, event: CUevent)
             = "cuGraphExecEventRecordNodeSetEvent" since 11010, leave;
         fn cuGraphExecEventWaitNodeSetEvent(hGraphExec: CUgraphExec, hNode: CUgraphNode, event: CUevent)
             = "cuGraphExecEventWaitNodeSetEvent" since 11010, leave;
         fn cuGraphExecExternalSemaphoresSignalNodeSetParams(
             hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS
-        ) = "cuGraphExecExternalSemaphoresSignalNodeSetParams" since 11020, leave;
+        ) = "cuGraphExecExternalSemaphoresSignalNodeSetParams" since 11020, gate;
         fn cuGraphExecExternalSemaphoresWaitNodeSetParams(
             hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *const CUDA_EXT_SEM_WAIT_NODE_PARAMS
-        ) = "cuGraphExecExternalSemaphoresWaitNodeSetParams" since 11020, leave;
+        ) = "cuGraphExecExternalSemaphoresWaitNodeSetParams" since 11020, gate;
         fn cuGraphNodeSetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: c_uint)
             = "cuGraphNodeSetEnabled" since 11060, leave;
         fn cuGraphNodeGetEnabled(hGraphExec: CUgraphExec, hNode: CUgraphNode, isEnabled: *mut c_uint)
@@ -1046,10 +1046,10 @@ macro_rules! entry_points {
         fn cuGraphExecUpdate(
             hGraphExec: CUgraphExec, hGraph: CUgraph, hErrorNode_out: *mut CUgraphNode,
             updateResult_out: *mut CUgraphExecUpdateResult
-        ) = "cuGraphExecUpdate" since 10020, leave;
+        ) = "cuGraphExecUpdate" since 10020, gate;
         fn cuGraphExecUpdate_v2(
             hGraphExec: CUgraphExec, hGraph: CUgraph, resultInfo: *mut CUgraphExecUpdateResultInfo
-        ) = "cuGraphExecUpdate" since 12000, leave;
+        ) = "cuGraphExecUpdate" since 12000, gate;
         fn cuGraphKernelNodeCopyAttributes(dst: CUgraphNode, src: CUgraphNode)
             = "cuGraphKernelNodeCopyAttributes" since 11000, leave;
         fn cuGraphKernelNodeGetAttribute(
@@ -1086,14 +1086,14 @@ macro_rules! entry_points {
             nodeParams: *mut CUgraphNodeParams
         ) = "cuGraphAddNode" since 13040, track;
         fn cuGraphNodeSetParams(hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams)
-            = "cuGraphNodeSetParams" since 12020, leave;
+            = "cuGraphNodeSetParams" since 12020, gate;
         fn cuGraphNodeSetParams_v2(hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams)
-            = "cuGraphNodeSetParams" since 13040, leave;
+            = "cuGraphNodeSetParams" since 13040, gate;
         fn cuGraphNodeGetParams(hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams)
             = "cuGraphNodeGetParams" since 13020, leave;
         fn cuGraphExecNodeSetParams(
             hGraphExec: CUgraphExec, hNode: CUgraphNode, nodeParams: *mut CUgraphNodeParams
-        ) = "cuGraphExecNodeSetParams" since 12020, leave;
+        ) = "cuGraphExecNodeSetParams" since 12020, gate;
         fn cuGraphConditionalHandleCreate(
             pHandle_out: *mut CUgraphConditionalHandle, hGraph: CUgraph, ctx: CUcontext,
             defaultLaunchValue: c_uint, flags: c_uint
@@ -1131,10 +1131,10 @@ macro_rules! entry_points {
         fn cuTexRefSetMipmappedArray(hTexRef: CUtexref, hMipmappedArray: CUmipmappedArray, Flags: c_uint)
             = "cuTexRefSetMipmappedArray" since 5000, leave;
         fn cuTexRefSetAddress_v2(ByteOffset: *mut usize, hTexRef: CUtexref, dptr: CUdeviceptr, bytes: usize)
-            = "cuTexRefSetAddress" since 3020, leave;
+            = "cuTexRefSetAddress" since 3020, gate;
         fn cuTexRefSetAddress2D_v3(
             hTexRef: CUtexref, desc: *const CUDA_ARRAY_DESCRIPTOR, dptr: CUdeviceptr, Pitch: usize
-        ) = "cuTexRefSetAddress2D" since 4010, leave;
+        ) = "cuTexRefSetAddress2D" since 4010, gate;
         fn cuTexRefSetFormat(hTexRef: CUtexref, fmt: CUarray_format, NumPackedComponents: c_int)
             = "cuTexRefSetFormat" since 2000, leave;
         fn cuTexRefSetAddressMode(hTexRef: CUtexref, dim: c_int, am: CUaddress_mode)
@@ -1188,7 +1188,7 @@ macro_rules! entry_points {
         fn cuTexObjectCreate(
             pTexObject: *mut CUtexObject, pResDesc: *const CUDA_RESOURCE_DESC,
             pTexDesc: *const CUDA_TEXTURE_DESC, pResViewDesc: *const CUDA_RESOURCE_VIEW_DESC
-        ) = "cuTexObjectCreate" since 5000, leave;
+        ) = "cuTexObjectCreate" since 5000, gate;
         fn cuTexObjectDestroy(texObject: CUtexObject) = "cuTexObjectDestroy" since 5000, leave;
         fn cuTexObjectGetResourceDesc(pResDesc: *mut CUDA_RESOURCE_DESC, texObject: CUtexObject)
             = "cuTexObjectGetResourceDesc" since 5000, leave;
@@ -1199,7 +1199,7 @@ macro_rules! entry_points {
 
         // Surface objects
         fn cuSurfObjectCreate(pSurfObject: *mut CUsurfObject, pResDesc: *const CUDA_RESOURCE_DESC)
-            = "cuSurfObjectCreate" since 5000, leave;
+            = "cuSurfObjectCreate" since 5000, gate;
         fn cuSurfObjectDestroy(surfObject: CUsurfObject) = "cuSurfObjectDestroy" since 5000, leave;
         fn cuSurfObjectGetResourceDesc(pResDesc: *mut CUDA_RESOURCE_DESC, surfObject: CUsurfObject)
             = "cuSurfObjectGetResourceDesc" since 5000, leave;

@@ -108,10 +108,16 @@ fn classes_follow_the_design() {
     {
         assert_eq!(class(symbol), Class::Track, "{symbol}");
     }
-    for symbol in ["cuLaunchKernelEx", "cuMemcpyBatchAsync_v2", "cuMemsetD2D32Async", "cuEventRecord"] {
+    for symbol in [
+        "cuLaunchKernelEx",
+        "cuMemcpyBatchAsync_v2",
+        "cuMemsetD2D32Async",
+        "cuEventRecord",
+        "cuTexObjectCreate",
+    ] {
         assert_eq!(class(symbol), Class::Gate, "{symbol}");
     }
-    for symbol in ["cuStreamSynchronize", "cuCtxSynchronize_v2", "cuFuncGetAttribute", "cuTexObjectCreate"] {
+    for symbol in ["cuStreamSynchronize", "cuCtxSynchronize_v2", "cuFuncGetAttribute"] {
         assert_eq!(class(symbol), Class::Leave, "{symbol}");
     }
     for symbol in ["cuLogicalEndpointCreate", "cuMulticastCreate", "cuGraphicsMapResources"] {

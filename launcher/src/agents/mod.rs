@@ -555,6 +555,12 @@ impl Shared {
         say(stream, &answer)?;
         if let ToAgent::Refused { reason } = answer {
             warn!(pid = hello.pid, exe = hello.exe, reason, "an agent was refused");
+            if hello.is_detached {
+                // Nobody else can give it what it needs.
+                let reason = format!("{reason}: resume the job with the ckpt-run that took the snapshot");
+                let lost = Returned { restored: true, copied_bytes: 0, lost: Some(reason) };
+                self.arrive(id, hello, Some(lost));
+            }
             return Ok(false);
         }
         let back = match hello.away {
@@ -1240,6 +1246,21 @@ mod tests {
         }
         assert!(told(&stream).is_err());
         answer
+    }
+
+    #[test]
+    fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
+        let (_directory, path) = place();
+        let agents = Agents::listen(&path).expect("listening");
+        let stream = UnixStream::connect(&path).expect("connected");
+        let exe = "/bin/7".to_owned();
+        let version = PROTOCOL_VERSION + 1;
+        let hello = Hello { version, pid: 7, start_time_ticks: 1, exe, away: Some(4), is_detached: true };
+        tell(&stream, &FromAgent::Hello(hello));
+        assert!(matches!(told(&stream).expect("an answer"), ToAgent::Refused { .. }));
+        let loss = agents.losses().recv_timeout(LONG).expect("a loss");
+        assert_eq!(loss.process.pid, Some(7));
+        assert!(loss.reason.contains("the ckpt-run that took the snapshot"), "{loss}");
     }
 
     #[test]
