@@ -3,12 +3,21 @@
 //! Each rule is `SYMBOL:N=ACTION`: the Nth call of that symbol in this process, or with `N+` the Nth and every
 //! later one; `*` is every symbol. An action is an error's name or number, `delay:MILLISECONDS`, or
 //! `lose-device`, which makes every context fail for good with CUDA_ERROR_UNKNOWN.
+//!
+//! `SIMCUDA_FAULT_FILE` names a file with rules: they hold as long as it is there, and calls are counted from then on. To
+//! be replaced by a renaming, never written in place. The symbol of each call that such a rule hits is added to the file
+//! of the same name with the extension `hits`.
 
-use std::sync::LazyLock;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use cuda_abi::sys::CUresult;
+use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::{context, proc_address};
@@ -28,13 +37,53 @@ enum Action {
     LoseDevice,
 }
 
-static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    let text = std::env::var("SIMCUDA_FAULT").unwrap_or_default();
-    parse(&text).unwrap_or_else(|message| {
-        eprintln!("simcuda: SIMCUDA_FAULT: {message}");
+static RULES: LazyLock<Vec<Rule>> =
+    LazyLock::new(|| parsed("SIMCUDA_FAULT", &std::env::var("SIMCUDA_FAULT").unwrap_or_default()));
+static FILE: LazyLock<Option<PathBuf>> =
+    LazyLock::new(|| std::env::var_os("SIMCUDA_FAULT_FILE").map(PathBuf::from));
+
+/// The rules of a file, with what tells it from the one before.
+struct FromFile {
+    version: (u64, i64, i64),
+    rules: Arc<Vec<Rule>>,
+}
+
+static FROM_FILE: Mutex<Option<FromFile>> = Mutex::new(None);
+
+/// Rules with a mistake in them must not pass for faults that were survived.
+fn parsed(from: &str, text: &str) -> Vec<Rule> {
+    parse(text).unwrap_or_else(|message| {
+        eprintln!("simcuda: {from}: {message}");
         std::process::exit(2);
     })
-});
+}
+
+/// The rules of the file as it is now.
+fn from_file() -> Option<Arc<Vec<Rule>>> {
+    let path = FILE.as_ref()?;
+    let mut known = FROM_FILE.lock();
+    let Ok(meta) = fs::metadata(path) else {
+        *known = None;
+        return None;
+    };
+    let version = (meta.ino(), meta.ctime(), meta.ctime_nsec());
+    if let Some(known) = known.as_ref().filter(|known| known.version == version) {
+        return Some(Arc::clone(&known.rules));
+    }
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let rules = Arc::new(parsed("SIMCUDA_FAULT_FILE", text.trim_end()));
+    *known = Some(FromFile { version, rules: Arc::clone(&rules) });
+    Some(rules)
+}
+
+fn note_hit(symbol: &str) {
+    let Some(path) = FILE.as_ref() else { return };
+    let noted = fs::File::options().append(true).create(true).open(path.with_extension("hits"));
+    let noted = noted.and_then(|mut file| file.write_all(format!("{symbol}\n").as_bytes()));
+    if let Err(error) = noted {
+        eprintln!("simcuda: SIMCUDA_FAULT_FILE: {error}");
+    }
+}
 
 /// Called before each handler.
 ///
@@ -42,8 +91,14 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
 /// The injected one, if this call is due.
 pub(crate) fn before(symbol: &str) -> Result {
     let mut result = Ok(());
+    let from_file = from_file();
+    let in_file = from_file.iter().flat_map(|rules| rules.iter());
+    let rules = RULES.iter().map(|rule| (rule, false)).chain(in_file.map(|rule| (rule, true)));
     // Each rule counts the call, whatever another one makes of it; the first error is the call's.
-    for rule in RULES.iter().filter(|rule| rule.is_due(symbol)) {
+    for (rule, is_from_file) in rules.filter(|(rule, _)| rule.is_due(symbol)) {
+        if is_from_file {
+            note_hit(symbol);
+        }
         match rule.action {
             Action::Fail(error) => result = result.and(Err(error)),
             Action::Delay(time) => std::thread::sleep(time),

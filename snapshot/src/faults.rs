@@ -2,7 +2,7 @@
 //!
 //! `CKPT_FAULT=point=action[,point=action…]` arms them, in builds with the feature `faults` only; in every other
 //! build [`hit`] is an empty inline function. `point@N` arms the N-th passage (from 1). Actions: `kill` (SIGKILL to
-//! this process), `error` (an I/O error), `enospc`, `eio`; anything else is handed to the handler that the program
+//! this process), `error` (an I/O error), `enospc`, `eio`, `delay:MILLISECONDS`; anything else is handed to the handler that the program
 //! registered with `on_other` (the launcher: `kill-criu`, `kill-rank`).
 
 /// Passes the fault point `name`.
@@ -23,6 +23,7 @@ mod armed {
     use std::collections::HashMap;
     use std::io;
     use std::sync::{Mutex, OnceLock};
+    use std::time::Duration;
 
     type Handler = Box<dyn Fn(&str, &str) + Send + Sync>;
 
@@ -75,6 +76,11 @@ mod armed {
             "error" => Err(io::Error::other(format!("injected at {name}"))),
             "enospc" => Err(rustix::io::Errno::NOSPC.into()),
             "eio" => Err(rustix::io::Errno::IO.into()),
+            other if other.starts_with("delay:") => {
+                let delay_ms = other.trim_start_matches("delay:").parse().expect("delay:MILLISECONDS");
+                std::thread::sleep(Duration::from_millis(delay_ms));
+                Ok(())
+            }
             other => {
                 HANDLER.get().unwrap_or_else(|| panic!("unknown fault action {other}"))(name, other);
                 Ok(())

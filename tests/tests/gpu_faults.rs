@@ -6,16 +6,35 @@ use std::ffi::OsString;
 use std::fs;
 use std::process::Child;
 
-use ckpt_run_tests::gpu::{Gpu, built, example, succeed};
+use ckpt_run_tests::gpu::{Gpu, built, cuda_program, succeed};
 use ckpt_run_tests::{Running, Sandbox, descendants, until};
 use rustix::process::Signal;
+use serde_json::Value;
 
 /// The launcher's exit code when a job was ended, or could not be brought back.
 const LAUNCHER_FAILED: i32 = 125;
 
 /// Between any two steps, in their order (interpose, `cuda::checkpoint`).
-const DETACH: [&str; 3] = ["detach-gate", "detach-locked", "detach-checkpointed"];
-const ATTACH: [&str; 3] = ["attach-begun", "attach-restored", "attach-unlocked"];
+const DETACH: [&str; 8] = [
+    "staged",
+    "detach-gate",
+    "detach-drained",
+    "detach-captured",
+    "detach-parked",
+    "detach-released",
+    "detach-locked",
+    "detach-checkpointed",
+];
+const ATTACH: [&str; 5] =
+    ["attach-begun", "attach-restored", "attach-unlocked", "attach-mapped", "attach-done"];
+/// The launcher's.
+const LAUNCHER: [&str; 3] = ["prepare", "staged", "delivered"];
+
+/// Nothing is parked: what was on the GPU is made anew and copied back.
+const NOT_PARKED: &str = "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
+
+/// More steps than any test takes.
+const STEPS: &str = "100000";
 
 struct Job {
     sandbox: Sandbox,
@@ -26,26 +45,25 @@ struct Job {
 }
 
 impl Job {
-    fn new(program: impl FnOnce(&Gpu, &Sandbox) -> Vec<OsString>) -> Self {
+    fn new(source: &str, arguments: &[&str]) -> Self {
         let (sandbox, gpu) = (Sandbox::new(), Gpu::new());
-        let program = program(&gpu, &sandbox);
-        // Armed as long as the file is there, which is not so at first.
-        let environment = vec![("CKPT_FAULT_WHILE", sandbox.path().join("armed").into())];
+        let mut program = vec![gpu.compile(&cuda_program(source), sandbox.path()).into_os_string()];
+        program.extend(arguments.iter().map(Into::into));
+        let file = |name: &str| sandbox.path().join(name).into_os_string();
+        let environment = vec![("CKPT_FAULT_FILE", file("points")), ("SIMCUDA_FAULT_FILE", file("rules"))];
         Self { sandbox, gpu, program, environment, options: Vec::new() }
     }
 
-    /// Launches, allocates, frees and copies for some seconds; prints checksums.
-    fn legacy() -> Self {
-        Self::new(|gpu, sandbox| {
-            let program = gpu.compile(&example("legacy-job/legacy-job.c"), sandbox.path());
-            vec![program.into(), "150".into(), "100".into(), "15".into()]
-        })
+    /// Has all its device memory from the beginning, some small and as many large pieces of it, and changes it all.
+    fn steady(pieces: &str) -> Self {
+        let job = Self::new("steady.c", &[STEPS, pieces]);
+        job.touch("slow");
+        job
     }
 
     /// A program that keeps the GPU from standing still, see there.
     fn stalls(mode: &str) -> Self {
-        Self::new(|gpu, sandbox| vec![stalls(gpu, sandbox), mode.into()])
-            .with_options(&["--freeze-timeout", "1s"])
+        Self::new("stalls.c", &[mode]).with_options(&["--freeze-timeout", "1s"])
     }
 
     fn with(mut self, name: &'static str, value: &str) -> Self {
@@ -59,13 +77,34 @@ impl Job {
     }
 
     fn start(&self) -> Running {
-        let mut job = self.start_with(&[]);
+        self.started(self.start_with(&[], ""))
+    }
+
+    /// Starts it with a fault of the launcher's own.
+    fn start_with_fault(&self, fault: &str) -> Running {
+        self.started(self.start_with(&[], fault))
+    }
+
+    fn started(&self, mut job: Running) -> Running {
         job.until_answering(&self.sandbox);
         job.until("the first line", || (self.lines() > 0).then_some(()));
         job
     }
 
-    fn start_with(&self, options: &[&str]) -> Running {
+    /// A second life, which has to begin where the first one was saved.
+    fn resume(&self) -> Running {
+        let before = self.resumed();
+        let job = self.start();
+        assert_eq!(self.resumed(), before + 1, "{}", job.said());
+        job
+    }
+
+    /// How often it was resumed.
+    fn resumed(&self) -> usize {
+        self.sandbox.read("job.err").matches("resumed from snapshot").count()
+    }
+
+    fn start_with(&self, options: &[&str], fault: &str) -> Running {
         let mut command =
             self.sandbox.command(["--interpose".into(), OsString::from(built("libckpt_interpose.so"))]);
         command.args(&self.options).args(options).arg("--").args(&self.program);
@@ -76,15 +115,40 @@ impl Job {
             };
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        if !fault.is_empty() {
+            command.env("CKPT_FAULT", fault);
+        }
         self.sandbox.start_command("job", command)
     }
 
-    fn arm(&self) {
-        self.touch("armed");
+    /// Faults of the interposer from now on: `point=action,...`.
+    fn arm(&self, points: &str) {
+        self.replace("points", points);
     }
 
+    /// Calls of the driver that fail from now on: `SYMBOL:N=ACTION;...`. See docs/simcuda.md.
+    fn fail(&self, rules: &str) {
+        let _ = fs::remove_file(self.sandbox.path().join("rules.hits"));
+        self.replace("rules", rules);
+    }
+
+    /// The calls that were made to fail since.
+    fn failed(&self) -> Vec<String> {
+        self.sandbox.read("rules.hits").lines().map(Into::into).collect()
+    }
+
+    /// No faults any more.
     fn disarm(&self) {
-        fs::remove_file(self.sandbox.path().join("armed")).unwrap();
+        for name in ["points", "rules"] {
+            let _ = fs::remove_file(self.sandbox.path().join(name));
+        }
+    }
+
+    /// Never seen half written.
+    fn replace(&self, name: &str, content: &str) {
+        let new = self.sandbox.path().join(format!("{name}.new"));
+        fs::write(&new, content).unwrap();
+        fs::rename(new, self.sandbox.path().join(name)).unwrap();
     }
 
     fn touch(&self, name: &str) {
@@ -108,23 +172,50 @@ impl Job {
         job.until("more lines", || (self.lines() >= goal).then_some(()));
     }
 
-    /// A checkpoint that is refused for this reason, which `status` shows too.
-    fn is_refused(&self, why: &str) {
-        let output = self.sandbox.call(["checkpoint"]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(why), "not {why:?}: {said}");
-        let status = self.sandbox.json(["status", "--json"]);
-        let failure = status[0]["last_failure"].as_str().unwrap_or_default();
-        assert!(failure.contains(why), "not {why:?}: {status}");
+    /// While a steady job makes no call: what is made to fail is the interposer's.
+    fn paused<T>(&self, job: &mut Running, work: impl FnOnce(&Running) -> T) -> T {
+        self.touch("pause");
+        job.until("a pause", || self.is_there("paused").then_some(()));
+        let done = work(job);
+        self.remove("pause");
+        self.goes_on(job);
+        done
     }
 
-    /// To be called while the job runs; its output has to be that of one to which nothing happened.
+    /// Tries a checkpoint; what was said if it was refused, which `status` has to show too.
+    fn try_checkpoint(&self, job: &Running) -> Result<(), String> {
+        let output = self.sandbox.call(["checkpoint"]);
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}\n{}", job.said());
+        let failure = self.status()["last_failure"].as_str().unwrap_or_default().to_owned();
+        let reason =
+            said.trim_end().rsplit("cannot be saved as it is: ").next().unwrap_or_default().to_owned();
+        assert!(failure.contains(&reason), "{said} but: {failure}");
+        Err(said)
+    }
+
+    fn status(&self) -> Value {
+        self.sandbox.json(["status", "--json"])[0].take()
+    }
+
+    /// A checkpoint that is refused for this reason.
+    fn is_refused(&self, job: &Running, why: &str) {
+        let said = self.try_checkpoint(job).expect_err("refused");
+        assert!(said.contains(why), "not {why:?}: {said}");
+    }
+
+    /// To be called while a steady job runs; its output has to be that of one to which nothing happened.
     fn ends_right(&self, job: &mut Running) {
+        self.touch("end");
         assert_eq!(job.wait(), 0, "{}", job.said());
+        let output = self.sandbox.read("job.out");
+        let steps = (output.lines().count() - 1).to_string();
         let mut command = Gpu::new().command(&self.program[0]);
-        command.args(&self.program[1..]);
-        assert_eq!(self.sandbox.read("job.out"), succeed(command));
+        command.arg(steps).args(&self.program[2..3]).current_dir("/");
+        assert_eq!(output, succeed(command));
         self.sandbox.verify_all();
     }
 
@@ -135,11 +226,6 @@ impl Job {
         assert!(self.sandbox.read("job.out").ends_with("right\n"), "{}", job.said());
         self.sandbox.verify_all();
     }
-}
-
-fn stalls(gpu: &Gpu, sandbox: &Sandbox) -> OsString {
-    let source = example("../tests/programs/cuda/stalls.c");
-    gpu.compile(&source, sandbox.path()).into()
 }
 
 /// The process of the job that a fault has stopped.
@@ -156,137 +242,330 @@ fn stopped_process(job: &Running) -> rustix::process::Pid {
 
 #[test]
 fn killed_between_any_two_steps_of_a_checkpoint() {
-    for point in [DETACH, ATTACH].concat() {
-        let job = Job::legacy().with("CKPT_FAULT", &format!("{point}=kill"));
-        let mut running = job.start();
-        running.checkpoint(&job.sandbox);
+    let job = Job::steady("2");
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    for point in DETACH.iter().chain(&ATTACH) {
         job.goes_on(&mut running);
-        job.arm();
+        job.arm(&format!("{point}=kill"));
         job.sandbox.call(["checkpoint"]);
         assert_ne!(running.wait(), 0, "{point}: {}", running.said());
         job.disarm();
-        job.sandbox.verify_all();
-        let mut again = job.start();
-        assert!(again.said().contains("resumed from snapshot"), "{point}: {}", again.said());
-        job.ends_right(&mut again);
+        running = job.resume();
     }
+    job.ends_right(&mut running);
 }
 
 #[test]
 fn killed_between_any_two_steps_of_a_resume() {
+    let job = Job::steady("2");
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    running.kill_everything();
     for point in ATTACH {
-        let job = Job::legacy().with("CKPT_FAULT", &format!("{point}=kill"));
-        let mut running = job.start();
-        running.checkpoint(&job.sandbox);
-        running.kill_everything();
-        job.arm();
-        let mut killed = job.start_with(&[]);
+        job.arm(&format!("{point}=kill"));
+        let mut killed = job.start_with(&[], "");
         assert_ne!(killed.wait(), 0, "{point}: {}", killed.said());
-        job.disarm();
-        let mut again = job.start();
-        assert!(again.said().contains("resumed from snapshot"), "{point}: {}", again.said());
-        job.ends_right(&mut again);
     }
+    job.disarm();
+    let mut again = job.resume();
+    job.ends_right(&mut again);
 }
 
 /// The process stands still at each step for longer than a checkpoint may take.
 #[test]
 fn delayed_between_any_two_steps() {
-    for point in [DETACH, ATTACH].concat() {
-        let job = Job::legacy().with("CKPT_FAULT", &format!("{point}=delay:2500"));
-        let job = job.with_options(&["--freeze-timeout", "1s"]);
-        let mut running = job.start();
-        job.arm();
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "1s"]);
+    let mut running = job.start();
+    for point in DETACH.iter().chain(&ATTACH) {
+        job.arm(&format!("{point}=delay:1200"));
         job.sandbox.call(["checkpoint"]);
         job.disarm();
         job.goes_on(&mut running);
-        running.checkpoint(&job.sandbox);
-        job.ends_right(&mut running);
     }
+    running.checkpoint(&job.sandbox);
+    job.ends_right(&mut running);
+}
+
+/// A mistake of the interposer's own.
+#[test]
+fn a_panic_between_any_two_steps() {
+    let job = Job::steady("2");
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    for point in &DETACH[..7] {
+        job.arm(&format!("{point}=panic"));
+        job.is_refused(&running, "the interposer made a mistake");
+        job.disarm();
+        job.goes_on(&mut running);
+    }
+    running.checkpoint(&job.sandbox);
+    job.ends_right(&mut running);
 }
 
 #[test]
-fn a_call_that_fails_once_leaves_the_job_alone() {
-    for call in ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"] {
-        let job = Job::legacy().with("SIMCUDA_FAULT", &format!("{call}:1=CUDA_ERROR_NOT_PERMITTED"));
-        let mut running = job.start();
-        job.is_refused(&format!("{call} failed with CUDA_ERROR_NOT_PERMITTED (800)"));
+fn a_launcher_that_is_killed_or_fails_at_any_step() {
+    let job = Job::steady("2");
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    running.kill_everything();
+    for point in LAUNCHER {
+        // A resume is one passage of the point.
+        let second = if point == "delivered" { "@2" } else { "" };
+        let mut running = job.start_with_fault(&format!("{point}{second}=kill"));
+        job.sandbox.call(["checkpoint"]);
+        assert!(!running.wait_status().success(), "{point}: {}", running.said());
+        let mut running = job.start_with_fault(&format!("{point}{second}=error"));
+        let output = job.sandbox.call(["checkpoint"]);
+        // What fails later than that is no reason to throw a snapshot away.
+        assert_eq!(output.status.success(), point == "delivered", "{point}: {}", running.said());
         job.goes_on(&mut running);
         running.checkpoint(&job.sandbox);
-        job.ends_right(&mut running);
+        job.goes_on(&mut running);
+        running.kill_everything();
     }
+    let mut killed = job.start_with(&[], "delivered=kill");
+    assert!(!killed.wait_status().success(), "{}", killed.said());
+    let delays = LAUNCHER.map(|point| format!("{point}=delay:1200")).join(",");
+    let mut again = job.start_with(&["--freeze-timeout", "1s"], &delays);
+    again.until_answering(&job.sandbox);
+    job.goes_on(&mut again);
+    job.sandbox.call(["checkpoint"]);
+    job.goes_on(&mut again);
+    job.ends_right(&mut again);
+}
+
+/// Whichever call of the driver fails once, in an attempt, `also` faults given: the job runs on unharmed, and is either
+/// saved or told why not.
+fn any_call_may_fail_once(also: &str) {
+    let job = Job::steady("2");
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    let mut names = Vec::new();
+    for call in 1.. {
+        job.paused(&mut running, |running| {
+            job.fail(&format!("*:{call}=CUDA_ERROR_UNKNOWN;{also}"));
+            let result = job.try_checkpoint(running);
+            job.disarm();
+            eprintln!("call {call}: {:?}: {result:?}", job.failed());
+        });
+        let Some(name) = job.failed().into_iter().find(|name| !also.starts_with(name.as_str())) else {
+            break;
+        };
+        names.push(name);
+    }
+    for name in ["Lock", "Checkpoint", "Restore", "Unlock"].map(|name| format!("cuCheckpointProcess{name}")) {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    for name in ["cuMemUnmap", "cuMemRelease", "cuMemMap", "cuMemSetAccess", "cuMemcpyDtoHAsync_v2"] {
+        assert!(names.iter().any(|one| one == name), "{name}: {names:?}");
+    }
+    running.checkpoint(&job.sandbox);
+    job.goes_on(&mut running);
+    running.kill_everything();
+    job.ends_right(&mut job.resume());
 }
 
 #[test]
-fn an_unlock_that_fails_once_is_tried_again() {
-    for also in ["", ";cuCheckpointProcessCheckpoint:1=CUDA_ERROR_UNKNOWN"] {
-        let fault = format!("cuCheckpointProcessUnlock:1=CUDA_ERROR_UNKNOWN{also}");
-        let job = Job::legacy().with("SIMCUDA_FAULT", &fault);
-        let mut running = job.start();
-        if also.is_empty() {
-            running.checkpoint(&job.sandbox);
-        } else {
-            job.is_refused("cuCheckpointProcessCheckpoint failed with CUDA_ERROR_UNKNOWN (999)");
-        }
-        job.goes_on(&mut running);
-        running.checkpoint(&job.sandbox);
-        job.ends_right(&mut running);
-    }
+fn any_call_may_fail_once_where_memory_is_parked() {
+    any_call_may_fail_once("");
 }
 
+#[test]
+fn any_call_may_fail_once_where_memory_is_copied_back() {
+    any_call_may_fail_once(NOT_PARKED);
+}
+
+/// Without any of these there is no checkpoint, and the job runs on.
 #[test]
 fn a_call_that_always_fails_refuses_every_checkpoint() {
-    for call in ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"] {
-        let job = Job::legacy().with("SIMCUDA_FAULT", &format!("{call}:1+=CUDA_ERROR_NOT_SUPPORTED"));
-        let mut running = job.start();
-        for _ in 0..3 {
-            job.is_refused(&format!("{call} failed with CUDA_ERROR_NOT_SUPPORTED (801)"));
-        }
-        job.ends_right(&mut running);
-        assert!(job.sandbox.snapshots().is_empty());
+    let job = Job::steady("2");
+    let mut running = job.start();
+    let refusing = [
+        "cuCheckpointProcessLock:1+",
+        "cuCheckpointProcessLock:2+",
+        "cuCheckpointProcessCheckpoint:1+",
+        "cuMemcpyDtoHAsync_v2:1+",
+        "cuStreamCreate:1+",
+        "cuStreamSynchronize:1+",
+        "cuCtxPushCurrent_v2:1+",
+        "cuMemHostUnregister:1+",
+        "cuMemAddressReserve:1+",
+        "cuMemUnmap:1+",
+        "cuMemRelease:1+",
+    ];
+    for call in refusing {
+        job.paused(&mut running, |running| {
+            job.fail(&format!("{call}=CUDA_ERROR_NOT_SUPPORTED"));
+            let name = call.split([':', '_']).next().unwrap();
+            let said = job.try_checkpoint(running).expect_err(call);
+            assert!(said.contains(name) && said.contains("CUDA_ERROR_NOT_SUPPORTED (801)"), "{call}: {said}");
+            job.disarm();
+        });
     }
+    assert!(job.sandbox.snapshots().is_empty());
+    running.checkpoint(&job.sandbox);
+    job.ends_right(&mut running);
+}
+
+/// Without these a checkpoint is slower, and the job's state says so.
+#[test]
+fn a_call_that_always_fails_makes_checkpoints_slower() {
+    let job = Job::steady("70");
+    let mut running = job.start();
+    for (rule, is_parked, remark) in [
+        // First of all: what was loaded once stays.
+        ("cuModuleLoadData:1+", true, "what has changed is not known: cuModuleLoadData failed with"),
+        ("cuMemHostAlloc:1+", true, "what has changed is not known: cuMemHostAlloc failed with"),
+        ("cuMemHostRegister_v2:1+", true, "the mirror is not pinned: cuMemHostRegister failed with"),
+        ("cuMemExportToShareableHandle:1+", false, ""),
+        // In the second batch.
+        ("cuMemExportToShareableHandle:66", true, ""),
+        ("cuMemImportFromShareableHandle:1+", true, ""),
+    ] {
+        job.paused(&mut running, |running| {
+            job.fail(&format!("{rule}=CUDA_ERROR_NOT_SUPPORTED"));
+            running.checkpoint(&job.sandbox);
+            assert!(!job.failed().is_empty(), "{rule}");
+            job.disarm();
+        });
+        let status = job.status()["device_memory"].take();
+        let said = status["not_parked_because"].as_str().unwrap_or_default();
+        let bytes = |name: &str| status[name].as_u64().unwrap_or_default();
+        assert_eq!(
+            said.contains("cuMemExportToShareableHandle failed with"),
+            rule.contains("Export"),
+            "{status}"
+        );
+        assert_eq!(bytes("parked_bytes") > 0, is_parked, "{rule}: {status}");
+        let is_copied = rule.contains("Export") || rule.contains("Import");
+        assert_eq!(bytes("copied_back_bytes") > 0, is_copied, "{rule}: {status}");
+        let newest = job.sandbox.snapshots().pop().expect("a snapshot");
+        let shown = job.sandbox.ok(["show", &newest]);
+        assert!(shown.contains(remark), "{rule}: {shown}");
+    }
+    job.ends_right(&mut running);
 }
 
 /// The driver is gone for good: the job is ended, and resumes from the snapshot before.
 #[test]
 fn a_driver_that_does_not_come_back_ends_the_job() {
+    let job = Job::steady("2");
+    let mut running = job.start();
+    let not_parked = |rule: &str| format!("{NOT_PARKED};{rule}");
     for (call, rule) in [
-        ("cuCheckpointProcessRestore", "cuCheckpointProcessRestore:2=CUDA_ERROR_OUT_OF_MEMORY"),
-        ("cuCheckpointProcessUnlock", "cuCheckpointProcessUnlock:2+=CUDA_ERROR_UNKNOWN"),
+        ("cuCheckpointProcessRestore", "cuCheckpointProcessRestore:1+=CUDA_ERROR_OUT_OF_MEMORY".to_owned()),
+        ("cuCheckpointProcessUnlock", "cuCheckpointProcessUnlock:1+=CUDA_ERROR_UNKNOWN".to_owned()),
+        ("cuCheckpointProcessUnlock", "cuCheckpointProcessUnlock:2+=CUDA_ERROR_UNKNOWN".to_owned()),
         // Locked, not checkpointed, and not to be unlocked either.
         (
             "cuCheckpointProcessUnlock",
-            "cuCheckpointProcessCheckpoint:2+=CUDA_ERROR_UNKNOWN;cuCheckpointProcessUnlock:2+=CUDA_ERROR_UNKNOWN",
+            "cuCheckpointProcessCheckpoint:1+=CUDA_ERROR_UNKNOWN;cuCheckpointProcessUnlock:2+=CUDA_ERROR_UNKNOWN"
+                .to_owned(),
         ),
+        // The first two are for a look at what cannot be read where it is.
+        ("cuMemMap", "cuMemMap:3+=CUDA_ERROR_UNKNOWN".to_owned()),
+        ("cuMemSetAccess", "cuMemSetAccess:3+=CUDA_ERROR_UNKNOWN".to_owned()),
+        ("cuMemCreate", not_parked("cuMemCreate:1+=CUDA_ERROR_UNKNOWN")),
+        ("cuMemcpyHtoDAsync", not_parked("cuMemcpyHtoDAsync_v2:1+=CUDA_ERROR_UNKNOWN")),
     ] {
-        let job = Job::legacy().with("SIMCUDA_FAULT", rule);
-        let mut running = job.start();
-        let sound = running.checkpoint(&job.sandbox);
+        job.disarm();
+        running.checkpoint(&job.sandbox);
         job.goes_on(&mut running);
+        job.touch("pause");
+        running.until("a pause", || job.is_there("paused").then_some(()));
+        job.fail(&rule);
+        let told_before = job.sandbox.read("job.err").len();
         job.sandbox.call(["checkpoint"]);
         assert_eq!(running.wait(), LAUNCHER_FAILED, "{rule}: {}", running.said());
-        let said = running.said();
+        let said = job.sandbox.read("job.err").split_off(told_before);
         assert!(
-            said.contains(&format!("{call} failed with")) && said.contains("GPU state"),
+            said.contains(&format!("{call} failed with")) && said.contains("its GPU state was lost"),
             "{rule}: {said}"
         );
-        job.sandbox.verify_all();
-        // The driver in the snapshot before has counted one call fewer.
-        let mut again = job.start_with(&["--resume", &sound]);
-        job.ends_right(&mut again);
+        job.disarm();
+        job.remove("pause");
+        let _ = fs::remove_file(job.sandbox.path().join("paused"));
+        running = job.resume();
     }
+    job.ends_right(&mut running);
+}
+
+/// Neither comes a job back that was to be resumed; the snapshot stays as it is.
+#[test]
+fn a_driver_that_fails_in_a_resume_ends_the_job() {
+    let job = Job::steady("2");
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    running.kill_everything();
+    for (call, error) in [
+        ("cuCheckpointProcessRestore", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuMemCreate", "CUDA_ERROR_UNKNOWN"),
+        ("cuMemcpyHtoDAsync_v2", "CUDA_ERROR_UNKNOWN"),
+    ] {
+        job.fail(&format!("{call}:1+={error}"));
+        let mut failed = job.start_with(&[], "");
+        assert_eq!(failed.wait(), LAUNCHER_FAILED, "{call}: {}", failed.said());
+        let said = failed.said();
+        let name = call.split('_').next().unwrap();
+        assert!(said.contains(&format!("{name} failed with {error}")) && said.contains("is whole"), "{said}");
+    }
+    job.disarm();
+    let mut again = job.resume();
+    job.ends_right(&mut again);
 }
 
 #[test]
 fn a_lock_that_takes_too_long_is_given_up() {
-    let job = Job::legacy().with("SIMCUDA_FAULT", "cuCheckpointProcessLock:1=delay:2000");
-    let job = job.with_options(&["--freeze-timeout", "1s"]);
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "1s"]);
     let mut running = job.start();
-    let output = job.sandbox.call(["checkpoint"]);
-    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
-    job.goes_on(&mut running);
+    for call in ["1", "2"] {
+        job.fail(&format!("cuCheckpointProcessLock:{call}=delay:1500"));
+        let output = job.sandbox.call(["checkpoint"]);
+        assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+        job.disarm();
+        job.goes_on(&mut running);
+    }
     running.checkpoint(&job.sandbox);
     job.ends_right(&mut running);
+}
+
+/// Host memory that another thread maps while the driver's addresses are free stays what it is.
+#[test]
+fn a_thread_that_maps_memory_all_the_time() {
+    let mut job = Job::steady("6");
+    job.program.push("maps".into());
+    let mut running = job.start();
+    for _ in 0..10 {
+        running.checkpoint(&job.sandbox);
+        job.goes_on(&mut running);
+    }
+    running.kill_everything();
+    let mut again = job.resume();
+    for _ in 0..5 {
+        again.checkpoint(&job.sandbox);
+        job.goes_on(&mut again);
+    }
+    job.ends_right(&mut again);
+}
+
+/// A mirror without anything to be saved in it: the driver has let go of it before it is locked.
+#[test]
+fn memory_that_is_freed_after_the_mirror_was_staged() {
+    let job = Job::new("frees.c", &["1"]);
+    let mut running = job.start_with_fault("staged@1=delay:1500");
+    std::thread::scope(|scope| {
+        let attempt = scope.spawn(|| job.try_checkpoint(&running));
+        until("the delay", || running.said().contains("fault point staged").then_some(()));
+        job.touch("free");
+        until("free memory", || job.is_there("freed").then_some(()));
+        attempt.join().expect("no panic").expect("saved");
+    });
+    job.goes_on(&mut running);
+    job.remove("free");
+    running.checkpoint(&job.sandbox);
+    job.goes_on(&mut running);
+    job.is_told_to_end(&mut running);
 }
 
 /// What holds the GPU up holds up checkpoints until it is over, and is not harmed by the attempts.
@@ -295,14 +574,14 @@ fn is_given_up_while_it_stalls(mode: &str, fault: &str, why: &str) {
     let mut running = job.start();
     job.touch("stall");
     running.until("the stall", || job.is_there("stalled").then_some(()));
-    job.is_refused(why);
+    job.is_refused(&running, why);
     job.goes_on(&mut running);
-    job.is_refused(why);
+    job.is_refused(&running, why);
     job.remove("stall");
     running.until("the end of the stall", || job.is_there("over").then_some(()));
     running.checkpoint(&job.sandbox);
     running.kill_everything();
-    let mut again = job.start();
+    let mut again = job.resume();
     job.goes_on(&mut again);
     job.is_told_to_end(&mut again);
 }
@@ -329,32 +608,57 @@ fn a_capture_that_the_driver_does_not_answer_for() {
     is_given_up_while_it_stalls("capture", fault, "a stream capture (cuStreamBeginCapture) did not end");
 }
 
-/// Another process takes the memory while the job is off the GPU: a driver does not survive that.
-#[test]
-fn memory_that_another_process_took() {
-    let job = Job::legacy().with("SIMCUDA_MEMORY", "64MiB").with("CKPT_FAULT", "attach-begun=stop");
-    let mut running = job.start();
-    running.checkpoint(&job.sandbox);
+/// A job with less than half of a GPU's memory, and another process that takes the rest.
+fn with_hog(work: impl FnOnce(&Job, Running, &mut Hog)) {
+    let job = Job::steady("6").with("SIMCUDA_MEMORY", "64MiB");
+    let running = job.start();
     let mut hog = Hog::start(&job);
-    job.arm();
-    std::thread::scope(|scope| {
-        scope.spawn(|| job.sandbox.call(["checkpoint"]));
-        until("the fault", || job.is_there("armed.stopped").then_some(()));
-        let stopped = stopped_process(&running);
-        hog.takes_all(&job);
-        job.disarm();
-        rustix::process::kill_process(stopped, Signal::CONT).unwrap();
+    work(&job, running, &mut hog);
+}
+
+/// What is parked stays on the GPU: nobody takes it.
+#[test]
+fn memory_that_another_process_wants_is_parked() {
+    with_hog(|job, mut running, hog| {
+        job.arm("attach-begun=stop");
+        std::thread::scope(|scope| {
+            let attempt = scope.spawn(|| job.sandbox.call(["checkpoint"]));
+            until("the fault", || job.is_there("points.stopped").then_some(()));
+            let stopped = stopped_process(&running);
+            hog.takes_all(job);
+            job.disarm();
+            rustix::process::kill_process(stopped, Signal::CONT).unwrap();
+            assert!(attempt.join().expect("no panic").status.success());
+        });
+        job.goes_on(&mut running);
+        running.checkpoint(&job.sandbox);
+        job.ends_right(&mut running);
     });
-    assert_eq!(running.wait(), LAUNCHER_FAILED, "{}", running.said());
-    let said = running.said();
-    assert!(said.contains("CUDA_ERROR_OUT_OF_MEMORY") && said.contains("GPU state"), "{said}");
-    // As long as the memory is not there, the job does not come back, and the snapshots are left alone.
-    let mut early = job.start_with(&[]);
-    assert_eq!(early.wait(), LAUNCHER_FAILED, "{}", early.said());
-    job.sandbox.verify_all();
-    hog.ends();
-    let mut again = job.start();
-    job.ends_right(&mut again);
+}
+
+/// A job that is not parked, or resumed, waits for memory that another process has, for a while. If it does not come,
+/// the job ends, and the snapshot is left alone.
+#[test]
+fn memory_that_another_process_took_is_waited_for() {
+    with_hog(|job, mut running, hog| {
+        running.checkpoint(&job.sandbox);
+        running.kill_everything();
+        hog.takes_all(job);
+        let mut early = job.start_with(&[], "");
+        assert_eq!(early.wait(), LAUNCHER_FAILED, "{}", early.said());
+        let said = early.said();
+        assert!(said.contains("cuMemCreate failed with CUDA_ERROR_OUT_OF_MEMORY"), "{said}");
+        assert!(said.contains("another process"), "{said}");
+        job.sandbox.verify_all();
+        job.fail("cuMemCreate:12=delay:1");
+        let mut waiting = job.start_with(&[], "");
+        // It has tried for a while.
+        waiting.until("some tries", || (!job.failed().is_empty()).then_some(()));
+        hog.ends();
+        waiting.until_answering(&job.sandbox);
+        job.goes_on(&mut waiting);
+        job.ends_right(&mut waiting);
+    });
 }
 
 /// A process with memory on the same GPU.
@@ -362,7 +666,8 @@ struct Hog(Child);
 
 impl Hog {
     fn start(job: &Job) -> Self {
-        let mut command = job.gpu.command(stalls(&job.gpu, &job.sandbox));
+        let program = job.gpu.compile(&cuda_program("stalls.c"), job.sandbox.path());
+        let mut command = job.gpu.command(program);
         command.arg("hog").env("SIMCUDA_MEMORY", "64MiB").current_dir(job.sandbox.path());
         Self(command.spawn().expect("started"))
     }

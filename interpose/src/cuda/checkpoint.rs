@@ -62,9 +62,6 @@ fn enter(phase: Phase) {
 
 /// How often to look whether a stream capture has ended.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often an unlock is tried, and the pause between two tries: there is no other way on.
-const UNLOCK_TRIES: u32 = 5;
-const UNLOCK_PAUSE: Duration = Duration::from_millis(20);
 
 const LOST: &str = "its GPU state was lost in an earlier restore";
 
@@ -99,6 +96,8 @@ enum Driver {
     Running,
     Locked,
     Checkpointed,
+    /// The same, and a restore would overwrite what others have put where the driver's mappings were.
+    Displaced,
 }
 
 /// The state of this process on its GPUs, in the hands of the agent.
@@ -235,12 +234,13 @@ impl Gpu {
         if is_memory_ours {
             self.take_memory_off(park, link, &mut report)?;
         }
+        self.unpin(&mut report)?;
         let driven = Instant::now();
         self.lock(deadline)?;
         faults::hit("detach-locked");
         let before = holes::look().map_err(|error| format!("/proc/self/maps cannot be read: {error}"))?;
         self.checkpoint(deadline)?;
-        holes::fill(&before)?;
+        holes::fill(&before).inspect_err(|_| self.driver = Driver::Displaced)?;
         // Not needed any more: what comes next is another delivery.
         self.mirror = None;
         report.times.driver_s = driven.elapsed().as_secs_f64();
@@ -278,12 +278,15 @@ impl Gpu {
         }
         away::take_off(&ids)?;
         faults::hit("detach-released");
-        if let Some(mirror) = &mut self.mirror {
-            report.remarks.extend_from_slice(mirror.shortcomings());
-            mirror.unpin()?;
-        }
         report.times.release_s = begun.elapsed().as_secs_f64();
         Ok(())
+    }
+
+    /// Has the driver let go of the mirror, also where nothing is left to be captured: a locked driver would not.
+    fn unpin(&mut self, report: &mut GpuReport) -> Result<(), String> {
+        let Some(mirror) = &mut self.mirror else { return Ok(()) };
+        report.remarks.extend_from_slice(mirror.shortcomings());
+        mirror.unpin()
     }
 
     /// Copies what has changed to the mirror; returns what the mirror has then.
@@ -382,6 +385,9 @@ impl Gpu {
     }
 
     fn restore_driver(&mut self) -> Result<(), String> {
+        if self.driver == Driver::Displaced {
+            return Err("the driver's restore would overwrite what is there now".into());
+        }
         if self.driver == Driver::Checkpointed {
             self.restore()?;
             faults::hit("attach-restored");
@@ -409,7 +415,7 @@ impl Gpu {
         }
         away::map_again(&made)?;
         faults::hit("attach-mapped");
-        let copied_bytes = self.copy_back(&made)?;
+        let copied_bytes = driver::insist(|| self.copy_back(&made))?;
         away::restrict(&made)?;
         // First everybody's own, then the others': nobody waits for somebody who waits.
         ipc::publish_again(link, &made)?;
@@ -489,32 +495,27 @@ impl Gpu {
     }
 
     fn restore(&mut self) -> Result<(), String> {
-        // SAFETY: all zeros is a valid value: the same GPUs.
-        let mut args: CUcheckpointRestoreArgs = unsafe { std::mem::zeroed() };
-        // SAFETY: `args` is a local variable.
-        let result = unsafe { driver::cuCheckpointProcessRestore(pid(), &raw mut args) };
-        told("cuCheckpointProcessRestore", result)?;
+        driver::insist(|| {
+            // SAFETY: all zeros is a valid value: the same GPUs.
+            let mut args: CUcheckpointRestoreArgs = unsafe { std::mem::zeroed() };
+            // SAFETY: `args` is a local variable.
+            let result = unsafe { driver::cuCheckpointProcessRestore(pid(), &raw mut args) };
+            told("cuCheckpointProcessRestore", result)
+        })?;
         self.driver = Driver::Locked;
         Ok(())
     }
 
     fn unlock(&mut self) -> Result<(), String> {
-        let mut unlocked = Ok(());
-        for tries in 0..UNLOCK_TRIES {
-            if tries > 0 {
-                std::thread::sleep(UNLOCK_PAUSE);
-            }
+        driver::insist(|| {
             // SAFETY: all zeros is what the structure has to be.
             let mut args: CUcheckpointUnlockArgs = unsafe { std::mem::zeroed() };
             // SAFETY: `args` is a local variable.
             let result = unsafe { driver::cuCheckpointProcessUnlock(pid(), &raw mut args) };
-            unlocked = told("cuCheckpointProcessUnlock", result);
-            if unlocked.is_ok() {
-                self.driver = Driver::Running;
-                break;
-            }
-        }
-        unlocked
+            told("cuCheckpointProcessUnlock", result)
+        })?;
+        self.driver = Driver::Running;
+        Ok(())
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null;
+use std::thread::sleep;
+use std::time::Duration;
 
 use cuda_abi::types::*;
 
@@ -30,6 +32,28 @@ macro_rules! call {
 }
 
 cuda_abi::entry_points!(call);
+
+/// How often something is tried that there is no way round, and the pause between two tries.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Tries again what fails, for a while: for what there is no way round when a process's state comes back.
+///
+/// # Errors
+/// The first one: what comes after it may only be its consequence.
+pub(super) fn insist<T, E>(mut work: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    let first = match work() {
+        Err(error) => error,
+        done => return done,
+    };
+    for _ in 1..TRIES {
+        sleep(PAUSE);
+        if let Ok(done) = work() {
+            return Ok(done);
+        }
+    }
+    Err(first)
+}
 
 /// A failed call with its error's name.
 ///

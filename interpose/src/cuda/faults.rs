@@ -1,11 +1,10 @@
 //! Named fault points between the steps of detach and attach, in builds with the feature `faults` only; in every
 //! other build [`hit`] is an empty inline function.
 //!
-//! `CKPT_FAULT=point=action[,point=action…]` arms them, in every process of the job, as long as the file that
-//! `CKPT_FAULT_WHILE` names exists: a restored process has the environment of the one that was dumped, so a test
-//! disarms it by removing the file. Actions: `kill` (SIGKILL to this process), `stop` (SIGSTOP, after a
-//! file of the same name with the extension `stopped` was made), `delay:MILLISECONDS`.
-//! Points of other programs (the launcher reads the same variable) are passed over.
+//! `CKPT_FAULT_FILE` names a file. What is in it, `point=action[,point=action…]`, holds in every process of the job as
+//! long as it is there: a restored process has the environment of the one that was dumped, and a test can change the
+//! file. Actions: `kill` (SIGKILL to this process), `stop` (SIGSTOP, after a file of the same name with the extension
+//! `stopped` was made), `delay:MILLISECONDS`, `panic`.
 
 #[cfg(not(feature = "faults"))]
 #[inline]
@@ -24,35 +23,27 @@ mod armed {
 
     use crate::process;
 
-    struct Armed {
-        points: &'static [u8],
-        while_exists: &'static Path,
-    }
-
-    static ARMED: OnceLock<Armed> = OnceLock::new();
+    static FILE: OnceLock<&'static Path> = OnceLock::new();
 
     /// Reads the environment: from the constructor only.
     pub(in crate::cuda) fn arm() {
-        if let Some(points) = process::variable(b"CKPT_FAULT")
-            && let Some(file) = process::variable(b"CKPT_FAULT_WHILE")
-        {
-            let _ = ARMED.set(Armed { points, while_exists: Path::new(OsStr::from_bytes(file)) });
+        if let Some(file) = process::variable(b"CKPT_FAULT_FILE") {
+            let _ = FILE.set(Path::new(OsStr::from_bytes(file)));
         }
     }
 
     /// Passes the fault point `name`.
     pub(in crate::cuda) fn hit(name: &str) {
-        let Some(armed) = ARMED.get() else { return };
-        if let Some(action) = action(armed.points, name)
-            && armed.while_exists.exists()
-        {
-            act(action, armed.while_exists);
+        let Some(file) = FILE.get() else { return };
+        let points = std::fs::read_to_string(file).unwrap_or_default();
+        if let Some(action) = action(&points, name) {
+            act(action, file);
         }
     }
 
-    fn action<'a>(points: &'a [u8], name: &str) -> Option<&'a str> {
-        let of = |item: &'a [u8]| item.strip_prefix(name.as_bytes())?.strip_prefix(b"=");
-        str::from_utf8(points.split(|byte| *byte == b',').find_map(of)?).ok()
+    fn action<'a>(points: &'a str, name: &str) -> Option<&'a str> {
+        let of = |item: &'a str| item.strip_prefix(name)?.strip_prefix('=');
+        points.split(',').find_map(of)
     }
 
     /// An action that is not understood is one with a typing error, which must not pass as a fault survived.
@@ -65,6 +56,7 @@ mod armed {
                 let _ = std::fs::File::create(file.with_extension("stopped"));
                 signal(libc::SIGSTOP);
             }
+            "panic" => panic!("injected"),
             _ => match delay_ms() {
                 Some(delay_ms) => std::thread::sleep(Duration::from_millis(delay_ms)),
                 None => signal(libc::SIGABRT),
@@ -85,7 +77,7 @@ mod armed {
 
         #[test]
         fn a_point_has_its_own_action() {
-            let points = b"detach-locked=kill,detach-gate=delay:20,dump-done=kill-rank";
+            let points = "detach-locked=kill,detach-gate=delay:20";
             assert_eq!(action(points, "detach-locked"), Some("kill"));
             assert_eq!(action(points, "detach-gate"), Some("delay:20"));
             assert_eq!(action(points, "detach"), None);

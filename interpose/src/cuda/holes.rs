@@ -4,53 +4,146 @@
 //! mapping its memory there, and the driver's restore maps its own over whatever it finds. So the holes are filled with
 //! mappings that nobody can access, which the restore then replaces. (The hazard is described in google/gvisor issue
 //! 14776.)
+//!
+//! Until they are filled, a hole of our own draws off what other threads map: Linux takes the highest that is large
+//! enough (mmap's top-down layout), and this one is reserved before the driver's, so it lies above them.
 
 use std::ffi::c_void;
 use std::fs;
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::memory::physical::registry;
 
 /// An address range, its end not included.
 type Range = (u64, u64);
 
-/// The ranges that may belong to the driver: those that nobody can access, and mappings of devices.
-pub(super) struct Before(Vec<Range>);
+/// More than a program maps while the driver takes its checkpoint.
+const DECOY_BYTES: u64 = 64 << 30;
+/// How long to wait for somebody to unmap what lies where the driver's memory was.
+const PATIENCE: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(1);
 
-/// Looks at the address space before the driver's checkpoint.
+/// The hole of our own.
+struct Decoy {
+    range: Range,
+    /// What of it is reserved.
+    reserved: Vec<Range>,
+}
+
+static DECOY: Mutex<Option<Decoy>> = Mutex::new(None);
+
+fn decoy() -> MutexGuard<'static, Option<Decoy>> {
+    DECOY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// To be called before the driver maps anything. Without room in the address space there is no decoy.
+pub(super) fn prepare() {
+    // In the child of a fork it may be locked for ever.
+    let Ok(mut decoy) = DECOY.try_lock() else { return };
+    if decoy.is_none()
+        && let Ok(start) = reserve(0, DECOY_BYTES, 0)
+    {
+        let range = (start, start + DECOY_BYTES);
+        *decoy = Some(Decoy { range, reserved: vec![range] });
+    }
+}
+
+/// The address space before the driver's checkpoint. While it lives, the decoy is open.
+pub(super) struct Before {
+    /// What may belong to the driver: what nobody can access, and mappings of devices.
+    maybe: Vec<Range>,
+    /// What does: addresses of device memory.
+    surely: Vec<Range>,
+}
+
+/// Looks at the address space, and opens the decoy.
 ///
 /// # Errors
 /// `/proc/self/maps` cannot be read.
 pub(super) fn look() -> io::Result<Before> {
-    Ok(Before(ranges(&fs::read_to_string("/proc/self/maps")?, may_be_the_drivers)))
+    let mut decoy = decoy();
+    let ours = decoy.as_mut().map(|decoy| std::mem::take(&mut decoy.reserved)).unwrap_or_default();
+    for (start, end) in ours {
+        // SAFETY: the range is the decoy's, which holds nothing.
+        unsafe { libc::munmap(start as *mut c_void, (end - start) as usize) };
+    }
+    drop(decoy);
+    let mut before = Before { maybe: Vec::new(), surely: Vec::new() };
+    before.maybe = ranges(&fs::read_to_string("/proc/self/maps")?, may_be_the_drivers);
+    let registry = registry();
+    let mappings = registry.pieces.values().flat_map(|piece| &piece.mappings);
+    before.surely = mappings.map(|mapping| (mapping.address, mapping.address + mapping.bytes)).collect();
+    drop(registry);
+    before.surely.retain(|range| is_covered(*range, &before.maybe));
+    Ok(before)
 }
 
-/// Fills what has become free since.
-///
-/// # Errors
-/// Says which range has been taken by somebody else: what is there now would be overwritten.
-pub(super) fn fill(before: &Before) -> Result<(), String> {
-    let maps = fs::read_to_string("/proc/self/maps");
-    let maps = maps.map_err(|error| format!("/proc/self/maps cannot be read: {error}"))?;
-    let now = ranges(&maps, |_| true);
-    for &range in &before.0 {
-        for hole in free_parts(range, &now) {
-            occupy(hole)?;
+impl Drop for Before {
+    fn drop(&mut self) {
+        let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
+        let now = ranges(&maps, |_| true);
+        if let Some(decoy) = decoy().as_mut() {
+            let free = free_parts(decoy.range, &now).into_iter();
+            decoy.reserved = free.filter(|hole| occupy(*hole).is_ok()).collect();
         }
     }
-    Ok(())
 }
 
-fn occupy((start, end): Range) -> Result<(), String> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    let bytes = (end - start) as usize;
-    // SAFETY: MAP_FIXED_NOREPLACE replaces nothing that is mapped.
-    let mapped = unsafe { libc::mmap(start as *mut c_void, bytes, libc::PROT_NONE, flags, -1, 0) };
-    if mapped as u64 == start {
-        return Ok(());
+/// Fills what has become free since. What another thread has mapped there meanwhile is waited for: it may be unmapped.
+///
+/// # Errors
+/// Says what is still taken by somebody else: what is there now would be overwritten.
+pub(super) fn fill(before: &Before) -> Result<(), String> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let maps = fs::read_to_string("/proc/self/maps");
+        let maps = maps.map_err(|error| format!("/proc/self/maps cannot be read: {error}"))?;
+        let problem = try_to_fill(before, &maps);
+        if problem.is_ok() || Instant::now() >= deadline {
+            return problem;
+        }
+        sleep(LOOK);
     }
-    let error = io::Error::last_os_error();
-    Err(format!(
-        "the addresses {start:#x}-{end:#x}, which belong to the GPU, could not be kept free while the driver was away: {error}"
-    ))
+}
+
+fn try_to_fill(before: &Before, maps: &str) -> Result<(), String> {
+    let now = ranges(maps, |_| true);
+    let mut result = Ok(());
+    for &range in &before.maybe {
+        for hole in free_parts(range, &now) {
+            result = result.and(occupy(hole).map_err(|error| taken(hole, &error.to_string())));
+        }
+    }
+    let others = ranges(maps, |line| !may_be_the_drivers(line));
+    let is_met = |range: &&Range| !is_free(**range, &others);
+    match before.surely.iter().find(is_met) {
+        Some(range) => result.and(Err(taken(*range, "another thread has mapped memory there"))),
+        None => result,
+    }
+}
+
+fn taken((start, end): Range, why: &str) -> String {
+    format!(
+        "the addresses {start:#x}-{end:#x}, which belong to the GPU, could not be kept free while the driver was away: {why}"
+    )
+}
+
+/// Maps a range that is free.
+fn occupy((start, end): Range) -> io::Result<()> {
+    let mapped = reserve(start, end - start, libc::MAP_FIXED_NOREPLACE)?;
+    // A kernel that does not know the flag takes the address as a hint.
+    if mapped == start { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
+}
+
+/// Maps addresses that nobody can access, and that cost nothing.
+fn reserve(start: u64, bytes: u64, placement: libc::c_int) -> io::Result<u64> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | placement;
+    // SAFETY: neither placement replaces anything that is mapped.
+    let mapped = unsafe { libc::mmap(start as *mut c_void, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(mapped as u64) }
 }
 
 /// Parses `/proc/self/maps`: the ranges of the lines that are wanted, sorted, those that touch joined.
@@ -98,6 +191,14 @@ fn free_parts((start, end): Range, taken: &[Range]) -> Vec<Range> {
     parts
 }
 
+fn is_free(range: Range, taken: &[Range]) -> bool {
+    free_parts(range, taken) == [range]
+}
+
+fn is_covered(range: Range, by: &[Range]) -> bool {
+    free_parts(range, by).is_empty()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,32 +220,49 @@ mod tests {
         assert_eq!(ranges(maps, |_| true).len(), 3);
     }
 
+    /// Three pages, of which the middle one is where the driver's memory is taken to have been.
+    fn three_pages() -> Range {
+        let start = reserve(0, 3 * PAGE, 0).expect("room");
+        (start + PAGE, start + 2 * PAGE)
+    }
+
+    const PAGE: u64 = 4096;
+
+    fn unmap((start, end): Range) {
+        // SAFETY: the range was mapped by the test and nothing points into it.
+        assert_eq!(unsafe { libc::munmap(start as *mut c_void, (end - start) as usize) }, 0);
+    }
+
+    fn maps() -> String {
+        fs::read_to_string("/proc/self/maps").expect("maps")
+    }
+
     #[test]
     fn a_hole_is_filled_once() {
-        let page = 4096;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                page * 3,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        assert_ne!(start, libc::MAP_FAILED);
+        let hole = three_pages();
         let before = look().expect("maps");
-        let from = start as u64 + page as u64;
-        assert!(before.0.iter().any(|range| range.0 <= from && from < range.1));
-        // SAFETY: the range was mapped above and nothing points into it.
-        assert_eq!(unsafe { libc::munmap(from as *mut c_void, page) }, 0);
-        let hole = (from, from + page as u64);
+        assert!(is_covered(hole, &before.maybe));
+        unmap(hole);
         occupy(hole).expect("free");
-        assert!(occupy(hole).expect_err("taken").contains("could not be kept free"));
-        let after = ranges(&fs::read_to_string("/proc/self/maps").expect("maps"), |_| true);
-        assert!(free_parts(hole, &after).is_empty());
-        // SAFETY: as above.
-        unsafe { libc::munmap(start, page * 3) };
+        assert!(occupy(hole).is_err());
+        assert!(is_covered(hole, &ranges(&maps(), |_| true)));
+        unmap((hole.0 - PAGE, hole.1 + PAGE));
+    }
+
+    #[test]
+    fn what_others_have_mapped_where_device_memory_was_is_told() {
+        let hole = three_pages();
+        let before = Before { maybe: vec![(hole.0 - PAGE, hole.1 + PAGE)], surely: vec![hole] };
+        assert!(try_to_fill(&before, &maps()).is_ok());
+        let fixed = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: replaces a page of the test's own.
+        let theirs = unsafe { libc::mmap(hole.0 as *mut c_void, PAGE as usize, access, fixed, -1, 0) };
+        assert_eq!(theirs as u64, hole.0);
+        let told = try_to_fill(&before, &maps()).expect_err("taken");
+        assert!(told.contains("another thread has mapped memory there"), "{told}");
+        unmap(hole);
+        assert!(try_to_fill(&before, &maps()).is_ok());
+        unmap((hole.0 - PAGE, hole.1 + PAGE));
     }
 }

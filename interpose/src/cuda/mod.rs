@@ -73,6 +73,13 @@ pub fn activate() {
     ACTIVE.store(true, Relaxed);
 }
 
+/// The program is about to initialise the driver, which maps nothing before.
+fn starting() {
+    if ACTIVE.load(Relaxed) {
+        holes::prepare();
+    }
+}
+
 fn started() {
     STARTED.store(ACTIVE.load(Relaxed), Relaxed);
 }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuda_abi::sys::{self, CUgraphEdgeData, CUgraphRecaptureCallback};
 use cuda_abi::types::{CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 
-use super::{SUCCESS, driver, objects, started};
+use super::{SUCCESS, driver, objects, started, starting};
 
 /// `CU_STREAM_PER_THREAD` (CUDA driver API reference, "Stream synchronization behavior").
 const PER_THREAD: usize = 2;
@@ -110,6 +110,7 @@ pub(super) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
 /// # Safety
 /// As for the driver's.
 pub(super) unsafe fn cuInit(real: unsafe extern "C" fn(c_uint) -> CUresult, flags: c_uint) -> CUresult {
+    starting();
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(flags) };
     if result == SUCCESS {

@@ -71,13 +71,15 @@ impl Memory {
     /// # Errors
     /// The driver's.
     pub fn unpin(&mut self) -> Result<(), String> {
-        let Some(context) = self.pinned_in.take() else { return Ok(()) };
+        let Some(context) = self.pinned_in else { return Ok(()) };
         in_context(context, || {
             // SAFETY: it was pinned, and no copy is under way.
             let result = unsafe { driver::cuMemHostUnregister(self.start()) };
             // The context has been reset.
             if result == NOT_PINNED { Ok(()) } else { told("cuMemHostUnregister", result) }
-        })
+        })?;
+        self.pinned_in = None;
+        Ok(())
     }
 
     fn start(&self) -> *mut c_void {
@@ -96,6 +98,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let _ = self.unpin();
+        // Pages of a mapping that is gone would stay pinned.
+        let _ = driver::insist(|| self.unpin());
     }
 }

@@ -30,49 +30,62 @@ pub(in crate::cuda) struct Parked {
     pub refusal: Option<String>,
 }
 
-/// Hands the memory of pieces to the launcher, which keeps it alive. All or nothing: without room for all, none is.
+/// Hands the memory of pieces to the launcher, which keeps it alive: all that the driver exports. Where the launcher has
+/// not room for all, it keeps none.
 pub(in crate::cuda) fn park(ids: &[Id], link: &mut dyn Link) -> Parked {
     let mut parked = Parked::default();
-    for (batch, ids) in ids.chunks(MOST).enumerate() {
-        match park_batch(ids, batch * MOST, link) {
-            Ok(bytes) => parked.bytes += bytes,
-            Err(refusal) => {
-                registry().pieces.values_mut().for_each(|piece| piece.parked = None);
-                return Parked { bytes: 0, refusal: Some(refusal) };
-            }
+    let mut count = 0;
+    for ids in ids.chunks(MOST) {
+        let (exported, refusal) = export(ids);
+        parked.refusal = parked.refusal.or(refusal);
+        if exported.is_empty() {
+            continue;
+        }
+        if let Err(refusal) = hand_over(&exported, link) {
+            registry().pieces.values_mut().for_each(|piece| piece.parked = None);
+            return Parked { bytes: 0, refusal: Some(refusal) };
+        }
+        for Exported { id, bytes, .. } in exported {
+            note(id, |piece| piece.parked = Some(count));
+            count += 1;
+            parked.bytes += bytes;
         }
     }
     parked
 }
 
-fn park_batch(ids: &[Id], first: usize, link: &mut dyn Link) -> Result<u64, String> {
-    let handles: Vec<_> = {
-        let registry = registry();
-        ids.iter()
-            .filter_map(|id| Some((registry.pieces.get(id)?.handle, registry.pieces.get(id)?.bytes)))
-            .collect()
-    };
-    let export = |(handle, _): &(CUmemGenericAllocationHandle, u64)| physical::export(*handle);
-    let descriptors: Vec<OwnedFd> = handles
-        .iter()
-        .map(export)
-        .collect::<Result<_, _>>()
-        .map_err(|result| failed("cuMemExportToShareableHandle", result))?;
-    let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-    match link.ask(&FromAgent::Park { count: borrowed.len() }, &borrowed) {
-        Some((ToAgent::Parked { is_kept: true }, _)) => {}
+struct Exported {
+    id: Id,
+    bytes: u64,
+    descriptor: OwnedFd,
+}
+
+/// What the driver exports; and why not all of it.
+fn export(ids: &[Id]) -> (Vec<Exported>, Option<String>) {
+    let (mut exported, mut refusal) = (Vec::with_capacity(ids.len()), None);
+    for id in ids {
+        let known = registry().pieces.get(id).map(|piece| (piece.handle, piece.bytes));
+        let Some((handle, bytes)) = known else { continue };
+        match physical::export(handle) {
+            Ok(descriptor) => exported.push(Exported { id: *id, bytes, descriptor }),
+            Err(result) if refusal.is_none() => {
+                refusal = Some(failed("cuMemExportToShareableHandle", result));
+            }
+            Err(_) => {}
+        }
+    }
+    (exported, refusal)
+}
+
+fn hand_over(exported: &[Exported], link: &mut dyn Link) -> Result<(), String> {
+    let descriptors: Vec<BorrowedFd<'_>> = exported.iter().map(|one| one.descriptor.as_fd()).collect();
+    match link.ask(&FromAgent::Park { count: descriptors.len() }, &descriptors) {
+        Some((ToAgent::Parked { is_kept: true }, _)) => Ok(()),
         Some((ToAgent::Parked { is_kept: false }, _)) => {
-            return Err("the launcher cannot hold that many descriptors (ulimit -n)".into());
+            Err("the launcher cannot hold that many descriptors (ulimit -n)".into())
         }
-        _ => return Err("the launcher is gone".into()),
+        _ => Err("the launcher is gone".into()),
     }
-    let mut registry = registry();
-    for (number, id) in ids.iter().enumerate() {
-        if let Some(piece) = registry.pieces.get_mut(id) {
-            piece.parked = Some(first + number);
-        }
-    }
-    Ok(handles.iter().map(|(_, bytes)| bytes).sum())
 }
 
 fn failed(call: &str, result: CUresult) -> String {
@@ -162,12 +175,10 @@ pub(in crate::cuda) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Resu
         .collect();
     for (id, key) in missing {
         let Some(descriptor) = ipc::fetch(link, key)? else { continue };
-        match physical::import_handle(descriptor.as_fd()) {
-            Ok(handle) => note(id, |piece| piece.handle = handle),
-            // It is made anew, and others get that.
-            Err(_) if whose == Whose::Own => {}
-            Err(result) => return Err(failed("cuMemImportFromShareableHandle", result)),
-        }
+        // Not to be made anew: others may have taken it up already.
+        let handle = driver::insist(|| physical::import_handle(descriptor.as_fd()))
+            .map_err(|result| failed("cuMemImportFromShareableHandle", result))?;
+        note(id, |piece| piece.handle = handle);
     }
     Ok(())
 }
@@ -190,7 +201,7 @@ pub(in crate::cuda) fn make_anew() -> Result<Vec<Id>, String> {
     let mut made = Vec::with_capacity(missing.len());
     for (id, bytes, properties) in missing {
         let handle = loop {
-            match physical::create_handle(bytes, &properties) {
+            match driver::insist(|| physical::create_handle(bytes, &properties)) {
                 Ok(handle) => break handle,
                 Err(result) if is_out_of_memory(result) && Instant::now() < deadline => sleep(LOOK),
                 Err(result) => return Err(failed("cuMemCreate", result)),
@@ -222,8 +233,10 @@ pub(in crate::cuda) fn map_again(for_copies: &[Id]) -> Result<(), String> {
     };
     for (id, handle, device, mappings) in waiting {
         for Mapping { address, bytes, mut access, .. } in mappings {
-            // SAFETY: the range is reserved for this mapping, and nothing is mapped in it.
-            told("cuMemMap", unsafe { driver::cuMemMap(address, bytes as usize, 0, handle, 0) })?;
+            driver::insist(|| {
+                // SAFETY: the range is reserved for this mapping, and nothing is mapped in it.
+                told("cuMemMap", unsafe { driver::cuMemMap(address, bytes as usize, 0, handle, 0) })
+            })?;
             note(id, |piece| set_mapped(piece, address, true));
             if for_copies.binary_search(&id).is_ok() {
                 access.retain(|one| !one.is_of_same(&Access::of(device)));
@@ -264,8 +277,10 @@ fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(),
         return Ok(());
     }
     let (first, count) = (access.as_ptr().cast(), access.len());
-    // SAFETY: the range is one whole mapping of ours; the descriptions are a slice.
-    told("cuMemSetAccess", unsafe { driver::cuMemSetAccess(address, bytes as usize, first, count) })
+    driver::insist(|| {
+        // SAFETY: the range is one whole mapping of ours; the descriptions are a slice.
+        told("cuMemSetAccess", unsafe { driver::cuMemSetAccess(address, bytes as usize, first, count) })
+    })
 }
 
 /// A piece where its own device can read and write all of it.
@@ -306,10 +321,14 @@ impl View {
 impl Drop for View {
     fn drop(&mut self) {
         if self.is_temporary {
-            // SAFETY: the mapping is the view's own, and what used it has ended.
-            unsafe { driver::cuMemUnmap(self.address, self.bytes as usize) };
+            let (address, bytes) = (self.address, self.bytes as usize);
+            // What stays mapped stays on the device.
+            let _ = driver::insist(|| {
+                // SAFETY: the mapping is the view's own, and what used it has ended.
+                told("cuMemUnmap", unsafe { driver::cuMemUnmap(address, bytes) })
+            });
             // SAFETY: the reservation is the view's own, and empty now.
-            unsafe { driver::cuMemAddressFree(self.address, self.bytes as usize) };
+            unsafe { driver::cuMemAddressFree(address, bytes) };
         }
     }
 }

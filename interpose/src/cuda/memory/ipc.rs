@@ -408,7 +408,7 @@ pub(in crate::cuda) fn publish_again(launcher: &mut dyn Link, pieces: &[Id]) -> 
         let found = physical::registry().pieces.get(piece).map(|piece| (piece.handle, piece.bytes));
         let Some((handle, bytes)) = found else { continue };
         let failed = |result| format!("memory that it shares (CUDA IPC) cannot be exported: error {result}");
-        let memory = physical::export(handle).map_err(failed)?;
+        let memory = driver::insist(|| physical::export(handle)).map_err(failed)?;
         if !launcher::publish(launcher, key, bytes, &memory).map_err(lost)? {
             return Err("the launcher does not keep memory that it shares (CUDA IPC)".to_owned());
         }
