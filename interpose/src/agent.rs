@@ -352,6 +352,7 @@ impl<'a> Search<'a> {
 /// `started_ticks`, the start time that the launcher knows, is brought up to date then.
 fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, gpu: &mut dyn Gpu) -> Hangup {
     let Found { socket, start_time_ticks } = found;
+    let mut conversation = Conversation::new(socket);
     // After noting down the socket, before reading: the main thread does these two the other way round.
     if away.is_none() && MAIN_THREAD_ENDED.load(SeqCst) {
         return Hangup::Lost;
@@ -364,7 +365,7 @@ fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, 
     if let Some(absence) = away {
         let is_known = *started_ticks != 0 && *start_time_ticks != 0;
         let restored = is_known && started_ticks != start_time_ticks;
-        if let Err(hangup) = come_back(socket, absence, restored, gpu) {
+        if let Err(hangup) = come_back(socket, &mut conversation, absence, restored, gpu) {
             return hangup;
         }
         *away = None;
@@ -374,7 +375,7 @@ fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, 
     }
     *started_ticks = *start_time_ticks;
     loop {
-        let answer = match hear(socket) {
+        let answer = match conversation.hear().map_err(hangup) {
             Ok(ToAgent::Prepare { attempt }) => {
                 Some(FromAgent::Needs { attempt, mirror_bytes: gpu.mirror_bytes() })
             }
@@ -387,7 +388,7 @@ fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, 
                 None
             }
             Ok(ToAgent::Quiesce { attempt, timeout_ms, park }) => {
-                Some(quiesce(attempt, timeout_ms, park, socket, gpu))
+                Some(quiesce(attempt, timeout_ms, park, &mut conversation, gpu))
             }
             Ok(_) => return Hangup::Refused,
             Err(hangup) => return hangup,
@@ -416,13 +417,12 @@ fn stage(attempt: u64, mirror: Delivered, gpu: &mut dyn Gpu) -> FromAgent {
 }
 
 /// Takes the state off the GPU; returns what to answer.
-fn quiesce(attempt: u64, timeout_ms: u64, park: bool, socket: &Socket, gpu: &mut dyn Gpu) -> FromAgent {
+fn quiesce(attempt: u64, timeout_ms: u64, park: bool, link: &mut dyn Link, gpu: &mut dyn Gpu) -> FromAgent {
     let timeout = Duration::from_millis(timeout_ms);
-    let detached =
-        guarded("took the GPU's state off", || gpu.detach(attempt, timeout, park, &mut Conversation(socket)));
+    let detached = guarded("took the GPU's state off", || gpu.detach(attempt, timeout, park, link));
     let detached = detached.unwrap_or_else(|reason| {
         // Nobody knows how far it had come.
-        let undone = guarded("put it back again", || gpu.undo(&mut Conversation(socket))).flatten();
+        let undone = guarded("put it back again", || gpu.undo(link)).flatten();
         Err(Refusal { is_lost: undone.is_err(), reason })
     });
     match detached {
@@ -434,12 +434,13 @@ fn quiesce(attempt: u64, timeout_ms: u64, park: bool, socket: &Socket, gpu: &mut
 /// Puts the state back if it is off the GPU, once, and says so.
 fn come_back(
     socket: &Socket,
+    link: &mut dyn Link,
     absence: &mut Absence,
     restored: bool,
     gpu: &mut dyn Gpu,
 ) -> Result<(), Hangup> {
     if absence.returned.is_none() {
-        absence.returned = Some(if gpu.is_detached() { put_back(socket, gpu)? } else { Ok(0) });
+        absence.returned = Some(if gpu.is_detached() { put_back(socket, link, gpu)? } else { Ok(0) });
     }
     let (copied_bytes, lost) = match &absence.returned {
         Some(Ok(copied_bytes)) => (*copied_bytes, None),
@@ -450,10 +451,10 @@ fn come_back(
 }
 
 /// What comes of putting the state back with what the launcher delivers. It is not tried before that is here.
-fn put_back(socket: &Socket, gpu: &mut dyn Gpu) -> Result<Result<u64, String>, Hangup> {
+fn put_back(socket: &Socket, link: &mut dyn Link, gpu: &mut dyn Gpu) -> Result<Result<u64, String>, Hangup> {
     let ToAgent::Deliver { mirror, bytes, .. } = hear(socket)? else { return Err(Hangup::Lost) };
     let mirror = if bytes > 0 { Some(delivered(socket, mirror, bytes)?) } else { None };
-    Ok(guarded("put the GPU's state back", || gpu.attach(mirror, &mut Conversation(socket))).flatten())
+    Ok(guarded("put the GPU's state back", || gpu.attach(mirror, link)).flatten())
 }
 
 /// Says hello and waits for the answer.
@@ -480,10 +481,14 @@ fn say(socket: &Socket, message: &FromAgent) -> Result<(), Hangup> {
 }
 
 fn hear(socket: &Socket) -> Result<ToAgent, Hangup> {
-    link::hear(socket).map_err(|error| match error {
+    link::hear(socket).map_err(hangup)
+}
+
+fn hangup(error: FrameError) -> Hangup {
+    match error {
         FrameError::NotJson(_) | FrameError::TooLong { .. } => Hangup::Refused,
         _ => Hangup::Lost,
-    })
+    }
 }
 
 #[cfg(test)]

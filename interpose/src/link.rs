@@ -1,5 +1,6 @@
 //! Conversations with the launcher: the agent's, and what others may ask in it.
 
+use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use ckpt_protocol::agent::{FromAgent, ToAgent};
@@ -14,16 +15,43 @@ pub trait Link {
     fn ask(&mut self, message: &FromAgent, with: &[BorrowedFd<'_>]) -> Option<(ToAgent, Vec<OwnedFd>)>;
 }
 
-/// One over a socket that is connected.
-pub struct Conversation<'a>(pub &'a Socket);
+/// One over a socket that is connected. The launcher may say something of its own accord at any time, also while an
+/// answer is waited for: that is kept for later.
+pub struct Conversation<'a> {
+    socket: &'a Socket,
+    unheard: VecDeque<ToAgent>,
+}
+
+impl<'a> Conversation<'a> {
+    /// Nothing was said yet.
+    pub fn new(socket: &'a Socket) -> Self {
+        Self { socket, unheard: VecDeque::new() }
+    }
+
+    /// Waits for what the launcher says of its own accord.
+    ///
+    /// # Errors
+    /// See [`frame::read`].
+    pub fn hear(&mut self) -> Result<ToAgent, FrameError> {
+        self.unheard.pop_front().map_or_else(|| hear(self.socket), Ok)
+    }
+}
 
 impl Link for Conversation<'_> {
     fn ask(&mut self, message: &FromAgent, with: &[BorrowedFd<'_>]) -> Option<(ToAgent, Vec<OwnedFd>)> {
-        say(self.0, message).ok()?;
-        self.0.send(with).ok()?;
-        let answer = hear(self.0).ok()?;
-        let descriptors = self.0.receive(answer.descriptors()).ok()?;
-        Some((answer, descriptors))
+        say(self.socket, message).ok()?;
+        self.socket.send(with).ok()?;
+        loop {
+            match hear(self.socket).ok()? {
+                unasked @ (ToAgent::Prepare { .. } | ToAgent::Unstage { .. } | ToAgent::Quiesce { .. }) => {
+                    self.unheard.push_back(unasked);
+                }
+                answer => {
+                    let descriptors = self.socket.receive(answer.descriptors()).ok()?;
+                    return Some((answer, descriptors));
+                }
+            }
+        }
     }
 }
 

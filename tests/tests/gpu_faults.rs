@@ -172,10 +172,16 @@ impl Job {
         job.until("more lines", || (self.lines() >= goal).then_some(()));
     }
 
-    /// While a steady job makes no call: what is made to fail is the interposer's.
-    fn paused<T>(&self, job: &mut Running, work: impl FnOnce(&Running) -> T) -> T {
+    /// Until the file is removed, a steady job makes no call: what is made to fail is the interposer's.
+    fn pause(&self, job: &mut Running) {
+        let _ = fs::remove_file(self.sandbox.path().join("paused"));
         self.touch("pause");
         job.until("a pause", || self.is_there("paused").then_some(()));
+    }
+
+    /// Does something in a pause.
+    fn paused<T>(&self, job: &mut Running, work: impl FnOnce(&Running) -> T) -> T {
+        self.pause(job);
         let done = work(job);
         self.remove("pause");
         self.goes_on(job);
@@ -311,11 +317,11 @@ fn a_launcher_that_is_killed_or_fails_at_any_step() {
     running.kill_everything();
     for point in LAUNCHER {
         // A resume is one passage of the point.
-        let second = if point == "delivered" { "@2" } else { "" };
-        let mut running = job.start_with_fault(&format!("{point}{second}=kill"));
+        let passage = if point == "delivered" { 2 } else { 1 };
+        let mut running = job.start_with_fault(&format!("{point}@{passage}=kill"));
         job.sandbox.call(["checkpoint"]);
         assert!(!running.wait_status().success(), "{point}: {}", running.said());
-        let mut running = job.start_with_fault(&format!("{point}{second}=error"));
+        let mut running = job.start_with_fault(&format!("{point}@{passage}=error"));
         let output = job.sandbox.call(["checkpoint"]);
         // What fails later than that is no reason to throw a snapshot away.
         assert_eq!(output.status.success(), point == "delivered", "{point}: {}", running.said());
@@ -387,7 +393,6 @@ fn a_call_that_always_fails_refuses_every_checkpoint() {
         "cuCheckpointProcessCheckpoint:1+",
         "cuMemcpyDtoHAsync_v2:1+",
         "cuStreamCreate:1+",
-        "cuStreamSynchronize:1+",
         "cuCtxPushCurrent_v2:1+",
         "cuMemHostUnregister:1+",
         "cuMemAddressReserve:1+",
@@ -472,8 +477,7 @@ fn a_driver_that_does_not_come_back_ends_the_job() {
         job.disarm();
         running.checkpoint(&job.sandbox);
         job.goes_on(&mut running);
-        job.touch("pause");
-        running.until("a pause", || job.is_there("paused").then_some(()));
+        job.pause(&mut running);
         job.fail(&rule);
         let told_before = job.sandbox.read("job.err").len();
         job.sandbox.call(["checkpoint"]);
@@ -485,7 +489,6 @@ fn a_driver_that_does_not_come_back_ends_the_job() {
         );
         job.disarm();
         job.remove("pause");
-        let _ = fs::remove_file(job.sandbox.path().join("paused"));
         running = job.resume();
     }
     job.ends_right(&mut running);
@@ -608,56 +611,77 @@ fn a_capture_that_the_driver_does_not_answer_for() {
     is_given_up_while_it_stalls("capture", fault, "a stream capture (cuStreamBeginCapture) did not end");
 }
 
-/// A job with less than half of a GPU's memory, and another process that takes the rest.
-fn with_hog(work: impl FnOnce(&Job, Running, &mut Hog)) {
-    let job = Job::steady("6").with("SIMCUDA_MEMORY", "64MiB");
+/// A job on a small GPU, and another process that may take what is left.
+fn with_hog(job: Job, work: impl FnOnce(&Job, Running, &mut Hog)) {
+    let job = job.with("SIMCUDA_MEMORY", "64MiB");
     let running = job.start();
     let mut hog = Hog::start(&job);
     work(&job, running, &mut hog);
 }
 
-/// What is parked stays on the GPU: nobody takes it.
-#[test]
-fn memory_that_another_process_wants_is_parked() {
-    with_hog(|job, mut running, hog| {
-        job.arm("attach-begun=stop");
-        std::thread::scope(|scope| {
-            let attempt = scope.spawn(|| job.sandbox.call(["checkpoint"]));
-            until("the fault", || job.is_there("points.stopped").then_some(()));
-            let stopped = stopped_process(&running);
-            hog.takes_all(job);
-            job.disarm();
-            rustix::process::kill_process(stopped, Signal::CONT).unwrap();
-            assert!(attempt.join().expect("no panic").status.success());
-        });
-        job.goes_on(&mut running);
-        running.checkpoint(&job.sandbox);
-        job.ends_right(&mut running);
+/// While the job is off the GPU, another process takes all that is free.
+fn while_away(job: &Job, running: &Running, hog: &mut Hog) {
+    job.arm("attach-begun=stop");
+    std::thread::scope(|scope| {
+        let attempt = scope.spawn(|| job.sandbox.call(["checkpoint"]));
+        until("the fault", || job.is_there("points.stopped").then_some(()));
+        let stopped = stopped_process(running);
+        hog.takes_all(job);
+        job.disarm();
+        rustix::process::kill_process(stopped, Signal::CONT).unwrap();
+        attempt.join().expect("no panic");
     });
 }
 
-/// A job that is not parked, or resumed, waits for memory that another process has, for a while. If it does not come,
-/// the job ends, and the snapshot is left alone.
+/// What is parked stays on the GPU: nobody takes it.
+#[test]
+fn memory_that_another_process_wants_is_parked() {
+    with_hog(Job::stalls("wait"), |job, mut running, hog| {
+        while_away(job, &running, hog);
+        job.goes_on(&mut running);
+        running.checkpoint(&job.sandbox);
+        job.goes_on(&mut running);
+        job.is_told_to_end(&mut running);
+    });
+}
+
+/// What belongs to the driver, such as a module's global variables, is not parked: a driver does not survive that.
+#[test]
+fn memory_of_the_driver_that_another_process_took() {
+    with_hog(Job::steady("2"), |job, mut running, hog| {
+        running.checkpoint(&job.sandbox);
+        while_away(job, &running, hog);
+        assert_eq!(running.wait(), LAUNCHER_FAILED, "{}", running.said());
+        let said = running.said();
+        let told = "cuCheckpointProcessRestore failed with CUDA_ERROR_OUT_OF_MEMORY";
+        assert!(said.contains(told) && said.contains("its GPU state was lost"), "{said}");
+        hog.ends();
+        let mut again = job.resume();
+        job.ends_right(&mut again);
+    });
+}
+
+/// A job that is resumed waits for memory that another process has, for a while. If it does not come, the job ends, and
+/// the snapshot is left alone.
 #[test]
 fn memory_that_another_process_took_is_waited_for() {
-    with_hog(|job, mut running, hog| {
+    with_hog(Job::stalls("wait"), |job, mut running, hog| {
         running.checkpoint(&job.sandbox);
         running.kill_everything();
         hog.takes_all(job);
-        let mut early = job.start_with(&[], "");
+        let mut early = job.start_with(&["--freeze-timeout", "60s"], "");
         assert_eq!(early.wait(), LAUNCHER_FAILED, "{}", early.said());
         let said = early.said();
         assert!(said.contains("cuMemCreate failed with CUDA_ERROR_OUT_OF_MEMORY"), "{said}");
-        assert!(said.contains("another process"), "{said}");
         job.sandbox.verify_all();
         job.fail("cuMemCreate:12=delay:1");
-        let mut waiting = job.start_with(&[], "");
+        let mut waiting = job.start_with(&["--freeze-timeout", "60s"], "");
         // It has tried for a while.
         waiting.until("some tries", || (!job.failed().is_empty()).then_some(()));
         hog.ends();
         waiting.until_answering(&job.sandbox);
         job.goes_on(&mut waiting);
-        job.ends_right(&mut waiting);
+        job.is_told_to_end(&mut waiting);
     });
 }
 

@@ -84,7 +84,6 @@ static void pause_if_told(void) {
     while (job_has_file("pause")) {
         usleep(1000);
     }
-    SYSTEM(unlink("paused"));
 }
 
 int main(int argc, char **argv) {

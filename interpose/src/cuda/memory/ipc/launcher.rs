@@ -40,7 +40,7 @@ pub(super) struct Brief(Socket);
 
 impl Link for Brief {
     fn ask(&mut self, message: &FromAgent, with: &[BorrowedFd<'_>]) -> Option<(ToAgent, Vec<OwnedFd>)> {
-        Conversation(&self.0).ask(message, with)
+        Conversation::new(&self.0).ask(message, with)
     }
 }
 
