@@ -1,17 +1,25 @@
 //! What the interposer adds to calls of the CUDA driver while no checkpoint is taken: the same program with and
-//! without it, in turns. The calls are those of a driver whose functions return at once, the launches simcuda's.
+//! without it, in turns. The calls are those of a driver whose functions return at once, the launches simcuda's. And
+//! what checkpoints of device memory take, on simcuda or a GPU.
 
+mod job;
+mod scaling;
+mod stalls;
+
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::{process, workspace};
+use crate::{process, tools, workspace};
 
 const STUB: &str = include_str!("gpu/stub.c");
 const CALLS: &str = include_str!("gpu/calls.c");
 const LAUNCHES: &str = include_str!("gpu/launches.c");
+const MEMORY: &str = include_str!("gpu/memory.c");
+const ALLOCATIONS: &str = include_str!("gpu/allocations.c");
 
 const ROUNDS: usize = 15;
 const TIMED_CALLS: u64 = 20_000_000;
@@ -54,6 +62,8 @@ pub struct Report {
     launch_slowdown: f64,
     #[serde(flatten)]
     capture: Capture,
+    stall_by_change: stalls::StallByChange,
+    alloc_scaling: scaling::AllocScaling,
     /// Why something is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     gate_instructions_missing: Option<&'static str>,
@@ -66,17 +76,18 @@ pub struct Report {
 /// # Errors
 /// A build or a program that fails.
 pub fn measure(args: &super::GpuArgs) -> Result<Report> {
-    eprintln!("bench: building the interposer and simcuda (release)");
+    let criu = tools::criu()?;
+    eprintln!("bench: building ckpt-run, the interposer and simcuda (release)");
     let mut build = workspace::cargo();
-    build.args(["build", "--release", "--quiet", "-p", "ckpt-interpose", "-p", "simcuda"]);
+    build.args(["build", "--release", "--quiet", "-p", "ckpt-run", "-p", "ckpt-interpose", "-p", "simcuda"]);
     succeed(&mut build)?;
-    let bench = Bench::new(&workspace::target_dir()?.join("release"))?;
+    let bench = Bench::new(&workspace::target_dir()?, criu, args.driver.as_deref())?;
     let valgrind = process::find_program("valgrind");
     let call = |kind: &str| -> Result<Call> {
         eprintln!("bench: {kind}");
         let count = TIMED_CALLS.to_string();
         let timed = |preload| bench.timed(&bench.stub, &["calls", kind, &count], preload);
-        let (without_ns, with_ns) = bench.in_turns(timed)?;
+        let (without_ns, with_ns) = bench.in_turns(ROUNDS, timed)?;
         let counted = valgrind.as_deref().map(|valgrind| bench.instructions(valgrind, kind)).transpose()?;
         Ok(Call { gate_ns: with_ns - without_ns, gate_instructions: counted })
     };
@@ -84,43 +95,69 @@ pub fn measure(args: &super::GpuArgs) -> Result<Report> {
     eprintln!("bench: a launch-bound program");
     let count = LAUNCH_COUNT.to_string();
     let timed = |preload| bench.timed(&bench.simcuda, &["launches", &count], preload);
-    let (without_s, with_s) = bench.in_turns(timed)?;
-    let driver = args.driver.clone().unwrap_or_else(|| bench.simcuda.join("libcuda.so.1"));
-    let capture = bench.capture(&driver, args.mib)?;
+    let (without_s, with_s) = bench.in_turns(ROUNDS, timed)?;
+    let capture = bench.capture(args.mib)?;
     Ok(Report {
         call: short,
         launch: long,
         launch_slowdown: with_s / without_s - 1.0,
         capture,
+        stall_by_change: stalls::measure(&bench, args.mib)?,
+        alloc_scaling: scaling::measure(&bench)?,
         gate_instructions_missing: valgrind.is_none().then_some("valgrind is not installed"),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
     })
 }
 
-/// The programs, and the two drivers that they run on.
+/// The programs, and the drivers that they run on.
 struct Bench {
     dir: tempfile::TempDir,
-    /// Directories with a `libcuda.so.1`.
+    /// Where simcuda has its devices' memory.
+    device: tempfile::TempDir,
+    /// Directories with a `libcuda.so.1`: one whose functions return at once, simcuda, and the one whose device memory
+    /// is measured.
     stub: PathBuf,
     simcuda: PathBuf,
+    driver: PathBuf,
     library: PathBuf,
+    ckpt_run: PathBuf,
+    criu: PathBuf,
+    /// Where jobs have their stores: on the disk of the build directory.
+    store_parent: PathBuf,
 }
 
 impl Bench {
-    fn new(release: &Path) -> Result<Self> {
+    fn new(target: &Path, criu: PathBuf, driver: Option<&Path>) -> Result<Self> {
+        let release = target.join("release");
         let dir = tempfile::tempdir()?;
-        let (stub, simcuda) = (dir.path().join("stub"), dir.path().join("simcuda"));
-        for directory in [&stub, &simcuda] {
+        let [stub, simcuda, chosen] = ["stub", "simcuda", "driver"].map(|name| dir.path().join(name));
+        for directory in [&stub, &simcuda, &chosen] {
             std::fs::create_dir(directory)?;
         }
-        std::os::unix::fs::symlink(release.join("libsimcuda.so"), simcuda.join("libcuda.so.1"))?;
-        let library = release.join("libckpt_interpose.so");
-        let bench = Self { dir, stub, simcuda, library };
+        let built = release.join("libsimcuda.so");
+        symlink(&built, simcuda.join("libcuda.so.1"))?;
+        symlink(driver.unwrap_or(&built), chosen.join("libcuda.so.1"))?;
+        let bench = Self {
+            dir,
+            device: tempfile::Builder::new().prefix("simcuda-bench-").tempdir_in("/dev/shm")?,
+            stub,
+            simcuda,
+            driver: chosen,
+            library: release.join("libckpt_interpose.so"),
+            ckpt_run: release.join("ckpt-run"),
+            criu,
+            store_parent: target.to_owned(),
+        };
         let shared = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"];
         bench.compile("stub", STUB, &shared, &bench.stub.join("libcuda.so.1"))?;
-        for (name, source, driver) in [("calls", CALLS, &bench.stub), ("launches", LAUNCHES, &bench.simcuda)]
-        {
+        let programs = [
+            ("calls", CALLS, &bench.stub),
+            ("launches", LAUNCHES, &bench.simcuda),
+            ("memory", MEMORY, &bench.simcuda),
+            ("allocations", ALLOCATIONS, &bench.simcuda),
+        ];
+        for (name, source, driver) in programs {
             let place = format!("-L{}", driver.display());
             bench.compile(name, source, &[&place, "-l:libcuda.so.1"], &bench.dir.path().join(name))?;
         }
@@ -136,7 +173,7 @@ impl Bench {
     /// A program on one of the drivers. Its agent looks for a launcher that is not there, as seldom as agents do.
     fn command(&self, driver: &Path, argv: &[&str], preload: bool) -> Command {
         let mut command = Command::new(self.dir.path().join(argv[0]));
-        command.args(&argv[1..]).env("LD_LIBRARY_PATH", driver).env("SIMCUDA_DIR", self.dir.path());
+        command.args(&argv[1..]).env("LD_LIBRARY_PATH", driver).env("SIMCUDA_DIR", self.device.path());
         command.stdin(Stdio::null());
         if preload {
             command.env("LD_PRELOAD", &self.library);
@@ -152,9 +189,9 @@ impl Bench {
     }
 
     /// The fastest without and the fastest with, of rounds in turns: whatever else the machine does only adds time.
-    fn in_turns(&self, run: impl Fn(bool) -> Result<f64>) -> Result<(f64, f64)> {
+    fn in_turns(&self, rounds: usize, run: impl Fn(bool) -> Result<f64>) -> Result<(f64, f64)> {
         let (mut without, mut with) = (f64::INFINITY, f64::INFINITY);
-        for round in 0..ROUNDS {
+        for round in 0..rounds {
             for preload in [round % 2 == 1, round % 2 == 0] {
                 let best = if preload { &mut with } else { &mut without };
                 *best = best.min(run(preload)?);
@@ -163,9 +200,9 @@ impl Bench {
         Ok((without, with))
     }
 
-    /// Captures on a driver.
-    fn capture(&self, driver: &Path, mib: usize) -> Result<Capture> {
-        eprintln!("bench: capture of {mib} MiB on {}", driver.display());
+    /// Captures.
+    fn capture(&self, mib: usize) -> Result<Capture> {
+        eprintln!("bench: capture of {mib} MiB");
         let mut test = workspace::cargo();
         test.args([
             "test",
@@ -179,7 +216,8 @@ impl Bench {
             CAPTURE,
         ]);
         test.args(["--ignored", "--nocapture"]);
-        test.env("CKPT_TEST_LIBCUDA", driver).env("CKPT_BENCH_MIB", mib.to_string());
+        test.env("CKPT_TEST_LIBCUDA", self.driver.join("libcuda.so.1"))
+            .env("CKPT_BENCH_MIB", mib.to_string());
         let text = process::capture(&mut test)?;
         let line = text.lines().find(|line| line.starts_with('{'));
         serde_json::from_str(line.with_context(|| format!("{CAPTURE} measured nothing: {text}"))?)

@@ -41,10 +41,10 @@ enum What {
 /// Options of `cargo xtask bench gpu`.
 #[derive(clap::Args)]
 struct GpuArgs {
-    /// Capture on this libcuda.so.1, on its GPU, instead of simcuda
+    /// Measure device memory on this libcuda.so.1, on its GPU, instead of simcuda
     #[arg(long, value_name = "PATH")]
     driver: Option<PathBuf>,
-    /// How much device memory to capture, MiB
+    /// How much device memory to capture, and to save in checkpoints, MiB
     #[arg(long, default_value_t = 256)]
     mib: usize,
     /// Also write the JSON to this file

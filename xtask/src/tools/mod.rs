@@ -99,6 +99,12 @@ impl Tools {
     }
 }
 
+/// CRIU alone, for what needs nothing else.
+pub fn criu() -> Result<PathBuf> {
+    let _lock = lock()?;
+    criu::set_up()
+}
+
 /// The directory of a private root of Debian trixie that has PyTorch 2.6.
 pub fn trixie_root() -> Result<PathBuf> {
     let _lock = lock()?;

@@ -1,0 +1,173 @@
+//! A job with device memory under ckpt-run, and what its checkpoints take.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::Bench;
+use crate::process;
+use crate::test::clear_options;
+
+/// Which job.
+#[derive(Clone, Copy)]
+pub struct What {
+    pub processes: usize,
+    /// Device memory of each process.
+    pub bytes: usize,
+    /// How many allocations that is in each.
+    pub allocations: usize,
+    pub way: Way,
+}
+
+/// How the content of its device memory is saved.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// Hashed on the device; what has changed is copied.
+    Changed,
+    /// All of it is copied.
+    All,
+    /// The driver copies it to pageable memory of the process, and CRIU writes that. So it is for memory that is none
+    /// of ours: a module's variable.
+    Driver,
+}
+
+/// What a checkpoint took, seconds. What is left of the stall is the dump, and coming back. Of several processes, the
+/// longest of each.
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Stall {
+    pub stall_s: f64,
+    pub drain_s: f64,
+    pub capture_s: f64,
+    pub release_s: f64,
+    pub driver_s: f64,
+    /// Sum over the processes.
+    pub changed_bytes: u64,
+}
+
+/// The parts of what `ckpt-run checkpoint --json` and `ckpt-run show --json` say that are used.
+#[derive(Deserialize)]
+struct Saved {
+    id: String,
+    stall_s: f64,
+}
+
+#[derive(Deserialize)]
+struct Shown {
+    gpu_processes: Vec<OnGpu>,
+}
+
+#[derive(Deserialize)]
+struct OnGpu {
+    times: Times,
+    regions: Vec<Region>,
+}
+
+#[derive(Deserialize)]
+struct Times {
+    drain_s: f64,
+    capture_s: f64,
+    release_s: f64,
+    driver_s: f64,
+}
+
+#[derive(Deserialize)]
+struct Region {
+    changed_bytes: u64,
+}
+
+/// A job that runs; it is killed when this is dropped.
+pub struct Job<'b> {
+    bench: &'b Bench,
+    /// Working directory and store.
+    dir: tempfile::TempDir,
+    child: Child,
+    ask: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl<'b> Job<'b> {
+    /// Starts it and waits until its memory is filled.
+    pub fn start(bench: &'b Bench, what: What) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(&bench.store_parent)?;
+        let mut command = ckpt_run(bench, &dir);
+        command.arg("--interpose").arg(&bench.library).arg("--").arg(bench.dir.path().join("memory"));
+        command.args([what.processes, what.bytes, what.allocations].map(|number| number.to_string()));
+        command.arg(if what.way == Way::Driver { "module" } else { "allocated" });
+        command.env("LD_LIBRARY_PATH", &bench.driver).env("SIMCUDA_DIR", bench.device.path());
+        command.env("CKPT_CAPTURE", if what.way == Way::Changed { "changed" } else { "all" });
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("starting ckpt-run")?;
+        let ask = child.stdin.take().context("no pipe")?;
+        let answers = BufReader::new(child.stdout.take().context("no pipe")?);
+        let mut job = Self { bench, dir, child, ask, answers };
+        for _ in 0..what.processes {
+            job.hear("ready")?;
+        }
+        Ok(job)
+    }
+
+    fn hear(&mut self, word: &str) -> Result<()> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        ensure!(line.trim() == word, "the job said {line:?} instead of {word:?}");
+        Ok(())
+    }
+
+    /// Changes so many percent of the memory of the first process.
+    pub fn change(&mut self, percent: u32) -> Result<()> {
+        writeln!(self.ask, "{percent}")?;
+        self.hear("changed")
+    }
+
+    /// Saves it.
+    pub fn checkpoint(&self) -> Result<Stall> {
+        let said = process::capture(ckpt_run(self.bench, &self.dir).args(["checkpoint", "--json"]))?;
+        let saved: Saved = serde_json::from_str(&said).context("ckpt-run checkpoint --json")?;
+        let said = process::capture(ckpt_run(self.bench, &self.dir).args(["show", &saved.id, "--json"]))?;
+        let shown: Shown = serde_json::from_str(&said).context("ckpt-run show --json")?;
+        let longest = |of: fn(&Times) -> f64| {
+            shown.gpu_processes.iter().map(|on_gpu| of(&on_gpu.times)).fold(0.0, f64::max)
+        };
+        let regions = shown.gpu_processes.iter().flat_map(|on_gpu| &on_gpu.regions);
+        Ok(Stall {
+            stall_s: saved.stall_s,
+            drain_s: longest(|times| times.drain_s),
+            capture_s: longest(|times| times.capture_s),
+            release_s: longest(|times| times.release_s),
+            driver_s: longest(|times| times.driver_s),
+            changed_bytes: regions.map(|region| region.changed_bytes).sum(),
+        })
+    }
+
+    /// The shortest stall of some checkpoints, of each of which so much was changed. The first checkpoint of a job
+    /// finds everything changed, so it is to be another one.
+    pub fn shortest_stall(&mut self, percent: u32, rounds: usize) -> Result<Stall> {
+        let mut shortest = Stall { stall_s: f64::INFINITY, ..Stall::default() };
+        for _ in 0..rounds {
+            self.change(percent)?;
+            let stall = self.checkpoint()?;
+            if stall.stall_s < shortest.stall_s {
+                shortest = stall;
+            }
+        }
+        Ok(shortest)
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ckpt_run(bench: &Bench, dir: &tempfile::TempDir) -> Command {
+    let mut command = Command::new(&bench.ckpt_run);
+    clear_options(&mut command);
+    command.current_dir(dir.path()).env("CKPT_CRIU", &bench.criu).env("CKPT_INTERVAL", "off");
+    command.env("CKPT_QUIET", "1").env("CKPT_KEEP", "1").env("CKPT_FREEZE_TIMEOUT", "10m");
+    command
+}
