@@ -39,9 +39,9 @@ struct Call {
 /// Captures, in one context.
 #[derive(Serialize, Deserialize)]
 struct Capture {
-    /// Speed of the capture of memory that has all changed, beside one plain copy of it into pinned memory.
+    /// Speed of the capture of memory that has all changed, beside plain copies of it into pinned memory.
     capture_ratio: f64,
-    /// Speed of bringing it back, beside one plain copy out of pinned memory.
+    /// Speed of bringing it back, beside plain copies out of pinned memory.
     copyback_ratio: f64,
     /// Bytes per second of the hash, beside a copy on the device.
     hash_ratio: f64,

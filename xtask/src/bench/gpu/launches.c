@@ -1,7 +1,10 @@
-/* launches COUNT: launches an empty kernel so often, and waits for all; prints the seconds that it took. */
+/* launches COUNT: launches an empty kernel so often, and waits for all of a part before the next; prints the seconds
+ * that the fastest of 40 parts took. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+
+#define PARTS 40
 
 #define CHECK(call)                                                                                                    \
     do {                                                                                                               \
@@ -32,13 +35,18 @@ int main(int count, char **arguments) {
     CHECK(cuCtxCreate_v2(&context, 0, 0));
     CHECK(cuModuleLoadData(&module, ptx));
     CHECK(cuModuleGetFunction(&function, module, "nothing"));
-    struct timespec begun, ended;
-    clock_gettime(CLOCK_MONOTONIC, &begun);
-    for (long launch = 0; launch < launches; launch++) {
-        CHECK(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+    double best_s = 1e30;
+    for (int part = 0; part < PARTS; part++) {
+        struct timespec begun, ended;
+        clock_gettime(CLOCK_MONOTONIC, &begun);
+        for (long launch = 0; launch < launches / PARTS; launch++) {
+            CHECK(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+        }
+        CHECK(cuCtxSynchronize());
+        clock_gettime(CLOCK_MONOTONIC, &ended);
+        double took_s = (double)(ended.tv_sec - begun.tv_sec) + (double)(ended.tv_nsec - begun.tv_nsec) / 1e9;
+        best_s = took_s < best_s ? took_s : best_s;
     }
-    CHECK(cuCtxSynchronize());
-    clock_gettime(CLOCK_MONOTONIC, &ended);
-    printf("%.9f\n", (double)(ended.tv_sec - begun.tv_sec) + (double)(ended.tv_nsec - begun.tv_nsec) / 1e9);
+    printf("%.9f\n", best_s);
     return 0;
 }

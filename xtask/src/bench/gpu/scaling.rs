@@ -20,7 +20,7 @@ const BYTES: usize = 128 << 20;
 const PROCESSES: [usize; 5] = [1, 2, 4, 8, 16];
 const PROCESS_BYTES: usize = 16 << 20;
 const PROCESS_ALLOCATIONS: usize = 16;
-const STALL_ROUNDS: usize = 3;
+const STALL_ROUNDS: usize = 5;
 
 /// What was measured.
 #[derive(Serialize)]

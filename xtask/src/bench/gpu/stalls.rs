@@ -7,7 +7,7 @@ use super::Bench;
 use super::job::{Job, Stall, Way, What};
 
 const PERCENTS: [u32; 4] = [0, 5, 50, 100];
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 
 /// What was measured, with so much memory in one allocation.
 #[derive(Serialize)]
