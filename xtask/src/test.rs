@@ -7,10 +7,13 @@ use anyhow::{Context, Result};
 use crate::tools::Tools;
 use crate::{process, tools, workspace};
 
+/// How long `--full` stresses the gate, in seconds; interpose/tests/stress.rs has a shorter time of its own.
+const STRESS_S: &str = "60";
+
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Also the slower stage: a private root of a newer suite with PyTorch 2.6
+    /// Also the slower stage: a private root of a newer suite with PyTorch 2.6, and a minute of stress for the gate
     #[arg(long)]
     full: bool,
     /// Passed to `cargo test`, for instance the name of a test
@@ -39,7 +42,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     test.envs(tools.env()).env("CKPT_TEST_BIN", workspace::target_dir()?.join("debug/ckpt-run"));
     test.env("CKPT_TEST_LIBCUDA", libcuda);
     if let Some(rootfs) = rootfs {
-        test.env("CKPT_TEST_ROOTFS", rootfs);
+        test.env("CKPT_TEST_ROOTFS", rootfs).env("CKPT_TEST_STRESS_S", STRESS_S);
     }
     let status = test.status().context("could not start cargo test")?;
     Ok(process::exit_code(status))
