@@ -1,68 +1,32 @@
 //! Processes that share device memory by CUDA IPC, with the test as the launcher that passes it on.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+use std::time::Duration;
 
-use ckpt_protocol::agent::{FromAgent, PROTOCOL_VERSION, SOCKET_VARIABLE, ShareKey, ToAgent};
+use ckpt_protocol::agent::{FromAgent, ShareKey, ToAgent};
 use ckpt_protocol::{descriptors, frame};
+use common::launcher::{self, Agent};
+use common::program::{self, Program};
+use common::until;
 
-const LONG: Duration = Duration::from_secs(60);
 const LARGE: u64 = 4 << 20;
 const INVALID_VALUE: &str = "error 1";
 const INVALID_CONTEXT: &str = "error 201";
 
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/ipc.c");
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ipc");
-        let mut cc = Command::new("cc");
-        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1"]).arg(source).arg("-o").arg(&path);
-        let result = cc.arg(driver()).output().expect("cc");
-        assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
-        path
-    })
-}
-
-/// simcuda, as `libcuda.so.1`.
-fn driver() -> PathBuf {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/simcuda/libcuda.so.1");
-    let path = std::env::var_os("CKPT_TEST_LIBCUDA").map_or_else(default, PathBuf::from);
-    assert!(path.is_file(), "{} is not there: call `cargo xtask test`", path.display());
-    path
-}
-
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("this test's path");
-    let deps = test.parent().expect("a directory");
-    let built = |path: PathBuf| Some((fs::metadata(&path).ok()?.modified().ok()?, path));
-    let places = [deps.join("libckpt_interpose.so"), deps.with_file_name("libckpt_interpose.so")];
-    places.into_iter().filter_map(built).max().expect("libckpt_interpose.so is built with this test").1
-}
-
-fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + LONG;
-    loop {
-        if let Some(done) = attempt() {
-            return done;
-        }
-        assert!(Instant::now() < end, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| program::program("ipc"));
 
 /// What the launcher has heard.
 #[derive(Default)]
 struct Heard {
     /// Connections of agents, by process ID.
-    agents: BTreeMap<u32, UnixStream>,
+    agents: BTreeMap<u32, Agent>,
     memory: BTreeMap<ShareKey, (Arc<OwnedFd>, u64)>,
     /// Each message about memory in a word, with who has sent it.
     said: Vec<(u32, &'static str)>,
@@ -78,8 +42,7 @@ struct Launcher {
 
 impl Launcher {
     fn new() -> Self {
-        let directory =
-            tempfile::Builder::new().prefix("ipc-test-").tempdir_in("/dev/shm").expect("a directory");
+        let directory = common::directory();
         let launcher = Self { directory, heard: Arc::default() };
         launcher.listen();
         launcher
@@ -92,15 +55,17 @@ impl Launcher {
     /// Listens until the path is taken away.
     fn listen(&self) {
         let path = self.socket();
-        let listener = UnixListener::bind(&path).expect("a listener");
-        listener.set_nonblocking(true).expect("set");
+        let listener = launcher::listen(&path);
         let heard = Arc::clone(&self.heard);
         std::thread::spawn(move || {
             while path.exists() {
-                match listener.accept() {
-                    Ok((stream, _)) => meet(&heard, stream),
-                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
-                }
+                let Some(stream) = launcher::accept(&listener) else {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                };
+                let heard = Arc::clone(&heard);
+                // One may wait for what another brings.
+                std::thread::spawn(move || meet(&heard, stream));
             }
         });
     }
@@ -114,35 +79,47 @@ impl Launcher {
     }
 
     fn start(&self) -> Program {
-        let mut command = Command::new(program());
-        command.env("LD_LIBRARY_PATH", driver().parent().expect("a directory"));
-        command.env("SIMCUDA_DIR", self.directory.path()).env("SIMCUDA_MEMORY", "64MiB");
-        command.env("LD_PRELOAD", library()).env(SOCKET_VARIABLE, self.socket());
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
-        let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut program = Program { input: child.stdin.take().expect("a pipe"), child, output };
-        assert_eq!(program.answer(), "ready");
+        let mut command = program::plain(&PROGRAM, self.directory.path());
+        program::interpose(&mut command, &self.socket());
+        let mut program = Program::start({
+            command.env("SIMCUDA_MEMORY", "64MiB");
+            command
+        });
+        assert_eq!(program.line(), "ready");
         program
     }
 
-    fn agent_of(&self, program: &Program) -> UnixStream {
-        until("the program's agent", || self.heard().agents.remove(&program.child.id()))
+    fn agent_of(&self, program: &Program) -> Agent {
+        until("the program's agent", || self.heard().agents.remove(&program.pid()))
     }
 }
 
-/// Plays the launcher on a connection, as far as the first message.
+/// Plays the launcher on a connection: an agent's until it is back, another one for a message.
 fn meet(heard: &Mutex<Heard>, stream: UnixStream) {
-    stream.set_nonblocking(false).expect("set");
-    stream.set_read_timeout(Some(LONG)).expect("set");
     let Ok(message) = frame::read::<FromAgent>(&mut &stream) else { return };
+    let FromAgent::Hello(hello) = message else { return answer(heard, &stream, message) };
+    let agent = Agent { stream, hello };
+    agent.say(&ToAgent::answer(&agent.hello));
+    if agent.hello.is_detached {
+        agent.say(&ToAgent::Deliver { mirror: 0, bytes: 0, parked: 0 });
+    }
+    while agent.hello.away.is_some() {
+        match agent.hear() {
+            FromAgent::Back { lost, .. } => {
+                assert_eq!(lost, None);
+                break;
+            }
+            message => answer(heard, &agent.stream, message),
+        }
+    }
+    heard.lock().expect("no test has failed").agents.insert(agent.hello.pid, agent);
+}
+
+/// Answers a message about memory.
+fn answer(heard: &Mutex<Heard>, stream: &UnixStream, message: FromAgent) {
     let mut memory = None;
     let mut heard = heard.lock().expect("no test has failed");
     let answer = match message {
-        FromAgent::Hello(hello) => {
-            heard.agents.insert(hello.pid, stream.try_clone().expect("a copy"));
-            ToAgent::Welcome { version: PROTOCOL_VERSION }
-        }
         FromAgent::Publish { pid, key, bytes } => {
             let received = descriptors::receive(stream.as_fd(), 1).expect("memory").swap_remove(0);
             heard.said.push((pid, "publish"));
@@ -165,58 +142,23 @@ fn meet(heard: &Mutex<Heard>, stream: UnixStream) {
         }
         message => panic!("{message:?}"),
     };
-    frame::write(&mut &stream, &answer).expect("told");
+    frame::write(&mut &*stream, &answer).expect("told");
     let memory: Vec<_> = memory.iter().map(|(memory, _)| memory.as_fd()).collect();
     descriptors::send(stream.as_fd(), &memory).expect("sent");
 }
 
-/// A program, which does not outlive its test.
-struct Program {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Program {
-    fn say(&mut self, line: &str) {
-        writeln!(self.input, "{line}").expect("written");
-    }
-
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).expect("a line");
-        line.trim_end().to_owned()
-    }
-
-    fn does(&mut self, line: &str) -> String {
-        self.say(line);
-        self.answer()
-    }
-
-    /// Something that gives an address or a handle.
-    fn gives(&mut self, line: &str) -> String {
-        let answer = self.does(line);
-        assert!(!answer.starts_with("error") && answer.len() > 2, "{line}: {answer}");
-        answer
-    }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Has a program do something that gives an address or a handle.
+fn gives(program: &mut Program, line: &str) -> String {
+    let answer = program.does(line);
+    assert!(!answer.starts_with("error") && answer.len() > 2, "{line}: {answer}");
+    answer
 }
 
 /// An allocation that holds a number; its address and its handle.
 fn shared(owner: &mut Program, bytes: u64, number: u32) -> (String, String) {
-    let address = owner.gives(&format!("alloc {bytes}"));
+    let address = gives(owner, &format!("alloc {bytes}"));
     assert_eq!(owner.does(&format!("fill {address} {number} {}", bytes / 4)), "ok");
-    let handle = owner.gives(&format!("get {address}"));
+    let handle = gives(owner, &format!("get {address}"));
     (address, handle)
 }
 
@@ -226,12 +168,12 @@ fn an_allocation_of_another_process_is_the_same_memory() {
     let [mut owner, mut importer] = [launcher.start(), launcher.start()];
     let (address, handle) = shared(&mut owner, LARGE, 5);
     assert!(handle.starts_with("434b505449504331"), "{handle}");
-    let opened = importer.gives(&format!("open {handle}"));
+    let opened = gives(&mut importer, &format!("open {handle}"));
     assert_eq!(importer.does(&format!("look {opened}")), format!("5 at 0 of {LARGE}"));
     assert_eq!(importer.does(&format!("fill {opened} 6 16")), "ok");
     assert_eq!(owner.does(&format!("look {address}")), format!("6 at 0 of {LARGE}"));
     // As often as it is opened, it has to be closed.
-    assert_eq!(importer.gives(&format!("open-legacy {handle}")), opened);
+    assert_eq!(gives(&mut importer, &format!("open-legacy {handle}")), opened);
     assert_eq!(importer.does(&format!("free {opened}")), INVALID_VALUE);
     assert_eq!(importer.does(&format!("close {opened}")), "ok");
     assert_eq!(importer.does(&format!("look {opened}")), format!("6 at 0 of {LARGE}"));
@@ -250,9 +192,10 @@ fn small_allocations_share_one_piece_and_keep_their_places_in_it() {
     let (first, first_handle) = shared(&mut owner, 1024, 7);
     let (second, second_handle) = shared(&mut owner, 3000, 8);
     assert_ne!(first_handle, second_handle);
-    assert_eq!(owner.gives(&format!("get {first}")), first_handle);
+    assert_eq!(gives(&mut owner, &format!("get {first}")), first_handle);
     let number = |text: &str| u64::from_str_radix(&text[2..], 16).expect("an address");
-    let opened = [&first_handle, &second_handle].map(|handle| importer.gives(&format!("open {handle}")));
+    let opened =
+        [&first_handle, &second_handle].map(|handle| gives(&mut importer, &format!("open {handle}")));
     let apart = number(&second).wrapping_sub(number(&first));
     assert_eq!(number(&opened[1]).wrapping_sub(number(&opened[0])), apart);
     assert_eq!(importer.does(&format!("look {}", opened[0])), "7 at 0 of 1024");
@@ -281,7 +224,7 @@ fn two_processes_share_with_each_other_and_with_a_third() {
             if place == number {
                 assert_eq!(program.does(&format!("open {handle}")), INVALID_CONTEXT, "its own");
             } else {
-                let opened = program.gives(&format!("open {handle}"));
+                let opened = gives(program, &format!("open {handle}"));
                 assert!(program.does(&format!("look {opened}")).starts_with(&format!("{} at", number + 1)));
             }
         }
@@ -319,7 +262,7 @@ fn memory_that_its_owner_is_putting_back_is_waited_for() {
     importer.say(&format!("open {handle}"));
     until("two questions", || (launcher.heard().said.len() > 2).then_some(()));
     launcher.heard().memory = memory;
-    let opened = importer.answer();
+    let opened = importer.line();
     assert_eq!(importer.does(&format!("look {opened}")), format!("5 at 0 of {LARGE}"));
 }
 
@@ -330,7 +273,7 @@ fn a_checkpoint_may_come_in_between() {
     let [mut owner, mut importer] = [launcher.start(), launcher.start()];
     let handle = shared(&mut owner, LARGE, 5).1;
     let freed = shared(&mut owner, LARGE, 6).0;
-    let unshared = owner.gives(&format!("alloc {LARGE}"));
+    let unshared = gives(&mut owner, &format!("alloc {LARGE}"));
     let agents = [launcher.agent_of(&owner), launcher.agent_of(&importer)];
     fs::remove_file(launcher.socket()).expect("removed");
     launcher.said();
@@ -338,16 +281,14 @@ fn a_checkpoint_may_come_in_between() {
     assert_eq!(owner.does(&format!("free {freed}")), "ok", "nobody waits to say that");
     owner.say(&format!("get {unshared}"));
     for agent in &agents {
-        let quiesce = ToAgent::Quiesce { attempt: 1, timeout_ms: 30_000, park: true };
-        frame::write(&mut &*agent, &quiesce).expect("asked");
-        let answer: FromAgent = frame::read(&mut &*agent).expect("an answer");
+        let answer = agent.quiesce(1);
         assert!(matches!(answer, FromAgent::Quiesced { attempt: 1, .. }), "{answer:?}");
     }
     assert_eq!(launcher.said(), []);
     launcher.listen();
-    let opened = importer.answer();
+    let opened = importer.line();
     assert!(opened.starts_with("0x"), "{opened}");
-    assert!(owner.answer().starts_with("434b505449504331"));
+    assert!(owner.line().starts_with("434b505449504331"));
     assert_eq!(importer.does(&format!("look {opened}")), format!("5 at 0 of {LARGE}"));
     let said = launcher.said();
     for what in [(owner.pid(), "withdraw"), (owner.pid(), "publish"), (importer.pid(), "fetch")] {

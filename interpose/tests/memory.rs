@@ -1,60 +1,19 @@
 //! Device memory that the interposer serves is, for all that a program can see of it, memory of the driver. Each part of the
 //! program runs without the interposer and with it, and says the same.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::OnceLock;
+mod common;
 
-use ckpt_protocol::agent::SOCKET_VARIABLE;
+use std::path::PathBuf;
+use std::process::Output;
+use std::sync::LazyLock;
 
-/// The program, once for all tests of this process.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/memory.c");
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("memory");
-        let mut cc = Command::new("cc");
-        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1"]).arg(source).arg("-o").arg(&path);
-        let result = cc.arg(driver()).arg("-lpthread").output().expect("cc");
-        assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
-        path
-    })
-}
+use common::program::{self, said};
 
-/// simcuda, as `libcuda.so.1`.
-fn driver() -> PathBuf {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/simcuda/libcuda.so.1");
-    let path = std::env::var_os("CKPT_TEST_LIBCUDA").map_or_else(default, PathBuf::from);
-    assert!(path.is_file(), "{} is not there: call `cargo xtask test`", path.display());
-    path
-}
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| program::program("memory"));
 
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("this test's path");
-    let deps = test.parent().expect("a directory");
-    let built = |path: PathBuf| Some((fs::metadata(&path).ok()?.modified().ok()?, path));
-    let places = [deps.join("libckpt_interpose.so"), deps.with_file_name("libckpt_interpose.so")];
-    places.into_iter().filter_map(built).max().expect("libckpt_interpose.so is built with this test").1
-}
-
-/// Runs a part of the program on devices of its own. There is no launcher: the agent waits for one.
+/// Runs a part of the program on two devices.
 fn run(part: &[&str], is_interposed: bool, settings: &[(&str, &str)]) -> Output {
-    let directory =
-        tempfile::Builder::new().prefix("memory-test-").tempdir_in("/dev/shm").expect("a directory");
-    let mut command = Command::new(program());
-    command.args(part).env("LD_LIBRARY_PATH", driver().parent().expect("a directory"));
-    command.env("SIMCUDA_DIR", directory.path()).env("SIMCUDA_DEVICES", "2");
-    if is_interposed {
-        command.env("LD_PRELOAD", library()).env(SOCKET_VARIABLE, directory.path().join("socket"));
-    }
-    command.envs(settings.iter().copied()).output().expect("started")
-}
-
-fn said(output: &Output) -> String {
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{}\n{stdout}{stderr}", output.status);
-    stdout.into_owned()
+    program::run(&PROGRAM, part, is_interposed, &[&[("SIMCUDA_DEVICES", "2")], settings].concat())
 }
 
 /// What a part says, which is the same both times.

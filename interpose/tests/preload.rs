@@ -1,82 +1,33 @@
 //! The library in real programs, with a launcher that is played by the test.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use ckpt_protocol::agent::{FromAgent, Hello, PROTOCOL_VERSION, SOCKET_VARIABLE, ToAgent};
+use ckpt_protocol::agent::{FromAgent, Hello, PROTOCOL_VERSION, SOCKET_VARIABLE};
 use ckpt_protocol::frame::{self, FrameError};
+use common::launcher::{Launcher, quiesce};
+use common::program::{Program, interpose};
+use common::until;
 
-/// Long enough for anything that is to happen.
-const LONG: Duration = Duration::from_secs(30);
 /// Short enough to wait for what is not to happen.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// The numbers below are for the application.
 const FIRST_OF_OURS: u32 = 900;
 
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("this test's path");
-    let deps = test.parent().expect("a directory");
-    let built = |path: PathBuf| Some((fs::metadata(&path).ok()?.modified().ok()?, path));
-    let places = [deps.join("libckpt_interpose.so"), deps.with_file_name("libckpt_interpose.so")];
-    places.into_iter().filter_map(built).max().expect("libckpt_interpose.so is built with this test").1
-}
-
-fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + LONG;
-    loop {
-        if let Some(done) = attempt() {
-            return done;
-        }
-        assert!(Instant::now() < end, "waited in vain for {what}");
-        sleep(Duration::from_millis(1));
-    }
-}
-
-/// A program of the job; neither it nor its children outlive its test.
-struct Program(Child);
-
-impl Program {
-    fn pid(&self) -> u32 {
-        self.0.id()
-    }
-
-    /// Waits for the program's end; returns its exit code.
-    fn ends(&mut self) -> Option<i32> {
-        until("the program's end", || self.0.try_wait().expect("a child")).code()
-    }
-
-    fn is_running(&mut self) -> bool {
-        self.0.try_wait().expect("a child").is_none()
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        if !matches!(self.0.try_wait(), Ok(None)) {
-            return;
-        }
-        let group = libc::pid_t::try_from(self.pid()).expect("a process ID");
-        // SAFETY: kill takes plain numbers. The program leads a group of its own, and it was not waited for, so
-        // the number is still that group's.
-        unsafe { libc::kill(-group, libc::SIGKILL) };
-        let _ = self.0.wait();
-    }
-}
-
 /// A program with the library in it, told to talk to `socket`.
 fn preloaded(socket: &Path, program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
-    command.args(arguments).env("LD_PRELOAD", library()).env(SOCKET_VARIABLE, socket);
-    command.stdin(Stdio::null()).process_group(0);
+    interpose(&mut command, socket);
+    command.args(arguments).stdin(Stdio::null());
     command
 }
 
@@ -84,115 +35,12 @@ fn python(socket: &Path, script: &str) -> Command {
     preloaded(socket, "/usr/bin/python3", &["-c", script])
 }
 
-struct Launcher {
-    directory: tempfile::TempDir,
-    listener: Option<UnixListener>,
+fn runs(launcher: &Launcher, program: &str, arguments: &[&str]) -> Program {
+    Program::start_as_is(preloaded(&launcher.socket(), program, arguments))
 }
 
-impl Launcher {
-    fn new() -> Self {
-        let mut launcher = Self { directory: tempfile::tempdir().expect("a directory"), listener: None };
-        launcher.listen();
-        launcher
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.directory.path().join("socket")
-    }
-
-    fn listen(&mut self) {
-        let listener = UnixListener::bind(self.socket()).expect("a listener");
-        listener.set_nonblocking(true).expect("set");
-        self.listener = Some(listener);
-    }
-
-    fn stop_listening(&mut self) {
-        fs::remove_file(self.socket()).expect("removed");
-        self.listener = None;
-    }
-
-    fn runs(&self, program: &str, arguments: &[&str]) -> Program {
-        Program(preloaded(&self.socket(), program, arguments).spawn().expect("started"))
-    }
-
-    fn runs_python(&self, script: &str) -> Program {
-        Program(python(&self.socket(), script).spawn().expect("started"))
-    }
-
-    fn try_accept(&self) -> Option<UnixStream> {
-        match self.listener.as_ref().expect("listening").accept() {
-            Ok((stream, _)) => {
-                stream.set_nonblocking(false).expect("set");
-                stream.set_read_timeout(Some(LONG)).expect("set");
-                Some(stream)
-            }
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                None
-            }
-        }
-    }
-
-    /// The next agent to get through its greeting. One whose process executes another program meanwhile, or
-    /// exits, does not.
-    fn next(&self) -> Agent {
-        until("an agent", || Agent::greet(self.try_accept()?))
-    }
-
-    /// The next agent that is like that; others are let go, but not before the end of the search.
-    fn next_that(&self, what: &str, is: impl Fn(&Hello) -> bool) -> Agent {
-        let mut others = Vec::new();
-        until(what, || {
-            let agent = Agent::greet(self.try_accept()?)?;
-            if is(&agent.hello) {
-                return Some(agent);
-            }
-            others.push(agent);
-            None
-        })
-    }
-}
-
-fn quiesce(attempt: u64) -> ToAgent {
-    ToAgent::Quiesce { attempt, timeout_ms: u64::try_from(LONG.as_millis()).expect("fits"), park: false }
-}
-
-struct Agent {
-    stream: UnixStream,
-    hello: Hello,
-}
-
-impl Agent {
-    fn greet(stream: UnixStream) -> Option<Self> {
-        let FromAgent::Hello(hello) = frame::read(&mut &stream).ok()? else { panic!("not a hello") };
-        let agent = Self { stream, hello };
-        agent.tell(&ToAgent::Welcome { version: PROTOCOL_VERSION }).ok()?;
-        Some(agent)
-    }
-
-    fn tell(&self, message: &ToAgent) -> Result<(), FrameError> {
-        frame::write(&mut &self.stream, message)
-    }
-
-    fn hear(&self) -> Result<FromAgent, FrameError> {
-        frame::read(&mut &self.stream)
-    }
-
-    /// Sends the agent away and sees to it that nobody holds the connection any more.
-    fn goes_away(self, attempt: u64) {
-        self.tell(&quiesce(attempt)).expect("asked");
-        assert_eq!(self.hear().expect("an answer"), FromAgent::Quiesced { attempt, gpu: None });
-        let end = self.hear().expect_err("the end");
-        assert!(matches!(end, FrameError::Closed), "{end}");
-    }
-
-    fn is_back(&self, attempt: u64) {
-        assert_eq!(self.hello.away, Some(attempt));
-        assert_eq!(
-            self.hear().expect("a back"),
-            FromAgent::Back { attempt, restored: false, copied_bytes: 0, lost: None }
-        );
-    }
+fn runs_python(launcher: &Launcher, script: &str) -> Program {
+    Program::start_as_is(python(&launcher.socket(), script))
 }
 
 /// The descriptors that a process has above the standard three, and what they stand for. Those that this test
@@ -233,8 +81,9 @@ fn start_time(pid: u32) -> u64 {
 #[test]
 fn a_program_says_hello_and_is_otherwise_as_before() {
     let launcher = Launcher::new();
-    let program = launcher.runs("/bin/sleep", &["1000"]);
+    let program = runs(&launcher, "/bin/sleep", &["1000"]);
     let agent = launcher.next();
+    program.falls_asleep();
     let expected = Hello {
         version: PROTOCOL_VERSION,
         pid: program.pid(),
@@ -257,11 +106,12 @@ fn a_program_says_hello_and_is_otherwise_as_before() {
 #[test]
 fn away_it_holds_nothing_and_it_comes_back() {
     let mut launcher = Launcher::new();
-    let program = launcher.runs("/bin/sleep", &["1000"]);
+    let program = runs(&launcher, "/bin/sleep", &["1000"]);
     let mut agent = launcher.next();
+    program.falls_asleep();
     for attempt in 1..=3 {
         launcher.stop_listening();
-        agent.goes_away(attempt);
+        assert_eq!(agent.goes_away(attempt), None);
         let end = Instant::now() + SHORT;
         while Instant::now() < end {
             let held = descriptors(program.pid());
@@ -279,10 +129,10 @@ fn away_it_holds_nothing_and_it_comes_back() {
 #[test]
 fn a_listener_that_is_slow_to_listen_is_waited_for() {
     let mut launcher = Launcher::new();
-    let program = launcher.runs("/bin/sleep", &["1000"]);
+    let program = runs(&launcher, "/bin/sleep", &["1000"]);
     let agent = launcher.next();
     launcher.stop_listening();
-    agent.goes_away(1);
+    assert_eq!(agent.goes_away(1), None);
     // A stale socket refuses connections; none is left behind by trying.
     drop(UnixListener::bind(launcher.socket()).expect("a stale socket"));
     sleep(SHORT);
@@ -300,7 +150,7 @@ fn a_forked_child_has_an_agent_of_its_own() {
     assert!(Command::new("mkfifo").arg(&fifo).status().expect("started").success());
     assert!(fs::metadata(&fifo).expect("there").file_type().is_fifo());
     let script = "(read line < \"$1\"; exit 3) & wait $!";
-    let mut shell = launcher.runs("/bin/sh", &["-c", script, "sh", fifo.to_str().expect("text")]);
+    let mut shell = runs(&launcher, "/bin/sh", &["-c", script, "sh", fifo.to_str().expect("text")]);
     let agents = [launcher.next(), launcher.next()];
     let child = agents.iter().find(|agent| agent.hello.pid != shell.pid()).expect("the child's");
     let parent = agents.iter().find(|agent| agent.hello.pid == shell.pid()).expect("the parent's");
@@ -310,7 +160,7 @@ fn a_forked_child_has_an_agent_of_its_own() {
         assert_eq!(ours.len(), 1, "its own only: {ours:?}");
     }
     for agent in agents {
-        agent.goes_away(1);
+        assert_eq!(agent.goes_away(1), None);
     }
     fs::write(&fifo, "line\n").expect("written");
     assert_eq!(shell.ends(), Some(3));
@@ -319,11 +169,11 @@ fn a_forked_child_has_an_agent_of_its_own() {
 #[test]
 fn a_program_that_is_executed_has_an_agent_of_its_own() {
     let launcher = Launcher::new();
-    let program = launcher.runs("/bin/sh", &["-c", "exec sleep 1000"]);
+    let program = runs(&launcher, "/bin/sh", &["-c", "exec sleep 1000"]);
     let agent = launcher.next_that("the program after the exec", |hello| hello.exe.contains("sleep"));
     assert_eq!(agent.hello.pid, program.pid());
     assert_eq!(sockets(program.pid()).len(), 1);
-    agent.goes_away(1);
+    assert_eq!(agent.goes_away(1), None);
 }
 
 #[test]
@@ -341,14 +191,13 @@ assert answer.get() == 42
 worker.join()
 sys.exit(worker.exitcode or 5)
 ";
-    let mut command = python(&launcher.socket(), script);
-    let mut program = Program(command.stdin(Stdio::piped()).spawn().expect("started"));
+    let mut program = Program::start(python(&launcher.socket(), script));
     let agents = [launcher.next(), launcher.next()];
     let mut pids = agents.each_ref().map(|agent| agent.hello.pid);
     assert!(pids.contains(&program.pid()) && pids[0] != pids[1], "{pids:?}");
     launcher.stop_listening();
     for agent in agents {
-        agent.goes_away(1);
+        assert_eq!(agent.goes_away(1), None);
     }
     for pid in pids {
         assert!(sockets(pid).is_empty());
@@ -361,7 +210,6 @@ sys.exit(worker.exitcode or 5)
     pids.sort_unstable();
     back.sort_unstable();
     assert_eq!(back, pids);
-    drop(program.0.stdin.take());
     assert_eq!(program.ends(), Some(5));
 }
 
@@ -377,13 +225,13 @@ while True:
         os._exit(0)
     time.sleep(0.005)
 ";
-    let program = launcher.runs_python(script);
+    let program = runs_python(&launcher, script);
     let is_parent = |hello: &Hello| hello.pid == program.pid();
     let mut agent = launcher.next_that("the parent", is_parent);
     for attempt in 1..=40 {
         let asked = Instant::now();
         // Comes to the end of the connection only when no child holds it.
-        agent.goes_away(attempt);
+        assert_eq!(agent.goes_away(attempt), None);
         assert!(asked.elapsed() < Duration::from_secs(1), "a child held the connection");
         agent = launcher.next_that("the parent", is_parent);
         agent.is_back(attempt);
@@ -393,7 +241,7 @@ while True:
 #[test]
 fn a_launcher_that_is_lost_is_looked_for() {
     let mut launcher = Launcher::new();
-    let program = launcher.runs("/bin/sleep", &["1000"]);
+    let program = runs(&launcher, "/bin/sleep", &["1000"]);
     let agent = launcher.next();
     launcher.stop_listening();
     drop(agent);
@@ -408,7 +256,7 @@ fn a_launcher_that_is_lost_is_looked_for() {
 fn a_refused_agent_is_silent_for_ever() {
     for answer in [r#"{"type":"refused","reason":"no"}"#, r#"{"type":"dance"}"#, "nonsense"] {
         let launcher = Launcher::new();
-        let mut program = launcher.runs("/bin/sleep", &["1000"]);
+        let mut program = runs(&launcher, "/bin/sleep", &["1000"]);
         let mut stream = until("an agent", || launcher.try_accept());
         assert!(matches!(frame::read(&mut stream), Ok(FromAgent::Hello(_))));
         let mut bytes = u32::try_from(answer.len()).expect("fits").to_le_bytes().to_vec();
@@ -478,7 +326,8 @@ os._exit(11)
 fn without_the_variable_there_is_no_agent() {
     let launcher = Launcher::new();
     let mut command = preloaded(&launcher.socket(), "/bin/sleep", &["1000"]);
-    let program = Program(command.env_remove(SOCKET_VARIABLE).spawn().expect("started"));
+    command.env_remove(SOCKET_VARIABLE);
+    let program = Program::start_as_is(command);
     until("the program", || {
         fs::read_to_string(format!("/proc/{}/comm", program.pid())).ok().filter(|name| name == "sleep\n")
     });
@@ -495,11 +344,11 @@ threading.Thread(target=lambda: time.sleep(0.3)).start()
 ctypes.CDLL(None).pthread_exit(None)
 ";
     let launcher = Launcher::new();
-    let mut connected = launcher.runs_python(script);
+    let mut connected = runs_python(&launcher, script);
     let agent = launcher.next();
-    assert!(matches!(agent.hear(), Err(FrameError::Closed)));
+    assert!(matches!(agent.try_hear(), Err(FrameError::Closed)));
     assert_eq!(connected.ends(), Some(0));
-    let mut alone = Program(python(Path::new("/nonexistent/socket"), script).spawn().expect("started"));
+    let mut alone = Program::start_as_is(python(Path::new("/nonexistent/socket"), script));
     assert_eq!(alone.ends(), Some(0));
 }
 
@@ -525,19 +374,15 @@ try:
 except BlockingIOError:
     sys.exit(6)
 ";
-    let mut command = python(&launcher.socket(), script);
-    let mut program = Program(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started"));
+    let mut program = Program::start(python(&launcher.socket(), script));
     let agent = launcher.next();
-    let mut ready = [0; 6];
-    let mut out = program.0.stdout.take().expect("a pipe");
-    std::io::Read::read_exact(&mut out, &mut ready).expect("read");
+    assert_eq!(program.line(), "ready");
     // The connection is as good as gone; the agent notices now, and makes another one.
-    agent.tell(&quiesce(1)).expect("asked");
-    assert!(agent.hear().is_err());
+    agent.say(&quiesce(1, false));
+    assert!(agent.try_hear().is_err());
     let agent = launcher.next();
     assert_eq!((agent.hello.pid, agent.hello.away), (program.pid(), None));
-    agent.goes_away(2);
+    assert_eq!(agent.goes_away(2), None);
     launcher.next().is_back(2);
-    drop(program.0.stdin.take());
     assert_eq!(program.ends(), Some(6));
 }

@@ -13,15 +13,15 @@ struct Steps<'a> {
 impl<'a> Steps<'a> {
     /// The program is linked against NCCL, or else opens `libraries`.
     fn new(launcher: &'a mut Launcher, libraries: &[&Path]) -> Self {
-        let nccl = launcher.compile("fake_nccl.c", "libnccl.so.2", &SHARED);
+        let nccl = compile(launcher, "fake_nccl.c", "libnccl.so.2", &SHARED);
         let linked = ["-DLINKED", nccl.to_str().expect("text")];
         let options = if libraries.is_empty() { &linked[..] } else { &[] };
-        let program = launcher.compile_with_driver("nccl.c", "nccl", &[options, &["-ldl"]].concat());
+        let program = compile_with_driver(launcher, "nccl.c", "nccl", &[options, &["-ldl"]].concat());
         Self::start(launcher, &program, libraries)
     }
 
     fn start(launcher: &'a mut Launcher, program: &Path, libraries: &[&Path]) -> Self {
-        let mut command = launcher.preloaded(program);
+        let mut command = preloaded(launcher, program);
         let driver = driver();
         let places = [driver.parent().expect("a directory"), launcher.directory.path()];
         command.env("LD_LIBRARY_PATH", std::env::join_paths(places).expect("paths"));
@@ -38,15 +38,15 @@ impl<'a> Steps<'a> {
 
     /// Whether a checkpoint is refused, and the words of the reason.
     fn refused(&self) -> String {
-        match self.launcher.agent_of(&self.program).quiesce() {
+        match agent_of(self.launcher, &self.program).quiesce(1) {
             FromAgent::Failed { attempt: 1, reason, .. } => reason,
             answer => panic!("{answer:?}"),
         }
     }
 
     fn is_saved(&mut self) {
-        let agent = self.launcher.agent_of(&self.program);
-        self.launcher.while_away(vec![agent], || {});
+        let agent = agent_of(self.launcher, &self.program);
+        while_away(self.launcher, vec![agent], || {});
     }
 
     /// What is made by a step cannot be saved until it is destroyed.
@@ -140,7 +140,7 @@ fn a_communicator_that_is_being_made_refuses_a_checkpoint() {
 #[test]
 fn a_program_without_nccl_finds_none() {
     let mut launcher = Launcher::new();
-    let program = launcher.compile_with_driver("nccl.c", "nccl", &["-ldl"]);
+    let program = compile_with_driver(&launcher, "nccl.c", "nccl", &["-ldl"]);
     assert_eq!(Steps::start(&mut launcher, &program, &[]).take("found 0"), 0);
     // What is linked is found, and by default too.
     assert_eq!(Steps::new(&mut launcher, &[]).take("found 0"), 1);
@@ -150,7 +150,7 @@ fn a_program_without_nccl_finds_none() {
 fn calls_of_a_library_that_has_nccl_in_itself_stay_there() {
     let mut launcher = Launcher::new();
     let first = launcher.path("libnccl.so.2");
-    let bundle = launcher.compile("fake_nccl.c", "bundle.so", &["-shared", "-fPIC", "-DSALT=100"]);
+    let bundle = compile(&launcher, "fake_nccl.c", "bundle.so", &["-shared", "-fPIC", "-DSALT=100"]);
     let mut steps = Steps::new(&mut launcher, &[&first, &bundle]);
     assert_eq!(steps.take("bundle 4"), 0);
     assert_eq!(steps.take("sum 0"), 114);
@@ -161,7 +161,7 @@ fn calls_of_a_library_that_has_nccl_in_itself_stay_there() {
 fn a_second_copy_is_left_alone_and_told() {
     let mut launcher = Launcher::new();
     let first = launcher.path("libnccl.so.2");
-    let other = launcher.compile("fake_nccl.c", "other.so", &[&SHARED[..], &["-DSALT=100"]].concat());
+    let other = compile(&launcher, "fake_nccl.c", "other.so", &[&SHARED[..], &["-DSALT=100"]].concat());
     let mut steps = Steps::new(&mut launcher, &[&first, &other]);
     assert_eq!(steps.take("init 1"), 0);
     assert_eq!(steps.take("sum 0"), 14);

@@ -1,0 +1,234 @@
+//! A launcher that is played by a test: agents, and what is kept of their processes.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, ToAgent};
+use ckpt_protocol::frame::FrameError;
+use ckpt_protocol::{descriptors, frame};
+
+use super::{PATIENCE, until};
+
+pub fn listen(path: &Path) -> UnixListener {
+    let listener = UnixListener::bind(path).expect("a listener");
+    listener.set_nonblocking(true).expect("set");
+    listener
+}
+
+/// A connection, if somebody has made one.
+pub fn accept(listener: &UnixListener) -> Option<UnixStream> {
+    match listener.accept() {
+        Ok((stream, _)) => {
+            stream.set_nonblocking(false).expect("set");
+            stream.set_read_timeout(Some(PATIENCE)).expect("set");
+            Some(stream)
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::WouldBlock);
+            None
+        }
+    }
+}
+
+/// Where agents find their launcher, and a directory for what their job needs.
+pub struct Launcher {
+    pub directory: tempfile::TempDir,
+    listener: Option<UnixListener>,
+}
+
+impl Launcher {
+    /// Listens.
+    pub fn new() -> Self {
+        let mut launcher = Self { directory: tempfile::tempdir().expect("a directory"), listener: None };
+        launcher.listen();
+        launcher
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.path("socket")
+    }
+
+    pub fn listen(&mut self) {
+        self.listener = Some(listen(&self.socket()));
+    }
+
+    /// Agents do not come back before it listens again.
+    pub fn stop_listening(&mut self) {
+        fs::remove_file(self.socket()).expect("removed");
+        self.listener = None;
+    }
+
+    pub fn try_accept(&self) -> Option<UnixStream> {
+        accept(self.listener.as_ref().expect("listening"))
+    }
+
+    /// The next agent to get through its greeting. One whose process executes another program meanwhile, or exits,
+    /// does not.
+    pub fn next(&self) -> Agent {
+        until("an agent", || Agent::greet(self.try_accept()?))
+    }
+
+    /// The next agent that is like that; others are let go, but not before the end of the search.
+    pub fn next_that(&self, what: &str, is: impl Fn(&Hello) -> bool) -> Agent {
+        let mut others = Vec::new();
+        until(what, || {
+            let agent = Agent::greet(self.try_accept()?)?;
+            if is(&agent.hello) {
+                return Some(agent);
+            }
+            others.push(agent);
+            None
+        })
+    }
+}
+
+/// An agent that is connected.
+pub struct Agent {
+    pub stream: UnixStream,
+    pub hello: Hello,
+}
+
+impl Agent {
+    /// Hears its greeting and welcomes it, unless it has gone.
+    pub fn greet(stream: UnixStream) -> Option<Self> {
+        let FromAgent::Hello(hello) = frame::read(&mut &stream).ok()? else { panic!("not a hello") };
+        frame::write(&mut &stream, &ToAgent::answer(&hello)).ok()?;
+        Some(Self { stream, hello })
+    }
+
+    pub fn say(&self, message: &ToAgent) {
+        frame::write(&mut &self.stream, message).expect("said");
+    }
+
+    pub fn hear(&self) -> FromAgent {
+        self.try_hear().expect("an answer")
+    }
+
+    pub fn try_hear(&self) -> Result<FromAgent, FrameError> {
+        frame::read(&mut &self.stream)
+    }
+
+    /// Asks it to go away; its answer. Nothing is kept of its process.
+    pub fn quiesce(&self, attempt: u64) -> FromAgent {
+        Kept::new(0).quiesce(self, attempt, false)
+    }
+
+    /// Sends the agent away and sees to it that nobody holds the connection any more.
+    pub fn goes_away(self, attempt: u64) -> Option<GpuReport> {
+        Kept::new(0).sends_away(&self, attempt, false)
+    }
+
+    /// It has come back, to a launcher that has kept nothing.
+    pub fn is_back(&self, attempt: u64) {
+        assert_eq!(self.hello.away, Some(attempt));
+        let back = FromAgent::Back { attempt, restored: false, copied_bytes: 0, lost: None };
+        assert_eq!(Kept::new(0).bring_back(self), back);
+    }
+}
+
+pub fn quiesce(attempt: u64, park: bool) -> ToAgent {
+    ToAgent::Quiesce { attempt, timeout_ms: u64::try_from(PATIENCE.as_millis()).expect("fits"), park }
+}
+
+/// What the launcher has of one process: the mirror of its device memory, and what is parked.
+pub struct Kept {
+    id: u64,
+    mirror: Option<File>,
+    bytes: u64,
+    parked: Vec<Option<OwnedFd>>,
+}
+
+impl Kept {
+    /// Nothing, until it is staged.
+    pub fn new(id: u64) -> Self {
+        Self { id, mirror: None, bytes: 0, parked: Vec::new() }
+    }
+
+    /// Announces a checkpoint and stages the mirror, as large as the process says.
+    pub fn stage(&mut self, agent: &Agent, attempt: u64) {
+        agent.say(&ToAgent::Prepare { attempt });
+        let FromAgent::Needs { attempt: of, mirror_bytes } = agent.hear() else { panic!("no needs") };
+        assert_eq!(of, attempt);
+        self.bytes = self.bytes.max(mirror_bytes);
+        if mirror_bytes > 0 {
+            let mirror = self.mirror.get_or_insert_with(memory_file);
+            mirror.set_len(self.bytes).expect("room");
+            agent.say(&ToAgent::Stage { attempt, mirror: self.id, bytes: self.bytes });
+            descriptors::send(agent.stream.as_fd(), &[mirror.as_fd()]).expect("sent");
+            assert_eq!(agent.hear(), FromAgent::Staged { attempt });
+        }
+    }
+
+    /// Has the process go away; returns what it answers.
+    pub fn quiesce(&mut self, agent: &Agent, attempt: u64, park: bool) -> FromAgent {
+        agent.say(&quiesce(attempt, park));
+        self.serve(agent)
+    }
+
+    /// As [`Kept::quiesce`], for a process that is to succeed; what it had on its GPUs.
+    pub fn sends_away(&mut self, agent: &Agent, attempt: u64, park: bool) -> Option<GpuReport> {
+        let gpu = match self.quiesce(agent, attempt, park) {
+            FromAgent::Quiesced { attempt: of, gpu } if of == attempt => gpu,
+            answer => panic!("{answer:?}"),
+        };
+        let end = agent.try_hear().expect_err("the end");
+        assert!(matches!(end, FrameError::Closed), "{end}");
+        gpu
+    }
+
+    /// Gives a process that has come back what it needs; returns its Back.
+    pub fn bring_back(&mut self, agent: &Agent) -> FromAgent {
+        if agent.hello.is_detached {
+            let parked = self.parked.len();
+            agent.say(&ToAgent::Deliver { mirror: self.id, bytes: self.bytes, parked });
+            if let Some(mirror) = &self.mirror {
+                descriptors::send(agent.stream.as_fd(), &[mirror.as_fd()]).expect("sent");
+            }
+        }
+        let back = self.serve(agent);
+        self.parked.clear();
+        back
+    }
+
+    /// What was parked is lost.
+    pub fn forget_parked(&mut self) {
+        self.parked.clear();
+    }
+
+    /// Does what the process asks for, until it says something else.
+    fn serve(&mut self, agent: &Agent) -> FromAgent {
+        loop {
+            match agent.hear() {
+                FromAgent::Drained { .. } => agent.say(&ToAgent::AllDrained { is_so: true }),
+                FromAgent::Park { count } => {
+                    let received = descriptors::receive(agent.stream.as_fd(), count).expect("received");
+                    self.parked.extend(received.into_iter().map(Some));
+                    agent.say(&ToAgent::Parked { is_kept: true });
+                }
+                FromAgent::Unpark { first, count } => {
+                    let wanted = self.parked.get_mut(first..first + count).unwrap_or_default();
+                    let given: Vec<OwnedFd> = wanted.iter_mut().filter_map(Option::take).collect();
+                    agent.say(&ToAgent::Unparked { count: given.len() });
+                    let borrowed: Vec<_> = given.iter().map(AsFd::as_fd).collect();
+                    descriptors::send(agent.stream.as_fd(), &borrowed).expect("sent");
+                }
+                answer => return answer,
+            }
+        }
+    }
+}
+
+fn memory_file() -> File {
+    // SAFETY: the name is a NUL-terminated string.
+    let descriptor = unsafe { libc::memfd_create(c"mirror".as_ptr(), libc::MFD_CLOEXEC) };
+    assert!(descriptor >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: it was made just now, and has no other owner.
+    unsafe { File::from_raw_fd(descriptor) }
+}
