@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use ckpt_protocol::agent::GpuReport;
 use ckpt_protocol::control::DeviceMemory;
 use ckpt_snapshot::{Damage, GpuProcess, Manifest, ReadError, RelPath, SparseWriter, Store};
+use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
@@ -179,7 +180,7 @@ pub fn plan(manifest: &Manifest) -> Result<Vec<Load>> {
             .context("cannot make a place for device memory")?;
         loads.push(Load { pid: process.pid, mirror, memory: process.memory.clone(), bytes });
     }
-    let needed_bytes = loads.iter().map(|load| load.bytes).fold(0, u64::saturating_add);
+    let needed_bytes = loads.iter().map(|load| load.mirror.bytes).fold(0, u64::saturating_add);
     let available_bytes = staging::available_bytes().unwrap_or(0);
     if needed_bytes > 0 && needed_bytes.saturating_add(staging::SPARE_BYTES) > available_bytes {
         bail!(
@@ -204,7 +205,10 @@ pub fn load(
     let mut file = load.mirror.file.try_clone().map_err(failed)?;
     let mut sparse = SparseWriter::new(&mut file);
     store.read(manifest, path, &mut sparse, progress)?;
-    sparse.finish().and_then(|()| file.set_len(load.mirror.bytes)).map_err(failed)
+    sparse.finish().and_then(|()| file.set_len(load.mirror.bytes)).map_err(failed)?;
+    // All of it is pinned in the end: what is short of memory is to learn it here.
+    let taken = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, load.mirror.bytes);
+    taken.map_err(|error| failed(error.into()))
 }
 
 /// What the agent of a process told of its device memory.

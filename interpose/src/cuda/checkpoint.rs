@@ -105,6 +105,8 @@ pub struct Gpu {
     driver: Driver,
     /// Mapped, from its staging to its release.
     mirror: Option<Mirror>,
+    /// Contexts that the mirror needs, kept for as long as it is pinned.
+    contexts: BTreeMap<c_int, context::OnDevice>,
     /// Which mirror the places and hashes of the pieces are about.
     mirror_id: u64,
 }
@@ -112,7 +114,7 @@ pub struct Gpu {
 impl Gpu {
     /// Of a process that has just begun.
     pub fn new() -> Self {
-        Self { driver: Driver::Running, mirror: None, mirror_id: 0 }
+        Self { driver: Driver::Running, mirror: None, contexts: BTreeMap::new(), mirror_id: 0 }
     }
 
     /// How large the mirror has to be for what is on the devices now, in bytes.
@@ -125,22 +127,38 @@ impl Gpu {
     /// # Errors
     /// It cannot be mapped.
     pub fn stage(&mut self, mirror: Delivered) -> Result<(), String> {
-        self.mirror = None;
+        self.unstage();
         relax();
         if mirror.id != self.mirror_id {
             placement::forget(&mut registry());
             self.mirror_id = mirror.id;
         }
-        let contexts = contexts_of_devices(&devices());
-        let handles: Vec<CUcontext> = contexts.values().map(context::OnDevice::context).collect();
-        self.mirror = Some(Mirror::stage(mirror.file, mirror.bytes, &handles)?);
+        self.map(mirror, Mirror::stage)?;
         faults::hit("staged");
+        Ok(())
+    }
+
+    fn map(
+        &mut self,
+        mirror: Delivered,
+        how: fn(OwnedFd, u64, &[CUcontext]) -> Result<Mirror, String>,
+    ) -> Result<(), String> {
+        self.contexts = contexts_of_devices(&devices());
+        let handles: Vec<CUcontext> = self.contexts.values().map(context::OnDevice::context).collect();
+        self.mirror = Some(how(mirror.file, mirror.bytes, &handles)?);
         Ok(())
     }
 
     /// Lets go of the mirror.
     pub fn unstage(&mut self) {
         self.mirror = None;
+        self.contexts.clear();
+    }
+
+    /// The same where a driver that is locked would be waited for, for ever.
+    fn abandon(&mut self) {
+        std::mem::forget(self.mirror.take());
+        std::mem::forget(std::mem::take(&mut self.contexts));
     }
 
     /// Whether the state is off the GPU.
@@ -196,14 +214,13 @@ impl Gpu {
     pub fn undo(&mut self, link: &mut dyn Link) -> Result<(), String> {
         match self.bring_back(None, link) {
             Ok(_) => {
-                self.mirror = None;
+                self.unstage();
                 enter(Phase::Running);
                 gate::open();
                 Ok(())
             }
             Err(error) => {
-                // Unpinning it could wait for a driver that is locked, for ever.
-                std::mem::forget(self.mirror.take());
+                self.abandon();
                 enter(Phase::Lost);
                 Err(error)
             }
@@ -286,12 +303,19 @@ impl Gpu {
     fn unpin(&mut self, report: &mut GpuReport) -> Result<(), String> {
         let Some(mirror) = &mut self.mirror else { return Ok(()) };
         report.remarks.extend_from_slice(mirror.shortcomings());
-        mirror.unpin()
+        let unpinned = mirror.unpin();
+        self.contexts.clear();
+        unpinned
     }
 
     /// Copies what has changed to the mirror; returns what the mirror has then.
     fn capture(&mut self) -> Result<Vec<Region>, String> {
-        let Some(mirror) = &mut self.mirror else { return Ok(Vec::new()) };
+        let Some(mirror) = &mut self.mirror else {
+            // What the launcher stores now is not what was captured before.
+            placement::forget(&mut registry());
+            self.mirror_id = 0;
+            return Ok(Vec::new());
+        };
         let seen: Vec<(Seen, u64)> = {
             let mut registry = registry();
             placement::place(&mut registry);
@@ -373,12 +397,12 @@ impl Gpu {
         faults::hit("attach-begun");
         let attached = self.bring_back(delivered, link);
         if attached.is_ok() {
-            self.mirror = None;
+            self.unstage();
             faults::hit("attach-done");
             enter(Phase::Running);
             gate::open();
         } else {
-            std::mem::forget(self.mirror.take());
+            self.abandon();
             enter(Phase::Lost);
         }
         attached
@@ -409,9 +433,7 @@ impl Gpu {
         if let Some(delivered) =
             delivered.filter(|delivered| !made.is_empty() && delivered.id == self.mirror_id)
         {
-            let contexts = contexts_of_devices(&devices());
-            let handles: Vec<CUcontext> = contexts.values().map(context::OnDevice::context).collect();
-            self.mirror = Some(Mirror::map(delivered.file, delivered.bytes, &handles)?);
+            self.map(delivered, Mirror::map)?;
         }
         away::map_again(&made)?;
         faults::hit("attach-mapped");

@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuda_abi::sys::{CUctxCreateParams, CUdevResourceDesc, CUexecAffinityParam, CUgreenCtx};
 use cuda_abi::types::{CUcontext, CUdevice, CUresult};
 
-use super::{SUCCESS, driver, is_started, memory, objects};
+use super::{SUCCESS, capture, driver, is_started, memory, objects};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -131,6 +131,10 @@ impl Drop for OnDevice {
     fn drop(&mut self) {
         if let Some(device) = self.retained {
             give_back_primary(device);
+            if !is_primary_active(device) {
+                // With it went what of ours was loaded into it.
+                capture::forget(self.context);
+            }
         }
     }
 }

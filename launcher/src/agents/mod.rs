@@ -103,6 +103,9 @@ struct State {
     connections: BTreeMap<u64, Connection>,
     /// Who has gone away and is not back, unless [`Agents::quiesce`] has handed it out.
     away: Vec<Away>,
+    /// Who has device memory, and whose connection was lost since the last quiesce began: nobody knows what it has
+    /// done with that memory.
+    torn: Vec<Away>,
     /// Who said hello since the last quiesce began.
     arrivals: Vec<Arrival>,
     holdings: Holdings,
@@ -171,6 +174,7 @@ impl Agents {
             connections: BTreeMap::new(),
             away: Vec::new(),
             arrivals: Vec::new(),
+            torn: Vec::new(),
             holdings: Holdings::default(),
         };
         let (tell, losses) = crossbeam_channel::unbounded();
@@ -215,8 +219,18 @@ impl Agents {
         }
         drop(unasked);
         let mut orphan = None;
+        let mut torn_since = None;
         let mut state = self.shared.lock();
         loop {
+            state.torn.retain(|torn| !torn.life.is_over());
+            if state.connections.is_empty() && !state.torn.is_empty() {
+                // One that exits has closed its connection a moment earlier.
+                if torn_since.get_or_insert_with(Instant::now).elapsed() >= CLOSE_GRACE {
+                    break;
+                }
+                state = self.shared.wait(state, LIFE_CHECK);
+                continue;
+            }
             if state.connections.is_empty() {
                 // Now that nobody can free anything any more.
                 orphan = self.shared.broker.orphan(|owner| state.is_away(owner));
@@ -234,7 +248,9 @@ impl Agents {
         }
         self.shared.broker.give_up();
         let given_up = state.refused().or(orphan.map(QuiesceError::from)).unwrap_or_else(|| {
-            let unanswered = state.connections.values().map(|one| one.process.clone()).collect();
+            let torn = mem::take(&mut state.torn).into_iter().map(|torn| torn.process);
+            let silent = state.connections.values().map(|one| one.process.clone());
+            let unanswered = torn.chain(silent).collect();
             QuiesceError::Deadline { deadline, unanswered }
         });
         state.phase = Phase::Deaf;
@@ -250,6 +266,7 @@ impl Agents {
         let mut state = self.all_back(deadline, end)?;
         state.phase = Phase::Quiescing { attempt, end };
         state.arrivals.clear();
+        state.torn.clear();
         Ok(())
     }
 
@@ -565,7 +582,10 @@ impl Shared {
         }
         let back = match hello.away {
             None => None,
-            Some(_) => match self.hear_back(id, stream, &hello)? {
+            Some(_) => match self
+                .hear_back(id, stream, &hello)
+                .inspect_err(|_| self.drop_parked(hello.pid))?
+            {
                 FromAgent::Back { attempt, restored, copied_bytes, lost } => {
                     debug!(id, pid = hello.pid, attempt, restored, copied_bytes, lost, "an agent is back");
                     Some(Returned { restored, copied_bytes, lost })
@@ -581,6 +601,12 @@ impl Shared {
             ask(stream, attempt, end);
         }
         Ok(true)
+    }
+
+    /// Nobody will ask for it any more: the process makes its memory anew, for which the device needs room.
+    fn drop_parked(&self, pid: u32) {
+        let parked = self.lock().holdings.take_parked(pid);
+        drop(parked);
     }
 
     /// Notes an agent down; returns the attempt that it has to be sent away for, if one is under way.
@@ -621,9 +647,13 @@ impl Shared {
         if let Some(Connection { stream, process, life, is_greeted, .. }) = state.connections.remove(&id) {
             // Somebody may still hold the other end, who is to learn that it leads nowhere.
             stream.cut();
+            let has_mirror = process.pid.is_some_and(|pid| state.holdings.mirror(pid).is_some());
             if let Parting::Farewell(report) = parting {
                 state.away.push(Away { process, life, report });
             } else if is_greeted {
+                if has_mirror && matches!(state.phase, Phase::Quiescing { .. }) {
+                    state.torn.push(Away { process, life: Arc::clone(&life), report: None });
+                }
                 ended = Some(life);
             }
         }

@@ -16,6 +16,7 @@ use super::ipc::{self, Key};
 use super::layout::Access;
 use super::physical::{self, Id, Mapping, Physical, Source, registry};
 use crate::cuda::driver::{self, told};
+use crate::fork;
 use crate::link::Link;
 
 /// How long memory that somebody else has taken meanwhile is waited for.
@@ -36,16 +37,21 @@ pub(in crate::cuda) fn park(ids: &[Id], link: &mut dyn Link) -> Parked {
     let mut parked = Parked::default();
     let mut count = 0;
     for ids in ids.chunks(MOST) {
-        let (exported, refusal) = export(ids);
+        let (handed_over, refusal) = fork::while_none(|| {
+            let (exported, refusal) = export(ids);
+            let handed_over = hand_over(&exported, link);
+            let known: Vec<_> = exported.iter().map(|one| (one.id, one.bytes)).collect();
+            (handed_over.map(|()| known), refusal)
+        });
         parked.refusal = parked.refusal.or(refusal);
-        if exported.is_empty() {
-            continue;
-        }
-        if let Err(refusal) = hand_over(&exported, link) {
-            registry().pieces.values_mut().for_each(|piece| piece.parked = None);
-            return Parked { bytes: 0, refusal: Some(refusal) };
-        }
-        for Exported { id, bytes, .. } in exported {
+        let known = match handed_over {
+            Ok(known) => known,
+            Err(refusal) => {
+                registry().pieces.values_mut().for_each(|piece| piece.parked = None);
+                return Parked { bytes: 0, refusal: Some(refusal) };
+            }
+        };
+        for (id, bytes) in known {
             note(id, |piece| piece.parked = Some(count));
             count += 1;
             parked.bytes += bytes;
@@ -78,6 +84,9 @@ fn export(ids: &[Id]) -> (Vec<Exported>, Option<String>) {
 }
 
 fn hand_over(exported: &[Exported], link: &mut dyn Link) -> Result<(), String> {
+    if exported.is_empty() {
+        return Ok(());
+    }
     let descriptors: Vec<BorrowedFd<'_>> = exported.iter().map(|one| one.descriptor.as_fd()).collect();
     match link.ask(&FromAgent::Park { count: descriptors.len() }, &descriptors) {
         Some((ToAgent::Parked { is_kept: true }, _)) => Ok(()),
@@ -140,10 +149,17 @@ pub(in crate::cuda) fn unpark(link: &mut dyn Link) {
     waiting.sort_unstable();
     for batch in waiting.chunks(MOST) {
         let Some(&(first, _)) = batch.first() else { continue };
-        let answer = link.ask(&FromAgent::Unpark { first, count: batch.len() }, &[]);
-        let Some((ToAgent::Unparked { .. }, descriptors)) = answer else { break };
-        for ((_, id), descriptor) in batch.iter().zip(descriptors) {
-            if let Ok(handle) = physical::import_handle(descriptor.as_fd()) {
+        let handles: Vec<_> = fork::while_none(|| {
+            let answer = link.ask(&FromAgent::Unpark { first, count: batch.len() }, &[]);
+            let descriptors = answer.map(|(_, descriptors)| descriptors).unwrap_or_default();
+            descriptors.iter().map(|descriptor| physical::import_handle(descriptor.as_fd())).collect()
+        });
+        if handles.is_empty() {
+            // The launcher has nothing, or is gone.
+            break;
+        }
+        for ((_, id), handle) in batch.iter().zip(handles) {
+            if let Ok(handle) = handle {
                 note(*id, |piece| piece.handle = handle);
             }
         }
@@ -174,11 +190,17 @@ pub(in crate::cuda) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Resu
         })
         .collect();
     for (id, key) in missing {
-        let Some(descriptor) = ipc::fetch(link, key)? else { continue };
-        // Not to be made anew: others may have taken it up already.
-        let handle = driver::insist(|| physical::import_handle(descriptor.as_fd()))
-            .map_err(|result| failed("cuMemImportFromShareableHandle", result))?;
-        note(id, |piece| piece.handle = handle);
+        let mut take_up = || -> Result<_, String> {
+            let Some(descriptor) = ipc::fetch(link, key)? else { return Ok(None) };
+            // Not to be made anew: others may have taken it up already.
+            let handle = driver::insist(|| physical::import_handle(descriptor.as_fd()));
+            handle.map(Some).map_err(|result| failed("cuMemImportFromShareableHandle", result))
+        };
+        // What is waited for may take long, which no fork is to wait for.
+        let handle = if whose == Whose::Own { fork::while_none(&mut take_up) } else { take_up() };
+        if let Some(handle) = handle? {
+            note(id, |piece| piece.handle = handle);
+        }
     }
     Ok(())
 }

@@ -254,7 +254,9 @@ fn open(handle: &Handle) -> Result<CUdeviceptr, Trouble> {
             drop(launcher);
             import(handle, bytes, memory.as_fd(), context, device).inspect_err(|_| unmapped(handle.key))
         });
-        if let Err(surplus) = imports().add(import.inspect_err(|_| tell())?) {
+        let import = import.inspect_err(|_| tell())?;
+        let added = imports().add(import);
+        if let Err(surplus) = added {
             give_back(surplus);
         }
     }
@@ -355,6 +357,8 @@ pub(in crate::cuda) fn is_sharing() -> bool {
 /// # Errors
 /// Another one is not drained in time.
 pub(in crate::cuda) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(), String> {
+    // Whoever waits for this process has to know what it has closed meanwhile. It can be told later too.
+    let _ = line().tell(launcher);
     if !is_sharing() {
         return Ok(());
     }
@@ -402,14 +406,18 @@ pub(in crate::cuda) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option
 /// The driver's, or the launcher's.
 pub(in crate::cuda) fn publish_again(launcher: &mut dyn Link, pieces: &[Id]) -> Result<(), String> {
     let lost = |launcher::Lost| "the launcher was lost".to_owned();
-    line().tell(launcher).map_err(lost)?;
+    // It can be told later too.
+    let _ = line().tell(launcher);
     for piece in pieces {
         let Some(key) = key_of(*piece) else { continue };
         let found = physical::registry().pieces.get(piece).map(|piece| (piece.handle, piece.bytes));
         let Some((handle, bytes)) = found else { continue };
         let failed = |result| format!("memory that it shares (CUDA IPC) cannot be exported: error {result}");
-        let memory = driver::insist(|| physical::export(handle)).map_err(failed)?;
-        if !launcher::publish(launcher, key, bytes, &memory).map_err(lost)? {
+        let is_kept = fork::while_none(|| {
+            let memory = driver::insist(|| physical::export(handle)).map_err(failed)?;
+            launcher::publish(launcher, key, bytes, &memory).map_err(lost)
+        });
+        if !is_kept? {
             return Err("the launcher does not keep memory that it shares (CUDA IPC)".to_owned());
         }
     }

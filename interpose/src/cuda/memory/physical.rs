@@ -91,7 +91,7 @@ pub(in crate::cuda) fn registry() -> MutexGuard<'static, Registry> {
 }
 
 const INVALID_VALUE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
-const NOT_SUPPORTED: CUresult = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult;
+const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
 
 fn checked(result: CUresult) -> Result<(), CUresult> {
     if result == SUCCESS { Ok(()) } else { Err(result) }
@@ -224,7 +224,8 @@ pub(in crate::cuda) fn create_handle(
 ) -> Result<CUmemGenericAllocationHandle, CUresult> {
     let handle_types = properties.handle_types | POSIX_DESCRIPTOR.0;
     match create_handle_exactly(bytes, &Properties { handle_types, ..*properties }) {
-        Err(error) if error == NOT_SUPPORTED => create_handle_exactly(bytes, properties),
+        // What a driver answers to a kind of memory that cannot be exported is not documented.
+        Err(error) if error != OUT_OF_MEMORY => create_handle_exactly(bytes, properties),
         result => result,
     }
 }

@@ -4,6 +4,8 @@
 //! left by pieces that are gone are used again; when too much of the mirror is gaps, everything is placed anew, and is
 //! copied anew with that.
 
+use std::collections::BTreeSet;
+
 use super::physical::{Mirrored, Physical, Registry, Source};
 
 /// Gaps may take a quarter of what is in use, and this.
@@ -42,26 +44,29 @@ struct Place<'a> {
     mirrored: &'a mut Mirrored,
 }
 
-/// Places those that have no place into the first gap that is large enough, or at the end; returns the end.
+/// Places those that have no place into the smallest gap that is large enough, or at the end; returns the end.
 fn fill(places: &mut [(u64, Place<'_>)]) -> u64 {
     let mut taken: Vec<(u64, u64)> =
         places.iter().filter_map(|(bytes, place)| Some((place.mirrored.offset?, *bytes))).collect();
     taken.sort_unstable();
-    let mut gaps = Vec::new();
+    // Length and start: the smallest that is large enough is found at once, however many there are.
+    let mut gaps = BTreeSet::new();
     let mut end = 0;
     for (offset, bytes) in taken {
         if offset > end {
-            gaps.push((end, offset - end));
+            gaps.insert((offset - end, end));
         }
         end = offset + bytes;
     }
     for (bytes, place) in places.iter_mut().filter(|(_, place)| place.mirrored.offset.is_none()) {
-        let offset = match gaps.iter_mut().find(|(_, free)| *free >= *bytes) {
-            Some((start, free)) => {
-                let offset = *start;
-                *start += *bytes;
-                *free -= *bytes;
-                offset
+        let gap = gaps.range((*bytes, 0)..).next().copied();
+        let offset = match gap {
+            Some((free, start)) => {
+                gaps.remove(&(free, start));
+                if free > *bytes {
+                    gaps.insert((free - *bytes, start + *bytes));
+                }
+                start
             }
             None => {
                 end += *bytes;
