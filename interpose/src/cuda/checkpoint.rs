@@ -100,13 +100,39 @@ enum Driver {
     Displaced,
 }
 
+/// A mirror, and the contexts that it needs for as long as it is pinned.
+struct Pinned {
+    mirror: Mirror,
+    contexts: BTreeMap<c_int, context::OnDevice>,
+}
+
+impl Pinned {
+    fn new(
+        delivered: Delivered,
+        how: fn(OwnedFd, u64, &[CUcontext]) -> Result<Mirror, String>,
+    ) -> Result<Self, String> {
+        let contexts = contexts_of_devices(&devices());
+        let handles: Vec<CUcontext> = contexts.values().map(context::OnDevice::context).collect();
+        Ok(Self { mirror: how(delivered.file, delivered.bytes, &handles)?, contexts })
+    }
+
+    fn unpin(&mut self) -> Result<(), String> {
+        let unpinned = self.mirror.unpin();
+        self.contexts.clear();
+        unpinned
+    }
+}
+
 /// The state of this process on its GPUs, in the hands of the agent.
 pub struct Gpu {
     driver: Driver,
     /// Mapped, from its staging to its release.
-    mirror: Option<Mirror>,
-    /// Contexts that the mirror needs, kept for as long as it is pinned.
-    contexts: BTreeMap<c_int, context::OnDevice>,
+    mirror: Option<Pinned>,
+    /// The one that was staged last and is not in use. The driver lets go of pinned memory only when all work has ended,
+    /// so it is not told to while the program runs.
+    kept: Option<Pinned>,
+    /// Older ones, which may not be used again: the file may have been cut and grown since.
+    stale: Vec<Pinned>,
     /// Which mirror the places and hashes of the pieces are about.
     mirror_id: u64,
 }
@@ -114,7 +140,7 @@ pub struct Gpu {
 impl Gpu {
     /// Of a process that has just begun.
     pub fn new() -> Self {
-        Self { driver: Driver::Running, mirror: None, contexts: BTreeMap::new(), mirror_id: 0 }
+        Self { driver: Driver::Running, mirror: None, kept: None, stale: Vec::new(), mirror_id: 0 }
     }
 
     /// How large the mirror has to be for what is on the devices now, in bytes.
@@ -131,34 +157,30 @@ impl Gpu {
         relax();
         if mirror.id != self.mirror_id {
             placement::forget(&mut registry());
+            self.stale.extend(self.kept.take());
             self.mirror_id = mirror.id;
         }
-        self.map(mirror, Mirror::stage)?;
+        match self.kept.take() {
+            Some(kept) if kept.mirror.bytes() == mirror.bytes => self.mirror = Some(kept),
+            other => {
+                self.stale.extend(other);
+                self.mirror = Some(Pinned::new(mirror, Mirror::stage)?);
+            }
+        }
         faults::hit("staged");
         Ok(())
     }
 
-    fn map(
-        &mut self,
-        mirror: Delivered,
-        how: fn(OwnedFd, u64, &[CUcontext]) -> Result<Mirror, String>,
-    ) -> Result<(), String> {
-        self.contexts = contexts_of_devices(&devices());
-        let handles: Vec<CUcontext> = self.contexts.values().map(context::OnDevice::context).collect();
-        self.mirror = Some(how(mirror.file, mirror.bytes, &handles)?);
-        Ok(())
-    }
-
-    /// Lets go of the mirror.
+    /// The mirror is not used until it is staged again.
     pub fn unstage(&mut self) {
-        self.mirror = None;
-        self.contexts.clear();
+        if let Some(mirror) = self.mirror.take() {
+            self.stale.extend(self.kept.replace(mirror));
+        }
     }
 
-    /// The same where a driver that is locked would be waited for, for ever.
+    /// Nothing more is asked of the driver: one that is locked would be waited for, for ever.
     fn abandon(&mut self) {
-        std::mem::forget(self.mirror.take());
-        std::mem::forget(std::mem::take(&mut self.contexts));
+        std::mem::forget((self.mirror.take(), self.kept.take(), std::mem::take(&mut self.stale)));
     }
 
     /// Whether the state is off the GPU.
@@ -243,8 +265,13 @@ impl Gpu {
         let mut report =
             GpuReport { counts: memory::counts(objects::counts()), remarks, ..GpuReport::default() };
         let is_memory_ours = !registry().pieces.is_empty();
-        if is_memory_ours {
+        let is_pinned = self.mirror.is_some() || self.kept.is_some() || !self.stale.is_empty();
+        if is_memory_ours || is_pinned {
             self.drain(deadline)?;
+            self.kept = None;
+            self.stale.clear();
+        }
+        if is_memory_ours {
             ipc::await_drained(link, attempt)?;
         }
         report.times.drain_s = begun.elapsed().as_secs_f64();
@@ -302,15 +329,13 @@ impl Gpu {
     /// Has the driver let go of the mirror, also where nothing is left to be captured: a locked driver would not.
     fn unpin(&mut self, report: &mut GpuReport) -> Result<(), String> {
         let Some(mirror) = &mut self.mirror else { return Ok(()) };
-        report.remarks.extend_from_slice(mirror.shortcomings());
-        let unpinned = mirror.unpin();
-        self.contexts.clear();
-        unpinned
+        report.remarks.extend_from_slice(mirror.mirror.shortcomings());
+        mirror.unpin()
     }
 
     /// Copies what has changed to the mirror; returns what the mirror has then.
     fn capture(&mut self) -> Result<Vec<Region>, String> {
-        let Some(mirror) = &mut self.mirror else {
+        let Some(Pinned { mirror, .. }) = &mut self.mirror else {
             // What the launcher stores now is not what was captured before.
             placement::forget(&mut registry());
             self.mirror_id = 0;
@@ -374,7 +399,7 @@ impl Gpu {
 
     /// What is taken off the device: what the mirror has, and what belongs to another process.
     fn leaving(&self) -> Vec<Id> {
-        let mirror_bytes = self.mirror.as_ref().map_or(0, Mirror::bytes);
+        let mirror_bytes = self.mirror.as_ref().map_or(0, |pinned| pinned.mirror.bytes());
         let registry = registry();
         let is_leaving = |piece: &Physical| {
             !placement::is_captured(piece)
@@ -397,7 +422,7 @@ impl Gpu {
         faults::hit("attach-begun");
         let attached = self.bring_back(delivered, link);
         if attached.is_ok() {
-            self.unstage();
+            self.mirror = None;
             faults::hit("attach-done");
             enter(Phase::Running);
             gate::open();
@@ -433,7 +458,7 @@ impl Gpu {
         if let Some(delivered) =
             delivered.filter(|delivered| !made.is_empty() && delivered.id == self.mirror_id)
         {
-            self.map(delivered, Mirror::map)?;
+            self.mirror = Some(Pinned::new(delivered, Mirror::map)?);
         }
         away::map_again(&made)?;
         faults::hit("attach-mapped");
@@ -458,7 +483,7 @@ impl Gpu {
         if seen.is_empty() {
             return Ok(0);
         }
-        let Some(mirror) = &mut self.mirror else {
+        let Some(Pinned { mirror, .. }) = &mut self.mirror else {
             return Err("the launcher has not delivered the memory of the GPU".into());
         };
         let contexts = contexts_of_devices(&seen.iter().map(|(seen, _)| seen.device).collect::<Vec<_>>());

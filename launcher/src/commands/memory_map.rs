@@ -52,6 +52,8 @@ pub fn lines(all: &[OnGpu]) -> Vec<String> {
             print::changed(changed_bytes)
         ));
         lines.push(counts(&one.report));
+        lines.extend(one.report.unparked_because.iter().map(|why| format!("not all was parked: {why}")));
+        lines.extend(one.report.remarks.iter().cloned());
         lines.extend(regions(&one.report));
     }
     lines
