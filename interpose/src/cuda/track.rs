@@ -93,18 +93,34 @@ fn is_capturing(stream: CUstream) -> bool {
     if result == SUCCESS { status != none } else { !GONE.iter().any(|gone| *gone as CUresult == result) }
 }
 
-/// Does something that a capture in this or another thread would otherwise forbid, and be broken by; the thread's mode is
-/// what it was again afterwards.
-pub(super) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
-    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as CUstreamCaptureMode;
-    // SAFETY: `mode` is a local variable.
-    let is_exchanged = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut mode) } == SUCCESS;
-    let done = work();
-    if is_exchanged {
-        // SAFETY: as above; it has the mode that was there before.
-        let _ = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+/// While it lives, its thread may do what a capture in this or another thread would otherwise forbid, and be broken by;
+/// the thread's mode is what it was again afterwards.
+pub(super) struct Relaxed {
+    before: Option<CUstreamCaptureMode>,
+}
+
+impl Relaxed {
+    pub fn begin() -> Self {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as CUstreamCaptureMode;
+        // SAFETY: `mode` is a local variable.
+        let result = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        Self { before: (result == SUCCESS).then_some(mode) }
     }
-    done
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        if let Some(mode) = &mut self.before {
+            // SAFETY: the mode is ours.
+            let _ = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut *mode) };
+        }
+    }
+}
+
+/// Does something as [`Relaxed`] lets it.
+pub(super) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
+    let _relaxed = Relaxed::begin();
+    work()
 }
 
 /// # Safety

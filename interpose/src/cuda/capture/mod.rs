@@ -21,11 +21,11 @@ mod worth;
 
 use std::os::fd::OwnedFd;
 
-use cuda_abi::sys;
-use cuda_abi::types::{CUcontext, CUdeviceptr, CUstreamCaptureMode};
+use cuda_abi::types::{CUcontext, CUdeviceptr};
 
-use super::driver::{self, told};
-use super::{SUCCESS, context};
+use super::context;
+use super::driver::told;
+use super::track::Relaxed;
 use copy::{Copies, Way};
 use hash::{Hash, Hasher};
 use mirror::Memory;
@@ -190,27 +190,4 @@ pub(in crate::cuda) fn forget(context: CUcontext) {
 fn in_context<T>(context: CUcontext, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     let failed = |result| Err(told("cuCtxPushCurrent", result).err().unwrap_or_default());
     context::within(context, work).unwrap_or_else(failed)
-}
-
-/// While it lives, the calling thread may do what a stream capture of another thread would forbid it.
-struct Relaxed {
-    before: Option<CUstreamCaptureMode>,
-}
-
-impl Relaxed {
-    fn begin() -> Self {
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as CUstreamCaptureMode;
-        // SAFETY: `mode` is a local variable.
-        let result = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
-        Self { before: (result == SUCCESS).then_some(mode) }
-    }
-}
-
-impl Drop for Relaxed {
-    fn drop(&mut self) {
-        if let Some(mode) = &mut self.before {
-            // SAFETY: the mode is ours.
-            let _ = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut *mode) };
-        }
-    }
 }

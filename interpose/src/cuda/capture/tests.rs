@@ -12,8 +12,9 @@ use std::process::Command;
 use std::ptr::null_mut;
 
 use cuda_abi::sys;
-use cuda_abi::types::{CUgraph, CUstream};
+use cuda_abi::types::{CUgraph, CUstream, CUstreamCaptureMode};
 
+use super::super::driver;
 use super::copy::Stream;
 use super::hash::CHUNK_BYTES;
 use super::hash::tests::model;

@@ -18,7 +18,7 @@ use super::block::Block;
 use super::device::Device;
 use super::pool;
 use super::slab::Slabs;
-use super::{ipc, make_room, new_number, peer};
+use super::{make_room, new_number, peer};
 use crate::cuda::{SUCCESS, context, driver, is_started, objects, track};
 
 const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
@@ -156,8 +156,6 @@ pub(in crate::cuda) fn context_gone(context: CUcontext) {
     }
     drop(arena);
     blocks.into_iter().for_each(Block::give_back);
-    ipc::context_gone(context);
-    peer::context_gone(context);
 }
 
 /// Gives memory back to a device that is allocated and not used; whether there was any.
@@ -170,10 +168,16 @@ pub(in crate::cuda) fn trim(device: c_int) -> bool {
 
 /// A block; what lies idle makes room for it.
 fn create(kind: RegionKind, device: &Device, bytes: u64) -> Result<Block, CUresult> {
-    match Block::create(kind, device, bytes) {
-        Err(OUT_OF_MEMORY) if make_room(device.ordinal) => Block::create(kind, device, bytes),
+    match create_now(kind, device, bytes) {
+        Err(OUT_OF_MEMORY) if make_room(device.ordinal) => create_now(kind, device, bytes),
         result => result,
     }
+}
+
+/// A block that its device, and those that have peer access to it, may read and write.
+fn create_now(kind: RegionKind, device: &Device, bytes: u64) -> Result<Block, CUresult> {
+    let allow = |block: &Block| peer::grant(device.ordinal, block.address, block.bytes);
+    Block::create(kind, bytes, &device.properties(), allow)
 }
 
 fn allocate(owner: Owner, bytes: u64) -> Result<CUdeviceptr, CUresult> {
@@ -190,7 +194,7 @@ fn allocate(owner: Owner, bytes: u64) -> Result<CUdeviceptr, CUresult> {
             Ok(address) => return Ok(address),
             Err(wanted) => wanted,
         };
-        let slab = match Block::create(RegionKind::Slab, &device, wanted) {
+        let slab = match create_now(RegionKind::Slab, &device, wanted) {
             Err(OUT_OF_MEMORY) => create(RegionKind::Slab, &device, device.granularity),
             result => result,
         }?;

@@ -3,12 +3,13 @@
 use ckpt_protocol::agent::RegionKind;
 use cuda_abi::types::{CUdeviceptr, CUresult};
 
-use super::device::Device;
+use super::ipc;
+use super::layout::Properties;
 use super::physical::{self, Id};
-use super::{ipc, peer};
 use crate::cuda::track::relaxed;
 use crate::cuda::{SUCCESS, driver};
 
+/// It lives as long as it is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) struct Block {
     pub address: CUdeviceptr,
@@ -17,37 +18,53 @@ pub(in crate::cuda) struct Block {
 }
 
 impl Block {
-    /// Memory that its device, and those that have peer access to it, may read and write. `bytes` is a multiple of the
-    /// device's granularity.
+    /// Memory that those may access whom `allow` lets do it. `bytes` is a multiple of the device's granularity.
     ///
     /// # Errors
-    /// The driver's; nothing is left behind.
-    pub fn create(kind: RegionKind, device: &Device, bytes: u64) -> Result<Self, CUresult> {
-        relaxed(|| {
-            // First what may be short.
-            let piece = physical::create(kind, bytes, &device.properties())?;
-            let address = reserve(bytes).inspect_err(|_| physical::release(piece))?;
-            let block = Self { address, bytes, piece };
-            if let Err(error) = physical::map(piece, address, bytes) {
-                physical::release(piece);
-                free_addresses(address, bytes);
-                return Err(error);
-            }
-            peer::grant(device.ordinal, address, bytes).inspect_err(|_| block.give_back())?;
-            Ok(block)
-        })
+    /// The driver's, and that of `allow`; nothing is left behind.
+    pub fn create(
+        kind: RegionKind,
+        bytes: u64,
+        properties: &Properties,
+        allow: impl FnOnce(&Self) -> Result<(), CUresult>,
+    ) -> Result<Self, CUresult> {
+        // First what may be short.
+        relaxed(|| Self::map(physical::create(kind, bytes, properties)?, bytes, allow))
+    }
+
+    /// The same of a piece that is there. The caller's reference to it goes, whatever comes of it.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn map(
+        piece: Id,
+        bytes: u64,
+        allow: impl FnOnce(&Self) -> Result<(), CUresult>,
+    ) -> Result<Self, CUresult> {
+        let block = Self::reserve_and_map(piece, bytes);
+        physical::release(piece);
+        let block = block?;
+        allow(&block).inspect_err(|_| give_back(block.address, bytes))?;
+        Ok(block)
+    }
+
+    fn reserve_and_map(piece: Id, bytes: u64) -> Result<Self, CUresult> {
+        let address = reserve(bytes)?;
+        physical::map(piece, address, bytes).inspect_err(|_| free_addresses(address, bytes))?;
+        Ok(Self { address, bytes, piece })
     }
 
     /// Gives memory and addresses back to the driver. Nothing that is submitted may use it any more.
     pub fn give_back(self) {
         ipc::withdraw(self.piece);
-        relaxed(|| {
-            physical::release(self.piece);
-            // What cannot be unmapped (the device is lost) is in nobody's way.
-            if physical::unmap(self.address, self.bytes).is_ok() {
-                free_addresses(self.address, self.bytes);
-            }
-        });
+        relaxed(|| give_back(self.address, self.bytes));
+    }
+}
+
+/// Gives memory back that no other process has from this one. What cannot be unmapped (the device is lost) is in nobody's way.
+pub(super) fn give_back(address: CUdeviceptr, bytes: u64) {
+    if physical::unmap(address, bytes).is_ok() {
+        free_addresses(address, bytes);
     }
 }
 

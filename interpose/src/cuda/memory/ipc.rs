@@ -40,6 +40,7 @@ use ckpt_protocol::agent::{FromAgent, RegionKind, ToAgent};
 use cuda_abi::sys::{self, CUresult as Error};
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUipcMemHandle, CUresult};
 
+use super::block::{self, Block};
 use super::layout::{Access, Properties};
 use super::physical::{self, Id};
 use super::{arena, peer};
@@ -275,12 +276,11 @@ fn import(
     }
     relaxed(|| {
         let piece = physical::import(RegionKind::Allocation, bytes, device, handle.key, memory)?;
-        let address = map(piece, bytes, device).inspect_err(|_| physical::release(piece))?;
+        let address = Block::map(piece, bytes, |block| allow(block, device))?.address;
         Ok(Import {
             key: handle.key,
             owner: handle.owner,
             context: context as usize,
-            piece,
             address,
             bytes,
             allocations: BTreeMap::new(),
@@ -288,26 +288,14 @@ fn import(
     })
 }
 
-/// Maps a piece for the context's device, and for those that may access what is on the piece's own.
-fn map(piece: Id, bytes: u64, device: c_int) -> Result<CUdeviceptr, CUresult> {
-    let home = home_of(piece).unwrap_or(device);
-    let mut address = 0;
-    // SAFETY: `address` is a local variable; 0: any alignment, anywhere, no flags.
-    let result = unsafe { driver::cuMemAddressReserve(&raw mut address, bytes as usize, 0, 0, 0) };
-    if result != SUCCESS {
-        return Err(result);
+/// Lets the context's device access a piece, and those that may access what is on the piece's own.
+fn allow(block: &Block, device: c_int) -> Result<(), CUresult> {
+    let home = home_of(block.piece).unwrap_or(device);
+    peer::grant(home, block.address, block.bytes)?;
+    if home == device {
+        return Ok(());
     }
-    let accessible = || {
-        peer::grant(home, address, bytes)?;
-        if home == device { Ok(()) } else { physical::set_access(address, bytes, &[Access::of(device)]) }
-    };
-    let mapped = physical::map(piece, address, bytes).and_then(|()| {
-        accessible().inspect_err(|_| {
-            let _ = physical::unmap(address, bytes);
-        })
-    });
-    mapped.inspect_err(|_| free_addresses(address, bytes))?;
-    Ok(address)
+    physical::set_access(block.address, block.bytes, &[Access::of(device)])
 }
 
 /// Finds out which device a piece is on, and notes it.
@@ -324,19 +312,9 @@ fn home_of(piece: Id) -> Option<c_int> {
     Some(home)
 }
 
-fn free_addresses(address: CUdeviceptr, bytes: u64) {
-    // SAFETY: the range was reserved for a mapping that is gone. There is nothing to do about a failure.
-    let _ = unsafe { driver::cuMemAddressFree(address, bytes as usize) };
-}
-
 /// Unmaps what is not open any more.
 fn give_back(import: Import) {
-    relaxed(|| {
-        if physical::unmap(import.address, import.bytes).is_ok() {
-            free_addresses(import.address, import.bytes);
-        }
-        physical::release(import.piece);
-    });
+    relaxed(|| block::give_back(import.address, import.bytes));
     fork::while_none(|| unmapped(import.key));
     tell();
 }

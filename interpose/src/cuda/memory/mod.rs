@@ -52,6 +52,7 @@ pub(in crate::cuda) fn context_gone(context: CUcontext) {
     arena::context_gone(context);
     pool::context_gone(context);
     ipc::context_gone(context);
+    peer::context_gone(context);
     capture::forget(context);
 }
 

@@ -10,14 +10,12 @@ use cuda_abi::types::CUdeviceptr;
 
 use super::Key;
 use super::handle::Handle;
-use crate::cuda::memory::physical::Id;
 
 /// A piece of another process's memory, mapped for one context.
 pub(super) struct Import {
     pub key: Key,
     pub owner: u32,
     pub context: usize,
-    pub piece: Id,
     /// Of the mapping, which has a reservation of its own.
     pub address: CUdeviceptr,
     pub bytes: u64,
@@ -147,7 +145,7 @@ mod tests {
     const CONTEXT: usize = 0x1000;
 
     fn import(context: usize, address: CUdeviceptr) -> Import {
-        Import { key: KEY, owner: 7, context, piece: 3, address, bytes: 1000, allocations: BTreeMap::new() }
+        Import { key: KEY, owner: 7, context, address, bytes: 1000, allocations: BTreeMap::new() }
     }
 
     fn handle(offset: u64) -> Handle {

@@ -3,7 +3,6 @@
 //! | module | does |
 //! |---|---|
 //! | `heap` | which parts of a pool are used, and in which stream's order the others are free |
-//! | `segments` | memory from the device, and back to it |
 //! | `events` | events of ours, which tell when a free has happened |
 //! | `state` | what is known of the pools |
 //! | `freed` | memory of cuMemAlloc that was freed in a stream's order |
@@ -33,7 +32,6 @@ mod calls;
 mod events;
 mod freed;
 mod heap;
-mod segments;
 mod state;
 mod stream;
 
@@ -41,21 +39,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use ckpt_protocol::agent::RegionKind;
 use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 
-use super::layout::Access;
+use super::block::{self, Block};
+use super::layout::{Access, Properties};
 use super::physical;
 use crate::cuda::track::relaxed;
 use crate::cuda::{SUCCESS, driver, gate, is_started};
 use heap::StreamId;
-use segments::GRANULE_BYTES;
 use state::{IS_TRIM_DUE, Id, Pending, Pool, pools};
 
 pub(in crate::cuda) use calls::*;
 
 const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
 const INVALID_VALUE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
+
+/// What the device gives memory out in, in bytes (cuMemGetAllocationGranularity on every part so far).
+const GRANULE_BYTES: u64 = 2 << 20;
 
 /// A pool grows by as much as it has, up to this, in bytes, if the device has it: by few large segments, and to no
 /// more than twice what it needs.
@@ -186,7 +188,7 @@ fn trim(id: Id, keep_bytes: impl Fn(&Pool) -> u64) {
         let keep_bytes = pools().pool(id).map(|pool| keep_bytes(pool));
         let removed = keep_bytes.and_then(|keep_bytes| pools().remove_empty_segment(id, keep_bytes));
         let Some((start, bytes)) = removed else { break };
-        segments::give_back(start, bytes);
+        block::give_back(start, bytes);
     }
     let done = pools().remove_if_done(id);
     drop(done);
@@ -271,8 +273,9 @@ fn take_or_grow(id: Id, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUr
 /// Makes a segment and takes an allocation out of it.
 fn grow(id: Id, segment_bytes: u64, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUresult> {
     let (device, access, mut changes) = pools().begin_growth(id, segment_bytes).ok_or(OUT_OF_MEMORY)?;
-    let made = segments::make(device, segment_bytes, &access);
-    let start = made.inspect_err(|_| pools().growth_failed(id, segment_bytes))?;
+    let allow = |block: &Block| physical::set_access(block.address, segment_bytes, &access);
+    let made = Block::create(RegionKind::Pool, segment_bytes, &Properties::of(device), allow);
+    let start = made.inspect_err(|_| pools().growth_failed(id, segment_bytes))?.address;
     loop {
         let mut pools = pools();
         match pools.add_segment(id, start, segment_bytes, changes) {
