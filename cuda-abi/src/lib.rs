@@ -9,6 +9,7 @@
 mod table;
 
 pub mod api;
+pub mod layout;
 #[expect(non_camel_case_types, reason = "C's names")]
 pub mod types;
 

@@ -1,9 +1,8 @@
-//! The structures that programs pass, with plain integers where C has enums: a program may put any number
-//! there. Layouts are those of `cuda.h`, which the assertions below hold against cudarc's.
+//! Reading the structures that programs pass.
 
-use std::ffi::c_void;
-
+use cuda_abi::layout::Access;
 use cuda_abi::sys::{self, CUresult};
+use cuda_abi::types::CUmemLocation;
 
 use super::ledger;
 use super::space::Right;
@@ -16,54 +15,6 @@ const ACCESS_NONE: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE a
 const ACCESS_READ: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ as u32;
 const ACCESS_READWRITE: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32;
 
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Location {
-    pub(super) kind: u32,
-    pub(super) id: i32,
-}
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct AccessDescription {
-    pub(super) location: Location,
-    pub(super) flags: u32,
-}
-
-/// `CUmemAllocationProp`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct AllocationProperties {
-    pub(super) kind: u32,
-    pub(super) handle_types: u32,
-    pub(super) location: Location,
-    pub(super) win32: *mut c_void,
-    pub(super) compression: u8,
-    pub(super) is_rdma_capable: u8,
-    pub(super) usage: u16,
-    pub(super) reserved: [u8; 4],
-}
-
-/// `CUmemPoolProps`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct PoolProperties {
-    pub(super) kind: u32,
-    pub(super) handle_types: u32,
-    pub(super) location: Location,
-    pub(super) win32: *mut c_void,
-    pub(super) max_size_bytes: usize,
-    pub(super) usage: u16,
-    pub(super) reserved: [u8; 54],
-}
-
-const _: () = assert!(size_of::<Location>() == size_of::<sys::CUmemLocation>());
-const _: () = assert!(size_of::<AccessDescription>() == size_of::<sys::CUmemAccessDesc>());
-const _: () = assert!(size_of::<AllocationProperties>() == size_of::<sys::CUmemAllocationProp>());
-const _: () = assert!(size_of::<PoolProperties>() == size_of::<sys::CUmemPoolProps>());
-
 /// Where memory is, or who accesses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
@@ -71,39 +22,35 @@ pub(super) enum Place {
     Host,
 }
 
-impl Location {
-    pub(super) fn of_device(ordinal: i32) -> Self {
-        Self { kind: LOCATION_DEVICE, id: ordinal }
-    }
-
-    pub(super) fn of(place: Place) -> Self {
-        match place {
-            Place::Device(ordinal) => Self::of_device(ordinal),
-            Place::Host => Self { kind: LOCATION_HOST, id: 0 },
+impl Place {
+    pub(super) fn location(self) -> CUmemLocation {
+        match self {
+            Self::Device(ordinal) => CUmemLocation::of(ordinal),
+            Self::Host => CUmemLocation { type_: LOCATION_HOST, id: 0 },
         }
     }
 
     /// # Errors
     /// `CUDA_ERROR_INVALID_DEVICE` for a device that does not exist, `CUDA_ERROR_NOT_SUPPORTED` for what is
     /// not imitated (NUMA nodes of the host), `CUDA_ERROR_INVALID_VALUE` for the rest.
-    pub(super) fn place(self) -> Result<Place> {
-        match self.kind {
-            LOCATION_DEVICE => ledger::device(self.id).map(|_| Place::Device(self.id)),
-            LOCATION_HOST => Ok(Place::Host),
+    pub(super) fn of(location: CUmemLocation) -> Result<Self> {
+        match location.type_ {
+            LOCATION_DEVICE => ledger::device(location.id).map(|_| Self::Device(location.id)),
+            LOCATION_HOST => Ok(Self::Host),
             kind if kind > LOCATION_HOST && kind <= LOCATION_LAST => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
             _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         }
     }
+}
 
-    /// The device, where only a device will do.
-    ///
-    /// # Errors
-    /// As [`Location::place`], and `CUDA_ERROR_NOT_SUPPORTED` for the host.
-    pub(super) fn device(self) -> Result<i32> {
-        match self.place()? {
-            Place::Device(ordinal) => Ok(ordinal),
-            Place::Host => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
-        }
+/// The device of a location, where only a device will do.
+///
+/// # Errors
+/// As [`Place::of`], and `CUDA_ERROR_NOT_SUPPORTED` for the host.
+pub(super) fn device(location: CUmemLocation) -> Result<i32> {
+    match Place::of(location)? {
+        Place::Device(ordinal) => Ok(ordinal),
+        Place::Host => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
     }
 }
 
@@ -125,9 +72,9 @@ impl DeviceRights {
     }
 
     /// # Errors
-    /// As [`Location::device`], and `CUDA_ERROR_INVALID_VALUE` for unknown flags.
-    pub(super) fn apply(&mut self, description: AccessDescription) -> Result {
-        let bit = 1 << description.location.device()?;
+    /// As [`device`], and `CUDA_ERROR_INVALID_VALUE` for unknown flags.
+    pub(super) fn apply(&mut self, description: Access) -> Result {
+        let bit = 1 << device(description.location)?;
         let (reads, writes) = match description.flags {
             ACCESS_NONE => (false, false),
             ACCESS_READ => (true, false),

@@ -7,7 +7,7 @@ use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{CUdevice, CUdeviceptr, CUmem_advise, CUmem_range_attribute, CUmemLocation, CUstream};
 
 use super::host;
-use super::layout::{Location, Place, read_array};
+use super::layout::{Place, read_array};
 use super::space::HostRange;
 use super::state::{Kind, STATE, State};
 use crate::error::{Result, write_out};
@@ -66,7 +66,7 @@ impl State {
 }
 
 fn place_of(device: CUdevice) -> Result<Place> {
-    if device == CPU { Ok(Place::Host) } else { Location::of_device(device).place() }
+    if device == CPU { Ok(Place::Host) } else { Place::of(CUmemLocation::of(device)) }
 }
 
 fn advise(start: u64, len: usize, advice: u32, place: impl FnOnce() -> Result<Place>) -> Result {
@@ -111,8 +111,7 @@ pub(crate) unsafe fn cuMemAdvise_v2(
     advice: CUmem_advise,
     location: CUmemLocation,
 ) -> Result {
-    let location = Location { kind: location.type_, id: location.id };
-    advise(start, len, advice, || location.place())
+    advise(start, len, advice, || Place::of(location))
 }
 
 fn prefetch(start: u64, len: usize, place: Place, stream: CUstream) -> Result {
@@ -142,8 +141,7 @@ pub(crate) unsafe fn cuMemPrefetchAsync_v2(
     if flags != 0 {
         return Err(INVALID);
     }
-    let location = Location { kind: location.type_, id: location.id };
-    prefetch(start, len, location.place()?, stream)
+    prefetch(start, len, Place::of(location)?, stream)
 }
 
 fn ordinal_or(place: Option<Place>, none: i32) -> i32 {
@@ -154,8 +152,8 @@ fn ordinal_or(place: Option<Place>, none: i32) -> i32 {
     }
 }
 
-fn location_of(place: Option<Place>) -> Location {
-    place.map_or(Location { kind: 0, id: 0 }, Location::of)
+fn location_of(place: Option<Place>) -> CUmemLocation {
+    place.map_or(CUmemLocation { type_: 0, id: 0 }, Place::location)
 }
 
 impl Advice {
@@ -166,9 +164,9 @@ impl Advice {
             2 => ordinal_or(self.preferred, NO_DEVICE),
             3 => return Ok(self.accessors(count)),
             4 => ordinal_or(self.prefetched_to, NO_DEVICE),
-            5 => location_of(self.preferred).kind.cast_signed(),
+            5 => location_of(self.preferred).type_.cast_signed(),
             6 => location_of(self.preferred).id,
-            7 => location_of(self.prefetched_to).kind.cast_signed(),
+            7 => location_of(self.prefetched_to).type_.cast_signed(),
             8 => location_of(self.prefetched_to).id,
             _ => return Err(INVALID),
         };

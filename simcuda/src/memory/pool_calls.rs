@@ -2,10 +2,11 @@
 
 use std::ffi::c_void;
 
+use cuda_abi::layout::{Access, PoolProperties};
 use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUmemPool_attribute, CUmemoryPool, CUstream};
 
-use super::layout::{AccessDescription, Location, PoolProperties, read_array, read_structure};
+use super::layout::{device, read_array, read_structure};
 use super::pool::{Gauge, Pool};
 use super::space::Right;
 use super::state::{Kind, STATE};
@@ -112,12 +113,12 @@ pub(crate) unsafe fn cuMemPoolCreate(
     if properties.handle_types & !ALL_HANDLE_TYPES != 0 {
         return Err(INVALID);
     }
-    let device = properties.location.device()?;
+    let device = device(properties.location)?;
     if properties.handle_types != 0 || properties.usage != 0 {
         // CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES says that there are none.
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
-    let handle = STATE.write().pools.create(device, properties.max_size_bytes as u64);
+    let handle = STATE.write().pools.create(device, properties.most_bytes as u64);
     // SAFETY: `out` is the caller's out parameter, checked above.
     unsafe { write_out(out, handle as CUmemoryPool) }
 }
@@ -164,9 +165,9 @@ pub(crate) unsafe fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) ->
 unsafe fn pool_device(location: *mut CUmemLocation, kind: u32) -> Result<i32> {
     process::machine()?;
     // SAFETY: the caller of this function vouches for it.
-    let location = unsafe { read_structure(location.cast::<Location>()) }?;
+    let location = unsafe { read_structure(location) }?;
     match kind {
-        PINNED => location.device(),
+        PINNED => device(location),
         2 => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
         _ => Err(INVALID),
     }
@@ -205,7 +206,7 @@ pub(crate) unsafe fn cuMemPoolSetAccess(
 ) -> Result {
     process::machine()?;
     // SAFETY: the caller passes an array of `count` descriptions or NULL.
-    let descriptions = unsafe { read_array(descriptions.cast::<AccessDescription>(), count) }?;
+    let descriptions = unsafe { read_array(descriptions.cast::<Access>(), count) }?;
     let mut state = STATE.write();
     let known = state.pools.get(pool as usize)?;
     let (device, mut rights) = (known.device, known.rights);
@@ -224,7 +225,7 @@ pub(crate) unsafe fn cuMemPoolGetAccess(
 ) -> Result {
     process::machine()?;
     // SAFETY: `location` is the caller's structure or NULL.
-    let device = unsafe { read_structure(location.cast::<Location>()) }?.device()?;
+    let device = device(unsafe { read_structure(location) }?)?;
     let flags = STATE.write().pools.get(pool as usize)?.rights.flags(device);
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, flags) }
@@ -249,7 +250,7 @@ impl Pool {
             9 => Value::Int(PINNED.cast_signed()),
             10 => Value::Int(0),
             11 => Value::Int(self.device),
-            12 => Value::Int(Location::of_device(self.device).kind.cast_signed()),
+            12 => Value::Int(CUmemLocation::of(self.device).type_.cast_signed()),
             13 => Value::Bytes(self.max_size_bytes),
             14 => Value::Int(0),
             _ => return None,

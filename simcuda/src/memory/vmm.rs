@@ -6,15 +6,14 @@ use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use cuda_abi::layout::{self, Properties};
 use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{
     CUdeviceptr, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemGenericAllocationHandle,
     CUmemLocation, CUmemRangeHandleType,
 };
 
-use super::layout::{
-    AccessDescription, AllocationProperties, DeviceRights, Location, read_array, read_structure,
-};
+use super::layout::{DeviceRights, device, read_array, read_structure};
 use super::segment::Segment;
 use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Target};
 use super::state::{STATE, State};
@@ -22,7 +21,7 @@ use crate::error::{Result, write_out};
 use crate::process;
 
 const PINNED: u32 = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32;
-const POSIX_DESCRIPTOR: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
+const POSIX_DESCRIPTOR: u32 = layout::POSIX_DESCRIPTOR.0;
 const FABRIC: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
 pub(super) const ALL_HANDLE_TYPES: u32 = 2 * FABRIC - 1;
 
@@ -87,11 +86,11 @@ impl State {
 }
 
 /// The device on which memory with these properties is to be.
-fn check_properties(properties: &AllocationProperties) -> Result<i32> {
+fn check_properties(properties: &Properties) -> Result<i32> {
     if properties.kind != PINNED || properties.handle_types & !ALL_HANDLE_TYPES != 0 {
         return Err(INVALID);
     }
-    let device = properties.location.device()?;
+    let device = device(properties.location)?;
     let asks_for_more = properties.usage != 0 || properties.is_rdma_capable != 0;
     if properties.handle_types & !POSIX_DESCRIPTOR != 0 || asks_for_more {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -106,7 +105,7 @@ pub(crate) unsafe fn cuMemGetAllocationGranularity(
 ) -> Result {
     process::machine()?;
     // SAFETY: `properties` is the caller's structure or NULL.
-    let properties = unsafe { read_structure(properties.cast::<AllocationProperties>()) }?;
+    let properties = unsafe { read_structure(properties.cast::<Properties>()) }?;
     check_properties(&properties)?;
     if option > sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED as u32 {
         return Err(INVALID);
@@ -160,7 +159,7 @@ pub(crate) unsafe fn cuMemCreate(
 ) -> Result {
     process::machine()?;
     // SAFETY: `properties` is the caller's structure or NULL.
-    let properties = unsafe { read_structure(properties.cast::<AllocationProperties>()) }?;
+    let properties = unsafe { read_structure(properties.cast::<Properties>()) }?;
     let size_bytes = size_bytes as u64;
     if out.is_null() || size_bytes == 0 || !size_bytes.is_multiple_of(PAGE_BYTES) || flags != 0 {
         return Err(INVALID);
@@ -206,18 +205,9 @@ pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
     process::machine()?;
     let state = STATE.read();
     let segment = &state.handle(handle)?.segment;
-    let properties = AllocationProperties {
-        kind: PINNED,
-        handle_types: segment.handle_types,
-        location: Location::of_device(segment.device),
-        win32: std::ptr::null_mut(),
-        compression: 0,
-        is_rdma_capable: 0,
-        usage: 0,
-        reserved: [0; 4],
-    };
+    let properties = Properties { handle_types: segment.handle_types, ..Properties::of(segment.device) };
     // SAFETY: `out` is the caller's out parameter, of the same layout.
-    unsafe { write_out(out.cast::<AllocationProperties>(), properties) }
+    unsafe { write_out(out.cast::<Properties>(), properties) }
 }
 
 /// Only descriptors, and only of memory that was created for it.
@@ -328,7 +318,7 @@ pub(crate) unsafe fn cuMemSetAccess(
 ) -> Result {
     process::machine()?;
     // SAFETY: the caller passes an array of `count` descriptions or NULL.
-    let descriptions = unsafe { read_array(descriptions.cast::<AccessDescription>(), count) }?;
+    let descriptions = unsafe { read_array(descriptions.cast::<layout::Access>(), count) }?;
     let mut state = STATE.write();
     let starts = state.whole_mappings(start, size_bytes as u64)?;
     // All descriptions are checked before the first mapping changes.
@@ -356,7 +346,7 @@ pub(crate) unsafe fn cuMemGetAccess(
 ) -> Result {
     process::machine()?;
     // SAFETY: `location` is the caller's structure or NULL.
-    let device = unsafe { read_structure(location.cast::<Location>()) }?.device()?;
+    let device = device(unsafe { read_structure(location) }?)?;
     let state = STATE.read();
     let (_, mapping) = state.mapping_at(address).ok_or(INVALID)?;
     let Access::Devices(rights) = mapping.access else { return Err(INVALID) };

@@ -10,7 +10,6 @@
 //! | `physical` | each piece of physical memory, where it is mapped, who may access it |
 //! | `away` | taking it off the device, bringing it back |
 //! | `placement` | where each piece is in the launcher's mirror |
-//! | `layout` | structures that programs pass |
 //! | `vmm` | programs that manage virtual memory themselves |
 //! | `pool` | memory that is allocated and freed in a stream's order |
 //! | `ipc` | memory of one process in another |
@@ -22,7 +21,6 @@ pub(in crate::cuda) mod block;
 pub(in crate::cuda) mod device;
 mod heap;
 pub(in crate::cuda) mod ipc;
-pub(in crate::cuda) mod layout;
 pub(in crate::cuda) mod peer;
 pub(in crate::cuda) mod physical;
 pub(in crate::cuda) mod placement;
@@ -34,6 +32,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ckpt_protocol::agent::{Counts, Region, RegionKind};
+use cuda_abi::layout;
 use cuda_abi::types::CUcontext;
 
 use super::capture;

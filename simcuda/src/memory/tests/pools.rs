@@ -1,11 +1,11 @@
 use std::ffi::c_void;
 
+use cuda_abi::layout::{Access, PoolProperties};
 use cuda_abi::sys;
-use cuda_abi::types::{CUmemoryPool, CUstream};
+use cuda_abi::types::{CUmemLocation, CUmemoryPool, CUstream};
 
 use super::*;
 use crate::dispatch;
-use crate::memory::layout::{AccessDescription, Location, PoolProperties};
 
 fn stream() -> CUstream {
     let mut stream = std::ptr::null_mut();
@@ -31,15 +31,7 @@ fn free_async(address: u64, stream: CUstream) -> Result {
 }
 
 fn properties(device: i32) -> PoolProperties {
-    PoolProperties {
-        kind: 1,
-        handle_types: 0,
-        location: Location::of_device(device),
-        win32: std::ptr::null_mut(),
-        max_size_bytes: 0,
-        usage: 0,
-        reserved: [0; 54],
-    }
+    PoolProperties::of(device)
 }
 
 fn create_with(properties: &PoolProperties) -> Result<CUmemoryPool> {
@@ -124,7 +116,7 @@ fn sizes_and_pools_are_checked() {
     assert_eq!(with(|properties| properties.reserved[3] = 1), INVALID);
     assert_eq!(with(|properties| properties.handle_types = 1), unsupported);
     assert_eq!(with(|properties| properties.handle_types = 32), INVALID);
-    assert_eq!(with(|properties| properties.location.kind = 3), unsupported);
+    assert_eq!(with(|properties| properties.location.type_ = 3), unsupported);
     assert_eq!(with(|properties| properties.location.id = 2), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
 }
 
@@ -185,7 +177,7 @@ fn what_exceeds_the_threshold_goes_back_at_a_synchronisation() {
 fn a_pool_has_a_limit_and_can_be_trimmed() {
     let _context = context();
     let stream = stream();
-    let pool = create_with(&PoolProperties { max_size_bytes: 4 * MIB, ..properties(0) }).unwrap();
+    let pool = create_with(&PoolProperties { most_bytes: 4 * MIB, ..properties(0) }).unwrap();
     set_attribute(pool, 4, u64::MAX).unwrap();
     let allocate = |size_bytes| {
         let mut address = 0;
@@ -246,7 +238,7 @@ fn access_of_other_devices() {
     synchronize(stream);
     assert!(span(address, 1).is_none());
     let set = |device, flags| {
-        let description = AccessDescription { location: Location::of_device(device), flags };
+        let description = Access { location: CUmemLocation::of(device), flags };
         let description = (&raw const description).cast::<sys::CUmemAccessDesc>();
         // SAFETY: one description, a local variable.
         unsafe { cuMemPoolSetAccess(pool, description, 1) }
@@ -255,7 +247,7 @@ fn access_of_other_devices() {
     assert!(span(address, 1).is_some_and(|span| span.writable) && is_accessible(address, 100, 1));
     assert_eq!(set(0, 0), INVALID, "the pool's own device");
     let mut flags = 0;
-    let mut location = Location::of_device(1);
+    let mut location = CUmemLocation::of(1);
     // SAFETY: all are local variables.
     unsafe { cuMemPoolGetAccess(&raw mut flags, pool, (&raw mut location).cast()) }.unwrap();
     assert_eq!(flags, 3);

@@ -2,10 +2,11 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 
+use cuda_abi::layout::{self, Properties};
 use cuda_abi::sys;
+use cuda_abi::types::CUmemLocation;
 
 use super::*;
-use crate::memory::layout::{AccessDescription, AllocationProperties, Location};
 
 pub(super) fn reserve(size_bytes: u64) -> Result<u64> {
     reserve_at(size_bytes, 0, 0)
@@ -22,20 +23,11 @@ pub(super) fn release_range(address: u64, size_bytes: u64) -> Result {
     unsafe { cuMemAddressFree(address, size_bytes as usize) }
 }
 
-fn properties(handle_types: u32) -> AllocationProperties {
-    AllocationProperties {
-        kind: 1,
-        handle_types,
-        location: Location::of_device(0),
-        win32: std::ptr::null_mut(),
-        compression: 0,
-        is_rdma_capable: 0,
-        usage: 0,
-        reserved: [0; 4],
-    }
+fn properties(handle_types: u32) -> Properties {
+    Properties { handle_types, ..Properties::of(0) }
 }
 
-fn create_with(size_bytes: u64, properties: &AllocationProperties) -> Result<u64> {
+fn create_with(size_bytes: u64, properties: &Properties) -> Result<u64> {
     let mut handle = 0;
     let properties = (&raw const *properties).cast::<sys::CUmemAllocationProp>();
     // SAFETY: all are local variables, of the layout that the call expects.
@@ -66,7 +58,7 @@ pub(super) fn unmap(address: u64, size_bytes: u64) -> Result {
 }
 
 pub(super) fn set_access(address: u64, size_bytes: u64, device: i32, flags: u32) -> Result {
-    let description = AccessDescription { location: Location::of_device(device), flags };
+    let description = layout::Access { location: CUmemLocation::of(device), flags };
     let description = (&raw const description).cast::<sys::CUmemAccessDesc>();
     // SAFETY: one description, a local variable.
     unsafe { cuMemSetAccess(address, size_bytes as usize, description, 1) }
@@ -74,8 +66,8 @@ pub(super) fn set_access(address: u64, size_bytes: u64, device: i32, flags: u32)
 
 fn get_access(address: u64, device: i32) -> Result<u64> {
     let mut flags = 0;
-    let location = Location::of_device(device);
-    let location = (&raw const location).cast::<cuda_abi::types::CUmemLocation>();
+    let location = CUmemLocation::of(device);
+    let location = &raw const location;
     // SAFETY: all are local variables.
     unsafe { cuMemGetAccess(&raw mut flags, location, address) }.map(|()| flags)
 }
@@ -106,7 +98,7 @@ pub(super) fn import(descriptor: i32) -> Result<u64> {
 #[test]
 fn granularity_is_two_mebibytes() {
     let _context = context();
-    let get = |properties: &AllocationProperties, option| {
+    let get = |properties: &Properties, option| {
         let mut granularity = 0;
         let properties = (&raw const *properties).cast();
         // SAFETY: all are local variables.
@@ -116,14 +108,14 @@ fn granularity_is_two_mebibytes() {
     assert_eq!(get(&properties(0), 0), Ok(2 * MIB));
     assert_eq!(get(&properties(1), 1), Ok(2 * MIB));
     assert_eq!(get(&properties(0), 2).map(|_| ()), INVALID);
-    let elsewhere = AllocationProperties { location: Location::of_device(2), ..properties(0) };
+    let elsewhere = Properties { location: CUmemLocation::of(2), ..properties(0) };
     assert_eq!(get(&elsewhere, 0), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
 }
 
 #[test]
 fn properties_are_checked() {
     let _context = context();
-    let with = |change: fn(&mut AllocationProperties)| {
+    let with = |change: fn(&mut Properties)| {
         let mut properties = properties(0);
         change(&mut properties);
         create_with(PAGE, &properties).map(|handle| release(handle).unwrap())
@@ -134,10 +126,10 @@ fn properties_are_checked() {
     assert_eq!(with(|properties| properties.kind = 77), INVALID);
     assert_eq!(with(|properties| properties.handle_types = 16), INVALID);
     assert_eq!(with(|properties| properties.handle_types = 8), unsupported);
-    assert_eq!(with(|properties| properties.location.kind = 0), INVALID);
-    assert_eq!(with(|properties| properties.location.kind = 2), unsupported);
-    assert_eq!(with(|properties| properties.location.kind = 3), unsupported);
-    assert_eq!(with(|properties| properties.location.kind = 1000), INVALID);
+    assert_eq!(with(|properties| properties.location.type_ = 0), INVALID);
+    assert_eq!(with(|properties| properties.location.type_ = 2), unsupported);
+    assert_eq!(with(|properties| properties.location.type_ = 3), unsupported);
+    assert_eq!(with(|properties| properties.location.type_ = 1000), INVALID);
     assert_eq!(with(|properties| properties.location.id = -1), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
     assert_eq!(create(0).map(|_| ()), INVALID);
     assert_eq!(create(PAGE - 1).map(|_| ()), INVALID);

@@ -1,51 +1,69 @@
-//! Structures that programs pass, with plain integers where C has enums and pointers: a program may put any number
-//! there. Layouts are those of `cuda.h`, which the assertions below hold against cudarc's.
+//! Structures of virtual memory management that programs pass, with plain integers where C has enums and pointers: a
+//! program may put any number there. Layouts are those of `cuda.h`, which the assertions below hold against cudarc's.
 
-use std::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 
-use cuda_abi::sys;
-use cuda_abi::types::{CUmemAllocationHandleType, CUmemLocation};
+use crate::sys;
+use crate::types::{CUmemAllocationHandleType, CUmemLocation};
 
-pub(in crate::cuda) const POSIX_DESCRIPTOR: CUmemAllocationHandleType =
+/// The kind of handle by which physical memory is passed as a file descriptor.
+pub const POSIX_DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-const DEVICE: u32 = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32;
-const PINNED: u32 = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32;
-const NONE: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE as u32;
-const READ_WRITE: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32;
+const DEVICE: c_uint = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_uint;
+const PINNED: c_uint = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as c_uint;
+const NONE: c_uint = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE as c_uint;
+const READ_WRITE: c_uint = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint;
 
 /// `CUmemAllocationProp`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cuda) struct Properties {
-    pub kind: u32,
-    pub handle_types: u32,
+pub struct Properties {
+    /// `CUmemAllocationType`.
+    pub kind: c_uint,
+    /// Bits of `CUmemAllocationHandleType`.
+    pub handle_types: c_uint,
+    /// Where it is.
     pub location: CUmemLocation,
+    /// A pointer, of use on Windows only.
     pub win32: usize,
+    /// Whether it may be compressed.
     pub compression: u8,
+    /// Whether network cards may read and write it.
     pub is_rdma_capable: u8,
+    /// What it is to be used for.
     pub usage: u16,
+    /// To be 0.
     pub reserved: [u8; 4],
 }
 
 /// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cuda) struct Access {
+pub struct Access {
+    /// Who accesses.
     pub location: CUmemLocation,
-    pub flags: u32,
+    /// `CUmemAccess_flags`.
+    pub flags: c_uint,
 }
 
 /// `CUmemPoolProps`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cuda) struct PoolProperties {
-    pub kind: u32,
-    pub handle_types: u32,
+pub struct PoolProperties {
+    /// `CUmemAllocationType`.
+    pub kind: c_uint,
+    /// Bits of `CUmemAllocationHandleType`.
+    pub handle_types: c_uint,
+    /// Where it is.
     pub location: CUmemLocation,
+    /// A pointer, of use on Windows only.
     pub win32: usize,
+    /// As large as it may become; 0 without a limit.
     pub most_bytes: usize,
+    /// What it is to be used for.
     pub usage: u16,
+    /// To be 0.
     pub reserved: [u8; 54],
 }
 
@@ -53,13 +71,20 @@ const _: () = assert!(size_of::<PoolProperties>() == size_of::<sys::CUmemPoolPro
 const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemAllocationProp>());
 const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
 
+impl CUmemLocation {
+    /// A device.
+    pub fn of(device: c_int) -> Self {
+        Self { type_: DEVICE, id: device }
+    }
+}
+
 impl Properties {
     /// Those of memory as cuMemAlloc gives it.
     pub fn of(device: c_int) -> Self {
         Self {
             kind: PINNED,
             handle_types: 0,
-            location: CUmemLocation { type_: DEVICE, id: device },
+            location: CUmemLocation::of(device),
             win32: 0,
             compression: 0,
             is_rdma_capable: 0,
@@ -75,6 +100,19 @@ impl Properties {
 }
 
 impl PoolProperties {
+    /// Those of a pool of a device's plain memory.
+    pub fn of(device: c_int) -> Self {
+        Self {
+            kind: PINNED,
+            handle_types: 0,
+            location: CUmemLocation::of(device),
+            win32: 0,
+            most_bytes: 0,
+            usage: 0,
+            reserved: [0; 54],
+        }
+    }
+
     /// Whether they are of a pool of a device's plain memory, which no other process can use.
     pub fn is_plain(&self) -> bool {
         self.kind == PINNED && self.location.type_ == DEVICE && self.handle_types == 0 && self.usage == 0
@@ -84,7 +122,7 @@ impl PoolProperties {
 impl Access {
     /// Read and write for a device.
     pub fn of(device: c_int) -> Self {
-        Self { location: CUmemLocation { type_: DEVICE, id: device }, flags: READ_WRITE }
+        Self { location: CUmemLocation::of(device), flags: READ_WRITE }
     }
 
     /// None at all for a device.
