@@ -207,6 +207,7 @@ impl Kept {
         loop {
             match agent.hear() {
                 FromAgent::Drained { .. } => agent.say(&ToAgent::AllDrained { is_so: true }),
+                FromAgent::Withdraw { .. } => agent.say(&ToAgent::Withdrawn),
                 FromAgent::Park { count } => {
                     let received = descriptors::receive(agent.stream.as_fd(), count).expect("received");
                     self.parked.extend(received.into_iter().map(Some));
