@@ -103,7 +103,7 @@ enum Driver {
 /// A mirror, and the contexts that it needs for as long as it is pinned.
 struct Pinned {
     mirror: Mirror,
-    contexts: BTreeMap<c_int, context::OnDevice>,
+    contexts: Vec<context::OnDevice>,
 }
 
 impl Pinned {
@@ -111,9 +111,21 @@ impl Pinned {
         delivered: Delivered,
         how: fn(OwnedFd, u64, &[CUcontext]) -> Result<Mirror, String>,
     ) -> Result<Self, String> {
-        let contexts = contexts_of_devices(&devices());
-        let handles: Vec<CUcontext> = contexts.values().map(context::OnDevice::context).collect();
+        let (contexts, handles) = Self::contexts();
         Ok(Self { mirror: how(delivered.file, delivered.bytes, &handles)?, contexts })
+    }
+
+    /// Makes one that was kept ready to be captured to.
+    fn get_ready(&mut self) {
+        let (contexts, handles) = Self::contexts();
+        self.mirror.get_ready(&handles);
+        self.contexts.extend(contexts);
+    }
+
+    fn contexts() -> (Vec<context::OnDevice>, Vec<CUcontext>) {
+        let contexts: Vec<_> = contexts_of_devices(&devices()).into_values().collect();
+        let handles = contexts.iter().map(context::OnDevice::context).collect();
+        (contexts, handles)
     }
 
     fn unpin(&mut self) -> Result<(), String> {
@@ -160,21 +172,25 @@ impl Gpu {
             self.stale.extend(self.kept.take());
             self.mirror_id = mirror.id;
         }
-        match self.kept.take() {
-            Some(kept) if kept.mirror.bytes() == mirror.bytes => self.mirror = Some(kept),
+        self.mirror = Some(match self.kept.take() {
+            Some(mut kept) if kept.mirror.bytes() == mirror.bytes => {
+                kept.get_ready();
+                kept
+            }
             other => {
                 self.stale.extend(other);
-                self.mirror = Some(Pinned::new(mirror, Mirror::stage)?);
+                Pinned::new(mirror, Mirror::stage)?
             }
-        }
+        });
         faults::hit("staged");
         Ok(())
     }
 
     /// The mirror is not used until it is staged again.
     pub fn unstage(&mut self) {
-        if let Some(mirror) = self.mirror.take() {
-            self.stale.extend(self.kept.replace(mirror));
+        match self.mirror.take() {
+            Some(mirror) if mirror.mirror.is_pinned() => self.stale.extend(self.kept.replace(mirror)),
+            other => self.stale.extend(other),
         }
     }
 

@@ -82,6 +82,10 @@ impl Memory {
         Ok(())
     }
 
+    pub fn is_pinned(&self) -> bool {
+        self.pinned_in.is_some()
+    }
+
     fn start(&self) -> *mut c_void {
         self.map.as_mut_ptr().cast()
     }

@@ -73,17 +73,23 @@ impl Mirror {
     /// Why it cannot be mapped.
     pub fn stage(file: OwnedFd, bytes: u64, contexts: &[CUcontext]) -> Result<Self, String> {
         let mut mirror = Self::map(file, bytes, contexts)?;
+        mirror.get_ready(contexts);
+        Ok(mirror)
+    }
+
+    /// Gets ready again what an attempt has given up.
+    pub fn get_ready(&mut self, contexts: &[CUcontext]) {
         let _relaxed = Relaxed::begin();
-        if worth::is_ruled_out() {
-            return Ok(mirror);
-        }
+        self.hashers.retain(Hasher::is_alive);
         for context in contexts {
+            if worth::is_ruled_out() || self.hashers.iter().any(|hasher| hasher.context() == *context) {
+                continue;
+            }
             match Hasher::new(*context) {
-                Ok(hasher) => mirror.hashers.push(hasher),
-                Err(reason) => mirror.shortcomings.push(format!("what has changed is not known: {reason}")),
+                Ok(hasher) => self.hashers.push(hasher),
+                Err(reason) => self.shortcomings.push(format!("what has changed is not known: {reason}")),
             }
         }
-        Ok(mirror)
     }
 
     /// What is slower than it could be and why, for people who look for the reason.
@@ -162,6 +168,11 @@ impl Mirror {
                 self.memory.bytes()
             )),
         }
+    }
+
+    /// Whether copies go as fast as they can.
+    pub fn is_pinned(&self) -> bool {
+        self.memory.is_pinned()
     }
 
     /// Its size, in bytes.
