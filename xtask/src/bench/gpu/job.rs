@@ -36,15 +36,15 @@ pub enum Way {
 
 /// What a checkpoint took, seconds. What is left of the stall is the dump, and coming back. Of several processes, the
 /// longest of each.
-#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, Serialize)]
 pub struct Stall {
     pub stall_s: f64,
     pub drain_s: f64,
     pub capture_s: f64,
     pub release_s: f64,
     pub driver_s: f64,
-    /// Sum over the processes.
-    pub changed_bytes: u64,
+    /// Sum over the processes; `None` if it was not looked for.
+    pub changed_bytes: Option<u64>,
 }
 
 /// The parts of what `ckpt-run checkpoint --json` and `ckpt-run show --json` say that are used.
@@ -75,7 +75,7 @@ struct Times {
 
 #[derive(Deserialize)]
 struct Region {
-    changed_bytes: u64,
+    changed_bytes: Option<u64>,
 }
 
 /// A job that runs; it is killed when this is dropped.
@@ -138,7 +138,10 @@ impl<'b> Job<'b> {
             capture_s: longest(|times| times.capture_s),
             release_s: longest(|times| times.release_s),
             driver_s: longest(|times| times.driver_s),
-            changed_bytes: regions.map(|region| region.changed_bytes).sum(),
+            changed_bytes: regions
+                .map(|region| region.changed_bytes)
+                .reduce(|sum, bytes| Some(sum? + bytes?))
+                .flatten(),
         })
     }
 
