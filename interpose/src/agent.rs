@@ -523,6 +523,8 @@ mod tests {
         Whole,
         /// Parks two pieces of memory, and fetches them again.
         Parking,
+        /// Does so too, and is then too late.
+        Late,
         /// Gives its time as the reason.
         Tainted,
         Lost,
@@ -558,11 +560,14 @@ mod tests {
             match self.kind {
                 Kind::Tainted => return Err(format!("not in {timeout:?}").into()),
                 Kind::Mistaken => panic!("a mistake"),
-                Kind::Parking if park => {
+                Kind::Parking | Kind::Late if park => {
                     let files = [file("one"), file("two")];
                     let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
                     let (answer, _) = link.ask(&FromAgent::Park { count: 2 }, &borrowed).expect("an answer");
                     assert_eq!(answer, ToAgent::Parked { is_kept: true });
+                    if self.kind == Kind::Late {
+                        return Err("too late".to_owned().into());
+                    }
                 }
                 _ => {}
             }
@@ -745,6 +750,23 @@ mod tests {
         assert_eq!(hear(&mut stream), back(1));
         let done = launcher.ends(stream);
         assert_eq!(done, ["detach 700", "unstage", "attach None", "onetwo", "unstage"]);
+    }
+
+    /// A launcher that has given an attempt up does not wait for its end.
+    #[test]
+    fn what_is_said_while_an_answer_is_waited_for_is_heard_later() {
+        let launcher = Launcher::of(Kind::Late);
+        let (mut stream, _) = launcher.welcomes();
+        quiesce(&mut stream, 1);
+        assert_eq!(hear(&mut stream), FromAgent::Park { count: 2 });
+        tell(&mut stream, &ToAgent::Unstage { attempt: 1 });
+        tell(&mut stream, &ToAgent::Prepare { attempt: 2 });
+        descriptors::receive(stream.as_fd(), 2).expect("received");
+        tell(&mut stream, &ToAgent::Parked { is_kept: true });
+        let failed = FromAgent::Failed { attempt: 1, reason: "too late".into(), is_lost: false };
+        assert_eq!(hear(&mut stream), failed);
+        assert_eq!(hear(&mut stream), FromAgent::Needs { attempt: 2, mirror_bytes: 4096 });
+        assert_eq!(launcher.ends(stream), ["unstage", "unstage"]);
     }
 
     #[test]
