@@ -358,7 +358,7 @@ pub(super) unsafe fn cuDevicePrimaryCtxRelease_v2(
 }
 
 /// What is in the context goes; the context itself stays as long as it is retained (CUDA driver API reference,
-/// cuDevicePrimaryCtxReset: "Resetting the primary context does not release it").
+/// cuDevicePrimaryCtxReset).
 ///
 /// # Safety
 /// As for the driver's.

@@ -16,27 +16,38 @@ fn driver_path() -> PathBuf {
     path
 }
 
-/// Runs the body of the calling test, whose name with its modules is `test`, in a process that has initialised the
-/// driver.
+/// The same test once more, in a process of its own with these settings. Whether this is that process, which has the
+/// driver loaded then. `test` is the calling test's name with its modules.
+pub fn is_alone(test: &str, settings: &[(&str, &str)]) -> bool {
+    if std::env::var(ALONE).is_ok_and(|alone| alone == test) {
+        load_driver();
+        return true;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(std::env::current_exe().expect("this test's path"));
+    command.args([test, "--exact", "--include-ignored", "--nocapture"]).env(ALONE, test);
+    command.env_remove("CKPT_CAPTURE").env("SIMCUDA_DIR", directory.path()).envs(settings.iter().copied());
+    let output = command.output().expect("started");
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{test} on its own:\n{said}\n{errors}");
+    print!("{said}");
+    false
+}
+
+/// Runs the body of the calling test in a process whose program has initialised the driver.
 pub fn alone(test: &str, body: impl FnOnce()) {
-    if std::env::var_os(ALONE).is_some() {
-        let path = driver_path();
-        let name = CString::new(path.as_os_str().as_encoded_bytes()).expect("a path");
-        // SAFETY: the path is NUL-terminated; simcuda's constructors may run at any time.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
-        assert!(!handle.is_null(), "{} does not load", path.display());
+    if is_alone(test, &[("SIMCUDA_MEMORY", "64MiB"), ("SIMCUDA_DEVICES", "2")]) {
         super::activate();
         // SAFETY: it takes a number.
         assert_eq!(unsafe { exports::cuInit(0) }, 0);
         body();
-        return;
     }
-    let directory = tempfile::tempdir().expect("a directory");
-    let mut command = Command::new(std::env::current_exe().expect("this test's path"));
-    command.args(["--exact", test]).env(ALONE, "1");
-    command.env("SIMCUDA_DIR", directory.path()).env("SIMCUDA_MEMORY", "64MiB").env("SIMCUDA_DEVICES", "2");
-    let output = command.output().expect("started");
-    let said =
-        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+fn load_driver() {
+    let path = driver_path();
+    let name = CString::new(path.as_os_str().as_encoded_bytes()).expect("a path");
+    // SAFETY: the path is NUL-terminated; simcuda's constructors may run at any time.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    assert!(!handle.is_null(), "{} does not load", path.display());
 }

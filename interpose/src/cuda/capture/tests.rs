@@ -3,57 +3,32 @@
 
 mod measure;
 
-use std::ffi::{CString, c_int};
+use std::ffi::c_int;
 use std::fs::File;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::ptr::null_mut;
 
 use cuda_abi::sys;
 use cuda_abi::types::{CUgraph, CUstream, CUstreamCaptureMode};
 
-use super::super::driver;
+use super::super::{driver, testing};
 use super::copy::Stream;
 use super::hash::CHUNK_BYTES;
 use super::hash::tests::model;
 use super::*;
 
 const CHUNK: usize = CHUNK_BYTES as usize;
-const ALONE: &str = "CKPT_TEST_ALONE";
 
 /// Runs the test of that name once more, in a process of its own with these settings and a driver. Whether this is that
 /// process.
 pub(super) fn is_on_gpu(test: &str, settings: &[(&str, &str)]) -> bool {
-    let test = format!("cuda::capture::tests::{test}");
-    if std::env::var(ALONE).is_ok_and(|alone| alone == test) {
-        load_driver();
-        return true;
+    let is_alone = testing::is_alone(&format!("cuda::capture::tests::{test}"), settings);
+    if is_alone {
+        activate();
+        // SAFETY: cuInit has no preconditions.
+        told("cuInit", unsafe { driver::cuInit(0) }).expect("cuInit");
     }
-    let directory = tempfile::tempdir().expect("a directory");
-    let mut command = Command::new(std::env::current_exe().expect("this test's path"));
-    command.args([&test, "--exact", "--include-ignored", "--nocapture"]).env(ALONE, &test);
-    command.env_remove("CKPT_CAPTURE").env("SIMCUDA_DIR", directory.path()).envs(settings.iter().copied());
-    let output = command.output().expect("started");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{test} on its own:\n{text}\n{errors}");
-    print!("{text}");
-    false
-}
-
-fn load_driver() {
-    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/simcuda/libcuda.so.1");
-    let path = std::env::var_os("CKPT_TEST_LIBCUDA").map_or_else(default, PathBuf::from);
-    assert!(path.is_file(), "{} is not there: call `cargo xtask test`", path.display());
-    let name = CString::new(path.into_os_string().into_vec()).expect("a path");
-    // SAFETY: the name is NUL-terminated; nothing is called yet.
-    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    assert!(!handle.is_null(), "the driver does not load");
-    activate();
-    // SAFETY: cuInit has no preconditions.
-    told("cuInit", unsafe { driver::cuInit(0) }).expect("cuInit");
+    is_alone
 }
 
 fn context_on(device: c_int) -> CUcontext {
