@@ -104,7 +104,7 @@ fn failed(call: &str, result: CUresult) -> String {
 /// Takes pieces off the device. All work on them has ended.
 ///
 /// # Errors
-/// The driver refuses; what was taken off so far is brought back by [`bring_back`].
+/// The driver refuses; what was taken off so far is brought back by the functions below.
 pub(in crate::cuda) fn take_off(ids: &[Id]) -> Result<(), String> {
     for id in ids {
         let (handle, mappings) = {
