@@ -2,7 +2,7 @@
 //!
 //! | tool | found | else, on Debian and Ubuntu as root |
 //! |---|---|---|
-//! | CRIU | on `PATH`, if new enough and `criu check` passes | a newer suite's packages, unpacked into a prefix ([`criu`]) |
+//! | CRIU | on `PATH`, if new enough and `criu check` passes | a newer suite's packages, unpacked into a prefix ([`mod@criu`]) |
 //! | PyTorch | `/usr/bin/python3 -c 'import torch'` | the system's package `python3-torch` ([`python`]) |
 //! | uvloop | - | PyPI's wheel, in a virtual environment ([`python`]) |
 //! | cuda-bindings, numba-cuda | - | PyPI's wheels, likewise |
