@@ -9,6 +9,8 @@ use crate::{process, tools, workspace};
 
 /// How long `--full` stresses the gate, in seconds; interpose/tests/stress.rs has a shorter time of its own.
 const STRESS_S: &str = "60";
+/// How often `--full` kills each job on a GPU; tests/tests/gpu_jobs.rs has a smaller number of its own.
+const KILLS: &str = "20";
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -42,7 +44,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     test.envs(tools.env()).env("CKPT_TEST_BIN", workspace::target_dir()?.join("debug/ckpt-run"));
     test.env("CKPT_TEST_LIBCUDA", libcuda);
     if let Some(rootfs) = rootfs {
-        test.env("CKPT_TEST_ROOTFS", rootfs).env("CKPT_TEST_STRESS_S", STRESS_S);
+        test.env("CKPT_TEST_ROOTFS", rootfs)
+            .env("CKPT_TEST_STRESS_S", STRESS_S)
+            .env("CKPT_TEST_KILLS", KILLS);
     }
     let status = test.status().context("could not start cargo test")?;
     Ok(process::exit_code(status))
