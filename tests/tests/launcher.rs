@@ -388,11 +388,14 @@ impl Terminal {
         let open = || fs::File::options().read(true).write(true).open(&self.slave).unwrap();
         command.stdin(open()).stdout(open()).stderr(open());
         let take_terminal = || {
+            // Whoever runs the tests in the background has it ignored, and a shell leaves it so.
+            // SAFETY: the default action is no function.
+            unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
             rustix::process::setsid()?;
             rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
             Ok(())
         };
-        // SAFETY: two system calls, allowed between fork and exec.
+        // SAFETY: three system calls, allowed between fork and exec.
         unsafe { command.pre_exec(take_terminal) };
         let child = command.spawn().unwrap();
         let said = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
