@@ -41,6 +41,7 @@ use std::time::Duration;
 use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, PROTOCOL_VERSION, ToAgent};
 use ckpt_protocol::frame::FrameError;
 
+use crate::cuda::activity::Activity;
 use crate::cuda::{Delivered, Refusal};
 use crate::link::{self, Conversation, Link};
 use crate::socket::{Address, Socket};
@@ -190,6 +191,8 @@ extern "C" fn main_thread_ends(_: *mut c_void) {
 
 /// The state of the process on its GPUs, as far as the agent has to do with it.
 trait Gpu {
+    /// See [`cuda::activity::look`].
+    fn activity(&self) -> Activity;
     /// See [`cuda::Gpu::mirror_bytes`].
     fn mirror_bytes(&mut self) -> u64;
     /// See [`cuda::Gpu::stage`].
@@ -213,6 +216,10 @@ trait Gpu {
 }
 
 impl Gpu for cuda::Gpu {
+    fn activity(&self) -> Activity {
+        cuda::activity::look()
+    }
+
     fn mirror_bytes(&mut self) -> u64 {
         self.mirror_bytes()
     }
@@ -387,6 +394,10 @@ fn converse(found: &Found, away: &mut Option<Absence>, started_ticks: &mut u64, 
                 gpu.unstage();
                 None
             }
+            Ok(ToAgent::Look) => {
+                let Activity { calls, is_waiting } = gpu.activity();
+                Some(FromAgent::Activity { calls, is_waiting })
+            }
             Ok(ToAgent::Quiesce { attempt, timeout_ms, park }) => {
                 Some(quiesce(attempt, timeout_ms, park, &mut conversation, gpu))
             }
@@ -471,6 +482,7 @@ fn greet(
         exe: process::exe(),
         away: away.map(|absence| absence.attempt),
         is_detached,
+        tells_activity: true,
     };
     say(socket, &FromAgent::Hello(hello))?;
     hear(socket)
@@ -537,6 +549,10 @@ mod tests {
     }
 
     impl Gpu for Played {
+        fn activity(&self) -> Activity {
+            Activity { calls: 6, is_waiting: true }
+        }
+
         fn mirror_bytes(&mut self) -> u64 {
             4096
         }
@@ -760,11 +776,13 @@ mod tests {
         quiesce(&mut stream, 1);
         assert_eq!(hear(&mut stream), FromAgent::Park { count: 2 });
         tell(&mut stream, &ToAgent::Unstage { attempt: 1 });
+        tell(&mut stream, &ToAgent::Look);
         tell(&mut stream, &ToAgent::Prepare { attempt: 2 });
         descriptors::receive(stream.as_fd(), 2).expect("received");
         tell(&mut stream, &ToAgent::Parked { is_kept: true });
         let failed = FromAgent::Failed { attempt: 1, reason: "too late".into(), is_lost: false };
         assert_eq!(hear(&mut stream), failed);
+        assert_eq!(hear(&mut stream), FromAgent::Activity { calls: 6, is_waiting: true });
         assert_eq!(hear(&mut stream), FromAgent::Needs { attempt: 2, mirror_bytes: 4096 });
         assert_eq!(launcher.ends(stream), ["unstage", "unstage"]);
     }

@@ -52,7 +52,7 @@ pub fn follow(socket: &[u8]) {
 }
 
 /// This library's path, as `LD_PRELOAD` has it.
-fn own_path() -> Option<&'static CStr> {
+pub fn own_path() -> Option<&'static CStr> {
     let path = elf::library_of(own_path as *const c_void)?.dli_fname;
     // SAFETY: the name of a loaded library is a NUL-terminated string that lives as long as the library.
     (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })

@@ -2,6 +2,7 @@
 //!
 //! | module | does |
 //! |---|---|
+//! | `auto` | hands the first process of a container over to ckpt-run (`CKPT_AUTO`) |
 //! | `agent` | the thread that answers the launcher, and its life over checkpoint, restore and fork |
 //! | `cuda` | stands in front of the CUDA driver and of NCCL, and takes the driver's state off the GPU for a dump |
 //! | `exec` | keeps programs in the job that are started with another environment |
@@ -11,14 +12,16 @@
 //! | `process` | what a process can say of itself without `std::env` |
 //!
 //! The library is a guest. Beside names of the driver and of NCCL, `dlsym` and the exec family it exports nothing; it
-//! prints nothing, takes no signal, leaves the low descriptor numbers to the application, and where anything fails it
-//! falls silent: the job then runs as it would have run alone. Without [`ckpt_protocol::agent::SOCKET_VARIABLE`] in the
-//! environment, and in a program that runs with more rights than its user (`AT_SECURE`), it does nothing from the start.
+//! prints nothing (but why a hand-over failed), takes no signal, leaves the low descriptor numbers to the application,
+//! and where anything fails it falls silent: the job then runs as it would have run alone. Without
+//! [`ckpt_protocol::agent::SOCKET_VARIABLE`] and [`ckpt_protocol::agent::AUTO_VARIABLE`] in the environment, and in a
+//! program that runs with more rights than its user (`AT_SECURE`), it does nothing from the start.
 
 #[cfg(panic = "abort")]
 compile_error!("a panic in here must never end the job: build the interposer with unwinding");
 
 mod agent;
+mod auto;
 mod cuda;
 mod exec;
 mod fork;
@@ -44,11 +47,11 @@ fn begin() {
     if process::is_privileged() {
         return;
     }
-    let Some(path) = process::variable(SOCKET_VARIABLE.as_bytes()) else { return };
-    let Some(address) = socket::Address::new(path) else { return };
     // This library has a standard library of its own, so the hook sees our panics only, none of a program
     // that is written in Rust too. The default one would write to the job's stderr.
     set_hook(Box::new(|_| {}));
+    let Some(path) = process::variable(SOCKET_VARIABLE.as_bytes()) else { return auto::hand_over() };
+    let Some(address) = socket::Address::new(path) else { return };
     cuda::activate();
     exec::follow(path);
     agent::install(address);

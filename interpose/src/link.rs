@@ -43,9 +43,10 @@ impl Link for Conversation<'_> {
         self.socket.send(with).ok()?;
         loop {
             match hear(self.socket).ok()? {
-                unasked @ (ToAgent::Prepare { .. } | ToAgent::Unstage { .. } | ToAgent::Quiesce { .. }) => {
-                    self.unheard.push_back(unasked);
-                }
+                unasked @ (ToAgent::Prepare { .. }
+                | ToAgent::Unstage { .. }
+                | ToAgent::Quiesce { .. }
+                | ToAgent::Look) => self.unheard.push_back(unasked),
                 answer => {
                     let descriptors = self.socket.receive(answer.descriptors()).ok()?;
                     return Some((answer, descriptors));

@@ -2,7 +2,7 @@
 //!
 //! `std::env` is left alone: it takes a lock that a `fork` in another thread could leave locked for ever.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
@@ -20,31 +20,44 @@ pub fn is_privileged() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// The value of an environment variable, as the environment is at the program's start.
+/// The environment at the program's start.
 ///
-/// To be called from the constructor only: nothing else may be changing the environment.
-pub fn variable(name: &[u8]) -> Option<&'static [u8]> {
+/// To be used in the constructor only: nothing else may be changing the environment.
+pub fn environment() -> impl Iterator<Item = &'static CStr> {
     // SAFETY: reading a pointer that the C library keeps initialised; at this time no other thread exists
     // that could be writing it.
     let mut entry = unsafe { environ };
-    if entry.is_null() {
-        return None;
-    }
-    loop {
-        // SAFETY: `entry` is within environ's array, as the loop stops at the null pointer that ends it.
+    std::iter::from_fn(move || {
+        if entry.is_null() {
+            return None;
+        }
+        // SAFETY: `entry` is within environ's array, as it stays at the null pointer that ends it.
         let text = unsafe { *entry };
         if text.is_null() {
             return None;
         }
+        entry = entry.wrapping_add(1);
         // SAFETY: the entries are NUL-terminated strings. They live as long as the process: they lie on the
         // initial stack, which is never given back.
-        let text = unsafe { CStr::from_ptr(text) }.to_bytes();
-        if let Some(value) = text.strip_prefix(name).and_then(|rest| rest.strip_prefix(b"=")) {
-            return Some(value);
-        }
-        // SAFETY: the entry was not the null pointer that ends the array, so one more follows.
-        entry = unsafe { entry.add(1) };
-    }
+        Some(unsafe { CStr::from_ptr(text) })
+    })
+}
+
+/// The value of an environment variable, as the environment is at the program's start.
+///
+/// To be called from the constructor only: nothing else may be changing the environment.
+pub fn variable(name: &[u8]) -> Option<&'static [u8]> {
+    environment().find_map(|entry| entry.to_bytes().strip_prefix(name)?.strip_prefix(b"="))
+}
+
+/// Takes a variable out of the environment, which the program and those below it then do not have.
+///
+/// To be called from the constructor only: nothing else may be using the environment.
+pub fn forget_variable(name: &str) {
+    let Ok(name) = CString::new(name) else { return };
+    // SAFETY: a NUL-terminated name; no other thread exists. The C library moves the pointers behind it up, in the
+    // array that `main` is given too.
+    unsafe { libc::unsetenv(name.as_ptr()) };
 }
 
 /// This process's start in clock ticks since boot, if `/proc` has it.

@@ -3,14 +3,18 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use ckpt_protocol::agent::{FromAgent, GpuReport, RegionKind, ToAgent};
+use ckpt_protocol::agent::{FromAgent, GpuReport, GraphMemory, Region, RegionFlags, RegionKind, ToAgent};
+use ckpt_protocol::{descriptors, frame};
 use common::launcher::{Agent, Kept, Launcher};
 use common::program::{self, Program};
 
 const MIB: u64 = 1 << 20;
+const PAGE: usize = 4096;
 
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| program::program("away"));
 
@@ -45,9 +49,19 @@ impl Job {
         self.kept.stage(&self.agent, self.attempt);
     }
 
+    /// The mirror may change nowhere but where the report says so.
     fn goes(&mut self, park: bool) -> GpuReport {
         self.launcher.stop_listening();
-        self.kept.sends_away(&self.agent, self.attempt, park).expect("it uses a GPU")
+        let before = self.kept.content();
+        let report = self.kept.sends_away(&self.agent, self.attempt, park).expect("it uses a GPU");
+        let written = report.capture.iter().flat_map(|capture| &capture.written);
+        let written: Vec<_> = written.collect();
+        let after = self.kept.content();
+        for (page, (before, after)) in (0..).step_by(PAGE).zip(before.chunks(PAGE).zip(after.chunks(PAGE))) {
+            let is_told = written.iter().any(|range| range.contains(&page));
+            assert!(before == after || is_told, "a change at {page} is not among {written:?}");
+        }
+        report
     }
 
     /// Returns how many bytes were copied back.
@@ -109,6 +123,102 @@ fn memory_that_is_not_parked_comes_from_the_mirror() {
 }
 
 #[test]
+fn a_region_tells_what_is_special_about_it() {
+    let mut job = Job::start(&[("SIMCUDA_DEVICES", "2")]);
+    job.does("special");
+    job.program.say("share 5");
+    // On a connection of its own, the memory is published.
+    let publisher = common::until("a published piece", || job.launcher.try_accept());
+    let FromAgent::Publish { .. } = frame::read(&mut &publisher).expect("a message") else {
+        panic!("no memory")
+    };
+    let memory = descriptors::receive(publisher.as_fd(), 1).expect("memory");
+    frame::write(&mut &publisher, &ToAgent::Published { is_kept: true }).expect("said");
+    assert_eq!(job.program.line(), "ok");
+    job.stage();
+    let report = job.goes(true);
+    drop(memory);
+    let special = RegionFlags {
+        is_parked: true,
+        is_exportable: true,
+        is_compressible: true,
+        aliases: 1,
+        peers: vec![1],
+        ..RegionFlags::default()
+    };
+    let is_special = |region: &&Region| region.flags == special && region.kind == RegionKind::Program;
+    assert_eq!(
+        report.regions.iter().filter(is_special).map(|region| region.bytes).collect::<Vec<_>>(),
+        [4 * MIB]
+    );
+    let shared: Vec<_> = report.regions.iter().filter(|region| region.flags.is_shared).collect();
+    // What is shared the launcher has already: it is not parked once more.
+    assert!(
+        matches!(shared[..], [Region { bytes, flags, .. }] if *bytes == 2 * MIB && !flags.is_parked),
+        "{shared:?}"
+    );
+    let parked = RegionFlags { is_parked: true, ..RegionFlags::default() };
+    for region in &report.regions {
+        let is_plain = region.kind != RegionKind::Program && !region.flags.is_shared;
+        assert!(!is_plain || region.flags == parked, "{region:?}");
+    }
+    assert!(report.origins.is_empty() && report.regions.iter().all(|region| region.origin.is_none()));
+}
+
+#[test]
+fn what_was_not_parked_is_not_told_to_be() {
+    let mut job = Job::start(&[]);
+    let (report, _) = job.round(false);
+    assert!(report.regions.iter().all(|region| !region.flags.is_parked), "{:?}", report.regions);
+    let aliases: u64 = report.regions.iter().map(|region| region.flags.aliases).sum();
+    assert_eq!(aliases, 1, "one piece has a second address");
+}
+
+/// The program's own calls, from the one that allocates outwards; nothing of the interposer's.
+#[test]
+fn a_region_tells_which_calls_have_made_it() {
+    let mut job = Job::start(&[("CKPT_ORIGINS", "1")]);
+    let (report, _) = job.round(true);
+    let program = PROGRAM.canonicalize().expect("a path").to_string_lossy().into_owned();
+    let stack_of = |region: &Region| &report.origins[region.origin.expect("an origin")];
+    for region in &report.regions {
+        let stack = stack_of(region);
+        assert!(stack[0].starts_with(&format!("{program}+0x")), "{region:?}: {stack:?}");
+        assert!(
+            stack.iter().any(|call| call.contains("libc.so.6+0x") && call.contains("(__libc_start_main")),
+            "{stack:?}"
+        );
+        assert!(!stack.iter().any(|call| call.contains("libckpt_interpose")), "{stack:?}");
+    }
+    let places = |kind: RegionKind| -> BTreeSet<&Vec<String>> {
+        report.regions.iter().filter(|region| region.kind == kind).map(stack_of).collect()
+    };
+    // Four large allocations are made by one call, and both of the program's own by a function of two callers.
+    assert_eq!(places(RegionKind::Allocation).len(), 1);
+    assert_eq!(places(RegionKind::Program).len(), 2);
+    // It is the same in the process that goes on, and what comes later has names too.
+    job.does("alloc 4000000");
+    let (later, _) = job.round(true);
+    assert_eq!(later.origins.len(), report.origins.len() + 1);
+    assert!(later.origins.iter().all(|stack| stack[0].starts_with(&program)), "{:?}", later.origins);
+}
+
+#[test]
+fn memory_of_graphs_is_told_as_the_driver_counts_it() {
+    let mut job = Job::start(&[]);
+    job.does("fill 2");
+    let (report, _) = job.round(true);
+    assert_eq!(report.graph_memory, []);
+    job.does("graph 3145728");
+    let (report, _) = job.round(true);
+    let [GraphMemory { device: 0, used_bytes, reserved_bytes }] = report.graph_memory[..] else {
+        panic!("{report:?}")
+    };
+    assert!(used_bytes >= 3 * MIB && reserved_bytes >= used_bytes, "{used_bytes} of {reserved_bytes}");
+    job.does("check");
+}
+
+#[test]
 fn only_what_has_changed_is_copied() {
     let mut job = Job::start(&[("CKPT_CAPTURE", "changed")]);
     let changed =
@@ -138,6 +248,80 @@ fn only_what_has_changed_is_copied() {
     job.does("check");
 }
 
+fn number_of(report: &GpuReport) -> u64 {
+    report.capture.as_ref().expect("a capture").number
+}
+
+fn written_bytes(report: &GpuReport) -> u64 {
+    report.capture.iter().flat_map(|capture| &capture.written).map(|range| range.end - range.start).sum()
+}
+
+/// Allocations come and go, others take their places in the mirror, some change: [`Job::goes`] compares.
+#[test]
+fn whatever_is_written_to_the_mirror_is_told() {
+    let mut job = Job::start(&[("CKPT_CAPTURE", "changed")]);
+    job.does("fill 1");
+    let (report, _) = job.round(false);
+    assert_eq!(written_bytes(&report), bytes_of(&report));
+    // Which of the allocations are cuMemAlloc's.
+    let mut are_plain = [vec![true; 8], vec![false; 4]].concat();
+    let mut random = 0x2545_F491_4F6C_DD1D_u64;
+    let mut below = |bound: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        usize::try_from(random % bound as u64).expect("it fits")
+    };
+    let mut least_bytes = u64::MAX;
+    for round in 1..=16 {
+        for _ in 0..below(4) {
+            let one = below(are_plain.len());
+            match below(3) {
+                0 if are_plain[one] && are_plain.len() > 6 => {
+                    job.does(&format!("free {one}"));
+                    are_plain.swap_remove(one);
+                }
+                1 if are_plain.len() < 24 => {
+                    job.does(&format!("alloc {}", (below(6 << 20) + 4) & !3));
+                    are_plain.push(true);
+                }
+                _ => job.does(&format!("change {one}")),
+            }
+        }
+        let (report, _) = job.round(round % 2 == 0);
+        job.does("check");
+        assert_eq!(number_of(&report), round + 1);
+        least_bytes = least_bytes.min(written_bytes(&report));
+    }
+    assert!(least_bytes < 4 * MIB, "not all of it is told each time: {least_bytes}");
+}
+
+/// Nobody is told what was written by a capture whose attempt has failed: its number is missing.
+#[test]
+fn a_capture_that_nobody_is_told_of_counts() {
+    let fault = ("SIMCUDA_FAULT", "cuCheckpointProcessCheckpoint:2=CUDA_ERROR_UNKNOWN");
+    let mut job = Job::start(&[("CKPT_CAPTURE", "changed"), fault]);
+    job.does("fill 5");
+    assert_eq!(number_of(&job.round(true).0), 1);
+    job.does("change 7");
+    job.stage();
+    let answer = job.kept.quiesce(&job.agent, job.attempt, true);
+    assert!(matches!(answer, FromAgent::Failed { is_lost: false, .. }), "{answer:?}");
+    job.kept.forget_parked();
+    assert_eq!(number_of(&job.round(true).0), 3);
+    job.does("check");
+    // Nor does another mirror, or none, make a number come again.
+    job.kept = Kept::new(8);
+    let (report, _) = job.round(false);
+    assert_eq!((number_of(&report), written_bytes(&report)), (4, bytes_of(&report)));
+    job.attempt += 1;
+    assert_eq!(job.goes(true).capture, None);
+    job.comes_back();
+    let (report, _) = job.round(true);
+    assert_eq!((number_of(&report), written_bytes(&report)), (6, bytes_of(&report)));
+    job.does("check");
+}
+
 #[test]
 fn without_a_mirror_memory_goes_the_drivers_way() {
     let mut job = Job::start(&[]);
@@ -145,6 +329,7 @@ fn without_a_mirror_memory_goes_the_drivers_way() {
     job.attempt += 1;
     let report = job.goes(true);
     assert_eq!((bytes_of(&report), report.parked_bytes), (0, 0));
+    assert_eq!(report.capture, None);
     assert_eq!(job.comes_back(), 0);
     job.does("check");
 }

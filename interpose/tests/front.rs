@@ -87,6 +87,55 @@ fn class_name(class: Option<Class>) -> &'static str {
     }
 }
 
+/// What an agent answers that cannot take its process away.
+fn refusal(agent: &Agent, attempt: u64) -> String {
+    match agent.quiesce(attempt) {
+        FromAgent::Failed { attempt: of, reason, is_lost: false } if of == attempt => reason,
+        answer => panic!("{answer:?}"),
+    }
+}
+
+/// Before 570 only another program could do it.
+#[test]
+fn a_driver_without_checkpoints_is_refused_with_what_is_needed() {
+    let launcher = Launcher::new();
+    let soname = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"];
+    let old = compile(&launcher, "old_driver.c", "libcuda.so.1", &soname);
+    let program = compile(&launcher, "initialises.c", "initialises", &[old.to_str().expect("text")]);
+    let mut command = preloaded(&launcher, &program);
+    command.env("LD_LIBRARY_PATH", launcher.directory.path());
+    let mut program = Program::start(command);
+    assert_eq!(program.line(), "ready");
+    let agent = agent_of(&launcher, &program);
+    let reason = refusal(&agent, 1);
+    let module = fs::read_to_string("/sys/module/nvidia/version").map(|text| format!(" {}", text.trim()));
+    let found =
+        format!("the driver{} (CUDA 12.4) has no cuCheckpointProcessLock: ", module.unwrap_or_default());
+    assert!(
+        reason.starts_with(&found) && reason.contains("NVIDIA's driver 570 (CUDA 12.8) or newer"),
+        "{reason}"
+    );
+    assert_eq!(program.ends(), Some(0));
+}
+
+/// Some drivers that have the calls do not support them on every machine.
+#[test]
+fn a_driver_that_does_not_support_checkpoints_is_refused_with_what_is_needed() {
+    let launcher = Launcher::new();
+    let program = compile_with_driver(&launcher, "initialises.c", "initialises", &[]);
+    let mut command = preloaded(&launcher, &program);
+    command.env("SIMCUDA_FAULT", "cuCheckpointProcessLock:1+=CUDA_ERROR_NOT_SUPPORTED");
+    command.env("SIMCUDA_DRIVER_VERSION", "12080");
+    let mut program = Program::start(command);
+    assert_eq!(program.line(), "ready");
+    let agent = agent_of(&launcher, &program);
+    let reason = refusal(&agent, 1);
+    let call = "cuCheckpointProcessLock failed with CUDA_ERROR_NOT_SUPPORTED (801): the driver";
+    assert!(reason.starts_with(call), "{reason}");
+    assert!(reason.contains("(CUDA 12.8) does not support it here: to save a process"), "{reason}");
+    assert_eq!(program.ends(), Some(0));
+}
+
 #[test]
 fn the_table_has_each_entry_point_with_its_class() {
     let symbols = ENTRY_POINTS.iter().flat_map(|row| {

@@ -91,6 +91,7 @@ fn a_program_says_hello_and_is_otherwise_as_before() {
         exe: fs::read_link(format!("/proc/{}/exe", program.pid())).expect("a link").display().to_string(),
         away: None,
         is_detached: false,
+        tells_activity: true,
     };
     assert_eq!(agent.hello, expected);
     let ours = sockets(program.pid());
@@ -121,7 +122,7 @@ fn away_it_holds_nothing_and_it_comes_back() {
         let since = Instant::now();
         agent = launcher.next();
         agent.is_back(attempt);
-        assert!(since.elapsed() < Duration::from_secs(5));
+        assert!(since.elapsed() < Duration::from_secs(30));
         assert_eq!(agent.hello.pid, program.pid());
     }
 }
@@ -221,18 +222,18 @@ import os, signal, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 while True:
     if os.fork() == 0:
-        time.sleep(1)
+        time.sleep(10)
         os._exit(0)
-    time.sleep(0.005)
+    time.sleep(0.02)
 ";
     let program = runs_python(&launcher, script);
     let is_parent = |hello: &Hello| hello.pid == program.pid();
     let mut agent = launcher.next_that("the parent", is_parent);
     for attempt in 1..=40 {
         let asked = Instant::now();
-        // Comes to the end of the connection only when no child holds it.
+        // Comes to the end of the connection only when no child holds it, which it would do for longer.
         assert_eq!(agent.goes_away(attempt), None);
-        assert!(asked.elapsed() < Duration::from_secs(1), "a child held the connection");
+        assert!(asked.elapsed() < Duration::from_secs(5), "a child held the connection");
         agent = launcher.next_that("the parent", is_parent);
         agent.is_back(attempt);
     }

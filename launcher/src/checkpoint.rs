@@ -10,24 +10,28 @@
 //! The mirrors of device memory stay as they are while they are stored: one attempt follows the other.
 
 use crate::agents::{Agents, Prepared, QuiesceError};
-use crate::criu::{Criu, ImageError};
+use crate::criu::{Criu, ImageError, Pagemap, chunk_ends};
 use crate::device_memory;
 use crate::diagnose;
 use crate::dump::{Dumped, Frozen};
 use crate::host;
 use crate::namespace::{Namespace, NamespaceError};
+use crate::persist::Persister;
+use crate::sources::StagedFile;
 use crate::staging::{self, StagedDir, Staging};
 use crate::status::{SharedStatus, unix_ms};
 use crate::stdio::Stdio;
+use crate::stores;
+use crate::upload::Uploader;
 use ckpt_protocol::control::{Phase, Saved};
 use ckpt_snapshot::{
-    AgentsRecord, JobDir, JobIdentity, JobRecord, Manifest, OpenError, ProcessTree, ReadError, RelPath,
-    SaveError, SnapshotId, SnapshotWriter, Store, choose_prunable, faults,
+    AgentsRecord, Cancellable, Input, JobDir, JobIdentity, JobRecord, Manifest, OpenError, ProcessTree,
+    ReadError, RelPath, Retention, SaveError, SnapshotId, SnapshotWriter, Source, Tiers, faults,
 };
-use std::collections::HashSet;
-use std::io::{self, Read};
+use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -58,7 +62,7 @@ pub enum AttemptError {
     #[error(transparent)]
     List(#[from] ReadError),
     /// CRIU could not dump the job.
-    #[error("the job cannot be saved as it is: {reason}. CRIU's log is in {log}", log = log.display())]
+    #[error("the job cannot be saved as it is: {reason}. Look into docs/limits.md for what to do about it. CRIU's log is in {log}", log = log.display())]
     Dump {
         /// In plain words.
         reason: String,
@@ -80,7 +84,7 @@ pub enum AttemptError {
     #[error(transparent)]
     DeviceMemory(#[from] device_memory::ReportError),
     /// It took too long.
-    #[error("the job stood still for {}, so the checkpoint was given up (--freeze-timeout). CRIU's log is in {log}", humantime::format_duration(*.limit), log = log.display())]
+    #[error("the job stood still for {}, so the checkpoint was given up: give it more time by --freeze-timeout, or let the job use less memory. CRIU's log is in {log}", humantime::format_duration(*.limit), log = log.display())]
     Frozen {
         /// The limit.
         limit: Duration,
@@ -99,6 +103,9 @@ pub enum AttemptError {
     /// The job ended meanwhile.
     #[error("the job ended during the checkpoint")]
     JobEnded,
+    /// It was wanted no more when its turn came.
+    #[error("the job was asked to end by itself instead")]
+    Withdrawn,
     /// The namespace refuses.
     #[error(transparent)]
     Namespace(NamespaceError),
@@ -113,12 +120,32 @@ impl From<NamespaceError> for AttemptError {
     }
 }
 
+/// What becomes of the job once it is dumped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// It runs on.
+    RunsOn,
+    /// It is ended. The dump has to be over in this time at most.
+    Ends(Duration),
+}
+
+/// Where a snapshot is brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goes {
+    /// To the store: somebody waits for it to be safe.
+    ToStore,
+    /// To memory, unless all go to the store, and from there to the store in its turn.
+    AsItsTurn,
+}
+
 /// Takes snapshots of one running job.
 pub struct Checkpointer {
     /// The job.
     pub job: Arc<RunningJob>,
     /// Its place in the store.
     pub dir: JobDir,
+    /// Its snapshots.
+    pub store: Arc<Tiers>,
     /// Its record; the highest snapshot number is kept there.
     pub record: Arc<Mutex<JobRecord>>,
     /// Who it is.
@@ -127,14 +154,26 @@ pub struct Checkpointer {
     pub criu: Criu,
     /// The longest that the job may stand still.
     pub freeze_timeout: Duration,
+    /// What the attempt under way does to the job.
+    pub after: After,
     /// Snapshots to keep.
-    pub keep: usize,
+    pub retention: Retention,
     /// Told of everything.
     pub status: Arc<SharedStatus>,
     /// Set when the job has ended well: what is being stored is not needed any more.
     pub cancelled: Arc<AtomicBool>,
+    /// Set when the life of the job ends: what is only tidying is not waited for.
+    pub is_over: Arc<AtomicBool>,
     /// Counts attempts, for names.
     pub attempts: u64,
+    /// Snapshots were removed, and what only they needed is still there.
+    pub is_to_reclaim: bool,
+    /// Copies snapshots to the object store, if there is one.
+    pub uploader: Option<Arc<Uploader>>,
+    /// Keeps snapshots in memory, if it is to.
+    pub persister: Option<Arc<Persister>>,
+    /// Where the attempt under way brings its snapshot.
+    pub goes_to: Goes,
     /// Connections out of the job that were told of.
     pub told_outside: HashSet<String>,
 }
@@ -143,30 +182,40 @@ impl Checkpointer {
     /// Takes one snapshot.
     ///
     /// # Errors
-    /// See [`AttemptError`]: the job runs on and older snapshots are as they were.
-    pub fn attempt(&mut self) -> Result<Saved, AttemptError> {
+    /// See [`AttemptError`]: older snapshots are as they were, and the job runs on, unless it was to be ended and what
+    /// was dumped could not be stored.
+    pub fn attempt(&mut self, after: After, goes_to: Goes) -> Result<Saved, AttemptError> {
         let begun = Instant::now();
         self.attempts += 1;
+        (self.after, self.goes_to) = (after, goes_to);
+        if let After::Ends(limit) = after {
+            // There is no attempt after this one.
+            self.freeze_timeout = self.freeze_timeout.min(limit);
+        }
+        self.status.disturb(true);
         let result = self.attempt_inner(begun);
+        self.status.disturb(false);
         self.status.enter(Phase::Idle, 0);
         result
     }
 
     fn attempt_inner(&mut self, begun: Instant) -> Result<Saved, AttemptError> {
         faults::hit("attempt").map_err(AttemptError::Staging)?;
-        let store = self.dir.store();
+        let store = Arc::clone(&self.store);
         let survey = self.job.namespace.survey()?;
         if let Some(stray) = survey.strays.first() {
             return Err(AttemptError::Stray(*stray));
         }
-        let broken = diagnose::broken_by_a_restore(&self.proc(), self.job.root_pid, &survey.pids);
+        let mut broken = diagnose::broken_by_a_restore(&self.proc(), self.job.root_pid, &survey.pids);
+        broken.extend(diagnose::beyond_our_rights(&self.proc(), &survey, self.job.stdio.terminal_path()));
         if !broken.is_empty() {
             return Err(AttemptError::Broken(broken.join("; ")));
         }
         let prepared = self.prepare()?;
         let device_bytes = prepared.as_ref().map_or(0, Prepared::mirror_bytes);
-        let id = self.next_id(&store)?;
-        let writer = store.begin(&id, survey.resident_bytes.saturating_add(device_bytes))?;
+        let id = self.next_id()?;
+        let needed_bytes = survey.resident_bytes.saturating_add(device_bytes);
+        let (writer, in_memory) = self.begin(&store, &id, needed_bytes, survey.resident_bytes)?;
         let staging = self.staging(survey.resident_bytes)?;
         if let Err(error) = staging.warm(survey.resident_bytes) {
             tracing::debug!("memory for the images could not be fetched ahead: {error}");
@@ -174,18 +223,55 @@ impl Checkpointer {
         self.status.enter(Phase::Dump, survey.resident_bytes);
         let dumped = self.dump_with_retries(&id, &staging, prepared)?;
         drop(staging);
+        self.status.disturb(false);
         self.tell_outside(&dumped.frozen.outside_tcp);
-        let manifest = self.persist(id, writer, dumped)?;
+        let (manifest, unread_bytes) = self.persist(id, writer, dumped)?;
         let saved = Saved {
             id: manifest.id.to_string(),
             bytes: manifest.data_bytes(),
+            stored_bytes: manifest.stored_bytes,
+            unread_bytes,
             stall_s: manifest.stall_s,
             durable_s: begun.elapsed().as_secs_f64(),
             taken_unix_ms: manifest.taken_unix_ms,
+            in_memory,
         };
         self.status.saved(&saved);
-        self.prune(&store);
+        self.committed(&manifest.id, in_memory);
         Ok(saved)
+    }
+
+    /// In memory if it is to go there and there is room, in the store otherwise. Says whether it is in memory.
+    fn begin<'a>(
+        &self,
+        store: &'a Tiers,
+        id: &SnapshotId,
+        needed_bytes: u64,
+        resident_bytes: u64,
+    ) -> Result<(Box<dyn SnapshotWriter + 'a>, bool), AttemptError> {
+        let persister = self.persister.as_ref().filter(|_| self.goes_to == Goes::AsItsTurn);
+        let staged_bytes = resident_bytes.saturating_add(resident_bytes / 8);
+        if let Some(writer) =
+            persister.and_then(|persister| persister.begin(store, id, needed_bytes, staged_bytes))
+        {
+            return Ok((writer, true));
+        }
+        let home = store.tier(stores::home(store)).expect("every store has it");
+        Ok((home.store().begin(id, needed_bytes)?, false))
+    }
+
+    /// What follows a snapshot that was taken.
+    fn committed(&mut self, id: &SnapshotId, in_memory: bool) {
+        if let (Some(persister), true) = (&self.persister, in_memory) {
+            return persister.committed(id);
+        }
+        if let Some(persister) = &self.persister {
+            persister.is_in_store(id);
+        }
+        if let Some(uploader) = &self.uploader {
+            uploader.committed(id, matches!(self.after, After::Ends(_)));
+        }
+        self.is_to_reclaim |= stores::prune(&self.store, &self.dir, &self.retention, &self.status);
     }
 
     /// Prepares the agents; the job runs meanwhile.
@@ -208,8 +294,8 @@ impl Checkpointer {
         }
     }
 
-    fn next_id(&self, store: &dyn Store) -> Result<SnapshotId, AttemptError> {
-        let newest = store.list()?.last().map_or(0, |listed| listed.id.sequence());
+    fn next_id(&self) -> Result<SnapshotId, AttemptError> {
+        let newest = stores::list_local(&self.store)?.last().map_or(0, |listed| listed.id.sequence());
         let mut record = self.record.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let sequence = record.last_sequence.max(newest) + 1;
         let changed = JobRecord { last_sequence: sequence, ..record.clone() };
@@ -233,40 +319,29 @@ impl Checkpointer {
         Staging::on_disk(&self.dir.path().join("staging")).map(Arc::new).map_err(AttemptError::Staging)
     }
 
-    /// Stores the images; the job runs meanwhile.
+    /// Stores the images and the device memory; the job runs meanwhile. Returns also how much was not read (bytes).
     fn persist(
         &self,
         id: SnapshotId,
-        mut writer: Box<dyn SnapshotWriter>,
+        mut writer: Box<dyn SnapshotWriter + '_>,
         dumped: Dumped,
-    ) -> Result<Manifest, AttemptError> {
-        let files = |dir: &StagedDir| dir.files().map_err(AttemptError::Staging);
-        let dirs = [("images", &dumped.images), ("shm", &dumped.shm), ("spare", &dumped.spare)];
-        let mut all = Vec::new();
-        for (kind, dir) in dirs {
-            all.push((kind, dir, files(dir)?));
-        }
-        let image_bytes: u64 = all.iter().flat_map(|(.., files)| files).map(|(_, bytes)| bytes).sum();
-        let device_bytes = device_memory::stored_bytes(&dumped.gpu)?;
-        self.status.enter(Phase::Persist, image_bytes + device_bytes);
-        for (kind, dir, files) in all {
-            for (name, _) in files {
-                let path = RelPath::new(format!("{kind}/{name}"))
-                    .map_err(|error| AttemptError::Staging(io::Error::other(error)))?;
-                let from = dir.open(&name).map_err(AttemptError::Staging)?;
-                let mut from = Cancellable { from, cancelled: &self.cancelled };
-                writer.put(&path, &mut from, &|bytes| self.status.advance(bytes))?;
-                // Its memory is free again as soon as it is stored.
-                dir.remove(&name).map_err(AttemptError::Staging)?;
-            }
-        }
-        let mut store = |path: &RelPath, from: &mut dyn Read| {
-            let mut from = Cancellable { from, cancelled: &self.cancelled };
-            Ok(writer.put(path, &mut from, &|bytes| self.status.advance(bytes))?)
-        };
-        let gpu = device_memory::store(&dumped.gpu, &mut store)?;
+    ) -> Result<(Manifest, u64), AttemptError> {
+        let staged = staged_files(&dumped).map_err(AttemptError::Staging)?;
+        let gpu = device_memory::to_store(&dumped.gpu)?;
+        let staged = staged.iter().map(|(path, file)| (path, file as &dyn Source));
+        let sources: Vec<_> = staged.chain(gpu.iter().flat_map(device_memory::Stored::sources)).collect();
+        self.status.enter(Phase::Persist, sources.iter().map(|(_, source)| source.bytes()).sum());
+        let cancellable =
+            sources.into_iter().map(|(path, from)| (path, Cancellable::new(from, &self.cancelled)));
+        let cancellable: Vec<_> = cancellable.collect();
+        let inputs = cancellable.iter().map(|(path, from)| Input { path: (*path).clone(), from });
+        writer.put(&inputs.collect::<Vec<_>>(), &|bytes| self.status.advance(bytes))?;
+        let processes: Vec<_> = gpu.iter().map(|stored| stored.process.clone()).collect();
         let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
-        Ok(writer.commit(Manifest { version: Manifest::version_for(&gpu), gpu, ..manifest })?)
+        let version = Manifest::version_for(&processes);
+        let manifest = writer.commit(Manifest { version, gpu: processes, ..manifest })?;
+        gpu.iter().for_each(|stored| stored.committed(&manifest));
+        Ok((manifest, gpu.iter().map(device_memory::Stored::unread_bytes).sum()))
     }
 
     fn manifest(
@@ -304,36 +379,45 @@ impl Checkpointer {
             links: frozen.links,
             gpu: Vec::new(),
             files: Vec::new(),
+            stored_bytes: None,
         }
     }
 
-    fn prune(&self, store: &dyn Store) {
-        let listed = match store.list() {
-            Ok(listed) => listed,
-            Err(error) => return tracing::warn!("older snapshots stay: {error}"),
-        };
-        for id in choose_prunable(&listed, self.keep) {
-            match store.remove(&id) {
-                Ok(()) => tracing::debug!("removed the snapshot {id} (--keep {})", self.keep),
-                Err(error) => tracing::warn!("cannot remove the old snapshot {id}: {error}"),
-            }
+    /// Gives back the room of what no snapshot needs any more. Nobody waits for it. `is_saved` is whether the last
+    /// attempt was a success: what a failed one has brought to an object store is the next one's to build upon.
+    pub fn reclaim(&mut self, is_saved: bool) {
+        if (is_saved || stores::is_on_disk(&self.store)) && std::mem::take(&mut self.is_to_reclaim) {
+            stores::reclaim_and_tell(&self.store, &self.is_over);
         }
     }
 }
 
-/// A reader that stops when nobody needs its content any more.
-struct Cancellable<'a, R> {
-    from: R,
-    cancelled: &'a AtomicBool,
+/// Where chunks of images of pages end, by their names in the snapshot.
+fn page_chunks(images: &StagedDir) -> io::Result<HashMap<String, Vec<u64>>> {
+    let mut found = HashMap::new();
+    for (name, _) in images.files()? {
+        if name.starts_with("pagemap-")
+            && let Some(pagemap) = images.read(&name)?.and_then(|image| Pagemap::parse(&image))
+        {
+            found.insert(format!("images/pages-{}.img", pagemap.pages_id), chunk_ends(&pagemap.runs));
+        }
+    }
+    Ok(found)
 }
 
-impl<R: Read> Read for Cancellable<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.cancelled.load(Ordering::Relaxed) {
-            return Err(io::Error::other("the job has ended"));
+/// What a dump has left, by its names in the snapshot.
+fn staged_files(dumped: &Dumped) -> io::Result<Vec<(RelPath, StagedFile<'_>)>> {
+    let mut all = Vec::new();
+    let mut ends = page_chunks(&dumped.images)?;
+    for (kind, dir) in [("images", &dumped.images), ("shm", &dumped.shm), ("spare", &dumped.spare)] {
+        for (name, bytes) in dir.files()? {
+            let path = RelPath::new(format!("{kind}/{name}")).map_err(io::Error::other)?;
+            let file = StagedFile::new(dir, name, bytes);
+            let ends = ends.remove(path.as_str()).filter(|ends| ends.last() == Some(&bytes));
+            all.push((path, file.with_ends(ends.unwrap_or_default())));
         }
-        self.from.read(buffer)
     }
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -341,35 +425,8 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn manifest(open_files: Vec<ckpt_snapshot::OpenFile>) -> Manifest {
-        Manifest {
-            version: Manifest::version_for(&[]),
-            id: SnapshotId::new(1, SystemTime::UNIX_EPOCH),
-            job: JobIdentity { key: "job".into(), cwd: "/".into(), argv: Vec::new() },
-            run: 1,
-            taken_unix_ms: 0,
-            stall_s: 0.0,
-            host: host::facts(),
-            ckpt_run_version: String::new(),
-            criu_version: String::new(),
-            tree: ProcessTree::default(),
-            stdio: Vec::new(),
-            tty: None,
-            open_files,
-            shm_files: Vec::new(),
-            spare_files: Vec::new(),
-            directories: Vec::new(),
-            links: Vec::new(),
-            gpu: Vec::new(),
-            files: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn a_cancelled_reader_stops() {
-        let cancelled = AtomicBool::new(false);
-        let mut reader = Cancellable { from: &b"abc"[..], cancelled: &cancelled };
-        assert_eq!(reader.read(&mut [0; 2]).unwrap(), 2);
-        cancelled.store(true, Ordering::Relaxed);
-        assert!(reader.read(&mut [0; 2]).is_err());
+        let job = JobIdentity { key: "job".into(), cwd: "/".into(), argv: Vec::new() };
+        let id = SnapshotId::new(1, SystemTime::UNIX_EPOCH);
+        Manifest { host: host::facts(), open_files, ..Manifest::new(id, job) }
     }
 }

@@ -31,17 +31,26 @@ How it works:
 
 Exit codes:
   of run:      the command's own; 128 + n if it died of signal n; 127 if it does not exist, 126 if it cannot be executed;
-               2 for bad input and 125 if ckpt-run itself failed
+               75 if it was preempted or stopped: run it again; 2 for bad input and 125 if ckpt-run itself failed
   of others:   0; 1 if the answer is no (damage found, checkpoint failed, something is missing); 2 for bad input";
 
 /// The names of all commands.
 pub const COMMANDS: &[&str] = &[
     "run",
     "checkpoint",
+    "stop",
     "status",
+    "explain",
     "ls",
     "show",
     "verify",
+    "tag",
+    "untag",
+    "pin",
+    "unpin",
+    "unmark",
+    "export",
+    "diff",
     "rm",
     "prune",
     "doctor",
@@ -88,21 +97,71 @@ fn commands() -> Vec<Command> {
         Command::new("checkpoint")
             .about("Take a snapshot of a running job now; prints its ID once it is durable")
             .args([job(), json()]),
+        Command::new("stop")
+            .about("End a running job with a snapshot; prints its ID. The next run of the same command goes on from it")
+            .args([job(), json()]),
         Command::new("status")
             .about("How a job is: running or not, its newest snapshot, failures")
-            .args([job(), json()]),
+            .args([
+                job(),
+                Arg::new("watch")
+                    .long("watch")
+                    .short('w')
+                    .action(ArgAction::SetTrue)
+                    .conflicts_with("json")
+                    .help("Show it on the whole terminal, always up to date"),
+                json(),
+            ]),
+        Command::new("explain").about("What happened to a job, why, and what to do").args([
+            job(),
+            Arg::new("all").long("all").action(ArgAction::SetTrue).help("All that is known, not only the last"),
+            json(),
+        ]),
         Command::new("ls").about("List snapshots").args([job(), json()]),
         Command::new("show").about("Everything about one snapshot").args([
             id("The snapshot: its ID, its number, or the beginning of its ID").required(true),
             json(),
         ]),
         Command::new("verify").about("Compare snapshots with their checksums").args([
-            id("The snapshot").required_unless_present("all"),
+            id("The snapshot").required_unless_present_any(["all", "scrub"]),
             Arg::new("all")
                 .long("all")
                 .action(ArgAction::SetTrue)
                 .conflicts_with("ID")
                 .help("All snapshots in the store"),
+            Arg::new("scrub")
+                .long("scrub")
+                .action(ArgAction::SetTrue)
+                .conflicts_with_all(["ID", "all"])
+                .help("Everything in the store, whether a snapshot needs it or not"),
+            json(),
+        ]),
+        Command::new("tag").about("Give a snapshot a name; it stays for as long as it has one").args([
+            id("The snapshot").required(true),
+            Arg::new("TAG").required(true).help("Letters, digits, '.', '_' and '-'"),
+        ]),
+        Command::new("untag").about("Take a name away from a snapshot").args([
+            id("The snapshot").required(true),
+            Arg::new("TAG").required(true).help("The name"),
+        ]),
+        Command::new("pin").about("Keep a snapshot, whatever --keep says").arg(id("The snapshot").required(true)),
+        Command::new("unpin").about("Let a snapshot go again").arg(id("The snapshot").required(true)),
+        Command::new("unmark")
+            .about("Forget that a snapshot could not be restored, so that it is resumed again by itself")
+            .arg(id("The snapshot").required(true)),
+        Command::new("export").about("Write what a snapshot holds to files for other tools").args([
+            id("The snapshot").required(true),
+            Arg::new("format")
+                .long("format")
+                .value_name("FORMAT")
+                .value_parser(["raw", "safetensors", "criu"])
+                .default_value("raw")
+                .help("raw: memory, one file per region. safetensors: device memory, one file per process. criu: CRIU's images"),
+            Arg::new("to").long("to").value_name("DIR").help("Where to [default: ./ID]"),
+        ]),
+        Command::new("diff").about("Say what changed from one snapshot to another").args([
+            id("The one").required(true),
+            Arg::new("OTHER").required(true).help("The other"),
             json(),
         ]),
         Command::new("rm").about("Remove a snapshot").arg(id("The snapshot").required(true)),

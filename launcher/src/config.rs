@@ -3,11 +3,17 @@
 
 use crate::failure::bad_input;
 use crate::interpose::Interposer;
+use crate::logging::Format;
 use crate::namespace::Network;
+use crate::runtime_dir;
+use crate::secrets;
 use anyhow::{Context, Result, anyhow};
-use ckpt_snapshot::JobKey;
+use ckpt_object_medium::StoreUrl;
+use ckpt_snapshot::codec::{Compression, Key};
+use ckpt_snapshot::{JobKey, KeepEvery, Retention};
 use clap::{Arg, ArgAction, ArgMatches};
 use serde::Serialize;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,10 +36,10 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "store",
         short: Some('s'),
-        value: Some("DIR"),
+        value: Some("DIR|URL"),
         default: "./.ckpt-run",
-        help: "Where snapshots are kept",
-        long_help: "Where snapshots are kept. A snapshot is the memory of your job, secrets included: the directory is made so that only you can read it. Put it on a disk that survives what the job shall survive.",
+        help: "Where snapshots are kept: a directory, or an address as of --upload",
+        long_help: "Where snapshots are kept. A snapshot is the memory of your job, secrets included: the directory is made so that only you can read it. Put it on a disk that survives what the job shall survive. With an address (`s3://BUCKET/PREFIX`, `gs://…`, `az://…`, `file:///…`; see --upload) snapshots go to that object store and nowhere else; locks, logs and the journal are in `$XDG_STATE_HOME/ckpt-run/stores` then (default: `~/.local/state/ckpt-run/stores`).",
     },
     Setting {
         name: "job",
@@ -52,12 +58,92 @@ pub const SETTINGS: &[Setting] = &[
         long_help: "Take a snapshot this often (`90s`, `10m`, `1h 30m`), or `off` for only when asked by `ckpt-run checkpoint`.",
     },
     Setting {
+        name: "overhead",
+        short: None,
+        value: Some("SHARE"),
+        default: "",
+        help: "Choose the interval so that snapshots halt the job for at most this share of the time",
+        long_help: "Choose the interval so that the job stands still for snapshots for at most this share of the time (`1%`), by what the last ones have cost. The first one comes after --interval, or after a minute if that is sooner.",
+    },
+    Setting {
+        name: "mtbf",
+        short: None,
+        value: Some("TIME"),
+        default: "",
+        help: "Choose the interval that loses least if the job fails this often on average",
+        long_help: "Choose the interval that loses least to snapshots and failures together, for this mean time between failures (`24h`; of the whole job, all its machines together) and what the last snapshots have cost. With --overhead, the longer interval of the two.",
+    },
+    Setting {
+        name: "persist-every",
+        short: None,
+        value: Some("N"),
+        default: "1",
+        help: "Keep snapshots in memory, and bring each N-th to the store",
+        long_help: "Keep snapshots in ckpt-run's own memory, and bring the first and then each N-th to the store, beside the running job; 1 brings each straight to the store. A job that dies is restarted from memory. What is in memory outlives the job, but neither ckpt-run nor the machine: the newest is copied to the store before ckpt-run ends, unless that is killed. The last snapshot of a job that is preempted or stopped, and one that is asked for, go straight to the store; so does one for which there is no room. At most two stay in memory, and one that is being copied.",
+    },
+    Setting {
         name: "keep",
         short: Some('k'),
         value: Some("N"),
         default: "3",
         help: "Keep this many snapshots of a job",
         long_help: "Keep this many snapshots of a job. Older ones are removed only after a newer one is safely stored; the last good one is never removed.",
+    },
+    Setting {
+        name: "keep-every",
+        short: None,
+        value: Some("N|TIME"),
+        default: "",
+        help: "Also keep one snapshot of each so many, or of each such time",
+        long_help: "Also keep the first snapshot of each so many (`100`), or of each such stretch of time (`6h`), for ever. Snapshots that have a tag or are pinned stay in any case.",
+    },
+    Setting {
+        name: "compress",
+        short: None,
+        value: Some("HOW"),
+        default: "off",
+        help: "off, auto, zstd, or zstd:LEVEL",
+        long_help: "How chunks of snapshots are compressed:\n  off         not at all: the fastest where the disk is fast\n  auto        each chunk in the way that makes a sample of it smallest, if any does\n  zstd:LEVEL  by Zstandard at this level, from 1 to 19; zstd alone is zstd:3\nWhat is in the store already is read however it was compressed.",
+    },
+    Setting {
+        name: "encrypt-key-file",
+        short: None,
+        value: Some("FILE"),
+        default: "",
+        help: "Encrypt snapshots with the key in this file",
+        long_help: "Encrypt snapshots with the key in this file: 32 bytes, or 64 hexadecimal digits. The key is not in the store: without it nobody can read the snapshots, you included. All runs and commands of a job need the same key.",
+    },
+    Setting {
+        name: "upload",
+        short: None,
+        value: Some("URL"),
+        default: "",
+        help: "Also copy snapshots to an object store: s3://BUCKET/PREFIX, gs://, az://, file:///",
+        long_help: "Also copy snapshots to an object store (`s3://BUCKET/PREFIX`, `gs://…`, `az://…`, `file:///…`), while the job runs and after they are safe on disk. Credentials come from the variables that the service's own tools use. A resume takes what is on disk; what is not there it takes from here.",
+    },
+    Setting {
+        name: "upload-every",
+        short: None,
+        value: Some("K"),
+        default: "1",
+        help: "Upload each K-th snapshot",
+        long_help: "Upload each K-th snapshot. One that comes while another is being uploaded waits; only the newest of those that wait is uploaded.",
+    },
+    Setting {
+        name: "upload-limit",
+        short: None,
+        value: Some("RATE"),
+        default: "",
+        help: "Upload no faster than this, such as 200MiB/s",
+        long_help: "Upload no faster than this many bytes per second (`200MiB/s`, `1GB/s`). A directory (`file:///…`) is written to at full speed.",
+    },
+    Setting {
+        name: "upload-pause-above",
+        short: None,
+        value: Some("RATE"),
+        default: "",
+        help: "Pause uploads while the job sends more than this, such as 1GB/s",
+        long_help: "Pause uploads while this machine sends more than this many bytes per second beside them, on its busiest interface other than the loopback. They go on when it sends less than three quarters of that, and a part goes out every 30 s in any case. What goes past the interfaces' counters (RDMA) is not seen. Not for a directory (`file:///…`), nor for the last snapshot of a job that is ended.",
     },
     Setting {
         name: "resume",
@@ -100,12 +186,84 @@ pub const SETTINGS: &[Setting] = &[
         long_help: "Whether libckpt_interpose.so is preloaded into every process of the job. It takes what they have on a GPU off it for a snapshot, and puts it back:\n  auto  if it lies beside ckpt-run or in ../lib, and the loader would find a CUDA driver (libcuda.so.1)\n  off   never. A job that uses a GPU cannot be saved then\n  PATH  this one, always\n`ckpt-run config` says what auto comes to.",
     },
     Setting {
+        name: "max-restarts",
+        short: None,
+        value: Some("N"),
+        default: "32767",
+        help: "Restart a job that fails at most this often; 0 is never",
+        long_help: "Restart a job that fails (ends with another exit code than 0, or is killed) from its newest snapshot, or from the beginning if there is none, at most this often; 0 is never. After each failure the wait is longer, up to 5 minutes, until there is a new snapshot. A job that fails 3 times from the same snapshot is tried from an older one, at most twice, and is then given up; so is a command that fails in its first 5 s. A job that its user interrupts (Ctrl-C) is not restarted.",
+    },
+    Setting {
+        name: "monitor-interval",
+        short: None,
+        value: Some("TIME"),
+        default: "1s",
+        help: "Look this often at what nobody tells of",
+        long_help: "Look this often at what nobody tells ckpt-run of: whether --preempt-file is there, and whether the job makes progress (--hang-timeout). It is also the pause between two calls of --preempt-probe.",
+    },
+    Setting {
+        name: "hang-timeout",
+        short: None,
+        value: Some("TIME"),
+        default: "off",
+        help: "Restart a job that does nothing for so long, or `off`",
+        long_help: "Restart a job in which no process has used more than a hundredth of a CPU or submitted anything to a GPU for so long, or in which one has been stopped (SIGSTOP) for so long; or `off`. The CPU time of a process that waits for its GPU does not count. What its threads were doing is kept in the store first, with Python's stacks where py-spy is on the PATH. Choose it longer than the longest time for which the job only waits: for kernels on the GPU, for a slow disk.",
+    },
+    Setting {
+        name: "on-signal",
+        short: None,
+        value: Some("SIGNAL"),
+        default: "TERM",
+        help: "This signal preempts: a snapshot, and the end with exit code 75; or `off`",
+        long_help: "When ckpt-run gets this signal (TERM, USR1, USR2, HUP, INT, QUIT or XCPU), it takes a snapshot with which the job ends, and ends with exit code 75, which tells schedulers to queue it again. A second signal ends everything at once. `off` passes SIGTERM on to the job, as the others are.",
+    },
+    Setting {
+        name: "preempt-file",
+        short: None,
+        value: Some("PATH"),
+        default: "",
+        help: "Preempt the job when this file appears",
+        long_help: "Preempt the job, as --on-signal does, when this file appears or is made anew. One that is there when ckpt-run starts is an old one.",
+    },
+    Setting {
+        name: "preempt-probe",
+        short: None,
+        value: Some("CMD"),
+        default: "",
+        help: "Preempt the job when this shell command ends with 0",
+        long_help: "Preempt the job, as --on-signal does, when this shell command ends with 0. It runs beside the job, outside of it, and is called again when it ends otherwise: it may wait for the event, or look and end.",
+    },
+    Setting {
+        name: "grace",
+        short: None,
+        value: Some("TIME"),
+        default: "30s",
+        help: "A preempted job has to be saved and gone within this time",
+        long_help: "A preempted job has to be saved and gone within this time, counted from the signal. If the snapshot is not durable by then, the job ends without it, and the newest one there is counts. Set it a little shorter than what the scheduler grants.",
+    },
+    Setting {
         name: "log-file",
         short: None,
         value: Some("FILE"),
         default: "",
         help: "Also write ckpt-run's own messages to this file, with times",
         long_help: "Also write ckpt-run's own messages to this file, with times and details.",
+    },
+    Setting {
+        name: "log-format",
+        short: None,
+        value: Some("FORMAT"),
+        default: "text",
+        help: "Write ckpt-run's own messages as text or json",
+        long_help: "Write ckpt-run's own messages as `text`, or as `json`: one object per line with timestamp, level, target and fields.message, on stderr and in --log-file.",
+    },
+    Setting {
+        name: "metrics",
+        short: None,
+        value: Some("ADDR"),
+        default: "",
+        help: "Serve metrics for Prometheus at this port of this machine, or at IP:PORT",
+        long_help: "Serve metrics for Prometheus at `http://ADDR/metrics` while the job runs. A port alone (`9400`) can be reached from this machine only; `IP:PORT` is taken as it is (`0.0.0.0:9400`: by anybody who reaches this machine). Port 0 is one that is free, and is told.",
     },
     Setting {
         name: "verbose",
@@ -204,6 +362,13 @@ pub struct Resolved {
     pub found: Option<String>,
 }
 
+impl Resolved {
+    /// Without what may be a secret in it.
+    fn to_show(&self) -> Self {
+        Self { value: secrets::hidden_in_text(&self.value), ..self.clone() }
+    }
+}
+
 /// What to do about earlier snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
@@ -220,14 +385,36 @@ pub enum Resume {
 /// The effective options.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where snapshots are kept.
+    /// The store's directory; of a store at an address, what of it is on this machine.
     pub store: PathBuf,
+    /// The store's address, if it is not in a directory.
+    pub store_url: Option<StoreUrl>,
     /// The job's name, if it was given one.
     pub job: Option<JobKey>,
     /// Time between snapshots; `None` is off.
     pub interval: Option<Duration>,
+    /// The largest share of the time that the job may stand still for snapshots.
+    pub overhead: Option<f64>,
+    /// Mean time between failures of the job.
+    pub mtbf: Option<Duration>,
+    /// Each so many snapshots go to the store; the others stay in memory.
+    pub persist_every: u64,
     /// Snapshots to keep.
     pub keep: usize,
+    /// Snapshots to keep besides, for ever.
+    pub keep_every: Option<KeepEvery>,
+    /// How chunks are compressed.
+    pub compression: Compression,
+    /// The key that snapshots are encrypted with.
+    pub key: Option<Key>,
+    /// Where snapshots are copied to.
+    pub upload: Option<StoreUrl>,
+    /// Each so many of them.
+    pub upload_every: u64,
+    /// No faster than this (bytes per second).
+    pub upload_limit_bytes_per_s: Option<u64>,
+    /// Uploads pause while the job sends more than this (bytes per second).
+    pub upload_pause_above_bytes_per_s: Option<u64>,
     /// What to do about earlier snapshots.
     pub resume: Resume,
     /// The CRIU to use.
@@ -238,8 +425,26 @@ pub struct Config {
     pub network: Network,
     /// Whether the interposer is preloaded into the job's processes.
     pub interpose: Interposer,
+    /// How often a job that fails is restarted.
+    pub max_restarts: u32,
+    /// How often to look at what nobody tells of.
+    pub monitor_interval: Duration,
+    /// A job that does nothing for so long hangs; `None` is off.
+    pub hang_timeout: Option<Duration>,
+    /// The signal that preempts, if one does.
+    pub on_signal: Option<i32>,
+    /// The file whose appearance preempts.
+    pub preempt_file: Option<PathBuf>,
+    /// The shell command whose success preempts.
+    pub preempt_probe: Option<String>,
+    /// In this time a preempted job has to be saved and gone.
+    pub grace: Duration,
     /// Where messages also go.
     pub log_file: Option<PathBuf>,
+    /// How messages are written.
+    pub log_format: Format,
+    /// Where metrics are served.
+    pub metrics: Option<SocketAddr>,
     /// More (positive) or fewer (negative) messages.
     pub verbosity: i32,
     /// Every option with its origin, for `ckpt-run config`.
@@ -276,12 +481,20 @@ impl Config {
         Self::parse(SETTINGS.iter().map(pick).collect())
     }
 
+    /// Which snapshots stay.
+    #[must_use]
+    pub fn retention(&self) -> Retention {
+        Retention { keep: self.keep, every: self.keep_every }
+    }
+
     fn parse(mut resolved: Vec<Resolved>) -> Result<Self> {
         let interpose =
             resolved.iter_mut().find(|one| one.name == "interpose").expect("every setting is resolved");
         let wanted = "auto, off or the path of libckpt_interpose.so";
         let interposer = typed(interpose, wanted, Interposer::parse)?;
         interpose.found = (interpose.value == "auto").then(|| interposer.to_string());
+        let store = resolved.iter_mut().find(|one| one.name == "store").expect("every setting is resolved");
+        let (store, store_url) = place(store)?;
         let find =
             |name: &str| resolved.iter().find(|one| one.name == name).expect("every setting is resolved");
         let optional_path =
@@ -292,16 +505,48 @@ impl Config {
             "" => None,
             name => Some(JobKey::named(name).map_err(bad_input)?),
         };
-        let store = find("store");
-        let store = typed(store, "a directory", |text| (!text.is_empty()).then(|| PathBuf::from(text)))?;
+        let upload = url(find("upload"))?;
+        if let (Some(store), Some(_)) = (&store_url, &upload) {
+            let problem = anyhow!(
+                "--upload copies snapshots from a store on disk, and {store} is none: leave --upload out, or give --store a directory"
+            );
+            return Err(bad_input(problem));
+        }
         Ok(Self {
             store,
+            store_url,
             job,
-            interval: typed(find("interval"), "a time such as 10m, or off", |text| match text {
-                "off" => Some(None),
+            interval: typed(find("interval"), "a time such as 10m, or off", duration_or_off)?,
+            overhead: typed(find("overhead"), "a share such as 1%, more than 0% and at most 50%", share)?,
+            mtbf: typed(find("mtbf"), "a time such as 24h", |text| match text {
+                "" => Some(None),
                 text => duration(text).map(Some),
             })?,
+            persist_every: typed(find("persist-every"), "a number from 1", |text| {
+                text.parse().ok().filter(|&every| every > 0)
+            })?,
             keep: typed(find("keep"), "a number from 1", |text| text.parse().ok().filter(|&keep| keep > 0))?,
+            keep_every: optional(find("keep-every"), "a number from 1, or a time such as 6h", |text| {
+                text.parse().ok()
+            })?,
+            compression: typed(
+                find("compress"),
+                "off, auto, zstd, or zstd:LEVEL with a level from 1 to 19",
+                |text| {
+                    if text == "off" { Some(Compression::None) } else { text.parse().ok() }
+                },
+            )?,
+            key: key(find("encrypt-key-file"))?,
+            upload,
+            upload_every: typed(find("upload-every"), "a number from 1", |text| {
+                text.parse().ok().filter(|&every| every > 0)
+            })?,
+            upload_limit_bytes_per_s: optional(find("upload-limit"), "a rate such as 200MiB/s", rate)?,
+            upload_pause_above_bytes_per_s: optional(
+                find("upload-pause-above"),
+                "a rate such as 1GB/s",
+                rate,
+            )?,
             resume: match find("resume").value.as_str() {
                 "auto" => Resume::Auto,
                 "never" => Resume::Never,
@@ -316,20 +561,139 @@ impl Config {
                 _ => None,
             })?,
             interpose: interposer,
+            max_restarts: typed(find("max-restarts"), "a number from 0", |text| text.parse().ok())?,
+            monitor_interval: typed(find("monitor-interval"), "a time such as 1s", duration)?,
+            hang_timeout: typed(find("hang-timeout"), "a time such as 10m, or off", duration_or_off)?,
+            on_signal: typed(find("on-signal"), SIGNAL_WANTED, |text| match text {
+                "off" => Some(None),
+                name => preempting_signal(name).map(Some),
+            })?,
+            preempt_file: optional_path("preempt-file"),
+            preempt_probe: Some(find("preempt-probe").value.clone()).filter(|command| !command.is_empty()),
+            grace: typed(find("grace"), "a time such as 30s", duration)?,
             log_file: optional_path("log-file"),
+            log_format: typed(find("log-format"), "text or json", |text| match text {
+                "text" => Some(Format::Text),
+                "json" => Some(Format::Json),
+                _ => None,
+            })?,
+            metrics: optional(find("metrics"), "a port such as 9400, or IP:PORT", listen_address)?,
             verbosity: count("verbose")? - count("quiet")?,
-            resolved,
+            resolved: resolved.iter().map(Resolved::to_show).collect(),
         })
     }
+}
+
+const SIGNAL_WANTED: &str = "TERM, USR1, USR2, HUP, INT, QUIT, XCPU, or off";
+
+/// The signals that a scheduler may send, with and without SIG before them.
+fn preempting_signal(name: &str) -> Option<i32> {
+    let signals = [
+        ("TERM", libc::SIGTERM),
+        ("USR1", libc::SIGUSR1),
+        ("USR2", libc::SIGUSR2),
+        ("HUP", libc::SIGHUP),
+        ("INT", libc::SIGINT),
+        ("QUIT", libc::SIGQUIT),
+        ("XCPU", libc::SIGXCPU),
+    ];
+    let name = name.strip_prefix("SIG").unwrap_or(name);
+    signals.iter().find(|signal| signal.0 == name).map(|signal| signal.1)
 }
 
 fn duration(text: &str) -> Option<Duration> {
     humantime::parse_duration(text).ok().filter(|duration| !duration.is_zero())
 }
 
+/// A percentage as a share of 1; nothing is none.
+fn share(text: &str) -> Option<Option<f64>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let share = text.strip_suffix('%')?.trim().parse::<f64>().ok()? / 100.0;
+    (share > 0.0 && share <= 0.5).then_some(Some(share))
+}
+
+fn duration_or_off(text: &str) -> Option<Option<Duration>> {
+    match text {
+        "off" => Some(None),
+        text => duration(text).map(Some),
+    }
+}
+
 fn typed<T>(resolved: &Resolved, wanted: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<T> {
-    let Resolved { name, value, origin, .. } = resolved;
-    parse(value).ok_or_else(|| bad_input(anyhow!("{name} = {value:?} ({origin}): this has to be {wanted}")))
+    parse(&resolved.value).ok_or_else(|| {
+        let Resolved { name, value, origin, .. } = resolved.to_show();
+        bad_input(anyhow!("{name} = {value:?} ({origin}): this has to be {wanted}"))
+    })
+}
+
+/// The directory that the store's place comes to, and its address if it has one.
+fn place(store: &mut Resolved) -> Result<(PathBuf, Option<StoreUrl>)> {
+    if !StoreUrl::is_meant(&store.value) {
+        let wanted = "a directory, or an address such as s3://BUCKET/PREFIX";
+        let dir = typed(store, wanted, |text| (!text.is_empty()).then(|| PathBuf::from(text)))?;
+        return Ok((dir, None));
+    }
+    let url = url(store)?;
+    let name = runtime_dir::short_name(Path::new(&url.as_ref().map(ToString::to_string).unwrap_or_default()));
+    let state = runtime_dir::state_dir()
+        .context("there is no place on this machine for locks and logs")
+        .map_err(|error| bad_input(error.context("set XDG_STATE_HOME to a directory")))?;
+    let dir = state.join("stores").join(name);
+    store.found = Some(format!("on this machine: {}", dir.display()));
+    Ok((dir, url))
+}
+
+fn url(resolved: &Resolved) -> Result<Option<StoreUrl>> {
+    if resolved.value.is_empty() {
+        return Ok(None);
+    }
+    let wrong = |error| bad_input(anyhow!("{} ({}): {error}", resolved.name, resolved.origin));
+    resolved.value.parse::<StoreUrl>().map(Some).map_err(wrong)
+}
+
+fn key(resolved: &Resolved) -> Result<Option<Key>> {
+    if resolved.value.is_empty() {
+        return Ok(None);
+    }
+    Key::from_file(Path::new(&resolved.value)).map(Some).map_err(bad_input)
+}
+
+/// A port, on the loopback interface unless an address is given.
+fn listen_address(text: &str) -> Option<SocketAddr> {
+    let port = text.strip_prefix("localhost").unwrap_or(text);
+    match port.strip_prefix(':').unwrap_or(port).parse() {
+        Ok(port) => Some((Ipv4Addr::LOCALHOST, port).into()),
+        Err(_) => text.parse().ok(),
+    }
+}
+
+/// Bytes per second: `200MiB/s`.
+fn rate(text: &str) -> Option<u64> {
+    let amount = text.strip_suffix("/s").unwrap_or(text).trim();
+    let digits = amount.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(amount.len());
+    let (number, unit) = amount.split_at(digits);
+    let unit: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "kB" | "KB" => 1000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(unit).filter(|&rate| rate > 0)
+}
+
+/// An option that is empty where nothing is wanted.
+fn optional<T>(
+    resolved: &Resolved,
+    wanted: &str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>> {
+    if resolved.value.is_empty() { Ok(None) } else { typed(resolved, wanted, parse).map(Some) }
 }
 
 /// A configuration file.
@@ -420,15 +784,55 @@ mod tests {
         let message =
             |args: &[&str], variables: &[(&str, &str)]| resolve(args, variables).unwrap_err().to_string();
         assert!(message(&["--keep", "0"], &[]).contains("keep = \"0\" (command line)"));
+        assert!(message(&["--persist-every", "0"], &[]).contains("a number from 1"));
         assert!(message(&[], &[("CKPT_INTERVAL", "soon")]).contains("(variable CKPT_INTERVAL)"));
         assert!(message(&["--interval", "0s"], &[]).contains("10m, or off"));
         assert!(message(&["--network", "none"], &[]).contains("host or private"));
         assert!(message(&["--job", "../x"], &[]).contains("job's name"));
+        assert!(message(&["--on-signal", "KILL"], &[]).contains("TERM, USR1"));
+        assert!(message(&["--grace", "0s"], &[]).contains("30s"));
+        for bad in ["1", "0%", "90%", "NaN%"] {
+            assert!(message(&["--overhead", bad], &[]).contains("at most 50%"), "{bad}");
+        }
+        assert!(message(&["--max-restarts", "many"], &[]).contains("from 0"));
         assert!(message(&["--config", "/nonexistent.toml"], &[]).contains("/nonexistent.toml"));
         let typo = file("intervall = \"3m\"\n");
         assert!(
             message(&["--config", typo.path().to_str().unwrap()], &[]).contains("no option \"intervall\"")
         );
+    }
+
+    #[test]
+    fn a_store_is_a_directory_or_an_address() {
+        let config = resolve(&["--store", "s3://bucket/team/"], &[]).unwrap();
+        assert_eq!(config.store_url.unwrap().to_string(), "s3://bucket/team");
+        let other = resolve(&["--store", "s3://bucket/other"], &[]).unwrap();
+        assert_ne!(config.store, other.store, "each address has a place of its own");
+        assert!(config.store.ends_with(Path::new("stores").join(config.store.file_name().unwrap())));
+        assert_eq!(resolve(&["--store", "a/b"], &[]).unwrap().store, Path::new("a/b"));
+        let message = |args: &[&str]| resolve(args, &[]).unwrap_err().to_string();
+        assert!(message(&["--store", "s3://"]).contains("store (command line): "));
+        assert!(message(&["--store", "s3://b/x", "--upload", "s3://b/y"]).contains("leave --upload out"));
+    }
+
+    #[test]
+    fn rates_and_compressions_are_read() {
+        assert_eq!(rate("200MiB/s"), Some(200 << 20));
+        assert_eq!((rate("5 kB"), rate("7")), (Some(5000), Some(7)));
+        for bad in ["", "fast", "0", "-1MB", "1.5GB", "99999999999GiB/s"] {
+            assert_eq!(rate(bad), None, "{bad:?}");
+        }
+        let config = resolve(&["--compress", "zstd:7", "--upload-limit", "1MB/s"], &[]).unwrap();
+        assert_eq!(config.compression, Compression::Zstd { level: 7 });
+        assert_eq!(config.upload_limit_bytes_per_s, Some(1_000_000));
+        let pace = crate::stores::pace(&config);
+        assert_eq!((pace.limit(), pace.pauses()), (Some(1_000_000), None));
+        let pace = crate::stores::pace(&resolve(&["--upload-pause-above", "1GB/s"], &[]).unwrap());
+        let above = pace.pauses().map(|policy| policy.above_bytes_per_s);
+        assert_eq!((pace.limit(), above), (None, Some(1_000_000_000)));
+        assert_eq!(resolve(&[], &[]).unwrap().compression, Compression::None);
+        let refused = resolve(&["--compress", "zstd:99"], &[]).unwrap_err().to_string();
+        assert!(refused.contains("compress = \"zstd:99\""), "{refused}");
     }
 
     #[test]
@@ -443,6 +847,40 @@ mod tests {
         assert_eq!(interpose(&["--interpose", "off"]).1, None);
         let error = resolve(&["--interpose", "/nonexistent.so"], &[]).unwrap_err().to_string();
         assert!(error.contains("(command line)") && error.contains("auto, off or"), "{error}");
+    }
+
+    #[test]
+    fn metrics_stay_on_this_machine_unless_an_address_is_given() {
+        let address = |text: &str| resolve(&["--metrics", text], &[]).unwrap().metrics.unwrap().to_string();
+        for local in ["9400", ":9400", "localhost:9400", "127.0.0.1:9400"] {
+            assert_eq!(address(local), "127.0.0.1:9400", "{local}");
+        }
+        assert_eq!(address("0.0.0.0:9400"), "0.0.0.0:9400");
+        assert_eq!(address("[::1]:0"), "[::1]:0");
+        assert_eq!(resolve(&[], &[]).unwrap().metrics, None);
+        for bad in ["on", "70000", "127.0.0.1", "localhost", "http://127.0.0.1:1", "-1"] {
+            let error = resolve(&[&format!("--metrics={bad}")], &[]).unwrap_err().to_string();
+            assert!(error.contains("metrics = ") && error.contains("IP:PORT"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let probe = "curl -H 'Authorization: Bearer hunter2' https://me:hunter2@host/";
+        let config = resolve(&["--preempt-probe", probe], &[]).unwrap();
+        assert_eq!(config.preempt_probe.as_deref(), Some(probe), "it is called as it is");
+        assert!(!format!("{:?}", config.resolved).contains("hunter2"), "{:?}", config.resolved);
+        let error = resolve(&["--upload", "s3://me:hunter2@bucket/x"], &[]).unwrap_err().to_string();
+        assert!(!error.contains("hunter2") && error.contains("AWS_SECRET_ACCESS_KEY"), "{error}");
+        let error = resolve(&["--metrics", "http://me:hunter2@host/"], &[]).unwrap_err().to_string();
+        assert!(!error.contains("hunter2") && error.contains("IP:PORT"), "{error}");
+    }
+
+    #[test]
+    fn signals_have_names() {
+        assert_eq!(resolve(&[], &[]).unwrap().on_signal, Some(libc::SIGTERM));
+        assert_eq!(resolve(&["--on-signal", "SIGUSR1"], &[]).unwrap().on_signal, Some(libc::SIGUSR1));
+        assert_eq!(resolve(&["--on-signal", "off"], &[]).unwrap().on_signal, None);
     }
 
     #[test]

@@ -5,25 +5,41 @@ use crate::status::SharedStatus;
 use ckpt_protocol::control::{CONTROL_VERSION, Call, Progress, Reply, Request};
 use ckpt_protocol::frame;
 use ckpt_snapshot::JobDir;
-use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use rustix::process::getuid;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a waiting command hears how far its checkpoint is.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 /// A peer that sends nothing for so long is let go.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long to wait when there is no descriptor for one more caller.
+const SHORTAGE_WAIT: Duration = Duration::from_millis(50);
+
+/// How long answers that are under way may take when the launcher ends.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+
 /// A checkpoint that somebody waits for: the answer goes here.
 pub type Answer = Sender<Reply>;
+
+/// What a caller wants of the supervisor.
+pub enum Demand {
+    /// A snapshot.
+    Checkpoint,
+    /// The end, with a snapshot.
+    Stop,
+}
 
 /// The socket; removed when dropped.
 pub struct ControlServer {
     path: PathBuf,
+    /// Held by everyone who still has to answer.
+    calls: Arc<()>,
 }
 
 /// Where the control socket of a job is: it depends on the store and the job only, so that other commands find it.
@@ -36,7 +52,7 @@ pub fn socket_path(job: &JobDir) -> io::Result<PathBuf> {
 }
 
 impl ControlServer {
-    /// Listens for the job; `on_checkpoint` is called for every checkpoint that is asked for. The job's lock has to
+    /// Listens for the job; `on_demand` is called for everything that is asked of the supervisor. The job's lock has to
     /// be held: a socket that is there already is a dead launcher's.
     ///
     /// # Errors
@@ -44,7 +60,7 @@ impl ControlServer {
     pub fn listen(
         job: &JobDir,
         status: &Arc<SharedStatus>,
-        on_checkpoint: impl Fn(Answer) + Send + Sync + 'static,
+        on_demand: impl Fn(Demand, Answer) + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let path = socket_path(job)?;
         match std::fs::remove_file(&path) {
@@ -54,26 +70,55 @@ impl ControlServer {
         let listener = UnixListener::bind(&path)?;
         set_private(&path)?;
         let status = Arc::clone(status);
-        let on_checkpoint = Arc::new(on_checkpoint);
+        let on_demand = Arc::new(on_demand);
+        let calls = Arc::new(());
+        let call = Arc::clone(&calls);
         std::thread::Builder::new().name("control".to_owned()).spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (status, on_checkpoint) = (Arc::clone(&status), Arc::clone(&on_checkpoint));
+            loop {
+                let stream = next_caller(|| listener.accept().map(|(stream, _)| stream));
+                let (status, on_demand, call) =
+                    (Arc::clone(&status), Arc::clone(&on_demand), Arc::clone(&call));
                 // A thread per caller: there are few, and one that waits must not keep the others waiting.
-                let served = std::thread::Builder::new()
-                    .name("control-call".to_owned())
-                    .spawn(move || serve(stream, &status, &*on_checkpoint));
+                let served = std::thread::Builder::new().name("control-call".to_owned()).spawn(move || {
+                    serve(stream, &status, &*on_demand);
+                    drop(call);
+                });
                 if let Err(error) = served {
                     tracing::warn!("a call cannot be answered: {error}");
                 }
             }
         })?;
-        Ok(Self { path })
+        Ok(Self { path, calls })
     }
 }
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
+        // Whoever was answered is to hear it: the process ends soon. The thread that accepts holds the second.
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        while Arc::strong_count(&self.calls) > 2 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The next caller. A shortage of descriptors is waited out: it would be found again at once.
+fn next_caller(mut accept: impl FnMut() -> io::Result<UnixStream>) -> UnixStream {
+    let mut told = false;
+    loop {
+        match accept() {
+            Ok(stream) => return stream,
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+            Err(error) => {
+                if !told {
+                    tracing::warn!("other ckpt-run commands cannot reach this job at the moment: {error}");
+                    told = true;
+                }
+                std::thread::sleep(SHORTAGE_WAIT);
+            }
+        }
     }
 }
 
@@ -82,7 +127,7 @@ fn set_private(path: &Path) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
 }
 
-fn serve(mut stream: UnixStream, status: &SharedStatus, on_checkpoint: &dyn Fn(Answer)) {
+fn serve(mut stream: UnixStream, status: &SharedStatus, on_demand: &dyn Fn(Demand, Answer)) {
     let outcome = peer_is_allowed(&stream).and_then(|()| {
         stream.set_read_timeout(Some(CALL_TIMEOUT)).map_err(|error| error.to_string())?;
         let call: Call = frame::read(&mut stream).map_err(|error| error.to_string())?;
@@ -94,26 +139,24 @@ fn serve(mut stream: UnixStream, status: &SharedStatus, on_checkpoint: &dyn Fn(A
         }
         Ok(call.request)
     });
-    let reply = match outcome {
-        Err(reason) => Reply::Error(reason),
-        Ok(Request::Status) => Reply::Status(Box::new(status.snapshot())),
-        Ok(Request::Checkpoint) => match checkpoint(&mut stream, status, on_checkpoint) {
-            Some(reply) => reply,
-            None => return,
-        },
+    let mut demand = |what| {
+        let (answer, answered) = bounded(1);
+        on_demand(what, answer);
+        await_answer(&mut stream, status, &answered)
     };
+    let reply = match outcome {
+        Err(reason) => Some(Reply::Error(reason)),
+        Ok(Request::Status) => Some(Reply::Status(Box::new(status.snapshot()))),
+        Ok(Request::Checkpoint) => demand(Demand::Checkpoint),
+        Ok(Request::Stop) => demand(Demand::Stop),
+    };
+    let Some(reply) = reply else { return };
     // The caller may be gone: its checkpoint was taken all the same.
     let _ = frame::write(&mut stream, &reply);
 }
 
-/// Asks for a checkpoint and tells the caller how far it is; `None` when the caller is gone.
-fn checkpoint(
-    stream: &mut UnixStream,
-    status: &SharedStatus,
-    on_checkpoint: &dyn Fn(Answer),
-) -> Option<Reply> {
-    let (answer, answered) = bounded(1);
-    on_checkpoint(answer);
+/// Waits for the answer and tells the caller how far it is; `None` when the caller is gone.
+fn await_answer(stream: &mut UnixStream, status: &SharedStatus, answered: &Receiver<Reply>) -> Option<Reply> {
     let mut told = Progress::default();
     loop {
         match answered.recv_timeout(PROGRESS_EVERY) {
@@ -130,11 +173,67 @@ fn checkpoint(
     }
 }
 
+/// The job's user and root only. The socket's mode says so too; this holds where somebody has changed that.
 fn peer_is_allowed(stream: &UnixStream) -> Result<(), String> {
     let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| error.to_string())?;
     if peer.uid == getuid() || peer.uid.is_root() {
         Ok(())
     } else {
         Err("this job belongs to another user".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::Uid;
+
+    /// A caller of that user; the kernel notes which thread connects, not who owns the process.
+    fn caller(listener: &UnixListener, path: &Path, uid: Uid) -> UnixStream {
+        let path = path.to_owned();
+        let connect = move || {
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            UnixStream::connect(path).unwrap()
+        };
+        let theirs = std::thread::spawn(connect).join().unwrap();
+        let (ours, _) = listener.accept().unwrap();
+        drop(theirs);
+        ours
+    }
+
+    #[test]
+    fn a_shortage_is_waited_out() {
+        let (stream, _theirs) = UnixStream::pair().unwrap();
+        let mut stream = Some(stream);
+        let mut shortages = 3;
+        let begun = Instant::now();
+        next_caller(|| {
+            if shortages > 0 {
+                shortages -= 1;
+                return Err(io::Error::from_raw_os_error(libc::EMFILE));
+            }
+            Ok(stream.take().unwrap())
+        });
+        assert!(begun.elapsed() >= 3 * SHORTAGE_WAIT, "it has been asked for again and again");
+    }
+
+    #[test]
+    fn strangers_are_refused_even_where_the_socket_is_open_to_all() {
+        use std::os::unix::fs::PermissionsExt;
+        if !getuid().is_root() {
+            eprintln!("skipped: only root can be somebody else");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        for path in [dir.path(), &path] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        }
+        let own = caller(&listener, &path, getuid());
+        assert_eq!(peer_is_allowed(&own), Ok(()));
+        let stranger = caller(&listener, &path, Uid::from_raw(65534));
+        let refused = peer_is_allowed(&stranger).unwrap_err();
+        assert!(refused.contains("another user"), "{refused}");
     }
 }

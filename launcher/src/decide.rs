@@ -1,13 +1,16 @@
 //! What a run begins with: the beginning, or a snapshot of the run before.
 //!
 //! A *run* of a job goes from one start at the beginning to the next; it may be resumed any number of times. Snapshots
-//! of earlier runs are never resumed by themselves, and neither are those that were left behind when somebody resumed
-//! an older one on purpose: the files have been rolled back past them.
+//! of earlier runs are never resumed by themselves, and neither are those that were left behind when an older one was
+//! resumed, on purpose or for want of a better one: the files have been rolled back past them.
 
-use crate::config::{Config, Resume};
+use crate::config::Resume;
 use crate::failure::bad_input;
+use crate::stores;
 use anyhow::{Result, anyhow, bail};
-use ckpt_snapshot::{JobDir, JobIdentity, JobOutcome, JobRecord, Listed, ReadError, SnapshotId, Store};
+use ckpt_snapshot::{
+    JobDir, JobIdentity, JobOutcome, JobRecord, Listed, ReadError, SnapshotId, Store, Tier, Tiers,
+};
 
 /// What a run begins with.
 pub struct Decision {
@@ -17,17 +20,35 @@ pub struct Decision {
     pub candidates: Vec<SnapshotId>,
 }
 
-/// Decides from what is in the store and what the user wants.
+/// Decides from what is in the store and what the user wants; `theirs` is the record of another machine, on which the
+/// job has gone on since it ran here.
 ///
 /// # Errors
 /// Bad input: nothing to resume, no such snapshot, or one that this version must not read.
-pub fn decide(config: &Config, dir: &JobDir, identity: &JobIdentity) -> Result<Decision> {
-    let listed = dir.store().list()?;
-    if config.resume != Resume::Never {
+pub fn decide(
+    resume: &Resume,
+    dir: &JobDir,
+    store: &Tiers,
+    identity: &JobIdentity,
+    theirs: Option<JobRecord>,
+) -> Result<Decision> {
+    let mut listed = stores::list_local(store)?;
+    if theirs.is_some() {
+        // What is here is old. If the rest cannot be listed, going on from it would throw work away.
+        let all: Vec<_> = store.tiers().iter().map(Tier::name).collect();
+        listed = store.list_in(&all)?;
+    } else if listed.is_empty() {
+        // What is far away is looked at only if there is nothing here.
+        listed = store.list()?;
+    }
+    if *resume != Resume::Never {
         refuse_what_is_not_damage(&listed)?;
     }
-    let before = dir.record()?.unwrap_or_else(|| rebuilt(&listed));
-    let candidates = match &config.resume {
+    let before = match theirs {
+        Some(theirs) => JobRecord { taken_up: theirs.taken_up + 1, ..theirs },
+        None => dir.record()?.unwrap_or_else(|| rebuilt(&listed)),
+    };
+    let candidates = match resume {
         Resume::Never => Vec::new(),
         Resume::Auto if before.outcome == JobOutcome::Complete => Vec::new(),
         Resume::Auto => of_run(&listed, &before),
@@ -41,18 +62,44 @@ pub fn decide(config: &Config, dir: &JobDir, identity: &JobIdentity) -> Result<D
             }
             found
         }
-        Resume::Snapshot(text) => vec![(&dir.store() as &dyn Store).find(text)?],
+        Resume::Snapshot(text) => vec![(store as &dyn Store).find(text)?],
     };
-    if let (Some(id), Resume::Auto | Resume::Required) = (candidates.last(), &config.resume) {
-        tracing::info!("job {}: resuming from snapshot {id}", dir.key());
+    let mut record = record(&before, &listed, &candidates, identity);
+    if dir.elsewhere().is_some() {
+        // Nothing needs them, and they would be there for all to read who can read the store, encrypted or not.
+        (record.cwd, record.argv) = (String::new(), Vec::new());
     }
-    Ok(Decision { record: record(&before, &listed, &candidates, identity), candidates })
+    Ok(Decision { record, candidates })
 }
 
-/// A newer version or a path that climbs out is nobody's accident: it is not passed over.
+/// The snapshots from which the present run may go on, oldest first.
+///
+/// # Errors
+/// When the store cannot be read.
+pub fn of_present_run(dir: &JobDir, store: &Tiers) -> Result<Vec<SnapshotId>> {
+    let listed = stores::list_local(store)?;
+    let record = dir.record()?.unwrap_or_else(|| rebuilt(&listed));
+    Ok(of_run(&listed, &record))
+}
+
+/// Whether it is no damage, so that going on without the snapshot would throw away work that is there: a newer version,
+/// a path that climbs out, a missing key.
+pub fn is_for_the_user(error: &ReadError) -> bool {
+    matches!(
+        error,
+        ReadError::Newer { .. }
+            | ReadError::NewerObject { .. }
+            | ReadError::Hostile { .. }
+            | ReadError::Key { .. }
+    )
+}
+
+/// What is nobody's accident is not passed over.
 fn refuse_what_is_not_damage(listed: &[Listed]) -> Result<()> {
     for one in listed {
-        if let Err(error @ (ReadError::Newer { .. } | ReadError::Hostile { .. })) = &one.manifest {
+        if let Err(error) = &one.manifest
+            && is_for_the_user(error)
+        {
             bail!(bad_input(anyhow!("{error}")));
         }
     }
@@ -77,6 +124,7 @@ fn rebuilt(listed: &[Listed]) -> JobRecord {
         last_sequence: newest_sequence(listed),
         sequence_before_run: 0,
         abandoned: Vec::new(),
+        taken_up: 0,
         outcome: JobOutcome::Unfinished,
     }
 }
@@ -126,12 +174,15 @@ fn record(
     record
 }
 
-/// The job was resumed from `id` on purpose: what is newer is of a history that did not happen.
-pub fn abandon_after(record: &mut JobRecord, id: &SnapshotId) {
-    let first = id.sequence() + 1;
-    if first <= record.last_sequence {
-        record.abandoned.push((first, record.last_sequence));
+/// The job is resumed from `id`: what is newer is of a history that did not happen. Says whether that is news.
+#[must_use]
+pub fn abandon_after(record: &mut JobRecord, id: &SnapshotId) -> bool {
+    let newer = (id.sequence() + 1, record.last_sequence);
+    let is_news = newer.0 <= newer.1 && !record.abandoned.contains(&newer);
+    if is_news {
+        record.abandoned.push(newer);
     }
+    is_news
 }
 
 #[cfg(test)]
@@ -174,12 +225,13 @@ mod tests {
     fn what_was_left_behind_stays_behind() {
         let mut listed = listing(&[(1, Some(1)), (2, Some(1)), (3, Some(1))]);
         let mut record = rebuilt(&listed);
-        abandon_after(&mut record, &listed[0].id);
+        assert!(abandon_after(&mut record, &listed[0].id));
+        assert!(!abandon_after(&mut record, &listed[0].id), "once is enough");
         assert_eq!(numbers(&of_run(&listed, &record)), [1]);
         listed.extend(listing(&[(4, Some(1))]));
         assert_eq!(numbers(&of_run(&listed, &record)), [1, 4], "and the new branch goes on");
         record.last_sequence = 4;
-        abandon_after(&mut record, &listed[3].id);
+        assert!(!abandon_after(&mut record, &listed[3].id));
         assert_eq!(record.abandoned, [(2, 3)], "the newest leaves nothing behind");
     }
 

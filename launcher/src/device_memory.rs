@@ -3,18 +3,19 @@
 //! A process's mirror becomes `gpu/PID.mem`, as far as something lies in it, and what its agent told of it
 //! `gpu/PID.json`.
 
-use crate::agents::{GpuState, Mirror, Process};
+use crate::agents::{GpuState, Known, Mirror, Process, joined};
 use crate::checkpoint::AttemptError;
 use crate::staging;
 use anyhow::{Context, Result, bail};
-use ckpt_protocol::agent::GpuReport;
+use ckpt_protocol::agent::{GpuReport, Region};
 use ckpt_protocol::control::DeviceMemory;
-use ckpt_snapshot::{Damage, GpuProcess, Manifest, ReadError, RelPath, SparseWriter, Store};
+use ckpt_snapshot::chunk::ChunkId;
+use ckpt_snapshot::{Damage, DataFile, GpuProcess, Manifest, ReadError, RelPath, Source, Store, Target};
 use rustix::fs::FallocateFlags;
-use std::fs::File;
-use std::io::{self, ErrorKind, Read};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An agent has told of memory that is not in its mirror.
 #[derive(Debug, thiserror::Error)]
@@ -30,19 +31,19 @@ pub struct ReportError {
     mirror_bytes: u64,
 }
 
+#[cfg(test)]
+impl ReportError {
+    /// One of this process.
+    pub(crate) fn example(process: Process) -> Self {
+        Self { process, told_bytes: 2, mirror_bytes: 1 }
+    }
+}
+
 /// Where in a mirror something lies: in order, without overlaps.
 fn extents(state: &GpuState) -> Result<Vec<Range<u64>>, ReportError> {
+    let of = |region: &Region| region.offset..region.offset.saturating_add(region.bytes);
     let regions = state.report.regions.iter().filter(|region| region.bytes > 0);
-    let mut found: Vec<_> =
-        regions.map(|region| region.offset..region.offset.saturating_add(region.bytes)).collect();
-    found.sort_by_key(|extent| extent.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for extent in found {
-        match joined.last_mut() {
-            Some(last) if extent.start <= last.end => last.end = last.end.max(extent.end),
-            _ => joined.push(extent),
-        }
-    }
+    let joined = joined(regions.map(of).collect());
     let told_bytes = joined.last().map_or(0, |last| last.end);
     let mirror_bytes = state.mirror.as_ref().map_or(0, |mirror| mirror.bytes);
     if told_bytes <= mirror_bytes {
@@ -53,57 +54,96 @@ fn extents(state: &GpuState) -> Result<Vec<Range<u64>>, ReportError> {
 
 /// The content of a mirror from its beginning to the last thing that lies in it. What lies between is nobody's, and
 /// reads as zeroes.
-struct Content<'a> {
-    file: &'a File,
-    /// Those that are not read yet.
-    extents: std::iter::Peekable<std::slice::Iter<'a, Range<u64>>>,
-    position: u64,
+struct Content {
+    /// `None` for a process without a mirror: it has no extents then.
+    mirror: Option<Mirror>,
+    extents: Vec<Range<u64>>,
+    /// Which capture has left it.
+    capture: Option<u64>,
+    /// What of it need not be read.
+    known: Option<Known>,
+    read_bytes: AtomicU64,
 }
 
-impl<'a> Content<'a> {
-    fn new(file: &'a File, extents: &'a [Range<u64>]) -> Self {
-        Self { file, extents: extents.iter().peekable(), position: 0 }
+impl Content {
+    fn of(state: &GpuState) -> Result<Self, ReportError> {
+        let capture = state.report.capture.as_ref().map(|capture| capture.number);
+        let known = state.mirror.as_ref().and_then(|mirror| mirror.record().of(capture));
+        let (mirror, extents) = (state.mirror.clone(), extents(state)?);
+        Ok(Self { mirror, extents, capture, known, read_bytes: AtomicU64::new(0) })
     }
 }
 
-impl Read for Content<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.extents.next_if(|extent| extent.end <= self.position).is_some() {}
-        let Some(extent) = self.extents.peek() else { return Ok(0) };
-        let is_gap = self.position < extent.start;
-        let left_bytes = if is_gap { extent.start } else { extent.end } - self.position;
-        let bytes = usize::try_from(left_bytes).unwrap_or(usize::MAX).min(buffer.len());
-        let buffer = &mut buffer[..bytes];
-        let read = if is_gap {
-            buffer.fill(0);
-            bytes
-        } else {
-            self.file.read_at(buffer, self.position)?
-        };
-        if read == 0 && bytes > 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
+impl Source for Content {
+    fn bytes(&self) -> u64 {
+        self.extents.last().map_or(0, |last| last.end)
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read_bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
+        let end = offset + into.len() as u64;
+        let first = self.extents.partition_point(|extent| extent.end <= offset);
+        let mut rest = into;
+        let mut position = offset;
+        let in_range = |part: u64| usize::try_from(part).map_err(io::Error::other);
+        for extent in self.extents[first..].iter().take_while(|extent| extent.start < end) {
+            let from = extent.start.max(position);
+            let (gap, after) = rest.split_at_mut(in_range(from - position)?);
+            gap.fill(0);
+            let (part, after) = after.split_at_mut(in_range(extent.end.min(end) - from)?);
+            self.mirror.as_ref().ok_or(io::ErrorKind::NotFound)?.file.read_exact_at(part, from)?;
+            position = from + part.len() as u64;
+            rest = after;
         }
-        self.position += read as u64;
-        Ok(read)
+        rest.fill(0);
+        Ok(())
+    }
+
+    fn known(&self, range: Range<u64>) -> Option<ChunkId> {
+        self.known.as_ref()?.chunk(&range, &self.extents)
     }
 }
 
-/// How many bytes [`store`] will store of what processes had on their GPUs.
+/// What a process had on its GPUs, ready to be stored.
+pub struct Stored {
+    /// Its entry in the manifest.
+    pub process: GpuProcess,
+    content: Content,
+    report: Vec<u8>,
+}
+
+impl Stored {
+    /// Its data files.
+    pub fn sources(&self) -> impl Iterator<Item = (&RelPath, &dyn Source)> {
+        let memory = self.process.memory.as_ref().map(|path| (path, &self.content as &dyn Source));
+        memory.into_iter().chain([(&self.process.report, &self.report as &dyn Source)])
+    }
+
+    /// How much of its memory was not read: the store had it already (bytes).
+    #[must_use]
+    pub fn unread_bytes(&self) -> u64 {
+        self.content.bytes().saturating_sub(self.content.read_bytes.load(Ordering::Relaxed))
+    }
+
+    /// It is committed: what does not change until the next capture need not be read for that.
+    pub fn committed(&self, manifest: &Manifest) {
+        let Content { mirror: Some(mirror), extents, capture, .. } = &self.content else { return };
+        let file = self.process.memory.as_ref().and_then(|path| data_file(manifest, path));
+        if let Some(file) = file {
+            mirror.record().committed(*capture, extents.clone(), file);
+        }
+    }
+}
+
+fn data_file<'a>(manifest: &'a Manifest, path: &RelPath) -> Option<&'a DataFile> {
+    manifest.files.iter().find(|file| &file.path == path)
+}
+
+/// What processes had on their GPUs, ready to be stored.
 ///
 /// # Errors
 /// See [`ReportError`].
-pub fn stored_bytes(states: &[GpuState]) -> Result<u64, ReportError> {
-    states.iter().map(|state| Ok(extents(state)?.last().map_or(0, |last| last.end))).sum()
-}
-
-/// Stores what processes had on their GPUs; `put` takes each data file.
-///
-/// # Errors
-/// See [`ReportError`], and those of `put`.
-pub fn store(
-    states: &[GpuState],
-    put: &mut dyn FnMut(&RelPath, &mut dyn Read) -> Result<(), AttemptError>,
-) -> Result<Vec<GpuProcess>, AttemptError> {
+pub fn to_store(states: &[GpuState]) -> Result<Vec<Stored>, AttemptError> {
     let mut stored = Vec::new();
     for state in states {
         let Some(pid) = state.process.pid else { continue };
@@ -111,22 +151,18 @@ pub fn store(
             RelPath::new(format!("gpu/{pid}.{kind}"))
                 .map_err(|error| AttemptError::Staging(io::Error::other(error)))
         };
-        let (memory, report) = (path("mem")?, path("json")?);
-        let extents = extents(state)?;
+        let content = Content::of(state)?;
         let mirror = state.mirror.as_ref();
-        let is_used = mirror.filter(|_| !extents.is_empty());
-        if let Some(mirror) = is_used {
-            put(&memory, &mut Content::new(&mirror.file, &extents))?;
-        }
-        let text = serde_json::to_vec(&state.report).map_err(|error| AttemptError::Staging(error.into()))?;
-        put(&report, &mut &text[..])?;
-        stored.push(GpuProcess {
+        let report =
+            serde_json::to_vec(&state.report).map_err(|error| AttemptError::Staging(error.into()))?;
+        let process = GpuProcess {
             pid,
             mirror: mirror.map_or(0, |mirror| mirror.number),
             mirror_bytes: mirror.map_or(0, |mirror| mirror.bytes),
-            memory: is_used.map(|_| memory),
-            report,
-        });
+            memory: (!content.extents.is_empty()).then(|| path("mem")).transpose()?,
+            report: path("json")?,
+        };
+        stored.push(Stored { process, content, report });
     }
     Ok(stored)
 }
@@ -170,8 +206,8 @@ pub struct Load {
 pub fn plan(manifest: &Manifest) -> Result<Vec<Load>> {
     let mut loads = Vec::new();
     for process in manifest.gpu.iter().filter(|process| process.mirror_bytes > 0) {
-        let file = |path: &RelPath| manifest.files.iter().find(|file| &file.path == path);
-        let bytes = process.memory.as_ref().and_then(file).map_or(0, |file| file.bytes);
+        let file = process.memory.as_ref().and_then(|path| data_file(manifest, path));
+        let bytes = file.map_or(0, |file| file.bytes);
         if bytes > process.mirror_bytes {
             let damage = format!("{bytes} bytes are to go into a mirror of {}", process.mirror_bytes);
             bail!(ReadError::Damaged { id: manifest.id.to_string(), damage: Damage::Manifest(damage) });
@@ -190,25 +226,35 @@ pub fn plan(manifest: &Manifest) -> Result<Vec<Load>> {
     Ok(loads)
 }
 
-/// Fills a mirror. It is not to be used before this has returned without an error.
-///
-/// # Errors
-/// Damage, or the memory cannot be had.
-pub fn load(
-    store: &dyn Store,
-    manifest: &Manifest,
-    load: &Load,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<(), ReadError> {
-    let Some(path) = &load.memory else { return Ok(()) };
-    let failed = |source| ReadError::Io { step: "take memory for", path: path.as_str().into(), source };
-    let mut file = load.mirror.file.try_clone().map_err(failed)?;
-    let mut sparse = SparseWriter::new(&mut file);
-    store.read(manifest, path, &mut sparse, progress)?;
-    sparse.finish().and_then(|()| file.set_len(load.mirror.bytes)).map_err(failed)?;
-    // All of it is pinned in the end: what is short of memory is to learn it here.
-    let taken = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, load.mirror.bytes);
-    taken.map_err(|error| failed(error.into()))
+impl Load {
+    /// The data file and where it goes; `None` when there is nothing to load. The mirror is not to be used before it
+    /// is loaded and [`Load::finish`] has returned without an error.
+    #[must_use]
+    pub fn wanted(&self) -> Option<(&RelPath, &dyn Target)> {
+        self.memory.as_ref().map(|path| (path, self as &dyn Target))
+    }
+
+    /// All of a mirror is pinned in the end: what is short of memory is to learn it here.
+    ///
+    /// # Errors
+    /// The memory cannot be had.
+    pub fn finish(&self) -> Result<(), ReadError> {
+        let Some(path) = &self.memory else { return Ok(()) };
+        let taken = rustix::fs::fallocate(&*self.mirror.file, FallocateFlags::empty(), 0, self.mirror.bytes);
+        taken.map_err(|error| ReadError::Target { path: path.to_string(), source: error.into() })
+    }
+}
+
+/// The mirror keeps its own size: behind what is loaded nothing is in use.
+impl Target for Load {
+    fn set_bytes(&self, _bytes: u64) -> io::Result<()> {
+        self.mirror.file.set_len(0)?;
+        self.mirror.file.set_len(self.mirror.bytes)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.mirror.file.write_all_at(bytes, offset)
+    }
 }
 
 /// What the agent of a process told of its device memory.
@@ -216,20 +262,35 @@ pub fn load(
 /// # Errors
 /// Damage.
 pub fn read_report(store: &dyn Store, manifest: &Manifest, process: &GpuProcess) -> Result<GpuReport> {
-    let file = store.open(manifest, &process.report)?;
-    serde_json::from_reader(io::BufReader::new(file))
+    serde_json::from_slice(&store.read(manifest, &process.report)?)
         .with_context(|| format!("{} of the snapshot {} does not read", process.report, manifest.id))
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "one range is meant")]
 mod tests {
     use super::*;
-    use ckpt_protocol::agent::{Region, RegionKind};
-    use ckpt_snapshot::DirStore;
+    use ckpt_protocol::agent::{Capture, RegionFlags, RegionKind};
+    use ckpt_snapshot::codec::Codec;
+    use ckpt_snapshot::medium::DirMedium;
+    use ckpt_snapshot::packed::{Limits, PackStore};
+    use ckpt_snapshot::{DirStore, Input};
+    use std::sync::Arc;
 
     fn region(offset: u64, bytes: u64) -> Region {
         let kind = RegionKind::Allocation;
-        Region { address: 0, bytes, device: 0, kind, allocations: 1, offset, changed_bytes: Some(bytes / 2) }
+        let (flags, changed_bytes) = (RegionFlags::default(), Some(bytes / 2));
+        Region {
+            address: 0,
+            bytes,
+            device: 0,
+            kind,
+            allocations: 1,
+            offset,
+            changed_bytes,
+            flags,
+            origin: None,
+        }
     }
 
     fn state(pid: u32, mirror: Option<Mirror>, regions: Vec<Region>) -> GpuState {
@@ -237,12 +298,19 @@ mod tests {
         GpuState { process, mirror, report: GpuReport { regions, ..GpuReport::default() } }
     }
 
+    /// The content, read in steps of every size: boundaries of steps and extents meet in all ways.
     fn content(state: &GpuState) -> Vec<u8> {
-        let extents = extents(state).unwrap();
-        let mut content = Vec::new();
-        let file = state.mirror.as_ref().unwrap();
-        Content::new(&file.file, &extents).read_to_end(&mut content).unwrap();
-        content
+        let [stored] = &to_store(std::slice::from_ref(state)).unwrap()[..] else { panic!("one process") };
+        let mut whole = vec![1; usize::try_from(stored.content.bytes()).unwrap()];
+        stored.content.read_at(0, &mut whole).unwrap();
+        for step in [1, 3, 7, 100, 1000] {
+            let mut found = vec![1; whole.len()];
+            for (number, part) in found.chunks_mut(step).enumerate() {
+                stored.content.read_at((number * step) as u64, part).unwrap();
+            }
+            assert!(found == whole, "in steps of {step}");
+        }
+        whole
     }
 
     #[test]
@@ -257,22 +325,20 @@ mod tests {
         expected.extend([7; 24]);
         assert_eq!(found, expected);
         assert_eq!(content(&some(Vec::new())), b"");
-        let two = [some(vec![region(0, 100)]), some(vec![region(1000, 24)]), state(6, None, Vec::new())];
-        assert_eq!(stored_bytes(&two).unwrap(), 1124);
     }
 
     #[test]
     fn memory_that_is_not_in_the_mirror_is_a_mistake() {
         let mirror = Mirror::new(2 << 20).unwrap();
         let whole = state(5, Some(mirror.clone()), vec![region(1 << 20, 1 << 20)]);
-        assert!(stored_bytes(&[whole]).is_ok());
+        assert!(to_store(&[whole]).is_ok());
         let wrong = [
             state(5, Some(mirror.clone()), vec![region(1 << 20, (1 << 20) + 1)]),
             state(5, Some(mirror), vec![region(u64::MAX, u64::MAX)]),
             state(5, None, vec![region(0, 1)]),
         ];
         for state in wrong {
-            let error = stored_bytes(&[state]).unwrap_err().to_string();
+            let error = to_store(&[state]).err().unwrap().to_string();
             assert!(error.contains("process 5") && error.contains("its mirror has"), "{error}");
         }
     }
@@ -286,7 +352,11 @@ mod tests {
         let states = [state(5, Some(mirror.clone()), vec![region(5 << 20, 13)]), state(6, None, Vec::new())];
         let manifest = crate::checkpoint::tests::manifest(Vec::new());
         let mut writer = snapshots.begin(&manifest.id, 100).unwrap();
-        let gpu = store(&states, &mut |path, from| Ok(writer.put(path, from, &|_| {})?)).unwrap();
+        let stored = to_store(&states).unwrap();
+        let inputs = stored.iter().flat_map(Stored::sources);
+        let inputs: Vec<_> = inputs.map(|(path, from)| Input { path: path.clone(), from }).collect();
+        writer.put(&inputs, &|_| {}).unwrap();
+        let gpu: Vec<_> = stored.iter().map(|stored| stored.process.clone()).collect();
         let saved =
             writer.commit(Manifest { version: Manifest::version_for(&gpu), gpu, ..manifest }).unwrap();
         let paths: Vec<_> = saved.files.iter().map(|file| file.path.as_str()).collect();
@@ -295,7 +365,9 @@ mod tests {
 
         let loads = plan(&saved).unwrap();
         assert_eq!(loads.len(), 1);
-        load(&snapshots, &saved, &loads[0], &|_| {}).unwrap();
+        let (path, into) = loads[0].wanted().unwrap();
+        snapshots.load(&saved, &[ckpt_snapshot::Load { path, into }], &|_| {}).unwrap();
+        loads[0].finish().unwrap();
         let loaded = &loads[0].mirror;
         assert_eq!((loaded.number, loaded.bytes), (mirror.number, mirror.bytes));
         assert_eq!(loaded.file.metadata().unwrap().len(), mirror.bytes);
@@ -312,6 +384,81 @@ mod tests {
         large.files[0].bytes = 1 << 59;
         let error = plan(&large).err().unwrap().to_string();
         assert!(error.contains("bytes are free"), "{error}");
+    }
+
+    /// Saves the state; returns what was stored, read back, and how much was not read.
+    fn saved(store: &dyn Store, sequence: u64, state: &GpuState, is_committed: bool) -> (Vec<u8>, u64) {
+        let [stored] = &to_store(std::slice::from_ref(state)).unwrap()[..] else { panic!("one process") };
+        let id = ckpt_snapshot::SnapshotId::new(sequence, std::time::SystemTime::UNIX_EPOCH);
+        let manifest = Manifest { id, ..crate::checkpoint::tests::manifest(Vec::new()) };
+        let mut writer = store.begin(&manifest.id, 100).unwrap();
+        let inputs = stored.sources().map(|(path, from)| Input { path: path.clone(), from });
+        writer.put(&inputs.collect::<Vec<_>>(), &|_| {}).unwrap();
+        let manifest = writer.commit(manifest).unwrap();
+        if is_committed {
+            stored.committed(&manifest);
+        }
+        let memory = store.read(&manifest, stored.process.memory.as_ref().unwrap()).unwrap();
+        (memory, stored.unread_bytes())
+    }
+
+    #[test]
+    fn what_has_not_changed_is_not_read_again() {
+        const CHUNK: u64 = ckpt_snapshot::chunk::CHUNK_BYTES as u64;
+        let dir = tempfile::tempdir().unwrap();
+        let store = PackStore::new(
+            Arc::new(DirMedium::new(dir.path().to_owned())),
+            Codec::default(),
+            Limits::default(),
+        );
+        let mirror = Mirror::new(5 * CHUNK).unwrap();
+        let write = |byte: u8, at: u64, bytes: u64| {
+            mirror.file.write_all_at(&vec![byte; usize::try_from(bytes).unwrap()], at).unwrap();
+        };
+        (0..5).for_each(|chunk| write(chunk as u8 + 1, chunk * CHUNK, CHUNK));
+        let mut number = 0;
+        let mut sequence = 0;
+        let mut save = |regions: &[(u64, u64)], written: &[Range<u64>], is_committed| {
+            number += 1;
+            sequence += 1;
+            let mut capture = Capture { mirror: mirror.number, number, written: written.to_vec() };
+            mirror.captured(Some(&mut capture));
+            let regions = regions.iter().map(|(offset, bytes)| region(*offset, *bytes)).collect();
+            let mut state = state(5, Some(mirror.clone()), regions);
+            state.report.capture = Some(Box::new(capture));
+            let (found, unread_bytes) = saved(&store, sequence, &state, is_committed);
+            let content = Content::of(&state).unwrap();
+            let mut whole = vec![1; found.len()];
+            content.read_at(0, &mut whole).unwrap();
+            assert!(content.bytes() == whole.len() as u64 && found == whole, "it is not what is there");
+            unread_bytes
+        };
+        let whole = [(0, 5 * CHUNK)];
+        assert_eq!(save(&whole, &[0..5 * CHUNK], true), 0, "the first time");
+        assert_eq!(save(&whole, &[], true), 5 * CHUNK);
+        // One that comes to nothing, and the next one.
+        write(8, CHUNK, 10);
+        assert_eq!(save(&whole, &[CHUNK..CHUNK + 10], false), 4 * CHUNK);
+        write(9, 3 * CHUNK - 10, 10);
+        assert_eq!(save(&whole, &[3 * CHUNK - 10..3 * CHUNK], true), 3 * CHUNK);
+        assert_eq!(save(&whole, &[], true), 5 * CHUNK);
+        // Memory goes in the middle, and comes again.
+        let parts = [(0, CHUNK), (2 * CHUNK, 3 * CHUNK)];
+        assert_eq!(save(&parts, &[], true), 4 * CHUNK);
+        write(7, CHUNK, CHUNK);
+        assert_eq!(save(&whole, &[CHUNK..2 * CHUNK], true), 4 * CHUNK);
+        // There is less at its end.
+        let small = [(0, 4 * CHUNK + 10)];
+        assert_eq!(save(&small, &[], true), 4 * CHUNK);
+        // The mirror grows, and is cut.
+        let larger = mirror.resized(6 * CHUNK).unwrap();
+        assert_eq!(save(&small, &[], true), 4 * CHUNK + 10);
+        larger.resized(5 * CHUNK).unwrap();
+        assert_eq!(save(&small, &[], true), 0);
+        assert_eq!(save(&small, &[], true), 4 * CHUNK + 10);
+        // A capture into another mirror.
+        mirror.captured(Some(&mut Capture { mirror: mirror.number + 1, number: 11, written: Vec::new() }));
+        assert_eq!(save(&small, &[], true), 0);
     }
 
     #[test]

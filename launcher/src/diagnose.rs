@@ -1,6 +1,8 @@
 //! After a failed checkpoint: which process has something open that cannot be saved, in plain words.
 
 use crate::interpose;
+use crate::namespace::Survey;
+use crate::privileges::Privileges;
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
@@ -19,7 +21,11 @@ const REFUSED: &[(&str, &str, &str)] = &[
         "stop profiling while checkpoints are wanted",
     ),
     ("anon_inode:[userfaultfd]", "a userfaultfd", "it cannot be saved; the program has to do without it"),
-    ("anon_inode:[io_uring]", "an io_uring", "it was opened by a process that ckpt-run did not start"),
+    (
+        "anon_inode:[io_uring]",
+        "an io_uring",
+        "it was opened by a process that ckpt-run did not start, or ckpt-run has no CAP_SYS_ADMIN to forbid it (docs/privileges.md)",
+    ),
     ("anon_inode:kvm", "a virtual machine", "virtual machines have their own snapshots"),
     ("/dev/kvm", "the virtual machine device /dev/kvm", "virtual machines have their own snapshots"),
     ("/dev/fuse", "a FUSE file system that it serves", "serve the file system from outside of the job"),
@@ -82,6 +88,53 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
                 ));
             }
         }
+    }
+    found.truncate(3);
+    found
+}
+
+/// What CRIU, for lack of rights, would take and bring back wrong or not at all, see docs/privileges.md. `terminal` is
+/// the one that ckpt-run has given to the job.
+#[must_use]
+pub fn beyond_our_rights(proc: &Path, survey: &Survey, terminal: Option<String>) -> Vec<String> {
+    let rights = Privileges::look();
+    let mut found = Vec::new();
+    if survey.lost_ipc > 0 {
+        found.push(format!(
+            "the job has {} SysV semaphores, shared memory segments or message queues, which can be saved by root only: use POSIX ones, or run ckpt-run as root",
+            survey.lost_ipc
+        ));
+    }
+    if rights.has_real_rights() {
+        return found;
+    }
+    // CRIU takes a memfd that is mapped for shared memory without a name: if it is open too, or mapped privately, what
+    // comes back is something else.
+    let mut open_memfd = false;
+    let mut mapped_memfd = None;
+    for &pid in &survey.pids {
+        let dir = proc.join(pid.to_string());
+        let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+        let who = format!("process {pid} ({})", name.trim());
+        let maps = fs::read_to_string(dir.join("maps")).unwrap_or_default();
+        let mut memfds = maps.lines().filter(|line| line.contains(" /memfd:")).peekable();
+        if memfds.peek().is_some() {
+            open_memfd |= memfds.any(|line| line.split(' ').nth(1).is_some_and(|mode| mode.ends_with('p')));
+            mapped_memfd = Some(who.clone());
+        }
+        let fds = fs::read_dir(dir.join("fd")).into_iter().flatten().flatten();
+        let targets = fds.filter_map(|fd| fs::read_link(fd.path()).ok()?.into_os_string().into_string().ok());
+        let targets: Vec<String> = targets.collect();
+        open_memfd |= targets.iter().any(|target| target.starts_with("/memfd:"));
+        let is_own_terminal = |target: &String| {
+            (target.starts_with("/dev/pts/") || target == "/dev/ptmx") && Some(target) != terminal.as_ref()
+        };
+        if rights.wants_user_namespace() && targets.iter().any(is_own_terminal) {
+            found.push(format!("{who} has made a terminal, whose group cannot be brought back without CAP_SYS_ADMIN: run ckpt-run as root"));
+        }
+    }
+    if let (Some(who), true) = (mapped_memfd, open_memfd) {
+        found.push(format!("{who} has a memfd mapped, which without CAP_SYS_ADMIN in the whole system is brought back as something else: run ckpt-run as root"));
     }
     found.truncate(3);
     found
@@ -168,13 +221,20 @@ fn socket_inodes(dir: &Path) -> HashSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::OwnedFd;
 
     #[test]
     fn an_ordinary_process_has_nothing_strange() {
-        let _socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let _pair = std::os::unix::net::UnixStream::pair().unwrap();
-        let pid = std::process::id().cast_signed();
-        assert_eq!(unsavable(Path::new("/proc"), &[pid], "", false), Vec::<String>::new());
+        // Not this one: other tests have what is strange.
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (end, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut command = std::process::Command::new("sleep");
+        command.arg("1000").stdin(OwnedFd::from(end)).stdout(OwnedFd::from(socket));
+        let mut child = command.spawn().unwrap();
+        let found = unsavable(Path::new("/proc"), &[child.id().cast_signed()], "", false);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, Vec::<String>::new());
     }
 
     /// A process in a /proc of our own, with these descriptors and this memory map.

@@ -1,7 +1,7 @@
 //! The part of a checkpoint during which the job stands still: CRIU dumps it, and what CRIU does not save is noted.
 
 use crate::agents::{Agents, GpuState, Prepared, QuiesceError, Quiesced};
-use crate::checkpoint::{AttemptError, Checkpointer};
+use crate::checkpoint::{After, AttemptError, Checkpointer};
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, arm_expired_timers,
 };
@@ -13,8 +13,8 @@ use crate::namespace::{NamespaceError, Survey, inside};
 use crate::saved;
 use crate::staging::{StagedDir, Staging};
 use ckpt_snapshot::{
-    AgentsRecord, Directory, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord, TtyRecord, faults,
-    write_atomically,
+    AgentsRecord, Directory, JobDir, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord, TtyRecord,
+    faults, write_atomically,
 };
 use std::fs;
 use std::io;
@@ -127,9 +127,12 @@ impl Checkpointer {
         let Some(agents) = &self.job.agents else {
             return Ok(self.dump(staging, name, work, tries, deadline)?);
         };
+        agents.will_run_on(self.after == After::RunsOn);
         let away = agents.quiesce(self.attempts, self.freeze_timeout).map_err(DumpError::Agents)?;
         let result = self.dump(staging, name, work, tries, deadline);
-        self.call_back(agents, &away);
+        if self.after == After::RunsOn || result.is_err() {
+            self.call_back(agents, &away);
+        }
         let pids = away.processes().filter_map(|process| process.pid).collect();
         let record = AgentsRecord { attempt: away.attempt(), pids };
         let stall_s = begun.elapsed().as_secs_f64();
@@ -188,6 +191,9 @@ impl Checkpointer {
             let _ = self.job.namespace.signal(criu_pid, false, libc::SIGKILL);
         }
         result?;
+        if let (After::Ends(_), Some(frozen)) = (self.after, &frozen) {
+            links::forget(&frozen.links, &self.root());
+        }
         self.hit("dump-done", criu_pid)?;
         arm_expired_timers(&images)?;
         let frozen =
@@ -213,7 +219,7 @@ impl Checkpointer {
             images_dir_fd: fds[0],
             work_dir_fd: Some(fds[1]),
             pid: Some(self.job.root_pid),
-            leave_running: Some(true),
+            leave_running: Some(self.after == After::RunsOn),
             ghost_limit: Some(GHOST_LIMIT_BYTES),
             network_lock: Some(NETWORK_LOCK_SKIP),
             log_level: Some(if tries == 1 { CRIU_WARNINGS } else { CRIU_EVERYTHING }),
@@ -301,7 +307,7 @@ impl Checkpointer {
         if let Err(error) = write_atomically(&log.join("criu.log"), text.as_bytes()) {
             tracing::warn!("cannot keep CRIU's log: {error}");
         }
-        self.forget_old_attempts();
+        forget_old_attempts(&self.dir);
         if matches!(error, SessionError::Timeout) {
             return AttemptError::Frozen { limit: self.freeze_timeout, log };
         }
@@ -318,16 +324,19 @@ impl Checkpointer {
         }
         AttemptError::Dump { reason: reasons.join("; "), log }
     }
+}
 
-    fn forget_old_attempts(&self) {
-        let Ok(entries) = fs::read_dir(self.dir.path().join("attempts")) else { return };
-        let mut attempts: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-        attempts.sort();
-        for old in attempts.iter().rev().skip(ATTEMPTS_KEPT) {
-            match fs::remove_dir_all(old) {
-                Ok(()) => tracing::debug!("removed {}", old.display()),
-                Err(error) => tracing::warn!("cannot remove {}: {error}", old.display()),
-            }
+/// Removes the oldest of what is kept of failed attempts.
+pub(crate) fn forget_old_attempts(dir: &JobDir) {
+    let Ok(entries) = fs::read_dir(dir.path().join("attempts")) else { return };
+    // By age, not by name: an old snapshot may have failed to restore just now.
+    let age = |entry: fs::DirEntry| Some((entry.metadata().ok()?.modified().ok()?, entry.path()));
+    let mut attempts: Vec<_> = entries.flatten().filter_map(age).collect();
+    attempts.sort();
+    for (_, old) in attempts.iter().rev().skip(ATTEMPTS_KEPT) {
+        match fs::remove_dir_all(old) {
+            Ok(()) => tracing::debug!("removed {}", old.display()),
+            Err(error) => tracing::warn!("cannot remove {}: {error}", old.display()),
         }
     }
 }

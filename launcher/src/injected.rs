@@ -3,9 +3,16 @@
 use crate::checkpoint::RunningJob;
 use ckpt_snapshot::faults;
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
+use std::time::Duration;
 
 static TARGET: Mutex<Option<(Weak<RunningJob>, i32)>> = Mutex::new(None);
 static HANDLER: Once = Once::new();
+
+/// How long CRIU may be silent in a restore, if a test wants it otherwise.
+pub fn silence() -> Option<Duration> {
+    let text = std::env::var("CKPT_FAULT_SILENCE_MS").ok()?;
+    Some(Duration::from_millis(text.parse().expect("CKPT_FAULT_SILENCE_MS: milliseconds")))
+}
 
 /// Names the job and the CRIU that the next fault may hit.
 pub fn aim(job: &Arc<RunningJob>, criu_pid: i32) {

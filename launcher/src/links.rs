@@ -74,6 +74,15 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
     Err(format!("a file that the job has open was moved out of {}: close it or move it back", dir.display()))
 }
 
+/// Removes CRIU's names after a dump that has ended the job; after others CRIU does so itself.
+pub fn forget(links: &[LinkedFile], root: &Path) {
+    for link in links {
+        if let Err(error) = fs::remove_file(inside(root, &link.path)) {
+            tracing::debug!("{} stays: {error}", link.path);
+        }
+    }
+}
+
 /// CRIU's names, for as long as a restore takes.
 pub struct Links {
     made: Vec<PathBuf>,

@@ -56,16 +56,26 @@ fn level(verbosity: i32) -> LevelFilter {
     }
 }
 
+/// How messages are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// One JSON object per line: `timestamp`, `level`, `target`, and `fields` with `message`.
+    Json,
+}
+
 /// Starts logging. `verbosity` moves what goes to stderr; the file gets at least everything of level debug.
 ///
 /// # Errors
 /// Bad input: the file cannot be opened.
-pub fn start(verbosity: i32, file: Option<&Path>) -> Result<()> {
+pub fn start(verbosity: i32, format: Format, file: Option<&Path>) -> Result<()> {
     let ours = tracing_subscriber::filter::Targets::new().with_target("ckpt", LevelFilter::TRACE);
-    let stderr = tracing_subscriber::fmt::layer()
-        .event_format(Plain)
-        .with_writer(std::io::stderr)
-        .with_filter(level(verbosity));
+    let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let stderr = match format {
+        Format::Text => stderr.event_format(Plain).boxed(),
+        Format::Json => stderr.json().boxed(),
+    };
     let file = match file {
         None => None,
         Some(path) => {
@@ -75,9 +85,13 @@ pub fn start(verbosity: i32, file: Option<&Path>) -> Result<()> {
                 bad_input(anyhow!("cannot open the log file {}: {error}", path.display()))
             })?;
             let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(Arc::new(file));
+            let layer = match format {
+                Format::Text => layer.boxed(),
+                Format::Json => layer.json().boxed(),
+            };
             Some(layer.with_filter(level(verbosity.max(1))))
         }
     };
-    tracing_subscriber::registry().with(ours).with(stderr).with(file).init();
+    tracing_subscriber::registry().with(ours).with(stderr.with_filter(level(verbosity))).with(file).init();
     Ok(())
 }

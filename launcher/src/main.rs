@@ -1,11 +1,13 @@
 //! `ckpt-run`: runs a job so that it survives. docs/design.md says how and why, ARCHITECTURE.md where what is.
 
 mod agents;
+mod auto;
 mod checkpoint;
 mod cli;
 mod commands;
 mod config;
 mod control_server;
+mod copier;
 mod criu;
 mod decide;
 mod descriptor_limit;
@@ -14,24 +16,39 @@ mod diagnose;
 mod directories;
 mod dump;
 mod failure;
+mod handover;
 mod host;
 #[cfg(feature = "faults")]
 mod injected;
 mod interpose;
+mod journal;
 mod links;
+mod loading;
 mod logging;
+mod metrics;
 mod namespace;
+mod persist;
+mod pid1;
+mod preloadable;
+mod privileges;
 mod progress;
+mod regions;
 mod restore;
 mod rollback;
+mod root;
 mod runtime_dir;
 mod saved;
+mod secrets;
+mod sources;
 mod staging;
 mod status;
 mod stdio;
+mod stores;
 mod supervise;
+mod upload;
 
 use anyhow::Result;
+use auto::Auto;
 use config::Config;
 use std::ffi::OsString;
 
@@ -39,12 +56,14 @@ fn main() {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == namespace::INIT_ARGUMENT) {
         namespace::init_main();
     }
-    let code = run(std::env::args_os().collect());
+    let auto = Auto::take();
+    pid1::stand_below_an_init();
+    let code = run(std::env::args_os().collect(), auto);
     stdio::restore_terminal();
     std::process::exit(code);
 }
 
-fn run(arguments: Vec<OsString>) -> i32 {
+fn run(arguments: Vec<OsString>, auto: Auto) -> i32 {
     let matches = match cli::command().try_get_matches_from(cli::with_run(arguments)) {
         Ok(matches) => matches,
         Err(error) => {
@@ -54,7 +73,7 @@ fn run(arguments: Vec<OsString>) -> i32 {
     };
     let (name, matches) = matches.subcommand().expect("clap requires a command");
     let otherwise = if name == "run" { failure::EXIT_OWN } else { failure::EXIT_NEGATIVE };
-    let outcome = configure(matches).and_then(|config| commands::perform(name, matches, &config));
+    let outcome = configure(matches).and_then(|config| commands::perform(name, matches, &config, auto));
     match outcome {
         Ok(code) => code,
         // `ckpt-run ls | head` is no mistake.
@@ -68,6 +87,6 @@ fn run(arguments: Vec<OsString>) -> i32 {
 
 fn configure(matches: &clap::ArgMatches) -> Result<Config> {
     let config = Config::resolve(matches, &|name| std::env::var(name).ok())?;
-    logging::start(config.verbosity, config.log_file.as_deref())?;
+    logging::start(config.verbosity, config.log_format, config.log_file.as_deref())?;
     Ok(config)
 }

@@ -1,36 +1,42 @@
 //! Resuming a job from a snapshot.
 //!
-//! Newest first: manifest, small images, file lengths are checked before anything is touched; then files are rolled
-//! back and CRIU restores while the memory pages are compared with their checksums. The processes run only after
-//! that comparison. A damaged snapshot is passed over for the next older one, with the reason told; a sound one that
+//! Newest first: manifest and small images are checked before anything is touched; then files are rolled back and CRIU
+//! starts while memory is loaded and compared with its checksums. The processes run only after that comparison. A damaged snapshot is passed over for the next older one, with the reason told; a sound one that
 //! cannot be restored is an error: going further back would throw away work for a reason that may be mended.
 
 use crate::checkpoint::RunningJob;
 use crate::config::Config;
 use crate::criu::{Criu, InheritFd, Options, Session, SessionError, explain};
-use crate::device_memory::{self, Load};
+use crate::decide::abandon_after;
+use crate::device_memory;
 use crate::directories;
+use crate::dump::forget_old_attempts;
 use crate::host;
 use crate::interpose;
 use crate::links;
-use crate::namespace::Namespace;
-use crate::progress::Bar;
-use crate::rollback::Rollback;
+use crate::loading::{self, Loading};
+use crate::namespace::{self, Namespace};
+use crate::privileges::Privileges;
+use crate::rollback::{self, Rollback};
 use crate::saved;
-use crate::staging::{StagedDir, Staging};
+use crate::staging::{self, StagedDir, Staging};
 use crate::stdio::{self, Stdio, terminal_key};
+use crate::stores::MEMORY;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_snapshot::{
-    Check, JobDir, Manifest, ReadError, SavedFile, SnapshotId, StdioKind, Store, write_atomically,
+    JobDir, JobRecord, Manifest, Marks, ReadError, SavedFile, SnapshotId, StdioKind, Store, Tiers,
+    write_atomically,
 };
-use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A restore may fail for a reason that is gone a moment later.
 const TRIES: u32 = 2;
+/// Restores that fail within this time count as one failure of the snapshot: a machine in trouble, on which each of
+/// many tries fails, must not make a good one bad.
+const ONE_TROUBLE: Duration = Duration::from_secs(600);
 /// The kernel keeps the port of a killed listener for a minute (TIME_WAIT) if the job did not ask otherwise
 /// (SO_REUSEADDR).
 const PORT_LIMIT: Duration = Duration::from_secs(75);
@@ -40,10 +46,14 @@ const BETWEEN_PORT_TRIES: Duration = Duration::from_secs(1);
 pub struct Resumer<'a> {
     /// The job's place in the store.
     pub dir: &'a JobDir,
+    /// Its snapshots.
+    pub store: &'a Arc<Tiers>,
     /// The effective options.
     pub config: &'a Config,
     /// The CRIU to use.
     pub criu: &'a Criu,
+    /// The job's record.
+    pub record: &'a Mutex<JobRecord>,
 }
 
 /// A resumed job.
@@ -62,8 +72,23 @@ enum Failure {
     PortTaken(anyhow::Error),
     /// It was restored, and the GPU's state could not be brought back: the job was ended.
     Lost(anyhow::Error),
+    /// CRIU could not restore it.
+    Criu(anyhow::Error),
     /// It is sound and cannot be restored.
     Other(anyhow::Error),
+}
+
+impl Failure {
+    /// The same with more words. What is damaged says enough.
+    fn context(self, context: String) -> Self {
+        match self {
+            Self::Damaged(error) => Self::Damaged(error),
+            Self::PortTaken(error) => Self::PortTaken(error.context(context)),
+            Self::Lost(error) => Self::Lost(error.context(context)),
+            Self::Criu(error) => Self::Criu(error.context(context)),
+            Self::Other(error) => Self::Other(error.context(context)),
+        }
+    }
 }
 
 impl From<ReadError> for Failure {
@@ -85,16 +110,30 @@ impl From<anyhow::Error> for Failure {
 }
 
 impl Resumer<'_> {
-    /// Resumes the newest of `candidates` (oldest first) that is whole.
+    /// Resumes the newest of `candidates` (oldest first) that is whole. Those that could not be restored twice are
+    /// passed over, unless there are no others.
     ///
     /// # Errors
     /// When none is whole, or a whole one cannot be restored.
     pub fn newest_of(&self, candidates: &[SnapshotId]) -> Result<Resumed> {
         let mut reasons = Vec::new();
+        let marks = self.dir.marks()?;
+        let good: Vec<_> = candidates.iter().filter(|id| !marks.is_bad(id)).collect();
+        let tried = if good.is_empty() { candidates.iter().collect() } else { good };
         for id in candidates.iter().rev() {
+            if !tried.contains(&id) {
+                pass_over(id, marks.why_bad(id).unwrap_or_default());
+                continue;
+            }
             let error = match self.resume(id) {
-                Ok(resumed) => return Ok(resumed),
-                Err(Failure::Other(error) | Failure::PortTaken(error) | Failure::Lost(error)) => {
+                Ok(resumed) => {
+                    self.note(id, |marks| marks.restore_worked(id));
+                    return Ok(resumed);
+                }
+                Err(Failure::Other(error) | Failure::PortTaken(error)) => return Err(error),
+                Err(Failure::Criu(error) | Failure::Lost(error)) => {
+                    let reason = error.root_cause().to_string();
+                    self.note(id, |marks| note_failure(marks, id, &reason, SystemTime::now()));
                     return Err(error);
                 }
                 Err(Failure::Damaged(error)) => error,
@@ -109,19 +148,26 @@ impl Resumer<'_> {
         )
     }
 
+    /// Notes how a restore of `id` went: it must not be lost for not being noted.
+    fn note(&self, id: &SnapshotId, change: impl FnOnce(&mut Marks)) {
+        if let Err(error) = self.dir.change_marks(change) {
+            tracing::warn!("how the restore of {id} went is not noted: {error}");
+        }
+    }
+
     fn resume(&self, id: &SnapshotId) -> Result<Resumed, Failure> {
         let begun = Instant::now();
-        let store = self.dir.store();
-        let manifest = store.manifest(id)?;
+        let manifest = self.store.manifest(id)?;
         self.check_machine(&manifest)?;
         let mut tries = 1;
         let mut told = false;
         loop {
-            match self.restore(&store, &manifest) {
+            match self.restore(&manifest) {
                 Ok(job) => {
                     let age = SystemTime::UNIX_EPOCH + Duration::from_millis(manifest.taken_unix_ms);
                     tracing::info!(
-                        "resumed from snapshot {id}, taken {}, in {:.1} s",
+                        "resumed from snapshot {id}{}, taken {}, in {:.1} s",
+                        if self.is_in_memory(id) { ", which is in memory" } else { "" },
                         humantime::format_rfc3339_seconds(age),
                         begun.elapsed().as_secs_f64()
                     );
@@ -138,15 +184,18 @@ impl Resumer<'_> {
                     }
                     std::thread::sleep(BETWEEN_PORT_TRIES);
                 }
-                Err(Failure::Other(error)) if tries < TRIES => {
+                // What is left of the try before could hold what this one needs.
+                Err(Failure::Other(error) | Failure::Criu(error))
+                    if tries < TRIES && !namespace::is_ending() =>
+                {
                     tracing::warn!("{error:#}; trying once more");
                     tries += 1;
                 }
-                Err(Failure::Other(error) | Failure::PortTaken(error)) => {
+                Err(failure @ (Failure::Other(_) | Failure::PortTaken(_) | Failure::Criu(_))) => {
                     let context = format!(
                         "the snapshot {id} is whole but cannot be restored here; nothing was started, nothing is lost. When the reason is mended, run the same command again. Other ways: --resume with an older ID (`ckpt-run ls`), or --resume never"
                     );
-                    return Err(Failure::Other(error.context(context)));
+                    return Err(failure.context(context));
                 }
                 // The GPU was tried, which may have taken minutes; whether to try again is for the user to say.
                 Err(Failure::Lost(error)) => {
@@ -158,6 +207,10 @@ impl Resumer<'_> {
                 Err(damaged) => return Err(damaged),
             }
         }
+    }
+
+    fn is_in_memory(&self, id: &SnapshotId) -> bool {
+        self.store.tier(MEMORY).is_ok_and(|tier| tier.store().manifest(id).is_ok())
     }
 
     fn check_machine(&self, manifest: &Manifest) -> Result<()> {
@@ -178,40 +231,39 @@ impl Resumer<'_> {
         Ok(())
     }
 
-    fn restore<'a>(&self, store: &dyn Store, manifest: &'a Manifest) -> Result<RunningJob, Failure> {
-        let images = store.images(manifest)?;
+    fn restore(&self, manifest: &Manifest) -> Result<RunningJob, Failure> {
         let loads = device_memory::plan(manifest)?;
-        let gone = manifest.spare_files.iter().filter(|file| std::fs::symlink_metadata(&file.path).is_err());
-        let open = |file: &'a SavedFile| Ok((file, store.open(manifest, &file.data)?));
-        let gone = gone.map(open).collect::<Result<Vec<_>, ReadError>>()?;
-        let shm = manifest.shm_files.iter().map(open).collect::<Result<Vec<_>, ReadError>>()?;
+        let mirrors: Vec<_> = loads.iter().map(|load| (load.pid, load.mirror.clone())).collect();
+        let is_gone = |file: &&SavedFile| std::fs::symlink_metadata(&file.path).is_err();
+        let gone: Vec<_> = manifest.spare_files.iter().filter(is_gone).collect();
+        let saved: Vec<_> = gone.iter().copied().chain(&manifest.shm_files).collect();
+        let mirror_bytes = mirrors.iter().map(|(_, mirror)| mirror.bytes).sum();
+        let staging = self.staging(manifest, mirror_bytes)?;
+        let mut loading = Loading::begin(self.store, manifest, &staging, &saved, loads)?;
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::put_back(&manifest.directories)?;
-        for (file, content) in gone {
-            put_back(file, content)?;
+        for file in gone {
+            put_back(file, &loading)?;
             tracing::info!("{}: it was gone, and is there again as it was at the snapshot", file.path);
         }
         let rollback = Rollback::plan(manifest, &stdio::appended_files())?;
         let namespace = Namespace::create(self.config.network).context("cannot make the job's namespace")?;
+        self.leave_behind(&manifest.id)?;
         self.roll_back(manifest, &rollback)?;
-        for (file, content) in shm {
-            put_back(file, content)?;
+        for file in &manifest.shm_files {
+            put_back(file, &loading)?;
         }
         // Before the processes run: they connect as soon as they do. Those of the snapshot wait for it, whatever is
         // wanted now.
         let wanted = self.config.interpose.library().is_some() || manifest.tree.agents.is_some();
         let agents = wanted.then(|| interpose::listen(self.dir)).transpose()?;
         let _links = links::Links::put_back(&manifest.links)?;
-        let staging = Staging::in_memory(0)
-            .or_else(|_| Staging::on_disk(&self.dir.path().join("staging")))
-            .context("cannot make a place for CRIU's log")?;
         let work = staging.subdir("work").context("cannot make a place for CRIU's log")?;
         if let Some(agents) = &agents {
-            agents.adopt(loads.iter().map(|load| (load.pid, load.mirror.clone())));
+            agents.adopt(mirrors);
         }
-        let check = self.start_check(manifest, images.check, images.check_bytes, loads)?;
-        let root_pid = self.run_criu(&namespace, &stdio, manifest, &images.dir, &work, check)?;
+        let root_pid = self.run_criu(&namespace, &stdio, manifest, &mut loading, &work)?;
         if let (Some(agents), Some(record)) = (&agents, &manifest.tree.agents) {
             let proc = PathBuf::from(format!("/proc/{}/root/proc", namespace.init_pid()));
             interpose::welcome_back(agents, record, &proc, self.config.freeze_timeout)
@@ -222,40 +274,41 @@ impl Resumer<'_> {
         Ok(job)
     }
 
-    /// Compares memory pages, and loads and compares device memory, while CRIU restores.
-    fn start_check(
-        &self,
-        manifest: &Manifest,
-        check: Check,
-        check_bytes: u64,
-        loads: Vec<Load>,
-    ) -> Result<JoinHandle<Result<(), ReadError>>> {
-        let (store, manifest) = (self.dir.store(), manifest.clone());
-        let load_bytes: u64 = loads.iter().map(|load| load.bytes).sum();
-        let bar = Bar::new("checking the snapshot", check_bytes + load_bytes);
-        let work = move || {
-            let progress = |bytes| bar.advance(bytes);
-            let load = |one| device_memory::load(&store, &manifest, one, &progress);
-            std::thread::scope(|scope| {
-                let load = &load;
-                let loading: Vec<_> = loads.iter().map(|one| scope.spawn(move || load(one))).collect();
-                let checked = check(&progress);
-                let loaded = loading.into_iter().map(|thread| thread.join().expect("no panic in a load"));
-                loaded.fold(checked, Result::and)
-            })
+    /// Where CRIU's images are loaded to: memory if it is there, the disk of the store otherwise. What they hold is
+    /// not twice in memory, see `auto_dedup`.
+    fn staging(&self, manifest: &Manifest, mirror_bytes: u64) -> Result<Staging> {
+        let image_bytes = loading::image_bytes(manifest);
+        let needed_bytes = image_bytes.saturating_add(image_bytes / 8).saturating_add(mirror_bytes);
+        let available_bytes = staging::available_bytes().unwrap_or(0);
+        let fits = needed_bytes.saturating_add(staging::SPARE_BYTES) <= available_bytes;
+        let why = match fits.then(|| Staging::in_memory(image_bytes)) {
+            Some(Ok(memory)) => return Ok(memory),
+            Some(Err(error)) => error.to_string(),
+            None => format!("{available_bytes} bytes are free, {needed_bytes} are needed"),
         };
-        std::thread::Builder::new()
-            .name("verify".to_owned())
-            .spawn(work)
-            .context("cannot start the check of the snapshot")
+        tracing::info!(
+            "the snapshot cannot be loaded to memory ({why}): it is copied to the store's disk first"
+        );
+        Staging::on_disk(&self.dir.path().join("staging")).context("cannot make a place for the snapshot")
+    }
+
+    /// Notes that the job goes back to `id`, before its files do: newer snapshots would not fit them any more.
+    fn leave_behind(&self, id: &SnapshotId) -> Result<()> {
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        if abandon_after(&mut record, id) {
+            self.dir.set_record(&record)?;
+        }
+        Ok(())
     }
 
     fn roll_back(&self, manifest: &Manifest, rollback: &Rollback) -> Result<()> {
         if rollback.is_empty() {
             return Ok(());
         }
-        let kept = self.dir.kept_dir(&manifest.id, SystemTime::now())?;
-        rollback.apply(&kept)
+        let kept = rollback::place(self.dir, &manifest.id)?;
+        rollback.apply(kept.as_deref())?;
+        rollback::forget_old(self.dir);
+        Ok(())
     }
 
     fn run_criu(
@@ -263,12 +316,12 @@ impl Resumer<'_> {
         namespace: &Namespace,
         stdio: &Stdio,
         manifest: &Manifest,
-        images: &File,
+        loading: &mut Loading,
         work: &StagedDir,
-        check: JoinHandle<Result<(), ReadError>>,
     ) -> Result<i32, Failure> {
+        namespace.put_back_reaper(manifest.tree.command_pid).context("cannot prepare the job's namespace")?;
         let pipes = pipes(manifest, stdio);
-        let mut fds: Vec<BorrowedFd> = vec![images.as_fd(), work.fd().as_fd()];
+        let mut fds: Vec<BorrowedFd> = vec![loading.images().fd().as_fd(), work.fd().as_fd()];
         fds.extend(pipes.iter().map(|(_, fd)| *fd));
         let process = namespace
             .start_criu(&self.criu.swrk(), stdio.terminal_path(), &fds)
@@ -281,25 +334,22 @@ impl Resumer<'_> {
             images_dir_fd: session.process().fds[0],
             work_dir_fd: Some(session.process().fds[1]),
             inherit_fd,
+            // What has been restored is not in memory twice.
+            auto_dedup: Some(true),
             ..Options::of_every_job()
         };
-        let mut check = Some(check);
+        let has_namespaces = Privileges::look().is_root();
         let mut damage = None;
         let mut at_stage = |stage: &str| -> Result<(), String> {
             tracing::trace!("CRIU is at {stage}");
+            let mut loaded =
+                |outcome: Result<(), ReadError>| outcome.map_err(|error| damage.insert(error).to_string());
             match stage {
-                "post-restore" => {
-                    let outcome = check.take().map(JoinHandle::join);
-                    match outcome {
-                        None | Some(Ok(Ok(()))) => Ok(()),
-                        Some(Ok(Err(error))) => {
-                            let said = error.to_string();
-                            damage = Some(error);
-                            Err(said)
-                        }
-                        Some(Err(_)) => Err("the check of the snapshot crashed".to_owned()),
-                    }
-                }
+                // From here on it makes the processes and their memory. Where a job has no namespace that CRIU would
+                // restore, this is the stage before.
+                "post-setup-namespaces" => loaded(loading.wait_for_pages()),
+                "pre-restore" if !has_namespaces => loaded(loading.wait_for_pages()),
+                "post-restore" => loaded(loading.wait_for_all()),
                 "setup-namespaces" => {
                     // Without it the job is whole now; a later checkpoint that misses a process says so.
                     if let Err(error) = namespace.make_subreaper(manifest.tree.root_pid) {
@@ -319,11 +369,7 @@ impl Resumer<'_> {
                 _ => Ok(()),
             }
         };
-        let result = session.restore(options, &mut at_stage);
-        // Damage explains any failure of CRIU, so it is looked for before CRIU is blamed.
-        if let Some(Ok(Err(error))) = check.take().map(JoinHandle::join) {
-            damage = Some(error);
-        }
+        let result = session.restore(options, silence(loading::image_bytes(manifest)), &mut at_stage);
         match (result, damage) {
             (_, Some(error)) => Err(error.into()),
             (Ok(outcome), None) => Ok(outcome.pid.unwrap_or(manifest.tree.root_pid)),
@@ -343,17 +389,49 @@ impl Resumer<'_> {
                 Err(source) => Err(ckpt_snapshot::OpenError::Io { step: "write", path, source }),
             }
         });
+        forget_old_attempts(self.dir);
         let error = match kept {
             Ok(path) => anyhow!("the restore failed: {reason}. CRIU's log is in {}", path.display()),
             Err(problem) => anyhow!("the restore failed: {reason} (and {problem})"),
         };
         let port = text.contains("Can't bind inet socket") && text.contains("Address already in use");
-        if port { Failure::PortTaken(error) } else { Failure::Other(error) }
+        if port { Failure::PortTaken(error) } else { Failure::Criu(error) }
     }
 }
 
-fn put_back(file: &SavedFile, content: File) -> Result<()> {
-    saved::put_back(file, content).with_context(|| format!("cannot put {} back", file.path))
+/// How long CRIU may be silent while it restores so much: ten minutes, and what a very slow disk takes to give it.
+fn silence(image_bytes: u64) -> Duration {
+    const LEAST: Duration = Duration::from_secs(600);
+    const SLOWEST_BYTES_PER_S: u64 = 20_000_000;
+    #[cfg(feature = "faults")]
+    if let Some(limit) = crate::injected::silence() {
+        return limit;
+    }
+    LEAST + Duration::from_secs(image_bytes / SLOWEST_BYTES_PER_S)
+}
+
+/// Notes a failed restore, unless one has failed shortly before.
+fn note_failure(marks: &mut Marks, id: &SnapshotId, reason: &str, now: SystemTime) {
+    let last = marks.of(id).and_then(|mark| mark.failed_restores.last());
+    let last = last.map(|failed| SystemTime::UNIX_EPOCH + Duration::from_millis(failed.unix_ms));
+    // A clock that was set back makes none of them recent.
+    let is_recent = last.is_some_and(|last| now.duration_since(last).is_ok_and(|past| past < ONE_TROUBLE));
+    if !is_recent {
+        marks.restore_failed(id, reason);
+    }
+}
+
+fn pass_over(id: &SnapshotId, why: &str) {
+    tracing::error!(
+        "the snapshot {id} could not be restored twice ({why}) and is passed over for an older one. When the reason is mended: `ckpt-run unmark {id}`, or --resume {id}"
+    );
+}
+
+fn put_back(file: &SavedFile, loading: &Loading) -> Result<()> {
+    loading
+        .open(file)
+        .and_then(|content| saved::put_back(file, content))
+        .with_context(|| format!("cannot put {} back", file.path))
 }
 
 /// The pipes of the snapshot by the names that CRIU has for them, with what takes their place.
@@ -366,4 +444,23 @@ fn pipes<'a>(manifest: &Manifest, stdio: &'a Stdio) -> Vec<(String, BorrowedFd<'
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_trouble_makes_no_snapshot_bad() {
+        let (mut marks, id) = (Marks::default(), crate::checkpoint::tests::manifest(Vec::new()).id);
+        let now = SystemTime::now();
+        for _ in 0..20 {
+            note_failure(&mut marks, &id, "no memory", now);
+        }
+        assert!(!marks.is_bad(&id));
+        note_failure(&mut marks, &id, "no memory", now + ONE_TROUBLE / 2);
+        assert!(!marks.is_bad(&id));
+        note_failure(&mut marks, &id, "still none", now + 2 * ONE_TROUBLE);
+        assert_eq!(marks.why_bad(&id), Some("still none"));
+    }
 }

@@ -7,11 +7,11 @@
 
 use crate::namespace::inside;
 use crate::staging::StagedDir;
-use ckpt_snapshot::{OpenFile, RelPath, SavedFile, SparseWriter, copy_hashed};
+use ckpt_snapshot::{OpenFile, RelPath, SavedFile};
 use rustix::fs::{SeekFrom, seek};
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 
 const PREFIX: &str = "/dev/shm/";
@@ -67,7 +67,7 @@ pub fn save<'a>(
 ///
 /// # Errors
 /// When it cannot be written; what was there is then still there.
-pub fn put_back(file: &SavedFile, mut content: impl Read) -> io::Result<()> {
+pub fn put_back(file: &SavedFile, mut content: File) -> io::Result<()> {
     let path = Path::new(&file.path);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
@@ -81,10 +81,10 @@ pub fn put_back(file: &SavedFile, mut content: impl Read) -> io::Result<()> {
         _ => {}
     }
     let mut to = File::options().write(true).create_new(true).mode(0o600).open(temporary)?;
-    let mut sparse = SparseWriter::new(&mut to);
-    copy_hashed(&mut content, &mut sparse, &|_| {})?;
-    sparse.finish()?;
-    chown(temporary, Some(file.uid), Some(file.gid))?;
+    let length_bytes = content.metadata()?.len();
+    copy_sparse(&mut content, &mut to, length_bytes)?;
+    // By descriptor: in a directory of somebody else's, the name may mean another file by now.
+    fchown(&to, Some(file.uid), Some(file.gid))?;
     to.set_permissions(Permissions::from_mode(file.mode))?;
     std::fs::rename(temporary, path)
 }
@@ -120,6 +120,33 @@ mod tests {
         assert_eq!(spare(&files), ["a", "b"]);
         files.extend((0..100).map(|_| file("more", SPARE_LIMIT_BYTES)));
         assert_eq!(spare(&files).len(), 64, "with the ten bytes of the first, one less than 65");
+    }
+
+    #[test]
+    fn a_file_comes_back_with_its_owner_and_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("below").join("file");
+        std::fs::write(dir.path().join("content"), "saved").unwrap();
+        let is_root = rustix::process::getuid().is_root();
+        let (uid, gid) = if is_root {
+            (1234, 5678)
+        } else {
+            (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
+        };
+        let data = RelPath::new("shm/0").unwrap();
+        let file = SavedFile { path: path.to_str().unwrap().to_owned(), data, mode: 0o640, uid, gid };
+        // What lies in the way of it is replaced, and a link to somewhere else is not written through.
+        std::fs::create_dir(dir.path().join("below")).unwrap();
+        let trap = dir.path().join("trap");
+        std::fs::write(&trap, "theirs").unwrap();
+        std::os::unix::fs::symlink(&trap, dir.path().join("below/file.ckpt-run")).unwrap();
+        std::os::unix::fs::symlink(&trap, &path).unwrap();
+        put_back(&file, File::open(dir.path().join("content")).unwrap()).unwrap();
+        let meta = std::fs::symlink_metadata(&path).unwrap();
+        assert_eq!((meta.mode(), meta.uid(), meta.gid()), (0o100_640, uid, gid));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "saved");
+        assert_eq!(std::fs::read_to_string(&trap).unwrap(), "theirs");
+        assert_eq!(std::fs::read_dir(dir.path().join("below")).unwrap().count(), 1);
     }
 
     #[test]

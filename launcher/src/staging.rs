@@ -8,7 +8,7 @@ use rustix::mount::{
 };
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// From this size on huge pages are faster.
@@ -28,6 +28,17 @@ fn tmpfs(huge: bool) -> rustix::io::Result<OwnedFd> {
     }
     fsconfig_create(context.as_fd())?;
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
+/// An empty directory in memory, for as long as this process lives, however it ends. Its path means something to this
+/// process only.
+///
+/// # Errors
+/// When the kernel refuses: no CAP_SYS_ADMIN, or older than 5.2.
+pub fn own_memory() -> io::Result<PathBuf> {
+    // Never closed: whoever uses the path later must not find another file behind it.
+    let mount = tmpfs(false)?.into_raw_fd();
+    Ok(format!("/proc/self/fd/{mount}").into())
 }
 
 /// An empty file in memory that has no name: it is gone with its last descriptor. It gets huge pages where the kernel

@@ -1,6 +1,6 @@
 //! What a running launcher knows about its job, shared between its threads.
 
-use ckpt_protocol::control::{DeviceMemory, JobStatus, Phase, Progress, Saved};
+use ckpt_protocol::control::{DeviceMemory, InMemory, JobStatus, Phase, Progress, Saved, Uploads};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,6 +15,11 @@ pub fn unix_ms(time: SystemTime) -> u64 {
 pub struct SharedStatus {
     status: Mutex<JobStatus>,
     next_checkpoint: Mutex<Option<Instant>>,
+    restart: Mutex<Option<Instant>>,
+    /// Odd while a checkpoint is at work on the job; counts up.
+    disturbances: AtomicU64,
+    /// 0: nobody looks.
+    worked_until_unix_ms: AtomicU64,
     /// Apart from the rest: it changes with every chunk.
     done_bytes: AtomicU64,
 }
@@ -24,17 +29,44 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SharedStatus {
-    /// A job that starts now.
+    /// A launcher that starts now.
     #[must_use]
-    pub fn new(job: String, resumed_from: Option<String>) -> Self {
+    pub fn new(job: String) -> Self {
         let status = JobStatus {
             job,
             launcher_pid: std::process::id(),
             started_unix_ms: unix_ms(SystemTime::now()),
-            resumed_from,
             ..JobStatus::default()
         };
-        Self { status: Mutex::new(status), next_checkpoint: Mutex::default(), done_bytes: AtomicU64::new(0) }
+        Self {
+            status: Mutex::new(status),
+            next_checkpoint: Mutex::default(),
+            restart: Mutex::default(),
+            disturbances: AtomicU64::new(0),
+            worked_until_unix_ms: AtomicU64::new(0),
+            done_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// The job runs, from its beginning or resumed from a snapshot (and when that was taken, milliseconds since 1970
+    /// UTC).
+    pub fn runs(&self, resumed_from: Option<(String, u64)>) {
+        let (resumed_from, taken_unix_ms) = resumed_from.unzip();
+        *lock(&self.restart) = None;
+        let mut status = lock(&self.status);
+        // One that was left behind by a step back is not what the job goes on from.
+        status.last_snapshot =
+            status.last_snapshot.take().filter(|saved| Some(&saved.id) == resumed_from.as_ref());
+        status.resumed_from = resumed_from;
+        status.newest_unix_ms = taken_unix_ms;
+    }
+
+    /// The job has failed and is restarted after some time.
+    pub fn waits(&self, failure: &str, after: Duration, restarts: u32) {
+        *lock(&self.restart) = Some(Instant::now() + after);
+        let mut status = lock(&self.status);
+        status.last_job_failure = Some(failure.to_owned());
+        status.restarts = restarts;
     }
 
     /// A copy for somebody who asks.
@@ -42,8 +74,9 @@ impl SharedStatus {
     pub fn snapshot(&self) -> JobStatus {
         let mut status = lock(&self.status).clone();
         status.progress = self.progress();
-        let next = *lock(&self.next_checkpoint);
-        status.next_checkpoint_s = next.map(|at| at.saturating_duration_since(Instant::now()).as_secs_f64());
+        let left = |at: Instant| at.saturating_duration_since(Instant::now()).as_secs_f64();
+        status.next_checkpoint_s = lock(&self.next_checkpoint).map(left);
+        status.restart_s = lock(&self.restart).map(left);
         status
     }
 
@@ -51,6 +84,31 @@ impl SharedStatus {
     #[must_use]
     pub fn progress(&self) -> Progress {
         Progress { done_bytes: self.done_bytes.load(Ordering::Relaxed), ..lock(&self.status).progress }
+    }
+
+    /// A checkpoint begins to work on the job, or has ended that: what its processes do is not only their own doing.
+    pub fn disturb(&self, begins: bool) {
+        let now = self.disturbances.load(Ordering::SeqCst);
+        if (now % 2 == 1) != begins {
+            self.disturbances.store(now + 1, Ordering::SeqCst);
+        }
+    }
+
+    /// A number that is odd while a checkpoint is at work on the job, and is another one afterwards.
+    #[must_use]
+    pub fn disturbances(&self) -> u64 {
+        self.disturbances.load(Ordering::SeqCst)
+    }
+
+    /// The job was seen to work at that time.
+    pub fn worked(&self, at: SystemTime) {
+        self.worked_until_unix_ms.store(unix_ms(at), Ordering::Relaxed);
+    }
+
+    /// When the job was last seen to work, milliseconds since 1970 UTC; `None` if nobody looks.
+    #[must_use]
+    pub fn worked_until_unix_ms(&self) -> Option<u64> {
+        Some(self.worked_until_unix_ms.load(Ordering::Relaxed)).filter(|at| *at > 0)
     }
 
     /// A phase begins, with so many bytes ahead.
@@ -64,12 +122,29 @@ impl SharedStatus {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A snapshot is durable.
+    /// A snapshot was taken.
     pub fn saved(&self, saved: &Saved) {
         let mut status = lock(&self.status);
         status.saved += 1;
         status.last_failure = None;
         status.last_snapshot = Some(saved.clone());
+        status.newest_unix_ms = Some(saved.taken_unix_ms);
+        let totals = &mut status.totals;
+        totals.stall_s += saved.stall_s;
+        totals.durable_s += saved.durable_s;
+        totals.bytes += saved.bytes;
+        totals.stored_bytes += saved.stored_bytes.unwrap_or(0);
+        totals.unread_bytes += saved.unread_bytes;
+    }
+
+    /// Something has become of uploads.
+    pub fn uploads(&self, change: impl FnOnce(&mut Uploads)) {
+        change(lock(&self.status).uploads.get_or_insert_default());
+    }
+
+    /// Something has become of snapshots in memory.
+    pub fn in_memory(&self, change: impl FnOnce(&mut InMemory)) {
+        change(lock(&self.status).in_memory.get_or_insert_default());
     }
 
     /// What a checkpoint did with device memory; `None` if the job has none.
@@ -89,5 +164,41 @@ impl SharedStatus {
     /// When the next checkpoint is due.
     pub fn set_next(&self, after: Option<Duration>) {
         *lock(&self.next_checkpoint) = after.map(|after| Instant::now() + after);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_that_was_left_behind_is_not_the_newest() {
+        let status = SharedStatus::new("job".to_owned());
+        let saved = Saved {
+            id: "000002-x".to_owned(),
+            bytes: 1,
+            stored_bytes: None,
+            unread_bytes: 0,
+            stall_s: 0.0,
+            durable_s: 0.0,
+            taken_unix_ms: 5,
+            in_memory: false,
+        };
+        status.saved(&saved);
+        status.runs(Some(("000002-x".to_owned(), 5)));
+        assert_eq!(status.snapshot().last_snapshot, Some(saved));
+        status.runs(Some(("000001-x".to_owned(), 3)));
+        let told = status.snapshot();
+        assert_eq!((told.last_snapshot, told.newest_unix_ms), (None, Some(3)));
+    }
+
+    #[test]
+    fn a_disturbance_is_odd_while_it_lasts() {
+        let status = SharedStatus::new("job".to_owned());
+        let numbers = [true, true, false, false, true].map(|begins| {
+            status.disturb(begins);
+            status.disturbances()
+        });
+        assert_eq!(numbers, [1, 1, 2, 2, 3]);
     }
 }

@@ -5,12 +5,13 @@
 use ckpt_snapshot::{OpenFile, StdioKind, StdioRecord, TtyRecord};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, OFlags};
-use rustix::termios::{OptionalActions, Termios};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::namespace::StdioSource;
@@ -27,6 +28,7 @@ pub struct Stdio {
     terminal: Option<Terminal>,
     outputs: Vec<Arc<Output>>,
     input: Option<Arc<Input>>,
+    forwarder: Option<JoinHandle<()>>,
     _raw_mode: Option<RawMode>,
 }
 
@@ -69,6 +71,11 @@ struct Input {
     pipe: Option<Arc<OwnedFd>>,
     /// Our end; taken by the thread that forwards, so that the job sees the end of the input.
     writer: Mutex<Option<OwnedFd>>,
+    /// The thread that forwards ends when the other end of this is closed: the next life of the job has its own.
+    over: OwnedFd,
+    end: Mutex<Option<OwnedFd>>,
+    /// When Ctrl-C or its like was last typed for the job.
+    interrupted: Mutex<Option<Instant>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -100,6 +107,7 @@ impl Stdio {
             terminal: None,
             outputs: Vec::new(),
             input: None,
+            forwarder: None,
             _raw_mode: None,
         };
         if kinds.contains(&StdioKind::Tty) {
@@ -199,8 +207,7 @@ impl Stdio {
                 if master.is_some() && own_terminal {
                     self._raw_mode = RawMode::enter();
                 }
-                // Not joined: it may wait for a key for ever.
-                spawn("input", move || input.forward(master.as_deref()))?;
+                self.forwarder = Some(spawn("input", move || input.forward(master.as_deref()))?);
             }
         }
         self.resize();
@@ -243,9 +250,19 @@ impl Stdio {
         Ok((records, self.terminal.as_ref().map(|terminal| terminal.record.clone())))
     }
 
-    /// Once the job has ended: writes what is left of its output, at most for `limit`.
-    pub fn finish(self, limit: Duration) {
+    /// When Ctrl-C or its like was last typed for the job at a terminal that passes every key through.
+    #[must_use]
+    pub fn interrupted(&self) -> Option<Instant> {
+        *lock(&self.input.as_ref()?.interrupted)
+    }
+
+    /// Once the job has ended: writes what is left of its output, at most for `limit`, and leaves our input alone.
+    pub fn finish(mut self, limit: Duration) {
         let deadline = Instant::now() + limit;
+        self.leave_input();
+        if let Some(Err(_)) = self.forwarder.take().map(JoinHandle::join) {
+            tracing::warn!("the job's input was not forwarded to its end");
+        }
         for output in &self.outputs {
             let _ = output.take_all();
             // A terminal's master, and a pipe that a process outside still holds, never end by themselves.
@@ -253,6 +270,20 @@ impl Stdio {
             output.changed.notify_all();
             output.wait_written(deadline);
         }
+    }
+
+    /// Nothing more of our input is taken.
+    fn leave_input(&self) {
+        if let Some(input) = &self.input {
+            drop(lock(&input.end).take());
+        }
+    }
+}
+
+impl Drop for Stdio {
+    /// A life that could not begin must not take the next one's input.
+    fn drop(&mut self) {
+        self.leave_input();
     }
 }
 
@@ -267,7 +298,7 @@ fn own_stream(fd: usize) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd as i32) }
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<std::thread::JoinHandle<()>> {
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(format!("relay-{name}")).spawn(work)
 }
 
@@ -442,13 +473,25 @@ impl Input {
     fn new(pipe: Option<(Arc<OwnedFd>, OwnedFd)>) -> io::Result<Self> {
         let own = own_stream(0);
         let is_file = FileType::from_raw_mode(rustix::fs::fstat(own)?.st_mode) == FileType::RegularFile;
-        let start = if is_file { rustix::fs::seek(own, rustix::fs::SeekFrom::Current(0)).ok() } else { None };
+        let position = || rustix::fs::seek(own, rustix::fs::SeekFrom::Current(0)).ok();
+        // A job that is started again by the same launcher has its input from there again.
+        static START: OnceLock<Option<u64>> = OnceLock::new();
+        let start = *START.get_or_init(|| is_file.then(position).flatten());
+        let (over, end) = self::pipe()?;
         let (pipe, writer) = pipe.unzip();
         if let Some(writer) = &writer {
             // A full pipe must not be waited for with the count locked.
             rustix::fs::fcntl_setfl(writer, rustix::fs::fcntl_getfl(writer)? | OFlags::NONBLOCK)?;
         }
-        Ok(Self { start, forwarded_bytes: Mutex::new(0), pipe, writer: Mutex::new(writer) })
+        Ok(Self {
+            start,
+            forwarded_bytes: Mutex::new(0),
+            pipe,
+            writer: Mutex::new(writer),
+            over,
+            end: Mutex::new(Some(end)),
+            interrupted: Mutex::new(None),
+        })
     }
 
     /// What the job has taken: what was put into its pipe and is not there any more.
@@ -479,13 +522,38 @@ impl Input {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     drop(forwarded_bytes);
-                    let _ = poll(&mut [PollFd::new(&to, PollFlags::OUT)], None);
+                    if !self.wait(PollFd::new(&to, PollFlags::OUT)) {
+                        return Err(io::ErrorKind::BrokenPipe.into());
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
+    }
+
+    /// Waits until something can be done; says whether anybody still wants it.
+    fn wait(&self, what: PollFd) -> bool {
+        let mut waits = [what, PollFd::new(&self.over, PollFlags::IN)];
+        loop {
+            match poll(&mut waits, None) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return false,
+                Ok(_) => return waits[1].revents().is_empty(),
+            }
+        }
+    }
+
+    /// The job's own terminal turns some keys into signals, of which nobody else hears.
+    fn notice_interrupt(&self, master: Option<&OwnedFd>, typed: &[u8]) {
+        let Some(Ok(settings)) = master.map(rustix::termios::tcgetattr) else { return };
+        let signals =
+            [SpecialCodeIndex::VINTR, SpecialCodeIndex::VQUIT].map(|key| settings.special_codes[key]);
+        let is_on = settings.local_modes.contains(LocalModes::ISIG);
+        if is_on && typed.iter().any(|key| signals.contains(key)) {
+            *lock(&self.interrupted) = Some(Instant::now());
+        }
     }
 
     fn forward(&self, master: Option<&OwnedFd>) {
@@ -496,10 +564,11 @@ impl Input {
         };
         let Some(to) = to.map(File::from) else { return };
         let mut buffer = vec![0; STEP_BYTES];
-        loop {
+        while self.wait(PollFd::new(&own_stream(0), PollFlags::IN)) {
             match from.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(read) => {
+                    self.notice_interrupt(master, &buffer[..read]);
                     if self.put(&to, &buffer[..read]).is_err() {
                         break;
                     }

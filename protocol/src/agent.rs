@@ -4,7 +4,10 @@
 //! agent                                   launcher
 //!   Hello  ------------------------------->
 //!          <------------------------------- Welcome, or Refused and the end
-//!                     ... the job runs ...
+//!                     ... the job runs; as often as it is to be watched: ...
+//!          <------------------------------- Look
+//!   Activity{calls, is_waiting}  --------->
+//!                     ... and when it is to be saved: ...
 //!          <------------------------------- Prepare{attempt}
 //!   Needs{attempt, mirror_bytes}  -------->
 //!   (a process with device memory of its own that is to be captured:)
@@ -56,9 +59,14 @@
 //!
 //! The state is brought back at the pace of the GPU: no time limit of a conversation holds between Welcome and Back.
 //!
+//! What came later than version 3 is said only to agents whose Hello tells that they know it: an agent is in the snapshots
+//! of its process, and is older there than the launcher that resumes them.
+//!
 //! The agent speaks first, and nothing follows a [`ToAgent::Refused`]. A message with a tag that the other
 //! side does not know ends the connection; fields that it does not know are skipped. Descriptors follow their
 //! message, see [`crate::descriptors`].
+
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -67,8 +75,12 @@ pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The environment variable that names the launcher's socket to the processes of the job.
 ///
-/// Without it the interposer does nothing at all.
+/// Without it (and without [`AUTO_VARIABLE`]) the interposer does nothing at all.
 pub const SOCKET_VARIABLE: &str = "CKPT_AGENT_SOCKET";
+
+/// The environment variable by which a container's first process hands itself over to the launcher: `1`, or
+/// `required` if there shall be no job without checkpoints.
+pub const AUTO_VARIABLE: &str = "CKPT_AUTO";
 
 /// What an agent says to the launcher.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -87,6 +99,15 @@ pub enum FromAgent {
     Staged {
         /// The attempt that it named.
         attempt: u64,
+    },
+    /// The answer to [`ToAgent::Look`].
+    Activity {
+        /// A number that is another one once the program has made a call that submits work to a GPU, changes its state, or
+        /// waits for it.
+        calls: u64,
+        /// Whether one of the program's threads is in a call that waits for a GPU, or has asked in vain since the last
+        /// look whether a GPU is done.
+        is_waiting: bool,
     },
     /// Exported physical memory that the launcher is to keep alive; that many descriptors follow. They are counted
     /// from 0 over all messages of one attempt.
@@ -204,6 +225,9 @@ pub struct Hello {
     /// Whether the state of the process is off the GPU, so that a [`ToAgent::Deliver`] is waited for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_detached: bool,
+    /// Whether the agent knows [`ToAgent::Look`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tells_activity: bool,
 }
 
 /// What a process had on its GPUs when it was taken off them.
@@ -211,6 +235,9 @@ pub struct Hello {
 pub struct GpuReport {
     /// Device memory that was captured, sorted by address.
     pub regions: Vec<Region>,
+    /// What the capture has done to the mirror; `None` if there was none, and from an agent that does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capture: Option<Box<Capture>>,
     /// Live objects of the driver, and allocations of the program.
     pub counts: Counts,
     /// How long the steps took.
@@ -223,6 +250,43 @@ pub struct GpuReport {
     /// What was slower than it could be or is not known, and why, for people who look for a reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
+    /// What graphs have allocated, on each device where they have any: it is in no region, for the driver saves it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub graph_memory: Vec<GraphMemory>,
+    /// The stacks of calls that regions name as their [`Region::origin`], innermost call first. Each is a file with an
+    /// offset in it, and the function where one is known: `FILE+0xOFFSET (FUNCTION+0xOFFSET)`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub origins: Vec<Vec<String>>,
+    /// IDs of the driver's private tables that the process has asked for (cuGetExportTable), as UUIDs are written. What is
+    /// done by way of them is not seen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub private_tables: Vec<String>,
+}
+
+/// What a capture has done to the mirror.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capture {
+    /// Which mirror, as [`ToAgent::Stage`] has named it.
+    pub mirror: u64,
+    /// Which capture of the process it was. Every one that was begun counts, also one that has failed and that nobody
+    /// was told of, and one without a mirror: if the number is by one higher than that of another capture into the same
+    /// mirror, nothing was written between the two.
+    pub number: u64,
+    /// Where it has written, in bytes from the mirror's beginning: sorted, without overlaps. More than that may be told,
+    /// never less. The launcher keeps it to itself: it is not in a snapshot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub written: Vec<Range<u64>>,
+}
+
+/// What the allocation nodes of graphs have on a device (CUDA driver API reference, `CUgraphMem_attribute`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GraphMemory {
+    /// Ordinal of the device.
+    pub device: i32,
+    /// How much of it is allocated, in bytes.
+    pub used_bytes: u64,
+    /// How much physical memory the driver has set aside for it, in bytes.
+    pub reserved_bytes: u64,
 }
 
 /// One piece of physical device memory, and where in the mirror its content is.
@@ -244,6 +308,58 @@ pub struct Region {
     /// it was copied.
     #[serde(default)]
     pub changed_bytes: Option<u64>,
+    /// What sets it apart from plain memory.
+    #[serde(default, skip_serializing_if = "RegionFlags::are_none")]
+    pub flags: RegionFlags,
+    /// Which of [`GpuReport::origins`] has made it, where that was noted. With a slab or a pool it is the allocation for
+    /// which the first room was made there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<usize>,
+}
+
+/// What sets device memory apart from plain memory that its own process and device use and nobody else.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RegionFlags {
+    /// It stayed on the GPU while the process was dumped, held by the launcher.
+    #[serde(skip_serializing_if = "is_not")]
+    pub is_parked: bool,
+    /// Other processes of the job may have it open (cuIpcGetMemHandle). The launcher holds it too.
+    #[serde(skip_serializing_if = "is_not")]
+    pub is_shared: bool,
+    /// The program has asked for memory that can be exported (`CUmemAllocationProp::requestedHandleTypes`).
+    #[serde(skip_serializing_if = "is_not")]
+    pub is_exportable: bool,
+    /// It may be compressed (`CU_MEM_ALLOCATION_COMP_GENERIC`).
+    #[serde(skip_serializing_if = "is_not")]
+    pub is_compressible: bool,
+    /// Network cards may read and write it (`gpuDirectRDMACapable`).
+    #[serde(skip_serializing_if = "is_not")]
+    pub is_rdma_capable: bool,
+    /// It is mapped at so many more addresses than [`Region::address`].
+    #[serde(skip_serializing_if = "is_zero")]
+    pub aliases: u64,
+    /// Ordinals of the other devices that may access it, sorted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<i32>,
+}
+
+impl RegionFlags {
+    /// Whether there is nothing to tell.
+    #[must_use]
+    pub fn are_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_not(flag: &bool) -> bool {
+    !flag
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// What device memory is for.
@@ -306,6 +422,8 @@ pub enum ToAgent {
         /// Why, for people.
         reason: String,
     },
+    /// Asks what the process does with its GPUs; said only to an agent that [tells](Hello::tells_activity) it.
+    Look,
     /// Announces a checkpoint. The job runs on.
     Prepare {
         /// The number of this attempt, which the answers repeat.
@@ -429,6 +547,7 @@ mod tests {
             exe: "/bin/true".into(),
             away,
             is_detached: away.is_some(),
+            tells_activity: false,
         }
     }
 
@@ -475,6 +594,16 @@ mod tests {
             &FromAgent::Withdraw { pid: 7, keys: vec![ShareKey(1 << 64)] },
             r#"{"type":"withdraw","pid":7,"keys":[[1,0]]}"#,
         );
+        let told = Hello { tells_activity: true, ..hello(3, None) };
+        stands_for(
+            &FromAgent::Hello(told),
+            r#"{"type":"hello","version":3,"pid":7,"start_time_ticks":99,"exe":"/bin/true","tells_activity":true}"#,
+        );
+        stands_for(&ToAgent::Look, r#"{"type":"look"}"#);
+        stands_for(
+            &FromAgent::Activity { calls: 9, is_waiting: true },
+            r#"{"type":"activity","calls":9,"is_waiting":true}"#,
+        );
         stands_for(&ToAgent::NotShared { is_final: true }, r#"{"type":"not_shared","is_final":true}"#);
         stands_for(&ToAgent::Welcome { version: 3 }, r#"{"type":"welcome","version":3}"#);
         stands_for(&ToAgent::Refused { reason: "no".into() }, r#"{"type":"refused","reason":"no"}"#);
@@ -498,6 +627,43 @@ mod tests {
     fn the_own_version_is_welcome() {
         let answer = ToAgent::answer(&hello(PROTOCOL_VERSION, None));
         assert_eq!(answer, ToAgent::Welcome { version: PROTOCOL_VERSION });
+    }
+
+    /// What an agent says of a plain region, and what one of before there were flags said, read alike.
+    #[test]
+    fn a_region_says_only_what_there_is_to_say() {
+        let text = r#"{"address":4096,"bytes":8,"device":0,"kind":"slab","allocations":1,"offset":0,"changed_bytes":null"#;
+        let mut region = Region {
+            address: 4096,
+            bytes: 8,
+            device: 0,
+            kind: RegionKind::Slab,
+            allocations: 1,
+            offset: 0,
+            changed_bytes: None,
+            flags: RegionFlags::default(),
+            origin: None,
+        };
+        stands_for(&region, &format!("{text}}}"));
+        region.flags =
+            RegionFlags { is_parked: true, aliases: 2, peers: vec![1, 3], ..RegionFlags::default() };
+        region.origin = Some(5);
+        let flags = r#""flags":{"is_parked":true,"aliases":2,"peers":[1,3]},"origin":5"#;
+        stands_for(&region, &format!("{text},{flags}}}"));
+    }
+
+    /// As does the report of an agent that does not tell what it has written.
+    #[test]
+    fn a_capture_says_what_it_has_written() {
+        let capture = |number, written| Capture { mirror: 3, number, written };
+        stands_for(&capture(1, Vec::new()), r#"{"mirror":3,"number":1}"#);
+        stands_for(
+            &capture(7, vec![0..2, 5..9]),
+            r#"{"mirror":3,"number":7,"written":[{"start":0,"end":2},{"start":5,"end":9}]}"#,
+        );
+        let text = serde_json::to_string(&GpuReport::default()).expect("JSON");
+        assert!(!text.contains("capture\""), "{text}");
+        assert_eq!(serde_json::from_str::<GpuReport>(&text).expect("a report").capture, None);
     }
 
     #[test]

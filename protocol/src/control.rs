@@ -23,6 +23,8 @@ pub enum Request {
     Checkpoint,
     /// Say how the job is.
     Status,
+    /// End the job with a snapshot; answered when it has ended.
+    Stop,
 }
 
 /// From the launcher to the command.
@@ -35,6 +37,8 @@ pub enum Reply {
     Checkpointed(Saved),
     /// How the job is.
     Status(Box<JobStatus>),
+    /// The job has ended.
+    Stopped(Stopped),
     /// It could not be done, in plain words.
     Error(String),
 }
@@ -63,19 +67,98 @@ pub struct Progress {
     pub total_bytes: u64,
 }
 
-/// One durable snapshot.
+/// One snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
     /// The snapshot's ID.
     pub id: String,
-    /// Bytes stored.
+    /// Bytes of what it holds.
     pub bytes: u64,
+    /// Bytes that it has added to the store, if that is known: what was there already is not stored again.
+    #[serde(default)]
+    pub stored_bytes: Option<u64>,
+    /// Bytes of what it holds that were not read for it, since they were known not to have changed.
+    #[serde(default)]
+    pub unread_bytes: u64,
     /// How long the job stood still, seconds.
     pub stall_s: f64,
     /// From the beginning of the checkpoint until it was durable, seconds.
     pub durable_s: f64,
     /// When it was taken, milliseconds since 1970 UTC.
     pub taken_unix_ms: u64,
+    /// It is in the launcher's memory only so far.
+    #[serde(default)]
+    pub in_memory: bool,
+}
+
+/// A snapshot in the launcher's memory; it may be in the store too.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Held {
+    /// The snapshot's ID.
+    pub id: String,
+    /// The run of the job that it belongs to.
+    pub run: u64,
+    /// When it was taken, milliseconds since 1970 UTC.
+    pub taken_unix_ms: u64,
+    /// Bytes of what it holds.
+    pub bytes: u64,
+    /// Bytes that it has added to what is in memory, if that is known.
+    pub stored_bytes: Option<u64>,
+    /// How long the job stood still, seconds.
+    pub stall_s: f64,
+}
+
+/// Snapshots in the launcher's memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct InMemory {
+    /// Those that are there, oldest first.
+    pub snapshots: Vec<Held>,
+    /// The newest one that this launcher has brought to the store.
+    pub newest_in_store: Option<String>,
+    /// Why the last one could not be copied to the store, unless one has been since.
+    pub last_failure: Option<String>,
+}
+
+/// What all snapshots of one launcher have cost.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Totals {
+    /// How long the job stood still for them, seconds.
+    pub stall_s: f64,
+    /// From their beginning until they were durable, seconds.
+    pub durable_s: f64,
+    /// Bytes of what they hold.
+    pub bytes: u64,
+    /// Bytes that they have added to the store, as far as known.
+    pub stored_bytes: u64,
+    /// Bytes of what they hold that were not read for them.
+    #[serde(default)]
+    pub unread_bytes: u64,
+}
+
+/// Copies of snapshots in the object store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uploads {
+    /// Snapshots uploaded by this launcher.
+    pub uploaded: u64,
+    /// Uploads that failed.
+    pub failed: u64,
+    /// Bytes that were new there.
+    pub stored_bytes: u64,
+    /// The snapshot that is being uploaded.
+    pub uploading: Option<String>,
+    /// The newest one that was.
+    pub newest: Option<String>,
+    /// Why the last one failed, unless one has succeeded since.
+    pub last_failure: Option<String>,
+}
+
+/// A job that was ended on demand.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// The snapshot that was taken for it, durable.
+    pub snapshot: Option<String>,
+    /// Why there is none, in plain words.
+    pub problem: Option<String>,
 }
 
 /// What the last checkpoint did with the job's device memory.
@@ -112,6 +195,18 @@ pub struct JobStatus {
     pub last_snapshot: Option<Saved>,
     /// Snapshots saved by this launcher.
     pub saved: u64,
+    /// When the newest snapshot of the job's present history was taken, milliseconds since 1970 UTC.
+    #[serde(default)]
+    pub newest_unix_ms: Option<u64>,
+    /// What the snapshots of this launcher have cost.
+    #[serde(default)]
+    pub totals: Totals,
+    /// Copies in the object store; `None` if there is none.
+    #[serde(default)]
+    pub uploads: Option<Uploads>,
+    /// Snapshots in its memory; `None` if all go to the store at once.
+    #[serde(default)]
+    pub in_memory: Option<InMemory>,
     /// Checkpoints of this launcher that failed.
     pub failed: u64,
     /// Why the last one failed, unless one has succeeded since.
@@ -121,4 +216,13 @@ pub struct JobStatus {
     pub device_memory: Option<DeviceMemory>,
     /// Until the next checkpoint, seconds; `None` when there is no interval.
     pub next_checkpoint_s: Option<f64>,
+    /// How often this launcher has restarted the job.
+    #[serde(default)]
+    pub restarts: u32,
+    /// How the job failed last, under this launcher.
+    #[serde(default)]
+    pub last_job_failure: Option<String>,
+    /// Until the job is restarted, seconds; `None` when it runs.
+    #[serde(default)]
+    pub restart_s: Option<f64>,
 }

@@ -13,8 +13,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// The longest JSON text that a frame may carry, in bytes.
-pub const MAX_BYTES: usize = 32 << 20;
+/// The longest JSON text that a frame may carry, in bytes: a report of some 200,000 pieces of device memory.
+pub const MAX_BYTES: usize = 64 << 20;
 
 const HEADER_BYTES: usize = size_of::<u32>();
 

@@ -114,6 +114,13 @@ impl Context {
         }
     }
 
+    /// Whether who waits for the context's work is to spin (`CU_CTX_SCHED_SPIN`). Left to itself a real driver mostly
+    /// does so too; here the processor is needed for the work.
+    pub(crate) fn is_spinning(&self) -> bool {
+        let schedule = self.flags.load(Ordering::Relaxed) & sys::CUctx_flags::CU_CTX_SCHED_MASK as u32;
+        schedule == sys::CUctx_flags::CU_CTX_SCHED_SPIN as u32
+    }
+
     pub(crate) fn is_destroyed(&self) -> bool {
         self.destroyed.load(Ordering::Acquire)
     }

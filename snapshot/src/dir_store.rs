@@ -6,15 +6,21 @@
 //! Assumptions about the medium: a rename within a directory is atomic and, after fsync of the directory, durable;
 //! fsync of a file makes its content durable; a failed fsync means that the snapshot is given up, never retried.
 
+use crate::blame::{Blame, blame};
+use crate::chunk::is_zeroes;
 use crate::files::{
     SparseWriter, copy_hashed, create_private, create_private_dir, free_bytes, open_beneath, sync_dir,
 };
-use crate::store::{Images, Listed, ProgressFn, SnapshotWriter, Store, damaged};
+use crate::store::{
+    Input, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, Target, damaged, recorded,
+};
 use crate::{Damage, DataFile, Manifest, ReadError, RelPath, SaveError, SnapshotId, faults};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 const MANIFEST: &str = "manifest.json";
 const MANIFEST_TMP: &str = "manifest.json.tmp";
@@ -81,6 +87,16 @@ impl DirStore {
         Ok(())
     }
 
+    /// A file of the snapshot cannot be read: damage, unless that is not its own fault.
+    fn unreadable(&self, id: &SnapshotId, path: &str, source: io::Error) -> ReadError {
+        match blame(&source) {
+            Blame::Way => ReadError::Io { step: "read", path: self.dir(id).join(path), source },
+            Blame::Content | Blame::Object => {
+                damaged(id, Damage::Unreadable { path: path.to_owned(), source })
+            }
+        }
+    }
+
     fn open_dir(&self, id: &SnapshotId) -> Result<File, ReadError> {
         // The store's own path may go through symbolic links, the snapshot's directory may not be one.
         File::open(&self.snapshots).and_then(|snapshots| open_beneath(&snapshots, id.to_string())).map_err(
@@ -93,7 +109,7 @@ impl DirStore {
 }
 
 impl Store for DirStore {
-    fn begin(&self, id: &SnapshotId, needed_bytes: u64) -> Result<Box<dyn SnapshotWriter>, SaveError> {
+    fn begin(&self, id: &SnapshotId, needed_bytes: u64) -> Result<Box<dyn SnapshotWriter + '_>, SaveError> {
         let failed = |step, path: &Path| {
             let path = path.to_owned();
             move |source| SaveError::Io { step, path, source }
@@ -130,7 +146,7 @@ impl Store for DirStore {
         let dir = self.open_dir(id)?;
         let unreadable = |source: io::Error| match source.kind() {
             io::ErrorKind::NotFound => ReadError::Missing(id.to_string()),
-            _ => damaged(id, Damage::Manifest(source.to_string())),
+            _ => self.unreadable(id, MANIFEST, source),
         };
         let file = open_beneath(&dir, MANIFEST).map_err(unreadable)?;
         let mut text = Vec::new();
@@ -140,53 +156,32 @@ impl Store for DirStore {
 
     fn verify(&self, manifest: &Manifest, progress: ProgressFn) -> Result<(), ReadError> {
         let dir = self.open_dir(&manifest.id)?;
-        manifest.files.iter().try_for_each(|file| check_file(&dir, &manifest.id, file, progress))
+        manifest.files.iter().try_for_each(|file| self.check_file(&dir, &manifest.id, file, progress))
     }
 
-    fn images(&self, manifest: &Manifest) -> Result<Images, ReadError> {
+    fn load(&self, manifest: &Manifest, wanted: &[Load<'_>], progress: ProgressFn) -> Result<(), ReadError> {
         let dir = self.open_dir(&manifest.id)?;
-        let id = manifest.id.clone();
-        let images = open_beneath(&dir, "images")
-            .map_err(|source| damaged(&id, Damage::Unreadable { path: "images".into(), source }))?;
-        let is_page = |file: &&DataFile| file.path.as_str().starts_with("images/pages-");
-        let of_gpus: BTreeSet<_> =
-            manifest.gpu.iter().filter_map(|process| process.memory.as_ref()).collect();
-        let is_memory = |file: &&DataFile| is_page(file) || of_gpus.contains(&file.path);
-        let (memory, rest): (Vec<_>, Vec<_>) = manifest.files.iter().partition(is_memory);
-        rest.into_iter().try_for_each(|file| check_file(&dir, &id, file, &|_| {}))?;
-        // Lengths at once: CRIU reading past the end of a cut file would fail with a worse message.
-        memory.iter().try_for_each(|file| open_checked_length(&dir, &id, file).map(drop))?;
-        let pages: Vec<DataFile> = memory.into_iter().filter(is_page).cloned().collect();
-        let check_bytes = pages.iter().map(|file| file.bytes).sum();
-        let check = Box::new(move |progress: &(dyn Fn(u64) + Sync)| {
-            pages.iter().try_for_each(|file| check_file(&dir, &id, file, progress))
-        });
-        Ok(Images { dir: images, check, check_bytes })
-    }
-
-    fn read(
-        &self,
-        manifest: &Manifest,
-        path: &RelPath,
-        to: &mut dyn Write,
-        progress: ProgressFn,
-    ) -> Result<(), ReadError> {
-        let dir = self.open_dir(&manifest.id)?;
-        let mut to = Target { to, failure: None };
-        let copied = copy_checked(&dir, &manifest.id, listed(manifest, path)?, &mut to, progress);
-        match to.failure {
-            Some(source) => {
-                Err(ReadError::Io { step: "copy", path: self.dir(&manifest.id).join(path), source })
+        for one in wanted {
+            let file = recorded(manifest, one.path)?;
+            let failed = |source| ReadError::Target { path: one.path.to_string(), source };
+            one.into.set_bytes(file.bytes).map_err(failed)?;
+            let mut to = Sequential { into: one.into, position: 0, failure: None };
+            let copied = self.copy_checked(&dir, &manifest.id, file, &mut to, progress);
+            match to.failure {
+                Some(source) => return Err(failed(source)),
+                None => copied?,
             }
-            None => copied,
         }
+        Ok(())
     }
 
-    fn open(&self, manifest: &Manifest, path: &RelPath) -> Result<File, ReadError> {
+    /// All of the file is compared before any of it is given: its checksum is of the whole.
+    fn source(&self, manifest: &Manifest, path: &RelPath) -> Result<Box<dyn Source + '_>, ReadError> {
         let dir = self.open_dir(&manifest.id)?;
-        let recorded = listed(manifest, path)?;
-        check_file(&dir, &manifest.id, recorded, &|_| {})?;
-        open_checked_length(&dir, &manifest.id, recorded)
+        let recorded = recorded(manifest, path)?;
+        self.check_file(&dir, &manifest.id, recorded, &|_| {})?;
+        let file = self.open_checked_length(&dir, &manifest.id, recorded)?;
+        Ok(Box::new(PlainFile { file, bytes: recorded.bytes }))
     }
 
     fn remove(&self, id: &SnapshotId) -> Result<(), SaveError> {
@@ -198,68 +193,110 @@ impl Store for DirStore {
         let left = self.entries().map_err(failed)?.into_iter().filter(|(_, committed)| !committed);
         left.map(|(id, _)| self.delete(&id).map(|()| id.to_string())).collect()
     }
+
+    fn reclaim_until(&self, _cancel: &AtomicBool) -> Result<Reclaimed, SaveError> {
+        Ok(Reclaimed::default())
+    }
 }
 
-/// What the manifest says of a data file that it names elsewhere.
-fn listed<'a>(manifest: &'a Manifest, path: &RelPath) -> Result<&'a DataFile, ReadError> {
-    let missing = || Damage::Manifest(format!("it does not list the file {path} that it names"));
-    let found = manifest.files.iter().find(|file| &file.path == path);
-    found.ok_or_else(|| damaged(&manifest.id, missing()))
-}
-
-/// Keeps the error of a write apart from those of reading: it is no damage.
-struct Target<'a> {
-    to: &'a mut dyn Write,
+/// Writes to a target from its beginning on. Keeps the error of a write apart from those of reading: it is no damage.
+struct Sequential<'a> {
+    into: &'a dyn Target,
+    position: u64,
     failure: Option<io::Error>,
 }
 
-impl Write for Target<'_> {
+impl Write for Sequential<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.to.write_all(bytes).map_err(|error| {
+        // Small pieces are not worth a hole.
+        let is_hole = bytes.len() >= 4096 && is_zeroes(bytes);
+        let written = if is_hole { Ok(()) } else { self.into.write_at(self.position, bytes) };
+        self.position += bytes.len() as u64;
+        written.map(|()| bytes.len()).map_err(|error| {
             let kind = error.kind();
             self.failure = Some(error);
             io::Error::from(kind)
-        })?;
-        Ok(bytes.len())
+        })
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
+        Ok(())
     }
 }
 
-fn open_checked_length(dir: &File, id: &SnapshotId, recorded: &DataFile) -> Result<File, ReadError> {
-    let path = recorded.path.to_string();
-    let unreadable = |source| damaged(id, Damage::Unreadable { path: path.clone(), source });
-    let file = open_beneath(dir, &recorded.path).map_err(unreadable)?;
-    let found = file.metadata().map_err(unreadable)?.len();
-    if found != recorded.bytes {
-        return Err(damaged(id, Damage::Length { path, found, recorded: recorded.bytes }));
+/// A data file as a source.
+struct PlainFile {
+    file: File,
+    bytes: u64,
+}
+
+impl Source for PlainFile {
+    fn bytes(&self) -> u64 {
+        self.bytes
     }
-    Ok(file)
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
 }
 
-fn check_file(
-    dir: &File,
-    id: &SnapshotId,
-    recorded: &DataFile,
-    progress: ProgressFn,
-) -> Result<(), ReadError> {
-    copy_checked(dir, id, recorded, &mut io::sink(), progress)
+/// Reads a source from its beginning on.
+struct Reading<'a> {
+    from: &'a dyn Source,
+    position: u64,
 }
 
-fn copy_checked(
-    dir: &File,
-    id: &SnapshotId,
-    recorded: &DataFile,
-    to: &mut dyn Write,
-    progress: ProgressFn,
-) -> Result<(), ReadError> {
-    let mut file = open_checked_length(dir, id, recorded)?;
-    let path = recorded.path.to_string();
-    let (_, found) = copy_hashed(&mut file, to, &|bytes| progress(bytes))
-        .map_err(|source| damaged(id, Damage::Unreadable { path: path.clone(), source }))?;
-    if found == recorded.blake3 { Ok(()) } else { Err(damaged(id, Damage::Checksum { path })) }
+impl Read for Reading<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left_bytes = self.from.bytes() - self.position;
+        let bytes = buffer.len().min(usize::try_from(left_bytes).unwrap_or(usize::MAX));
+        self.from.read_at(self.position, &mut buffer[..bytes])?;
+        self.position += bytes as u64;
+        Ok(bytes)
+    }
+}
+
+impl DirStore {
+    fn open_checked_length(
+        &self,
+        dir: &File,
+        id: &SnapshotId,
+        recorded: &DataFile,
+    ) -> Result<File, ReadError> {
+        let path = recorded.path.to_string();
+        let unreadable = |source| self.unreadable(id, &path, source);
+        let file = open_beneath(dir, &recorded.path).map_err(unreadable)?;
+        let found = file.metadata().map_err(unreadable)?.len();
+        if found != recorded.bytes {
+            return Err(damaged(id, Damage::Length { path, found, recorded: recorded.bytes }));
+        }
+        Ok(file)
+    }
+
+    fn check_file(
+        &self,
+        dir: &File,
+        id: &SnapshotId,
+        recorded: &DataFile,
+        progress: ProgressFn,
+    ) -> Result<(), ReadError> {
+        self.copy_checked(dir, id, recorded, &mut io::sink(), progress)
+    }
+
+    fn copy_checked(
+        &self,
+        dir: &File,
+        id: &SnapshotId,
+        recorded: &DataFile,
+        to: &mut dyn Write,
+        progress: ProgressFn,
+    ) -> Result<(), ReadError> {
+        let mut file = self.open_checked_length(dir, id, recorded)?;
+        let path = recorded.path.to_string();
+        let (_, found) = copy_hashed(&mut file, to, &|bytes| progress(bytes))
+            .map_err(|source| self.unreadable(id, &path, source))?;
+        if Some(found) == recorded.blake3 { Ok(()) } else { Err(damaged(id, Damage::Checksum { path })) }
+    }
 }
 
 struct DirWriter {
@@ -284,17 +321,12 @@ impl DirWriter {
         }
     }
 
-    fn write_manifest(&self, manifest: &Manifest) -> io::Result<()> {
-        let mut file = create_private(&self.dir.join(MANIFEST_TMP))?;
-        file.write_all(&manifest.encode())?;
-        file.sync_all()?;
-        faults::hit("save-before-commit")?;
-        std::fs::rename(self.dir.join(MANIFEST_TMP), self.dir.join(MANIFEST))
-    }
-}
-
-impl SnapshotWriter for DirWriter {
-    fn put(&mut self, path: &RelPath, from: &mut dyn Read, progress: ProgressFn) -> Result<(), SaveError> {
+    fn put_one(
+        &mut self,
+        path: &RelPath,
+        from: &mut dyn Read,
+        progress: ProgressFn,
+    ) -> Result<(), SaveError> {
         let target = self.dir.join(path);
         if let Some(parent) = target.parent().filter(|parent| *parent != self.dir) {
             create_private_dir(parent).map_err(self.failed("create", parent))?;
@@ -311,7 +343,26 @@ impl SnapshotWriter for DirWriter {
             Ok(copied)
         };
         let (bytes, blake3) = write().map_err(self.failed("write", &target))?;
-        self.files.push(DataFile { path: path.clone(), bytes, blake3 });
+        self.files.push(DataFile { path: path.clone(), bytes, blake3: Some(blake3), chunks: Vec::new() });
+        Ok(())
+    }
+
+    fn write_manifest(&self, manifest: &Manifest) -> io::Result<()> {
+        let mut file = create_private(&self.dir.join(MANIFEST_TMP))?;
+        file.write_all(&manifest.encode())?;
+        file.sync_all()?;
+        faults::hit("save-before-commit")?;
+        std::fs::rename(self.dir.join(MANIFEST_TMP), self.dir.join(MANIFEST))
+    }
+}
+
+impl SnapshotWriter for DirWriter {
+    fn put(&mut self, files: &[Input<'_>], progress: ProgressFn) -> Result<(), SaveError> {
+        for file in files {
+            self.put_one(&file.path, &mut Reading { from: file.from, position: 0 }, progress)?;
+            let failed = |source| SaveError::Source { path: file.path.to_string(), source };
+            file.from.taken().map_err(failed)?;
+        }
         Ok(())
     }
 

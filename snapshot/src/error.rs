@@ -1,5 +1,6 @@
 //! What can go wrong with a store, one enum per operation.
 
+use crate::blame::{Blame, blame};
 use crate::{IdError, RelPathError};
 use std::io;
 use std::path::PathBuf;
@@ -80,6 +81,22 @@ pub enum Damage {
         /// Why.
         source: io::Error,
     },
+    /// A chunk of a data file is in no pack.
+    #[error("{path}: its chunk {chunk} is in no pack of the store")]
+    NoChunk {
+        /// The data file.
+        path: String,
+        /// The chunk's name.
+        chunk: String,
+    },
+    /// A pack or an index is altered.
+    #[error("{object}: {reason}")]
+    Object {
+        /// The object's path or address.
+        object: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// A data file has the wrong length.
     #[error("{path} has {found} bytes, {recorded} were written")]
     Length {
@@ -96,6 +113,15 @@ pub enum Damage {
         /// Relative to the snapshot.
         path: String,
     },
+}
+
+impl Damage {
+    /// Whether it is there for certain. Otherwise it may pass: a file system in the network gives the same error when its
+    /// server is away. Nothing is to be removed because of it.
+    #[must_use]
+    pub fn is_certain(&self) -> bool {
+        !matches!(self, Self::Unreadable { source, .. } if blame(source) != Blame::Content)
+    }
 }
 
 /// Reading a snapshot failed.
@@ -132,6 +158,18 @@ pub enum ReadError {
         /// The newest that this build knows.
         known: u32,
     },
+    /// An object of the store was written by a newer ckpt-run.
+    #[error(
+        "{what} has version {found}; this ckpt-run reads versions up to {known}. Use the ckpt-run that wrote it, or a newer one"
+    )]
+    NewerObject {
+        /// The object's path or address.
+        what: String,
+        /// Its version.
+        found: u32,
+        /// The newest that this build knows.
+        known: u32,
+    },
     /// A path that leaves the snapshot: not damage but somebody's doing.
     #[error(
         "the snapshot {id} is refused: {source}. ckpt-run never writes such a manifest: find out who did"
@@ -141,6 +179,22 @@ pub enum ReadError {
         id: String,
         /// The path.
         source: RelPathError,
+    },
+    /// No key, or the wrong one.
+    #[error("{what} cannot be read: {reason}")]
+    Key {
+        /// What was to be read.
+        what: String,
+        /// Which key is missing.
+        reason: &'static str,
+    },
+    /// What was read has no place to go to.
+    #[error("cannot put {path} in its place: {source}")]
+    Target {
+        /// The data file.
+        path: String,
+        /// Why.
+        source: io::Error,
     },
     /// Not a snapshot's name.
     #[error(transparent)]
@@ -170,6 +224,27 @@ pub enum SaveError {
         /// Bytes free.
         available_bytes: u64,
     },
+    /// What was to be stored cannot be read.
+    #[error("cannot read {path}, which is to be stored: {source}")]
+    Source {
+        /// The data file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Somebody else has committed a snapshot of this name.
+    #[error(
+        "there is a snapshot {0} already: another ckpt-run writes to the same job in the same store. Let one of them end, or give one of them a name of its own with --job NAME"
+    )]
+    Taken(String),
+    /// Somebody else has removed from the store what the snapshot shares with older ones.
+    #[error(
+        "the snapshot {0} is given up: another ckpt-run removed packs from the same store while it was written. Run `ckpt-run checkpoint`, or wait for the next one: it stores what is missing"
+    )]
+    Overtaken(String),
+    /// The store's content has to be read for it, and cannot be.
+    #[error(transparent)]
+    Store(#[from] ReadError),
     /// A step failed.
     #[error("cannot {step} {path}: {source}", path = path.display())]
     Io {

@@ -1,7 +1,7 @@
 //! The store's directory and the jobs in it.
 //!
 //! ```text
-//! .ckpt-run/store.json            {"format":"ckpt-run store","version":1}
+//! .ckpt-run/store.json            {"format":"ckpt-run store","version":2}
 //! .ckpt-run/jobs/KEY/job.json     what the job is and how its last run ended
 //! .ckpt-run/jobs/KEY/lock         held by the launcher that runs it
 //! .ckpt-run/jobs/KEY/snapshots/   the snapshots (see `DirStore`)
@@ -9,8 +9,10 @@
 //! .ckpt-run/jobs/KEY/kept/        tails that were cut off files when a job was resumed
 //! ```
 
+use crate::checked_json::{self, NotIt};
 use crate::files::{create_private_dir, sync_dir, write_atomically};
-use crate::{DirStore, OpenError, SnapshotId};
+use crate::medium::{Medium, read_all};
+use crate::{DirStore, OpenError, RelPath, SnapshotId};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
@@ -20,9 +22,10 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// The version of the store's layout that this build writes, and the newest that it reads.
-const STORE_VERSION: u32 = 1;
+/// The version of the store's layout that this build writes, and the newest that it reads. 1 had no packs.
+const STORE_VERSION: u32 = 2;
 const FORMAT: &str = "ckpt-run store";
 
 #[derive(Serialize, Deserialize)]
@@ -38,40 +41,56 @@ pub struct StoreRoot {
 }
 
 impl StoreRoot {
-    /// Opens the store at `path`, making it if `path` does not exist or is empty.
+    /// Opens the store at `path` for writing. It is made if `path` does not exist or is empty; a store of an older
+    /// version becomes one of this version, which older builds refuse.
     ///
     /// # Errors
     /// See [`OpenError`]; nothing has been changed then.
     pub fn open_or_create(path: &Path) -> Result<Self, OpenError> {
-        match Self::open(path) {
+        match Self::read_version(path) {
+            Ok(STORE_VERSION) => {}
+            Ok(older) => {
+                tracing::info!("the store {} goes from version {older} to {STORE_VERSION}", path.display());
+                Self::set_version(path)?;
+            }
             Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 create_private_dir(path).map_err(failed("create", path))?;
-                Self::create(path)?;
-                Self::open(path)
+                Self::set_version(path)?;
             }
-            other => other,
+            Err(other) => return Err(other),
         }
+        Self::open(path)
     }
 
-    /// Makes an empty directory a store. Several launchers may come here at once: one of them does it.
-    fn create(path: &Path) -> Result<(), OpenError> {
+    /// Makes a directory a store of this version. Several launchers may come here at once: one after the other.
+    fn set_version(path: &Path) -> Result<(), OpenError> {
         let dir = File::open(path).map_err(failed("open", path))?;
         rustix::fs::flock(&dir, FlockOperation::LockExclusive)
             .map_err(|error| failed("lock", path)(error.into()))?;
-        let file = path.join("store.json");
-        if file.exists() {
-            return Ok(());
+        match Self::read_version(path) {
+            Ok(STORE_VERSION) => return Ok(()),
+            Ok(_) => {}
+            Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(other) => return Err(other),
         }
         let content = StoreFile { format: FORMAT.to_owned(), version: STORE_VERSION };
         let text = serde_json::to_vec(&content).expect("plain JSON");
-        write_atomically(&file, &text).map_err(failed("create a store in", path))
+        write_atomically(&path.join("store.json"), &text).map_err(failed("create a store in", path))
     }
 
-    /// Opens the store at `path`.
+    /// Opens the store at `path` for reading, of whichever version it is.
     ///
     /// # Errors
     /// [`OpenError::Io`] of kind `NotFound` when there is none; see [`OpenError`] for the others.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
+        Self::read_version(path)?;
+        // One name for the store, by whichever way it is reached: the control socket is found by it.
+        let path = path.canonicalize().map_err(failed("name", path))?;
+        Ok(Self { path })
+    }
+
+    /// The version of the store at `path`, at most [`STORE_VERSION`].
+    fn read_version(path: &Path) -> Result<u32, OpenError> {
         let file = path.join("store.json");
         let text = match std::fs::read_to_string(&file) {
             Ok(text) => text,
@@ -93,9 +112,10 @@ impl StoreRoot {
             let (found, known) = (content.version, STORE_VERSION);
             return Err(OpenError::Newer { path: path.to_owned(), found, known });
         }
-        // One name for the store, by whichever way it is reached: the control socket is found by it.
-        let path = path.canonicalize().map_err(failed("name", path))?;
-        Ok(Self { path })
+        if content.version == 0 {
+            return Err(OpenError::Unreadable { path: file, reason: "there is no version 0".to_owned() });
+        }
+        Ok(content.version)
     }
 
     /// The store's directory, absolute.
@@ -107,7 +127,7 @@ impl StoreRoot {
     /// The job `key`, whether it exists yet or not.
     #[must_use]
     pub fn job(&self, key: &JobKey) -> JobDir {
-        JobDir { path: self.path.join("jobs").join(&key.0), key: key.clone() }
+        JobDir { path: self.path.join("jobs").join(&key.0), key: key.clone(), elsewhere: None }
     }
 
     /// All jobs that have a record, by name.
@@ -230,6 +250,9 @@ pub struct JobRecord {
     /// Numbers of snapshots (first and last) that this run left behind when an older one was resumed: they are of a
     /// history that did not happen.
     pub abandoned: Vec<(u64, u64)>,
+    /// How often a machine has taken the job up that did not have this record: it came from an object store.
+    #[serde(default)]
+    pub taken_up: u64,
     /// How the last run ended.
     pub outcome: JobOutcome,
 }
@@ -239,7 +262,12 @@ pub struct JobRecord {
 pub struct JobDir {
     path: PathBuf,
     key: JobKey,
+    /// Where its snapshots and small records are, if not here.
+    elsewhere: Option<Arc<dyn Medium>>,
 }
+
+/// A record that is longer is not read (bytes): it would be damage.
+const RECORD_MAX_BYTES: u64 = 16 << 20;
 
 impl JobDir {
     /// The job's name.
@@ -254,9 +282,55 @@ impl JobDir {
         &self.path
     }
 
-    /// Its snapshots.
+    /// The same job, with its snapshots and its small records (`job.json`, `marks.json`) in `medium`: whoever reaches
+    /// that finds all that is needed to go on. The lock, and what is for people, stays in the directory.
     #[must_use]
-    pub fn store(&self) -> DirStore {
+    pub fn with_content_in(self, medium: Arc<dyn Medium>) -> Self {
+        Self { elsewhere: Some(medium), ..self }
+    }
+
+    /// Where its snapshots and small records are, if not in its directory.
+    #[must_use]
+    pub fn elsewhere(&self) -> Option<&Arc<dyn Medium>> {
+        self.elsewhere.as_ref()
+    }
+
+    /// Where the small record `name` is, for messages.
+    pub(crate) fn record_path(&self, name: &str) -> PathBuf {
+        match &self.elsewhere {
+            Some(medium) => medium.describe(&record_name(name)).into(),
+            None => self.path.join(name),
+        }
+    }
+
+    /// The small record `name`, if it is there.
+    pub(crate) fn read_record(&self, name: &str) -> Result<Option<Vec<u8>>, OpenError> {
+        let read = match &self.elsewhere {
+            Some(medium) => read_all(&**medium, &record_name(name), RECORD_MAX_BYTES),
+            None => File::open(self.path.join(name)).and_then(|file| {
+                let mut text = Vec::new();
+                file.take(RECORD_MAX_BYTES).read_to_end(&mut text).map(|_| text)
+            }),
+        };
+        match read {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("read", &self.record_path(name))(error)),
+        }
+    }
+
+    /// Replaces the small record `name`, durably.
+    pub(crate) fn write_record(&self, name: &str, text: &[u8]) -> Result<(), OpenError> {
+        let written = match &self.elsewhere {
+            Some(medium) => medium.replace(&record_name(name), text),
+            None => write_atomically(&self.path.join(name), text),
+        };
+        written.map_err(|error| failed("write", &self.record_path(name))(error))
+    }
+
+    /// Its snapshots of version 1.
+    #[must_use]
+    pub fn version_1(&self) -> DirStore {
         DirStore::new(self.path.join("snapshots"))
     }
 
@@ -296,13 +370,14 @@ impl JobDir {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut file = options.open(&path).map_err(failed("open", &path))?;
-        // Somebody who only looks whether the job runs holds the lock for a moment.
-        let mut tries = 20;
+        // Somebody who only looks whether the job runs shares the lock for a moment: then it can be shared with him.
+        let lock = |how| rustix::fs::flock(&file, how);
         let locked = loop {
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Err(rustix::io::Errno::WOULDBLOCK) if tries > 0 => {
-                    tries -= 1;
-                    std::thread::sleep(std::time::Duration::from_millis(5));
+            match lock(FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) if lock(FlockOperation::NonBlockingLockShared).is_ok() => {
+                    // Of two who do this at a time, each would be in the other's way.
+                    let _ = lock(FlockOperation::Unlock);
+                    std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 other => break other,
             }
@@ -336,16 +411,19 @@ impl JobDir {
     /// # Errors
     /// When it is there and does not read.
     pub fn record(&self) -> Result<Option<JobRecord>, OpenError> {
-        let path = self.path.join("job.json");
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed("read", &path)(error)),
-        };
-        let record: JobRecord = serde_json::from_slice(&text).map_err(|error| OpenError::Unreadable {
+        let Some(text) = self.read_record("job.json")? else { return Ok(None) };
+        let path = self.record_path("job.json");
+        let unreadable = |error: &dyn fmt::Display| OpenError::Unreadable {
             path: path.clone(),
             reason: format!("{error}; if it is removed, the job's snapshots are still found"),
-        })?;
+        };
+        let record: JobRecord = match checked_json::open(&text) {
+            Ok(body) => serde_json::from_str(body).map_err(|error| unreadable(&error))?,
+            // In version 1 of the store it had no checksum. What is damaged now does not read as that: it lacks the
+            // fields.
+            Err(NotIt::Json(_)) => serde_json::from_slice(&text).map_err(|error| unreadable(&error))?,
+            Err(other) => return Err(unreadable(&other)),
+        };
         if record.version > 1 {
             return Err(OpenError::Newer { path, found: record.version, known: 1 });
         }
@@ -357,10 +435,12 @@ impl JobDir {
     /// # Errors
     /// When it cannot be written; the old one is then still there.
     pub fn set_record(&self, record: &JobRecord) -> Result<(), OpenError> {
-        let path = self.path.join("job.json");
-        let text = serde_json::to_vec_pretty(record).expect("plain JSON");
-        write_atomically(&path, &text).map_err(failed("write", &path))
+        self.write_record("job.json", &checked_json::encode(record))
     }
+}
+
+fn record_name(name: &str) -> RelPath {
+    RelPath::new(name).expect("a plain path")
 }
 
 /// Held for as long as a launcher runs the job; the kernel gives it back when the launcher dies.
@@ -385,6 +465,42 @@ mod tests {
     }
 
     #[test]
+    fn one_gets_the_lock_however_many_look() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let dir = tempfile::tempdir().unwrap();
+        let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
+        let job = root.job(&JobKey::named("job").unwrap());
+        drop(job.lock().unwrap());
+        let is_over = AtomicBool::new(false);
+        let rounds = std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let _ = job.is_locked();
+                    }
+                });
+            }
+            let rounds = [(); 20].map(|()| {
+                let tries = [(); 3].map(|()| scope.spawn(|| job.lock()));
+                // Held until each has its answer.
+                let tried = tries.map(std::thread::ScopedJoinHandle::join);
+                tried.map(|one| match one.expect("no panic") {
+                    Ok(_) => "got it",
+                    Err(OpenError::Locked { .. }) => "refused",
+                    Err(_) => "failed",
+                })
+            });
+            is_over.store(true, Ordering::Relaxed);
+            rounds
+        });
+        for mut round in rounds {
+            round.sort_unstable();
+            assert_eq!(round, ["got it", "refused", "refused"]);
+        }
+        assert!(!job.is_locked());
+    }
+
+    #[test]
     fn refuses_names_that_are_not_a_directory() {
         for bad in ["", ".", "..", "a/b", ".hidden", "a b", "ä"] {
             assert!(JobKey::named(bad).is_err(), "{bad:?}");
@@ -399,10 +515,84 @@ mod tests {
         assert!(matches!(StoreRoot::open(&path), Err(OpenError::Io { .. })));
         StoreRoot::open_or_create(&path).unwrap();
         StoreRoot::open_or_create(&path).unwrap();
-        std::fs::write(path.join("store.json"), r#"{"format":"ckpt-run store","version":2}"#).unwrap();
-        assert!(matches!(StoreRoot::open_or_create(&path), Err(OpenError::Newer { found: 2, .. })));
+        std::fs::write(path.join("store.json"), r#"{"format":"ckpt-run store","version":3}"#).unwrap();
+        assert!(matches!(StoreRoot::open_or_create(&path), Err(OpenError::Newer { found: 3, .. })));
         std::fs::write(path.join("store.json"), "{").unwrap();
         assert!(matches!(StoreRoot::open_or_create(&path), Err(OpenError::Unreadable { .. })));
+    }
+
+    #[test]
+    fn an_older_store_is_read_as_it_is_and_upgraded_for_writing() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("store.json");
+        let text = || std::fs::read_to_string(&file).unwrap();
+        let old = r#"{"format":"ckpt-run store","version":1}"#;
+        std::fs::write(&file, old).unwrap();
+        StoreRoot::open(dir.path()).unwrap();
+        assert_eq!(text(), old);
+        std::thread::scope(|scope| {
+            (0..8).for_each(|_| _ = scope.spawn(|| StoreRoot::open_or_create(dir.path()).unwrap()));
+        });
+        assert_eq!(text(), r#"{"format":"ckpt-run store","version":2}"#);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    fn record() -> JobRecord {
+        JobRecord {
+            version: 1,
+            cwd: "/work".into(),
+            argv: vec!["python3".into()],
+            run: 1,
+            last_sequence: 7,
+            sequence_before_run: 0,
+            abandoned: vec![(2, 3)],
+            taken_up: 1,
+            outcome: JobOutcome::Failed { code: 137 },
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_jobs_record_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = StoreRoot::open_or_create(&dir.path().join("store")).unwrap().job(&JobKey("a".into()));
+        let _lock = job.lock().unwrap();
+        job.set_record(&record()).unwrap();
+        assert_eq!(job.record().unwrap(), Some(record()));
+        let file = job.path().join("job.json");
+        let whole = std::fs::read(&file).unwrap();
+        for position in 0..whole.len() {
+            for bit in 0..8 {
+                let mut flipped = whole.clone();
+                flipped[position] ^= 1 << bit;
+                std::fs::write(&file, &flipped).unwrap();
+                let read = job.record();
+                assert!(matches!(read, Err(OpenError::Unreadable { .. })), "{position}.{bit}: {read:?}");
+            }
+        }
+        // As version 1 of the store had it.
+        std::fs::write(&file, serde_json::to_vec_pretty(&record()).unwrap()).unwrap();
+        assert_eq!(job.record().unwrap(), Some(record()));
+    }
+
+    #[test]
+    fn records_may_be_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let there: Arc<dyn Medium> = Arc::new(crate::medium::DirMedium::new(dir.path().join("there")));
+        let job = |name: &str| {
+            let root = StoreRoot::open_or_create(&dir.path().join(name)).unwrap();
+            root.job(&JobKey("a".into())).with_content_in(Arc::clone(&there))
+        };
+        let here = job("here");
+        assert_eq!(here.record().unwrap(), None);
+        here.set_record(&record()).unwrap();
+        here.change_marks(|marks| marks.pin(&SnapshotId::new(1, std::time::UNIX_EPOCH))).unwrap();
+        assert!(!here.path().join("job.json").exists() && !here.path().join("marks.json").exists());
+        // On another machine.
+        assert_eq!(job("other").record().unwrap(), Some(record()));
+        assert!(job("other").marks().unwrap().is_kept(&SnapshotId::new(1, std::time::UNIX_EPOCH)));
+        std::fs::write(dir.path().join("there/job.json"), "{").unwrap();
+        let error = here.record().unwrap_err();
+        assert!(error.to_string().contains("there/job.json"), "{error}");
     }
 
     #[test]

@@ -7,17 +7,30 @@
 //!
 //! docs/format.md gives the layout on disk.
 
+pub mod chunk;
+pub mod codec;
 pub mod faults;
+pub mod medium;
+pub mod pack;
+pub mod packed;
+pub mod sealed;
 
+mod blame;
+mod cancel;
+mod checked_json;
 mod dir_store;
 mod error;
 mod files;
 mod id;
 mod job;
 mod manifest;
+mod marks;
 mod rel_path;
+mod retention;
 mod store;
+mod tiers;
 
+pub use cancel::Cancellable;
 pub use dir_store::DirStore;
 pub use error::{Damage, OpenError, ReadError, SaveError};
 pub use files::{SparseWriter, copy_hashed, free_bytes, sync_dir, write_atomically};
@@ -27,5 +40,8 @@ pub use manifest::{
     AffinityGroup, AgentsRecord, DataFile, Directory, GpuProcess, HostFacts, JobIdentity, LinkedFile,
     MANIFEST_VERSION, Manifest, OpenFile, ProcessTree, SavedFile, StdioKind, StdioRecord, TtyRecord,
 };
+pub use marks::{FailedRestore, Mark, Marks, TagError};
 pub use rel_path::{RelPath, RelPathError};
-pub use store::{Check, Images, Listed, ProgressFn, SnapshotWriter, Store, choose_prunable};
+pub use retention::{History, KeepEvery, KeepEveryError, Retention, choose_prunable};
+pub use store::{Input, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, Target};
+pub use tiers::{CopyError, Place, Placed, Tier, Tiers};

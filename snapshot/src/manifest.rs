@@ -1,10 +1,10 @@
-//! What a snapshot consists of. The text on disk is `{"checksum":"<BLAKE3 of body, hex>","body":{…}}`, without
-//! white space; the checksum covers the body's bytes as they stand, so that no canonical form is needed.
+//! What a snapshot consists of. In version 1 of the store the text on disk is a record of [`checked_json`]; the
+//! manifest objects of packed stores are in [`crate::sealed`].
 
+use crate::checked_json::{self, NotIt};
+use crate::chunk::Chunk;
 use crate::{Damage, ReadError, RelPath, RelPathError, SnapshotId};
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use std::collections::BTreeMap;
 
 /// The newest version that this build reads, and what it writes for a snapshot with device memory.
 pub const MANIFEST_VERSION: u32 = 2;
@@ -53,6 +53,9 @@ pub struct Manifest {
     /// What processes of the job had on their GPUs, in device memory that is not in CRIU's images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<GpuProcess>,
+    /// What it brought to the store, bytes: the rest was there. Unknown in version 1 of the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_bytes: Option<u64>,
     /// Every data file of the snapshot.
     pub files: Vec<DataFile>,
 }
@@ -221,19 +224,42 @@ pub struct DataFile {
     pub path: RelPath,
     /// Length, bytes.
     pub bytes: u64,
-    /// BLAKE3 of the content, lower-case hex.
-    pub blake3: String,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Sealed<'a> {
-    checksum: String,
-    #[serde(borrow)]
-    body: &'a RawValue,
+    /// BLAKE3 of the content, lower-case hex: in version 1 of the store only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blake3: Option<String>,
+    /// Its chunks, in order: in a packed store only. They are in a table of their own beside the JSON.
+    #[serde(skip)]
+    pub chunks: Vec<Chunk>,
 }
 
 impl Manifest {
+    /// The manifest of a snapshot of which nothing is known but its name and its job: the first run's, without content.
+    #[must_use]
+    pub fn new(id: SnapshotId, job: JobIdentity) -> Self {
+        Self {
+            version: Self::version_for(&[]),
+            id,
+            job,
+            run: 1,
+            taken_unix_ms: 0,
+            stall_s: 0.0,
+            host: HostFacts::default(),
+            ckpt_run_version: String::new(),
+            criu_version: String::new(),
+            tree: ProcessTree::default(),
+            stdio: Vec::new(),
+            tty: None,
+            open_files: Vec::new(),
+            shm_files: Vec::new(),
+            spare_files: Vec::new(),
+            directories: Vec::new(),
+            links: Vec::new(),
+            gpu: Vec::new(),
+            stored_bytes: None,
+            files: Vec::new(),
+        }
+    }
+
     /// The version to write for a snapshot with this device memory.
     #[must_use]
     pub fn version_for(gpu: &[GpuProcess]) -> u32 {
@@ -246,41 +272,44 @@ impl Manifest {
     /// Never: every field has a JSON form.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let body = serde_json::to_string(self).expect("a manifest has a JSON form");
-        let checksum = blake3::hash(body.as_bytes()).to_hex().to_string();
-        let body = RawValue::from_string(body).expect("it was JSON just now");
-        serde_json::to_vec(&Sealed { checksum, body: &body }).expect("a manifest has a JSON form")
+        checked_json::encode(self)
     }
 
-    /// Reads what [`Manifest::encode`] wrote for the snapshot `id`: checksum first, then version, then paths, then
-    /// the rest.
+    /// Reads what [`Manifest::encode`] wrote for the snapshot `id`: checksum first, then version, then the rest.
     ///
     /// # Errors
     /// [`ReadError::Damaged`], [`ReadError::Newer`] or [`ReadError::Hostile`].
     pub fn decode(id: &SnapshotId, text: &[u8]) -> Result<Self, ReadError> {
         let damaged = |damage| ReadError::Damaged { id: id.to_string(), damage };
-        let unreadable = |error: serde_json::Error| damaged(Damage::Manifest(error.to_string()));
-        let sealed: Sealed = serde_json::from_slice(text).map_err(unreadable)?;
-        let found = blake3::hash(sealed.body.get().as_bytes()).to_hex().to_string();
-        if found != sealed.checksum {
-            return Err(damaged(Damage::ManifestChecksum { found, recorded: sealed.checksum }));
-        }
-        // White space around the parts is not under the checksum: only what `encode` writes is taken.
-        let plain_bytes =
-            r#"{"checksum":"","body":}"#.len() + sealed.checksum.len() + sealed.body.get().len();
-        if plain_bytes != text.len() {
-            return Err(damaged(Damage::Manifest("it has extra bytes".to_owned())));
-        }
-        Self::check_version(id, sealed.body)?;
-        Self::check_paths(id, sealed.body)?;
-        let manifest: Self = serde_json::from_str(sealed.body.get()).map_err(unreadable)?;
+        let body = checked_json::open(text).map_err(|error| match error {
+            NotIt::Checksum { found, recorded } => damaged(Damage::ManifestChecksum { found, recorded }),
+            other => damaged(Damage::Manifest(other.to_string())),
+        })?;
+        Self::from_body(id, body)
+    }
+
+    /// Reads the JSON of the snapshot `id`: version first, then the rest.
+    ///
+    /// # Errors
+    /// As [`Manifest::decode`].
+    pub(crate) fn from_body(id: &SnapshotId, body: &str) -> Result<Self, ReadError> {
+        let damaged = |damage| ReadError::Damaged { id: id.to_string(), damage };
+        Self::check_version(id, body)?;
+        let hostile = |source| ReadError::Hostile { id: id.to_string(), source };
+        let manifest: Self =
+            serde_json::from_str(body).map_err(|error| match RelPathError::within(&error) {
+                // Somebody's doing, as opposed to text that does not parse.
+                Some(source) => hostile(source),
+                None => damaged(Damage::Manifest(error.to_string())),
+            })?;
+        manifest.check_shared_memory().map_err(hostile)?;
         if &manifest.id != id {
             return Err(damaged(Damage::WrongId(manifest.id.to_string())));
         }
         Ok(manifest)
     }
 
-    fn check_version(id: &SnapshotId, body: &RawValue) -> Result<(), ReadError> {
+    fn check_version(id: &SnapshotId, body: &str) -> Result<(), ReadError> {
         #[derive(Deserialize)]
         struct Version {
             version: u32,
@@ -289,49 +318,18 @@ impl Manifest {
             id: id.to_string(),
             damage: Damage::Manifest(error.to_string()),
         };
-        let Version { version } = serde_json::from_str(body.get()).map_err(damaged)?;
+        let Version { version } = serde_json::from_str(body).map_err(damaged)?;
         if version > MANIFEST_VERSION {
             return Err(ReadError::Newer { id: id.to_string(), found: version, known: MANIFEST_VERSION });
         }
         Ok(())
     }
 
-    /// Tells a path that climbs out (somebody's doing) from text that does not parse (damage).
-    fn check_paths(id: &SnapshotId, body: &RawValue) -> Result<(), ReadError> {
-        #[derive(Deserialize)]
-        struct Paths {
-            #[serde(default)]
-            files: Vec<BTreeMap<String, serde_json::Value>>,
-            #[serde(default)]
-            shm_files: Vec<BTreeMap<String, serde_json::Value>>,
-            #[serde(default)]
-            spare_files: Vec<BTreeMap<String, serde_json::Value>>,
-            #[serde(default)]
-            gpu: Vec<BTreeMap<String, serde_json::Value>>,
-        }
-        let Ok(paths) = serde_json::from_str::<Paths>(body.get()) else { return Ok(()) };
-        let hostile = |source: RelPathError| ReadError::Hostile { id: id.to_string(), source };
-        let named = |entry: &BTreeMap<String, serde_json::Value>, key: &str| {
-            entry.get(key).and_then(|value| value.as_str()).map(str::to_owned)
-        };
-        for path in paths.files.iter().filter_map(|entry| named(entry, "path")) {
-            RelPath::new(path).map_err(hostile)?;
-        }
-        for entry in &paths.gpu {
-            for path in ["memory", "report"].into_iter().filter_map(|key| named(entry, key)) {
-                RelPath::new(path).map_err(hostile)?;
-            }
-        }
-        for data in paths.shm_files.iter().chain(&paths.spare_files).filter_map(|entry| named(entry, "data"))
-        {
-            RelPath::new(data).map_err(hostile)?;
-        }
-        for entry in &paths.shm_files {
-            if let Some(path) = named(entry, "path") {
-                let below =
-                    path.strip_prefix("/dev/shm/").ok_or_else(|| hostile(RelPathError(path.clone())))?;
-                RelPath::new(below).map_err(hostile)?;
-            }
+    /// What shared memory is put back over lies in /dev/shm, wherever the manifest comes from.
+    fn check_shared_memory(&self) -> Result<(), RelPathError> {
+        for file in &self.shm_files {
+            let below = file.path.strip_prefix("/dev/shm/").ok_or_else(|| RelPathError(file.path.clone()))?;
+            RelPath::new(below).map_err(|_| RelPathError(file.path.clone()))?;
         }
         Ok(())
     }
@@ -349,30 +347,18 @@ pub(crate) mod tests {
     use std::time::UNIX_EPOCH;
 
     pub(crate) fn sample(sequence: u64) -> Manifest {
+        let job = JobIdentity { key: "job".into(), cwd: "/".into(), argv: vec!["true".into()] };
         Manifest {
-            version: Manifest::version_for(&[]),
-            id: SnapshotId::new(sequence, UNIX_EPOCH),
-            job: JobIdentity { key: "job".into(), cwd: "/".into(), argv: vec!["true".into()] },
-            run: 1,
-            taken_unix_ms: 0,
             stall_s: 0.25,
-            host: HostFacts::default(),
             ckpt_run_version: "0".into(),
             criu_version: "4.1.1".into(),
-            tree: ProcessTree::default(),
-            stdio: Vec::new(),
-            tty: None,
-            open_files: Vec::new(),
-            shm_files: Vec::new(),
-            spare_files: Vec::new(),
-            directories: Vec::new(),
-            links: Vec::new(),
-            gpu: Vec::new(),
             files: vec![DataFile {
                 path: RelPath::new("images/a.img").unwrap(),
                 bytes: 3,
-                blake3: "00".into(),
+                blake3: Some("00".into()),
+                chunks: Vec::new(),
             }],
+            ..Manifest::new(SnapshotId::new(sequence, UNIX_EPOCH), job)
         }
     }
 
@@ -451,6 +437,42 @@ pub(crate) mod tests {
         let shm = serde_json::json!([{"path": "/dev/shm/../../etc/x", "data": "shm/0", "mode": 0, "uid": 0, "gid": 0}]);
         let climbing = resealed(&manifest, |body| body["shm_files"] = shm);
         assert!(matches!(Manifest::decode(&manifest.id, &climbing), Err(ReadError::Hostile { .. })));
+    }
+
+    /// As [`resealed`], with the text of the body.
+    fn retyped(manifest: &Manifest, change: impl FnOnce(String) -> String) -> Vec<u8> {
+        let body = change(serde_json::to_string(manifest).unwrap());
+        format!(r#"{{"checksum":"{}","body":{body}}}"#, blake3::hash(body.as_bytes()).to_hex()).into_bytes()
+    }
+
+    #[test]
+    fn nothing_in_a_manifest_makes_its_paths_go_unchecked() {
+        let shm = SavedFile {
+            path: "/etc/passwd".into(),
+            data: RelPath::new("shm/0").unwrap(),
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+        };
+        let hostile = Manifest { shm_files: vec![shm], ..sample(3) };
+        let is_refused = |change: &dyn Fn(String) -> String| {
+            let read = Manifest::decode(&hostile.id, &retyped(&hostile, change));
+            assert!(matches!(read, Err(ReadError::Hostile { .. } | ReadError::Damaged { .. })), "{read:?}");
+        };
+        is_refused(&|body| body);
+        let twice = |field: &str| {
+            let text = format!(r#""path":"/etc/passwd",{field},"#);
+            is_refused(&|body| body.replace(r#""path":"/etc/passwd","#, &text));
+        };
+        // Fields that are skipped, as a newer version may have them.
+        for field in [r#""memory":"a""#, r#""report":"a","data":"shm/0""#, r#""report":"a""#, r#""memory":1"#]
+        {
+            twice(field);
+        }
+        is_refused(&|body| {
+            body.replace(r#""spare_files":[]"#, r#""spare_files":[],"gpu":[{"path":1,"memory":2}]"#)
+        });
+        is_refused(&|body| body.replace(r#""files":["#, r#""files":[{"path":"a","memory":"b","bytes":0},"#));
     }
 
     #[test]

@@ -12,8 +12,19 @@ pub struct RelPath(String);
 
 /// Why a string is not a [`RelPath`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("the path {0:?} does not stay inside the snapshot's directory")]
+#[error("the path {0:?} {stays_not}", stays_not = STAYS_NOT)]
 pub struct RelPathError(pub String);
+
+const STAYS_NOT: &str = "does not stay inside the snapshot's directory";
+
+impl RelPathError {
+    /// The path that is the reason why JSON does not read, if one is. Of such an error serde keeps only the text.
+    pub(crate) fn within(error: &serde_json::Error) -> Option<Self> {
+        let text = error.to_string();
+        let path = text.strip_prefix("the path ")?.split_once(STAYS_NOT)?.0.trim_end();
+        Some(Self(path.trim_matches('"').to_owned()))
+    }
+}
 
 impl RelPath {
     /// Checks `path`.

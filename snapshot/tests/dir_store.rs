@@ -7,27 +7,17 @@ use std::path::Path;
 use std::time::SystemTime;
 
 fn manifest(sequence: u64) -> Manifest {
+    let job = JobIdentity { key: "job".into(), cwd: "/".into(), argv: vec!["true".into()] };
     Manifest {
-        version: Manifest::version_for(&[]),
-        id: SnapshotId::new(sequence, SystemTime::UNIX_EPOCH),
-        job: JobIdentity { key: "job".into(), cwd: "/".into(), argv: vec!["true".into()] },
-        run: 1,
-        taken_unix_ms: 0,
-        stall_s: 0.0,
-        host: HostFacts::default(),
         ckpt_run_version: "0".into(),
         criu_version: "4.1.1".into(),
-        tree: ProcessTree::default(),
-        stdio: Vec::new(),
-        tty: None,
-        open_files: Vec::new(),
-        shm_files: Vec::new(),
-        spare_files: Vec::new(),
-        directories: Vec::new(),
-        links: Vec::new(),
-        gpu: Vec::new(),
-        files: Vec::new(),
+        ..Manifest::new(SnapshotId::new(sequence, SystemTime::UNIX_EPOCH), job)
     }
+}
+
+fn put(writer: &mut dyn SnapshotWriter, path: &str, content: &str) {
+    let input = Input { path: RelPath::new(path).unwrap(), from: &content.as_bytes() };
+    writer.put(&[input], &|_| {}).unwrap();
 }
 
 fn save(store: &dyn Store, sequence: u64) -> Manifest {
@@ -35,7 +25,7 @@ fn save(store: &dyn Store, sequence: u64) -> Manifest {
     let mut writer = store.begin(&manifest.id, 100).unwrap();
     for (path, content) in [("images/core-1.img", "core"), ("images/pages-1.img", "pages"), ("shm/0", "shm")]
     {
-        writer.put(&RelPath::new(path).unwrap(), &mut content.as_bytes(), &|_| {}).unwrap();
+        put(&mut *writer, path, content);
     }
     writer.commit(manifest).unwrap()
 }
@@ -52,10 +42,9 @@ fn a_committed_snapshot_reads_back() {
     assert_eq!(store.manifest(&saved.id).unwrap(), saved);
     assert_eq!(saved.files.len(), 3);
     store.verify(&saved, &|_| {}).unwrap();
-    let images = store.images(&saved).unwrap();
-    assert_eq!(images.check_bytes, 5);
-    (images.check)(&|_| {}).unwrap();
-    let found = (&store as &dyn Store).find("1").unwrap();
+    let store: &dyn Store = &store;
+    assert_eq!(store.read(&saved, &RelPath::new("images/pages-1.img").unwrap()).unwrap(), b"pages");
+    let found = (store as &dyn Store).find("1").unwrap();
     assert_eq!(found, saved.id);
 }
 
@@ -80,7 +69,7 @@ fn what_is_not_committed_is_not_there() {
     let store = DirStore::new(dir.path().join("snapshots"));
     save(&store, 1);
     let mut writer = store.begin(&manifest(2).id, 100).unwrap();
-    writer.put(&RelPath::new("images/a").unwrap(), &mut &b"x"[..], &|_| {}).unwrap();
+    put(&mut *writer, "images/a", "x");
     // As if the launcher had died here: the writer never runs its destructor.
     std::mem::forget(writer);
     assert_eq!(ids(&store), [1]);
@@ -120,7 +109,7 @@ fn missing_and_cut_files_are_found() {
     let pages = dir.path().join("snapshots").join(saved.id.to_string()).join("images/pages-1.img");
     fs::write(&pages, "pag").unwrap();
     assert!(matches!(
-        store.images(&saved),
+        store.verify(&saved, &|_| {}),
         Err(ReadError::Damaged { damage: Damage::Length { found: 3, .. }, .. })
     ));
     fs::remove_file(&pages).unwrap();
@@ -128,6 +117,28 @@ fn missing_and_cut_files_are_found() {
         store.verify(&saved, &|_| {}),
         Err(ReadError::Damaged { damage: Damage::Unreadable { .. }, .. })
     ));
+}
+
+/// A directory in its place stands for whatever keeps a manifest from being read today and may be gone tomorrow.
+#[test]
+fn what_cannot_be_read_is_not_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshots = dir.path().join("snapshots");
+    let store = DirStore::new(snapshots.clone());
+    let first = save(&store, 1);
+    let second = save(&store, 2);
+    save(&store, 3);
+    let text = |id: &SnapshotId| snapshots.join(id.to_string()).join("manifest.json");
+    fs::rename(text(&first.id), dir.path().join("aside")).unwrap();
+    fs::create_dir(text(&first.id)).unwrap();
+    fs::write(text(&second.id), "{}").unwrap();
+    let listed = store.list().unwrap();
+    assert!(listed[..2].iter().all(|one| matches!(one.manifest, Err(ReadError::Damaged { .. }))));
+    let goes = choose_prunable(&listed, &Retention::newest(1), &Marks::default(), &History::default());
+    assert_eq!(goes, [second.id], "only what is damaged for certain");
+    fs::remove_dir(text(&first.id)).unwrap();
+    fs::rename(dir.path().join("aside"), text(&first.id)).unwrap();
+    store.verify(&store.manifest(&first.id).unwrap(), &|_| {}).unwrap();
 }
 
 #[test]
@@ -140,7 +151,7 @@ fn symbolic_links_are_not_followed() {
     fs::remove_file(root.join("shm/0")).unwrap();
     std::os::unix::fs::symlink(dir.path().join("outside"), root.join("shm/0")).unwrap();
     assert!(matches!(store.verify(&saved, &|_| {}), Err(ReadError::Damaged { .. })));
-    assert!(store.open(&saved, &RelPath::new("shm/0").unwrap()).is_err());
+    assert!((&store as &dyn Store).read(&saved, &RelPath::new("shm/0").unwrap()).is_err());
     store.remove(&saved.id).unwrap();
     assert_eq!(fs::read_to_string(dir.path().join("outside")).unwrap(), "shm");
 }
@@ -168,48 +179,38 @@ fn room_is_checked_ahead() {
     assert_eq!(fs::read_dir(dir.path().join("snapshots")).unwrap().count(), 1);
 }
 
+/// A target with less room than is needed.
+struct Full;
+
+impl Target for Full {
+    fn set_bytes(&self, _bytes: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn write_at(&self, _offset: u64, _bytes: &[u8]) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::StorageFull.into())
+    }
+}
+
 #[test]
-fn device_memory_is_compared_as_it_is_read() {
+fn what_is_loaded_is_compared() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().join("snapshots"));
-    let path = |name: &str| RelPath::new(name).unwrap();
-    let process = GpuProcess {
-        pid: 7,
-        mirror: 1,
-        mirror_bytes: 8,
-        memory: Some(path("gpu/7.mem")),
-        report: path("gpu/7.json"),
-    };
-    let manifest = Manifest { version: 2, gpu: vec![process], ..manifest(1) };
-    let mut writer = store.begin(&manifest.id, 100).unwrap();
-    for (name, content) in [("images/core-1.img", "core"), ("gpu/7.mem", "memory"), ("gpu/7.json", "{}")] {
-        writer.put(&path(name), &mut content.as_bytes(), &|_| {}).unwrap();
-    }
-    let saved = writer.commit(manifest).unwrap();
-    let mut content = Vec::new();
-    store.read(&saved, &path("gpu/7.mem"), &mut content, &|_| {}).unwrap();
-    assert_eq!(content, b"memory");
+    let saved = save(&store, 1);
+    let store: &dyn Store = &store;
+    let pages = RelPath::new("images/pages-1.img").unwrap();
 
     // What cannot be written is no damage.
-    let mut full: &mut [u8] = &mut [0; 3];
-    let read = store.read(&saved, &path("gpu/7.mem"), &mut full, &|_| {});
-    assert!(matches!(read, Err(ReadError::Io { step: "copy", .. })), "{read:?}");
-    let read = store.read(&saved, &path("gpu/8.mem"), &mut content, &|_| {});
+    let read = store.load(&saved, &[Load { path: &pages, into: &Full }], &|_| {});
+    assert!(matches!(read, Err(ReadError::Target { .. })), "{read:?}");
+    let read = store.read(&saved, &RelPath::new("images/other.img").unwrap());
     assert!(matches!(read, Err(ReadError::Damaged { damage: Damage::Manifest(_), .. })), "{read:?}");
 
-    // Memory is left to `read`; all else is compared at once.
-    let file = |name: &str| dir.path().join("snapshots").join(saved.id.to_string()).join(name);
-    fs::write(file("gpu/7.mem"), "Memory").unwrap();
-    let images = store.images(&saved).unwrap();
-    assert_eq!(images.check_bytes, 0);
-    (images.check)(&|_| {}).unwrap();
-    let read = store.read(&saved, &path("gpu/7.mem"), &mut content, &|_| {});
+    let file = dir.path().join("snapshots").join(saved.id.to_string()).join("images/pages-1.img");
+    fs::write(&file, "Pages").unwrap();
+    let read = store.read(&saved, &pages);
     assert!(matches!(read, Err(ReadError::Damaged { damage: Damage::Checksum { .. }, .. })), "{read:?}");
-    fs::write(file("gpu/7.mem"), "mem").unwrap();
-    let images = store.images(&saved);
-    assert!(matches!(images, Err(ReadError::Damaged { damage: Damage::Length { found: 3, .. }, .. })));
-    fs::write(file("gpu/7.mem"), "memory").unwrap();
-    fs::write(file("gpu/7.json"), "[]").unwrap();
-    let images = store.images(&saved);
-    assert!(matches!(images, Err(ReadError::Damaged { damage: Damage::Checksum { .. }, .. })));
+    fs::write(&file, "pag").unwrap();
+    let read = store.read(&saved, &pages);
+    assert!(matches!(read, Err(ReadError::Damaged { damage: Damage::Length { found: 3, .. }, .. })));
 }

@@ -23,7 +23,10 @@ def slow(n):
 def main(method):
     start()
     with mp.get_context(method).Pool(2) as pool, mp.get_context(method).Manager() as manager:
-        before = pool.map(square, range(20), chunksize=1)
+        before = []
+        # One of them may begin so late that the other has done everything by then.
+        while len({pid for _, pid, _ in before}) < 2:
+            before += pool.map(square, range(20), chunksize=1)
         workers = {pid for _, pid, _ in before}
         last = {pid: max(c for _, p, c in before if p == pid) for pid in workers}
         shared = manager.dict(state="kept")

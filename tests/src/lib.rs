@@ -5,6 +5,7 @@
 //! from the environment (see `xtask`), with the places that xtask uses as defaults.
 
 pub mod gpu;
+pub mod packs;
 
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -15,13 +16,19 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes on a slow machine that does other things too.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
-fn workspace() -> PathBuf {
+/// The repository's root.
+///
+/// # Panics
+/// Never: this crate lies in it.
+#[must_use]
+pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
 }
 
-fn from_env(name: &str, default: impl FnOnce() -> PathBuf) -> PathBuf {
+/// A path that the variable `name` gives; otherwise `default`.
+pub fn from_env(name: &str, default: impl FnOnce() -> PathBuf) -> PathBuf {
     std::env::var_os(name).map_or_else(default, PathBuf::from)
 }
 
@@ -109,6 +116,8 @@ pub struct Sandbox {
     dir: tempfile::TempDir,
     /// Where the store is; `.ckpt-run` in the directory unless a test says otherwise.
     pub store: PathBuf,
+    /// Variables that each `ckpt-run` gets.
+    pub variables: Vec<(String, String)>,
 }
 
 impl Sandbox {
@@ -123,7 +132,7 @@ impl Sandbox {
         fs::create_dir_all(&parent).expect("target/tests");
         let dir = tempfile::Builder::new().prefix("t-").tempdir_in(parent).expect("a directory");
         let store = dir.path().join(".ckpt-run");
-        Self { dir, store }
+        Self { dir, store, variables: Vec::new() }
     }
 
     /// The directory.
@@ -138,7 +147,7 @@ impl Sandbox {
         fs::read_to_string(self.path().join(name)).unwrap_or_default()
     }
 
-    /// A `ckpt-run` command in this directory, with this store and without an interval.
+    /// A `ckpt-run` command in this directory, with this store and without an interval and restarts.
     #[must_use]
     pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(ckpt_run());
@@ -146,7 +155,9 @@ impl Sandbox {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CKPT_")) {
             command.env_remove(name);
         }
+        command.envs(self.variables.iter().cloned());
         command.env("CKPT_STORE", &self.store).env("CKPT_CRIU", criu()).env("CKPT_INTERVAL", "off");
+        command.env("CKPT_MAX_RESTARTS", "0");
         let path = std::env::var_os("CKPT_TEST_PYTHONPATH")
             .unwrap_or_else(|| workspace().join("target/tools/uvloop/lib/python3.11/site-packages").into());
         command.env("PYTHONPATH", path).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
@@ -229,6 +240,16 @@ impl Sandbox {
     }
 }
 
+/// Gives a command, which is to start `inner`, the variables that `inner` is given.
+pub fn set_variables(command: &mut Command, inner: &Command) {
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+}
+
 /// A `ckpt-run` in the background; killed with its job when dropped.
 pub struct Running {
     child: Child,
@@ -290,7 +311,8 @@ impl Running {
         until(what, || {
             let value = condition();
             if value.is_none() && self.has_ended() {
-                panic!("ckpt-run ended before: {what}\n{}", self.said());
+                let status = self.wait_status();
+                panic!("ckpt-run ended before: {what} ({status})\n{}", self.said());
             }
             value
         })
@@ -317,6 +339,17 @@ impl Running {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
+    /// The same where several jobs share the store.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn checkpoint_of(&self, sandbox: &Sandbox, job: &str) -> String {
+        let output = sandbox.call(["checkpoint", job]);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{err}\n{}", self.said());
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
     /// PIDs of everything below the launcher, as seen here.
     #[must_use]
     pub fn descendants(&self) -> Vec<i32> {
@@ -337,7 +370,7 @@ impl Running {
         until("the end of everything that was killed", || {
             below.iter().all(|pid| is_gone(*pid)).then_some(())
         });
-        assert!(self.store.exists());
+        assert!(self.store.exists() || !self.store.is_absolute(), "it is an address, or there");
     }
 
     /// SIGKILL to the launcher alone; its job has to die with it.

@@ -1,5 +1,6 @@
 //! What the launcher does with what agents say: a program plays one, so that nothing depends on a GPU.
 
+use ckpt_run_tests::packs::own_places;
 use ckpt_run_tests::{Running, Sandbox, ckpt_run, programs, python};
 use std::ffi::OsString;
 use std::path::Path;
@@ -108,10 +109,12 @@ fn lost_gpu_state_ends_the_job_and_its_snapshot_is_good() {
 
     // What is away waits for the launcher, whatever is wanted now.
     remove(&sandbox, "lost");
-    write(&sandbox, "go", "");
     let mut job = start(&sandbox, "off");
-    assert_eq!(job.wait(), 0, "{}", job.said());
+    // One that ends as soon as it is back may be gone before it is counted.
+    job.until_answering(&sandbox);
     assert!(job.said().contains("0 processes went on, 1 were restored"), "{}", job.said());
+    write(&sandbox, "go", "");
+    assert_eq!(job.wait(), 0, "{}", job.said());
     assert_eq!(sandbox.read("log"), "started\npass\n");
 }
 
@@ -156,11 +159,12 @@ fn damaged_device_memory_is_found_and_the_older_snapshot_taken() {
     let mut job = started_with_memory(&sandbox, None);
     let ids = [job.checkpoint(&sandbox), job.checkpoint(&sandbox)];
     job.kill_everything();
-    let memory = sandbox.job_dir().join("snapshots").join(&ids[1]).join("gpu/10002.mem");
-    let mut content = std::fs::read(&memory).unwrap();
-    assert_eq!(&content[3 << 20..], b"what is on the GPU.");
-    *content.last_mut().unwrap() ^= 1;
-    std::fs::write(&memory, content).unwrap();
+    let [place] = &own_places(&sandbox, &ids[1], "gpu/10002.mem")[..] else { panic!("one chunk") };
+    let mut content = std::fs::read(&place.pack).unwrap();
+    let memory = &mut content[place.offset..place.offset + place.bytes];
+    assert_eq!(&memory[3 << 20..], b"what is on the GPU.");
+    *memory.last_mut().unwrap() ^= 1;
+    std::fs::write(&place.pack, content).unwrap();
     assert_eq!(sandbox.call(["verify", &ids[1]]).status.code(), Some(1));
     remove(&sandbox, "ready");
     // What it says there is not rolled back with the first one's log.

@@ -1,6 +1,7 @@
 //! Damage: every flipped byte is found, and a resume falls back to the older snapshot. A disk that is full. Input that
 //! is bad: a clear error, exit code 2, nothing touched.
 
+use ckpt_run_tests::packs::{Place, manifest_file, objects, own_places};
 use ckpt_run_tests::{Running, Sandbox, programs, python};
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,10 +29,6 @@ fn two_snapshots() -> (Sandbox, Vec<String>) {
     (sandbox, ids)
 }
 
-fn snapshot_dir(sandbox: &Sandbox, id: &str) -> PathBuf {
-    sandbox.job_dir().join("snapshots").join(id)
-}
-
 fn files_below(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -48,6 +45,11 @@ fn flip(path: &Path, position: usize) {
     fs::write(path, content).unwrap();
 }
 
+/// Damages the middle of the first chunk.
+fn flip_in(places: &[Place]) {
+    flip(&places[0].pack, places[0].offset + places[0].bytes / 2);
+}
+
 fn code_and_errors(sandbox: &Sandbox, arguments: &[&str]) -> (i32, String) {
     let output = sandbox.call(arguments);
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
@@ -57,13 +59,13 @@ fn code_and_errors(sandbox: &Sandbox, arguments: &[&str]) -> (i32, String) {
 fn one_flipped_byte_in_every_file_is_found() {
     let (sandbox, ids) = two_snapshots();
     sandbox.verify_all();
-    let files = files_below(&snapshot_dir(&sandbox, &ids[1]));
-    assert!(files.len() > 10 && files.iter().any(|path| path.ends_with("manifest.json")), "{files:?}");
+    let files = objects(&sandbox);
+    assert!(files.len() >= 6 && files.contains(&manifest_file(&sandbox, &ids[1])), "{files:?}");
     for path in &files {
         let length = fs::metadata(path).unwrap().len() as usize;
         for position in [0, length / 2, length - 1] {
             flip(path, position);
-            let (code, _) = code_and_errors(&sandbox, &["verify", &ids[1]]);
+            let (code, _) = code_and_errors(&sandbox, &["verify", "--scrub"]);
             assert_eq!(code, 1, "{} byte {position} of {length}", path.display());
             flip(path, position);
         }
@@ -74,17 +76,30 @@ fn one_flipped_byte_in_every_file_is_found() {
 #[test]
 fn a_damaged_snapshot_is_passed_over_for_the_older_one() {
     // Pages are compared while CRIU restores, small images before, the manifest first of all.
-    for part in ["images/pages-2.img", "images/files.img", "manifest.json"] {
+    for part in ["images/pages-2.img", "images/files.img", "manifest"] {
         let (sandbox, ids) = two_snapshots();
-        let path = snapshot_dir(&sandbox, &ids[1]).join(part);
-        flip(&path, fs::metadata(&path).unwrap().len() as usize / 2);
+        if part == "manifest" {
+            let path = manifest_file(&sandbox, &ids[1]);
+            flip(&path, fs::metadata(&path).unwrap().len() as usize / 2);
+        } else {
+            flip_in(&own_places(&sandbox, &ids[1], part));
+        }
         let mut job = start(&sandbox, "second", &[]);
         job.until_answering(&sandbox);
+        let said = job.said();
+        assert!(said.contains(&format!("the snapshot {} is damaged", ids[1])), "{part}: {said}");
+        if part == "manifest" {
+            // It reads again, but the job has gone back behind it.
+            job.kill_everything();
+            let path = manifest_file(&sandbox, &ids[1]);
+            flip(&path, fs::metadata(&path).unwrap().len() as usize / 2);
+            job = start(&sandbox, "third", &[]);
+            job.until_answering(&sandbox);
+        }
         fs::write(sandbox.path().join("go"), "").unwrap();
         assert_eq!(job.wait(), 0, "{part}: {}", job.said());
         let said = job.said();
         assert!(said.contains(&format!("resumed from snapshot {}", ids[0])), "{part}: {said}");
-        assert!(said.contains(&format!("the snapshot {} is damaged", ids[1])), "{part}: {said}");
         assert_eq!(sandbox.read("log"), "started\npass\n", "{part}");
     }
 }
@@ -93,7 +108,7 @@ fn a_damaged_snapshot_is_passed_over_for_the_older_one() {
 fn when_every_snapshot_is_damaged_nothing_is_started() {
     let (sandbox, ids) = two_snapshots();
     for id in &ids {
-        flip(&snapshot_dir(&sandbox, id).join("images/core-10002.img"), 5);
+        flip_in(&own_places(&sandbox, id, "images/core-10002.img"));
     }
     let log = sandbox.read("log");
     let mut job = start(&sandbox, "second", &[]);
@@ -234,18 +249,27 @@ fn bad_stores_are_refused() {
 
 /// Puts another body with a right checksum in place of a manifest's.
 fn forge(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
-    let whole: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-    let mut body = whole["body"].clone();
-    change(&mut body);
-    let body = body.to_string();
-    let checksum = blake3::hash(body.as_bytes()).to_hex();
-    fs::write(path, format!(r#"{{"checksum":"{checksum}","body":{body}}}"#)).unwrap();
+    let whole = fs::read(path).unwrap();
+    let number = |at: usize| u64::from_le_bytes(whole[at..at + 8].try_into().unwrap());
+    let (header, json_bytes) = (&whole[..24], number(32) as usize);
+    let mut json: serde_json::Value = serde_json::from_slice(&whole[40..40 + json_bytes]).unwrap();
+    change(&mut json);
+    let json = json.to_string();
+    let table = &whole[40 + json_bytes..whole.len() - 32];
+    let mut forged = header.to_vec();
+    forged.extend_from_slice(&((8 + json.len() + table.len()) as u64).to_le_bytes());
+    forged.extend_from_slice(&(json.len() as u64).to_le_bytes());
+    forged.extend_from_slice(json.as_bytes());
+    forged.extend_from_slice(table);
+    let checksum = blake3::hash(&forged);
+    forged.extend_from_slice(checksum.as_bytes());
+    fs::write(path, forged).unwrap();
 }
 
 #[test]
 fn manifests_that_climb_out_or_are_newer_are_refused() {
     let (sandbox, ids) = two_snapshots();
-    let manifest = snapshot_dir(&sandbox, &ids[1]).join("manifest.json");
+    let manifest = manifest_file(&sandbox, &ids[1]);
     let program = programs().join("append_log.py");
     let (python, program) = (python(), program.to_str().unwrap());
     let run = ["--", python.to_str().unwrap(), program];

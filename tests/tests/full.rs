@@ -3,7 +3,7 @@
 //!
 //! ckpt-run is in that root too. So it is also the test of a job whose file system is not the machine's.
 
-use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, train_script};
+use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, set_variables, train_script};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -86,12 +86,7 @@ impl Root {
         let programs = ckpt_run.parent().unwrap();
         outer.args([&self.given, self.top.path(), workspace(), programs, self.sandbox.path()]);
         outer.arg(inner.get_program()).args(inner.get_args()).current_dir(self.sandbox.path());
-        for (name, value) in inner.get_envs() {
-            match value {
-                Some(value) => outer.env(name, value),
-                None => outer.env_remove(name),
-            };
-        }
+        set_variables(&mut outer, inner);
         // Those of the system's Python and of this machine's user mean nothing in there.
         for name in ["PYTHONPATH", "PYTHONHOME", "TMPDIR", "LD_LIBRARY_PATH"] {
             outer.env_remove(name);

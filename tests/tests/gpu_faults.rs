@@ -63,7 +63,7 @@ impl Job {
 
     /// A program that keeps the GPU from standing still, see there.
     fn stalls(mode: &str) -> Self {
-        Self::new("stalls.c", &[mode]).with_options(&["--freeze-timeout", "1s"])
+        Self::new("stalls.c", &[mode]).with_options(&["--freeze-timeout", "3s"])
     }
 
     fn with(mut self, name: &'static str, value: &str) -> Self {
@@ -275,10 +275,10 @@ fn killed_between_any_two_steps_of_a_resume() {
 /// The process stands still at each step for longer than a checkpoint may take.
 #[test]
 fn delayed_between_any_two_steps() {
-    let job = Job::steady("2").with_options(&["--freeze-timeout", "1s"]);
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "3s"]);
     let mut running = job.start();
     for point in DETACH.iter().chain(&ATTACH) {
-        job.arm(&format!("{point}=delay:1200"));
+        job.arm(&format!("{point}=delay:3300"));
         job.sandbox.call(["checkpoint"]);
         job.disarm();
         job.goes_on(&mut running);
@@ -535,10 +535,10 @@ fn a_driver_that_fails_in_a_resume_ends_the_job() {
 
 #[test]
 fn a_lock_that_takes_too_long_is_given_up() {
-    let job = Job::steady("2").with_options(&["--freeze-timeout", "1s"]);
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "3s"]);
     let mut running = job.start();
     for call in ["1", "2"] {
-        job.fail(&format!("cuCheckpointProcessLock:{call}=delay:1500"));
+        job.fail(&format!("cuCheckpointProcessLock:{call}=delay:4500"));
         let output = job.sandbox.call(["checkpoint"]);
         assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
         job.disarm();

@@ -156,6 +156,40 @@ fn twenty_kills_at_random_moments() {
     assert_eq!(kills, 20, "the training ended too early: give it more steps");
 }
 
+/// A rank is killed under its launcher, which resumes the job by itself; then the job is preempted, and goes on.
+#[test]
+fn two_ranks_are_restarted_and_preempted() {
+    let training = Training::two_ranks(STEPS);
+    let sandbox = slow_sandbox();
+    let start = || {
+        let arguments = ["--grace", "100s", "--log-file", "messages", "--"].map(OsString::from);
+        let mut command = sandbox.command(arguments.into_iter().chain(training.argv.iter().cloned()));
+        command.env("CKPT_MAX_RESTARTS", "10");
+        sandbox.start_command("job", command)
+    };
+    let mut job = start();
+    until_step(&mut job, &sandbox, 5);
+    job.checkpoint(&sandbox);
+    let is_rank = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|&byte| byte == 0).any(|variable| variable == b"LOCAL_RANK=1")
+    };
+    let rank = job.descendants().into_iter().find(is_rank).expect("a rank");
+    let rank = rustix::process::Pid::from_raw(rank).expect("a PID");
+    rustix::process::kill_process(rank, rustix::process::Signal::KILL).expect("it runs");
+    job.until("a restart", || sandbox.read("messages").contains("resumed from snapshot").then_some(()));
+    let before = steps_done(&sandbox);
+    until_step(&mut job, &sandbox, before + 5);
+    job.signal(rustix::process::Signal::TERM);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+    assert!(sandbox.read("messages").contains("was ended with the snapshot"), "{}", sandbox.read("messages"));
+    assert!(steps_done(&sandbox) < training.steps, "it was preempted in the middle");
+    full_speed(&sandbox);
+    assert_eq!(start().wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("losses.txt"), training.unbroken());
+    sandbox.verify_all();
+}
+
 #[test]
 fn a_resumed_job_is_checkpointed_and_resumed_again() {
     let training = Training::two_ranks(STEPS);

@@ -1,14 +1,16 @@
 //! The project's chores: `cargo xtask test`, `cargo xtask demo`, `cargo xtask bench`, `cargo xtask conformance`,
-//! `cargo xtask simcuda`, `cargo xtask ci`.
+//! `cargo xtask soak`, `cargo xtask simcuda`, `cargo xtask gpu-bundle`, `cargo xtask ci`.
 //!
 //! Each works on a fresh machine: what it needs and does not find is set up first, see [`tools`].
 
 mod bench;
+mod bundle;
 mod ci;
 mod conformance;
 mod demo;
 mod process;
 mod say;
+mod soak;
 mod test;
 mod tools;
 mod workspace;
@@ -34,10 +36,14 @@ enum Command {
     Demo(demo::Args),
     /// Measure, and print JSON
     Bench(bench::Args),
+    /// Checkpoint and kill a job hundreds of times; it has to end as if nothing had been, and nothing may grow
+    Soak(soak::Args),
     /// Build simcuda, the stand-in for a GPU, and print where its libcuda.so.1 is
     Simcuda,
     /// Check simcuda, or another CUDA driver, against CUDA's documentation
     Conformance(conformance::Args),
+    /// Make a folder that tries everything on a machine with a GPU, by one command there
+    GpuBundle(bundle::Args),
     /// What continuous integration runs: format, clippy, cargo-deny, docs, tests
     Ci,
     /// Only set up CRIU and PyTorch, and print where they are
@@ -49,11 +55,13 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Soak(args) => soak::run(&args),
         Command::Simcuda => workspace::simcuda().map(|path| {
             println!("{}", path.display());
             ExitCode::SUCCESS
         }),
         Command::Conformance(args) => conformance::run(&args),
+        Command::GpuBundle(args) => bundle::run(&args),
         Command::Ci => ci::run(),
         Command::Tools(args) => tools::run(&args),
     };

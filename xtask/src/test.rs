@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result};
 
 use crate::tools::Tools;
-use crate::{process, tools, workspace};
+use crate::{bundle, process, tools, workspace};
 
 /// How long `--full` stresses the gate, in seconds; interpose/tests/stress.rs has a shorter time of its own.
 const STRESS_S: &str = "60";
@@ -27,22 +27,13 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let tools = Tools::set_up()?;
     let rootfs = args.full.then(tools::trixie_root).transpose()?;
-
-    // The scenarios run the real binary with the real preload library, which `cargo test` alone does not build.
-    let mut build = workspace::cargo();
-    build.args(["build", "--workspace", "--features", workspace::FAULTS]);
-    let status = build.status().context("could not start cargo build")?;
-    if !status.success() {
-        return Ok(process::exit_code(status));
-    }
-
-    let libcuda = workspace::simcuda()?;
-
-    let mut test = workspace::cargo();
-    test.args(["test", "--workspace", "--features", workspace::FAULTS]).args(&args.args);
-    clear_options(&mut test);
-    test.envs(tools.env()).env("CKPT_TEST_BIN", workspace::target_dir()?.join("debug/ckpt-run"));
-    test.env("CKPT_TEST_LIBCUDA", libcuda);
+    let mut test = match with_programs(&tools)? {
+        Ok(test) => test,
+        Err(code) => return Ok(code),
+    };
+    // All faults at once: a run takes long.
+    test.args(["--workspace", "--no-fail-fast", "--features", workspace::FAULTS]).args(&args.args);
+    test.env("CKPT_TEST_BUNDLE", bundle::for_tests()?);
     if let Some(rootfs) = rootfs {
         test.env("CKPT_TEST_ROOTFS", rootfs)
             .env("CKPT_TEST_STRESS_S", STRESS_S)
@@ -50,6 +41,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let status = test.status().context("could not start cargo test")?;
     Ok(process::exit_code(status))
+}
+
+/// Builds what the scenarios run: the real binary with the real preload library, which `cargo test` alone does not
+/// build, and simcuda. A `cargo test` that finds them, or the exit code of the build.
+pub fn with_programs(tools: &Tools) -> Result<Result<Command, ExitCode>> {
+    let mut build = workspace::cargo();
+    build.args(["build", "--workspace", "--features", workspace::FAULTS]);
+    let status = build.status().context("could not start cargo build")?;
+    if !status.success() {
+        return Ok(Err(process::exit_code(status)));
+    }
+    let libcuda = workspace::simcuda()?;
+    let mut test = workspace::cargo();
+    test.arg("test");
+    clear_options(&mut test);
+    test.envs(tools.env()).env("CKPT_TEST_BIN", workspace::target_dir()?.join("debug/ckpt-run"));
+    test.env("CKPT_TEST_LIBCUDA", libcuda);
+    Ok(Ok(test))
 }
 
 /// Takes every `CKPT_*` variable from the environment: they are options of ckpt-run, and those of whoever started

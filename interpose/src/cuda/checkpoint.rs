@@ -25,7 +25,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use ckpt_protocol::agent::{GpuReport, Region};
+use ckpt_protocol::agent::{Capture, GpuReport, Region, RegionFlags};
 use cuda_abi::sys::{
     self, CUcheckpointCheckpointArgs, CUcheckpointLockArgs, CUcheckpointRestoreArgs, CUcheckpointUnlockArgs,
 };
@@ -36,7 +36,9 @@ use super::driver::{self, told};
 use super::memory::away::{self, Seen, View, Whose};
 use super::memory::physical::{Id, Physical, registry};
 use super::memory::{self, ipc, placement};
-use super::{bypass, context, faults, gate, holes, is_started, newer, objects, taint, track};
+use super::{
+    able, bypass, context, faults, gate, holes, is_started, newer, objects, proc_address, taint, track,
+};
 use crate::link::Link;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -147,17 +149,29 @@ pub struct Gpu {
     stale: Vec<Pinned>,
     /// Which mirror the places and hashes of the pieces are about.
     mirror_id: u64,
+    /// Captures that were begun, into whichever mirror. Never set back: a number that came again would let the launcher
+    /// take what it has for what is in the mirror.
+    captures: u64,
 }
 
 impl Gpu {
     /// Of a process that has just begun.
     pub fn new() -> Self {
-        Self { driver: Driver::Running, mirror: None, kept: None, stale: Vec::new(), mirror_id: 0 }
+        Self {
+            driver: Driver::Running,
+            mirror: None,
+            kept: None,
+            stale: Vec::new(),
+            mirror_id: 0,
+            captures: 0,
+        }
     }
 
     /// How large the mirror has to be for what is on the devices now, in bytes.
     pub fn mirror_bytes(&mut self) -> u64 {
-        if is_started() && phase() == Phase::Running { placement::place(&mut registry()) } else { 0 }
+        // A process that will be refused needs none.
+        let can_be_saved = is_started() && phase() == Phase::Running && able::refuse().is_ok();
+        if can_be_saved { placement::place(&mut registry()) } else { 0 }
     }
 
     /// Maps and pins the mirror.
@@ -182,6 +196,7 @@ impl Gpu {
                 Pinned::new(mirror, Mirror::stage)?
             }
         });
+        memory::origin::look_up();
         faults::hit("staged");
         Ok(())
     }
@@ -225,6 +240,7 @@ impl Gpu {
             Phase::Detached => return Ok(None),
             Phase::Lost => return Err(Refusal { reason: LOST.into(), is_lost: true }),
         }
+        able::refuse()?;
         let deadline = Instant::now() + timeout;
         let begun = Instant::now();
         close_between_captures(deadline)?;
@@ -278,8 +294,12 @@ impl Gpu {
             return Err(obstacle);
         }
         let remarks = newer::told().into_iter().collect();
-        let mut report =
-            GpuReport { counts: memory::counts(objects::counts()), remarks, ..GpuReport::default() };
+        let mut report = GpuReport {
+            counts: memory::counts(objects::counts()),
+            remarks,
+            private_tables: proc_address::tables(),
+            ..GpuReport::default()
+        };
         let is_memory_ours = !registry().pieces.is_empty();
         let is_pinned = self.mirror.is_some() || self.kept.is_some() || !self.stale.is_empty();
         if is_memory_ours || is_pinned {
@@ -291,6 +311,7 @@ impl Gpu {
             ipc::await_drained(link, attempt)?;
         }
         report.times.drain_s = begun.elapsed().as_secs_f64();
+        report.graph_memory = memory::report::graph_memory();
         if is_memory_ours {
             self.take_memory_off(park, link, &mut report)?;
         }
@@ -323,7 +344,7 @@ impl Gpu {
         report: &mut GpuReport,
     ) -> Result<(), String> {
         let begun = Instant::now();
-        report.regions = self.capture()?;
+        (report.regions, report.capture) = self.capture()?;
         faults::hit("detach-captured");
         report.times.capture_s = begun.elapsed().as_secs_f64();
         let begun = Instant::now();
@@ -336,6 +357,7 @@ impl Gpu {
             report.unparked_because = parked.refusal;
             faults::hit("detach-parked");
         }
+        memory::report::complete(report);
         away::take_off(&ids)?;
         faults::hit("detach-released");
         report.times.release_s = begun.elapsed().as_secs_f64();
@@ -349,13 +371,14 @@ impl Gpu {
         mirror.unpin()
     }
 
-    /// Copies what has changed to the mirror; returns what the mirror has then.
-    fn capture(&mut self) -> Result<Vec<Region>, String> {
+    /// Copies what has changed to the mirror; returns what the mirror has then, and where it was written to.
+    fn capture(&mut self) -> Result<(Vec<Region>, Option<Box<Capture>>), String> {
+        self.captures += 1;
         let Some(Pinned { mirror, .. }) = &mut self.mirror else {
             // What the launcher stores now is not what was captured before.
             placement::forget(&mut registry());
             self.mirror_id = 0;
-            return Ok(Vec::new());
+            return Ok((Vec::new(), None));
         };
         let seen: Vec<(Seen, u64)> = {
             let mut registry = registry();
@@ -385,13 +408,14 @@ impl Gpu {
             });
             views.push(view);
         }
-        let changed = mirror.capture(&mut pieces)?;
+        let written = mirror.capture(&mut pieces)?;
         drop(views);
         let mut registry = registry();
         let mut regions = Vec::with_capacity(seen.len());
-        for (((seen, offset), piece), changed_bytes) in seen.iter().zip(pieces).zip(changed) {
+        for (((seen, offset), piece), written) in seen.iter().zip(pieces).zip(&written) {
             let Some(known) = registry.pieces.get_mut(&seen.id) else { continue };
             // What has no hashes was copied unseen.
+            let changed_bytes = written.iter().map(|range| range.end - range.start).sum();
             let changed_bytes = (!piece.hashes.is_empty()).then_some(changed_bytes);
             known.mirrored.hashes = piece.hashes;
             let address = known.mappings.first().map_or(0, |mapping| mapping.address);
@@ -403,14 +427,15 @@ impl Gpu {
                 allocations: 0,
                 offset: *offset,
                 changed_bytes,
+                flags: RegionFlags::default(),
+                origin: None,
             });
         }
         drop(registry);
-        for region in &mut regions {
-            region.allocations = memory::allocations_in(region);
-        }
         regions.sort_by_key(|region| region.address);
-        Ok(regions)
+        let written = capture::joined(written.into_iter().flatten().collect());
+        let capture = Capture { mirror: self.mirror_id, number: self.captures, written };
+        Ok((regions, Some(Box::new(capture))))
     }
 
     /// What is taken off the device: what the mirror has, and what belongs to another process.
@@ -534,6 +559,8 @@ impl Gpu {
         told("cuCheckpointProcessLock", result).map_err(|error| {
             if result == sys::CUresult::CUDA_ERROR_NOT_READY as CUresult {
                 format!("work on the GPU did not end in time ({error})")
+            } else if result == sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult {
+                format!("{error}: {}", able::not_supported())
             } else {
                 error
             }

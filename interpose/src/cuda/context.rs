@@ -114,6 +114,14 @@ pub(in crate::cuda) fn all() -> Vec<(CUcontext, c_int)> {
     whole.map(|known| (known.context as CUcontext, known.device)).collect()
 }
 
+/// The devices that the program has contexts on.
+pub(in crate::cuda) fn devices() -> Vec<c_int> {
+    let mut devices: Vec<c_int> = all().into_iter().map(|(_, device)| device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices
+}
+
 /// A context of a device to work in, for as long as this is kept.
 pub(in crate::cuda) struct OnDevice {
     context: CUcontext,

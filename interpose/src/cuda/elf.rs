@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr::null;
 
 const DT_NULL: i64 = 0;
@@ -123,41 +124,120 @@ fn holds(info: &libc::dl_phdr_info, address: usize) -> bool {
     headers(info).iter().any(is_in)
 }
 
-fn look(info: &libc::dl_phdr_info, name: &CStr) -> Option<*const c_void> {
-    let header = headers(info).iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
-    let base = usize::try_from(info.dlpi_addr).ok()?;
-    let mut entry = (base + usize::try_from(header.p_vaddr).ok()?) as *const Dynamic;
-    let (mut strings, mut symbols, mut hash, mut versions) = (0, 0, 0, 0);
-    loop {
-        // SAFETY: the dynamic section ends with DT_NULL, behind which the loop does not go.
-        let Dynamic { tag, value } = unsafe { entry.read() };
-        // glibc has made them addresses; where it has not, they are offsets.
-        let address = if value < base { base + value } else { value };
-        match tag {
-            DT_NULL => break,
-            DT_STRTAB => strings = address,
-            DT_SYMTAB => symbols = address,
-            DT_GNU_HASH => hash = address,
-            DT_VERSYM => versions = address,
-            _ => {}
+/// Where a library's tables of symbols are in memory; 0 for the versions if there are none.
+struct Tables {
+    base: usize,
+    strings: usize,
+    symbols: usize,
+    hash: usize,
+    versions: usize,
+}
+
+impl Tables {
+    fn of(info: &libc::dl_phdr_info) -> Option<Self> {
+        let header = headers(info).iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+        let base = usize::try_from(info.dlpi_addr).ok()?;
+        let mut entry = (base + usize::try_from(header.p_vaddr).ok()?) as *const Dynamic;
+        let mut tables = Self { base, strings: 0, symbols: 0, hash: 0, versions: 0 };
+        loop {
+            // SAFETY: the dynamic section ends with DT_NULL, behind which the loop does not go.
+            let Dynamic { tag, value } = unsafe { entry.read() };
+            // glibc has made them addresses; where it has not, they are offsets.
+            let address = if value < base { base + value } else { value };
+            match tag {
+                DT_NULL => break,
+                DT_STRTAB => tables.strings = address,
+                DT_SYMTAB => tables.symbols = address,
+                DT_GNU_HASH => tables.hash = address,
+                DT_VERSYM => tables.versions = address,
+                _ => {}
+            }
+            // SAFETY: as above.
+            entry = unsafe { entry.add(1) };
         }
-        // SAFETY: as above.
-        entry = unsafe { entry.add(1) };
+        (tables.strings != 0 && tables.symbols != 0 && tables.hash != 0).then_some(tables)
     }
-    if strings == 0 || symbols == 0 || hash == 0 {
-        return None;
-    }
-    chain(hash, name).find_map(|index| {
-        // SAFETY: the hash table names only symbols that exist.
-        let symbol = unsafe { &*at::<libc::Elf64_Sym>(symbols, index) };
+
+    /// A symbol, and its name. The hash table names only indexes that exist.
+    fn symbol(&self, index: usize) -> (&libc::Elf64_Sym, &CStr) {
+        // SAFETY: the index is one of the table.
+        let symbol = unsafe { &*at::<libc::Elf64_Sym>(self.symbols, index) };
         // SAFETY: a symbol's name is a NUL-terminated string of the table.
-        let its_name = unsafe { CStr::from_ptr(at::<c_char>(strings, symbol.st_name as usize)) };
+        let name = unsafe { CStr::from_ptr(at::<c_char>(self.strings, symbol.st_name as usize)) };
+        (symbol, name)
+    }
+}
+
+fn look(info: &libc::dl_phdr_info, name: &CStr) -> Option<*const c_void> {
+    let tables = Tables::of(info)?;
+    chain(tables.hash, name).find_map(|index| {
+        let (symbol, its_name) = tables.symbol(index);
+        let versions = tables.versions;
         // SAFETY: the table of versions, if there is one, is as long as that of the symbols.
         let is_default = versions == 0 || unsafe { at::<u16>(versions, index).read() } & VERSYM_HIDDEN == 0;
         let is_defined = symbol.st_shndx != 0;
         (is_defined && is_default && its_name == name)
-            .then(|| (base + usize::try_from(symbol.st_value).unwrap_or(0)) as *const c_void)
+            .then(|| (tables.base + usize::try_from(symbol.st_value).unwrap_or(0)) as *const c_void)
     })
+}
+
+/// What an address of code is called: `FILE+0xOFFSET`, and `(FUNCTION+0xOFFSET)` behind it where the library exports the
+/// function. Just the number where no library is. Takes none of the loader's locks for long, and not the one that it
+/// holds while a library's constructor runs, as dladdr does.
+pub fn name_of(address: usize) -> String {
+    let mut name = None;
+    search(&mut |info| {
+        if !holds(info, address) {
+            return None;
+        }
+        let offset = address.wrapping_sub(usize::try_from(info.dlpi_addr).unwrap_or(0));
+        let function = function_around(info, offset);
+        let function = function.map_or_else(String::new, |(name, within)| format!(" ({name}+{within:#x})"));
+        name = Some(format!("{}+{offset:#x}{function}", path(info)));
+        Some(address as *const c_void)
+    });
+    name.unwrap_or_else(|| format!("{address:#x}"))
+}
+
+/// The file of a library, or of the program.
+fn path(info: &libc::dl_phdr_info) -> String {
+    // SAFETY: the name is NUL-terminated and lives as long as the library.
+    let known = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) });
+    match known.map(CStr::to_string_lossy).filter(|path| !path.is_empty()) {
+        Some(path) => path.into_owned(),
+        None => std::fs::read_link("/proc/self/exe")
+            .map_or_else(|_| "the program".to_owned(), |path| path.to_string_lossy().into_owned()),
+    }
+}
+
+/// The exported function that an offset in a library lies in, and how far behind its beginning.
+fn function_around(info: &libc::dl_phdr_info, offset: usize) -> Option<(String, u64)> {
+    const FUNCTION: u8 = 2;
+    let tables = Tables::of(info)?;
+    let offset = offset as u64;
+    exported(tables.hash).find_map(|index| {
+        let (symbol, name) = tables.symbol(index);
+        let within = offset.checked_sub(symbol.st_value)?;
+        let is_it = symbol.st_shndx != 0 && symbol.st_info & 0xf == FUNCTION && within < symbol.st_size;
+        is_it.then(|| (name.to_string_lossy().into_owned(), within))
+    })
+}
+
+/// The addresses that the code of the library takes in which this function is, from the first to behind the last.
+pub fn ourselves() -> Range<usize> {
+    let here = (ourselves as *const c_void).addr();
+    let mut range = 0..0;
+    search(&mut |info| {
+        let base = usize::try_from(info.dlpi_addr).ok()?;
+        let of = |header: &libc::Elf64_Phdr| {
+            let start = base.wrapping_add(usize::try_from(header.p_vaddr).unwrap_or(0));
+            start..start.wrapping_add(usize::try_from(header.p_memsz).unwrap_or(0))
+        };
+        let code = headers(info).iter().filter(|header| header.p_type == libc::PT_LOAD).map(of);
+        range = code.into_iter().find(|range| range.contains(&here))?;
+        Some(here as *const c_void)
+    });
+    range
 }
 
 /// The address of an element of a table in memory.
@@ -191,6 +271,26 @@ fn chain(table: usize, name: &CStr) -> impl Iterator<Item = usize> {
                 return Some(index);
             }
         }
+    })
+}
+
+/// The indexes of all symbols that a library's hash table has.
+fn exported(table: usize) -> impl Iterator<Item = usize> {
+    let word = move |index: usize| {
+        // SAFETY: `index` is within the table, see above.
+        unsafe { at::<u32>(table, index).read() }
+    };
+    let (buckets, first_symbol, filter_words) = (word(0) as usize, word(1) as usize, word(2) as usize);
+    let buckets_at = 4 + filter_words * 2;
+    let chains_at = buckets_at + buckets;
+    // The bucket that begins last has the last symbol at its end.
+    let last = (0..buckets).map(|bucket| word(buckets_at + bucket) as usize).max().unwrap_or(0);
+    let mut next = (last >= first_symbol && last != 0).then_some(first_symbol);
+    std::iter::from_fn(move || {
+        let index = next?;
+        let is_end = index >= last && word(chains_at + index - first_symbol) & 1 != 0;
+        next = (!is_end).then_some(index + 1);
+        Some(index)
     })
 }
 
@@ -238,6 +338,30 @@ mod tests {
         let other = [0_u64; 512];
         // SAFETY: an array in memory is as good as a file that is mapped.
         assert!(unsafe { function_at(other.as_ptr().addr(), c"dlsym") }.is_null());
+    }
+
+    #[test]
+    fn code_is_named_by_its_file_and_function() {
+        let getpid = function(&["libc.so"], c"getpid").addr();
+        let base = library_of(getpid as *const c_void).expect("the C library").dli_fbase.addr();
+        let name = name_of(getpid + 1);
+        let offset = format!("+{:#x} (", getpid + 1 - base);
+        // Several names may stand for one function.
+        assert!(
+            name.contains("/libc.so.6") && name.contains(&offset) && name.ends_with("getpid+0x1)"),
+            "{name}"
+        );
+        // What this program does not export has no more than a place.
+        let here = name_of((code_is_named_by_its_file_and_function as *const c_void).addr());
+        let program = std::env::current_exe().expect("a program").to_string_lossy().into_owned();
+        assert!(here.starts_with(&format!("{program}+0x")) && !here.contains('('), "{here}");
+        assert_eq!(name_of(5), "0x5");
+    }
+
+    #[test]
+    fn our_own_code_is_known() {
+        assert!(ourselves().contains(&(holds as *const c_void).addr()));
+        assert!(!ourselves().contains(&(libc::getpid as *const c_void).addr()));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_void};
 use cuda_abi::sys;
 use cuda_abi::types::*;
 
-use super::{gate, handlers, real, taint};
+use super::{gate, handlers, real, sticky, taint};
 
 /// What a call answers that reaches us although no driver is loaded.
 const NO_DRIVER: CUresult = sys::CUresult::CUDA_ERROR_NOT_INITIALIZED as CUresult;
@@ -65,19 +65,25 @@ macro_rules! function {
 macro_rules! by_class {
     (leave, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {
         // SAFETY: the parameters are those of our own caller.
-        unsafe { handlers::$row($real, $($arg),*) }
+        sticky::seen(unsafe { handlers::$row($real, $($arg),*) })
     };
     (taint, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {{
-        let _inside = gate::enter();
+        let _inside = gate::enter_busy();
         // SAFETY: the parameters are those of our own caller.
         let result = unsafe { handlers::$row($real, $($arg),*) };
         taint::mark(stringify!($symbol), result);
-        result
+        sticky::seen(result)
+    }};
+    (track, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {{
+        // Compiles modules, pins memory.
+        let _inside = gate::enter_busy();
+        // SAFETY: the parameters are those of our own caller.
+        sticky::seen(unsafe { handlers::$row($real, $($arg),*) })
     }};
     ($class:ident, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {{
         let _inside = gate::enter();
         // SAFETY: the parameters are those of our own caller.
-        unsafe { handlers::$row($real, $($arg),*) }
+        sticky::seen(unsafe { handlers::$row($real, $($arg),*) })
     }};
 }
 

@@ -14,6 +14,9 @@
 //! pass a full barrier. Where membarrier is missing, every passage pays with a fence.
 //!
 //! A call that is made from inside another one passes a closed gate: the outer one is what is waited for.
+//!
+//! The same places tell a watchdog whether the program still uses the GPU ([`tally`]): each counts what its thread has
+//! begun. A thread that waits for the GPU says so in its place as well, and passes no gate.
 
 mod protocol;
 
@@ -22,14 +25,14 @@ use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU32,
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64,
     Ordering::{self, Acquire, Relaxed, Release, SeqCst},
     compiler_fence, fence,
 };
 use std::time::{Duration, Instant};
 
 use super::aside::aside;
-use protocol::{CLOSED, Number, Word};
+use protocol::{BEGUN, BUSY, CLOSED, INSIDE, Place, WAITING, Word};
 
 /// There is no membarrier: each passage needs a fence.
 const FENCED: u32 = 2;
@@ -42,8 +45,8 @@ const LOOK: Duration = Duration::from_micros(50);
 
 /// A thread's place.
 struct Slot {
-    /// How many calls the thread is in: several if one is made from inside another.
-    inside: AtomicU32,
+    /// See [`protocol`].
+    place: AtomicU64,
     is_taken: AtomicBool,
 }
 
@@ -59,7 +62,7 @@ static FIRST: Chunk = Chunk::new();
 
 impl Chunk {
     const fn new() -> Self {
-        let slots = [const { Slot { inside: AtomicU32::new(0), is_taken: AtomicBool::new(false) } }; CHUNK];
+        let slots = [const { Slot { place: AtomicU64::new(0), is_taken: AtomicBool::new(false) } }; CHUNK];
         Self { slots, next: AtomicPtr::new(null_mut()) }
     }
 }
@@ -111,22 +114,25 @@ fn remember_slot(slot: *const Slot) {
 /// Gives a thread's slot back when the thread ends.
 static THREAD_ENDS: OnceLock<libc::pthread_key_t> = OnceLock::new();
 
-/// Proof that the thread is inside.
-pub(super) struct Inside {
+/// Proof that the thread's place has `WHAT`.
+pub(super) struct Noted<const WHAT: u64> {
     slot: &'static Slot,
 }
 
-impl Drop for Inside {
+/// Proof that the thread is inside.
+pub(super) type Inside = Noted<INSIDE>;
+
+impl<const WHAT: u64> Drop for Noted<WHAT> {
     #[inline]
     fn drop(&mut self) {
         // Nobody else writes to it but while the thread is outside.
-        self.slot.inside.store(self.slot.inside.load(Relaxed) - 1, Release);
+        self.slot.place.store(self.slot.place.load(Relaxed).wrapping_sub(WHAT), Release);
     }
 }
 
-/// Goes in; waits while the gate is closed.
+/// Notes in the thread's place that it has begun `WHAT`.
 #[inline(always)]
-pub(super) fn enter() -> Inside {
+fn note<const WHAT: u64>() -> Noted<WHAT> {
     let mut slot = known_slot();
     if slot.is_null() {
         slot = aside!(take_slot, slot, *const Slot);
@@ -134,62 +140,114 @@ pub(super) fn enter() -> Inside {
     // SAFETY: what is noted or taken is a slot of a chunk, and chunks are never freed.
     let slot = unsafe { &*slot };
     // Nobody else writes to it but while the thread is outside.
-    slot.inside.store(slot.inside.load(Relaxed) + 1, Relaxed);
+    slot.place.store(slot.place.load(Relaxed).wrapping_add(BEGUN | WHAT), Relaxed);
+    Noted { slot }
+}
+
+#[inline(always)]
+fn enter_with<const WHAT: u64>() -> Noted<WHAT> {
+    let noted = note::<WHAT>();
     // The processor's part is membarrier's, or the fence in `wait_at_the_gate`.
     compiler_fence(SeqCst);
     // Acquire: what was done behind the closed gate is seen by those who come in after it.
     if GATE.load(Acquire) != 0 {
-        aside!(wait_at_the_gate, &raw const *slot, *const Slot);
+        aside!(wait_at_the_gate, &raw const *noted.slot, *const Slot);
     }
-    Inside { slot }
+    noted
+}
+
+/// Goes in; waits while the gate is closed.
+#[inline(always)]
+pub(super) fn enter() -> Inside {
+    enter_with()
+}
+
+/// Goes in with a call that may compute for long by itself, as one that compiles a module. Who is in it for long does
+/// not wait for the GPU.
+#[inline(always)]
+pub(super) fn enter_busy() -> Noted<{ INSIDE | BUSY }> {
+    enter_with()
+}
+
+/// Notes that the thread waits for the GPU. It is not inside: the gate may close meanwhile.
+#[inline(always)]
+pub(super) fn wait_for_gpu() -> Noted<WAITING> {
+    note()
+}
+
+/// What the program's threads do with the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tally {
+    /// How often they have gone in or begun to wait. It only grows, but for an overflow.
+    pub(super) begun: u64,
+    /// Whether one of them waits for the GPU. If nothing has begun since an earlier look, it does so since then.
+    pub(super) is_waiting: bool,
+}
+
+/// Looks at what the program's threads do.
+pub(super) fn tally() -> Tally {
+    let places = chunks().flat_map(|chunk| &chunk.slots).map(|slot| slot.place.load(Acquire));
+    places.fold(Tally { begun: 0, is_waiting: false }, |tally, place| Tally {
+        begun: tally.begun.wrapping_add(protocol::begun(place)),
+        is_waiting: tally.is_waiting || protocol::is_waiting(place),
+    })
 }
 
 /// Does something outside, in the middle of a call that is inside: to wait for what may need the gate closed. What was
 /// found out before may not be so any more. A call from inside another one stays inside.
 pub(super) fn outside<T>(work: impl FnOnce() -> T) -> T {
-    struct BackIn;
+    struct BackIn {
+        place: &'static AtomicU64,
+        within: u64,
+    }
     impl Drop for BackIn {
         fn drop(&mut self) {
-            // The call that went out leaves for good by its own `Inside`.
-            std::mem::forget(enter());
+            let inside = enter();
+            // The call that went out leaves for good by its own `Noted`.
+            self.place.store(self.within, Relaxed);
+            std::mem::forget(inside);
         }
     }
     // SAFETY: what is noted is null or a slot of a chunk, and chunks are never freed.
-    let inside = unsafe { known_slot().as_ref() }.map(|slot| &slot.inside);
-    match inside.filter(|inside| inside.load(Relaxed) == 1) {
-        Some(inside) => {
-            inside.store(0, Release);
-            let _back_in = BackIn;
+    let place = unsafe { known_slot().as_ref() }.map(|slot| &slot.place);
+    match place.map(|place| (place, place.load(Relaxed))) {
+        Some((place, within)) if protocol::depth(within) == 1 => {
+            place.store(protocol::out(within), Release);
+            let _back_in = BackIn { place, within };
             work()
         }
-        None => work(),
+        _ => work(),
     }
 }
 
 /// The gate is closed, or there is no membarrier. Returns the slot.
 extern "C" fn wait_at_the_gate(slot: *const Slot) -> *const Slot {
     // SAFETY: `enter` passes the thread's slot.
-    let inside = unsafe { &(*slot).inside };
-    if inside.load(Relaxed) > 1 {
+    let place = unsafe { &(*slot).place };
+    if protocol::depth(place.load(Relaxed)) > 1 {
         // The outer call is what is waited for.
         return slot;
     }
-    protocol::wait(&GATE, inside);
+    protocol::wait(&GATE, place);
     slot
 }
 
-impl Number for AtomicU32 {
-    fn load(&self, order: Ordering) -> u32 {
+impl Place for AtomicU64 {
+    fn load(&self, order: Ordering) -> u64 {
         self.load(order)
     }
 
-    fn store(&self, value: u32, order: Ordering) {
+    fn store(&self, value: u64, order: Ordering) {
         self.store(value, order);
     }
 }
 
 /// The gate's word, and the sleep of threads on it.
 impl Word for AtomicU32 {
+    fn load(&self, order: Ordering) -> u32 {
+        self.load(order)
+    }
+
     fn set(&self, bit: u32) {
         self.fetch_or(bit, SeqCst);
     }
@@ -268,7 +326,7 @@ pub(super) fn open() {
 }
 
 fn count_inside() -> usize {
-    chunks().flat_map(|chunk| &chunk.slots).filter(|slot| protocol::is_inside(&slot.inside)).count()
+    chunks().flat_map(|chunk| &chunk.slots).filter(|slot| protocol::is_inside(&slot.place)).count()
 }
 
 fn chunks() -> impl Iterator<Item = &'static Chunk> {
@@ -312,7 +370,7 @@ extern "C" fn thread_ends(slot: *mut c_void) {
 /// In the child of a fork: the threads that were inside are not there, and the gate is open.
 pub(super) fn after_fork_in_child() {
     for slot in chunks().flat_map(|chunk| &chunk.slots) {
-        slot.inside.store(0, Relaxed);
+        slot.place.store(0, Relaxed);
     }
     GATE.fetch_and(!CLOSED, SeqCst);
 }
@@ -449,6 +507,44 @@ mod tests {
         }
         STOP.store(true, SeqCst);
         callers.into_iter().for_each(|caller| caller.join().unwrap());
+    }
+
+    #[test]
+    fn what_has_begun_is_counted_and_who_waits_is_seen() {
+        let _turn = turn();
+        let still = |what: &str, is_waiting| {
+            let first = tally();
+            assert_eq!(first.is_waiting, is_waiting, "{what}");
+            assert_eq!(tally(), first, "{what}");
+            first.begun
+        };
+        let at_first = still("nothing", false);
+        let inside = enter();
+        assert_eq!(still("a call that submits", true), at_first + 1);
+        drop(inside);
+        drop(enter());
+        assert_eq!(still("another one, over", false), at_first + 2);
+        let compiling = enter_busy();
+        let within = enter();
+        assert_eq!(still("a call from inside one that compiles", false), at_first + 4);
+        drop(within);
+        outside(|| assert_eq!(still("a call that is outside", false), at_first + 4));
+        drop(compiling);
+        let waiting = wait_for_gpu();
+        assert_eq!(still("a wait", true), at_first + 5);
+        close(soon()).unwrap();
+        assert_eq!(still("a wait before a closed gate", true), at_first + 5);
+        open();
+        drop(waiting);
+        // What waits at the gate does not wait for the GPU, and has begun.
+        close(soon()).unwrap();
+        let caller = std::thread::spawn(|| drop(enter_busy()));
+        while tally().begun == at_first + 5 {
+            std::thread::yield_now();
+        }
+        open();
+        caller.join().unwrap();
+        assert_eq!(still("all is over", false), at_first + 6);
     }
 
     #[test]

@@ -37,6 +37,11 @@ pub(super) use super::memory::arena::{cuMemAlloc_v2, cuMemAllocPitch_v2, cuMemFr
 pub(super) use super::memory::attributes::{
     cuMemGetAddressRange_v2, cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
 };
+pub(super) use super::memory::graph::{
+    cuDeviceGraphMemTrim, cuGraphAddMemAllocNode, cuGraphAddNode, cuGraphAddNode_v2, cuGraphAddNode_v3,
+    cuGraphExecDestroy, cuGraphInstantiate_v2, cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams,
+    cuGraphLaunch, cuGraphUpload,
+};
 pub(super) use super::memory::ipc::{
     cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2,
 };
@@ -48,6 +53,7 @@ pub(super) use super::memory::pool::{
     cuMemPoolImportFromShareableHandle, cuMemPoolSetAccess, cuMemPoolSetAttribute, cuMemPoolTrimTo,
     cuStreamSynchronize,
 };
+pub(super) use super::memory::reservations::{cuMemAddressFree, cuMemAddressReserve};
 pub(super) use super::memory::vmm::{
     cuLogicalEndpointBindMem, cuMemCreate, cuMemExportToShareableHandle, cuMemGetAccess,
     cuMemGetAllocationPropertiesFromHandle, cuMemGetHandleForAddressRange, cuMemImportFromShareableHandle,
@@ -58,8 +64,7 @@ pub(super) use super::memory::vmm::{
 pub(super) use super::objects::{
     cuDestroyExternalMemory, cuDestroyExternalSemaphore, cuEventCreate, cuEventDestroy_v2,
     cuExternalMemoryGetMappedBuffer, cuExternalMemoryGetMappedMipmappedArray, cuGraphClone, cuGraphCreate,
-    cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiate_v2, cuGraphInstantiateWithFlags,
-    cuGraphInstantiateWithParams, cuGreenCtxStreamCreate, cuImportExternalMemory, cuImportExternalSemaphore,
+    cuGraphDestroy, cuGreenCtxStreamCreate, cuImportExternalMemory, cuImportExternalSemaphore,
     cuIpcGetEventHandle, cuIpcOpenEventHandle, cuLibraryGetManaged, cuLibraryLoadData, cuLibraryLoadFromFile,
     cuLibraryUnload, cuMemAllocManaged, cuMipmappedArrayDestroy, cuModuleGetGlobal_v2, cuModuleLoad,
     cuModuleLoadData, cuModuleLoadDataEx, cuModuleLoadFatBinary, cuModuleUnload, cuStreamCreate,
@@ -99,15 +104,7 @@ mod tests {
         "cuMemAdvise",
         "cuMemAdvise_v2",
         // Memory that belongs to graphs goes the driver's way.
-        "cuDeviceGraphMemTrim",
-        "cuGraphAddMemAllocNode",
         "cuGraphAddMemFreeNode",
-        "cuGraphAddNode",
-        "cuGraphAddNode_v2",
-        "cuGraphAddNode_v3",
-        // Reservations stay as they are.
-        "cuMemAddressFree",
-        "cuMemAddressReserve",
         // A pool's handle and its properties are the driver's; only its memory is ours.
         "cuDeviceSetMemPool",
         "cuMemPoolExportPointer",

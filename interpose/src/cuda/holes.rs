@@ -6,7 +6,8 @@
 //! 14776.)
 //!
 //! Until they are filled, a hole of our own draws off what other threads map: Linux takes the highest that is large
-//! enough (mmap's top-down layout), and this one is reserved before the driver's, so it lies above them.
+//! enough (mmap's top-down layout), and this one is reserved before the driver's, so it lies above them. Whatever holes
+//! there are above it are plugged, so that the driver's memory does not come to lie there.
 
 use std::ffi::c_void;
 use std::fs;
@@ -16,6 +17,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::memory::physical::registry;
+use super::memory::reservations;
 
 /// An address range, its end not included.
 type Range = (u64, u64);
@@ -39,6 +41,25 @@ fn decoy() -> MutexGuard<'static, Option<Decoy>> {
     DECOY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Decoy {
+    /// Takes what is free of it again, and plugs what is free above it.
+    fn close(&mut self) {
+        let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
+        let now = ranges(&maps, |_| true);
+        self.reserved.extend(free_parts(self.range, &now).into_iter().filter(|hole| occupy(*hole).is_ok()));
+        for hole in free_parts((self.range.1, highest()), &now) {
+            // Somebody may have been faster. What is plugged stays so: it is address space only.
+            let _ = occupy(hole);
+        }
+    }
+}
+
+/// Above the loader nothing is mapped but the stack, which grows. 0 if nobody knows where it lies.
+fn highest() -> u64 {
+    // SAFETY: reads a value that the kernel has handed to the process.
+    unsafe { libc::getauxval(libc::AT_BASE) }
+}
+
 /// To be called before the driver maps anything. Without room in the address space there is no decoy.
 pub(super) fn prepare() {
     // In the child of a fork it may be locked for ever.
@@ -47,7 +68,7 @@ pub(super) fn prepare() {
         && let Ok(start) = reserve(0, DECOY_BYTES, 0)
     {
         let range = (start, start + DECOY_BYTES);
-        *decoy = Some(Decoy { range, reserved: vec![range] });
+        decoy.insert(Decoy { range, reserved: vec![range] }).close();
     }
 }
 
@@ -55,7 +76,7 @@ pub(super) fn prepare() {
 pub(super) struct Before {
     /// What may belong to the driver: what nobody can access, and mappings of devices.
     maybe: Vec<Range>,
-    /// What does: addresses of device memory.
+    /// What does: addresses of device memory, and those that were reserved for it.
     surely: Vec<Range>,
 }
 
@@ -77,17 +98,15 @@ pub(super) fn look() -> io::Result<Before> {
     let mappings = registry.pieces.values().flat_map(|piece| &piece.mappings);
     before.surely = mappings.map(|mapping| (mapping.address, mapping.address + mapping.bytes)).collect();
     drop(registry);
+    before.surely.extend(reservations::all());
     before.surely.retain(|range| is_covered(*range, &before.maybe));
     Ok(before)
 }
 
 impl Drop for Before {
     fn drop(&mut self) {
-        let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
-        let now = ranges(&maps, |_| true);
         if let Some(decoy) = decoy().as_mut() {
-            let free = free_parts(decoy.range, &now).into_iter();
-            decoy.reserved = free.filter(|hole| occupy(*hole).is_ok()).collect();
+            decoy.close();
         }
     }
 }
@@ -247,6 +266,17 @@ mod tests {
         assert!(occupy(hole).is_err());
         assert!(is_covered(hole, &ranges(&maps(), |_| true)));
         unmap((hole.0 - PAGE, hole.1 + PAGE));
+    }
+
+    #[test]
+    fn holes_above_the_decoy_are_plugged() {
+        let above = three_pages();
+        let mut decoy = Decoy { range: (above.0 - PAGE, above.0), reserved: Vec::new() };
+        unmap(above);
+        decoy.close();
+        assert!(is_covered(above, &ranges(&maps(), |_| true)));
+        assert!(decoy.reserved.is_empty(), "{:?}", decoy.reserved);
+        unmap((above.0 - PAGE, above.1 + PAGE));
     }
 
     #[test]

@@ -7,11 +7,14 @@
 //! | `real` | where the driver's own functions are |
 //! | `handlers` | what is done with a call beside passing it on |
 //! | `gate` | keeps calls out while the process is being saved |
+//! | `activity` | what the program does with the GPU, for a watchdog |
 //! | `track`, `taint` | state that has to be known; state that nobody can save |
 //! | `nccl` | in front of NCCL, whose communicators cannot be saved yet |
+//! | `sticky` | errors after which every call fails |
 //! | `newer` | entry points that a newer driver has |
 //! | `checkpoint` | takes the driver's state off the GPU and brings it back |
 //! | `holes` | keeps the addresses of the device free while the driver is away |
+//! | `able` | whether the driver can be checkpointed at all |
 //! | `bypass` | finds a driver that is in use past this library |
 //! | `elf` | symbols of a loaded library, without dlsym |
 //! | `aside` | rare calls out of the paths that every call takes |
@@ -27,6 +30,8 @@
 #![allow(clippy::too_many_arguments, reason = "entry points have the driver's parameters")]
 #![cfg_attr(test, allow(dead_code, reason = "tests export nothing, so that nothing counts as reached"))]
 
+mod able;
+pub mod activity;
 mod aside;
 mod bypass;
 mod capture;
@@ -46,6 +51,7 @@ mod newer;
 mod objects;
 mod proc_address;
 mod real;
+mod sticky;
 mod taint;
 #[cfg(test)]
 mod testing;
@@ -69,6 +75,7 @@ pub fn activate() {
     #[cfg(feature = "faults")]
     faults::arm();
     capture::activate();
+    memory::origin::activate();
     gate::prepare();
     ACTIVE.store(true, Relaxed);
 }

@@ -127,3 +127,34 @@ fn note_table(id: CUuuid) {
         }
     }
 }
+
+/// Those that were asked for, as UUIDs are written.
+pub(super) fn tables() -> Vec<String> {
+    let ids = TABLES.iter().map(|slot| slot.load(Relaxed)).take_while(|id| !id.is_null());
+    // SAFETY: what is in a slot was leaked in `note_table` and is never changed.
+    ids.map(|id| written(unsafe { &*id })).collect()
+}
+
+fn written(id: &CUuuid) -> String {
+    let mut text = String::new();
+    for (at, byte) in id.bytes.iter().enumerate() {
+        text += if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+        text += &format!("{:02x}", byte.cast_unsigned());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_private_table_is_told_once_as_uuids_are_written() {
+        let byte = |at: usize| u8::try_from(0x0f + 0x10 * at).expect("small").cast_signed();
+        let id = CUuuid { bytes: std::array::from_fn(byte) };
+        note_table(id);
+        note_table(id);
+        let told = tables().into_iter().filter(|text| text == "0f1f2f3f-4f5f-6f7f-8f9f-afbfcfdfefff").count();
+        assert_eq!(told, 1);
+    }
+}

@@ -89,8 +89,9 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("cuIpcOpenEventHandle", "an event of another process", "destroy it (cuEventDestroy)"),
     ("cuIpcGetMemHandle", "memory that is shared with other processes", "free it"),
     ("cuIpcOpenMemHandle", "memory of another process", "close it (cuIpcCloseMemHandle)"),
-    ("cuMemPoolExport", "a pool that is shared with other processes", "destroy it (cuMemPoolDestroy)"),
-    ("cuMemPoolImport", "a pool of another process", "destroy it (cuMemPoolDestroy)"),
+    // Others may hold what was shared when the pool is destroyed, so that does not help.
+    ("cuMemPoolExport", "a pool that was shared with other processes", "share by cuIpcGetMemHandle instead"),
+    ("cuMemPoolImport", "a pool of another process", "share by cuIpcGetMemHandle instead"),
     ("cuMemCreate", "memory that is not a device's", "release it (for NCCL, NCCL_CUMEM_HOST_ENABLE=0)"),
     ("cuMemMapArrayAsync", "memory that is a part of an array", "release it"),
     ("cuMemMap", "a mapping with an offset or flags", "unmap and release the memory"),

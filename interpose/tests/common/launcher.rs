@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -164,6 +165,15 @@ impl Kept {
             descriptors::send(agent.stream.as_fd(), &[mirror.as_fd()]).expect("sent");
             assert_eq!(agent.hear(), FromAgent::Staged { attempt });
         }
+    }
+
+    /// What is in the mirror.
+    pub fn content(&self) -> Vec<u8> {
+        let mut content = vec![0; usize::try_from(self.bytes).expect("it fits")];
+        if let Some(mirror) = &self.mirror {
+            mirror.read_exact_at(&mut content, 0).expect("read");
+        }
+        content
     }
 
     /// Has the process go away; returns what it answers.

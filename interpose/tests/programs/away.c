@@ -3,6 +3,9 @@
  *   check SEED   compares, and looks whether all addresses, ranges and attributes are as they were
  *   change N     writes another pattern to allocation N, and remembers it
  *   free N, alloc N BYTES
+ *   share N      makes an IPC handle of allocation N
+ *   special      memory of cuMemCreate with all that a region can have, at two addresses, for two devices
+ *   graph BYTES  launches a graph that allocates, and does not free
  * Linked with the driver directly. */
 #include <inttypes.h>
 #include <stdint.h>
@@ -30,6 +33,11 @@ int cuMemCreate(unsigned long long *, size_t, const void *, unsigned long long);
 int cuMemMap(ptr, size_t, size_t, unsigned long long, unsigned long long);
 int cuMemSetAccess(ptr, size_t, const void *, size_t);
 int cuMemRelease(unsigned long long);
+int cuIpcGetMemHandle(void *, ptr);
+int cuGraphCreate(void **, unsigned);
+int cuGraphAddMemAllocNode(void **, void *, const void *, size_t, void *);
+int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
+int cuGraphLaunch(void *, void *);
 
 #define CHECK(call)                                                    \
     do {                                                               \
@@ -123,9 +131,44 @@ static void check(int i) {
     free(host), free(wanted);
 }
 
+struct properties { unsigned type, handles, place; int id; void *win32; unsigned char flags[8]; };
+struct access { unsigned place; int id; unsigned flags; };
+
+/* CUDA driver API reference, CUmemPoolProps and CUDA_MEM_ALLOC_NODE_PARAMS. */
+struct allocation {
+    struct { unsigned type, handles, place; int id; void *win32; size_t most; unsigned char reserved[56]; } pool;
+    const void *access;
+    size_t access_count, bytes;
+    ptr address;
+};
+
+/* CUmemAllocationProp: can be exported by descriptor, compressible. */
+static void special(void) {
+    struct properties prop = {1, 1, 1, 0, NULL, {1}};
+    struct access access[] = {{1, 0, 3}, {1, 1, 3}};
+    unsigned long long handle = 0;
+    CHECK(cuMemCreate(&handle, 4 << 20, &prop, 0));
+    for (int i = 0; i < 2; i++) {
+        ptr address = 0;
+        CHECK(cuMemAddressReserve(&address, 4 << 20, 0, 0, 0));
+        CHECK(cuMemMap(address, 4 << 20, 0, handle, 0));
+        CHECK(cuMemSetAccess(address, 4 << 20, access, 2));
+    }
+}
+
+static void graph(size_t bytes) {
+    void *graph = NULL, *node = NULL, *executable = NULL;
+    struct allocation allocation = {{1, 0, 1, 0, NULL, 0, {0}}, NULL, 0, bytes, 0};
+    CHECK(cuGraphCreate(&graph, 0));
+    CHECK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &allocation));
+    CHECK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+    CHECK(cuGraphLaunch(executable, NULL));
+    CHECK(cuStreamSynchronize(NULL));
+}
+
 static ptr vmm(size_t bytes, int is_alias) {
-    struct { unsigned type, handles, place; int id; void *win32; unsigned char flags[8]; } prop = {1, 0, 1, 0, NULL, {0}};
-    struct { unsigned place; int id; unsigned flags; } access = {1, 0, 3};
+    struct properties prop = {1, 0, 1, 0, NULL, {0}};
+    struct access access = {1, 0, 3};
     ptr address = 0, other = 0;
     unsigned long long handle = 0;
     CHECK(cuMemAddressReserve(&address, bytes, 0, 0, 0));
@@ -191,6 +234,15 @@ int main(void) {
             ptr address;
             CHECK(cuMemAlloc_v2(&address, bytes));
             write_pattern(add(address, bytes), 5);
+            CHECK(cuMemGetInfo_v2(&free_before, &total_before));
+        } else if (sscanf(line, "share %u", &number) == 1) {
+            unsigned char handle[64];
+            CHECK(cuIpcGetMemHandle(handle, all[number].address));
+        } else if (strncmp(line, "special", 7) == 0) {
+            special();
+            CHECK(cuMemGetInfo_v2(&free_before, &total_before));
+        } else if (sscanf(line, "graph %zu", &bytes) == 1) {
+            graph(bytes);
             CHECK(cuMemGetInfo_v2(&free_before, &total_before));
         } else if (sscanf(line, "free %u", &number) == 1) {
             CHECK(cuMemFree_v2(all[number].address));

@@ -388,13 +388,23 @@ static void full(void)
 
 // ---- waits ----
 
-static volatile int is_done;
+static volatile int may_end, is_done;
 
+// Ends a while after it may, so that it does not matter how long the calls take that must not wait for it. It
+// ends at last in any case: a call that waits for it all the same is told by `is_done`.
 static void late(void *unused)
 {
     (void)unused;
+    for (int turn = 0; turn < 20000 && !may_end; turn++)
+        usleep(1000);
     usleep(100000);
     is_done = 1;
+}
+
+static void launch_late(Handle stream)
+{
+    may_end = is_done = 0;
+    OK(cuLaunchHostFunc(stream, late, NULL));
 }
 
 static void waits(void)
@@ -404,19 +414,19 @@ static void waits(void)
     OK(cuStreamCreate(&stream, 1));
     for (size_t bytes = 64; bytes < 10 * MIB; bytes *= 100000) {
         OK(cuMemAlloc_v2(&address, bytes));
-        is_done = 0;
-        OK(cuLaunchHostFunc(stream, late, NULL));
+        launch_late(stream);
         OK(cuMemAlloc_v2(&other_address, bytes));
         printf("after an allocation %d", is_done);
+        may_end = 1;
         OK(cuMemFree_v2(address));
         printf(", after a free %d", is_done);
-        is_done = 0;
-        OK(cuLaunchHostFunc(stream, late, NULL));
+        launch_late(stream);
         // The context that it was allocated in is what counts, not the current one.
         OK(cuCtxCreate_v2(&other, 0, 0));
         OK(cuMemAlloc_v2(&address, bytes));
         OK(cuMemFree_v2(address));
         printf(", of another context's %d", is_done);
+        may_end = 1;
         OK(cuMemFree_v2(other_address));
         printf(", from another context %d\n", is_done);
         OK(cuCtxSetCurrent(context));

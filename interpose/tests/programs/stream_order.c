@@ -449,6 +449,8 @@ static void errors(void) {
     CHECK(cuStreamSynchronize(stream));
     says("again", cuMemFreeAsync(kept, stream));
     CHECK(cuMemAllocFromPoolAsync(&more, 1, other, stream));
+    /* A free in another stream must come after the allocation. */
+    CHECK(cuStreamSynchronize(stream));
     CHECK(cuStreamDestroy_v2(stream));
     stream = new_stream();
     says("in a stream that is none", cuMemAllocFromPoolAsync(&address, 1, other, (CUstream)0x77770));

@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     const KEY: ShareKey = ShareKey(1 << 100 | 7);
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Duration = Duration::from_secs(300);
     const SHORT: Duration = Duration::from_millis(60);
 
     /// Processes 1 and 2 and so on, with lives of their own.

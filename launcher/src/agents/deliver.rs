@@ -9,8 +9,9 @@ use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::faults;
 use tracing::debug;
 
+use super::attend::{hear, say};
 use super::line::Line;
-use super::{Shared, broker, hear, say};
+use super::{Shared, broker};
 
 impl Shared {
     /// Hears what an agent says that was away, after giving its process what that needs. Putting the state back takes

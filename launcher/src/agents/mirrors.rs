@@ -10,10 +10,12 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use ckpt_protocol::agent::Capture;
 use rustix::fs::FallocateFlags;
 
+use super::known::Record;
 use super::process::Life;
 use crate::staging;
 
@@ -33,6 +35,8 @@ pub struct Mirror {
     pub bytes: u64,
     /// Its memory.
     pub file: Arc<File>,
+    /// What of its content is in the store. It goes with the memory that it is about.
+    record: Arc<Mutex<Record>>,
 }
 
 impl Mirror {
@@ -41,7 +45,8 @@ impl Mirror {
     /// # Errors
     /// When the memory cannot be had.
     pub fn new(bytes: u64) -> io::Result<Self> {
-        let mirror = Self { number: random_number()?, bytes: 0, file: Arc::new(staging::unnamed_file()?) };
+        let file = Arc::new(staging::unnamed_file()?);
+        let mirror = Self { number: random_number()?, bytes: 0, file, record: Arc::default() };
         mirror.resized(bytes)
     }
 
@@ -52,7 +57,21 @@ impl Mirror {
     pub fn to_be_filled(number: u64, bytes: u64) -> io::Result<Self> {
         let file = staging::unnamed_file()?;
         file.set_len(bytes)?;
-        Ok(Self { number, bytes, file: Arc::new(file) })
+        Ok(Self { number, bytes, file: Arc::new(file), record: Arc::default() })
+    }
+
+    /// Takes what an agent says of a capture, or that it says nothing. Where it has written is kept in the record only.
+    pub fn captured(&self, capture: Option<&mut Capture>) {
+        let mut own = capture.filter(|capture| capture.mirror == self.number);
+        self.record().captured(own.as_deref());
+        if let Some(capture) = &mut own {
+            capture.written = Vec::new();
+        }
+    }
+
+    /// What is known of its content.
+    pub fn record(&self) -> MutexGuard<'_, Record> {
+        super::lock(&self.record)
     }
 
     /// The size to give to a mirror that has to have room for `needed_bytes`. Memory that is not needed any more is
@@ -68,6 +87,7 @@ impl Mirror {
     /// When there is not enough memory; it has the size that it had then.
     pub fn resized(&self, bytes: u64) -> io::Result<Self> {
         if bytes < self.bytes {
+            *self.record() = Record::default();
             self.file.set_len(bytes)?;
         }
         let mut taken_bytes = self.bytes;
@@ -267,7 +287,8 @@ mod tests {
         let file = memfd_create("full", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a file");
         rustix::fs::ftruncate(&file, 2 << 20).expect("its size");
         rustix::fs::fcntl_add_seals(&file, SealFlags::GROW).expect("sealed");
-        let mirror = Mirror { number: 7, bytes: 2 << 20, file: Arc::new(file.into()) };
+        let mirror =
+            Mirror { number: 7, bytes: 2 << 20, file: Arc::new(file.into()), record: Arc::default() };
         assert!(mirror.resized(4 << 20).is_err());
         assert_eq!(mirror.file.metadata().expect("facts").len(), 2 << 20);
     }

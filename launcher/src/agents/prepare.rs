@@ -18,10 +18,12 @@ use std::time::{Duration, Instant};
 use ckpt_protocol::agent::ToAgent;
 use tracing::debug;
 
+use super::attend::say;
 use super::line::Line;
 use super::mirrors::Mirror;
 use super::process::{Life, Process, QuiesceError};
-use super::{Agents, Connection, Shared, State, say};
+use super::state::{Connection, State};
+use super::{Agents, Shared};
 use crate::staging;
 
 /// Pinning a mirror goes at this pace at least; the agent's answer is waited for accordingly.
@@ -271,6 +273,7 @@ fn check_memory(needed_bytes: u64) -> Result<(), QuiesceError> {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "one range is meant")]
 mod tests {
     use std::fs::File;
     use std::os::fd::OwnedFd;
@@ -279,10 +282,13 @@ mod tests {
     use std::path::Path;
     use std::thread::{self, JoinHandle};
 
-    use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, PROTOCOL_VERSION, Region, RegionKind};
+    use ckpt_protocol::agent::{
+        Capture, FromAgent, GpuReport, Hello, PROTOCOL_VERSION, Region, RegionFlags, RegionKind,
+    };
     use ckpt_protocol::descriptors;
+    use ckpt_snapshot::{DataFile, RelPath};
 
-    use super::super::process::Quiesced;
+    use super::super::process::{GpuState, Quiesced};
     use super::super::tests::{LONG, SHORT, agent, connected, is_asked, place, tell, told, until_count};
     use super::*;
 
@@ -352,6 +358,8 @@ mod tests {
             allocations: 1,
             offset: 0,
             changed_bytes: Some(8),
+            flags: RegionFlags::default(),
+            origin: None,
         };
         GpuReport { regions: vec![region], ..GpuReport::default() }
     }
@@ -363,7 +371,15 @@ mod tests {
         let version = PROTOCOL_VERSION;
         tell(
             &stream,
-            &FromAgent::Hello(Hello { version, pid, start_time_ticks: 1, exe, away, is_detached: true }),
+            &FromAgent::Hello(Hello {
+                version,
+                pid,
+                start_time_ticks: 1,
+                exe,
+                away,
+                is_detached: true,
+                tells_activity: true,
+            }),
         );
         assert_eq!(told(&stream).expect("told"), ToAgent::Welcome { version });
         let message = told(&stream).expect("told");
@@ -380,13 +396,48 @@ mod tests {
     }
 
     fn goes_away(agents: &Agents, stream: UnixStream, attempt: u64) -> Quiesced {
+        goes_away_with(agents, stream, attempt, report())
+    }
+
+    fn goes_away_with(agents: &Agents, stream: UnixStream, attempt: u64, report: GpuReport) -> Quiesced {
         let leaves = thread::spawn(move || {
             is_asked(&stream, attempt);
-            tell(&stream, &FromAgent::Quiesced { attempt, gpu: Some(report()) });
+            tell(&stream, &FromAgent::Quiesced { attempt, gpu: Some(report) });
         });
         let quiesced = agents.quiesce(attempt, LONG).expect("quiesced");
         leaves.join().expect("an agent");
         quiesced
+    }
+
+    /// Where it has written goes to the mirror's record, and no further; of another mirror nothing is noted.
+    #[test]
+    fn what_a_capture_has_written_is_noted() {
+        for skew in [0, 1] {
+            let (_directory, path) = place();
+            let agents = Arc::new(Agents::listen(&path).expect("listening"));
+            let stream = agent(&path, 1, None);
+            until_count(&agents, 1);
+            let preparing = prepare(&agents, 1, LONG);
+            let (number, _, _) = stages(&stream, 1, MIB);
+            let prepared = prepared(preparing);
+            let capture = Capture { mirror: number + skew, number: 4, written: vec![0..8] };
+            let report = GpuReport { capture: Some(Box::new(capture)), ..report() };
+            let quiesced = goes_away_with(&agents, stream, 1, report);
+            drop(prepared);
+            let [GpuState { mirror: Some(mirror), report, .. }] = quiesced.gpu() else {
+                panic!("{quiesced:?}")
+            };
+            let file = DataFile {
+                path: RelPath::new("gpu/1.mem").expect("a path"),
+                bytes: 8,
+                blake3: None,
+                chunks: Vec::new(),
+            };
+            mirror.record().committed(Some(4), vec![0..8], &file);
+            assert_eq!(mirror.record().of(Some(4)).is_some(), skew == 0);
+            let told = report.capture.as_ref().expect("a capture");
+            assert_eq!((told.number, told.written.is_empty()), (4, skew == 0));
+        }
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use super::print;
 use crate::config::Config;
 use crate::criu::{Criu, MIN_VERSION};
-use crate::failure::EXIT_NEGATIVE;
+use crate::failure::{EXIT_NEGATIVE, in_one_line};
 use crate::interpose::Interposer;
 use crate::namespace::{Namespace, Network};
+use crate::privileges::Privileges;
+use crate::root::Root;
 use crate::staging::{self, Staging};
 use anyhow::Result;
-use rustix::thread::{CapabilitySet, capabilities};
+use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
@@ -86,7 +88,8 @@ fn look_at_criu(config: &Config) -> Vec<Finding> {
         "CRIU saves and restores the processes",
         "install CRIU 4.1 or newer (Debian 13: apt-get install criu), or name one with --criu PATH",
     )];
-    if let Ok(criu) = criu {
+    // In a user namespace it would be asked about rights that it has there only.
+    if let (Ok(criu), false) = (criu, Privileges::look().wants_user_namespace()) {
         findings.push(finding(
             "criu check",
             criu.check().map(|()| "this kernel has what CRIU needs".to_owned()),
@@ -99,57 +102,15 @@ fn look_at_criu(config: &Config) -> Vec<Finding> {
 }
 
 fn look_at_system(config: &Config) -> Vec<Finding> {
-    let root = "run ckpt-run as root, or give it this capability";
-    let capability = |need, capability: CapabilitySet, otherwise, why| {
-        let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(capability));
-        finding(
-            need,
-            if has { Ok("held".to_owned()) } else { Err("not held".to_owned()) },
-            otherwise,
-            why,
-            root,
-        )
-    };
-    let uid = rustix::process::getuid().as_raw();
-    vec![
-        finding(
-            "kernel",
-            Ok(crate::host::facts().kernel),
-            State::Missing,
-            "CRIU and the namespaces are parts of it",
-            "Linux 5.11 or newer",
-        ),
-        finding(
-            "user",
-            if uid == 0 { Ok("root".to_owned()) } else { Err(format!("user ID {uid}")) },
-            State::Limited,
-            "everything works for root; for others only what their capabilities allow",
-            "run ckpt-run as root",
-        ),
-        capability(
-            "CAP_SYS_ADMIN",
-            CapabilitySet::SYS_ADMIN,
-            State::Missing,
-            "for the job's namespaces and for CRIU",
-        ),
-        capability(
-            "CAP_SYS_PTRACE",
-            CapabilitySet::SYS_PTRACE,
-            State::Missing,
-            "CRIU stops the processes by ptrace",
-        ),
-        capability(
-            "CAP_NET_ADMIN",
-            CapabilitySet::NET_ADMIN,
-            State::Limited,
-            "for jobs with TCP connections (torchrun)",
-        ),
-        capability(
-            "CAP_SYS_RESOURCE",
-            CapabilitySet::SYS_RESOURCE,
-            State::Limited,
-            "to put back resource limits above one's own",
-        ),
+    let mut findings = vec![finding(
+        "kernel",
+        Ok(crate::host::facts().kernel),
+        State::Missing,
+        "CRIU and the namespaces are parts of it",
+        "Linux 5.11 or newer",
+    )];
+    findings.extend(look_at_rights());
+    findings.extend([
         pid_namespace(),
         ptrace_scope(),
         staging_memory(),
@@ -157,8 +118,89 @@ fn look_at_system(config: &Config) -> Vec<Finding> {
         driver(),
         interposer(config),
         free_memory(),
-        free_disk(config),
-    ]
+        if config.store_url.is_some() { object_store(config) } else { free_disk(config) },
+    ]);
+    findings
+}
+
+/// A capability, and what of a job depends on it.
+struct Right {
+    name: &'static str,
+    capability: CapabilitySet,
+    why: &'static str,
+}
+
+/// Some of these are needed by every job, see `privileges`; the others by some, see docs/privileges.md.
+const RIGHTS: &[Right] = &[
+    Right {
+        name: "CAP_SYS_ADMIN",
+        capability: CapabilitySet::SYS_ADMIN,
+        why: "for the job's namespaces, files that are mapped and have lost their name (multiprocessing), io_uring, staging in memory",
+    },
+    Right {
+        name: "CAP_NET_ADMIN",
+        capability: CapabilitySet::NET_ADMIN,
+        why: "for jobs with TCP connections (torchrun), unless they run with --network private in a user namespace",
+    },
+    Right {
+        name: "CAP_SETPCAP",
+        capability: CapabilitySet::SETPCAP,
+        why: "to resume a job whose bounding set is not full, as in containers; not with no_new_privs",
+    },
+    Right {
+        name: "CAP_SYS_TIME",
+        capability: CapabilitySet::SYS_TIME,
+        why: "for a monotonic clock that goes on after a reboot (root only)",
+    },
+    Right {
+        name: "CAP_SYS_CHROOT",
+        capability: CapabilitySet::SYS_CHROOT,
+        why: "for the root directories of resumed processes (root only)",
+    },
+    Right {
+        name: "CAP_DAC_READ_SEARCH",
+        capability: CapabilitySet::DAC_READ_SEARCH,
+        why: "for jobs that watch files with inotify or fanotify",
+    },
+    Right {
+        name: "CAP_SYS_PTRACE",
+        capability: CapabilitySet::SYS_PTRACE,
+        why: "for processes of the job with rights or users of their own",
+    },
+    Right {
+        name: "CAP_SYS_RESOURCE",
+        capability: CapabilitySet::SYS_RESOURCE,
+        why: "to put back resource limits above one's own",
+    },
+];
+
+fn look_at_rights() -> Vec<Finding> {
+    let rights = Privileges::look();
+    let uid = rustix::process::getuid().as_raw();
+    let user = match (rights.is_root(), rights.wants_user_namespace()) {
+        (true, _) => Ok("root".to_owned()),
+        (_, true) => Err(format!("user ID {uid}; its jobs run in a user namespace of their own")),
+        _ => Err(format!("user ID {uid}, with capabilities")),
+    };
+    let user = finding(
+        "user",
+        user,
+        State::Limited,
+        "everything works for root; docs/privileges.md says what does for others",
+        "run ckpt-run as root",
+    );
+    let needed = rights.needed();
+    let of_right = |right: &Right| {
+        let is_needed = needed.iter().any(|one| one.name == right.name);
+        finding(
+            right.name,
+            if rights.has(right.capability) { Ok("held".to_owned()) } else { Err("not held".to_owned()) },
+            if is_needed { State::Missing } else { State::Limited },
+            right.why,
+            "run ckpt-run as root, or give it this capability (setcap on its file, or as an ambient one)",
+        )
+    };
+    std::iter::once(user).chain(RIGHTS.iter().map(of_right)).collect()
 }
 
 fn pid_namespace() -> Finding {
@@ -168,7 +210,7 @@ fn pid_namespace() -> Finding {
         made.map(|_| "can be made".to_owned()).map_err(|error| error.to_string()),
         State::Missing,
         "a resumed job needs the PIDs that it had; in a namespace of its own they are always free",
-        "run as root; in a container, add the capability SYS_ADMIN and allow the mount and clone system calls",
+        "run as root, or allow user namespaces (sysctl user.max_user_namespaces); in a container, add the capability SYS_ADMIN and allow the mount and clone system calls",
     )
 }
 
@@ -253,6 +295,13 @@ fn free_memory() -> Finding {
         "a checkpoint stages the job's memory in memory; without room for it, it goes to disk and the job waits",
         "leave as much memory free as the job's processes use",
     )
+}
+
+/// A store at an address has to answer.
+fn object_store(config: &Config) -> Finding {
+    let checked = Root::open(config).and_then(|root| root.check().map(|()| root.name()));
+    let checked = checked.map(|name| format!("{name} answers")).map_err(|error| in_one_line(&error));
+    finding("object store", checked, State::Missing, "all snapshots go there (--store)", "mend what it names")
 }
 
 fn free_disk(config: &Config) -> Finding {

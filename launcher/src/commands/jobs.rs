@@ -1,37 +1,31 @@
-//! Commands about jobs: `checkpoint`, `status`.
+//! Commands about jobs: `checkpoint`, `stop`, `status`.
 
 use super::print;
 use crate::config::Config;
 use crate::control_server::socket_path;
 use crate::failure::bad_input;
 use crate::progress::Bar;
+use crate::root::Root;
+use crate::stores;
 use anyhow::{Context, Result, anyhow, bail};
-use ckpt_protocol::control::{CONTROL_VERSION, Call, DeviceMemory, JobStatus, Phase, Reply, Request};
+use ckpt_protocol::control::{
+    CONTROL_VERSION, Call, DeviceMemory, Held, JobStatus, Phase, Reply, Request, Saved,
+};
 use ckpt_protocol::frame;
-use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, OpenError, Store, StoreRoot};
+use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, Listed, ReadError, Store, Tiers};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
-/// Opens the store that the options name; it has to be there.
-///
-/// # Errors
-/// Bad input.
-pub fn open_store(config: &Config) -> Result<StoreRoot> {
-    StoreRoot::open(&config.store).map_err(|error| match error {
-        OpenError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => bad_input(anyhow!(
-            "there is no store at {}: name the one that the job uses with --store, or call this in the directory in which the job was started",
-            config.store.display()
-        )),
-        other => other.into(),
-    })
-}
+/// How long a launcher may take to end once it has said that its job has.
+const LAUNCHER_END_LIMIT: Duration = Duration::from_secs(10);
 
 /// The jobs that `named` (or `--job`) means: all of them when nothing is named.
 ///
 /// # Errors
 /// Bad input: no such job.
-pub fn jobs(config: &Config, root: &StoreRoot, named: Option<&str>) -> Result<Vec<JobDir>> {
+pub fn jobs(config: &Config, root: &Root, named: Option<&str>) -> Result<Vec<JobDir>> {
     let all = root.jobs()?;
     let Some(name) = named.or(config.job.as_ref().map(ckpt_snapshot::JobKey::as_str)) else { return Ok(all) };
     if let Some(exact) = all.iter().find(|job| job.key().as_str() == name) {
@@ -41,20 +35,20 @@ pub fn jobs(config: &Config, root: &StoreRoot, named: Option<&str>) -> Result<Ve
     if matching.is_empty() {
         let names = all.iter().map(|job| job.key().to_string()).collect::<Vec<_>>().join(", ");
         let names = if names.is_empty() { "none".to_owned() } else { names };
-        bail!(bad_input(anyhow!("there is no job {name:?} in {}; there is: {names}", root.path().display())));
+        bail!(bad_input(anyhow!("there is no job {name:?} in {}; there is: {names}", root.name())));
     }
     Ok(matching)
 }
 
 /// The one job that is meant: named, or the only one, or the only one that runs.
 fn one_job(config: &Config, named: Option<&str>) -> Result<JobDir> {
-    let root = open_store(config)?;
+    let root = Root::open(config)?;
     let found = jobs(config, &root, named)?;
     let running: Vec<_> = found.iter().filter(|job| job.is_locked()).collect();
     match (&found[..], &running[..]) {
         ([job], _) => Ok(job.clone()),
         (_, [job]) => Ok((*job).clone()),
-        ([], _) => bail!(bad_input(anyhow!("there is no job in {}", root.path().display()))),
+        ([], _) => bail!(bad_input(anyhow!("there is no job in {}", root.name()))),
         (several, _) => {
             let names = several.iter().map(|job| job.key().to_string()).collect::<Vec<_>>().join(", ");
             bail!(bad_input(anyhow!("which job? There are {names}")))
@@ -90,7 +84,7 @@ pub fn checkpoint(config: &Config, named: Option<&str>, json: bool) -> Result<i3
             Reply::Progress(_) => {}
             Reply::Checkpointed(saved) => break saved,
             Reply::Error(reason) => bail!(reason),
-            Reply::Status(_) => bail!("the launcher answered something else"),
+            Reply::Status(_) | Reply::Stopped(_) => bail!("the launcher answered something else"),
         }
     };
     drop(bar);
@@ -101,14 +95,62 @@ pub fn checkpoint(config: &Config, named: Option<&str>, json: bool) -> Result<i3
     Ok(0)
 }
 
+/// `ckpt-run stop`.
+///
+/// # Errors
+/// When the job does not run, or ended without a snapshot.
+pub fn stop(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
+    let job = one_job(config, named)?;
+    let mut stream = call(&job, Request::Stop)?;
+    let bar = Bar::new("saving", 0);
+    let stopped = loop {
+        match frame::read(&mut stream).context("the launcher went away")? {
+            Reply::Progress(progress) if progress.phase == Phase::Persist => {
+                bar.set(progress.done_bytes, progress.total_bytes);
+            }
+            Reply::Progress(_) => {}
+            Reply::Stopped(stopped) => break stopped,
+            Reply::Error(reason) => bail!(reason),
+            Reply::Status(_) | Reply::Checkpointed(_) => bail!("the launcher answered something else"),
+        }
+    };
+    drop(bar);
+    // Whoever called this may start the job again at once: the launcher has to be gone by then.
+    let deadline = Instant::now() + LAUNCHER_END_LIMIT;
+    while job.is_locked() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    if json {
+        print::json(&stopped)?;
+    } else if let Some(id) = &stopped.snapshot {
+        writeln!(io::stdout(), "{id}")?;
+    }
+    match (stopped.snapshot, stopped.problem) {
+        (Some(_), _) => Ok(0),
+        (None, problem) => {
+            let problem = problem.unwrap_or_else(|| "it ended by itself before".to_owned());
+            bail!("the job {} was ended without a last snapshot: {problem}", job.key())
+        }
+    }
+}
+
+/// How a job is.
 #[derive(Serialize)]
-struct Status {
-    job: String,
-    running: bool,
-    outcome: JobOutcome,
-    snapshots: usize,
+pub struct Status {
+    /// Its name.
+    pub job: String,
+    /// Whether a launcher has it.
+    pub running: bool,
+    /// How its last run ended.
+    pub outcome: JobOutcome,
+    /// How many snapshots it has.
+    pub snapshots: usize,
+    /// What its launcher says.
     #[serde(flatten)]
-    launcher: Option<JobStatus>,
+    pub launcher: Option<JobStatus>,
+    /// Its store is at an address: other machines may run it.
+    #[serde(skip)]
+    pub is_remote: bool,
 }
 
 /// `ckpt-run status`: one job, or all.
@@ -116,25 +158,42 @@ struct Status {
 /// # Errors
 /// Bad input.
 pub fn status(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
-    let root = open_store(config)?;
-    let found = jobs(config, &root, named)?;
-    let mut all = Vec::new();
-    for job in &found {
-        let Some(JobRecord { outcome, .. }) = job.record()? else { continue };
-        let snapshots = job.store().list()?.len();
-        let running = job.is_locked();
-        let launcher = running.then(|| ask_status(job)).flatten();
-        all.push(Status { job: job.key().to_string(), running, outcome, snapshots, launcher });
-    }
+    let root = Root::open(config)?;
+    let all = look(config, &root, named, Store::list)?;
     if json {
         return print::json(&all);
     }
     let mut out = io::stdout().lock();
     if all.is_empty() {
-        writeln!(out, "there is no job in {}", root.path().display())?;
+        writeln!(out, "there is no job in {}", root.name())?;
     }
-    all.iter().try_for_each(|status| tell(&mut out, status))?;
+    for status in &all {
+        writeln!(out, "{}: {}, {} snapshots", status.job, state(status), status.snapshots)?;
+        tell(&mut out, status)?;
+    }
     Ok(0)
+}
+
+/// How jobs are; `list` says which of their snapshots count.
+///
+/// # Errors
+/// Bad input.
+pub fn look(
+    config: &Config,
+    root: &Root,
+    named: Option<&str>,
+    list: impl Fn(&Tiers) -> Result<Vec<Listed>, ReadError>,
+) -> Result<Vec<Status>> {
+    let mut all = Vec::new();
+    for job in &jobs(config, root, named)? {
+        let Some(JobRecord { outcome, .. }) = job.record()? else { continue };
+        let snapshots = list(&*stores::open(config, job)?)?.len();
+        let running = job.is_locked();
+        let launcher = running.then(|| ask_status(job)).flatten();
+        let is_remote = job.elsewhere().is_some();
+        all.push(Status { job: job.key().to_string(), running, outcome, snapshots, launcher, is_remote });
+    }
+    Ok(all)
 }
 
 fn ask_status(job: &JobDir) -> Option<JobStatus> {
@@ -145,14 +204,40 @@ fn ask_status(job: &JobDir) -> Option<JobStatus> {
     }
 }
 
-fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
-    let state = match (status.running, status.outcome) {
+/// The snapshots that the job's launcher has in its memory, if there is one, oldest first.
+#[must_use]
+pub fn held(job: &JobDir) -> Vec<Held> {
+    let status = job.is_locked().then(|| ask_status(job)).flatten();
+    status.and_then(|status| status.in_memory).map(|memory| memory.snapshots).unwrap_or_default()
+}
+
+/// Whether it runs, and how it ended.
+#[must_use]
+pub fn state(status: &Status) -> String {
+    match (status.running, status.outcome) {
+        (true, _) if status.launcher.as_ref().is_some_and(|launcher| launcher.restart_s.is_some()) => {
+            "waiting for its restart".to_owned()
+        }
         (true, _) => "running".to_owned(),
         (false, JobOutcome::Complete) => "complete".to_owned(),
         (false, JobOutcome::Failed { code }) => format!("ended with {code}; run it again to resume"),
+        (false, JobOutcome::Unfinished) if status.is_remote => {
+            "runs on another machine, or died with its launcher; if it died, run it again to resume"
+                .to_owned()
+        }
         (false, JobOutcome::Unfinished) => "died with its launcher; run it again to resume".to_owned(),
-    };
-    writeln!(out, "{}: {state}, {} snapshots", status.job, status.snapshots)?;
+    }
+}
+
+fn unread(bytes: u64) -> String {
+    if bytes == 0 { String::new() } else { format!(" ({} unchanged and not read)", print::bytes(bytes)) }
+}
+
+/// What its launcher says, one line for each thing.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
     let Some(launcher) = &status.launcher else { return Ok(()) };
     writeln!(
         out,
@@ -160,19 +245,32 @@ fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
         launcher.launcher_pid,
         print::ago(launcher.started_unix_ms)
     )?;
+    if let Some(failure) = &launcher.last_job_failure {
+        let when = launcher.restart_s.map_or_else(String::new, |left| format!("; the next in {left:.0} s"));
+        writeln!(out, "  restarts         {}{when}; last failure: {failure}", launcher.restarts)?;
+    }
     if let Some(id) = &launcher.resumed_from {
         writeln!(out, "  resumed from     {id}")?;
     }
     match &launcher.last_snapshot {
         Some(saved) => writeln!(
             out,
-            "  newest snapshot  {} ({}), {}, the job stood still for {:.2} s",
+            "  newest snapshot  {} ({}{}), {}{}, the job stood still for {:.2} s",
             saved.id,
             print::ago(saved.taken_unix_ms),
+            if is_in_memory_only(launcher, saved) { ", in memory only" } else { "" },
             print::bytes(saved.bytes),
+            unread(saved.unread_bytes),
             saved.stall_s
         )?,
         None => writeln!(out, "  newest snapshot  none since it was started")?,
+    }
+    if let Some(memory) = &launcher.in_memory {
+        let newest = memory.newest_in_store.as_deref().unwrap_or("none since it was started");
+        writeln!(out, "  in memory        {}; in the store: {newest}", snapshots(memory.snapshots.len()))?;
+        if let Some(failure) = &memory.last_failure {
+            writeln!(out, "  last copy        failed: {failure}")?;
+        }
     }
     if let Some(memory) = &launcher.device_memory {
         writeln!(out, "  device memory    {}", device_memory(memory))?;
@@ -195,7 +293,25 @@ fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
     if let Some(failure) = &launcher.last_failure {
         writeln!(out, "  last failure     {failure}")?;
     }
+    let Some(uploads) = &launcher.uploads else { return Ok(()) };
+    let newest = uploads.newest.as_ref().map_or_else(String::new, |id| format!("; newest {id}"));
+    writeln!(out, "  uploads          {} uploaded, {} failed{newest}", uploads.uploaded, uploads.failed)?;
+    if let Some(id) = &uploads.uploading {
+        writeln!(out, "  uploading        {id}")?;
+    }
+    if let Some(failure) = &uploads.last_failure {
+        writeln!(out, "  last upload      failed: {failure}")?;
+    }
     Ok(())
+}
+
+fn snapshots(count: usize) -> String {
+    print::count(count as u64, "snapshot", "snapshots")
+}
+
+fn is_in_memory_only(launcher: &JobStatus, saved: &Saved) -> bool {
+    let newest = launcher.in_memory.as_ref().and_then(|memory| memory.newest_in_store.as_ref());
+    saved.in_memory && newest != Some(&saved.id)
 }
 
 /// What the last checkpoint did with device memory.

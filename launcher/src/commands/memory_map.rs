@@ -3,13 +3,16 @@
 use super::print;
 use crate::device_memory;
 use anyhow::Result;
-use ckpt_protocol::agent::{GpuReport, RegionKind};
+use ckpt_protocol::agent::{GpuReport, Region, RegionFlags, RegionKind};
 use ckpt_snapshot::{Manifest, Store};
 use serde::Serialize;
 use std::cmp::Reverse;
 
 /// Regions of a process that are shown; there may be very many.
 const SHOWN: usize = 12;
+
+/// Calls of a region's origin that are shown, the innermost ones.
+const CALLS: usize = 5;
 
 /// What a process had on its GPUs.
 #[derive(Serialize)]
@@ -52,6 +55,13 @@ pub fn lines(all: &[OnGpu]) -> Vec<String> {
             print::changed(changed_bytes)
         ));
         lines.push(counts(&one.report));
+        lines.extend(one.report.graph_memory.iter().map(|memory| {
+            let (reserved, used) = (print::bytes(memory.reserved_bytes), print::bytes(memory.used_bytes));
+            format!(
+                "graphs have {reserved} on device {}, of which {used} are allocated; the driver saves it",
+                memory.device
+            )
+        }));
         lines.extend(one.report.unparked_because.iter().map(|why| format!("not all was parked: {why}")));
         lines.extend(one.report.remarks.iter().cloned());
         lines.extend(regions(&one.report));
@@ -89,23 +99,62 @@ fn counts(report: &GpuReport) -> String {
 fn regions(report: &GpuReport) -> Vec<String> {
     let mut largest: Vec<_> = report.regions.iter().collect();
     largest.sort_by_key(|region| (Reverse(region.bytes), region.address));
-    let rows = largest.iter().take(SHOWN).map(|region| {
-        vec![
-            if region.address == 0 { "not mapped".to_owned() } else { format!("{:#014x}", region.address) },
-            print::bytes(region.bytes),
-            region.changed_bytes.map_or_else(|| "?".to_owned(), print::bytes),
-            kind(region.kind).to_owned(),
-            region.device.to_string(),
-            region.allocations.to_string(),
-        ]
-    });
-    let rows: Vec<_> = rows.collect();
+    let shown = largest.get(..SHOWN).unwrap_or(&largest);
+    let rows: Vec<_> = shown.iter().map(|region| row(region)).collect();
     if rows.is_empty() {
         return Vec::new();
     }
-    let mut lines = print::columns(&["ADDRESS", "SIZE", "CHANGED", "KIND", "DEVICE", "ALLOCATIONS"], rows);
+    let head = &["ADDRESS", "SIZE", "CHANGED", "KIND", "DEVICE", "ALLOCATIONS", "FLAGS"];
+    let mut table = print::columns(head, rows).into_iter();
+    let mut lines: Vec<String> = table.next().into_iter().collect();
+    for (line, region) in table.zip(shown) {
+        lines.push(line);
+        lines.extend(origin(report, region));
+    }
     if let Some(more) = largest.len().checked_sub(SHOWN).filter(|&more| more > 0) {
         lines.push(format!("… and {more} more; --json has them all"));
+    }
+    lines
+}
+
+fn row(region: &Region) -> Vec<String> {
+    vec![
+        if region.address == 0 { "not mapped".to_owned() } else { format!("{:#014x}", region.address) },
+        print::bytes(region.bytes),
+        region.changed_bytes.map_or_else(|| "?".to_owned(), print::bytes),
+        kind(region.kind).to_owned(),
+        region.device.to_string(),
+        region.allocations.to_string(),
+        flags(&region.flags),
+    ]
+}
+
+fn flags(flags: &RegionFlags) -> String {
+    let is_set = [
+        (flags.is_parked, "parked"),
+        (flags.is_shared, "shared"),
+        (flags.is_exportable, "exportable"),
+        (flags.is_compressible, "compressible"),
+        (flags.is_rdma_capable, "rdma"),
+    ];
+    let mut words: Vec<String> =
+        is_set.into_iter().filter(|(is_set, _)| *is_set).map(|(_, word)| word.to_owned()).collect();
+    if flags.aliases > 0 {
+        words.push(format!("aliases={}", flags.aliases));
+    }
+    if !flags.peers.is_empty() {
+        let peers: Vec<String> = flags.peers.iter().map(ToString::to_string).collect();
+        words.push(format!("peers={}", peers.join("+")));
+    }
+    words.join(",")
+}
+
+/// The calls that have made a region, if they are known.
+fn origin(report: &GpuReport, region: &Region) -> Vec<String> {
+    let Some(calls) = region.origin.and_then(|index| report.origins.get(index)) else { return Vec::new() };
+    let mut lines: Vec<String> = calls.iter().take(CALLS).map(|call| format!("    from {call}")).collect();
+    if let Some(more) = calls.len().checked_sub(CALLS).filter(|&more| more > 0) {
+        lines.push(format!("    … and {}", print::count(more as u64, "call more", "calls more")));
     }
     lines
 }
@@ -122,7 +171,7 @@ fn kind(kind: RegionKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ckpt_protocol::agent::Region;
+    use ckpt_protocol::agent::GraphMemory;
 
     fn process(pid: u32, regions: u64) -> OnGpu {
         let region = |number: u64| Region {
@@ -133,6 +182,8 @@ mod tests {
             allocations: number,
             offset: 0,
             changed_bytes: Some(10),
+            flags: RegionFlags::default(),
+            origin: None,
         };
         let regions = (0..regions).map(region).collect();
         OnGpu { pid, report: GpuReport { regions, ..GpuReport::default() } }
@@ -147,11 +198,53 @@ mod tests {
         );
         assert_eq!(lines[2], "process 7: 190.0 kB in 20 regions, 200 B changed since the checkpoint before");
         assert_eq!(lines[3], "0 contexts, 0 streams, 0 events, 0 modules, 0 graphs, 0 allocations");
-        assert!(lines[4].starts_with("ADDRESS") && lines[4].ends_with("ALLOCATIONS"), "{}", lines[4]);
+        assert!(lines[4].starts_with("ADDRESS") && lines[4].ends_with("ALLOCATIONS  FLAGS"), "{}", lines[4]);
         assert!(lines[5].starts_with("0x000002600000  19.0 kB"), "{}", lines[5]);
         assert!(lines[16].starts_with("0x000001000000  8.0 kB"), "{}", lines[16]);
         assert_eq!(lines[17], "… and 8 more; --json has them all");
         assert!(lines[lines.len() - 1].starts_with("not mapped"), "{lines:?}");
+    }
+
+    #[test]
+    fn flags_origins_and_graphs_are_told() {
+        let mut process = process(7, 2);
+        let report = &mut process.report;
+        report.graph_memory = vec![GraphMemory { device: 1, used_bytes: 1000, reserved_bytes: 2000 }];
+        report.origins = vec![vec!["a+0x1".into()], (0..7).map(|call| format!("b+0x{call}")).collect()];
+        report.regions[1].flags = RegionFlags {
+            is_parked: true,
+            is_shared: true,
+            is_exportable: true,
+            is_compressible: true,
+            is_rdma_capable: true,
+            aliases: 1,
+            peers: vec![1, 3],
+        };
+        report.regions[1].origin = Some(1);
+        // Not in the table: a report that somebody else has written.
+        report.regions[0].origin = Some(2);
+        let lines = lines(&[process]);
+        assert_eq!(
+            lines[4],
+            "graphs have 2.0 kB on device 1, of which 1.0 kB are allocated; the driver saves it"
+        );
+        let flags = "  parked,shared,exportable,compressible,rdma,aliases=1,peers=1+3";
+        assert!(lines[6].starts_with("0x000000200000") && lines[6].ends_with(flags), "{}", lines[6]);
+        let calls: Vec<String> = (0..5).map(|call| format!("    from b+0x{call}")).collect();
+        assert_eq!(lines[7..12], calls);
+        assert_eq!(lines[12], "    … and 2 calls more");
+        assert!(lines[13].starts_with("not mapped") && lines.len() == 14, "{lines:?}");
+    }
+
+    /// What was written before there were flags, origins and graphs' memory.
+    #[test]
+    fn an_older_report_reads() {
+        let text = r#"{"regions":[{"address":4096,"bytes":8,"device":0,"kind":"pool","allocations":1,"offset":0,
+            "changed_bytes":4}],"counts":{"graphs":2},"times":{"drain_s":0.5},"parked_bytes":8}"#;
+        let report: GpuReport = serde_json::from_str(text).expect("a report");
+        let lines = lines(&[OnGpu { pid: 7, report }]);
+        assert!(lines[5].starts_with("0x000000001000  8 B") && lines[5].ends_with("  1"), "{lines:?}");
+        assert_eq!(lines.len(), 6);
     }
 
     #[test]

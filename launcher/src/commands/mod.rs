@@ -1,39 +1,60 @@
 //! The commands besides `run`.
 
+mod diff;
 mod doctor;
+mod explain;
+mod export;
 mod jobs;
+mod marks;
 mod memory_map;
 mod print;
+mod scrub;
 mod snapshots;
+mod watch;
 
+use crate::auto::{self, Auto};
 use crate::config::Config;
 use crate::{cli, failure, supervise};
 use anyhow::{Context, Result};
+use ckpt_snapshot::Marks;
 use clap::ArgMatches;
 use std::ffi::OsString;
 use std::io::Write;
-
-pub use jobs::open_store;
 
 /// Performs the command `name`; returns its exit code.
 ///
 /// # Errors
 /// What went wrong, for stderr; the kind of error decides the exit code.
-pub fn perform(name: &str, matches: &ArgMatches, config: &Config) -> Result<i32> {
+pub fn perform(name: &str, matches: &ArgMatches, config: &Config, auto: Auto) -> Result<i32> {
     let flag = |name: &str| matches.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false);
     let text = |name: &str| matches.try_get_one::<String>(name).ok().flatten().map(String::as_str);
     let json = flag("json");
+    let id = text("ID").unwrap_or_default();
     match name {
         "run" => {
             let argv: Vec<OsString> = matches.get_many("CMD").into_iter().flatten().cloned().collect();
+            if auto == Auto::IfPossible {
+                auto::run_plain_where_needed(config, &argv);
+            }
             supervise::run(config, &argv)
         }
         "checkpoint" => jobs::checkpoint(config, text("JOB"), json),
+        "stop" => jobs::stop(config, text("JOB"), json),
+        "status" if flag("watch") => watch::watch(config, text("JOB")),
         "status" => jobs::status(config, text("JOB"), json),
+        "explain" => explain::explain(config, text("JOB"), flag("all"), json),
         "ls" => snapshots::list(config, text("JOB"), json),
-        "show" => snapshots::show(config, text("ID").unwrap_or_default(), json),
+        "show" => snapshots::show(config, id, json),
+        "verify" if flag("scrub") => scrub::scrub(config, json),
         "verify" => snapshots::verify(config, text("ID"), json),
-        "rm" => snapshots::remove(config, text("ID").unwrap_or_default()),
+        "tag" => marks::tag(config, id, text("TAG").unwrap_or_default()),
+        "untag" => marks::untag(config, id, text("TAG").unwrap_or_default()),
+        "pin" => marks::change(config, id, Marks::pin),
+        "unpin" => marks::change(config, id, Marks::unpin),
+        "unmark" => marks::change(config, id, Marks::restore_worked),
+        "export" => export::export(config, id, text("format").unwrap_or_default(), text("to")),
+        "diff" => diff::diff(config, id, text("OTHER").unwrap_or_default(), json),
+        "rm" => snapshots::remove(config, id),
         "prune" => snapshots::prune(config, text("JOB"), flag("dry-run"), json),
         "doctor" => doctor::doctor(config, json),
         "config" => show_config(config, json),
@@ -51,7 +72,7 @@ pub fn perform(name: &str, matches: &ArgMatches, config: &Config) -> Result<i32>
 
 /// Says on stderr what went wrong; before logging has begun, too.
 pub fn complain(error: &anyhow::Error) {
-    let said = failure::in_one_line(error);
+    let said = failure::with_remedy(error);
     if tracing::enabled!(tracing::Level::ERROR) {
         tracing::error!("{said}");
     } else {

@@ -1,15 +1,24 @@
 //! Commands about snapshots: `ls`, `show`, `verify`, `rm`, `prune`.
 
-use super::jobs::{jobs, open_store};
+use super::jobs::{held, jobs};
 use super::memory_map::{self, OnGpu};
 use super::print;
 use crate::config::Config;
+use crate::decide::is_for_the_user;
 use crate::failure::{EXIT_NEGATIVE, bad_input};
 use crate::progress::Bar;
+use crate::rollback;
+use crate::root::Root;
+use crate::secrets;
+use crate::stores::{self, MEMORY};
 use anyhow::{Result, anyhow, bail};
-use ckpt_snapshot::{DirStore, JobDir, Listed, Manifest, ReadError, SnapshotId, Store, choose_prunable};
+use ckpt_protocol::control::Held;
+use ckpt_snapshot::{
+    History, JobDir, JobOutcome, Manifest, Marks, OpenError, Placed, ReadError, SnapshotId, Store, Tiers,
+};
 use serde::Serialize;
 use std::io::{self, Write};
+use std::sync::atomic::AtomicBool;
 
 #[derive(Serialize)]
 struct Row {
@@ -19,15 +28,46 @@ struct Row {
     run: Option<u64>,
     taken_unix_ms: Option<u64>,
     bytes: Option<u64>,
+    stored_bytes: Option<u64>,
     stall_s: Option<f64>,
+    tags: Vec<String>,
+    pinned: bool,
+    tiers: Vec<String>,
+}
+
+/// Adds what only the job's launcher has.
+fn add_held(rows: &mut Vec<Row>, job: &JobDir, held: Vec<Held>) {
+    for held in held {
+        let Ok(id) = held.id.parse::<SnapshotId>() else { continue };
+        if let Some(row) = rows.iter_mut().find(|row| row.id == id && row.job == job.key().as_str()) {
+            row.tiers.insert(0, MEMORY.to_owned());
+            continue;
+        }
+        rows.push(Row {
+            id,
+            job: job.key().to_string(),
+            state: "in memory only".to_owned(),
+            run: Some(held.run),
+            taken_unix_ms: Some(held.taken_unix_ms),
+            bytes: Some(held.bytes),
+            stored_bytes: held.stored_bytes,
+            stall_s: Some(held.stall_s),
+            tags: Vec::new(),
+            pinned: false,
+            tiers: vec![MEMORY.to_owned()],
+        });
+    }
 }
 
 impl Row {
-    fn new(job: &JobDir, listed: &Listed) -> Self {
+    fn new(job: &JobDir, placed: &Placed, marks: &Marks) -> Self {
+        let listed = &placed.listed;
         let manifest = listed.manifest.as_ref().ok();
-        let state = match &listed.manifest {
-            Ok(_) => "committed".to_owned(),
-            Err(error) => error.to_string(),
+        let mark = marks.of(&listed.id);
+        let state = match (&listed.manifest, marks.why_bad(&listed.id)) {
+            (Ok(_), None) => "committed".to_owned(),
+            (Ok(_), Some(why)) => format!("bad: {why}"),
+            (Err(error), _) => error.to_string(),
         };
         Self {
             id: listed.id.clone(),
@@ -36,8 +76,21 @@ impl Row {
             run: manifest.map(|manifest| manifest.run),
             taken_unix_ms: manifest.map(|manifest| manifest.taken_unix_ms),
             bytes: manifest.map(Manifest::data_bytes),
+            stored_bytes: manifest.and_then(|manifest| manifest.stored_bytes),
             stall_s: manifest.map(|manifest| manifest.stall_s),
+            tags: mark.map_or_else(Vec::new, |mark| mark.tags.iter().cloned().collect()),
+            pinned: mark.is_some_and(|mark| mark.pinned),
+            tiers: placed.tiers.iter().map(|place| place.tier.clone()).collect(),
         }
+    }
+}
+
+impl Row {
+    /// Its state, and what people said of it.
+    fn state(&self) -> String {
+        let pinned = self.pinned.then(|| "pinned".to_owned());
+        let marks: Vec<_> = pinned.into_iter().chain(self.tags.iter().cloned()).collect();
+        if marks.is_empty() { self.state.clone() } else { format!("{} ({})", self.state, marks.join(", ")) }
     }
 }
 
@@ -46,16 +99,21 @@ impl Row {
 /// # Errors
 /// Bad input.
 pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
-    let root = open_store(config)?;
+    let root = Root::open(config)?;
     let mut rows = Vec::new();
     for job in jobs(config, &root, named)? {
-        rows.extend(job.store().list()?.iter().map(|listed| Row::new(&job, listed)));
+        let marks = job.marks()?;
+        let placed = stores::open(config, &job)?.placed()?;
+        let mut of_job: Vec<_> = placed.iter().map(|placed| Row::new(&job, placed, &marks)).collect();
+        add_held(&mut of_job, &job, held(&job));
+        of_job.sort_by(|one, other| one.id.cmp(&other.id));
+        rows.extend(of_job);
     }
     if json {
         return print::json(&rows);
     }
     if rows.is_empty() {
-        writeln!(io::stderr(), "there are no snapshots in {}", root.path().display())?;
+        writeln!(io::stderr(), "there are no snapshots in {}", root.name())?;
         return Ok(0);
     }
     let dash = || "-".to_owned();
@@ -66,27 +124,37 @@ pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
             row.run.map_or_else(dash, |run| run.to_string()),
             row.taken_unix_ms.map_or_else(dash, print::ago),
             row.bytes.map_or_else(dash, print::bytes),
+            row.stored_bytes.map_or_else(dash, print::bytes),
             row.stall_s.map_or_else(dash, |stall_s| format!("{stall_s:.2} s")),
-            row.state.clone(),
+            row.state(),
         ]
     });
-    print::table(&["ID", "JOB", "RUN", "TAKEN", "SIZE", "STALL", "STATE"], cells.collect())
+    print::table(&["ID", "JOB", "RUN", "TAKEN", "SIZE", "STORED", "STALL", "STATE"], cells.collect())
 }
 
 /// The one snapshot that is meant, in whichever job it is.
-fn find(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
-    let root = open_store(config)?;
+///
+/// # Errors
+/// Bad input: none, or several.
+pub fn find(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
+    let root = Root::open(config)?;
     let mut found = Vec::new();
     for job in jobs(config, &root, None)? {
-        match (&job.store() as &dyn Store).find(text) {
+        match (&*stores::open(config, &job)? as &dyn Store).find(text) {
             Ok(id) => found.push((job, id)),
-            Err(ReadError::Missing(_)) => {}
+            Err(ReadError::Missing(_)) => {
+                let marks = job.marks()?;
+                found.extend(marks.tagged(text).map(|id| (job.clone(), id.clone())));
+            }
             Err(error) => return Err(error.into()),
         }
     }
     match found.len() {
         1 => Ok(found.remove(0)),
-        0 => Err(ReadError::Missing(text.to_owned()).into()),
+        0 => {
+            refuse_what_is_in_memory(config, &root, text)?;
+            Err(ReadError::Missing(text.to_owned()).into())
+        }
         _ => {
             let names = found
                 .iter()
@@ -96,6 +164,20 @@ fn find(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
             bail!(bad_input(anyhow!("{text:?} may mean {names}: say which with --job NAME")))
         }
     }
+}
+
+/// What only a launcher has can be seen in `ls`, and not be looked into.
+fn refuse_what_is_in_memory(config: &Config, root: &Root, text: &str) -> Result<()> {
+    for job in jobs(config, root, None)? {
+        let ids = held(&job).into_iter().filter_map(|held| held.id.parse::<SnapshotId>().ok());
+        if let Some(id) = ids.into_iter().find(|id| id.answers_to(text)) {
+            bail!(bad_input(anyhow!(
+                "the snapshot {id} is in the memory of the ckpt-run that runs the job {} only (--persist-every). `ckpt-run checkpoint` takes one that goes to the store",
+                job.key()
+            )));
+        }
+    }
+    Ok(())
 }
 
 #[derive(Serialize)]
@@ -111,8 +193,10 @@ struct Shown<'a> {
 /// Bad input, or damage.
 pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     let (job, id) = find(config, text)?;
-    let manifest = job.store().manifest(&id)?;
-    let on_gpus = memory_map::read(&job.store(), &manifest)?;
+    let store = stores::open(config, &job)?;
+    let mut manifest = store.manifest(&id)?;
+    manifest.job.argv = secrets::hidden_in(&manifest.job.argv);
+    let on_gpus = memory_map::read(&*store, &manifest)?;
     if json {
         return print::json(&Shown { manifest: &manifest, gpu_processes: &on_gpus });
     }
@@ -128,6 +212,24 @@ pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     )?;
     line("stall", format!("{:.3} s", manifest.stall_s))?;
     line("size", format!("{} in {} files", print::bytes(manifest.data_bytes()), manifest.files.len()))?;
+    if let Some(stored_bytes) = manifest.stored_bytes {
+        let shared_bytes = manifest.data_bytes().saturating_sub(stored_bytes);
+        line(
+            "stored",
+            format!(
+                "{} for it; {} it shares with others, or are zeroes or saved by compression",
+                print::bytes(stored_bytes),
+                print::bytes(shared_bytes)
+            ),
+        )?;
+    }
+    if let Some(mark) = job.marks()?.of(&id) {
+        line("tags", mark.tags.iter().cloned().collect::<Vec<_>>().join(", "))?;
+        line("pinned", if mark.pinned { "yes" } else { "no" }.to_owned())?;
+        for failed in &mark.failed_restores {
+            line("failed restore", format!("{}: {}", print::ago(failed.unix_ms), failed.reason))?;
+        }
+    }
     line("threads", format!("{}, command is process {}", manifest.tree.threads, manifest.tree.command_pid))?;
     line(
         "machine",
@@ -171,21 +273,29 @@ pub fn verify(config: &Config, text: Option<&str>, json: bool) -> Result<i32> {
     let targets: Vec<(JobDir, SnapshotId)> = match text {
         Some(text) => vec![find(config, text)?],
         None => {
-            let root = open_store(config)?;
+            let root = Root::open(config)?;
             let mut all = Vec::new();
             for job in jobs(config, &root, None)? {
-                all.extend(job.store().list()?.into_iter().map(|listed| (job.clone(), listed.id)));
+                all.extend(
+                    stores::open(config, &job)?.list()?.into_iter().map(|listed| (job.clone(), listed.id)),
+                );
             }
             all
         }
     };
     let mut verdicts = Vec::new();
     for (job, id) in targets {
-        let (bytes, result) = verify_one(&job.store(), &id);
-        if let Err(error @ (ReadError::Newer { .. } | ReadError::Hostile { .. })) = result {
-            return Err(error.into());
+        let store = stores::open(config, &job)?;
+        let (bytes, result) = verify_one(&*store, &id);
+        if text.is_none() && result.is_err() && matches!(store.manifest(&id), Err(ReadError::Missing(_))) {
+            tracing::info!("{id} has given way to newer ones meanwhile");
+            continue;
         }
-        let damage = result.err().map(|error| error.to_string());
+        let error = match result {
+            Err(error) if is_for_the_user(&error) => return Err(error.into()),
+            other => other.err(),
+        };
+        let damage = error.map(|error| error.to_string());
         verdicts.push(Verdict { sound: damage.is_none(), id, job: job.key().to_string(), damage, bytes });
     }
     let code = if verdicts.iter().all(|verdict| verdict.sound) { 0 } else { EXIT_NEGATIVE };
@@ -203,7 +313,7 @@ pub fn verify(config: &Config, text: Option<&str>, json: bool) -> Result<i32> {
     Ok(code)
 }
 
-fn verify_one(store: &DirStore, id: &SnapshotId) -> (u64, Result<(), ReadError>) {
+fn verify_one(store: &dyn Store, id: &SnapshotId) -> (u64, Result<(), ReadError>) {
     let manifest = match store.manifest(id) {
         Ok(manifest) => manifest,
         Err(error) => return (0, Err(error)),
@@ -212,14 +322,50 @@ fn verify_one(store: &DirStore, id: &SnapshotId) -> (u64, Result<(), ReadError>)
     (manifest.data_bytes(), store.verify(&manifest, &|bytes| bar.advance(bytes)))
 }
 
-/// `ckpt-run rm ID`.
+/// `ckpt-run rm ID`: with what resuming it has cut off files.
 ///
 /// # Errors
 /// Bad input, or it cannot be removed.
 pub fn remove(config: &Config, text: &str) -> Result<i32> {
     let (job, id) = find(config, text)?;
-    job.store().remove(&id)?;
+    let store = stores::open(config, &job)?;
+    stores::remove(&store, &job, &id)?;
+    rollback::forget_of(&job, &id);
+    reclaim(config, &store, &job)?;
     Ok(0)
+}
+
+/// Gives the room of what is gone back at once, unless the job runs: its launcher does it after its next checkpoint.
+fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
+    let _lock = match job.lock() {
+        Ok(lock) => lock,
+        Err(OpenError::Locked { .. }) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    // The lock says nothing of other machines. What one of them is about to save may need what looks superfluous.
+    let may_run_elsewhere = || -> Result<bool> {
+        let record = job.record()?;
+        Ok(record.is_none_or(|record| record.outcome == JobOutcome::Unfinished))
+    };
+    if job.elsewhere().is_some() && may_run_elsewhere()? {
+        tracing::warn!(
+            "the job {} may be running on another machine: the room of what was removed is given back by its next run, or by the next `ckpt-run prune` after its end",
+            job.key()
+        );
+        return Ok(());
+    }
+    match job.elsewhere() {
+        // No pack is that of another machine which is at work.
+        Some(_) => {
+            let store = stores::alone(config, job);
+            store.sweep()?;
+            store.reclaim()?;
+        }
+        None => {
+            stores::reclaim_local(store, &AtomicBool::new(false))?;
+        }
+    }
+    Ok(())
 }
 
 #[derive(Serialize)]
@@ -234,15 +380,20 @@ struct Pruned {
 /// # Errors
 /// Bad input, or one cannot be removed.
 pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
-    let root = open_store(config)?;
+    let root = Root::open(config)?;
     let mut pruned = Vec::new();
     for job in jobs(config, &root, named)? {
-        let store = job.store();
-        for id in choose_prunable(&store.list()?, config.keep) {
+        let store = stores::open(config, &job)?;
+        let abandoned = job.record()?.map(|record| record.abandoned).unwrap_or_default();
+        let history = History { abandoned, ..History::default() };
+        for id in stores::prunable(&store, &config.retention(), &job.marks()?, &history)? {
             if !dry_run {
-                store.remove(&id)?;
+                stores::remove_local(&store, &job, &id)?;
             }
             pruned.push(Pruned { id, job: job.key().to_string(), removed: !dry_run });
+        }
+        if !dry_run {
+            reclaim(config, &store, &job)?;
         }
     }
     if json {

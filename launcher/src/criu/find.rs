@@ -1,5 +1,6 @@
 //! Which CRIU to use.
 
+use crate::privileges::{self, Privileges};
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -116,7 +117,14 @@ impl Criu {
     /// # Errors
     /// With CRIU's first complaint.
     pub fn check(&self) -> Result<(), String> {
-        let output = Command::new(&self.path).arg("check").stdin(Stdio::null()).output();
+        let mut command = Command::new(&self.path);
+        command.arg("check").stdin(Stdio::null());
+        if Privileges::look().is_limited() {
+            command.arg("--unprivileged");
+        }
+        let handed_on = privileges::hand_on();
+        let output = handed_on.and_then(|()| command.output());
+        let _ = privileges::keep_back();
         let output = output.map_err(|error| error.to_string())?;
         if output.status.success() {
             return Ok(());

@@ -11,6 +11,18 @@ const KNOWN: &[(&str, &str)] = &[
         "a unix socket is connected to a process outside of the job: close it before the checkpoint, or start that other process inside the job",
     ),
     ("Can't dump ghost file", "an unlinked file is too large to be saved"),
+    (
+        "Can't open mapped",
+        "a process has a file mapped that has no name any more (semaphores and shared memory of multiprocessing): CRIU saves that with CAP_SYS_ADMIN in the whole system only, see docs/privileges.md",
+    ),
+    (
+        "TCP repair mode",
+        "a process has a TCP connection, which CRIU saves with CAP_NET_ADMIN only: run the job with --network private, or give ckpt-run that capability",
+    ),
+    (
+        "Can't dump that handle",
+        "a process watches files with inotify or fanotify: CRIU saves that with CAP_DAC_READ_SEARCH in the whole system only, see docs/privileges.md",
+    ),
     ("io_uring", "a process uses io_uring"),
     ("Can't dump file", "a process has something open that cannot be saved"),
     ("Unsupported socket", "a process has a socket of a kind that cannot be saved"),
@@ -29,6 +41,10 @@ const KNOWN: &[(&str, &str)] = &[
         "Can't bind inet socket",
         "a port that the job listens on is taken by another process: end that one, or run the job with --network private",
     ),
+    (
+        "Unable to bind a socket: Cannot assign requested address",
+        "the loopback interface is down, and CRIU needs it: `ip link set lo up`",
+    ),
     ("Can't fork for", "a PID that the job needs is taken"),
     ("No space left on device", "there was no room for the images"),
     ("Cannot allocate memory", "there was not enough memory for the images"),
@@ -39,7 +55,7 @@ const KNOWN: &[(&str, &str)] = &[
 ];
 
 /// Errors that CRIU logs and gets over.
-const HARMLESS: &[&str] = &["Can't setup RLIMIT_NOFILE for self"];
+const HARMLESS: &[&str] = &["Can't setup RLIMIT_NOFILE for self", "net: Unexpected error"];
 
 /// The first error in CRIU's log, with what it means where that is known.
 #[must_use]

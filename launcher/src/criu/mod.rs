@@ -3,13 +3,17 @@
 mod find;
 mod images;
 mod log;
+mod pagemap;
 mod rpc;
 mod session;
 mod timers;
 
+#[cfg(test)]
+pub use find::CriuMissing;
 pub use find::{Criu, MIN_VERSION};
 pub use images::{Descriptors, ImageError};
 pub use log::explain;
+pub use pagemap::{Pagemap, chunk_ends};
 pub use rpc::{CRIU_EVERYTHING, CRIU_WARNINGS, InheritFd, Options};
 pub use session::{Session, SessionError};
 pub use timers::arm_expired_timers;

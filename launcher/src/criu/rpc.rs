@@ -3,6 +3,7 @@
 //! The crate rust-criu was looked at: it starts CRIU itself, outside of the job's namespace, and has no way to do
 //! work while the job stands still.
 
+use crate::privileges::Privileges;
 use prost::Message;
 
 /// `criu_req_type`.
@@ -52,6 +53,9 @@ pub struct Options {
     /// Stop for an answer at each stage.
     #[prost(bool, optional, tag = "12")]
     pub notify_scripts: Option<bool>,
+    /// Memory pages go from the images as they are restored.
+    #[prost(bool, optional, tag = "16")]
+    pub auto_dedup: Option<bool>,
     /// Directory of the log and the statistics.
     #[prost(int32, optional, tag = "17")]
     pub work_dir_fd: Option<i32>,
@@ -76,6 +80,9 @@ pub struct Options {
     /// 3: connections are not locked while the job stands still; both ends do.
     #[prost(int32, optional, tag = "64")]
     pub network_lock: Option<i32>,
+    /// CRIU does without what needs root or rights in the whole system.
+    #[prost(bool, optional, tag = "67")]
+    pub unprivileged: Option<bool>,
 }
 
 /// CRIU logs its warnings and errors.
@@ -94,6 +101,7 @@ impl Options {
             manage_cgroups_mode: Some(0),
             log_file: Some("criu.log".to_owned()),
             log_level: Some(CRIU_WARNINGS),
+            unprivileged: Some(Privileges::look().is_limited()),
             ..Self::default()
         }
     }

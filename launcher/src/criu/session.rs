@@ -6,7 +6,7 @@ use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// CRIU did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,15 @@ pub enum SessionError {
 pub struct Outcome {
     /// For a restore: the root of the tree.
     pub pid: Option<i32>,
+}
+
+/// How long to wait for CRIU.
+#[derive(Clone, Copy)]
+enum Patience {
+    /// Until it has done what was asked.
+    Until(Instant),
+    /// Until it says something again: what is done at its stages does not count.
+    Silence(Duration),
 }
 
 /// A conversation with one `criu swrk`.
@@ -64,33 +73,38 @@ impl Session {
         deadline: Instant,
         at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
     ) -> Result<Outcome, SessionError> {
-        self.perform(Kind::Dump, options, Some(deadline), at_stage)
+        self.perform(Kind::Dump, options, Patience::Until(deadline), at_stage)
     }
 
-    /// Restores; takes as long as it takes. An error from `at_stage` at `post-restore` ends the restored processes
-    /// before they have run.
+    /// Restores, with no more than `silence` between two of CRIU's stages. An error from `at_stage` at `post-restore`
+    /// ends the restored processes before they have run.
     ///
     /// # Errors
     /// See [`SessionError`].
     pub fn restore(
         &self,
         options: Options,
+        silence: Duration,
         at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
     ) -> Result<Outcome, SessionError> {
-        self.perform(Kind::Restore, options, None, at_stage)
+        self.perform(Kind::Restore, options, Patience::Silence(silence), at_stage)
     }
 
     fn perform(
         &self,
         kind: Kind,
         options: Options,
-        deadline: Option<Instant>,
+        patience: Patience,
         at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
     ) -> Result<Outcome, SessionError> {
         let options = Options { notify_scripts: Some(true), ..options };
         self.send(&Request { kind: kind as i32, opts: Some(options), notify_success: None })?;
         let mut refused = None;
         loop {
+            let deadline = match patience {
+                Patience::Until(deadline) => deadline,
+                Patience::Silence(limit) => Instant::now() + limit,
+            };
             let response = match self.receive(deadline) {
                 Err(SessionError::Died) if refused.is_some() => {
                     return Err(SessionError::Stage(refused.unwrap_or_default()));
@@ -120,10 +134,10 @@ impl Session {
         }
     }
 
-    fn receive(&self, deadline: Option<Instant>) -> Result<Response, SessionError> {
+    fn receive(&self, deadline: Instant) -> Result<Response, SessionError> {
         loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
             let mut waits = [PollFd::new(&self.process.socket, PollFlags::IN)];
             match poll(&mut waits, left.as_ref()) {
                 Ok(0) => return Err(SessionError::Timeout),

@@ -1,8 +1,10 @@
 //! The launcher's side of the init.
 
+use super::ending;
 use super::messages::{Network, Reply, Request, StdioSource, receive, send};
 use super::spawn::{self, Spawned};
 use crate::descriptor_limit;
+use crate::privileges::Privileges;
 use ckpt_snapshot::AffinityGroup;
 use crossbeam_channel::{Receiver, Sender};
 use std::ffi::OsString;
@@ -10,7 +12,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// News from the init that nobody asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +33,29 @@ pub enum InitEvent {
 pub enum NamespaceError {
     /// The kernel refuses the namespaces.
     #[error(
-        "cannot make a PID namespace for the job: {0}. ckpt-run needs root, or CAP_SYS_ADMIN; `ckpt-run doctor` says what else"
+        "cannot make a PID namespace for the job: {0}. ckpt-run needs root, or CAP_SYS_ADMIN: give it that; `ckpt-run doctor` says what else"
     )]
     Create(io::Error),
+    /// Rights are missing.
+    #[error(
+        "cannot make a PID namespace for the job and save it: user ID {uid} lacks {missing}. Give ckpt-run these capabilities, or run it as root; `ckpt-run doctor` says more"
+    )]
+    Rights {
+        /// Who.
+        uid: u32,
+        /// Names and purposes.
+        missing: String,
+    },
+    /// There are no rights, and the way without them is closed.
+    #[error(
+        "cannot make a PID namespace for the job: user ID {uid} has no CAP_SYS_ADMIN, and may not make a user namespace either: {reason}. Run ckpt-run as root, or give it the capabilities that `ckpt-run doctor` names, or let the system allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+    )]
+    NoUserNamespace {
+        /// Who.
+        uid: u32,
+        /// What the system says.
+        reason: String,
+    },
     /// A request failed inside.
     #[error("{0}")]
     Refused(String),
@@ -76,13 +98,15 @@ pub struct Survey {
     pub pids: Vec<i32>,
     /// Of these, the ones that are not below the job's root: a dump would not have them.
     pub strays: Vec<i32>,
+    /// SysV shared memory, semaphores and message queues that a dump would not have.
+    pub lost_ipc: usize,
 }
 
 type Answer = (Reply, Vec<OwnedFd>);
 
-/// The job's namespaces. Dropping it ends everything in them.
+/// The job's namespaces. Dropping it ends everything in them, or says what does not end (see [`super::is_ending`]).
 pub struct Namespace {
-    spawned: Spawned,
+    spawned: Arc<Spawned>,
     /// One request at a time.
     requests: Mutex<(UnixStream, Receiver<Answer>)>,
     news: Receiver<InitEvent>,
@@ -92,8 +116,28 @@ impl Namespace {
     /// Makes the namespaces and their init. Call it on a thread that lives as long as the job: the init ends with it.
     ///
     /// # Errors
-    /// [`NamespaceError::Create`] when the kernel refuses, [`NamespaceError::Refused`] when the set-up fails.
+    /// [`NamespaceError::Rights`] and [`NamespaceError::NoUserNamespace`] when rights are missing,
+    /// [`NamespaceError::Create`] when the kernel refuses all the same, [`NamespaceError::Refused`] when the set-up
+    /// fails.
     pub fn create(network: Network) -> Result<Self, NamespaceError> {
+        let rights = Privileges::look();
+        let uid = rustix::process::getuid().as_raw();
+        let missing: Vec<_> =
+            rights.missing().iter().map(|one| format!("{} ({})", one.name, one.why)).collect();
+        if !missing.is_empty() {
+            return Err(NamespaceError::Rights { uid, missing: missing.join(", ") });
+        }
+        Self::try_create(network).map_err(|error| {
+            let reason = match error {
+                error if !rights.wants_user_namespace() => return error,
+                NamespaceError::Create(error) => error.to_string(),
+                error => error.to_string(),
+            };
+            NamespaceError::NoUserNamespace { uid, reason }
+        })
+    }
+
+    fn try_create(network: Network) -> Result<Self, NamespaceError> {
         let (ours, theirs) = UnixStream::pair().map_err(NamespaceError::Create)?;
         let spawned = spawn::spawn_init(&theirs, network).map_err(NamespaceError::Create)?;
         drop(theirs);
@@ -105,7 +149,7 @@ impl Namespace {
             .name("init-reader".to_owned())
             .spawn(move || read_replies(&reader, &answers, &events))
             .map_err(NamespaceError::Create)?;
-        let namespace = Self { spawned, requests: Mutex::new((ours, replies)), news };
+        let namespace = Self { spawned: Arc::new(spawned), requests: Mutex::new((ours, replies)), news };
         match namespace.answer()? {
             (Reply::Ready, _) => Ok(namespace),
             (other, _) => Err(unexpected(other)),
@@ -182,6 +226,14 @@ impl Namespace {
         }
     }
 
+    /// Prepares the namespace for a restore of the job with this command.
+    ///
+    /// # Errors
+    /// When the program of its root cannot be written.
+    pub fn put_back_reaper(&self, command_pid: i32) -> Result<(), NamespaceError> {
+        self.ask(&Request::PutBackReaper { command_pid }, &[]).map(drop)
+    }
+
     /// Lets the root of a tree that is being restored adopt orphans from now on.
     ///
     /// # Errors
@@ -212,8 +264,8 @@ impl Namespace {
     /// When the init is gone.
     pub fn survey(&self) -> Result<Survey, NamespaceError> {
         match self.ask(&Request::Survey, &[])? {
-            (Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays }, _) => {
-                Ok(Survey { affinity, last_pid, resident_bytes, pids, strays })
+            (Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays, lost_ipc }, _) => {
+                Ok(Survey { affinity, last_pid, resident_bytes, pids, strays, lost_ipc })
             }
             (other, _) => Err(unexpected(other)),
         }
@@ -262,8 +314,6 @@ fn read_replies(socket: &UnixStream, answers: &Sender<Answer>, news: &Sender<Ini
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        spawn::kill(&self.spawned);
-        // PID 1 is gone only after everything else in its namespace is.
-        let _ = rustix::process::waitpid(Some(self.spawned.pid), rustix::process::WaitOptions::empty());
+        ending::end(Arc::clone(&self.spawned));
     }
 }

@@ -3,7 +3,8 @@
 
 use super::messages::{Reply, Request, receive, send};
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
-use super::{FIRST_JOB_PID, PRIVATE_DIR, job_start, subreaper, survey};
+use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey};
+use crate::privileges;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
@@ -85,8 +86,8 @@ fn set_up() -> Step<()> {
     mount_change("/", slave).named("separate the job's mounts from the system's")?;
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     mount("proc", "/proc", "proc", plain | MountFlags::NOEXEC, c"").named("mount /proc for the job")?;
-    std::fs::create_dir_all(PRIVATE_DIR).named("create /run/ckpt-run/private")?;
-    mount("tmpfs", PRIVATE_DIR, "tmpfs", plain, c"size=1m,mode=0700").named("mount /run/ckpt-run/private")?;
+    let private = private_dir().named("create a directory of its own")?;
+    mount("tmpfs", &private, "tmpfs", plain, c"size=1m,mode=0700").named("mount a directory of its own")?;
     if std::env::args().nth(2).as_deref() == Some(PRIVATE_NETWORK) {
         loopback_up().named("bring up the loopback interface")?;
     }
@@ -163,6 +164,10 @@ impl Init<'_> {
                 let kept: Vec<OwnedFd> = fds.into_iter().chain(terminal).collect();
                 self.start_criu(&argv, kept).named("start CRIU")
             }
+            Request::PutBackReaper { command_pid } => {
+                job_start::put_back_reaper(command_pid).named("put back the program of the job's root")?;
+                done(Vec::new())
+            }
             Request::MakeSubreaper { root_pid } => {
                 subreaper::make_subreaper(root_pid).named("make the job's root adopt orphans")?;
                 done(Vec::new())
@@ -198,6 +203,10 @@ impl Init<'_> {
         let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command.args(arguments).arg(theirs.as_raw_fd().to_string());
+        // CRIU keeps there what it has found out of the kernel, which is something else for others.
+        if !rustix::process::getuid().is_root() {
+            command.env_remove("XDG_RUNTIME_DIR");
+        }
         command.env_remove("LD_PRELOAD").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let fds: Vec<RawFd> = kept.iter().map(AsRawFd::as_raw_fd).collect();
         let mut inherited = fds.clone();
@@ -209,7 +218,7 @@ impl Init<'_> {
                     return Err(io::Error::last_os_error());
                 }
             }
-            Ok(())
+            privileges::hand_on()
         };
         // SAFETY: the closure only makes system calls and reads memory allocated before.
         unsafe { command.pre_exec(keep_open) };

@@ -2,7 +2,8 @@
 
 use super::init::close_from;
 use super::messages::{Reply, StdioSource};
-use super::{PRIVATE_DIR, reaper, seccomp};
+use super::{private_dir, reaper, seccomp};
+use crate::privileges::{self, Privileges};
 use rustix::process::{Pid, WaitOptions};
 use std::convert::Infallible;
 use std::ffi::{CString, OsString};
@@ -57,7 +58,7 @@ pub(super) struct JobCommand {
 
 /// Starts the command and returns [`Reply::Started`] or [`Reply::NotStarted`].
 pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<Reply> {
-    let program = PathBuf::from(PRIVATE_DIR).join("ckpt-reaper");
+    let program = reaper_path()?;
     let (mut reports, report_to) = io::pipe()?;
     // SAFETY: this process has one thread, so the child may do whatever a process may do.
     let root_pid = unsafe { libc::fork() };
@@ -75,8 +76,10 @@ pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Resu
     // The other end closes when the reaper runs, or ends.
     let mut bytes = Vec::new();
     reports.read_to_end(&mut bytes)?;
-    // The program has been executed by now, or never will be.
-    let _ = std::fs::remove_file(&program);
+    // The program has been executed by now, or never will be. A file that has lost its name CRIU may not always save.
+    if Privileges::look().has_real_rights() {
+        let _ = std::fs::remove_file(&program);
+    }
     let mut reports = bytes.chunks_exact(8).map(|chunk| Report::decode(chunk.try_into().expect("8 bytes")));
     match reports.next_back() {
         Some(Report::Command(command_pid)) => Ok(Reply::Started { root_pid, command_pid }),
@@ -91,6 +94,18 @@ pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Resu
     }
 }
 
+fn reaper_path() -> io::Result<PathBuf> {
+    Ok(private_dir()?.join("ckpt-reaper"))
+}
+
+/// Puts the reaper's program where it was at the snapshot, if it had a name.
+pub(super) fn put_back_reaper(command_pid: i32) -> io::Result<()> {
+    if Privileges::look().has_real_rights() {
+        return Ok(());
+    }
+    reaper::write_program(&reaper_path()?, command_pid)
+}
+
 /// In the forked process: start the command, report, turn into the reaper.
 fn become_reaper(
     command: &JobCommand,
@@ -99,9 +114,11 @@ fn become_reaper(
     mut report_to: &io::PipeWriter,
 ) -> io::Result<Infallible> {
     rustix::process::setsid()?;
-    // SysV shared memory and message queues can be dumped only with a namespace of their own.
-    // SAFETY: this process has one thread.
-    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWIPC) }?;
+    // SysV shared memory and message queues can be dumped only with a namespace of their own, and only by root.
+    if Privileges::look().is_root() {
+        // SAFETY: this process has one thread.
+        unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWIPC) }?;
+    }
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     close_from(3, libc::CLOSE_RANGE_CLOEXEC);
     let command_pid = match spawn_command(command, terminal) {
@@ -122,6 +139,7 @@ fn become_reaper(
     }
     // The job may signal every process that it sees; its reaper hears none of it.
     block_all_signals()?;
+    privileges::keep_back()?;
     report_to.write_all(&Report::Command(command_pid).encode())?;
     let path = CString::new(program.as_os_str().as_bytes())?;
     let argv = [path.as_ptr(), std::ptr::null()];
@@ -144,6 +162,8 @@ fn spawn_command(job: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<i32>
     };
     command.stdin(source(0)?).stdout(source(1)?).stderr(source(2)?);
     let terminal_fd = terminal.as_ref().map(AsRawFd::as_raw_fd);
+    // CRIU may save a filter only with rights in the whole system.
+    let filters = Privileges::look().has_real_rights();
     let prepare = move || {
         rustix::process::setsid()?;
         if let Some(fd) = terminal_fd {
@@ -152,7 +172,10 @@ fn spawn_command(job: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<i32>
                 return Err(io::Error::last_os_error());
             }
         }
-        seccomp::deny_io_uring()
+        if filters {
+            seccomp::deny_io_uring()?;
+        }
+        privileges::keep_back()
     };
     // SAFETY: the closure makes system calls only; it runs in a child of a process with one thread.
     unsafe { command.pre_exec(prepare) };

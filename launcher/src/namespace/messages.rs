@@ -59,6 +59,11 @@ pub(super) enum Request {
         /// Path of the terminal's slave side.
         terminal: Option<String>,
     },
+    /// The job of this command is to be restored: put back what its root is executed from.
+    PutBackReaper {
+        /// The command.
+        command_pid: i32,
+    },
     /// Let this process, the root of a tree that CRIU is restoring, adopt orphans from now on.
     MakeSubreaper {
         /// The root.
@@ -125,6 +130,8 @@ pub(super) enum Reply {
         pids: Vec<i32>,
         /// Of these, the ones that are not below the job's root.
         strays: Vec<i32>,
+        /// SysV objects that a dump would not have.
+        lost_ipc: usize,
     },
     /// Done.
     Done {

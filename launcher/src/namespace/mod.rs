@@ -11,9 +11,13 @@
 //! The init never is in a dump; it stays for the next restore. When the launcher dies, however it dies, the control
 //! socket closes, the init ends, and the kernel ends everything in the namespace with it.
 
+use crate::runtime_dir::fixed_dir;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 mod client;
+mod ending;
 mod init;
 mod job_start;
 mod messages;
@@ -24,6 +28,7 @@ mod subreaper;
 mod survey;
 
 pub use client::{CriuProcess, InitEvent, Namespace, NamespaceError, StartError, Survey};
+pub use ending::is_ending;
 pub use init::init_main;
 pub use messages::{Network, StdioSource};
 
@@ -35,8 +40,13 @@ pub const INIT_ARGUMENT: &str = "__init";
 pub const FIRST_JOB_PID: i32 = 10_000;
 
 /// Where the init mounts a small private tmpfs: the reaper's program is executed from there. It has to be the same
-/// path in the namespace of every later resume, since CRIU puts the (unlinked) program file back at its path.
-pub const PRIVATE_DIR: &str = "/run/ckpt-run/private";
+/// path in the namespace of every later resume, since CRIU puts the (unlinked) program file back at its path. The
+/// directory is made if need be.
+fn private_dir() -> io::Result<PathBuf> {
+    let path = fixed_dir()?.join("private");
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+    Ok(path)
+}
 
 /// Where `path` (absolute, as the job names it) is when the job's root directory is `root`.
 #[must_use]

@@ -2,6 +2,8 @@
 
 use super::INIT_ARGUMENT;
 use super::messages::Network;
+use crate::privileges::{self, Privileges};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal};
 use std::ffi::CString;
 use std::io;
@@ -37,7 +39,36 @@ struct CloneArgs {
     tls: u64,
 }
 
-/// Starts `ckpt-run __init` in new PID and mount namespaces, with `control` as its descriptor 3.
+/// What a process in a fresh user namespace writes, to be there who it was outside: (file, content).
+struct Identity([(CString, CString); 3]);
+
+impl Identity {
+    fn of_this_process() -> Self {
+        let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let file =
+            |name: &str, content: String| (CString::new(format!("/proc/self/{name}")), CString::new(content));
+        let files = [
+            // Without it the kernel does not let an ordinary user say anything of groups.
+            file("setgroups", "deny".to_owned()),
+            file("gid_map", format!("{group} {group} 1")),
+            file("uid_map", format!("{user} {user} 1")),
+        ];
+        Self(files.map(|(path, content)| (path.expect("no NUL"), content.expect("no NUL"))))
+    }
+
+    /// Makes system calls only; whether it worked.
+    fn take(&self) -> bool {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        self.0.iter().all(|(path, content)| {
+            let file = rustix::fs::open(path.as_c_str(), flags, Mode::empty());
+            file.and_then(|file| rustix::io::write(file, content.as_bytes())).is_ok()
+        })
+    }
+}
+
+/// Starts `ckpt-run __init` in new PID and mount namespaces, with `control` as its descriptor 3. If this process has no
+/// right to make them, they lie in a user namespace of their own, in which the init has every right; there is then an
+/// IPC namespace too, which for root the job's first process makes.
 ///
 /// To be called on a thread that lives as long as the init shall: the init dies with it.
 pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<Spawned> {
@@ -55,8 +86,16 @@ pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<S
         .collect();
     let mut envp: Vec<_> = environment.iter().map(|entry| entry.as_ptr()).collect();
     envp.push(std::ptr::null());
+    let rights = Privileges::look();
+    let identity = rights.wants_user_namespace().then(Identity::of_this_process);
     let mut pidfd: i32 = -1;
     let mut flags = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_PIDFD;
+    if identity.is_some() {
+        flags |= libc::CLONE_NEWUSER;
+    }
+    if !rights.is_root() {
+        flags |= libc::CLONE_NEWIPC;
+    }
     if network == Network::Private {
         flags |= libc::CLONE_NEWNET;
     }
@@ -72,7 +111,9 @@ pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<S
     match pid {
         ..0 => Err(io::Error::last_os_error()),
         // SAFETY: this is the child of a fork; only async-signal-safe calls follow, on memory prepared before.
-        0 => unsafe { child(control.as_raw_fd(), path.as_ptr(), argv.as_ptr(), envp.as_ptr()) },
+        0 => unsafe {
+            child(control.as_raw_fd(), identity.as_ref(), path.as_ptr(), argv.as_ptr(), envp.as_ptr())
+        },
         _ => {
             // SAFETY: the kernel has stored a new descriptor there, which nobody else owns.
             let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
@@ -82,18 +123,22 @@ pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<S
     }
 }
 
-/// What the child of the fork does: give the socket its number and become the init.
+/// What the child of the fork does: be who it was, keep its rights, give the socket its number and become the init.
 ///
 /// # Safety
 /// To be called in the child of a fork only; the pointers are NUL-terminated strings and NULL-terminated arrays.
 unsafe fn child(
     control: i32,
+    identity: Option<&Identity>,
     path: *const libc::c_char,
     argv: *const *const libc::c_char,
     envp: *const *const libc::c_char,
 ) -> ! {
     // SAFETY: plain system calls on integers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    // Where something fails here, the init finds out what it may not do, and says so.
+    let _ = identity.is_none_or(Identity::take);
+    let _ = privileges::hand_on();
     if control == CONTROL_FD {
         // SAFETY: as above; dup2 onto itself would leave the close-on-exec flag set.
         unsafe { libc::fcntl(control, libc::F_SETFD, 0) };

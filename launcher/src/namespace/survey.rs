@@ -1,6 +1,7 @@
 //! Looking at the job's processes from inside their namespace, and putting back what CRIU does not.
 
 use super::messages::Reply;
+use crate::privileges::Privileges;
 use ckpt_snapshot::AffinityGroup;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -32,7 +33,17 @@ pub(super) fn look(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
     let affinity = groups.into_iter().map(|(cpus, tids)| AffinityGroup { cpus, tids }).collect();
     let pids: Vec<i32> = parents.keys().copied().collect();
     let strays = pids.iter().copied().filter(|&pid| !is_below(pid, root_pid, &parents)).collect();
-    Ok(Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays })
+    Ok(Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays, lost_ipc: lost_ipc() })
+}
+
+/// Objects in the IPC namespace of the init. Root's jobs have another one, which is in the dump.
+fn lost_ipc() -> usize {
+    if Privileges::look().is_root() {
+        return 0;
+    }
+    let kinds = ["shm", "sem", "msg"].map(|kind| std::fs::read_to_string(format!("/proc/sysvipc/{kind}")));
+    // The first line is a heading.
+    kinds.iter().flatten().map(|table| table.lines().count().saturating_sub(1)).sum()
 }
 
 fn parent(status: &str) -> i32 {

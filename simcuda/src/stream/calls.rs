@@ -61,7 +61,7 @@ pub(crate) unsafe fn cuStreamSynchronize(handle: CUstream) -> Result {
         return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
     }
     for point in stream.pending() {
-        point.wait();
+        point.wait_for_program(&stream.context);
     }
     memory::after_synchronization();
     stream.context.check()

@@ -227,7 +227,7 @@ pub(crate) unsafe fn cuEventSynchronize(handle: CUevent) -> Result {
         if is_worker() {
             return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
         }
-        point.wait();
+        point.wait_for_program(&event.context);
         memory::after_synchronization();
     }
     event.context.check()

@@ -86,7 +86,7 @@ pub(crate) fn submit_and_wait(handle: CUstream, work: Work) -> Result {
         return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
     }
     stream.queue.wait_for_room();
-    queue_work(&stream, work)?.wait();
+    queue_work(&stream, work)?.wait_for_program(&stream.context);
     stream.context.check()
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn synchronize_context(context: &Arc<Context>) -> Result {
         return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
     }
     for point in context.streams.pending() {
-        point.wait();
+        point.wait_for_program(context);
     }
     memory::after_synchronization();
     context.check()

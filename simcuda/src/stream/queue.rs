@@ -56,6 +56,16 @@ impl Point {
         self.wait_until(None);
     }
 
+    /// As [`Self::wait`], in the way that the program has chosen for the context.
+    pub(super) fn wait_for_program(&self, context: &Context) {
+        if context.is_spinning() {
+            while !self.is_reached() {
+                std::hint::spin_loop();
+            }
+        }
+        self.wait();
+    }
+
     /// Whether the point is reached before the deadline; `None` waits for ever.
     pub(super) fn wait_until(&self, deadline: Option<Instant>) -> bool {
         if self.is_reached() {

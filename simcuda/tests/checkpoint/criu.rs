@@ -101,7 +101,7 @@ fn a_life_through_an_image() {
     let address = alloc(&mut subject, 0, 5 << 20, 9);
     let old_pid = subject.pid;
     assert!(dump(&criu, &subject).is_err(), "while running");
-    assert_eq!(caller.call(&format!("lock {old_pid} 1000")), SUCCESS);
+    assert_eq!(caller.call(&format!("lock {old_pid} 300000")), SUCCESS);
     assert!(dump(&criu, &subject).is_err(), "while locked");
     let parked = subject.spawn();
     subject.until_parked(parked);
@@ -128,7 +128,7 @@ fn a_life_through_an_image() {
     assert!(is_mapped(pid, address));
 
     // And once more, by itself.
-    assert_eq!(subject.call("lock 0 1000"), SUCCESS);
+    assert_eq!(subject.call("lock 0 300000"), SUCCESS);
     assert_eq!(subject.call("checkpoint"), SUCCESS);
     assert_eq!(subject.call("restore"), SUCCESS);
     assert_eq!(subject.call("unlock"), SUCCESS);

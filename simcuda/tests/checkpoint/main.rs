@@ -25,7 +25,7 @@ fn a_process_does_it_to_itself() {
     let address = alloc(&mut puppet, 0, 3 << 20, 1);
     assert_eq!(puppet.ask("state"), RUNNING);
     assert_eq!(teeth(puppet.pid), (true, true));
-    assert_eq!(puppet.call("lock 0 1000"), SUCCESS);
+    assert_eq!(puppet.call("lock 0 300000"), SUCCESS);
     assert_eq!(puppet.ask("state"), LOCKED);
     assert!(is_mapped(puppet.pid, address));
     assert_eq!(puppet.call("checkpoint"), SUCCESS);
@@ -51,7 +51,7 @@ fn a_process_does_it_to_another_and_more_than_once() {
     for seed in 8..11 {
         let address = alloc(&mut subject, 0, 5 << 20, seed);
         assert_eq!(caller.ask(&format!("state {pid}")), RUNNING);
-        assert_eq!(caller.call(&format!("lock {pid} 1000")), SUCCESS);
+        assert_eq!(caller.call(&format!("lock {pid} 300000")), SUCCESS);
         assert_eq!(caller.ask(&format!("state {pid}")), LOCKED);
         assert_eq!(caller.call(&format!("checkpoint {pid}")), SUCCESS);
         assert_eq!(caller.ask(&format!("state {pid}")), CHECKPOINTED);
@@ -71,12 +71,12 @@ fn a_call_in_the_wrong_state() {
     for wrong in ["checkpoint", "restore", "unlock"] {
         assert_eq!(puppet.call(wrong), ILLEGAL_STATE, "{wrong} while running");
     }
-    assert_eq!(puppet.call("lock 0 1000"), SUCCESS);
-    for wrong in ["lock 0 1000", "restore"] {
+    assert_eq!(puppet.call("lock 0 300000"), SUCCESS);
+    for wrong in ["lock 0 300000", "restore"] {
         assert_eq!(puppet.call(wrong), ILLEGAL_STATE, "{wrong} while locked");
     }
     assert_eq!(puppet.call("checkpoint"), SUCCESS);
-    for wrong in ["lock 0 1000", "checkpoint", "unlock"] {
+    for wrong in ["lock 0 300000", "checkpoint", "unlock"] {
         assert_eq!(puppet.call(wrong), ILLEGAL_STATE, "{wrong} while checkpointed");
     }
     assert_eq!(puppet.ask("state"), CHECKPOINTED);
@@ -88,7 +88,7 @@ fn a_call_in_the_wrong_state() {
 fn arguments() {
     let machine = Machine::new();
     let mut puppet = machine.initialised();
-    assert_eq!(puppet.call("lock 0 1000 1"), INVALID_VALUE, "reserved");
+    assert_eq!(puppet.call("lock 0 300000 1"), INVALID_VALUE, "reserved");
     assert_eq!(puppet.call("lock-null"), SUCCESS);
     assert_eq!(puppet.call("unlock 0 1"), INVALID_VALUE, "reserved");
     assert_eq!(puppet.call("checkpoint 0 0 1"), INVALID_VALUE, "reserved");
@@ -107,7 +107,7 @@ fn maps_of_devices() {
     let mut caller = machine.initialised();
     let pid = subject.pid;
     alloc(&mut subject, 0, 1 << 20, 3);
-    assert_eq!(caller.call(&format!("lock {pid} 1000")), SUCCESS);
+    assert_eq!(caller.call(&format!("lock {pid} 300000")), SUCCESS);
     for good in ["same", "swapped"] {
         assert_eq!(caller.call(&format!("checkpoint {pid}")), SUCCESS);
         for bad in ["half", "strange", "twice"] {
@@ -125,14 +125,14 @@ fn who_cannot_be_asked() {
     let machine = Machine::new();
     let mut caller = machine.puppet();
     assert_eq!(caller.ask("state"), format!("{NOT_INITIALIZED} 99"));
-    assert_eq!(caller.call("lock 0 1000"), NOT_INITIALIZED);
+    assert_eq!(caller.call("lock 0 300000"), NOT_INITIALIZED);
     let mut plain = machine.puppet();
-    assert_eq!(caller.call(&format!("lock {} 1000", plain.pid)), NOT_INITIALIZED);
-    assert_eq!(caller.call("lock -5 1000"), INVALID_VALUE);
+    assert_eq!(caller.call(&format!("lock {} 300000", plain.pid)), NOT_INITIALIZED);
+    assert_eq!(caller.call("lock -5 300000"), INVALID_VALUE);
     let (gone, has_gone) = (plain.pid, "exit");
     plain.tell(has_gone);
     plain.ended();
-    assert_eq!(caller.call(&format!("lock {gone} 1000")), INVALID_VALUE);
+    assert_eq!(caller.call(&format!("lock {gone} 300000")), INVALID_VALUE);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn a_threads_id_is_taken_for_its_process() {
     let name =
         std::fs::read_to_string(format!("/proc/{}/task/{thread}/comm", subject.pid)).expect("a thread");
     assert_eq!(name.trim_end(), "simcuda-control");
-    assert_eq!(caller.call(&format!("lock {thread} 1000")), SUCCESS);
+    assert_eq!(caller.call(&format!("lock {thread} 300000")), SUCCESS);
     assert_eq!(subject.ask("state"), LOCKED);
 }
 
@@ -155,7 +155,7 @@ fn a_thread_waits_at_the_lock() {
     let mut subject = machine.initialised();
     let mut caller = machine.puppet();
     let pid = subject.pid;
-    assert_eq!(caller.call(&format!("lock {pid} 1000")), SUCCESS);
+    assert_eq!(caller.call(&format!("lock {pid} 300000")), SUCCESS);
     let early = subject.spawn();
     subject.until_parked(early);
     assert_eq!(caller.call(&format!("checkpoint {pid}")), SUCCESS);
@@ -220,7 +220,7 @@ fn a_capture_times_the_lock_out() {
     assert_eq!(puppet.call("lock 0 100"), NOT_READY);
     assert_eq!(puppet.ask("state"), RUNNING);
     assert_eq!(puppet.call("end-capture"), SUCCESS);
-    assert_eq!(puppet.call("lock 0 1000"), SUCCESS);
+    assert_eq!(puppet.call("lock 0 300000"), SUCCESS);
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn a_caller_that_is_killed_leaves_the_process_usable() {
     let mut second = machine.puppet();
     assert_eq!(second.call(&format!("lock {pid} 100")), NOT_READY);
     assert_eq!(subject.call("release"), SUCCESS);
-    assert_eq!(second.call(&format!("lock {pid} 1000")), SUCCESS);
+    assert_eq!(second.call(&format!("lock {pid} 300000")), SUCCESS);
     assert_eq!(second.call(&format!("unlock {pid}")), SUCCESS);
 }
 
@@ -250,7 +250,7 @@ fn managed_memory_is_refused_and_nothing_is_harmed() {
     let mut puppet = machine.initialised();
     let address = alloc(&mut puppet, 0, 1 << 20, 1);
     assert_eq!(puppet.call("managed 1 65536"), SUCCESS);
-    assert_eq!(puppet.call("lock 0 1000"), SUCCESS);
+    assert_eq!(puppet.call("lock 0 300000"), SUCCESS);
     assert_eq!(puppet.call("checkpoint"), NOT_SUPPORTED);
     assert_eq!(puppet.ask("state"), LOCKED);
     assert!(is_mapped(puppet.pid, address));
@@ -258,7 +258,7 @@ fn managed_memory_is_refused_and_nothing_is_harmed() {
     assert_eq!(puppet.call("unlock"), SUCCESS);
     assert_eq!(puppet.ask("check 0 1"), "0 same");
     assert_eq!(puppet.call("free 1"), SUCCESS);
-    assert_eq!(puppet.call("lock 0 1000"), SUCCESS);
+    assert_eq!(puppet.call("lock 0 300000"), SUCCESS);
     assert_eq!(puppet.call("checkpoint"), SUCCESS);
 }
 
@@ -270,7 +270,7 @@ fn a_restore_without_enough_memory_fails_for_good() {
     let pid = subject.pid;
     alloc(&mut subject, 0, 40 << 20, 1);
     assert_eq!(other.ask("alloc 0 41943040 2").split(' ').next(), Some("2"), "both do not fit");
-    assert_eq!(other.call(&format!("lock {pid} 1000")), SUCCESS);
+    assert_eq!(other.call(&format!("lock {pid} 300000")), SUCCESS);
     assert_eq!(other.call(&format!("checkpoint {pid}")), SUCCESS);
     let thread = subject.spawn();
     subject.until_parked(thread);
@@ -293,7 +293,7 @@ fn memory_in_the_hole_is_overwritten() {
     let mut puppet = machine.initialised();
     alloc(&mut puppet, 0, 2 << 20, 4);
     assert_eq!(puppet.ask("squat 0"), "0", "the address is taken");
-    assert_eq!(puppet.call("lock 0 1000"), SUCCESS);
+    assert_eq!(puppet.call("lock 0 300000"), SUCCESS);
     assert_eq!(puppet.call("checkpoint"), SUCCESS);
     assert_eq!(puppet.ask("squat 0"), "1", "the address is free");
     assert_eq!(puppet.call("restore"), SUCCESS);
@@ -306,7 +306,7 @@ fn the_child_of_a_fork_does_not_answer_for_its_parent() {
     let machine = Machine::new();
     let mut subject = machine.initialised();
     let mut caller = machine.puppet();
-    assert_eq!(caller.call(&format!("lock {} 1000", subject.pid)), SUCCESS);
+    assert_eq!(caller.call(&format!("lock {} 300000", subject.pid)), SUCCESS);
     let child: i32 = subject.ask("fork").parse().expect("a PID");
     let words = subject.of_thread();
     assert_eq!(words, [child.to_string().as_str(), "child", "3", "3"], "cuInit and the state of itself");
@@ -330,7 +330,7 @@ fn callers_take_turns() {
                 let mut caller = machine.puppet();
                 for _ in 0..20 {
                     // Whoever finds the process locked has come at another's turn.
-                    match caller.call(&format!("lock {pid} 2000")) {
+                    match caller.call(&format!("lock {pid} 300000")) {
                         SUCCESS => assert_eq!(caller.call(&format!("unlock {pid}")), SUCCESS),
                         other => assert_eq!(other, ILLEGAL_STATE),
                     }

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::common;
 
 /// Long enough for anything that is to happen.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(600);
 
 pub const SUCCESS: i32 = 0;
 pub const INVALID_VALUE: i32 = 1;

@@ -91,7 +91,7 @@ class Walks:
 
 def rest():
     if os.path.exists("slow"):
-        time.sleep(0.015)
+        time.sleep(0.04)
 
 
 def main():

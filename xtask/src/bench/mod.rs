@@ -6,10 +6,13 @@
 //!
 //! `gpu`: what the interposer adds to calls of the CUDA driver, and how fast device memory is captured and brought
 //! back, on any machine.
+//!
+//! `store`: the store beside fio, and beside torch.save.
 
 mod gpu;
 mod idle;
 mod sandbox;
+mod store;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -36,6 +39,8 @@ enum What {
     Host(HostArgs),
     /// What the interposer adds to calls of the CUDA driver, and the speed of captures
     Gpu(GpuArgs),
+    /// The store beside fio and torch.save
+    Store(store::Args),
 }
 
 /// Options of `cargo xtask bench gpu`.
@@ -108,6 +113,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Host(args) => host(args),
         What::Gpu(args) => tell(&gpu::measure(args)?, args.json.as_deref()),
+        What::Store(args) => tell(&store::measure(args)?, args.json.as_deref()),
     }
 }
 

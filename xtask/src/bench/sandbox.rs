@@ -109,9 +109,8 @@ impl<'a> Sandbox<'a> {
 
     /// The same for CRIU alone, from the same images, in a PID namespace that util-linux makes.
     pub fn restore_by_criu_alone(&self) -> Result<f64> {
-        let snapshots =
-            fs::read_dir(self.path(".ckpt-run/jobs"))?.next().context("no job")??.path().join("snapshots");
-        let images = fs::read_dir(snapshots)?.next().context("no snapshot")??.path().join("images");
+        let images = self.path("exported-images");
+        process::capture(self.ckpt_run(&["export", "1", "--format", "criu", "--to"]).arg(&images))?;
         fs::write(self.path("ping"), "")?;
         let script = format!(
             "{} restore -d -D {} -W {} -o restore.log {} || exit 1; sleep 1000",
@@ -132,6 +131,7 @@ impl<'a> Sandbox<'a> {
         child.wait()?;
         answered?;
         fs::remove_file(&answer)?;
+        fs::remove_dir_all(&images)?;
         Ok(restore_s)
     }
 }

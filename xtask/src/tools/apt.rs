@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::os::Os;
 use crate::process;
@@ -57,8 +57,12 @@ pub struct PrivateApt {
 }
 
 impl PrivateApt {
-    /// Makes one in `dir`. Its packages must be signed by a key in `keyring`.
-    pub fn create(dir: &Path, sources: &[Source], components: &str, keyring: &Path) -> Result<Self> {
+    /// Makes one in `dir`, for `suite` of the distribution that runs here. Its packages must be signed by that
+    /// distribution's key.
+    pub fn create(dir: &Path, os: &Os, suite: &str) -> Result<Self> {
+        let (components, keyring) = archive(os)?;
+        ensure!(keyring.exists(), "{} is missing, so that packages could not be verified", keyring.display());
+        let sources = sources(os, suite)?;
         for sub in ["parts", "state/lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(dir.join(sub))
                 .with_context(|| format!("creating {}", dir.join(sub).display()))?;
@@ -87,9 +91,9 @@ impl PrivateApt {
         process::logged(self.apt_get().args(["--error-on=any", "update"]), log)
     }
 
-    /// Downloads a package with all that it depends on, and returns the files.
-    pub fn download(&self, package: &str, log: &Path) -> Result<Vec<PathBuf>> {
-        process::logged(self.apt_get().args(["-y", "--download-only", "install", package]), log)?;
+    /// Downloads packages with all that they depend on, and returns the files.
+    pub fn download(&self, packages: &[&str], log: &Path) -> Result<Vec<PathBuf>> {
+        process::logged(self.apt_get().args(["-y", "--download-only", "install"]).args(packages), log)?;
         let archives = self.dir.join("cache/archives");
         let mut files = Vec::new();
         for entry in fs::read_dir(&archives).with_context(|| format!("reading {}", archives.display()))? {
@@ -100,7 +104,7 @@ impl PrivateApt {
         }
         files.sort();
         if files.is_empty() {
-            bail!("apt-get downloaded no package for {package}");
+            bail!("apt-get downloaded no package for {}", packages.join(" "));
         }
         Ok(files)
     }
@@ -117,6 +121,27 @@ impl PrivateApt {
         command.arg("-c").arg(&self.config);
         command
     }
+}
+
+/// The components of a distribution's archive that packages are taken from, and the keys that it is signed with.
+fn archive(os: &Os) -> Result<(&'static str, &'static Path)> {
+    match os.id.as_str() {
+        "debian" => Ok(("main", Path::new("/usr/share/keyrings/debian-archive-keyring.gpg"))),
+        // Not tried: the project's machines are Debian's.
+        "ubuntu" => Ok(("main universe", Path::new("/usr/share/keyrings/ubuntu-archive-keyring.gpg"))),
+        other => bail!("no archive of {other} is known"),
+    }
+}
+
+/// Unpacks packages into a directory; nothing is installed, no script of theirs runs. Returns their names, one a line.
+pub fn unpack(packages: &[PathBuf], to: &Path, log: &Path) -> Result<String> {
+    fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
+    let mut names = String::new();
+    for package in packages {
+        process::logged(Command::new("dpkg").arg("-x").arg(package).arg(to), log)?;
+        names += &format!("{}\n", package.file_name().unwrap_or_default().to_string_lossy());
+    }
+    Ok(names)
 }
 
 fn private_config(dir: &Path) -> String {

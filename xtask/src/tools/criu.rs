@@ -39,24 +39,12 @@ fn by_hand() -> String {
 struct Suites {
     os: &'static str,
     names: &'static [&'static str],
-    components: &'static str,
-    keyring: &'static str,
 }
 
 const SUITES: &[Suites] = &[
-    Suites {
-        os: "debian",
-        names: &["trixie", "forky"],
-        components: "main",
-        keyring: "/usr/share/keyrings/debian-archive-keyring.gpg",
-    },
+    Suites { os: "debian", names: &["trixie", "forky"] },
     // Not tried: the project's machines are Debian's.
-    Suites {
-        os: "ubuntu",
-        names: &["questing", "resolute"],
-        components: "main universe",
-        keyring: "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
-    },
+    Suites { os: "ubuntu", names: &["questing", "resolute"] },
 ];
 
 /// CRIU's version.
@@ -117,6 +105,21 @@ pub fn set_up() -> Result<PathBuf> {
     Ok(wrapper)
 }
 
+/// The prefix that the wrapper script leads to. It is set up even where the system has a CRIU that will do: that one's
+/// libraries are not for taking along.
+pub fn prefix() -> Result<PathBuf> {
+    let named = std::env::var_os("CKPT_CRIU").map(PathBuf::from);
+    let beside = named.as_deref().and_then(|wrapper| Some(wrapper.parent()?.parent()?.join("prefix")));
+    if let Some(prefix) = beside.filter(|prefix| prefix.join("usr/sbin/criu").is_file()) {
+        return Ok(prefix);
+    }
+    let place = workspace::tools_dir().join("criu");
+    if !is_finished(&place) {
+        unpack(&place).context("CRIU could not be set up to be taken along")?;
+    }
+    Ok(place.join("prefix"))
+}
+
 /// Whether the prefix is there, for this place and this kernel: a workspace that was moved has a wrapper that points
 /// elsewhere.
 fn is_finished(place: &Path) -> bool {
@@ -152,7 +155,7 @@ fn unpack(place: &Path) -> Result<(Version, &'static str)> {
     let mut failures = Vec::new();
     for suite in suites.names {
         eprintln!("tools: getting criu from {} {suite}, the log is {}", os.id, log.display());
-        match unpack_suite(&os, suites, suite, place, &log) {
+        match unpack_suite(&os, suite, place, &log) {
             Ok(version) => return Ok((version, suite)),
             Err(error) => {
                 eprintln!("tools: {suite} will not do: {error:#}");
@@ -163,12 +166,9 @@ fn unpack(place: &Path) -> Result<(Version, &'static str)> {
     bail!("{}", failures.join("; "))
 }
 
-fn unpack_suite(os: &Os, suites: &Suites, suite: &str, place: &Path, log: &Path) -> Result<Version> {
-    let keyring = Path::new(suites.keyring);
-    ensure!(keyring.exists(), "{} is missing, so that packages could not be verified", keyring.display());
-    let sources = apt::sources(os, suite)?;
+fn unpack_suite(os: &Os, suite: &str, place: &Path, log: &Path) -> Result<Version> {
     let work = unfinished()?;
-    let apt = PrivateApt::create(&work.path().join("apt"), &sources, suites.components, keyring)?;
+    let apt = PrivateApt::create(&work.path().join("apt"), os, suite)?;
     apt.update(log)?;
     let candidate = apt.show("criu")?;
     let candidate = Version::parse(&candidate).context("its criu has no version")?;
@@ -177,16 +177,11 @@ fn unpack_suite(os: &Os, suites: &Suites, suite: &str, place: &Path, log: &Path)
         "its version {candidate} is too old for this kernel, which needs {}",
         floor()
     );
-    let packages = apt.download("criu", log)?;
+    let packages = apt.download(&["criu"], log)?;
 
     let built = work.path().join("criu");
     let prefix = built.join("prefix");
-    fs::create_dir_all(&prefix)?;
-    let mut names = String::new();
-    for package in &packages {
-        process::logged(Command::new("dpkg").arg("-x").arg(package).arg(&prefix), log)?;
-        names += &format!("{}\n", package.file_name().unwrap_or_default().to_string_lossy());
-    }
+    let names = apt::unpack(&packages, &prefix, log)?;
     fs::write(built.join("packages.txt"), names)?;
     let [program, args @ ..] = loader_command(&prefix);
     version(Command::new(program).args(args))?;

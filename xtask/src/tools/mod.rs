@@ -6,6 +6,9 @@
 //! | PyTorch | `/usr/bin/python3 -c 'import torch'` | the system's package `python3-torch` ([`python`]) |
 //! | uvloop | - | PyPI's wheel, in a virtual environment ([`python`]) |
 //! | cuda-bindings, numba-cuda | - | PyPI's wheels, likewise |
+//! | blake3, cryptography, zstandard | - | PyPI's wheels, likewise |
+//! | kubernetes-validate | - | PyPI's wheels, likewise |
+//! | Slurm, munge | in `CKPT_TEST_SLURM` | packages of the system's own suite, unpacked into a prefix ([`slurm`]) |
 //! | a root with PyTorch 2.6 | - | debootstrap, for `test --full` only ([`rootfs`]) |
 //!
 //! Each is built beside its final place and renamed into it, so that an interrupted set-up is never taken for a
@@ -14,8 +17,9 @@
 mod apt;
 mod criu;
 mod os;
-mod python;
+pub mod python;
 mod rootfs;
+mod slurm;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -24,7 +28,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::workspace;
+use crate::{process, workspace};
 
 /// Begins the names of directories that are being built; any that is found at the start was left by an interrupted
 /// set-up.
@@ -59,6 +63,12 @@ pub struct Tools {
     pythonpath: PathBuf,
     /// The Python that has cuda-bindings and numba-cuda.
     cuda_python: PathBuf,
+    /// The Python that has what the reader of stores imports.
+    reader_python: PathBuf,
+    /// The Python that has the schemas of Kubernetes' API.
+    kubernetes_python: PathBuf,
+    /// A directory with Slurm's programs and plugins.
+    slurm: PathBuf,
 }
 
 impl Tools {
@@ -69,7 +79,10 @@ impl Tools {
         let python = python::set_up_torch()?;
         let pythonpath = python::set_up_uvloop()?;
         let cuda_python = python::set_up_cuda()?;
-        Ok(Self { criu, python, pythonpath, cuda_python })
+        let reader_python = python::set_up_store_reader()?;
+        let kubernetes_python = python::set_up_kubernetes()?;
+        let slurm = slurm::set_up()?;
+        Ok(Self { criu, python, pythonpath, cuda_python, reader_python, kubernetes_python, slurm })
     }
 
     /// The variables that tests find the tools by. `CKPT_CRIU` is also ckpt-run's own `--criu`.
@@ -80,6 +93,9 @@ impl Tools {
             ("CKPT_TEST_TORCHRUN", self.python.torchrun.clone().into()),
             ("CKPT_TEST_PYTHONPATH", self.pythonpath.clone().into()),
             ("CKPT_TEST_CUDA_PYTHON", self.cuda_python.clone().into()),
+            ("CKPT_TEST_READER_PYTHON", self.reader_python.clone().into()),
+            ("CKPT_TEST_KUBERNETES_PYTHON", self.kubernetes_python.clone().into()),
+            ("CKPT_TEST_SLURM", self.slurm.clone().into()),
         ]
     }
 
@@ -103,6 +119,25 @@ impl Tools {
 pub fn criu() -> Result<PathBuf> {
     let _lock = lock()?;
     criu::set_up()
+}
+
+/// The directory with CRIU, its libraries and its loader, to be taken elsewhere.
+pub fn criu_prefix() -> Result<PathBuf> {
+    let _lock = lock()?;
+    criu::prefix()
+}
+
+/// Finds fio or installs the system's package of it.
+pub fn fio() -> Result<PathBuf> {
+    let _lock = lock()?;
+    if let Some(fio) = process::find_program("fio") {
+        return Ok(fio);
+    }
+    os::Os::detect()?.require_apt().context("there is no fio; install it")?;
+    let log = log_file("fio")?;
+    eprintln!("tools: installing the system's package fio, the log is {}", log.display());
+    apt::install_system(&["fio"], &log)?;
+    process::find_program("fio").context("fio was installed, but is not on PATH")
 }
 
 /// The directory of a private root of Debian trixie that has PyTorch 2.6.

@@ -104,6 +104,52 @@ const CUDA: Wheels = Wheels {
     purpose: "tests of simcuda with Python programs",
 };
 
+/// What an independent reader of stores takes from others: hashes, decompression, decryption.
+const STORE_READER: Wheels = Wheels {
+    name: "store-reader",
+    requirements: &[
+        "blake3==1.0.11",
+        "cffi==2.1.1",
+        "cryptography==50.0.2",
+        "pycparser==3.12",
+        "zstandard==0.25.0",
+    ],
+    check: "import importlib.metadata as m, blake3, cryptography.hazmat.primitives.ciphers.aead, zstandard; \
+            print(*(f'{name} {m.version(name)}' for name in ('blake3', 'cryptography', 'zstandard')))",
+    purpose: "tests of the store's format",
+};
+
+/// The schemas of Kubernetes' API.
+const KUBERNETES: Wheels = Wheels {
+    name: "kubernetes",
+    requirements: &[
+        "attrs==26.1.0",
+        "importlib-resources==7.1.0",
+        "jsonschema==4.26.0",
+        "jsonschema-specifications==2025.9.1",
+        "kubernetes-validate==1.37.0",
+        "packaging==26.3",
+        "PyYAML==6.0.3",
+        "referencing==0.37.0",
+        "rpds-py==2026.9.1",
+        "typing-extensions==4.16.0",
+    ],
+    check: "import importlib.metadata as m, kubernetes_validate, yaml; \
+            print('kubernetes-validate', m.version('kubernetes-validate'))",
+    purpose: "tests of the Kubernetes example",
+};
+
+/// Fetches the schemas of Kubernetes' API with what checks a manifest against them, and returns the Python that has
+/// it.
+pub fn set_up_kubernetes() -> Result<PathBuf> {
+    Ok(KUBERNETES.set_up()?.join(VENV_PYTHON))
+}
+
+/// Fetches what the reader of stores in tests/reader imports, and returns the Python that has it.
+pub fn set_up_store_reader() -> Result<PathBuf> {
+    Ok(STORE_READER.set_up()?.join(VENV_PYTHON))
+}
+
 /// Fetches uvloop and returns the directory for `PYTHONPATH`: it is for the Python that has PyTorch.
 pub fn set_up_uvloop() -> Result<PathBuf> {
     site_packages(&UVLOOP.set_up()?)

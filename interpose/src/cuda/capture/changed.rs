@@ -7,12 +7,13 @@ use super::hash::{CHUNK_BYTES, Hash, Hasher};
 use super::mirror::Memory;
 use super::{Piece, in_context};
 
-/// What a piece is found to hold, and how much of it was copied.
+/// What a piece is found to hold, and what was copied of it.
 #[derive(Default, Clone)]
 pub(super) struct Found {
     /// Empty if it was not hashed.
     pub hashes: Vec<Hash>,
-    pub copied_bytes: u64,
+    /// Where the mirror was written to.
+    pub written: Vec<Range<u64>>,
 }
 
 /// Copies what is not known to be in the mirror already, and waits for it.
@@ -37,7 +38,7 @@ pub(super) fn copy(
         if !is_searched {
             let copies = Copies::of(&mut copies, piece.context)?;
             copies.begin(Way::ToMirror, memory, piece.address, piece.offset, piece.bytes)?;
-            found.copied_bytes = piece.bytes;
+            found.written.push(piece.place());
         }
     }
     // All devices at a time: none waits for another's hashes.
@@ -45,8 +46,11 @@ pub(super) fn copy(
         for search in &mut searches {
             let (chunks, hashes) = search.next()?;
             for run in note(&chunks, &hashes, known, &mut found) {
-                let Some(piece) = pieces.get(run.piece) else { continue };
+                let (Some(piece), Some(found)) = (pieces.get(run.piece), found.get_mut(run.piece)) else {
+                    continue;
+                };
                 let (skipped, bytes) = (run.chunks.start * CHUNK_BYTES, run.bytes());
+                found.written.push(piece.offset + skipped..piece.offset + skipped + bytes);
                 let copies = Copies::of(&mut copies, piece.context)?;
                 copies.begin(
                     Way::ToMirror,
@@ -94,7 +98,6 @@ fn note(chunks: &[Chunk], hashes: &[Hash], known: &[Vec<Hash>], found: &mut [Fou
         if known.get(chunk.index as usize) == Some(hash) {
             continue;
         }
-        found.copied_bytes += CHUNK_BYTES;
         match runs.last_mut() {
             Some(run) if run.piece == chunk.piece && run.chunks.end == chunk.index => run.chunks.end += 1,
             _ => runs.push(Run { piece: chunk.piece, chunks: chunk.index..chunk.index + 1 }),

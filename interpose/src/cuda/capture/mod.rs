@@ -7,6 +7,7 @@
 //! | `hash` | a hash of each chunk, made on the device |
 //! | `changed` | what has changed, and copies of only that |
 //! | `worth` | whether hashing is faster than copying |
+//! | `written` | what a capture tells of where it has written |
 //!
 //! Nothing here needs device memory. All calls are made with the calling thread's capture mode relaxed, so that no
 //! capture of a stream is disturbed while the program runs.
@@ -18,7 +19,9 @@ mod mirror;
 #[cfg(test)]
 mod tests;
 mod worth;
+mod written;
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use cuda_abi::types::{CUcontext, CUdeviceptr};
@@ -30,6 +33,7 @@ use copy::{Copies, Way};
 use hash::{Hash, Hasher};
 use mirror::Memory;
 pub(in crate::cuda) use worth::activate;
+pub(in crate::cuda) use written::joined;
 
 /// Device memory that is to be captured or brought back.
 pub(in crate::cuda) struct Piece {
@@ -42,6 +46,13 @@ pub(in crate::cuda) struct Piece {
     pub offset: u64,
     /// A hash of each of its chunks in the mirror; empty if they are not known.
     pub hashes: Vec<Hash>,
+}
+
+impl Piece {
+    /// Its place in the mirror.
+    fn place(&self) -> Range<u64> {
+        self.offset..self.offset.saturating_add(self.bytes)
+    }
 }
 
 /// A process's mirror, mapped. The child of a fork has it not: there, it may not even be dropped.
@@ -97,13 +108,13 @@ impl Mirror {
         &self.shortcomings
     }
 
-    /// Copies what has changed to the mirror, and notes each piece's hashes; says how many bytes of each were copied.
-    /// Nothing may run on the devices meanwhile. Pieces that were copied without being hashed have no hashes then, nor
+    /// Copies what has changed to the mirror, and notes each piece's hashes; says of each where in the mirror it was copied
+    /// to. Nothing may run on the devices meanwhile. Pieces that were copied without being hashed have no hashes then, nor
     /// has any after an error: the mirror may have anything of them.
     ///
     /// # Errors
     /// The driver's, and a piece that the mirror has no place for.
-    pub fn capture(&mut self, pieces: &mut [Piece]) -> Result<Vec<u64>, String> {
+    pub fn capture(&mut self, pieces: &mut [Piece]) -> Result<Vec<Vec<Range<u64>>>, String> {
         let _relaxed = Relaxed::begin();
         self.check(pieces)?;
         let known: Vec<Vec<Hash>> =
@@ -112,7 +123,7 @@ impl Mirror {
             Ok(Some(found)) => {
                 let note = |(piece, found): (&mut Piece, changed::Found)| {
                     piece.hashes = found.hashes;
-                    found.copied_bytes
+                    found.written
                 };
                 return Ok(pieces.iter_mut().zip(found).map(note).collect());
             }
@@ -121,7 +132,7 @@ impl Mirror {
             Err(reason) => self.shortcomings.push(format!("what has changed was not found: {reason}")),
         }
         self.copy(Way::ToMirror, pieces)?;
-        Ok(pieces.iter().map(|piece| piece.bytes).collect())
+        Ok(pieces.iter().map(|piece| vec![piece.place()]).collect())
     }
 
     /// `None` if it is not worth the while.

@@ -18,6 +18,7 @@ use super::hash::tests::model;
 use super::*;
 
 const CHUNK: usize = CHUNK_BYTES as usize;
+const PAGE: usize = 4096;
 
 /// Runs the test of that name once more, in a process of its own with these settings and a driver. Whether this is that
 /// process.
@@ -51,7 +52,6 @@ pub(super) fn device_memory(context: CUcontext, bytes: usize) -> CUdeviceptr {
 
 /// Bytes of which no page is like another one.
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    const PAGE: usize = 4096;
     let odd = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let page: Vec<u8> = (1..=PAGE as u64 / 8).flat_map(|word| word.wrapping_mul(odd).to_le_bytes()).collect();
     let mut noise = page.repeat(bytes.div_ceil(PAGE));
@@ -143,9 +143,31 @@ impl Job {
     /// Captures once, staging included.
     fn capture(&mut self) -> Result<Vec<u64>, String> {
         let mut mirror = self.stage();
-        let captured = mirror.capture(&mut self.pieces);
+        let captured = self.capture_to(&mut mirror);
         mirror.unpin().expect("unpinned");
         captured
+    }
+
+    /// Says how many bytes were copied of each piece. The mirror may have changed nowhere but where it says so.
+    fn capture_to(&mut self, mirror: &mut Mirror) -> Result<Vec<u64>, String> {
+        let mirrored =
+            |job: &Self| (0..job.pieces.len()).map(|piece| job.mirrored(piece)).collect::<Vec<_>>();
+        let before = mirrored(self);
+        let written = mirror.capture(&mut self.pieces)?;
+        for (index, ((before, after), written)) in before.iter().zip(mirrored(self)).zip(&written).enumerate()
+        {
+            let place = self.pieces[index].place();
+            assert!(
+                written.iter().all(|range| place.start <= range.start && range.end <= place.end),
+                "{written:?}"
+            );
+            let is_written = |page: u64| written.iter().any(|range| range.contains(&(place.start + page)));
+            let pages = (0..).step_by(PAGE).zip(before.chunks(PAGE).zip(after.chunks(PAGE)));
+            let mut changed = pages.filter(|(_, (before, after))| before != after).map(|(page, _)| page);
+            let untold = changed.find(|page| !is_written(*page));
+            assert_eq!(untold, None, "a change in piece {index} was not told");
+        }
+        Ok(written.iter().map(|written| written.iter().map(|range| range.end - range.start).sum()).collect())
     }
 
     fn has_hashes(&self) -> Vec<bool> {
@@ -203,7 +225,7 @@ fn many_chunks_are_hashed_in_parts() {
     let capture = |job: &mut Job| {
         let mut mirror = job.stage();
         mirror.hashers[0].part = 6;
-        let captured = mirror.capture(&mut job.pieces);
+        let captured = job.capture_to(&mut mirror);
         mirror.unpin().expect("unpinned");
         captured
     };
@@ -358,7 +380,7 @@ fn what_cannot_be_hashed_is_copied() {
     assert_eq!(job.capture(), Ok(job.sizes()));
     job.write(1, 5, &[1]);
     let mut mirror = job.stage();
-    assert_eq!(mirror.capture(&mut job.pieces), Ok(job.sizes()));
+    assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
     assert!(mirror.shortcomings()[0].contains("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"));
     mirror.unpin().expect("unpinned");
     assert_eq!(job.has_hashes(), [false, false]);
@@ -376,7 +398,7 @@ fn a_driver_that_compiles_nothing_copies_everything() {
     let mut job = Job::new(1, &[CHUNK]);
     let mut mirror = job.stage();
     assert!(mirror.shortcomings()[0].contains("CUDA_ERROR_JIT_COMPILER_NOT_FOUND"));
-    assert_eq!(mirror.capture(&mut job.pieces), Ok(job.sizes()));
+    assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
     mirror.unpin().expect("unpinned");
     assert!(job.is_mirrored());
     assert_eq!(job.has_hashes(), [false]);
@@ -400,7 +422,7 @@ fn a_context_that_goes_takes_what_is_in_it() {
     let mut mirror = before.stage();
     reset(1, before.contexts[1]);
     before.pieces.pop();
-    assert_eq!(mirror.capture(&mut before.pieces), Ok(before.sizes()));
+    assert_eq!(before.capture_to(&mut mirror), Ok(before.sizes()));
     assert_eq!(before.has_hashes(), [true]);
     // With the mirror's own.
     reset(0, before.contexts[0]);
@@ -420,7 +442,7 @@ fn a_mirror_that_cannot_be_pinned_is_used_as_it_is() {
     let mut job = Job::new(1, &[2 * CHUNK]);
     let mut mirror = job.stage();
     assert!(mirror.shortcomings()[0].contains("CUDA_ERROR_NOT_SUPPORTED"));
-    assert_eq!(mirror.capture(&mut job.pieces), Ok(job.sizes()));
+    assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
     mirror.copy_back(&job.pieces).expect("copied");
     mirror.unpin().expect("unpinned");
     assert!(job.is_mirrored());

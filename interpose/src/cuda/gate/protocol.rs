@@ -5,14 +5,32 @@ use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
 /// The bit of the gate's word that keeps calls out.
 pub(super) const CLOSED: u32 = 1;
 
-/// A number that several threads read and write.
-pub(super) trait Number {
-    fn load(&self, order: Ordering) -> u32;
-    fn store(&self, value: u32, order: Ordering);
+// What a thread's place counts, in one number that is written by that thread alone while others read it: what it is in
+// at the moment, and above that all that it has ever begun. So counting what has begun takes no instruction of its own.
+
+/// A call in which the thread is.
+pub(super) const INSIDE: u64 = 1;
+/// One of them that may compute for long by itself.
+pub(super) const BUSY: u64 = 1 << 8;
+/// A wait for the GPU, which the gate does not keep out.
+pub(super) const WAITING: u64 = 1 << 16;
+/// Any of these that has begun. What comes here is added in an instruction: it has to be below 2^31.
+pub(super) const BEGUN: u64 = 1 << 24;
+
+/// The bits of a field of 8.
+const FIELD: u64 = 0xFF;
+/// What is there of a thread only while the gate is open.
+const PASSING: u64 = FIELD * (INSIDE | BUSY);
+
+/// A thread's place.
+pub(super) trait Place {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
 }
 
 /// The gate's word.
-pub(super) trait Word: Number {
+pub(super) trait Word {
+    fn load(&self, order: Ordering) -> u32;
     fn set(&self, bit: u32);
     fn clear(&self, bit: u32);
     /// A sequentially consistent fence.
@@ -24,17 +42,23 @@ pub(super) trait Word: Number {
 
 /// A thread that has written to its place that it is inside, and found something in the gate's word, waits until
 /// it may be.
-pub(super) fn wait(gate: &impl Word, inside: &impl Number) {
+pub(super) fn wait(gate: &impl Word, place: &impl Place) {
+    let within = place.load(Relaxed);
     loop {
         gate.fence();
         let word = gate.load(SeqCst);
         if word & CLOSED == 0 {
             return;
         }
-        inside.store(0, Release);
+        place.store(out(within), Release);
         gate.sleep_while(word);
-        inside.store(1, Relaxed);
+        place.store(within, Relaxed);
     }
+}
+
+/// A place of which the thread has gone out.
+pub(super) fn out(within: u64) -> u64 {
+    within & !PASSING
 }
 
 /// From now on no call begins. Before places are looked at, every thread has to have passed a fence.
@@ -43,9 +67,26 @@ pub(super) fn shut(gate: &impl Word) {
     gate.fence();
 }
 
+/// In how many calls a thread is: several if one is made from inside another.
+pub(super) fn depth(place: u64) -> u64 {
+    place & FIELD
+}
+
 /// Whether a thread is inside.
-pub(super) fn is_inside(inside: &impl Number) -> bool {
-    inside.load(Acquire) != 0
+pub(super) fn is_inside(place: &impl Place) -> bool {
+    depth(place.load(Acquire)) != 0
+}
+
+/// Whether a thread waits for the GPU, as far as its calls tell: in a call that waits, or in one that submits work and
+/// returns at once unless there is no room for more.
+pub(super) fn is_waiting(place: u64) -> bool {
+    let has = |what: u64| place & (FIELD * what) != 0;
+    has(WAITING) || has(INSIDE) && !has(BUSY)
+}
+
+/// How much a thread has begun.
+pub(super) fn begun(place: u64) -> u64 {
+    place / BEGUN
 }
 
 /// Lets everybody in.
@@ -64,14 +105,14 @@ pub(super) fn open(gate: &impl Word) {
 #[cfg(test)]
 mod model {
     use loom::cell::UnsafeCell;
-    use loom::sync::atomic::{AtomicU32, fence};
+    use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
 
     use super::*;
 
-    struct Place {
-        inside: AtomicU32,
+    struct Thread {
+        place: AtomicU64,
         /// What a call does: written by who is inside, read by who has closed. Loom objects to both at once.
         work: UnsafeCell<u32>,
     }
@@ -80,29 +121,23 @@ mod model {
         word: AtomicU32,
         bed: Mutex<()>,
         woken: Condvar,
-        places: [Place; 2],
+        threads: [Thread; 2],
     }
 
-    impl Number for AtomicU32 {
-        fn load(&self, order: Ordering) -> u32 {
+    impl Place for AtomicU64 {
+        fn load(&self, order: Ordering) -> u64 {
             self.load(order)
         }
-        fn store(&self, value: u32, order: Ordering) {
+        fn store(&self, value: u64, order: Ordering) {
             self.store(value, order);
-        }
-    }
-
-    impl Number for Model {
-        fn load(&self, order: Ordering) -> u32 {
-            self.word.load(order)
-        }
-        fn store(&self, value: u32, order: Ordering) {
-            self.word.store(value, order);
         }
     }
 
     /// As futex(2): the word is compared under a lock that who wakes takes too.
     impl Word for Model {
+        fn load(&self, order: Ordering) -> u32 {
+            self.word.load(order)
+        }
         fn set(&self, bit: u32) {
             self.word.fetch_or(bit, SeqCst);
         }
@@ -126,33 +161,33 @@ mod model {
 
     impl Model {
         fn new() -> Arc<Self> {
-            let place = || Place { inside: AtomicU32::new(0), work: UnsafeCell::new(0) };
+            let thread = || Thread { place: AtomicU64::new(0), work: UnsafeCell::new(0) };
             let (bed, woken) = (Mutex::new(()), Condvar::new());
-            Arc::new(Self { word: AtomicU32::new(0), bed, woken, places: [place(), place()] })
+            Arc::new(Self { word: AtomicU32::new(0), bed, woken, threads: [thread(), thread()] })
         }
 
         /// As `enter`, and the end of the call.
-        fn call(&self, place: usize) {
-            let Place { inside, work } = &self.places[place];
-            Number::store(inside, 1, Relaxed);
+        fn call(&self, thread: usize) {
+            let Thread { place, work } = &self.threads[thread];
+            place.store(Place::load(place, Relaxed) + (BEGUN | INSIDE), Relaxed);
             fence(SeqCst);
-            if Number::load(self, Acquire) != 0 {
-                wait(self, inside);
+            if Word::load(self, Acquire) != 0 {
+                wait(self, place);
             }
             // SAFETY: a thread has its place to itself, and who closes looks when nobody is inside: loom checks it.
             work.with_mut(|work| unsafe { *work += 1 });
-            Number::store(inside, 0, Release);
+            place.store(Place::load(place, Relaxed) - INSIDE, Release);
         }
 
         /// As `close` and then `open`.
         fn close_and_open(&self) {
             shut(self);
-            while self.places.iter().any(|place| is_inside(&place.inside)) {
+            while self.threads.iter().any(|thread| is_inside(&thread.place)) {
                 thread::yield_now();
             }
-            for place in &self.places {
+            for thread in &self.threads {
                 // SAFETY: nobody is inside: loom checks it.
-                place.work.with(|work| unsafe { assert!(*work <= 2) });
+                thread.work.with(|work| unsafe { assert!(*work <= 2) });
             }
             open(self);
         }
@@ -164,14 +199,19 @@ mod model {
         model.check(move || {
             let model = Model::new();
             let callers: Vec<_> = (0..threads)
-                .map(|place| {
+                .map(|thread| {
                     let model = Arc::clone(&model);
-                    thread::spawn(move || (0..calls).for_each(|_| model.call(place)))
+                    thread::spawn(move || (0..calls).for_each(|_| model.call(thread)))
                 })
                 .collect();
             (0..closings).for_each(|_| model.close_and_open());
             // A thread that is not woken is a deadlock, which loom reports.
             callers.into_iter().for_each(|caller| caller.join().unwrap());
+            // Whoever had to wait at the gate has begun one call all the same.
+            for thread in &model.threads[..threads] {
+                let place = Place::load(&thread.place, Relaxed);
+                assert_eq!((begun(place), depth(place)), (calls as u64, 0));
+            }
         });
     }
 

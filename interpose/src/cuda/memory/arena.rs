@@ -19,7 +19,7 @@ use super::device::Device;
 use super::pool;
 use super::slab::Slabs;
 use super::{make_room, new_number, peer};
-use crate::cuda::{SUCCESS, context, driver, is_started, objects, track};
+use crate::cuda::{SUCCESS, context, driver, is_started, objects, sticky, track};
 
 const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
 
@@ -219,15 +219,15 @@ fn is_of_capture(result: CUresult) -> bool {
 }
 
 /// What the driver says of an allocation while a stream is being captured: its mode, and the thread's, decide, and what is
-/// forbidden spoils the capture.
+/// forbidden spoils the capture. And after an error that stays, which every allocation fails with.
 pub(super) fn permitted() -> Result<(), CUresult> {
-    if track::open_captures() == 0 {
+    if track::open_captures() == 0 && !sticky::is_suspected() {
         return Ok(());
     }
     let mut address = 0;
     // SAFETY: `address` is a local variable.
     let result = unsafe { driver::cuMemAlloc_v2(&raw mut address, FAR_TOO_MUCH) };
-    if is_of_capture(result) { Err(result) } else { Ok(()) }
+    if is_of_capture(result) || sticky::is_one(result) { Err(result) } else { Ok(()) }
 }
 
 /// Waits for all work of the current context, as cuMemFree does.

@@ -44,7 +44,9 @@ impl Block {
         let block = Self::reserve_and_map(piece, bytes);
         physical::release(piece);
         let block = block?;
-        allow(&block).inspect_err(|_| give_back(block.address, bytes))?;
+        allow(&block).inspect_err(|_| {
+            give_back(block.address, bytes);
+        })?;
         Ok(block)
     }
 
@@ -61,11 +63,14 @@ impl Block {
     }
 }
 
-/// Gives memory back that no other process has from this one. What cannot be unmapped (the device is lost) is in nobody's way.
-pub(super) fn give_back(address: CUdeviceptr, bytes: u64) {
-    if physical::unmap(address, bytes).is_ok() {
+/// Gives memory back that no other process has from this one. Returns whether the driver has taken it; if not, it is
+/// mapped as before.
+pub(super) fn give_back(address: CUdeviceptr, bytes: u64) -> bool {
+    let is_unmapped = physical::unmap(address, bytes).is_ok();
+    if is_unmapped {
         free_addresses(address, bytes);
     }
+    is_unmapped
 }
 
 fn reserve(bytes: u64) -> Result<CUdeviceptr, CUresult> {

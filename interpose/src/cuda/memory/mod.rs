@@ -10,28 +10,36 @@
 //! | `physical` | each piece of physical memory, where it is mapped, who may access it |
 //! | `away` | taking it off the device, bringing it back |
 //! | `placement` | where each piece is in the launcher's mirror |
+//! | `graph` | room for what graphs allocate, which the driver makes |
 //! | `vmm` | programs that manage virtual memory themselves |
 //! | `pool` | memory that is allocated and freed in a stream's order |
 //! | `ipc` | memory of one process in another |
+//! | `origin` | which calls of the program's have made it |
+//! | `reservations` | addresses that the program has reserved |
+//! | `report` | what a checkpoint tells of it |
 
 pub(in crate::cuda) mod arena;
 pub(in crate::cuda) mod attributes;
 pub(in crate::cuda) mod away;
 pub(in crate::cuda) mod block;
 pub(in crate::cuda) mod device;
+pub(in crate::cuda) mod graph;
 mod heap;
 pub(in crate::cuda) mod ipc;
+pub(in crate::cuda) mod origin;
 pub(in crate::cuda) mod peer;
 pub(in crate::cuda) mod physical;
 pub(in crate::cuda) mod placement;
 pub(in crate::cuda) mod pool;
+pub(in crate::cuda) mod report;
+pub(in crate::cuda) mod reservations;
 mod slab;
 pub(in crate::cuda) mod vmm;
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use ckpt_protocol::agent::{Counts, Region, RegionKind};
+use ckpt_protocol::agent::Counts;
 use cuda_abi::layout;
 use cuda_abi::types::CUcontext;
 
@@ -58,15 +66,6 @@ pub(in crate::cuda) fn context_gone(context: CUcontext) {
 /// Adds the program's allocations to the counts.
 pub(in crate::cuda) fn counts(counts: Counts) -> Counts {
     Counts { allocations: arena::count() + pool::count(), ..counts }
-}
-
-/// How many of the program's allocations lie in a piece.
-pub(in crate::cuda) fn allocations_in(region: &Region) -> u64 {
-    match region.kind {
-        RegionKind::Allocation | RegionKind::Slab => arena::count_in(region.address, region.bytes),
-        RegionKind::Pool => pool::count_in(region.address, region.bytes),
-        RegionKind::Program => 1,
-    }
 }
 
 /// Gives memory back to a device that nobody uses, for somebody who needs it; whether there was any.

@@ -19,6 +19,7 @@ use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
 
 use super::ipc::Key;
 use super::layout::{Access, POSIX_DESCRIPTOR, Properties};
+use super::origin::Origin;
 use crate::cuda::{SUCCESS, driver, taint};
 
 /// Names a piece of physical memory for the life of the process; never 0, never used again.
@@ -63,6 +64,8 @@ pub(in crate::cuda) struct Physical {
     pub mirrored: Mirrored,
     /// Its number among the parked ones, while it is off the device.
     pub parked: Option<usize>,
+    /// Which calls of the program's have made it.
+    pub origin: Origin,
 }
 
 /// Where a piece's content is in the mirror, and what is known of that content.
@@ -174,7 +177,12 @@ impl Registry {
 /// The driver's.
 pub(in crate::cuda) fn create(kind: RegionKind, bytes: u64, properties: &Properties) -> Result<Id, CUresult> {
     let handle = create_handle(bytes, properties)?;
-    Ok(adopt(kind, bytes, properties.location.id, Source::Created(*properties), handle))
+    let origin = Origin::here();
+    let id = adopt(kind, bytes, properties.location.id, Source::Created(*properties), handle);
+    if let Some(piece) = registry().pieces.get_mut(&id) {
+        piece.origin = origin;
+    }
+    Ok(id)
 }
 
 /// Takes care of the physical memory of a driver's handle, and of the handle.
@@ -196,6 +204,7 @@ pub(in crate::cuda) fn adopt(
         obstacle: None,
         mirrored: Mirrored::default(),
         parked: None,
+        origin: Origin::default(),
     })
 }
 

@@ -56,8 +56,12 @@ fn illegal_address() -> Result {
 fn sticky() -> Result {
     gpu::start()?;
     let (mut address, known) = (0, gpu::alloc(64)?);
+    // What has been allocated in a stream's order and freed could be given out again.
+    ok!(cuMemAllocAsync(&raw mut address, 64, std::ptr::null_mut()));
+    ok!(cuMemFreeAsync(address, std::ptr::null_mut()));
     expect_equal("cuCtxSynchronize", store_to(0x10_0000_0000_0000)?, "CUDA_ERROR_ILLEGAL_ADDRESS".into())?;
     gives!(CUDA_ERROR_ILLEGAL_ADDRESS, cuMemAlloc_v2(&raw mut address, 64));
+    gives!(CUDA_ERROR_ILLEGAL_ADDRESS, cuMemAllocAsync(&raw mut address, 64, std::ptr::null_mut()));
     gives!(CUDA_ERROR_ILLEGAL_ADDRESS, cuMemsetD8_v2(known, 0, 64));
     gives!(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());
     Ok(())

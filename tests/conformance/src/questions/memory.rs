@@ -36,6 +36,7 @@ pub(super) fn attributes() -> Result<String> {
             ("mapped", P::CU_POINTER_ATTRIBUTE_MAPPED),
             ("handle-types", P::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES),
             ("mapping-size", P::CU_POINTER_ATTRIBUTE_MAPPING_SIZE),
+            ("pool", P::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE),
         ] {
             let mut value = 0_u64;
             let code = cu!(cuPointerGetAttribute((&raw mut value).cast(), attribute as u32, at));
@@ -101,9 +102,14 @@ pub(super) fn ipc_interior() -> Result<String> {
 pub(super) fn sync_memops() -> Result<String> {
     gpu::start()?;
     let (address, _) = mapped(granularity()?, true)?;
+    let plain = gpu::alloc(4 << 20)?;
     let on = 1_u32;
     let which = P::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
-    Ok(gpu::name_of(cu!(cuPointerSetAttribute((&raw const on).cast(), which, address))))
+    let [on_plain, on_mapped] = [
+        cu!(cuPointerSetAttribute((&raw const on).cast(), which, plain)),
+        cu!(cuPointerSetAttribute((&raw const on).cast(), which, address)),
+    ];
+    Ok(format!("plain: {}; mapped: {}", gpu::name_of(on_plain), gpu::name_of(on_mapped)))
 }
 
 pub(super) fn in_capture() -> Result<String> {
@@ -133,9 +139,22 @@ pub(super) fn in_capture() -> Result<String> {
         ];
         let shown: Vec<_> =
             steps.iter().map(|(step, code)| format!("{step} {}", gpu::name_of(*code))).collect();
-        lines.push(format!("{name}: {}", shown.join(", ")));
+        lines.push(format!("{name}: {}; {}", shown.join(", "), plain_in_capture(stream, mode)?));
     }
     Ok(lines.join("; "))
+}
+
+/// In a capture of their own, which they may end.
+fn plain_in_capture(stream: CUstream, mode: u32) -> Result<String> {
+    let (mut address, mut free, mut total, mut graph) = (0, 0, 0, std::ptr::null_mut());
+    ok!(cuStreamBeginCapture_v2(stream, mode));
+    let asked = cu!(cuMemGetInfo_v2(&raw mut free, &raw mut total));
+    let allocated = cu!(cuMemAlloc_v2(&raw mut address, 64));
+    let freed = if allocated == 0 { cu!(cuMemFree_v2(address)) } else { allocated };
+    let ended = cu!(cuStreamEndCapture(stream, &raw mut graph));
+    let steps = [("cuMemGetInfo", asked), ("cuMemAlloc", allocated), ("cuMemFree", freed), ("end", ended)];
+    let shown: Vec<_> = steps.iter().map(|(step, code)| format!("{step} {}", gpu::name_of(*code))).collect();
+    Ok(shown.join(", "))
 }
 
 /// Reserves in one process, then asks a second one for the same addresses.
@@ -221,13 +240,18 @@ pub(super) fn bandwidth() -> Result<String> {
     let pinning_ms = start.elapsed().as_millis();
     let start = Instant::now();
     let shared = shared_memory(size_bytes)?;
+    let touching_ms = start.elapsed().as_millis();
+    let start = Instant::now();
     ok!(cuMemHostRegister_v2(shared, size_bytes, 0));
     let registering_ms = start.elapsed().as_millis();
     let mut pageable = vec![1_u8; size_bytes];
     let mut lines = vec![format!("{size_bytes} bytes")];
     for (name, memory) in [
         (format!("cuMemHostAlloc (set up in {pinning_ms} ms)"), pinned),
-        (format!("registered memfd (set up in {registering_ms} ms)"), shared),
+        (
+            format!("registered memfd (touched in {touching_ms} ms, registered in {registering_ms} ms)"),
+            shared,
+        ),
         ("pageable".into(), pageable.as_mut_ptr().cast()),
     ] {
         let down = speed(size_bytes, || {
@@ -240,7 +264,15 @@ pub(super) fn bandwidth() -> Result<String> {
         })?;
         lines.push(format!("{name}: to host {down:.2} GB/s, to device {up:.2} GB/s"));
     }
+    let start = Instant::now();
     ok!(cuMemHostUnregister(shared));
+    lines.push(format!("unregistered in {} ms", start.elapsed().as_millis()));
+    let other = gpu::alloc(size_bytes)?;
+    let across = speed(size_bytes, || {
+        ok!(cuMemcpyDtoDAsync_v2(other, device, size_bytes, stream));
+        Ok(())
+    })?;
+    lines.push(format!("device to device {across:.1} GB/s one way"));
     Ok(lines.join("; "))
 }
 

@@ -50,10 +50,14 @@ pub const CHECKS: &[Check] = &[
         "what cuIpcGetMemHandle makes of an inner address",
         memory::ipc_interior,
     ),
-    question("question/sync-memops-on-vmm", "can SYNC_MEMOPS be set on mapped memory", memory::sync_memops),
+    question(
+        "question/sync-memops-on-vmm",
+        "can SYNC_MEMOPS be set on plain and on mapped memory",
+        memory::sync_memops,
+    ),
     question(
         "question/vmm-in-capture",
-        "which calls of VMM each mode of capture permits",
+        "which calls on memory each mode of capture permits",
         memory::in_capture,
     ),
     question(
@@ -111,8 +115,9 @@ fn device() -> Result<String> {
     ok!(cuDeviceGetName(name.as_mut_ptr().cast(), 128, 0));
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
     Ok(format!(
-        "{}; driver API {version}; {total} bytes; VMM {}, POSIX descriptors {}, RDMA with VMM {}, pools {}",
+        "{}; driver API {version}; {total} bytes in units of {}; VMM {}, POSIX descriptors {}, RDMA with VMM {}, pools {}",
         String::from_utf8_lossy(&name[..end]),
+        crate::vmm::granularity()?,
         gpu::device_attribute(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?,
         gpu::device_attribute(A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?,
         gpu::device_attribute(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)?,
@@ -139,6 +144,9 @@ fn pointers() -> Result<String> {
     ] {
         let same = address(name, 1)?.1 == gpu::api().symbol(symbol);
         let mut line = format!("{name}: {}", if same { "same" } else { "differs" });
+        if symbol != name && address(name, 1)?.1 == gpu::api().symbol(name) {
+            line += " as the symbol without a version";
+        }
         if let Some(symbol) = per_thread {
             let same = address(name, 2)?.1 == gpu::api().symbol(symbol);
             line += if same { ", per thread same" } else { ", per thread differs" };

@@ -75,7 +75,7 @@ fn ratios() {
 
     let capture_ratio = beside_plain(&streams, from_device, bytes, &mut || {
         job.pieces[0].hashes.clear();
-        assert_eq!(mirror.capture(&mut job.pieces), Ok(vec![bytes as u64]));
+        assert_eq!(mirror.capture(&mut job.pieces), Ok(vec![vec![0..bytes as u64]]));
     });
     let copyback_ratio = beside_plain(&streams, to_device, bytes, &mut || {
         mirror.copy_back(&job.pieces).expect("copied back");

@@ -10,6 +10,7 @@ use cuda_abi::types::{
     CUstream,
 };
 
+use super::super::graph;
 use super::super::layout::{Access, PoolProperties};
 use super::state::{Id, Pool, pools};
 use super::stream;
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::cuda::exports::Index;
 use crate::cuda::track::relaxed;
-use crate::cuda::{SUCCESS, context, driver, is_started, taint};
+use crate::cuda::{SUCCESS, context, driver, gate, is_started, taint};
 
 const FOLLOW_EVENTS: CUmemPool_attribute =
     sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES as CUmemPool_attribute;
@@ -116,7 +117,7 @@ pub(in crate::cuda) unsafe fn cuMemAllocAsync(
     match unsafe { serve(out, bytes, None, meant) } {
         Some(result) => result,
         // SAFETY: as above.
-        None => unsafe { real(out, bytes, stream) },
+        None => by_the_driver(meant, || unsafe { real(out, bytes, stream) }),
     }
 }
 
@@ -136,8 +137,13 @@ pub(in crate::cuda) unsafe fn cuMemAllocFromPoolAsync(
     match unsafe { serve(out, bytes, Some(pool), meant) } {
         Some(result) => result,
         // SAFETY: as above.
-        None => unsafe { real(out, bytes, pool, stream) },
+        None => by_the_driver(meant, || unsafe { real(out, bytes, pool, stream) }),
     }
+}
+
+/// In a capture it becomes a node of the graph.
+fn by_the_driver(stream: CUstream, allocate: impl Fn() -> CUresult) -> CUresult {
+    graph::capturing(stream, || stream::device(stream), allocate)
 }
 
 /// What is freed in a capture becomes a node of its graph, which can be only what a graph has allocated: memory of
@@ -461,7 +467,12 @@ pub(in crate::cuda) unsafe fn cuMemPoolImportFromShareableHandle(
 
 // ---- synchronisation ----
 
-fn synchronized(result: CUresult) -> CUresult {
+#[inline(always)]
+fn synchronized(wait: impl FnOnce() -> CUresult) -> CUresult {
+    let result = {
+        let _waiting = gate::wait_for_gpu();
+        wait()
+    };
     if result == SUCCESS {
         after_synchronization();
     }
@@ -476,7 +487,7 @@ pub(in crate::cuda) unsafe fn cuStreamSynchronize(
     stream: CUstream,
 ) -> CUresult {
     // SAFETY: the parameters are those of our own caller.
-    synchronized(unsafe { real(stream) })
+    synchronized(|| unsafe { real(stream) })
 }
 
 /// # Safety
@@ -487,7 +498,7 @@ pub(in crate::cuda) unsafe fn cuEventSynchronize(
     event: CUevent,
 ) -> CUresult {
     // SAFETY: the parameters are those of our own caller.
-    synchronized(unsafe { real(event) })
+    synchronized(|| unsafe { real(event) })
 }
 
 /// # Safety
@@ -495,7 +506,7 @@ pub(in crate::cuda) unsafe fn cuEventSynchronize(
 #[inline]
 pub(in crate::cuda) unsafe fn cuCtxSynchronize(real: unsafe extern "C" fn() -> CUresult) -> CUresult {
     // SAFETY: as for our own caller.
-    synchronized(unsafe { real() })
+    synchronized(|| unsafe { real() })
 }
 
 /// # Safety
@@ -506,5 +517,5 @@ pub(in crate::cuda) unsafe fn cuCtxSynchronize_v2(
     context: CUcontext,
 ) -> CUresult {
     // SAFETY: the parameters are those of our own caller.
-    synchronized(unsafe { real(context) })
+    synchronized(|| unsafe { real(context) })
 }

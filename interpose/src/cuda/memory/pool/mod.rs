@@ -36,8 +36,8 @@ mod state;
 mod stream;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, MutexGuard};
 
 use ckpt_protocol::agent::RegionKind;
 use cuda_abi::sys;
@@ -49,7 +49,7 @@ use super::physical;
 use crate::cuda::track::relaxed;
 use crate::cuda::{SUCCESS, driver, gate, is_started};
 use heap::StreamId;
-use state::{IS_TRIM_DUE, Id, Pending, Pool, pools};
+use state::{IS_TRIM_DUE, Id, Pending, Pool, Pools, Removed, pools};
 
 pub(in crate::cuda) use calls::*;
 
@@ -182,13 +182,23 @@ fn after_synchronization() {
     }
 }
 
-/// Gives free memory back while a pool has more than it is to keep.
+/// Gives free memory back while a pool has more than it is to keep. What the driver does not take stays the pool's.
 fn trim(id: Id, keep_bytes: impl Fn(&Pool) -> u64) {
+    let mut refused = Vec::new();
     loop {
         let keep_bytes = pools().pool(id).map(|pool| keep_bytes(pool));
         let removed = keep_bytes.and_then(|keep_bytes| pools().remove_empty_segment(id, keep_bytes));
-        let Some((start, bytes)) = removed else { break };
-        block::give_back(start, bytes);
+        let Some(removed) = removed else { break };
+        if block::give_back(removed.start, removed.bytes) {
+            pools().has_left(id);
+        } else {
+            refused.push(removed);
+        }
+    }
+    // Not before: it would be the next one again.
+    for Removed { start, bytes, access_changes } in refused {
+        pools().comes_back(id, bytes);
+        drop(add_segment(id, start, bytes, access_changes));
     }
     let done = pools().remove_if_done(id);
     drop(done);
@@ -272,19 +282,25 @@ fn take_or_grow(id: Id, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUr
 
 /// Makes a segment and takes an allocation out of it.
 fn grow(id: Id, segment_bytes: u64, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUresult> {
-    let (device, access, mut changes) = pools().begin_growth(id, segment_bytes).ok_or(OUT_OF_MEMORY)?;
+    let (device, access, changes) = pools().begin_growth(id, segment_bytes).ok_or(OUT_OF_MEMORY)?;
     let allow = |block: &Block| physical::set_access(block.address, segment_bytes, &access);
     let made = Block::create(RegionKind::Pool, segment_bytes, &Properties::of(device), allow);
     let start = made.inspect_err(|_| pools().growth_failed(id, segment_bytes))?.address;
+    add_segment(id, start, segment_bytes, changes).take(id, bytes, stream).ok_or(OUT_OF_MEMORY)
+}
+
+/// Adds a segment to a pool, once those may access it whom the pool lets by then: so many changes of that were known
+/// when its own were set. Returns the pools as they are with it.
+fn add_segment(id: Id, start: CUdeviceptr, bytes: u64, mut changes: u64) -> MutexGuard<'static, Pools> {
     loop {
         let mut pools = pools();
-        match pools.add_segment(id, start, segment_bytes, changes) {
-            Ok(()) => return pools.take(id, bytes, stream).ok_or(OUT_OF_MEMORY),
+        match pools.add_segment(id, start, bytes, changes) {
+            Ok(()) => return pools,
             Err((access, now)) => {
                 drop(pools);
                 changes = now;
                 // What the driver has accepted for the other segments, it accepts for this one.
-                let _ = physical::set_access(start, segment_bytes, &access);
+                let _ = physical::set_access(start, bytes, &access);
             }
         }
     }

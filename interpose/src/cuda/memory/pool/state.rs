@@ -53,8 +53,18 @@ pub(super) struct Pool {
     /// The frees of each stream, oldest first.
     pub pending: BTreeMap<StreamId, VecDeque<Pending>>,
     pub last_moment: Moment,
+    /// Segments that are being given back, and may come back.
+    pub leaving: usize,
     /// It lives until its last allocation is freed.
     pub is_destroyed: bool,
+}
+
+/// A segment that was taken out of its pool.
+pub(super) struct Removed {
+    pub start: CUdeviceptr,
+    pub bytes: u64,
+    /// The pool's count of them at that moment.
+    pub access_changes: u64,
 }
 
 #[derive(Default)]
@@ -97,6 +107,7 @@ impl Pool {
             heap: Heap::new(),
             pending: BTreeMap::new(),
             last_moment: 0,
+            leaving: 0,
             is_destroyed: false,
         }
     }
@@ -264,21 +275,38 @@ impl Pools {
     }
 
     /// Takes a segment out that nobody uses, if the pool has more than it is to keep.
-    pub fn remove_empty_segment(&mut self, id: Id, keep_bytes: u64) -> Option<(CUdeviceptr, u64)> {
+    pub fn remove_empty_segment(&mut self, id: Id, keep_bytes: u64) -> Option<Removed> {
         let pool = self.by_id.get_mut(&id)?;
-        let is_more = pool.reserved.current_bytes > keep_bytes;
-        let removed = if is_more { pool.heap.remove_empty_segment() } else { None };
-        if let Some((start, bytes)) = removed {
-            pool.reserved.current_bytes -= bytes;
-            self.owners.remove(&start);
+        if pool.reserved.current_bytes <= keep_bytes {
+            return None;
         }
-        removed
+        let (start, bytes) = pool.heap.remove_empty_segment()?;
+        pool.reserved.current_bytes -= bytes;
+        pool.leaving += 1;
+        self.owners.remove(&start);
+        Some(Removed { start, bytes, access_changes: pool.access_changes })
+    }
+
+    /// A segment that was taken out is the driver's again.
+    pub fn has_left(&mut self, id: Id) {
+        if let Some(pool) = self.pool(id) {
+            pool.leaving -= 1;
+        }
+    }
+
+    /// Makes room in the books for a segment that the driver has not taken. Nothing else needs its memory.
+    pub fn comes_back(&mut self, id: Id, bytes: u64) {
+        if let Some(pool) = self.pool(id) {
+            pool.leaving -= 1;
+            pool.reserved.current_bytes += bytes;
+        }
     }
 
     /// Takes a pool out that is destroyed and has no memory left. To be dropped without the lock: its events are the
     /// driver's.
     pub fn remove_if_done(&mut self, id: Id) -> Option<Pool> {
-        let is_done = |pool: &Pool| pool.is_destroyed && pool.reserved.current_bytes == 0;
+        let is_done =
+            |pool: &Pool| pool.is_destroyed && pool.reserved.current_bytes == 0 && pool.leaving == 0;
         let is_done = self.by_id.get(&id).is_some_and(is_done);
         is_done.then(|| self.by_id.remove(&id))?
     }
@@ -309,5 +337,31 @@ impl Pools {
         let address = if has_waited { pool.heap.take_run(&run, bytes) } else { None };
         pool.used.set(pool.heap.used_bytes());
         address
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_driver_does_not_take_is_the_pools_again() {
+        const BYTES: u64 = 2 << 20;
+        let mut pools = Pools::default();
+        let id = pools.add(7, 0, BYTES);
+        let (_, _, changes) = pools.begin_growth(id, BYTES).unwrap();
+        assert!(pools.add_segment(id, BYTES, BYTES, changes).is_ok());
+        let removed = pools.remove_empty_segment(id, 0).unwrap();
+        assert!(pools.owner(BYTES).is_none() && pools.take(id, 512, 1).is_none());
+        pools.destroy(id);
+        assert!(pools.remove_if_done(id).is_none(), "it may come back");
+        pools.comes_back(id, removed.bytes);
+        assert!(pools.add_segment(id, removed.start, removed.bytes, removed.access_changes).is_ok());
+        assert_eq!((pools.owner(BYTES), pools.pool(id).unwrap().reserved.current_bytes), (Some(id), BYTES));
+        assert_eq!(pools.take(id, 512, 1), Some(BYTES));
+        assert!(pools.pool(id).unwrap().free(BYTES, None));
+        assert!(pools.remove_empty_segment(id, 0).is_some());
+        pools.has_left(id);
+        assert!(pools.remove_if_done(id).is_some());
     }
 }

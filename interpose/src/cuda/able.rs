@@ -1,0 +1,76 @@
+//! Whether the driver can take its state off the GPU at all.
+//!
+//! It is asked by the process itself, with cuCheckpointProcess* of NVIDIA's driver 570 (CUDA 12.8). Drivers from 550 on
+//! can do it for a program beside the driver only (`cuda-checkpoint`), which is not used: see docs/design.md.
+
+use std::ffi::c_int;
+
+use super::exports::{self, Index};
+use super::{SUCCESS, driver, real};
+
+/// What taking the state off and bringing it back takes.
+const CALLS: [Index; 4] = [
+    Index::cuCheckpointProcessLock,
+    Index::cuCheckpointProcessCheckpoint,
+    Index::cuCheckpointProcessRestore,
+    Index::cuCheckpointProcessUnlock,
+];
+
+/// The version of NVIDIA's kernel module, where one is loaded.
+const MODULE_VERSION: &str = "/sys/module/nvidia/version";
+
+/// Why the process cannot be saved, if its driver lacks the calls.
+///
+/// # Errors
+/// Names the driver, the call, and which driver has it.
+pub(super) fn refuse() -> Result<(), String> {
+    for index in CALLS {
+        let index = index as usize;
+        if real::address(index).is_null() {
+            let call = exports::name(index).to_string_lossy();
+            return Err(wanted(&format!("has no {call}")));
+        }
+    }
+    Ok(())
+}
+
+/// What is to be said of a driver that has the calls and answers that it does not support them.
+pub(super) fn not_supported() -> String {
+    wanted("does not support it here")
+}
+
+fn wanted(what: &str) -> String {
+    let module = std::fs::read_to_string(MODULE_VERSION).ok();
+    let driver = told(module.as_deref(), cuda_version());
+    format!(
+        "{driver} {what}: to save a process that uses a GPU, NVIDIA's driver 570 (CUDA 12.8) or newer is needed"
+    )
+}
+
+/// `the driver 550.54.15 (CUDA 12.4)`, as much of it as is known.
+fn told(module: Option<&str>, cuda: Option<c_int>) -> String {
+    let module = module.map(str::trim).filter(|version| !version.is_empty());
+    let module = module.map_or_else(String::new, |version| format!(" {version}"));
+    // 1000 times the major version and ten times the minor one (CUDA driver API reference, cuDriverGetVersion).
+    let cuda = cuda.map_or_else(String::new, |cuda| format!(" (CUDA {}.{})", cuda / 1000, cuda % 1000 / 10));
+    format!("the driver{module}{cuda}")
+}
+
+fn cuda_version() -> Option<c_int> {
+    let mut version = 0;
+    // SAFETY: `version` is a local variable.
+    let result = unsafe { driver::cuDriverGetVersion(&raw mut version) };
+    (result == SUCCESS && version > 0).then_some(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_much_is_told_as_is_known() {
+        assert_eq!(told(Some("550.54.15\n"), Some(12040)), "the driver 550.54.15 (CUDA 12.4)");
+        assert_eq!(told(None, Some(13010)), "the driver (CUDA 13.1)");
+        assert_eq!(told(Some(" "), None), "the driver");
+    }
+}

@@ -1,0 +1,46 @@
+//! What the program does with the GPU, as far as a watchdog wants to know: whether it submits anything, and whether it
+//! waits. A process that spins until its GPU is done uses its CPU as one that works.
+//!
+//! Nothing is paid for it where work is submitted: places at the gate count anyway, and that the GPU is not done yet is
+//! noted where answers are looked at closer that are no success. Asking costs a look at each place.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::gate::{self, Tally};
+
+/// Whether the program has been told since the last look that its GPU is not done yet.
+static WAS_NOT_READY: AtomicBool = AtomicBool::new(false);
+
+/// The driver has answered cuStreamQuery or cuEventQuery that what was submitted is not done yet.
+pub(super) fn not_ready() {
+    WAS_NOT_READY.store(true, Relaxed);
+}
+
+/// What the program does with the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// A number that is another one once the program has made a call that submits work, changes the device's state, or
+    /// waits for the GPU.
+    pub calls: u64,
+    /// Whether a thread is in a call that waits for the GPU, or has asked in vain since the last look whether it is done.
+    pub is_waiting: bool,
+}
+
+/// Looks at what the program does.
+pub fn look() -> Activity {
+    let was_not_ready = WAS_NOT_READY.swap(false, Relaxed);
+    let Tally { begun, is_waiting } = gate::tally();
+    Activity { calls: begun, is_waiting: is_waiting || was_not_ready }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_in_vain_waits() {
+        look();
+        not_ready();
+        assert!(look().is_waiting);
+    }
+}

@@ -1,0 +1,428 @@
+//! Room for what graphs allocate (cuGraphAddMemAllocNode, captured cuMemAllocAsync).
+//!
+//! That memory is the driver's own, which knows nothing of what our pools and slabs hold and nobody uses: without us it
+//! would have been free. So it is given back where a graph needs it:
+//!
+//! - Before a graph that allocates is made executable, uploaded, or launched for the first time, if its device has less
+//!   free than the graph's nodes allocate. A driver makes that memory at one of these calls (CUDA C++ programming guide,
+//!   "Graph Memory Nodes", "Physical Memory Footprint"), and keeps it until cuDeviceGraphMemTrim.
+//! - When a call failed for lack of memory that had done nothing: making a node, capturing one, making a graph
+//!   executable, uploading it. It is made once more then. A launch is not: what of it had been submitted nobody can tell.
+//!   But the program's own next try may succeed.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_ulonglong};
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_abi::sys::{self, CUgraphEdgeData, CUgraphNodeParams};
+use cuda_abi::types::{
+    CUDA_GRAPH_INSTANTIATE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUdevice, CUgraph, CUgraphExec, CUgraphNode,
+    CUgraphNodeType, CUresult, CUstream, CUstreamCaptureStatus,
+};
+
+use super::layout::PoolProperties;
+use super::make_room;
+use crate::cuda::track::relaxed;
+use crate::cuda::{SUCCESS, context, driver, is_started, objects};
+
+const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
+const ALLOCATION: CUgraphNodeType = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as CUgraphNodeType;
+const UPLOAD: c_ulonglong =
+    sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD.0 as c_ulonglong;
+
+/// How much a graph's nodes allocate on each device, in bytes.
+type Needs = BTreeMap<c_int, u64>;
+
+/// Whether the program has ever made a node that allocates: most have not, and pay nothing.
+static HAS_NODES: AtomicBool = AtomicBool::new(false);
+
+/// Executable graphs that allocate.
+static EXECUTABLES: Mutex<BTreeMap<usize, Executable>> = Mutex::new(BTreeMap::new());
+/// How many of them may still need memory.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+struct Executable {
+    needs: Needs,
+    /// The driver has made its memory.
+    is_served: bool,
+}
+
+fn executables() -> MutexGuard<'static, BTreeMap<usize, Executable>> {
+    EXECUTABLES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn count_waiting(executables: &BTreeMap<usize, Executable>) {
+    WAITING.store(executables.values().filter(|executable| !executable.is_served).count(), Relaxed);
+}
+
+/// Gives unused memory back on devices; whether there was any.
+fn make_room_on(devices: impl IntoIterator<Item = c_int>) -> bool {
+    relaxed(|| devices.into_iter().fold(false, |is_any, device| make_room(device) | is_any))
+}
+
+/// Makes a call; if it fails for lack of memory, has done nothing, and there is some to be had on the devices, once more.
+fn retried(
+    call: impl Fn() -> CUresult,
+    has_done_nothing: impl FnOnce() -> bool,
+    devices: impl FnOnce() -> Vec<c_int>,
+) -> CUresult {
+    let result = call();
+    if result == OUT_OF_MEMORY && is_started() && has_done_nothing() && make_room_on(devices()) {
+        call()
+    } else {
+        result
+    }
+}
+
+// ---- nodes ----
+
+/// How many nodes a graph has. NULL instead of an array asks for that (CUDA driver API reference, cuGraphGetNodes).
+fn node_count(graph: CUgraph) -> Option<usize> {
+    let mut count = 0;
+    // SAFETY: `count` is a local variable; a graph that is none is an error and not more.
+    (unsafe { driver::cuGraphGetNodes(graph, null_mut(), &raw mut count) } == SUCCESS).then_some(count)
+}
+
+/// Makes a node that allocates on a device.
+fn adding(graph: CUgraph, device: c_int, add: impl Fn() -> CUresult) -> CUresult {
+    if !is_started() {
+        return add();
+    }
+    let before = node_count(graph);
+    let result = retried(add, || before.is_some() && before == node_count(graph), || vec![device]);
+    if result == SUCCESS {
+        HAS_NODES.store(true, Relaxed);
+    }
+    result
+}
+
+type AddMemAllocNode = unsafe extern "C" fn(
+    *mut CUgraphNode,
+    CUgraph,
+    *const CUgraphNode,
+    usize,
+    *mut CUDA_MEM_ALLOC_NODE_PARAMS,
+) -> CUresult;
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuGraphAddMemAllocNode(
+    real: AddMemAllocNode,
+    node: *mut CUgraphNode,
+    graph: CUgraph,
+    dependencies: *const CUgraphNode,
+    count: usize,
+    parameters: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let add = || unsafe { real(node, graph, dependencies, count, parameters) };
+    if parameters.is_null() {
+        return add();
+    }
+    // SAFETY: the structure begins with the pool's properties; ours has the same layout, with plain numbers.
+    let pool = unsafe { parameters.cast::<PoolProperties>().read_unaligned() };
+    adding(graph, pool.location.id, add)
+}
+
+/// The device of a node that allocates, for parameters of any node.
+///
+/// # Safety
+/// The parameters are NULL or the program's.
+unsafe fn device_of(parameters: *const CUgraphNodeParams) -> Option<c_int> {
+    if parameters.is_null() {
+        return None;
+    }
+    // SAFETY: the structure begins with the type of the node, an `int`.
+    let kind = unsafe { parameters.cast::<CUgraphNodeType>().read_unaligned() };
+    if kind != ALLOCATION {
+        return None;
+    }
+    // SAFETY: the field of the program's structure.
+    let pool = unsafe { &raw const (*parameters).__bindgen_anon_1.alloc.poolProps };
+    // SAFETY: for a node of this type it is there; ours has the same layout, with plain numbers.
+    Some(unsafe { pool.cast::<PoolProperties>().read_unaligned() }.location.id)
+}
+
+macro_rules! adders {
+    ($( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => {
+        $(
+            /// # Safety
+            /// As for the driver's.
+            pub(in crate::cuda) unsafe fn $name(
+                real: unsafe extern "C" fn(
+                    *mut CUgraphNode, CUgraph, $($ty,)* *mut CUgraphNodeParams
+                ) -> CUresult,
+                node: *mut CUgraphNode,
+                graph: CUgraph,
+                $($arg: $ty,)*
+                parameters: *mut CUgraphNodeParams,
+            ) -> CUresult {
+                // SAFETY: the parameters are those of our own caller.
+                let add = || unsafe { real(node, graph, $($arg,)* parameters) };
+                // SAFETY: as above.
+                match unsafe { device_of(parameters) } {
+                    Some(device) => adding(graph, device, add),
+                    None => add(),
+                }
+            }
+        )*
+    };
+}
+
+adders! {
+    cuGraphAddNode(dependencies: *const CUgraphNode, count: usize);
+    cuGraphAddNode_v2(dependencies: *const CUgraphNode, edges: *const CUgraphEdgeData, count: usize);
+    cuGraphAddNode_v3(dependencies: *const CUgraphNode, edges: *const CUgraphEdgeData, count: usize);
+}
+
+/// Makes a call that allocates in a stream, which becomes a node if the stream is being captured. One that fails
+/// half-way ends the capture.
+pub(super) fn capturing(
+    stream: CUstream,
+    device: impl FnOnce() -> Option<c_int>,
+    allocate: impl Fn() -> CUresult,
+) -> CUresult {
+    let result = retried(allocate, || is_capturing(stream), || relaxed(device).into_iter().collect());
+    if result == SUCCESS && is_started() && is_capturing(stream) {
+        HAS_NODES.store(true, Relaxed);
+    }
+    result
+}
+
+/// Whether a stream is being captured, and nothing has gone wrong with that.
+fn is_capturing(stream: CUstream) -> bool {
+    const ACTIVE: CUstreamCaptureStatus =
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as CUstreamCaptureStatus;
+    let mut status: CUstreamCaptureStatus = 0;
+    // SAFETY: `status` is a local variable; the stream is the program's.
+    let result = unsafe { driver::cuStreamIsCapturing(stream, &raw mut status) };
+    result == SUCCESS && status == ACTIVE
+}
+
+// ---- graphs ----
+
+/// What the nodes of a graph allocate. Some may share memory, so it may be less that they need. Child graphs hardly ever
+/// have such nodes, and are not looked at.
+fn needs_of(graph: CUgraph) -> Needs {
+    let mut needs = Needs::new();
+    if !HAS_NODES.load(Relaxed) || !is_started() {
+        return needs;
+    }
+    for node in nodes_of(graph) {
+        let mut kind: CUgraphNodeType = 0;
+        // SAFETY: `kind` is a local variable, and the node is of a graph that the program is using.
+        let result = unsafe { driver::cuGraphNodeGetType(node, &raw mut kind) };
+        let allocation = if result == SUCCESS && kind == ALLOCATION { allocation(node) } else { None };
+        if let Some((device, bytes)) = allocation {
+            *needs.entry(device).or_default() += bytes;
+        }
+    }
+    needs
+}
+
+fn nodes_of(graph: CUgraph) -> Vec<CUgraphNode> {
+    let mut count = node_count(graph).unwrap_or(0);
+    let mut nodes: Vec<CUgraphNode> = vec![null_mut(); count];
+    // SAFETY: the array has room for so many nodes.
+    let result = unsafe { driver::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) };
+    nodes.truncate(if result == SUCCESS { count } else { 0 });
+    nodes
+}
+
+/// The device of a node that allocates, and how much, in bytes.
+fn allocation(node: CUgraphNode) -> Option<(c_int, u64)> {
+    let mut parameters = MaybeUninit::<CUDA_MEM_ALLOC_NODE_PARAMS>::zeroed();
+    // SAFETY: there is room for what the driver writes, and the node is of this type.
+    let result = unsafe { driver::cuGraphMemAllocNodeGetParams(node, parameters.as_mut_ptr()) };
+    if result != SUCCESS {
+        return None;
+    }
+    // SAFETY: the structure begins with the pool's properties; ours has the same layout, with plain numbers.
+    let pool = unsafe { parameters.as_ptr().cast::<PoolProperties>().read() };
+    // SAFETY: a field that the driver has written.
+    let bytes = unsafe { &raw const (*parameters.as_ptr()).bytesize };
+    // SAFETY: as above.
+    Some((pool.location.id, unsafe { bytes.read() } as u64))
+}
+
+/// Gives back unused memory on the devices that have less free than is needed.
+fn provide(needs: &Needs) {
+    if needs.is_empty() {
+        return;
+    }
+    let is_short = |(device, bytes): &(&c_int, &u64)| free_bytes(**device).is_some_and(|free| free < **bytes);
+    let short: Vec<c_int> = relaxed(|| needs.iter().filter(is_short).map(|(device, _)| *device).collect());
+    if !short.is_empty() {
+        make_room_on(short);
+    }
+}
+
+fn free_bytes(device: c_int) -> Option<u64> {
+    let context = context::on_device(device)?;
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both are local variables.
+    let ask = || unsafe { driver::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+    let result = context::within(context.context(), ask).ok()?;
+    (result == SUCCESS).then_some(free as u64)
+}
+
+/// Makes a graph executable.
+fn instantiating(
+    out: *mut CUgraphExec,
+    graph: CUgraph,
+    is_uploaded: bool,
+    instantiate: impl Fn() -> CUresult,
+) -> CUresult {
+    let needs = needs_of(graph);
+    provide(&needs);
+    let result = retried(instantiate, || !is_uploaded, context::devices);
+    if result == SUCCESS && !needs.is_empty() && !out.is_null() {
+        // SAFETY: the driver has written it.
+        let executable = unsafe { out.read() } as usize;
+        let mut executables = executables();
+        executables.insert(executable, Executable { needs, is_served: is_uploaded });
+        count_waiting(&executables);
+    }
+    result
+}
+
+type Instantiate =
+    unsafe extern "C" fn(*mut CUgraphExec, CUgraph, *mut CUgraphNode, *mut c_char, usize) -> CUresult;
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuGraphInstantiate_v2(
+    real: Instantiate,
+    out: *mut CUgraphExec,
+    graph: CUgraph,
+    node: *mut CUgraphNode,
+    log: *mut c_char,
+    bytes: usize,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let call = || unsafe { objects::cuGraphInstantiate_v2(real, out, graph, node, log, bytes) };
+    instantiating(out, graph, false, call)
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuGraphInstantiateWithFlags(
+    real: unsafe extern "C" fn(*mut CUgraphExec, CUgraph, c_ulonglong) -> CUresult,
+    out: *mut CUgraphExec,
+    graph: CUgraph,
+    flags: c_ulonglong,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let call = || unsafe { objects::cuGraphInstantiateWithFlags(real, out, graph, flags) };
+    instantiating(out, graph, flags & UPLOAD != 0, call)
+}
+
+type InstantiateWithParams =
+    unsafe extern "C" fn(*mut CUgraphExec, CUgraph, *mut CUDA_GRAPH_INSTANTIATE_PARAMS) -> CUresult;
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuGraphInstantiateWithParams(
+    real: InstantiateWithParams,
+    out: *mut CUgraphExec,
+    graph: CUgraph,
+    parameters: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let call = || unsafe { objects::cuGraphInstantiateWithParams(real, out, graph, parameters) };
+    // SAFETY: NULL, or the program's structure, which begins with the flags.
+    let flags = unsafe { parameters.cast::<c_ulonglong>().as_ref() };
+    instantiating(out, graph, flags.is_some_and(|flags| flags & UPLOAD != 0), call)
+}
+
+/// An executable graph is about to be given its memory by the driver, if it has none yet.
+fn first_use(executable: CUgraphExec) {
+    let needs = {
+        let mut executables = executables();
+        let Some(found) = executables.get_mut(&(executable as usize)).filter(|found| !found.is_served) else {
+            return;
+        };
+        found.is_served = true;
+        let needs = found.needs.clone();
+        count_waiting(&executables);
+        needs
+    };
+    provide(&needs);
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuGraphUpload(
+    real: unsafe extern "C" fn(CUgraphExec, CUstream) -> CUresult,
+    executable: CUgraphExec,
+    stream: CUstream,
+) -> CUresult {
+    if WAITING.load(Relaxed) > 0 {
+        first_use(executable);
+    }
+    // What was uploaded already is not uploaded again, and nothing runs (CUDA driver API reference, cuGraphUpload).
+    // SAFETY: the parameters are those of our own caller.
+    retried(|| unsafe { real(executable, stream) }, || true, context::devices)
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuGraphLaunch(
+    real: unsafe extern "C" fn(CUgraphExec, CUstream) -> CUresult,
+    executable: CUgraphExec,
+    stream: CUstream,
+) -> CUresult {
+    if WAITING.load(Relaxed) > 0 {
+        first_use(executable);
+    }
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(executable, stream) };
+    if result == OUT_OF_MEMORY && is_started() {
+        make_room_on(context::devices());
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuGraphExecDestroy(
+    real: unsafe extern "C" fn(CUgraphExec) -> CUresult,
+    executable: CUgraphExec,
+) -> CUresult {
+    // From then on the handle may be another one's.
+    let known = executables().remove(&(executable as usize));
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { objects::cuGraphExecDestroy(real, executable) };
+    if let Some(known) = known {
+        let mut executables = executables();
+        if result != SUCCESS {
+            executables.insert(executable as usize, known);
+        }
+        count_waiting(&executables);
+    }
+    result
+}
+
+/// The driver gives up what no graph is using: the next launch needs it again.
+///
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuDeviceGraphMemTrim(
+    real: unsafe extern "C" fn(CUdevice) -> CUresult,
+    device: CUdevice,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(device) };
+    if result == SUCCESS {
+        let mut executables = executables();
+        for executable in executables.values_mut().filter(|executable| executable.needs.contains_key(&device))
+        {
+            executable.is_served = false;
+        }
+        count_waiting(&executables);
+    }
+    result
+}

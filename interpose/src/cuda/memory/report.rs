@@ -1,0 +1,142 @@
+//! What the report of a checkpoint says of device memory, beside where it is.
+
+use std::collections::BTreeMap;
+
+use ckpt_protocol::agent::{GpuReport, GraphMemory, Region, RegionFlags, RegionKind};
+use cuda_abi::sys::{self, CUgraphMem_attribute as Attribute};
+use cuda_abi::types::CUdeviceptr;
+
+use super::physical::{Id, Physical, Source, registry};
+use super::{arena, ipc, origin, pool};
+use crate::cuda::{SUCCESS, context, driver};
+
+/// How many of the program's allocations lie in a piece.
+fn allocations_in(kind: RegionKind, address: CUdeviceptr, bytes: u64) -> u64 {
+    match kind {
+        RegionKind::Allocation | RegionKind::Slab => arena::count_in(address, bytes),
+        RegionKind::Pool => pool::count_in(address, bytes),
+        RegionKind::Program => 1,
+    }
+}
+
+/// Adds to the regions what can be known once their memory is parked, or has been refused to be.
+pub(in crate::cuda) fn complete(report: &mut GpuReport) {
+    let registry = registry();
+    let placed = |(id, piece): (&Id, &Physical)| Some((piece.mirrored.offset?, *id));
+    let by_offset: BTreeMap<u64, Id> = registry.pieces.iter().filter_map(placed).collect();
+    for Region { offset, flags, .. } in &mut report.regions {
+        let id = by_offset.get(offset);
+        if let Some((id, piece)) = id.and_then(|id| registry.pieces.get_key_value(id)) {
+            *flags = flags_of(*id, piece);
+        }
+    }
+    drop(registry);
+    for region in &mut report.regions {
+        region.allocations = allocations_in(region.kind, region.address, region.bytes);
+    }
+    origin::note(report, &by_offset);
+}
+
+fn flags_of(id: Id, piece: &Physical) -> RegionFlags {
+    let mut flags = RegionFlags {
+        is_parked: piece.parked.is_some(),
+        is_shared: ipc::key_of(id).is_some(),
+        aliases: (piece.mappings.len() as u64).saturating_sub(1),
+        peers: peers_of(piece),
+        ..RegionFlags::default()
+    };
+    if let Source::Created(properties) = &piece.source {
+        // What the arena makes it asks to be exportable itself.
+        flags.is_exportable = piece.kind == RegionKind::Program && properties.handle_types != 0;
+        flags.is_compressible = properties.compression != 0;
+        flags.is_rdma_capable = properties.is_rdma_capable != 0;
+    }
+    flags
+}
+
+/// The devices other than its own that may access any mapping of a piece.
+fn peers_of(piece: &Physical) -> Vec<i32> {
+    const DEVICE: u32 = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32;
+    let access = piece.mappings.iter().flat_map(|mapping| &mapping.access);
+    let is_peer = |device: &i32| *device != piece.device;
+    let may = access.filter(|access| access.flags != 0 && access.location.type_ == DEVICE);
+    let mut peers: Vec<i32> = may.map(|access| access.location.id).filter(is_peer).collect();
+    peers.sort_unstable();
+    peers.dedup();
+    peers
+}
+
+/// What graphs have allocated, as the driver counts it: its own memory, which it saves itself. Devices without a context
+/// have none. To be asked of a driver that is not locked.
+pub(in crate::cuda) fn graph_memory() -> Vec<GraphMemory> {
+    let of = |device| GraphMemory {
+        device,
+        used_bytes: graph_attribute(device, Attribute::CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT),
+        reserved_bytes: graph_attribute(device, Attribute::CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT),
+    };
+    context::devices()
+        .into_iter()
+        .map(of)
+        .filter(|memory| memory.used_bytes > 0 || memory.reserved_bytes > 0)
+        .collect()
+}
+
+/// 0 where the driver does not say.
+fn graph_attribute(device: i32, attribute: Attribute) -> u64 {
+    let mut bytes: u64 = 0;
+    let value = (&raw mut bytes).cast();
+    // SAFETY: these attributes are written as 64 bits, which the variable has (CUDA driver API reference,
+    // cuDeviceGetGraphMemAttribute).
+    let result = unsafe { driver::cuDeviceGetGraphMemAttribute(device, attribute as u32, value) };
+    if result == SUCCESS { bytes } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::memory::layout::{Access, Properties};
+    use crate::cuda::memory::origin::Origin;
+    use crate::cuda::memory::physical::{Mapping, Mirrored};
+
+    fn piece(kind: RegionKind, properties: Properties, access: Vec<Access>) -> Physical {
+        Physical {
+            kind,
+            device: 0,
+            bytes: 2 << 20,
+            source: Source::Created(properties),
+            handle: 1,
+            mappings: vec![Mapping { address: 1 << 30, bytes: 2 << 20, access, is_mapped: true }],
+            references: 1,
+            obstacle: None,
+            mirrored: Mirrored::default(),
+            parked: None,
+            origin: Origin::default(),
+        }
+    }
+
+    #[test]
+    fn the_properties_that_memory_was_asked_for_with_are_flags() {
+        let properties =
+            Properties { handle_types: 1, compression: 1, is_rdma_capable: 1, ..Properties::of(0) };
+        let flags = flags_of(u64::MAX, &piece(RegionKind::Program, properties, Vec::new()));
+        let wanted = RegionFlags {
+            is_exportable: true,
+            is_compressible: true,
+            is_rdma_capable: true,
+            ..RegionFlags::default()
+        };
+        assert_eq!(flags, wanted);
+        // Of what we make ourselves the program has not asked that it can be exported.
+        let flags = flags_of(u64::MAX, &piece(RegionKind::Slab, properties, Vec::new()));
+        assert_eq!(flags, RegionFlags { is_exportable: false, ..wanted });
+    }
+
+    #[test]
+    fn peers_are_other_devices_that_may_access_it() {
+        let access = vec![Access::of(3), Access::of(0), Access::none_of(2), Access::of(1)];
+        let mut piece = piece(RegionKind::Allocation, Properties::of(0), access.clone());
+        piece.mappings.push(Mapping { access, ..piece.mappings[0].clone() });
+        let flags = flags_of(u64::MAX, &piece);
+        assert_eq!((flags.peers, flags.aliases), (vec![1, 3], 1));
+    }
+}

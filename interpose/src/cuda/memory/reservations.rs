@@ -1,0 +1,88 @@
+//! Addresses that the program has reserved. The driver's checkpoint unmaps them too, whether memory is mapped there or
+//! not, so it is to be known whose they are (`holes.rs`).
+
+use std::collections::BTreeMap;
+use std::ffi::c_ulonglong;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_abi::types::{CUdeviceptr, CUresult};
+
+use crate::cuda::{SUCCESS, is_started};
+
+/// How long each one is, by its address.
+static RESERVATIONS: Mutex<BTreeMap<CUdeviceptr, u64>> = Mutex::new(BTreeMap::new());
+
+fn reservations() -> MutexGuard<'static, BTreeMap<CUdeviceptr, u64>> {
+    RESERVATIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The ranges, their ends not included.
+pub(in crate::cuda) fn all() -> Vec<(CUdeviceptr, u64)> {
+    reservations().iter().map(|(address, bytes)| (*address, address.saturating_add(*bytes))).collect()
+}
+
+type Reserve = unsafe extern "C" fn(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong) -> CUresult;
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemAddressReserve(
+    real: Reserve,
+    address: *mut CUdeviceptr,
+    bytes: usize,
+    alignment: usize,
+    hint: CUdeviceptr,
+    flags: c_ulonglong,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(address, bytes, alignment, hint, flags) };
+    if result == SUCCESS && is_started() {
+        // SAFETY: the driver has just written it.
+        reservations().insert(unsafe { address.read_unaligned() }, bytes as u64);
+    }
+    result
+}
+
+/// # Safety
+/// As for the driver's.
+pub(in crate::cuda) unsafe fn cuMemAddressFree(
+    real: unsafe extern "C" fn(CUdeviceptr, usize) -> CUresult,
+    address: CUdeviceptr,
+    bytes: usize,
+) -> CUresult {
+    // Before: once they are free, another thread may be given them.
+    let known = reservations().remove(&address);
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(address, bytes) };
+    if let Some(known) = known.filter(|_| result != SUCCESS) {
+        reservations().insert(address, known);
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INVALID_VALUE: CUresult = cuda_abi::sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
+
+    unsafe extern "C" fn frees(_: CUdeviceptr, _: usize) -> CUresult {
+        SUCCESS
+    }
+
+    unsafe extern "C" fn refuses(_: CUdeviceptr, _: usize) -> CUresult {
+        INVALID_VALUE
+    }
+
+    #[test]
+    fn what_is_reserved_is_known_until_it_is_freed() {
+        const ADDRESS: CUdeviceptr = 0x7000_0000;
+        let is_known = || all().contains(&(ADDRESS, ADDRESS + 4096));
+        reservations().insert(ADDRESS, 4096);
+        // SAFETY: neither function does anything.
+        assert_eq!(unsafe { cuMemAddressFree(refuses, ADDRESS, 4096) }, INVALID_VALUE);
+        assert!(is_known());
+        // SAFETY: as above.
+        assert_eq!(unsafe { cuMemAddressFree(frees, ADDRESS, 4096) }, SUCCESS);
+        assert!(!is_known());
+    }
+}

@@ -1,0 +1,86 @@
+//! Errors that stay: once a kernel has done what spoils its context, or the device fails, every call of the context
+//! answers with that error (CUDA driver API reference, `CUresult`: "any further CUDA work will return the same error").
+//!
+//! What we answer ourselves, without a call of the driver, has to fail like all others. So each answer to a call of the
+//! program's is looked at; once one was such an error, the driver is asked before anything is served.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use cuda_abi::sys::CUresult as Error;
+use cuda_abi::types::CUresult;
+
+use super::activity;
+
+/// Those of which the reference says that they stay, and what a driver answers that does not know what is wrong.
+const ERRORS: [Error; 14] = [
+    Error::CUDA_ERROR_ECC_UNCORRECTABLE,
+    Error::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+    Error::CUDA_ERROR_CONTAINED,
+    Error::CUDA_ERROR_ILLEGAL_ADDRESS,
+    Error::CUDA_ERROR_LAUNCH_TIMEOUT,
+    Error::CUDA_ERROR_ASSERT,
+    Error::CUDA_ERROR_HARDWARE_STACK_ERROR,
+    Error::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    Error::CUDA_ERROR_MISALIGNED_ADDRESS,
+    Error::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    Error::CUDA_ERROR_INVALID_PC,
+    Error::CUDA_ERROR_LAUNCH_FAILED,
+    Error::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+    Error::CUDA_ERROR_UNKNOWN,
+];
+
+/// Below it there is none of them: the one comparison that every call pays.
+const LOWEST: CUresult = 200;
+
+/// Whether the program has been told such an error. It stays so: another context may be sound, and one that is made
+/// anew, so whoever wants to know asks.
+static WAS_TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Looks at an answer to the program's call, and hands it on.
+#[inline(always)]
+pub(super) fn seen(result: CUresult) -> CUresult {
+    if result < LOWEST { result } else { look_closer(result) }
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn look_closer(result: CUresult) -> CUresult {
+    if result == Error::CUDA_ERROR_NOT_READY as CUresult {
+        activity::not_ready();
+    }
+    if is_one(result) {
+        WAS_TOLD.store(true, Relaxed);
+    }
+    // A compiler that knows that it is what came in keeps that in a register of its own, which every call would pay for.
+    std::hint::black_box(result)
+}
+
+pub(super) fn is_one(result: CUresult) -> bool {
+    ERRORS.iter().any(|error| *error as CUresult == result)
+}
+
+/// Whether a context may be spoiled.
+pub(super) fn is_suspected() -> bool {
+    WAS_TOLD.load(Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_of_them_is_seen_and_no_other() {
+        for error in ERRORS {
+            assert!(error as CUresult >= LOWEST && is_one(error as CUresult), "{error:?}");
+        }
+        for other in
+            [Error::CUDA_SUCCESS, Error::CUDA_ERROR_NOT_READY, Error::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED]
+        {
+            assert_eq!(seen(other as CUresult), other as CUresult);
+            assert!(!is_suspected(), "{other:?}");
+        }
+        let error = Error::CUDA_ERROR_ASSERT as CUresult;
+        assert_eq!(seen(error), error);
+        assert!(is_suspected());
+    }
+}

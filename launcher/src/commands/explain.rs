@@ -1,0 +1,159 @@
+//! `ckpt-run explain`: what happened to a job, why, and what to do.
+
+use super::jobs::jobs;
+use super::print;
+use crate::config::Config;
+use crate::journal::{Entry, Journal, Kind};
+use crate::root::Root;
+use anyhow::{Context, Result};
+use ckpt_snapshot::{JobDir, JobOutcome};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime};
+
+/// As many lines as a person reads.
+const SHOWN: usize = 40;
+
+#[derive(Serialize)]
+struct Story {
+    job: String,
+    running: bool,
+    /// What the journal cannot know: that its writer was killed.
+    died_without_a_word: bool,
+    entries: Vec<Entry>,
+}
+
+/// Prints the last attempts of a job, or of all jobs; all that is known with `all`.
+///
+/// # Errors
+/// Bad input; a journal that cannot be read.
+pub fn explain(config: &Config, named: Option<&str>, all: bool, json: bool) -> Result<i32> {
+    let root = Root::open(config)?;
+    let stories =
+        jobs(config, &root, named)?.iter().map(|job| story(job, all)).collect::<Result<Vec<_>>>()?;
+    if json {
+        return print::json(&stories);
+    }
+    let mut out = io::stdout().lock();
+    if stories.is_empty() {
+        writeln!(out, "there is no job in {}", root.name())?;
+    }
+    stories.iter().try_for_each(|story| tell(&mut out, story))?;
+    Ok(0)
+}
+
+fn story(job: &JobDir, all: bool) -> Result<Story> {
+    let entries = Journal::of(job).entries().with_context(|| {
+        format!(
+            "cannot read the journal of the job {}: {}",
+            job.key(),
+            job.path().join("journal.jsonl").display()
+        )
+    })?;
+    let entries = if all { entries } else { shortened(entries) };
+    let running = job.is_locked();
+    let unfinished = job.record()?.is_some_and(|record| record.outcome == JobOutcome::Unfinished);
+    // What this machine knows nothing of may run on another.
+    let died_without_a_word = unfinished && !running && !entries.is_empty();
+    Ok(Story { job: job.key().to_string(), running, died_without_a_word, entries })
+}
+
+/// Without the snapshots that were followed by another, and without what is long past.
+fn shortened(entries: Vec<Entry>) -> Vec<Entry> {
+    let mut kept: Vec<Entry> = Vec::new();
+    for entry in entries {
+        if is_snapshot(entry.kind) {
+            // Of snapshots in a row, the last of each kind.
+            let row = kept.iter().rev().take_while(|one| is_snapshot(one.kind)).count();
+            let followed = (kept.len() - row..kept.len()).find(|&at| kept[at].kind == entry.kind);
+            followed.map(|at| kept.remove(at));
+        }
+        kept.push(entry);
+    }
+    kept.split_off(kept.len().saturating_sub(SHOWN))
+}
+
+fn is_snapshot(kind: Kind) -> bool {
+    matches!(kind, Kind::Saved | Kind::InMemory)
+}
+
+fn title(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Started => "started",
+        Kind::Resumed => "resumed",
+        Kind::NotStarted => "not started",
+        Kind::Saved => "saved",
+        Kind::InMemory => "in memory",
+        Kind::NotSaved => "not saved",
+        Kind::Failed => "failed",
+        Kind::Restarting => "restarting",
+        Kind::GaveUp => "given up",
+        Kind::Preempted => "preempted",
+        Kind::Ended => "ended",
+        Kind::Complete => "complete",
+        Kind::Other => "(newer)",
+    }
+}
+
+fn tell(out: &mut impl Write, story: &Story) -> Result<()> {
+    writeln!(out, "{}{}", story.job, if story.running { ", which runs now" } else { "" })?;
+    if story.entries.is_empty() {
+        writeln!(out, "  nothing is known of it")?;
+    }
+    for entry in &story.entries {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(entry.unix_ms);
+        let snapshot = entry.snapshot.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
+        let at = humantime::format_rfc3339_seconds(at);
+        writeln!(out, "  {at}  {:<11}  {snapshot}{}", title(entry.kind), entry.what)?;
+        if let Some(remedy) = &entry.remedy {
+            writeln!(out, "  {:<20}  {:<11}  {remedy}", "", "to do")?;
+        }
+    }
+    if story.died_without_a_word {
+        writeln!(
+            out,
+            "  {:<20}  {:<11}  ckpt-run was killed, or the machine went down, and the job with it\n  {:<20}  {:<11}  run the same command again: it goes on from its newest snapshot",
+            "then", "died", "", "to do"
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_snapshots_in_a_row_the_last_is_told() {
+        let entry = |kind, what: &str| Entry::new(kind, what);
+        let entries = vec![
+            entry(Kind::Started, "a"),
+            entry(Kind::Saved, "b"),
+            entry(Kind::InMemory, "m"),
+            entry(Kind::Saved, "c"),
+            entry(Kind::InMemory, "n"),
+            entry(Kind::InMemory, "o"),
+            entry(Kind::Failed, "d"),
+            entry(Kind::Saved, "e"),
+        ];
+        let told: Vec<_> = shortened(entries).into_iter().map(|entry| entry.what).collect();
+        assert_eq!(told, ["a", "c", "o", "d", "e"]);
+        let many = (0..100).map(|number| entry(Kind::Failed, &number.to_string())).collect();
+        assert_eq!(shortened(many)[0].what, "60");
+    }
+
+    #[test]
+    fn reason_and_remedy_are_told() {
+        let failed = Entry::new(Kind::Failed, "it died").remedy(Some("feed it")).snapshot(Some("000007"));
+        let story =
+            Story { job: "j".into(), running: false, died_without_a_word: true, entries: vec![failed] };
+        let mut out = Vec::new();
+        tell(&mut out, &story).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(
+            out.contains("failed       000007: it died") && out.contains("to do        feed it"),
+            "{out}"
+        );
+        assert!(out.contains("the machine went down"), "{out}");
+    }
+}

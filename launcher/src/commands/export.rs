@@ -1,0 +1,205 @@
+//! `ckpt-run export`: what a snapshot holds, as files for other tools.
+
+use super::print;
+use super::snapshots::find;
+use crate::config::Config;
+use crate::failure::bad_input;
+use crate::progress::Bar;
+use crate::regions::{self, Memory, Owner, Piece, Reader};
+use crate::stores;
+use anyhow::{Context, Result, anyhow};
+use ckpt_snapshot::{Load, Manifest, Store, Target};
+use safetensors::{Dtype, View};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Writes files below a new directory.
+///
+/// # Errors
+/// Bad input: no such snapshot, a directory that is there. Damage, and what cannot be written.
+pub fn export(config: &Config, text: &str, format: &str, to: Option<&str>) -> Result<i32> {
+    let (job, id) = find(config, text)?;
+    let store = stores::open(config, &job)?;
+    let store: &dyn Store = &*store;
+    let manifest = store.manifest(&id)?;
+    let dir = to.map_or_else(|| PathBuf::from(id.to_string()), PathBuf::from);
+    if fs::read_dir(&dir).is_ok_and(|mut entries| entries.next().is_some()) || dir.is_file() {
+        return Err(bad_input(anyhow!("{} is there already: name another place with --to", dir.display())));
+    }
+    make_dir(&dir)?;
+    check_own(&dir)?;
+    let bytes = match format {
+        "criu" => criu(store, &manifest, &dir)?,
+        "safetensors" => safetensors(store, &manifest, &regions::of_devices(store, &manifest)?, &dir)?,
+        _ => {
+            let mut memory = regions::of_devices(store, &manifest)?;
+            memory.append(&mut regions::of_processes(store, &manifest)?);
+            raw(store, &manifest, &memory, &dir)?
+        }
+    };
+    writeln!(io::stdout(), "{} written to {}", print::bytes(bytes), dir.display())?;
+    Ok(0)
+}
+
+/// It holds the memory of a process: it is for its owner only.
+fn make_dir(dir: &Path) -> Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(dir).with_context(|| format!("cannot make {}", dir.display()))
+}
+
+/// One that was there already may be somebody else's, who could put other files in the place of ours.
+fn check_own(dir: &Path) -> Result<()> {
+    let meta = fs::symlink_metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
+    let is_own =
+        meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw() && meta.mode() & 0o022 == 0;
+    if !is_own {
+        return Err(bad_input(anyhow!(
+            "{} is there already, and belongs to somebody else, can be written by others, or is a link: name another place with --to",
+            dir.display()
+        )));
+    }
+    Ok(())
+}
+
+fn make_file(path: &Path) -> Result<File> {
+    let mut options = File::options();
+    let file = options.write(true).create_new(true).mode(0o600).open(path);
+    file.with_context(|| format!("cannot make {}", path.display()))
+}
+
+fn criu(store: &dyn Store, manifest: &Manifest, dir: &Path) -> Result<u64> {
+    let mut files = Vec::new();
+    let mut bytes = 0;
+    for file in &manifest.files {
+        let Some(name) = file.path.as_str().strip_prefix("images/") else { continue };
+        files.push((&file.path, make_file(&dir.join(name))?));
+        bytes += file.bytes;
+    }
+    let wanted: Vec<_> = files.iter().map(|(path, into)| Load { path, into: into as &dyn Target }).collect();
+    let bar = Bar::new("exporting", bytes);
+    store.load(manifest, &wanted, &|bytes| bar.advance(bytes))?;
+    Ok(bytes)
+}
+
+fn raw(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Path) -> Result<u64> {
+    let bytes = memory.values().flatten().map(|piece| piece.bytes).sum();
+    let bar = Bar::new("exporting", bytes);
+    let mut readers = HashMap::new();
+    for (owner, pieces) in memory {
+        let below = dir.join(owner.to_string());
+        make_dir(&below)?;
+        for piece in pieces {
+            let path = below.join(format!("{}.bin", piece.name()));
+            let mut file = make_file(&path)?;
+            if !readers.contains_key(&piece.file) {
+                readers.insert(piece.file.clone(), Reader::open(store, manifest, &piece.file)?);
+            }
+            let reader = readers.get_mut(&piece.file).context("it was put there")?;
+            let mut done = 0;
+            while done < piece.bytes {
+                let part = reader.read(piece.offset + done, piece.bytes - done)?;
+                file.write_all(part).with_context(|| format!("cannot write {}", path.display()))?;
+                done += part.len() as u64;
+                bar.advance(part.len() as u64);
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// A region as a tensor of bytes; its content is read when it is written.
+struct Tensor {
+    content: Vec<u8>,
+    shape: [usize; 1],
+}
+
+impl View for &Tensor {
+    fn dtype(&self) -> Dtype {
+        Dtype::U8
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        (&self.content).into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.content.len()
+    }
+}
+
+/// One file for each process: a tensor for each region of its device memory.
+fn safetensors(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Path) -> Result<u64> {
+    let mut processes: BTreeMap<u32, Vec<(String, &Piece)>> = BTreeMap::new();
+    for (owner, pieces) in memory {
+        let Owner::Device { pid, device } = owner else { continue };
+        let named = pieces.iter().map(|piece| (format!("device-{device}/{}", piece.name()), piece));
+        processes.entry(*pid).or_default().extend(named);
+    }
+    let mut bytes = 0;
+    for (pid, pieces) in processes {
+        let mut tensors = Vec::new();
+        for (name, piece) in pieces {
+            let mut reader = Reader::open(store, manifest, &piece.file)?;
+            let mut content = Vec::with_capacity(usize::try_from(piece.bytes)?);
+            while (content.len() as u64) < piece.bytes {
+                let done = content.len() as u64;
+                content.extend_from_slice(reader.read(piece.offset + done, piece.bytes - done)?);
+            }
+            bytes += piece.bytes;
+            tensors.push((name, Tensor { shape: [content.len()], content }));
+        }
+        let facts = [
+            ("snapshot", manifest.id.to_string()),
+            ("job", manifest.job.key.clone()),
+            ("pid", pid.to_string()),
+            ("ckpt_run_version", env!("CARGO_PKG_VERSION").to_owned()),
+        ];
+        let facts = facts.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
+        let path = dir.join(format!("gpu-{pid}.safetensors"));
+        drop(make_file(&path)?);
+        safetensors::serialize_to_file(
+            tensors.iter().map(|(name, tensor)| (name, tensor)),
+            Some(facts),
+            &path,
+        )
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::{EXIT_BAD_INPUT, exit_code};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    #[test]
+    fn only_a_directory_of_ones_own_is_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own");
+        make_dir(&own).unwrap();
+        check_own(&own).unwrap();
+        let mode = |mode| fs::set_permissions(&own, fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o755);
+        check_own(&own).unwrap();
+        mode(0o777);
+        let error = check_own(&own).unwrap_err();
+        assert_eq!(exit_code(&error, 1), EXIT_BAD_INPUT);
+        mode(0o700);
+        let link = dir.path().join("link");
+        symlink(&own, &link).unwrap();
+        check_own(&link).unwrap_err();
+        if rustix::process::getuid().is_root() {
+            chown(&own, Some(1234), None).unwrap();
+            check_own(&own).unwrap_err();
+        }
+    }
+}

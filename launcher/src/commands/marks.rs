@@ -1,0 +1,40 @@
+//! `ckpt-run tag`, `untag`, `pin`, `unpin`, `unmark`: what people say of snapshots.
+
+use super::snapshots::find;
+use crate::config::Config;
+use crate::failure::{EXIT_NEGATIVE, bad_input};
+use anyhow::Result;
+use ckpt_snapshot::{Marks, SnapshotId};
+
+/// Gives a snapshot a tag.
+///
+/// # Errors
+/// Bad input: no such snapshot, no tag.
+pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
+    let (job, id) = find(config, text)?;
+    job.change_marks(|marks| marks.tag(&id, tag))?.map_err(bad_input)?;
+    Ok(0)
+}
+
+/// Takes a tag away; exit code 1 when the snapshot does not have it.
+///
+/// # Errors
+/// Bad input: no such snapshot.
+pub fn untag(config: &Config, text: &str, tag: &str) -> Result<i32> {
+    let (job, id) = find(config, text)?;
+    if job.change_marks(|marks| marks.untag(&id, tag))? {
+        return Ok(0);
+    }
+    tracing::error!("the snapshot {id} has no tag {tag:?}");
+    Ok(EXIT_NEGATIVE)
+}
+
+/// Changes what is known of a snapshot.
+///
+/// # Errors
+/// Bad input: no such snapshot.
+pub fn change(config: &Config, text: &str, change: fn(&mut Marks, &SnapshotId)) -> Result<i32> {
+    let (job, id) = find(config, text)?;
+    job.change_marks(|marks| change(marks, &id))?;
+    Ok(0)
+}

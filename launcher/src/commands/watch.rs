@@ -1,0 +1,267 @@
+//! `ckpt-run status --watch`: how jobs are, on the whole terminal, always up to date.
+
+use super::jobs::{Status, look, state, tell};
+use super::print;
+use crate::config::Config;
+use crate::failure::bad_input;
+use crate::root::Root;
+use crate::stores;
+use anyhow::{Result, anyhow};
+use ckpt_protocol::control::{Phase, Progress};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Style, Stylize};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Gauge, Paragraph};
+use ratatui::{DefaultTerminal, Frame};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often jobs are looked at.
+const EVERY: Duration = Duration::from_secs(1);
+/// The same where each look is paid for.
+const EVERY_AT_ADDRESS: Duration = Duration::from_secs(15);
+/// How long a signal or a key may wait.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What a key asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Wish {
+    Quit,
+    Up,
+    Down,
+    Nothing,
+}
+
+/// Shows jobs until `q` is pressed.
+///
+/// # Errors
+/// Bad input: no terminal, no store, no such job.
+pub fn watch(config: &Config, named: Option<&str>) -> Result<i32> {
+    if !rustix::termios::isatty(rustix::stdio::stdout()) || !rustix::termios::isatty(rustix::stdio::stdin()) {
+        return Err(bad_input(anyhow!(
+            "status --watch needs a terminal: call it in one, or take `ckpt-run status --json`"
+        )));
+    }
+    // What is wrong from the beginning is told on the terminal as it is.
+    let jobs = read(config, named)?;
+    // A terminal that is left as it is now would be of no use to anybody.
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in signal_hook::consts::TERM_SIGNALS {
+        signal_hook::flag::register(*signal, Arc::clone(&ended))?;
+    }
+    let every = if config.store_url.is_some() { EVERY_AT_ADDRESS } else { EVERY };
+    let mut terminal = ratatui::try_init()?;
+    let result = show(&mut terminal, jobs, every, &|| read(config, named), &ended);
+    ratatui::restore();
+    result.map(|()| 0)
+}
+
+/// Snapshots in the store only: nobody asks the one that they are copied to every second.
+fn read(config: &Config, named: Option<&str>) -> Result<Vec<Status>> {
+    look(config, &Root::open(config)?, named, stores::list_local)
+}
+
+fn show(
+    terminal: &mut DefaultTerminal,
+    mut jobs: Vec<Status>,
+    every: Duration,
+    read: &dyn Fn() -> Result<Vec<Status>>,
+    ended: &AtomicBool,
+) -> Result<()> {
+    let (mut first, mut problem, mut next) = (0, None, Instant::now() + every);
+    while !ended.load(Ordering::Relaxed) {
+        if Instant::now() >= next {
+            match read() {
+                Ok(now) => (jobs, problem) = (now, None),
+                Err(error) => problem = Some(format!("{error:#}")),
+            }
+            next = Instant::now() + every;
+        }
+        terminal.draw(|frame| draw(frame, &jobs, first, problem.as_deref()))?;
+        let wait = next.saturating_duration_since(Instant::now()).min(PATIENCE);
+        if !event::poll(wait)? {
+            continue;
+        }
+        match wish(&event::read()?) {
+            Wish::Quit => return Ok(()),
+            Wish::Up => first = first.saturating_sub(1),
+            Wish::Down => first = (first + 1).min(jobs.len().saturating_sub(1)),
+            Wish::Nothing => {}
+        }
+    }
+    Ok(())
+}
+
+fn wish(event: &Event) -> Wish {
+    let Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press, .. }) = event else {
+        return Wish::Nothing;
+    };
+    match code {
+        KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => Wish::Quit,
+        KeyCode::Char('q') | KeyCode::Esc => Wish::Quit,
+        KeyCode::Up | KeyCode::Char('k') => Wish::Up,
+        KeyCode::Down | KeyCode::Char('j') => Wish::Down,
+        _ => Wish::Nothing,
+    }
+}
+
+/// Draws the jobs from the one of number `first` on, as many as there is room for.
+fn draw(frame: &mut Frame<'_>, jobs: &[Status], first: usize, problem: Option<&str>) {
+    let [head, body, foot] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
+            .areas(frame.area());
+    let running = jobs.iter().filter(|job| job.running).count();
+    let title = match jobs.len() {
+        0 => "ckpt-run: no job yet".to_owned(),
+        all => format!("ckpt-run: {}, {running} running", print::count(all as u64, "job", "jobs")),
+    };
+    frame.render_widget(Line::from(title).bold(), head);
+    let mut rest = body;
+    for job in jobs.iter().skip(first) {
+        if rest.height == 0 {
+            break;
+        }
+        rest = draw_job(frame, rest, job);
+    }
+    let said = match problem {
+        Some(problem) => Line::from(format!("as it was before: {problem}")).red(),
+        None => Line::from("q quits, up and down move").dim(),
+    };
+    frame.render_widget(said, foot);
+}
+
+/// Draws one job at the top of `area`; returns what is left of it.
+fn draw_job(frame: &mut Frame<'_>, area: Rect, job: &Status) -> Rect {
+    let mut text = Vec::new();
+    // A vector takes everything.
+    let _ = tell(&mut text, job);
+    let lines = wrapped(&String::from_utf8_lossy(&text), area.width.saturating_sub(2));
+    let progress = job.launcher.as_ref().map(|launcher| launcher.progress);
+    let storing = progress.filter(|progress| progress.phase == Phase::Persist && progress.total_bytes > 0);
+    let color = match job.launcher.as_ref() {
+        Some(launcher) if launcher.last_failure.is_some() || launcher.restart_s.is_some() => Color::Yellow,
+        Some(_) => Color::Green,
+        None => Color::DarkGray,
+    };
+    let title = format!(" {}: {}, {} snapshots ", job.job, state(job), job.snapshots);
+    let block = Block::bordered().title(title).border_style(Style::new().fg(color));
+    let gauge_height = u16::from(storing.is_some());
+    let wanted = u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_add(2 + gauge_height);
+    let [mine, rest] = Layout::vertical([Constraint::Length(wanted), Constraint::Min(0)]).areas(area);
+    let [told, bar] =
+        Layout::vertical([Constraint::Min(0), Constraint::Length(gauge_height)]).areas(block.inner(mine));
+    frame.render_widget(block, mine);
+    frame.render_widget(Paragraph::new(lines), told);
+    if let Some(progress) = storing {
+        frame.render_widget(gauge(progress), bar);
+    }
+    rest
+}
+
+/// Lines of at most `width` characters, so that what is long is read to its end.
+fn wrapped(text: &str, width: u16) -> Vec<Line<'static>> {
+    let width = usize::from(width.max(1));
+    let cut = |line: &str| {
+        let line: Vec<char> = line.chars().collect();
+        line.chunks(width).map(|part| Line::from(part.iter().collect::<String>())).collect::<Vec<_>>()
+    };
+    text.lines().flat_map(cut).collect()
+}
+
+fn gauge(progress: Progress) -> Gauge<'static> {
+    let ratio = (progress.done_bytes as f64 / progress.total_bytes as f64).clamp(0.0, 1.0);
+    let label =
+        format!("storing {} of {}", print::bytes(progress.done_bytes), print::bytes(progress.total_bytes));
+    Gauge::default().ratio(ratio).label(label).gauge_style(Color::Cyan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ckpt_protocol::control::JobStatus;
+    use ckpt_snapshot::JobOutcome;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    fn drawn(jobs: &[Status], first: usize, problem: Option<&str>, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(80, height)).unwrap();
+        terminal.draw(|frame| draw(frame, jobs, first, problem)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    fn running(progress: Progress) -> Status {
+        let launcher = JobStatus { launcher_pid: 77, saved: 3, failed: 1, progress, ..JobStatus::default() };
+        let outcome = JobOutcome::Unfinished;
+        Status {
+            job: "train".into(),
+            running: true,
+            outcome,
+            snapshots: 5,
+            launcher: Some(launcher),
+            is_remote: false,
+        }
+    }
+
+    fn complete(job: &str) -> Status {
+        let outcome = JobOutcome::Complete;
+        Status { job: job.into(), running: false, outcome, snapshots: 2, launcher: None, is_remote: false }
+    }
+
+    #[test]
+    fn jobs_are_shown_with_what_their_launchers_say() {
+        let storing = Progress { phase: Phase::Persist, done_bytes: 250_000_000, total_bytes: 1_000_000_000 };
+        let shown = drawn(&[running(storing), complete("other")], 0, None, 24);
+        for wanted in [
+            "ckpt-run: 2 jobs, 1 running",
+            "train: running, 5 snapshots",
+            "launcher         process 77",
+            "snapshots        3 saved, 1 failed",
+            "storing 250.0 MB of 1.00 GB",
+            "other: complete, 2 snapshots",
+            "q quits",
+        ] {
+            assert!(shown.contains(wanted), "{wanted} is not in:\n{shown}");
+        }
+        // The bar is drawn in the cells left of its label, a quarter of the width at least in part.
+        let bar = shown.lines().find(|line| line.contains("storing 250.0 MB of")).unwrap();
+        assert!(bar.matches('█').count() >= 15, "{bar}");
+    }
+
+    #[test]
+    fn without_jobs_and_with_a_problem_it_says_so() {
+        let shown = drawn(&[], 0, Some("cannot read the store"), 5);
+        assert!(shown.contains("no job yet") && shown.contains("as it was before: cannot read"), "{shown}");
+        let mut waiting = running(Progress::default());
+        waiting.launcher.as_mut().unwrap().restart_s = Some(4.0);
+        waiting.launcher.as_mut().unwrap().last_job_failure = Some("killed by SIGKILL".to_owned());
+        waiting.launcher.as_mut().unwrap().last_failure = Some(format!("{} to the end", "long ".repeat(20)));
+        let shown = drawn(&[waiting], 0, None, 20);
+        assert!(shown.contains("to the end"), "{shown}");
+        assert!(shown.contains("waiting for its restart") && shown.contains("killed by SIGKILL"), "{shown}");
+    }
+
+    /// More jobs than lines: those that were moved past are not there; nothing panics where there is no room at all.
+    #[test]
+    fn it_moves_and_small_terminals_are_enough() {
+        let jobs: Vec<_> = (0..9).map(|number| complete(&format!("job{number}"))).collect();
+        let shown = drawn(&jobs, 4, None, 8);
+        assert!(!shown.contains("job3") && shown.contains("job4") && !shown.contains("job8"), "{shown}");
+        for height in 1..6 {
+            drawn(&jobs, 0, Some("x"), height);
+        }
+    }
+
+    #[test]
+    fn keys_do_what_is_written_below() {
+        let key = |code, modifiers| Event::Key(KeyEvent::new(code, modifiers));
+        let none = KeyModifiers::NONE;
+        assert_eq!(wish(&key(KeyCode::Char('q'), none)), Wish::Quit);
+        assert_eq!(wish(&key(KeyCode::Char('c'), KeyModifiers::CONTROL)), Wish::Quit);
+        assert_eq!(wish(&key(KeyCode::Char('c'), none)), Wish::Nothing);
+        assert_eq!(wish(&key(KeyCode::Down, none)), Wish::Down);
+        assert_eq!(wish(&key(KeyCode::Up, none)), Wish::Up);
+        assert_eq!(wish(&Event::FocusGained), Wish::Nothing);
+    }
+}

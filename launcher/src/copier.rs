@@ -1,0 +1,165 @@
+//! A thread that copies snapshots from one tier of the store to another while the job runs. No checkpoint waits for
+//! it; where it is slower than snapshots come, the newest one is next. It goes on over all lives of the job.
+
+use anyhow::{Context, Result};
+use ckpt_snapshot::SnapshotId;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long the thread may take to notice that it is not needed any more.
+const END_LIMIT: Duration = Duration::from_secs(1);
+
+/// The thread. Dropped, it stops; what was not finished is not there.
+pub struct Copier {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    cancel: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// What is copied next.
+    next: Option<SnapshotId>,
+    /// Something is being copied.
+    is_busy: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What to copy; `None` when nothing is to be any more.
+    fn next(&self) -> Option<SnapshotId> {
+        let has_nothing = |state: &mut State| state.next.is_none() && !self.cancel.load(Ordering::Relaxed);
+        let waited = self.changed.wait_while(self.lock(), has_nothing);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        if self.cancel.load(Ordering::Relaxed) {
+            return None;
+        }
+        state.is_busy = true;
+        state.next.take()
+    }
+}
+
+impl Copier {
+    /// Begins the thread `name`. `copy` is called with each snapshot in turn, and with what says that nobody needs the
+    /// copy any more; it tells by itself what came of it.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    pub fn start(name: &str, copy: impl Fn(&SnapshotId, &AtomicBool) + Send + 'static) -> Result<Self> {
+        let shared = Arc::<Shared>::default();
+        let its = Arc::clone(&shared);
+        let work = move || {
+            // The job comes first.
+            let _ = rustix::process::setpriority_process(None, 10);
+            while let Some(id) = its.next() {
+                // A fault of ours costs this one copy.
+                let copy = std::panic::AssertUnwindSafe(|| copy(&id, &its.cancel));
+                let _ = std::panic::catch_unwind(copy);
+                its.lock().is_busy = false;
+                its.changed.notify_all();
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+        let thread = thread.context("cannot start to copy snapshots")?;
+        Ok(Self { shared, thread })
+    }
+
+    /// Copies the snapshot `id` next; one that waits already is passed over for it.
+    pub fn want(&self, id: &SnapshotId) {
+        self.shared.lock().next = Some(id.clone());
+        self.shared.changed.notify_all();
+    }
+
+    /// Whether a snapshot waits to be copied.
+    #[must_use]
+    pub fn has_next(&self) -> bool {
+        self.shared.lock().next.is_some()
+    }
+
+    /// Waits until nothing is left to copy, for `limit` at most; says whether that is so.
+    #[must_use]
+    pub fn is_idle_within(&self, limit: Duration) -> bool {
+        let is_at_it = |state: &mut State| state.is_busy || state.next.is_some();
+        let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), limit, is_at_it);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        !is_at_it(&mut state)
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        self.shared.cancel.store(true, Ordering::Relaxed);
+        // Under the lock: the thread either sees it or waits already.
+        drop(self.shared.lock());
+        self.shared.changed.notify_all();
+        // What waits for a disk or a network ends with the process.
+        let deadline = Instant::now() + END_LIMIT;
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::SystemTime;
+
+    fn id(number: u64) -> SnapshotId {
+        SnapshotId::new(number, SystemTime::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn of_those_that_wait_the_newest_is_copied() {
+        let (begun, begins) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel();
+        let copier = Copier::start("test", move |id, _| {
+            begun.send(id.sequence()).unwrap();
+            may_go_on.recv().unwrap();
+        })
+        .unwrap();
+        copier.want(&id(1));
+        assert_eq!(begins.recv().unwrap(), 1);
+        assert!(!copier.has_next());
+        copier.want(&id(2));
+        copier.want(&id(3));
+        assert!(copier.has_next() && !copier.is_idle_within(Duration::from_millis(1)));
+        go_on.send(()).unwrap();
+        go_on.send(()).unwrap();
+        assert!(copier.is_idle_within(Duration::from_secs(60)));
+        assert_eq!(begins.try_iter().collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn a_copy_is_told_when_nobody_needs_it_and_a_fault_costs_one() {
+        let (ended, ends) = mpsc::channel();
+        let copier = Copier::start("test", move |id, cancel| {
+            assert_ne!(id.sequence(), 1, "a fault of ours");
+            while !cancel.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            ended.send(id.sequence()).unwrap();
+        })
+        .unwrap();
+        copier.want(&id(1));
+        assert!(copier.is_idle_within(Duration::from_secs(60)));
+        copier.want(&id(2));
+        while copier.has_next() {
+            std::thread::yield_now();
+        }
+        drop(copier);
+        assert_eq!(ends.recv().unwrap(), 2);
+    }
+}

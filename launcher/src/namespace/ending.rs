@@ -1,0 +1,172 @@
+//! The end of a namespace. The kernel ends everything in it once its init is killed, and the init is gone only after
+//! all others are. A process that waits for a device or a file system that does not answer (state D) ends for nobody:
+//! such a wait must not become ours, since a launcher that waits for it hears no signal and tells nothing.
+
+use super::spawn::{self, Spawned};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{WaitOptions, waitpid};
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the end of a namespace is waited for. Much memory takes a while to be given back.
+const END_LIMIT: Duration = Duration::from_secs(10);
+/// So many processes are named.
+const NAMED: usize = 5;
+
+/// Those that were killed and have not ended.
+static ENDING: Mutex<Vec<Arc<Spawned>>> = Mutex::new(Vec::new());
+
+fn ending() -> MutexGuard<'static, Vec<Arc<Spawned>>> {
+    ENDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether processes of a namespace that was dropped are still there. They run no more, and may hold what they had: a
+/// GPU, ports, files that are being written.
+#[must_use]
+pub fn is_ending() -> bool {
+    let mut ending = ending();
+    ending.retain(|spawned| !reap(spawned, Duration::ZERO));
+    !ending.is_empty()
+}
+
+/// Ends it, and waits for that for some seconds. What has not ended by then is told, and is [`is_ending`].
+pub(super) fn end(spawned: Arc<Spawned>) {
+    let pid = spawned.pid.as_raw_nonzero().get();
+    let inside = namespace_of(pid);
+    spawn::kill(&spawned);
+    if reap(&spawned, END_LIMIT) {
+        return;
+    }
+    tracing::warn!(
+        "the job was killed {} s ago and has not ended: {}. What waits for a device or a file system that does not answer cannot be ended: look at `dmesg`, at GPUs and at network file systems",
+        END_LIMIT.as_secs(),
+        who_is_left(inside, pid).join(", ")
+    );
+    ending().push(spawned);
+}
+
+/// Waits for its end, at most for `limit`; says whether it has ended.
+fn reap(spawned: &Spawned, limit: Duration) -> bool {
+    if !has_ended(spawned.pidfd.as_fd(), limit) {
+        return false;
+    }
+    // This does not wait any more. Somebody else may have reaped it.
+    let _ = waitpid(Some(spawned.pid), WaitOptions::NOHANG);
+    true
+}
+
+/// Waits until the process of `pidfd` has ended, at most for `limit`.
+fn has_ended(pidfd: BorrowedFd, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left)) {
+            Ok(0) => return false,
+            Ok(_) => return true,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                tracing::warn!("the end of the job cannot be waited for: {error}");
+                return false;
+            }
+        }
+    }
+}
+
+fn namespace_of(pid: i32) -> Option<u64> {
+    fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|meta| meta.ino())
+}
+
+/// The processes of the namespace in words; its init waits for them, and is named only if it is alone.
+fn who_is_left(inside: Option<u64>, init: i32) -> Vec<String> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let mut left: Vec<_> =
+        pids.filter(|&pid| pid != init && inside.is_some() && namespace_of(pid) == inside).collect();
+    if left.is_empty() {
+        left.push(init);
+    }
+    let more = left.len().saturating_sub(NAMED);
+    let mut said: Vec<_> = left.iter().take(NAMED).map(|&pid| describe(pid)).collect();
+    said.extend((more > 0).then(|| format!("and {more} more")));
+    said
+}
+
+/// A process, by the thread of it that cannot end.
+fn describe(pid: i32) -> String {
+    let of = format!("/proc/{pid}");
+    let threads =
+        fs::read_dir(format!("{of}/task")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let looks: Vec<_> = threads.filter_map(|thread| Some((state(&thread)?, thread))).collect();
+    let found = looks
+        .iter()
+        .find(|(state, _)| *state == 'D')
+        .or_else(|| looks.iter().find(|(state, _)| *state != 'Z'));
+    let line = |path: String| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let comm = line(format!("{of}/comm"));
+    match found {
+        Some((state, thread)) => {
+            let wchan = line(thread.join("wchan").display().to_string());
+            let place = if wchan.is_empty() || wchan == "0" { String::new() } else { format!(" in {wchan}") };
+            format!("process {pid} ({comm}) is in state {state}{place}")
+        }
+        None => format!("process {pid} ({comm})"),
+    }
+}
+
+/// The letter that the kernel has for what a thread does.
+fn state(thread: &Path) -> Option<char> {
+    let stat = fs::read_to_string(thread.join("stat")).ok()?;
+    // The name before it may hold anything, brackets included.
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use std::process::{Child, Command};
+
+    fn sleeper() -> (Child, Spawned) {
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        (child, Spawned { pid, pidfd })
+    }
+
+    #[test]
+    fn what_does_not_end_is_not_waited_for() {
+        let (mut child, spawned) = sleeper();
+        let started = Instant::now();
+        // It has to load its program first.
+        while state(Path::new(&format!("/proc/{}", spawned.pid.as_raw_nonzero()))) != Some('S') {
+            assert!(started.elapsed() < Duration::from_secs(300), "it does not sleep");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let begun = Instant::now();
+        assert!(!reap(&spawned, Duration::from_millis(50)));
+        assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < END_LIMIT);
+        let pid = spawned.pid.as_raw_nonzero().get();
+        let said = describe(pid);
+        assert!(said.starts_with(&format!("process {pid} (sleep) is in state S")), "{said}");
+        let here = namespace_of(pid);
+        assert!(here.is_some() && here == namespace_of(std::process::id().cast_signed()));
+        assert!(who_is_left(here, pid).len() <= NAMED + 1);
+        assert_eq!(who_is_left(None, pid), [describe(pid)]);
+        child.kill().unwrap();
+        assert!(reap(&spawned, END_LIMIT) && reap(&spawned, END_LIMIT));
+    }
+
+    #[test]
+    fn what_ends_is_reaped() {
+        let (_child, spawned) = sleeper();
+        let path = format!("/proc/{}", spawned.pid.as_raw_nonzero());
+        end(Arc::new(spawned));
+        assert!(!Path::new(&path).exists(), "a zombie is left");
+        assert!(!is_ending());
+    }
+}

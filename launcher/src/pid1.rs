@@ -1,0 +1,108 @@
+//! As PID 1 of a container: one process that passes signals on and reaps, with the launcher as its child.
+//!
+//! The kernel makes PID 1 special: signals without a handler do nothing, and orphans become its children (those of
+//! processes that were brought into the container; the job's own stay in its namespace). With a process of its own for
+//! that, the launcher is an ordinary one.
+
+use rustix::process::{Pid, WaitOptions, wait};
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+
+/// If this process is PID 1, forks and returns in the child, and never in the parent, which ends as the child does.
+/// To be called while there is one thread.
+pub fn stand_below_an_init() {
+    if std::process::id() != 1 {
+        return;
+    }
+    let mask = block_signals();
+    // SAFETY: this process has one thread, so the child may do whatever a process may do.
+    match unsafe { libc::fork() } {
+        // Then it does without: it runs as PID 1.
+        -1 => set_mask(&mask),
+        0 => {
+            // SAFETY: a plain system call on integers. The launcher is not to outlive the container's PID 1.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            set_mask(&mask);
+        }
+        child => serve(child),
+    }
+}
+
+fn serve(child: i32) -> ! {
+    loop {
+        if let Some(code) = reap(child) {
+            std::process::exit(code);
+        }
+        let Some(signal) = next_signal() else { continue };
+        if let Some(signal) = signal.to_pass_on()
+            && let Some(child) = Pid::from_raw(child)
+        {
+            // SAFETY: a plain system call on integers; the child has not been reaped yet.
+            unsafe { libc::kill(child.as_raw_nonzero().get(), signal) };
+        }
+    }
+}
+
+/// Reaps whoever has ended; the exit code if `child` is among them.
+fn reap(child: i32) -> Option<i32> {
+    let mut ended = None;
+    while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+        if pid.as_raw_nonzero().get() == child {
+            ended = status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal));
+        }
+    }
+    ended
+}
+
+/// A signal that came, and whether from a process.
+#[derive(Clone, Copy)]
+struct Signal {
+    number: i32,
+    is_sent: bool,
+}
+
+impl Signal {
+    /// A terminal's signals have reached the child too: it is in the same process group.
+    fn to_pass_on(self) -> Option<i32> {
+        (self.is_sent && self.number != libc::SIGCHLD).then_some(self.number)
+    }
+}
+
+fn next_signal() -> Option<Signal> {
+    let all = all_signals();
+    let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
+    // SAFETY: the set is initialised, and `info` has room for what is written.
+    let number = unsafe { libc::sigwaitinfo(&raw const all, info.as_mut_ptr()) };
+    if number < 0 {
+        return None;
+    }
+    // SAFETY: sigwaitinfo succeeded, so it has filled `info`.
+    let info = unsafe { info.assume_init() };
+    // Below or equal: kill, sigqueue and their kin; above: the kernel (sigaction(2), si_code).
+    Some(Signal { number, is_sent: info.si_code <= libc::SI_USER })
+}
+
+fn all_signals() -> libc::sigset_t {
+    let mut all = MaybeUninit::uninit();
+    // SAFETY: initialises the set that it is given.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: sigfillset has initialised it.
+    unsafe { all.assume_init() }
+}
+
+/// Blocks all signals and returns those that were blocked before.
+fn block_signals() -> libc::sigset_t {
+    let all = all_signals();
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: the set is initialised, and there is room for the old one.
+    let result = unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const all, before.as_mut_ptr()) };
+    debug_assert_eq!(result, 0, "sigprocmask: {}", io::Error::last_os_error());
+    // SAFETY: sigprocmask fails for a bad first argument only, so it has written the old set.
+    unsafe { before.assume_init() }
+}
+
+fn set_mask(mask: &libc::sigset_t) {
+    // SAFETY: the set came from the kernel; no old one is asked for.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask, null_mut()) };
+}

@@ -1,0 +1,140 @@
+//! What a supervisor hears of, and the signals among it.
+
+use crate::agents::Loss;
+use crate::checkpoint::{After, AttemptError};
+use crate::control_server::Answer;
+use crate::failure::EXIT_PREEMPTED;
+use crate::namespace::InitEvent;
+use crate::stdio;
+use anyhow::{Context, Result};
+use ckpt_protocol::control::Saved;
+use crossbeam_channel::Sender;
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+/// Signals by which people and schedulers end things.
+const STOPPING: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+
+/// What happened.
+pub enum Event {
+    /// The job's init tells something.
+    Init(InitEvent),
+    /// A signal came for us.
+    Signal(i32),
+    /// Somebody wants a snapshot.
+    Wanted(Answer),
+    /// The machine is wanted, or somebody wants the job stopped: why, and who waits for it.
+    Preempt(String, Option<Answer>),
+    /// A process has lost its state on the GPU.
+    Lost(Loss),
+    /// The job hangs.
+    Hung(Hang),
+    /// A checkpoint is over.
+    Attempted {
+        /// What came of it.
+        result: Result<Saved, AttemptError>,
+        /// Who waits for it.
+        answer: Option<Answer>,
+        /// What it did to the job.
+        after: After,
+    },
+}
+
+/// A job that makes no progress.
+#[derive(Debug)]
+pub struct Hang {
+    /// The init of the life that hangs: by the time it is heard of, another one may have begun.
+    pub init_pid: i32,
+    /// What hangs, in plain words.
+    pub what: String,
+    /// The last progress.
+    pub since: SystemTime,
+    /// Where the stacks are kept, if they could be.
+    pub stacks: Option<PathBuf>,
+}
+
+/// Whether a signal asks for the end.
+#[must_use]
+pub fn is_stopping(signal: i32) -> bool {
+    STOPPING.contains(&signal)
+}
+
+/// The name of a signal, for messages.
+#[must_use]
+pub fn name(signal: i32) -> String {
+    signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned)
+}
+
+/// The signals that come for us.
+pub struct Signals {
+    /// Nobody serves events: the supervisor is busy starting or resuming the job.
+    busy: Arc<AtomicBool>,
+}
+
+impl Signals {
+    /// Makes signals events. Those that were ignored when we started stay ignored, in us and in the job (nohup).
+    /// `preempting` is the one that asks for a snapshot and the end. `last_act` is done before everything is ended at
+    /// once.
+    ///
+    /// # Errors
+    /// When the system does not let us listen.
+    pub fn listen(
+        events: Sender<Event>,
+        preempting: Option<i32>,
+        last_act: impl Fn() + Send + 'static,
+    ) -> Result<Self> {
+        let passed_on = [SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
+        let wanted: BTreeSet<i32> = STOPPING.into_iter().chain(passed_on).chain(preempting).collect();
+        let wanted = wanted.into_iter().filter(|&signal| !is_ignored(signal));
+        let mut signals = signal_hook::iterator::Signals::new(wanted).context("cannot listen for signals")?;
+        let busy = Arc::new(AtomicBool::new(false));
+        let is_busy = Arc::clone(&busy);
+        let listen = move || {
+            for signal in signals.forever() {
+                if is_busy.load(Ordering::SeqCst) && (is_stopping(signal) || Some(signal) == preempting) {
+                    end_at_once(signal, preempting, &last_act);
+                }
+                if events.send(Event::Signal(signal)).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(listen)
+            .context("cannot listen for signals")?;
+        Ok(Self { busy })
+    }
+
+    /// Does something during which events are not served. A signal that asks for the end ends ckpt-run at once then:
+    /// the job has not run since its last snapshot.
+    pub fn while_busy<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.busy.store(true, Ordering::SeqCst);
+        let result = work();
+        self.busy.store(false, Ordering::SeqCst);
+        result
+    }
+}
+
+fn end_at_once(signal: i32, preempting: Option<i32>, last_act: &dyn Fn()) -> ! {
+    let code = if Some(signal) == preempting { EXIT_PREEMPTED } else { 128 + signal };
+    tracing::info!(
+        "{} came while the job was being started or resumed: nothing runs any more. Run the same command again to go on",
+        name(signal)
+    );
+    last_act();
+    stdio::restore_terminal();
+    // The job's namespace ends with us.
+    std::process::exit(code)
+}
+
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    ignored >> (signal - 1) & 1 == 1
+}

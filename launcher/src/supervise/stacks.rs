@@ -1,0 +1,161 @@
+//! What the processes of a hung job are doing: the kernel's view of each thread, and Python's where py-spy is installed.
+
+use crate::dump::forget_old_attempts;
+use crate::status::unix_ms;
+use anyhow::{Context, Result};
+use ckpt_snapshot::{JobDir, write_atomically};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+/// For one process.
+const PY_SPY_LIMIT: Duration = Duration::from_secs(10);
+
+/// Where the processes of a job are found.
+#[derive(Clone, Copy, Debug)]
+pub struct Tree {
+    /// The init of their PID namespace, as we see it.
+    pub init_pid: i32,
+    /// The root of the tree, as it is called in there. What is not below it is ours: CRIU.
+    pub root_pid: i32,
+}
+
+/// The processes of a job: (PID as we see it, PID in the job's own namespace).
+pub(super) fn processes(tree: Tree) -> Vec<(i32, i32)> {
+    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let Some(wanted) = namespace(tree.init_pid) else { return Vec::new() };
+    let all: BTreeMap<i32, (i32, i32)> = numbers_in("/proc")
+        .into_iter()
+        .filter(|&pid| namespace(pid).as_ref() == Some(&wanted))
+        .filter_map(|pid| Some((pid, numbers_of(pid)?)))
+        .collect();
+    let is_below = |mut pid: i32| loop {
+        match all.get(&pid) {
+            Some(&(inside, _)) if inside == tree.root_pid => return true,
+            Some(&(_, parent)) if parent != pid => pid = parent,
+            _ => return false,
+        }
+    };
+    all.iter().filter(|(pid, _)| is_below(**pid)).map(|(&pid, &(inside, _))| (pid, inside)).collect()
+}
+
+/// A process's PID in its own namespace, and its parent's as we see it.
+fn numbers_of(pid: i32) -> Option<(i32, i32)> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let last = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().last()?.parse().ok()
+    };
+    Some((last("NSpid:")?, last("PPid:")?))
+}
+
+fn numbers_in(dir: impl AsRef<Path>) -> Vec<i32> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut numbers: Vec<i32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Keeps the stacks of all threads under the job's `attempts/`; returns the directory.
+///
+/// # Errors
+/// When they cannot be written.
+pub(super) fn keep(dir: &JobDir, tree: Tree, what: &str) -> Result<PathBuf> {
+    let sequence = dir.record()?.map_or(0, |record| record.last_sequence);
+    let kept = dir.attempt_dir(&format!("{sequence:06}-hang-{}", unix_ms(SystemTime::now())))?;
+    let processes = processes(tree);
+    let path = kept.join("stacks.txt");
+    let text = describe(&processes, what);
+    write_atomically(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+    if let Some(py_spy) = find_py_spy() {
+        for &(host_pid, pid) in processes.iter().filter(|&&(host_pid, _)| is_python(host_pid)) {
+            if let Err(error) = keep_python(&py_spy, host_pid, &kept.join(format!("python-{pid}.txt"))) {
+                tracing::warn!("py-spy says nothing of process {pid}: {error:#}");
+            }
+        }
+    }
+    forget_old_attempts(dir);
+    Ok(kept)
+}
+
+fn describe(processes: &[(i32, i32)], what: &str) -> String {
+    let mut text = format!("{what}\n");
+    for &(host_pid, pid) in processes {
+        let exe = fs::read_link(format!("/proc/{host_pid}/exe")).unwrap_or_default();
+        let _ = writeln!(text, "\nprocess {pid} ({host_pid} outside of the job): {}", exe.display());
+        let tasks = PathBuf::from(format!("/proc/{host_pid}/task"));
+        for tid in numbers_in(&tasks) {
+            let read =
+                |name: &str| fs::read_to_string(tasks.join(tid.to_string()).join(name)).unwrap_or_default();
+            let stat = read("stat");
+            let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or("?");
+            let (name, waits, call) = (read("comm"), read("wchan"), read("syscall"));
+            let (name, call) = (name.trim(), call.trim());
+            let _ =
+                writeln!(text, "  thread {tid} {name}: state {state}, waits in {waits}, system call {call}");
+            for frame in read("stack").lines() {
+                let _ = writeln!(text, "    {frame}");
+            }
+        }
+    }
+    text
+}
+
+fn is_python(host_pid: i32) -> bool {
+    let exe = fs::read_link(format!("/proc/{host_pid}/exe")).unwrap_or_default();
+    exe.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"))
+}
+
+fn find_py_spy() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join("py-spy")).find(|path| path.is_file())
+}
+
+/// A hung process does not move, so it need not be stopped to be looked at.
+fn keep_python(py_spy: &Path, host_pid: i32, path: &Path) -> Result<()> {
+    let output = fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    let mut command = Command::new(py_spy);
+    command.args(["dump", "--nonblocking", "--pid", &host_pid.to_string()]).env_remove("LD_PRELOAD");
+    command.stdin(Stdio::null()).stdout(output).stderr(Stdio::null());
+    let mut child = command.spawn().context("it cannot be executed")?;
+    let deadline = Instant::now() + PY_SPY_LIMIT;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            anyhow::bail!("it did not end within {} s", PY_SPY_LIMIT.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_told_with_what_they_wait_for() {
+        let own = std::process::id().cast_signed();
+        let text = describe(&[(own, 5)], "it hangs");
+        assert!(text.starts_with("it hangs\n\nprocess 5 ("), "{text}");
+        assert!(text.contains(&format!("thread {own} ")) && text.contains("state "), "{text}");
+    }
+
+    #[test]
+    fn processes_are_those_below_the_root() {
+        let own = std::process::id().cast_signed();
+        let inside = numbers_of(own).unwrap().0;
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let found = processes(Tree { init_pid: own, root_pid: inside });
+        let pids: Vec<i32> = found.iter().map(|one| one.0).collect();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(pids.contains(&own) && pids.contains(&child.id().cast_signed()), "{pids:?}");
+        assert!(!pids.contains(&std::os::unix::process::parent_id().cast_signed()), "{pids:?}");
+    }
+}

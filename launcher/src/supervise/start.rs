@@ -1,0 +1,67 @@
+//! Starting the command at its beginning.
+
+use crate::checkpoint::RunningJob;
+use crate::config::Config;
+use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, OF_COMMAND};
+use crate::namespace::{Namespace, StartError};
+use crate::stdio::Stdio;
+use crate::{interpose, preloadable};
+use anyhow::{Context, Result};
+use ckpt_snapshot::JobDir;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Where a command is.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    let places = match Path::new(program).components().count() {
+        1 => {
+            let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
+            std::env::split_paths(&path).map(|dir| dir.join(program)).collect()
+        }
+        _ => vec![PathBuf::from(program)],
+    };
+    places.into_iter().find(|path| path.is_file())
+}
+
+/// Says so when the command does not exist, before anything is touched.
+///
+/// # Errors
+/// The exit code.
+pub fn find_command(program: &OsStr) -> Result<(), i32> {
+    if find(program).is_some() {
+        return Ok(());
+    }
+    tracing::error!("there is no command {program:?}. Look at how it is written, and at PATH");
+    Err(EXIT_NOT_FOUND)
+}
+
+/// Starts `argv`; the exit code if it cannot be executed.
+///
+/// # Errors
+/// When there is no place for it to run in.
+pub fn start(config: &Config, argv: &[OsString], dir: &JobDir) -> Result<Result<RunningJob, i32>> {
+    let stdio = Stdio::prepare(None).context("cannot make the job's standard streams")?;
+    let namespace = Namespace::create(config.network)?;
+    let wanted = config.interpose.library().is_some();
+    if wanted && let Some(why) = find(&argv[0]).as_deref().and_then(preloadable::obstacle) {
+        tracing::warn!(
+            "{:?} {why}, so that the interposer cannot be loaded into it: if it uses the GPU itself, there is no snapshot of it. Programs that it starts are no matter",
+            argv[0]
+        );
+    }
+    let agents = wanted.then(|| interpose::listen(dir)).transpose()?;
+    let started = {
+        let (sources, fds) = stdio.for_start();
+        namespace.start_job(argv, interpose::variables(config, dir)?, stdio.terminal_path(), sources, &fds)
+    };
+    match started {
+        Ok((root_pid, command_pid)) => Ok(Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents })),
+        Err(StartError::Command(error)) => {
+            tracing::error!("cannot run {:?}: {error}. {OF_COMMAND}", argv[0]);
+            let missing = error.kind() == io::ErrorKind::NotFound;
+            Ok(Err(if missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE }))
+        }
+        Err(StartError::Namespace(error)) => Err(error.into()),
+    }
+}

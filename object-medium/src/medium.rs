@@ -1,0 +1,393 @@
+//! The medium: names to objects of the service, and everything but reading and writing large ones.
+
+use crate::connect::{Client, connect};
+use crate::pace::Pace;
+use crate::reader::Reader;
+use crate::retry::{Patience, Retry, failure, may_pass, status, to_io};
+use crate::url::{Service, StoreUrl};
+use crate::writer::Writer;
+use ckpt_snapshot::RelPath;
+use ckpt_snapshot::medium::{Medium, ObjectReader, ObjectWriter};
+use object_store::path::Path;
+use object_store::{
+    Error, ListResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+};
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+/// What objects that find out what the service can do are called at the beginning. They are not listed.
+const PROBE: &str = ".probe-";
+
+/// How an [`ObjectMedium`] goes about its work.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Settings of the client by name (`aws_endpoint`, `google_service_account`, `azure_storage_account_name`, …);
+    /// they win over the environment. Values may be secrets and are never shown.
+    pub settings: Vec<(String, String)>,
+    /// When and for how long what has failed is tried again.
+    pub retry: Retry,
+    /// How fast uploads may go.
+    pub pace: Arc<Pace>,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.settings.iter().map(|(name, _)| name).collect();
+        out.debug_struct("Options")
+            .field("settings", &names)
+            .field("retry", &self.retry)
+            .field("pace", &self.pace)
+            .finish()
+    }
+}
+
+/// Objects in an object store. It has threads of its own for the network and blocks its callers, who must not be
+/// asynchronous themselves.
+#[derive(Clone)]
+pub struct ObjectMedium {
+    url: StoreUrl,
+    shared: Arc<Shared>,
+}
+
+/// What media of one connection have in common.
+pub(crate) struct Shared {
+    pub(crate) core: Arc<Core>,
+    pub(crate) runtime: Runtime,
+}
+
+/// What the tasks on the runtime need. They must not hold the runtime itself: it would end on a thread of its own.
+pub(crate) struct Core {
+    pub(crate) client: Client,
+    pub(crate) retry: Retry,
+    pub(crate) pace: Arc<Pace>,
+    /// The service was seen to refuse a second object of the same name, or is known to.
+    refuses_seconds: AtomicBool,
+    probing: Mutex<()>,
+}
+
+impl fmt::Debug for ObjectMedium {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "ObjectMedium({})", self.url)
+    }
+}
+
+impl ObjectMedium {
+    /// The objects below `url`. Credentials and endpoints come from the usual variables (`AWS_…`, `GOOGLE_…`,
+    /// `AZURE_…`) and from `options`. Nothing is sent yet: [`ObjectMedium::check`] tells whether it will work.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] when settings are missing or do not read.
+    pub fn open(url: &StoreUrl, options: Options) -> io::Result<Self> {
+        let client = connect(url, &options.settings)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("object-store")
+            .enable_all()
+            .build()?;
+        let core = Core {
+            client,
+            retry: options.retry,
+            pace: options.pace,
+            refuses_seconds: AtomicBool::new(matches!(url.service(), Service::Gcs | Service::Azure)),
+            probing: Mutex::new(()),
+        };
+        Ok(Self { url: url.clone(), shared: Arc::new(Shared { core: Arc::new(core), runtime }) })
+    }
+
+    /// The objects below `path`, over the same connections.
+    #[must_use]
+    pub fn below(&self, path: &RelPath) -> Self {
+        Self { url: self.url.below(path), shared: Arc::clone(&self.shared) }
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn url(&self) -> &StoreUrl {
+        &self.url
+    }
+
+    /// Whether the service answers, takes the credentials, and can do what a commit needs. What may pass is tried
+    /// again for `patience` only.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub fn check(&self, patience: Duration) -> io::Result<()> {
+        let retry = Retry { give_up_after: patience, ..self.shared.core.retry.clone() };
+        let what = format!("looking into {}", self.url);
+        let prefix = self.prefix()?;
+        let store = &self.shared.core.client.store;
+        self.shared.runtime.block_on(retry.run(&what, 0, || store.list_with_delimiter(prefix.as_ref())))?;
+        if self.shared.core.client.parts.is_some() { self.probe(&retry) } else { Ok(()) }
+    }
+
+    /// The names directly below `dir` (or the medium's own place) that have objects below them.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub fn list_dirs(&self, dir: Option<&RelPath>) -> io::Result<Vec<String>> {
+        let found = self.list_below(dir)?;
+        let name = |path: &Path| path.filename().map(str::to_owned);
+        Ok(found.common_prefixes.iter().filter_map(name).collect())
+    }
+
+    fn list_below(&self, dir: Option<&RelPath>) -> io::Result<ListResult> {
+        let (what, prefix) = match dir {
+            Some(dir) => (self.describe(dir), Some(self.path(dir)?)),
+            None => (self.url.to_string(), self.prefix()?),
+        };
+        let core = &self.shared.core;
+        let list = || core.client.store.list_with_delimiter(prefix.as_ref());
+        self.shared.runtime.block_on(core.retry.run(&format!("listing {what}"), 0, list))
+    }
+
+    /// The objects directly below `dir`, by their names.
+    fn objects(&self, dir: &RelPath) -> io::Result<Vec<(String, ObjectMeta)>> {
+        let found = match self.list_below(Some(dir)) {
+            // A web server has directories, and may lack this one.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.url.service() == Service::Http => {
+                return Ok(Vec::new());
+            }
+            other => other?,
+        };
+        let named = found.objects.into_iter().filter_map(|object| {
+            let name = object.location.filename()?.to_owned();
+            (!name.starts_with(PROBE)).then_some((name, object))
+        });
+        Ok(named.collect())
+    }
+
+    fn prefix(&self) -> io::Result<Option<Path>> {
+        let prefix = self.url.prefix();
+        if prefix.is_empty() { Ok(None) } else { self.parse(prefix).map(Some) }
+    }
+
+    fn path(&self, name: &RelPath) -> io::Result<Path> {
+        self.parse(self.url.below(name).prefix())
+    }
+
+    fn parse(&self, path: &str) -> io::Result<Path> {
+        Path::parse(path).map_err(|error| failure(io::ErrorKind::InvalidInput, &self.url.to_string(), &error))
+    }
+
+    fn writable(&self, what: &str) -> io::Result<()> {
+        if self.shared.core.client.parts.is_some() {
+            return Ok(());
+        }
+        let reason = "a web server can only be read from. Use s3://, gs:// or az:// to write";
+        Err(failure(io::ErrorKind::Unsupported, what, &reason))
+    }
+
+    /// Finds out, once, whether the service refuses a second object of the same name. Some that speak Amazon's
+    /// protocol take no notice of the condition and would let two snapshots of one name overwrite each other.
+    fn probe(&self, retry: &Retry) -> io::Result<()> {
+        let core = &self.shared.core;
+        let _one = core.probing.lock().unwrap_or_else(PoisonError::into_inner);
+        if core.refuses_seconds.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let name = RelPath::new(format!("{PROBE}{}", random_name())).expect("a plain path");
+        let (what, path) = (self.describe(&name), self.path(&name)?);
+        let outcome = self.shared.runtime.block_on(async {
+            core.put_new(retry, &what, &path, b"1").await?;
+            let second = core.put_new(retry, &what, &path, b"2").await;
+            let _ = core.remove(&what, &path).await;
+            Ok::<_, io::Error>(second)
+        })?;
+        match outcome {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                core.refuses_seconds.store(true, Ordering::Release);
+                Ok(())
+            }
+            Err(error) => Err(error),
+            Ok(()) => Err(no_conditions(&self.url.to_string(), &"it made the same object twice")),
+        }
+    }
+}
+
+fn no_conditions(what: &str, reason: &dyn fmt::Display) -> io::Error {
+    let text = format!(
+        "the service does not support conditional puts (If-None-Match), without which two jobs could overwrite each other's snapshots: {reason}. Use another service, or a newer version of this one"
+    );
+    failure(io::ErrorKind::Unsupported, what, &text)
+}
+
+/// 128 random bits: the standard library's keys are random.
+fn random_name() -> String {
+    let half = || RandomState::new().hash_one(std::process::id());
+    format!("{:016x}{:016x}", half(), half())
+}
+
+impl Core {
+    /// Makes the object, unless there is one.
+    ///
+    /// An attempt whose answer was lost may have made it: then the next one finds an object, which is ours if it has
+    /// our content. (Of two who put the same content under the same name, both may be told that they won.)
+    async fn put_new(&self, retry: &Retry, what: &str, path: &Path, content: &[u8]) -> io::Result<()> {
+        let (payload, bytes) = (PutPayload::from(content.to_vec()), content.len() as u64);
+        let mut patience = Patience::new(retry);
+        let mut may_be_ours = false;
+        let failed = loop {
+            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+            let put = self.client.store.put_opts(path, payload.clone(), options);
+            let reason = match timeout(retry.attempt_limit(bytes), put).await {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(error @ (Error::AlreadyExists { .. } | Error::Precondition { .. }))) => {
+                    if let Some(found) = self.present(retry, what, path).await? {
+                        return settle(what, may_be_ours && found == content);
+                    }
+                    // Somebody else was about to make one, and has not.
+                    error.to_string()
+                }
+                Ok(Err(error)) if refuses_condition(&error) => return Err(no_conditions(what, &error)),
+                Ok(Err(error)) if !may_pass(&error) => break to_io(what, error),
+                Ok(Err(error)) => {
+                    may_be_ours = true;
+                    error.to_string()
+                }
+                Err(_) => {
+                    may_be_ours = true;
+                    retry.too_slow(bytes)
+                }
+            };
+            if let Err(error) = patience.pause(what, &reason).await {
+                break error;
+            }
+        };
+        // Whoever hears that it failed may remove what is there: it must not be somebody else's.
+        let last = Retry { give_up_after: Duration::ZERO, ..retry.clone() };
+        match self.present(&last, what, path).await {
+            Ok(Some(found)) => settle(what, may_be_ours && found == content),
+            _ => Err(failed),
+        }
+    }
+
+    /// The object's content, if it is there.
+    async fn present(&self, retry: &Retry, what: &str, path: &Path) -> io::Result<Option<Vec<u8>>> {
+        let get = || async { self.client.store.get(path).await?.bytes().await };
+        match retry.run(what, 0, get).await {
+            Ok(content) => Ok(Some(content.into())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn remove(&self, what: &str, path: &Path) -> io::Result<()> {
+        match self.retry.run(what, 0, || self.client.store.delete(path)).await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// There is an object of the name: ours, or another.
+fn settle(what: &str, is_ours: bool) -> io::Result<()> {
+    if is_ours { Ok(()) } else { Err(failure(io::ErrorKind::AlreadyExists, what, &"there is one already")) }
+}
+
+/// The ways in which services say that they know no conditions.
+fn refuses_condition(error: &Error) -> bool {
+    matches!(error, Error::NotImplemented { .. } | Error::NotSupported { .. })
+        || status(error) == Some(501)
+        || status(error) == Some(400) && error.to_string().contains("NotImplemented")
+}
+
+impl Medium for ObjectMedium {
+    fn describe(&self, name: &RelPath) -> String {
+        self.url.below(name).to_string()
+    }
+
+    fn create(&self, name: &RelPath, blocks: usize, block_bytes: usize) -> io::Result<Box<dyn ObjectWriter>> {
+        let what = format!("writing {}", self.describe(name));
+        self.writable(&what)?;
+        let path = self.path(name)?;
+        Ok(Box::new(Writer::new(Arc::clone(&self.shared), what, path, blocks, block_bytes)))
+    }
+
+    fn put_new(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
+        let what = format!("writing {}", self.describe(name));
+        self.writable(&what)?;
+        let path = self.path(name)?;
+        let core = &self.shared.core;
+        self.probe(&core.retry)?;
+        self.shared.runtime.block_on(async {
+            core.pace.wait(content.len() as u64).await;
+            core.put_new(&core.retry, &what, &path, content).await
+        })
+    }
+
+    fn replace(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
+        let what = format!("writing {}", self.describe(name));
+        self.writable(&what)?;
+        let path = self.path(name)?;
+        self.shared.runtime.block_on(self.shared.core.put(&what, &path, content.to_vec().into()))
+    }
+
+    fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>> {
+        let what = format!("reading {}", self.describe(name));
+        let reader = Reader::open(Arc::clone(&self.shared), what, self.path(name)?)?;
+        Ok(Box::new(reader))
+    }
+
+    fn list(&self, dir: &RelPath) -> io::Result<Vec<(String, u64)>> {
+        Ok(self.objects(dir)?.into_iter().map(|(name, object)| (name, object.size)).collect())
+    }
+
+    fn list_times(&self, dir: &RelPath) -> io::Result<Vec<(String, SystemTime)>> {
+        let objects = self.objects(dir)?.into_iter();
+        Ok(objects.map(|(name, object)| (name, object.last_modified.into())).collect())
+    }
+
+    fn remove(&self, name: &RelPath) -> io::Result<()> {
+        let what = format!("removing {}", self.describe(name));
+        self.writable(&what)?;
+        let path = self.path(name)?;
+        self.shared.runtime.block_on(self.shared.core.remove(&what, &path))?;
+        tracing::debug!("removed {}", self.describe(name));
+        Ok(())
+    }
+
+    /// Probes that were left. Uploads in parts that a killed process left are not seen by anybody, but may be
+    /// charged for: the service removes them if the bucket has a rule for it (S3, GCS: `AbortIncompleteMultipartUpload`;
+    /// Azure does so after a week by itself). The client library cannot list them.
+    fn sweep(&self, age: Duration) -> io::Result<Vec<String>> {
+        if self.shared.core.client.parts.is_none() {
+            return Ok(Vec::new());
+        }
+        let mut swept = Vec::new();
+        for object in self.list_below(None)?.objects {
+            let Some(name) = object.location.filename().filter(|name| name.starts_with(PROBE)) else {
+                continue;
+            };
+            if SystemTime::now().duration_since(object.last_modified.into()).unwrap_or_default() < age {
+                continue;
+            }
+            let name = RelPath::new(name).map_err(io::Error::other)?;
+            self.remove(&name)?;
+            swept.push(self.describe(&name));
+        }
+        Ok(swept)
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+}
+
+impl Core {
+    /// Makes or replaces an object in one request.
+    pub(crate) async fn put(&self, what: &str, path: &Path, content: PutPayload) -> io::Result<()> {
+        let bytes = content.content_length() as u64;
+        let store: &Arc<dyn ObjectStore> = &self.client.store;
+        let put = || async {
+            self.pace.wait(bytes).await;
+            store.put(path, content.clone()).await
+        };
+        self.retry.run(what, bytes, put).await.map(|_| ())
+    }
+}

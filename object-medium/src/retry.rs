@@ -1,0 +1,247 @@
+//! Which failures are tried again, for how long, and what the others mean. The client library's own retries are
+//! switched off: there is one place that decides, and it knows what may have happened at the other end.
+
+use object_store::Error;
+use std::fmt::Display;
+use std::io;
+use std::time::{Duration, Instant};
+use tokio::time::{sleep, timeout};
+
+/// When an attempt counts as failed, and for how long it is tried again.
+#[derive(Clone, Debug)]
+pub struct Retry {
+    /// An operation is given up when it has failed for this long without getting on.
+    pub give_up_after: Duration,
+    /// The pause after the first failure; it doubles with each further one.
+    pub first_pause: Duration,
+    /// The longest pause.
+    pub longest_pause: Duration,
+    /// An attempt has failed when nothing was heard for this long.
+    pub stall: Duration,
+    /// An attempt has failed when its bytes would have come at this speed and have not.
+    pub slowest_bytes_per_s: u64,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self {
+            give_up_after: Duration::from_secs(300),
+            first_pause: Duration::from_millis(200),
+            longest_pause: Duration::from_secs(15),
+            stall: Duration::from_secs(30),
+            slowest_bytes_per_s: 64 << 10,
+        }
+    }
+}
+
+impl Retry {
+    /// How long an attempt to move so many bytes may take.
+    pub(crate) fn attempt_limit(&self, bytes: u64) -> Duration {
+        self.stall + Duration::from_millis(bytes.saturating_mul(1000) / self.slowest_bytes_per_s.max(1))
+    }
+
+    /// Tries `attempt`, which moves `bytes`, until it works, fails for good, or the time is over. It must do no harm
+    /// when it is done twice.
+    pub(crate) async fn run<T, F>(
+        &self,
+        what: &str,
+        bytes: u64,
+        mut attempt: impl FnMut() -> F,
+    ) -> io::Result<T>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let mut patience = Patience::new(self);
+        loop {
+            let reason = match timeout(self.attempt_limit(bytes), attempt()).await {
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err(error)) if !may_pass(&error) => return Err(to_io(what, error)),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => self.too_slow(bytes),
+            };
+            patience.pause(what, &reason).await?;
+        }
+    }
+
+    pub(crate) fn too_slow(&self, bytes: u64) -> String {
+        format!("no answer within {:?}", self.attempt_limit(bytes))
+    }
+}
+
+/// How long is left, and how long to wait before the next attempt.
+pub(crate) struct Patience<'a> {
+    retry: &'a Retry,
+    failing_since: Option<Instant>,
+    pause: Duration,
+}
+
+impl<'a> Patience<'a> {
+    pub(crate) fn new(retry: &'a Retry) -> Self {
+        Self { retry, failing_since: None, pause: retry.first_pause }
+    }
+
+    /// The operation has got on: its time begins anew.
+    pub(crate) fn got_on(&mut self) {
+        *self = Self::new(self.retry);
+    }
+
+    /// After a failure: waits, or gives up.
+    pub(crate) async fn pause(&mut self, what: &str, reason: &str) -> io::Result<()> {
+        let since = *self.failing_since.get_or_insert_with(Instant::now);
+        if since.elapsed() + self.pause > self.retry.give_up_after {
+            let tried = self.retry.give_up_after;
+            let reason = format!("{reason} (tried again for {tried:?})");
+            return Err(failure(io::ErrorKind::TimedOut, what, &reason));
+        }
+        tracing::debug!("{what}: {reason}; trying again in {:?}", self.pause);
+        sleep(self.pause.mul_f64(jitter())).await;
+        self.pause = (self.pause * 2).min(self.retry.longest_pause);
+        Ok(())
+    }
+}
+
+/// From a half to one: those who failed at the same time do not come back at the same time.
+fn jitter() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    let random = RandomState::new().hash_one(Instant::now());
+    f64::from(u16::try_from(random & 0xffff).unwrap_or(0)) / f64::from(u16::MAX) / 2.0 + 0.5
+}
+
+/// Whether another attempt may have more luck: the connection, the service's own trouble, too many requests.
+pub(crate) fn may_pass(error: &Error) -> bool {
+    match error {
+        Error::Generic { .. } => match status(error) {
+            Some(status) => status >= 500 && status != 501 || matches!(status, 408 | 425 | 429),
+            None => true,
+        },
+        _ => false,
+    }
+}
+
+/// The HTTP status that the service answered with. The library has it in its messages only.
+pub(crate) fn status(error: &Error) -> Option<u16> {
+    let text = error.to_string();
+    let (_, rest) = text.split_once("status code: ")?;
+    rest.get(..3)?.parse().ok()
+}
+
+/// What an error that is not tried again means to the caller.
+pub(crate) fn to_io(what: &str, error: Error) -> io::Error {
+    let kind = match &error {
+        Error::NotFound { .. } => io::ErrorKind::NotFound,
+        Error::AlreadyExists { .. } | Error::Precondition { .. } => io::ErrorKind::AlreadyExists,
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => io::ErrorKind::PermissionDenied,
+        Error::NotImplemented { .. } | Error::NotSupported { .. } => io::ErrorKind::Unsupported,
+        // Of a listing, all errors are alike to the library.
+        other => match status(other) {
+            Some(401 | 403) => io::ErrorKind::PermissionDenied,
+            Some(404) => io::ErrorKind::NotFound,
+            _ => io::ErrorKind::Other,
+        },
+    };
+    failure(kind, what, &error)
+}
+
+pub(crate) fn failure(kind: io::ErrorKind, what: &str, reason: &dyn Display) -> io::Error {
+    io::Error::new(kind, format!("{what}: {}", on_one_line(&reason.to_string())))
+}
+
+/// Services answer with pages of XML.
+fn on_one_line(text: &str) -> String {
+    const LONGEST: usize = 600;
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    fn quick() -> Retry {
+        Retry {
+            give_up_after: Duration::from_millis(60),
+            first_pause: Duration::from_millis(5),
+            longest_pause: Duration::from_millis(10),
+            stall: Duration::from_millis(20),
+            slowest_bytes_per_s: 1 << 20,
+        }
+    }
+
+    fn generic(text: &str) -> Error {
+        Error::Generic { store: "test", source: text.to_owned().into() }
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn what_may_pass_is_tried_again_and_the_rest_is_not() {
+        for (text, passes) in [
+            ("connection reset", true),
+            ("Server returned non-2xx status code: 500 Internal Server Error: ", true),
+            ("Server returned non-2xx status code: 503 Service Unavailable: ", true),
+            ("Server returned non-2xx status code: 429 Too Many Requests: ", true),
+            ("Server returned non-2xx status code: 400 Bad Request: ", false),
+            ("Server returned non-2xx status code: 501 Not Implemented: ", false),
+        ] {
+            assert_eq!(may_pass(&generic(text)), passes, "{text}");
+        }
+        let gone = Error::NotFound { path: "a".into(), source: "gone".into() };
+        assert!(!may_pass(&gone));
+        assert_eq!(to_io("reading a", gone).kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn what_services_say_becomes_one_line() {
+        let page = format!("<Error>\n  <Code>é</Code>\n{}", "ü".repeat(2000));
+        let error = failure(io::ErrorKind::Other, "reading a", &page).to_string();
+        assert!(error.starts_with("reading a: <Error> <Code>é</Code> ü") && error.ends_with('…'), "{error}");
+        assert!(error.chars().count() < 620, "{error}");
+    }
+
+    #[test]
+    fn goes_on_until_it_works() {
+        let retry = Retry { give_up_after: Duration::from_secs(20), ..quick() };
+        let attempts = Cell::new(0);
+        let attempt = || {
+            attempts.set(attempts.get() + 1);
+            let works = attempts.get() == 3;
+            async move { if works { Ok(7) } else { Err(generic("connection reset")) } }
+        };
+        assert_eq!(block_on(retry.run("it", 0, attempt)).unwrap(), 7);
+        assert_eq!(attempts.get(), 3);
+    }
+
+    #[test]
+    fn gives_up_in_the_end_and_says_why() {
+        let retry = quick();
+        let error =
+            block_on(retry.run("it", 0, || async { Err::<(), _>(generic("connection reset")) })).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains("connection reset"), "{error}");
+    }
+
+    #[test]
+    fn an_attempt_that_hangs_has_failed() {
+        let retry = quick();
+        let error = block_on(retry.run("it", 0, std::future::pending::<Result<(), Error>>)).unwrap_err();
+        assert!(error.to_string().contains("no answer within 20ms"), "{error}");
+    }
+
+    #[test]
+    fn attempts_have_time_for_their_bytes() {
+        assert_eq!(quick().attempt_limit(2 << 20), Duration::from_millis(2020));
+    }
+
+    #[test]
+    fn pauses_differ() {
+        let all: Vec<f64> = (0..100).map(|_| jitter()).collect();
+        assert!(all.iter().all(|one| (0.5..=1.0).contains(one)));
+        assert!(all.iter().any(|one| (one - all[0]).abs() > 0.01), "{all:?}");
+    }
+}

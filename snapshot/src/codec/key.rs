@@ -1,0 +1,252 @@
+//! The key, and what is derived from it.
+//!
+//! Everything is AES-256-GCM under a key of its own: BLAKE3 derives one for each pack from the pack's random name, and
+//! one for each record from a random salt. In a pack the nonce is the offset, which nothing else in the pack has; a
+//! record's key is used once. So no nonce is used twice with a key, however many snapshots there are.
+
+use crate::pack::{FormatError, PackId};
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+const KEY_BYTES: usize = 32;
+/// What the encryption adds to a text (bytes).
+pub(super) const TAG_BYTES: usize = 16;
+/// What a sealed record begins with (bytes).
+pub(super) const SALT_BYTES: usize = 16;
+
+const NAMES: &str = "ckpt-run store 2: names of chunks";
+const RECORDS: &str = "ckpt-run store 2: checksums of records";
+const NUMBER: &str = "ckpt-run store 2: number of the key";
+const PACK: &str = "ckpt-run store 2: chunks of a pack";
+const RECORD: &str = "ckpt-run store 2: content of a record";
+
+/// The key that a store is encrypted with. Never stored, never shown.
+#[derive(Clone)]
+pub struct Key([u8; KEY_BYTES]);
+
+/// Why a file gives no key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// It cannot be read.
+    #[error("cannot read the key file {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Others than its owner have access to it.
+    #[error("the key file {path} has mode {mode:04o}: others than its owner can use it. Make it private: chmod 600 {path}", path = path.display())]
+    NotPrivate {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// It holds no key.
+    #[error("the key file {path} {reason}. It has to hold 32 random bytes, or 64 hexadecimal digits; to make one: (umask 077; head -c 32 /dev/urandom > {path})", path = path.display())]
+    NoKey {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: &'static str,
+    },
+}
+
+impl Key {
+    /// The key in the file `path`: 32 bytes, or 64 hexadecimal digits with or without white space around them.
+    ///
+    /// # Errors
+    /// See [`KeyError`].
+    pub fn from_file(path: &Path) -> Result<Self, KeyError> {
+        let failed = |source| KeyError::Io { path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed)?;
+        let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(KeyError::NotPrivate { path: path.to_owned(), mode });
+        }
+        let mut content = Vec::new();
+        file.take(1024).read_to_end(&mut content).map_err(failed)?;
+        Self::parse(&content).map_err(|reason| KeyError::NoKey { path: path.to_owned(), reason })
+    }
+
+    fn parse(content: &[u8]) -> Result<Self, &'static str> {
+        let key = match <[u8; KEY_BYTES]>::try_from(content) {
+            Ok(key) => key,
+            Err(_) => Self::parse_hex(content.trim_ascii()).ok_or("does not hold a key")?,
+        };
+        // What `truncate` makes, or a placeholder.
+        if key.iter().all(|&byte| byte == key[0]) {
+            Err("holds the same byte over and over")
+        } else {
+            Ok(Self(key))
+        }
+    }
+
+    fn parse_hex(digits: &[u8]) -> Option<[u8; KEY_BYTES]> {
+        if digits.len() != 2 * KEY_BYTES {
+            return None;
+        }
+        let mut key = [0; KEY_BYTES];
+        for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
+            let value = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
+            *byte = value(pair[0])? << 4 | value(pair[1])?;
+        }
+        Some(key)
+    }
+
+    fn derive(&self, context: &str, of: &[u8]) -> [u8; KEY_BYTES] {
+        let mut hasher = blake3::Hasher::new_derive_key(context);
+        hasher.update(&self.0).update(of);
+        *hasher.finalize().as_bytes()
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Key")
+    }
+}
+
+/// A key with what is derived from it once.
+pub(super) struct Secrets {
+    key: Key,
+    names: [u8; KEY_BYTES],
+    records: [u8; KEY_BYTES],
+    number: u64,
+}
+
+impl Secrets {
+    pub(super) fn new(key: &Key) -> Self {
+        let mut number = [0; 8];
+        number.copy_from_slice(&key.derive(NUMBER, &[])[..8]);
+        Self {
+            names: key.derive(NAMES, &[]),
+            records: key.derive(RECORDS, &[]),
+            // 0 stands for no key.
+            number: u64::from_le_bytes(number).max(1),
+            key: key.clone(),
+        }
+    }
+
+    /// For names of chunks.
+    pub(super) fn names(&self) -> &[u8; KEY_BYTES] {
+        &self.names
+    }
+
+    /// For checksums of records.
+    pub(super) fn records(&self) -> &[u8; KEY_BYTES] {
+        &self.records
+    }
+
+    /// Tells keys apart.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// For the chunks of `pack`.
+    pub(super) fn of_pack(&self, pack: &PackId) -> Cipher {
+        Cipher::new(&self.key.derive(PACK, &pack.0))
+    }
+
+    /// For the record that begins with `salt`.
+    pub(super) fn of_record(&self, salt: &[u8; SALT_BYTES]) -> Cipher {
+        Cipher::new(&self.key.derive(RECORD, salt))
+    }
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Secrets({:016x})", self.number)
+    }
+}
+
+/// AES-256-GCM with one key.
+pub(super) struct Cipher(LessSafeKey);
+
+impl Cipher {
+    fn new(key: &[u8; KEY_BYTES]) -> Self {
+        Self(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("the key has the right length")))
+    }
+
+    /// Encrypts `text` in its place, and returns the tag. `number` must never come again with this key.
+    pub(super) fn seal(&self, number: u64, associated: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
+        let tag = self.0.seal_in_place_separate_tag(nonce(number), Aad::from(associated), text);
+        let tag = tag.expect("it fails from 64 GiB on only");
+        tag.as_ref().try_into().expect("a tag has 16 bytes")
+    }
+
+    /// Decrypts `text` to `plain`, which has its length.
+    pub(super) fn open(
+        &self,
+        number: u64,
+        associated: &[u8],
+        text: &[u8],
+        tag: &[u8; TAG_BYTES],
+        plain: &mut [u8],
+    ) -> Result<(), FormatError> {
+        let opened = self.0.open_separate_gather(nonce(number), Aad::from(associated), text, tag, plain);
+        opened.map_err(|_| FormatError::Checksum)
+    }
+}
+
+fn nonce(number: u64) -> Nonce {
+    let mut nonce = [0; NONCE_LEN];
+    nonce[..8].copy_from_slice(&number.to_le_bytes());
+    Nonce::assume_unique_for_key(nonce)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn key_file(content: &[u8], mode: u32) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn bytes_and_digits_are_the_same_key() {
+        let bytes: Vec<u8> = (100..132).collect();
+        let digits: String = bytes.iter().map(|byte| format!("{byte:02X}")).collect();
+        for content in [bytes.clone(), digits.clone().into_bytes(), format!(" {digits}\n").into_bytes()] {
+            let (_dir, path) = key_file(&content, 0o600);
+            assert_eq!(Key::from_file(&path).unwrap().0[..], bytes);
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        for content in [&b""[..], &[7; 31], &[0; 32], &[b'0'; 64], &[b'x'; 64], &[7; 2000]] {
+            let (_dir, path) = key_file(content, 0o600);
+            assert!(matches!(Key::from_file(&path), Err(KeyError::NoKey { .. })), "{content:?}");
+        }
+        let missing = Key::from_file(Path::new("/nowhere/key"));
+        assert!(matches!(missing, Err(KeyError::Io { .. })));
+    }
+
+    #[test]
+    fn a_key_that_others_can_use_is_refused() {
+        for mode in [0o604, 0o640, 0o620, 0o644, 0o601] {
+            let (_dir, path) = key_file(b"0123456789abcdef0123456789abcdef", mode);
+            let error = Key::from_file(&path).unwrap_err();
+            assert!(error.to_string().contains("chmod 600"), "{error}");
+        }
+    }
+
+    #[test]
+    fn nothing_shows_the_key() {
+        let key = Key(*b"0123456789abcdef0123456789abcdef");
+        assert_eq!(format!("{key:?}"), "Key");
+        let shown = format!("{:?}", super::super::Codec::new(super::super::Compression::None, Some(&key)));
+        assert!(!shown.contains("48, 49"), "{shown}");
+    }
+}

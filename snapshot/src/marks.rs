@@ -1,0 +1,338 @@
+//! What people and restores have found out about the snapshots of a job: tags, pins, failed restores. One small record
+//! per job, `marks.json` (see [`checked_json`]), replaced as a whole.
+
+use crate::files::create_private_dir;
+use crate::{JobDir, OpenError, SnapshotId, checked_json};
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The version that this build writes, and the newest that it reads.
+const VERSION: u32 = 1;
+const FILE: &str = "marks.json";
+/// So many failed restores in a row make a snapshot bad: one may be the machine's fault.
+const FAILURES_OF_BAD: usize = 2;
+/// So much of a reason is kept (characters).
+const REASON_CHARS: usize = 1000;
+/// A tag's longest (bytes).
+const TAG_MAX_BYTES: usize = 100;
+
+/// Why a text is no tag.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} cannot be a tag: use letters, digits, '.', '_' and '-', at most 100")]
+pub struct TagError(String);
+
+/// One restore that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedRestore {
+    /// When, milliseconds since 1970 UTC.
+    pub unix_ms: u64,
+    /// Why.
+    pub reason: String,
+}
+
+/// What is known of one snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Names that people gave it.
+    #[serde(default)]
+    pub tags: BTreeSet<String>,
+    /// It is to stay.
+    #[serde(default)]
+    pub pinned: bool,
+    /// Restores that failed since the last one that worked; only the newest are kept.
+    #[serde(default)]
+    pub failed_restores: Vec<FailedRestore>,
+}
+
+/// What is known of the snapshots of one job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    snapshots: BTreeMap<SnapshotId, Mark>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Body {
+    version: u32,
+    snapshots: BTreeMap<SnapshotId, Mark>,
+}
+
+impl Marks {
+    /// What is known of `id`.
+    #[must_use]
+    pub fn of(&self, id: &SnapshotId) -> Option<&Mark> {
+        self.snapshots.get(id)
+    }
+
+    /// Gives the snapshot a tag. It stays for as long as it has one.
+    ///
+    /// # Errors
+    /// [`TagError`]; nothing has changed then.
+    pub fn tag(&mut self, id: &SnapshotId, tag: &str) -> Result<(), TagError> {
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        if tag.is_empty() || tag.len() > TAG_MAX_BYTES || !tag.bytes().all(fits) {
+            return Err(TagError(tag.to_owned()));
+        }
+        self.entry(id).tags.insert(tag.to_owned());
+        Ok(())
+    }
+
+    /// Takes a tag away. Says whether it was there.
+    pub fn untag(&mut self, id: &SnapshotId, tag: &str) -> bool {
+        let was_there = self.snapshots.get_mut(id).is_some_and(|mark| mark.tags.remove(tag));
+        self.tidy();
+        was_there
+    }
+
+    /// The snapshots with this tag, oldest first.
+    pub fn tagged<'a>(&'a self, tag: &'a str) -> impl Iterator<Item = &'a SnapshotId> {
+        self.snapshots.iter().filter(move |(_, mark)| mark.tags.contains(tag)).map(|(id, _)| id)
+    }
+
+    /// The snapshot is to stay.
+    pub fn pin(&mut self, id: &SnapshotId) {
+        self.entry(id).pinned = true;
+    }
+
+    /// The snapshot may go again.
+    pub fn unpin(&mut self, id: &SnapshotId) {
+        self.entry(id).pinned = false;
+        self.tidy();
+    }
+
+    /// A restore of it has failed. From the second one in a row it is bad.
+    pub fn restore_failed(&mut self, id: &SnapshotId, reason: &str) {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix_ms = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX);
+        let reason = reason.chars().take(REASON_CHARS).collect();
+        let failures = &mut self.entry(id).failed_restores;
+        failures.push(FailedRestore { unix_ms, reason });
+        let surplus = failures.len().saturating_sub(FAILURES_OF_BAD);
+        failures.drain(..surplus);
+    }
+
+    /// A restore of it has worked, or somebody knows that it will: it is not bad.
+    pub fn restore_worked(&mut self, id: &SnapshotId) {
+        if let Some(mark) = self.snapshots.get_mut(id) {
+            mark.failed_restores.clear();
+        }
+        self.tidy();
+    }
+
+    /// Whether it is to be passed over, since it could not be restored.
+    #[must_use]
+    pub fn is_bad(&self, id: &SnapshotId) -> bool {
+        self.why_bad(id).is_some()
+    }
+
+    /// Why it is bad: what the last restore of it said.
+    #[must_use]
+    pub fn why_bad(&self, id: &SnapshotId) -> Option<&str> {
+        let failures = &self.of(id)?.failed_restores;
+        if failures.len() < FAILURES_OF_BAD { None } else { failures.last().map(|last| last.reason.as_str()) }
+    }
+
+    /// Whether it has to stay: it has a tag or is pinned.
+    #[must_use]
+    pub fn is_kept(&self, id: &SnapshotId) -> bool {
+        self.of(id).is_some_and(|mark| mark.pinned || !mark.tags.is_empty())
+    }
+
+    /// Forgets the snapshot: it has been removed.
+    pub fn forget(&mut self, id: &SnapshotId) {
+        self.snapshots.remove(id);
+    }
+
+    fn entry(&mut self, id: &SnapshotId) -> &mut Mark {
+        self.snapshots.entry(id.clone()).or_default()
+    }
+
+    fn tidy(&mut self) {
+        self.snapshots.retain(|_, mark| *mark != Mark::default());
+    }
+
+    /// The text to store.
+    ///
+    /// # Panics
+    /// Never: every field has a JSON form.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let body = Body { version: VERSION, snapshots: self.snapshots.clone() };
+        checked_json::encode(&body)
+    }
+
+    /// Reads what [`Marks::encode`] wrote to `path`.
+    ///
+    /// # Errors
+    /// [`OpenError::Unreadable`] or [`OpenError::Newer`].
+    pub fn decode(path: &Path, text: &[u8]) -> Result<Self, OpenError> {
+        let damaged = |reason: String| OpenError::Unreadable {
+            path: path.to_owned(),
+            reason: format!("{reason}; if it is removed, tags and pins are lost, and no snapshot is"),
+        };
+        let body = checked_json::open(text).map_err(|error| damaged(error.to_string()))?;
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        let Version { version } = serde_json::from_str(body).map_err(|error| damaged(error.to_string()))?;
+        if version > VERSION {
+            return Err(OpenError::Newer { path: path.to_owned(), found: version, known: VERSION });
+        }
+        let body: Body = serde_json::from_str(body).map_err(|error| damaged(error.to_string()))?;
+        Ok(Self { snapshots: body.snapshots })
+    }
+}
+
+impl JobDir {
+    /// What is known of the job's snapshots.
+    ///
+    /// # Errors
+    /// When the record is there and does not read: nothing is to be pruned then, since a tag may forbid it.
+    pub fn marks(&self) -> Result<Marks, OpenError> {
+        match self.read_record(FILE)? {
+            Some(text) => Marks::decode(&self.record_path(FILE), &text),
+            None => Ok(Marks::default()),
+        }
+    }
+
+    /// Changes what is known of the job's snapshots, durably. Several processes of a machine may do so at once: one after
+    /// the other. Of several machines, each with a directory of its own, the last one wins.
+    ///
+    /// # Errors
+    /// When the record does not read or cannot be written; it is then as it was.
+    pub fn change_marks<T>(&self, change: impl FnOnce(&mut Marks) -> T) -> Result<T, OpenError> {
+        let failed = |step, path: &Path| {
+            let path = path.to_owned();
+            move |source| OpenError::Io { step, path, source }
+        };
+        create_private_dir(self.path()).map_err(failed("create", self.path()))?;
+        let lock = self.path().join("marks.lock");
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let held = options.open(&lock).map_err(failed("open", &lock))?;
+        rustix::fs::flock(&held, FlockOperation::LockExclusive)
+            .map_err(|error| failed("lock", &lock)(error.into()))?;
+        let before = self.marks()?;
+        let mut marks = before.clone();
+        let result = change(&mut marks);
+        if marks != before {
+            self.write_record(FILE, &marks.encode())?;
+        }
+        Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::tests::sample;
+    use crate::{JobKey, StoreRoot};
+
+    fn job(dir: &Path) -> JobDir {
+        StoreRoot::open_or_create(dir).unwrap().job(&JobKey::named("job").unwrap())
+    }
+
+    #[test]
+    fn what_is_marked_is_there_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = job(&dir.path().join("store"));
+        let id = sample(7).id;
+        assert_eq!(job.marks().unwrap(), Marks::default());
+        job.change_marks(|marks| marks.tag(&id, "best")).unwrap().unwrap();
+        job.change_marks(|marks| marks.pin(&sample(8).id)).unwrap();
+        let marks = job.marks().unwrap();
+        assert!(marks.is_kept(&id) && marks.is_kept(&sample(8).id) && !marks.is_kept(&sample(9).id));
+        assert_eq!(marks.tagged("best").collect::<Vec<_>>(), [&id]);
+        assert!(job.change_marks(|marks| marks.untag(&id, "best")).unwrap());
+        assert!(!job.change_marks(|marks| marks.untag(&id, "best")).unwrap(), "it is gone");
+        job.change_marks(|marks| marks.forget(&sample(8).id)).unwrap();
+        assert_eq!(job.marks().unwrap(), Marks::default());
+    }
+
+    #[test]
+    fn the_second_failure_in_a_row_makes_it_bad() {
+        let mut marks = Marks::default();
+        let id = sample(1).id;
+        marks.restore_failed(&id, "first");
+        assert!(!marks.is_bad(&id));
+        marks.restore_worked(&id);
+        marks.restore_failed(&id, "second");
+        assert!(!marks.is_bad(&id), "one has worked in between");
+        marks.restore_failed(&id, &"long".repeat(1000));
+        marks.restore_failed(&id, "last");
+        assert_eq!(marks.why_bad(&id), Some("last"));
+        assert_eq!(marks.of(&id).unwrap().failed_restores.len(), 2, "no more than are needed");
+        assert!(marks.of(&id).unwrap().failed_restores[0].reason.len() <= REASON_CHARS);
+        assert!(!marks.is_kept(&id));
+        let read = Marks::decode(Path::new("x"), &marks.encode()).unwrap();
+        assert_eq!(read, marks);
+        marks.restore_worked(&id);
+        assert!(!marks.is_bad(&id));
+    }
+
+    #[test]
+    fn refuses_tags_that_are_none() {
+        let mut marks = Marks::default();
+        let too_long = "x".repeat(101);
+        for bad in ["", "a b", "a/b", "ä", too_long.as_str()] {
+            assert!(marks.tag(&sample(1).id, bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(marks, Marks::default());
+    }
+
+    #[test]
+    fn finds_every_flipped_bit_and_every_length() {
+        let mut marks = Marks::default();
+        marks.tag(&sample(1).id, "epoch-1").unwrap();
+        marks.restore_failed(&sample(2).id, "no such file");
+        let text = marks.encode();
+        for position in 0..text.len() {
+            for bit in 0..8 {
+                let mut flipped = text.clone();
+                flipped[position] ^= 1 << bit;
+                let read = Marks::decode(Path::new("marks.json"), &flipped);
+                assert!(matches!(read, Err(OpenError::Unreadable { .. })), "{position} {bit}: {read:?}");
+            }
+            assert!(Marks::decode(Path::new("marks.json"), &text[..position]).is_err(), "{position}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_record_is_named_and_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = job(&dir.path().join("store"));
+        job.change_marks(|marks| marks.pin(&sample(1).id)).unwrap();
+        let path = job.path().join("marks.json");
+        let mut text = std::fs::read(&path).unwrap();
+        text[100] ^= 1;
+        std::fs::write(&path, &text).unwrap();
+        let error = job.change_marks(|marks| marks.pin(&sample(2).id)).unwrap_err();
+        assert!(error.to_string().contains("marks.json"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), text);
+    }
+
+    #[test]
+    fn several_who_mark_at_once_lose_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = job(&dir.path().join("store"));
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let job = &job;
+                scope.spawn(move || {
+                    for number in 1..=5 {
+                        let id = sample(thread * 10 + number).id;
+                        job.change_marks(|marks| marks.pin(&id)).unwrap();
+                    }
+                });
+            }
+        });
+        let marks = job.marks().unwrap();
+        let pinned = (0..40).filter(|&number| marks.is_kept(&sample(number).id)).count();
+        assert_eq!(pinned, 20);
+    }
+}

@@ -1,0 +1,305 @@
+//! The directories and names below the root of a [`DirMedium`](super::DirMedium). Every file is reached through the
+//! descriptor of the directory that it lies in, which is opened without following a symbolic link below the root:
+//! nothing outside of it is ever read, written or removed.
+
+use crate::files::{create_private_dir, open_beneath, sync_dir};
+use crate::medium::record::{Notes, Operation};
+use crate::{RelPath, faults};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+/// How the names of unfinished files begin.
+pub(super) const TEMPORARY: &str = ".tmp-";
+
+/// The root.
+#[derive(Debug)]
+pub(super) struct Place {
+    root: PathBuf,
+    /// Directories (relative to the root) that this process has seen to be durable.
+    durable: Mutex<BTreeSet<PathBuf>>,
+    notes: Notes,
+}
+
+/// A directory with objects in it, and the name of one of them.
+#[derive(Debug)]
+pub(super) struct Folder {
+    dir: File,
+    /// The directory, relative to the root.
+    path: PathBuf,
+    pub(super) name: OsString,
+    notes: Notes,
+}
+
+impl Place {
+    pub(super) fn new(root: PathBuf, notes: Notes) -> Self {
+        Self { root, durable: Mutex::default(), notes }
+    }
+
+    pub(super) fn notes(&self) -> &Notes {
+        &self.notes
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(super) fn path(&self, name: &RelPath) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// Where the object `name` lies.
+    pub(super) fn folder_of(&self, name: &RelPath) -> io::Result<Folder> {
+        let (parent, name) = split(name)?;
+        Ok(self.folder(self.open_dir(parent)?, parent, name))
+    }
+
+    /// Where the object `name` is to lie; the directories are made, durably.
+    pub(super) fn make_folder_of(&self, name: &RelPath) -> io::Result<Folder> {
+        let (parent, name) = split(name)?;
+        let is_durable = self.lock_durable().contains(parent);
+        let dir = match self.open_dir(parent) {
+            Ok(dir) if is_durable => dir,
+            Ok(_) => self.make_dir(parent)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.make_dir(parent)?,
+            Err(error) => return Err(error),
+        };
+        self.lock_durable().insert(parent.to_owned());
+        Ok(self.folder(dir, parent, name))
+    }
+
+    fn folder(&self, dir: File, path: &Path, name: &OsStr) -> Folder {
+        Folder { dir, path: path.to_owned(), name: name.to_owned(), notes: self.notes.clone() }
+    }
+
+    fn lock_durable(&self) -> std::sync::MutexGuard<'_, BTreeSet<PathBuf>> {
+        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the directory `path` and those above it, as far as they are not there, and their entries durable.
+    fn make_dir(&self, path: &Path) -> io::Result<File> {
+        make_root(&self.root)?;
+        let mut dir = File::open(&self.root)?;
+        let mut above = PathBuf::new();
+        for part in path {
+            let below = above.join(part);
+            self.notes.note(|| Operation::MakeDir { path: below.clone() });
+            match rustix::fs::mkdirat(&dir, part, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+            self.notes.sync_dir(&above, || dir.sync_all())?;
+            dir = open_dir_at(&dir, Path::new(part))?;
+            above = below;
+        }
+        Ok(dir)
+    }
+
+    fn open_dir(&self, path: &Path) -> io::Result<File> {
+        let root = File::open(&self.root)?;
+        if path.as_os_str().is_empty() { Ok(root) } else { open_dir_at(&root, path) }
+    }
+
+    /// Name and facts of each object directly below `dir`.
+    pub(super) fn files(&self, dir: &Path) -> io::Result<Vec<(String, Stat)>> {
+        let dir = match self.open_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            dir => dir?,
+        };
+        let mut found = Vec::new();
+        for (name, facts) in entries(&dir)? {
+            if is_file(&facts) && !is_temporary(&name) {
+                // What is not UTF-8 is not ours.
+                let Ok(name) = name.into_string() else { continue };
+                found.push((name, facts));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes all temporary files of that age or more; returns their paths below the root.
+    pub(super) fn sweep(&self, age: Duration) -> io::Result<Vec<String>> {
+        let now = SystemTime::now();
+        let is_old = |facts: &Stat| now.duration_since(written(facts)).unwrap_or_default() >= age;
+        let mut removed = Vec::new();
+        let mut todo = vec![PathBuf::new()];
+        while let Some(path) = todo.pop() {
+            let dir = match self.open_dir(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                dir => dir?,
+            };
+            let before = removed.len();
+            for (name, facts) in entries(&dir)? {
+                if FileType::from_raw_mode(facts.st_mode).is_dir() {
+                    todo.push(path.join(name));
+                } else if is_file(&facts) && is_temporary(&name) && is_old(&facts) {
+                    faults::hit("sweep")?;
+                    let path = path.join(&name);
+                    rustix::fs::unlinkat(&dir, &name, AtFlags::empty())?;
+                    self.notes.note(|| Operation::Unlink { path: path.clone() });
+                    tracing::debug!("removed {}", self.root.join(&path).display());
+                    removed.push(path.display().to_string());
+                }
+            }
+            if removed.len() > before {
+                self.notes.sync_dir(&path, || dir.sync_all())?;
+            }
+        }
+        Ok(removed)
+    }
+}
+
+impl Folder {
+    /// Where `name` lies below the root.
+    pub(super) fn path_of(&self, name: &OsStr) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Makes a new, empty file that only its owner can read.
+    pub(super) fn create_temporary(&self) -> io::Result<(File, OsString)> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let mut name = OsString::from(format!("{TEMPORARY}{}-{number}-", std::process::id()));
+            name.push(&self.name);
+            match rustix::fs::openat(&self.dir, &name, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(file) => {
+                    // Nobody else knows of it, so that this is early enough.
+                    self.notes.note(|| Operation::Create { path: self.path_of(&name) });
+                    return Ok((File::from(file), name));
+                }
+                // Left by an earlier process of the same number.
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Opens the object for reading.
+    pub(super) fn open_file(&self) -> io::Result<File> {
+        let file = open_beneath(&self.dir, &self.name)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a plain file"));
+        }
+        Ok(file)
+    }
+
+    /// Gives the file `temporary` the object's name, unless there is something of that name.
+    pub(super) fn rename_new(&self, temporary: &OsStr) -> io::Result<()> {
+        let (dir, name) = (&self.dir, &self.name);
+        // What may turn out not to have happened is noted when it has.
+        match rustix::fs::renameat_with(dir, temporary, dir, name, RenameFlags::NOREPLACE) {
+            // Some file systems (NFS among them) do not know the flag; they know links.
+            Err(Errno::INVAL | Errno::NOSYS) => self.link_new(temporary),
+            Err(error) => Err(error.into()),
+            Ok(()) => {
+                self.note_rename(temporary);
+                Ok(())
+            }
+        }
+    }
+
+    /// As [`Folder::rename_new`], by a second name.
+    pub(super) fn link_new(&self, temporary: &OsStr) -> io::Result<()> {
+        rustix::fs::linkat(&self.dir, temporary, &self.dir, &self.name, AtFlags::empty())?;
+        let (from, to) = (self.path_of(temporary), self.path_of(&self.name));
+        self.notes.note(|| Operation::Link { from, to });
+        if let Err(error) = self.unlink(temporary) {
+            // The object is there; the next sweep takes the other name.
+            tracing::warn!("cannot remove the second name {}: {error}", temporary.display());
+        }
+        Ok(())
+    }
+
+    /// Gives the file `temporary` the object's name; what had it is gone.
+    pub(super) fn rename_over(&self, temporary: &OsStr) -> io::Result<()> {
+        rustix::fs::renameat(&self.dir, temporary, &self.dir, &self.name)?;
+        self.note_rename(temporary);
+        Ok(())
+    }
+
+    fn note_rename(&self, temporary: &OsStr) {
+        let to = || self.path_of(&self.name);
+        self.notes.note(|| Operation::Rename { from: self.path_of(temporary), to: to() });
+    }
+
+    /// Removes the file `name`.
+    pub(super) fn unlink(&self, name: &OsStr) -> io::Result<()> {
+        rustix::fs::unlinkat(&self.dir, name, AtFlags::empty())?;
+        self.notes.note(|| Operation::Unlink { path: self.path_of(name) });
+        Ok(())
+    }
+
+    /// Makes the directory's entries durable.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        faults::hit("sync-dir")?;
+        self.notes.sync_dir(&self.path, || self.dir.sync_all())
+    }
+}
+
+fn is_temporary(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(TEMPORARY.as_bytes())
+}
+
+fn is_file(facts: &Stat) -> bool {
+    FileType::from_raw_mode(facts.st_mode).is_file()
+}
+
+/// The directory and the last component of an object's name.
+fn split(name: &RelPath) -> io::Result<(&Path, &OsStr)> {
+    let path: &Path = name.as_ref();
+    let last = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    if is_temporary(last) {
+        let message = format!("names of objects do not begin with {TEMPORARY}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    Ok((path.parent().unwrap_or(Path::new("")), last))
+}
+
+fn open_dir_at(dir: &File, path: &Path) -> io::Result<File> {
+    let found = open_beneath(dir, path)?;
+    if found.metadata()?.is_dir() { Ok(found) } else { Err(io::ErrorKind::NotADirectory.into()) }
+}
+
+/// Makes the root and what is missing above it, durably.
+fn make_root(root: &Path) -> io::Result<()> {
+    if root.exists() {
+        return Ok(());
+    }
+    let parent = root.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    make_root(parent)?;
+    create_private_dir(root)?;
+    sync_dir(parent)
+}
+
+/// Names and facts of all that lies in `dir`. What is removed meanwhile is left out.
+/// When a file was written last.
+pub(super) fn written(facts: &Stat) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(facts.st_mtime.try_into().unwrap_or(0))
+}
+
+fn entries(dir: &File) -> io::Result<Vec<(OsString, Stat)>> {
+    let mut found = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(facts) => found.push((name.to_owned(), facts)),
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(found)
+}

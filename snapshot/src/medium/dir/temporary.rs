@@ -1,0 +1,68 @@
+//! A file that is not an object yet.
+
+use super::place::{Folder, Place};
+use crate::medium::record::{Notes, Operation};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A file under a temporary name, removed again unless it is published.
+pub(super) struct Temporary {
+    pub(super) file: Arc<File>,
+    folder: Folder,
+    name: OsString,
+    published: bool,
+    notes: Notes,
+}
+
+impl Temporary {
+    pub(super) fn new(place: &Place, folder: Folder) -> io::Result<Self> {
+        let (file, name) = folder.create_temporary()?;
+        Ok(Self { file: Arc::new(file), folder, name, published: false, notes: place.notes().clone() })
+    }
+
+    /// Notes an operation on this file, given its path below the root.
+    pub(super) fn note(&self, operation: impl FnOnce(PathBuf) -> Operation) {
+        self.notes.note(|| operation(self.folder.path_of(&self.name)));
+    }
+
+    /// Makes its content and length durable. Once this has failed nothing is known of them, and it has to be dropped.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.notes.sync_file(&self.folder.path_of(&self.name), || self.file.sync_data())
+    }
+
+    /// Gives it its name, durably, unless there is something of that name.
+    pub(super) fn publish_new(mut self) -> io::Result<()> {
+        self.folder.rename_new(&self.name)?;
+        self.published = true;
+        self.folder.sync()
+    }
+
+    /// Gives it its name, durably, instead of what has it now.
+    pub(super) fn publish_over(mut self) -> io::Result<()> {
+        self.folder.rename_over(&self.name)?;
+        self.published = true;
+        self.folder.sync()
+    }
+}
+
+#[cfg(test)]
+impl Temporary {
+    pub(super) fn link_new(&self) -> io::Result<()> {
+        self.folder.link_new(&self.name)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.published
+            && let Err(error) = self.folder.unlink(&self.name)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            // Not a loss: nobody sees it, and the next sweep takes it.
+            tracing::warn!("cannot remove the unfinished file {}: {error}", self.name.display());
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! Saving: several threads take the next chunk, read it into the block of their own pack, name it, and keep it if
+//! nobody has it yet.
+
+use super::known::Known;
+use super::packer::Packer;
+use super::{PackStore, Turn};
+use crate::chunk::{Chunk, ChunkId, is_zeroes};
+use crate::medium::read_all;
+use crate::pack::{Index, PACKS, PackId};
+use crate::store::{Input, ProgressFn, SnapshotWriter, Store};
+use crate::{DataFile, Manifest, RelPath, SaveError, SnapshotId, faults, sealed};
+use std::collections::HashSet;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Room to leave free beside the estimate: an eighth of it, and never less than this (bytes).
+const SPARE_MIN_BYTES: u64 = 1 << 20;
+
+/// A snapshot that is being written.
+pub struct Saving<'a> {
+    common: Common<'a>,
+    _turn: Turn<'a>,
+    id: SnapshotId,
+    /// One for each thread that has found something new.
+    packers: Vec<Option<Packer>>,
+    /// Packs that are durable, with or without their indexes.
+    finished: Vec<Index>,
+    files: Vec<DataFile>,
+    is_committed: bool,
+}
+
+/// What the threads share.
+struct Common<'a> {
+    store: &'a PackStore,
+    needed_bytes: u64,
+    /// What this snapshot has brought.
+    new_chunks: Mutex<HashSet<ChunkId>>,
+    stored_bytes: AtomicU64,
+}
+
+impl<'a> Saving<'a> {
+    /// Begins the snapshot `id` when it is its turn; see [`crate::Store::begin`].
+    pub fn begin(store: &'a PackStore, id: &SnapshotId, needed_bytes: u64) -> Result<Self, SaveError> {
+        let turn = store.saving.take();
+        let name = sealed::name(id);
+        let failed = |step| move |source| SaveError::Io { step, path: store.address(&name), source };
+        if store.limits.shared.is_some() {
+            // Somebody else may have removed what was there.
+            store.refresh()?;
+        }
+        store.with_known(|_| ())?;
+        let wanted_bytes = needed_bytes.min(expected_bytes(store, needed_bytes)?);
+        let wanted_bytes = wanted_bytes + (wanted_bytes / 8).max(SPARE_MIN_BYTES);
+        if let Some(available_bytes) = store.medium.free_bytes().map_err(failed("look for room for"))?
+            && available_bytes < wanted_bytes
+        {
+            let path = store.address(&PackStore::manifests());
+            return Err(SaveError::NoSpace { path, needed_bytes: wanted_bytes, available_bytes });
+        }
+        let common = Common {
+            store,
+            needed_bytes: wanted_bytes,
+            new_chunks: Mutex::default(),
+            stored_bytes: AtomicU64::new(0),
+        };
+        Ok(Self {
+            common,
+            _turn: turn,
+            id: id.clone(),
+            packers: Vec::new(),
+            finished: Vec::new(),
+            files: Vec::new(),
+            is_committed: false,
+        })
+    }
+}
+
+impl Common<'_> {
+    /// Names the failed step; a full disk is told apart, with the room that is needed.
+    fn failed(&self, step: &'static str, name: &RelPath) -> impl FnOnce(io::Error) -> SaveError + use<> {
+        let path = self.store.address(name);
+        let (needed_bytes, medium) = (self.needed_bytes, self.store.medium.clone());
+        move |source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                let available_bytes = medium.free_bytes().ok().flatten().unwrap_or(0);
+                SaveError::NoSpace { path, needed_bytes, available_bytes }
+            }
+            _ => SaveError::Io { step, path, source },
+        }
+    }
+
+    fn failed_pack(&self, pack: Option<PackId>) -> impl FnOnce(io::Error) -> SaveError + use<> {
+        let name = pack.map_or_else(|| RelPath::new(PACKS).expect("a plain path"), |pack| pack.pack());
+        self.failed("write", &name)
+    }
+
+    /// Whether the caller is the one to store the chunk: the first of this snapshot, and nobody before.
+    fn claim(&self, id: ChunkId) -> Result<bool, SaveError> {
+        if self.store.with_known(|known| known.has(&id))? {
+            return Ok(false);
+        }
+        Ok(self.new_chunks.lock().unwrap_or_else(PoisonError::into_inner).insert(id))
+    }
+
+    /// Whether what a source says of content that it has not read can be: this store has such a chunk, of that length.
+    fn is_there(&self, id: &ChunkId, bytes: usize) -> Result<bool, SaveError> {
+        Ok(id.is_zeroes() || self.store.with_known(|known| known.has_of(id, bytes))?)
+    }
+
+    /// Takes the chunk `task` of `input` into the snapshot.
+    fn store_chunk(
+        &self,
+        input: &Input<'_>,
+        task: &Task,
+        slot: &mut Option<Packer>,
+        finished: &Mutex<Vec<Index>>,
+    ) -> Result<Chunk, SaveError> {
+        let codec = &self.store.codec;
+        let length = usize::try_from(task.end - task.begin).expect("a chunk is small");
+        let chunk = |id| Chunk { id, bytes: u32::try_from(length).expect("a chunk is small") };
+        if let Some(id) = input.from.known(task.begin..task.end)
+            && self.is_there(&id, length)?
+        {
+            return Ok(chunk(id));
+        }
+        if let Some(full) = slot.take_if(|packer| packer.bytes() >= self.store.limits.pack_bytes) {
+            let index = self.finish(full)?;
+            finished.lock().unwrap_or_else(PoisonError::into_inner).extend(index);
+        }
+        let packer = match slot {
+            Some(packer) => packer,
+            None => {
+                let begun = Packer::new(&*self.store.medium, codec).map_err(self.failed_pack(None))?;
+                slot.insert(begun)
+            }
+        };
+        let failed = self.failed_pack(Some(packer.pack()));
+        let content = packer.place(length, codec).map_err(failed)?;
+        let unreadable = |source| SaveError::Source { path: input.path.to_string(), source };
+        input.from.read_at(task.begin, content).map_err(unreadable)?;
+        if is_zeroes(content) {
+            return Ok(chunk(ChunkId::ZEROES));
+        }
+        let id = codec.id(content);
+        if self.claim(id)? {
+            let stored_bytes = packer.keep(id, length, codec);
+            self.stored_bytes.fetch_add(stored_bytes, Ordering::Relaxed);
+        }
+        Ok(chunk(id))
+    }
+
+    /// Makes a pack durable. Where what is unfinished is kept, it gets its index at once and is known from now on; it
+    /// is not this snapshot's to remove any more. Otherwise its index is returned.
+    fn finish(&self, packer: Packer) -> Result<Option<Index>, SaveError> {
+        let failed = self.failed_pack(Some(packer.pack()));
+        let index = packer.finish().map_err(failed)?;
+        if !self.store.limits.keeps_unfinished {
+            return Ok(Some(index));
+        }
+        self.write_index(&index)?;
+        self.store.change_known(|known: &mut Known| known.add(&index));
+        Ok(None)
+    }
+
+    fn write_index(&self, index: &Index) -> Result<(), SaveError> {
+        let name = index.pack.index();
+        self.store.write_index(index).map_err(self.failed("write", &name))
+    }
+
+    /// What one thread does.
+    fn work(
+        &self,
+        work: &Work<'_>,
+        slot: &mut Option<Packer>,
+        progress: ProgressFn,
+    ) -> Result<(), SaveError> {
+        while let Some((number, task)) = work.next() {
+            let input = &work.inputs[task.input];
+            let chunk = self.store_chunk(input, task, slot, &work.finished)?;
+            let bytes = chunk.bytes.into();
+            work.chunks[number].set(chunk).expect("each is taken once");
+            if work.left[task.input].fetch_sub(1, Ordering::AcqRel) == 1 {
+                input
+                    .from
+                    .taken()
+                    .map_err(|source| SaveError::Source { path: input.path.to_string(), source })?;
+            }
+            progress(bytes);
+        }
+        Ok(())
+    }
+}
+
+impl Saving<'_> {
+    /// Makes packs durable and writes their indexes.
+    fn finish_packs(&mut self) -> Result<(), SaveError> {
+        for packer in std::mem::take(&mut self.packers).into_iter().flatten() {
+            if packer.is_empty() {
+                continue;
+            }
+            faults::hit("save-sync").map_err(self.common.failed_pack(None))?;
+            self.finished.extend(self.common.finish(packer)?);
+        }
+        self.finished.iter().try_for_each(|index| self.common.write_index(index))
+    }
+
+    /// After a commit that failed, the manifest may be there, and be gone after a crash: better that it is not there at
+    /// all. Somebody else's is left alone.
+    fn take_back(&mut self, name: &RelPath, content: &[u8]) -> Result<(), SaveError> {
+        let medium = &self.common.store.medium;
+        let removed = match read_all(&**medium, name, sealed::MANIFEST_MAX_BYTES) {
+            Ok(found) if found != content => return Err(SaveError::Taken(self.id.to_string())),
+            Ok(_) => medium.remove(name),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            tracing::warn!("cannot remove {}: {error}", medium.describe(name));
+            // What may be a snapshot keeps what it needs.
+            self.finished.clear();
+        }
+        Ok(())
+    }
+
+    /// Looks, after the commit, whether all is still there that was found known: another machine, which could not see
+    /// that it is needed before the manifest was there, may have removed it. If something is not, the snapshot goes.
+    fn confirm(&mut self, name: &RelPath, content: &[u8], manifest: &Manifest) -> Result<(), SaveError> {
+        let store = self.common.store;
+        let is_there = store.refresh().and_then(|()| {
+            let mut chunks = manifest.files.iter().flat_map(|file| &file.chunks);
+            store.with_known(|known| chunks.all(|chunk| chunk.id.is_zeroes() || known.has(&chunk.id)))
+        });
+        let failure = match is_there {
+            Ok(true) => return Ok(()),
+            Ok(false) => SaveError::Overtaken(self.id.to_string()),
+            Err(error) => error.into(),
+        };
+        self.take_back(name, content)?;
+        Err(failure)
+    }
+
+    /// Removes packs of a snapshot that does not come to be. What stays is nobody's and is swept later.
+    fn give_up(&mut self) {
+        let store = self.common.store;
+        let _still = store.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let finished = std::mem::take(&mut self.finished);
+        // Who has read the indexes meanwhile knows them.
+        store.change_known(|known| known.forget_packs(&finished.iter().map(|index| index.pack).collect()));
+        for index in finished {
+            for name in [index.pack.index(), index.pack.pack()] {
+                if let Err(error) = store.medium.remove(&name) {
+                    tracing::warn!("cannot remove {}: {error}", store.medium.describe(&name));
+                    break;
+                }
+            }
+        }
+    }
+}
+
+impl SnapshotWriter for Saving<'_> {
+    fn put(&mut self, files: &[Input<'_>], progress: ProgressFn) -> Result<(), SaveError> {
+        let work = Work::new(files);
+        for input in files.iter().filter(|input| input.from.bytes() == 0) {
+            let failed = |source| SaveError::Source { path: input.path.to_string(), source };
+            input.from.taken().map_err(failed)?;
+        }
+        let threads = self.common.store.limits.threads().min(work.tasks.len());
+        let mut packers = std::mem::take(&mut self.packers);
+        packers.resize_with(packers.len().max(threads), || None);
+        let result = std::thread::scope(|scope| {
+            let (common, work) = (&self.common, &work);
+            let run = |slot| {
+                common.work(work, slot, progress).inspect_err(|_| work.stop.store(true, Ordering::Relaxed))
+            };
+            let running: Vec<_> =
+                packers.iter_mut().take(threads).map(|slot| scope.spawn(move || run(slot))).collect();
+            let ended = running.into_iter().map(|thread| thread.join().expect("no panic in a save"));
+            ended.fold(Ok(()), Result::and)
+        });
+        self.packers = packers;
+        self.finished
+            .extend(std::mem::take(&mut *work.finished.lock().unwrap_or_else(PoisonError::into_inner)));
+        result?;
+        self.files.extend(work.into_files());
+        Ok(())
+    }
+
+    fn commit(mut self: Box<Self>, mut manifest: Manifest) -> Result<Manifest, SaveError> {
+        manifest.files = std::mem::take(&mut self.files);
+        manifest.stored_bytes = Some(self.common.stored_bytes.load(Ordering::Relaxed));
+        self.finish_packs()?;
+        let name = sealed::name(&self.id);
+        faults::hit("save-before-commit").map_err(self.common.failed("commit", &name))?;
+        let content = sealed::encode(&manifest, &self.common.store.codec)
+            .map_err(|error| self.common.failed("commit", &name)(io::Error::other(error)))?;
+        if let Err(error) = self.common.store.medium.put_new(&name, &content) {
+            if error.kind() == io::ErrorKind::AlreadyExists {
+                return Err(SaveError::Taken(self.id.to_string()));
+            }
+            self.take_back(&name, &content)?;
+            return Err(self.common.failed("commit", &name)(error));
+        }
+        let store = self.common.store;
+        store.change_known(|known: &mut Known| self.finished.iter().for_each(|index| known.add(index)));
+        if store.limits.shared.is_some() {
+            self.confirm(&name, &content, &manifest)?;
+        }
+        self.finished.clear();
+        self.is_committed = true;
+        faults::hit("save-after-commit").map_err(self.common.failed("commit", &name))?;
+        Ok(manifest)
+    }
+}
+
+impl Drop for Saving<'_> {
+    fn drop(&mut self) {
+        // Those in writing go by themselves, and first: the medium is not to be full of them.
+        self.packers.clear();
+        if !self.is_committed {
+            self.give_up();
+        }
+    }
+}
+
+/// How much a snapshot of `needed_bytes` will bring, going by the newest one; `needed_bytes` if there is none.
+fn expected_bytes(store: &PackStore, needed_bytes: u64) -> Result<u64, SaveError> {
+    let Some(newest) = store.ids()?.pop() else { return Ok(needed_bytes) };
+    // One that does not read says nothing.
+    let Ok(newest) = store.manifest(&newest) else { return Ok(needed_bytes) };
+    let Some(stored_bytes) = newest.stored_bytes else { return Ok(needed_bytes) };
+    let more_bytes = needed_bytes.saturating_sub(newest.data_bytes());
+    Ok(stored_bytes.saturating_mul(2).saturating_add(more_bytes))
+}
+
+/// One chunk to store.
+struct Task {
+    input: usize,
+    begin: u64,
+    end: u64,
+}
+
+/// All chunks to store, and what became of them.
+struct Work<'a> {
+    inputs: &'a [Input<'a>],
+    tasks: Vec<Task>,
+    next: AtomicUsize,
+    stop: AtomicBool,
+    /// For each task.
+    chunks: Vec<OnceLock<Chunk>>,
+    /// For each input: chunks that are not taken yet.
+    left: Vec<AtomicUsize>,
+    finished: Mutex<Vec<Index>>,
+}
+
+impl<'a> Work<'a> {
+    fn new(inputs: &'a [Input<'a>]) -> Self {
+        let mut tasks = Vec::new();
+        let mut left = Vec::new();
+        for (input, Input { from, .. }) in inputs.iter().enumerate() {
+            let before = tasks.len();
+            let mut begin = 0;
+            while begin < from.bytes() {
+                let end = from.chunk_end(begin);
+                assert!(
+                    end > begin && end - begin <= crate::chunk::CHUNK_BYTES as u64,
+                    "a chunk of {begin}..{end}"
+                );
+                tasks.push(Task { input, begin, end });
+                begin = end;
+            }
+            left.push(AtomicUsize::new(tasks.len() - before));
+        }
+        let chunks = tasks.iter().map(|_| OnceLock::new()).collect();
+        let (next, stop, finished) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::default());
+        Self { inputs, tasks, next, stop, chunks, left, finished }
+    }
+
+    fn next(&self) -> Option<(usize, &Task)> {
+        if self.stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        Some((number, self.tasks.get(number)?))
+    }
+
+    fn into_files(self) -> Vec<DataFile> {
+        let file = |input: &Input<'_>| DataFile {
+            path: input.path.clone(),
+            bytes: input.from.bytes(),
+            blake3: None,
+            chunks: Vec::new(),
+        };
+        let mut files: Vec<_> = self.inputs.iter().map(file).collect();
+        for (task, chunk) in self.tasks.iter().zip(self.chunks) {
+            files[task.input].chunks.push(chunk.into_inner().expect("all were taken"));
+        }
+        files
+    }
+}

@@ -1,0 +1,292 @@
+//! Which snapshots may go.
+
+use crate::store::Listed;
+use crate::{Manifest, Marks, ReadError, SnapshotId};
+use std::collections::HashSet;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// What is to be kept besides the newest snapshots, for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeepEvery {
+    /// The first snapshot of each such stretch of time, counted from 1970 UTC.
+    Time(Duration),
+    /// The first of each so many numbers.
+    Nth(u64),
+}
+
+/// Why a text is no [`KeepEvery`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is neither a duration, such as 6h or 1day, nor a number of snapshots from 1 on, such as 100")]
+pub struct KeepEveryError(String);
+
+impl FromStr for KeepEvery {
+    type Err = KeepEveryError;
+
+    fn from_str(text: &str) -> Result<Self, KeepEveryError> {
+        let wrong = || KeepEveryError(text.to_owned());
+        if let Ok(number) = text.parse() {
+            return if number == 0 { Err(wrong()) } else { Ok(Self::Nth(number)) };
+        }
+        match humantime::parse_duration(text) {
+            Ok(time) if time.as_millis() > 0 => Ok(Self::Time(time)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl KeepEvery {
+    /// The stretch that the snapshot falls into.
+    fn stretch(self, manifest: &Manifest) -> u128 {
+        match self {
+            Self::Time(time) => u128::from(manifest.taken_unix_ms) / time.as_millis().max(1),
+            Self::Nth(count) => u128::from(manifest.id.sequence() / count.max(1)),
+        }
+    }
+}
+
+/// How many snapshots stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// So many of the newest good ones, at least 1.
+    pub keep: usize,
+    /// And these.
+    pub every: Option<KeepEvery>,
+}
+
+impl Retention {
+    /// The newest `keep`, and no others.
+    #[must_use]
+    pub fn newest(keep: usize) -> Self {
+        Self { keep, every: None }
+    }
+}
+
+/// What happened to the job, as far as it decides which snapshots it can go on from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// Snapshots of a history that did not happen, by their numbers, both ends included: the job was resumed from an
+    /// older one.
+    pub abandoned: Vec<(u64, u64)>,
+    /// When the job was last seen to work, milliseconds since 1970 UTC; `None` if nobody looks. Later snapshots may be
+    /// those of a job that hangs.
+    pub worked_until_unix_ms: Option<u64>,
+}
+
+impl History {
+    fn has(&self, id: &SnapshotId) -> bool {
+        let number = id.sequence();
+        !self.abandoned.iter().any(|(first, last)| (*first..=*last).contains(&number))
+    }
+}
+
+/// The snapshots to remove, oldest first. What stays:
+/// - the newest `keep` good ones: those whose manifest reads, that are not marked bad, and that are not abandoned;
+/// - abandoned ones, until so many good ones are newer;
+/// - the newest good one of when the job was last seen to work, or the oldest there is: if it hangs, it goes on from
+///   there;
+/// - everything newer than the newest good one, for somebody to look at; so the last good one never goes, and an
+///   older one goes only once there is a newer one;
+/// - what has a tag or is pinned;
+/// - what cannot be read for another reason than damage that is certain: a key that is missing, a newer version, a disk
+///   that says it cannot;
+/// - the oldest good one of each stretch of `every`: it stays the oldest whatever comes later.
+#[must_use]
+pub fn choose_prunable(
+    listed: &[Listed],
+    retention: &Retention,
+    marks: &Marks,
+    history: &History,
+) -> Vec<SnapshotId> {
+    let mut sound: Vec<&Manifest> = listed.iter().filter_map(|one| one.manifest.as_ref().ok()).collect();
+    sound.retain(|manifest| !marks.is_bad(&manifest.id));
+    sound.sort_by(|one, other| one.id.cmp(&other.id));
+    let good: Vec<&Manifest> = sound.iter().copied().filter(|manifest| history.has(&manifest.id)).collect();
+    let Some(newest) = good.last() else { return Vec::new() };
+    let keep = retention.keep.max(1);
+    let oldest = &good[good.len().saturating_sub(keep)].id;
+    let stays = |id: &&SnapshotId| good.len() < keep || *id >= oldest;
+    let mut kept: HashSet<&SnapshotId> = sound.iter().map(|manifest| &manifest.id).filter(stays).collect();
+    if let Some(until) = history.worked_until_unix_ms {
+        let worked = good.iter().rev().find(|manifest| manifest.taken_unix_ms <= until);
+        kept.extend(worked.or(good.first()).map(|manifest| &manifest.id));
+    }
+    if let Some(every) = retention.every {
+        let mut stretches = HashSet::new();
+        let first = sound.iter().filter(|manifest| stretches.insert(every.stretch(manifest)));
+        kept.extend(first.map(|manifest| &manifest.id));
+    }
+    let goes = |id: &&SnapshotId| **id < newest.id && !kept.contains(id) && !marks.is_kept(id);
+    // What cannot be read for another reason may be as good as any.
+    let is_known = |one: &&Listed| match &one.manifest {
+        Ok(_) => true,
+        Err(ReadError::Damaged { damage, .. }) => damage.is_certain(),
+        Err(_) => false,
+    };
+    let mut gone: Vec<_> = listed.iter().filter(is_known).map(|one| &one.id).filter(goes).cloned().collect();
+    gone.sort();
+    gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Damage;
+    use crate::manifest::tests::sample;
+    use crate::store::damaged;
+
+    fn listed(states: &[bool]) -> Vec<Listed> {
+        let one = |(index, sound): (usize, &bool)| {
+            let sequence = index as u64 + 1;
+            let manifest = Manifest { taken_unix_ms: sequence * 3_600_000, ..sample(sequence) };
+            let id = manifest.id.clone();
+            let broken = || damaged(&id, Damage::Manifest("gone".into()));
+            Listed { manifest: if *sound { Ok(manifest) } else { Err(broken()) }, id: id.clone() }
+        };
+        states.iter().enumerate().map(one).collect()
+    }
+
+    fn pruned_with(states: &[bool], retention: &Retention, marks: &Marks) -> Vec<u64> {
+        pruned_after(states, retention, marks, &History::default())
+    }
+
+    fn pruned_after(states: &[bool], retention: &Retention, marks: &Marks, history: &History) -> Vec<u64> {
+        choose_prunable(&listed(states), retention, marks, history).iter().map(SnapshotId::sequence).collect()
+    }
+
+    fn pruned(states: &[bool], keep: usize) -> Vec<u64> {
+        pruned_with(states, &Retention::newest(keep), &Marks::default())
+    }
+
+    #[test]
+    fn keeps_the_newest_sound_ones() {
+        assert_eq!(pruned(&[true, true, true, true], 2), [1, 2]);
+        assert_eq!(pruned(&[true, true], 3), [0; 0]);
+        assert_eq!(pruned(&[true, true, true], 0), [1, 2], "never the last one");
+    }
+
+    /// The timer goes on while a job hangs, until that is noticed.
+    #[test]
+    fn the_last_one_of_when_it_worked_stays() {
+        let (two, marks) = (Retention::newest(2), Marks::default());
+        let after =
+            |hours: u64| History { worked_until_unix_ms: Some(hours * 3_600_000), ..History::default() };
+        assert_eq!(pruned_after(&[true; 6], &two, &marks, &after(3)), [1, 2, 4]);
+        assert_eq!(pruned_after(&[true; 6], &two, &marks, &after(6)), [1, 2, 3, 4], "it works");
+        assert_eq!(pruned_after(&[true, true, false, true, true, true], &two, &marks, &after(3)), [1, 3, 4]);
+        assert_eq!(pruned_after(&[true; 6], &two, &marks, &after(0)), [2, 3, 4], "all are later");
+    }
+
+    #[test]
+    fn abandoned_ones_do_not_count_and_go_later() {
+        let (three, marks) = (Retention::newest(3), Marks::default());
+        let history =
+            |abandoned: &[(u64, u64)]| History { abandoned: abandoned.to_vec(), ..History::default() };
+        // Resumed from 2 on purpose, then 5 was taken.
+        assert_eq!(pruned_after(&[true; 5], &three, &marks, &history(&[(3, 4)])), [0; 0]);
+        assert_eq!(pruned_after(&[true; 6], &three, &marks, &history(&[(3, 4)])), [1]);
+        assert_eq!(pruned_after(&[true; 7], &three, &marks, &history(&[(3, 4)])), [1, 2, 3, 4]);
+        assert_eq!(
+            pruned_after(&[true; 4], &three, &marks, &history(&[(1, 4)])),
+            [0; 0],
+            "there is no other"
+        );
+    }
+
+    #[test]
+    fn damaged_ones_are_not_counted_as_kept() {
+        assert_eq!(pruned(&[true, true, false, true], 2), [1, 3], "the old damaged one goes");
+        assert_eq!(pruned(&[true, false], 1), [0; 0], "the sound one stays although a newer exists");
+        assert_eq!(pruned(&[false, false], 1), [0; 0]);
+    }
+
+    #[test]
+    fn bad_ones_are_not_counted_as_kept() {
+        let mut marks = Marks::default();
+        for _ in 0..2 {
+            marks.restore_failed(&sample(2).id, "no");
+            marks.restore_failed(&sample(4).id, "no");
+        }
+        let two = Retention::newest(2);
+        assert_eq!(pruned_with(&[true; 4], &two, &marks), [2], "1 and 3 are the newest two that are good");
+        marks.restore_failed(&sample(1).id, "no");
+        assert_eq!(pruned_with(&[true; 4], &two, &marks), [2], "one failure does not make it bad");
+        for number in [1, 3] {
+            marks.restore_failed(&sample(number).id, "no");
+            marks.restore_failed(&sample(number).id, "no");
+        }
+        assert_eq!(pruned_with(&[true; 4], &two, &marks), [0; 0], "nothing goes when there is no good one");
+    }
+
+    #[test]
+    fn tagged_and_pinned_ones_stay() {
+        let mut marks = Marks::default();
+        marks.tag(&sample(1).id, "epoch-1").unwrap();
+        marks.pin(&sample(3).id);
+        let one = Retention::newest(1);
+        assert_eq!(pruned_with(&[true; 5], &one, &marks), [2, 4]);
+        assert_eq!(pruned_with(&[true, true, false, true, true], &one, &marks), [2, 4], "a damaged one too");
+        marks.untag(&sample(1).id, "epoch-1");
+        marks.unpin(&sample(3).id);
+        assert_eq!(pruned_with(&[true; 5], &one, &marks), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn one_of_each_stretch_stays() {
+        let nth = Retention { keep: 1, every: Some("3".parse().unwrap()) };
+        assert_eq!(pruned_with(&[true; 8], &nth, &Marks::default()), [2, 4, 5, 7], "1, 3, 6 and the newest");
+        let damaged = [true, true, false, true, true, true, true, true];
+        assert_eq!(pruned_with(&damaged, &nth, &Marks::default()), [2, 3, 5, 7], "4 stands in for 3");
+        let hours = Retention { keep: 2, every: Some("4h".parse().unwrap()) };
+        assert_eq!(
+            pruned_with(&[true; 10], &hours, &Marks::default()),
+            [2, 3, 5, 6, 7],
+            "1, 4, 8, and 9, 10"
+        );
+    }
+
+    #[test]
+    fn who_prunes_often_keeps_what_who_prunes_once_keeps() {
+        let retention = Retention { keep: 2, every: Some(KeepEvery::Nth(5)) };
+        let all = listed(&[true; 40]);
+        let mut left: Vec<Listed> = Vec::new();
+        for one in listed(&[true; 40]) {
+            left.push(one);
+            let goes = choose_prunable(&left, &retention, &Marks::default(), &History::default());
+            left.retain(|one| !goes.contains(&one.id));
+        }
+        let goes = choose_prunable(&all, &retention, &Marks::default(), &History::default());
+        let once: Vec<_> = all.iter().map(|one| &one.id).filter(|id| !goes.contains(id)).collect();
+        assert_eq!(left.iter().map(|one| &one.id).collect::<Vec<_>>(), once);
+    }
+
+    #[test]
+    fn reads_durations_and_numbers() {
+        assert_eq!("6h".parse(), Ok(KeepEvery::Time(Duration::from_secs(6 * 3600))));
+        assert_eq!("100".parse(), Ok(KeepEvery::Nth(100)));
+        for bad in ["", "0", "0s", "-1", "6 hats", "1.5"] {
+            assert!(bad.parse::<KeepEvery>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_disk_cannot_read_may_be_as_good_as_any() {
+        let mut all = listed(&[true, true, true, true]);
+        let source = std::io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error());
+        all[0].manifest = Err(damaged(&sample(1).id, Damage::Unreadable { path: "1".into(), source }));
+        assert_eq!(
+            choose_prunable(&all, &Retention::newest(1), &Marks::default(), &History::default()),
+            [all[1].id.clone(), all[2].id.clone()]
+        );
+    }
+
+    #[test]
+    fn what_needs_another_key_is_not_damaged() {
+        let mut all = listed(&[true, true, true, true]);
+        all[0].manifest = Err(ReadError::Key { what: "1".into(), reason: "another key" });
+        assert_eq!(
+            choose_prunable(&all, &Retention::newest(1), &Marks::default(), &History::default()),
+            [all[1].id.clone(), all[2].id.clone()]
+        );
+    }
+}

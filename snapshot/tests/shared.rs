@@ -1,0 +1,110 @@
+//! Two machines that know nothing of each other use one store, as object stores are used.
+
+mod common;
+
+use ckpt_snapshot::codec::Codec;
+use ckpt_snapshot::packed::{Limits, PackStore};
+use ckpt_snapshot::*;
+use common::manifest;
+use common::memory::Memory;
+use common::small::{Parts, content, file, holds, save};
+use std::sync::Arc;
+
+fn store(memory: &Memory) -> PackStore {
+    let limits = Limits { workers: 1, pack_bytes: 2000, ..Limits::remote() };
+    PackStore::new(Arc::new(memory.clone()), Codec::default(), limits)
+}
+
+/// Begins the snapshot number `sequence` and gives it these chunks.
+fn begin<'a>(store: &'a PackStore, sequence: u64, parts: &[u64]) -> Box<dyn SnapshotWriter + 'a> {
+    let content = content(parts);
+    let mut writer = store.begin(&manifest(sequence).id, content.len() as u64).unwrap();
+    writer.put(&[Input { path: file(), from: &Parts(&content) }], &|_| {}).unwrap();
+    writer
+}
+
+#[test]
+fn packs_of_a_snapshot_that_is_being_written_stay() {
+    let memory = Memory::default();
+    let (one, other) = (store(&memory), store(&memory));
+    save(&other, 1, &[50, 51]).unwrap();
+    let writer = begin(&one, 2, &(1..=10).collect::<Vec<_>>());
+    // A pack whose index is still to come.
+    let pack = memory.names(".pack").pop().unwrap();
+    memory.set("packs/00000000000000000000000000000007.pack", memory.objects()[&pack].to_vec());
+    let before = memory.names("");
+    assert!(before.len() > 8, "{before:?}");
+    assert!(other.sweep().unwrap().is_empty());
+    assert_eq!(other.reclaim().unwrap(), Reclaimed::default());
+    assert_eq!(memory.names(""), before);
+    writer.commit(manifest(2)).unwrap();
+    holds(&store(&memory), 2, &(1..=10).collect::<Vec<_>>()).unwrap();
+    // Those that nobody has come back for go in time.
+    one.remove(&manifest(2).id).unwrap();
+    memory.grow_old();
+    assert_eq!(other.sweep().unwrap(), ["packs/00000000000000000000000000000007.pack"]);
+    assert!(other.reclaim().unwrap().freed_bytes > 10_000);
+    holds(&store(&memory), 1, &[50, 51]).unwrap();
+}
+
+#[test]
+fn what_one_has_written_itself_goes_at_once() {
+    let memory = Memory::default();
+    let (one, other) = (store(&memory), store(&memory));
+    save(&one, 1, &[1, 2, 3]).unwrap();
+    save(&other, 2, &[4, 5, 6]).unwrap();
+    one.remove(&manifest(1).id).unwrap();
+    one.remove(&manifest(2).id).unwrap();
+    let before = memory.names(".pack").len();
+    assert!(one.reclaim().unwrap().freed_bytes > 3000);
+    assert_eq!(memory.names(".pack").len(), before / 2, "the other one's stay");
+    assert!(other.reclaim().unwrap().freed_bytes > 3000);
+    assert!(memory.names(".pack").is_empty());
+}
+
+#[test]
+fn what_another_machine_has_removed_is_stored_anew() {
+    let memory = Memory::default();
+    let (one, other) = (store(&memory), store(&memory));
+    save(&one, 1, &[1, 2, 3]).unwrap();
+    save(&other, 2, &[9]).unwrap();
+    other.remove(&manifest(1).id).unwrap();
+    memory.grow_old();
+    assert!(other.reclaim().unwrap().freed_bytes > 3000);
+    save(&one, 3, &[1, 2, 3]).unwrap();
+    holds(&store(&memory), 3, &[1, 2, 3]).unwrap();
+}
+
+#[test]
+fn what_another_machine_removes_meanwhile_is_found_missing() {
+    let memory = Memory::default();
+    let (one, other) = (store(&memory), store(&memory));
+    save(&one, 1, &[1, 2, 3]).unwrap();
+    save(&one, 2, &[9]).unwrap();
+    one.remove(&manifest(1).id).unwrap();
+    memory.grow_old();
+    let writer = begin(&one, 3, &[1, 2, 3, 4]);
+    assert!(other.reclaim().unwrap().freed_bytes > 3000, "it cannot know");
+    let error = writer.commit(manifest(3)).unwrap_err();
+    assert!(matches!(error, SaveError::Overtaken(_)), "{error}");
+    assert_eq!(store(&memory).list().unwrap().len(), 1, "it is not there");
+    save(&one, 4, &[1, 2, 3, 4]).unwrap();
+    holds(&store(&memory), 4, &[1, 2, 3, 4]).unwrap();
+    holds(&store(&memory), 2, &[9]).unwrap();
+}
+
+#[test]
+fn what_another_machine_moves_meanwhile_is_found() {
+    let memory = Memory::default();
+    let (one, other) = (store(&memory), store(&memory));
+    let limits = Limits { workers: 1, ..Limits::remote() };
+    let long = PackStore::new(Arc::new(memory.clone()), Codec::default(), limits);
+    save(&long, 1, &(1..=10).collect::<Vec<_>>()).unwrap();
+    save(&long, 2, &[1, 2, 3]).unwrap();
+    long.remove(&manifest(1).id).unwrap();
+    memory.grow_old();
+    let writer = begin(&one, 3, &[1, 2, 3]);
+    assert_eq!(other.reclaim().unwrap().moved_bytes, 3000);
+    writer.commit(manifest(3)).unwrap();
+    holds(&store(&memory), 3, &[1, 2, 3]).unwrap();
+}

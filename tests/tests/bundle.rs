@@ -1,0 +1,206 @@
+//! The bundle of `cargo xtask gpu-bundle`: its stages against simcuda, small and fast, and that what fails is told as
+//! failed. With `CKPT_TEST_GPU=1` the stages run as on a machine with a GPU, with the driver and the Python that are
+//! there.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use ckpt_run_tests::gpu::{Gpu, libcuda_dir};
+use ckpt_run_tests::{Sandbox, criu, python};
+use serde_json::Value;
+
+const STAGES: &[&str] = &["facts", "memory", "process", "torchrun", "peers", "speed"];
+
+/// What cannot be done without PyTorch on a GPU, or with an old PyTorch. Everything else has to pass.
+const NEEDS_A_GPU: &[&str] = &[
+    "facts: driver and CRIU, PyTorch",
+    "facts: private tables",
+    "torchrun: nccl",
+    "peers: CRIU with plain driver checkpoint",
+    "peers: DCP async_save",
+];
+
+/// What has to be measured at least, for the goals.
+const MEASURED: &[&str] = &[
+    "capture_ratio",
+    "copyback_ratio",
+    "stall_ratio",
+    "stall_beyond_copy_s",
+    "resume_ratio",
+    "step_slowdown",
+    "is_bit_equal",
+];
+
+fn bundle() -> PathBuf {
+    let path = std::env::var_os("CKPT_TEST_BUNDLE").map(PathBuf::from);
+    path.filter(|path| path.join("run.sh").is_file()).expect("there is no bundle: call `cargo xtask test`")
+}
+
+/// A machine on which the bundle is tried.
+struct Machine {
+    sandbox: Sandbox,
+    gpu: Gpu,
+}
+
+impl Machine {
+    fn new() -> Self {
+        Self { sandbox: Sandbox::new(), gpu: Gpu::new() }
+    }
+
+    /// `run.sh`, small and on the simulated GPU.
+    fn command(&self, stages: &[&str]) -> Command {
+        let mut command = self.gpu.command(bundle().join("run.sh"));
+        command.args(stages).current_dir(self.sandbox.path()).env_remove("LD_LIBRARY_PATH");
+        command.env("OUT", "out").env("BUNDLE_WORK", self.sandbox.path()).env("BUNDLE_QUICK", "1");
+        command.env("BUNDLE_LIBCUDA", libcuda_dir().join("libcuda.so.1"));
+        command.env("BUNDLE_PYTHON", python()).env("BUNDLE_TORCH_DEVICE", "cpu");
+        command.env("BUNDLE_CRIU", criu());
+        // For each stage: none is to be ended, and no step left out, because the machine is slow.
+        command.env("BUNDLE_LIMIT_S", "900");
+        command
+    }
+
+    fn json(&self, name: &str) -> Value {
+        let text = self.sandbox.read(&format!("out/{name}.json"));
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}.json: {error}: {text}"))
+    }
+
+    /// The outcome and the text of a step.
+    fn step(&self, stage: &str, step: &str) -> (String, String) {
+        let result = self.json(stage);
+        let steps = result["steps"].as_array().expect("steps");
+        let found = steps.iter().find(|one| one["step"] == step);
+        let text = |name: &str| found.map_or("", |one| one[name].as_str().unwrap_or_default()).to_owned();
+        (text("outcome"), text("text"))
+    }
+}
+
+fn run(mut command: Command) -> Output {
+    command.output().expect("run.sh runs")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn all_stages_pass_on_a_simulated_gpu() {
+    let machine = Machine::new();
+    let mut command = machine.command(STAGES);
+    let is_real = std::env::var_os("CKPT_TEST_GPU").is_some();
+    if is_real {
+        for name in ["QUICK", "LIBCUDA", "PYTHON", "TORCH_DEVICE", "CRIU", "LIMIT_S"] {
+            command.env_remove(format!("BUNDLE_{name}"));
+        }
+    }
+    let output = run(command);
+    let said = said(&output);
+    println!("{said}");
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    if is_real {
+        return;
+    }
+    let summary = machine.json("summary");
+    for stage in STAGES {
+        let steps = summary["steps"][stage].as_array().expect("steps");
+        assert!(steps.len() > 1, "{stage}");
+        for step in steps {
+            let name = format!("{stage}: {}", step["step"].as_str().expect("a name"));
+            let wanted = if NEEDS_A_GPU.contains(&name.as_str()) { "skip" } else { "pass" };
+            assert_eq!(step["outcome"], wanted, "{name}: {step}");
+        }
+        assert!(machine.sandbox.path().join(format!("out/{stage}-logs.tar.gz")).is_file());
+    }
+    for name in MEASURED {
+        let has_it = |step: &Value| step["values"].get(*name).is_some();
+        let steps = STAGES.iter().flat_map(|stage| summary["steps"][stage].as_array().expect("steps"));
+        assert!(steps.into_iter().any(has_it), "{name} was not measured");
+    }
+    assert_eq!(summary["failed"], 0);
+    assert!(machine.sandbox.read("out/summary.txt").contains("nothing failed"));
+}
+
+#[test]
+fn a_driver_that_errs_is_a_failed_stage_and_the_next_one_runs() {
+    let machine = Machine::new();
+    let mut command = machine.command(&["process", "torchrun"]);
+    // Without a GPU for PyTorch, there is nothing for torchrun to do.
+    command.env("SIMCUDA_FAULT", "cuModuleLoadData:1+=CUDA_ERROR_UNKNOWN").env_remove("BUNDLE_TORCH_DEVICE");
+    let output = run(command);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for step in ["train-mlp", "legacy-job"] {
+        let (outcome, text) = machine.step("process", step);
+        assert!(outcome == "fail" && text.contains("CUDA_ERROR_UNKNOWN"), "{step}: {outcome}: {text}");
+    }
+    assert_eq!(machine.step("torchrun", "gloo").0, "skip");
+    assert_eq!(machine.json("summary")["failed"], 2);
+    let text = machine.sandbox.read("out/summary.txt");
+    assert!(text.contains("2 failed") && text.contains("FAILED  train-mlp"), "{text}");
+}
+
+#[test]
+fn a_stage_that_hangs_is_ended_and_what_it_has_found_is_kept() {
+    let machine = Machine::new();
+    let mut command = machine.command(&["facts"]);
+    // The longest for which all that comes before these checks is left out: it needs 20 s.
+    command.env("SIMCUDA_FAULT", "cuCheckpointProcessLock:1+=delay:600000").env("BUNDLE_LIMIT_S", "24");
+    let output = run(command);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(machine.json("facts")["timed_out"], true, "{said}");
+    assert_eq!(machine.step("facts", "doctor").0, "pass");
+    let (outcome, text) = machine.step("facts", "checkpoint/");
+    assert!(outcome == "fail" && text.contains("limit of 24 s"), "{outcome}: {text}");
+    // Nothing is left of it: neither processes nor directories.
+    let left = std::fs::read_dir(machine.sandbox.path()).expect("the sandbox");
+    let names: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
+    assert_eq!(names, ["out"]);
+    assert_eq!(machine.step("facts", "stage").0, "", "{said}");
+}
+
+#[test]
+fn without_anything_every_step_is_skipped_aloud() {
+    let machine = Machine::new();
+    let mut command = machine.command(STAGES);
+    command.env("BUNDLE_LIBCUDA", "/nonexistent/libcuda.so.1").env("BUNDLE_CRIU", "/bin/false");
+    let output = run(command);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let summary = machine.json("summary");
+    for stage in STAGES {
+        let count = |outcome: &str| summary["stages"][stage][outcome].as_u64().expect("a number");
+        assert!(count("skip") > 0 && count("fail") == 0, "{stage}: {said}");
+    }
+    assert!(said.contains("SKIPPED train-mlp") && said.contains("no CUDA driver"), "{said}");
+}
+
+#[test]
+fn output_that_differs_is_a_failure() {
+    let machine = Machine::new();
+    std::fs::write(machine.sandbox.path().join("output"), "step 1 bits 3f\nstep 2 bits 40\n")
+        .expect("a file");
+    let harness = bundle();
+    let compared = |expected: &str| {
+        let script = "import sys; sys.path.insert(0, sys.argv[1])\n\
+                      from harness.stages.process import compare\n\
+                      compare('output', sys.argv[2])";
+        let mut command = Command::new(python());
+        command.args(["-B", "-c", script]).arg(&harness).arg(expected).current_dir(machine.sandbox.path());
+        run(command)
+    };
+    assert!(compared("step 1 bits 3f\nstep 2 bits 40\n").status.success());
+    for expected in ["step 1 bits 3f\nstep 2 bits 41\n", "step 1 bits 3f\n", ""] {
+        let output = compared(expected);
+        assert!(said(&output).contains("Fail: "), "{expected:?}: {}", said(&output));
+    }
+}
+
+#[test]
+fn a_stage_that_there_is_not_is_bad_input() {
+    let machine = Machine::new();
+    let output = run(machine.command(&["fact"]));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).contains("there is no stage 'fact'"), "{}", said(&output));
+    assert!(!machine.sandbox.path().join("out").exists());
+}

@@ -1,0 +1,490 @@
+//! The store's options, with real jobs: snapshots are uploaded and come back from there, encrypted, compressed, shared
+//! between each other, tagged, compared and exported.
+
+use ckpt_run_tests::{Running, Sandbox, python};
+use ckpt_test_s3::proxy::Fault;
+use ckpt_test_s3::{BUCKET, KEY, SECRET, Service};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+/// A job with 32 MiB that it knows by heart, of which a piece changes each time that there is a file `step`.
+const KEEPER: &str = r#"
+import hashlib, os, random, time
+held = bytearray(random.Random(7).randbytes(32 << 20))
+known = bytearray("-".join(["only", "in", "memory"]) * 5, "ascii")
+steps = 0
+open("ready", "w").close()
+while not os.path.exists("go"):
+    if os.path.exists("step"):
+        held[steps << 20 : steps + 1 << 20] = random.Random(steps).randbytes(1 << 20)
+        steps += 1
+        os.unlink("step")
+    time.sleep(0.01)
+print(steps, hashlib.sha256(held).hexdigest(), flush=True)
+"#;
+
+/// Five times in the job's memory, and nowhere else.
+const ONLY_IN_MEMORY: &str = "only-in-memoryonly-in-memory";
+
+fn start(sandbox: &Sandbox, name: &str, options: &[&str]) -> Running {
+    let python = python();
+    let command = ["--", python.to_str().unwrap(), "-c", KEEPER];
+    let mut job = sandbox.start(name, options.iter().copied().chain(command));
+    job.until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(sandbox);
+    job
+}
+
+fn step(sandbox: &Sandbox, job: &mut Running) {
+    let step = sandbox.path().join("step");
+    fs::write(&step, "").unwrap();
+    job.until("a step", || (!step.exists()).then_some(()));
+}
+
+/// Lets the job come to its end; returns what it prints then.
+fn finish(sandbox: &Sandbox, name: &str, mut job: Running) -> String {
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    fs::remove_file(sandbox.path().join("go")).unwrap();
+    sandbox.read(&format!("{name}.out"))
+}
+
+/// What an unbroken run with `steps` steps prints.
+fn unbroken(steps: usize) -> String {
+    let sandbox = Sandbox::new();
+    let mut job = start(&sandbox, "unbroken", &[]);
+    (0..steps).for_each(|_| step(&sandbox, &mut job));
+    finish(&sandbox, "unbroken", job)
+}
+
+fn bytes_of(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    entries
+        .map(|entry| match entry.file_type().unwrap().is_dir() {
+            true => bytes_of(&entry.path()),
+            false => entry.metadata().unwrap().len(),
+        })
+        .sum()
+}
+
+/// A machine is lost, its store with it: the job goes on elsewhere from what was uploaded.
+#[test]
+fn a_job_goes_on_from_what_was_uploaded() {
+    let sandbox = Sandbox::new();
+    let remote = sandbox.path().join("remote");
+    fs::create_dir(&remote).unwrap();
+    let url = format!("file://{}", remote.display());
+    let options = ["--upload", &url, "--upload-every", "2", "--grace", "60s"];
+    let mut job = start(&sandbox, "job", &options);
+    step(&sandbox, &mut job);
+    // What uploads leave that are killed: another machine's may still be needed, that of the day before is not.
+    let leave = |name: &str, age_s: u64| {
+        let dir = remote.join("jobs").join(sandbox.job_dir().file_name().unwrap());
+        let path = dir.join(format!("packs/{name:0>32}.pack"));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::File::create(&path)
+            .unwrap()
+            .set_modified(SystemTime::now() - Duration::from_secs(age_s))
+            .unwrap();
+        path
+    };
+    let (left, another) = (leave("1", 2 * 86_400), leave("2", 3600));
+    job.checkpoint(&sandbox);
+    job.until("the upload of the first snapshot", || job_said(&sandbox, "uploaded"));
+    job.until("what was left goes", || (!left.exists()).then_some(()));
+    step(&sandbox, &mut job);
+    job.signal(rustix::process::Signal::TERM);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+    assert!(another.exists());
+    // The last one is uploaded although every second one would leave it out.
+    assert_eq!(sandbox.read("job.err").matches("uploaded").count(), 2, "{}", job.said());
+    fs::remove_dir_all(sandbox.path().join(".ckpt-run")).unwrap();
+    let job = start(&sandbox, "again", &options);
+    assert!(job.said().contains("resumed from snapshot 000002"), "{}", job.said());
+    assert_eq!(finish(&sandbox, "again", job), unbroken(2));
+}
+
+/// A job moves to another machine and comes back to a disk with old snapshots; it is complete for both.
+#[test]
+fn a_job_that_comes_back_goes_on_from_where_it_was_elsewhere() {
+    let sandbox = Sandbox::new();
+    let path = |name: &str| sandbox.path().join(name);
+    fs::create_dir(path("remote")).unwrap();
+    let url = format!("file://{}", path("remote").display());
+    let options = ["--upload", &url, "--grace", "60s"];
+    // Each machine has a disk of its own.
+    let plug_in = |disk: &str| fs::rename(path(disk), path(".ckpt-run")).unwrap();
+    let unplug = |disk: &str| fs::rename(path(".ckpt-run"), path(disk)).unwrap();
+    let preempted = |name: &str, from: Option<&str>| {
+        let mut job = start(&sandbox, name, &options);
+        let resumed = from.map(|id| format!("resumed from snapshot {id}"));
+        assert!(resumed.is_none_or(|resumed| job.said().contains(&resumed)), "{}", job.said());
+        step(&sandbox, &mut job);
+        job.signal(rustix::process::Signal::TERM);
+        assert_eq!(job.wait(), 75, "{}", job.said());
+    };
+    preempted("first", None);
+    unplug("one");
+    preempted("second", Some("000001"));
+    unplug("two");
+    plug_in("one");
+    let job = start(&sandbox, "third", &options);
+    assert!(job.said().contains("resumed from snapshot 000002"), "{}", job.said());
+    assert!(job.said().contains("it has gone on on another machine"), "{}", job.said());
+    assert_eq!(finish(&sandbox, "third", job), unbroken(2));
+    unplug("one");
+    plug_in("two");
+    let job = start(&sandbox, "fourth", &options);
+    assert!(!job.said().contains("resumed"), "it is complete: {}", job.said());
+    assert_eq!(finish(&sandbox, "fourth", job), unbroken(0));
+}
+
+fn job_said(sandbox: &Sandbox, what: &str) -> Option<()> {
+    sandbox.read("job.err").contains(what).then_some(())
+}
+
+/// Sends to nobody while there is a file `busy`, as much as it can.
+const TALKER: &str = r#"
+import os, random, socket, time
+held = random.Random(7).randbytes(4 << 20)
+talk = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+talk.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+open("ready", "w").close()
+while not os.path.exists("go"):
+    if os.path.exists("busy"):
+        for _ in range(20):
+            talk.sendto(bytes(60000), ("10.99.99.255", 9))
+    time.sleep(0.01)
+print(len(held), flush=True)
+"#;
+
+/// Set in the namespaces.
+const WITHIN: &str = "CKPT_TEST_STORES_WITHIN";
+
+/// A network interface of one's own, whose traffic is this job's alone.
+const WITH_INTERFACE: &str = "mount -t sysfs sysfs /sys && ip link add ckpt0 type veth peer name ckpt1 \
+                              && ip link set lo up && ip link set ckpt1 up && ip link set ckpt0 up \
+                              && ip address add 10.99.99.1/24 brd + dev ckpt0 && exec \"$@\"";
+
+/// The job's own traffic goes first. The service is reached over the loopback, which does not count.
+#[test]
+fn uploads_pause_while_the_job_sends() {
+    if std::env::var_os(WITHIN).is_none() {
+        let mut outer = Command::new("unshare");
+        outer.args(["--net", "--mount", "--propagation", "private", "sh", "-c", WITH_INTERFACE, "sh"]);
+        outer.arg(std::env::current_exe().unwrap()).args(["uploads_pause_while_the_job_sends", "--exact"]);
+        let output = outer.arg("--nocapture").env(WITHIN, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        return assert!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let service = Service::new();
+    let sandbox = with_service(&service);
+    let file = |name: &str| sandbox.path().join(name);
+    fs::write(file("busy"), "").unwrap();
+    let url = format!("s3://{BUCKET}/team");
+    // What is uploaded is taken off what the interface has sent: it has to be little beside the job's.
+    let slowly = ["--upload", &url, "--upload-limit", "2MB/s", "--upload-pause-above", "10kB/s"];
+    let command = ["--verbose", "--", python().to_str().unwrap(), "-c", TALKER].map(ToOwned::to_owned);
+    let mut job = sandbox.start("job", slowly.into_iter().chain(command.iter().map(|word| &**word)));
+    job.until("the job is ready", || file("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    job.checkpoint(&sandbox);
+    job.until("a pause", || job_said(&sandbox, "uploads pause: the job sends"));
+    assert!(job_said(&sandbox, " uploaded: ").is_none(), "{}", job.said());
+    fs::remove_file(file("busy")).unwrap();
+    job.until("the upload goes on", || job_said(&sandbox, "uploads go on"));
+    job.until("the upload", || job_said(&sandbox, " uploaded: "));
+    assert_eq!(finish(&sandbox, "job", job), format!("{}\n", 4 << 20));
+}
+
+/// What an upload cannot reach is told, and harms nothing.
+#[test]
+fn an_object_store_that_is_away_harms_nothing() {
+    let sandbox = Sandbox::new();
+    let remote = sandbox.path().join("remote");
+    let url = format!("file://{}", remote.display());
+    let mut job = start(&sandbox, "job", &["--upload", &url]);
+    // From now on it is no directory.
+    fs::remove_dir_all(&remote).unwrap();
+    fs::write(&remote, "").unwrap();
+    step(&sandbox, &mut job);
+    job.checkpoint(&sandbox);
+    job.until("the failure is told", || job_said(&sandbox, "was not uploaded"));
+    job.kill_everything();
+    let job = start(&sandbox, "again", &["--upload", &url]);
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+    assert_eq!(finish(&sandbox, "again", job), unbroken(1));
+}
+
+/// Encrypted snapshots hold nothing that can be read, and need their key.
+#[test]
+fn an_encrypted_job_needs_its_key() {
+    use std::os::unix::fs::PermissionsExt;
+    let sandbox = Sandbox::new();
+    let key = |name: &str, byte: u8| {
+        let path = sandbox.path().join(name);
+        fs::write(&path, std::array::from_fn::<u8, 32, _>(|place| byte.wrapping_mul(place as u8 + 1)))
+            .unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (right, wrong) = (key("right", 7), key("wrong", 8));
+    let options = ["--encrypt-key-file", &right, "--compress", "auto"];
+    let mut job = start(&sandbox, "job", &options);
+    step(&sandbox, &mut job);
+    let id = job.checkpoint(&sandbox);
+    job.kill_everything();
+
+    let store = sandbox.path().join(".ckpt-run/jobs");
+    assert!(bytes_of(&store) > 32 << 20, "there is a snapshot");
+    assert!(!is_in(&store, ONLY_IN_MEMORY), "what the job has in memory is in the store");
+    for (key, why) in [(None, "it is encrypted"), (Some(&wrong), "with another key")] {
+        let mut arguments = vec!["verify", &id];
+        arguments.extend(key.iter().flat_map(|key| ["--encrypt-key-file", key.as_str()]));
+        let output = sandbox.call(&arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(why) && said.contains("--encrypt-key-file"), "{said}");
+        arguments.splice(..2, ["run"]);
+        arguments
+            .extend(["--", python().to_str().unwrap(), "-c", KEEPER].map(|word| &*word.to_owned().leak()));
+        let output = sandbox.call(&arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "nothing is started: {said}");
+        assert!(said.contains(why), "{said}");
+    }
+    sandbox.ok(["verify", &id, "--encrypt-key-file", &right]);
+    let job = start(&sandbox, "again", &options);
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+    assert_eq!(finish(&sandbox, "again", job), unbroken(1));
+}
+
+/// Whether a file below `dir` has `text` in it.
+fn is_in(dir: &Path, text: &str) -> bool {
+    let output = Command::new("grep").args(["-rlF", text]).arg(dir).output().unwrap();
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
+    !output.stdout.is_empty()
+}
+
+/// What did not change is stored once; what did is told; it can be taken out.
+#[test]
+fn snapshots_share_and_are_compared_and_exported() {
+    let sandbox = Sandbox::new();
+    let mut job = start(&sandbox, "job", &["--keep", "1"]);
+    let first = job.checkpoint(&sandbox);
+    sandbox.ok(["tag", &first, "good"]);
+    let shown = |id: &str| sandbox.json(["show", id, "--json"]);
+    let stored = |shown: &Value| shown["stored_bytes"].as_u64().unwrap();
+    assert!(stored(&shown(&first)) > 32 << 20, "all of it is new");
+    step(&sandbox, &mut job);
+    let second = job.checkpoint(&sandbox);
+    let second_bytes = stored(&shown(&second));
+    assert!(second_bytes < 24 << 20, "1 MiB of 32 has changed, and what Python does: {second_bytes}");
+    assert_eq!(sandbox.snapshots(), [first.clone(), second.clone()], "what has a tag stays");
+
+    let difference = sandbox.json(["diff", &first, &second, "--json"]);
+    let changed_bytes = difference["host_memory"]["changed_bytes"].as_u64().unwrap();
+    assert!((1 << 20..16 << 20).contains(&changed_bytes), "{difference}");
+
+    let to = sandbox.path().join("taken-out");
+    sandbox.ok(["export", &second, "--to", to.to_str().unwrap()]);
+    assert!(bytes_of(&to) > 32 << 20);
+    assert!(is_in(&to, ONLY_IN_MEMORY), "the job's memory");
+    assert!(is_in(&sandbox.job_dir().join("packs"), ONLY_IN_MEMORY), "it is not encrypted");
+    let output = sandbox.call(["export", &second, "--to", to.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2), "it is not written over");
+
+    sandbox.ok(["untag", &first, "good"]);
+    let before = bytes_of(&sandbox.job_dir().join("packs"));
+    step(&sandbox, &mut job);
+    let third = job.checkpoint(&sandbox);
+    job.until("the older ones are gone", || (sandbox.snapshots() == [third.clone()]).then_some(()));
+    let output = sandbox.call(["verify", "--scrub"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let after = bytes_of(&sandbox.job_dir().join("packs"));
+    assert!(after < before + (24 << 20), "{before} became {after}");
+    assert_eq!(finish(&sandbox, "job", job), unbroken(2));
+}
+
+/// A sandbox whose `ckpt-run` reaches the service, and whose home is its own.
+fn with_service(service: &Service) -> Sandbox {
+    let mut sandbox = Sandbox::new();
+    let state = sandbox.path().join("state").display().to_string();
+    let endpoint = service.endpoint();
+    sandbox.variables = [
+        ("XDG_STATE_HOME", state.as_str()),
+        ("AWS_ENDPOINT_URL", &endpoint),
+        ("AWS_ACCESS_KEY_ID", KEY),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+        ("AWS_ALLOW_HTTP", "true"),
+        // The proxy serves one request per connection.
+        ("AWS_POOL_MAX_IDLE_PER_HOST", "0"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec();
+    sandbox
+}
+
+/// As on another machine: what a store at an address has on this one is gone.
+fn forget_state(sandbox: &Sandbox) {
+    fs::remove_dir_all(sandbox.path().join("state")).unwrap();
+}
+
+/// There is nothing but the object store: the job is killed with its launcher, and goes on elsewhere.
+#[test]
+fn a_job_lives_in_an_object_store_alone() {
+    let service = Service::new();
+    let mut sandbox = with_service(&service);
+    sandbox.store = format!("s3://{BUCKET}/team").into();
+    let options = ["--keep", "2", "--grace", "60s"];
+    let mut job = start(&sandbox, "job", &options);
+    step(&sandbox, &mut job);
+    let first = job.checkpoint(&sandbox);
+    sandbox.ok(["tag", &first, "first"]);
+    for _ in 0..3 {
+        job.checkpoint(&sandbox);
+    }
+    step(&sandbox, &mut job);
+    let newest = job.checkpoint(&sandbox);
+    let kept = sandbox.snapshots();
+    assert_eq!(kept.len(), 3, "two, and what has a tag: {kept:?}");
+    job.kill_everything();
+    assert!(!sandbox.path().join(".ckpt-run").exists());
+
+    forget_state(&sandbox);
+    let listed = sandbox.json(["ls", "--json"]);
+    assert_eq!(sandbox.snapshots(), kept);
+    assert_eq!((&listed[0]["tags"][0], &listed[0]["tiers"][0]), (&"first".into(), &"remote".into()));
+    sandbox.verify_all();
+    sandbox.ok(["verify", "--scrub"]);
+    assert_eq!(sandbox.json(["show", "first", "--json"])["id"], first.as_str());
+    let told = sandbox.ok(["status"]);
+    assert!(told.contains("runs on another machine, or died with its launcher"), "{told}");
+    assert!(sandbox.ok(["explain"]).contains("nothing is known of it"));
+    let to = sandbox.path().join("taken-out");
+    sandbox.ok(["export", &first, "--to", to.to_str().unwrap()]);
+    assert!(is_in(&to, ONLY_IN_MEMORY));
+
+    let mut job = start(&sandbox, "again", &options);
+    assert!(job.said().contains(&format!("resumed from snapshot {newest}, taken")), "{}", job.said());
+    // The last one of a job that is preempted is in the object store when ckpt-run ends.
+    step(&sandbox, &mut job);
+    job.signal(rustix::process::Signal::TERM);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+    forget_state(&sandbox);
+    let job = start(&sandbox, "third", &options);
+    assert_eq!(finish(&sandbox, "third", job), unbroken(3));
+
+    // That it is complete is known elsewhere too, so that what is removed gives its room back.
+    forget_state(&sandbox);
+    assert!(sandbox.ok(["status"]).contains(": complete, 3 snapshots"));
+    sandbox.ok(["untag", "first", "first"]);
+    sandbox.ok(["prune", "--keep", "1"]);
+    let left = sandbox.snapshots();
+    assert_eq!(left.len(), 1);
+    sandbox.ok(["rm", &left[0]]);
+    let objects = service.server.objects();
+    assert!(objects.keys().all(|name| name.ends_with(".json")), "{objects:?}");
+}
+
+/// A machine is lost, its store with it, and the network is none of the best.
+#[test]
+fn an_uploaded_job_comes_back_from_a_service() {
+    let service = Service::new();
+    let sandbox = with_service(&service);
+    let url = format!("s3://{BUCKET}/team");
+    let mut job = start(&sandbox, "job", &["--upload", &url]);
+    step(&sandbox, &mut job);
+    service.proxy.break_next(2, "PUT", "packs/", Fault::DropInBody(1 << 20));
+    service.proxy.break_next(2, "PUT", "packs/", Fault::Status(503));
+    service.proxy.break_next(1, "PUT", "manifests/", Fault::LoseAnswer);
+    let id = job.checkpoint(&sandbox);
+    job.until("the upload", || job_said(&sandbox, "uploaded"));
+    assert_eq!(service.proxy.left(), 0);
+    job.kill_everything();
+    fs::remove_dir_all(sandbox.path().join(".ckpt-run")).unwrap();
+    service.proxy.break_next(2, "GET", "packs/", Fault::Truncate(1 << 20));
+    let job = start(&sandbox, "again", &["--upload", &url]);
+    assert!(job.said().contains(&format!("resumed from snapshot {id}, taken")), "{}", job.said());
+    assert_eq!(finish(&sandbox, "again", job), unbroken(1));
+}
+
+/// A service that is of no use is told before anything is started, with what to do.
+#[test]
+fn an_object_store_that_cannot_be_used_is_told_at_the_start() {
+    let service = Service::new();
+    let sandbox = with_service(&service);
+    let nobody = "http://127.0.0.1:1";
+    for (store, name, value, why, remedy) in [
+        ("s3://bucket/team", "AWS_SECRET_ACCESS_KEY", "other", "s3://bucket/team", "credentials are right"),
+        ("s3://nowhere/team", "AWS_REGION", "us-east-1", "s3://nowhere/team", "the bucket's name is right"),
+        ("s3://bucket/team", "AWS_ENDPOINT_URL", nobody, "s3://bucket/team", "can be reached from here"),
+        ("s3://bucket/team", "AWS_ALLOW_HTTP", "false", "s3://bucket/team", "AWS_ALLOW_HTTP=true"),
+        ("s3://bucket/team", "CKPT_UPLOAD", "s3://bucket/copies", "s3://bucket/team", "leave --upload out"),
+    ] {
+        let touch = ["--store", store, "--", "touch", "started"];
+        // Once is enough of what takes long.
+        let calls = if value == nobody { 1 } else { 2 };
+        for arguments in [&touch[..], &["--store", store, "ls"]].into_iter().take(calls) {
+            let output = sandbox.command(arguments).env(name, value).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{store}, {name}: {said}");
+            assert!(said.contains(why) && said.contains(remedy), "{store}, {name}: {said}");
+            assert!(!said.contains("hush"), "{said}");
+        }
+    }
+    assert!(!sandbox.path().join("started").exists());
+    assert_eq!(service.server.objects().len(), 0);
+}
+
+/// A service that fails while the job runs costs a snapshot, and nothing else.
+#[test]
+fn an_object_store_that_fails_costs_a_snapshot_only() {
+    let service = Service::new();
+    let mut sandbox = with_service(&service);
+    sandbox.store = format!("s3://{BUCKET}/team").into();
+    let mut job = start(&sandbox, "job", &[]);
+    step(&sandbox, &mut job);
+    service.proxy.break_next(usize::MAX / 2, "PUT", "packs/", Fault::Status(403));
+    service.proxy.break_next(usize::MAX / 2, "POST", "packs/", Fault::Status(403));
+    let output = sandbox.call(["checkpoint"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("s3://bucket/team/jobs/") && said.contains("403"), "{said}");
+    assert!(job.said().contains("no snapshot this time; the job runs on"), "{}", job.said());
+    service.proxy.mend();
+    job.checkpoint(&sandbox);
+    assert_eq!(sandbox.snapshots().len(), 1);
+    assert_eq!(finish(&sandbox, "job", job), unbroken(1));
+}
+
+/// Bad options are told before anything is started.
+#[test]
+fn bad_options_are_refused() {
+    let sandbox = Sandbox::new();
+    let open = sandbox.path().join("open");
+    fs::write(&open, [1; 32]).unwrap();
+    for (options, why) in [
+        (["--compress", "zip"], "compress"),
+        (["--upload", "ftp://host/x"], "ftp"),
+        (["--upload", "s3://"], "BUCKET"),
+        (["--upload-limit", "fast"], "upload-limit"),
+        (["--upload-pause-above", "busy"], "upload-pause-above"),
+        (["--keep-every", "often"], "keep-every"),
+        (["--encrypt-key-file", "/nonexistent/key"], "/nonexistent/key"),
+        (["--encrypt-key-file", open.to_str().unwrap()], "open"),
+    ] {
+        let output = sandbox.call(options.iter().copied().chain(["--", "true"]));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {said}");
+        assert!(said.contains(why), "{options:?}: {said}");
+    }
+    assert!(!sandbox.path().join(".ckpt-run").exists(), "nothing was touched");
+}

@@ -1,0 +1,276 @@
+"""A GPT-like model in bf16 with AdamW and deterministic kernels. It knows nothing of ckpt-run.
+
+The loss hangs on all of the job's state: weights, both moments of AdamW, the generator of the batches. Two runs with the
+same arguments have the same losses, bit for bit.
+
+While it runs, the harness asks it (a file `ask` in the working directory, see ask.h) for `gap`, `steps` and `losses`, or
+has it save itself as a training script would: `torch-save PATH`, `dcp-save PATH`.
+"""
+
+import argparse
+import math
+import os
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# Weights, gradients and two moments, in bf16.
+BYTES_PER_PARAMETER = 8
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.before_mlp = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def attention(self, x):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(width // self.heads)
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(batch, length, width))
+
+    def forward(self, x):
+        x = x + self.attention(self.before_attention(x))
+        return x + self.mlp(self.before_mlp(x))
+
+
+class Gpt(nn.Module):
+    def __init__(self, args):
+        super().__init__()
+        self.tokens = nn.Embedding(args.vocabulary, args.width)
+        self.places = nn.Parameter(torch.zeros(args.length, args.width))
+        self.blocks = nn.ModuleList(Block(args.width, args.heads) for _ in range(args.layers))
+        self.last = nn.LayerNorm(args.width)
+        self.head = nn.Linear(args.width, args.vocabulary, bias=False)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.last(x))
+
+
+def layers_for(gigabytes, width, vocabulary):
+    """How many layers make so much state."""
+    parameters = gigabytes * 1e9 / BYTES_PER_PARAMETER
+    return max(1, round((parameters - 2 * vocabulary * width) / (12 * width * width)))
+
+
+class Training:
+    def __init__(self, args):
+        self.args = args
+        torch.use_deterministic_algorithms(True)
+        torch.manual_seed(1)
+        torch.set_num_threads(1)
+        self.device = torch.device(args.device)
+        # Made where it stays and in bf16 at once, so that it never takes more memory than it says.
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device(self.device) if hasattr(torch.device, "__enter__") else torch.no_grad():
+            self.model = Gpt(args).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.batches = torch.Generator(device=self.device).manual_seed(2)
+        self.losses = []
+        if args.with_cudnn:
+            F.conv2d(torch.ones(1, 8, 32, 32, device=self.device), torch.ones(8, 8, 3, 3, device=self.device))
+        self.distributed = None
+        if args.distributed:
+            import torch.distributed as distributed
+
+            distributed.init_process_group(args.distributed)
+            self.distributed = distributed
+
+    def step(self):
+        args = self.args
+        tokens = torch.randint(
+            args.vocabulary, (args.batch, args.length), generator=self.batches, device=self.device
+        )
+        # The next token is the one before: something that can be learnt.
+        logits = self.model(tokens)
+        loss = F.cross_entropy(logits[:, 1:].reshape(-1, args.vocabulary).float(), tokens[:, :-1].reshape(-1))
+        loss.backward()
+        if self.distributed:
+            self.add_up(loss)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.item())
+
+    def add_up(self, loss):
+        """What data-parallel ranks do: with one rank, the sum is what it was."""
+        if self.args.distributed == "nccl":
+            for parameter in self.model.parameters():
+                self.distributed.all_reduce(parameter.grad)
+        else:
+            mean = loss.detach().float().cpu()
+            self.distributed.all_reduce(mean)
+
+    def state(self):
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "batches": self.batches.get_state(),
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+        }
+
+    def torch_save(self, path):
+        begun = time.monotonic()
+        with open(path, "wb") as file:
+            torch.save(self.state(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        took = time.monotonic() - begun
+        return f"{took:.6f} {took:.6f}"
+
+    def torch_load(self, path):
+        self.take(torch.load(path, map_location=self.device))
+
+    def dcp_state(self):
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "batches": self.batches.get_state()}
+
+    def dcp_save(self, path):
+        """Seconds that the training stood still; the other number comes when the future is done."""
+        import torch.distributed.checkpoint as dcp
+
+        begun = time.monotonic()
+        future = dcp.async_save(self.dcp_state(), checkpoint_id=path)
+        stall = time.monotonic() - begun
+
+        def done(_):
+            with open(path + ".done.part", "w") as file:
+                file.write(f"{time.monotonic() - begun:.6f}")
+            os.rename(path + ".done.part", path + ".done")
+
+        future.add_done_callback(done)
+        return f"{stall:.6f}"
+
+    def dcp_load(self, path):
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+
+        state = self.dcp_state()
+        dcp.load(state, checkpoint_id=path)
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        self.batches.set_state(state["batches"].cpu())
+
+    def take(self, state):
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.batches.set_state(state["batches"].cpu())
+        self.losses = state["losses"].tolist()
+
+
+class Harness:
+    """The questions of the harness."""
+
+    def __init__(self, training):
+        self.training = training
+        self.last = self.since = time.monotonic()
+        self.gap = 0.0
+        self.counted = 0
+
+    def after_step(self):
+        self.counted += 1
+        now = time.monotonic()
+        self.gap = max(self.gap, now - self.last)
+        self.last = now
+        if os.path.exists("ask"):
+            with open("ask") as file:
+                word, _, path = file.read().strip().partition(" ")
+            os.unlink("ask")
+            text = self.answer(word, path)
+            with open("answer.part", "w") as file:
+                file.write(text)
+            os.rename("answer.part", "answer")
+            self.last = time.monotonic()
+
+    def answer(self, word, path):
+        if word == "gap":
+            gap, self.gap = self.gap, 0.0
+            return f"{gap:.6f}"
+        if word == "steps":
+            now = time.monotonic()
+            text = f"{self.counted} {now - self.since:.6f}"
+            self.counted, self.since = 0, now
+            return text
+        if word == "losses":
+            return "\n".join(loss.hex() for loss in self.training.losses)
+        if word == "torch-save":
+            return self.training.torch_save(path)
+        if word == "dcp-save":
+            return self.training.dcp_save(path)
+        return f"unknown word {word}"
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--gigabytes", type=float, help="choose the layers so that the state has this size")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--vocabulary", type=int, default=1024)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=0, help="end after so many; 0: never")
+    parser.add_argument("--rest-ms", type=float, default=0.0)
+    parser.add_argument("--slow-while", metavar="FILE", help="rest only while this file exists")
+    parser.add_argument("--log", help="append a line per step to this file")
+    parser.add_argument("--times", help="write the seconds of each step to this file at the end")
+    parser.add_argument("--distributed", choices=["nccl", "gloo"])
+    parser.add_argument("--with-cudnn", action="store_true", help="begin with a convolution, so that cuDNN is loaded")
+    parser.add_argument("--torch-load", metavar="PATH")
+    parser.add_argument("--dcp-load", metavar="PATH")
+    args = parser.parse_args()
+    if args.gigabytes:
+        args.layers = layers_for(args.gigabytes, args.width, args.vocabulary)
+    return args
+
+
+def main():
+    args = parse_args()
+    training = Training(args)
+    if args.torch_load:
+        training.torch_load(args.torch_load)
+    if args.dcp_load:
+        training.dcp_load(args.dcp_load)
+    harness = Harness(training)
+    log = open(args.log, "a", buffering=1) if args.log else None
+    times = []
+    step = len(training.losses)
+    while args.steps == 0 or step < args.steps:
+        begun = time.monotonic()
+        training.step()
+        times.append(time.monotonic() - begun)
+        step += 1
+        if log:
+            log.write(f"step {step} loss {training.losses[-1]:.6f} bits {training.losses[-1].hex()}\n")
+        harness.after_step()
+        if args.rest_ms and (args.slow_while is None or os.path.exists(args.slow_while)):
+            time.sleep(args.rest_ms / 1000)
+    if args.times:
+        with open(args.times, "w") as file:
+            file.write("\n".join(f"{seconds:.9f}" for seconds in times))
+    if training.distributed:
+        training.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
