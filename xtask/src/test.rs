@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that the tests need, then the tests.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
@@ -56,6 +57,14 @@ pub fn with_programs(tools: &Tools) -> Result<Result<Command, ExitCode>> {
     let mut test = workspace::cargo();
     test.arg("test");
     clear_options(&mut test);
+    // What is started in the background by a shell has Ctrl-C ignored, and tests send it.
+    let hear_interrupts = || {
+        // SAFETY: the default action is no function.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        Ok(())
+    };
+    // SAFETY: one system call, allowed between fork and exec.
+    unsafe { test.pre_exec(hear_interrupts) };
     test.envs(tools.env()).env("CKPT_TEST_BIN", workspace::target_dir()?.join("debug/ckpt-run"));
     test.env("CKPT_TEST_LIBCUDA", libcuda);
     Ok(Ok(test))
