@@ -48,6 +48,8 @@ pub enum OpenError {
         job: String,
         /// The process that holds the lock, as far as known.
         pid: String,
+        /// Whether it holds it for work on the store, which ends by itself.
+        upkeep: bool,
     },
     /// A job's name that cannot be a directory.
     #[error(

@@ -23,6 +23,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The version of the store's layout that this build writes, and the newest that it reads. 1 had no packs.
 const STORE_VERSION: u32 = 2;
@@ -54,8 +55,18 @@ impl StoreRoot {
                 Self::set_version(path)?;
             }
             Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                let made = path.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
+                let made: Vec<_> = made.collect();
                 create_private_dir(path).map_err(failed("create", path))?;
                 Self::set_version(path)?;
+                for parent in made.into_iter().filter_map(Path::parent) {
+                    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+                    match sync_dir(parent) {
+                        // One may write there, and not read.
+                        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                        other => other.map_err(failed("sync", parent))?,
+                    }
+                }
             }
             Err(other) => return Err(other),
         }
@@ -357,11 +368,36 @@ impl JobDir {
         Ok(path)
     }
 
-    /// Takes the job's lock: one launcher per job. Creates the job's directory.
+    /// Takes the job's lock: one launcher per job. Creates the job's directory. Waits for upkeep to end, and calls
+    /// `waits` with its process number first.
     ///
     /// # Errors
     /// [`OpenError::Locked`] when another launcher has it.
-    pub fn lock(&self) -> Result<JobLock, OpenError> {
+    pub fn lock_to_run(&self, waits: impl FnOnce(&str)) -> Result<JobLock, OpenError> {
+        let mut waits = Some(waits);
+        loop {
+            match self.lock("") {
+                Err(OpenError::Locked { pid, upkeep: true, .. }) => {
+                    if let Some(waits) = waits.take() {
+                        waits(&pid);
+                    }
+                    std::thread::sleep(UPKEEP_POLL);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Takes the job's lock for work on its store that no launcher may do meanwhile.
+    ///
+    /// # Errors
+    /// [`OpenError::Locked`] when the job runs, or somebody else does such work.
+    pub fn lock_for_upkeep(&self) -> Result<JobLock, OpenError> {
+        self.lock(UPKEEP)
+    }
+
+    /// `purpose` stands in the lock's file, behind the process number.
+    fn lock(&self, purpose: &str) -> Result<JobLock, OpenError> {
         create_private_dir(&self.path).map_err(failed("create", &self.path))?;
         for parent in self.path.ancestors().skip(1).take(2) {
             sync_dir(parent).map_err(failed("sync", parent))?;
@@ -377,7 +413,7 @@ impl JobDir {
                 Err(rustix::io::Errno::WOULDBLOCK) if lock(FlockOperation::NonBlockingLockShared).is_ok() => {
                     // Of two who do this at a time, each would be in the other's way.
                     let _ = lock(FlockOperation::Unlock);
-                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    std::thread::sleep(Duration::from_millis(1));
                 }
                 other => break other,
             }
@@ -385,25 +421,25 @@ impl JobDir {
         match locked {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut pid = String::new();
-                let _ = file.read_to_string(&mut pid);
-                return Err(OpenError::Locked { job: self.key.to_string(), pid: pid.trim().to_owned() });
+                let (pid, upkeep) = holder(&mut file);
+                return Err(OpenError::Locked { job: self.key.to_string(), pid, upkeep });
             }
             Err(error) => return Err(failed("lock", &path)(error.into())),
         }
-        // The number is for people and for error messages only: failing to write it is no reason to stop.
+        // It is for people and for who waits: failing to write it is no reason to stop.
         let _ = file
             .set_len(0)
             .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()));
+            .and_then(|()| writeln!(file, "{} {purpose}", std::process::id()));
         Ok(JobLock { _file: file })
     }
 
     /// Whether a launcher holds the job's lock now.
     #[must_use]
     pub fn is_locked(&self) -> bool {
-        let Ok(file) = File::open(self.path.join("lock")) else { return false };
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+        let Ok(mut file) = File::open(self.path.join("lock")) else { return false };
+        let tried = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
+        tried == Err(rustix::io::Errno::WOULDBLOCK) && !holder(&mut file).1
     }
 
     /// The job's record, if it has one.
@@ -443,6 +479,20 @@ fn record_name(name: &str) -> RelPath {
     RelPath::new(name).expect("a plain path")
 }
 
+/// What the lock's file says of who holds it for upkeep, as `ckpt-run prune` does.
+const UPKEEP: &str = "upkeep";
+/// How often a launcher looks whether upkeep has ended.
+const UPKEEP_POLL: Duration = Duration::from_millis(50);
+
+/// Who holds the lock, by its file: the process's number, and whether it is for upkeep.
+fn holder(file: &mut File) -> (String, bool) {
+    let mut text = String::new();
+    let _ = file.read_to_string(&mut text);
+    let mut words = text.split_whitespace();
+    let pid = words.next().unwrap_or_default().to_owned();
+    (pid, words.next() == Some(UPKEEP))
+}
+
 /// Held for as long as a launcher runs the job; the kernel gives it back when the launcher dies.
 #[derive(Debug)]
 pub struct JobLock {
@@ -452,6 +502,11 @@ pub struct JobLock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As a launcher takes it that has nobody to wait for.
+    fn lock(job: &JobDir) -> Result<JobLock, OpenError> {
+        job.lock_to_run(|pid| panic!("waits for {pid}"))
+    }
 
     #[test]
     fn keys_depend_on_directory_and_command() {
@@ -470,7 +525,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
         let job = root.job(&JobKey::named("job").unwrap());
-        drop(job.lock().unwrap());
+        drop(lock(&job).unwrap());
         let is_over = AtomicBool::new(false);
         let rounds = std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -481,7 +536,7 @@ mod tests {
                 });
             }
             let rounds = [(); 20].map(|()| {
-                let tries = [(); 3].map(|()| scope.spawn(|| job.lock()));
+                let tries = [(); 3].map(|()| scope.spawn(|| lock(&job)));
                 // Held until each has its answer.
                 let tried = tries.map(std::thread::ScopedJoinHandle::join);
                 tried.map(|one| match one.expect("no panic") {
@@ -555,7 +610,7 @@ mod tests {
     fn every_flipped_bit_of_a_jobs_record_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let job = StoreRoot::open_or_create(&dir.path().join("store")).unwrap().job(&JobKey("a".into()));
-        let _lock = job.lock().unwrap();
+        let _lock = lock(&job).unwrap();
         job.set_record(&record()).unwrap();
         assert_eq!(job.record().unwrap(), Some(record()));
         let file = job.path().join("job.json");
@@ -608,15 +663,35 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
         let job = root.job(&JobKey::named("a").unwrap());
-        let lock = job.lock().unwrap();
+        let held = lock(&job).unwrap();
         assert!(job.is_locked());
-        let error = job.lock().unwrap_err();
+        let error = lock(&job).unwrap_err();
         assert!(
-            matches!(&error, OpenError::Locked { pid, .. } if *pid == std::process::id().to_string()),
+            matches!(&error, OpenError::Locked { pid, upkeep: false, .. } if *pid == std::process::id().to_string()),
             "{error}"
         );
-        drop(lock);
+        assert!(matches!(job.lock_for_upkeep(), Err(OpenError::Locked { upkeep: false, .. })));
+        drop(held);
         assert!(!job.is_locked());
-        job.lock().unwrap();
+        lock(&job).unwrap();
+    }
+
+    #[test]
+    fn a_launcher_waits_for_upkeep() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
+        let job = root.job(&JobKey::named("a").unwrap());
+        let upkeep = std::cell::Cell::new(Some(job.lock_for_upkeep().unwrap()));
+        let mut told = String::new();
+        let held = job.lock_to_run(|pid| {
+            told = pid.to_owned();
+            assert!(!job.is_locked());
+            assert!(matches!(job.lock_for_upkeep(), Err(OpenError::Locked { upkeep: true, .. })));
+            drop(upkeep.take());
+        });
+        assert_eq!(told, std::process::id().to_string());
+        // From now on it is a launcher's.
+        assert!(matches!(lock(&job), Err(OpenError::Locked { upkeep: false, .. })));
+        drop(held.unwrap());
     }
 }

@@ -71,7 +71,7 @@ fn manifest(sequence: u64) -> Manifest {
 /// A job with two snapshots in the store at `path`.
 fn written(path: &Path, codec: Codec) -> JobDir {
     let job = StoreRoot::open_or_create(path).unwrap().job(&JobKey::named("job").unwrap());
-    let _lock = job.lock().unwrap();
+    let _lock = job.lock_to_run(|_| ()).unwrap();
     let (cwd, argv) = ("/".to_owned(), vec!["true".to_owned()]);
     let outcome = JobOutcome::Unfinished;
     let record = JobRecord {

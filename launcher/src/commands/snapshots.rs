@@ -337,7 +337,7 @@ pub fn remove(config: &Config, text: &str) -> Result<i32> {
 
 /// Gives the room of what is gone back at once, unless the job runs: its launcher does it after its next checkpoint.
 fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
-    let _lock = match job.lock() {
+    let _lock = match job.lock_for_upkeep() {
         Ok(lock) => lock,
         Err(OpenError::Locked { .. }) => return Ok(()),
         Err(error) => return Err(error.into()),

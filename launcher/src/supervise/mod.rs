@@ -89,7 +89,10 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     }
     let root = Root::open_or_create(config, &pace)?;
     let dir = root.job(&key);
-    let _lock = dir.lock()?;
+    let waits = |pid: &str| {
+        tracing::info!("job {key}: waiting for `ckpt-run prune` or `ckpt-run rm` to end (process {pid})");
+    };
+    let _lock = dir.lock_to_run(waits)?;
     let memory = (config.persist_every > 1).then(Memory::new).transpose()?;
     let (memory, staged_bytes) = memory.map(|memory| (memory.medium, memory.staged_bytes)).unzip();
     let store = stores::open_at(config, &dir, &pace, memory)?;
@@ -442,6 +445,7 @@ impl Supervisor<'_> {
 
     fn upload_last(&self, until: Instant) {
         let Some(uploader) = &self.context.uploader else { return };
+        uploader.hurry();
         while !uploader.is_idle_within(BETWEEN_LOOKS) {
             let is_ended = self.is_ended_again();
             if is_ended || Instant::now() >= until {
