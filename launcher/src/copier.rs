@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use ckpt_snapshot::SnapshotId;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,19 +17,30 @@ pub struct Copier {
     thread: JoinHandle<()>,
 }
 
+/// What a copy looks at while it is made.
+#[derive(Default)]
+pub struct Wanted {
+    /// Nobody needs the copy any more.
+    pub not: AtomicBool,
+    /// What comes with a copy, as tidying, is not worth its time: the end is near, or nobody needs the copy.
+    pub bare: AtomicBool,
+}
+
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    cancel: AtomicBool,
+    wanted: Wanted,
+    /// The thread's number; 0 until it runs.
+    tid: AtomicI32,
 }
 
 #[derive(Default)]
 struct State {
     /// What is copied next.
     next: Option<SnapshotId>,
-    /// Something is being copied.
-    is_busy: bool,
+    /// What is being copied.
+    present: Option<SnapshotId>,
 }
 
 impl Shared {
@@ -39,34 +50,35 @@ impl Shared {
 
     /// What to copy; `None` when nothing is to be any more.
     fn next(&self) -> Option<SnapshotId> {
-        let has_nothing = |state: &mut State| state.next.is_none() && !self.cancel.load(Ordering::Relaxed);
+        let has_nothing =
+            |state: &mut State| state.next.is_none() && !self.wanted.not.load(Ordering::Relaxed);
         let waited = self.changed.wait_while(self.lock(), has_nothing);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        if self.cancel.load(Ordering::Relaxed) {
+        if self.wanted.not.load(Ordering::Relaxed) {
             return None;
         }
-        state.is_busy = true;
-        state.next.take()
+        state.present = state.next.take();
+        state.present.clone()
     }
 }
 
 impl Copier {
-    /// Begins the thread `name`. `copy` is called with each snapshot in turn, and with what says that nobody needs the
-    /// copy any more; it tells by itself what came of it.
+    /// Begins the thread `name`. `copy` is called with each snapshot in turn; it tells by itself what came of it.
     ///
     /// # Errors
     /// When there is no thread to be had.
-    pub fn start(name: &str, copy: impl Fn(&SnapshotId, &AtomicBool) + Send + 'static) -> Result<Self> {
+    pub fn start(name: &str, copy: impl Fn(&SnapshotId, &Wanted) + Send + 'static) -> Result<Self> {
         let shared = Arc::<Shared>::default();
         let its = Arc::clone(&shared);
         let work = move || {
             // The job comes first.
             let _ = rustix::process::setpriority_process(None, 10);
+            its.tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
             while let Some(id) = its.next() {
                 // A fault of ours costs this one copy.
-                let copy = std::panic::AssertUnwindSafe(|| copy(&id, &its.cancel));
+                let copy = std::panic::AssertUnwindSafe(|| copy(&id, &its.wanted));
                 let _ = std::panic::catch_unwind(copy);
-                its.lock().is_busy = false;
+                its.lock().present = None;
                 its.changed.notify_all();
             }
         };
@@ -75,10 +87,23 @@ impl Copier {
         Ok(Self { shared, thread })
     }
 
-    /// Copies the snapshot `id` next; one that waits already is passed over for it.
+    /// Copies the snapshot `id` next, unless it is being copied; one that waits already is passed over for it.
     pub fn want(&self, id: &SnapshotId) {
-        self.shared.lock().next = Some(id.clone());
-        self.shared.changed.notify_all();
+        let mut state = self.shared.lock();
+        if state.present.as_ref() != Some(id) {
+            state.next = Some(id.clone());
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// The end is near: only copies count from now on, and the job is not to be spared any more.
+    pub fn hurry(&self) {
+        self.shared.wanted.bare.store(true, Ordering::Relaxed);
+        let tid = rustix::process::Pid::from_raw(self.shared.tid.load(Ordering::Relaxed));
+        if let Some(tid) = tid.filter(|_| !self.thread.is_finished()) {
+            // The kernel does not let everybody do this; it goes on as slowly as before then.
+            let _ = rustix::process::setpriority_process(Some(tid), 0);
+        }
     }
 
     /// Whether a snapshot waits to be copied.
@@ -90,7 +115,7 @@ impl Copier {
     /// Waits until nothing is left to copy, for `limit` at most; says whether that is so.
     #[must_use]
     pub fn is_idle_within(&self, limit: Duration) -> bool {
-        let is_at_it = |state: &mut State| state.is_busy || state.next.is_some();
+        let is_at_it = |state: &mut State| state.present.is_some() || state.next.is_some();
         let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), limit, is_at_it);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         !is_at_it(&mut state)
@@ -99,7 +124,8 @@ impl Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        self.shared.cancel.store(true, Ordering::Relaxed);
+        self.shared.wanted.bare.store(true, Ordering::Relaxed);
+        self.shared.wanted.not.store(true, Ordering::Relaxed);
         // Under the lock: the thread either sees it or waits already.
         drop(self.shared.lock());
         self.shared.changed.notify_all();
@@ -145,9 +171,9 @@ mod tests {
     #[test]
     fn a_copy_is_told_when_nobody_needs_it_and_a_fault_costs_one() {
         let (ended, ends) = mpsc::channel();
-        let copier = Copier::start("test", move |id, cancel| {
+        let copier = Copier::start("test", move |id, wanted| {
             assert_ne!(id.sequence(), 1, "a fault of ours");
-            while !cancel.load(Ordering::Relaxed) {
+            while !wanted.not.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
             ended.send(id.sequence()).unwrap();
@@ -161,5 +187,37 @@ mod tests {
         }
         drop(copier);
         assert_eq!(ends.recv().unwrap(), 2);
+    }
+
+    #[test]
+    fn what_is_being_copied_is_not_copied_again_and_a_hurry_is_told() {
+        let (begun, begins) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel();
+        let copier = Copier::start("test", move |id, wanted| {
+            let priority = rustix::process::getpriority_process(None).unwrap();
+            begun.send((id.sequence(), wanted.bare.load(Ordering::Relaxed), priority)).unwrap();
+            may_go_on.recv().unwrap();
+        })
+        .unwrap();
+        let before = rustix::process::getpriority_process(None).unwrap();
+        copier.want(&id(1));
+        assert_eq!(begins.recv().unwrap(), (1, false, before.max(10)));
+        copier.want(&id(1));
+        assert!(!copier.has_next());
+        copier.hurry();
+        copier.want(&id(2));
+        go_on.send(()).unwrap();
+        let (number, bare, priority) = begins.recv().unwrap();
+        assert!(number == 2 && bare);
+        if rustix::process::geteuid().is_root() {
+            assert_eq!(priority, 0);
+        }
+        go_on.send(()).unwrap();
+        assert!(copier.is_idle_within(Duration::from_secs(60)));
+        // One that failed may be tried again.
+        copier.want(&id(2));
+        go_on.send(()).unwrap();
+        assert!(copier.is_idle_within(Duration::from_secs(60)));
+        assert_eq!(begins.try_iter().map(|(number, ..)| number).collect::<Vec<_>>(), [2]);
     }
 }

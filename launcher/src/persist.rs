@@ -2,7 +2,7 @@
 //! not ckpt-run and not the machine. Each N-th snapshot is copied to the store beside the running job, and the newest
 //! one before ckpt-run ends.
 
-use crate::copier::Copier;
+use crate::copier::{Copier, Wanted};
 use crate::journal::{Entry, Journal, Kind};
 use crate::staging;
 use crate::status::SharedStatus;
@@ -92,7 +92,7 @@ impl Persister {
         parts.status.in_memory(|_| {});
         let shared = Arc::new(Shared { parts, since: Mutex::new(None) });
         let its = Arc::clone(&shared);
-        let copier = Copier::start("persist", move |id, cancel| its.copy(id, cancel))?;
+        let copier = Copier::start("persist", move |id, wanted| its.copy(id, wanted))?;
         Ok(Self { shared, copier, every, staged_bytes, told: AtomicBool::new(false) })
     }
 
@@ -140,18 +140,45 @@ impl Persister {
         self.shared.tidy();
     }
 
+    fn home(&self) -> &'static str {
+        stores::home_name(&self.shared.parts.store)
+    }
+
     /// A snapshot went straight to the store.
     pub fn is_in_store(&self, id: &SnapshotId) {
         *self.shared.since() = Some(0);
         self.shared.parts.status.in_memory(|memory| memory.newest_in_store = Some(id.to_string()));
     }
 
+    /// The end is near: only copies count from now on.
+    pub fn hurry(&self) {
+        self.copier.hurry();
+    }
+
+    /// The job is about to end without another snapshot: what is in memory only goes on its way meanwhile. Waits for
+    /// nothing, the store included.
+    pub fn begin_rest(&self) {
+        let Some(held) = self.shared.parts.status.snapshot().in_memory else { return };
+        let number = |id: &String| id.parse::<SnapshotId>().ok();
+        let newest = held.snapshots.last().and_then(|newest| number(&newest.id));
+        let Some(newest) =
+            newest.filter(|newest| held.newest_in_store.as_ref().and_then(number).as_ref() < Some(newest))
+        else {
+            return;
+        };
+        tracing::info!("snapshot {newest} is in memory only: it is copied to {} now", self.home());
+        self.copier.want(&newest);
+    }
+
     /// ckpt-run ends: what is in memory only is copied, if it is newer than what is in the store. Given up at `until`,
     /// or when `interrupted` says why.
     pub fn save_rest(&self, until: Instant, mut interrupted: impl FnMut() -> Option<&'static str>) {
+        self.hurry();
         let Some(id) = self.shared.newest_in_memory_only() else { return };
-        let home = stores::home_name(&self.shared.parts.store);
-        tracing::info!("snapshot {id} is in memory only: it is copied to {home} before ckpt-run ends");
+        tracing::info!(
+            "snapshot {id} is in memory only: it is copied to {} before ckpt-run ends",
+            self.home()
+        );
         self.copier.want(&id);
         let mut because = None;
         while !self.copier.is_idle_within(BETWEEN_LOOKS) {
@@ -179,11 +206,11 @@ impl Shared {
     }
 
     /// What the thread does with a snapshot.
-    fn copy(&self, id: &SnapshotId, cancel: &AtomicBool) {
+    fn copy(&self, id: &SnapshotId, wanted: &Wanted) {
         let home = stores::home_name(&self.parts.store);
-        match self.try_copy(id, cancel) {
+        match self.try_copy(id, wanted) {
             Ok(()) => {}
-            Err(_) if cancel.load(Ordering::Relaxed) => {}
+            Err(_) if wanted.not.load(Ordering::Relaxed) => {}
             Err(error) => {
                 // The next one is not to wait for its turn.
                 *self.since() = None;
@@ -196,10 +223,10 @@ impl Shared {
         self.tidy();
     }
 
-    fn try_copy(&self, id: &SnapshotId, cancel: &AtomicBool) -> Result<(), CopyError> {
+    fn try_copy(&self, id: &SnapshotId, wanted: &Wanted) -> Result<(), CopyError> {
         let Parts { store, dir, retention, status, journal, uploader } = &self.parts;
         let begun = Instant::now();
-        let manifest = store.copy(id, MEMORY, stores::home(store), &|_| {}, cancel)?;
+        let manifest = store.copy(id, MEMORY, stores::home(store), &|_| {}, &wanted.not)?;
         let what = format!(
             "copied from memory to {} in {:.1} s; {:.1} MB were new there",
             stores::home_name(store),
@@ -215,8 +242,8 @@ impl Shared {
         if let Some(uploader) = uploader {
             uploader.committed(id, false);
         }
-        if stores::prune(store, dir, retention, status) {
-            stores::reclaim_and_tell(store, cancel);
+        if !wanted.bare.load(Ordering::Relaxed) && stores::prune(store, dir, retention, status) {
+            stores::reclaim_and_tell(store, &wanted.bare);
         }
         Ok(())
     }
@@ -411,11 +438,16 @@ mod tests {
     fn the_newest_is_copied_before_the_end() {
         let scene = scene(100);
         assert!((1..=4).all(|number| scene.take(number)));
-        scene.persister.save_rest(Instant::now() + ENOUGH, || None);
+        scene.persister.begin_rest();
+        assert!(scene.persister.copier.is_idle_within(ENOUGH));
         assert_eq!(scene.numbers(stores::DISK), [1, 4]);
+        assert!(scene.take(5));
+        scene.persister.save_rest(Instant::now() + ENOUGH, || None);
+        assert_eq!(scene.numbers(stores::DISK), [1, 4, 5]);
+        scene.persister.begin_rest();
         // Once more, there is nothing to do.
         scene.persister.save_rest(Instant::now(), || panic!("nothing is waited for"));
-        assert!(scene.take(5));
+        assert!(scene.take(6));
         scene.persister.save_rest(Instant::now() + ENOUGH, || Some("a second signal"));
         assert!(scene.persister.copier.is_idle_within(ENOUGH));
     }

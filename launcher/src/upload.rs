@@ -1,6 +1,6 @@
 //! Snapshots are copied from the disk to the object store while the job runs.
 
-use crate::copier::Copier;
+use crate::copier::{Copier, Wanted};
 use crate::handover::Handover;
 use crate::status::SharedStatus;
 use crate::stores::{self, DISK, REMOTE};
@@ -46,7 +46,7 @@ impl Uploader {
         status.uploads(|_| {});
         let is_swept = AtomicBool::new(false);
         let work = Work { store: Arc::clone(store), dir: dir.clone(), retention, status, handover, is_swept };
-        let copier = Copier::start("upload", move |id, cancel| work.perform(id, cancel))?;
+        let copier = Copier::start("upload", move |id, wanted| work.perform(id, wanted))?;
         Ok(Self { copier, every, taken: AtomicU64::new(0) })
     }
 
@@ -58,6 +58,11 @@ impl Uploader {
         }
     }
 
+    /// The end is near: only uploads count from now on.
+    pub fn hurry(&self) {
+        self.copier.hurry();
+    }
+
     /// Waits until nothing is left to upload, for `limit` at most; says whether that is so.
     #[must_use]
     pub fn is_idle_within(&self, limit: Duration) -> bool {
@@ -66,12 +71,12 @@ impl Uploader {
 }
 
 impl Work {
-    fn perform(&self, id: &SnapshotId, cancel: &AtomicBool) {
+    fn perform(&self, id: &SnapshotId, wanted: &Wanted) {
         self.status.uploads(|uploads| uploads.uploading = Some(id.to_string()));
-        let result = self.upload(id, cancel);
+        let result = self.upload(id, wanted);
         self.status.uploads(|uploads| uploads.uploading = None);
         if let Err(error) = result
-            && !cancel.load(Ordering::Relaxed)
+            && !wanted.not.load(Ordering::Relaxed)
         {
             self.status.uploads(|uploads| {
                 uploads.failed += 1;
@@ -81,9 +86,9 @@ impl Work {
         }
     }
 
-    fn upload(&self, id: &SnapshotId, cancel: &AtomicBool) -> Result<(), CopyError> {
+    fn upload(&self, id: &SnapshotId, wanted: &Wanted) -> Result<(), CopyError> {
         let begun = Instant::now();
-        let manifest = self.store.copy(id, DISK, REMOTE, &|_| {}, cancel)?;
+        let manifest = self.store.copy(id, DISK, REMOTE, &|_| {}, &wanted.not)?;
         tracing::info!(
             "snapshot {id} uploaded: {:.1} MB were new there, in {:.1} s",
             manifest.stored_bytes.unwrap_or(0) as f64 / 1e6,
@@ -98,12 +103,12 @@ impl Work {
         if let (Some(handover), Ok(Some(record))) = (&self.handover, self.dir.record()) {
             handover.leave(&record);
         }
-        if !cancel.load(Ordering::Relaxed)
-            && let Err(error) = self.tidy(id, cancel)
+        if !wanted.bare.load(Ordering::Relaxed)
+            && let Err(error) = self.tidy(id, &wanted.bare)
         {
             tracing::warn!("older snapshots stay in the object store: {error:#}");
         }
-        if !cancel.load(Ordering::Relaxed) && !self.is_swept.swap(true, Ordering::Relaxed) {
+        if !wanted.bare.load(Ordering::Relaxed) && !self.is_swept.swap(true, Ordering::Relaxed) {
             match self.store.tier(REMOTE)?.store().sweep() {
                 Ok(swept) => swept.iter().for_each(|one| {
                     tracing::info!(

@@ -197,3 +197,37 @@ fn a_launcher_that_ends_leaves_the_newest_on_disk() {
     finish(&sandbox, &mut job);
     assert!(sandbox.read("third.out").contains("steps 2\n"), "{}", job.said());
 }
+
+/// A job that is preempted and cannot be saved any more takes its time to end: what is in memory only is copied
+/// meanwhile, not after the grace.
+#[test]
+fn what_is_in_memory_is_copied_while_a_job_that_cannot_be_saved_ends() {
+    let sandbox = Sandbox::new();
+    let script = r#"
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: open("asked", "w").close())
+open("ready", "w").close()
+while not os.path.exists("spoil"): time.sleep(0.02)
+counter = os.eventfd(0, os.EFD_SEMAPHORE)
+open("spoilt", "w").close()
+while True: time.sleep(0.02)
+"#;
+    let python = python();
+    let options = ["--interval", "500ms", "--persist-every", "1000", "--grace", "1h"];
+    let command = sandbox.command(options.into_iter().chain(["--", python.to_str().unwrap(), "-c", script]));
+    let mut job = sandbox.start_command("job", command);
+    job.until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    let first = until_on_disk(&sandbox, &mut job);
+    job.until("more of them in memory", || (in_tier(&sandbox, "memory").last()? > &first).then_some(()));
+    touch(&sandbox, "spoil");
+    job.until("a job that cannot be saved", || sandbox.path().join("spoilt").exists().then_some(()));
+    job.signal(Signal::TERM);
+    job.until("the job was asked", || sandbox.path().join("asked").exists().then_some(()));
+    let newest = in_tier(&sandbox, "memory").pop().unwrap();
+    job.until("the newest on disk", || in_tier(&sandbox, "disk").contains(&newest).then_some(()));
+    job.signal(Signal::TERM);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+    assert!(job.said().contains(&format!("The newest one is {newest}")), "{}", job.said());
+    assert!(!job.said().contains("is lost with this ckpt-run"), "{}", job.said());
+}

@@ -415,6 +415,12 @@ impl<'a> Life<'a> {
         self.schedule(None);
         self.checkpoints.hurry();
         self.shared.pace.hurry();
+        if let Some(uploader) = &self.shared.uploader {
+            uploader.hurry();
+        }
+        if let Some(persister) = &self.shared.persister {
+            persister.hurry();
+        }
         if self.code.is_none() {
             self.want(None, After::Ends(grace));
         }
@@ -436,6 +442,10 @@ impl<'a> Life<'a> {
     fn not_saved(&mut self, reason: &str) {
         let Some(ending) = &mut self.ending else { return };
         ending.problem = Some(reason.to_owned());
+        // While the job uses its time.
+        if let Some(persister) = &self.shared.persister {
+            persister.begin_rest();
+        }
         if self.code.is_none() {
             ending.asked = true;
             tracing::warn!("the job cannot be saved: {reason}. It is asked to end by itself (SIGTERM)");
