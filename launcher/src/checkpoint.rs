@@ -16,6 +16,7 @@ use crate::diagnose;
 use crate::dump::{Dumped, Frozen};
 use crate::host;
 use crate::namespace::{Namespace, NamespaceError};
+use crate::ownership::{Ownership, OwnershipError, TakenUp};
 use crate::persist::Persister;
 use crate::sources::StagedFile;
 use crate::staging::{self, StagedDir, Staging};
@@ -25,14 +26,14 @@ use crate::stores;
 use crate::upload::Uploader;
 use ckpt_protocol::control::{Phase, Saved};
 use ckpt_snapshot::{
-    AgentsRecord, Cancellable, Input, JobDir, JobIdentity, JobRecord, Manifest, OpenError, ProcessTree,
-    ReadError, RelPath, Retention, SaveError, SnapshotId, SnapshotWriter, Source, Tiers, faults,
+    AgentsRecord, Cancellable, Input, JobDir, JobIdentity, Manifest, OpenError, ProcessTree, ReadError,
+    RelPath, Retention, SaveError, SnapshotId, SnapshotWriter, Source, Tiers, faults,
 };
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A job that runs, as far as checkpoints need it.
@@ -58,6 +59,9 @@ pub enum AttemptError {
     /// The store cannot be read.
     #[error(transparent)]
     Store(#[from] OpenError),
+    /// It is not this launcher's job any more.
+    #[error(transparent)]
+    TakenUp(#[from] TakenUp),
     /// The store's snapshots cannot be listed.
     #[error(transparent)]
     List(#[from] ReadError),
@@ -120,6 +124,15 @@ impl From<NamespaceError> for AttemptError {
     }
 }
 
+impl From<OwnershipError> for AttemptError {
+    fn from(error: OwnershipError) -> Self {
+        match error {
+            OwnershipError::TakenUp(taken) => taken.into(),
+            OwnershipError::Store(error) => error.into(),
+        }
+    }
+}
+
 /// What becomes of the job once it is dumped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
@@ -147,7 +160,7 @@ pub struct Checkpointer {
     /// Its snapshots.
     pub store: Arc<Tiers>,
     /// Its record; the highest snapshot number is kept there.
-    pub record: Arc<Mutex<JobRecord>>,
+    pub ownership: Arc<Ownership>,
     /// Who it is.
     pub identity: JobIdentity,
     /// The CRIU to use.
@@ -296,11 +309,10 @@ impl Checkpointer {
 
     fn next_id(&self) -> Result<SnapshotId, AttemptError> {
         let newest = stores::list_local(&self.store)?.last().map_or(0, |listed| listed.id.sequence());
-        let mut record = self.record.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let sequence = record.last_sequence.max(newest) + 1;
-        let changed = JobRecord { last_sequence: sequence, ..record.clone() };
-        self.dir.set_record(&changed)?;
-        *record = changed;
+        let sequence = self.ownership.change(|record| {
+            record.last_sequence = record.last_sequence.max(newest) + 1;
+            record.last_sequence
+        })?;
         Ok(SnapshotId::new(sequence, SystemTime::now()))
     }
 
@@ -339,6 +351,7 @@ impl Checkpointer {
         let processes: Vec<_> = gpu.iter().map(|stored| stored.process.clone()).collect();
         let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
         let version = Manifest::version_for(&processes);
+        self.ownership.check()?;
         let manifest = writer.commit(Manifest { version, gpu: processes, ..manifest })?;
         gpu.iter().for_each(|stored| stored.committed(&manifest));
         Ok((manifest, gpu.iter().map(device_memory::Stored::unread_bytes).sum()))
@@ -356,7 +369,7 @@ impl Checkpointer {
             version: Manifest::version_for(&[]),
             id,
             job: self.identity.clone(),
-            run: self.record.lock().unwrap_or_else(std::sync::PoisonError::into_inner).run,
+            run: self.ownership.record().run,
             taken_unix_ms: unix_ms(frozen.taken),
             stall_s,
             host: host::facts(),
@@ -386,7 +399,8 @@ impl Checkpointer {
     /// Gives back the room of what no snapshot needs any more. Nobody waits for it. `is_saved` is whether the last
     /// attempt was a success: what a failed one has brought to an object store is the next one's to build upon.
     pub fn reclaim(&mut self, is_saved: bool) {
-        if (is_saved || stores::is_on_disk(&self.store)) && std::mem::take(&mut self.is_to_reclaim) {
+        let may = (is_saved || stores::is_on_disk(&self.store)) && self.ownership.check().is_ok();
+        if may && std::mem::take(&mut self.is_to_reclaim) {
             stores::reclaim_and_tell(&self.store, &self.is_over);
         }
     }

@@ -27,6 +27,7 @@ mod loading;
 mod logging;
 mod metrics;
 mod namespace;
+mod ownership;
 mod persist;
 mod pid1;
 mod preloadable;

@@ -4,6 +4,7 @@
 
 use crate::copier::{Copier, Wanted};
 use crate::journal::{Entry, Journal, Kind};
+use crate::ownership::Ownership;
 use crate::staging;
 use crate::status::SharedStatus;
 use crate::stores::{self, MEMORY};
@@ -12,7 +13,7 @@ use anyhow::{Context, Result};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::medium::{DirMedium, Ways};
 use ckpt_snapshot::{
-    CopyError, JobDir, Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers,
+    JobDir, Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -73,6 +74,8 @@ pub struct Parts {
     pub status: Arc<SharedStatus>,
     /// Told of what is in the store.
     pub journal: Arc<Journal>,
+    /// Asked before anything goes to the store.
+    pub ownership: Arc<Ownership>,
     /// What is in the store goes on from there.
     pub uploader: Option<Arc<Uploader>>,
 }
@@ -223,8 +226,9 @@ impl Shared {
         self.tidy();
     }
 
-    fn try_copy(&self, id: &SnapshotId, wanted: &Wanted) -> Result<(), CopyError> {
-        let Parts { store, dir, retention, status, journal, uploader } = &self.parts;
+    fn try_copy(&self, id: &SnapshotId, wanted: &Wanted) -> Result<()> {
+        let Parts { store, dir, retention, status, journal, ownership, uploader } = &self.parts;
+        ownership.check()?;
         let begun = Instant::now();
         let manifest = store.copy(id, MEMORY, stores::home(store), &|_| {}, &wanted.not)?;
         let what = format!(
@@ -338,9 +342,11 @@ mod tests {
             Tier::new(stores::VERSION_1, Box::new(job.version_1()), false),
         ]));
         let status = Arc::new(SharedStatus::new("job".to_owned()));
+        drop(job.lock_to_run(|_| ()).unwrap());
         let parts = Parts {
             store: Arc::clone(&store),
             journal: Arc::new(Journal::of(&job)),
+            ownership: Arc::new(Ownership::begin(&job, crate::decide::rebuilt(&[])).unwrap()),
             dir: job,
             retention: Retention::newest(3),
             status: Arc::clone(&status),

@@ -16,6 +16,7 @@ use crate::interpose;
 use crate::links;
 use crate::loading::{self, Loading};
 use crate::namespace::{self, Namespace};
+use crate::ownership::Ownership;
 use crate::privileges::Privileges;
 use crate::rollback::{self, Rollback};
 use crate::saved;
@@ -24,12 +25,11 @@ use crate::stdio::{self, Stdio, terminal_key};
 use crate::stores::MEMORY;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_snapshot::{
-    JobDir, JobRecord, Manifest, Marks, ReadError, SavedFile, SnapshotId, StdioKind, Store, Tiers,
-    write_atomically,
+    JobDir, Manifest, Marks, ReadError, SavedFile, SnapshotId, StdioKind, Store, Tiers, write_atomically,
 };
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// A restore may fail for a reason that is gone a moment later.
@@ -53,7 +53,7 @@ pub struct Resumer<'a> {
     /// The CRIU to use.
     pub criu: &'a Criu,
     /// The job's record.
-    pub record: &'a Mutex<JobRecord>,
+    pub ownership: &'a Ownership,
 }
 
 /// A resumed job.
@@ -294,11 +294,7 @@ impl Resumer<'_> {
 
     /// Notes that the job goes back to `id`, before its files do: newer snapshots would not fit them any more.
     fn leave_behind(&self, id: &SnapshotId) -> Result<()> {
-        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        if abandon_after(&mut record, id) {
-            self.dir.set_record(&record)?;
-        }
-        Ok(())
+        Ok(self.ownership.change(|record| abandon_after(record, id))?)
     }
 
     fn roll_back(&self, manifest: &Manifest, rollback: &Rollback) -> Result<()> {

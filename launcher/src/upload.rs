@@ -2,10 +2,11 @@
 
 use crate::copier::{Copier, Wanted};
 use crate::handover::Handover;
+use crate::ownership::{Ownership, OwnershipError};
 use crate::status::SharedStatus;
 use crate::stores::{self, DISK, REMOTE};
 use anyhow::Result;
-use ckpt_snapshot::{CopyError, JobDir, Retention, SnapshotId, Tiers};
+use ckpt_snapshot::{JobDir, Retention, SnapshotId, Tiers};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ struct Work {
     dir: JobDir,
     retention: Retention,
     status: Arc<SharedStatus>,
+    ownership: Arc<Ownership>,
     handover: Option<Arc<Handover>>,
     /// What uploads have left that were killed, those of other machines too, was looked for.
     is_swept: AtomicBool,
@@ -40,12 +42,14 @@ impl Uploader {
         retention: Retention,
         every: u64,
         status: Arc<SharedStatus>,
+        ownership: Arc<Ownership>,
         handover: Option<Arc<Handover>>,
     ) -> Result<Self> {
         // From now on there are uploads, even if none has begun.
         status.uploads(|_| {});
         let is_swept = AtomicBool::new(false);
-        let work = Work { store: Arc::clone(store), dir: dir.clone(), retention, status, handover, is_swept };
+        let (store, dir) = (Arc::clone(store), dir.clone());
+        let work = Work { store, dir, retention, status, ownership, handover, is_swept };
         let copier = Copier::start("upload", move |id, wanted| work.perform(id, wanted))?;
         Ok(Self { copier, every, taken: AtomicU64::new(0) })
     }
@@ -86,8 +90,13 @@ impl Work {
         }
     }
 
-    fn upload(&self, id: &SnapshotId, wanted: &Wanted) -> Result<(), CopyError> {
+    fn upload(&self, id: &SnapshotId, wanted: &Wanted) -> Result<()> {
         let begun = Instant::now();
+        let checked = self.handover.as_ref().map(|handover| handover.check(&self.ownership.record()));
+        // What is wrong with the object store, the upload finds out, which has more patience.
+        if let Some(Err(OwnershipError::TakenUp(taken))) = checked {
+            return Err(taken.into());
+        }
         let manifest = self.store.copy(id, DISK, REMOTE, &|_| {}, &wanted.not)?;
         tracing::info!(
             "snapshot {id} uploaded: {:.1} MB were new there, in {:.1} s",
@@ -100,8 +109,8 @@ impl Work {
             uploads.newest = Some(id.to_string());
             uploads.last_failure = None;
         });
-        if let (Some(handover), Ok(Some(record))) = (&self.handover, self.dir.record()) {
-            handover.leave(&record);
+        if let Some(handover) = &self.handover {
+            handover.leave(&self.ownership.record());
         }
         if !wanted.bare.load(Ordering::Relaxed)
             && let Err(error) = self.tidy(id, &wanted.bare)

@@ -264,6 +264,9 @@ pub struct JobRecord {
     /// How often a machine has taken the job up that did not have this record: it came from an object store.
     #[serde(default)]
     pub taken_up: u64,
+    /// The launcher that has the job: 32 hexadecimal digits of its own, '@', its machine's name. Whoever began last.
+    #[serde(default)]
+    pub launcher: String,
     /// How the last run ended.
     pub outcome: JobOutcome,
 }
@@ -602,6 +605,7 @@ mod tests {
             sequence_before_run: 0,
             abandoned: vec![(2, 3)],
             taken_up: 1,
+            launcher: "0123@node".into(),
             outcome: JobOutcome::Failed { code: 137 },
         }
     }

@@ -6,6 +6,7 @@ use ckpt_test_s3::proxy::Fault;
 use ckpt_test_s3::{BUCKET, KEY, SECRET, Service};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -93,7 +94,7 @@ fn a_job_goes_on_from_what_was_uploaded() {
     };
     let (left, another) = (leave("1", 2 * 86_400), leave("2", 3600));
     job.checkpoint(&sandbox);
-    job.until("the upload of the first snapshot", || job_said(&sandbox, "uploaded"));
+    job.until("the upload of the first snapshot", || has_said(&sandbox, "job", "uploaded"));
     job.until("what was left goes", || (!left.exists()).then_some(()));
     step(&sandbox, &mut job);
     job.signal(rustix::process::Signal::TERM);
@@ -142,8 +143,117 @@ fn a_job_that_comes_back_goes_on_from_where_it_was_elsewhere() {
     assert_eq!(finish(&sandbox, "fourth", job), unbroken(0));
 }
 
-fn job_said(sandbox: &Sandbox, what: &str) -> Option<()> {
-    sandbox.read("job.err").contains(what).then_some(())
+/// Two machines of one network, as far as their disks go: what this one has besides the store is that machine's.
+fn on(sandbox: &mut Sandbox, machine: &str) {
+    let state = sandbox.path().join(machine).display().to_string();
+    sandbox.variables = vec![("XDG_STATE_HOME".to_owned(), state)];
+}
+
+/// A scheduler has given a machine up that is alive: the job runs twice. Only the one that began last has snapshots
+/// from then on, and nobody goes on from a mixture.
+#[test]
+fn of_two_machines_with_one_job_the_later_has_it() {
+    let mut sandbox = Sandbox::new();
+    sandbox.store = format!("file://{}", sandbox.path().join("remote").display()).into();
+    on(&mut sandbox, "one");
+    let mut first = start(&sandbox, "first", &["--max-restarts", "5"]);
+    step(&sandbox, &mut first);
+    let shared = first.checkpoint(&sandbox);
+
+    // One that cannot begin takes nothing away.
+    on(&mut sandbox, "broken");
+    let broken = sandbox.path().join("criu");
+    let script =
+        format!("#!/bin/sh\n[ \"$1\" != swrk ] && exec {} \"$@\"\n", ckpt_run_tests::criu().display());
+    fs::write(&broken, script).unwrap();
+    fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = sandbox.command(["--", python().to_str().unwrap(), "-c", KEEPER]);
+    let output = command.env("CKPT_CRIU", &broken).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains(&format!("resuming from snapshot {shared}")), "{said}");
+    on(&mut sandbox, "one");
+    let shared = first.checkpoint(&sandbox);
+
+    on(&mut sandbox, "two");
+    let mut second = start(&sandbox, "second", &[]);
+    assert!(second.said().contains(&format!("resumed from snapshot {shared}")), "{}", second.said());
+    let before_refusal = sandbox.snapshots();
+    on(&mut sandbox, "one");
+    let output = sandbox.call(["checkpoint"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("another ckpt-run (on the machine ") && said.contains("End one of the two"),
+        "{said}"
+    );
+    assert_eq!(sandbox.snapshots(), before_refusal);
+    // Its job dies of something: it is not restarted from what the other has saved.
+    for pid in first.descendants() {
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+    assert_eq!(first.wait(), 125, "{}", first.said());
+    assert!(first.said().contains("the job is not restarted here: another ckpt-run"), "{}", first.said());
+
+    on(&mut sandbox, "two");
+    step(&sandbox, &mut second);
+    let newest = second.checkpoint(&sandbox);
+    second.kill_everything();
+    on(&mut sandbox, "one");
+    let third = start(&sandbox, "third", &[]);
+    assert!(third.said().contains(&format!("resumed from snapshot {newest}")), "{}", third.said());
+    assert_eq!(finish(&sandbox, "third", third), unbroken(2));
+    sandbox.verify_all();
+}
+
+/// The same with a disk for each and uploads: the disk of the one that was given up goes on, what is shared is not
+/// touched by it any more.
+#[test]
+fn of_two_machines_that_upload_one_job_the_later_has_it() {
+    let mut sandbox = Sandbox::new();
+    let remote = sandbox.path().join("remote");
+    fs::create_dir(&remote).unwrap();
+    let url = format!("file://{}", remote.display());
+    let options = ["--upload", &url];
+    let disk = |sandbox: &mut Sandbox, machine: &str| sandbox.store = sandbox.path().join(machine);
+    let uploaded = |name: &str, sandbox: &Sandbox| sandbox.read(name).matches(" uploaded: ").count();
+    let key = ("CKPT_JOB".to_owned(), "both".to_owned());
+    sandbox.variables = vec![key];
+    disk(&mut sandbox, "one");
+    let mut first = start(&sandbox, "first", &options);
+    let shared = first.checkpoint(&sandbox);
+    first.until("an upload", || (uploaded("first.err", &sandbox) == 1).then_some(()));
+
+    disk(&mut sandbox, "two");
+    let mut second = start(&sandbox, "second", &options);
+    assert!(second.said().contains(&format!("resumed from snapshot {shared}")), "{}", second.said());
+    disk(&mut sandbox, "one");
+    first.checkpoint(&sandbox);
+    first.until("a refusal", || {
+        has_said(&sandbox, "first", "but was not uploaded: another ckpt-run (on the machine ")
+    });
+    first.kill_everything();
+
+    disk(&mut sandbox, "two");
+    let newest = second.checkpoint(&sandbox);
+    second.until("an upload", || (uploaded("second.err", &sandbox) == 1).then_some(()));
+    let manifests = remote.join("jobs/both/manifests");
+    let mut names: Vec<_> = fs::read_dir(manifests).unwrap().map(|one| one.unwrap().file_name()).collect();
+    names.sort();
+    let is = |id: &str| names.iter().any(|name| name.to_string_lossy().starts_with(id));
+    assert!(names.len() == 2 && is(&shared) && is(&newest), "{names:?}");
+    second.kill_everything();
+
+    // It comes back, and knows that its own disk is not what counts.
+    disk(&mut sandbox, "one");
+    let third = start(&sandbox, "third", &options);
+    assert!(third.said().contains("it has gone on on another machine"), "{}", third.said());
+    assert!(third.said().contains(&format!("resumed from snapshot {newest}")), "{}", third.said());
+    finish(&sandbox, "third", third);
+}
+
+fn has_said(sandbox: &Sandbox, name: &str, what: &str) -> Option<()> {
+    sandbox.read(&format!("{name}.err")).contains(what).then_some(())
 }
 
 /// Sends to nobody while there is a file `busy`, as much as it can.
@@ -196,11 +306,11 @@ fn uploads_pause_while_the_job_sends() {
     job.until("the job is ready", || file("ready").exists().then_some(()));
     job.until_answering(&sandbox);
     job.checkpoint(&sandbox);
-    job.until("a pause", || job_said(&sandbox, "uploads pause: the job sends"));
-    assert!(job_said(&sandbox, " uploaded: ").is_none(), "{}", job.said());
+    job.until("a pause", || has_said(&sandbox, "job", "uploads pause: the job sends"));
+    assert!(has_said(&sandbox, "job", " uploaded: ").is_none(), "{}", job.said());
     fs::remove_file(file("busy")).unwrap();
-    job.until("the upload goes on", || job_said(&sandbox, "uploads go on"));
-    job.until("the upload", || job_said(&sandbox, " uploaded: "));
+    job.until("the upload goes on", || has_said(&sandbox, "job", "uploads go on"));
+    job.until("the upload", || has_said(&sandbox, "job", " uploaded: "));
     assert_eq!(finish(&sandbox, "job", job), format!("{}\n", 4 << 20));
 }
 
@@ -216,7 +326,7 @@ fn an_object_store_that_is_away_harms_nothing() {
     fs::write(&remote, "").unwrap();
     step(&sandbox, &mut job);
     job.checkpoint(&sandbox);
-    job.until("the failure is told", || job_said(&sandbox, "was not uploaded"));
+    job.until("the failure is told", || has_said(&sandbox, "job", "was not uploaded"));
     job.kill_everything();
     let job = start(&sandbox, "again", &["--upload", &url]);
     assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
@@ -406,7 +516,7 @@ fn an_uploaded_job_comes_back_from_a_service() {
     service.proxy.break_next(2, "PUT", "packs/", Fault::Status(503));
     service.proxy.break_next(1, "PUT", "manifests/", Fault::LoseAnswer);
     let id = job.checkpoint(&sandbox);
-    job.until("the upload", || job_said(&sandbox, "uploaded"));
+    job.until("the upload", || has_said(&sandbox, "job", "uploaded"));
     assert_eq!(service.proxy.left(), 0);
     job.kill_everything();
     fs::remove_dir_all(sandbox.path().join(".ckpt-run")).unwrap();

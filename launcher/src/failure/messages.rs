@@ -6,6 +6,7 @@ use crate::agents::{Process, QuiesceError};
 use crate::checkpoint::AttemptError;
 use crate::criu::{CriuMissing, ImageError, MIN_VERSION, SessionError};
 use crate::namespace::{NamespaceError, StartError};
+use crate::ownership::{OwnershipError, TakenUp};
 use ckpt_object_medium::StoreUrlError;
 use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::codec::KeyError;
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// How a person is told that something is theirs to do.
-const TO_DO: [&str; 27] = [
+const TO_DO: [&str; 28] = [
     "name another",
     "Name ",
     "Give ",
@@ -33,6 +34,7 @@ const TO_DO: [&str; 27] = [
     "Let ",
     "let ",
     "end it",
+    "End one",
     "Make ",
     "make one",
     "Take ",
@@ -222,11 +224,17 @@ fn of_checkpoints() {
         QuiesceError::NoMemory { .. } => QuiesceError::NoMemory { needed_bytes: 9, available_bytes: 1 }, "9 bytes";
         QuiesceError::Mirror { .. } => QuiesceError::Mirror { process: process(), source: fire() }, "python3";
     });
+    let taken_up = || TakenUp { job: text("train"), by: text(" (on the machine node7)") };
+    each!(OwnershipError {
+        OwnershipError::TakenUp(_) => taken_up().into(), "the job train";
+        OwnershipError::Store(_) => OpenError::NotAStore(path()).into(), "/data/store";
+    });
     let log = || PathBuf::from("/data/store/attempts/1");
     let report = crate::device_memory::ReportError::example;
     each!(AttemptError {
         AttemptError::Save(_) => SaveError::Taken(text("000007")).into(), "000007";
         AttemptError::Store(_) => OpenError::NotAStore(path()).into(), "/data/store";
+        AttemptError::TakenUp(_) => taken_up().into(), "(on the machine node7)";
         AttemptError::List(_) => ReadError::Io { step: "read", path: path(), source: fire() }.into(), "/data/store";
         AttemptError::Dump { .. } => AttemptError::Dump { reason: text("process 7 has a raw socket"), log: log() }, "attempts/1";
         AttemptError::Stray(_) => AttemptError::Stray(7), "process 7";

@@ -51,7 +51,7 @@ impl Checkpoints {
             job: Arc::clone(job),
             dir: shared.dir.clone(),
             store: Arc::clone(&shared.store),
-            record: Arc::clone(&shared.record),
+            ownership: Arc::clone(&shared.ownership),
             identity: shared.identity.clone(),
             criu: shared.criu.clone(),
             freeze_timeout: shared.config.freeze_timeout,

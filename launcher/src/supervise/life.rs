@@ -30,12 +30,13 @@ use crate::control_server::Answer;
 use crate::failure::{EXIT_OWN, EXIT_PREEMPTED, with_remedy};
 use crate::journal::{Entry, Kind};
 use crate::namespace::InitEvent;
+use crate::ownership::OwnershipError;
 use anyhow::{Context, Result, anyhow};
 use ckpt_protocol::control::{Reply, Saved, Stopped};
-use ckpt_snapshot::{JobOutcome, JobRecord, Manifest};
+use ckpt_snapshot::{JobOutcome, Manifest};
 use crossbeam_channel::Receiver;
 use signal_hook::consts::{SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGWINCH};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// After a failed checkpoint the next try comes this soon, then twice as late each time, up to the interval.
@@ -629,10 +630,9 @@ impl<'a> Life<'a> {
             How::Failed { code, .. } | How::Asked { code } => JobOutcome::Failed { code: *code },
             How::Preempted { .. } => JobOutcome::Failed { code: EXIT_PREEMPTED },
         };
-        let mut record = self.shared.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let noted = JobRecord { outcome, ..record.clone() };
-        match self.shared.dir.set_record(&noted) {
-            Ok(()) => *record = noted,
+        match self.shared.ownership.change(|record| record.outcome = outcome) {
+            Ok(()) => {}
+            Err(OwnershipError::TakenUp(taken)) => tracing::warn!("the end of the job is not noted: {taken}"),
             // The job's result is what counts. The next run takes it for one that died.
             Err(error) => tracing::error!(
                 "the end of the job cannot be noted: {error}. Before the next run: --resume never if it was complete"

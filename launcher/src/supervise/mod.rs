@@ -39,6 +39,7 @@ use crate::handover::{Handover, leave_until};
 use crate::journal::{Entry, Journal, Kind};
 use crate::metrics;
 use crate::namespace::{self, Namespace};
+use crate::ownership::{Ownership, OwnershipError};
 use crate::persist::{Memory, Parts, Persister};
 use crate::privileges::Privileges;
 use crate::restore::{Resumed, Resumer};
@@ -58,7 +59,7 @@ use policy::{Failure, Next, Policy};
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// How often a signal is looked for while the last snapshot is uploaded.
@@ -102,7 +103,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let text = |value: &OsString| value.to_string_lossy().into_owned();
     let cwd = cwd.to_string_lossy().into_owned();
     let identity = JobIdentity { key: key.to_string(), cwd, argv: argv.iter().map(text).collect() };
-    let handover = Handover::of(config, &dir)?.map(Arc::new);
+    let mut handover = Handover::of(config, &dir)?;
     let ours = dir.record()?;
     let theirs = handover.as_ref().map(|handover| handover.taken_up_elsewhere(ours.as_ref()));
     let theirs = theirs.transpose().inspect_err(|error| {
@@ -111,16 +112,20 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
         );
     });
     // Who does not answer is not asked again at once.
-    let told = handover.as_ref().filter(|_| theirs.is_ok());
+    let is_reached = theirs.is_ok();
     let theirs = theirs.ok().flatten().flatten();
     if ours.is_some() && theirs.is_some() {
         tracing::info!("job {key}: it has gone on on another machine since it ran here");
     }
-    let Decision { record, candidates } = decide(&config.resume, &dir, &store, &identity, theirs)?;
-    dir.set_record(&record)?;
-    if let Some(handover) = told {
-        handover.leave(&record);
+    if let Some(handover) = &mut handover {
+        handover.goes_on_from(ours.iter().chain(&theirs));
     }
+    let Decision { record, candidates } = decide(&config.resume, &dir, &store, &identity, theirs)?;
+    let ownership = Arc::new(Ownership::begin(&dir, record)?);
+    if let Some(handover) = handover.as_ref().filter(|_| is_reached) {
+        handover.claim(&ownership.record());
+    }
+    let handover = handover.map(Arc::new);
     let journal = Arc::new(Journal::of(&dir));
     if let Some(id) = candidates.last() {
         tell_what_memory_had(&journal, id);
@@ -129,7 +134,8 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let status = Arc::new(SharedStatus::new(key.to_string()));
     let upload = || {
         let (retention, every) = (config.retention(), config.upload_every);
-        Uploader::start(&store, &dir, retention, every, Arc::clone(&status), handover.clone())
+        let (status, ownership) = (Arc::clone(&status), Arc::clone(&ownership));
+        Uploader::start(&store, &dir, retention, every, status, ownership, handover.clone())
     };
     let uploader = config.upload.as_ref().map(|_| upload()).transpose()?.map(Arc::new);
     let persister = staged_bytes.map(|staged_bytes| {
@@ -139,6 +145,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
             retention: config.retention(),
             status: Arc::clone(&status),
             journal: Arc::clone(&journal),
+            ownership: Arc::clone(&ownership),
             uploader: uploader.clone(),
         };
         Persister::start(parts, config.persist_every, staged_bytes)
@@ -154,7 +161,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
         criu,
         journal,
         identity,
-        record: Arc::new(Mutex::new(record)),
+        ownership,
         status,
         signals: Signals::listen(events.clone(), config.on_signal, last_act(&persister, config.grace))?,
         events,
@@ -171,6 +178,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
         context: &context,
         policy: Policy::new(config.max_restarts),
         is_first: true,
+        has_run: false,
         began_from: None,
         older_than: None,
         ends_by: None,
@@ -227,7 +235,7 @@ pub struct Context<'a> {
     handover: Option<Arc<Handover>>,
     persister: Option<Arc<Persister>>,
     identity: JobIdentity,
-    record: Arc<Mutex<JobRecord>>,
+    ownership: Arc<Ownership>,
     status: Arc<SharedStatus>,
     journal: Arc<Journal>,
     signals: Signals,
@@ -277,6 +285,8 @@ struct Supervisor<'a> {
     policy: Policy,
     /// Nothing of the job has run under this launcher.
     is_first: bool,
+    /// The job has run.
+    has_run: bool,
     /// What the present life was resumed from.
     began_from: Option<Manifest>,
     /// The next life is resumed from a snapshot older than this one.
@@ -296,16 +306,28 @@ impl Supervisor<'_> {
                 State::Beginning(candidates) => self.begin(&candidates),
                 State::Waiting(until) => self.wait(until),
                 State::Over(result) => {
+                    if !self.has_run {
+                        self.give_back();
+                        return result;
+                    }
                     self.save_rest(&result);
                     if let Some(handover) = &self.context.handover {
-                        let record =
-                            self.context.record.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                        let record = self.context.ownership.record();
                         let until = self.ends_by.unwrap_or_else(|| Instant::now() + PATIENCE);
                         leave_until(handover, record, until);
                     }
                     return result;
                 }
             };
+        }
+    }
+
+    /// Another launcher may be at work: the job is whose it was before.
+    fn give_back(&self) {
+        let Context { ownership, handover, .. } = self.context;
+        ownership.give_back();
+        if let Some(handover) = handover {
+            leave_until(handover, ownership.record(), Instant::now() + PATIENCE);
         }
     }
 
@@ -351,6 +373,7 @@ impl Supervisor<'_> {
             Ok(life) => life,
             Err(error) => return self.not_begun(error),
         };
+        self.has_run = true;
         let id = self.began_from.as_ref().map(|manifest| manifest.id.to_string());
         context
             .status
@@ -381,7 +404,7 @@ impl Supervisor<'_> {
             store: &context.store,
             config: context.config,
             criu: &context.criu,
-            record: &context.record,
+            ownership: &context.ownership,
         };
         let Resumed { job, manifest } = resumer.newest_of(candidates)?;
         self.older_than = None;
@@ -587,19 +610,30 @@ impl Supervisor<'_> {
     fn restart(&mut self) -> State {
         let context = self.context;
         let decided = context.signals.while_busy(|| {
-            let decision = decide(&Resume::Auto, &context.dir, &context.store, &context.identity, None)?;
-            context.dir.set_record(&decision.record)?;
-            anyhow::Ok(decision)
+            context.ownership.check()?;
+            let Decision { record, candidates } =
+                decide(&Resume::Auto, &context.dir, &context.store, &context.identity, None)?;
+            context.ownership.change(|present| {
+                let launcher = std::mem::take(&mut present.launcher);
+                *present = JobRecord { launcher, ..record };
+            })?;
+            anyhow::Ok(candidates)
         });
         match decided {
-            Ok(Decision { record, mut candidates }) => {
-                *context.record.lock().unwrap_or_else(PoisonError::into_inner) = record;
+            Ok(mut candidates) => {
                 if let Some(newest) = &self.older_than {
                     let first = candidates.partition_point(|id| id.sequence() < newest.sequence());
                     // Without an older one, the oldest is better than none.
                     candidates.truncate(first.max(1));
                 }
                 State::Beginning(candidates)
+            }
+            // It is at work elsewhere.
+            Err(error) if matches!(error.downcast_ref(), Some(OwnershipError::TakenUp(_))) => {
+                let why = in_one_line(&error);
+                tracing::error!("the job is not restarted here: {why}");
+                context.journal.add(&Entry::new(Kind::GaveUp, why));
+                State::Over(Ok(EXIT_OWN))
             }
             Err(error) => self.cannot_begin(EXIT_OWN, in_one_line(&error), Some(error)),
         }
