@@ -19,7 +19,7 @@ use crate::namespace::{Namespace, NamespaceError};
 use crate::ownership::{Ownership, OwnershipError, TakenUp};
 use crate::persist::Persister;
 use crate::sources::StagedFile;
-use crate::staging::{self, StagedDir, Staging};
+use crate::staging::{StagedDir, Staging};
 use crate::status::{SharedStatus, unix_ms};
 use crate::stdio::Stdio;
 use crate::stores;
@@ -317,18 +317,14 @@ impl Checkpointer {
     }
 
     /// Memory if it is there, the disk of the store otherwise.
-    fn staging(&self, needed_bytes: u64) -> Result<Arc<Staging>, AttemptError> {
-        let available_bytes = staging::available_bytes().map_err(AttemptError::Staging)?;
-        let fits = needed_bytes + needed_bytes / 8 + staging::SPARE_BYTES <= available_bytes;
-        let why = match fits.then(|| Staging::in_memory(needed_bytes)) {
-            Some(Ok(memory)) => return Ok(Arc::new(memory)),
-            Some(Err(error)) => error.to_string(),
-            None => format!("{available_bytes} bytes are free, {needed_bytes} are needed"),
+    fn staging(&self, image_bytes: u64) -> Result<Arc<Staging>, AttemptError> {
+        let tell = |why: &str| {
+            tracing::warn!(
+                "the checkpoint cannot be staged in memory ({why}): it goes straight to disk, and the job stands still for as long as that takes"
+            );
         };
-        tracing::warn!(
-            "the checkpoint cannot be staged in memory ({why}): it goes straight to disk, and the job stands still for as long as that takes"
-        );
-        Staging::on_disk(&self.dir.path().join("staging")).map(Arc::new).map_err(AttemptError::Staging)
+        let staging = Staging::for_images(image_bytes, 0, &self.dir.path().join("staging"), tell);
+        staging.map(Arc::new).map_err(AttemptError::Staging)
     }
 
     /// Stores the images and the device memory; the job runs meanwhile. Returns also how much was not read (bytes).
@@ -351,7 +347,9 @@ impl Checkpointer {
         let processes: Vec<_> = gpu.iter().map(|stored| stored.process.clone()).collect();
         let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
         let version = Manifest::version_for(&processes);
-        self.ownership.check()?;
+        if let Some(taken) = self.ownership.taken_up() {
+            return Err(taken.into());
+        }
         let manifest = writer.commit(Manifest { version, gpu: processes, ..manifest })?;
         gpu.iter().for_each(|stored| stored.committed(&manifest));
         Ok((manifest, gpu.iter().map(device_memory::Stored::unread_bytes).sum()))

@@ -6,7 +6,7 @@
 
 use crate::config::Resume;
 use crate::failure::bad_input;
-use crate::stores;
+use crate::stores::{self, REMOTE};
 use anyhow::{Result, anyhow, bail};
 use ckpt_snapshot::{
     JobDir, JobIdentity, JobOutcome, JobRecord, Listed, ReadError, SnapshotId, Store, Tier, Tiers,
@@ -32,8 +32,15 @@ pub fn decide(
     identity: &JobIdentity,
     theirs: Option<JobRecord>,
 ) -> Result<Decision> {
+    let is_taken_up = theirs.is_some();
+    let known = match theirs {
+        Some(theirs) => Some(JobRecord { taken_up: theirs.taken_up + 1, ..theirs }),
+        None => dir.record()?,
+    };
     let mut listed = stores::list_local(store)?;
-    if theirs.is_some() {
+    let old_up_to = known.as_ref().map_or(0, |record| record.taken_up_at);
+    let is_old = |one: &Listed| one.id.sequence() <= old_up_to;
+    if is_taken_up || (old_up_to > 0 && listed.iter().all(is_old)) {
         // What is here is old. If the rest cannot be listed, going on from it would throw work away.
         let all: Vec<_> = store.tiers().iter().map(Tier::name).collect();
         listed = store.list_in(&all)?;
@@ -44,16 +51,21 @@ pub fn decide(
     if *resume != Resume::Never {
         refuse_what_is_not_damage(&listed)?;
     }
-    let before = match theirs {
-        Some(theirs) => JobRecord { taken_up: theirs.taken_up + 1, ..theirs },
-        None => dir.record()?.unwrap_or_else(|| rebuilt(&listed)),
+    let mut before = known.unwrap_or_else(|| rebuilt(&listed));
+    if is_taken_up {
+        before.last_sequence = before.last_sequence.max(newest_sequence(&listed));
+        before.taken_up_at = before.last_sequence;
+    }
+    let of_run = |record: &JobRecord| -> Vec<_> {
+        let all = of_run(&listed, record).into_iter();
+        all.filter(|id| is_of_this_history(store, record, id)).collect()
     };
     let candidates = match resume {
         Resume::Never => Vec::new(),
         Resume::Auto if before.outcome == JobOutcome::Complete => Vec::new(),
-        Resume::Auto => of_run(&listed, &before),
+        Resume::Auto => of_run(&before),
         Resume::Required => {
-            let found = of_run(&listed, &before);
+            let found = of_run(&before);
             if found.is_empty() {
                 bail!(bad_input(anyhow!(
                     "there is nothing to resume: the job {} has no snapshot",
@@ -79,7 +91,23 @@ pub fn decide(
 pub fn of_present_run(dir: &JobDir, store: &Tiers) -> Result<Vec<SnapshotId>> {
     let listed = stores::list_local(store)?;
     let record = dir.record()?.unwrap_or_else(|| rebuilt(&listed));
-    Ok(of_run(&listed, &record))
+    let of_run = of_run(&listed, &record).into_iter();
+    Ok(of_run.filter(|id| is_of_this_history(store, &record, id)).collect())
+}
+
+/// Whether the snapshot is not one that was taken here while the job went on elsewhere. Two of the same number and
+/// second have the same ID.
+fn is_of_this_history(store: &Tiers, record: &JobRecord, id: &SnapshotId) -> bool {
+    let Ok(remote) = store.tier(REMOTE) else { return true };
+    if id.sequence() > record.taken_up_at {
+        return true;
+    }
+    let taken = |tier: &Tier| tier.store().manifest(id).map(|manifest| manifest.taken_unix_ms);
+    match taken(remote) {
+        Ok(there) => store.tiers().iter().all(|tier| taken(tier).map_or(true, |here| here == there)),
+        // It is told when it is its turn.
+        Err(error) => !matches!(error, ReadError::Missing(_)),
+    }
 }
 
 /// Whether it is no damage, so that going on without the snapshot would throw away work that is there: a newer version,
@@ -126,6 +154,7 @@ pub fn rebuilt(listed: &[Listed]) -> JobRecord {
         sequence_before_run: 0,
         abandoned: Vec::new(),
         taken_up: 0,
+        taken_up_at: 0,
         launcher: String::new(),
         outcome: JobOutcome::Unfinished,
     }
@@ -163,6 +192,7 @@ fn record(
         (None, _) => {
             record.run = before.run + 1;
             record.sequence_before_run = last_sequence;
+            record.taken_up_at = 0;
             record.abandoned = Vec::new();
         }
         // A snapshot of an earlier run, asked for by name: that run goes on.

@@ -3,14 +3,14 @@
 //! that the job comes back to would go on from the old snapshots on its own disk.
 
 use crate::config::Config;
-use crate::ownership::{OwnershipError, TakenUp};
+use crate::ownership::{Ownership, OwnershipError, TakenUp};
 use crate::root::PATIENCE;
 use crate::stores;
 use anyhow::Result;
 use ckpt_object_medium::{Options, Retry};
 use ckpt_snapshot::{JobDir, JobRecord, OpenError};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// A request has failed when nothing was heard for this long: it is a small one.
 const STALL: Duration = Duration::from_secs(5);
@@ -18,8 +18,15 @@ const STALL: Duration = Duration::from_secs(5);
 /// The record of a job beside its uploaded snapshots.
 pub struct Handover {
     place: JobDir,
-    /// The launchers whose work this one goes on with.
-    predecessors: Vec<String>,
+    /// This launcher, and those whose work it goes on with.
+    ours: Vec<String>,
+    /// How often the job had been taken up by what this machine knew, if it knew of it. A record there that says no
+    /// more is of the past, even if nobody could be told.
+    known_taken_up: Option<u64>,
+    /// The record there before this launcher claimed the job.
+    before: Option<JobRecord>,
+    /// Held while the record is left.
+    leaving: Mutex<()>,
 }
 
 impl Handover {
@@ -30,30 +37,41 @@ impl Handover {
     pub fn of(config: &Config, dir: &JobDir) -> Result<Option<Self>> {
         let retry = Retry { give_up_after: PATIENCE, stall: STALL, ..Retry::default() };
         let medium = stores::uploads(config, dir, Options { retry, ..Options::default() })?;
-        Ok(medium.map(|medium| Self { place: dir.clone().with_content_in(medium), predecessors: Vec::new() }))
+        let of = |medium| Self {
+            place: dir.clone().with_content_in(medium),
+            ours: Vec::new(),
+            known_taken_up: None,
+            before: None,
+            leaving: Mutex::new(()),
+        };
+        Ok(medium.map(of))
     }
 
     /// The record that another machine has left, if the job has gone on there since it ran here.
     ///
     /// # Errors
     /// When it cannot be read.
-    pub fn taken_up_elsewhere(&self, ours: Option<&JobRecord>) -> Result<Option<JobRecord>, OpenError> {
-        Ok(self.place.record()?.filter(|theirs| is_ahead(theirs, ours)))
+    pub fn taken_up_elsewhere(&mut self, ours: Option<&JobRecord>) -> Result<Option<JobRecord>, OpenError> {
+        self.known_taken_up = ours.map(|ours| ours.taken_up);
+        self.before = self.place.record()?;
+        Ok(self.before.clone().filter(|theirs| is_ahead(theirs, ours)))
     }
 
-    /// This launcher goes on from what these say.
-    pub fn goes_on_from<'a>(&mut self, records: impl Iterator<Item = &'a JobRecord>) {
-        self.predecessors = records.map(|record| record.launcher.clone()).collect();
+    /// The job is this launcher's when the record there has one of these names: its own, and those of whom it goes on
+    /// from, which stay there until it reaches the place for the first time.
+    pub fn begin(&mut self, launchers: Vec<String>) {
+        self.ours = launchers;
     }
 
-    /// Whether the job is still that of the launcher whose record is `ours`, as far as other machines have said.
+    /// Whether the job is still this launcher's, as far as other machines have said.
     ///
     /// # Errors
     /// When it is not, or the object store cannot tell.
-    pub fn check(&self, ours: &JobRecord) -> Result<(), OwnershipError> {
+    pub fn check(&self) -> Result<(), OwnershipError> {
         match self.place.record() {
             Ok(Some(there))
-                if there.launcher != ours.launcher && !self.predecessors.contains(&there.launcher) =>
+                if !self.ours.contains(&there.launcher)
+                    && self.known_taken_up.is_none_or(|known| there.taken_up > known) =>
             {
                 Err(TakenUp::by(&self.place, &there.launcher).into())
             }
@@ -63,9 +81,10 @@ impl Handover {
     }
 
     /// Leaves the record for other machines, unless one of them has taken the job up.
-    pub fn leave(&self, record: &JobRecord) {
-        match self.check(record) {
-            Ok(()) => self.claim(record),
+    pub fn leave(&self, ownership: &Ownership) {
+        let _one_after_the_other = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.check() {
+            Ok(()) => self.claim(&ownership.record()),
             Err(OwnershipError::TakenUp(taken)) => tracing::debug!("the record is not left: {taken}"),
             Err(OwnershipError::Store(error)) => not_noted(&error),
         }
@@ -80,26 +99,22 @@ impl Handover {
             not_noted(&error);
         }
     }
+
+    /// Puts the record back that was there before `launcher` claimed the job, unless somebody else has it by now.
+    pub fn give_back(&self, launcher: &str) {
+        let there = self.place.record();
+        if let (Ok(Some(there)), Some(before)) = (there, &self.before)
+            && there.launcher == launcher
+        {
+            self.claim(before);
+        }
+    }
 }
 
 fn not_noted(error: &OpenError) {
     tracing::warn!(
         "how far the job is was not noted in the object store: {error}. Another machine may go on from an older state"
     );
-}
-
-/// Leaves the record, and waits for that until then at most.
-pub fn leave_until(handover: &Arc<Handover>, record: JobRecord, until: Instant) {
-    let (done, is_done) = crossbeam_channel::bounded::<()>(0);
-    let handover = Arc::clone(handover);
-    let work = move || {
-        handover.leave(&record);
-        drop(done);
-    };
-    if let Err(error) = std::thread::Builder::new().name("handover".to_owned()).spawn(work) {
-        tracing::warn!("how far the job is was not noted in the object store: {error}");
-    }
-    let _ = is_done.recv_deadline(until);
 }
 
 /// Whether their record is of a later time than ours.

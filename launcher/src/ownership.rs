@@ -8,17 +8,21 @@
 //!   launcher B                               begins, resumes 2 ── snapshot 3 ── snapshot 4
 //! ```
 
+use crate::handover::Handover;
+use crate::root::PATIENCE;
 use ckpt_snapshot::pack::PackId;
 use ckpt_snapshot::{JobDir, JobRecord, OpenError};
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// The job's record, as long as it is this launcher's to change.
 pub struct Ownership {
     dir: JobDir,
     record: Mutex<JobRecord>,
-    /// Whose the job was before.
-    before: String,
+    /// What the record said of whose the job is, before it was this launcher's.
+    before: JobRecord,
 }
 
 /// Another launcher has the job now.
@@ -55,18 +59,17 @@ impl TakenUp {
 }
 
 impl Ownership {
-    /// From now on the job is this launcher's, whosever it was.
+    /// From now on the job is this launcher's, whosever it was by `before`.
     ///
     /// # Errors
     /// When the record cannot be written.
-    pub fn begin(dir: &JobDir, record: JobRecord) -> Result<Self, OpenError> {
+    pub fn begin(dir: &JobDir, record: JobRecord, before: JobRecord) -> Result<Self, OpenError> {
         let unnamed = |source: io::Error| {
             let path = dir.path().to_owned();
             OpenError::Io { step: "find a name for the ckpt-run of", path, source }
         };
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let launcher = format!("{}@{host}", PackId::random().map_err(unnamed)?);
-        let before = record.launcher.clone();
         let record = JobRecord { launcher, ..record };
         dir.set_record(&record)?;
         Ok(Self { dir: dir.clone(), record: Mutex::new(record), before })
@@ -103,9 +106,21 @@ impl Ownership {
         Ok(result)
     }
 
-    /// Nothing of the job has run: it is whose it was before, who may be at work.
-    pub fn give_back(&self) {
-        if let Err(error) = self.change(|record| record.launcher.clone_from(&self.before)) {
+    /// Whose the job is now, if it is not this launcher's any more. That the store cannot tell is no reason to throw
+    /// something away.
+    #[must_use]
+    pub fn taken_up(&self) -> Option<TakenUp> {
+        match self.check() {
+            Err(OwnershipError::TakenUp(taken)) => Some(taken),
+            Ok(()) | Err(OwnershipError::Store(_)) => None,
+        }
+    }
+
+    fn give_back(&self) {
+        let JobRecord { launcher, taken_up, taken_up_at, .. } = self.before.clone();
+        let given =
+            self.change(|record| *record = JobRecord { launcher, taken_up, taken_up_at, ..record.clone() });
+        if let Err(error) = given {
             tracing::debug!("the job's record stays as it is: {error}");
         }
     }
@@ -124,6 +139,53 @@ impl Ownership {
     }
 }
 
+/// A start of the job that may come to nothing. Then the job is whose it was before, who may be at work.
+pub struct Start {
+    ownership: Arc<Ownership>,
+    handover: Option<Arc<Handover>>,
+    is_open: AtomicBool,
+}
+
+impl Start {
+    /// It has claimed the job.
+    #[must_use]
+    pub fn new(ownership: &Arc<Ownership>, handover: Option<&Arc<Handover>>) -> Self {
+        let (ownership, handover) = (Arc::clone(ownership), handover.map(Arc::clone));
+        Self { ownership, handover, is_open: AtomicBool::new(true) }
+    }
+
+    /// The job runs.
+    pub fn has_succeeded(&self) {
+        self.is_open.store(false, Ordering::SeqCst);
+    }
+
+    /// Gives the job back unless it runs, or has been given back. Waits for the store, but not for long.
+    pub fn give_back(&self) {
+        if !self.is_open.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let (ownership, handover) = (Arc::clone(&self.ownership), self.handover.clone());
+        let work = move || {
+            if let Some(handover) = handover {
+                handover.give_back(&ownership.record().launcher);
+            }
+            ownership.give_back();
+        };
+        let _ = within(Instant::now() + PATIENCE, work);
+    }
+}
+
+/// Does something that may wait for a store, in a thread of its own; `None` when it is not done by then.
+pub fn within<T: Send + 'static>(until: Instant, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (done, is_done) = crossbeam_channel::bounded(1);
+    let work = move || {
+        let _ = done.send(work());
+    };
+    let started = std::thread::Builder::new().name("record".to_owned()).spawn(work);
+    started.inspect_err(|error| tracing::warn!("the job's record cannot be written: {error}")).ok()?;
+    is_done.recv_deadline(until).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,14 +199,18 @@ mod tests {
         job
     }
 
+    fn begin(job: &JobDir, record: JobRecord) -> Ownership {
+        Ownership::begin(job, record.clone(), record).unwrap()
+    }
+
     #[test]
     fn who_began_last_has_the_job() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir);
-        let first = Ownership::begin(&job, rebuilt(&[])).unwrap();
+        let first = begin(&job, rebuilt(&[]));
         first.change(|record| record.last_sequence = 2).unwrap();
         first.check().unwrap();
-        let second = Ownership::begin(&job, job.record().unwrap().unwrap()).unwrap();
+        let second = begin(&job, job.record().unwrap().unwrap());
         let refused = first.change(|record| record.last_sequence = 3).unwrap_err();
         let OwnershipError::TakenUp(taken) = &refused else { panic!("{refused}") };
         let host = crate::host::facts().hostname;
@@ -160,14 +226,20 @@ mod tests {
     fn a_start_that_comes_to_nothing_gives_the_job_back() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir);
-        let first = Ownership::begin(&job, rebuilt(&[])).unwrap();
-        let second = Ownership::begin(&job, first.record()).unwrap();
-        assert!(first.check().is_err());
-        second.give_back();
+        let first = begin(&job, rebuilt(&[]));
+        let second = Arc::new(begin(&job, first.record()));
+        let start = Start::new(&second, None);
+        assert!(first.check().is_err() && first.taken_up().is_some());
+        start.give_back();
         first.check().unwrap();
-        // One that was overtaken itself has nothing to give.
-        let third = Ownership::begin(&job, first.record()).unwrap();
-        second.give_back();
+        assert!(first.taken_up().is_none());
+        // One that was overtaken itself has nothing to give, and neither has one whose job runs.
+        let third = Arc::new(begin(&job, first.record()));
+        Start::new(&second, None).give_back();
+        third.check().unwrap();
+        let start = Start::new(&third, None);
+        start.has_succeeded();
+        start.give_back();
         third.check().unwrap();
     }
 
@@ -175,7 +247,7 @@ mod tests {
     fn a_record_that_is_lost_or_damaged_is_written_anew() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir);
-        let ours = Ownership::begin(&job, rebuilt(&[])).unwrap();
+        let ours = begin(&job, rebuilt(&[]));
         let file = job.path().join("job.json");
         std::fs::remove_file(&file).unwrap();
         ours.change(|record| record.last_sequence = 1).unwrap();

@@ -182,13 +182,16 @@ impl Persister {
             "snapshot {id} is in memory only: it is copied to {} before ckpt-run ends",
             self.home()
         );
-        self.copier.want(&id);
         let mut because = None;
-        while !self.copier.is_idle_within(BETWEEN_LOOKS) {
-            because = interrupted()
-                .or_else(|| (Instant::now() >= until).then_some("the end of the grace (--grace)"));
-            if because.is_some() {
+        // A copy that is under way may fail, as any may; it is tried once more.
+        for _ in 0..2 {
+            if because.is_some() || self.shared.newest_in_memory_only().is_none() {
                 break;
+            }
+            self.copier.want(&id);
+            while !self.copier.is_idle_within(BETWEEN_LOOKS) && because.is_none() {
+                because = interrupted()
+                    .or_else(|| (Instant::now() >= until).then_some("the end of the grace (--grace)"));
             }
         }
         let Some(lost) = self.shared.newest_in_memory_only() else { return };
@@ -228,7 +231,9 @@ impl Shared {
 
     fn try_copy(&self, id: &SnapshotId, wanted: &Wanted) -> Result<()> {
         let Parts { store, dir, retention, status, journal, ownership, uploader } = &self.parts;
-        ownership.check()?;
+        if let Some(taken) = ownership.taken_up() {
+            return Err(taken.into());
+        }
         let begun = Instant::now();
         let manifest = store.copy(id, MEMORY, stores::home(store), &|_| {}, &wanted.not)?;
         let what = format!(
@@ -346,7 +351,9 @@ mod tests {
         let parts = Parts {
             store: Arc::clone(&store),
             journal: Arc::new(Journal::of(&job)),
-            ownership: Arc::new(Ownership::begin(&job, crate::decide::rebuilt(&[])).unwrap()),
+            ownership: Arc::new(
+                Ownership::begin(&job, crate::decide::rebuilt(&[]), crate::decide::rebuilt(&[])).unwrap(),
+            ),
             dir: job,
             retention: Retention::newest(3),
             status: Arc::clone(&status),

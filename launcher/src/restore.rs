@@ -20,7 +20,7 @@ use crate::ownership::Ownership;
 use crate::privileges::Privileges;
 use crate::rollback::{self, Rollback};
 use crate::saved;
-use crate::staging::{self, StagedDir, Staging};
+use crate::staging::{StagedDir, Staging};
 use crate::stdio::{self, Stdio, terminal_key};
 use crate::stores::MEMORY;
 use anyhow::{Context, Result, anyhow, bail};
@@ -277,19 +277,18 @@ impl Resumer<'_> {
     /// Where CRIU's images are loaded to: memory if it is there, the disk of the store otherwise. What they hold is
     /// not twice in memory, see `auto_dedup`.
     fn staging(&self, manifest: &Manifest, mirror_bytes: u64) -> Result<Staging> {
-        let image_bytes = loading::image_bytes(manifest);
-        let needed_bytes = image_bytes.saturating_add(image_bytes / 8).saturating_add(mirror_bytes);
-        let available_bytes = staging::available_bytes().unwrap_or(0);
-        let fits = needed_bytes.saturating_add(staging::SPARE_BYTES) <= available_bytes;
-        let why = match fits.then(|| Staging::in_memory(image_bytes)) {
-            Some(Ok(memory)) => return Ok(memory),
-            Some(Err(error)) => error.to_string(),
-            None => format!("{available_bytes} bytes are free, {needed_bytes} are needed"),
+        let tell = |why: &str| {
+            tracing::info!(
+                "the snapshot cannot be loaded to memory ({why}): it is copied to the store's disk first"
+            );
         };
-        tracing::info!(
-            "the snapshot cannot be loaded to memory ({why}): it is copied to the store's disk first"
-        );
-        Staging::on_disk(&self.dir.path().join("staging")).context("cannot make a place for the snapshot")
+        Staging::for_images(
+            loading::image_bytes(manifest),
+            mirror_bytes,
+            &self.dir.path().join("staging"),
+            tell,
+        )
+        .context("cannot make a place for the snapshot")
     }
 
     /// Notes that the job goes back to `id`, before its files do: newer snapshots would not fit them any more.

@@ -64,6 +64,32 @@ enum Kind {
 }
 
 impl Staging {
+    /// In memory, if there is room for images of so many bytes and for `more_bytes` beside them; otherwise on disk, in
+    /// the directory `on_disk`, which is emptied. Then `tell` gets the reason first.
+    ///
+    /// # Errors
+    /// When the directory cannot be made.
+    pub fn for_images(
+        image_bytes: u64,
+        more_bytes: u64,
+        on_disk: &Path,
+        tell: impl FnOnce(&str),
+    ) -> io::Result<Self> {
+        let parts = [image_bytes, image_bytes / 8, more_bytes, SPARE_BYTES];
+        let needed_bytes = parts.into_iter().fold(0, u64::saturating_add);
+        let memory = match available_bytes() {
+            Ok(available_bytes) if available_bytes < needed_bytes => {
+                Err(format!("{available_bytes} bytes are free, {needed_bytes} are needed"))
+            }
+            Ok(_) => Self::in_memory(image_bytes).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        memory.or_else(|why| {
+            tell(&why);
+            Self::on_disk(on_disk)
+        })
+    }
+
     /// In memory, for images of about `expected_bytes`. For large ones huge pages are used where the kernel has them
     /// for tmpfs: copying is about twice as fast. Small ones are slower with them, since each of CRIU's many small
     /// files would cost a huge page that has to be zeroed first.

@@ -92,7 +92,7 @@ impl Work {
 
     fn upload(&self, id: &SnapshotId, wanted: &Wanted) -> Result<()> {
         let begun = Instant::now();
-        let checked = self.handover.as_ref().map(|handover| handover.check(&self.ownership.record()));
+        let checked = self.handover.as_deref().map(Handover::check);
         // What is wrong with the object store, the upload finds out, which has more patience.
         if let Some(Err(OwnershipError::TakenUp(taken))) = checked {
             return Err(taken.into());
@@ -110,7 +110,7 @@ impl Work {
             uploads.last_failure = None;
         });
         if let Some(handover) = &self.handover {
-            handover.leave(&self.ownership.record());
+            handover.leave(&self.ownership);
         }
         if !wanted.bare.load(Ordering::Relaxed)
             && let Err(error) = self.tidy(id, &wanted.bare)

@@ -264,6 +264,10 @@ pub struct JobRecord {
     /// How often a machine has taken the job up that did not have this record: it came from an object store.
     #[serde(default)]
     pub taken_up: u64,
+    /// The highest number when this machine last took the job up, 0 if it never did. Of the snapshots up to there, those
+    /// count that are in the object store: others were taken here while the job went on elsewhere.
+    #[serde(default)]
+    pub taken_up_at: u64,
     /// The launcher that has the job: 32 hexadecimal digits of its own, '@', its machine's name. Whoever began last.
     #[serde(default)]
     pub launcher: String,
@@ -605,6 +609,7 @@ mod tests {
             sequence_before_run: 0,
             abandoned: vec![(2, 3)],
             taken_up: 1,
+            taken_up_at: 5,
             launcher: "0123@node".into(),
             outcome: JobOutcome::Failed { code: 137 },
         }

@@ -136,6 +136,7 @@ fn every_bit_of_the_small_records_counts() {
         sequence_before_run: 12,
         abandoned: vec![(20, 30)],
         taken_up: 1,
+        taken_up_at: 0,
         launcher: "0123@node".into(),
         outcome: JobOutcome::Unfinished,
     };

@@ -83,6 +83,7 @@ fn written(path: &Path, codec: Codec) -> JobDir {
         sequence_before_run: 0,
         abandoned: Vec::new(),
         taken_up: 0,
+        taken_up_at: 0,
         launcher: "0123@node".into(),
         outcome,
     };

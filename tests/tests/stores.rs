@@ -149,6 +149,33 @@ fn on(sandbox: &mut Sandbox, machine: &str) {
     sandbox.variables = vec![("XDG_STATE_HOME".to_owned(), state)];
 }
 
+/// A start whose CRIU is of no use: it resumes nothing, and takes nothing away.
+fn it_cannot_begin(sandbox: &Sandbox, options: &[&str], from: &str) {
+    let broken = sandbox.path().join("criu");
+    // Another process writes it: one of this one may be forked meanwhile, and keep it from being executed.
+    let write =
+        "printf '#!/bin/sh\\n[ \"$1\" != swrk ] && exec %s \"$@\"\\n' \"$1\" > \"$2\" && chmod +x \"$2\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", write, "sh"]).arg(ckpt_run_tests::criu()).arg(&broken);
+    assert!(shell.status().unwrap().success());
+    let python = python();
+    let command = ["--", python.to_str().unwrap(), "-c", KEEPER];
+    let mut command = sandbox.command(options.iter().copied().chain(command));
+    let output = command.env("CKPT_CRIU", &broken).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains(&format!("resuming from snapshot {from}")), "{said}");
+}
+
+/// The job dies of something where it does not belong any more: it is not restarted there.
+fn its_job_dies(mut job: Running) {
+    for pid in job.descendants() {
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+    assert_eq!(job.wait(), 125, "{}", job.said());
+    assert!(job.said().contains("the job is not restarted here: another ckpt-run"), "{}", job.said());
+}
+
 /// A scheduler has given a machine up that is alive: the job runs twice. Only the one that began last has snapshots
 /// from then on, and nobody goes on from a mixture.
 #[test]
@@ -160,17 +187,8 @@ fn of_two_machines_with_one_job_the_later_has_it() {
     step(&sandbox, &mut first);
     let shared = first.checkpoint(&sandbox);
 
-    // One that cannot begin takes nothing away.
     on(&mut sandbox, "broken");
-    let broken = sandbox.path().join("criu");
-    let script =
-        format!("#!/bin/sh\n[ \"$1\" != swrk ] && exec {} \"$@\"\n", ckpt_run_tests::criu().display());
-    fs::write(&broken, script).unwrap();
-    fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut command = sandbox.command(["--", python().to_str().unwrap(), "-c", KEEPER]);
-    let output = command.env("CKPT_CRIU", &broken).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains(&format!("resuming from snapshot {shared}")), "{said}");
+    it_cannot_begin(&sandbox, &[], &shared);
     on(&mut sandbox, "one");
     let shared = first.checkpoint(&sandbox);
 
@@ -187,13 +205,7 @@ fn of_two_machines_with_one_job_the_later_has_it() {
         "{said}"
     );
     assert_eq!(sandbox.snapshots(), before_refusal);
-    // Its job dies of something: it is not restarted from what the other has saved.
-    for pid in first.descendants() {
-        let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-    }
-    assert_eq!(first.wait(), 125, "{}", first.said());
-    assert!(first.said().contains("the job is not restarted here: another ckpt-run"), "{}", first.said());
+    its_job_dies(first);
 
     on(&mut sandbox, "two");
     step(&sandbox, &mut second);
@@ -214,42 +226,67 @@ fn of_two_machines_that_upload_one_job_the_later_has_it() {
     let remote = sandbox.path().join("remote");
     fs::create_dir(&remote).unwrap();
     let url = format!("file://{}", remote.display());
-    let options = ["--upload", &url];
+    let options = ["--upload", &url, "--max-restarts", "5"];
     let disk = |sandbox: &mut Sandbox, machine: &str| sandbox.store = sandbox.path().join(machine);
-    let uploaded = |name: &str, sandbox: &Sandbox| sandbox.read(name).matches(" uploaded: ").count();
     let key = ("CKPT_JOB".to_owned(), "both".to_owned());
     sandbox.variables = vec![key];
     disk(&mut sandbox, "one");
     let mut first = start(&sandbox, "first", &options);
     let shared = first.checkpoint(&sandbox);
-    first.until("an upload", || (uploaded("first.err", &sandbox) == 1).then_some(()));
+    // The record goes there behind the snapshot.
+    let noted = |number: u64| {
+        let record = fs::read_to_string(remote.join("jobs/both/job.json")).unwrap_or_default();
+        record.contains(&format!(r#""last_sequence":{number},"#)).then_some(())
+    };
+    first.until("an upload", || noted(1));
+
+    disk(&mut sandbox, "broken");
+    it_cannot_begin(&sandbox, &options, &shared);
+    disk(&mut sandbox, "one");
+    let shared = first.checkpoint(&sandbox);
+    first.until("another upload", || noted(2));
 
     disk(&mut sandbox, "two");
     let mut second = start(&sandbox, "second", &options);
     assert!(second.said().contains(&format!("resumed from snapshot {shared}")), "{}", second.said());
     disk(&mut sandbox, "one");
-    first.checkpoint(&sandbox);
-    first.until("a refusal", || {
-        has_said(&sandbox, "first", "but was not uploaded: another ckpt-run (on the machine ")
-    });
-    first.kill_everything();
+    let mut own = Vec::new();
+    for refused in 1..=3 {
+        own.push(first.checkpoint(&sandbox));
+        first.until("a refusal", || {
+            let said = sandbox.read("first.err");
+            (said.matches("but was not uploaded: another ckpt-run (on the machine ").count() == refused)
+                .then_some(())
+        });
+    }
+    its_job_dies(first);
 
     disk(&mut sandbox, "two");
+    step(&sandbox, &mut second);
     let newest = second.checkpoint(&sandbox);
-    second.until("an upload", || (uploaded("second.err", &sandbox) == 1).then_some(()));
+    second.until("an upload", || noted(3));
     let manifests = remote.join("jobs/both/manifests");
     let mut names: Vec<_> = fs::read_dir(manifests).unwrap().map(|one| one.unwrap().file_name()).collect();
     names.sort();
-    let is = |id: &str| names.iter().any(|name| name.to_string_lossy().starts_with(id));
-    assert!(names.len() == 2 && is(&shared) && is(&newest), "{names:?}");
+    let is = |id: &String| names.iter().any(|name| name.to_string_lossy().starts_with(id));
+    assert!(names.len() == 3 && is(&newest) && !own[1..].iter().any(is), "{names:?}");
     second.kill_everything();
 
-    // It comes back, and knows that its own disk is not what counts.
+    // It comes back, and knows that its own disk is not what counts, although there are higher numbers on it. So it
+    // does when it is started again before it has taken a snapshot.
     disk(&mut sandbox, "one");
-    let third = start(&sandbox, "third", &options);
-    assert!(third.said().contains("it has gone on on another machine"), "{}", third.said());
-    assert!(third.said().contains(&format!("resumed from snapshot {newest}")), "{}", third.said());
-    finish(&sandbox, "third", third);
+    for name in ["third", "fourth"] {
+        let mut again = start(&sandbox, name, &options);
+        assert!(again.said().contains(&format!("resumed from snapshot {newest}")), "{}", again.said());
+        assert_eq!(has_said(&sandbox, name, "it has gone on on another machine").is_some(), name == "third");
+        again.kill_everything();
+    }
+    let mut fifth = start(&sandbox, "fifth", &options);
+    let on_disk = fifth.checkpoint(&sandbox);
+    fifth.kill_everything();
+    let sixth = start(&sandbox, "sixth", &options);
+    assert!(sixth.said().contains(&format!("resumed from snapshot {on_disk}")), "{}", sixth.said());
+    assert_eq!(finish(&sandbox, "sixth", sixth), unbroken(1));
 }
 
 fn has_said(sandbox: &Sandbox, name: &str, what: &str) -> Option<()> {
@@ -336,7 +373,6 @@ fn an_object_store_that_is_away_harms_nothing() {
 /// Encrypted snapshots hold nothing that can be read, and need their key.
 #[test]
 fn an_encrypted_job_needs_its_key() {
-    use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
     let key = |name: &str, byte: u8| {
         let path = sandbox.path().join(name);

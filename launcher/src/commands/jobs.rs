@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// How long a launcher may take to end once it has said that its job has.
 const LAUNCHER_END_LIMIT: Duration = Duration::from_secs(10);
+/// A launcher of another version, or a fault of ours.
+const OTHER_ANSWER: &str = "the launcher answered something else";
 
 /// The jobs that `named` (or `--job`) means: all of them when nothing is named.
 ///
@@ -68,26 +70,31 @@ fn call(job: &JobDir, request: Request) -> Result<UnixStream> {
     Ok(stream)
 }
 
+/// Asks for something that comes with a snapshot; shows how far that is, and returns the answer.
+fn call_for_snapshot(job: &JobDir, request: Request) -> Result<Reply> {
+    let mut stream = call(job, request)?;
+    let bar = Bar::new("saving", 0);
+    loop {
+        match frame::read(&mut stream).context("the launcher went away")? {
+            Reply::Progress(progress) if progress.phase == Phase::Persist => {
+                bar.set(progress.done_bytes, progress.total_bytes);
+            }
+            Reply::Progress(_) => {}
+            Reply::Error(reason) => bail!(reason),
+            answer => return Ok(answer),
+        }
+    }
+}
+
 /// `ckpt-run checkpoint`.
 ///
 /// # Errors
 /// When the job does not run, or cannot be saved.
 pub fn checkpoint(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let job = one_job(config, named)?;
-    let mut stream = call(&job, Request::Checkpoint)?;
-    let bar = Bar::new("saving", 0);
-    let saved = loop {
-        match frame::read(&mut stream).context("the launcher went away")? {
-            Reply::Progress(progress) if progress.phase == Phase::Persist => {
-                bar.set(progress.done_bytes, progress.total_bytes);
-            }
-            Reply::Progress(_) => {}
-            Reply::Checkpointed(saved) => break saved,
-            Reply::Error(reason) => bail!(reason),
-            Reply::Status(_) | Reply::Stopped(_) => bail!("the launcher answered something else"),
-        }
+    let Reply::Checkpointed(saved) = call_for_snapshot(&job, Request::Checkpoint)? else {
+        bail!(OTHER_ANSWER);
     };
-    drop(bar);
     if json {
         return print::json(&saved);
     }
@@ -101,20 +108,7 @@ pub fn checkpoint(config: &Config, named: Option<&str>, json: bool) -> Result<i3
 /// When the job does not run, or ended without a snapshot.
 pub fn stop(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let job = one_job(config, named)?;
-    let mut stream = call(&job, Request::Stop)?;
-    let bar = Bar::new("saving", 0);
-    let stopped = loop {
-        match frame::read(&mut stream).context("the launcher went away")? {
-            Reply::Progress(progress) if progress.phase == Phase::Persist => {
-                bar.set(progress.done_bytes, progress.total_bytes);
-            }
-            Reply::Progress(_) => {}
-            Reply::Stopped(stopped) => break stopped,
-            Reply::Error(reason) => bail!(reason),
-            Reply::Status(_) | Reply::Checkpointed(_) => bail!("the launcher answered something else"),
-        }
-    };
-    drop(bar);
+    let Reply::Stopped(stopped) = call_for_snapshot(&job, Request::Stop)? else { bail!(OTHER_ANSWER) };
     // Whoever called this may start the job again at once: the launcher has to be gone by then.
     let deadline = Instant::now() + LAUNCHER_END_LIMIT;
     while job.is_locked() && Instant::now() < deadline {

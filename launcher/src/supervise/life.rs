@@ -30,7 +30,8 @@ use crate::control_server::Answer;
 use crate::failure::{EXIT_OWN, EXIT_PREEMPTED, with_remedy};
 use crate::journal::{Entry, Kind};
 use crate::namespace::InitEvent;
-use crate::ownership::OwnershipError;
+use crate::ownership::{OwnershipError, within};
+use crate::root::PATIENCE;
 use anyhow::{Context, Result, anyhow};
 use ckpt_protocol::control::{Reply, Saved, Stopped};
 use ckpt_snapshot::{JobOutcome, Manifest};
@@ -49,6 +50,8 @@ const OUTPUT_LIMIT: Duration = Duration::from_secs(30);
 const ASKED_LIMIT: Duration = Duration::from_secs(600);
 /// A killed job that does not tell its end in this time ends with its namespace.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
+/// How long the end of the job may take to be noted in the store.
+const NOTE_LIMIT: Duration = Duration::from_secs(600);
 /// How long the thread that stores may take to give up.
 const GIVE_UP_LIMIT: Duration = Duration::from_secs(1);
 
@@ -557,7 +560,7 @@ impl<'a> Life<'a> {
         let ending = self.ending.take();
         let is_killed = ending.as_ref().is_some_and(|ending| ending.killed);
         let how = self.how(ending);
-        self.note_outcome(&how);
+        self.note_outcome(&how, if is_killed { PATIENCE } else { NOTE_LIMIT });
         // One that was told to give up at once may be writing still.
         self.checkpoints.end(is_killed.then_some(GIVE_UP_LIMIT));
         if let Some(RunningJob { namespace, stdio, .. }) = Arc::into_inner(self.job) {
@@ -624,20 +627,26 @@ impl<'a> Life<'a> {
         How::Preempted { until, signalled: ending.signalled }
     }
 
-    fn note_outcome(&self, how: &How) {
+    fn note_outcome(&self, how: &How, limit: Duration) {
         let outcome = match how {
             How::Complete => JobOutcome::Complete,
             How::Failed { code, .. } | How::Asked { code } => JobOutcome::Failed { code: *code },
             How::Preempted { .. } => JobOutcome::Failed { code: EXIT_PREEMPTED },
         };
-        match self.shared.ownership.change(|record| record.outcome = outcome) {
-            Ok(()) => {}
-            Err(OwnershipError::TakenUp(taken)) => tracing::warn!("the end of the job is not noted: {taken}"),
-            // The job's result is what counts. The next run takes it for one that died.
-            Err(error) => tracing::error!(
-                "the end of the job cannot be noted: {error}. Before the next run: --resume never if it was complete"
-            ),
-        }
+        let ownership = Arc::clone(&self.shared.ownership);
+        let note = move || ownership.change(|record| record.outcome = outcome);
+        let error = match within(Instant::now() + limit, note) {
+            Some(Ok(())) => return,
+            Some(Err(OwnershipError::TakenUp(taken))) => {
+                return tracing::warn!("the end of the job is not noted: {taken}");
+            }
+            Some(Err(OwnershipError::Store(error))) => error.to_string(),
+            None => "the store does not answer".to_owned(),
+        };
+        // The job's result is what counts. The next run takes it for one that died.
+        tracing::error!(
+            "the end of the job cannot be noted: {error}. Before the next run: --resume never if it was complete"
+        );
     }
 }
 

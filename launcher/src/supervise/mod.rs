@@ -35,11 +35,11 @@ use crate::control_server::{ControlServer, Demand};
 use crate::criu::Criu;
 use crate::decide::{Decision, decide, of_present_run};
 use crate::failure::{EXIT_OWN, EXIT_PREEMPTED, bad_input, in_one_line, with_remedy};
-use crate::handover::{Handover, leave_until};
+use crate::handover::Handover;
 use crate::journal::{Entry, Journal, Kind};
 use crate::metrics;
 use crate::namespace::{self, Namespace};
-use crate::ownership::{Ownership, OwnershipError};
+use crate::ownership::{Ownership, OwnershipError, Start, within};
 use crate::persist::{Memory, Parts, Persister};
 use crate::privileges::Privileges;
 use crate::restore::{Resumed, Resumer};
@@ -105,7 +105,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let identity = JobIdentity { key: key.to_string(), cwd, argv: argv.iter().map(text).collect() };
     let mut handover = Handover::of(config, &dir)?;
     let ours = dir.record()?;
-    let theirs = handover.as_ref().map(|handover| handover.taken_up_elsewhere(ours.as_ref()));
+    let theirs = handover.as_mut().map(|handover| handover.taken_up_elsewhere(ours.as_ref()));
     let theirs = theirs.transpose().inspect_err(|error| {
         tracing::warn!(
             "whether the job has gone on on another machine cannot be told: {error}. It goes on from what is here"
@@ -117,15 +117,21 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     if ours.is_some() && theirs.is_some() {
         tracing::info!("job {key}: it has gone on on another machine since it ran here");
     }
-    if let Some(handover) = &mut handover {
-        handover.goes_on_from(ours.iter().chain(&theirs));
-    }
+    let before: Vec<_> = ours.iter().chain(&theirs).cloned().collect();
     let Decision { record, candidates } = decide(&config.resume, &dir, &store, &identity, theirs)?;
-    let ownership = Arc::new(Ownership::begin(&dir, record)?);
-    if let Some(handover) = handover.as_ref().filter(|_| is_reached) {
-        handover.claim(&ownership.record());
+    let was = before.first().unwrap_or(&record).clone();
+    let ownership = Arc::new(Ownership::begin(&dir, record, was)?);
+    if let Some(handover) = &mut handover {
+        let record = ownership.record();
+        let launchers = before.iter().chain([&record]).map(|one| one.launcher.clone());
+        handover.begin(launchers.collect());
+        if is_reached {
+            handover.claim(&record);
+        }
     }
     let handover = handover.map(Arc::new);
+    let start = Arc::new(Start::new(&ownership, handover.as_ref()));
+    let _at_the_end = GiveBack(Arc::clone(&start));
     let journal = Arc::new(Journal::of(&dir));
     if let Some(id) = candidates.last() {
         tell_what_memory_had(&journal, id);
@@ -162,8 +168,13 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
         journal,
         identity,
         ownership,
+        start: Arc::clone(&start),
         status,
-        signals: Signals::listen(events.clone(), config.on_signal, last_act(&persister, config.grace))?,
+        signals: Signals::listen(
+            events.clone(),
+            config.on_signal,
+            last_act(&persister, &start, config.grace),
+        )?,
         events,
         inbox,
         dir,
@@ -178,7 +189,6 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
         context: &context,
         policy: Policy::new(config.max_restarts),
         is_first: true,
-        has_run: false,
         began_from: None,
         older_than: None,
         ends_by: None,
@@ -198,12 +208,26 @@ fn tell_what_memory_had(journal: &Journal, resumed: &SnapshotId) {
 }
 
 /// What is done before a signal ends everything while the job is being started or resumed.
-fn last_act(persister: &Option<Arc<Persister>>, grace: Duration) -> impl Fn() + Send + use<> {
-    let persister = persister.clone();
+fn last_act(
+    persister: &Option<Arc<Persister>>,
+    start: &Arc<Start>,
+    grace: Duration,
+) -> impl Fn() + Send + use<> {
+    let (persister, start) = (persister.clone(), Arc::clone(start));
     move || {
+        start.give_back();
         if let Some(persister) = &persister {
             persister.save_rest(Instant::now() + grace, || None);
         }
+    }
+}
+
+/// Nothing more can come of the start.
+struct GiveBack(Arc<Start>);
+
+impl Drop for GiveBack {
+    fn drop(&mut self) {
+        self.0.give_back();
     }
 }
 
@@ -236,6 +260,7 @@ pub struct Context<'a> {
     persister: Option<Arc<Persister>>,
     identity: JobIdentity,
     ownership: Arc<Ownership>,
+    start: Arc<Start>,
     status: Arc<SharedStatus>,
     journal: Arc<Journal>,
     signals: Signals,
@@ -285,8 +310,6 @@ struct Supervisor<'a> {
     policy: Policy,
     /// Nothing of the job has run under this launcher.
     is_first: bool,
-    /// The job has run.
-    has_run: bool,
     /// What the present life was resumed from.
     began_from: Option<Manifest>,
     /// The next life is resumed from a snapshot older than this one.
@@ -306,28 +329,16 @@ impl Supervisor<'_> {
                 State::Beginning(candidates) => self.begin(&candidates),
                 State::Waiting(until) => self.wait(until),
                 State::Over(result) => {
-                    if !self.has_run {
-                        self.give_back();
-                        return result;
-                    }
                     self.save_rest(&result);
                     if let Some(handover) = &self.context.handover {
-                        let record = self.context.ownership.record();
+                        let ownership = Arc::clone(&self.context.ownership);
                         let until = self.ends_by.unwrap_or_else(|| Instant::now() + PATIENCE);
-                        leave_until(handover, record, until);
+                        let handover = Arc::clone(handover);
+                        let _ = within(until, move || handover.leave(&ownership));
                     }
                     return result;
                 }
             };
-        }
-    }
-
-    /// Another launcher may be at work: the job is whose it was before.
-    fn give_back(&self) {
-        let Context { ownership, handover, .. } = self.context;
-        ownership.give_back();
-        if let Some(handover) = handover {
-            leave_until(handover, ownership.record(), Instant::now() + PATIENCE);
         }
     }
 
@@ -373,7 +384,7 @@ impl Supervisor<'_> {
             Ok(life) => life,
             Err(error) => return self.not_begun(error),
         };
-        self.has_run = true;
+        context.start.has_succeeded();
         let id = self.began_from.as_ref().map(|manifest| manifest.id.to_string());
         context
             .status
@@ -611,6 +622,10 @@ impl Supervisor<'_> {
         let context = self.context;
         let decided = context.signals.while_busy(|| {
             context.ownership.check()?;
+            let elsewhere = context.handover.as_ref().map(|handover| handover.check());
+            if let Some(Err(taken @ OwnershipError::TakenUp(_))) = elsewhere {
+                return Err(taken.into());
+            }
             let Decision { record, candidates } =
                 decide(&Resume::Auto, &context.dir, &context.store, &context.identity, None)?;
             context.ownership.change(|present| {
