@@ -230,6 +230,7 @@ mod tests {
         let (end, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut command = std::process::Command::new("sleep");
         command.arg("1000").stdin(OwnedFd::from(end)).stdout(OwnedFd::from(socket));
+        command.stderr(std::process::Stdio::null());
         let mut child = command.spawn().unwrap();
         let found = unsavable(Path::new("/proc"), &[child.id().cast_signed()], "", false);
         child.kill().unwrap();

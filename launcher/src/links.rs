@@ -11,8 +11,14 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const CRIU_NAME: &str = "link_remap.";
+
+/// How long another job is waited for. One that hangs is not to keep all others of the machine from their snapshots,
+/// and clashing names are rare.
+const LIMIT: Duration = Duration::from_secs(120);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
 /// CRIU's names are numbers of the job's own: two jobs that have files in one directory (/dev/shm) may use the same
 /// ones. So while one job makes such names to be resumed, no other is dumped or resumed.
@@ -24,20 +30,32 @@ impl NamesLock {
     /// For a dump: other dumps may go on, CRIU sees to it that names are free.
     #[must_use]
     pub fn shared() -> Self {
-        Self::take(FlockOperation::LockShared)
+        Self::take(FlockOperation::NonBlockingLockShared)
     }
 
     /// For a restore.
     #[must_use]
     pub fn exclusive() -> Self {
-        Self::take(FlockOperation::LockExclusive)
+        Self::take(FlockOperation::NonBlockingLockExclusive)
     }
 
     fn take(operation: FlockOperation) -> Self {
         let open = || -> io::Result<File> {
             let path = runtime_dir()?.join("names.lock");
             let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-            rustix::fs::flock(&file, operation)?;
+            let deadline = Instant::now() + LIMIT;
+            while let Err(error) = rustix::fs::flock(&file, operation) {
+                if error != rustix::io::Errno::WOULDBLOCK {
+                    return Err(error.into());
+                }
+                if Instant::now() > deadline {
+                    tracing::warn!(
+                        "another job on this machine is being dumped or resumed, and has been for long: this one goes on beside it"
+                    );
+                    return Ok(file);
+                }
+                std::thread::sleep(BETWEEN_LOOKS);
+            }
             Ok(file)
         };
         // A job alone on its machine needs none.

@@ -213,7 +213,8 @@ impl Job {
         assert_eq!(job.wait(), 0, "{}", job.said());
         let output = self.sandbox.read("job.out");
         let steps = (output.lines().count() - 1).to_string();
-        let mut command = Gpu::new().command(&self.program[0]);
+        let gpu = Gpu::new();
+        let mut command = gpu.command(&self.program[0]);
         command.arg(steps).args(&self.program[2..3]).current_dir("/");
         assert_eq!(output, succeed(command));
         self.sandbox.verify_all();

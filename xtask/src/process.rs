@@ -9,6 +9,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::say;
 
+/// How long a step of the set-up may take: a download that hangs, or another that holds a lock, would do so for ever.
+const LOGGED_LIMIT: &str = "30m";
 /// How many lines of a failed command's output are shown.
 const TAIL_LINES: usize = 20;
 
@@ -24,9 +26,10 @@ pub fn capture(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("`{shown}` printed something that is no text"))
 }
 
-/// Runs a command with its output appended to a log file, of which an error shows the end.
+/// Runs a command with its output appended to a log file, of which an error shows the end. One that hangs is ended.
 pub fn logged(command: &mut Command, log: &Path) -> Result<()> {
     let shown = describe(command);
+    let mut command = limited(command, LOGGED_LIMIT);
     let open = || File::options().create(true).append(true).open(log);
     let out = open().with_context(|| format!("opening {}", log.display()))?;
     let start_bytes = out.metadata()?.len();
@@ -45,6 +48,25 @@ pub fn logged(command: &mut Command, log: &Path) -> Result<()> {
     }
     Ok(())
 }
+
+/// The same command, ended when it takes longer; its exit code is 124 then. `limit` is as for `timeout`.
+pub fn limited(command: &Command, limit: &str) -> Command {
+    let mut limited = Command::new("timeout");
+    limited.args(TIMEOUT).arg(limit).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    if let Some(dir) = command.get_current_dir() {
+        limited.current_dir(dir);
+    }
+    limited
+}
+
+/// Options of `timeout`: it says what it ends, and Ctrl-C reaches what it runs.
+pub const TIMEOUT: [&str; 3] = ["--verbose", "--foreground", "--kill-after=30s"];
 
 /// The exit code that hands a child's status on, as a shell would.
 pub fn exit_code(status: ExitStatus) -> ExitCode {

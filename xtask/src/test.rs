@@ -13,6 +13,9 @@ const STRESS_S: &str = "60";
 /// How often `--full` kills each job on a GPU; tests/tests/gpu_jobs.rs has a smaller number of its own.
 const KILLS: &str = "20";
 
+/// How long the tests of one program may take: one that hangs is named, and does not take the others along.
+const PROGRAM_LIMIT: &str = "25m";
+
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -34,6 +37,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     // All faults at once: a run takes long.
     test.args(["--workspace", "--no-fail-fast", "--features", workspace::FAULTS]).args(&args.args);
+    let limited = ["timeout"].into_iter().chain(process::TIMEOUT).chain([PROGRAM_LIMIT]);
+    test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", limited.collect::<Vec<_>>().join(" "));
     test.env("CKPT_TEST_BUNDLE", bundle::for_tests()?);
     if let Some(rootfs) = rootfs {
         test.env("CKPT_TEST_ROOTFS", rootfs)

@@ -249,7 +249,7 @@ impl Holdings {
 mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
     use std::time::Duration;
 
     use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
@@ -306,7 +306,12 @@ mod tests {
 
     #[test]
     fn what_an_exited_process_held_goes() {
-        let mut child = Command::new("sleep").arg("1000").spawn().expect("a process");
+        let mut child = Command::new("sleep")
+            .arg("1000")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a process");
         let fd = Pid::from_raw(i32::try_from(child.id()).expect("fits")).and_then(pidfd);
         let life = Arc::new(Life::of(fd, format!("/proc/{}", child.id()).into()));
         let mut holdings = Holdings::default();

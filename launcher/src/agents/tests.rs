@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
@@ -248,7 +248,7 @@ fn whoever_exits_is_not_waited_for() {
 
 /// A process that does nothing, in the place of one of the job.
 fn other_process() -> Child {
-    Command::new("sleep").arg("1000").spawn().expect("a process")
+    Command::new("sleep").arg("1000").stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a process")
 }
 
 fn away(child: &Child) -> Away {
@@ -398,8 +398,8 @@ fn nobody_is_sent_away_before_all_are_back() {
 #[test]
 fn another_program_is_not_waited_for() {
     let mut command = Command::new("/bin/sh");
-    command.args(["-c", "read line; exec sleep 1000"]).stdin(std::process::Stdio::piped());
-    let mut child = command.spawn().expect("a process");
+    command.args(["-c", "read line; exec sleep 1000"]).stdin(Stdio::piped());
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a process");
     let exe = format!("/proc/{}/exe", child.id());
     let is_shell = || fs::read_link(&exe).is_ok_and(|exe| !exe.ends_with("sleep"));
     until("the shell", || is_shell().then_some(()));

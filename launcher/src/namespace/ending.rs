@@ -129,10 +129,11 @@ fn state(thread: &Path) -> Option<char> {
 mod tests {
     use super::*;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
-    use std::process::{Child, Command};
+    use std::process::{Child, Command, Stdio};
 
     fn sleeper() -> (Child, Spawned) {
-        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let child =
+            Command::new("sleep").arg("600").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let pid = Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         (child, Spawned { pid, pidfd })

@@ -109,13 +109,20 @@ pub(super) fn write_program(path: &Path, command_pid: i32) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
 
     /// Runs `script` as the command below a reaper and returns the reaper's exit code. A shell starts the command,
     /// which waits at a fifo until the shell has become the reaper: before, the shell would wait for it itself.
     fn reaped(script: &str) -> i32 {
         let dir = tempfile::tempdir().unwrap();
-        let path = |name: &str| dir.path().join(name);
+        let place = dir.path().canonicalize().unwrap();
+        let path = |name: &str| place.join(name);
+        let deadline = Instant::now() + Duration::from_secs(300);
+        let pause = |what: &str| {
+            assert!(Instant::now() < deadline, "{what} does not come");
+            std::thread::sleep(Duration::from_millis(1));
+        };
         rustix::fs::mknodat(
             rustix::fs::CWD,
             path("gate"),
@@ -125,21 +132,25 @@ mod tests {
         )
         .unwrap();
         let starter = format!(
-            "sh -c 'read x < gate; {script}' & echo $! > pid.tmp; mv pid.tmp pid; while [ ! -e ok ]; do sleep 0.01; done; exec ./reaper"
+            "sh -c 'read x < gate; {script}' & echo $! > pid.tmp; mv pid.tmp pid; while [ ! -e ok ]; do sleep 0.01; done; cp -p reaper.new reaper; exec ./reaper"
         );
-        let mut child =
-            Command::new("/bin/sh").arg("-c").arg(starter).current_dir(dir.path()).spawn().unwrap();
+        let mut command = Command::new("/bin/sh");
+        // What stays behind when this fails holds nothing of ours.
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.arg("-c").arg(starter).current_dir(&place).spawn().unwrap();
         let pid = loop {
             match std::fs::read_to_string(path("pid")) {
                 Ok(text) => break text.trim().parse().unwrap(),
-                Err(_) => std::thread::yield_now(),
+                Err(_) => pause("the command"),
             }
         };
-        write_program(&path("reaper"), pid).unwrap();
+        // Copied by another process: a child of this one may be forked while it is written, and a file that is open
+        // for writing cannot be executed.
+        write_program(&path("reaper.new"), pid).unwrap();
         std::fs::write(path("ok"), "").unwrap();
         let exe = format!("/proc/{}/exe", child.id());
         while std::fs::read_link(&exe).unwrap() != path("reaper") {
-            std::thread::yield_now();
+            pause("the reaper");
         }
         std::fs::write(path("gate"), "go\n").unwrap();
         let status = child.wait().unwrap();

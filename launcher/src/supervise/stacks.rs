@@ -150,7 +150,8 @@ mod tests {
     fn processes_are_those_below_the_root() {
         let own = std::process::id().cast_signed();
         let inside = numbers_of(own).unwrap().0;
-        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let mut child =
+            Command::new("sleep").arg("600").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let found = processes(Tree { init_pid: own, root_pid: inside });
         let pids: Vec<i32> = found.iter().map(|one| one.0).collect();
         child.kill().unwrap();

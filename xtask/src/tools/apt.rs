@@ -176,6 +176,9 @@ pub fn install_system(packages: &[&str], log: &Path) -> Result<()> {
 
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
+    // Another may be at work on this machine, and a mirror may be silent.
+    let patient = ["DPkg::Lock::Timeout=300", "Acquire::Retries=3", "Acquire::http::Timeout=60"];
+    command.args(patient.iter().flat_map(|option| ["-o", option]));
     command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C.UTF-8");
     command
 }
