@@ -397,8 +397,9 @@ impl Checkpointer {
     /// Gives back the room of what no snapshot needs any more. Nobody waits for it. `is_saved` is whether the last
     /// attempt was a success: what a failed one has brought to an object store is the next one's to build upon.
     pub fn reclaim(&mut self, is_saved: bool) {
-        let may = (is_saved || stores::is_on_disk(&self.store)) && self.ownership.check().is_ok();
-        if may && std::mem::take(&mut self.is_to_reclaim) {
+        let may = self.is_to_reclaim && (is_saved || stores::is_on_disk(&self.store));
+        if may && self.ownership.check().is_ok() {
+            self.is_to_reclaim = false;
             stores::reclaim_and_tell(&self.store, &self.is_over);
         }
     }

@@ -1,9 +1,10 @@
 //! A thread that copies snapshots from one tier of the store to another while the job runs. No checkpoint waits for
 //! it; where it is slower than snapshots come, the newest one is next. It goes on over all lives of the job.
 
+use crate::background::Background;
 use anyhow::{Context, Result};
 use ckpt_snapshot::SnapshotId;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,8 +32,7 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     wanted: Wanted,
-    /// The thread's number; 0 until it runs.
-    tid: AtomicI32,
+    background: Background,
 }
 
 #[derive(Default)]
@@ -71,9 +71,7 @@ impl Copier {
         let shared = Arc::<Shared>::default();
         let its = Arc::clone(&shared);
         let work = move || {
-            // The job comes first.
-            let _ = rustix::process::setpriority_process(None, 10);
-            its.tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
+            its.background.enter();
             while let Some(id) = its.next() {
                 // A fault of ours costs this one copy.
                 let copy = std::panic::AssertUnwindSafe(|| copy(&id, &its.wanted));
@@ -99,10 +97,8 @@ impl Copier {
     /// The end is near: only copies count from now on, and the job is not to be spared any more.
     pub fn hurry(&self) {
         self.shared.wanted.bare.store(true, Ordering::Relaxed);
-        let tid = rustix::process::Pid::from_raw(self.shared.tid.load(Ordering::Relaxed));
-        if let Some(tid) = tid.filter(|_| !self.thread.is_finished()) {
-            // The kernel does not let everybody do this; it goes on as slowly as before then.
-            let _ = rustix::process::setpriority_process(Some(tid), 0);
+        if !self.thread.is_finished() {
+            self.shared.background.hurry();
         }
     }
 

@@ -56,16 +56,12 @@ pub fn decide(
         before.last_sequence = before.last_sequence.max(newest_sequence(&listed));
         before.taken_up_at = before.last_sequence;
     }
-    let of_run = |record: &JobRecord| -> Vec<_> {
-        let all = of_run(&listed, record).into_iter();
-        all.filter(|id| is_of_this_history(store, record, id)).collect()
-    };
     let candidates = match resume {
         Resume::Never => Vec::new(),
         Resume::Auto if before.outcome == JobOutcome::Complete => Vec::new(),
-        Resume::Auto => of_run(&before),
+        Resume::Auto => of_history(store, &listed, &before),
         Resume::Required => {
-            let found = of_run(&before);
+            let found = of_history(store, &listed, &before);
             if found.is_empty() {
                 bail!(bad_input(anyhow!(
                     "there is nothing to resume: the job {} has no snapshot",
@@ -91,8 +87,13 @@ pub fn decide(
 pub fn of_present_run(dir: &JobDir, store: &Tiers) -> Result<Vec<SnapshotId>> {
     let listed = stores::list_local(store)?;
     let record = dir.record()?.unwrap_or_else(|| rebuilt(&listed));
-    let of_run = of_run(&listed, &record).into_iter();
-    Ok(of_run.filter(|id| is_of_this_history(store, &record, id)).collect())
+    Ok(of_history(store, &listed, &record))
+}
+
+/// The snapshots of the present run that are not of a machine on which it did not go on, oldest first.
+fn of_history(store: &Tiers, listed: &[Listed], record: &JobRecord) -> Vec<SnapshotId> {
+    let of_run = of_run(listed, record).into_iter();
+    of_run.filter(|id| is_of_this_history(store, record, id)).collect()
 }
 
 /// Whether the snapshot is not one that was taken here while the job went on elsewhere. Two of the same number and
@@ -104,7 +105,10 @@ fn is_of_this_history(store: &Tiers, record: &JobRecord, id: &SnapshotId) -> boo
     }
     let taken = |tier: &Tier| tier.store().manifest(id).map(|manifest| manifest.taken_unix_ms);
     match taken(remote) {
-        Ok(there) => store.tiers().iter().all(|tier| taken(tier).map_or(true, |here| here == there)),
+        Ok(there) => {
+            let mut others = store.tiers().iter().filter(|tier| tier.name() != REMOTE);
+            others.all(|tier| taken(tier).map_or(true, |here| here == there))
+        }
         // It is told when it is its turn.
         Err(error) => !matches!(error, ReadError::Missing(_)),
     }

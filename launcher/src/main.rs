@@ -2,6 +2,7 @@
 
 mod agents;
 mod auto;
+mod background;
 mod checkpoint;
 mod cli;
 mod commands;

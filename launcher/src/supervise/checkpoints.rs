@@ -2,13 +2,14 @@
 
 use super::Context as Shared;
 use super::events::Event;
+use crate::background::Background;
 use crate::checkpoint::{After, AttemptError, Checkpointer, Goes, RunningJob};
 use crate::control_server::Answer;
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -32,8 +33,7 @@ mod last {
 pub struct Checkpoints {
     wishes: Sender<Wish>,
     thread: JoinHandle<()>,
-    /// Its ID; 0 until it has begun.
-    tid: Arc<AtomicI32>,
+    background: Arc<Background>,
     cancelled: Arc<AtomicBool>,
     is_over: Arc<AtomicBool>,
     /// See [`last`].
@@ -68,16 +68,17 @@ impl Checkpoints {
             told_outside: HashSet::new(),
         };
         let (wishes, wished) = unbounded();
-        let tid = Arc::new(AtomicI32::new(0));
+        let background = Arc::<Background>::default();
         let last = Arc::new(AtomicU8::new(last::AHEAD));
-        let (its_tid, events, its_last) = (Arc::clone(&tid), shared.events.clone(), Arc::clone(&last));
+        let (its_own, events, its_last) = (Arc::clone(&background), shared.events.clone(), Arc::clone(&last));
         let work = move || {
-            its_tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
+            // Storing a snapshot takes second place to the job.
+            its_own.enter();
             serve(checkpointer, &wished, &events, &its_last);
         };
         let thread = std::thread::Builder::new().name("checkpointer".to_owned()).spawn(work);
         let thread = thread.context("cannot start the checkpointing thread")?;
-        Ok(Self { wishes, thread, tid, cancelled, is_over, last })
+        Ok(Self { wishes, thread, background, cancelled, is_over, last })
     }
 
     /// Asks for a snapshot; an [`Event::Attempted`] tells what came of it.
@@ -106,11 +107,7 @@ impl Checkpoints {
 
     /// The job is not to be spared any more: storing is all that is left to do.
     pub fn hurry(&self) {
-        let tid = rustix::process::Pid::from_raw(self.tid.load(Ordering::Relaxed));
-        if let Some(tid) = tid {
-            // The kernel does not let everybody do this; it goes on as slowly as before then.
-            let _ = rustix::process::setpriority_process(Some(tid), 0);
-        }
+        self.background.hurry();
     }
 
     /// Ends the thread once it has done what it was asked for, and waits for that, at most for `limit` if there is one.
@@ -125,8 +122,6 @@ impl Checkpoints {
 }
 
 fn serve(mut checkpointer: Checkpointer, wishes: &Receiver<Wish>, events: &Sender<Event>, last: &AtomicU8) {
-    // Storing a snapshot takes second place to the job.
-    let _ = rustix::process::setpriority_process(None, 10);
     while let Ok(Wish { answer, after }) = wishes.recv() {
         let is_last = after != After::RunsOn;
         let is_wanted = !is_last || last.swap(last::BEGUN, Ordering::SeqCst) != last::WITHDRAWN;
