@@ -1,57 +1,30 @@
 //! `ckpt-run`: runs a job so that it survives. docs/design.md says how and why, ARCHITECTURE.md where what is.
 
 mod agents;
-mod auto;
-mod background;
 mod checkpoint;
 mod cli;
 mod commands;
-mod config;
-mod control_server;
-mod copier;
+mod container;
 mod criu;
-mod decide;
-mod descriptor_limit;
-mod device_memory;
-mod diagnose;
-mod directories;
-mod dump;
-mod failure;
-mod handover;
-mod host;
-#[cfg(feature = "faults")]
-mod injected;
-mod interpose;
-mod journal;
-mod links;
-mod loading;
-mod logging;
-mod metrics;
+mod files;
+mod gpu;
+mod job;
 mod namespace;
-mod ownership;
+mod observe;
 mod persist;
-mod pid1;
-mod preloadable;
-mod privileges;
-mod progress;
-mod regions;
+mod report;
 mod restore;
-mod rollback;
-mod root;
-mod runtime_dir;
-mod saved;
-mod secrets;
-mod sources;
-mod staging;
-mod status;
-mod stdio;
-mod stores;
+mod store;
 mod supervise;
-mod upload;
+mod sys;
 
 use anyhow::Result;
-use auto::Auto;
-use config::Config;
+use cli::config::Config;
+use cli::{args, logging};
+use container::auto::Auto;
+use container::pid1;
+use namespace::stdio;
+use report::failure;
 use std::ffi::OsString;
 
 fn main() {
@@ -66,7 +39,7 @@ fn main() {
 }
 
 fn run(arguments: Vec<OsString>, auto: Auto) -> i32 {
-    let matches = match cli::command().try_get_matches_from(cli::with_run(arguments)) {
+    let matches = match args::command().try_get_matches_from(args::with_run(arguments)) {
         Ok(matches) => matches,
         Err(error) => {
             let _ = error.print();
@@ -74,14 +47,14 @@ fn run(arguments: Vec<OsString>, auto: Auto) -> i32 {
         }
     };
     let (name, matches) = matches.subcommand().expect("clap requires a command");
-    let otherwise = if name == "run" { failure::EXIT_OWN } else { failure::EXIT_NEGATIVE };
+    let otherwise = if name == "run" { sys::error::EXIT_OWN } else { sys::error::EXIT_NEGATIVE };
     let outcome = configure(matches).and_then(|config| commands::perform(name, matches, &config, auto));
     match outcome {
         Ok(code) => code,
         // `ckpt-run ls | head` is no mistake.
         Err(error) if name != "run" && failure::is_closed_output(&error) => 0,
         Err(error) => {
-            commands::complain(&error);
+            failure::log_error(&error);
             failure::exit_code(&error, otherwise)
         }
     }

@@ -1,5 +1,6 @@
 //! The socket on which agents are met, and the end of listening on it.
 
+use crate::sys::deadline::ACCEPT_RETRY_INTERVAL;
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -9,15 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use tracing::warn;
 
 use super::STACK_BYTES;
-
-/// How long to wait when there is no descriptor or no thread for one more connection.
-const SHORTAGE_WAIT: Duration = Duration::from_millis(50);
-
 /// The listening socket and the thread that accepts on it.
 pub struct Acceptor {
     listener: Arc<UnixListener>,
@@ -70,7 +66,7 @@ fn accept(
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
             Err(error) => {
                 warn!(%error, "an agent cannot be accepted");
-                thread::sleep(SHORTAGE_WAIT);
+                thread::sleep(ACCEPT_RETRY_INTERVAL);
             }
         }
     }

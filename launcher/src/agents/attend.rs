@@ -1,12 +1,15 @@
 //! The life of a connection: an agent's greeting, what it says while the job runs and in an attempt, its farewell or end.
 
+use crate::sys::deadline::{
+    AGENT_CLOSE_TIMEOUT, AGENT_EXIT_TIMEOUT, AGENT_HELLO_TIMEOUT, AGENT_WRITE_TIMEOUT,
+};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ckpt_protocol::agent::{FromAgent, Hello, ToAgent};
 use ckpt_protocol::frame::FrameError;
@@ -19,15 +22,7 @@ use super::line::{self, Line};
 use super::prepare::Step;
 use super::process::{Away, Life, Loss, Process, pidfd};
 use super::state::{Arrival, Connection, Parting, Phase, Returned};
-use super::{CLOSE_GRACE, STACK_BYTES, Shared};
-
-/// How long a connection may take to say hello. One that is too slow is closed, and the agent tries again.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a write to an agent may take. An agent always reads, so this is for stopped processes only.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a process may take to exit after it has closed its files.
-const EXIT_GRACE: Duration = Duration::from_secs(1);
-
+use super::{STACK_BYTES, Shared};
 impl Shared {
     /// Asks an agent to go away. One that cannot be asked is gone, or shows up as one that did not answer.
     ///
@@ -48,8 +43,8 @@ impl Shared {
             warn!(pid = peer.pid, uid = peer.uid, "a stranger was turned away");
             return Ok(());
         }
-        stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
-        stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+        stream.set_read_timeout(Some(AGENT_HELLO_TIMEOUT))?;
+        stream.set_write_timeout(Some(AGENT_WRITE_TIMEOUT))?;
         let stream = Arc::new(Line::new(stream));
         let life =
             Life::of(Pid::from_raw(peer.pid).and_then(pidfd), Path::new("/proc").join(peer.pid.to_string()));
@@ -77,7 +72,7 @@ impl Shared {
         let attend = move || match shared.attend(id, &stream) {
             Parting::Lost => {
                 shared.part(id, Parting::Lost);
-                life.wait_for_exit(EXIT_GRACE);
+                life.wait_for_exit(AGENT_EXIT_TIMEOUT);
                 let over = shared.lock().holdings.sweep();
                 drop(over);
             }
@@ -329,7 +324,7 @@ impl Shared {
 
 /// Waits until nobody holds the other end any more, within reason.
 pub(super) fn wait_for_close(id: u64, stream: &Line) {
-    if stream.limit_wait(Some(CLOSE_GRACE)).is_err() {
+    if stream.limit_wait(Some(AGENT_CLOSE_TIMEOUT)).is_err() {
         return;
     }
     match hear(stream) {

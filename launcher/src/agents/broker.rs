@@ -20,11 +20,12 @@
 //! What one process captures another may not write to meanwhile, so those who share wait for each other between
 //! being drained and capturing.
 
+use crate::sys::deadline::{AGENT_EXIT_TIMEOUT, PROCESS_POLL_INTERVAL};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ckpt_protocol::agent::{FromAgent, ShareKey, ToAgent};
 use ckpt_protocol::frame::FrameError;
@@ -32,12 +33,6 @@ use tracing::debug;
 
 use super::line::Line;
 use super::process::{Life, Process, QuiesceError};
-
-/// How often to look whether a process that is waited for still exists.
-const LIFE_CHECK: Duration = Duration::from_millis(20);
-/// How long a process may take to end once its agent's connection has.
-const END_GRACE: Duration = Duration::from_secs(1);
-
 /// Shared device memory of a job.
 #[derive(Default)]
 pub struct Broker {
@@ -191,9 +186,9 @@ impl Broker {
     /// Forgets what a process has shared whose agent's connection has ended, as soon as it has ended itself: what is
     /// kept here takes room on the GPU. One that lives on keeps it.
     pub fn outlive(&self, life: &Life) {
-        let end = Instant::now() + END_GRACE;
+        let end = Instant::now() + AGENT_EXIT_TIMEOUT;
         while !self.pruned().shared.is_empty() && !life.is_over() && Instant::now() < end {
-            std::thread::sleep(LIFE_CHECK);
+            std::thread::sleep(PROCESS_POLL_INTERVAL);
         }
         self.lock().prune();
     }
@@ -242,7 +237,7 @@ impl Broker {
             if left.is_zero() {
                 return false;
             }
-            let waited = self.changed.wait_timeout(table, left.min(LIFE_CHECK));
+            let waited = self.changed.wait_timeout(table, left.min(PROCESS_POLL_INTERVAL));
             table = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -310,6 +305,7 @@ mod tests {
     use std::path::Path;
     use std::process::{Child, Command};
     use std::thread;
+    use std::time::Duration;
 
     use ckpt_protocol::{descriptors, frame};
 

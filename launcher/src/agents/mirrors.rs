@@ -17,7 +17,7 @@ use rustix::fs::FallocateFlags;
 
 use super::known::Record;
 use super::process::Life;
-use crate::staging;
+use crate::files::staging;
 
 /// Sizes are multiples of this: huge pages.
 const UNIT_BYTES: u64 = 2 << 20;

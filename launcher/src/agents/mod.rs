@@ -41,6 +41,7 @@ mod prepare;
 mod process;
 mod state;
 
+use crate::sys::deadline::{AGENT_CLOSE_TIMEOUT, PROCESS_POLL_INTERVAL};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -62,11 +63,6 @@ pub use mirrors::Mirror;
 pub use prepare::Prepared;
 pub use process::{Back, GpuState, Loss, Process, QuiesceError, Quiesced};
 use state::{Phase, State};
-
-/// How long a connection may outlive the agent's farewell: a child that was just made may still hold it.
-const CLOSE_GRACE: Duration = Duration::from_millis(200);
-/// How often to look whether a process that is waited for still exists.
-const LIFE_CHECK: Duration = Duration::from_millis(20);
 /// Of each thread.
 const STACK_BYTES: usize = 256 * 1024;
 
@@ -158,10 +154,10 @@ impl Agents {
             state.torn.retain(|torn| !torn.life.is_over());
             if state.connections.is_empty() && !state.torn.is_empty() {
                 // One that exits has closed its connection a moment earlier.
-                if torn_since.get_or_insert_with(Instant::now).elapsed() >= CLOSE_GRACE {
+                if torn_since.get_or_insert_with(Instant::now).elapsed() >= AGENT_CLOSE_TIMEOUT {
                     break;
                 }
-                state = self.shared.wait(state, LIFE_CHECK);
+                state = self.shared.wait(state, PROCESS_POLL_INTERVAL);
                 continue;
             }
             if state.connections.is_empty() {
@@ -219,7 +215,7 @@ impl Agents {
                 let unanswered = state.away.iter().map(|away| away.process.clone()).collect();
                 return Err(QuiesceError::Deadline { deadline, unanswered });
             }
-            state = self.shared.wait(state, left.min(LIFE_CHECK));
+            state = self.shared.wait(state, left.min(PROCESS_POLL_INTERVAL));
         }
     }
 
@@ -268,7 +264,7 @@ impl Agents {
                 state.away.extend(missing.cloned());
                 return back;
             }
-            state = self.shared.wait(state, left.min(LIFE_CHECK));
+            state = self.shared.wait(state, left.min(PROCESS_POLL_INTERVAL));
         }
     }
 

@@ -24,7 +24,7 @@ use super::mirrors::Mirror;
 use super::process::{Life, Process, QuiesceError};
 use super::state::{Connection, State};
 use super::{Agents, Shared};
-use crate::staging;
+use crate::files::staging;
 
 /// Pinning a mirror goes at this pace at least; the agent's answer is waited for accordingly.
 const STAGED_BYTES_PER_S: u64 = 256 << 20;

@@ -2,9 +2,9 @@
 
 use super::print;
 use super::snapshots::find;
-use crate::config::Config;
-use crate::regions::{self, Memory, Owner, Piece, Reader};
-use crate::stores;
+use crate::cli::config::Config;
+use crate::gpu::regions::{self, Memory, Owner, Piece, Reader};
+use crate::store::tiers;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{Manifest, RelPath, Store};
 use serde::Serialize;
@@ -51,7 +51,7 @@ struct Difference {
 /// Bad input, or damage.
 pub fn diff(config: &Config, one: &str, other: &str, json: bool) -> Result<i32> {
     let (one, other) = (find(config, one)?, find(config, other)?);
-    let stores = (stores::open(config, &one.0)?, stores::open(config, &other.0)?);
+    let stores = (tiers::open(&config.store, &one.0)?, tiers::open(&config.store, &other.0)?);
     let mut before = Side::open(&*stores.0, stores.0.manifest(&one.1)?)?;
     let mut after = Side::open(&*stores.1, stores.1.manifest(&other.1)?)?;
     let mut difference = Difference {

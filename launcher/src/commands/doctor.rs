@@ -1,14 +1,15 @@
 //! `ckpt-run doctor`: what this machine has and lacks, why it matters, how to get it.
 
 use super::print;
-use crate::config::Config;
+use crate::cli::config::Config;
 use crate::criu::{Criu, MIN_VERSION};
-use crate::failure::{EXIT_NEGATIVE, in_one_line};
-use crate::interpose::Interposer;
+use crate::files::staging::{self, Staging};
+use crate::gpu::preload::Interposer;
 use crate::namespace::{Namespace, Network};
-use crate::privileges::Privileges;
-use crate::root::Root;
-use crate::staging::{self, Staging};
+use crate::report::failure::in_one_line;
+use crate::store::root::Root;
+use crate::sys::error::EXIT_NEGATIVE;
+use crate::sys::privileges::Privileges;
 use anyhow::Result;
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
@@ -104,7 +105,7 @@ fn look_at_criu(config: &Config) -> Vec<Finding> {
 fn look_at_system(config: &Config) -> Vec<Finding> {
     let mut findings = vec![finding(
         "kernel",
-        Ok(crate::host::facts().kernel),
+        Ok(crate::sys::host::facts().kernel),
         State::Missing,
         "CRIU and the namespaces are parts of it",
         "Linux 5.11 or newer",
@@ -118,7 +119,7 @@ fn look_at_system(config: &Config) -> Vec<Finding> {
         driver(),
         interposer(config),
         free_memory(),
-        if config.store_url.is_some() { object_store(config) } else { free_disk(config) },
+        if config.store.url.is_some() { object_store(config) } else { free_disk(config) },
     ]);
     findings
 }
@@ -299,13 +300,13 @@ fn free_memory() -> Finding {
 
 /// A store at an address has to answer.
 fn object_store(config: &Config) -> Finding {
-    let checked = Root::open(config).and_then(|root| root.check().map(|()| root.name()));
+    let checked = Root::open(&config.store).and_then(|root| root.check().map(|()| root.name()));
     let checked = checked.map(|name| format!("{name} answers")).map_err(|error| in_one_line(&error));
     finding("object store", checked, State::Missing, "all snapshots go there (--store)", "mend what it names")
 }
 
 fn free_disk(config: &Config) -> Finding {
-    let absolute = std::path::absolute(&config.store).unwrap_or_else(|_| config.store.clone());
+    let absolute = std::path::absolute(&config.store.dir).unwrap_or_else(|_| config.store.dir.clone());
     let there = absolute.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let outcome = match ckpt_snapshot::free_bytes(there) {
         Ok(bytes) if bytes > 10 << 30 => {

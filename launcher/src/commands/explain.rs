@@ -2,9 +2,9 @@
 
 use super::jobs::jobs;
 use super::print;
-use crate::config::Config;
-use crate::journal::{Entry, Journal, Kind};
-use crate::root::Root;
+use crate::cli::config::Config;
+use crate::job::journal::{Entry, Journal, Kind};
+use crate::store::root::Root;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{JobDir, JobOutcome};
 use serde::Serialize;
@@ -28,7 +28,7 @@ struct Story {
 /// # Errors
 /// Bad input; a journal that cannot be read.
 pub fn explain(config: &Config, named: Option<&str>, all: bool, json: bool) -> Result<i32> {
-    let root = Root::open(config)?;
+    let root = Root::open(&config.store)?;
     let stories =
         jobs(config, &root, named)?.iter().map(|job| story(job, all)).collect::<Result<Vec<_>>>()?;
     if json {

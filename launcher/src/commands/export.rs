@@ -2,11 +2,11 @@
 
 use super::print;
 use super::snapshots::find;
-use crate::config::Config;
-use crate::failure::bad_input;
-use crate::progress::Bar;
-use crate::regions::{self, Memory, Owner, Piece, Reader};
-use crate::stores;
+use crate::cli::config::Config;
+use crate::gpu::regions::{self, Memory, Owner, Piece, Reader};
+use crate::store::tiers;
+use crate::sys::error::bad_input;
+use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow};
 use ckpt_snapshot::{Load, Manifest, Store, Target};
 use safetensors::{Dtype, View};
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 /// Bad input: no such snapshot, a directory that is there. Damage, and what cannot be written.
 pub fn export(config: &Config, text: &str, format: &str, to: Option<&str>) -> Result<i32> {
     let (job, id) = find(config, text)?;
-    let store = stores::open(config, &job)?;
+    let store = tiers::open(&config.store, &job)?;
     let store: &dyn Store = &*store;
     let manifest = store.manifest(&id)?;
     let dir = to.map_or_else(|| PathBuf::from(id.to_string()), PathBuf::from);
@@ -178,7 +178,8 @@ fn safetensors(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Pa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::{EXIT_BAD_INPUT, exit_code};
+    use crate::report::failure::exit_code;
+    use crate::sys::error::EXIT_BAD_INPUT;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]

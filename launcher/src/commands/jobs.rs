@@ -1,12 +1,13 @@
 //! Commands about jobs: `checkpoint`, `stop`, `status`.
 
 use super::print;
-use crate::config::Config;
-use crate::control_server::socket_path;
-use crate::failure::bad_input;
-use crate::progress::Bar;
-use crate::root::Root;
-use crate::stores;
+use crate::cli::config::Config;
+use crate::observe::control_server::socket_path;
+use crate::store::root::Root;
+use crate::store::tiers;
+use crate::sys::deadline::LAUNCHER_END_TIMEOUT;
+use crate::sys::error::bad_input;
+use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_protocol::control::{
     CONTROL_VERSION, Call, DeviceMemory, Held, JobStatus, Phase, Reply, Request, Saved,
@@ -17,9 +18,6 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-
-/// How long a launcher may take to end once it has said that its job has.
-const LAUNCHER_END_LIMIT: Duration = Duration::from_secs(10);
 /// A launcher of another version, or a fault of ours.
 const OTHER_ANSWER: &str = "the launcher answered something else";
 
@@ -44,7 +42,7 @@ pub fn jobs(config: &Config, root: &Root, named: Option<&str>) -> Result<Vec<Job
 
 /// The one job that is meant: named, or the only one, or the only one that runs.
 fn one_job(config: &Config, named: Option<&str>) -> Result<JobDir> {
-    let root = Root::open(config)?;
+    let root = Root::open(&config.store)?;
     let found = jobs(config, &root, named)?;
     let running: Vec<_> = found.iter().filter(|job| job.is_locked()).collect();
     match (&found[..], &running[..]) {
@@ -110,7 +108,7 @@ pub fn stop(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let job = one_job(config, named)?;
     let Reply::Stopped(stopped) = call_for_snapshot(&job, Request::Stop)? else { bail!(OTHER_ANSWER) };
     // Whoever called this may start the job again at once: the launcher has to be gone by then.
-    let deadline = Instant::now() + LAUNCHER_END_LIMIT;
+    let deadline = Instant::now() + LAUNCHER_END_TIMEOUT;
     while job.is_locked() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -152,7 +150,7 @@ pub struct Status {
 /// # Errors
 /// Bad input.
 pub fn status(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
-    let root = Root::open(config)?;
+    let root = Root::open(&config.store)?;
     let all = look(config, &root, named, Store::list)?;
     if json {
         return print::json(&all);
@@ -181,7 +179,7 @@ pub fn look(
     let mut all = Vec::new();
     for job in &jobs(config, root, named)? {
         let Some(JobRecord { outcome, .. }) = job.record()? else { continue };
-        let snapshots = list(&*stores::open(config, job)?)?.len();
+        let snapshots = list(&*tiers::open(&config.store, job)?)?.len();
         let running = job.is_locked();
         let launcher = running.then(|| ask_status(job)).flatten();
         let is_remote = job.elsewhere().is_some();

@@ -1,8 +1,8 @@
 //! `ckpt-run tag`, `untag`, `pin`, `unpin`, `unmark`: what people say of snapshots.
 
 use super::snapshots::find;
-use crate::config::Config;
-use crate::failure::{EXIT_NEGATIVE, bad_input};
+use crate::cli::config::Config;
+use crate::sys::error::{EXIT_NEGATIVE, bad_input};
 use anyhow::Result;
 use ckpt_snapshot::{Marks, SnapshotId};
 

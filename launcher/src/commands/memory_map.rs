@@ -1,7 +1,7 @@
 //! What `ckpt-run show` says of device memory.
 
 use super::print;
-use crate::device_memory;
+use crate::gpu::device_memory;
 use anyhow::Result;
 use ckpt_protocol::agent::{GpuReport, Region, RegionFlags, RegionKind};
 use ckpt_snapshot::{Manifest, Store};

@@ -12,14 +12,14 @@ mod scrub;
 mod snapshots;
 mod watch;
 
-use crate::auto::{self, Auto};
-use crate::config::Config;
-use crate::{cli, failure, supervise};
+use crate::cli::args;
+use crate::cli::config::Config;
+use crate::container::auto::{self, Auto};
+use crate::supervise;
 use anyhow::{Context, Result};
 use ckpt_snapshot::Marks;
 use clap::ArgMatches;
 use std::ffi::OsString;
-use std::io::Write;
 
 /// Performs the command `name`; returns its exit code.
 ///
@@ -60,23 +60,13 @@ pub fn perform(name: &str, matches: &ArgMatches, config: &Config, auto: Auto) ->
         "config" => show_config(config, json),
         "completions" => {
             let shell = *matches.get_one::<clap_complete::Shell>("SHELL").context("no shell")?;
-            clap_complete::generate(shell, &mut cli::command(), "ckpt-run", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut args::command(), "ckpt-run", &mut std::io::stdout());
             Ok(0)
         }
         _ => {
-            clap_mangen::Man::new(cli::command()).render(&mut std::io::stdout())?;
+            clap_mangen::Man::new(args::command()).render(&mut std::io::stdout())?;
             Ok(0)
         }
-    }
-}
-
-/// Says on stderr what went wrong; before logging has begun, too.
-pub fn complain(error: &anyhow::Error) {
-    let said = failure::with_remedy(error);
-    if tracing::enabled!(tracing::Level::ERROR) {
-        tracing::error!("{said}");
-    } else {
-        let _ = writeln!(std::io::stderr(), "ckpt-run: error: {said}");
     }
 }
 

@@ -2,11 +2,11 @@
 
 use super::jobs::jobs;
 use super::print;
-use crate::config::Config;
-use crate::failure::EXIT_NEGATIVE;
-use crate::progress::Bar;
-use crate::root::Root;
-use crate::stores;
+use crate::cli::config::Config;
+use crate::store::root::Root;
+use crate::store::tiers;
+use crate::sys::error::EXIT_NEGATIVE;
+use crate::sys::progress::Bar;
 use anyhow::Result;
 use ckpt_snapshot::{JobDir, Store};
 use serde::Serialize;
@@ -27,7 +27,7 @@ struct Report {
 /// # Errors
 /// Bad input, or the store cannot be read.
 pub fn scrub(config: &Config, json: bool) -> Result<i32> {
-    let root = Root::open(config)?;
+    let root = Root::open(&config.store)?;
     let mut reports = Vec::new();
     for job in jobs(config, &root, None)? {
         reports.push(scrub_job(config, &job)?);
@@ -54,7 +54,7 @@ pub fn scrub(config: &Config, json: bool) -> Result<i32> {
 }
 
 fn scrub_job(config: &Config, job: &JobDir) -> Result<Report> {
-    let store = stores::packed(config, job);
+    let store = tiers::packed(&config.store, job);
     let bar = Bar::new("scrubbing", store.pack_bytes()?);
     let scrubbed = store.scrub(&|bytes| bar.advance(bytes), &AtomicBool::new(false))?;
     let mut report = Report {

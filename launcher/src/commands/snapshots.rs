@@ -3,14 +3,14 @@
 use super::jobs::{held, jobs};
 use super::memory_map::{self, OnGpu};
 use super::print;
-use crate::config::Config;
-use crate::decide::is_for_the_user;
-use crate::failure::{EXIT_NEGATIVE, bad_input};
-use crate::progress::Bar;
-use crate::rollback;
-use crate::root::Root;
-use crate::secrets;
-use crate::stores::{self, MEMORY};
+use crate::cli::config::Config;
+use crate::job::resume_point::is_for_the_user;
+use crate::restore::rollback;
+use crate::store::root::Root;
+use crate::store::tiers::{self, MEMORY};
+use crate::sys::error::{EXIT_NEGATIVE, bad_input};
+use crate::sys::progress::Bar;
+use crate::sys::secrets;
 use anyhow::{Result, anyhow, bail};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::{
@@ -99,11 +99,11 @@ impl Row {
 /// # Errors
 /// Bad input.
 pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
-    let root = Root::open(config)?;
+    let root = Root::open(&config.store)?;
     let mut rows = Vec::new();
     for job in jobs(config, &root, named)? {
         let marks = job.marks()?;
-        let placed = stores::open(config, &job)?.placed()?;
+        let placed = tiers::open(&config.store, &job)?.placed()?;
         let mut of_job: Vec<_> = placed.iter().map(|placed| Row::new(&job, placed, &marks)).collect();
         add_held(&mut of_job, &job, held(&job));
         of_job.sort_by(|one, other| one.id.cmp(&other.id));
@@ -137,10 +137,10 @@ pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
 /// # Errors
 /// Bad input: none, or several.
 pub fn find(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
-    let root = Root::open(config)?;
+    let root = Root::open(&config.store)?;
     let mut found = Vec::new();
     for job in jobs(config, &root, None)? {
-        match (&*stores::open(config, &job)? as &dyn Store).find(text) {
+        match (&*tiers::open(&config.store, &job)? as &dyn Store).find(text) {
             Ok(id) => found.push((job, id)),
             Err(ReadError::Missing(_)) => {
                 let marks = job.marks()?;
@@ -193,7 +193,7 @@ struct Shown<'a> {
 /// Bad input, or damage.
 pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     let (job, id) = find(config, text)?;
-    let store = stores::open(config, &job)?;
+    let store = tiers::open(&config.store, &job)?;
     let mut manifest = store.manifest(&id)?;
     manifest.job.argv = secrets::hidden_in(&manifest.job.argv);
     let on_gpus = memory_map::read(&*store, &manifest)?;
@@ -273,11 +273,14 @@ pub fn verify(config: &Config, text: Option<&str>, json: bool) -> Result<i32> {
     let targets: Vec<(JobDir, SnapshotId)> = match text {
         Some(text) => vec![find(config, text)?],
         None => {
-            let root = Root::open(config)?;
+            let root = Root::open(&config.store)?;
             let mut all = Vec::new();
             for job in jobs(config, &root, None)? {
                 all.extend(
-                    stores::open(config, &job)?.list()?.into_iter().map(|listed| (job.clone(), listed.id)),
+                    tiers::open(&config.store, &job)?
+                        .list()?
+                        .into_iter()
+                        .map(|listed| (job.clone(), listed.id)),
                 );
             }
             all
@@ -285,7 +288,7 @@ pub fn verify(config: &Config, text: Option<&str>, json: bool) -> Result<i32> {
     };
     let mut verdicts = Vec::new();
     for (job, id) in targets {
-        let store = stores::open(config, &job)?;
+        let store = tiers::open(&config.store, &job)?;
         let (bytes, result) = verify_one(&*store, &id);
         if text.is_none() && result.is_err() && matches!(store.manifest(&id), Err(ReadError::Missing(_))) {
             tracing::info!("{id} has given way to newer ones meanwhile");
@@ -328,8 +331,8 @@ fn verify_one(store: &dyn Store, id: &SnapshotId) -> (u64, Result<(), ReadError>
 /// Bad input, or it cannot be removed.
 pub fn remove(config: &Config, text: &str) -> Result<i32> {
     let (job, id) = find(config, text)?;
-    let store = stores::open(config, &job)?;
-    stores::remove(&store, &job, &id)?;
+    let store = tiers::open(&config.store, &job)?;
+    tiers::remove(&store, &job, &id)?;
     rollback::forget_of(&job, &id);
     reclaim(config, &store, &job)?;
     Ok(0)
@@ -357,12 +360,12 @@ fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
     match job.elsewhere() {
         // No pack is that of another machine which is at work.
         Some(_) => {
-            let store = stores::alone(config, job);
+            let store = tiers::alone(&config.store, job);
             store.sweep()?;
             store.reclaim()?;
         }
         None => {
-            stores::reclaim_local(store, &AtomicBool::new(false))?;
+            tiers::reclaim_local(store, &AtomicBool::new(false))?;
         }
     }
     Ok(())
@@ -380,15 +383,15 @@ struct Pruned {
 /// # Errors
 /// Bad input, or one cannot be removed.
 pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
-    let root = Root::open(config)?;
+    let root = Root::open(&config.store)?;
     let mut pruned = Vec::new();
     for job in jobs(config, &root, named)? {
-        let store = stores::open(config, &job)?;
+        let store = tiers::open(&config.store, &job)?;
         let abandoned = job.record()?.map(|record| record.abandoned).unwrap_or_default();
         let history = History { abandoned, ..History::default() };
-        for id in stores::prunable(&store, &config.retention(), &job.marks()?, &history)? {
+        for id in tiers::prunable(&store, &config.retention(), &job.marks()?, &history)? {
             if !dry_run {
-                stores::remove_local(&store, &job, &id)?;
+                tiers::remove_local(&store, &job, &id)?;
             }
             pruned.push(Pruned { id, job: job.key().to_string(), removed: !dry_run });
         }

@@ -2,10 +2,11 @@
 
 use super::jobs::{Status, look, state, tell};
 use super::print;
-use crate::config::Config;
-use crate::failure::bad_input;
-use crate::root::Root;
-use crate::stores;
+use crate::cli::config::Config;
+use crate::store::root::Root;
+use crate::store::tiers;
+use crate::sys::deadline::{KEY_POLL_INTERVAL, WATCH_INTERVAL, WATCH_INTERVAL_OBJECT_STORE};
+use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow};
 use ckpt_protocol::control::{Phase, Progress};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -17,14 +18,6 @@ use ratatui::{DefaultTerminal, Frame};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-/// How often jobs are looked at.
-const EVERY: Duration = Duration::from_secs(1);
-/// The same where each look is paid for.
-const EVERY_AT_ADDRESS: Duration = Duration::from_secs(15);
-/// How long a signal or a key may wait.
-const PATIENCE: Duration = Duration::from_millis(100);
-
 /// What a key asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum Wish {
@@ -51,7 +44,7 @@ pub fn watch(config: &Config, named: Option<&str>) -> Result<i32> {
     for signal in signal_hook::consts::TERM_SIGNALS {
         signal_hook::flag::register(*signal, Arc::clone(&ended))?;
     }
-    let every = if config.store_url.is_some() { EVERY_AT_ADDRESS } else { EVERY };
+    let every = if config.store.url.is_some() { WATCH_INTERVAL_OBJECT_STORE } else { WATCH_INTERVAL };
     let mut terminal = ratatui::try_init()?;
     let result = show(&mut terminal, jobs, every, &|| read(config, named), &ended);
     ratatui::restore();
@@ -60,7 +53,7 @@ pub fn watch(config: &Config, named: Option<&str>) -> Result<i32> {
 
 /// Snapshots in the store only: nobody asks the one that they are copied to every second.
 fn read(config: &Config, named: Option<&str>) -> Result<Vec<Status>> {
-    look(config, &Root::open(config)?, named, stores::list_local)
+    look(config, &Root::open(&config.store)?, named, tiers::list_local)
 }
 
 fn show(
@@ -80,7 +73,7 @@ fn show(
             next = Instant::now() + every;
         }
         terminal.draw(|frame| draw(frame, &jobs, first, problem.as_deref()))?;
-        let wait = next.saturating_duration_since(Instant::now()).min(PATIENCE);
+        let wait = next.saturating_duration_since(Instant::now()).min(KEY_POLL_INTERVAL);
         if !event::poll(wait)? {
             continue;
         }

@@ -1,6 +1,6 @@
 //! Which CRIU to use.
 
-use crate::privileges::{self, Privileges};
+use crate::sys::privileges::{self, Privileges};
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 //! The crate rust-criu was looked at: it starts CRIU itself, outside of the job's namespace, and has no way to do
 //! work while the job stands still.
 
-use crate::privileges::Privileges;
+use crate::sys::privileges::Privileges;
 use prost::Message;
 
 /// `criu_req_type`.

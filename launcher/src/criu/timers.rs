@@ -3,7 +3,7 @@
 //! lets it fire at once, as it would have. The number is changed where it stands in `files.img` (field numbers:
 //! CRIU's images/fdinfo.proto, timerfd.proto); nothing else of the image is touched.
 
-use crate::staging::StagedDir;
+use crate::files::staging::StagedDir;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;

@@ -3,8 +3,8 @@
 use super::ending;
 use super::messages::{Network, Reply, Request, StdioSource, receive, send};
 use super::spawn::{self, Spawned};
-use crate::descriptor_limit;
-use crate::privileges::Privileges;
+use crate::sys::descriptor_limit;
+use crate::sys::privileges::Privileges;
 use ckpt_snapshot::AffinityGroup;
 use crossbeam_channel::{Receiver, Sender};
 use std::ffi::OsString;

@@ -3,6 +3,7 @@
 //! such a wait must not become ours, since a launcher that waits for it hears no signal and tells nothing.
 
 use super::spawn::{self, Spawned};
+use crate::sys::deadline::NAMESPACE_END_TIMEOUT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{WaitOptions, waitpid};
 use std::fs;
@@ -11,9 +12,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// How long the end of a namespace is waited for. Much memory takes a while to be given back.
-const END_LIMIT: Duration = Duration::from_secs(10);
 /// So many processes are named.
 const NAMED: usize = 5;
 
@@ -38,12 +36,12 @@ pub(super) fn end(spawned: Arc<Spawned>) {
     let pid = spawned.pid.as_raw_nonzero().get();
     let inside = namespace_of(pid);
     spawn::kill(&spawned);
-    if reap(&spawned, END_LIMIT) {
+    if reap(&spawned, NAMESPACE_END_TIMEOUT) {
         return;
     }
     tracing::warn!(
         "the job was killed {} s ago and has not ended: {}. What waits for a device or a file system that does not answer cannot be ended: look at `dmesg`, at GPUs and at network file systems",
-        END_LIMIT.as_secs(),
+        NAMESPACE_END_TIMEOUT.as_secs(),
         who_is_left(inside, pid).join(", ")
     );
     ending().push(spawned);
@@ -150,7 +148,7 @@ mod tests {
         }
         let begun = Instant::now();
         assert!(!reap(&spawned, Duration::from_millis(50)));
-        assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < END_LIMIT);
+        assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < NAMESPACE_END_TIMEOUT);
         let pid = spawned.pid.as_raw_nonzero().get();
         let said = describe(pid);
         assert!(said.starts_with(&format!("process {pid} (sleep) is in state S")), "{said}");
@@ -159,7 +157,7 @@ mod tests {
         assert!(who_is_left(here, pid).len() <= NAMED + 1);
         assert_eq!(who_is_left(None, pid), [describe(pid)]);
         child.kill().unwrap();
-        assert!(reap(&spawned, END_LIMIT) && reap(&spawned, END_LIMIT));
+        assert!(reap(&spawned, NAMESPACE_END_TIMEOUT) && reap(&spawned, NAMESPACE_END_TIMEOUT));
     }
 
     #[test]

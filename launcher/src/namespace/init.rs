@@ -4,7 +4,7 @@
 use super::messages::{Reply, Request, receive, send};
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
 use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey};
-use crate::privileges;
+use crate::sys::privileges;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};

@@ -3,7 +3,7 @@
 use super::init::close_from;
 use super::messages::{Reply, StdioSource};
 use super::{private_dir, reaper, seccomp};
-use crate::privileges::{self, Privileges};
+use crate::sys::privileges::{self, Privileges};
 use rustix::process::{Pid, WaitOptions};
 use std::convert::Infallible;
 use std::ffi::{CString, OsString};

@@ -11,7 +11,7 @@
 //! The init never is in a dump; it stays for the next restore. When the launcher dies, however it dies, the control
 //! socket closes, the init ends, and the kernel ends everything in the namespace with it.
 
-use crate::runtime_dir::fixed_dir;
+use crate::sys::runtime_dir::fixed_dir;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,7 @@ mod messages;
 mod reaper;
 mod seccomp;
 mod spawn;
+pub mod stdio;
 mod subreaper;
 mod survey;
 

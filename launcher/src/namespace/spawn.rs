@@ -2,7 +2,7 @@
 
 use super::INIT_ARGUMENT;
 use super::messages::Network;
-use crate::privileges::{self, Privileges};
+use crate::sys::privileges::{self, Privileges};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal};
 use std::ffi::CString;

@@ -1,7 +1,7 @@
 //! Looking at the job's processes from inside their namespace, and putting back what CRIU does not.
 
 use super::messages::Reply;
-use crate::privileges::Privileges;
+use crate::sys::privileges::Privileges;
 use ckpt_snapshot::AffinityGroup;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

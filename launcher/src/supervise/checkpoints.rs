@@ -2,9 +2,9 @@
 
 use super::Context as Shared;
 use super::events::Event;
-use crate::background::Background;
-use crate::checkpoint::{After, AttemptError, Checkpointer, Goes, RunningJob};
-use crate::control_server::Answer;
+use crate::checkpoint::attempt::{After, AttemptError, Checkpointer, Goes, RunningJob};
+use crate::observe::control_server::Answer;
+use crate::sys::background::Background;
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::HashSet;

@@ -1,11 +1,11 @@
 //! What a supervisor hears of, and the signals among it.
 
 use crate::agents::Loss;
-use crate::checkpoint::{After, AttemptError};
-use crate::control_server::Answer;
-use crate::failure::EXIT_PREEMPTED;
+use crate::checkpoint::attempt::{After, AttemptError};
 use crate::namespace::InitEvent;
-use crate::stdio;
+use crate::namespace::stdio;
+use crate::observe::control_server::Answer;
+use crate::sys::error::EXIT_PREEMPTED;
 use anyhow::{Context, Result};
 use ckpt_protocol::control::Saved;
 use crossbeam_channel::Sender;

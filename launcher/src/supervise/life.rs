@@ -25,13 +25,19 @@ use super::pace::{Pace, Wanted};
 use super::stacks::Tree;
 use super::watchdog::{Watchdog, Watched};
 use crate::agents::{Agents, Loss};
-use crate::checkpoint::{After, AttemptError, RunningJob};
-use crate::control_server::Answer;
-use crate::failure::{EXIT_OWN, EXIT_PREEMPTED, with_remedy};
-use crate::journal::{Entry, Kind};
+use crate::checkpoint::attempt::{After, AttemptError, RunningJob};
+use crate::job::journal::{Entry, Kind};
+use crate::job::ownership::OwnershipError;
 use crate::namespace::InitEvent;
-use crate::ownership::{OwnershipError, within};
-use crate::root::PATIENCE;
+use crate::observe::control_server::Answer;
+use crate::report::failure::with_remedy;
+use crate::sys::deadline::STORE_RETRY_TIMEOUT;
+use crate::sys::deadline::within;
+use crate::sys::deadline::{
+    CANCELLED_CHECKPOINT_TIMEOUT, CHECKPOINT_FIRST_RETRY, KILLED_JOB_REPORT_TIMEOUT, LAST_OUTPUT_TIMEOUT,
+    LEFTOVER_EXIT_TIMEOUT, OUTCOME_WRITE_TIMEOUT, USER_STOP_WINDOW,
+};
+use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED};
 use anyhow::{Context, Result, anyhow};
 use ckpt_protocol::control::{Reply, Saved, Stopped};
 use ckpt_snapshot::{JobOutcome, Manifest};
@@ -39,22 +45,6 @@ use crossbeam_channel::Receiver;
 use signal_hook::consts::{SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGWINCH};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-
-/// After a failed checkpoint the next try comes this soon, then twice as late each time, up to the interval.
-const FIRST_RETRY: Duration = Duration::from_secs(10);
-/// How long what the job left running may take to end when it is asked to.
-const LEFTOVER_LIMIT: Duration = Duration::from_secs(5);
-/// How long the job's last output may take.
-const OUTPUT_LIMIT: Duration = Duration::from_secs(30);
-/// A job that ends with an error within this time after its user asked it to end has not failed.
-const ASKED_LIMIT: Duration = Duration::from_secs(600);
-/// A killed job that does not tell its end in this time ends with its namespace.
-const KILL_LIMIT: Duration = Duration::from_secs(5);
-/// How long the end of the job may take to be noted in the store.
-const NOTE_LIMIT: Duration = Duration::from_secs(600);
-/// How long the thread that stores may take to give up.
-const GIVE_UP_LIMIT: Duration = Duration::from_secs(1);
-
 /// How a life ended.
 #[derive(Debug)]
 pub enum How {
@@ -317,7 +307,7 @@ impl<'a> Life<'a> {
         if let Some(answer) = answer {
             let _ = answer.send(reply);
         }
-        let retry = FIRST_RETRY.saturating_mul(1 << (self.failures_in_a_row.max(1) - 1).min(16));
+        let retry = CHECKPOINT_FIRST_RETRY.saturating_mul(1 << (self.failures_in_a_row.max(1) - 1).min(16));
         let interval = self.pace.interval();
         let after =
             interval.map(|interval| if self.failures_in_a_row > 0 { retry.min(interval) } else { interval });
@@ -464,7 +454,7 @@ impl<'a> Life<'a> {
         if let Some(ending) = &mut self.ending {
             ending.problem.get_or_insert(because);
             ending.killed = true;
-            ending.deadline = Instant::now() + KILL_LIMIT;
+            ending.deadline = Instant::now() + KILLED_JOB_REPORT_TIMEOUT;
         }
     }
 
@@ -546,7 +536,7 @@ impl<'a> Life<'a> {
         }
         tracing::info!("the command has ended; {count} processes that it left running are ended too");
         let _ = self.job.namespace.signal(-1, false, SIGTERM);
-        let deadline = Instant::now() + LEFTOVER_LIMIT;
+        let deadline = Instant::now() + LEFTOVER_EXIT_TIMEOUT;
         while left() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -560,17 +550,17 @@ impl<'a> Life<'a> {
         let ending = self.ending.take();
         let is_killed = ending.as_ref().is_some_and(|ending| ending.killed);
         let how = self.how(ending);
-        self.note_outcome(&how, if is_killed { PATIENCE } else { NOTE_LIMIT });
+        self.note_outcome(&how, if is_killed { STORE_RETRY_TIMEOUT } else { OUTCOME_WRITE_TIMEOUT });
         // One that was told to give up at once may be writing still.
-        self.checkpoints.end(is_killed.then_some(GIVE_UP_LIMIT));
+        self.checkpoints.end(is_killed.then_some(CANCELLED_CHECKPOINT_TIMEOUT));
         if let Some(RunningJob { namespace, stdio, .. }) = Arc::into_inner(self.job) {
             drop(namespace);
             stdio.finish(match how {
                 _ if is_killed => Duration::ZERO,
                 How::Preempted { until, .. } => {
-                    OUTPUT_LIMIT.min(until.saturating_duration_since(Instant::now()))
+                    LAST_OUTPUT_TIMEOUT.min(until.saturating_duration_since(Instant::now()))
                 }
-                _ => OUTPUT_LIMIT,
+                _ => LAST_OUTPUT_TIMEOUT,
             });
         }
         Ended { how, lived, saved_after }
@@ -578,7 +568,7 @@ impl<'a> Life<'a> {
 
     fn how(&self, ending: Option<Ending>) -> How {
         let code = self.code.unwrap_or(128 + SIGKILL);
-        let is_recent = |at: Instant| at.elapsed() < ASKED_LIMIT;
+        let is_recent = |at: Instant| at.elapsed() < USER_STOP_WINDOW;
         let asked = self.asked.into_iter().chain(self.job.stdio.interrupted()).any(is_recent);
         match (ending, &self.lost) {
             // It got to its end before the snapshot did.

@@ -28,26 +28,31 @@ mod stacks;
 mod start;
 mod watchdog;
 
-use crate::checkpoint::RunningJob;
-use crate::commands::complain;
-use crate::config::{Config, Resume};
-use crate::control_server::{ControlServer, Demand};
+use crate::checkpoint::attempt::RunningJob;
+use crate::cli::config::Config;
 use crate::criu::Criu;
-use crate::decide::{Decision, decide, of_present_run};
-use crate::failure::{EXIT_OWN, EXIT_PREEMPTED, bad_input, in_one_line, with_remedy};
-use crate::handover::Handover;
-use crate::journal::{Entry, Journal, Kind};
-use crate::metrics;
+use crate::job::claim::Start;
+use crate::job::handover::Handover;
+use crate::job::journal::{Entry, Journal, Kind};
+use crate::job::ownership::{Ownership, OwnershipError};
+use crate::job::resume_point::Resume;
+use crate::job::resume_point::{Decision, decide, of_present_run};
+use crate::job::status::{SharedStatus, unix_ms};
 use crate::namespace::{self, Namespace};
-use crate::ownership::{Ownership, OwnershipError, Start, within};
-use crate::persist::{Memory, Parts, Persister};
-use crate::privileges::Privileges;
-use crate::restore::{Resumed, Resumer};
-use crate::root::{PATIENCE, Root};
-use crate::secrets;
-use crate::status::{SharedStatus, unix_ms};
-use crate::stores;
-use crate::upload::Uploader;
+use crate::observe::control_server::{ControlServer, Demand};
+use crate::observe::metrics;
+use crate::persist::memory::{Memory, Parts, Persister};
+use crate::persist::upload::Uploader;
+use crate::report::failure::{in_one_line, log_error, with_remedy};
+use crate::restore::resume::{Resumed, Resumer};
+use crate::store::root::Root;
+use crate::store::tiers;
+use crate::sys::deadline::STORE_RETRY_TIMEOUT;
+use crate::sys::deadline::within;
+use crate::sys::deadline::{KILLED_JOB_POLL_INTERVAL, LAST_COPY_POLL_INTERVAL};
+use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED, bad_input};
+use crate::sys::privileges::Privileges;
+use crate::sys::secrets;
 use anyhow::{Context as _, Result};
 use ckpt_object_medium::Pace;
 use ckpt_protocol::control::{Reply, Stopped};
@@ -61,13 +66,6 @@ use std::ffi::OsString;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-
-/// How often a signal is looked for while the last snapshot is uploaded.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
-
-/// How often it is looked whether what was killed has ended, before a restart.
-const BETWEEN_LOOKS_AT_THE_END: Duration = Duration::from_millis(500);
-
 /// Runs `argv` until it ends for good; returns the exit code.
 ///
 /// # Errors
@@ -84,11 +82,11 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let criu = criu.map_err(|error| if config.criu.is_some() { bad_input(error) } else { error.into() })?;
     let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
     // What has to resume needs a store that is there: making one would only hide a mistyped path.
-    let pace = stores::pace(config);
-    if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && config.store_url.is_none() {
-        Root::open(config)?;
+    let pace = config.store.pace();
+    if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && config.store.url.is_none() {
+        Root::open(&config.store)?;
     }
-    let root = Root::open_or_create(config, &pace)?;
+    let root = Root::open_or_create(&config.store, &pace)?;
     let dir = root.job(&key);
     let waits = |pid: &str| {
         tracing::info!("job {key}: waiting for `ckpt-run prune` or `ckpt-run rm` to end (process {pid})");
@@ -96,14 +94,14 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let _lock = dir.lock_to_run(waits)?;
     let memory = (config.persist_every > 1).then(Memory::new).transpose()?;
     let (memory, staged_bytes) = memory.map(|memory| (memory.medium, memory.staged_bytes)).unzip();
-    let store = stores::open_at(config, &dir, &pace, memory)?;
-    for swept in stores::sweep_local(&store)? {
+    let store = tiers::open_at(&config.store, &dir, &pace, memory)?;
+    for swept in tiers::sweep_local(&store)? {
         tracing::info!("removed what an interrupted save of snapshot {swept} had left");
     }
     let text = |value: &OsString| value.to_string_lossy().into_owned();
     let cwd = cwd.to_string_lossy().into_owned();
     let identity = JobIdentity { key: key.to_string(), cwd, argv: argv.iter().map(text).collect() };
-    let mut handover = Handover::of(config, &dir)?;
+    let mut handover = Handover::of(&config.store, &dir)?;
     let ours = dir.record()?;
     let theirs = handover.as_mut().map(|handover| handover.taken_up_elsewhere(ours.as_ref()));
     let theirs = theirs.transpose().inspect_err(|error| {
@@ -143,7 +141,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
         let (status, ownership) = (Arc::clone(&status), Arc::clone(&ownership));
         Uploader::start(&store, &dir, retention, every, status, ownership, handover.clone())
     };
-    let uploader = config.upload.as_ref().map(|_| upload()).transpose()?.map(Arc::new);
+    let uploader = config.store.upload.as_ref().map(|_| upload()).transpose()?.map(Arc::new);
     let persister = staged_bytes.map(|staged_bytes| {
         let parts = Parts {
             store: Arc::clone(&store),
@@ -332,7 +330,7 @@ impl Supervisor<'_> {
                     self.save_rest(&result);
                     if let Some(handover) = &self.context.handover {
                         let ownership = Arc::clone(&self.context.ownership);
-                        let until = self.ends_by.unwrap_or_else(|| Instant::now() + PATIENCE);
+                        let until = self.ends_by.unwrap_or_else(|| Instant::now() + STORE_RETRY_TIMEOUT);
                         let handover = Arc::clone(handover);
                         let _ = within(until, move || handover.leave(&ownership));
                     }
@@ -413,7 +411,9 @@ impl Supervisor<'_> {
         let resumer = Resumer {
             dir: &context.dir,
             store: &context.store,
-            config: context.config,
+            network: context.config.network,
+            interposer: &context.config.interpose,
+            agents_timeout: context.config.freeze_timeout,
             criu: &context.criu,
             ownership: &context.ownership,
         };
@@ -480,7 +480,7 @@ impl Supervisor<'_> {
     fn upload_last(&self, until: Instant) {
         let Some(uploader) = &self.context.uploader else { return };
         uploader.hurry();
-        while !uploader.is_idle_within(BETWEEN_LOOKS) {
+        while !uploader.is_idle_within(LAST_COPY_POLL_INTERVAL) {
             let is_ended = self.is_ended_again();
             if is_ended || Instant::now() >= until {
                 let why = if is_ended { "a second signal" } else { "the end of the grace (--grace)" };
@@ -553,7 +553,7 @@ impl Supervisor<'_> {
         }
         // It has run by now: whatever the error is, it is no bad input with which nothing was touched.
         if let Some(error) = error {
-            complain(&error);
+            log_error(&error);
         }
         State::Over(Ok(code))
     }
@@ -608,7 +608,7 @@ impl Supervisor<'_> {
                         );
                         told = true;
                     }
-                    until = Instant::now() + BETWEEN_LOOKS_AT_THE_END;
+                    until = Instant::now() + KILLED_JOB_POLL_INTERVAL;
                 }
                 Err(_) => return self.restart(),
             }

@@ -1,7 +1,7 @@
 //! What preempts besides a signal and a call: a file that appears, a shell command that ends with 0.
 
 use super::events::Event;
-use crate::secrets;
+use crate::sys::secrets;
 use anyhow::{Context, Result};
 use crossbeam_channel::Sender;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};

@@ -1,7 +1,8 @@
 //! What the processes of a hung job are doing: the kernel's view of each thread, and Python's where py-spy is installed.
 
-use crate::dump::forget_old_attempts;
-use crate::status::unix_ms;
+use crate::job::attempt_logs::forget_old_attempts;
+use crate::job::status::unix_ms;
+use crate::sys::deadline::PY_SPY_TIMEOUT;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{JobDir, write_atomically};
 use std::collections::BTreeMap;
@@ -10,10 +11,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
-
-/// For one process.
-const PY_SPY_LIMIT: Duration = Duration::from_secs(10);
-
 /// Where the processes of a job are found.
 #[derive(Clone, Copy, Debug)]
 pub struct Tree {
@@ -122,12 +119,12 @@ fn keep_python(py_spy: &Path, host_pid: i32, path: &Path) -> Result<()> {
     command.args(["dump", "--nonblocking", "--pid", &host_pid.to_string()]).env_remove("LD_PRELOAD");
     command.stdin(Stdio::null()).stdout(output).stderr(Stdio::null());
     let mut child = command.spawn().context("it cannot be executed")?;
-    let deadline = Instant::now() + PY_SPY_LIMIT;
+    let deadline = Instant::now() + PY_SPY_TIMEOUT;
     while child.try_wait()?.is_none() {
         if Instant::now() > deadline {
             child.kill()?;
             child.wait()?;
-            anyhow::bail!("it did not end within {} s", PY_SPY_LIMIT.as_secs());
+            anyhow::bail!("it did not end within {} s", PY_SPY_TIMEOUT.as_secs());
         }
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -1,11 +1,13 @@
 //! Starting the command at its beginning.
 
-use crate::checkpoint::RunningJob;
-use crate::config::Config;
-use crate::failure::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, OF_COMMAND};
+use crate::checkpoint::attempt::RunningJob;
+use crate::cli::config::Config;
+use crate::container::preloadable;
+use crate::gpu::preload;
+use crate::namespace::stdio::Stdio;
 use crate::namespace::{Namespace, StartError};
-use crate::stdio::Stdio;
-use crate::{interpose, preloadable};
+use crate::report::failure::OF_COMMAND;
+use crate::sys::error::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND};
 use anyhow::{Context, Result};
 use ckpt_snapshot::JobDir;
 use std::ffi::{OsStr, OsString};
@@ -50,10 +52,16 @@ pub fn start(config: &Config, argv: &[OsString], dir: &JobDir) -> Result<Result<
             argv[0]
         );
     }
-    let agents = wanted.then(|| interpose::listen(dir)).transpose()?;
+    let agents = wanted.then(|| preload::listen(dir)).transpose()?;
     let started = {
         let (sources, fds) = stdio.for_start();
-        namespace.start_job(argv, interpose::variables(config, dir)?, stdio.terminal_path(), sources, &fds)
+        namespace.start_job(
+            argv,
+            preload::variables(&config.interpose, dir)?,
+            stdio.terminal_path(),
+            sources,
+            &fds,
+        )
     };
     match started {
         Ok((root_pid, command_pid)) => Ok(Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents })),

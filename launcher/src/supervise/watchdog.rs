@@ -13,7 +13,8 @@
 use super::events::{Event, Hang};
 use super::stacks::{self, Tree};
 use crate::agents::{GpuActivity, Onlooker};
-use crate::status::SharedStatus;
+use crate::job::status::SharedStatus;
+use crate::sys::deadline::ACTIVITY_ANSWER_TIMEOUT;
 use anyhow::{Context, Result};
 use ckpt_snapshot::JobDir;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
@@ -32,9 +33,6 @@ const BURST: Duration = Duration::from_millis(100);
 const SLACK: Duration = Duration::from_secs(2);
 /// What the kernel's clock of CPU time cannot tell apart (USER_HZ is 100 on x86-64).
 const TICK: Duration = Duration::from_millis(10);
-/// How long the interposer may take to answer. A stopped process does not.
-const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-
 /// What is watched.
 pub struct Watched {
     /// The job's processes.
@@ -150,7 +148,8 @@ type Seen = BTreeMap<Key, Process>;
 
 fn look(watched: &Watched) -> Seen {
     // First, so that what is told is not newer than the CPU time.
-    let told = watched.onlooker.as_ref().map(|onlooker| onlooker.look(ANSWER_LIMIT)).unwrap_or_default();
+    let told =
+        watched.onlooker.as_ref().map(|onlooker| onlooker.look(ACTIVITY_ANSWER_TIMEOUT)).unwrap_or_default();
     let gpu = |host_pid| match told.get(&host_pid) {
         None => Gpu::Unseen,
         Some(None) => Gpu::Unanswered,

@@ -1,0 +1,267 @@
+//! After a failed checkpoint: which process has something open that cannot be saved, in plain words.
+
+use crate::gpu::preload;
+use crate::namespace::Survey;
+use crate::sys::privileges::Privileges;
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+/// Devices that are the same everywhere, or that CRIU knows how to bring back.
+const HARMLESS_DEVICES: &[&str] =
+    &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx"];
+
+const STRANGE_SOCKET: &str = "is a socket of a kind that cannot be saved";
+
+/// (beginning of what a descriptor leads to, what it is, what to do about it)
+const REFUSED: &[(&str, &str, &str)] = &[
+    (
+        "anon_inode:[perf_event]",
+        "a performance counter (perf_event_open)",
+        "stop profiling while checkpoints are wanted",
+    ),
+    ("anon_inode:[userfaultfd]", "a userfaultfd", "it cannot be saved; the program has to do without it"),
+    (
+        "anon_inode:[io_uring]",
+        "an io_uring",
+        "it was opened by a process that ckpt-run did not start, or ckpt-run has no CAP_SYS_ADMIN to forbid it (docs/privileges.md)",
+    ),
+    ("anon_inode:kvm", "a virtual machine", "virtual machines have their own snapshots"),
+    ("/dev/kvm", "the virtual machine device /dev/kvm", "virtual machines have their own snapshots"),
+    ("/dev/fuse", "a FUSE file system that it serves", "serve the file system from outside of the job"),
+    ("/dev/net/tun", "a network tunnel", "set the tunnel up outside of the job"),
+    ("/dev/infiniband", "an RDMA device", "RDMA cannot be saved; use TCP (for NCCL: NCCL_IB_DISABLE=1)"),
+    ("/dev/vhost", "a virtual machine's network", "virtual machines have their own snapshots"),
+];
+
+/// The beginning of the names of NVIDIA's devices.
+const GPU: &str = "/dev/nvidia";
+
+/// Looks through the descriptors of every process of the job; `proc` is the job's /proc, `log` what CRIU said.
+/// `has_agents` is whether the launcher met agents of the interposer at all.
+#[must_use]
+pub fn unsavable(proc: &Path, pids: &[i32], log: &str, has_agents: bool) -> Vec<String> {
+    let mut found: Vec<String> =
+        pids.iter().flat_map(|pid| of_process(&proc.join(pid.to_string()), *pid, has_agents)).collect();
+    // A TCP socket that is neither bound nor connected is in no table of the kernel either: the guess counts only if
+    // CRIU stumbled over a socket.
+    if !log.lines().any(|line| line.contains("Error (") && line.contains("sock")) {
+        found.retain(|one| !one.contains(STRANGE_SOCKET));
+    }
+    // A hundred workers with the same device are told of three times.
+    let more = found.len().saturating_sub(3);
+    found.truncate(3);
+    if more > 0 {
+        found.push(format!("and {more} more"));
+    }
+    found
+}
+
+/// What CRIU dumps without complaint and does not bring back: found before the job is stopped for nothing, or, worse,
+/// for a snapshot that is none. `root_pid` is the root of the job's tree.
+#[must_use]
+pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<String> {
+    let namespaces = |pid: i32| {
+        ["mnt", "net"].map(|kind| fs::read_link(proc.join(pid.to_string()).join("ns").join(kind)).ok())
+    };
+    let ours = namespaces(root_pid);
+    let mut found = Vec::new();
+    for &pid in pids {
+        let dir = proc.join(pid.to_string());
+        let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+        let who = format!("process {pid} ({})", name.trim());
+        let theirs = namespaces(pid);
+        let apart = |kind: usize| theirs[kind].is_some() && theirs[kind] != ours[kind];
+        if apart(0) || apart(1) {
+            let kind = if apart(0) { "mount" } else { "network" };
+            found.push(format!("{who} has a {kind} namespace of its own, which CRIU cannot bring back: start it outside of the job"));
+        }
+        for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
+            let is_eventfd =
+                fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]");
+            let info = || fs::read_to_string(dir.join("fdinfo").join(entry.file_name())).unwrap_or_default();
+            if is_eventfd && info().lines().any(|line| line.replace('\t', " ") == "eventfd-semaphore: 1") {
+                let fd = entry.file_name();
+                found.push(format!(
+                    "{who}, descriptor {} is an event counter in semaphore mode, which CRIU brings back as a plain one",
+                    fd.to_string_lossy()
+                ));
+            }
+        }
+    }
+    found.truncate(3);
+    found
+}
+
+/// What CRIU, for lack of rights, would take and bring back wrong or not at all, see docs/privileges.md. `terminal` is
+/// the one that ckpt-run has given to the job.
+#[must_use]
+pub fn beyond_our_rights(proc: &Path, survey: &Survey, terminal: Option<String>) -> Vec<String> {
+    let rights = Privileges::look();
+    let mut found = Vec::new();
+    if survey.lost_ipc > 0 {
+        found.push(format!(
+            "the job has {} SysV semaphores, shared memory segments or message queues, which can be saved by root only: use POSIX ones, or run ckpt-run as root",
+            survey.lost_ipc
+        ));
+    }
+    if rights.has_real_rights() {
+        return found;
+    }
+    // CRIU takes a memfd that is mapped for shared memory without a name: if it is open too, or mapped privately, what
+    // comes back is something else.
+    let mut open_memfd = false;
+    let mut mapped_memfd = None;
+    for &pid in &survey.pids {
+        let dir = proc.join(pid.to_string());
+        let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+        let who = format!("process {pid} ({})", name.trim());
+        let maps = fs::read_to_string(dir.join("maps")).unwrap_or_default();
+        let mut memfds = maps.lines().filter(|line| line.contains(" /memfd:")).peekable();
+        if memfds.peek().is_some() {
+            open_memfd |= memfds.any(|line| line.split(' ').nth(1).is_some_and(|mode| mode.ends_with('p')));
+            mapped_memfd = Some(who.clone());
+        }
+        let fds = fs::read_dir(dir.join("fd")).into_iter().flatten().flatten();
+        let targets = fds.filter_map(|fd| fs::read_link(fd.path()).ok()?.into_os_string().into_string().ok());
+        let targets: Vec<String> = targets.collect();
+        open_memfd |= targets.iter().any(|target| target.starts_with("/memfd:"));
+        let is_own_terminal = |target: &String| {
+            (target.starts_with("/dev/pts/") || target == "/dev/ptmx") && Some(target) != terminal.as_ref()
+        };
+        if rights.wants_user_namespace() && targets.iter().any(is_own_terminal) {
+            found.push(format!("{who} has made a terminal, whose group cannot be brought back without CAP_SYS_ADMIN: run ckpt-run as root"));
+        }
+    }
+    if let (Some(who), true) = (mapped_memfd, open_memfd) {
+        found.push(format!("{who} has a memfd mapped, which without CAP_SYS_ADMIN in the whole system is brought back as something else: run ckpt-run as root"));
+    }
+    found.truncate(3);
+    found
+}
+
+fn of_process(dir: &Path, pid: i32, has_agents: bool) -> Vec<String> {
+    let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+    let who = |fd: &str| format!("process {pid} ({}), descriptor {fd}", name.trim());
+    let mut known_sockets = None;
+    let mut said = Vec::new();
+    let mut has_gpu = false;
+    for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let (fd, target) = (entry.file_name(), target.to_string_lossy().into_owned());
+        let fd = who(&fd.to_string_lossy());
+        if let Some((_, what, remedy)) = REFUSED.iter().find(|(start, ..)| target.starts_with(start)) {
+            said.push(format!("{fd} is {what}: {remedy}"));
+        } else if target.starts_with(GPU) {
+            // There are dozens, and one is as good as all.
+            if !std::mem::replace(&mut has_gpu, true) {
+                said.push(format!("{fd} is the GPU: {}", gpu_remedy(dir, has_agents)));
+            }
+        } else if let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
+            let known = known_sockets.get_or_insert_with(|| socket_inodes(dir));
+            if !known.contains(inode) {
+                said.push(format!("{fd} {STRANGE_SOCKET} (vsock, AF_ALG or the like): close it"));
+            }
+        } else if target.starts_with("/dev/") && is_strange_device(&entry.path(), &target) {
+            said.push(format!("{fd} is the device {target}: it cannot be saved"));
+        }
+    }
+    said
+}
+
+/// Why the interposer has not taken the process off the GPU, and what to do.
+fn gpu_remedy(dir: &Path, has_agents: bool) -> &'static str {
+    let maps = fs::read_to_string(dir.join("maps")).unwrap_or_default();
+    if maps.contains(preload::LIBRARY) {
+        "the interposer is in this process and has not seen how it opened the GPU; please report which program it is"
+    } else if has_agents {
+        "the interposer is not in this process, because it was started without LD_PRELOAD, is statically linked, or runs with more rights than its user; /proc/PID/environ and `file PROGRAM` tell which"
+    } else {
+        "the job runs without the interposer, which saves GPU state; `ckpt-run config` says why (--interpose). It has to be there when the job is started"
+    }
+}
+
+fn is_strange_device(path: &Path, target: &str) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    let harmless = HARMLESS_DEVICES.contains(&target)
+        || target.starts_with("/dev/pts/")
+        || target.starts_with("/dev/shm/");
+    !harmless
+        && fs::metadata(path)
+            .is_ok_and(|meta| meta.file_type().is_char_device() || meta.file_type().is_block_device())
+}
+
+/// Inode numbers of all sockets of the kinds that CRIU knows, in the network namespace of the process.
+fn socket_inodes(dir: &Path) -> HashSet<String> {
+    const TABLES: &[(&str, usize)] = &[
+        ("tcp", 9),
+        ("tcp6", 9),
+        ("udp", 9),
+        ("udp6", 9),
+        ("udplite", 9),
+        ("udplite6", 9),
+        ("raw", 9),
+        ("raw6", 9),
+        ("icmp", 9),
+        ("icmp6", 9),
+        ("unix", 6),
+        ("packet", 8),
+        ("netlink", 9),
+    ];
+    let mut inodes = HashSet::new();
+    for (table, column) in TABLES {
+        let text = fs::read_to_string(dir.join("net").join(table)).unwrap_or_default();
+        inodes.extend(
+            text.lines().skip(1).filter_map(|line| Some(line.split_whitespace().nth(*column)?.to_owned())),
+        );
+    }
+    inodes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::OwnedFd;
+
+    #[test]
+    fn an_ordinary_process_has_nothing_strange() {
+        // Not this one: other tests have what is strange.
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (end, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut command = std::process::Command::new("sleep");
+        command.arg("1000").stdin(OwnedFd::from(end)).stdout(OwnedFd::from(socket));
+        command.stderr(std::process::Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let found = unsavable(Path::new("/proc"), &[child.id().cast_signed()], "", false);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, Vec::<String>::new());
+    }
+
+    /// A process in a /proc of our own, with these descriptors and this memory map.
+    fn process(descriptors: &[&str], maps: &str) -> tempfile::TempDir {
+        let proc = tempfile::tempdir().unwrap();
+        fs::create_dir_all(proc.path().join("7/fd")).unwrap();
+        for (number, target) in descriptors.iter().enumerate() {
+            std::os::unix::fs::symlink(target, proc.path().join(format!("7/fd/{number}"))).unwrap();
+        }
+        fs::write(proc.path().join("7/comm"), "train\n").unwrap();
+        fs::write(proc.path().join("7/maps"), maps).unwrap();
+        proc
+    }
+
+    #[test]
+    fn an_open_gpu_is_told_of_once_and_with_what_fits() {
+        let map = "7f0000000000-7f0000001000 r-xp 00000000 08:01 5 /usr/lib/libckpt_interpose.so\n";
+        for (maps, has_agents, wanted) in [
+            ("", false, "the job runs without the interposer"),
+            ("", true, "is not in this process"),
+            (map, true, "please report"),
+        ] {
+            let proc = process(&["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"], maps);
+            let said = unsavable(proc.path(), &[7], "", has_agents);
+            assert_eq!(said.len(), 1, "{said:?}");
+            assert!(said[0].contains("process 7 (train)") && said[0].contains(wanted), "{said:?}");
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The part of a checkpoint during which the job stands still: CRIU dumps it, and what CRIU does not save is noted.
+
+use crate::agents::{Agents, GpuState, Prepared, QuiesceError, Quiesced};
+use crate::checkpoint::attempt::{After, AttemptError, Checkpointer};
+use crate::checkpoint::diagnose;
+use crate::criu::{
+    CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, arm_expired_timers,
+};
+use crate::files::directories;
+use crate::files::links;
+use crate::files::saved;
+use crate::files::staging::{StagedDir, Staging};
+use crate::gpu::device_memory;
+use crate::job::attempt_logs::forget_old_attempts;
+use crate::namespace::{NamespaceError, Survey, inside};
+use crate::sys::deadline::{DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT};
+use ckpt_snapshot::{
+    AgentsRecord, Directory, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord, TtyRecord, faults,
+    write_atomically,
+};
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Some dumps fail for reasons that are gone a moment later (a connection that is just being made).
+const DUMP_TRIES: u32 = 3;
+/// Unlinked files are saved with the job up to the largest size that CRIU can be given: 4 GiB.
+const GHOST_LIMIT_BYTES: u32 = u32::MAX;
+/// CRIU's name for "do not lock connections": both ends of ours stand still.
+const NETWORK_LOCK_SKIP: i32 = 3;
+
+/// What was noted while the job stood still.
+pub(crate) struct Frozen {
+    pub(crate) taken: SystemTime,
+    pub(crate) survey: Survey,
+    pub(crate) stdio: Vec<StdioRecord>,
+    pub(crate) tty: Option<TtyRecord>,
+    pub(crate) open_files: Vec<OpenFile>,
+    pub(crate) outside_tcp: Vec<String>,
+    pub(crate) shm_files: Vec<SavedFile>,
+    pub(crate) spare_files: Vec<SavedFile>,
+    pub(crate) directories: Vec<Directory>,
+    pub(crate) links: Vec<LinkedFile>,
+}
+
+/// The images of one successful dump.
+pub(crate) struct Dumped {
+    pub(crate) images: StagedDir,
+    pub(crate) shm: StagedDir,
+    pub(crate) spare: StagedDir,
+    pub(crate) frozen: Frozen,
+    pub(crate) stall_s: f64,
+    pub(crate) agents: Option<AgentsRecord>,
+    /// What was on the GPUs.
+    pub(crate) gpu: Vec<GpuState>,
+    /// Keeps the images alive.
+    _staging: Arc<Staging>,
+}
+
+/// One try failed.
+enum DumpError {
+    /// The agents could not be sent away; trying again at once would not help.
+    Agents(QuiesceError),
+    /// The dump itself.
+    Session(SessionError),
+}
+
+impl From<SessionError> for DumpError {
+    fn from(error: SessionError) -> Self {
+        Self::Session(error)
+    }
+}
+
+impl Checkpointer {
+    /// Dumps the job, trying again where that may help. The agents were `prepared` for the first try.
+    pub(crate) fn dump_with_retries(
+        &self,
+        id: &SnapshotId,
+        staging: &Arc<Staging>,
+        mut prepared: Option<Prepared>,
+    ) -> Result<Dumped, AttemptError> {
+        let mut tries = 1;
+        loop {
+            let name = format!("{id}-{tries}");
+            let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
+            let error = match self.dump_without_agents(staging, &name, &work, tries) {
+                Ok(dumped) => return Ok(dumped),
+                Err(DumpError::Agents(error)) => return Err(AttemptError::Agents(error)),
+                Err(DumpError::Session(error)) => error,
+            };
+            for kind in ["images", "shm", "spare"] {
+                if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
+                    tracing::debug!("what a failed dump had left stays for now: {error}");
+                }
+            }
+            if tries < DUMP_TRIES && matches!(error, SessionError::Failed(_)) {
+                tracing::debug!("try {tries} of the dump failed: {error}");
+                tries += 1;
+                std::thread::sleep(DUMP_RETRY_DELAY);
+                // The first is over before the next begins: it would undo that.
+                drop(prepared.take());
+                prepared = self.prepare()?;
+                continue;
+            }
+            return Err(self.explain(id, error, &work));
+        }
+    }
+
+    /// Dumps while the agents in the job's processes are away, and what their processes had on the GPU with them: a
+    /// dump may contain neither that nor a connection to us. The job waits from the first request to the agents until
+    /// the last one is back, as far as it uses the GPU.
+    fn dump_without_agents(
+        &self,
+        staging: &Arc<Staging>,
+        name: &str,
+        work: &StagedDir,
+        tries: u32,
+    ) -> Result<Dumped, DumpError> {
+        let begun = Instant::now();
+        let deadline = begun + self.freeze_timeout;
+        let Some(agents) = &self.job.agents else {
+            return Ok(self.dump(staging, name, work, tries, deadline)?);
+        };
+        agents.will_run_on(self.after == After::RunsOn);
+        let away = agents.quiesce(self.attempts, self.freeze_timeout).map_err(DumpError::Agents)?;
+        let result = self.dump(staging, name, work, tries, deadline);
+        if self.after == After::RunsOn || result.is_err() {
+            self.call_back(agents, &away);
+        }
+        let pids = away.processes().filter_map(|process| process.pid).collect();
+        let record = AgentsRecord { attempt: away.attempt(), pids };
+        let stall_s = begun.elapsed().as_secs_f64();
+        let gpu = away.gpu().to_vec();
+        Ok(result.map(|dumped| Dumped { agents: Some(record), gpu, stall_s, ..dumped })?)
+    }
+
+    fn call_back(&self, agents: &Agents, away: &Quiesced) {
+        if let Err(error) = agents.resume_listening() {
+            return tracing::warn!(
+                "the interposer in the job's processes cannot be reached any more: {error}"
+            );
+        }
+        // What is lost the supervisor hears of too, and ends the job.
+        let back = agents.await_back(away, self.freeze_timeout);
+        crate::gpu::preload::tell(&back);
+        self.status.device_memory(device_memory::outcome(away.gpu(), back.copied_bytes));
+    }
+
+    fn dump(
+        &self,
+        staging: &Arc<Staging>,
+        name: &str,
+        work: &StagedDir,
+        tries: u32,
+        deadline: Instant,
+    ) -> Result<Dumped, SessionError> {
+        let images = staging.subdir(&format!("images-{name}"))?;
+        let shm = staging.subdir(&format!("shm-{name}"))?;
+        let spare = staging.subdir(&format!("spare-{name}"))?;
+        let fds = [images.fd().as_fd(), work.fd().as_fd()];
+        let _names = links::NamesLock::shared();
+        let stage_error = |error: NamespaceError| match error {
+            NamespaceError::Gone => SessionError::Died,
+            other => SessionError::Stage(other.to_string()),
+        };
+        let process = self.job.namespace.start_criu(&self.criu.swrk(), None, &fds).map_err(stage_error)?;
+        let session = Session::new(process);
+        let mut options = self.dump_options(&session.process().fds, tries, deadline);
+        if let Some(path) = self.job.stdio.terminal_key() {
+            options.external.push(path);
+        }
+        let mut frozen = None;
+        let criu_pid = session.process().pid;
+        let mut at_stage = |stage: &str| -> Result<(), String> {
+            tracing::trace!("CRIU is at {stage}");
+            self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
+            if stage == "post-dump" {
+                frozen = Some(self.note_frozen(&images, &shm, &spare)?);
+            }
+            Ok(())
+        };
+        let result = session.dump(options, deadline, &mut at_stage);
+        if let Err(SessionError::Timeout | SessionError::Io(_)) = result {
+            // Its parasites notice that it is gone, and the job goes on.
+            let _ = self.job.namespace.signal(criu_pid, false, libc::SIGKILL);
+        }
+        result?;
+        if let (After::Ends(_), Some(frozen)) = (self.after, &frozen) {
+            links::forget(&frozen.links, &self.root());
+        }
+        self.hit("dump-done", criu_pid)?;
+        arm_expired_timers(&images)?;
+        let frozen =
+            frozen.ok_or_else(|| SessionError::Stage("CRIU did not stop at its last stage".to_owned()))?;
+        let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
+            .map_err(|error| SessionError::Stage(error.to_string()))?;
+        let stall_s = Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64();
+        Ok(Dumped {
+            images,
+            shm,
+            spare,
+            frozen,
+            stall_s,
+            agents: None,
+            gpu: Vec::new(),
+            _staging: Arc::clone(staging),
+        })
+    }
+
+    fn dump_options(&self, fds: &[i32], tries: u32, deadline: Instant) -> Options {
+        let left = deadline.saturating_duration_since(Instant::now());
+        Options {
+            images_dir_fd: fds[0],
+            work_dir_fd: Some(fds[1]),
+            pid: Some(self.job.root_pid),
+            leave_running: Some(self.after == After::RunsOn),
+            ghost_limit: Some(GHOST_LIMIT_BYTES),
+            network_lock: Some(NETWORK_LOCK_SKIP),
+            log_level: Some(if tries == 1 { CRIU_WARNINGS } else { CRIU_EVERYTHING }),
+            timeout: Some(u32::try_from(left.as_secs()).unwrap_or(u32::MAX).max(1)),
+            ..Options::of_every_job()
+        }
+    }
+
+    /// With the job standing still: everything that CRIU does not save.
+    fn note_frozen(&self, images: &StagedDir, shm: &StagedDir, spare: &StagedDir) -> Result<Frozen, String> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+        let (stdio, tty) = self
+            .job
+            .stdio
+            .record(FROZEN_OUTPUT_TIMEOUT)
+            .map_err(|error| failed("cannot read the job's output", &error))?;
+        let descriptors = Descriptors::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
+        let root = self.root();
+        let links = links::find(&descriptors.links, &root)?;
+        let mut writable = descriptors.writable;
+        writable.extend(links.iter().map(|link| link.target.clone()));
+        writable.sort();
+        writable.dedup();
+        let shm_paths = writable.iter().filter(|path| saved::is_shared_memory(path));
+        let shm_files = saved::save(shm_paths, &root, "shm", shm)
+            .map_err(|error| failed("cannot copy the job's shared memory files", &error))?;
+        let open_files = lengths(&writable, &root);
+        // Best effort: the snapshot is good without them as long as they are there.
+        let readable = |path: &&String| fs::File::open(inside(&root, path)).is_ok();
+        let spare_paths = saved::spare(&open_files);
+        let spare_files = saved::save(spare_paths.iter().filter(readable), &root, "spare", spare)
+            .map_err(|error| failed("cannot copy the job's open files", &error))?;
+        let survey = self.job.namespace.survey().map_err(|error| error.to_string())?;
+        let outside_tcp = descriptors.outside_tcp;
+        let mut directories = descriptors.socket_directories;
+        directories.extend(
+            spare_files.iter().filter_map(|file| Some(Path::new(&file.path).parent()?.to_str()?.to_owned())),
+        );
+        let directories = directories::look(&directories, &root);
+        Ok(Frozen {
+            taken: SystemTime::now(),
+            survey,
+            stdio,
+            tty,
+            open_files,
+            outside_tcp,
+            shm_files,
+            spare_files,
+            directories,
+            links,
+        })
+    }
+
+    /// The job's view of the file system.
+    fn root(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root", self.job.namespace.init_pid()))
+    }
+
+    /// The job's /proc.
+    pub(crate) fn proc(&self) -> PathBuf {
+        self.root().join("proc")
+    }
+
+    /// Passes a fault point that may concern CRIU or a process of the job.
+    fn hit(&self, point: &str, criu_pid: i32) -> io::Result<()> {
+        #[cfg(feature = "faults")]
+        crate::checkpoint::injected::aim(&self.job, criu_pid);
+        #[cfg(not(feature = "faults"))]
+        let _ = criu_pid;
+        faults::hit(point)
+    }
+
+    /// Keeps CRIU's log and says in plain words what went wrong.
+    fn explain(&self, id: &SnapshotId, error: SessionError, work: &StagedDir) -> AttemptError {
+        let Ok(survey) = self.job.namespace.survey() else { return AttemptError::JobEnded };
+        if !survey.pids.contains(&self.job.root_pid) {
+            return AttemptError::JobEnded;
+        }
+        let log = match self.dir.attempt_dir(&id.to_string()) {
+            Ok(log) => log,
+            Err(error) => return error.into(),
+        };
+        let text = work.read("criu.log").ok().flatten().unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        if let Err(error) = write_atomically(&log.join("criu.log"), text.as_bytes()) {
+            tracing::warn!("cannot keep CRIU's log: {error}");
+        }
+        forget_old_attempts(&self.dir);
+        if matches!(error, SessionError::Timeout) {
+            return AttemptError::Frozen { limit: self.freeze_timeout, log };
+        }
+        let mut reasons = match &error {
+            SessionError::Failed(_) => {
+                diagnose::unsavable(&self.proc(), &survey.pids, &text, self.job.agents.is_some())
+            }
+            _ => Vec::new(),
+        };
+        let culprit = crate::criu::explain(&text);
+        match (&error, culprit) {
+            (SessionError::Failed(_), Some(culprit)) => reasons.push(culprit),
+            _ => reasons.push(error.to_string()),
+        }
+        AttemptError::Dump { reason: reasons.join("; "), log }
+    }
+}
+
+/// The lengths of the files that are rolled back on a resume: not those in memory or of the kernel.
+fn lengths(writable: &[String], root: &Path) -> Vec<OpenFile> {
+    let on_disk = |path: &&String| {
+        !["/dev/", "/proc/", "/sys/", "/run/ckpt-run/"].iter().any(|dir| path.starts_with(dir))
+    };
+    let length = |path: &String| {
+        let meta = fs::symlink_metadata(inside(root, path)).ok()?;
+        meta.is_file().then(|| OpenFile { path: path.clone(), size_bytes: meta.len() })
+    };
+    writable.iter().filter(on_disk).filter_map(length).collect()
+}

@@ -1,0 +1,168 @@
+//! Files whose content goes into the snapshot beside CRIU's images.
+//!
+//! - Files in /dev/shm that the job writes to. They are memory, not storage: CRIU takes them for files that will be
+//!   there, with the content they have by then; after a reboot they are gone. They are always put back.
+//! - Small files on disk that the job has open for writing. A job that goes on after a snapshot, or that fails, removes
+//!   its temporary files, and the snapshot needs them. They are put back if they are gone.
+
+use crate::files::staging::StagedDir;
+use crate::namespace::inside;
+use ckpt_snapshot::{OpenFile, RelPath, SavedFile};
+use rustix::fs::{SeekFrom, seek};
+use std::fs::{File, Permissions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::Path;
+
+const PREFIX: &str = "/dev/shm/";
+
+/// Files on disk up to this size are kept, and not more than so many bytes of them.
+const SPARE_LIMIT_BYTES: u64 = 1 << 20;
+const ALL_SPARE_LIMIT_BYTES: u64 = 64 << 20;
+
+/// Whether the file `path` (absolute) is shared memory.
+#[must_use]
+pub fn is_shared_memory(path: &str) -> bool {
+    path.starts_with(PREFIX)
+}
+
+/// Those of `files` that are small enough to be kept.
+#[must_use]
+pub fn spare(files: &[OpenFile]) -> Vec<String> {
+    let mut all_bytes = 0;
+    let mut fits = |file: &&OpenFile| {
+        let fits =
+            file.size_bytes <= SPARE_LIMIT_BYTES && all_bytes + file.size_bytes <= ALL_SPARE_LIMIT_BYTES;
+        all_bytes += if fits { file.size_bytes } else { 0 };
+        fits
+    };
+    files.iter().filter(|file| fits(file)).map(|file| file.path.clone()).collect()
+}
+
+/// Copies the files `paths` (absolute) to `to`, with the job standing still. `root` leads to the job's view of the file
+/// system, `kind` is the directory that the copies will have in the snapshot.
+///
+/// # Errors
+/// The first that cannot be copied.
+pub fn save<'a>(
+    paths: impl IntoIterator<Item = &'a String>,
+    root: &Path,
+    kind: &str,
+    to: &StagedDir,
+) -> io::Result<Vec<SavedFile>> {
+    let mut saved = Vec::new();
+    for path in paths {
+        let mut from = File::open(inside(root, path))?;
+        let meta = from.metadata()?;
+        let name = saved.len().to_string();
+        copy_sparse(&mut from, &mut to.create(&name)?, meta.len())?;
+        let data = RelPath::new(format!("{kind}/{name}")).map_err(io::Error::other)?;
+        let (mode, uid, gid) = (meta.mode() & 0o7777, meta.uid(), meta.gid());
+        saved.push(SavedFile { path: path.clone(), data, mode, uid, gid });
+    }
+    Ok(saved)
+}
+
+/// Puts one file back, replacing what has its name.
+///
+/// # Errors
+/// When it cannot be written; what was there is then still there.
+pub fn put_back(file: &SavedFile, mut content: File) -> io::Result<()> {
+    let path = Path::new(&file.path);
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".ckpt-run");
+    let temporary = Path::new(&temporary);
+    // One that is there is left from a resume that was interrupted, or somebody's trap: it is not written to.
+    match std::fs::remove_file(temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut to = File::options().write(true).create_new(true).mode(0o600).open(temporary)?;
+    let length_bytes = content.metadata()?.len();
+    copy_sparse(&mut content, &mut to, length_bytes)?;
+    // By descriptor: in a directory of somebody else's, the name may mean another file by now.
+    fchown(&to, Some(file.uid), Some(file.gid))?;
+    to.set_permissions(Permissions::from_mode(file.mode))?;
+    std::fs::rename(temporary, path)
+}
+
+/// Copies the parts of a file that hold data: a segment of gigabytes of which little was touched stays small.
+fn copy_sparse(from: &mut File, to: &mut File, length_bytes: u64) -> io::Result<()> {
+    to.set_len(length_bytes)?;
+    let mut at = 0;
+    while at < length_bytes {
+        let data = match seek(&*from, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let hole = seek(&*from, SeekFrom::Hole(data))?.min(length_bytes);
+        from.seek(io::SeekFrom::Start(data))?;
+        to.seek(io::SeekFrom::Start(data))?;
+        io::copy(&mut Read::take(&mut *from, hole - data), to)?;
+        at = hole;
+    }
+    to.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_files_are_kept_up_to_a_limit() {
+        let file = |name: &str, size_bytes| OpenFile { path: name.into(), size_bytes };
+        let mut files =
+            vec![file("a", 10), file("large", SPARE_LIMIT_BYTES + 1), file("b", SPARE_LIMIT_BYTES)];
+        assert_eq!(spare(&files), ["a", "b"]);
+        files.extend((0..100).map(|_| file("more", SPARE_LIMIT_BYTES)));
+        assert_eq!(spare(&files).len(), 64, "with the ten bytes of the first, one less than 65");
+    }
+
+    #[test]
+    fn a_file_comes_back_with_its_owner_and_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("below").join("file");
+        std::fs::write(dir.path().join("content"), "saved").unwrap();
+        let is_root = rustix::process::getuid().is_root();
+        let (uid, gid) = if is_root {
+            (1234, 5678)
+        } else {
+            (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
+        };
+        let data = RelPath::new("shm/0").unwrap();
+        let file = SavedFile { path: path.to_str().unwrap().to_owned(), data, mode: 0o640, uid, gid };
+        // What lies in the way of it is replaced, and a link to somewhere else is not written through.
+        std::fs::create_dir(dir.path().join("below")).unwrap();
+        let trap = dir.path().join("trap");
+        std::fs::write(&trap, "theirs").unwrap();
+        std::os::unix::fs::symlink(&trap, dir.path().join("below/file.ckpt-run")).unwrap();
+        std::os::unix::fs::symlink(&trap, &path).unwrap();
+        put_back(&file, File::open(dir.path().join("content")).unwrap()).unwrap();
+        let meta = std::fs::symlink_metadata(&path).unwrap();
+        assert_eq!((meta.mode(), meta.uid(), meta.gid()), (0o100_640, uid, gid));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "saved");
+        assert_eq!(std::fs::read_to_string(&trap).unwrap(), "theirs");
+        assert_eq!(std::fs::read_dir(dir.path().join("below")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn sparse_files_stay_sparse_and_right() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut from = File::create_new(dir.path().join("from")).unwrap();
+        from.set_len(64 << 20).unwrap();
+        from.seek(io::SeekFrom::Start(20 << 20)).unwrap();
+        from.write_all(b"in the middle").unwrap();
+        drop(from);
+        let mut from = File::open(dir.path().join("from")).unwrap();
+        let mut to = File::create_new(dir.path().join("to")).unwrap();
+        copy_sparse(&mut from, &mut to, 64 << 20).unwrap();
+        assert!(
+            std::fs::read(dir.path().join("from")).unwrap() == std::fs::read(dir.path().join("to")).unwrap()
+        );
+        assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20);
+    }
+}

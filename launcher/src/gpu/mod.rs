@@ -1,0 +1,5 @@
+//! GPU state of the job: the preloaded interposer, device memory in snapshots, memory by address.
+
+pub mod device_memory;
+pub mod preload;
+pub mod regions;

@@ -1,0 +1,234 @@
+//! What has happened to a job, kept beside its snapshots for `ckpt-run explain`: one JSON object per line in
+//! `jobs/KEY/journal.jsonl`, the newest last. The file is bounded; nothing depends on it.
+
+use crate::job::status::unix_ms;
+use ckpt_snapshot::{JobDir, SnapshotId, write_atomically};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+/// Beyond this, the older half of the entries goes.
+const LIMIT_BYTES: u64 = 512 << 10;
+
+/// What an entry is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The job was started from its beginning.
+    Started,
+    /// It was resumed.
+    Resumed,
+    /// It could not be started or resumed.
+    NotStarted,
+    /// A snapshot is durable.
+    Saved,
+    /// A snapshot is in memory, and gone with the launcher unless it is saved later.
+    InMemory,
+    /// A checkpoint failed.
+    NotSaved,
+    /// The job failed.
+    Failed,
+    /// It will be restarted.
+    Restarting,
+    /// It is not restarted any more.
+    GaveUp,
+    /// Its machine was wanted, or it was stopped.
+    Preempted,
+    /// It was ended by its user.
+    Ended,
+    /// It ended with 0.
+    Complete,
+    /// An entry of a newer ckpt-run.
+    #[serde(other)]
+    Other,
+}
+
+/// One entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When, milliseconds since 1970 UTC.
+    pub unix_ms: u64,
+    /// PID of the launcher.
+    pub launcher_pid: u32,
+    /// What it is about.
+    pub kind: Kind,
+    /// What happened, for people.
+    pub what: String,
+    /// What to do about it, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+    /// The snapshot that it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+}
+
+impl Entry {
+    /// An entry of now.
+    #[must_use]
+    pub fn new(kind: Kind, what: impl Into<String>) -> Self {
+        Self {
+            unix_ms: unix_ms(SystemTime::now()),
+            launcher_pid: std::process::id(),
+            kind,
+            what: what.into(),
+            remedy: None,
+            snapshot: None,
+        }
+    }
+
+    /// With what to do about it.
+    #[must_use]
+    pub fn remedy(self, remedy: Option<impl Into<String>>) -> Self {
+        Self { remedy: remedy.map(Into::into), ..self }
+    }
+
+    /// With the snapshot that it is about.
+    #[must_use]
+    pub fn snapshot(self, id: Option<impl ToString>) -> Self {
+        Self { snapshot: id.map(|id| id.to_string()), ..self }
+    }
+}
+
+/// Where entries are kept. The job's lock has to be held to write any.
+pub struct Journal {
+    path: PathBuf,
+    /// Whether it was told that it cannot be written.
+    told: Mutex<bool>,
+}
+
+impl Journal {
+    /// The journal of a job.
+    #[must_use]
+    pub fn of(job: &JobDir) -> Self {
+        Self { path: job.path().join("journal.jsonl"), told: Mutex::new(false) }
+    }
+
+    /// Adds an entry. That it cannot be written is told once, and is no reason to stop anything.
+    pub fn add(&self, entry: &Entry) {
+        let mut told = self.told.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Err(error) = append(&self.path, entry)
+            && !*told
+        {
+            tracing::warn!(
+                "{} cannot be written, so `ckpt-run explain` will not know of this run: {error}",
+                self.path.display()
+            );
+            *told = true;
+        }
+    }
+
+    /// All entries, oldest first. What does not read is passed over: a line may have been cut off by a full disk.
+    ///
+    /// # Errors
+    /// When the file is there and cannot be read.
+    pub fn entries(&self) -> io::Result<Vec<Entry>> {
+        let content = match std::fs::read(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other?,
+        };
+        Ok(content
+            .split(|&byte| byte == b'\n')
+            .filter_map(|line| serde_json::from_slice(line).ok())
+            .collect())
+    }
+
+    /// The newest snapshot that was in memory and, as far as is known, nowhere else.
+    #[must_use]
+    pub fn newest_in_memory_only(&self) -> Option<SnapshotId> {
+        let entries = self.entries().unwrap_or_default();
+        let of = |kind: Kind| -> BTreeSet<SnapshotId> {
+            let all = entries.iter().filter(|entry| entry.kind == kind);
+            all.filter_map(|entry| entry.snapshot.as_ref()?.parse().ok()).collect()
+        };
+        of(Kind::InMemory).difference(&of(Kind::Saved)).last().cloned()
+    }
+}
+
+fn append(path: &Path, entry: &Entry) -> io::Result<()> {
+    let mut file = File::options().append(true).create(true).mode(0o600).open(path)?;
+    if file.metadata()?.len() > LIMIT_BYTES {
+        shorten(path)?;
+        file = File::options().append(true).open(path)?;
+    }
+    // The newline comes first too: what was cut off in the line before spoils only itself.
+    let mut line = b"\n".to_vec();
+    serde_json::to_writer(&mut line, entry)?;
+    line.push(b'\n');
+    file.write_all(&line)
+}
+
+/// Removes the older half.
+fn shorten(path: &Path) -> io::Result<()> {
+    let content = std::fs::read(path)?;
+    let middle = content.len() / 2;
+    let end =
+        content[middle..].iter().position(|&byte| byte == b'\n').map_or(content.len(), |at| middle + at);
+    write_atomically(path, &content[end..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn journal(dir: &Path) -> Journal {
+        Journal { path: dir.join("journal.jsonl"), told: Mutex::new(false) }
+    }
+
+    #[test]
+    fn entries_come_back_and_damage_spoils_one_line_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = journal(dir.path());
+        assert_eq!(journal.entries().unwrap(), []);
+        let first = Entry::new(Kind::Failed, "it failed").remedy(Some("mend it")).snapshot(Some("000001"));
+        journal.add(&first);
+        let mut file = File::options().append(true).open(&journal.path).unwrap();
+        file.write_all(b"{\"unix_ms\":1,\"laun").unwrap();
+        let second = Entry::new(Kind::Started, "started");
+        journal.add(&second);
+        assert_eq!(journal.entries().unwrap(), [first, second]);
+    }
+
+    #[test]
+    fn what_was_in_memory_only_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = journal(dir.path());
+        let id = |number| SnapshotId::new(number, SystemTime::UNIX_EPOCH);
+        let add = |kind, number| journal.add(&Entry::new(kind, "").snapshot(Some(id(number))));
+        assert_eq!(journal.newest_in_memory_only(), None);
+        // The copy may be told before what was copied.
+        add(Kind::Saved, 1);
+        add(Kind::InMemory, 1);
+        assert_eq!(journal.newest_in_memory_only(), None);
+        add(Kind::InMemory, 2);
+        add(Kind::InMemory, 3);
+        add(Kind::Saved, 3);
+        assert_eq!(journal.newest_in_memory_only(), Some(id(2)));
+    }
+
+    #[test]
+    fn it_is_bounded_and_keeps_the_newest() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = journal(dir.path());
+        let long = "x".repeat(4000);
+        for number in 0..400 {
+            journal.add(&Entry::new(Kind::Saved, format!("{number} {long}")));
+        }
+        let entries = journal.entries().unwrap();
+        assert!(std::fs::metadata(&journal.path).unwrap().len() < LIMIT_BYTES + 5000);
+        assert!(entries.len() > 50 && entries.last().unwrap().what.starts_with("399 "));
+        let numbers: Vec<u32> =
+            entries.iter().map(|entry| entry.what.split(' ').next().unwrap().parse().unwrap()).collect();
+        assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{numbers:?}");
+    }
+
+    #[test]
+    fn kinds_of_a_newer_version_are_no_damage() {
+        let line = r#"{"unix_ms":1,"launcher_pid":2,"kind":"invented-later","what":"w"}"#;
+        assert_eq!(serde_json::from_str::<Entry>(line).unwrap().kind, Kind::Other);
+    }
+}

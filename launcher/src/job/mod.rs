@@ -1,0 +1,9 @@
+//! A job in the store: its record, which launcher owns it, its journal, where a run resumes.
+
+pub mod attempt_logs;
+pub mod claim;
+pub mod handover;
+pub mod journal;
+pub mod ownership;
+pub mod resume_point;
+pub mod status;

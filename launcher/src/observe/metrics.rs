@@ -1,0 +1,228 @@
+//! Metrics of a running job for Prometheus (`--metrics`): made from the status at each scrape.
+
+use crate::job::status::{SharedStatus, unix_ms};
+use crate::sys::error::bad_input;
+use anyhow::{Context, Result, anyhow};
+use ckpt_protocol::control::{JobStatus, Phase};
+use prometheus::{CounterVec, GaugeVec, Opts, Registry, TextEncoder};
+use server::{Answer, Asked, Server};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+mod server;
+
+/// Listens at `address`.
+///
+/// # Errors
+/// Bad input: the address is taken, or is none of this machine's.
+pub fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).map_err(|error| {
+        bad_input(anyhow!(
+            "cannot serve metrics at {address}: {error}. Give --metrics a port that nobody uses (0 takes one that is free), and an address of this machine"
+        ))
+    })
+}
+
+/// Serves what `status` says, until the server is dropped.
+///
+/// # Errors
+/// When there is no thread to be had.
+pub fn serve(listener: TcpListener, status: &Arc<SharedStatus>) -> Result<Server> {
+    let failed = "cannot serve metrics. Without --metrics, the job runs all the same";
+    let address = listener.local_addr().context(failed)?;
+    let status = Arc::clone(status);
+    let server = Server::start(listener, move |asked| answer(asked, &status)).context(failed)?;
+    tracing::info!("metrics are at http://{address}/metrics");
+    Ok(server)
+}
+
+fn answer(asked: &Asked, status: &SharedStatus) -> Answer {
+    let (status, text) = match (asked.method, asked.path) {
+        ("GET" | "HEAD", "/metrics") => match text(&status.snapshot(), unix_ms(SystemTime::now())) {
+            Ok(text) => ("200 OK", text),
+            Err(error) => ("500 Internal Server Error", format!("the metrics cannot be written: {error}\n")),
+        },
+        ("GET" | "HEAD", _) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "metrics can only be read\n".to_owned()),
+    };
+    Answer { status, text }
+}
+
+/// All metrics of one job.
+struct Page<'a> {
+    registry: Registry,
+    job: &'a str,
+}
+
+impl Page<'_> {
+    /// A number that only grows; one row for each value of the label.
+    fn counter(&self, name: &str, help: &str, label: &str, rows: &[(&str, f64)]) -> prometheus::Result<()> {
+        let labels = if label.is_empty() { vec!["job"] } else { vec!["job", label] };
+        let counter = CounterVec::new(Opts::new(name, help), &labels)?;
+        for &(row, value) in rows {
+            // What a launcher counts is never negative; what a damaged clock says may be.
+            counter.get_metric_with_label_values(&[self.job, row][..labels.len()])?.inc_by(value.max(0.0));
+        }
+        self.registry.register(Box::new(counter))
+    }
+
+    /// A number of now; one row for each value of the label.
+    fn gauge(&self, name: &str, help: &str, label: &str, rows: &[(&str, f64)]) -> prometheus::Result<()> {
+        let labels = if label.is_empty() { vec!["job"] } else { vec!["job", label] };
+        let gauge = GaugeVec::new(Opts::new(name, help), &labels)?;
+        for &(row, value) in rows {
+            gauge.get_metric_with_label_values(&[self.job, row][..labels.len()])?.set(value);
+        }
+        self.registry.register(Box::new(gauge))
+    }
+}
+
+/// The metrics in Prometheus' text format.
+fn text(status: &JobStatus, now_unix_ms: u64) -> prometheus::Result<String> {
+    let page = Page { registry: Registry::new(), job: &status.job };
+    snapshots(&page, status, now_unix_ms)?;
+    let restarts = f64::from(status.restarts);
+    page.counter("ckpt_run_restarts_total", "Restarts of the job by this launcher.", "", &[("", restarts)])?;
+    let running = f64::from(u8::from(status.restart_s.is_none()));
+    let help = "1 while the job runs, 0 while it waits for its restart.";
+    page.gauge("ckpt_run_job_running", help, "", &[("", running)])?;
+    let is = |phase| f64::from(u8::from(status.progress.phase == phase));
+    let phases = [("idle", is(Phase::Idle)), ("dump", is(Phase::Dump)), ("persist", is(Phase::Persist))];
+    let help = "1 for what is being done: nothing, copying (the job stands still), or storing.";
+    page.gauge("ckpt_run_phase", help, "phase", &phases)?;
+    if let Some(uploads) = &status.uploads {
+        let rows = [("uploaded", uploads.uploaded as f64), ("failed", uploads.failed as f64)];
+        let help = "Uploads of snapshots to the object store by this launcher.";
+        page.counter("ckpt_run_uploads_total", help, "result", &rows)?;
+        let help = "Bytes that uploads have added to the object store.";
+        page.counter("ckpt_run_upload_bytes_total", help, "", &[("", uploads.stored_bytes as f64)])?;
+        let now = f64::from(u8::from(uploads.uploading.is_some()));
+        page.gauge("ckpt_run_uploading", "1 while a snapshot is being uploaded.", "", &[("", now)])?;
+    }
+    TextEncoder::new().encode_to_string(&page.registry.gather())
+}
+
+fn snapshots(page: &Page<'_>, status: &JobStatus, now_unix_ms: u64) -> prometheus::Result<()> {
+    let rows = [("saved", status.saved as f64), ("failed", status.failed as f64)];
+    page.counter("ckpt_run_snapshots_total", "Checkpoints by this launcher.", "result", &rows)?;
+    let totals = &status.totals;
+    let help = "How long the job stood still for snapshots.";
+    page.counter("ckpt_run_stall_seconds_total", help, "", &[("", totals.stall_s)])?;
+    let help = "From the beginning of each snapshot until it was durable.";
+    page.counter("ckpt_run_durable_seconds_total", help, "", &[("", totals.durable_s)])?;
+    let rows = [
+        ("logical", totals.bytes as f64),
+        ("stored", totals.stored_bytes as f64),
+        ("unread", totals.unread_bytes as f64),
+    ];
+    let help = "Bytes that snapshots hold (logical), that they have added to the store (stored), and that were known not to have changed and were not read (unread).";
+    page.counter("ckpt_run_snapshot_bytes_total", help, "kind", &rows)?;
+    if let Some(taken_unix_ms) = status.newest_unix_ms {
+        let age_s = now_unix_ms.saturating_sub(taken_unix_ms) as f64 / 1000.0;
+        let help = "How old the newest snapshot is: what a failure now would lose.";
+        page.gauge("ckpt_run_newest_snapshot_age_seconds", help, "", &[("", age_s)])?;
+    }
+    if let Some(saved) = &status.last_snapshot {
+        let help = "How long the job stood still for the newest snapshot.";
+        page.gauge("ckpt_run_last_stall_seconds", help, "", &[("", saved.stall_s)])?;
+        let help = "From the beginning of the newest snapshot until it was durable.";
+        page.gauge("ckpt_run_last_durable_seconds", help, "", &[("", saved.durable_s)])?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ckpt_protocol::control::{Progress, Saved, Totals, Uploads};
+
+    fn saved() -> Saved {
+        Saved {
+            id: "000001-x".to_owned(),
+            bytes: 3000,
+            stored_bytes: Some(1000),
+            unread_bytes: 500,
+            stall_s: 0.25,
+            durable_s: 2.5,
+            taken_unix_ms: 60_000,
+            in_memory: false,
+        }
+    }
+
+    fn has(page: &str, line: &str) {
+        assert!(page.lines().any(|found| found == line), "{line} is not in:\n{page}");
+    }
+
+    #[test]
+    fn every_number_is_told() {
+        let status = JobStatus {
+            job: "train".to_owned(),
+            saved: 4,
+            failed: 2,
+            restarts: 3,
+            restart_s: Some(1.0),
+            newest_unix_ms: Some(60_000),
+            last_snapshot: Some(saved()),
+            progress: Progress { phase: Phase::Persist, done_bytes: 1, total_bytes: 2 },
+            totals: Totals {
+                stall_s: 1.5,
+                durable_s: 10.0,
+                bytes: 9000,
+                stored_bytes: 4000,
+                unread_bytes: 700,
+            },
+            uploads: Some(Uploads { uploaded: 5, failed: 1, stored_bytes: 77, ..Uploads::default() }),
+            ..JobStatus::default()
+        };
+        let page = text(&status, 90_000).unwrap();
+        for line in [
+            r#"ckpt_run_snapshots_total{job="train",result="saved"} 4"#,
+            r#"ckpt_run_snapshots_total{job="train",result="failed"} 2"#,
+            r#"ckpt_run_stall_seconds_total{job="train"} 1.5"#,
+            r#"ckpt_run_durable_seconds_total{job="train"} 10"#,
+            r#"ckpt_run_snapshot_bytes_total{job="train",kind="logical"} 9000"#,
+            r#"ckpt_run_snapshot_bytes_total{job="train",kind="stored"} 4000"#,
+            r#"ckpt_run_snapshot_bytes_total{job="train",kind="unread"} 700"#,
+            r#"ckpt_run_newest_snapshot_age_seconds{job="train"} 30"#,
+            r#"ckpt_run_last_stall_seconds{job="train"} 0.25"#,
+            r#"ckpt_run_last_durable_seconds{job="train"} 2.5"#,
+            r#"ckpt_run_restarts_total{job="train"} 3"#,
+            r#"ckpt_run_job_running{job="train"} 0"#,
+            r#"ckpt_run_phase{job="train",phase="persist"} 1"#,
+            r#"ckpt_run_phase{job="train",phase="idle"} 0"#,
+            r#"ckpt_run_uploads_total{job="train",result="uploaded"} 5"#,
+            r#"ckpt_run_uploads_total{job="train",result="failed"} 1"#,
+            r#"ckpt_run_upload_bytes_total{job="train"} 77"#,
+            r#"ckpt_run_uploading{job="train"} 0"#,
+        ] {
+            has(&page, line);
+        }
+    }
+
+    #[test]
+    fn what_there_is_none_of_is_left_out() {
+        let page = text(&JobStatus { job: "j".to_owned(), ..JobStatus::default() }, 1).unwrap();
+        assert!(!page.contains("age") && !page.contains("upload") && !page.contains("last"), "{page}");
+        has(&page, r#"ckpt_run_snapshots_total{job="j",result="saved"} 0"#);
+        has(&page, r#"ckpt_run_phase{job="j",phase="idle"} 1"#);
+    }
+
+    #[test]
+    fn totals_grow_with_each_snapshot_and_an_address_is_taken_once() {
+        let status = Arc::new(SharedStatus::new("j".to_owned()));
+        status.saved(&saved());
+        status.saved(&saved());
+        let page = text(&status.snapshot(), 60_000).unwrap();
+        has(&page, r#"ckpt_run_snapshot_bytes_total{job="j",kind="stored"} 2000"#);
+        has(&page, r#"ckpt_run_stall_seconds_total{job="j"} 0.5"#);
+
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let metrics = serve(listener, &status).unwrap();
+        let error = listen(address).unwrap_err();
+        assert_eq!(crate::report::failure::exit_code(&error, 125), crate::sys::error::EXIT_BAD_INPUT);
+        assert!(error.to_string().contains("--metrics"), "{error}");
+        drop(metrics);
+    }
+}

@@ -1,0 +1,304 @@
+//! The HTTP of metrics: one answer for each connection. Whoever asks may be anybody who reaches the port, and this
+//! process holds the job: what a request can take of it (time, memory, threads) is bounded here, whatever it says.
+
+use crate::sys::deadline::{ACCEPT_RETRY_INTERVAL, SCRAPE_TIMEOUT};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// The longest request that is read, line and headers (bytes).
+const REQUEST_MAX_BYTES: usize = 8 << 10;
+/// What is answered.
+pub struct Answer {
+    /// The status line's number and words.
+    pub status: &'static str,
+    /// The body.
+    pub text: String,
+}
+
+/// What is asked: a method and a path without its query.
+pub struct Asked<'a> {
+    /// `GET`, `HEAD`, …
+    pub method: &'a str,
+    /// Begins with a slash, as a rule.
+    pub path: &'a str,
+}
+
+/// A socket on which there is somebody who answers, until it is dropped.
+pub struct Server {
+    listener: Arc<TcpListener>,
+    is_stopping: Arc<AtomicBool>,
+}
+
+impl Server {
+    /// Answers on `listener` in a thread of its own.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    pub fn start(
+        listener: TcpListener,
+        answer: impl Fn(&Asked) -> Answer + Send + 'static,
+    ) -> io::Result<Self> {
+        let server = Self { listener: Arc::new(listener), is_stopping: Arc::default() };
+        let (listener, is_stopping) = (Arc::clone(&server.listener), Arc::clone(&server.is_stopping));
+        let accept = move || listener.accept().map(|(stream, _)| stream);
+        std::thread::Builder::new()
+            .name("metrics".to_owned())
+            .spawn(move || serve(accept, &is_stopping, &answer))?;
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    /// Nobody is accepted any more. The thread is not waited for: what it is at ends within its limits, or with us.
+    fn drop(&mut self) {
+        self.is_stopping.store(true, Ordering::SeqCst);
+        if let Err(error) = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both) {
+            tracing::debug!("the socket of metrics cannot be shut down: {error}");
+        }
+    }
+}
+
+fn serve(
+    mut accept: impl FnMut() -> io::Result<TcpStream>,
+    is_stopping: &AtomicBool,
+    answer: &dyn Fn(&Asked) -> Answer,
+) {
+    let mut told = false;
+    while !is_stopping.load(Ordering::SeqCst) {
+        match accept() {
+            Ok(stream) => {
+                told = false;
+                if let Err(error) = converse(&stream, answer) {
+                    tracing::debug!("metrics were asked for and not taken: {error}");
+                }
+            }
+            Err(_) if is_stopping.load(Ordering::SeqCst) => return,
+            Err(error) => {
+                if !told {
+                    tracing::warn!("metrics cannot be asked for at the moment: {error}");
+                    told = true;
+                }
+                std::thread::sleep(ACCEPT_RETRY_INTERVAL);
+            }
+        }
+    }
+}
+
+/// One request and its answer. A body is not read: nothing that is answered here has one.
+fn converse(stream: &TcpStream, answer: &dyn Fn(&Asked) -> Answer) -> io::Result<()> {
+    let refused = |status, text: &str| Answer { status, text: text.to_owned() };
+    let mut is_head = false;
+    let answer = match read_head(stream)? {
+        None => {
+            let text = "the request is longer than any that is answered here\n";
+            refused("431 Request Header Fields Too Large", text)
+        }
+        Some(head) => match asked(&head) {
+            Some(asked) => {
+                is_head = asked.method == "HEAD";
+                answer(&asked)
+            }
+            None => refused("400 Bad Request", "this is not HTTP\n"),
+        },
+    };
+    let Answer { status, text } = answer;
+    let mut said = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        text.len()
+    );
+    if !is_head {
+        said.push_str(&text);
+    }
+    write_within(stream, said.as_bytes(), Instant::now() + SCRAPE_TIMEOUT)?;
+    stream.shutdown(Shutdown::Write)
+}
+
+/// The request up to the empty line that ends its headers; `None` if it is too long.
+fn read_head(mut stream: &TcpStream) -> io::Result<Option<Vec<u8>>> {
+    let deadline = Instant::now() + SCRAPE_TIMEOUT;
+    let mut head = Vec::new();
+    let mut part = [0; 1024];
+    loop {
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        let count = match stream.read(&mut part) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        // The empty line may lie across two parts.
+        let seen = head.len().saturating_sub(3);
+        head.extend_from_slice(&part[..count]);
+        let new = &head[seen..];
+        if new.windows(4).any(|end| end == b"\r\n\r\n") || new.windows(2).any(|end| end == b"\n\n") {
+            return Ok(Some(head));
+        }
+        if head.len() > REQUEST_MAX_BYTES {
+            return Ok(None);
+        }
+    }
+}
+
+/// What the first line of a request asks for.
+fn asked(head: &[u8]) -> Option<Asked<'_>> {
+    let line = head.split(|&byte| byte == b'\n').next()?;
+    let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    let (method, target, version) = (words.next()?, words.next()?, words.next()?);
+    let path = target.split('?').next().unwrap_or_default();
+    (version.starts_with("HTTP/1.") && words.next().is_none()).then_some(Asked { method, path })
+}
+
+fn write_within(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.set_write_timeout(Some(left(deadline)?))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The time until then, which is never none: a time limit of 0 would be refused.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+
+    /// Longer than any conversation may take.
+    const PATIENCE: Duration = Duration::from_secs(300);
+
+    fn start() -> (Server, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let answer = |asked: &Asked| Answer { status: "200 OK", text: format!("{}!\n", asked.path) };
+        (Server::start(listener, answer).unwrap(), address)
+    }
+
+    fn connect(address: SocketAddr) -> TcpStream {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// All that is said until the other side closes the connection, or breaks it off.
+    fn hear(mut stream: &TcpStream) -> String {
+        let mut said = Vec::new();
+        match stream.read_to_end(&mut said) {
+            Err(error) if error.kind() != io::ErrorKind::ConnectionReset => panic!("{error}"),
+            _ => String::from_utf8(said).unwrap(),
+        }
+    }
+
+    fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = connect(address);
+        stream.write_all(request.as_bytes()).unwrap();
+        hear(&stream)
+    }
+
+    fn is_served(address: SocketAddr) {
+        let said = ask(address, "GET /metrics?x=1 HTTP/1.1\r\nHost: here\r\n\r\n");
+        assert!(said.starts_with("HTTP/1.1 200 OK\r\n") && said.ends_with("\r\n\r\n/metrics!\n"), "{said}");
+        assert!(said.contains("Content-Length: 10\r\n") && said.contains("Connection: close\r\n"), "{said}");
+    }
+
+    #[test]
+    fn a_body_is_never_waited_for_nor_made_room_for() {
+        let (server, address) = start();
+        for length in ["5000", "1000000000000000", "99999999999999999999", "-1"] {
+            let said = ask(address, &format!("GET /metrics HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"));
+            assert!(said.starts_with("HTTP/1.1 200 OK"), "{said}");
+        }
+        let chunked = "GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        assert!(ask(address, chunked).starts_with("HTTP/1.1 200 OK"));
+        is_served(address);
+        drop(server);
+    }
+
+    #[test]
+    fn a_request_without_an_end_is_cut_off() {
+        let (server, address) = start();
+        let mut stream = connect(address);
+        let line = [b'x'; 4096];
+        // Until nobody takes it any more.
+        let sent = (0..1 << 16).take_while(|_| stream.write_all(&line).is_ok()).count() * line.len();
+        assert!(sent < 1 << 28, "{sent} bytes were taken");
+        drop(stream);
+        is_served(address);
+        drop(server);
+    }
+
+    #[test]
+    fn a_few_bytes_too_many_are_told() {
+        let (server, address) = start();
+        let said = ask(address, &format!("GET /metrics HTTP/1.1\r\n{}", "x".repeat(REQUEST_MAX_BYTES - 20)));
+        assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said}");
+        for other in ["GET /metrics\r\n\r\n", "\u{1}\u{2}\n\n", "GET /a b HTTP/1.1\n\n"] {
+            assert!(ask(address, other).starts_with("HTTP/1.1 400"), "{other:?}");
+        }
+        let head = ask(address, "HEAD / HTTP/1.0\n\n");
+        assert!(head.contains("Content-Length: 3\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+        drop(server);
+    }
+
+    /// A byte now and then must not hold the connection, nor those behind it.
+    #[test]
+    fn who_is_slow_to_ask_is_let_go() {
+        let (server, address) = start();
+        let mut slow = connect(address);
+        let begun = Instant::now();
+        while slow.write_all(b"x").is_ok() {
+            assert!(begun.elapsed() < PATIENCE, "it is listened to for ever");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(begun.elapsed() >= SCRAPE_TIMEOUT / 2);
+        is_served(address);
+        drop(server);
+    }
+
+    #[test]
+    fn its_end_waits_for_nobody() {
+        let (server, address) = start();
+        let mut silent = connect(address);
+        silent.write_all(b"GET /metrics HTTP/1.1\r\nContent-Length: 5000\r\n").unwrap();
+        // It is being listened to, and another one waits.
+        let _other = connect(address);
+        let begun = Instant::now();
+        drop(server);
+        assert!(begun.elapsed() < SCRAPE_TIMEOUT / 2, "{:?}", begun.elapsed());
+        assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+    }
+
+    #[test]
+    fn a_failure_to_accept_is_waited_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let client = connect(address);
+        let is_stopping = AtomicBool::new(false);
+        let mut failures = 3;
+        let mut accepted = 0;
+        let accept = || {
+            if failures > 0 {
+                failures -= 1;
+                return Err(io::Error::from_raw_os_error(libc::EMFILE));
+            }
+            accepted += 1;
+            is_stopping.store(accepted > 1, Ordering::SeqCst);
+            if accepted > 1 { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(listener.accept()?.0) }
+        };
+        (&client).write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        serve(accept, &is_stopping, &|_| Answer { status: "200 OK", text: "here\n".to_owned() });
+        assert!(hear(&client).ends_with("here\n"));
+    }
+}

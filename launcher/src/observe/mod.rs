@@ -1,0 +1,4 @@
+//! What others ask a running launcher: commands over its socket, Prometheus over HTTP.
+
+pub mod control_server;
+pub mod metrics;

@@ -1,0 +1,493 @@
+//! Snapshots in memory (`--persist-every N`): a tier of the store that belongs to this process. It outlives the job,
+//! not ckpt-run and not the machine. Each N-th snapshot is copied to the store beside the running job, and the newest
+//! one before ckpt-run ends.
+
+use crate::files::staging;
+use crate::job::journal::{Entry, Journal, Kind};
+use crate::job::ownership::Ownership;
+use crate::job::status::SharedStatus;
+use crate::persist::copier::{Copier, Wanted};
+use crate::persist::upload::Uploader;
+use crate::store::tiers::{self, MEMORY};
+use crate::sys::deadline::LAST_COPY_POLL_INTERVAL;
+use anyhow::{Context, Result};
+use ckpt_protocol::control::Held;
+use ckpt_snapshot::medium::{DirMedium, Ways};
+use ckpt_snapshot::{
+    JobDir, Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers,
+};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// So many snapshots stay in memory: the newest, and one more if that turns out bad.
+const KEPT: usize = 2;
+/// Memory for the tier.
+pub struct Memory {
+    /// Where it lies.
+    pub medium: DirMedium,
+    /// Memory that the images of the present checkpoint will take besides (bytes).
+    pub staged_bytes: Arc<AtomicU64>,
+}
+
+impl Memory {
+    /// Memory that is given back when this process ends.
+    ///
+    /// # Errors
+    /// When the kernel refuses: no CAP_SYS_ADMIN, or older than 5.2.
+    pub fn new() -> Result<Self> {
+        let place = staging::own_memory()
+            .context("there can be no snapshots in memory here (--persist-every): the kernel refuses")?;
+        let staged_bytes = Arc::<AtomicU64>::default();
+        let theirs = Arc::clone(&staged_bytes);
+        let room = move || {
+            let spoken_for = theirs.load(Ordering::Relaxed).saturating_add(staging::SPARE_BYTES);
+            Ok(staging::available_bytes()?.saturating_sub(spoken_for))
+        };
+        // Nothing is gained by going past a page cache that the files are.
+        let ways = Ways { direct: false, ring: false };
+        Ok(Self { medium: DirMedium::new(place).with_ways(ways).with_room(room), staged_bytes })
+    }
+}
+
+/// What goes to memory, and from there to the store.
+pub struct Persister {
+    shared: Arc<Shared>,
+    copier: Copier,
+    every: u64,
+    staged_bytes: Arc<AtomicU64>,
+    /// It was told that there is no room.
+    told: AtomicBool,
+}
+
+/// What it works with.
+pub struct Parts {
+    /// With a tier in memory.
+    pub store: Arc<Tiers>,
+    /// The job.
+    pub dir: JobDir,
+    /// Which snapshots stay in the store.
+    pub retention: Retention,
+    /// Told of everything.
+    pub status: Arc<SharedStatus>,
+    /// Told of what is in the store.
+    pub journal: Arc<Journal>,
+    /// Asked before anything goes to the store.
+    pub ownership: Arc<Ownership>,
+    /// What is in the store goes on from there.
+    pub uploader: Option<Arc<Uploader>>,
+}
+
+struct Shared {
+    parts: Parts,
+    /// Snapshots since the last one that went to the store; `None` when the next one is to.
+    since: Mutex<Option<u64>>,
+}
+
+impl Persister {
+    /// Copies each `every`-th snapshot.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    pub fn start(parts: Parts, every: u64, staged_bytes: Arc<AtomicU64>) -> Result<Self> {
+        parts.status.in_memory(|_| {});
+        let shared = Arc::new(Shared { parts, since: Mutex::new(None) });
+        let its = Arc::clone(&shared);
+        let copier = Copier::start("persist", move |id, wanted| its.copy(id, wanted))?;
+        Ok(Self { shared, copier, every, staged_bytes, told: AtomicBool::new(false) })
+    }
+
+    /// Begins the snapshot `id` in memory; `None` when there is no room for it and for `staged_bytes` of images.
+    #[must_use]
+    pub fn begin<'a>(
+        &self,
+        store: &'a Tiers,
+        id: &SnapshotId,
+        needed_bytes: u64,
+        staged_bytes: u64,
+    ) -> Option<Box<dyn SnapshotWriter + 'a>> {
+        self.staged_bytes.store(staged_bytes, Ordering::Relaxed);
+        let begun = store.tier(MEMORY).map(|tier| tier.store().begin(id, needed_bytes));
+        let why = match begun {
+            Ok(Ok(writer)) => return Some(writer),
+            Ok(Err(SaveError::NoSpace { needed_bytes, available_bytes, .. })) => format!(
+                "it needs about {needed_bytes} bytes, and {available_bytes} are left beside the images of the checkpoint"
+            ),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let home = tiers::home_name(store);
+        if self.told.swap(true, Ordering::Relaxed) {
+            tracing::debug!("no room in memory for the snapshot: {why}");
+        } else {
+            tracing::warn!(
+                "there is no room in memory for the snapshot ({why}): it goes straight to {home}, and so does each that finds no room. To keep snapshots in memory, leave more of it free"
+            );
+        }
+        None
+    }
+
+    /// A snapshot is in memory.
+    pub fn committed(&self, id: &SnapshotId) {
+        {
+            let mut since = self.shared.since();
+            let is_due = since.is_none_or(|since| since + 1 >= self.every);
+            // One that waits to be copied gives way to a newer one: it might not stay in memory for long enough.
+            if is_due || self.copier.has_next() {
+                self.copier.want(id);
+            }
+            *since = if is_due { Some(0) } else { since.map(|since| since + 1) };
+        }
+        self.shared.tidy();
+    }
+
+    fn home(&self) -> &'static str {
+        tiers::home_name(&self.shared.parts.store)
+    }
+
+    /// A snapshot went straight to the store.
+    pub fn is_in_store(&self, id: &SnapshotId) {
+        *self.shared.since() = Some(0);
+        self.shared.parts.status.in_memory(|memory| memory.newest_in_store = Some(id.to_string()));
+    }
+
+    /// The end is near: only copies count from now on.
+    pub fn hurry(&self) {
+        self.copier.hurry();
+    }
+
+    /// The job is about to end without another snapshot: what is in memory only goes on its way meanwhile. Waits for
+    /// nothing, the store included.
+    pub fn begin_rest(&self) {
+        let Some(held) = self.shared.parts.status.snapshot().in_memory else { return };
+        let number = |id: &String| id.parse::<SnapshotId>().ok();
+        let newest = held.snapshots.last().and_then(|newest| number(&newest.id));
+        let Some(newest) =
+            newest.filter(|newest| held.newest_in_store.as_ref().and_then(number).as_ref() < Some(newest))
+        else {
+            return;
+        };
+        tracing::info!("snapshot {newest} is in memory only: it is copied to {} now", self.home());
+        self.copier.want(&newest);
+    }
+
+    /// ckpt-run ends: what is in memory only is copied, if it is newer than what is in the store. Given up at `until`,
+    /// or when `interrupted` says why.
+    pub fn save_rest(&self, until: Instant, mut interrupted: impl FnMut() -> Option<&'static str>) {
+        self.hurry();
+        let Some(id) = self.shared.newest_in_memory_only() else { return };
+        tracing::info!(
+            "snapshot {id} is in memory only: it is copied to {} before ckpt-run ends",
+            self.home()
+        );
+        let mut because = None;
+        // A copy that is under way may fail, as any may; it is tried once more.
+        for _ in 0..2 {
+            if because.is_some() || self.shared.newest_in_memory_only().is_none() {
+                break;
+            }
+            self.copier.want(&id);
+            while !self.copier.is_idle_within(LAST_COPY_POLL_INTERVAL) && because.is_none() {
+                because = interrupted()
+                    .or_else(|| (Instant::now() >= until).then_some("the end of the grace (--grace)"));
+            }
+        }
+        let Some(lost) = self.shared.newest_in_memory_only() else { return };
+        let because = because.map(|why| format!(": {why} came before it was copied")).unwrap_or_default();
+        let next = match self.shared.newest_in_store() {
+            Some(id) => format!("the snapshot {id}"),
+            None => "the beginning".to_owned(),
+        };
+        tracing::error!(
+            "the snapshot {lost} was in memory only, and is lost with this ckpt-run{because}. The next run goes on from {next}"
+        );
+    }
+}
+
+impl Shared {
+    fn since(&self) -> std::sync::MutexGuard<'_, Option<u64>> {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the thread does with a snapshot.
+    fn copy(&self, id: &SnapshotId, wanted: &Wanted) {
+        let home = tiers::home_name(&self.parts.store);
+        match self.try_copy(id, wanted) {
+            Ok(()) => {}
+            Err(_) if wanted.not.load(Ordering::Relaxed) => {}
+            Err(error) => {
+                // The next one is not to wait for its turn.
+                *self.since() = None;
+                self.parts.status.in_memory(|memory| memory.last_failure = Some(error.to_string()));
+                tracing::warn!(
+                    "the snapshot {id} is in memory only, since it could not be copied to {home}: {error}. The next snapshot is tried"
+                );
+            }
+        }
+        self.tidy();
+    }
+
+    fn try_copy(&self, id: &SnapshotId, wanted: &Wanted) -> Result<()> {
+        let Parts { store, dir, retention, status, journal, ownership, uploader } = &self.parts;
+        if let Some(taken) = ownership.taken_up() {
+            return Err(taken.into());
+        }
+        let begun = Instant::now();
+        let manifest = store.copy(id, MEMORY, tiers::home(store), &|_| {}, &wanted.not)?;
+        let what = format!(
+            "copied from memory to {} in {:.1} s; {:.1} MB were new there",
+            tiers::home_name(store),
+            begun.elapsed().as_secs_f64(),
+            manifest.stored_bytes.unwrap_or(0) as f64 / 1e6
+        );
+        tracing::info!("snapshot {id} {what}");
+        journal.add(&Entry::new(Kind::Saved, what).snapshot(Some(id)));
+        status.in_memory(|memory| {
+            memory.newest_in_store = Some(id.to_string());
+            memory.last_failure = None;
+        });
+        if let Some(uploader) = uploader {
+            uploader.committed(id, false);
+        }
+        if !wanted.bare.load(Ordering::Relaxed)
+            && tiers::prune(store, dir, retention, status.worked_until_unix_ms())
+        {
+            tiers::reclaim_and_tell(store, &wanted.bare);
+        }
+        Ok(())
+    }
+
+    /// Leaves the newest snapshots in memory, and the one that is being copied.
+    fn tidy(&self) {
+        let Parts { store, dir, status, .. } = &self.parts;
+        let tidied = || -> Result<()> {
+            for old in store.prunable(
+                &[MEMORY],
+                &Retention::newest(KEPT),
+                &Marks::default(),
+                &tiers::history(dir, status.worked_until_unix_ms())?,
+            )? {
+                store.remove_from(&old, MEMORY)?;
+                tracing::debug!("removed the snapshot {old} from memory");
+            }
+            store.tier(MEMORY)?.store().reclaim()?;
+            Ok(())
+        };
+        if let Err(error) = tidied() {
+            tracing::warn!("older snapshots stay in memory: {error:#}");
+        }
+        let held = self.list(&[MEMORY]).into_iter().filter_map(|one| one.manifest.ok());
+        status.in_memory(|memory| memory.snapshots = held.map(|manifest| held_of(&manifest)).collect());
+    }
+
+    fn list(&self, names: &[&str]) -> Vec<Listed> {
+        self.parts.store.list_in(names).unwrap_or_else(|error| {
+            tracing::warn!("{error}");
+            Vec::new()
+        })
+    }
+
+    fn newest_in_store(&self) -> Option<SnapshotId> {
+        let store = &self.parts.store;
+        self.list(tiers::kept(store)).pop().map(|newest| newest.id)
+    }
+
+    fn newest_in_memory_only(&self) -> Option<SnapshotId> {
+        let newest = self.list(&[MEMORY]).pop()?.id;
+        self.newest_in_store().is_none_or(|stored| stored < newest).then_some(newest)
+    }
+}
+
+fn held_of(manifest: &Manifest) -> Held {
+    Held {
+        id: manifest.id.to_string(),
+        run: manifest.run,
+        taken_unix_ms: manifest.taken_unix_ms,
+        bytes: manifest.data_bytes(),
+        stored_bytes: manifest.stored_bytes,
+        stall_s: manifest.stall_s,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ckpt_snapshot::codec::Codec;
+    use ckpt_snapshot::packed::{Limits, PackStore};
+    use ckpt_snapshot::{Input, JobIdentity, JobKey, RelPath, Store, StoreRoot, Tier};
+    use std::time::{Duration, SystemTime};
+
+    const ENOUGH: Duration = Duration::from_secs(60);
+
+    struct Scene {
+        persister: Persister,
+        store: Arc<Tiers>,
+        status: Arc<SharedStatus>,
+        room_bytes: Arc<AtomicU64>,
+        dir: tempfile::TempDir,
+    }
+
+    fn packed(medium: DirMedium) -> Box<PackStore> {
+        Box::new(PackStore::new(Arc::new(medium), Codec::default(), Limits::default()))
+    }
+
+    /// A job with a tier in memory, which here is a directory.
+    fn scene(every: u64) -> Scene {
+        let dir = tempfile::tempdir().unwrap();
+        let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
+        let job = root.job(&JobKey::named("job").unwrap());
+        let room_bytes = Arc::new(AtomicU64::new(1 << 30));
+        let (asked, staged_bytes) = (Arc::clone(&room_bytes), Arc::<AtomicU64>::default());
+        let staged = Arc::clone(&staged_bytes);
+        let room = move || Ok(asked.load(Ordering::Relaxed).saturating_sub(staged.load(Ordering::Relaxed)));
+        let memory = DirMedium::new(dir.path().join("memory")).with_room(room);
+        let store = Arc::new(Tiers::new(vec![
+            Tier::new(MEMORY, packed(memory), true),
+            Tier::new(tiers::DISK, packed(DirMedium::new(job.path().to_owned())), true),
+            Tier::new(tiers::VERSION_1, Box::new(job.version_1()), false),
+        ]));
+        let status = Arc::new(SharedStatus::new("job".to_owned()));
+        drop(job.lock_to_run(|_| ()).unwrap());
+        let parts = Parts {
+            store: Arc::clone(&store),
+            journal: Arc::new(Journal::of(&job)),
+            ownership: Arc::new(
+                Ownership::begin(
+                    &job,
+                    crate::job::resume_point::rebuilt(&[]),
+                    crate::job::resume_point::rebuilt(&[]),
+                )
+                .unwrap(),
+            ),
+            dir: job,
+            retention: Retention::newest(3),
+            status: Arc::clone(&status),
+            uploader: None,
+        };
+        Scene {
+            persister: Persister::start(parts, every, staged_bytes).unwrap(),
+            store,
+            status,
+            room_bytes,
+            dir,
+        }
+    }
+
+    fn manifest(number: u64) -> Manifest {
+        let job = JobIdentity { key: "job".into(), cwd: "/".into(), argv: Vec::new() };
+        let id = SnapshotId::new(number, SystemTime::UNIX_EPOCH);
+        Manifest { host: crate::sys::host::facts(), run: 1, ..Manifest::new(id, job) }
+    }
+
+    impl Scene {
+        /// Takes a snapshot; says whether it went to memory. What is to be copied is copied then.
+        fn take(&self, number: u64) -> bool {
+            let manifest = manifest(number);
+            let begun = self.persister.begin(&self.store, &manifest.id, 1 << 20, 1 << 20);
+            let in_memory = begun.is_some();
+            let home = || self.store.tier(tiers::DISK).unwrap().store().begin(&manifest.id, 1 << 20).unwrap();
+            let mut writer = begun.unwrap_or_else(home);
+            let content = vec![u8::try_from(number).unwrap(); 5000];
+            let path = RelPath::new("images/a.img").unwrap();
+            writer.put(&[Input { path, from: &content }], &|_| {}).unwrap();
+            let id = manifest.id.clone();
+            writer.commit(manifest).unwrap();
+            if in_memory {
+                self.persister.committed(&id);
+            } else {
+                self.persister.is_in_store(&id);
+            }
+            assert!(self.persister.copier.is_idle_within(ENOUGH));
+            in_memory
+        }
+
+        fn numbers(&self, tier: &str) -> Vec<u64> {
+            self.store.list_in(&[tier]).unwrap().iter().map(|one| one.id.sequence()).collect()
+        }
+
+        fn told(&self) -> Vec<u64> {
+            let held = self.status.snapshot().in_memory.unwrap().snapshots;
+            held.iter().map(|one| one.id.parse::<SnapshotId>().unwrap().sequence()).collect()
+        }
+    }
+
+    #[test]
+    fn the_first_and_each_nth_go_on_to_the_store_and_the_newest_two_stay() {
+        let scene = scene(3);
+        assert!((1..=6).all(|number| scene.take(number)));
+        assert_eq!(scene.numbers(tiers::DISK), [1, 4]);
+        assert_eq!(scene.numbers(MEMORY), [5, 6]);
+        assert_eq!(scene.told(), [5, 6]);
+        let newest = scene.status.snapshot().in_memory.unwrap().newest_in_store.unwrap();
+        assert!(newest.starts_with("000004"), "{newest}");
+        let packs = std::fs::read_dir(scene.dir.path().join("memory/packs")).unwrap().count();
+        assert_eq!(packs, 4, "the room of the others is given back: a pack and an index for each");
+    }
+
+    #[test]
+    fn what_finds_no_room_goes_straight_to_the_store() {
+        let scene = scene(3);
+        assert!(scene.take(1));
+        // Room for the snapshot alone, not for its images beside it.
+        scene.room_bytes.store((2 << 20) + (1 << 19), Ordering::Relaxed);
+        assert!(!scene.take(2));
+        scene.room_bytes.store(1 << 30, Ordering::Relaxed);
+        assert!([3, 4, 5].iter().all(|&number| scene.take(number)));
+        assert_eq!(scene.numbers(tiers::DISK), [1, 2, 5], "the third after the one that went straight");
+    }
+
+    #[test]
+    fn a_copy_that_fails_is_made_good_by_the_next() {
+        let scene = scene(100);
+        let packs = scene.dir.path().join("store/jobs/job");
+        std::fs::create_dir_all(&packs).unwrap();
+        std::fs::write(packs.join("packs"), "no directory").unwrap();
+        assert!(scene.take(1));
+        assert_eq!((scene.numbers(tiers::DISK), scene.numbers(MEMORY)), (vec![], vec![1]));
+        assert!(scene.status.snapshot().in_memory.unwrap().last_failure.is_some());
+        std::fs::remove_file(packs.join("packs")).unwrap();
+        assert!(scene.take(2));
+        assert_eq!(scene.numbers(tiers::DISK), [2]);
+        assert_eq!(scene.status.snapshot().in_memory.unwrap().last_failure, None);
+    }
+
+    #[test]
+    fn the_newest_is_copied_before_the_end() {
+        let scene = scene(100);
+        assert!((1..=4).all(|number| scene.take(number)));
+        scene.persister.begin_rest();
+        assert!(scene.persister.copier.is_idle_within(ENOUGH));
+        assert_eq!(scene.numbers(tiers::DISK), [1, 4]);
+        assert!(scene.take(5));
+        scene.persister.save_rest(Instant::now() + ENOUGH, || None);
+        assert_eq!(scene.numbers(tiers::DISK), [1, 4, 5]);
+        scene.persister.begin_rest();
+        // Once more, there is nothing to do.
+        scene.persister.save_rest(Instant::now(), || panic!("nothing is waited for"));
+        assert!(scene.take(6));
+        scene.persister.save_rest(Instant::now() + ENOUGH, || Some("a second signal"));
+        assert!(scene.persister.copier.is_idle_within(ENOUGH));
+    }
+
+    #[test]
+    fn memory_of_ones_own_is_a_place_for_snapshots() {
+        let Ok(memory) = Memory::new() else {
+            return eprintln!("skipped: only root can have such memory");
+        };
+        let store = packed(memory.medium);
+        let manifest = manifest(1);
+        let content: Vec<u8> =
+            (0..9 << 20).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let path = RelPath::new("images/a.img").unwrap();
+        let mut writer = store.begin(&manifest.id, content.len() as u64).unwrap();
+        writer.put(&[Input { path: path.clone(), from: &content }], &|_| {}).unwrap();
+        let manifest = writer.commit(manifest).unwrap();
+        assert!((&*store as &dyn Store).read(&manifest, &path).unwrap() == content);
+        memory.staged_bytes.store(u64::MAX, Ordering::Relaxed);
+        let refused = store.begin(&SnapshotId::new(2, SystemTime::UNIX_EPOCH), 1).map(drop);
+        assert!(matches!(refused, Err(SaveError::NoSpace { available_bytes: 0, .. })), "{refused:?}");
+        store.remove(&manifest.id).unwrap();
+        store.reclaim().unwrap();
+        assert!(store.list().unwrap().is_empty());
+    }
+}

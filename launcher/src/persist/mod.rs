@@ -1,0 +1,5 @@
+//! Copies of snapshots from one tier to another, in the background.
+
+pub mod copier;
+pub mod memory;
+pub mod upload;

@@ -1,0 +1,253 @@
+//! Every message of an error path tells what happened, to whom, and what to do. There is an example of each variant of
+//! the error enums that reach people; a variant without one does not compile.
+
+use super::with_remedy;
+use crate::agents::{Process, QuiesceError};
+use crate::checkpoint::attempt::AttemptError;
+use crate::criu::{CriuMissing, ImageError, MIN_VERSION, SessionError};
+use crate::job::ownership::{OwnershipError, TakenUp};
+use crate::namespace::{NamespaceError, StartError};
+use ckpt_object_medium::StoreUrlError;
+use ckpt_protocol::frame::FrameError;
+use ckpt_snapshot::codec::KeyError;
+use ckpt_snapshot::{CopyError, Damage, IdError, OpenError, ReadError, RelPathError, SaveError};
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How a person is told that something is theirs to do.
+const TO_DO: [&str; 28] = [
+    "name another",
+    "Name ",
+    "Give ",
+    "give ",
+    "Use ",
+    "use ",
+    "use:",
+    "run ckpt-run",
+    "Run ",
+    "Mount ",
+    "Free ",
+    "Look ",
+    "look ",
+    "look at",
+    "Let ",
+    "let ",
+    "end it",
+    "End one",
+    "Make ",
+    "make one",
+    "Take ",
+    "report",
+    "lists those",
+    "shows them",
+    "find out who",
+    "Install ",
+    "it looks like",
+    "write it plainly",
+];
+
+/// What only the system says in its own way, and what would be of a program and not of a person.
+const NOT_FOR_PEOPLE: [&str; 9] =
+    ["Some(", "None", "Err(", "Os {", "Custom {", "Kind(", "PathBuf", " { ", "Error("];
+
+/// Checks what a person reads about `error`, which is about `object`.
+fn check(error: impl Into<anyhow::Error>, object: &str) {
+    let text = with_remedy(&error.into());
+    assert!(text.contains(object), "it does not name {object}: {text}");
+    for bad in NOT_FOR_PEOPLE {
+        assert!(!text.contains(bad), "{bad:?} is not for people: {text}");
+    }
+    let is_cut = text.trim() != text || text.ends_with(':') || text.contains(": :") || text.contains("  ");
+    assert!(
+        !is_cut && !text.contains(".. ") && !text.ends_with("..") && !text.contains(": ."),
+        "something is missing in it: {text}"
+    );
+    assert_eq!(text.matches("the device is on fire").count().max(1), 1, "a cause is told twice: {text}");
+    assert!(TO_DO.iter().any(|words| text.contains(words)), "it does not say what to do: {text}");
+}
+
+/// One example for each variant of an enum: a new variant needs one too.
+macro_rules! each {
+    ($type:ty { $($variant:pat => $example:expr, $object:expr;)* }) => {{
+        // This does not compile when a variant is missing.
+        let _ = |error: &$type| match error { $($variant => {})* };
+        $({
+            let example: $type = $example;
+            assert!(matches!(&example, $variant), "the example is of another variant: {example:?}");
+            check(example, $object);
+        })*
+    }};
+}
+
+/// An error of the system of no kind that has a remedy of its own.
+fn fire() -> io::Error {
+    io::Error::other("the device is on fire")
+}
+
+fn path() -> PathBuf {
+    "/data/store".into()
+}
+
+fn process() -> Process {
+    Process { pid: Some(7), host_pid: Some(7), exe: "python3".to_owned() }
+}
+
+fn text(what: &str) -> String {
+    what.to_owned()
+}
+
+#[test]
+fn of_the_store() {
+    each!(OpenError {
+        OpenError::Io { .. } => OpenError::Io { step: "open", path: path(), source: fire() }, "/data/store";
+        OpenError::NotAStore(_) => OpenError::NotAStore(path()), "/data/store";
+        OpenError::Unreadable { .. } => OpenError::Unreadable { path: path(), reason: text("no JSON") }, "/data/store";
+        OpenError::Newer { .. } => OpenError::Newer { path: path(), found: 9, known: 2 }, "/data/store";
+        OpenError::Locked { .. } => OpenError::Locked { job: text("train"), pid: text("77"), upkeep: false }, "process 77";
+        OpenError::BadName(_) => OpenError::BadName(text("a/b")), "a/b";
+    });
+    each!(ReadError {
+        ReadError::Missing(_) => ReadError::Missing(text("000007")), "000007";
+        ReadError::Ambiguous { .. } => ReadError::Ambiguous { text: text("00"), candidates: text("001, 002") }, "001, 002";
+        ReadError::Damaged { .. } => ReadError::Damaged { id: text("000007"), damage: Damage::Checksum { path: text("a") } }, "000007";
+        ReadError::Newer { .. } => ReadError::Newer { id: text("000007"), found: 9, known: 2 }, "000007";
+        ReadError::NewerObject { .. } => ReadError::NewerObject { what: text("packs/p.index"), found: 9, known: 1 }, "packs/p.index";
+        ReadError::Hostile { .. } => ReadError::Hostile { id: text("000007"), source: RelPathError(text("../x")) }, "../x";
+        ReadError::Key { .. } => ReadError::Key { what: text("the snapshot 000007"), reason: "it is encrypted" }, "000007";
+        ReadError::Target { .. } => ReadError::Target { path: text("images/pages"), source: fire() }, "images/pages";
+        ReadError::Id(_) => ReadError::Id(IdError(text("x"))), "\"x\"";
+        ReadError::Io { .. } => ReadError::Io { step: "read", path: path(), source: fire() }, "/data/store";
+    });
+    each!(SaveError {
+        SaveError::NoSpace { .. } => SaveError::NoSpace { path: path(), needed_bytes: 9, available_bytes: 1 }, "/data/store";
+        SaveError::Source { .. } => SaveError::Source { path: text("images/pages"), source: fire() }, "images/pages";
+        SaveError::Taken(_) => SaveError::Taken(text("000007")), "000007";
+        SaveError::Overtaken(_) => SaveError::Overtaken(text("000007")), "000007";
+        SaveError::Store(_) => ReadError::Missing(text("000007")).into(), "000007";
+        SaveError::Io { .. } => SaveError::Io { step: "write", path: path(), source: fire() }, "/data/store";
+    });
+}
+
+/// What is wrong with a snapshot is told as the reason why that snapshot is passed over.
+#[test]
+fn of_damage() {
+    let damaged = |damage| ReadError::Damaged { id: text("000007"), damage };
+    macro_rules! each_damage {
+        ($($variant:pat => $example:expr, $object:expr;)*) => {{
+            let _ = |damage: &Damage| match damage { $($variant => {})* };
+            $(check(damaged($example), "000007"); check(damaged($example), $object);)*
+        }};
+    }
+    each_damage! {
+        Damage::Manifest(_) => Damage::Manifest(text("it is cut off")), "cut off";
+        Damage::ManifestChecksum { .. } => Damage::ManifestChecksum { found: text("aa"), recorded: text("bb") }, "recorded bb";
+        Damage::WrongId(_) => Damage::WrongId(text("000008")), "000008";
+        Damage::Unreadable { .. } => Damage::Unreadable { path: text("images/a"), source: fire() }, "images/a: the device";
+        Damage::NoChunk { .. } => Damage::NoChunk { path: text("images/a"), chunk: text("c1") }, "c1";
+        Damage::Object { .. } => Damage::Object { object: text("packs/p"), reason: text("it is cut off") }, "packs/p";
+        Damage::Length { .. } => Damage::Length { path: text("images/a"), found: 1, recorded: 2 }, "images/a";
+        Damage::Checksum { .. } => Damage::Checksum { path: text("images/a") }, "images/a";
+    }
+}
+
+#[test]
+fn of_copies_keys_and_addresses() {
+    each!(CopyError {
+        CopyError::Cancelled => CopyError::Cancelled, "cancelled";
+        CopyError::NoTier { .. } => CopyError::NoTier { name: text("moon"), known: text("disk") }, "moon";
+        CopyError::Read(_) => ReadError::Missing(text("000007")).into(), "000007";
+        CopyError::Save(_) => SaveError::Taken(text("000007")).into(), "000007";
+    });
+    each!(KeyError {
+        KeyError::Io { .. } => KeyError::Io { path: path(), source: fire() }, "/data/store";
+        KeyError::NotPrivate { .. } => KeyError::NotPrivate { path: path(), mode: 0o644 }, "chmod 600 /data/store";
+        KeyError::NoKey { .. } => KeyError::NoKey { path: path(), reason: "is empty" }, "/data/store is empty";
+    });
+    each!(StoreUrlError {
+        StoreUrlError::Scheme(_) => StoreUrlError::Scheme(text("ftp")), "ftp://";
+        StoreUrlError::Malformed(..) => StoreUrlError::Malformed(text("x"), text("it has no scheme")), "x does not read";
+        StoreUrlError::NoBucket(..) => StoreUrlError::NoBucket(text("s3:///"), "s3://BUCKET/PREFIX"), "s3:///";
+        StoreUrlError::NoDirectory(_) => StoreUrlError::NoDirectory(text("file://x")), "file://x";
+        StoreUrlError::Credentials { .. } => StoreUrlError::Credentials { scheme: text("s3"), instead: "AWS_X" }, "AWS_X";
+        StoreUrlError::Query { .. } => StoreUrlError::Query { scheme: text("s3"), instead: "AWS_X" }, "AWS_X";
+        StoreUrlError::Prefix(_) => StoreUrlError::Prefix(text("a//b")), "a//b";
+    });
+}
+
+#[test]
+fn of_criu_and_namespaces() {
+    each!(CriuMissing {
+        CriuMissing::NotFound => CriuMissing::NotFound, "CRIU";
+        CriuMissing::Broken { .. } => CriuMissing::Broken { path: path(), reason: text("it is a directory") }, "/data/store";
+        CriuMissing::TooOld { .. } => CriuMissing::TooOld { path: path(), found: MIN_VERSION, needed: MIN_VERSION }, "/data/store";
+    });
+    each!(SessionError {
+        SessionError::Timeout => SessionError::Timeout, "CRIU";
+        SessionError::Died => SessionError::Died, "CRIU";
+        SessionError::Failed(_) => SessionError::Failed(Some(text("no such PID"))), "no such PID";
+        SessionError::Stage(_) => SessionError::Stage(text("cannot read /dev/shm/a")), "/dev/shm/a";
+        SessionError::Io(_) => fire().into(), "CRIU";
+    });
+    each!(ImageError {
+        ImageError::Io { .. } => ImageError::Io { name: "files.img", source: fire() }, "files.img";
+        ImageError::Format { .. } => ImageError::Format { name: "files.img", reason: text("it is cut off") }, "files.img";
+    });
+    each!(NamespaceError {
+        NamespaceError::Create(_) => NamespaceError::Create(fire()), "PID namespace";
+        NamespaceError::Rights { .. } => NamespaceError::Rights { uid: 7, missing: text("CAP_SYS_PTRACE (looking)") }, "user ID 7";
+        NamespaceError::NoUserNamespace { .. } => NamespaceError::NoUserNamespace { uid: 7, reason: text("no space") }, "user ID 7";
+        NamespaceError::Refused(_) => NamespaceError::Refused(text("cannot mount /proc")), "/proc";
+        NamespaceError::Gone => NamespaceError::Gone, "namespace";
+    });
+    each!(StartError {
+        StartError::Command(_) => StartError::Command(fire()), "the command";
+        StartError::Namespace(_) => NamespaceError::Create(fire()).into(), "PID namespace";
+    });
+    each!(FrameError {
+        FrameError::Closed => FrameError::Closed, "connection";
+        FrameError::TooLong { .. } => FrameError::TooLong { bytes: 1 << 40 }, "1099511627776";
+        FrameError::Truncated { .. } => FrameError::Truncated { got: 1, want: 2 }, "1 of a frame's 2 bytes";
+        FrameError::NotJson(_) => FrameError::NotJson(serde_json::from_str::<u8>("x").unwrap_err()), "JSON";
+        FrameError::NotSerialisable(_) => FrameError::NotSerialisable(serde_json::from_str::<u8>("x").unwrap_err()), "JSON";
+        FrameError::Io { .. } => FrameError::Io { step: "read", source: fire() }, "failed to read: the device";
+    });
+}
+
+#[test]
+fn of_checkpoints() {
+    each!(QuiesceError {
+        QuiesceError::Refused { .. } => QuiesceError::Refused { process: process(), reason: text("it uses managed memory"), others: 2 }, "python3";
+        QuiesceError::Deadline { .. } => QuiesceError::Deadline { deadline: Duration::from_secs(3), unanswered: vec![process()] }, "python3";
+        QuiesceError::Resume { .. } => QuiesceError::Resume { given_up: Box::new(QuiesceError::NotListening), source: fire() }, "interposer";
+        QuiesceError::NotListening => QuiesceError::NotListening, "agents";
+        QuiesceError::NoMemory { .. } => QuiesceError::NoMemory { needed_bytes: 9, available_bytes: 1 }, "9 bytes";
+        QuiesceError::Mirror { .. } => QuiesceError::Mirror { process: process(), source: fire() }, "python3";
+    });
+    let taken_up = || TakenUp { job: text("train"), by: text(" (on the machine node7)") };
+    each!(OwnershipError {
+        OwnershipError::TakenUp(_) => taken_up().into(), "the job train";
+        OwnershipError::Store(_) => OpenError::NotAStore(path()).into(), "/data/store";
+    });
+    let log = || PathBuf::from("/data/store/attempts/1");
+    let report = crate::gpu::device_memory::ReportError::example;
+    use crate::gpu::device_memory::StoreDeviceMemoryError;
+    each!(AttemptError {
+        AttemptError::Save(_) => SaveError::Taken(text("000007")).into(), "000007";
+        AttemptError::Store(_) => OpenError::NotAStore(path()).into(), "/data/store";
+        AttemptError::TakenUp(_) => taken_up().into(), "(on the machine node7)";
+        AttemptError::List(_) => ReadError::Io { step: "read", path: path(), source: fire() }.into(), "/data/store";
+        AttemptError::Dump { .. } => AttemptError::Dump { reason: text("process 7 has a raw socket"), log: log() }, "attempts/1";
+        AttemptError::Stray(_) => AttemptError::Stray(7), "process 7";
+        AttemptError::Broken(_) => AttemptError::Broken(text("process 7 has a timer")), "process 7";
+        AttemptError::Agents(_) => QuiesceError::NotListening.into(), "agents";
+        AttemptError::DeviceMemory(_) => StoreDeviceMemoryError::from(report(process())).into(), "python3";
+        AttemptError::Frozen { .. } => AttemptError::Frozen { limit: Duration::from_secs(60), log: log() }, "1m";
+        AttemptError::Staging(_) => AttemptError::Staging(fire()), "stage the images";
+        AttemptError::Image(_) => ImageError::Format { name: "files.img", reason: text("it is cut off") }.into(), "files.img";
+        AttemptError::Crashed => AttemptError::Crashed, "ckpt-run made a mistake";
+        AttemptError::JobEnded => AttemptError::JobEnded, "the job ended";
+        AttemptError::Withdrawn => AttemptError::Withdrawn, "asked to end by itself";
+        AttemptError::Namespace(_) => AttemptError::Namespace(NamespaceError::Refused(text("cannot read /proc/7"))), "/proc/7";
+    });
+}

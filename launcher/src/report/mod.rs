@@ -1,0 +1,3 @@
+//! Errors as messages with a remedy, and as exit codes.
+
+pub mod failure;

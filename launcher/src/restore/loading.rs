@@ -1,0 +1,214 @@
+//! What a resume takes from the store: loaded to where it is needed, and compared with its checksums on the way.
+//!
+//! ```text
+//!   small images, saved files  ████┤ CRIU starts
+//!   memory pages               ████████████┤ CRIU makes the processes' memory (post-setup-namespaces)
+//!   device memory              ██████████████████████┤ the processes run (post-restore)
+//! ```
+//!
+//! CRIU's images are put into memory that belongs to the launcher, as they were at the dump; CRIU gives their pages
+//! back as it restores them. Nothing is read by CRIU, and nothing runs, that was not compared before.
+
+use crate::files::sources::StagedFile;
+use crate::files::staging::{StagedDir, Staging};
+use crate::gpu::device_memory;
+use crate::sys::progress::Bar;
+use anyhow::{Context, Result};
+use ckpt_snapshot::{
+    Cancellable, DataFile, Load, Manifest, ReadError, RelPath, SavedFile, Store, Target, Tiers,
+};
+use std::any::Any;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// The directory of CRIU's images in a snapshot.
+const IMAGES: &str = "images/";
+/// What the names of images with memory pages begin with.
+const PAGES: &str = "images/pages-";
+
+/// The bytes of all of CRIU's images in a snapshot.
+#[must_use]
+pub fn image_bytes(manifest: &Manifest) -> u64 {
+    let images = manifest.files.iter().filter(|file| file.path.as_str().starts_with(IMAGES));
+    images.map(|file| file.bytes).fold(0, u64::saturating_add)
+}
+
+/// A snapshot that is being loaded. Dropped before its end, the loading stops.
+pub struct Loading {
+    images: Arc<StagedDir>,
+    saved: StagedDir,
+    cancelled: Arc<AtomicBool>,
+    pages: Option<Loader>,
+    device_memory: Option<Loader>,
+}
+
+type Loader = JoinHandle<Result<(), ReadError>>;
+
+impl Loading {
+    /// Begins to load memory pages, and device memory to `mirrors`; loads all other images, and the files `saved`.
+    ///
+    /// # Errors
+    /// Damage among the latter, or there is no place for it.
+    pub fn begin(
+        store: &Arc<Tiers>,
+        manifest: &Manifest,
+        staging: &Staging,
+        saved: &[&SavedFile],
+        mirrors: Vec<device_memory::Load>,
+    ) -> Result<Self> {
+        let place = || "cannot make a place for the snapshot";
+        let images = Arc::new(staging.subdir("images").with_context(place)?);
+        let is_pages = |file: &&DataFile| file.path.as_str().starts_with(PAGES);
+        let all = manifest.files.iter().filter(|file| file.path.as_str().starts_with(IMAGES));
+        let (pages, small): (Vec<_>, Vec<_>) = all.cloned().partition(|file| is_pages(&file));
+        let bytes = |files: &[DataFile]| files.iter().map(|file| file.bytes).sum::<u64>();
+        let mirror_bytes: u64 = mirrors.iter().map(|mirror| mirror.bytes).sum();
+        let bar = Arc::new(Bar::new("loading the snapshot", bytes(&pages) + bytes(&small) + mirror_bytes));
+        let mut loading = Self {
+            images: Arc::clone(&images),
+            saved: staging.subdir("saved").with_context(place)?,
+            cancelled: Arc::default(),
+            pages: None,
+            device_memory: None,
+        };
+        let work = Work {
+            store: Arc::clone(store),
+            manifest: manifest.clone(),
+            bar,
+            cancelled: Arc::clone(&loading.cancelled),
+        };
+        let (load, dir) = (work.clone(), Arc::clone(&images));
+        loading.pages = Some(spawn("load-pages", move || load.images(&pages, &dir))?);
+        let load = work.clone();
+        loading.device_memory = Some(spawn("load-device", move || load.mirrors(&mirrors))?);
+        work.images(&small, &images)?;
+        work.saved(saved, &loading.saved)?;
+        Ok(loading)
+    }
+
+    /// The directory for CRIU.
+    #[must_use]
+    pub fn images(&self) -> &StagedDir {
+        &self.images
+    }
+
+    /// The content of a saved file.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn open(&self, saved: &SavedFile) -> io::Result<File> {
+        self.saved.open(&staged_name(&saved.data))
+    }
+
+    /// Waits for the memory pages.
+    ///
+    /// # Errors
+    /// Damage, told once.
+    pub fn wait_for_pages(&mut self) -> Result<(), ReadError> {
+        join(self.pages.take())
+    }
+
+    /// Waits for everything.
+    ///
+    /// # Errors
+    /// Damage, told once.
+    pub fn wait_for_all(&mut self) -> Result<(), ReadError> {
+        self.wait_for_pages().and_then(|()| join(self.device_memory.take()))
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        for thread in [self.pages.take(), self.device_memory.take()].into_iter().flatten() {
+            // Why it ended does not matter any more.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn spawn(
+    name: &str,
+    work: impl FnOnce() -> Result<(), ReadError> + Send + 'static,
+) -> Result<JoinHandle<Result<(), ReadError>>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).context("cannot start to load the snapshot")
+}
+
+fn join(thread: Option<Loader>) -> Result<(), ReadError> {
+    let Some(thread) = thread else { return Ok(()) };
+    let name = thread.thread().name().unwrap_or_default().to_owned();
+    thread.join().unwrap_or_else(|panic| Err(broken_off(&name, &*panic)))
+}
+
+/// A mistake of ours in a thread that loads is the end of this restore, not of what restarts the job.
+fn broken_off(name: &str, panic: &(dyn Any + Send)) -> ReadError {
+    let said =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let said = said.unwrap_or("it did not say why");
+    let reason = format!(
+        "the thread `{name}` of ckpt-run has failed ({said}). That is a mistake in ckpt-run: report it"
+    );
+    ReadError::Target { path: "the snapshot's memory".to_owned(), source: io::Error::other(reason) }
+}
+
+/// The name of a saved file in its staging directory.
+fn staged_name(data: &RelPath) -> String {
+    data.as_str().replace('/', "-")
+}
+
+/// What every part of the loading needs.
+#[derive(Clone)]
+struct Work {
+    store: Arc<Tiers>,
+    manifest: Manifest,
+    bar: Arc<Bar>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Work {
+    fn load<'a>(&self, wanted: impl Iterator<Item = (&'a RelPath, &'a dyn Target)>) -> Result<(), ReadError> {
+        let targets: Vec<_> =
+            wanted.map(|(path, into)| (path, Cancellable::new(into, &self.cancelled))).collect();
+        let wanted: Vec<_> = targets.iter().map(|(path, into)| Load { path, into }).collect();
+        self.store.load(&self.manifest, &wanted, &|bytes| self.bar.advance(bytes))
+    }
+
+    fn images(&self, files: &[DataFile], dir: &StagedDir) -> Result<(), ReadError> {
+        let name = |file: &DataFile| file.path.as_str().trim_start_matches(IMAGES).to_owned();
+        let staged: Vec<_> =
+            files.iter().map(|file| (&file.path, StagedFile::new(dir, name(file), file.bytes))).collect();
+        self.load(staged.iter().map(|(path, file)| (*path, file as &dyn Target)))
+    }
+
+    fn saved(&self, files: &[&SavedFile], dir: &StagedDir) -> Result<(), ReadError> {
+        let staged: Vec<_> =
+            files.iter().map(|file| (&file.data, StagedFile::new(dir, staged_name(&file.data), 0))).collect();
+        self.load(staged.iter().map(|(path, file)| (*path, file as &dyn Target)))
+    }
+
+    fn mirrors(&self, mirrors: &[device_memory::Load]) -> Result<(), ReadError> {
+        self.load(mirrors.iter().filter_map(device_memory::Load::wanted))?;
+        mirrors.iter().try_for_each(device_memory::Load::finish)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_while_loading_is_an_error_of_the_restore() {
+        let number = 7;
+        let thread = spawn("load-pages", move || panic!("chunk {number} has no place")).unwrap();
+        let error = join(Some(thread)).unwrap_err();
+        assert!(matches!(error, ReadError::Target { .. }));
+        let said = error.to_string();
+        assert!(said.contains("load-pages") && said.contains("chunk 7 has no place"), "{said}");
+        let fixed = spawn("load-device", || panic!("fixed words")).unwrap();
+        assert!(join(Some(fixed)).unwrap_err().to_string().contains("fixed words"));
+        assert!(join(None).is_ok() && join(Some(spawn("load-pages", || Ok(())).unwrap())).is_ok());
+    }
+}

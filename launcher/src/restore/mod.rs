@@ -1,0 +1,5 @@
+//! One resume.
+
+pub mod loading;
+pub mod resume;
+pub mod rollback;

@@ -1,0 +1,5 @@
+//! The store: what `--store` and `--upload` name, and the tiers of a job in it.
+
+pub mod options;
+pub mod root;
+pub mod tiers;

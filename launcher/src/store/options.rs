@@ -1,0 +1,38 @@
+//! The options that say where a job's snapshots are stored, and how.
+
+use ckpt_object_medium::{Pace, PausePolicy, StoreUrl};
+use ckpt_snapshot::codec::{Compression, Key};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
+
+/// Where snapshots are stored, and how.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// The store's directory; of a store at an address, the directory for the part that stays on this machine.
+    pub dir: PathBuf,
+    /// The store's address, if it is not in a directory.
+    pub url: Option<StoreUrl>,
+    /// The object store that snapshots are copied to.
+    pub upload: Option<StoreUrl>,
+    /// The limit of uploads (bytes per second).
+    pub upload_limit_bytes_per_s: Option<u64>,
+    /// Uploads pause while the job sends more than this (bytes per second).
+    pub upload_pause_above_bytes_per_s: Option<u64>,
+    /// How chunks are compressed.
+    pub compression: Compression,
+    /// The key that snapshots are encrypted with.
+    pub key: Option<Key>,
+}
+
+impl StoreOptions {
+    /// How fast snapshots are uploaded.
+    #[must_use]
+    pub fn pace(&self) -> Arc<Pace> {
+        let policy =
+            |above_bytes_per_s| PausePolicy { above_bytes_per_s, longest_pause: UPLOAD_LONGEST_PAUSE };
+        let pauses = self.upload_pause_above_bytes_per_s.map(policy);
+        Arc::new(Pace::new(self.upload_limit_bytes_per_s, pauses))
+    }
+}

@@ -1,0 +1,143 @@
+//! What `--store` names: a directory, or an address in an object store with a directory of this machine for what is of
+//! no use elsewhere: locks, the journal, logs of failures, tails of files.
+
+use crate::store::options::StoreOptions;
+use crate::store::tiers;
+use crate::sys::deadline::STORE_RETRY_TIMEOUT;
+use crate::sys::error::bad_input;
+use anyhow::{Context, Result, anyhow};
+use ckpt_object_medium::{Options, Pace, Retry, Service, Site, StoreUrl};
+use ckpt_snapshot::{JobDir, JobKey, OpenError, RelPath, StoreRoot};
+use std::io;
+use std::sync::Arc;
+/// The store.
+pub struct Root {
+    local: StoreRoot,
+    remote: Option<Remote>,
+}
+
+struct Remote {
+    url: StoreUrl,
+    site: Site,
+}
+
+impl Root {
+    /// Opens the store for a command; one in a directory has to be there.
+    ///
+    /// # Errors
+    /// Bad input.
+    pub fn open(options: &StoreOptions) -> Result<Self> {
+        if let Some(url) = &options.url {
+            let retry = Retry { give_up_after: STORE_RETRY_TIMEOUT, ..Retry::default() };
+            return Self::at(options, url, Options { retry, ..Options::default() });
+        }
+        let local = StoreRoot::open(&options.dir).map_err(|error| match error {
+            OpenError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => bad_input(anyhow!(
+                "there is no store at {}: name the one that the job uses with --store, or call this in the directory in which the job was started",
+                options.dir.display()
+            )),
+            other => other.into(),
+        })?;
+        Ok(Self { local, remote: None })
+    }
+
+    /// Opens the store for a run, which uploads at `pace`; one in a directory is made if it is not there, one at an
+    /// address has to answer.
+    ///
+    /// # Errors
+    /// Bad input.
+    pub fn open_or_create(options: &StoreOptions, pace: &Arc<Pace>) -> Result<Self> {
+        let Some(url) = &options.url else {
+            return Ok(Self { local: StoreRoot::open_or_create(&options.dir)?, remote: None });
+        };
+        let root = Self::at(options, url, Options { pace: Arc::clone(pace), ..Options::default() })?;
+        root.check()?;
+        Ok(root)
+    }
+
+    fn at(options: &StoreOptions, url: &StoreUrl, client: Options) -> Result<Self> {
+        let site = Site::open(url, client).map_err(bad_input)?;
+        let local = StoreRoot::open_or_create(&options.dir)
+            .with_context(|| format!("a place on this machine is needed for locks and logs of {url}"))?;
+        Ok(Self { local, remote: Some(Remote { url: url.clone(), site }) })
+    }
+
+    /// Whether a store at an address can be used. One in a directory can.
+    ///
+    /// # Errors
+    /// Bad input: what stands in the way, and what to do about it.
+    pub fn check(&self) -> Result<()> {
+        let Some(Remote { url, site }) = &self.remote else { return Ok(()) };
+        site.check(STORE_RETRY_TIMEOUT).map_err(|error| bad_input(anyhow!("{}", unusable(url, &error))))
+    }
+
+    /// Its path or address.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.remote {
+            Some(remote) => remote.url.to_string(),
+            None => self.local.path().display().to_string(),
+        }
+    }
+
+    /// The job `key`, whether it exists yet or not.
+    #[must_use]
+    pub fn job(&self, key: &JobKey) -> JobDir {
+        let job = self.local.job(key);
+        match &self.remote {
+            Some(remote) => job.with_content_in(remote.site.below(&tiers::place(key))),
+            None => job,
+        }
+    }
+
+    /// All jobs that there are, by name.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub fn jobs(&self) -> Result<Vec<JobDir>> {
+        let Some(Remote { url, site }) = &self.remote else { return Ok(self.local.jobs()?) };
+        let jobs = RelPath::new("jobs").expect("a plain path");
+        let names = site.names(&jobs).map_err(|error| bad_input(anyhow!("{}", unusable(url, &error))))?;
+        Ok(names.iter().filter_map(|name| JobKey::named(name).ok()).map(|key| self.job(&key)).collect())
+    }
+}
+
+/// What keeps us from a store at an address, and what to do about it.
+fn unusable(url: &StoreUrl, error: &io::Error) -> String {
+    let said = error.to_string();
+    let variables = url.service().variables();
+    let remedy = match (error.kind(), url.service()) {
+        (io::ErrorKind::Unsupported, _) => return format!("the store {url} cannot be used: {said}"),
+        (_, Service::Directory) => "Look whether the path is right, and whether it may be written".to_owned(),
+        (io::ErrorKind::PermissionDenied, _) => {
+            format!(
+                "Look whether the credentials are right and may read, write and delete there: set {variables}"
+            )
+        }
+        (io::ErrorKind::NotFound, _) => {
+            "Look whether the bucket's name is right; ckpt-run does not make buckets".to_owned()
+        }
+        _ => format!("Look whether the service can be reached from here, and set {variables}"),
+    };
+    format!("the store {url} cannot be used: {}. {remedy}", said.trim_end_matches('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_in_the_way_is_told_with_what_to_do() {
+        let url: StoreUrl = "s3://bucket/x".parse().unwrap();
+        let said = |kind, text: &str| unusable(&url, &io::Error::new(kind, text.to_owned()));
+        for (kind, remedy) in [
+            (io::ErrorKind::PermissionDenied, "set AWS_ACCESS_KEY_ID"),
+            (io::ErrorKind::NotFound, "the bucket's name"),
+            (io::ErrorKind::TimedOut, "can be reached from here"),
+        ] {
+            let said = said(kind, "looking into s3://bucket/x: no.");
+            assert!(said.starts_with("the store s3://bucket/x cannot be used: looking into"), "{said}");
+            assert!(said.contains("no. Look") && said.contains(remedy), "{said}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Every timeout, delay and polling interval that is not an option, named by its purpose.
+
+use std::time::{Duration, Instant};
+
+// Agents of the interposer
+
+/// Pause before the next connection is accepted when descriptors or threads are exhausted.
+pub const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Time for a new connection to say hello. A slower connection is closed, and the agent connects again.
+pub const AGENT_HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for one write to an agent. An agent always reads, so only a stopped process reaches this timeout.
+pub const AGENT_WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for a process to exit after it has closed its files.
+pub const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Polling interval for the existence of a process of the job.
+pub const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time for a connection to close after the agent's goodbye: a child that was just forked may still hold it.
+pub const AGENT_CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
+/// Time for an interposer to report GPU activity to the watchdog. A stopped process does not answer.
+pub const ACTIVITY_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+// Stores
+
+/// Total time for retries against an object store before a start, or a command, fails.
+pub const STORE_RETRY_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time without progress after which a request for the job's record fails. The record is small.
+pub const RECORD_STALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest pause of an upload: one part is then sent, however busy the network is.
+pub const UPLOAD_LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Time for the copying thread to notice that it has been cancelled.
+pub const COPIER_END_TIMEOUT: Duration = Duration::from_secs(1);
+/// Polling interval for a reason to stop waiting for the last copy or upload.
+pub const LAST_COPY_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+// The job and its end
+
+/// Polling interval for the end of a killed job before its restart.
+pub const KILLED_JOB_POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Delay of the first retry after a failed checkpoint. The delay doubles with each failure, up to the interval.
+pub const CHECKPOINT_FIRST_RETRY: Duration = Duration::from_secs(10);
+/// Time for processes that the job left running to end after SIGTERM.
+pub const LEFTOVER_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for the last output of the job to be relayed.
+pub const LAST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(30);
+/// A job that ends with an error within this time after its user stopped it has not failed.
+pub const USER_STOP_WINDOW: Duration = Duration::from_secs(600);
+/// Time for the end of a killed job to be reported. Its namespace is then ended.
+pub const KILLED_JOB_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for the outcome of the job to be written to the store.
+pub const OUTCOME_WRITE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Time for a cancelled checkpoint to stop storing.
+pub const CANCELLED_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for a namespace to end. The kernel needs a while to free much memory.
+pub const NAMESPACE_END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for py-spy to read the stacks of one process.
+pub const PY_SPY_TIMEOUT: Duration = Duration::from_secs(10);
+
+// Checkpoint and resume
+
+/// Delay between two tries of a dump.
+pub const DUMP_RETRY_DELAY: Duration = Duration::from_millis(200);
+/// Time for the last output of a frozen job to reach a regular file.
+pub const FROZEN_OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time to wait for the checkpoint of another job that holds the lock of link names. A job that hangs must not block the
+/// checkpoints of all other jobs, and clashing names are rare.
+pub const NAMES_LOCK_TIMEOUT: Duration = Duration::from_secs(120);
+/// Polling interval for that lock.
+pub const NAMES_LOCK_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Restores that fail within this time count as one failure of the snapshot: a machine in trouble, on which each of many
+/// tries fails, must not mark a good snapshot as bad.
+pub const RESTORE_FAILURE_WINDOW: Duration = Duration::from_secs(600);
+/// Time for a port of the job to become free. The kernel keeps the port of a killed listener for a minute (TIME_WAIT)
+/// unless the job set SO_REUSEADDR.
+pub const PORT_RETRY_TIMEOUT: Duration = Duration::from_secs(75);
+/// Delay between two tries of a resume that waits for a port.
+pub const PORT_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+// Commands and scrapes
+
+/// Interval of progress messages to a waiting command.
+pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// A caller that sends nothing for this long is disconnected.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for answers under way to be sent when the launcher ends.
+pub const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for one scrape to ask, and again to read its answer. Connections are served one after the other. Longer in tests,
+/// which measure whether one connection waited for another.
+pub const SCRAPE_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 2 });
+/// Time for a launcher to end after it has reported the end of its job.
+pub const LAUNCHER_END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Polling interval of `status --watch`.
+pub const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// The same for an object store, where each request costs money.
+pub const WATCH_INTERVAL_OBJECT_STORE: Duration = Duration::from_secs(15);
+/// Polling interval for keys and signals in `status --watch`.
+pub const KEY_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Runs `work` in a thread of its own, since it may wait for a store; `None` if it has not finished by `until`.
+pub fn within<T: Send + 'static>(until: Instant, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (done, is_done) = crossbeam_channel::bounded(1);
+    let work = move || {
+        let _ = done.send(work());
+    };
+    let started = std::thread::Builder::new().name("record".to_owned()).spawn(work);
+    started
+        .inspect_err(|error| tracing::warn!("cannot start a thread for the job's record: {error}"))
+        .ok()?;
+    is_done.recv_deadline(until).ok()
+}

@@ -1,0 +1,38 @@
+//! Errors that the user has to fix, and the exit codes.
+
+use std::error::Error;
+
+/// Something was found or could not be done: `verify` found damage, `checkpoint` failed.
+pub const EXIT_NEGATIVE: i32 = 1;
+/// Bad input: the command line, a configuration, a store that is not one. Nothing was changed.
+pub const EXIT_BAD_INPUT: i32 = 2;
+/// The job was preempted or stopped: run the same command again to resume it (EX_TEMPFAIL of sysexits.h, which
+/// schedulers read as "try again later").
+pub const EXIT_PREEMPTED: i32 = 75;
+/// `ckpt-run run` itself failed, not the job.
+pub const EXIT_OWN: i32 = 125;
+/// The command exists and cannot be executed.
+pub const EXIT_NOT_EXECUTABLE: i32 = 126;
+/// The command does not exist.
+pub const EXIT_NOT_FOUND: i32 = 127;
+
+/// Marks an error as bad input: exit code 2.
+#[derive(Debug)]
+pub struct BadInput(anyhow::Error);
+
+impl std::fmt::Display for BadInput {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+impl Error for BadInput {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// Marks an error as bad input: the user has to fix it.
+pub fn bad_input(error: impl Into<anyhow::Error>) -> anyhow::Error {
+    anyhow::Error::new(BadInput(error.into()))
+}

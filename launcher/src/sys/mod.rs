@@ -1,0 +1,11 @@
+//! What other folders build on and that knows nothing of jobs: errors, deadlines, privileges, facts about the machine.
+
+pub mod background;
+pub mod deadline;
+pub mod descriptor_limit;
+pub mod error;
+pub mod host;
+pub mod privileges;
+pub mod progress;
+pub mod runtime_dir;
+pub mod secrets;
