@@ -59,7 +59,7 @@ impl Onlooker {
             if left.is_zero() || state.connections.values().all(is_quiet) {
                 break;
             }
-            state = self.shared.wait(state, left);
+            self.shared.wait(&mut state, left);
         }
         state.connections.values().filter_map(Connection::activity).collect()
     }

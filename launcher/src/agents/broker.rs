@@ -21,10 +21,11 @@
 //! being drained and capturing.
 
 use crate::sys::deadline::{AGENT_EXIT_TIMEOUT, PROCESS_POLL_INTERVAL};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use ckpt_protocol::agent::{FromAgent, ShareKey, ToAgent};
@@ -237,8 +238,7 @@ impl Broker {
             if left.is_zero() {
                 return false;
             }
-            let waited = self.changed.wait_timeout(table, left.min(PROCESS_POLL_INTERVAL));
-            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let _ = self.changed.wait_for(&mut table, left.min(PROCESS_POLL_INTERVAL));
         }
     }
 
@@ -250,7 +250,7 @@ impl Broker {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

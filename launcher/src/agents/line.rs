@@ -1,10 +1,10 @@
 //! A connection to an agent: messages, and the open files that follow some of them.
 
+use parking_lot::Mutex;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ckpt_protocol::agent::{FromAgent, ToAgent};
@@ -36,7 +36,7 @@ impl Line {
     /// # Errors
     /// See [`frame::write`] and [`descriptors::send`]. The connection is of no more use then.
     pub fn say_with(&self, message: &ToAgent, files: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = self.writing.lock();
         frame::write(&mut &self.stream, message)?;
         descriptors::send(self.stream.as_fd(), files)
             .map_err(|source| FrameError::Io { step: "send open files", source })

@@ -6,11 +6,12 @@
 //!
 //! Both are a process's own: what it holds goes when it exits, or begins anew with another program.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use ckpt_protocol::agent::Capture;
 use rustix::fs::FallocateFlags;
@@ -71,7 +72,7 @@ impl Mirror {
 
     /// What is known of its content.
     pub fn record(&self) -> MutexGuard<'_, Record> {
-        super::lock(&self.record)
+        self.record.lock()
     }
 
     /// The size to give to a mirror that has to have room for `needed_bytes`. Memory that is not needed any more is

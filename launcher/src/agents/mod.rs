@@ -42,13 +42,14 @@ mod process;
 mod state;
 
 use crate::sys::deadline::{AGENT_CLOSE_TIMEOUT, PROCESS_POLL_INTERVAL};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::mem;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -157,7 +158,7 @@ impl Agents {
                 if torn_since.get_or_insert_with(Instant::now).elapsed() >= AGENT_CLOSE_TIMEOUT {
                     break;
                 }
-                state = self.shared.wait(state, PROCESS_POLL_INTERVAL);
+                self.shared.wait(&mut state, PROCESS_POLL_INTERVAL);
                 continue;
             }
             if state.connections.is_empty() {
@@ -173,7 +174,7 @@ impl Agents {
             if left.is_zero() || state.connections.values().all(|one| one.refusal.is_some()) {
                 break;
             }
-            state = self.shared.wait(state, left);
+            self.shared.wait(&mut state, left);
         }
         self.shared.broker.give_up();
         let given_up = state.refused().or(orphan.map(QuiesceError::from)).unwrap_or_else(|| {
@@ -215,7 +216,7 @@ impl Agents {
                 let unanswered = state.away.iter().map(|away| away.process.clone()).collect();
                 return Err(QuiesceError::Deadline { deadline, unanswered });
             }
-            state = self.shared.wait(state, left.min(PROCESS_POLL_INTERVAL));
+            self.shared.wait(&mut state, left.min(PROCESS_POLL_INTERVAL));
         }
     }
 
@@ -227,7 +228,7 @@ impl Agents {
     /// # Panics
     /// If called while [`Agents::quiesce`] is at work in another thread.
     pub fn resume_listening(&self) -> io::Result<()> {
-        let mut acceptor = lock(&self.acceptor);
+        let mut acceptor = self.acceptor.lock();
         let phase = self.shared.lock().phase;
         assert!(!matches!(phase, Phase::Quiescing { .. }), "agents are being sent away");
         if acceptor.is_none() {
@@ -264,7 +265,7 @@ impl Agents {
                 state.away.extend(missing.cloned());
                 return back;
             }
-            state = self.shared.wait(state, left.min(PROCESS_POLL_INTERVAL));
+            self.shared.wait(&mut state, left.min(PROCESS_POLL_INTERVAL));
         }
     }
 
@@ -288,7 +289,7 @@ impl Agents {
         {
             warn!(path = %self.shared.path.display(), %error, "the agents' socket cannot be removed");
         }
-        let acceptor = lock(&self.acceptor).take();
+        let acceptor = self.acceptor.lock().take();
         if let Some(acceptor) = acceptor {
             acceptor.stop();
         }
@@ -307,21 +308,17 @@ impl Drop for Agents {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>, most: Duration) -> MutexGuard<'a, State> {
-        self.changed.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner).0
+    fn wait(&self, state: &mut MutexGuard<'_, State>, timeout: Duration) {
+        let _ = self.changed.wait_for(state, timeout);
     }
 
     fn acceptor(self: &Arc<Self>) -> io::Result<Acceptor> {
         let shared = Arc::clone(self);
         Acceptor::start(&self.path, move |stream| shared.take_up(stream))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -195,7 +195,7 @@ impl Agents {
                     None => Err(QuiesceError::Deadline { deadline, unanswered }),
                 };
             }
-            state = self.shared.wait(state, left);
+            self.shared.wait(&mut state, left);
         }
     }
 

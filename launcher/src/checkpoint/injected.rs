@@ -2,7 +2,8 @@
 
 use crate::checkpoint::attempt::RunningJob;
 use ckpt_snapshot::faults;
-use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
 
 static TARGET: Mutex<Option<(Weak<RunningJob>, i32)>> = Mutex::new(None);
@@ -16,12 +17,12 @@ pub fn silence() -> Option<Duration> {
 
 /// Names the job and the CRIU that the next fault may hit.
 pub fn aim(job: &Arc<RunningJob>, criu_pid: i32) {
-    *TARGET.lock().unwrap_or_else(PoisonError::into_inner) = Some((Arc::downgrade(job), criu_pid));
+    *TARGET.lock() = Some((Arc::downgrade(job), criu_pid));
     HANDLER.call_once(|| faults::on_other(act));
 }
 
 fn act(point: &str, action: &str) {
-    let target = TARGET.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let target = TARGET.lock().clone();
     let (job, criu_pid) = target.expect("a job to aim at");
     let job = job.upgrade().expect("the job lives");
     let victim = match action {

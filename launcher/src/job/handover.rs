@@ -10,7 +10,7 @@ use crate::sys::deadline::STORE_RETRY_TIMEOUT;
 use anyhow::Result;
 use ckpt_object_medium::{Options, Retry};
 use ckpt_snapshot::{JobDir, JobRecord, OpenError};
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 /// The record of a job beside its uploaded snapshots.
 pub struct Handover {
     place: JobDir,
@@ -79,7 +79,7 @@ impl Handover {
 
     /// Leaves the record for other machines, unless one of them has taken the job up.
     pub fn leave(&self, ownership: &Ownership) {
-        let _one_after_the_other = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_after_the_other = self.leaving.lock();
         match self.check() {
             Ok(()) => self.claim(&ownership.record()),
             Err(OwnershipError::TakenUp(taken)) => tracing::debug!("the record is not left: {taken}"),

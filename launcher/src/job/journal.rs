@@ -3,13 +3,13 @@
 
 use crate::job::status::unix_ms;
 use ckpt_snapshot::{JobDir, SnapshotId, write_atomically};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::SystemTime;
 
 /// Beyond this, the older half of the entries goes.
@@ -110,7 +110,7 @@ impl Journal {
 
     /// Adds an entry. That it cannot be written is told once, and is no reason to stop anything.
     pub fn add(&self, entry: &Entry) {
-        let mut told = self.told.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut told = self.told.lock();
         if let Err(error) = append(&self.path, entry)
             && !*told
         {

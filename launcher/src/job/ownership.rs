@@ -10,8 +10,8 @@
 
 use ckpt_snapshot::pack::PackId;
 use ckpt_snapshot::{JobDir, JobRecord, OpenError};
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The job's record, as long as it is this launcher's to change.
 pub struct Ownership {
@@ -132,7 +132,7 @@ impl Ownership {
     }
 
     fn lock(&self) -> MutexGuard<'_, JobRecord> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.lock()
     }
 }
 

@@ -1,8 +1,8 @@
 //! What a running launcher knows about its job, shared between its threads.
 
 use ckpt_protocol::control::{DeviceMemory, InMemory, JobStatus, Phase, Progress, Saved, Uploads};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Milliseconds since 1970 UTC.
@@ -22,10 +22,6 @@ pub struct SharedStatus {
     worked_until_unix_ms: AtomicU64,
     /// Apart from the rest: it changes with every chunk.
     done_bytes: AtomicU64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SharedStatus {
@@ -52,8 +48,8 @@ impl SharedStatus {
     /// UTC).
     pub fn runs(&self, resumed_from: Option<(String, u64)>) {
         let (resumed_from, taken_unix_ms) = resumed_from.unzip();
-        *lock(&self.restart) = None;
-        let mut status = lock(&self.status);
+        *self.restart.lock() = None;
+        let mut status = self.status.lock();
         // One that was left behind by a step back is not what the job goes on from.
         status.last_snapshot =
             status.last_snapshot.take().filter(|saved| Some(&saved.id) == resumed_from.as_ref());
@@ -63,8 +59,8 @@ impl SharedStatus {
 
     /// The job has failed and is restarted after some time.
     pub fn waits(&self, failure: &str, after: Duration, restarts: u32) {
-        *lock(&self.restart) = Some(Instant::now() + after);
-        let mut status = lock(&self.status);
+        *self.restart.lock() = Some(Instant::now() + after);
+        let mut status = self.status.lock();
         status.last_job_failure = Some(failure.to_owned());
         status.restarts = restarts;
     }
@@ -72,18 +68,18 @@ impl SharedStatus {
     /// A copy for somebody who asks.
     #[must_use]
     pub fn snapshot(&self) -> JobStatus {
-        let mut status = lock(&self.status).clone();
+        let mut status = self.status.lock().clone();
         status.progress = self.progress();
         let left = |at: Instant| at.saturating_duration_since(Instant::now()).as_secs_f64();
-        status.next_checkpoint_s = lock(&self.next_checkpoint).map(left);
-        status.restart_s = lock(&self.restart).map(left);
+        status.next_checkpoint_s = self.next_checkpoint.lock().map(left);
+        status.restart_s = self.restart.lock().map(left);
         status
     }
 
     /// How far the present checkpoint is.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        Progress { done_bytes: self.done_bytes.load(Ordering::Relaxed), ..lock(&self.status).progress }
+        Progress { done_bytes: self.done_bytes.load(Ordering::Relaxed), ..self.status.lock().progress }
     }
 
     /// A checkpoint begins to work on the job, or has ended that: what its processes do is not only their own doing.
@@ -114,7 +110,7 @@ impl SharedStatus {
     /// A phase begins, with so many bytes ahead.
     pub fn enter(&self, phase: Phase, total_bytes: u64) {
         self.done_bytes.store(0, Ordering::Relaxed);
-        lock(&self.status).progress = Progress { phase, done_bytes: 0, total_bytes };
+        self.status.lock().progress = Progress { phase, done_bytes: 0, total_bytes };
     }
 
     /// So many more bytes are stored.
@@ -124,7 +120,7 @@ impl SharedStatus {
 
     /// A snapshot was taken.
     pub fn saved(&self, saved: &Saved) {
-        let mut status = lock(&self.status);
+        let mut status = self.status.lock();
         status.saved += 1;
         status.last_failure = None;
         status.last_snapshot = Some(saved.clone());
@@ -139,22 +135,22 @@ impl SharedStatus {
 
     /// Something has become of uploads.
     pub fn uploads(&self, change: impl FnOnce(&mut Uploads)) {
-        change(lock(&self.status).uploads.get_or_insert_default());
+        change(self.status.lock().uploads.get_or_insert_default());
     }
 
     /// Something has become of snapshots in memory.
     pub fn in_memory(&self, change: impl FnOnce(&mut InMemory)) {
-        change(lock(&self.status).in_memory.get_or_insert_default());
+        change(self.status.lock().in_memory.get_or_insert_default());
     }
 
     /// What a checkpoint did with device memory; `None` if the job has none.
     pub fn device_memory(&self, outcome: Option<DeviceMemory>) {
-        lock(&self.status).device_memory = outcome;
+        self.status.lock().device_memory = outcome;
     }
 
     /// A checkpoint failed. Returns whether the reason is a new one.
     pub fn failed(&self, reason: &str) -> bool {
-        let mut status = lock(&self.status);
+        let mut status = self.status.lock();
         status.failed += 1;
         let new = status.last_failure.as_deref() != Some(reason);
         status.last_failure = Some(reason.to_owned());
@@ -163,7 +159,7 @@ impl SharedStatus {
 
     /// When the next checkpoint is due.
     pub fn set_next(&self, after: Option<Duration>) {
-        *lock(&self.next_checkpoint) = after.map(|after| Instant::now() + after);
+        *self.next_checkpoint.lock() = after.map(|after| Instant::now() + after);
     }
 }
 

@@ -7,12 +7,13 @@ use crate::sys::descriptor_limit;
 use crate::sys::privileges::Privileges;
 use ckpt_snapshot::AffinityGroup;
 use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// News from the init that nobody asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,12 +170,12 @@ impl Namespace {
     }
 
     fn answer(&self) -> Result<Answer, NamespaceError> {
-        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = self.requests.lock();
         requests.1.recv().map_err(|_| NamespaceError::Gone)
     }
 
     fn ask(&self, request: &Request, fds: &[BorrowedFd]) -> Result<Answer, NamespaceError> {
-        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = self.requests.lock();
         send(&requests.0, request, fds).map_err(|_| NamespaceError::Gone)?;
         match requests.1.recv() {
             Ok((Reply::Failed { message }, _)) => Err(NamespaceError::Refused(message)),

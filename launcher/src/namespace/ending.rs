@@ -4,13 +4,16 @@
 
 use super::spawn::{self, Spawned};
 use crate::sys::deadline::NAMESPACE_END_TIMEOUT;
+use parking_lot::{Mutex, MutexGuard};
+use procfs_core::FromRead as _;
+use procfs_core::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{WaitOptions, waitpid};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 /// So many processes are named.
 const NAMED: usize = 5;
@@ -19,7 +22,7 @@ const NAMED: usize = 5;
 static ENDING: Mutex<Vec<Arc<Spawned>>> = Mutex::new(Vec::new());
 
 fn ending() -> MutexGuard<'static, Vec<Arc<Spawned>>> {
-    ENDING.lock().unwrap_or_else(PoisonError::into_inner)
+    ENDING.lock()
 }
 
 /// Whether processes of a namespace that was dropped are still there. They run no more, and may hold what they had: a
@@ -118,9 +121,7 @@ fn describe(pid: i32) -> String {
 
 /// The letter that the kernel has for what a thread does.
 fn state(thread: &Path) -> Option<char> {
-    let stat = fs::read_to_string(thread.join("stat")).ok()?;
-    // The name before it may hold anything, brackets included.
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+    Stat::from_file(thread.join("stat")).ok().map(|stat| stat.state)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! to wherever the resuming `ckpt-run` writes.
 
 use ckpt_snapshot::{OpenFile, StdioKind, StdioRecord, TtyRecord};
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, OFlags};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
@@ -10,7 +11,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -76,10 +77,6 @@ struct Input {
     end: Mutex<Option<OwnedFd>>,
     /// When Ctrl-C or its like was last typed for the job.
     interrupted: Mutex<Option<Instant>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Stdio {
@@ -253,7 +250,7 @@ impl Stdio {
     /// When Ctrl-C or its like was last typed for the job at a terminal that passes every key through.
     #[must_use]
     pub fn interrupted(&self) -> Option<Instant> {
-        *lock(&self.input.as_ref()?.interrupted)
+        *self.input.as_ref()?.interrupted.lock()
     }
 
     /// Once the job has ended: writes what is left of its output, at most for `limit`, and leaves our input alone.
@@ -266,7 +263,7 @@ impl Stdio {
         for output in &self.outputs {
             let _ = output.take_all();
             // A terminal's master, and a pipe that a process outside still holds, never end by themselves.
-            lock(&output.queue).ended = true;
+            output.queue.lock().ended = true;
             output.changed.notify_all();
             output.wait_written(deadline);
         }
@@ -275,7 +272,7 @@ impl Stdio {
     /// Nothing more of our input is taken.
     fn leave_input(&self) {
         if let Some(input) = &self.input {
-            drop(lock(&input.end).take());
+            drop(input.end.lock().take());
         }
     }
 }
@@ -356,7 +353,7 @@ impl Output {
     /// Reads once; `None` when there is nothing at the moment, or never again.
     fn read_some(&self, queue: &mut Queue) -> io::Result<Option<usize>> {
         let mut buffer = vec![0; STEP_BYTES];
-        let Some(source) = lock(&self.source).clone() else { return Ok(None) };
+        let Some(source) = self.source.lock().clone() else { return Ok(None) };
         match rustix::io::read(&source, &mut buffer[..]) {
             Ok(0) => queue.ended = true,
             Ok(read) => {
@@ -376,19 +373,19 @@ impl Output {
     }
 
     fn take_all(&self) -> io::Result<()> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         while self.read_some(&mut queue)?.is_some() {}
         Ok(())
     }
 
     fn read_loop(&self) {
         loop {
-            let Some(source) = lock(&self.source).clone() else { return };
+            let Some(source) = self.source.lock().clone() else { return };
             let _ = poll(&mut [PollFd::new(&source, PollFlags::IN)], None);
             drop(source);
-            let mut queue = lock(&self.queue);
+            let mut queue = self.queue.lock();
             while queue.waiting_bytes >= QUEUE_LIMIT_BYTES && !queue.ended {
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut queue);
             }
             if !queue.ended && self.read_some(&mut queue).is_err() {
                 queue.ended = true;
@@ -402,14 +399,14 @@ impl Output {
 
     fn write_loop(&self) {
         let mut told = false;
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         loop {
             if let Some(chunk) = queue.waiting.pop_front() {
                 queue.writing = true;
                 drop(queue);
                 match (&self.sink).write_all(&chunk) {
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                        drop(lock(&self.source).take());
+                        drop(self.source.lock().take());
                     }
                     // A full disk under a log: the job need not die of it.
                     Err(error) if !told => {
@@ -418,26 +415,26 @@ impl Output {
                     }
                     _ => {}
                 }
-                queue = lock(&self.queue);
+                queue = self.queue.lock();
                 queue.writing = false;
                 queue.waiting_bytes -= chunk.len();
                 self.changed.notify_all();
             } else if queue.ended {
                 return;
             } else {
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut queue);
             }
         }
     }
 
     fn wait_written(&self, deadline: Instant) -> bool {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         while queue.waiting_bytes > 0 || queue.writing {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            queue = self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+            let _ = self.changed.wait_for(&mut queue, left);
         }
         true
     }
@@ -497,7 +494,7 @@ impl Input {
     /// What the job has taken: what was put into its pipe and is not there any more.
     fn consumed_bytes(&self) -> Option<u64> {
         self.start?;
-        let forwarded_bytes = lock(&self.forwarded_bytes);
+        let forwarded_bytes = self.forwarded_bytes.lock();
         let in_pipe = rustix::io::ioctl_fionread(self.pipe.as_ref()?).ok()?;
         Some(forwarded_bytes.saturating_sub(in_pipe))
     }
@@ -506,7 +503,7 @@ impl Input {
         if let Some(start) = self.start {
             let mut file = File::from(own_stream(0).try_clone_to_owned()?);
             file.seek(SeekFrom::Start(start + consumed_bytes))?;
-            *lock(&self.forwarded_bytes) = consumed_bytes;
+            *self.forwarded_bytes.lock() = consumed_bytes;
         }
         Ok(())
     }
@@ -514,7 +511,7 @@ impl Input {
     /// Writes everything, waiting for room without holding the count.
     fn put(&self, mut to: &File, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let mut forwarded_bytes = lock(&self.forwarded_bytes);
+            let mut forwarded_bytes = self.forwarded_bytes.lock();
             match to.write(bytes) {
                 Ok(written) => {
                     *forwarded_bytes += written as u64;
@@ -552,7 +549,7 @@ impl Input {
             [SpecialCodeIndex::VINTR, SpecialCodeIndex::VQUIT].map(|key| settings.special_codes[key]);
         let is_on = settings.local_modes.contains(LocalModes::ISIG);
         if is_on && typed.iter().any(|key| signals.contains(key)) {
-            *lock(&self.interrupted) = Some(Instant::now());
+            *self.interrupted.lock() = Some(Instant::now());
         }
     }
 
@@ -560,7 +557,7 @@ impl Input {
         let Ok(mut from) = own_stream(0).try_clone_to_owned().map(File::from) else { return };
         let to = match master {
             Some(master) => master.try_clone().ok(),
-            None => lock(&self.writer).take(),
+            None => self.writer.lock().take(),
         };
         let Some(to) = to.map(File::from) else { return };
         let mut buffer = vec![0; STEP_BYTES];
@@ -590,7 +587,7 @@ static BEFORE_RAW: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Gives our terminal its settings back. To be called before the process ends, however it ends.
 pub fn restore_terminal() {
-    if let Some(before) = lock(&BEFORE_RAW).take() {
+    if let Some(before) = BEFORE_RAW.lock().take() {
         let _ = rustix::termios::tcsetattr(own_stream(0), OptionalActions::Drain, &before);
     }
 }
@@ -604,7 +601,7 @@ impl RawMode {
         let mut raw = before.clone();
         raw.make_raw();
         rustix::termios::tcsetattr(terminal, OptionalActions::Drain, &raw).ok()?;
-        *lock(&BEFORE_RAW) = Some(before);
+        *BEFORE_RAW.lock() = Some(before);
         Some(Self)
     }
 }

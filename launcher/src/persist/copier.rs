@@ -5,8 +5,9 @@ use crate::sys::background::Background;
 use crate::sys::deadline::COPIER_END_TIMEOUT;
 use anyhow::{Context, Result};
 use ckpt_snapshot::SnapshotId;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 /// The thread. Dropped, it stops; what was not finished is not there.
@@ -42,15 +43,15 @@ struct State {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// What to copy; `None` when nothing is to be any more.
     fn next(&self) -> Option<SnapshotId> {
         let has_nothing =
             |state: &mut State| state.next.is_none() && !self.wanted.not.load(Ordering::Relaxed);
-        let waited = self.changed.wait_while(self.lock(), has_nothing);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        self.changed.wait_while(&mut state, has_nothing);
         if self.wanted.not.load(Ordering::Relaxed) {
             return None;
         }
@@ -109,8 +110,8 @@ impl Copier {
     #[must_use]
     pub fn is_idle_within(&self, limit: Duration) -> bool {
         let is_at_it = |state: &mut State| state.present.is_some() || state.next.is_some();
-        let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), limit, is_at_it);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.shared.lock();
+        let _ = self.shared.changed.wait_while_for(&mut state, is_at_it, limit);
         !is_at_it(&mut state)
     }
 }

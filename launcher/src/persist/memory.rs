@@ -16,8 +16,9 @@ use ckpt_snapshot::medium::{DirMedium, Ways};
 use ckpt_snapshot::{
     JobDir, Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers,
 };
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// So many snapshots stay in memory: the newest, and one more if that turns out bad.
@@ -205,8 +206,8 @@ impl Persister {
 }
 
 impl Shared {
-    fn since(&self) -> std::sync::MutexGuard<'_, Option<u64>> {
-        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    fn since(&self) -> MutexGuard<'_, Option<u64>> {
+        self.since.lock()
     }
 
     /// What the thread does with a snapshot.

@@ -4,13 +4,14 @@ use super::events::Event;
 use crate::sys::secrets;
 use anyhow::{Context, Result};
 use crossbeam_channel::Sender;
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Watches for a file; `None` watches for none.
@@ -142,7 +143,7 @@ fn call(command: &str, running: &Mutex<Running>) -> io::Result<Call> {
 
 /// Starts the command in a process group of its own, so that Ctrl-C is not for it; `None` when nobody wants it.
 fn spawn(command: &str, running: &Mutex<Running>) -> io::Result<Option<Child>> {
-    let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut running = running.lock();
     if running.is_over {
         return Ok(None);
     }
@@ -155,14 +156,14 @@ fn spawn(command: &str, running: &Mutex<Running>) -> io::Result<Option<Child>> {
 
 /// Notes that the command has ended; says whether nobody wants it any more.
 fn finished(running: &Mutex<Running>) -> bool {
-    let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut running = running.lock();
     running.group = None;
     running.is_over
 }
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock();
         running.is_over = true;
         if let Some(group) = running.group {
             // It may have ended by now; it is reaped only after `finished`, so the number is its own.
@@ -224,7 +225,7 @@ mod tests {
         // One that can never be called is no end of the watch either.
         let running = Mutex::new(Running::default());
         assert!(call(&"x".repeat(1 << 20), &running).is_err(), "an argument may not have so many bytes");
-        running.lock().unwrap().is_over = true;
+        running.lock().is_over = true;
         assert!(matches!(call("true", &running), Ok(Call::Unwanted)));
     }
 

@@ -5,6 +5,8 @@ use crate::job::status::unix_ms;
 use crate::sys::deadline::PY_SPY_TIMEOUT;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{JobDir, write_atomically};
+use procfs_core::FromRead as _;
+use procfs_core::process::Stat;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
@@ -88,8 +90,7 @@ fn describe(processes: &[(i32, i32)], what: &str) -> String {
         for tid in numbers_in(&tasks) {
             let read =
                 |name: &str| fs::read_to_string(tasks.join(tid.to_string()).join(name)).unwrap_or_default();
-            let stat = read("stat");
-            let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or("?");
+            let state = Stat::from_file(tasks.join(format!("{tid}/stat"))).map_or('?', |stat| stat.state);
             let (name, waits, call) = (read("comm"), read("wchan"), read("syscall"));
             let (name, call) = (name.trim(), call.trim());
             let _ =

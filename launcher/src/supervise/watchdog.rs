@@ -18,8 +18,9 @@ use crate::sys::deadline::ACTIVITY_ANSWER_TIMEOUT;
 use anyhow::{Context, Result};
 use ckpt_snapshot::JobDir;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use procfs_core::FromRead as _;
+use procfs_core::process::Stat;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -160,15 +161,11 @@ fn look(watched: &Watched) -> Seen {
 }
 
 fn read(host_pid: i32, pid: i32, gpu: Gpu) -> Option<(Key, Process)> {
-    let stat = std::fs::read_to_string(PathBuf::from(format!("/proc/{host_pid}/stat"))).ok()?;
-    let (name, fields) = stat.rsplit_once(") ")?;
-    let name = name.split_once(" (")?.1.to_owned();
-    let fields: Vec<&str> = fields.split(' ').collect();
-    // proc_pid_stat(5): state is the third field, utime and stime the 14th and 15th, starttime the 22nd.
-    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
-    let ticks = number(14)?.saturating_add(number(15)?);
+    let stat = Stat::from_file(format!("/proc/{host_pid}/stat")).ok()?;
+    let ticks = stat.utime.saturating_add(stat.stime);
     let cpu = TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX));
-    Some(((host_pid, number(22)?), Process { pid, name, cpu, is_stopped: fields[0] == "T", gpu }))
+    let process = Process { pid, name: stat.comm, cpu, is_stopped: stat.state == 'T', gpu };
+    Some(((host_pid, stat.starttime), process))
 }
 
 /// What a process had done when the job made progress last.
