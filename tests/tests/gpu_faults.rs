@@ -120,7 +120,7 @@ impl Job {
         self.replace("points", points);
     }
 
-    /// Calls of the driver that fail from now on: `SYMBOL:N=ACTION;...`. See docs/simcuda.md.
+    /// Calls of the driver that fail from now on: `SYMBOL:N=ACTION;...`. See simulator/README.md.
     fn fail(&self, rules: &str) {
         let _ = fs::remove_file(self.sandbox.path().join("rules.hits"));
         self.replace("rules", rules);

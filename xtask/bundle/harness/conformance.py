@@ -12,7 +12,7 @@ LIMIT_S = 150
 # For one check: several of an area may hang and be told. Not where the bundle itself is tried: that machine
 # may be slow.
 CHECK_LIMIT = {"CONFORMANCE_LIMIT_S": "30"}
-# What the interposer does otherwise, and answers that it does not change: as tests/conformance/tests/suite.rs has them.
+# What the interposer does otherwise, and answers that it does not change: as simulator/conformance/tests/suite.rs has them.
 OTHERWISE_INTERPOSED = {"fault/sticky"}
 SAME_ANSWERS = {"question/attributes", "question/memory-info", "question/ipc-interior"}
 

@@ -2,7 +2,7 @@
 //!
 //! It exists so that every path of ckpt-run that touches a GPU can be built, tested and fault-injected on a
 //! machine without one. It is strict where the real driver is strict: device memory cannot be touched by the
-//! host, work is asynchronous, the checkpoint API has the real one's rules and hazards. docs/simcuda.md says
+//! host, work is asynchronous, the checkpoint API has the real one's rules and hazards. simulator/README.md says
 //! what it imitates and what it does not.
 //!
 //! A call comes in through `exports` (expanded from the table in `cuda-abi`), passes `entry` (trace, fault

@@ -82,7 +82,7 @@ fn is_newer_than(name: &str, driver: u32) -> bool {
     lookup(name, driver, false) == Lookup::VersionNotSufficient
 }
 
-/// Private tables are not imitated (docs/simcuda.md says why).
+/// Private tables are not imitated (simulator/README.md says why).
 pub(crate) unsafe fn cuGetExportTable(_table: *mut *const c_void, _id: *const sys::CUuuid) -> Result {
     Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
 }

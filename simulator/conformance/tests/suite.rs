@@ -118,7 +118,7 @@ fn the_driver_behind_the_interposer_is_still_the_driver() {
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
-/// Where both drivers differ, the stand-in is wrong: see docs/simcuda.md.
+/// Where both drivers differ, the stand-in is wrong: see simulator/README.md.
 #[test]
 fn a_real_driver_passes_and_the_stand_in_does_the_same() {
     let Some(real) = real_driver() else {

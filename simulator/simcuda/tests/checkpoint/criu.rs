@@ -9,7 +9,7 @@ use super::puppet::{CHECKPOINTED, LOCKED, Machine, Puppet, RUNNING, SUCCESS, is_
 
 /// CRIU as `cargo xtask setup` installs it, or of `CKPT_CRIU`; `None`, said loudly, where it cannot be used.
 fn criu() -> Option<PathBuf> {
-    let installed = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/criu/bin/criu");
+    let installed = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/criu/bin/criu");
     let path = std::env::var_os("CKPT_CRIU").map_or_else(installed, PathBuf::from);
     // SAFETY: geteuid has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
