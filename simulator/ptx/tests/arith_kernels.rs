@@ -211,7 +211,7 @@ where
     roundings.iter().copied().map(case).collect()
 }
 
-/// An integer type: its name, its width, and what the low bits of a word stand for in it.
+/// An integer type: its name, its width, and the value of a word's low bits.
 type Integer = (&'static str, u32, fn(u64) -> i128);
 
 const INTEGERS: [Integer; 6] = [
@@ -282,7 +282,7 @@ fn integer_cases() -> Vec<Case> {
         ("min", 2, |a, b, _| a.min(b)),
         ("max", 2, |a, b, _| a.max(b)),
         ("sad", 3, |a, b, c| c + (a - b).abs()),
-        // The result of a division by zero is nobody's business here.
+        // Division by zero is undefined and not compared.
         ("div", 2, |a, b, _| a / (b | 1)),
         ("rem", 2, |a, b, _| a % (b | 1)),
         ("abs", 1, |a, _, _| a.abs()),
@@ -305,34 +305,42 @@ fn integer_cases() -> Vec<Case> {
                 low(function(a, b, c), bits)
             }));
         }
-        cases.push(Case::new(
-            format!("mul.hi.{name} {{d}}, {{a}}, {{b}}"),
-            &[bits, bits],
-            bits,
-            move |[a, b, _]| {
-                let unsigned = (u128::from(a) * u128::from(b)) >> 64;
-                if name == "u64" { unsigned as u64 } else { low((value(a) * value(b)) >> bits, bits) }
-            },
-        ));
-        if bits < 64 {
-            let text = format!("mul.wide.{name} {{d}}, {{a}}, {{b}}");
-            cases.push(Case::new(text, &[bits, bits], 2 * bits, move |[a, b, _]| {
-                low(value(a) * value(b), 2 * bits)
-            }));
-        }
-        cases.push(Case::new(
-            format!("shr.{name} {{d}}, {{a}}, {{b}}"),
-            &[bits, 32],
-            bits,
-            move |[a, b, _]| low(value(a) >> (b as u32).min(64), bits),
-        ));
-        cases.push(Case::new(
-            format!("shl.b{bits} {{d}}, {{a}}, {{b}}"),
-            &[bits, 32],
-            bits,
-            move |[a, b, _]| low(value(a) << (b as u32).min(64), bits),
-        ));
+        cases.extend(products_and_shifts((name, bits, value)));
     }
+    cases.extend(bit_counts());
+    cases
+}
+
+/// High and wide products, and shifts.
+fn products_and_shifts((name, bits, value): Integer) -> Vec<Case> {
+    let mut cases = Vec::new();
+    cases.push(Case::new(
+        format!("mul.hi.{name} {{d}}, {{a}}, {{b}}"),
+        &[bits, bits],
+        bits,
+        move |[a, b, _]| {
+            let unsigned = (u128::from(a) * u128::from(b)) >> 64;
+            if name == "u64" { unsigned as u64 } else { low((value(a) * value(b)) >> bits, bits) }
+        },
+    ));
+    if bits < 64 {
+        let text = format!("mul.wide.{name} {{d}}, {{a}}, {{b}}");
+        cases.push(Case::new(text, &[bits, bits], 2 * bits, move |[a, b, _]| {
+            low(value(a) * value(b), 2 * bits)
+        }));
+    }
+    cases.push(Case::new(format!("shr.{name} {{d}}, {{a}}, {{b}}"), &[bits, 32], bits, move |[a, b, _]| {
+        low(value(a) >> (b as u32).min(64), bits)
+    }));
+    cases.push(Case::new(format!("shl.b{bits} {{d}}, {{a}}, {{b}}"), &[bits, 32], bits, move |[a, b, _]| {
+        low(value(a) << (b as u32).min(64), bits)
+    }));
+    cases
+}
+
+/// Population counts, leading zeros and reversals of bits.
+fn bit_counts() -> Vec<Case> {
+    let mut cases = Vec::new();
     for (bits, mask) in [(32, u64::from(u32::MAX)), (64, u64::MAX)] {
         cases.push(Case::new(format!("popc.b{bits} {{d}}, {{a}}"), &[bits], 32, move |[a, ..]| {
             u64::from((a & mask).count_ones())

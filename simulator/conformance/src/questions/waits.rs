@@ -10,12 +10,19 @@ use crate::gpu::Flag;
 use crate::vmm::{granularity, mapped, properties};
 use crate::{gpu, kernels, ok};
 
-/// A call that has not returned after this long is said to wait: the kernel runs until it is told to end.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// A call that has not returned after this long counts as waiting: the kernel runs until its flag is set.
+const RETURN_TIMEOUT: Duration = Duration::from_millis(300);
 
 type Call = Box<dyn FnOnce() -> Result + Send>;
 
-/// The calls, each with what it works on made beforehand.
+/// A call of the driver that has to succeed, with its name in the answer.
+macro_rules! row {
+    ($name:literal, $($driver_call:tt)+) => {
+        ($name, call(move || { ok!($($driver_call)+); Ok(()) }))
+    };
+}
+
+/// The calls, each with the objects that it needs.
 fn calls(stream: usize) -> Result<Vec<(&'static str, Call)>> {
     let unit = granularity()?;
     let (unmapped, _) = mapped(unit, false)?;
@@ -29,20 +36,8 @@ fn calls(stream: usize) -> Result<Vec<(&'static str, Call)>> {
     ok!(cuEventRecord(event as CUevent, stream as CUstream));
     let filled = gpu::alloc(4096)?;
     Ok(vec![
-        (
-            "cuMemUnmap",
-            call(move || {
-                ok!(cuMemUnmap(unmapped, unit));
-                Ok(())
-            }),
-        ),
-        (
-            "cuMemRelease",
-            call(move || {
-                ok!(cuMemRelease(handle));
-                Ok(())
-            }),
-        ),
+        row!("cuMemUnmap", cuMemUnmap(unmapped, unit)),
+        row!("cuMemRelease", cuMemRelease(handle)),
         ("cuMemSetAccess", call(move || crate::vmm::allow(address, unit, crate::vmm::READ_WRITE))),
         (
             "cuMemCreate",
@@ -53,72 +48,18 @@ fn calls(stream: usize) -> Result<Vec<(&'static str, Call)>> {
             }),
         ),
         ("cuMemAlloc", call(|| gpu::alloc(16 << 20).map(|_| ()))),
-        (
-            "cuMemFree",
-            call(move || {
-                ok!(cuMemFree_v2(plain));
-                Ok(())
-            }),
-        ),
+        row!("cuMemFree", cuMemFree_v2(plain)),
         ("cuMemHostAlloc", call(|| gpu::pinned(1 << 20).map(|_| ()))),
-        (
-            "cuMemFreeHost",
-            call(move || {
-                ok!(cuMemFreeHost(pinned as *mut c_void));
-                Ok(())
-            }),
-        ),
-        (
-            "cuMemHostUnregister",
-            call(move || {
-                ok!(cuMemHostUnregister(pages as *mut c_void));
-                Ok(())
-            }),
-        ),
+        row!("cuMemFreeHost", cuMemFreeHost(pinned as *mut c_void)),
+        row!("cuMemHostUnregister", cuMemHostUnregister(pages as *mut c_void)),
         ("cuModuleLoadData", call(|| gpu::module(kernels::MODULE).map(|_| ()))),
-        (
-            "cuModuleUnload",
-            call(move || {
-                ok!(cuModuleUnload(module as CUmodule));
-                Ok(())
-            }),
-        ),
+        row!("cuModuleUnload", cuModuleUnload(module as CUmodule)),
         ("cuStreamCreate", call(|| gpu::stream().map(|_| ()))),
-        (
-            "cuStreamDestroy (idle)",
-            call(move || {
-                ok!(cuStreamDestroy_v2(other as CUstream));
-                Ok(())
-            }),
-        ),
-        (
-            "cuEventDestroy (pending)",
-            call(move || {
-                ok!(cuEventDestroy_v2(event as CUevent));
-                Ok(())
-            }),
-        ),
-        (
-            "cuMemsetD8 (device)",
-            call(move || {
-                ok!(cuMemsetD8_v2(filled, 1, 4096));
-                Ok(())
-            }),
-        ),
-        (
-            "cuMemcpyDtoD",
-            call(move || {
-                ok!(cuMemcpyDtoD_v2(filled, filled + 2048, 2048));
-                Ok(())
-            }),
-        ),
-        (
-            "cuStreamDestroy (busy)",
-            call(move || {
-                ok!(cuStreamDestroy_v2(stream as CUstream));
-                Ok(())
-            }),
-        ),
+        row!("cuStreamDestroy (idle)", cuStreamDestroy_v2(other as CUstream)),
+        row!("cuEventDestroy (pending)", cuEventDestroy_v2(event as CUevent)),
+        row!("cuMemsetD8 (device)", cuMemsetD8_v2(filled, 1, 4096)),
+        row!("cuMemcpyDtoD", cuMemcpyDtoD_v2(filled, filled + 2048, 2048)),
+        row!("cuStreamDestroy (busy)", cuStreamDestroy_v2(stream as CUstream)),
     ])
 }
 
@@ -133,7 +74,7 @@ pub(super) fn what_waits() -> Result<String> {
     let names: Vec<_> = calls(gpu::stream()? as usize)?.into_iter().map(|(name, _)| name).collect();
     let mut answers = Vec::new();
     for (index, name) in names.iter().enumerate() {
-        // One that waits may let later ones wait for it: each gets a kernel of its own.
+        // A call that waits may make later calls wait for it, so each call gets a kernel of its own.
         let (flag, stream) = (Flag::new()?, gpu::stream()?);
         let (_, call) = calls(stream as usize)?.swap_remove(index);
         gpu::synchronize()?;
@@ -143,11 +84,11 @@ pub(super) fn what_waits() -> Result<String> {
         let thread = std::thread::spawn(move || -> Result {
             ok!(cuCtxSetCurrent(context as CUcontext));
             let outcome = call();
-            // The receiver may have gone on: that is an answer, too.
+            // The receiver may have timed out: that is an answer, too.
             let _ = done.send(());
             outcome
         });
-        let returned = wait_for.recv_timeout(PATIENCE).is_ok();
+        let returned = wait_for.recv_timeout(RETURN_TIMEOUT).is_ok();
         let took_us = start.elapsed().as_micros();
         flag.set(1);
         thread.join().unwrap_or_else(|_| failed("a thread panicked"))?;

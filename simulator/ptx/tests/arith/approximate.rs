@@ -72,7 +72,7 @@ fn special_values_of_reciprocals_and_roots() {
 }
 
 #[test]
-fn special_values_of_transcendental_functions() {
+fn special_values_of_sine_and_cosine() {
     check_table(
         "sin.approx",
         |a| ptx::sin_approx(a, false),
@@ -98,6 +98,10 @@ fn special_values_of_transcendental_functions() {
             (SIGNALLING, NAN),
         ],
     );
+}
+
+#[test]
+fn special_values_of_logarithm_and_exponential() {
     check_table(
         "lg2.approx",
         |a| ptx::lg2_approx(a, false),
@@ -136,6 +140,10 @@ fn special_values_of_transcendental_functions() {
         |a| ptx::ex2_approx(a, true),
         &[((-127f32).to_bits(), 0), ((-126f32).to_bits(), 0x0080_0000), (SIGN | SUBNORMAL, ONE)],
     );
+}
+
+#[test]
+fn special_values_of_hyperbolic_tangent() {
     check_table(
         "tanh.approx",
         ptx::tanh_approx,

@@ -12,12 +12,28 @@ fn used_bytes() -> u64 {
 }
 
 /// Whether the host has nothing mapped at the address.
-fn is_hole(address: u64) -> bool {
+fn is_unmapped(address: u64) -> bool {
     let mut residency = [0];
     let page = (address & !4095) as *mut c_void;
     // SAFETY: mincore reads nothing of the range, and writes a byte for its only page.
     let result = unsafe { libc::mincore(page, 1, residency.as_mut_ptr()) };
     result != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
+}
+
+/// Maps a page of host memory at an address that is free.
+fn map_other_memory_at(address: u64) {
+    // SAFETY: the range is free, and no other code in this process maps at addresses of its own choice.
+    let mapped = unsafe {
+        libc::mmap(
+            address as *mut c_void,
+            4096,
+            libc::PROT_READ,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+            -1,
+            0,
+        )
+    };
+    assert_eq!(mapped as u64, address);
 }
 
 fn open_files() -> Vec<String> {
@@ -61,29 +77,18 @@ fn contents_and_addresses_come_back() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(!maps.contains("/segment-") && !maps.contains("/ledger"));
     for address in [small, large, variable, range, range + PAGE, of_pool] {
-        assert!(is_hole(address));
+        assert!(is_unmapped(address));
     }
     assert!(span(small, 0).is_none());
-    assert!(!is_hole(host as u64));
-    // The hazard: what comes to lie in a hole is lost.
-    // SAFETY: the range is free, and nobody else in this process maps at addresses of their own choice.
-    let intruder = unsafe {
-        libc::mmap(
-            range as *mut c_void,
-            4096,
-            libc::PROT_READ,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
-            -1,
-            0,
-        )
-    };
-    assert_eq!(intruder as u64, range);
+    assert!(!is_unmapped(host as u64));
+    // The hazard: memory that is mapped into an unmapped range is lost.
+    map_other_memory_at(range);
 
     assert_eq!(attach(), Ok(()));
     assert_eq!(used_bytes(), used);
     for (value, address) in (1..).zip(places) {
         assert_eq!(peek(address, 0), value);
-        assert!(!is_hole(address));
+        assert!(!is_unmapped(address));
     }
     assert_eq!(peek(large + 1, 0), 0);
     unmap(range, PAGE).unwrap();

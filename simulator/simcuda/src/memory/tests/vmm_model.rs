@@ -116,14 +116,7 @@ impl Model {
                 self.sizes.push((handle, pages));
             }
             Step::FreeRange { range, wrong } if count > 0 => {
-                let range = range.index(count);
-                let (start, pages) = &self.ranges[range];
-                let is_allowed = !wrong && pages.iter().all(Option::is_none);
-                let size_bytes = (pages.len() as u64 + u64::from(wrong)) * PAGE;
-                assert_eq!(release_range(*start, size_bytes).is_ok(), is_allowed);
-                if is_allowed {
-                    self.ranges.swap_remove(range);
-                }
+                self.free_range(range.index(count), wrong);
             }
             Step::Release { handle } if !self.sizes.is_empty() => {
                 let (handle, _) = self.sizes[handle.index(self.sizes.len())];
@@ -137,35 +130,57 @@ impl Model {
             }
             Step::Unmap { range, page, pages } if count > 0 => {
                 let (range, page) = self.choose(range, page);
-                let is_allowed = pages > 0 && self.whole(range, page, pages);
-                let start = self.ranges[range].0 + page * PAGE;
-                assert_eq!(unmap(start, pages * PAGE), if is_allowed { Ok(()) } else { INVALID });
-                if is_allowed {
-                    self.ranges[range].1[page as usize..(page + pages) as usize].fill(None);
-                }
+                self.unmap(range, page, pages);
             }
             Step::SetAccess { range, page, pages, flags } if count > 0 => {
                 let (range, page) = self.choose(range, page);
-                let is_allowed = pages > 0 && flags != 2 && self.whole(range, page, pages);
-                let start = self.ranges[range].0 + page * PAGE;
-                let expected = if is_allowed { Ok(()) } else { INVALID };
-                assert_eq!(set_access(start, pages * PAGE, 0, flags), expected);
-                if is_allowed {
-                    let pages = &mut self.ranges[range].1[page as usize..(page + pages) as usize];
-                    pages.iter_mut().flatten().for_each(|page| page.flags = flags);
-                }
+                self.set_access(range, page, pages, flags);
             }
             Step::Retain { range, page } if count > 0 => {
                 let (range, page) = self.choose(range, page);
-                let (start, pages) = &self.ranges[range];
-                let expected = pages[page as usize].map(|page| page.handle);
-                assert_eq!(retain(start + page * PAGE + 17).ok(), expected);
-                if let Some(handle) = expected {
-                    let size = self.sizes.iter().find(|(known, _)| *known == handle).unwrap().1;
-                    self.handles.entry(handle).or_insert((0, size)).0 += 1;
-                }
+                self.retain(range, page);
             }
             _ => {}
+        }
+    }
+
+    fn free_range(&mut self, range: usize, wrong: bool) {
+        let (start, pages) = &self.ranges[range];
+        let is_allowed = !wrong && pages.iter().all(Option::is_none);
+        let size_bytes = (pages.len() as u64 + u64::from(wrong)) * PAGE;
+        assert_eq!(release_range(*start, size_bytes).is_ok(), is_allowed);
+        if is_allowed {
+            self.ranges.swap_remove(range);
+        }
+    }
+
+    fn unmap(&mut self, range: usize, page: u64, pages: u64) {
+        let is_allowed = pages > 0 && self.whole(range, page, pages);
+        let start = self.ranges[range].0 + page * PAGE;
+        assert_eq!(unmap(start, pages * PAGE), if is_allowed { Ok(()) } else { INVALID });
+        if is_allowed {
+            self.ranges[range].1[page as usize..(page + pages) as usize].fill(None);
+        }
+    }
+
+    fn set_access(&mut self, range: usize, page: u64, pages: u64, flags: u32) {
+        let is_allowed = pages > 0 && flags != 2 && self.whole(range, page, pages);
+        let start = self.ranges[range].0 + page * PAGE;
+        let expected = if is_allowed { Ok(()) } else { INVALID };
+        assert_eq!(set_access(start, pages * PAGE, 0, flags), expected);
+        if is_allowed {
+            let pages = &mut self.ranges[range].1[page as usize..(page + pages) as usize];
+            pages.iter_mut().flatten().for_each(|page| page.flags = flags);
+        }
+    }
+
+    fn retain(&mut self, range: usize, page: u64) {
+        let (start, pages) = &self.ranges[range];
+        let expected = pages[page as usize].map(|page| page.handle);
+        assert_eq!(retain(start + page * PAGE + 17).ok(), expected);
+        if let Some(handle) = expected {
+            let size = self.sizes.iter().find(|(known, _)| *known == handle).unwrap().1;
+            self.handles.entry(handle).or_insert((0, size)).0 += 1;
         }
     }
 
