@@ -5,10 +5,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, mpsc};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 
 use crate::check::Check;
 use crate::report::{Line, Outcome, Report};
@@ -37,14 +38,14 @@ pub fn all(lib: &Path, checks: &[&Check], jobs: usize) -> Result<Report> {
             while let Some(check) = checks.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let line = one(lib, check);
                 println!("{}", line.text());
-                lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(line);
+                lines.lock().push(line);
             }
         };
         for _ in 0..jobs {
             scope.spawn(worker);
         }
     });
-    let mut lines = lines.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut lines = lines.into_inner();
     lines.sort_by_key(|line| checks.iter().position(|check| check.name == line.name));
     Ok(Report { library: lib.display().to_string(), driver_version, device, checks: lines })
 }

@@ -17,8 +17,9 @@ mod wait;
 mod warp;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+
+use parking_lot::Mutex;
 
 use crate::error::Fault;
 use crate::memory::{Memory, WindowCache};
@@ -107,7 +108,7 @@ impl Launch<'_> {
                 work(0);
             });
         }
-        match kernel.fault.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match kernel.fault.into_inner() {
             Some(fault) => Err(fault),
             None => Ok(()),
         }
@@ -193,7 +194,7 @@ fn run_in_order(
 impl Kernel<'_> {
     /// Keeps the first fault and makes everything stop.
     fn fail(&self, fault: Fault) {
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
+        self.fault.lock().get_or_insert(fault);
         self.stop.store(true, Ordering::Relaxed);
     }
 

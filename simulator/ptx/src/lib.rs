@@ -9,12 +9,15 @@
 //!
 //! Facts about PTX are from NVIDIA's "PTX ISA" 8.7 to 9.1 unless a comment names another source.
 
+#![deny(unsafe_code)]
+
 pub mod arith;
 mod compute;
 mod error;
 mod exec;
 mod ir;
 mod lex;
+#[expect(unsafe_code, reason = "device memory is shared with other threads and processes")]
 mod memory;
 mod module;
 mod parse;

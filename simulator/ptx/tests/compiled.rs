@@ -17,14 +17,10 @@ fn for_each_target(source: &str, check: impl Fn(&str)) {
     assert!(targets >= 3, "{source}");
 }
 
-/// Numbers that look random and are the same each time.
-fn noise(count: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 8) as f32 / (1 << 24) as f32 - 0.5
-    };
-    (0..count).map(|_| next()).collect()
+/// Reproducible random numbers from -0.5 to 0.5.
+fn noise(count: usize, seed: u64) -> Vec<f32> {
+    let mut numbers = fastrand::Rng::with_seed(seed);
+    std::iter::repeat_with(|| numbers.f32() - 0.5).take(count).collect()
 }
 
 fn assert_near(actual: &[f32], expected: &[f32], relative: f32) {
@@ -399,7 +395,7 @@ fn printing_and_asserting() {
         let image = image(text, &mut memory);
         let shape = Shape { workers: 1, ..Shape::new(2, 4) };
         launch(&image, "say", &shape, &[arg(7i32), arg(2.5f64), arg(0u64)], &memory).unwrap();
-        let printed = String::from_utf8(memory.printed.lock().unwrap().clone()).unwrap();
+        let printed = String::from_utf8(memory.printed.lock().clone()).unwrap();
         let line =
             |thread: u32, block: u32| format!("thread {thread} of block {block}:  2.50 word 10000000000\n");
         assert_eq!(printed, [line(7, 0), line(9, 0), line(7, 1), line(9, 1)].concat());

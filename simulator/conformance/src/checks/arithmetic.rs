@@ -1,5 +1,7 @@
 //! Arithmetic of kernels, bit by bit, against the host's.
 
+use fastrand::Rng;
+
 use crate::check::{Check, Result, check, expect_equal};
 use crate::rounding::{Mode, add32, add64, div32, div64, fma32, fma64, mul32, mul64};
 use crate::{ensure, gpu, kernels};
@@ -48,33 +50,16 @@ pub const CHECKS: &[Check] = &[
     check("arithmetic/approximate", "approximations keep the errors that the PTX ISA states", approximate),
 ];
 
-/// Numbers that look random and are the same each time.
-struct Sequence(u64);
+/// An f32 between 2^-12 and 2^12, of either sign.
+fn random_f32(numbers: &mut Rng) -> f32 {
+    let bits = numbers.u32(..);
+    f32::from_bits((bits & 0x807f_ffff) | ((115 + (bits >> 23) % 24) << 23))
+}
 
-impl Sequence {
-    fn next(&mut self) -> u64 {
-        // The step and the finaliser of SplitMix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn next32(&mut self) -> u32 {
-        self.next() as u32
-    }
-
-    /// An f32 between 2^-12 and 2^12, of either sign.
-    fn single(&mut self) -> f32 {
-        let bits = self.next32();
-        f32::from_bits((bits & 0x807f_ffff) | ((115 + (bits >> 23) % 24) << 23))
-    }
-
-    /// An f64 between 2^-12 and 2^12, of either sign.
-    fn double(&mut self) -> f64 {
-        let bits = self.next();
-        f64::from_bits((bits & 0x800f_ffff_ffff_ffff) | ((1011 + (bits >> 52) % 24) << 52))
-    }
+/// An f64 between 2^-12 and 2^12, of either sign.
+fn random_f64(numbers: &mut Rng) -> f64 {
+    let bits = numbers.u64(..);
+    f64::from_bits((bits & 0x800f_ffff_ffff_ffff) | ((1011 + (bits >> 52) % 24) << 52))
 }
 
 const THREADS: usize = 256;
@@ -98,16 +83,16 @@ fn run<T: Copy, U: Copy + Default>(
 }
 
 fn integer32() -> Result {
-    let mut numbers = Sequence(1);
+    let mut numbers = Rng::with_seed(1);
     let edges = [0, 1, 0x7fff_ffff, 0x8000_0001, 0xffff_ffff, 0xffff, 0x1_0000, 31];
-    let mut a: Vec<u32> = (0..THREADS).map(|_| numbers.next32()).collect();
-    let mut b: Vec<u32> = (0..THREADS).map(|_| numbers.next32() >> (numbers.next32() % 31)).collect();
+    let mut a: Vec<u32> = (0..THREADS).map(|_| numbers.u32(..)).collect();
+    let mut b: Vec<u32> = (0..THREADS).map(|_| numbers.u32(..) >> (numbers.u32(..) % 31)).collect();
     for (index, edge) in edges.iter().enumerate() {
         a[index] = *edge;
         b[8 + index] = *edge;
     }
     b.iter_mut().for_each(|b| *b = (*b).max(1));
-    let c: Vec<u32> = (0..THREADS).map(|_| numbers.next32() % 70).collect();
+    let c: Vec<u32> = (0..THREADS).map(|_| numbers.u32(..) % 70).collect();
     let results = run::<u32, u32>(kernels::INTEGER, "integer32", [&a, &b, &c], 29)?;
     for (index, got) in results.iter().enumerate() {
         let (a, b, c) = (a[index], b[index], c[index]);
@@ -153,10 +138,10 @@ fn integer32() -> Result {
 }
 
 fn integer64() -> Result {
-    let mut numbers = Sequence(2);
-    let a: Vec<u64> = (0..THREADS).map(|_| numbers.next() >> (numbers.next() % 60)).collect();
-    let b: Vec<u64> = (0..THREADS).map(|_| (numbers.next() >> (numbers.next() % 60)).max(1)).collect();
-    let c: Vec<u64> = (0..THREADS).map(|_| numbers.next() % 80).collect();
+    let mut numbers = Rng::with_seed(2);
+    let a: Vec<u64> = (0..THREADS).map(|_| numbers.u64(..) >> (numbers.u64(..) % 60)).collect();
+    let b: Vec<u64> = (0..THREADS).map(|_| (numbers.u64(..) >> (numbers.u64(..) % 60)).max(1)).collect();
+    let c: Vec<u64> = (0..THREADS).map(|_| numbers.u64(..) % 80).collect();
     let results = run::<u64, u64>(kernels::INTEGER, "integer64", [&a, &b, &c], 13)?;
     for (index, got) in results.iter().enumerate() {
         let (a, b, c) = (a[index], b[index], c[index]);
@@ -213,7 +198,7 @@ fn expect_bits64(what: &str, got: f64, wanted: f64) -> Result {
 }
 
 fn single() -> Result {
-    let mut numbers = Sequence(3);
+    let mut numbers = Rng::with_seed(3);
     let special = [
         0.0,
         -0.0,
@@ -226,10 +211,10 @@ fn single() -> Result {
         f32::NAN,
         -1.5,
     ];
-    let any = |numbers: &mut Sequence| f32::from_bits(numbers.next32());
+    let any = |numbers: &mut Rng| f32::from_bits(numbers.u32(..));
     let mut a: Vec<f32> = (0..THREADS).map(|_| any(&mut numbers)).collect();
     let mut b: Vec<f32> = (0..THREADS).map(|_| any(&mut numbers)).collect();
-    let c: Vec<f32> = (0..THREADS).map(|_| numbers.single()).collect();
+    let c: Vec<f32> = (0..THREADS).map(|_| random_f32(&mut numbers)).collect();
     for index in 0..100 {
         (a[index], b[index]) = (special[index % 10], special[index / 10]);
     }
@@ -250,12 +235,12 @@ fn single() -> Result {
 }
 
 fn double() -> Result {
-    let mut numbers = Sequence(4);
-    let any = |numbers: &mut Sequence| f64::from_bits(numbers.next());
+    let mut numbers = Rng::with_seed(4);
+    let any = |numbers: &mut Rng| f64::from_bits(numbers.u64(..));
     let a: Vec<f64> = (0..THREADS).map(|_| any(&mut numbers)).collect();
     let b: Vec<f64> = (0..THREADS).map(|_| any(&mut numbers)).collect();
-    let c: Vec<f64> = (0..THREADS).map(|_| numbers.double()).collect();
-    let near: Vec<f64> = (0..THREADS).map(|_| numbers.double()).collect();
+    let c: Vec<f64> = (0..THREADS).map(|_| random_f64(&mut numbers)).collect();
+    let near: Vec<f64> = (0..THREADS).map(|_| random_f64(&mut numbers)).collect();
     for (a, b) in [(&a, &b), (&near, &c), (&c, &a)] {
         let results = run::<f64, f64>(kernels::FLOAT, "double", [a, b, &c], 11)?;
         for (index, got) in results.iter().enumerate() {
@@ -284,8 +269,8 @@ fn double() -> Result {
 const MODES: [Mode; 3] = [Mode::Zero, Mode::Minus, Mode::Plus];
 
 fn single_modes() -> Result {
-    let mut numbers = Sequence(5);
-    let mut draw = || (0..THREADS).map(|_| numbers.single()).collect::<Vec<f32>>();
+    let mut numbers = Rng::with_seed(5);
+    let mut draw = || (0..THREADS).map(|_| random_f32(&mut numbers)).collect::<Vec<f32>>();
     let (a, b, c) = (draw(), draw(), draw());
     let results = run::<f32, f32>(kernels::FLOAT, "single_modes", [&a, &b, &c], 12)?;
     for (index, got) in results.iter().enumerate() {
@@ -302,8 +287,8 @@ fn single_modes() -> Result {
 }
 
 fn double_modes() -> Result {
-    let mut numbers = Sequence(6);
-    let mut draw = || (0..THREADS).map(|_| numbers.double()).collect::<Vec<f64>>();
+    let mut numbers = Rng::with_seed(6);
+    let mut draw = || (0..THREADS).map(|_| random_f64(&mut numbers)).collect::<Vec<f64>>();
     let (a, b, c) = (draw(), draw(), draw());
     let results = run::<f64, f64>(kernels::FLOAT, "double_modes", [&a, &b, &c], 12)?;
     for (index, got) in results.iter().enumerate() {
@@ -429,10 +414,10 @@ fn flush() -> Result {
 }
 
 fn approximate() -> Result {
-    let mut numbers = Sequence(7);
+    let mut numbers = Rng::with_seed(7);
     let mut draw = |low: f32, high: f32| -> Vec<f32> {
         let unit = |bits: u32| f32::from_bits(0x3f80_0000 | (bits >> 9)) - 1.0;
-        (0..THREADS).map(|_| low + (high - low) * unit(numbers.next32())).collect()
+        (0..THREADS).map(|_| low + (high - low) * unit(numbers.u32(..))).collect()
     };
     let (a, b, c) = (draw(-20.0, 20.0), draw(0.01, 1000.0), draw(-3.1, 3.1));
     let results = run::<f32, f32>(kernels::FLOAT, "approximate", [&a, &b, &c], 6)?;

@@ -2,9 +2,10 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::any::Any;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
+use parking_lot::Mutex;
 use simcuda_ptx::{Fault, Image, Launch, Memory, Module, Window};
 
 /// 16 bytes of device memory, aligned as windows are.
@@ -105,7 +106,7 @@ unsafe impl Memory for TestMemory {
     }
 
     fn print(&self, text: &[u8]) {
-        self.printed.lock().unwrap().extend(text);
+        self.printed.lock().extend(text);
     }
 }
 

@@ -128,10 +128,10 @@ pub(super) fn order(nodes: &[ExecNode], seed: Option<u64>) -> Vec<usize> {
     }
     let mut ready: BTreeSet<usize> = (0..nodes.len()).filter(|place| missing[*place] == 0).collect();
     let mut order = Vec::with_capacity(nodes.len());
-    let mut random = seed.map(Random);
+    let mut random = seed.map(fastrand::Rng::with_seed);
     while let Some(first) = ready.first().copied() {
         let place = match &mut random {
-            Some(random) => *ready.iter().nth(random.below(ready.len())).unwrap_or(&first),
+            Some(random) => *ready.iter().nth(random.usize(..ready.len())).unwrap_or(&first),
             None => first,
         };
         ready.remove(&place);
@@ -144,19 +144,6 @@ pub(super) fn order(nodes: &[ExecNode], seed: Option<u64>) -> Vec<usize> {
         }
     }
     order
-}
-
-/// splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (bits ^ (bits >> 31)) as usize % bound
-    }
 }
 
 // ---- instantiation ----

@@ -240,13 +240,10 @@ fn run(stream: &Arc<Stream>, job: Job) {
     stream.queue.progress.publish(job.ticket);
 }
 
-/// A delay of less than 2 ms that depends on the arguments only (the finaliser of SplitMix64).
+/// A delay of less than 2 ms that depends on the arguments only.
 fn jitter(seed: u64, stream_number: u64, ticket: u64) -> Duration {
-    let mut mixed = seed ^ stream_number.rotate_left(40) ^ ticket;
-    for factor in [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb] {
-        mixed = (mixed ^ (mixed >> 30)).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(factor);
-    }
-    Duration::from_nanos((mixed ^ (mixed >> 31)) % 2_000_000)
+    let mut numbers = fastrand::Rng::with_seed(seed ^ stream_number.rotate_left(40) ^ ticket);
+    Duration::from_nanos(numbers.u64(..2_000_000))
 }
 
 /// Runs `start` with all signals blocked, which a thread that it starts inherits: a program's signals must
