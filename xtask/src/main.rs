@@ -38,7 +38,7 @@ enum Command {
     Bench(bench::Args),
     /// Checkpoint and kill a job hundreds of times; it has to end as if nothing had been, and nothing may grow
     Soak(soak::Args),
-    /// Build simcuda, the stand-in for a GPU, and print where its libcuda.so.1 is
+    /// Build simcuda, the simulated CUDA driver, and print where its libcuda.so.1 is
     Simcuda,
     /// Check simcuda, or another CUDA driver, against CUDA's documentation
     Conformance(conformance::Args),

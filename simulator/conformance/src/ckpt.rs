@@ -36,7 +36,7 @@ pub fn restore(pid: i32) -> Result {
     Ok(())
 }
 
-/// Lets it go on.
+/// Lets the process resume.
 pub fn unlock(pid: i32) -> Result {
     ok!(cuCheckpointProcessUnlock(pid, std::ptr::null_mut()));
     Ok(())

@@ -58,10 +58,10 @@ impl Helper {
         i32::try_from(self.child.id()).expect("process IDs are positive and small")
     }
 
-    /// Has a command done and gives what came of it.
+    /// Sends a command and waits for its answer.
     pub fn ask(&mut self, command: &str) -> Result<String> {
-        self.tell(command)?;
-        self.hear()
+        self.send_command(command)?;
+        self.read_answer()
     }
 
     /// As [`Helper::ask`], for a number.
@@ -71,12 +71,12 @@ impl Helper {
     }
 
     /// Sends a command without waiting for its answer.
-    pub fn tell(&mut self, command: &str) -> Result {
+    pub fn send_command(&mut self, command: &str) -> Result {
         writeln!(self.commands, "{command}").map_err(broken(command))
     }
 
     /// Waits for an answer.
-    pub fn hear(&mut self) -> Result<String> {
+    pub fn read_answer(&mut self) -> Result<String> {
         loop {
             let mut line = String::new();
             if self.answers.read_line(&mut line).map_err(broken("answer"))? == 0 {
@@ -103,7 +103,7 @@ impl Helper {
         receive_descriptor(&self.socket).map_err(broken("receiving a descriptor"))
     }
 
-    /// Ends the process as `kill -9` does, and waits until it is gone.
+    /// Kills the process with SIGKILL and waits for its end.
     pub fn kill(&mut self) -> Result {
         self.child.kill().map_err(broken("kill"))?;
         self.child.wait().map_err(broken("wait"))?;
@@ -113,7 +113,7 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // It may be gone already, which is what is wanted.
+        // An error means that the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

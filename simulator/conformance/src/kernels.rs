@@ -4,7 +4,7 @@
 pub const BASIC: &str = concat!(include_str!("../kernels/basic.ptx"), "\0");
 /// Variables, constants, dynamic shared memory, parameters.
 pub const MODULE: &str = concat!(include_str!("../kernels/module.ptx"), "\0");
-/// Kernels that spoil their context.
+/// Kernels that cause a sticky error of their context.
 pub const FAULTS: &str = concat!(include_str!("../kernels/faults.ptx"), "\0");
 /// Integer arithmetic.
 pub const INTEGER: &str = concat!(include_str!("../kernels/integer.ptx"), "\0");

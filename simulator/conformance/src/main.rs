@@ -3,7 +3,7 @@
 //! Each check calls the driver API as a small C program would and compares what comes with what CUDA's
 //! documentation says. It runs in a process of its own, because cuInit, errors that stay and crashes belong to a
 //! process. Checks whose right result is not documented are questions: what comes is their answer, and on a real
-//! GPU it settles what the stand-in driver has to assume.
+//! GPU it settles what the simulated driver has to assume.
 //!
 //! Exit code: 0, 1 if a check failed, 2 for bad input.
 
@@ -41,19 +41,19 @@ struct Cli {
     /// Write all outcomes to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Only tell the names of the checks and what each shows
+    /// Only list the checks, with what each one shows
     #[arg(long)]
     list: bool,
     /// How many checks run at a time; more than one only on a driver that gives each its own device
     #[arg(long, value_name = "N", default_value_t = 1)]
     jobs: usize,
-    /// Only these; a name that ends with / stands for all of its area
+    /// Only these checks; a name that ends with / selects a whole area
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Run one check in this process (the program calls itself with it)
+    /// Run one check in this process (used internally)
     #[arg(long, hide = true, value_name = "NAME")]
     check: Option<String>,
-    /// Play a part in a check that needs a second process
+    /// Be the second process of a check (used internally)
     #[arg(long, hide = true, num_args = 1.., value_name = "ROLE")]
     role: Option<Vec<String>>,
 }
@@ -82,7 +82,7 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         let width = chosen.iter().map(|check| check.name.len()).max().unwrap_or(0);
         let list: String =
             chosen.iter().map(|check| format!("{:width$}  {}\n", check.name, check.shows)).collect();
-        // Whoever reads may have seen enough.
+        // The reader may have closed the pipe.
         let _ = std::io::stdout().write_all(list.as_bytes());
         return Ok(ExitCode::SUCCESS);
     }
@@ -99,7 +99,7 @@ fn perform(cli: Cli) -> Result<ExitCode> {
 
 fn find<'a>(all: &[&'a Check], name: &str) -> Result<&'a Check> {
     let found = all.iter().find(|check| check.name == name);
-    found.copied().with_context(|| format!("there is no check {name:?}; --list tells them"))
+    found.copied().with_context(|| format!("there is no check {name:?}; --list names all"))
 }
 
 fn choose<'a>(all: &[&'a Check], names: &[String]) -> Result<Vec<&'a Check>> {
@@ -112,7 +112,7 @@ fn choose<'a>(all: &[&'a Check], names: &[String]) -> Result<Vec<&'a Check>> {
             let area = all.iter().filter(|check| check.name.starts_with(name.as_str()));
             let before = chosen.len();
             chosen.extend(area.copied());
-            anyhow::ensure!(chosen.len() > before, "there is no area {name:?}; --list tells the checks");
+            anyhow::ensure!(chosen.len() > before, "there is no area {name:?}; --list names the checks");
         } else {
             chosen.push(find(all, name)?);
         }
@@ -120,9 +120,9 @@ fn choose<'a>(all: &[&'a Check], names: &[String]) -> Result<Vec<&'a Check>> {
     Ok(chosen)
 }
 
-/// Runs one check and tells its outcome as the last line of standard output.
+/// Runs one check and prints its outcome as the last line of standard output.
 fn check_here(lib: &std::path::Path, check: &Check) -> Result<ExitCode> {
-    // Whoever interrupts the suite does not leave checks behind.
+    // Checks end with the suite when it is interrupted.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     gpu::load(lib)?;
     let outcome = match &check.body {

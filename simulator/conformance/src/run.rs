@@ -15,11 +15,11 @@ use crate::check::Check;
 use crate::report::{Line, Outcome, Report};
 use crate::roles;
 
-/// How a check's process begins the line that tells the outcome.
+/// The prefix of the line in which a check's process reports its outcome.
 pub const OUTCOME: &str = "conformance-outcome ";
 
-/// For one check, seconds: longer than any takes on a machine that does other things too. Where several may
-/// hang and there is little time, the variable says how long.
+/// The time limit of one check, in seconds: generous, for a busy machine. The variable sets a shorter limit where
+/// several checks may hang.
 const LIMIT_S: u64 = 120;
 const LIMIT_VARIABLE: &str = "CONFORMANCE_LIMIT_S";
 
@@ -28,7 +28,7 @@ fn limit() -> Duration {
     Duration::from_secs(own.unwrap_or(LIMIT_S))
 }
 
-/// Runs the checks, `jobs` at a time, and tells each as it is done.
+/// Runs the checks, `jobs` at a time, and prints each result as it arrives.
 pub fn all(lib: &Path, checks: &[&Check], jobs: usize) -> Result<Report> {
     let (driver_version, device) = identify(lib)?;
     let next = AtomicUsize::new(0);
@@ -71,7 +71,7 @@ fn one(lib: &Path, check: &Check) -> Line {
 }
 
 fn run(lib: &Path, check: &Check) -> Result<Outcome> {
-    // The stand-in driver keeps a device's memory in a directory: one for each check makes them independent.
+    // The simulated driver keeps a device's memory in a directory: one for each check makes them independent.
     let parent = if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
     let directory = tempfile::Builder::new().prefix("conformance-").tempdir_in(parent)?;
     let stderr_file = directory.path().join("stderr");

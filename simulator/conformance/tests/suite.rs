@@ -1,4 +1,4 @@
-//! The whole suite against the stand-in driver, and against a real one where there is one.
+//! The whole suite against the simulated driver, and against a real one where there is one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::process::Command;
 use cuda_abi::ENTRY_POINTS;
 use object::{Object, ObjectSymbol};
 
-/// Why a check may be skipped on the stand-in driver. Everything else must pass or be an answer.
+/// Why a check may be skipped on the simulated driver. Everything else must pass or be an answer.
 const SKIPPED: &[&str] = &[];
 
-/// The stand-in driver, as `cargo xtask test` builds it.
+/// The simulated driver, as `cargo xtask test` builds it.
 fn simcuda() -> PathBuf {
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/simcuda/libcuda.so.1");
     let path = std::env::var_os("CKPT_TEST_LIBCUDA").map_or_else(default, PathBuf::from);
@@ -47,7 +47,7 @@ fn run_with(library: &Path, arguments: &[&str], environment: &[(&str, &Path)]) -
     let mut command = conformance();
     command.arg("--lib").arg(library).arg("--json").arg(&file).args(arguments);
     command.envs(environment.iter().copied());
-    // Only the stand-in driver knows these.
+    // Only the simulated driver knows these.
     command.envs([("SIMCUDA_DEVICES", "2"), ("SIMCUDA_MEMORY", "4GiB")]);
     let output = command.output().unwrap();
     print!("{}", String::from_utf8_lossy(&output.stdout));
@@ -61,7 +61,7 @@ fn run_with(library: &Path, arguments: &[&str], environment: &[(&str, &Path)]) -
 }
 
 #[test]
-fn the_stand_in_driver_passes() {
+fn the_simulated_driver_driver_passes() {
     let jobs = std::thread::available_parallelism().unwrap().to_string();
     let outcomes = run(&simcuda(), &["--jobs", &jobs]);
     let wrong: Vec<_> = outcomes
@@ -118,9 +118,9 @@ fn the_driver_behind_the_interposer_is_still_the_driver() {
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
-/// Where both drivers differ, the stand-in is wrong: see simulator/README.md.
+/// Where both drivers differ, the simulated one is wrong: see simulator/README.md.
 #[test]
-fn a_real_driver_passes_and_the_stand_in_does_the_same() {
+fn a_real_driver_passes_and_the_simulated_driver_does_the_same() {
     let Some(real) = real_driver() else {
         eprintln!("there is no real libcuda.so.1 here: not compared");
         return;
@@ -131,9 +131,9 @@ fn a_real_driver_passes_and_the_stand_in_does_the_same() {
     for (name, (outcome, text)) in &real {
         let (other, other_text) = &stand_in[name];
         if outcome != other {
-            different.push(format!("{name}: real {outcome} {text}; stand-in {other} {other_text}"));
+            different.push(format!("{name}: real {outcome} {text}; simulated {other} {other_text}"));
         } else if outcome == "answer" {
-            println!("{name}:\n    real     {text}\n    stand-in {other_text}");
+            println!("{name}:\n    real      {text}\n    simulated {other_text}");
         }
     }
     // A real machine may lack a second device, or a driver that is new enough.
@@ -155,7 +155,7 @@ fn symbols(library: &Path) -> Vec<String> {
 }
 
 #[test]
-fn the_stand_in_driver_exports_exactly_the_table() {
+fn the_simulated_driver_driver_exports_exactly_the_table() {
     let mut wanted: Vec<String> = ENTRY_POINTS
         .iter()
         .flat_map(|row| [Some(row.symbol), row.per_thread.map(|(symbol, _)| symbol)])
@@ -204,7 +204,7 @@ fn a_driver_that_errs_is_exit_code_1() {
 fn a_driver_that_dies_is_a_failed_check() {
     let directory = tempfile::tempdir().unwrap();
     let (source, library) = (directory.path().join("driver.c"), directory.path().join("libcuda.so.1"));
-    // It lives long enough to tell who it is, and dies when asked for memory.
+    // It answers the question for its identity, and crashes at the first allocation.
     let text = "#include <stdlib.h>
         #include <string.h>
         int cuDriverGetVersion(int *version) { *version = 12000; return 0; }

@@ -67,7 +67,7 @@ pub enum Fault {
         /// Who did it.
         site: Site,
     },
-    /// An instruction that cannot be executed as it stands, such as a barrier with an impossible thread count.
+    /// An instruction that cannot be executed as written, such as a barrier with an impossible thread count.
     #[error("illegal instruction: {reason} (line {line}, {site})")]
     IllegalInstruction {
         /// What is wrong with it.

@@ -1,7 +1,7 @@
 //! What a function body is parsed to: instructions whose operands are indexes.
 //!
 //! Registers are rows of 32 lanes. A row holds a value of up to 64 bits per lane; bits above a value's width are
-//! undefined, so that whoever reads it truncates. Predicates are masks, one bit per lane. A `.b128` register is two
+//! undefined, so that every reader truncates. Predicates are masks, one bit per lane. A `.b128` register is two
 //! rows, the low half first. Arithmetic is a closure that was chosen, with its types and modifiers, when the
 //! text was parsed: nothing is decoded at run time but the kind of instruction.
 
@@ -30,7 +30,7 @@ pub(crate) enum Condition {
     Constant(bool),
 }
 
-/// What a name of the module stands for.
+/// What a name of the module refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Symbol {
     /// Index into the module's variables in global and constant memory.

@@ -23,7 +23,7 @@ pub(crate) enum Token<'a> {
     End,
 }
 
-/// A token and the line that it stands on.
+/// A token and its line.
 #[derive(Clone, Debug)]
 pub(crate) struct Spanned<'a> {
     pub(crate) token: Token<'a>,

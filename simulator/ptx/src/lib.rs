@@ -1,6 +1,6 @@
 //! PTX on the CPU: text is parsed to a [`Module`], and a [`Launch`] executes one of its kernels.
 //!
-//! There is no CUDA in here: the driver hands in device memory ([`Memory`]) and the addresses of the module's
+//! There is no CUDA in here: the driver supplies device memory ([`Memory`]) and the addresses of the module's
 //! variables ([`Image`]). A warp executes 32 lanes at once; each lane has its own program counter, as on Volta and
 //! later. Anything that is not understood is a [`ParseError`] with its line; nothing is skipped silently.
 //!

@@ -12,7 +12,7 @@ use crate::ir::Order;
 /// A window may be asked for by several threads at once.
 ///
 /// # Safety
-/// Every window that is handed out keeps what [`Window`] promises: a launch reads and writes through it.
+/// Every window that is returned keeps what [`Window`] promises: a launch reads and writes through it.
 pub unsafe trait Memory: Sync {
     /// The window that contains `address`, if there is one.
     fn window(&self, address: u64) -> Option<Window>;
@@ -122,7 +122,7 @@ macro_rules! cell {
         let cell: *mut u8 = $cells.0.wrapping_add($offset as usize);
         // SAFETY: `WindowCache::cells` checked that the access lies in a window, whose backing is valid for as long
         // as the cache holds it; the address is aligned to the cell, and host and device address agree modulo 16;
-        // whoever else accesses the memory does it through atomics (`Window`).
+        // every other access to the memory is atomic (`Window`).
         unsafe { <$atomic>::from_ptr(cell.cast()) }
     }};
 }

@@ -200,7 +200,7 @@ impl Module {
         self.externs.iter().filter(|name| name.definition.is_none()).map(|name| name.name.as_str())
     }
 
-    /// What a symbol stands for once externals are looked up; none if it is not defined.
+    /// What a symbol refers to once externals are resolved; none if it is not defined.
     pub(crate) fn resolve(&self, symbol: Symbol) -> Option<Symbol> {
         match symbol {
             Symbol::Extern(index) => self.externs[index as usize].definition,

@@ -148,7 +148,7 @@ impl<'t> Parser<'_, 't> {
         u32::try_from(value).or_else(|_| self.error(format!("{what} {value} is too large")))
     }
 
-    /// Passes over what belongs to debuggers and stands alone on its line.
+    /// Skips lines that are for debuggers only.
     fn skip_line(&mut self) {
         let line = self.line();
         while self.line() == line && *self.peek() != Token::End {

@@ -23,7 +23,7 @@ pub(crate) struct Context {
     flags: AtomicU32,
     api_version: u32,
     destroyed: AtomicBool,
-    /// The first error that spoilt the context; 0 while there is none.
+    /// The sticky error of the context; 0 while there is none.
     error: AtomicU32,
     limits: Mutex<[usize; LIMITS]>,
     cache_config: AtomicU32,
@@ -103,7 +103,7 @@ impl Context {
     /// Whether the context can still be used.
     ///
     /// # Errors
-    /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`, or the error that spoilt it.
+    /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`, or its sticky error.
     pub(crate) fn check(&self) -> Result {
         if self.destroyed.load(Ordering::Acquire) {
             return Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
@@ -173,7 +173,7 @@ pub(crate) fn all() -> Vec<Arc<Context>> {
     CONTEXTS.all()
 }
 
-/// The device is gone: every context is spoilt, and there will be no new one.
+/// The device is lost: every context is unusable, and no new one can be created.
 pub(crate) fn lose_all(error: Error) {
     LOST.store(error as u32, Ordering::Release);
     for context in all() {
@@ -457,7 +457,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(ordinal: CUdevice) -> Result {
     let mut state = device.primary.state.lock();
     if let Some(context) = state.context.take() {
         destroy(&context)?;
-        // It stays retained: the handle goes on with an empty context (CUDA driver API reference).
+        // It stays retained: the handle then refers to an empty context (CUDA driver API reference).
         if state.retained > 0 {
             state.context = Some(device.primary.make(device));
         }

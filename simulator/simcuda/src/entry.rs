@@ -16,7 +16,7 @@ thread_local! {
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether every call and its result, and what a kernel did wrong, are told on standard error
+/// Whether every call and its result, and what a kernel did wrong, are reported on standard error
 /// (`SIMCUDA_TRACE=1`).
 pub(crate) fn tracing() -> bool {
     static TRACING: LazyLock<bool> =
@@ -32,7 +32,7 @@ pub(crate) fn call(
     handler: impl FnOnce() -> Result,
 ) -> u32 {
     let outer = PER_THREAD_DEFAULT_STREAM.replace(per_thread);
-    // The handlers' state is behind locks that recover or refuse; the panic itself is told below.
+    // The handlers' state is behind locks that recover or refuse; the panic itself is reported below.
     let result = catch_unwind(AssertUnwindSafe(|| guarded(symbol, class, handler)));
     PER_THREAD_DEFAULT_STREAM.set(outer);
     let result = result.unwrap_or_else(|_| {

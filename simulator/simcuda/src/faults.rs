@@ -42,7 +42,7 @@ static RULES: LazyLock<Vec<Rule>> =
 static FILE: LazyLock<Option<PathBuf>> =
     LazyLock::new(|| std::env::var_os("SIMCUDA_FAULT_FILE").map(PathBuf::from));
 
-/// The rules of a file, with what tells it from the one before.
+/// The rules of a file, with what distinguishes it from the previous file.
 struct FromFile {
     version: (u64, i64, i64),
     rules: Arc<Vec<Rule>>,

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use dashmap::DashMap;
 
-/// Handles are given out in order and never again, so that a stale one is found out. They look like pointers
+/// Handles are assigned in order and never reused, so that a stale one is detected. They look like pointers
 /// and point nowhere: the top of the user address range, where nothing is mapped by default.
 static NEXT: AtomicUsize = AtomicUsize::new(0x7e57_0000_0000);
 

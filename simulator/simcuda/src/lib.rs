@@ -1,9 +1,9 @@
-//! A stand-in for NVIDIA's `libcuda.so.1` that runs PTX on the CPU.
+//! A simulation of NVIDIA's `libcuda.so.1` that runs PTX on the CPU.
 //!
 //! It exists so that every path of ckpt-run that touches a GPU can be built, tested and fault-injected on a
 //! machine without one. It is strict where the real driver is strict: device memory cannot be touched by the
 //! host, work is asynchronous, the checkpoint API has the real one's rules and hazards. simulator/README.md says
-//! what it imitates and what it does not.
+//! what is simulated and what is not.
 //!
 //! A call comes in through `exports` (expanded from the table in `cuda-abi`), passes `entry` (trace, fault
 //! injection, the checkpoint lock) and reaches its handler through `dispatch`, which names every handler

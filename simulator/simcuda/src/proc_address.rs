@@ -56,7 +56,7 @@ pub(crate) unsafe fn cuGetProcAddress_v2(
     let version = u32::try_from(version).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let (address, found) = match find(name, version, flags & PER_THREAD != 0) {
         Lookup::Found(symbol) => (exports::address(symbol), Status::CU_GET_PROC_ADDRESS_SUCCESS),
-        // What is newer than the driver that is imitated is not there.
+        // Entry points newer than the simulated driver are missing.
         Lookup::VersionNotSufficient if is_newer_than(name, driver.unsigned_abs()) => {
             (None, Status::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)
         }
@@ -69,7 +69,7 @@ pub(crate) unsafe fn cuGetProcAddress_v2(
     unsafe { write_out(out, address.map_or(std::ptr::null_mut(), <*const c_void>::cast_mut)) }
 }
 
-/// The empty name stands for cuGetProcAddress itself: NVIDIA's runtime asks for it first, with version 0, to
+/// The empty name means cuGetProcAddress itself: NVIDIA's runtime asks for it first, with version 0, to
 /// see whether the call works.
 fn find(name: &str, version: u32, per_thread: bool) -> Lookup {
     if name.is_empty() {
@@ -82,7 +82,7 @@ fn is_newer_than(name: &str, driver: u32) -> bool {
     lookup(name, driver, false) == Lookup::VersionNotSufficient
 }
 
-/// Private tables are not imitated (simulator/README.md says why).
+/// Private tables are not simulated (simulator/README.md says why).
 pub(crate) unsafe fn cuGetExportTable(_table: *mut *const c_void, _id: *const sys::CUuuid) -> Result {
     Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
 }

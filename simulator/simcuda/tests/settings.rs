@@ -194,13 +194,13 @@ fn a_trace_tells_every_call_and_names_what_is_not_supported() {
     let machine = Machine::new();
     let commands = ["init", "array", "alloc:64"];
     let output = machine.run(&[("SIMCUDA_TRACE", "1")], &commands);
-    let told = errors(&output);
+    let log = errors(&output);
     for line in [
         "simcuda: cuInit = 0",
         "simcuda: cuArrayCreate_v2 is not supported",
         "simcuda: cuMemAlloc_v2 = 201 (CUDA_ERROR_INVALID_CONTEXT)",
     ] {
-        assert!(told.lines().any(|told| told == line), "{line:?} in {told}");
+        assert!(log.lines().any(|logged| logged == line), "{line:?} in {log}");
     }
     assert_eq!(word(&lines(&output)[1], 1), NOT_SUPPORTED);
     assert_eq!(errors(&machine.run(&[], &commands)), "");
@@ -208,7 +208,7 @@ fn a_trace_tells_every_call_and_names_what_is_not_supported() {
 
 // ---- processes ----
 
-/// A program that stands still once it has done its commands. It does not outlive its test.
+/// A program that waits once it has done its commands. It does not outlive its test.
 struct Paused(Child);
 
 impl Paused {
@@ -222,7 +222,7 @@ impl Paused {
         Self(child)
     }
 
-    /// As by `kill -9`; the process is gone when this returns.
+    /// Kills the process with SIGKILL and reaps it.
     fn kill(&mut self) {
         self.0.kill().expect("a live process");
         self.0.wait().expect("a child");
@@ -266,7 +266,7 @@ fn the_child_of_a_fork_has_no_driver() {
     let lines =
         said(&[], &["init", "context", "fork", "synchronize", "alloc:64", "context", "init", "count"]);
     let (child, parent) = lines[2..].split_at(5);
-    // The child carries out what comes after the fork; the parent waits for it and goes on.
+    // The child carries out what comes after the fork; the parent waits for it and continues.
     assert_eq!(child, ["synchronize 3", "alloc 3", "context 3", "init 3", "count 3"]);
     let expected = ["parent 0", "fork 0", "synchronize 0", "alloc 0", "context 0", "init 0", "count 0 1"];
     assert_eq!(parent, expected);

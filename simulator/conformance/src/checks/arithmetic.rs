@@ -180,7 +180,7 @@ fn carry() -> Result {
     gpu::expect_content(out, &wanted)
 }
 
-/// Fails unless the bits are the same; any NaN stands for any other.
+/// Fails unless the bits are the same; all NaNs count as equal.
 fn expect_bits32(what: &str, got: f32, wanted: f32) -> Result {
     if got.is_nan() && wanted.is_nan() {
         return Ok(());

@@ -31,7 +31,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "checkpoint/work-goes-on",
-        "streams, events, modules and graphs serve afterwards as before",
+        "streams, events, modules and graphs work after the restore as before",
         work_goes_on,
     ),
     check(
@@ -74,7 +74,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "checkpoint/managed-memory",
-        "managed memory makes it fail; the process stays locked and unharmed",
+        "managed memory makes it fail; the process stays locked and intact",
         managed_memory,
     ),
     check("checkpoint/ipc", "memory that another process has opened by IPC makes it fail, without harm", ipc),
@@ -270,11 +270,11 @@ fn other_process_calls_wait() -> Result {
     let (mut helper, address) = victim()?;
     let pid = helper.pid();
     lock(pid)?;
-    helper.tell(&format!("read {address}"))?;
+    helper.send_command(&format!("read {address}"))?;
     checkpoint(pid)?;
     restore(pid)?;
     unlock(pid)?;
-    expect_equal("the answer", helper.hear()?, "4711".into())
+    expect_equal("the answer", helper.read_answer()?, "4711".into())
 }
 
 fn no_process() -> Result {

@@ -35,7 +35,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "copy/pinned-is-asynchronous",
-        "an asynchronous copy from pinned memory waits for its turn while the host goes on",
+        "an asynchronous copy from pinned memory waits for its turn while the host continues",
         pinned_is_asynchronous,
     ),
     check(

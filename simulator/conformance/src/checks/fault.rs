@@ -1,4 +1,4 @@
-//! Errors that spoil a context.
+//! Sticky errors, which leave a context unusable.
 
 use crate::check::{Check, Result, check, expect_equal};
 use crate::{cu, ensure, gives, gpu, kernels, ok};
@@ -35,7 +35,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "fault/reported-by-query",
-        "cuStreamQuery and cuEventQuery tell the error as well",
+        "cuStreamQuery and cuEventQuery report the error as well",
         reported_by_query,
     ),
     check("fault/null", "a store to address 0 is CUDA_ERROR_ILLEGAL_ADDRESS", null),

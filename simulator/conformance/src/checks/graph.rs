@@ -67,7 +67,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "graph/destroy-node",
-        "a destroyed node is gone with its edges (reference, cuGraphDestroyNode)",
+        "a destroyed node is removed with its edges (reference, cuGraphDestroyNode)",
         destroy_node,
     ),
     check("graph/empty", "a graph without nodes can be launched", empty),

@@ -28,7 +28,7 @@ pub const CHECKS: &[Check] = &[
 
 /// What a host function found; zero until it ran.
 static SEEN: AtomicU32 = AtomicU32::new(0);
-/// The address of pinned memory that a host function looks at.
+/// The address of pinned memory that a host function reads.
 static LOOK_AT: std::sync::atomic::AtomicPtr<u32> = std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
 
 unsafe extern "C" fn note_word(_: *mut c_void) {
@@ -77,7 +77,7 @@ fn asynchronous() -> Result {
     flag.hold(stream)?;
     ok!(cuLaunchHostFunc(stream, Some(add_data), 7 as *mut c_void));
     ok!(cuLaunchHostFunc(stream, Some(add_data), 8 as *mut c_void));
-    expect_equal("before the stream goes on", SEEN.load(Ordering::SeqCst), 0)?;
+    expect_equal("before the stream continues", SEEN.load(Ordering::SeqCst), 0)?;
     flag.set(1);
     ok!(cuStreamSynchronize(stream));
     expect_equal("the sum of both data", SEEN.load(Ordering::SeqCst), 15)

@@ -31,7 +31,7 @@ const EQ: u32 = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
 const AND: u32 = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_AND as u32;
 const NOR: u32 = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_NOR as u32;
 
-/// Whether a stream that waits goes on for `good`, having been held up by each of `bad`.
+/// Whether a waiting stream continues at `good`, after each of `bad` has kept it waiting.
 fn waits(kind: u32, value: u32, bad: &[u32], good: u32) -> Result {
     let (stream, flag) = (gpu::stream()?, Flag::new()?);
     flag.set(bad[0]);
@@ -64,7 +64,7 @@ fn write() -> Result {
     let (stream, held, written) = (gpu::stream()?, Flag::new()?, Flag::new()?);
     held.hold(stream)?;
     ok!(cuStreamWriteValue32_v2(stream, written.address(), 42, 0));
-    expect_equal("before the stream goes on", written.get(), 0)?;
+    expect_equal("before the stream continues", written.get(), 0)?;
     held.set(1);
     ok!(cuStreamSynchronize(stream));
     expect_equal("written", written.get(), 42)

@@ -31,7 +31,7 @@ pub const CHECKS: &[Check] = &[
         constant,
     ),
     check("module/twice", "a module loaded twice has its variables twice", twice),
-    check("module/unload", "an unloaded module is gone and its memory too", unload),
+    check("module/unload", "an unloaded module and its memory are released", unload),
     check(
         "module/from-file",
         "cuModuleLoad reads a file; one that is not there is CUDA_ERROR_FILE_NOT_FOUND (reference)",

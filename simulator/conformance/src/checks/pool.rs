@@ -32,7 +32,11 @@ pub const CHECKS: &[Check] = &[
         "USED_MEM_CURRENT counts what is allocated, and its high mark can be reset (reference)",
         used,
     ),
-    check("pool/own", "a pool of one's own serves and goes (reference, cuMemPoolCreate)", own),
+    check(
+        "pool/own",
+        "a pool that the program created allocates memory and can be destroyed (reference, cuMemPoolCreate)",
+        own,
+    ),
     check(
         "pool/device-pool",
         "cuDeviceSetMemPool changes what cuMemAllocAsync takes from (reference)",

@@ -33,7 +33,7 @@ pub const CHECKS: &[Check] = &[
         "a descriptor keeps memory alive after its process was killed",
         outlives_exporter,
     ),
-    check("share/counts-once", "shared memory counts once, and until its last holder is gone", counts_once),
+    check("share/counts-once", "shared memory counts once, until its last holder releases it", counts_once),
     check("share/import-rubbish", "a descriptor of something else cannot be imported", import_rubbish),
     check("share/import-size", "an imported handle has the size of the memory", import_size),
     check("share/import-again", "imported memory can be exported again", import_again),

@@ -1,4 +1,4 @@
-//! What only a GPU can settle. Each answer of the stand-in driver is what it assumes.
+//! What only a GPU can settle. Each answer of the simulated driver is what it assumes.
 
 mod checkpoint;
 mod memory;
@@ -27,7 +27,7 @@ pub const CHECKS: &[Check] = &[
     question("question/null-status-result", "what an unknown name gives without a status", null_status),
     question(
         "question/pool-reuse",
-        "does memory freed on a stream serve a later allocation on it before the free has run",
+        "is memory freed on a stream reused by a later allocation on it before the free has run",
         memory::pool_reuse,
     ),
     question(

@@ -127,7 +127,7 @@ pub fn rsqrt_approx(a: u64) -> u64 {
     finish(1.0 / f64::from_bits(a).sqrt(), &[a])
 }
 
-/// `rcp.approx.ftz.f64`: looks at the upper word of `a` only, and the lower word of the result is zero. Ours is the
+/// `rcp.approx.ftz.f64`: uses the upper word of `a` only, and the lower word of the result is zero. Ours is the
 /// nearest such number; PTX calls it a gross approximation and states no bound.
 #[inline]
 pub fn rcp_approx_ftz(a: u64) -> u64 {

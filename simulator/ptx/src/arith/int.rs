@@ -139,7 +139,7 @@ pub fn mul_wide(a: u64, b: u64, ty: IntType) -> u64 {
     IntType { bits: 2 * ty.bits, ..ty }.wrap(ty.value(a) * ty.value(b))
 }
 
-/// The product of the low 24 bits of each operand, 48 bits wide, as `mul24` and `mad24` look at it.
+/// The product of the low 24 bits of each operand, 48 bits wide, as `mul24` and `mad24` use it.
 #[inline]
 fn product24(a: u64, b: u64, ty: IntType) -> i128 {
     let operand = IntType { bits: 24, signed: ty.signed };

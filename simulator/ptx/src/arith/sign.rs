@@ -1,4 +1,4 @@
-//! What looks at the sign and the class of a bit pattern and rounds nothing, for every format.
+//! Operations on the sign and the class of a bit pattern, without rounding, for every format.
 
 use super::Format;
 

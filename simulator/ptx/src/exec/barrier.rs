@@ -1,6 +1,6 @@
 //! The barriers of a block and of a cluster.
 //!
-//! A lane that waits remembers the generation of its barrier and goes on once that has changed, so that nobody who
+//! A lane that waits remembers the generation of its barrier and continues once that has changed, so that nobody who
 //! completes a barrier touches another warp.
 
 /// Barriers that a block has (PTX ISA, "bar").

@@ -9,7 +9,7 @@ use super::warp::{Outcome, Warp};
 use crate::error::Fault;
 use crate::memory::WindowCache;
 
-/// How long a unit sleeps when none of its warps can go on. The kernel hangs then, as it would on a device; what is
+/// How long a unit sleeps when none of its warps can continue. The kernel hangs then, as it would on a device; what is
 /// left to do is to see whether it is cancelled.
 const HUNG_POLL: Duration = Duration::from_millis(1);
 

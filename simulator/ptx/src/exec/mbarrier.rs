@@ -114,7 +114,7 @@ impl Warp {
                 _ => {}
             }
         }
-        // Who waits in a loop lets others go on.
+        // A lane that waits in a loop lets the others continue.
         Ok(if unfinished { Flow::Pause } else { Flow::Next })
     }
 }

@@ -6,7 +6,7 @@ use super::block::Env;
 use super::warp::Warp;
 use crate::ir::{LANES, Row, Special};
 
-/// Multiprocessors that `%nsmid` tells of: those of an H100 SXM. Blocks say in turn that they run on one of them.
+/// Multiprocessors that `%nsmid` reports: those of an H100 SXM. Blocks say in turn that they run on one of them.
 const MULTIPROCESSORS: u64 = 132;
 
 /// Warps that a multiprocessor holds (`%nwarpid`).

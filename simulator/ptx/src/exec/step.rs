@@ -11,13 +11,13 @@ use crate::ir::{Instruction, LANES, Op, Source};
 use crate::space::{self, SHARED_STRIDE};
 use crate::types::AddressSpace;
 
-/// Where the group goes on.
+/// Where the group continues.
 pub(super) enum Flow {
     /// At the next instruction.
     Next,
     /// All lanes at another one.
     Jump(u32),
-    /// At the next one, after others had their turn.
+    /// At the next one, after the other warps had their turn.
     Pause,
     /// Lanes went different ways, or wait: each has its position.
     Parted,
@@ -95,7 +95,7 @@ impl Warp {
         Ok(Flow::Next)
     }
 
-    /// Instructions that are not worth a thought about speed.
+    /// Instructions whose speed does not matter.
     fn rare(&mut self, env: &mut Env<'_>, op: &Op, mask: u32, line: u32) -> Result<(), Fault> {
         let kernel = env.kernel;
         match op {

@@ -108,7 +108,7 @@ impl Warp {
         Flow::Parted
     }
 
-    /// Lets those go on whose waiting has an end.
+    /// Resumes the lanes whose wait has ended.
     pub(super) fn wake(&mut self, env: &mut Env<'_>) -> Result<(), Fault> {
         if self.at_barrier != 0 {
             let woken = lanes(self.at_barrier)

@@ -239,7 +239,7 @@ impl Warp {
         }
     }
 
-    /// Notes where lanes of the active group go on.
+    /// Notes where lanes of the active group continue.
     pub(super) fn settle(&mut self, lanes_to_settle: u32, pc: u32) {
         let position = Position { pc, ..self.at };
         for lane in lanes(lanes_to_settle) {

@@ -9,7 +9,7 @@ use crate::lex::Token;
 use crate::module::{Function, Param};
 use crate::types::Type;
 
-/// What a name inside a function stands for.
+/// What a name inside a function refers to.
 #[derive(Clone, Debug)]
 pub(super) enum Local {
     /// The first of `elements` rows that belong to a register.
@@ -298,7 +298,7 @@ impl Parser<'_, '_> {
     }
 
     fn name(&mut self, name: String, local: Local) -> Result {
-        // `_` in a declaration stands for no name.
+        // `_` in a declaration is no name.
         if name == "_" {
             return Ok(());
         }
@@ -309,7 +309,7 @@ impl Parser<'_, '_> {
         Ok(())
     }
 
-    /// What a name stands for here; none for a label.
+    /// What a name refers to here; none for a label.
     pub(super) fn lookup(&self, name: &str) -> Option<Local> {
         for scope in self.body.scopes.iter().rev() {
             if let Some(local) = scope.names.get(name) {
@@ -404,7 +404,7 @@ fn member(family: &Family, number: u32) -> Local {
 
 // Statements.
 impl Parser<'_, '_> {
-    /// What stands between the braces of a body, and the closing one.
+    /// The content of a body's braces, and the closing brace.
     fn block(&mut self) -> Result {
         let mut depth = 1;
         loop {

@@ -9,7 +9,7 @@ use crate::ir::{Address, Condition, Op, Register, Source};
 use crate::lex::Token;
 use crate::types::{AddressSpace, Type};
 
-/// An instruction as it stands in the text. Lowering takes its modifiers away one by one, so that what nobody took
+/// An instruction as written in the text. Lowering takes its modifiers away one by one, so that what nobody took
 /// is an error.
 pub(super) struct Statement<'t> {
     pub(super) name: &'t str,
@@ -263,7 +263,7 @@ impl Parser<'_, '_> {
         };
         let agree = match (named, space) {
             (None, _) => true,
-            // What a variable's name stands for is known, so that no space needs to be named.
+            // What a variable's name refers to is known, so that no space needs to be named.
             (
                 Some(AddressSpace::Global | AddressSpace::Shared | AddressSpace::Local),
                 AddressSpace::Generic,

@@ -22,15 +22,15 @@ pub(super) struct Declaration {
 
 /// What precedes the names of a declaration.
 #[derive(Clone, Copy)]
-pub(super) struct Kind {
+pub(super) struct DeclaredType {
     pub(super) ty: Type,
     pub(super) elements: usize,
     align: usize,
 }
 
 impl Parser<'_, '_> {
-    /// `.align 8 .v2 .f32` and what else may stand between the state space and the name.
-    pub(super) fn declaration_kind(&mut self) -> Result<Kind> {
+    /// `.align 8 .v2 .f32` and what else may be between the state space and the name.
+    pub(super) fn declaration_kind(&mut self) -> Result<DeclaredType> {
         let (mut align, mut elements) = (None, 1);
         loop {
             let Token::Dot(word) = *self.peek() else {
@@ -54,19 +54,19 @@ impl Parser<'_, '_> {
                         Some(align) => align as usize,
                         None => ty.bytes() * elements,
                     };
-                    return Ok(Kind { ty, elements, align });
+                    return Ok(DeclaredType { ty, elements, align });
                 }
             }
         }
     }
 
     /// A name and its dimensions.
-    pub(super) fn declarator(&mut self, kind: Kind) -> Result<Declaration> {
+    pub(super) fn declarator(&mut self, kind: DeclaredType) -> Result<Declaration> {
         let name = self.word("a name")?.to_owned();
         self.dimensions(name, kind)
     }
 
-    pub(super) fn dimensions(&mut self, name: String, kind: Kind) -> Result<Declaration> {
+    pub(super) fn dimensions(&mut self, name: String, kind: DeclaredType) -> Result<Declaration> {
         let mut size_bytes = kind.ty.bytes() * kind.elements;
         let mut open = false;
         while self.accept("[") {
@@ -117,7 +117,7 @@ impl Parser<'_, '_> {
     pub(super) fn variable(
         &mut self,
         space: &str,
-        kind: Kind,
+        kind: DeclaredType,
         linkage: Linkage,
     ) -> Result<(String, Option<Symbol>)> {
         let mut declared = self.declarator(kind)?;

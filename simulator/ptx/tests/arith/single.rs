@@ -75,7 +75,7 @@ proptest! {
         }
     }
 
-    /// The square of a candidate is exact in f64, so the neighbours tell which root is right.
+    /// The square of a candidate is exact in f64, so the neighbours show which root is right.
     #[test]
     fn directed_roots_enclose_the_operand(bits in 1u32..0x7f80_0000) {
         let square = |root: u32| f64::from(f32::from_bits(root)) * f64::from(f32::from_bits(root));

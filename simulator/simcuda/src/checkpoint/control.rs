@@ -67,7 +67,7 @@ pub(super) fn start() -> io::Result<()> {
         let thread = move || {
             // The starter listens until it has heard it.
             let _ = say.send(rustix::thread::gettid().as_raw_nonzero().get());
-            serve(control);
+            answer_requests(control);
         };
         std::thread::Builder::new().name(THREAD_NAME.into()).spawn(thread)?;
         let id = heard.recv().map_err(io::Error::other)?;
@@ -79,7 +79,7 @@ pub(super) fn start() -> io::Result<()> {
     Ok(())
 }
 
-/// Tells others the state.
+/// Publishes the state to other processes.
 pub(super) fn publish(state: State) {
     if let Some(control) = CONTROL.get() {
         control.page().state.store(state as u32, Ordering::Release);
@@ -106,14 +106,14 @@ fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-fn serve(control: &Control) {
+fn answer_requests(control: &Control) {
     // A byte more, so that a message that is too long is not taken for one that is cut off.
     let mut buffer = [0; MAX_REQUEST_BYTES + 1];
     loop {
         match recv(&control.near, &mut buffer, RecvFlags::empty()) {
             Ok((len, _)) => answer(control, &buffer[..len]),
             Err(Errno::INTR) => {}
-            // The program has closed a descriptor that is not its own. Nobody can ask any more.
+            // The program has closed a descriptor that is not its own. No request can arrive any more.
             Err(_) => return,
         }
     }
@@ -127,7 +127,7 @@ fn answer(control: &Control, message: &[u8]) {
     }
     let result = catch_unwind(AssertUnwindSafe(|| state::carry_out(&request.operation, &wanted)))
         .unwrap_or(Err(CUresult::CUDA_ERROR_UNKNOWN));
-    // A caller that is gone leaves its answer to be thrown away by the next; none is waited for.
+    // If the caller has ended, the next caller discards the answer; sending never blocks.
     let _ =
         send(&control.near, &encode_reply(request.number, result), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }

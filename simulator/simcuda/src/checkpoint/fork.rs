@@ -15,7 +15,7 @@ pub(super) enum Slot {
     Page,
     Ours,
     Theirs,
-    Tooth,
+    DumpBlocker,
 }
 
 /// Numbers of open descriptors, by slot; -1: none. Atomics, because the child of a fork may not take a lock.

@@ -17,7 +17,7 @@ const FAILED: u32 = 1 << 30;
 pub(super) struct Gate {
     /// The two flags, and below them how many calls are inside.
     inside: AtomicU32,
-    /// Held by whoever closes or opens the gate, and while deciding to sleep in front of it or behind it.
+    /// Held by the thread that closes or opens the gate, and while deciding to sleep in front of it or behind it.
     doorkeeper: Mutex<()>,
     let_in: Condvar,
     one_left: Condvar,
@@ -26,7 +26,7 @@ pub(super) struct Gate {
 /// The gate of this process.
 pub(super) static GATE: Gate = Gate::new();
 
-/// Proof that a call is inside; the lock waits until all are gone.
+/// Proof that a call is inside; the lock waits until all have left.
 pub(crate) struct Passage {
     gate: &'static Gate,
 }
@@ -95,7 +95,7 @@ impl Gate {
 
     fn leave(&self) {
         if self.inside.fetch_sub(1, Ordering::Release) & CLOSED != 0 {
-            // Once the lock is had, whoever counts has either seen this or sleeps already.
+            // Once this thread has the lock, a counting thread has either seen this or sleeps already.
             drop(self.doorkeeper.lock());
             self.one_left.notify_all();
         }

@@ -1,19 +1,19 @@
 //! The driver's checkpoint API: lock, checkpoint, restore, unlock, by the process itself or another one.
 //!
 //! `api` holds the handlers, [`lock`] the gate that every other call passes, `state` the states of this process
-//! and its way from one to the next, `teeth` what keeps CRIU away while the process holds driver state. Another
+//! and its way from one to the next, `dump_blockers` makes CRIU refuse the process while it holds driver state. Another
 //! process finds a process of ours and asks it for an operation by `remote`; `control` answers it, and `wire`
 //! says what the two have in common.
 
 mod api;
 mod control;
+mod dump_blockers;
 mod fork;
 pub(crate) mod lock;
 mod mapping;
 mod pairs;
 mod remote;
 mod state;
-mod teeth;
 mod wire;
 
 use cuda_abi::sys::CUresult;
@@ -26,10 +26,10 @@ pub(crate) use api::{
     cuCheckpointProcessUnlock,
 };
 
-/// Starts what answers other processes, and takes hold of the driver's state; part of cuInit.
+/// Starts the thread that answers other processes, and takes hold of the driver's state; part of cuInit.
 ///
 /// # Errors
-/// `CUDA_ERROR_OPERATING_SYSTEM` if the kernel refuses a descriptor, a mapping or a thread; the reason is told on
+/// `CUDA_ERROR_OPERATING_SYSTEM` if the kernel refuses a descriptor, a mapping or a thread; the reason is printed to
 /// standard error.
 pub(crate) fn start() -> Result {
     let started = state::take_hold().and_then(|()| control::start());

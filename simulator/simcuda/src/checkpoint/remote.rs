@@ -85,7 +85,7 @@ impl Target {
     /// The ID, as this process sees it, of the thread that carries out requests.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` if the process is gone.
+    /// `CUDA_ERROR_INVALID_VALUE` if the process has ended.
     pub(super) fn thread_id(&self) -> Result<i32> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).map_err(|error| refused(&error))?;
         tasks
@@ -130,7 +130,7 @@ impl Target {
     }
 }
 
-/// The result of the request, or `None` for the answer to one whose caller is gone.
+/// The result of the request, or `None` for the answer to one whose caller has ended.
 fn read_reply(socket: BorrowedFd<'_>, number: u64) -> io::Result<Option<Result>> {
     let mut reply = [0; REPLY_BYTES];
     let (len, _) = retry(|| recv(socket, &mut reply, RecvFlags::DONTWAIT))?;

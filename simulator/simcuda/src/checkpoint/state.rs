@@ -19,15 +19,15 @@ use std::time::{Duration, Instant};
 use cuda_abi::sys::{CUprocessState, CUresult};
 use parking_lot::Mutex;
 
+use super::dump_blockers::DumpBlockers;
 use super::fork::{self, Slot};
 use super::lock::GATE;
-use super::teeth::Teeth;
 use super::wire::{Operation, Pair};
 use super::{control, pairs};
 use crate::error::Result;
 use crate::{context, memory, stream};
 
-/// Where the process stands; the numbers are `CUprocessState`'s.
+/// The state of the process; the numbers are `CUprocessState`'s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum State {
@@ -46,24 +46,24 @@ impl State {
 }
 
 /// Held by one operation from beginning to end.
-static OPERATION: Mutex<Option<Teeth>> = Mutex::new(None);
+static OPERATION: Mutex<Option<DumpBlockers>> = Mutex::new(None);
 /// Beside the lock, so that an operation that takes its time does not keep anybody from asking.
 static STATE: AtomicU32 = AtomicU32::new(State::Running as u32);
 
-/// How often a lock that waits looks whether its caller still is there.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Polling interval of a waiting lock for the end of its caller.
+const CALLER_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The process has driver state from now on: its teeth grow.
+/// The process has driver state from now on: it gets dump blockers.
 ///
 /// # Errors
-/// As [`Teeth::grow`].
+/// As [`DumpBlockers::acquire`].
 pub(super) fn take_hold() -> io::Result<()> {
-    grow(&mut OPERATION.lock())
+    acquire(&mut OPERATION.lock())
 }
 
 /// The process has no driver state after all.
 pub(super) fn let_go() {
-    draw(&mut OPERATION.lock());
+    release(&mut OPERATION.lock());
 }
 
 pub(super) fn current() -> State {
@@ -75,11 +75,11 @@ pub(super) fn current() -> State {
 /// # Errors
 /// `CUDA_ERROR_ILLEGAL_STATE` if it does not suit the state, and the operation's own.
 pub(super) fn carry_out(operation: &Operation, wanted: &dyn Fn() -> bool) -> Result {
-    let teeth = &mut *OPERATION.lock();
+    let blockers = &mut *OPERATION.lock();
     match operation {
         Operation::Lock { timeout_ms } => lock_process(*timeout_ms, wanted),
-        Operation::Checkpoint => checkpoint(teeth),
-        Operation::Restore { pairs } => restore(teeth, pairs),
+        Operation::Checkpoint => checkpoint(blockers),
+        Operation::Restore { pairs } => restore(blockers, pairs),
         Operation::Unlock => unlock(),
     }
 }
@@ -88,7 +88,7 @@ fn lock_process(timeout_ms: u32, wanted: &dyn Fn() -> bool) -> Result {
     expect(State::Running)?;
     let limit = (timeout_ms != 0).then(|| Instant::now() + Duration::from_millis(timeout_ms.into()));
     GATE.close();
-    while !stands_still(limit) {
+    while !is_idle_by(limit) {
         if limit.is_some_and(|limit| Instant::now() >= limit) || !wanted() {
             GATE.open();
             return Err(CUresult::CUDA_ERROR_NOT_READY);
@@ -99,24 +99,24 @@ fn lock_process(timeout_ms: u32, wanted: &dyn Fn() -> bool) -> Result {
 }
 
 /// Waits a while until no call is inside and all submitted work is done, host functions included.
-fn stands_still(limit: Option<Instant>) -> bool {
-    let next_look = Instant::now() + LOOK_INTERVAL;
-    let until = limit.map_or(next_look, |limit| limit.min(next_look));
+fn is_idle_by(limit: Option<Instant>) -> bool {
+    let next_poll = Instant::now() + CALLER_POLL_INTERVAL;
+    let until = limit.map_or(next_poll, |limit| limit.min(next_poll));
     GATE.wait_until_empty(until) && stream::drain(Some(until))
 }
 
-fn checkpoint(teeth: &mut Option<Teeth>) -> Result {
+fn checkpoint(blockers: &mut Option<DumpBlockers>) -> Result {
     expect(State::Locked)?;
     memory::detach()?;
-    draw(teeth);
+    release(blockers);
     advance(State::Checkpointed);
     Ok(())
 }
 
-fn restore(teeth: &mut Option<Teeth>, map: &[Pair]) -> Result {
+fn restore(blockers: &mut Option<DumpBlockers>, map: &[Pair]) -> Result {
     expect(State::Checkpointed)?;
     pairs::check(map)?;
-    let attached = grow(teeth)
+    let attached = acquire(blockers)
         .map_err(|error| {
             eprintln!("simcuda: {error}");
             CUresult::CUDA_ERROR_OPERATING_SYSTEM
@@ -141,15 +141,15 @@ fn unlock() -> Result {
     Ok(())
 }
 
-fn grow(teeth: &mut Option<Teeth>) -> io::Result<()> {
-    let grown = teeth.insert(Teeth::grow()?);
-    fork::close_in_child(Slot::Tooth, Some(grown.descriptor()));
+fn acquire(blockers: &mut Option<DumpBlockers>) -> io::Result<()> {
+    let acquired = blockers.insert(DumpBlockers::acquire()?);
+    fork::close_in_child(Slot::DumpBlocker, Some(acquired.descriptor()));
     Ok(())
 }
 
-fn draw(teeth: &mut Option<Teeth>) {
-    fork::close_in_child(Slot::Tooth, None);
-    *teeth = None;
+fn release(blockers: &mut Option<DumpBlockers>) {
+    fork::close_in_child(Slot::DumpBlocker, None);
+    *blockers = None;
 }
 
 fn expect(state: State) -> Result {

@@ -53,7 +53,7 @@ pub(super) enum Operation {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Request {
-    /// Random, so that an answer to a caller that is gone is not taken for one's own.
+    /// Random, so that the answer to a caller that has ended is not mistaken for one's own.
     pub(super) number: u64,
     pub(super) operation: Operation,
 }

@@ -28,7 +28,7 @@ pub(crate) const CONSTANT_BYTES: usize = 64 << 10;
 
 const L2_BYTES: i32 = 50 << 20;
 
-/// The value of an attribute; none if there is no such attribute in CUDA 13.0, the driver that is imitated.
+/// The value of an attribute; none if there is no such attribute in CUDA 13.0, the simulated driver.
 pub(super) fn value(device: &Device, attribute: u32) -> Option<i32> {
     if attribute == A::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID as u32 {
         return Some(pci::bus(device.ordinal));

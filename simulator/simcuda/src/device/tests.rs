@@ -8,7 +8,7 @@ fn attribute(number: u32, ordinal: i32) -> Result<i32> {
 }
 
 #[test]
-fn every_attribute_of_the_imitated_driver_has_a_value() {
+fn every_attribute_of_the_simulated_driver_has_a_value() {
     testing::context();
     // CUDA 13.0 has 1 to 147, and 148 as its end mark.
     for number in 1..148 {

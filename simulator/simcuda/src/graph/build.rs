@@ -72,7 +72,7 @@ impl Slot {
         }
         // SAFETY: `new` was promised this length.
         let nodes = unsafe { array(self.after, self.count) }?;
-        // SAFETY: whoever set the edges promised the same.
+        // SAFETY: the function that set the edges promised the same.
         let edges = unsafe { read_edges(self.edges, self.count) }?;
         let mut after = BTreeMap::new();
         for (node, edge) in nodes.iter().zip(edges) {

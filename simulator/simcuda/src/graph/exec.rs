@@ -205,7 +205,7 @@ pub(crate) unsafe fn cuGraphInstantiateWithFlags(
     unsafe { write_out(out, exec.handle as CUgraphExec) }
 }
 
-/// The call of CUDA 11, which tells what is wrong as a text.
+/// The call of CUDA 11, which reports the error as text.
 pub(crate) unsafe fn cuGraphInstantiate_v2(
     out: *mut CUgraphExec,
     graph: CUgraph,
@@ -258,15 +258,15 @@ pub(crate) unsafe fn cuGraphInstantiateWithParams(
         return Err(INVALID);
     }
     // SAFETY: NULL or the caller's structure, with its enum as an integer.
-    let mut told = unsafe { layout::read(params.cast::<InstantiateParams>()) }?;
-    let (flags, upload_stream) = (told.flags, told.upload_stream as CUstream);
+    let mut reported = unsafe { layout::read(params.cast::<InstantiateParams>()) }?;
+    let (flags, upload_stream) = (reported.flags, reported.upload_stream as CUstream);
     let result = instantiate(graph, flags, AUTO_FREE | NODE_PRIORITY | UPLOAD);
-    (told.result, told.error_node) = match &result {
+    (reported.result, reported.error_node) = match &result {
         Ok(_) => (CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_SUCCESS as u32, 0),
         Err(refusal) => (refusal.result as u32, refusal.node.map_or(0, |node| node.0)),
     };
     // SAFETY: as above.
-    unsafe { write_out(params.cast(), told) }?;
+    unsafe { write_out(params.cast(), reported) }?;
     let exec = result.map_err(|refusal| refusal.error)?;
     if flags & UPLOAD != 0
         && let Err(error) = upload(upload_stream)
@@ -278,7 +278,7 @@ pub(crate) unsafe fn cuGraphInstantiateWithParams(
     unsafe { write_out(out, exec.handle as CUgraphExec) }
 }
 
-/// Launches that are under way go on.
+/// Launches under way continue.
 pub(crate) unsafe fn cuGraphExecDestroy(exec: CUgraphExec) -> Result {
     by_handle(exec)?;
     let exec = EXECS.remove(exec as usize).ok_or(INVALID)?;
@@ -300,7 +300,7 @@ pub(crate) unsafe fn cuGraphExecGetId(exec: CUgraphExec, id: *mut u32) -> Result
 }
 
 impl Exec {
-    /// Where the node of the instantiated graph stands in here.
+    /// The index here of the node of the instantiated graph.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` if it is none, or is no longer in the graph.
@@ -366,7 +366,7 @@ impl GraphRun {
         while launches.open.first().is_some_and(|first| *first < self.number) {
             // An earlier launch may be another context's, and never end.
             self.context.check()?;
-            self.exec.finished.wait_for(&mut launches, stream::CHECK_EVERY);
+            self.exec.finished.wait_for(&mut launches, stream::CONTEXT_POLL_INTERVAL);
         }
         drop(launches);
         let result = self.run_nodes();
@@ -384,7 +384,7 @@ impl GraphRun {
         let seed = jitter.map(|seed| seed ^ (u64::from(self.exec.id) << 32) ^ self.number);
         for place in order(&self.nodes, seed) {
             let node = &self.nodes[place];
-            // The error of a piece of work elsewhere may have spoilt the context meanwhile.
+            // Other work may have made the context fail meanwhile.
             self.context.check()?;
             if node.is_enabled {
                 node.operation.run(&self.context)?;
@@ -422,7 +422,7 @@ impl GraphRun {
     /// `CUDA_ERROR_INVALID_VALUE` if there are memory nodes.
     pub(super) fn to_graph(&self) -> Result<Arc<Graph>> {
         let node = |(number, node): (u32, &ExecNode)| {
-            // What a child's node stood for is unfolded.
+            // The content of a child's node is unfolded.
             let operation = match &node.operation {
                 Operation::Child(_) => Operation::Empty,
                 _ if !node.is_enabled => Operation::Empty,

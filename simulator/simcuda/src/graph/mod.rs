@@ -205,7 +205,7 @@ impl Graph {
     /// What a node does.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` if the node is gone.
+    /// `CUDA_ERROR_INVALID_VALUE` if the node is missing.
     fn operation(&self, id: NodeId) -> Result<Operation> {
         self.nodes.lock().get(&id).map(|node| node.operation.clone()).ok_or(INVALID)
     }
@@ -213,7 +213,7 @@ impl Graph {
     /// Gives a node other parameters; its kind stays.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` if the node is gone or of another kind.
+    /// `CUDA_ERROR_INVALID_VALUE` if the node is missing or of another kind.
     fn set_operation(&self, id: NodeId, operation: Operation) -> Result {
         let mut nodes = self.nodes.lock();
         let node =

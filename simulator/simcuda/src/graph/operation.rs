@@ -12,7 +12,7 @@ use crate::context::{self, Context};
 use crate::error::Result;
 use crate::module::Kernel;
 use crate::stream::{Event, HostFunction, MemoryOp, Work};
-use crate::transfer::{self, Copy, Fill, Place, Side};
+use crate::transfer::{self, Copy, Endpoint, Fill, Side};
 
 /// What a node does.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ pub(super) enum Operation {
         context: Arc<Context>,
     },
     Host(HostFunction),
-    /// Runs a graph of its own; in an executable its nodes are unfolded and this one stands for their end.
+    /// Runs a graph of its own; in an executable its nodes are unfolded and this one represents their end.
     Child(Arc<Graph>),
     Empty,
     Wait(Arc<Event>),
@@ -114,7 +114,7 @@ impl Operation {
     /// Does it, in the node's own context or, where it has none, in that of the launch.
     ///
     /// # Errors
-    /// The error that spoils the context.
+    /// The sticky error of the context.
     pub(super) fn run(&self, launch: &Arc<Context>) -> Result {
         match self {
             Self::Kernel(node) => Work::Kernel(Arc::clone(&node.kernel)).run(node.kernel.context()),
@@ -336,7 +336,7 @@ fn copy_params(copy: &Copy) -> sys::CUDA_MEMCPY3D {
     }
 }
 
-fn address(place: &Place) -> (CUmemorytype, *const c_void, u64) {
+fn address(place: &Endpoint) -> (CUmemorytype, *const c_void, u64) {
     match place.side {
         Side::Host => (CUmemorytype::CU_MEMORYTYPE_HOST, place.address as *const _, 0),
         Side::Device => (CUmemorytype::CU_MEMORYTYPE_DEVICE, std::ptr::null(), place.address),

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cuda_abi::sys::{self, CUgraphExecUpdateResult as Told, CUresult};
+use cuda_abi::sys::{self, CUgraphExecUpdateResult as UpdateResult, CUresult};
 use cuda_abi::types::{CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphExecUpdateResult, CUgraphNode};
 
 use super::allocation::Allocation;
@@ -19,38 +19,42 @@ use crate::transfer::{Copy, Fill};
 
 /// Why an executable does not take a graph's parameters.
 struct Refusal {
-    told: Told,
+    update_result: UpdateResult,
     node: Option<NodeId>,
     from: Option<NodeId>,
 }
 
 impl Refusal {
-    fn node(told: Told, node: NodeId) -> Self {
-        Self { told, node: Some(node), from: None }
+    fn node(update_result: UpdateResult, node: NodeId) -> Self {
+        Self { update_result, node: Some(node), from: None }
     }
 }
 
 /// The executable's nodes with the parameters of a graph of the same shape. Nodes are paired in the order in
 /// which they were made.
 fn updated(old: &[ExecNode], graph: &Graph) -> std::result::Result<Vec<ExecNode>, Refusal> {
-    let topology = Told::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    let topology = UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
     let new = unfold(graph).map_err(|node| Refusal::node(topology, node))?;
     if old.len() != new.len() {
-        return Err(Refusal { told: topology, node: None, from: None });
+        return Err(Refusal { update_result: topology, node: None, from: None });
     }
     let mut nodes = Vec::with_capacity(old.len());
     for (old, new_node) in old.iter().zip(&new) {
         if old.operation.kind() != new_node.operation.kind() {
-            return Err(Refusal::node(Told::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, new_node.id));
+            return Err(Refusal::node(
+                UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED,
+                new_node.id,
+            ));
         }
         if old.after.len() != new_node.after.len() {
             return Err(Refusal::node(topology, new_node.id));
         }
         if let Some(place) = new_node.after.iter().find(|place| !old.after.contains(place)) {
             let from = Some(new[*place].id);
-            return Err(Refusal { told: topology, node: Some(new_node.id), from });
+            return Err(Refusal { update_result: topology, node: Some(new_node.id), from });
         }
-        check(&old.operation, &new_node.operation).map_err(|told| Refusal::node(told, new_node.id))?;
+        check(&old.operation, &new_node.operation)
+            .map_err(|update_result| Refusal::node(update_result, new_node.id))?;
         let operation = match &old.operation {
             // The child itself says no more than that its nodes are done.
             Operation::Child(_) => old.operation.clone(),
@@ -62,11 +66,11 @@ fn updated(old: &[ExecNode], graph: &Graph) -> std::result::Result<Vec<ExecNode>
 }
 
 /// Whether a node that does `old` may come to do `new`, which is of the same kind.
-fn check(old: &Operation, new: &Operation) -> std::result::Result<(), Told> {
+fn check(old: &Operation, new: &Operation) -> std::result::Result<(), UpdateResult> {
     let allowed = match (old, new) {
         (Operation::Kernel(old), Operation::Kernel(new)) => {
             if old.kernel.context().handle != new.kernel.context().handle {
-                return Err(Told::CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE);
+                return Err(UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE);
             }
             true
         }
@@ -79,12 +83,12 @@ fn check(old: &Operation, new: &Operation) -> std::result::Result<(), Told> {
         (Operation::Free(old), Operation::Free(new)) => is_same(&old.allocation, &new.allocation)?,
         _ => true,
     };
-    if allowed { Ok(()) } else { Err(Told::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED) }
+    if allowed { Ok(()) } else { Err(UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED) }
 }
 
 /// Memory nodes cannot change.
-fn is_same(old: &Arc<Allocation>, new: &Arc<Allocation>) -> std::result::Result<bool, Told> {
-    if Arc::ptr_eq(old, new) { Ok(true) } else { Err(Told::CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED) }
+fn is_same(old: &Arc<Allocation>, new: &Arc<Allocation>) -> std::result::Result<bool, UpdateResult> {
+    if Arc::ptr_eq(old, new) { Ok(true) } else { Err(UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED) }
 }
 
 /// Both sides stay on their devices and of their kind of memory.
@@ -112,15 +116,15 @@ pub(crate) unsafe fn cuGraphExecUpdate_v2(
     if info.is_null() {
         return Err(INVALID);
     }
-    let (result, told, node, from) = update(exec, graph);
+    let (result, update_result, node, from) = update(exec, graph);
     let handle = |id: Option<NodeId>| id.map_or(std::ptr::null_mut(), NodeId::handle);
-    let told = sys::CUgraphExecUpdateResultInfo {
-        result: told,
+    let update_result = sys::CUgraphExecUpdateResultInfo {
+        result: update_result,
         errorNode: handle(node),
         errorFromNode: handle(from),
     };
     // SAFETY: `info` is the caller's out parameter, checked above.
-    unsafe { write_out(info, told) }?;
+    unsafe { write_out(info, update_result) }?;
     result
 }
 
@@ -128,34 +132,34 @@ pub(crate) unsafe fn cuGraphExecUpdate(
     exec: CUgraphExec,
     graph: CUgraph,
     error_node: *mut CUgraphNode,
-    told_out: *mut CUgraphExecUpdateResult,
+    update_result_out: *mut CUgraphExecUpdateResult,
 ) -> Result {
-    if told_out.is_null() {
+    if update_result_out.is_null() {
         return Err(INVALID);
     }
-    let (result, told, node, _) = update(exec, graph);
+    let (result, update_result, node, _) = update(exec, graph);
     // SAFETY: `error_node` is the caller's out parameter; NULL means that it is not wanted.
     unsafe { write_if_wanted(error_node, node.map_or(std::ptr::null_mut(), NodeId::handle)) };
-    // SAFETY: `told_out` is the caller's out parameter, checked above.
-    unsafe { write_out(told_out, told as u32) }?;
+    // SAFETY: `update_result_out` is the caller's out parameter, checked above.
+    unsafe { write_out(update_result_out, update_result as u32) }?;
     result
 }
 
-fn update(exec: CUgraphExec, graph: CUgraph) -> (Result, Told, Option<NodeId>, Option<NodeId>) {
+fn update(exec: CUgraphExec, graph: CUgraph) -> (Result, UpdateResult, Option<NodeId>, Option<NodeId>) {
     let (exec, graph) = match (by_handle(exec), graph_by_handle(graph)) {
         (Ok(exec), Ok(graph)) => (exec, graph),
         (Err(error), _) | (_, Err(error)) => {
-            return (Err(error), Told::CU_GRAPH_EXEC_UPDATE_ERROR, None, None);
+            return (Err(error), UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR, None, None);
         }
     };
     let old = Arc::clone(&exec.nodes.lock());
     match updated(&old, &graph) {
         Ok(nodes) => {
             exec.replace(nodes);
-            (Ok(()), Told::CU_GRAPH_EXEC_UPDATE_SUCCESS, None, None)
+            (Ok(()), UpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS, None, None)
         }
-        Err(Refusal { told, node, from }) => {
-            (Err(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE), told, node, from)
+        Err(Refusal { update_result, node, from }) => {
+            (Err(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE), update_result, node, from)
         }
     }
 }
@@ -271,7 +275,7 @@ pub(crate) unsafe fn cuGraphExecChildGraphNodeSetParams(
     set_child(&exec, node, &child)
 }
 
-/// The child's nodes stand right before its own node, as many as its graph has.
+/// The child's nodes are right before its own node, as many as its graph has.
 fn set_child(exec: &Exec, node: CUgraphNode, child: &Graph) -> Result {
     let place = exec.place_of(node)?;
     let (graph, id) = node_by_handle(node)?;

@@ -41,7 +41,7 @@ impl UserObject {
         drop(references);
         if is_last {
             OBJECTS.remove(self.handle);
-            // SAFETY: the program asked for this call, with this argument, when the last reference is gone.
+            // SAFETY: the program asked for this call, with this argument, when the last reference is released.
             entry::in_host_function(|| unsafe { (self.destroy)(self.data as *mut c_void) });
         }
         Ok(())

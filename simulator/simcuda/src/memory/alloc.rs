@@ -8,7 +8,7 @@ use cuda_abi::types::CUdeviceptr;
 use super::heap::GRAIN_BYTES;
 use super::segment::Segment;
 use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Target};
-use super::state::{Allocation, Kind, STATE, State};
+use super::state::{Allocation, AllocationKind, STATE, State};
 use super::{ledger, pool};
 use crate::context::{self, Context};
 use crate::error::{Result, write_both, write_if_wanted, write_out};
@@ -98,7 +98,7 @@ impl State {
     }
 }
 
-fn allocate(context: &Arc<Context>, size_bytes: u64, align: u64, kind: Kind) -> Result<u64> {
+fn allocate(context: &Arc<Context>, size_bytes: u64, align: u64, kind: AllocationKind) -> Result<u64> {
     let mut state = STATE.write();
     if context.is_destroyed() {
         return Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
@@ -119,7 +119,7 @@ pub(crate) fn allocate_internal(context: &Arc<Context>, size_bytes: usize, align
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let size_bytes = size_bytes.max(1) as u64;
-    let start = allocate(context, size_bytes, align as u64, Kind::Internal)?;
+    let start = allocate(context, size_bytes, align as u64, AllocationKind::Internal)?;
     let place = STATE.read().place_in_block(start).map(|(segment, offset)| (Arc::clone(segment), offset));
     let (segment, offset) = place.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
     let backing = segment.backing()?;
@@ -142,7 +142,7 @@ pub(crate) unsafe fn cuMemAlloc_v2(out: *mut CUdeviceptr, size_bytes: usize) -> 
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     stream::forbid_in_capture()?;
-    let start = allocate(&context, size_bytes as u64, 1, Kind::Device)?;
+    let start = allocate(&context, size_bytes as u64, 1, AllocationKind::Device)?;
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, start) }
 }
@@ -165,7 +165,7 @@ pub(crate) unsafe fn cuMemAllocPitch_v2(
     let (Some(pitch), Some(size_bytes)) = (pitch, size_bytes) else {
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     };
-    let start = allocate(&context, size_bytes, 1, Kind::Device)?;
+    let start = allocate(&context, size_bytes, 1, AllocationKind::Device)?;
     // SAFETY: both are the caller's out parameters.
     unsafe { write_both(pitch_out, out, (pitch as usize, start)) }
 }
@@ -186,11 +186,11 @@ pub(crate) unsafe fn cuMemFree_v2(address: CUdeviceptr) -> Result {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     match allocation.kind {
-        Kind::Pool { .. } => {
-            state.take_piece(address)?;
-            state.release_piece(address)
+        AllocationKind::Pool { .. } => {
+            state.take_pool_block(address)?;
+            state.release_pool_block(address)
         }
-        Kind::Managed(_) => {
+        AllocationKind::Managed(_) => {
             state.allocations.remove(&address);
             let removed = state.mappings.remove(&address);
             drop(state);
@@ -211,7 +211,12 @@ pub(super) fn freeable(address: u64) -> Result<Allocation> {
     let state = STATE.read();
     let allocation = state.allocations.get(&address).cloned();
     allocation
-        .filter(|found| matches!(found.kind, Kind::Device | Kind::Pool { .. } | Kind::Managed(_)))
+        .filter(|found| {
+            matches!(
+                found.kind,
+                AllocationKind::Device | AllocationKind::Pool { .. } | AllocationKind::Managed(_)
+            )
+        })
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
@@ -235,7 +240,7 @@ pub(crate) unsafe fn cuMemGetAddressRange_v2(
     Ok(())
 }
 
-/// The driver's own share of a real device's memory is not imitated: all of it is free in the beginning.
+/// The driver's own share of a real device's memory is not simulated: all of it is free in the beginning.
 pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Result {
     let context = context::current()?;
     let memory = ledger::device(context.device.ordinal)?;
@@ -259,13 +264,15 @@ pub(crate) fn context_destroyed(context: &Arc<Context>) {
         .collect();
     for (start, kind) in of_context {
         match kind {
-            Kind::Device | Kind::Internal | Kind::Imported { .. } => blocks.extend(state.free(start)),
-            Kind::Host { .. } | Kind::Registered { .. } | Kind::Managed(_) => {
+            AllocationKind::Device | AllocationKind::Internal | AllocationKind::Imported { .. } => {
+                blocks.extend(state.free(start));
+            }
+            AllocationKind::Host { .. } | AllocationKind::Registered { .. } | AllocationKind::Managed(_) => {
                 state.allocations.remove(&start);
                 mappings.extend(state.mappings.remove(&start));
             }
             // A pool is its device's.
-            Kind::Pool { .. } => {}
+            AllocationKind::Pool { .. } => {}
         }
     }
     let freed: Vec<_> = state

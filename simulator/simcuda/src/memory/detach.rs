@@ -6,7 +6,7 @@ use cuda_abi::sys::CUresult;
 
 use super::segment::Segment;
 use super::space::{Reserved, Target};
-use super::state::{Allocation, Kind, STATE, State};
+use super::state::{Allocation, AllocationKind, STATE, State};
 use crate::error::Result;
 
 impl State {
@@ -34,7 +34,8 @@ impl State {
     /// that another process shares. An exported descriptor is no obstacle.
     fn cannot_detach(&self) -> bool {
         let is_obstacle = |allocation: &Allocation| {
-            allocation.is_exported || matches!(allocation.kind, Kind::Managed(_) | Kind::Imported { .. })
+            allocation.is_exported
+                || matches!(allocation.kind, AllocationKind::Managed(_) | AllocationKind::Imported { .. })
         };
         self.allocations.values().chain(self.freed_in_order.values()).any(is_obstacle)
             || self.segments().iter().any(|segment| segment.is_imported)
@@ -42,7 +43,7 @@ impl State {
 }
 
 /// Takes all device memory of the process off the devices: contents go to host memory, mappings and the
-/// address ranges themselves disappear (the holes are open until [`attach`]). All work must be done, and
+/// address ranges themselves are unmapped until [`attach`]. All work must be done, and
 /// calls locked out.
 ///
 /// # Errors
@@ -68,7 +69,7 @@ pub(crate) fn detach() -> Result {
 /// `CUDA_ERROR_OUT_OF_MEMORY` if the devices have too little free memory: the process is of no more use.
 pub(crate) fn attach() -> Result {
     let state = STATE.write();
-    // The holes first, or else the kernel would place the library's own mappings there.
+    // The ranges first, or else the kernel would place the library's own mappings there.
     state.ranges().try_for_each(Reserved::close_hole)?;
     state.segments().iter().try_for_each(|segment| segment.return_to_device())
 }

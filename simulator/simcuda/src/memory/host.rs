@@ -7,7 +7,7 @@ use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::CUdeviceptr;
 
 use super::space::{Access, HostRange, Mapping, Target};
-use super::state::{Allocation, Kind, STATE};
+use super::state::{Allocation, AllocationKind, STATE};
 use crate::context::{self, Context};
 use crate::error::{Result, write_out};
 use crate::stream;
@@ -19,7 +19,12 @@ const REGISTER_IOMEMORY: u32 = sys::CU_MEMHOSTREGISTER_IOMEMORY;
 const REGISTER_READ_ONLY: u32 = sys::CU_MEMHOSTREGISTER_READ_ONLY;
 
 /// Makes a range of host memory known, under the context, as memory of `kind`.
-pub(super) fn add(context: &Context, range: Arc<HostRange>, size_bytes: u64, kind: Kind) -> Result<u64> {
+pub(super) fn add(
+    context: &Context,
+    range: Arc<HostRange>,
+    size_bytes: u64,
+    kind: AllocationKind,
+) -> Result<u64> {
     let start = range.start;
     let mut state = STATE.write();
     if context.is_destroyed() {
@@ -49,7 +54,7 @@ fn allocate(out: *mut *mut c_void, size_bytes: usize, flags: u32) -> Result {
     let size_bytes = size_bytes as u64;
     let range = HostRange::allocate(size_bytes)?;
     // With unified addressing all of it is portable and mapped, asked for or not.
-    let kind = Kind::Host { flags: flags | PORTABLE | DEVICEMAP };
+    let kind = AllocationKind::Host { flags: flags | PORTABLE | DEVICEMAP };
     let start = add(&context, range, size_bytes, kind)?;
     // SAFETY: `out` is the caller's out parameter, checked above.
     unsafe { write_out(out, start as *mut c_void) }
@@ -67,7 +72,7 @@ pub(crate) unsafe fn cuMemAllocHost_v2(out: *mut *mut c_void, size_bytes: usize)
 ///
 /// # Errors
 /// `error` if `is_kind` says that it is none of the kind.
-fn remove(address: u64, error: CUresult, is_kind: fn(&Kind) -> bool) -> Result {
+fn remove(address: u64, error: CUresult, is_kind: fn(&AllocationKind) -> bool) -> Result {
     let current = context::current()?;
     if address == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -90,7 +95,9 @@ fn remove(address: u64, error: CUresult, is_kind: fn(&Kind) -> bool) -> Result {
 }
 
 pub(crate) unsafe fn cuMemFreeHost(address: *mut c_void) -> Result {
-    remove(address as u64, CUresult::CUDA_ERROR_INVALID_VALUE, |kind| matches!(kind, Kind::Host { .. }))
+    remove(address as u64, CUresult::CUDA_ERROR_INVALID_VALUE, |kind| {
+        matches!(kind, AllocationKind::Host { .. })
+    })
 }
 
 pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, size_bytes: usize, flags: u32) -> Result {
@@ -105,13 +112,13 @@ pub(crate) unsafe fn cuMemHostRegister_v2(address: *mut c_void, size_bytes: usiz
     stream::forbid_in_capture()?;
     let (start, size_bytes) = (address as u64, size_bytes as u64);
     let range = HostRange::of_program(start, size_bytes)?;
-    let kind = Kind::Registered { flags: flags | PORTABLE | DEVICEMAP };
+    let kind = AllocationKind::Registered { flags: flags | PORTABLE | DEVICEMAP };
     add(&context, range, size_bytes, kind).map(|_| ())
 }
 
 pub(crate) unsafe fn cuMemHostUnregister(address: *mut c_void) -> Result {
     let error = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    remove(address as u64, error, |kind| matches!(kind, Kind::Registered { .. }))
+    remove(address as u64, error, |kind| matches!(kind, AllocationKind::Registered { .. }))
 }
 
 pub(crate) unsafe fn cuMemHostGetDevicePointer_v2(
@@ -133,7 +140,7 @@ pub(crate) unsafe fn cuMemHostGetFlags(out: *mut u32, address: *mut c_void) -> R
     context::current()?;
     let state = STATE.read();
     let (_, allocation) = state.allocation_at(address as u64).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let (Kind::Host { flags } | Kind::Registered { flags }) = allocation.kind else {
+    let (AllocationKind::Host { flags } | AllocationKind::Registered { flags }) = allocation.kind else {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     };
     // SAFETY: `out` is the caller's out parameter.

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 0 | 8 | magic `SIMCIPC1` (the last byte is the version) |
 //! | 8 | 8 | which process exported it: a random number, for PIDs come again |
-//! | 16 | 4 | its PID, for whoever reads a dump |
+//! | 16 | 4 | its PID, for the reader of a dump |
 //! | 20 | 4 | ordinal of the device |
 //! | 24 | 8 | ID of the segment |
 //! | 32 | 8 | size of the segment |
@@ -21,7 +21,7 @@ use cuda_abi::types::{CUdeviceptr, CUipcMemHandle};
 use super::alloc::Block;
 use super::segment::Segment;
 use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Target};
-use super::state::{Allocation, Kind, STATE, State};
+use super::state::{Allocation, AllocationKind, STATE, State};
 use super::trailer::{checksum, u64_at};
 use crate::context;
 use crate::error::{Result, write_out};
@@ -33,7 +33,7 @@ const LAZY_ENABLE_PEER_ACCESS: u32 = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Tells this process from all others.
+/// Distinguishes this process from all others.
 static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,8 +85,11 @@ impl IpcHandle {
 pub(crate) unsafe fn cuIpcGetMemHandle(out: *mut CUipcMemHandle, address: CUdeviceptr) -> Result {
     context::current()?;
     let mut state = STATE.write();
-    let allocation =
-        state.allocations.get(&address).filter(|found| found.kind == Kind::Device).ok_or(INVALID)?;
+    let allocation = state
+        .allocations
+        .get(&address)
+        .filter(|found| found.kind == AllocationKind::Device)
+        .ok_or(INVALID)?;
     let (segment, offset) = state.place_in_block(address).ok_or(INVALID)?;
     if out.is_null() {
         return Err(INVALID);
@@ -143,7 +146,7 @@ impl State {
     fn open_again(&mut self, handle: &IpcHandle, context: usize) -> Option<u64> {
         let blocks = &self.blocks;
         let is_same = |(start, allocation): (&u64, &mut Allocation)| {
-            let Kind::Imported { opened } = &mut allocation.kind else { return None };
+            let AllocationKind::Imported { opened } = &mut allocation.kind else { return None };
             let (&base, block) = blocks.range(..=*start).next_back()?;
             let is_same = allocation.context == context
                 && block.segment.device == handle.device
@@ -168,7 +171,7 @@ impl State {
         self.mappings.insert(base, Mapping { len, target, access: Access::Devices(rights) });
         self.blocks.insert(base, Block::whole(reserved, segment));
         let start = base + handle.offset;
-        let kind = Kind::Imported { opened: 1 };
+        let kind = AllocationKind::Imported { opened: 1 };
         self.allocations.insert(start, Allocation::new(handle.size_bytes, context, handle.device, kind));
         Ok(start)
     }
@@ -178,11 +181,13 @@ pub(crate) unsafe fn cuIpcCloseMemHandle(address: CUdeviceptr) -> Result {
     let current = context::current()?;
     stream::forbid_in_capture()?;
     let found = STATE.read().allocations.get(&address).cloned();
-    let owner = found.filter(|found| matches!(found.kind, Kind::Imported { .. })).ok_or(INVALID)?.context;
+    let owner =
+        found.filter(|found| matches!(found.kind, AllocationKind::Imported { .. })).ok_or(INVALID)?.context;
     let owner = context::by_handle(owner as _).unwrap_or(current);
     stream::synchronize_context(&owner)?;
     let mut state = STATE.write();
-    let Some(Kind::Imported { opened }) = state.allocations.get_mut(&address).map(|found| &mut found.kind)
+    let Some(AllocationKind::Imported { opened }) =
+        state.allocations.get_mut(&address).map(|found| &mut found.kind)
     else {
         return Err(INVALID);
     };

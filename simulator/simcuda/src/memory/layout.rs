@@ -17,12 +17,12 @@ const ACCESS_READWRITE: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_R
 
 /// Where memory is, or who accesses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum Location {
     Device(i32),
     Host,
 }
 
-impl Place {
+impl Location {
     pub(super) fn location(self) -> CUmemLocation {
         match self {
             Self::Device(ordinal) => CUmemLocation::of(ordinal),
@@ -32,7 +32,7 @@ impl Place {
 
     /// # Errors
     /// `CUDA_ERROR_INVALID_DEVICE` for a device that does not exist, `CUDA_ERROR_NOT_SUPPORTED` for what is
-    /// not imitated (NUMA nodes of the host), `CUDA_ERROR_INVALID_VALUE` for the rest.
+    /// not simulated (NUMA nodes of the host), `CUDA_ERROR_INVALID_VALUE` for the rest.
     pub(super) fn of(location: CUmemLocation) -> Result<Self> {
         match location.type_ {
             LOCATION_DEVICE => ledger::device(location.id).map(|_| Self::Device(location.id)),
@@ -46,11 +46,11 @@ impl Place {
 /// The device of a location, where only a device will do.
 ///
 /// # Errors
-/// As [`Place::of`], and `CUDA_ERROR_NOT_SUPPORTED` for the host.
+/// As [`Location::of`], and `CUDA_ERROR_NOT_SUPPORTED` for the host.
 pub(super) fn device(location: CUmemLocation) -> Result<i32> {
-    match Place::of(location)? {
-        Place::Device(ordinal) => Ok(ordinal),
-        Place::Host => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+    match Location::of(location)? {
+        Location::Device(ordinal) => Ok(ordinal),
+        Location::Host => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
     }
 }
 

@@ -244,7 +244,7 @@ impl DeviceMemory {
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let path = self.directory.join(LEDGER);
         let file = match options.open(&path) {
-            // After a restore on another machine the directory may be gone.
+            // After a restore on another machine the directory may be missing.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 own_directory(&self.directory)?;
                 options.open(&path)?

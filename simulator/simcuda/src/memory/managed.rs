@@ -7,9 +7,9 @@ use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{CUdevice, CUdeviceptr, CUmem_advise, CUmem_range_attribute, CUmemLocation, CUstream};
 
 use super::host;
-use super::layout::{Place, read_array};
+use super::layout::{Location, read_array};
 use super::space::HostRange;
-use super::state::{Kind, STATE, State};
+use super::state::{AllocationKind, STATE, State};
 use crate::error::{Result, write_out};
 use crate::stream::{self, Work};
 use crate::{context, process};
@@ -26,11 +26,11 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Advice {
     is_read_mostly: bool,
-    preferred: Option<Place>,
+    preferred: Option<Location>,
     /// Bit set of devices.
     accessed_by: u64,
     is_accessed_by_host: bool,
-    prefetched_to: Option<Place>,
+    prefetched_to: Option<Location>,
 }
 
 pub(crate) unsafe fn cuMemAllocManaged(out: *mut CUdeviceptr, size_bytes: usize, flags: u32) -> Result {
@@ -41,7 +41,7 @@ pub(crate) unsafe fn cuMemAllocManaged(out: *mut CUdeviceptr, size_bytes: usize,
     stream::forbid_in_capture()?;
     let size_bytes = size_bytes as u64;
     let range = HostRange::allocate(size_bytes)?;
-    let start = host::add(&context, range, size_bytes, Kind::Managed(Advice::default()))?;
+    let start = host::add(&context, range, size_bytes, AllocationKind::Managed(Advice::default()))?;
     // SAFETY: `out` is the caller's out parameter, checked above.
     unsafe { write_out(out, start) }
 }
@@ -50,7 +50,9 @@ pub(crate) unsafe fn cuMemAllocManaged(out: *mut CUdeviceptr, size_bytes: usize,
 fn change(start: u64, len: usize, change: impl FnOnce(&mut Advice)) -> Result {
     let mut state = STATE.write();
     let base = state.managed_around(start, len)?.0;
-    if let Some(Kind::Managed(advice)) = state.allocations.get_mut(&base).map(|found| &mut found.kind) {
+    if let Some(AllocationKind::Managed(advice)) =
+        state.allocations.get_mut(&base).map(|found| &mut found.kind)
+    {
         change(advice);
     }
     Ok(())
@@ -59,17 +61,17 @@ fn change(start: u64, len: usize, change: impl FnOnce(&mut Advice)) -> Result {
 impl State {
     fn managed_around(&self, start: u64, len: usize) -> Result<(u64, Advice)> {
         let (base, allocation) = self.allocation_at(start).ok_or(INVALID)?;
-        let Kind::Managed(advice) = allocation.kind else { return Err(INVALID) };
+        let AllocationKind::Managed(advice) = allocation.kind else { return Err(INVALID) };
         let is_within = len > 0 && len as u64 <= base + allocation.size_bytes - start;
         if is_within { Ok((base, advice)) } else { Err(INVALID) }
     }
 }
 
-fn place_of(device: CUdevice) -> Result<Place> {
-    if device == CPU { Ok(Place::Host) } else { Place::of(CUmemLocation::of(device)) }
+fn location_of_device(device: CUdevice) -> Result<Location> {
+    if device == CPU { Ok(Location::Host) } else { Location::of(CUmemLocation::of(device)) }
 }
 
-fn advise(start: u64, len: usize, advice: u32, place: impl FnOnce() -> Result<Place>) -> Result {
+fn advise(start: u64, len: usize, advice: u32, location: impl FnOnce() -> Result<Location>) -> Result {
     use sys::CUmem_advise as Known;
     process::machine()?;
     let known = |value: Known| advice == value as u32;
@@ -81,18 +83,18 @@ fn advise(start: u64, len: usize, advice: u32, place: impl FnOnce() -> Result<Pl
         return change(start, len, |advice| advice.preferred = None);
     }
     if known(Known::CU_MEM_ADVISE_SET_PREFERRED_LOCATION) {
-        let place = place()?;
-        return change(start, len, |advice| advice.preferred = Some(place));
+        let location = location()?;
+        return change(start, len, |advice| advice.preferred = Some(location));
     }
     let is_set = known(Known::CU_MEM_ADVISE_SET_ACCESSED_BY);
     if !is_set && !known(Known::CU_MEM_ADVISE_UNSET_ACCESSED_BY) {
         return Err(INVALID);
     }
-    let place = place()?;
-    change(start, len, |advice| match place {
-        Place::Host => advice.is_accessed_by_host = is_set,
-        Place::Device(ordinal) if is_set => advice.accessed_by |= 1 << ordinal,
-        Place::Device(ordinal) => advice.accessed_by &= !(1 << ordinal),
+    let location = location()?;
+    change(start, len, |advice| match location {
+        Location::Host => advice.is_accessed_by_host = is_set,
+        Location::Device(ordinal) if is_set => advice.accessed_by |= 1 << ordinal,
+        Location::Device(ordinal) => advice.accessed_by &= !(1 << ordinal),
     })
 }
 
@@ -102,7 +104,7 @@ pub(crate) unsafe fn cuMemAdvise(
     advice: CUmem_advise,
     device: CUdevice,
 ) -> Result {
-    advise(start, len, advice, || place_of(device))
+    advise(start, len, advice, || location_of_device(device))
 }
 
 pub(crate) unsafe fn cuMemAdvise_v2(
@@ -111,13 +113,13 @@ pub(crate) unsafe fn cuMemAdvise_v2(
     advice: CUmem_advise,
     location: CUmemLocation,
 ) -> Result {
-    advise(start, len, advice, || Place::of(location))
+    advise(start, len, advice, || Location::of(location))
 }
 
-fn prefetch(start: u64, len: usize, place: Place, stream: CUstream) -> Result {
+fn prefetch(start: u64, len: usize, location: Location, stream: CUstream) -> Result {
     STATE.read().managed_around(start, len)?;
     stream::submit(stream, Work::Empty)?;
-    change(start, len, |advice| advice.prefetched_to = Some(place))
+    change(start, len, |advice| advice.prefetched_to = Some(location))
 }
 
 pub(crate) unsafe fn cuMemPrefetchAsync(
@@ -127,7 +129,7 @@ pub(crate) unsafe fn cuMemPrefetchAsync(
     stream: CUstream,
 ) -> Result {
     process::machine()?;
-    prefetch(start, len, place_of(device)?, stream)
+    prefetch(start, len, location_of_device(device)?, stream)
 }
 
 pub(crate) unsafe fn cuMemPrefetchAsync_v2(
@@ -141,19 +143,19 @@ pub(crate) unsafe fn cuMemPrefetchAsync_v2(
     if flags != 0 {
         return Err(INVALID);
     }
-    prefetch(start, len, Place::of(location)?, stream)
+    prefetch(start, len, Location::of(location)?, stream)
 }
 
-fn ordinal_or(place: Option<Place>, none: i32) -> i32 {
-    match place {
+fn ordinal_or(location: Option<Location>, none: i32) -> i32 {
+    match location {
         None => none,
-        Some(Place::Host) => CPU,
-        Some(Place::Device(ordinal)) => ordinal,
+        Some(Location::Host) => CPU,
+        Some(Location::Device(ordinal)) => ordinal,
     }
 }
 
-fn location_of(place: Option<Place>) -> CUmemLocation {
-    place.map_or(CUmemLocation { type_: 0, id: 0 }, Place::location)
+fn location_of(location: Option<Location>) -> CUmemLocation {
+    location.map_or(CUmemLocation { type_: 0, id: 0 }, Location::location)
 }
 
 impl Advice {

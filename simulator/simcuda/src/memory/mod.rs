@@ -83,7 +83,7 @@ pub(crate) struct Span {
 /// Opens the devices' shared memory; part of cuInit.
 ///
 /// # Errors
-/// `CUDA_ERROR_OPERATING_SYSTEM` if the directory cannot be used; the reason is told on standard error.
+/// `CUDA_ERROR_OPERATING_SYSTEM` if the directory cannot be used; the reason is printed to standard error.
 pub(crate) fn start(config: &Config) -> Result {
     ledger::start(config)
 }
@@ -115,7 +115,7 @@ pub(crate) fn span(address: u64, ordinal: i32) -> Option<Span> {
 
 /// Whether every byte of the range lies in memory that device `ordinal` can access once the work that is
 /// queued already has run: an asynchronous allocation counts from the call on. A range within an allocation
-/// must not leave it, even where the page behind it goes on, and what is left of such a page is nobody's.
+/// must not leave it, even where its last page extends further; the rest of such a page belongs to no allocation.
 pub(crate) fn is_accessible(address: u64, len: u64, ordinal: i32) -> bool {
     let state = STATE.read();
     let Some(end) = address.checked_add(len) else { return false };

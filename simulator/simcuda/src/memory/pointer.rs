@@ -9,7 +9,7 @@ use cuda_abi::types::{CUdeviceptr, CUpointer_attribute};
 use super::layout::{read_array, read_structure};
 use super::segment::Segment;
 use super::space::{Mapping, Reserved, Right, Target};
-use super::state::{Allocation, Kind, STATE, State};
+use super::state::{Allocation, AllocationKind, STATE, State};
 use crate::error::{Result, write_out};
 use crate::{context, process};
 
@@ -123,7 +123,9 @@ fn of_segment(address: u64, segment: &Segment, attribute: Attribute) -> Result<V
 fn of_allocation(address: u64, start: u64, allocation: &Allocation, attribute: Attribute) -> Result<Value> {
     let kind = allocation.kind;
     Ok(match attribute {
-        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT if matches!(kind, Kind::Pool { .. }) => Value::Long(0),
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT if matches!(kind, AllocationKind::Pool { .. }) => {
+            Value::Long(0)
+        }
         Attribute::CU_POINTER_ATTRIBUTE_CONTEXT => Value::Long(allocation.context as u64),
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE if allocation.is_host() => Value::Int(MEMORY_TYPE_HOST),
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => Value::Int(MEMORY_TYPE_DEVICE),
@@ -135,10 +137,12 @@ fn of_allocation(address: u64, start: u64, allocation: &Allocation, attribute: A
         Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID | Attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {
             Value::Long(allocation.id)
         }
-        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED => Value::Int(u32::from(matches!(kind, Kind::Managed(_)))),
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED => {
+            Value::Int(u32::from(matches!(kind, AllocationKind::Managed(_))))
+        }
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => Value::Int(allocation.device.cast_unsigned()),
         Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
-            Value::Int(u32::from(kind == Kind::Device))
+            Value::Int(u32::from(kind == AllocationKind::Device))
         }
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
         | Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => Value::Long(start),
@@ -148,7 +152,7 @@ fn of_allocation(address: u64, start: u64, allocation: &Allocation, attribute: A
         Attribute::CU_POINTER_ATTRIBUTE_MAPPED => Value::Int(1),
         Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => Value::Long(0),
         Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => {
-            Value::Long(if let Kind::Pool { pool } = kind { pool as u64 } else { 0 })
+            Value::Long(if let AllocationKind::Pool { pool } = kind { pool as u64 } else { 0 })
         }
         Attribute::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
         | Attribute::CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Value::Int(0),

@@ -1,18 +1,18 @@
 //! Stream-ordered allocation. The address is known at once; the memory behind it comes and goes when its place
 //! in the stream's order comes, so that an access out of order meets an illegal address.
 //!
-//! A pool holds chunks of memory, and gives pieces of them out. A piece:
+//! A pool holds chunks of memory, and allocates blocks from them. A block:
 //!
 //! ```text
 //!          cuMemAllocAsync              activate                release
 //!   free ------------------> reserved ------------> active ---------------> free
 //!                                ^                     |
 //!                                +---------------------+
-//!                            release, of a graph's piece
+//!                            release, of a graph's block
 //! ```
 //!
-//! A piece becomes free, for any stream, only when its release has run: what real drivers can reuse earlier
-//! within one stream is not imitated. A piece that a capture or a graph's node allocated stays the graph's, and
+//! A block becomes free, for any stream, only when its release has run: what real drivers can reuse earlier
+//! within one stream is not simulated. A block that a capture or a graph's node allocated stays the graph's, and
 //! its address counts as allocated, as long as the graph is there.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use super::heap::Heap;
 use super::layout::DeviceRights;
 use super::segment::Segment;
 use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Right, Target};
-use super::state::{Allocation, Kind, STATE, State};
+use super::state::{Allocation, AllocationKind, STATE, State};
 use crate::error::Result;
 use crate::handle;
 
@@ -57,7 +57,7 @@ pub(super) struct Pool {
     is_destroyed: bool,
     heap: Heap,
     chunks: BTreeMap<u64, Chunk>,
-    pieces: BTreeMap<u64, Piece>,
+    blocks: BTreeMap<u64, PoolBlock>,
 }
 
 /// A number of bytes and the highest that it has been.
@@ -74,19 +74,19 @@ impl Gauge {
     }
 }
 
-/// Addresses with memory behind them that is mapped piece by piece.
+/// Addresses with memory behind them that is mapped block by block.
 pub(super) struct Chunk {
     pub(super) reserved: Reserved,
     pub(super) segment: Arc<Segment>,
 }
 
 #[derive(Clone, Copy)]
-struct Piece {
+struct PoolBlock {
     size_bytes: u64,
     holder: Holder,
 }
 
-/// Who activates and releases a piece.
+/// Who activates and releases a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
     Program,
@@ -110,7 +110,7 @@ impl Pool {
             is_destroyed: false,
             heap: Heap::new(),
             chunks: BTreeMap::new(),
-            pieces: BTreeMap::new(),
+            blocks: BTreeMap::new(),
         }
     }
 
@@ -180,7 +180,7 @@ impl Pools {
         Ok(())
     }
 
-    /// The pool goes when its last piece comes back; a device that used it goes back to its default one.
+    /// The pool goes when its last block comes back; a device that used it goes back to its default one.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a default pool.
@@ -195,7 +195,7 @@ impl Pools {
     }
 
     fn remove_if_done(&mut self, handle: usize) -> Vec<Chunk> {
-        let is_done = |pool: &Pool| pool.is_destroyed && pool.pieces.is_empty();
+        let is_done = |pool: &Pool| pool.is_destroyed && pool.blocks.is_empty();
         if !self.by_handle.get(&handle).is_some_and(is_done) {
             return Vec::new();
         }
@@ -242,17 +242,17 @@ impl Pools {
         self.owners.range(..=address).next_back().map(|(_, pool)| *pool)
     }
 
-    /// The pool of a piece and the piece itself.
-    fn piece(&self, address: u64) -> Option<(usize, &Pool, Piece)> {
+    /// The pool of a block and the block itself.
+    fn block(&self, address: u64) -> Option<(usize, &Pool, PoolBlock)> {
         let handle = self.owner(address)?;
         let pool = self.by_handle.get(&handle)?;
-        let piece = pool.pieces.get(&address)?;
-        Some((handle, pool, *piece))
+        let block = pool.blocks.get(&address)?;
+        Some((handle, pool, *block))
     }
 
-    fn piece_mut(&mut self, address: u64) -> Option<&mut Piece> {
+    fn block_mut(&mut self, address: u64) -> Option<&mut PoolBlock> {
         let handle = self.owner(address)?;
-        self.by_handle.get_mut(&handle)?.pieces.get_mut(&address)
+        self.by_handle.get_mut(&handle)?.blocks.get_mut(&address)
     }
 
     fn add_chunk(&mut self, handle: usize, len: u64) -> Result {
@@ -270,27 +270,27 @@ impl Pools {
         Ok(())
     }
 
-    fn take(&mut self, handle: usize, piece: Piece) -> Result<u64> {
+    fn take(&mut self, handle: usize, block: PoolBlock) -> Result<u64> {
         let pool = self.get(handle)?;
-        let mut start = pool.heap.take(piece.size_bytes);
+        let mut start = pool.heap.take(block.size_bytes);
         if start.is_none() {
-            let len = piece.size_bytes.checked_next_multiple_of(PAGE_BYTES);
+            let len = block.size_bytes.checked_next_multiple_of(PAGE_BYTES);
             self.add_chunk(handle, len.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?)?;
-            start = self.get(handle)?.heap.take(piece.size_bytes);
+            start = self.get(handle)?.heap.take(block.size_bytes);
         }
         let start = start.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let pool = self.get(handle)?;
-        pool.used.add(Heap::rounded(piece.size_bytes));
-        pool.pieces.insert(start, piece);
+        pool.used.add(Heap::rounded(block.size_bytes));
+        pool.blocks.insert(start, block);
         Ok(start)
     }
 
-    /// Puts a piece back among what is free.
+    /// Puts a block back among what is free.
     fn give(&mut self, handle: usize, start: u64) -> Vec<Chunk> {
         let Some(pool) = self.by_handle.get_mut(&handle) else { return Vec::new() };
-        let Some(piece) = pool.pieces.remove(&start) else { return Vec::new() };
-        pool.used.current_bytes -= Heap::rounded(piece.size_bytes);
-        if pool.heap.give(start, piece.size_bytes).is_some() {
+        let Some(block) = pool.blocks.remove(&start) else { return Vec::new() };
+        pool.used.current_bytes -= Heap::rounded(block.size_bytes);
+        if pool.heap.give(start, block.size_bytes).is_some() {
             TRIM_IS_DUE.store(true, Ordering::Relaxed);
         }
         self.remove_if_done(handle)
@@ -310,8 +310,8 @@ impl State {
         }
     }
 
-    /// Reserves a piece; it becomes usable by [`pool_activate`].
-    pub(super) fn reserve_piece(
+    /// Reserves a block; it becomes usable by [`pool_activate`].
+    pub(super) fn reserve_pool_block(
         &mut self,
         pool: usize,
         size_bytes: u64,
@@ -319,20 +319,21 @@ impl State {
         is_graphs: bool,
     ) -> Result<u64> {
         let holder = if is_graphs { Holder::Graph { is_left: false } } else { Holder::Program };
-        let piece = Piece { size_bytes, holder };
-        let start = self.trimming_pools(|state| state.pools.take(pool, piece))?;
+        let block = PoolBlock { size_bytes, holder };
+        let start = self.trimming_pools(|state| state.pools.take(pool, block))?;
         let device = self.pools.get(pool)?.device;
-        self.allocations.insert(start, Allocation::new(size_bytes, context, device, Kind::Pool { pool }));
+        self.allocations
+            .insert(start, Allocation::new(size_bytes, context, device, AllocationKind::Pool { pool }));
         Ok(start)
     }
 
-    /// The program frees a piece: it cannot do so again from now on, whenever the release comes. Gives what
-    /// [`Self::untake_piece`] undoes it with.
+    /// The program frees a block: it cannot do so again from now on, whenever the release comes. Gives what
+    /// [`Self::untake_pool_block`] undoes it with.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` if there is none, or it is a graph's and no launch leaves it allocated.
-    pub(super) fn take_piece(&mut self, start: u64) -> Result<Option<Allocation>> {
-        match &mut self.pools.piece_mut(start).ok_or(INVALID)?.holder {
+    pub(super) fn take_pool_block(&mut self, start: u64) -> Result<Option<Allocation>> {
+        match &mut self.pools.block_mut(start).ok_or(INVALID)?.holder {
             Holder::Program => self.allocations.remove(&start).map(Some).ok_or(INVALID),
             Holder::Graph { is_left: left @ true } => {
                 *left = false;
@@ -342,7 +343,7 @@ impl State {
         }
     }
 
-    pub(super) fn untake_piece(&mut self, start: u64, taken: Option<Allocation>) {
+    pub(super) fn untake_pool_block(&mut self, start: u64, taken: Option<Allocation>) {
         match taken {
             Some(allocation) => drop(self.allocations.insert(start, allocation)),
             None => self.set_graph_left(start, true),
@@ -350,13 +351,13 @@ impl State {
     }
 
     fn set_graph_left(&mut self, start: u64, left: bool) {
-        if let Some(Holder::Graph { is_left }) = self.pools.piece_mut(start).map(|piece| &mut piece.holder) {
+        if let Some(Holder::Graph { is_left }) = self.pools.block_mut(start).map(|block| &mut block.holder) {
             *is_left = left;
         }
     }
 
-    fn activate_piece(&mut self, start: u64) -> Result {
-        let (_, pool, piece) = self.pools.piece(start).ok_or(INVALID)?;
+    fn activate_pool_block(&mut self, start: u64) -> Result {
+        let (_, pool, block) = self.pools.block(start).ok_or(INVALID)?;
         let (chunk, offset) = pool.place(start).ok_or(INVALID)?;
         if self.mappings.contains_key(&start) {
             // A graph that leaves its memory allocated is launched again.
@@ -364,39 +365,39 @@ impl State {
         }
         let target = Target::Device { segment: Arc::clone(&chunk.segment), offset };
         let access = Access::Devices(pool.rights);
-        let mapping = Mapping { len: Heap::rounded(piece.size_bytes), target, access };
+        let mapping = Mapping { len: Heap::rounded(block.size_bytes), target, access };
         self.mappings.insert(start, mapping);
         Ok(())
     }
 
-    /// Takes the memory from behind a piece; the piece is free then, unless it is a graph's.
-    pub(super) fn release_piece(&mut self, start: u64) -> Result {
-        let (handle, _, piece) = self.pools.piece(start).ok_or(INVALID)?;
+    /// Takes the memory from behind a block; the block is free then, unless it is a graph's.
+    pub(super) fn release_pool_block(&mut self, start: u64) -> Result {
+        let (handle, _, block) = self.pools.block(start).ok_or(INVALID)?;
         self.mappings.remove(&start);
-        if piece.holder == Holder::Program {
+        if block.holder == Holder::Program {
             let removed = self.pools.give(handle, start);
             drop(removed);
         }
         Ok(())
     }
 
-    /// Lets a piece go whose work was never queued.
-    pub(super) fn forget_piece(&mut self, start: u64) {
-        if let Some((handle, ..)) = self.pools.piece(start) {
+    /// Lets a block go whose work was never queued.
+    pub(super) fn forget_pool_block(&mut self, start: u64) {
+        if let Some((handle, ..)) = self.pools.block(start) {
             self.allocations.remove(&start);
             let removed = self.pools.give(handle, start);
             drop(removed);
         }
     }
 
-    /// Lets a graph's piece go. What a launch left allocated is like any other allocation from now on, and what
+    /// Lets a graph's block go. What a launch left allocated is like any other allocation from now on, and what
     /// the program has freed of that goes at the place of its free.
-    fn forget_graphs_piece(&mut self, start: u64) {
+    fn forget_graphs_pool_block(&mut self, start: u64) {
         if !self.mappings.contains_key(&start) {
-            return self.forget_piece(start);
+            return self.forget_pool_block(start);
         }
-        let Some(piece) = self.pools.piece_mut(start) else { return };
-        let before = std::mem::replace(&mut piece.holder, Holder::Program);
+        let Some(block) = self.pools.block_mut(start) else { return };
+        let before = std::mem::replace(&mut block.holder, Holder::Program);
         if before == (Holder::Graph { is_left: false }) {
             self.allocations.remove(&start);
         }
@@ -406,7 +407,7 @@ impl State {
     pub(super) fn set_pool_rights(&mut self, handle: usize, rights: DeviceRights) -> Result {
         let pool = self.pools.get(handle)?;
         pool.rights = rights;
-        for start in pool.pieces.keys() {
+        for start in pool.blocks.keys() {
             if let Some(mapping) = self.mappings.get_mut(start) {
                 mapping.access = Access::Devices(rights);
             }
@@ -420,7 +421,7 @@ impl State {
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE` if it is usable already, or no such allocation.
 pub(crate) fn pool_activate(address: u64) -> Result {
-    STATE.write().activate_piece(address)
+    STATE.write().activate_pool_block(address)
 }
 
 /// Gives the memory of an asynchronous allocation back to its pool, or frees another allocation: the place of
@@ -436,7 +437,7 @@ pub(crate) fn pool_release(address: u64) -> Result {
         drop(removed);
         return Ok(());
     }
-    state.release_piece(address)
+    state.release_pool_block(address)
 }
 
 /// Memory for a graph's allocation node, from the device's current pool: the address is the graph's until
@@ -451,7 +452,7 @@ pub(crate) fn graph_allocate(device: i32, context: usize, size_bytes: u64) -> Re
     }
     let mut state = STATE.write();
     let pool = state.pools.current_of(device);
-    let start = state.reserve_piece(pool, size_bytes, context, true)?;
+    let start = state.reserve_pool_block(pool, size_bytes, context, true)?;
     Ok(start)
 }
 
@@ -465,13 +466,13 @@ pub(crate) fn graph_set_left(address: u64, is_left: bool) {
 /// since.
 pub(crate) fn graph_is_left(address: u64) -> bool {
     let state = STATE.read();
-    state.pools.piece(address).is_some_and(|(.., piece)| piece.holder == Holder::Graph { is_left: true })
+    state.pools.block(address).is_some_and(|(.., block)| block.holder == Holder::Graph { is_left: true })
 }
 
-/// The graph whose node [`graph_allocate`] (or a capture) was for is gone, with all that was made of it. What
+/// The graph whose node [`graph_allocate`] (or a capture) was for is destroyed, with everything created from it. What
 /// its last launch left allocated stays until the program frees it.
 pub(crate) fn graph_forget(address: u64) {
-    STATE.write().forget_graphs_piece(address);
+    STATE.write().forget_graphs_pool_block(address);
 }
 
 /// To be called after a stream, an event or a context was waited for: pools give back what they hold beyond

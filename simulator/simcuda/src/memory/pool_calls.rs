@@ -9,7 +9,7 @@ use cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUmemPool_attribute,
 use super::layout::{device, read_array, read_structure};
 use super::pool::{Gauge, Pool};
 use super::space::Right;
-use super::state::{Kind, STATE};
+use super::state::{AllocationKind, STATE};
 use super::vmm::ALL_HANDLE_TYPES;
 use crate::error::{Result, write_out};
 use crate::stream::{self, Work};
@@ -22,7 +22,7 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 // ---- allocations ----
 
-/// Whether work on the stream becomes part of a graph; what is wrong with the stream, submitting tells.
+/// Whether work on the stream becomes part of a graph; errors of the stream are reported when work is submitted.
 fn is_capturing(stream: CUstream) -> bool {
     let mut status: u32 = 0;
     // SAFETY: `status` is a local variable of the out parameter's size.
@@ -40,7 +40,7 @@ fn allocate(out: *mut CUdeviceptr, size_bytes: usize, pool: Option<usize>, strea
     let reserve = || {
         let mut state = STATE.write();
         let pool = pool.unwrap_or_else(|| state.pools.current_of(device));
-        state.reserve_piece(pool, size_bytes as u64, context.handle, is_graphs)
+        state.reserve_pool_block(pool, size_bytes as u64, context.handle, is_graphs)
     };
     let mut start = reserve();
     if start == Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) && !is_graphs {
@@ -50,7 +50,7 @@ fn allocate(out: *mut CUdeviceptr, size_bytes: usize, pool: Option<usize>, strea
     }
     let start = start?;
     if let Err(error) = stream::submit(stream, Work::Allocate(start)) {
-        STATE.write().forget_piece(start);
+        STATE.write().forget_pool_block(start);
         return Err(error);
     }
     // SAFETY: `out` is the caller's out parameter, checked above.
@@ -80,8 +80,8 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> R
     let mut state = STATE.write();
     // It cannot be freed again from now on, whenever its place in the order comes.
     let taken = match state.allocations.get(&address).map(|found| found.kind) {
-        Some(Kind::Pool { .. }) => state.take_piece(address)?,
-        Some(Kind::Device) => {
+        Some(AllocationKind::Pool { .. }) => state.take_pool_block(address)?,
+        Some(AllocationKind::Device) => {
             let allocation = state.allocations.remove(&address).ok_or(INVALID)?;
             state.freed_in_order.insert(address, allocation.clone());
             Some(allocation)
@@ -93,7 +93,7 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> R
     if result.is_err() {
         let mut state = STATE.write();
         state.freed_in_order.remove(&address);
-        state.untake_piece(address, taken);
+        state.untake_pool_block(address, taken);
     }
     result
 }

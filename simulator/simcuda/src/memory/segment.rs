@@ -64,7 +64,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the range is this value's own; whoever uses it keeps the value alive (Span::keep).
+        // SAFETY: the range is this value's own; every user keeps the value alive (Span::keep).
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -173,7 +173,7 @@ impl Segment {
         let file = File::from(descriptor);
         let trailer = Trailer::read(&file).ok().flatten().ok_or(INVALID)?;
         let memory = ledger::device(trailer.device).map_err(|_| INVALID)?;
-        // Whoever exported it holds the lock through this very description. Taking it again changes nothing
+        // The exporter holds the lock through this very description. Taking it again changes nothing
         // for such a descriptor, and refuses to wait for anything else.
         flock(&file, FlockOperation::NonBlockingLockShared).map_err(|_| INVALID)?;
         if !memory.is_segment(trailer.id, &file) {
@@ -183,7 +183,7 @@ impl Segment {
         Ok(Arc::new(Self::new(trailer.device, trailer.size_bytes, trailer.handle_types, true, backing)))
     }
 
-    /// The segment of an ID that another process told.
+    /// The segment of an ID received from another process.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` if there is no such segment any more, or another of that ID.
@@ -236,7 +236,7 @@ impl Segment {
 
     /// Lets the device's memory go; the contents are in `saved` from now on. Memory whose descriptor has been
     /// exported is treated no differently: it gets memory of its own when it comes back, and is no longer
-    /// shared with whoever holds the descriptor, as was observed of driver r615.
+    /// shared with every holder of the descriptor, as was observed of driver r615.
     pub(super) fn leave_device(&self, saved: Saved) {
         *self.contents.lock() = Contents::Saved(saved);
     }
@@ -270,7 +270,7 @@ impl Saved {
     }
 }
 
-/// The parts of a segment's file that are not holes.
+/// The parts of a segment's file that contain data.
 fn written_parts(file: &File, size_bytes: u64) -> io::Result<Vec<Range<usize>>> {
     let mut parts = Vec::new();
     let mut at = 0;

@@ -47,12 +47,12 @@ impl Reserved {
         Ok(Self { start, len })
     }
 
-    /// Leaves a hole in the address space where the range was.
+    /// Unmaps the range.
     pub(super) fn open_hole(&self) {
         unmap(self.start, self.len);
     }
 
-    /// Takes the range again, over whatever has come to lie there: the real driver does not look either.
+    /// Maps the range again, over any mapping that is there by now: the real driver does not check either.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` if the kernel refuses.
@@ -74,7 +74,7 @@ fn map_inaccessible(address: u64, len: u64, placement: libc::c_int) -> Option<u6
     let len = usize::try_from(len).ok()?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | placement;
     // SAFETY: a placement other than MAP_FIXED replaces nothing. MAP_FIXED is used on a range that this
-    // library had reserved before; that it may replace what came to lie there is the imitated hazard.
+    // library had reserved before; that it may replace what came to lie there is the simulated hazard.
     let start = unsafe { libc::mmap(address as *mut libc::c_void, len, libc::PROT_NONE, flags, -1, 0) };
     if start == libc::MAP_FAILED {
         return None;
@@ -192,7 +192,7 @@ pub(super) enum Right {
 }
 
 impl Access {
-    /// What device `ordinal` may do; `is_owner_or_peer` says how it stands to the memory's device.
+    /// What device `ordinal` may do; `is_owner_or_peer`: whether it is the memory's device or a peer of it.
     pub(super) fn of(self, ordinal: i32, is_owner_or_peer: impl FnOnce() -> bool) -> Right {
         match self {
             Self::All => Right::ReadWrite,

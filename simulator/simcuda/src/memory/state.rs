@@ -47,7 +47,7 @@ pub(super) struct Allocation {
     pub(super) context: usize,
     /// The device that the memory is on, or the context's.
     pub(super) device: i32,
-    pub(super) kind: Kind,
+    pub(super) kind: AllocationKind,
     pub(super) sync_memops: bool,
     /// An IPC handle was made of it, and another process may use it.
     pub(super) is_exported: bool,
@@ -55,7 +55,7 @@ pub(super) struct Allocation {
 
 /// What call an allocation comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum AllocationKind {
     Device,
     /// A module's variable.
     Internal,
@@ -76,7 +76,7 @@ pub(super) enum Kind {
 }
 
 impl Allocation {
-    pub(super) fn new(size_bytes: u64, context: usize, device: i32, kind: Kind) -> Self {
+    pub(super) fn new(size_bytes: u64, context: usize, device: i32, kind: AllocationKind) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             size_bytes,
@@ -91,12 +91,12 @@ impl Allocation {
 
     /// Whether it is pinned host memory.
     pub(super) fn is_host(&self) -> bool {
-        matches!(self.kind, Kind::Host { .. } | Kind::Registered { .. })
+        matches!(self.kind, AllocationKind::Host { .. } | AllocationKind::Registered { .. })
     }
 
     /// Whether the memory is on the device.
     pub(super) fn is_device(&self) -> bool {
-        !self.is_host() && !matches!(self.kind, Kind::Managed(_))
+        !self.is_host() && !matches!(self.kind, AllocationKind::Managed(_))
     }
 }
 
@@ -143,7 +143,7 @@ impl State {
     /// Whether device `ordinal` may access an allocation.
     pub(super) fn can_access(&self, allocation: &Allocation, ordinal: i32) -> bool {
         match allocation.kind {
-            Kind::Pool { pool } => self.pools.right(pool, ordinal) > Right::None,
+            AllocationKind::Pool { pool } => self.pools.right(pool, ordinal) > Right::None,
             _ if allocation.is_device() => self.is_owner_or_peer(ordinal, allocation.device),
             _ => true,
         }

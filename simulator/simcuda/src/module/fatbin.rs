@@ -117,7 +117,7 @@ fn unpack(entry: &Entry<'_>) -> Option<Vec<u8>> {
     if entry.flags & (FLAG_LZ4 | FLAG_ZSTD) == 0 {
         return Some(entry.payload.to_vec());
     }
-    // The payload is padded: only what is told as compressed belongs to the stream.
+    // The payload is padded: only the stated compressed size belongs to the stream.
     let packed = entry.payload.get(..entry.compressed_bytes)?;
     if entry.uncompressed_bytes > PTX_BYTES_MAX {
         return None;

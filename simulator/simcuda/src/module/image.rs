@@ -24,7 +24,7 @@ const ELF_HEADER_BYTES: usize = 64;
 pub(super) const PARAM_BYTES_MAX: usize = 32764;
 const PARAM_BYTES_MAX_BEFORE_8_1: usize = 4352;
 
-/// The PTX texts of an image in memory. Its size is told by its own header, or by the NUL after a text.
+/// The PTX texts of an image in memory. Its size is in its own header, or marked by the NUL after a text.
 ///
 /// # Errors
 /// As [`texts`].
@@ -42,7 +42,7 @@ pub(super) unsafe fn texts_at(image: *const c_void) -> Result<Vec<String>> {
     let size_bytes = if magic.starts_with(ELF_MAGIC) {
         ELF_HEADER_BYTES
     } else if magic == *LINKED_MAGIC {
-        // SAFETY: a linked image tells its size in its second word.
+        // SAFETY: a linked image has its size in its second word.
         let second = unsafe { image.cast::<u64>().add(1) };
         // SAFETY: as above.
         usize::try_from(unsafe { second.read_unaligned() }).unwrap_or(0)
@@ -57,7 +57,7 @@ pub(super) unsafe fn texts_at(image: *const c_void) -> Result<Vec<String>> {
     texts(unsafe { std::slice::from_raw_parts(image.cast::<u8>(), size_bytes) })
 }
 
-/// The first bytes of an image, zeros after a NUL (behind which a text need not go on).
+/// The first bytes of an image, zeros after a NUL (behind which there may be no memory).
 ///
 /// # Safety
 /// `image` points to at least `N` bytes, or to fewer that end with a NUL.
@@ -232,7 +232,7 @@ fn version_line(text: &str) -> u32 {
     u32::try_from(text[..before].matches('\n').count() + 1).unwrap_or(u32::MAX)
 }
 
-/// The newest PTX version that the imitated driver compiles (PTX ISA, section "Release Notes").
+/// The newest PTX version that the simulated driver compiles (PTX ISA, section "Release Notes").
 fn newest_version() -> (u32, u32) {
     newest_version_of(driver_version().unwrap_or(DEFAULT_DRIVER_VERSION))
 }

@@ -8,7 +8,7 @@ use simcuda_ptx::ParseError;
 
 use crate::error::Result;
 
-/// A log buffer of the program's and the option value that tells how much of it is filled.
+/// A log buffer of the program, and the option value that receives how much of it is filled.
 #[derive(Clone, Copy)]
 struct Log {
     buffer: *mut c_char,
@@ -27,11 +27,11 @@ pub(super) struct Options {
     started: Instant,
 }
 
-// SAFETY: the pointers are written through by whoever holds the options, one thread at a time; what they point to
+// SAFETY: the holder of the options writes through the pointers, one thread at a time; what they point to
 // is the program's, which promises to leave it alone meanwhile.
 unsafe impl Send for Options {}
 
-/// What is told about one piece of compilation.
+/// The messages of one compilation.
 #[derive(Default)]
 pub(super) struct Messages {
     info: String,
@@ -39,7 +39,7 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    /// Notes why a text was refused, in the form in which ptxas tells it: programs look for the line.
+    /// Notes why a text was refused, in ptxas's format: programs search for the line.
     pub(super) fn refuse(&mut self, name: &str, error: &ParseError) {
         let ParseError { line, message } = error;
         self.error.push_str(&match line {
@@ -49,7 +49,7 @@ impl Messages {
     }
 
     /// Notes something that is not about a line.
-    pub(super) fn tell(&mut self, message: &str) {
+    pub(super) fn report(&mut self, message: &str) {
         self.info.push_str(message);
         self.info.push('\n');
     }
@@ -135,7 +135,7 @@ impl Options {
         self.info.is_some() || self.error.is_some() || self.wall_time.is_some() || self.target.is_some()
     }
 
-    /// Gives the program what was told.
+    /// Gives the program the messages.
     ///
     /// # Safety
     /// The pointers that the options were read from are still valid.

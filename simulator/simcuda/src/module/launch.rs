@@ -102,7 +102,7 @@ impl Kernel {
     /// Runs all blocks.
     ///
     /// # Errors
-    /// The error that spoils the context: an illegal or misaligned address, a trap, a failed assertion.
+    /// The sticky error of the context: an illegal or misaligned address, a trap, a failed assertion.
     pub(crate) fn run(&self, device: i32) -> Result {
         let module = &self.function.module;
         let memory = DeviceMemory { ordinal: device, context: &module.context };
@@ -315,7 +315,7 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     // SAFETY: the caller passes parameters in one of the two ways.
     unsafe { launch(f, attributes.shape(config), config.hStream, kernel_params, extra) }?;
     for event in attributes.events {
-        // Both kinds of event may be told as late as the end of the kernel (CUDA driver API reference,
+        // Both kinds of event may be reported as late as the end of the kernel (CUDA driver API reference,
         // CUlaunchAttributeID).
         // SAFETY: the call checks the handle itself.
         unsafe { crate::dispatch::cuEventRecordWithFlags(event.handle, config.hStream, event.flags) }?;

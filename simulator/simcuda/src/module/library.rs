@@ -96,7 +96,7 @@ pub(super) fn function_of_kernel(handle: usize) -> Result<Arc<Function>> {
     library.module_in(&context::current()?)?.function(kernel.name())
 }
 
-/// What was set for a kernel on a device; nothing once its library is gone.
+/// What was set for a kernel on a device; nothing once its library is unloaded.
 pub(super) fn settings(library: usize, name: &str, ordinal: CUdevice) -> Settings {
     let Some(library) = LIBRARIES.get(library) else {
         return Settings::default();
@@ -218,7 +218,7 @@ pub(crate) unsafe fn cuLibraryUnload(handle: CUlibrary) -> Result {
         KERNELS.remove(kernel.handle);
     }
     for module in std::mem::take(&mut *library.modules.lock()) {
-        // What a kernel did wrong spoilt its context, which tells it; the library goes nevertheless.
+        // A kernel's fault is reported by its context; the library is unloaded nevertheless.
         let _ = crate::stream::synchronize_context(&module.context);
         module.unload();
     }

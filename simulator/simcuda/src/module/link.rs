@@ -166,7 +166,7 @@ pub(crate) unsafe fn cuLinkComplete(
         let mut messages = Messages::default();
         let linked = image::compile(&state.texts, &mut messages);
         if linked.is_ok() {
-            messages.tell(&format!("linked {} PTX texts", state.texts.len()));
+            messages.report(&format!("linked {} PTX texts", state.texts.len()));
         }
         // SAFETY: what was passed to cuLinkCreate is valid until cuLinkDestroy.
         unsafe { state.options.give_back(&messages) };

@@ -231,7 +231,7 @@ pub(crate) unsafe fn cuModuleUnload(handle: CUmodule) -> Result {
         return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
     }
     stream::forbid_in_capture()?;
-    // Kernels of the module that are still queued use its variables. What one of them did wrong is told by
+    // Kernels of the module that are still queued use its variables. A fault of one of them is reported by
     // the next call; the module goes nevertheless.
     let waited = stream::synchronize_context(&module.context);
     module.unload();

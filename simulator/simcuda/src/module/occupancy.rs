@@ -132,7 +132,7 @@ pub(crate) unsafe fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     context::current()?;
     check_flags(flags)?;
     let function = function::by_handle(f)?;
-    // 0 stands for no limit.
+    // 0 means no limit.
     let limit = match u32::try_from(limit) {
         Ok(0) => THREADS_PER_BLOCK,
         Ok(limit) => limit,

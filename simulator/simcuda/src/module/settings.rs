@@ -15,7 +15,7 @@ pub(super) const PORTABLE_CLUSTER_BLOCKS: u32 = 8;
 pub(super) const CLUSTER_BLOCKS_MAX: u32 = 16;
 
 /// The interpreter only estimates how many registers a compiler would use. More than these would forbid blocks
-/// of 1024 threads to kernels that run with them on a GPU. So no launch fails for want of registers here.
+/// of 1024 threads to kernels that run with them on a GPU. So no launch fails here because it needs too many registers.
 const REGISTERS_MAX: u32 = REGISTERS_PER_MULTIPROCESSOR / THREADS_PER_BLOCK;
 
 /// Values of the attributes that a program can set, each unset at first.

@@ -211,7 +211,7 @@ impl Logs {
         self.text(&self.error, 3)
     }
 
-    /// What a buffer holds, of which the option tells the length; a NUL is behind it.
+    /// What a buffer holds; the option has its length; a NUL is behind it.
     fn text<'a>(&self, buffer: &'a [u8], size: usize) -> &'a str {
         let filled = self.values[size].addr();
         assert_eq!(buffer[filled], 0);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use cuda_abi::sys::{CUmemAttach_flags, CUpointer_attribute, CUresult, CUstream_flags};
 use cuda_abi::types::{CUcontext, CUdevice, CUdeviceptr, CUgreenCtx, CUstream};
 
-use super::object::{self, Kind, enqueue, find};
+use super::object::{self, StreamKind, enqueue, find};
 use super::queue::is_worker;
 use super::work::{Task, Work};
 use super::{capture, synchronize_context};
@@ -33,8 +33,8 @@ pub(crate) unsafe fn cuStreamCreateWithPriority(out: *mut CUstream, flags: u32, 
     const NON_BLOCKING: u32 = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
     let context = context::current()?;
     let kind = match flags {
-        BLOCKING => Kind::Blocking,
-        NON_BLOCKING => Kind::NonBlocking,
+        BLOCKING => StreamKind::Blocking,
+        NON_BLOCKING => StreamKind::NonBlocking,
         _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     };
     if out.is_null() {
@@ -112,8 +112,8 @@ fn pointer_attribute(address: CUdeviceptr, attribute: CUpointer_attribute) -> Re
 pub(crate) unsafe fn cuStreamGetFlags(handle: CUstream, out: *mut u32) -> Result {
     let stream = find(handle)?;
     let flags = match stream.kind {
-        Kind::NonBlocking => CUstream_flags::CU_STREAM_NON_BLOCKING,
-        Kind::Legacy | Kind::Blocking => CUstream_flags::CU_STREAM_DEFAULT,
+        StreamKind::NonBlocking => CUstream_flags::CU_STREAM_NON_BLOCKING,
+        StreamKind::Legacy | StreamKind::Blocking => CUstream_flags::CU_STREAM_DEFAULT,
     };
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, flags as u32) }

@@ -23,7 +23,7 @@ use cuda_abi::types::{CUgraphEdgeData, CUgraphNode};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::event::{Event, Last};
-use super::object::{Kind, Stream};
+use super::object::{Stream, StreamKind};
 use super::work::Work;
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -138,7 +138,8 @@ impl Captures {
 
     /// Whether use of the stream would depend on a capture: the legacy stream waits for blocking streams.
     pub(super) fn is_implied(&self, stream: &Stream) -> bool {
-        stream.kind == Kind::Legacy && self.0.values().any(|capture| capture.has_blocking(&stream.context))
+        stream.kind == StreamKind::Legacy
+            && self.0.values().any(|capture| capture.has_blocking(&stream.context))
     }
 
     /// The stream's capture, for work on it.
@@ -178,14 +179,14 @@ impl Capture {
     fn has_blocking(&self, context: &Arc<Context>) -> bool {
         self.ends
             .iter()
-            .any(|end| end.stream.kind == Kind::Blocking && Arc::ptr_eq(&end.stream.context, context))
+            .any(|end| end.stream.kind == StreamKind::Blocking && Arc::ptr_eq(&end.stream.context, context))
     }
 
     pub(super) fn checked(&mut self) -> Result<&mut Self> {
         if self.is_invalid { Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) } else { Ok(self) }
     }
 
-    /// The first error is told as it is, later ones as what they follow from.
+    /// The first error is reported as it is, later ones as its consequences.
     fn invalidate(&mut self, error: Error) -> Error {
         let was_invalid = std::mem::replace(&mut self.is_invalid, true);
         if was_invalid { CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED } else { error }
@@ -254,7 +255,7 @@ impl Capture {
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` on the legacy stream, `CUDA_ERROR_ILLEGAL_STATE` if the stream
 /// captures already.
 pub(super) fn begin(stream: &Arc<Stream>, mode: Mode, given: Option<(Arc<Graph>, Vec<NodeId>)>) -> Result {
-    if stream.kind == Kind::Legacy {
+    if stream.kind == StreamKind::Legacy {
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     let mut captures = CAPTURES.lock();
@@ -448,7 +449,7 @@ pub(super) fn record(stream: &Stream, event: &Arc<Event>, is_external: bool) -> 
 ///
 /// # Errors
 /// `CUDA_ERROR_STREAM_CAPTURE_MERGE` if both are captured apart, `CUDA_ERROR_STREAM_CAPTURE_ISOLATION` if the
-/// stream captures and the event stands for real work, `CUDA_ERROR_CAPTURED_EVENT` if the event's capture is
+/// stream captures and the event represents real work, `CUDA_ERROR_CAPTURED_EVENT` if the event's capture is
 /// over.
 pub(super) fn wait(stream: &Arc<Stream>, event: &Arc<Event>, is_external: bool) -> Result<bool> {
     let Some(mut captures) = open() else { return Ok(false) };
@@ -462,20 +463,20 @@ pub(super) fn wait(stream: &Arc<Stream>, event: &Arc<Event>, is_external: bool) 
         return match (own, last) {
             (None, _) => Ok(false),
             (Some(_), Last::Never) => Ok(true),
-            (Some(own), _) => Err(captures.spoil(own, CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)),
+            (Some(own), _) => Err(captures.invalidate(own, CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)),
         };
     };
     if !captures.0.contains_key(&mark.capture) {
         let error = CUresult::CUDA_ERROR_CAPTURED_EVENT;
-        return Err(own.map_or(error, |own| captures.spoil(own, error)));
+        return Err(own.map_or(error, |own| captures.invalidate(own, error)));
     }
     match own {
         Some(own) if own != mark.capture => {
-            captures.spoil(mark.capture, CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
-            Err(captures.spoil(own, CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE))
+            captures.invalidate(mark.capture, CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
+            Err(captures.invalidate(own, CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE))
         }
-        None if stream.kind == Kind::Legacy => {
-            Err(captures.spoil(mark.capture, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))
+        None if stream.kind == StreamKind::Legacy => {
+            Err(captures.invalidate(mark.capture, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))
         }
         _ => {
             let capture = captures.0.get_mut(&mark.capture).expect("it was looked up above");
@@ -486,7 +487,7 @@ pub(super) fn wait(stream: &Arc<Stream>, event: &Arc<Event>, is_external: bool) 
 }
 
 impl Captures {
-    fn spoil(&mut self, id: u64, error: Error) -> Error {
+    fn invalidate(&mut self, id: u64, error: Error) -> Error {
         self.0.get_mut(&id).map_or(error, |capture| capture.invalidate(error))
     }
 }

@@ -107,15 +107,15 @@ pub(crate) unsafe fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptur
 // ---- asking ----
 
 pub(crate) unsafe fn cuStreamIsCapturing(stream: CUstream, out: *mut u32) -> Result {
-    let status = look(&*find(stream)?, |capture| {
+    let status = inspect(&*find(stream)?, |capture| {
         capture.map_or(NONE, |capture| if capture.is_invalid { INVALIDATED } else { ACTIVE })
     })?;
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, status) }
 }
 
-/// Looks at the stream's capture, which stays as it is.
-fn look<T>(stream: &Stream, see: impl FnOnce(Option<&mut Capture>) -> T) -> Result<T> {
+/// Inspects the stream's capture, which stays as it is.
+fn inspect<T>(stream: &Stream, see: impl FnOnce(Option<&mut Capture>) -> T) -> Result<T> {
     let Some(mut captures) = capture::open() else { return Ok(see(None)) };
     if captures.is_implied(stream) {
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
@@ -154,7 +154,7 @@ pub(crate) unsafe fn cuStreamGetCaptureInfo_v3(
     if status.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    look(&stream, |capture| {
+    inspect(&stream, |capture| {
         let Some(capture) = capture else {
             // SAFETY: `status` is the caller's out parameter, checked above.
             return unsafe { write_out(status, NONE) };
@@ -208,7 +208,7 @@ pub(crate) unsafe fn cuStreamUpdateCaptureDependencies_v2(
     }
     // SAFETY: the caller passes `count` edges, or NULL.
     unsafe { check_edges(edges, count) }?;
-    look(&stream, |capture| {
+    inspect(&stream, |capture| {
         let capture = capture.ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?.checked()?;
         // SAFETY: the caller passes `count` nodes.
         let nodes = unsafe { read_nodes(&capture.graph, nodes, count) }?;

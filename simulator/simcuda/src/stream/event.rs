@@ -42,7 +42,7 @@ pub(super) enum Last {
     /// Nowhere: then it counts as reached.
     Never,
     At(Point),
-    /// In a stream's capture, at these nodes: then it stands for no work.
+    /// In a stream's capture, at these nodes: then it represents no work.
     Captured(capture::Mark),
 }
 
@@ -57,7 +57,7 @@ impl Event {
         Arc::ptr_eq(&self.context, context)
     }
 
-    /// What stands between now and the event.
+    /// What is to be done before the event.
     ///
     /// # Errors
     /// `CUDA_ERROR_CAPTURED_EVENT` if it was recorded in a capture.
@@ -126,7 +126,7 @@ impl Event {
 /// The live event of a handle.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_HANDLE`, or what spoils the event's context.
+/// `CUDA_ERROR_INVALID_HANDLE`, or the sticky error of the event's context.
 pub(crate) fn event_by_handle(handle: CUevent) -> Result<Arc<Event>> {
     process::machine()?;
     let event = EVENTS.get(handle as usize).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
@@ -156,7 +156,7 @@ pub(crate) unsafe fn cuEventCreate(out: *mut CUevent, flags: u32) -> Result {
     unsafe { write_out(out, event.handle as CUevent) }
 }
 
-/// What waits for the event goes on waiting for the work that it stood for.
+/// Waiters for the event keep waiting for the work that it represented.
 pub(crate) unsafe fn cuEventDestroy_v2(handle: CUevent) -> Result {
     process::machine()?;
     let event = EVENTS.remove(handle as usize).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
@@ -253,7 +253,7 @@ pub(crate) unsafe fn cuEventElapsedTime_v2(out: *mut f32, start: CUevent, end: C
     unsafe { cuEventElapsedTime(out, start, end) }
 }
 
-/// The event stands for all work of the context so far.
+/// The event represents all work of the context so far.
 pub(crate) unsafe fn cuCtxRecordEvent(context: CUcontext, event: CUevent) -> Result {
     let context = context::given_or_current(context)?;
     let event = event_by_handle(event)?;

@@ -162,7 +162,7 @@ impl MemoryOp {
             }
             Self::Wait { place, value, condition } => {
                 let mut pause = Duration::from_micros(1);
-                // A context that is spoilt does no more work, and a wait without an end least of all.
+                // A failed context does no more work, and must not wait without an end.
                 while context.check().is_ok() && !condition.holds(place.load(device)?, value, place.is_wide) {
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(Duration::from_micros(100));

@@ -54,7 +54,7 @@ use crate::context::{self, Context};
 use crate::error::Result;
 use crate::memory;
 use object::{Stream, enqueue, find};
-pub(crate) use queue::CHECK_EVERY;
+pub(crate) use queue::CONTEXT_POLL_INTERVAL;
 use queue::{Point, is_worker};
 use work::Task;
 
@@ -63,7 +63,7 @@ use work::Task;
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_CONTEXT` without a current context, `CUDA_ERROR_INVALID_HANDLE` for a stream that does
-/// not exist, or for a kernel on another context's stream; what spoils the context; the rules of captures.
+/// not exist, or for a kernel on another context's stream; the sticky error of the context; the rules of captures.
 pub(crate) fn submit(handle: CUstream, work: Work) -> Result {
     let stream = for_work(handle, &work)?;
     match capture::take(&stream, work)? {

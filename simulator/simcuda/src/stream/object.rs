@@ -26,9 +26,9 @@ use crate::{entry, process};
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 
-/// How a stream stands to the legacy default stream.
+/// How a stream synchronises with the legacy default stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum StreamKind {
     Legacy,
     Blocking,
     NonBlocking,
@@ -41,7 +41,7 @@ pub(crate) struct Stream {
     pub(super) id: u64,
     /// Counted within the context; 0 is the legacy stream.
     pub(super) number: u64,
-    pub(super) kind: Kind,
+    pub(super) kind: StreamKind,
     pub(super) priority: AtomicI32,
     pub(super) context: Arc<Context>,
     pub(super) queue: Queue,
@@ -54,7 +54,7 @@ static STREAMS: Table<Stream> = Table::new();
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Stream {
-    fn new(context: &Arc<Context>, handle: usize, number: u64, kind: Kind, priority: i32) -> Self {
+    fn new(context: &Arc<Context>, handle: usize, number: u64, kind: StreamKind, priority: i32) -> Self {
         Self {
             handle,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -73,8 +73,8 @@ impl Stream {
     pub(super) fn pending(&self) -> Vec<Point> {
         let order = self.context.streams.order.lock();
         let mut points: Vec<_> = self.queue.pending_end().into_iter().collect();
-        if self.kind == Kind::Legacy {
-            points.extend(order.pending_on(|stream| stream.kind == Kind::Blocking));
+        if self.kind == StreamKind::Legacy {
+            points.extend(order.pending_on(|stream| stream.kind == StreamKind::Blocking));
         }
         points
     }
@@ -118,14 +118,14 @@ impl Order {
         &mut self,
         context: &Arc<Context>,
         handle: usize,
-        kind: Kind,
+        kind: StreamKind,
         priority: i32,
     ) -> Result<Arc<Stream>> {
         if self.closed {
             return Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
         }
-        let number = if kind == Kind::Legacy { 0 } else { self.next_number };
-        self.next_number += u64::from(kind != Kind::Legacy);
+        let number = if kind == StreamKind::Legacy { 0 } else { self.next_number };
+        self.next_number += u64::from(kind != StreamKind::Legacy);
         let stream = Arc::new(Stream::new(context, handle, number, kind, priority));
         self.streams.insert(number, Arc::clone(&stream));
         Ok(stream)
@@ -184,9 +184,11 @@ pub(super) fn enqueue(stream: &Arc<Stream>, task: Task, mut after: Vec<Point>) -
     order.gates.retain(|point| !point.is_reached());
     after.extend(order.gates.iter().cloned());
     match stream.kind {
-        Kind::Legacy => after.extend(order.pending_on(|other| other.kind == Kind::Blocking)),
-        Kind::Blocking => after.extend(order.legacy.as_ref().and_then(|legacy| legacy.queue.pending_end())),
-        Kind::NonBlocking => {}
+        StreamKind::Legacy => after.extend(order.pending_on(|other| other.kind == StreamKind::Blocking)),
+        StreamKind::Blocking => {
+            after.extend(order.legacy.as_ref().and_then(|legacy| legacy.queue.pending_end()));
+        }
+        StreamKind::NonBlocking => {}
     }
     queue::push(stream, task, after)
 }
@@ -197,7 +199,7 @@ pub(super) fn enqueue(stream: &Arc<Stream>, task: Task, mut after: Vec<Point>) -
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE` for a stream that is none or no longer, `CUDA_ERROR_INVALID_CONTEXT` for a
-/// default stream of no context, and what spoils the stream's context.
+/// default stream of no context, and the sticky error of the stream's context.
 pub(super) fn find(handle: CUstream) -> Result<Arc<Stream>> {
     process::machine()?;
     match handle as usize {
@@ -217,7 +219,7 @@ fn legacy(context: &Arc<Context>) -> Result<Arc<Stream>> {
     if let Some(stream) = &order.legacy {
         return Ok(Arc::clone(stream));
     }
-    let stream = order.add(context, 0, Kind::Legacy, 0)?;
+    let stream = order.add(context, 0, StreamKind::Legacy, 0)?;
     order.legacy = Some(Arc::clone(&stream));
     Ok(stream)
 }
@@ -228,7 +230,7 @@ pub(super) fn own(context: &Arc<Context>) -> Result<Arc<Stream>> {
     if let Some(stream) = &order.own {
         return Ok(Arc::clone(stream));
     }
-    let stream = order.add(context, 0, Kind::NonBlocking, 0)?;
+    let stream = order.add(context, 0, StreamKind::NonBlocking, 0)?;
     order.own = Some(Arc::clone(&stream));
     Ok(stream)
 }
@@ -238,7 +240,7 @@ struct PerThread(Vec<Arc<Stream>>);
 
 impl Drop for PerThread {
     fn drop(&mut self) {
-        // In the child of a fork the workers are gone, and may have left locks behind.
+        // In the child of a fork the workers do not exist, and may have left locks held.
         if process::machine().is_err() {
             return;
         }
@@ -260,7 +262,7 @@ fn per_thread(context: &Arc<Context>) -> Result<Arc<Stream>> {
             return Ok(Arc::clone(stream));
         }
         streams.0.retain(|stream| !stream.context.is_destroyed());
-        let stream = context.streams.order.lock().add(context, 0, Kind::Blocking, 0)?;
+        let stream = context.streams.order.lock().add(context, 0, StreamKind::Blocking, 0)?;
         streams.0.push(Arc::clone(&stream));
         Ok(stream)
     };
@@ -272,7 +274,7 @@ fn per_thread(context: &Arc<Context>) -> Result<Arc<Stream>> {
 ///
 /// # Errors
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED` if the context goes away at this moment.
-pub(super) fn create(context: &Arc<Context>, kind: Kind, priority: i32) -> Result<Arc<Stream>> {
+pub(super) fn create(context: &Arc<Context>, kind: StreamKind, priority: i32) -> Result<Arc<Stream>> {
     let handle = crate::handle::fresh();
     let stream = context.streams.order.lock().add(context, handle, kind, priority)?;
     STREAMS.insert(handle, Arc::clone(&stream));

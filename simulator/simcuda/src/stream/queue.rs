@@ -20,8 +20,8 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::process;
 
-/// How often work that waits looks whether its context still exists.
-pub(crate) const CHECK_EVERY: Duration = Duration::from_millis(20);
+/// Polling interval of waiting work for the end of its context.
+pub(crate) const CONTEXT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How far a stream has come.
 pub(super) struct Progress {
@@ -88,7 +88,7 @@ impl Point {
     /// As [`Self::wait`], for work of a context: it gives up when the context is destroyed, whatever the work of
     /// another context does.
     fn wait_for(&self, context: &Context) {
-        while !context.is_destroyed() && !self.wait_until(Some(Instant::now() + CHECK_EVERY)) {}
+        while !context.is_destroyed() && !self.wait_until(Some(Instant::now() + CONTEXT_POLL_INTERVAL)) {}
     }
 
     /// Whether the point lies on this stream, whose own order keeps it.
@@ -229,8 +229,8 @@ fn run(stream: &Arc<Stream>, job: Job) {
     if let Some(seed) = process::machine().ok().and_then(|machine| machine.config.jitter) {
         std::thread::sleep(jitter(seed, stream.number, job.ticket));
     }
-    // Work that panics spoils the context like a kernel that crashes; its locks recover or refuse. What it
-    // holds is let go before anybody learns that it is done.
+    // Work that panics makes the context fail like a kernel that crashes; its locks recover or refuse. It
+    // releases its resources before it counts as done.
     let result = catch_unwind(AssertUnwindSafe(|| job.task.run(&stream.context)));
     match result {
         Ok(Ok(())) => {}

@@ -34,7 +34,7 @@ impl Work {
     /// Does the work on the calling thread.
     ///
     /// # Errors
-    /// The error that spoils the context.
+    /// The sticky error of the context.
     pub(crate) fn run(&self, context: &Arc<Context>) -> Result {
         let device = context.device.ordinal;
         match self {
@@ -59,7 +59,7 @@ impl Work {
     }
 }
 
-/// What stands in a stream's queue.
+/// An entry of a stream's queue.
 pub(super) enum Task {
     Work(Work),
     /// The time of an event's record, if it is still this one.
@@ -70,7 +70,7 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// Runs it, unless the context is spoilt: then only callbacks run, and are told.
+    /// Runs it, unless the context has failed: then only callbacks run, with the error.
     pub(super) fn run(self, context: &Arc<Context>) -> Result {
         match self {
             Self::Callback(callback) => callback.call(context.check()),

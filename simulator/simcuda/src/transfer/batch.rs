@@ -18,7 +18,7 @@ const LEGACY_STREAM: usize = 1;
 /// A copy of a batch and how it reads its source.
 type Item = (Copy, SourceAccess);
 
-/// Before CUDA 13, `fail_index` told which copy is at fault; the largest number is for none of them in
+/// Before CUDA 13, `fail_index` named the copy at fault; the largest number is for none of them in
 /// particular.
 pub(crate) unsafe fn cuMemcpyBatchAsync(
     to: *mut CUdeviceptr,
@@ -36,7 +36,7 @@ pub(crate) unsafe fn cuMemcpyBatchAsync(
         unsafe { linear_items(to, from, sizes_bytes, count, attributes, attribute_starts, attribute_count) };
     let result = items.map_err(|error| (error, usize::MAX)).and_then(|items| submit(items, stream));
     // SAFETY: `fail_index` is NULL or the caller's out parameter.
-    unsafe { told(result, fail_index) }
+    unsafe { report_failure(result, fail_index) }
 }
 
 pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
@@ -90,7 +90,7 @@ pub(crate) unsafe fn cuMemcpy3DBatchAsync(
     let items = unsafe { shaped_items(operations, count, flags) };
     let result = items.and_then(|items| submit(items, stream));
     // SAFETY: `fail_index` is NULL or the caller's out parameter.
-    unsafe { told(result, fail_index) }
+    unsafe { report_failure(result, fail_index) }
 }
 
 pub(crate) unsafe fn cuMemcpy3DBatchAsync_v2(
@@ -122,7 +122,7 @@ type Failure = (CUresult, usize);
 
 /// # Safety
 /// `fail_index` is NULL or valid for a write.
-unsafe fn told(result: std::result::Result<(), Failure>, fail_index: *mut usize) -> Result {
+unsafe fn report_failure(result: std::result::Result<(), Failure>, fail_index: *mut usize) -> Result {
     result.map_err(|(error, index)| {
         // SAFETY: the caller vouches for it.
         unsafe { write_if_wanted(fail_index, index) };
@@ -139,7 +139,7 @@ fn submit(items: Vec<Item>, stream: CUstream) -> std::result::Result<(), Failure
     if legacy {
         return Err(general(INVALID));
     }
-    // There is no node that stands for a batch.
+    // There is no kind of node for a batch.
     if is_capturing(stream).map_err(general)? {
         return Err(general(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
     }
@@ -233,7 +233,7 @@ fn operand(operand: &BatchOperand, extent: [usize; 3]) -> Result<Operand> {
         host: 0,
         device: operand.address,
         origin: [0; 3],
-        // Elements of a plain pointer are bytes. 0 stands for rows and slices without gaps.
+        // Elements of a plain pointer are bytes. 0 means rows and slices without gaps.
         pitch_bytes: operand.row_len,
         slice_rows: if operand.layer_height == 0 { extent[1] } else { operand.layer_height },
     })

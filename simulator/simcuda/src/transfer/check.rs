@@ -2,13 +2,13 @@
 
 use cuda_abi::sys::CUresult;
 
-use super::{Copy, Fill, Place, Side};
+use super::{Copy, Endpoint, Fill, Side};
 use crate::error::Result;
 use crate::memory::{self, Span};
 
-/// What kind of memory one side of a copy is.
+/// The memory type of one side of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MemoryKind {
     Device,
     /// Host memory that a device can access: allocated or registered through the driver, or managed.
     Pinned,
@@ -37,13 +37,13 @@ pub(super) fn resolved(side: Side, address: u64) -> Side {
 }
 
 /// What kind of memory a side of a copy is that has passed [`copy`].
-pub(super) fn kind(place: &Place, device: i32) -> Kind {
-    if device_of(place.address).is_some() {
-        Kind::Device
-    } else if memory::span(place.address, device).is_some() {
-        Kind::Pinned
+pub(super) fn kind(endpoint: &Endpoint, device: i32) -> MemoryKind {
+    if device_of(endpoint.address).is_some() {
+        MemoryKind::Device
+    } else if memory::span(endpoint.address, device).is_some() {
+        MemoryKind::Pinned
     } else {
-        Kind::Pageable
+        MemoryKind::Pageable
     }
 }
 
@@ -53,26 +53,26 @@ pub(super) fn kind(place: &Place, device: i32) -> Kind {
 /// `CUDA_ERROR_INVALID_VALUE` for a NULL address, for one that is not in the memory that the call says, and for
 /// a range that ends outside it.
 pub(crate) fn copy(copy: &Copy, device: i32) -> Result {
-    place(&copy.to, copy, device)?;
-    place(&copy.from, copy, device)
+    endpoint(&copy.to, copy, device)?;
+    endpoint(&copy.from, copy, device)
 }
 
-fn place(place: &Place, copy: &Copy, device: i32) -> Result {
+fn endpoint(endpoint: &Endpoint, copy: &Copy, device: i32) -> Result {
     let rows = Rows {
-        address: place.address,
+        address: endpoint.address,
         width_bytes: copy.width_bytes,
-        pitch_bytes: place.pitch_bytes,
+        pitch_bytes: endpoint.pitch_bytes,
         height: copy.height,
-        slice_rows: place.slice_rows,
+        slice_rows: endpoint.slice_rows,
         depth: copy.depth,
     };
     let len = rows.len().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let fits = match resolved(place.side, place.address) {
-        Side::Device => is_accessible(place.address, len, device),
+    let fits = match resolved(endpoint.side, endpoint.address) {
+        Side::Device => is_accessible(endpoint.address, len, device),
         Side::Host | Side::Unified => {
-            place.address != 0
-                && device_of(place.address).is_none()
-                && device_of(place.address + len - 1).is_none()
+            endpoint.address != 0
+                && device_of(endpoint.address).is_none()
+                && device_of(endpoint.address + len - 1).is_none()
         }
     };
     if fits { Ok(()) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }

@@ -44,8 +44,8 @@ pub(crate) use shaped::{
 /// A copy of `depth` slices of `height` rows of `width_bytes`; plain copies have one row.
 #[derive(Clone, Debug)]
 pub(crate) struct Copy {
-    pub(crate) to: Place,
-    pub(crate) from: Place,
+    pub(crate) to: Endpoint,
+    pub(crate) from: Endpoint,
     pub(crate) width_bytes: usize,
     pub(crate) height: usize,
     pub(crate) depth: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Copy {
 
 /// Where one side of a copy lies. Device and host addresses share one address space, as with UVA on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Endpoint {
     pub(crate) address: u64,
     /// What the call says about the address: a device address that is none is an error, whereas any host
     /// address is believed.
@@ -65,7 +65,7 @@ pub(crate) struct Place {
     pub(crate) slice_rows: usize,
 }
 
-/// How the address of a [`Place`] is to be read.
+/// How the address of an [`Endpoint`] is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Device,
@@ -88,8 +88,15 @@ pub(crate) struct Fill {
 impl Copy {
     /// A plain copy of `size_bytes`.
     pub(crate) fn linear(to: (u64, Side), from: (u64, Side), size_bytes: usize) -> Self {
-        let place = |(address, side)| Place { address, side, pitch_bytes: size_bytes, slice_rows: 1 };
-        Self { to: place(to), from: place(from), width_bytes: size_bytes, height: 1, depth: 1, staged: None }
+        let endpoint = |(address, side)| Endpoint { address, side, pitch_bytes: size_bytes, slice_rows: 1 };
+        Self {
+            to: endpoint(to),
+            from: endpoint(from),
+            width_bytes: size_bytes,
+            height: 1,
+            depth: 1,
+            staged: None,
+        }
     }
 
     /// Whether there is nothing to copy.

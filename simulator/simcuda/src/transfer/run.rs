@@ -1,11 +1,11 @@
-//! The work itself: bytes from one place to another.
+//! The work itself: bytes from one endpoint to another.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda_abi::sys::CUresult;
 
-use super::{Copy, Fill, Place, Side, check};
+use super::{Copy, Endpoint, Fill, Side, check};
 use crate::error::Result;
 use crate::memory::Span;
 use crate::process;
@@ -95,7 +95,7 @@ impl Copy {
     /// Copies, at the bus's simulated speed if it crosses it.
     ///
     /// # Errors
-    /// `CUDA_ERROR_ILLEGAL_ADDRESS` if device memory on either side is gone.
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS` if device memory on either side was freed.
     pub(crate) fn run(&self, device: i32) -> Result {
         if self.is_empty() {
             return Ok(());
@@ -117,10 +117,10 @@ impl Copy {
 
     /// How many bytes there are, if no gaps lie between the rows on either side.
     fn contiguous_bytes(&self) -> Option<usize> {
-        let packed = |place: &Place| {
+        let packed = |endpoint: &Endpoint| {
             (self.height == 1 && self.depth == 1)
-                || (place.pitch_bytes == self.width_bytes
-                    && (self.depth == 1 || place.slice_rows == self.height))
+                || (endpoint.pitch_bytes == self.width_bytes
+                    && (self.depth == 1 || endpoint.slice_rows == self.height))
         };
         (packed(&self.to) && packed(&self.from)).then(|| self.width_bytes * self.height * self.depth)
     }
@@ -128,15 +128,15 @@ impl Copy {
     /// The speed that the simulated machine allows, if this copy crosses the bus.
     fn bytes_per_s(&self) -> Option<f64> {
         let limit = process::machine().ok()?.config.copy_bytes_per_s?;
-        let home = |place: &Place| match place.side {
+        let home = |endpoint: &Endpoint| match endpoint.side {
             Side::Host => None,
-            Side::Device | Side::Unified => check::device_of(place.address),
+            Side::Device | Side::Unified => check::device_of(endpoint.address),
         };
         (home(&self.to) != home(&self.from)).then_some(limit)
     }
 }
 
-impl Place {
+impl Endpoint {
     /// Where a row begins.
     pub(super) fn row(&self, slice: usize, row: usize) -> u64 {
         let rows = slice as u64 * self.slice_rows as u64 + row as u64;
@@ -187,7 +187,7 @@ impl Fill {
     /// Fills.
     ///
     /// # Errors
-    /// `CUDA_ERROR_ILLEGAL_ADDRESS` if the memory is gone.
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS` if the memory was freed.
     pub(crate) fn run(&self, device: i32) -> Result {
         if self.width == 0 || self.height == 0 {
             return Ok(());
@@ -234,7 +234,7 @@ pub(super) fn stage(copy: &mut Copy) {
         unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
     }
     let bytes: Arc<[u8]> = bytes.into();
-    copy.from = Place {
+    copy.from = Endpoint {
         address: bytes.as_ptr() as u64,
         side: Side::Host,
         pitch_bytes: copy.width_bytes,

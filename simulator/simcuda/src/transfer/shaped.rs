@@ -5,7 +5,7 @@ use cuda_abi::types::{CUcontext, CUstream};
 
 use super::layout::{Memcpy2D, Memcpy3D, Operand2D, Operand3D, read};
 use super::submit::{SourceAccess, asynchronous, synchronous};
-use super::{Copy, Place, Side};
+use super::{Copy, Endpoint, Side};
 use crate::context;
 use crate::error::Result;
 
@@ -88,14 +88,14 @@ fn build_3d(params: &Memcpy3D) -> Result<Copy> {
 
 pub(super) fn build(to: &Operand, from: &Operand, extent: [usize; 3]) -> Result<Copy> {
     let [width_bytes, height, depth] = extent;
-    let (to, from) = (to.place(extent)?, from.place(extent)?);
+    let (to, from) = (to.endpoint(extent)?, from.endpoint(extent)?);
     Ok(Copy { to, from, width_bytes, height, depth, staged: None })
 }
 
 impl Operand {
     /// A pitch of 0 means rows without gaps; a slice height may be 0 if there is one slice only (CUDA driver
     /// API reference, cuMemcpy3D).
-    fn place(&self, [width_bytes, height, depth]: [usize; 3]) -> Result<Place> {
+    fn endpoint(&self, [width_bytes, height, depth]: [usize; 3]) -> Result<Endpoint> {
         let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
         let is = |kind: CUmemorytype| self.memory_type == kind as u32;
         let (base, side) = if is(CUmemorytype::CU_MEMORYTYPE_HOST) {
@@ -110,7 +110,7 @@ impl Operand {
             return Err(invalid);
         };
         if width_bytes == 0 || height == 0 || depth == 0 {
-            return Ok(Place { address: base, side, pitch_bytes: 0, slice_rows: 0 });
+            return Ok(Endpoint { address: base, side, pitch_bytes: 0, slice_rows: 0 });
         }
         let [x, y, z] = self.origin;
         let row_bytes = x.checked_add(width_bytes).ok_or(invalid)?;
@@ -125,7 +125,7 @@ impl Operand {
             .and_then(|rows| rows.checked_add(y)?.checked_mul(pitch_bytes)?.checked_add(x))
             .ok_or(invalid)?;
         let address = base.checked_add(offset as u64).ok_or(invalid)?;
-        Ok(Place { address, side, pitch_bytes, slice_rows })
+        Ok(Endpoint { address, side, pitch_bytes, slice_rows })
     }
 }
 

@@ -3,7 +3,7 @@
 use cuda_abi::sys::CUstreamCaptureStatus;
 use cuda_abi::types::CUstream;
 
-use super::check::{self, Kind};
+use super::check::{self, MemoryKind};
 use super::{Copy, Fill, run};
 use crate::error::Result;
 use crate::stream::{self, Work};
@@ -37,7 +37,9 @@ pub(super) fn synchronous(copy: Copy) -> Result {
         return Ok(());
     }
     check::copy(&copy, device)?;
-    if check::kind(&copy.to, device) == Kind::Device && check::kind(&copy.from, device) == Kind::Device {
+    if check::kind(&copy.to, device) == MemoryKind::Device
+        && check::kind(&copy.from, device) == MemoryKind::Device
+    {
         return stream::submit(DEFAULT_STREAM, Work::Copy(copy));
     }
     stream::submit_and_wait(DEFAULT_STREAM, Work::Copy(copy))
@@ -52,19 +54,23 @@ pub(super) fn asynchronous(mut copy: Copy, stream: CUstream, access: SourceAcces
         return Ok(());
     }
     check::copy(&copy, device)?;
-    // Submitting tells what is wrong with a stream.
+    // Errors of a stream are reported when work is submitted.
     if is_capturing(stream) != Ok(false) {
         return stream::submit(stream, Work::Copy(copy));
     }
     let (to, from) = (check::kind(&copy.to, device), check::kind(&copy.from, device));
     let small = copy.width_bytes * copy.height * copy.depth <= STAGED_BYTES;
-    let early = from == Kind::Pageable || (from == Kind::Pinned && access == SourceAccess::DuringCall);
-    if early && small && to == Kind::Device {
+    let early =
+        from == MemoryKind::Pageable || (from == MemoryKind::Pinned && access == SourceAccess::DuringCall);
+    if early && small && to == MemoryKind::Device {
         run::stage(&mut copy);
         return stream::submit(stream, Work::Copy(copy));
     }
-    let has_no_pageable =
-        matches!((to, from), (Kind::Device, Kind::Device | Kind::Pinned) | (Kind::Pinned, Kind::Device));
+    let has_no_pageable = matches!(
+        (to, from),
+        (MemoryKind::Device, MemoryKind::Device | MemoryKind::Pinned)
+            | (MemoryKind::Pinned, MemoryKind::Device)
+    );
     if has_no_pageable && access == SourceAccess::Stream {
         return stream::submit(stream, Work::Copy(copy));
     }

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::alloc;
-use super::puppet::{CHECKPOINTED, LOCKED, Machine, Puppet, RUNNING, SUCCESS, is_mapped, teeth, until};
+use super::puppet::{
+    CHECKPOINTED, LOCKED, Machine, Puppet, RUNNING, SUCCESS, dump_blockers, is_mapped, until,
+};
 
 /// CRIU as `cargo xtask setup` installs it, or of `CKPT_CRIU`; `None`, said loudly, where it cannot be used.
 fn criu() -> Option<PathBuf> {
@@ -27,7 +29,7 @@ fn images(puppet: &Puppet) -> PathBuf {
     directory
 }
 
-/// Dumps a program, which is gone then if that works; CRIU's log if not.
+/// Dumps a program, which ends it; CRIU's log if the dump fails.
 fn dump(criu: &Path, puppet: &Puppet) -> Result<(), String> {
     let directory = images(puppet);
     let pid = puppet.pid.to_string();
@@ -79,9 +81,9 @@ fn each_tooth_alone_is_refused() {
     for start in start {
         for (dropped, left) in [("drop-mapping", (true, false)), ("drop-descriptor", (false, true))] {
             let mut puppet = start(&machine);
-            assert!(dump(&criu, &puppet).is_err(), "both teeth");
+            assert!(dump(&criu, &puppet).is_err(), "both blockers");
             assert_eq!(puppet.call(dropped), SUCCESS);
-            assert_eq!(teeth(puppet.pid), left);
+            assert_eq!(dump_blockers(puppet.pid), left);
             let log = dump(&criu, &puppet).expect_err("one tooth");
             let is_named = ["userfaultfd", "landlock-ruleset", "secretmem", "packet socket"]
                 .iter()
@@ -116,13 +118,13 @@ fn a_life_through_an_image() {
     assert!(!is_mapped(pid, address));
     assert_eq!(subject.ask("state"), CHECKPOINTED);
     assert_eq!(caller.call(&format!("restore {pid}")), SUCCESS);
-    assert_eq!(teeth(pid), (true, true));
+    assert_eq!(dump_blockers(pid), (true, true));
     assert_eq!(caller.ask(&format!("state {pid}")), LOCKED);
     assert_eq!(caller.call(&format!("unlock {pid}")), SUCCESS);
     assert_eq!(
         subject.of_thread(),
         [parked.to_string().as_str(), "ends", "0"],
-        "who waited at the lock goes on"
+        "the thread that waited at the lock continues"
     );
     assert_eq!(subject.ask("check 0 9"), "0 same");
     assert!(is_mapped(pid, address));

@@ -7,7 +7,8 @@ mod puppet;
 
 use puppet::{
     CHECKPOINTED, FAILED, ILLEGAL_STATE, INVALID_VALUE, LOCKED, Machine, NOT_INITIALIZED, NOT_READY,
-    NOT_SUPPORTED, OPERATING_SYSTEM, OUT_OF_MEMORY, Puppet, RUNNING, SUCCESS, has_control, is_mapped, teeth,
+    NOT_SUPPORTED, OPERATING_SYSTEM, OUT_OF_MEMORY, Puppet, RUNNING, SUCCESS, dump_blockers, has_control,
+    is_mapped,
 };
 
 /// Allocates a block filled by its seed; its address.
@@ -24,18 +25,18 @@ fn a_process_does_it_to_itself() {
     let mut puppet = machine.initialised();
     let address = alloc(&mut puppet, 0, 3 << 20, 1);
     assert_eq!(puppet.ask("state"), RUNNING);
-    assert_eq!(teeth(puppet.pid), (true, true));
+    assert_eq!(dump_blockers(puppet.pid), (true, true));
     assert_eq!(puppet.call("lock 0 300000"), SUCCESS);
     assert_eq!(puppet.ask("state"), LOCKED);
     assert!(is_mapped(puppet.pid, address));
     assert_eq!(puppet.call("checkpoint"), SUCCESS);
     assert_eq!(puppet.ask("state"), CHECKPOINTED);
-    assert!(!is_mapped(puppet.pid, address), "the device's address range is a hole");
-    assert_eq!(teeth(puppet.pid), (false, false));
+    assert!(!is_mapped(puppet.pid, address), "the device's address range is unmapped");
+    assert_eq!(dump_blockers(puppet.pid), (false, false));
     assert_eq!(puppet.call("restore"), SUCCESS);
     assert_eq!(puppet.ask("state"), LOCKED);
     assert!(is_mapped(puppet.pid, address));
-    assert_eq!(teeth(puppet.pid), (true, true));
+    assert_eq!(dump_blockers(puppet.pid), (true, true));
     assert_eq!(puppet.call("unlock"), SUCCESS);
     assert_eq!(puppet.ask("state"), RUNNING);
     assert_eq!(puppet.ask("check 0 1"), "0 same");
@@ -129,10 +130,10 @@ fn who_cannot_be_asked() {
     let mut plain = machine.puppet();
     assert_eq!(caller.call(&format!("lock {} 300000", plain.pid)), NOT_INITIALIZED);
     assert_eq!(caller.call("lock -5 300000"), INVALID_VALUE);
-    let (gone, has_gone) = (plain.pid, "exit");
-    plain.tell(has_gone);
+    let (ended, exit) = (plain.pid, "exit");
+    plain.send(exit);
     plain.ended();
-    assert_eq!(caller.call(&format!("lock {gone} 300000")), INVALID_VALUE);
+    assert_eq!(caller.call(&format!("lock {ended} 300000")), INVALID_VALUE);
 }
 
 #[test]
@@ -187,7 +188,7 @@ fn work_that_does_not_end_times_the_lock_out() {
 
     // Without a limit the lock waits for the end of the work.
     let control = subject.control_thread();
-    caller.tell(&format!("lock {pid} 0"));
+    caller.send(&format!("lock {pid} 0"));
     subject.until_parked(control);
     let thread = subject.spawn();
     subject.until_parked(thread);
@@ -206,7 +207,7 @@ fn a_call_that_is_inside_is_waited_for() {
     let mut caller = machine.puppet();
     let pid = subject.pid;
     assert_eq!(subject.call("stall"), SUCCESS);
-    subject.tell("synchronize");
+    subject.send("synchronize");
     subject.until_parked(pid);
     assert_eq!(caller.call(&format!("lock {pid} 100")), NOT_READY);
     assert_eq!(caller.ask(&format!("state {pid}")), RUNNING);
@@ -231,7 +232,7 @@ fn a_caller_that_is_killed_leaves_the_process_usable() {
     assert_eq!(subject.call("stall"), SUCCESS);
     let first = machine.puppet();
     let control = subject.control_thread();
-    first.tell(&format!("lock {pid} 0"));
+    first.send(&format!("lock {pid} 0"));
     subject.until_parked(control);
     let thread = subject.spawn();
     subject.until_parked(thread);
@@ -254,7 +255,7 @@ fn managed_memory_is_refused_and_nothing_is_harmed() {
     assert_eq!(puppet.call("checkpoint"), NOT_SUPPORTED);
     assert_eq!(puppet.ask("state"), LOCKED);
     assert!(is_mapped(puppet.pid, address));
-    assert_eq!(teeth(puppet.pid), (true, true));
+    assert_eq!(dump_blockers(puppet.pid), (true, true));
     assert_eq!(puppet.call("unlock"), SUCCESS);
     assert_eq!(puppet.ask("check 0 1"), "0 same");
     assert_eq!(puppet.call("free 1"), SUCCESS);
@@ -311,10 +312,10 @@ fn the_child_of_a_fork_does_not_answer_for_its_parent() {
     let words = subject.of_thread();
     assert_eq!(words, [child.to_string().as_str(), "child", "3", "3"], "cuInit and the state of itself");
     assert!(!has_control(child));
-    assert_eq!(teeth(child), (false, false));
+    assert_eq!(dump_blockers(child), (false, false));
     assert_eq!(caller.call(&format!("unlock {child}")), NOT_INITIALIZED);
     assert_eq!(caller.ask(&format!("state {}", subject.pid)), LOCKED);
-    assert_eq!(teeth(subject.pid), (true, true));
+    assert_eq!(dump_blockers(subject.pid), (true, true));
     assert_eq!(caller.call(&format!("unlock {}", subject.pid)), SUCCESS);
 }
 
@@ -329,7 +330,7 @@ fn callers_take_turns() {
             scope.spawn(|| {
                 let mut caller = machine.puppet();
                 for _ in 0..20 {
-                    // Whoever finds the process locked has come at another's turn.
+                    // A caller that finds the process locked came during another caller's turn.
                     match caller.call(&format!("lock {pid} 300000")) {
                         SUCCESS => assert_eq!(caller.call(&format!("unlock {pid}")), SUCCESS),
                         other => assert_eq!(other, ILLEGAL_STATE),

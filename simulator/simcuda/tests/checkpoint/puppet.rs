@@ -123,7 +123,7 @@ impl Puppet {
 
     /// Has it carry out a command; the answer without the command's name.
     pub fn ask(&mut self, command: &str) -> String {
-        self.tell(command);
+        self.send(command);
         self.answer(command)
     }
 
@@ -132,12 +132,12 @@ impl Puppet {
         self.ask(command).parse().expect("a number")
     }
 
-    pub fn tell(&self, command: &str) {
+    pub fn send(&self, command: &str) {
         let fifo = OpenOptions::new().write(true).open(self.directory.path().join("commands"));
         fifo.and_then(|mut fifo| writeln!(fifo, "{command}")).expect("a FIFO that takes a line");
     }
 
-    /// The answer to a command that was told.
+    /// The answer to a command sent before.
     pub fn answer(&mut self, command: &str) -> String {
         let name = command.split(' ').next().expect("a command");
         let line = self.line(|line| !line.starts_with("thread "));
@@ -194,7 +194,7 @@ impl Puppet {
         self.child = child;
     }
 
-    /// Waits until the program, killed by somebody else, is gone, and lets go of its PID.
+    /// Waits for the end of the program, killed by another process, and reaps it.
     pub fn ended(&mut self) {
         until("the program's end", || self.child.try_wait().expect("a child"));
     }
@@ -211,7 +211,7 @@ fn descriptors(pid: i32) -> Vec<String> {
 }
 
 /// Whether a process holds a descriptor and whether it holds a mapping that CRIU refuses.
-pub fn teeth(pid: i32) -> (bool, bool) {
+pub fn dump_blockers(pid: i32) -> (bool, bool) {
     let is_descriptor = |link: &String| {
         link.contains("userfaultfd") || link.contains("landlock-ruleset") || link.contains("secretmem")
     };

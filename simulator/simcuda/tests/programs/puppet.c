@@ -1,8 +1,8 @@
-// A program that makes the driver calls that its test tells it to.
+// A program that makes the driver calls that its test sends.
 //
 // Usage: puppet LIBRARY FIFO LOG. Commands come line by line through the FIFO, which the program holds open at both
 // ends, and each answer goes to the log: the command's first word and its result. Both survive CRIU. What a thread of
-// the program says begins with "thread". A PID of 0 stands for the program itself. With PUPPET_SANDBOX in the environment,
+// the program says begins with "thread". A PID of 0 means the program itself. With PUPPET_SANDBOX in the environment,
 // the kernel refuses the system calls that sandboxes tend to refuse.
 #define _GNU_SOURCE
 #include <dlfcn.h>

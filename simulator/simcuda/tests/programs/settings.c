@@ -1,7 +1,7 @@
 // A program that makes the driver calls that its arguments say, one after the other.
 //
 // Usage: settings LIBRARY COMMAND... A command is NAME or NAME:NUMBER. After each one its line goes to standard
-// output: the name, the call's result, and what else it tells. The program ends with 0, whatever the results were.
+// output: the name, the call's result, and any value it returned. The program ends with 0, whatever the results were.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -79,11 +79,11 @@ static void perform(const char *command) {
     const char *colon = strchr(command, ':');
     unsigned long number = colon ? strtoul(colon + 1, NULL, 0) : 0;
     int result = -1, value = 0;
-    long told = -1;
+    long value_out = -1;
     double start = now_s();
     if (is(command, "init")) result = CALL("cuInit", 0);
-    else if (is(command, "version")) { result = CALL("cuDriverGetVersion", &value); told = value; }
-    else if (is(command, "count")) { value = -1; result = CALL("cuDeviceGetCount", &value); told = value; }
+    else if (is(command, "version")) { result = CALL("cuDriverGetVersion", &value); value_out = value; }
+    else if (is(command, "count")) { value = -1; result = CALL("cuDeviceGetCount", &value); value_out = value; }
     else if (is(command, "device")) result = CALL("cuDeviceGet", &value, (int)number);
     else if (is(command, "context")) result = CALL("cuCtxCreate_v2", &context, 0, (int)number);
     else if (is(command, "destroy")) result = CALL("cuCtxDestroy_v2", context);
@@ -94,24 +94,24 @@ static void perform(const char *command) {
     else if (is(command, "free-bytes")) {
         size_t free_bytes = 0, total = 0;
         result = CALL("cuMemGetInfo_v2", &free_bytes, &total);
-        told = free_bytes;
+        value_out = free_bytes;
     }
     else if (is(command, "synchronize")) result = CALL("cuCtxSynchronize");
     else if (is(command, "stream")) result = CALL("cuStreamCreate", &stream, 1);
-    else if (is(command, "copy")) result = copy(number, &told);
+    else if (is(command, "copy")) result = copy(number, &value_out);
     else if (is(command, "load")) { void *module; result = load(number, &module); }
     else if (is(command, "launch")) result = launch();
     else if (is(command, "array")) { void *array; result = CALL("cuArrayCreate_v2", &array, NULL); }
     else if (is(command, "old-call") || is(command, "new-call")) {
-        // Whether it is handed out to a program of this CUDA version. One came with 3.2, the other one with 12.9.
+        // Whether it is available to a program of this CUDA version. One came with 3.2, the other one with 12.9.
         void *address = NULL;
         const char *name = is(command, "old-call") ? "cuMemAlloc" : "cuLogsRegisterCallback";
         result = CALL("cuGetProcAddress_v2", name, &address, (int)number, (uint64_t)0, &value);
-        told = address != NULL;
+        value_out = address != NULL;
     }
     else if (is(command, "timed-device")) {
         result = CALL("cuDeviceGet", &value, 0);
-        told = (now_s() - start) * 1e6;
+        value_out = (now_s() - start) * 1e6;
     }
     else if (is(command, "touch")) result = *(volatile char *)(uintptr_t)last;
     else if (is(command, "fork")) {
@@ -131,7 +131,7 @@ static void perform(const char *command) {
         return;
     }
     printf("%.*s %d", (int)strcspn(command, ":"), command, result);
-    if (told >= 0) printf(" %ld", told);
+    if (value_out >= 0) printf(" %ld", value_out);
     printf("\n");
     fflush(stdout);
 }

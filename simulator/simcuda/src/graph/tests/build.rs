@@ -109,8 +109,9 @@ fn a_cycle_cannot_be_instantiated() {
     assert!([first, second].contains(&params.hErrNode_out));
 
     let (mut node, mut log) = (null_mut(), [1_i8; 12]);
-    let told = call!(cuGraphInstantiate_v2(&raw mut exec, graph, &raw mut node, log.as_mut_ptr(), log.len()));
-    assert_eq!(told, INVALID);
+    let reported =
+        call!(cuGraphInstantiate_v2(&raw mut exec, graph, &raw mut node, log.as_mut_ptr(), log.len()));
+    assert_eq!(reported, INVALID);
     assert!([first, second].contains(&node));
     assert_eq!((log[0], log[11]), (b't' as i8, 0));
 

@@ -56,9 +56,9 @@ fn memory_is_there_between_its_nodes_at_each_launch() {
     let filled = fill(graph, &[node], &fill_params(address, 4, 100));
     let copied = copy(graph, &[filled], &copy_params(target.address, address, 100));
     let freed = free(graph, copied, address).unwrap();
-    let mut told = params(0);
-    call!(cuGraphMemAllocNodeGetParams(node, &raw mut told)).unwrap();
-    assert_eq!((told.dptr, told.bytesize), (address, 100));
+    let mut reported = params(0);
+    call!(cuGraphMemAllocNodeGetParams(node, &raw mut reported)).unwrap();
+    assert_eq!((reported.dptr, reported.bytesize), (address, 100));
     let mut freed_address = 0;
     call!(cuGraphMemFreeNodeGetParams(freed, &raw mut freed_address)).unwrap();
     assert_eq!(freed_address, address);
@@ -186,7 +186,7 @@ fn what_was_left_outlives_its_graph_and_goes_back_to_the_pool() {
     }
     let _context = testing::context();
     let pool = OwnPool::on(0);
-    // How the program frees it after its graph is gone, and before that, at a place that has not come yet.
+    // The program frees it after its graph is destroyed, and before that, at a point not reached yet.
     for (frees_before, frees_in_order) in [(false, true), (false, false), (true, true)] {
         let stream = stream();
         let maker = graph();

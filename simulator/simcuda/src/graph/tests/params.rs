@@ -68,13 +68,13 @@ fn kernel_parameters_are_copied_read_and_set() {
     run(instantiate(graph));
     assert_eq!(target.read(), [1, 2, 3, 4]);
 
-    let mut told = kernel_params(null_mut(), &mut [null_mut(); 2]);
-    call!(cuGraphKernelNodeGetParams_v2(node, &raw mut told)).unwrap();
-    assert_eq!((told.func, told.blockDimX, told.sharedMemBytes), (params.func, 2, 16));
-    assert_eq!(told.ctx as usize, context.handle);
+    let mut reported = kernel_params(null_mut(), &mut [null_mut(); 2]);
+    call!(cuGraphKernelNodeGetParams_v2(node, &raw mut reported)).unwrap();
+    assert_eq!((reported.func, reported.blockDimX, reported.sharedMemBytes), (params.func, 2, 16));
+    assert_eq!(reported.ctx as usize, context.handle);
     // SAFETY: the node's own array of pointers to its values.
-    let told_value = unsafe { *(*told.kernelParams.add(1)).cast::<u32>() };
-    assert_eq!(told_value, 0x0403_0201);
+    let reported_value = unsafe { *(*reported.kernelParams.add(1)).cast::<u32>() };
+    assert_eq!(reported_value, 0x0403_0201);
 
     set(values, 0x0807_0605);
     call!(cuGraphKernelNodeSetParams_v2(node, &raw const params)).unwrap();
@@ -87,9 +87,9 @@ fn kernel_parameters_are_copied_read_and_set() {
     run(exec);
     assert_eq!(target.read(), [9, 10, 11, 12]);
 
-    // What a node told makes the same node again.
+    // The parameters that a node reports make the same node again.
     let (again, mut copied) = (super::graph(), null_mut());
-    call!(cuGraphAddKernelNode_v2(&raw mut copied, again, std::ptr::null(), 0, &raw const told)).unwrap();
+    call!(cuGraphAddKernelNode_v2(&raw mut copied, again, std::ptr::null(), 0, &raw const reported)).unwrap();
     params.gridDimX = 0;
     assert_eq!(call!(cuGraphKernelNodeSetParams_v2(node, &raw const params)), INVALID);
     call!(cuGraphDestroy(graph)).unwrap();
@@ -123,9 +123,9 @@ fn the_structure_of_cuda_11_does_too() {
     call!(cuGraphExecKernelNodeSetParams(exec, node, &raw const old)).unwrap();
     run(exec);
     assert_eq!(target.read(), [8, 0, 0, 0]);
-    let mut told = old;
-    call!(cuGraphKernelNodeGetParams(node, &raw mut told)).unwrap();
-    assert_eq!(told.func, old.func);
+    let mut reported = old;
+    call!(cuGraphKernelNodeGetParams(node, &raw mut reported)).unwrap();
+    assert_eq!(reported.func, old.func);
 }
 
 #[test]
@@ -135,17 +135,20 @@ fn copies_and_fills_tell_what_they_were_given() {
     let graph = graph();
     let mut given = copy_params(target.address, source.address, 64);
     let node = copy(graph, &[], &given);
-    let mut told = copy_params(0, 0, 0);
-    call!(cuGraphMemcpyNodeGetParams(node, &raw mut told)).unwrap();
-    assert_eq!((told.srcDevice, told.dstDevice, told.WidthInBytes), (source.address, target.address, 64));
+    let mut reported = copy_params(0, 0, 0);
+    call!(cuGraphMemcpyNodeGetParams(node, &raw mut reported)).unwrap();
+    assert_eq!(
+        (reported.srcDevice, reported.dstDevice, reported.WidthInBytes),
+        (source.address, target.address, 64)
+    );
     given.WidthInBytes = 10;
     call!(cuGraphMemcpyNodeSetParams(node, &raw const given)).unwrap();
 
     let row = fill_params(target.address + 20, 3, 5);
     let filled = fill(graph, &[node], &row);
-    let mut told = fill_params(0, 0, 0);
-    call!(cuGraphMemsetNodeGetParams(filled, &raw mut told)).unwrap();
-    assert_eq!(told, row);
+    let mut reported = fill_params(0, 0, 0);
+    call!(cuGraphMemsetNodeGetParams(filled, &raw mut reported)).unwrap();
+    assert_eq!(reported, row);
     let wide = sys::CUDA_MEMSET_NODE_PARAMS { elementSize: 2, value: 0x0201, ..row };
     call!(cuGraphMemsetNodeSetParams(filled, &raw const wide)).unwrap();
     run(instantiate(graph));
@@ -190,18 +193,18 @@ fn event_nodes_name_their_events() {
     let (mut first, mut second) = (null_mut(), null_mut());
     call!(cuEventCreate(&raw mut first, 0)).unwrap();
     call!(cuEventCreate(&raw mut second, 0)).unwrap();
-    let (graph, mut node, mut told) = (graph(), null_mut(), null_mut());
+    let (graph, mut node, mut reported) = (graph(), null_mut(), null_mut());
     call!(cuGraphAddEventRecordNode(&raw mut node, graph, std::ptr::null(), 0, first)).unwrap();
     call!(cuGraphEventRecordNodeSetEvent(node, second)).unwrap();
-    call!(cuGraphEventRecordNodeGetEvent(node, &raw mut told)).unwrap();
-    assert_eq!(told, second);
+    call!(cuGraphEventRecordNodeGetEvent(node, &raw mut reported)).unwrap();
+    assert_eq!(reported, second);
     let exec = instantiate(graph);
     call!(cuGraphExecEventRecordNodeSetEvent(exec, node, first)).unwrap();
     assert_eq!(call!(cuGraphExecEventWaitNodeSetEvent(exec, node, first)), INVALID);
     call!(cuGraphAddEventWaitNode(&raw mut node, graph, std::ptr::null(), 0, first)).unwrap();
     call!(cuGraphEventWaitNodeSetEvent(node, second)).unwrap();
-    call!(cuGraphEventWaitNodeGetEvent(node, &raw mut told)).unwrap();
-    assert_eq!(told, second);
+    call!(cuGraphEventWaitNodeGetEvent(node, &raw mut reported)).unwrap();
+    assert_eq!(reported, second);
     let stale = call!(cuGraphAddEventWaitNode(&raw mut node, graph, std::ptr::null(), 0, null_mut()));
     assert_eq!(stale, Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
 }
@@ -230,11 +233,11 @@ fn one_call_makes_and_changes_nodes_of_any_kind() {
     let mut params = blank(Kind::CU_GRAPH_NODE_TYPE_MEMCPY);
     params.__bindgen_anon_1.memcpy.copyParams = copy_params(target.address, source.address, 32);
     let copied = add(graph, &mut params).unwrap();
-    let mut told = blank(Kind::CU_GRAPH_NODE_TYPE_EMPTY);
-    call!(cuGraphNodeGetParams(copied, &raw mut told)).unwrap();
-    assert_eq!(told.type_, Kind::CU_GRAPH_NODE_TYPE_MEMCPY);
+    let mut reported = blank(Kind::CU_GRAPH_NODE_TYPE_EMPTY);
+    call!(cuGraphNodeGetParams(copied, &raw mut reported)).unwrap();
+    assert_eq!(reported.type_, Kind::CU_GRAPH_NODE_TYPE_MEMCPY);
     // SAFETY: the member that the kind names.
-    let member = unsafe { told.__bindgen_anon_1.memcpy };
+    let member = unsafe { reported.__bindgen_anon_1.memcpy };
     assert_eq!((member.copyCtx as usize, member.copyParams.dstDevice), (context.handle, target.address));
 
     let mut params = blank(Kind::CU_GRAPH_NODE_TYPE_MEMSET);
@@ -267,9 +270,9 @@ fn one_call_makes_and_changes_nodes_of_any_kind() {
     let mut params = blank(Kind::CU_GRAPH_NODE_TYPE_WAIT_EVENT);
     params.__bindgen_anon_1.eventWait.event = event;
     let waits = add(graph, &mut params).unwrap();
-    call!(cuGraphNodeGetParams(waits, &raw mut told)).unwrap();
+    call!(cuGraphNodeGetParams(waits, &raw mut reported)).unwrap();
     // SAFETY: as above.
-    assert_eq!(unsafe { told.__bindgen_anon_1.eventWait.event }, event);
+    assert_eq!(unsafe { reported.__bindgen_anon_1.eventWait.event }, event);
 }
 
 #[test]
@@ -357,10 +360,10 @@ fn memory_operations_are_nodes() {
     run(exec);
     assert_eq!(target.read(), [0, 0, 0, 0, 1, 0, 0, 0]);
     given.paramArray = null_mut();
-    let mut told = given;
-    call!(cuGraphBatchMemOpNodeGetParams(node, &raw mut told)).unwrap();
-    assert_eq!(told.count, 1);
+    let mut reported = given;
+    call!(cuGraphBatchMemOpNodeGetParams(node, &raw mut reported)).unwrap();
+    assert_eq!(reported.count, 1);
     // SAFETY: the node's own array.
-    assert_eq!(unsafe { (*told.paramArray).writeValue.address }, target.address + 4);
+    assert_eq!(unsafe { (*reported.paramArray).writeValue.address }, target.address + 4);
     assert_eq!(call!(cuGraphBatchMemOpNodeSetParams(node, &raw const given)), INVALID);
 }

@@ -2,7 +2,7 @@
 
 use std::ptr::null_mut;
 
-use cuda_abi::sys::{self, CUgraphExecUpdateResult as Told, CUresult};
+use cuda_abi::sys::{self, CUgraphExecUpdateResult as UpdateResult, CUresult};
 use cuda_abi::types::{CUgraph, CUgraphExec, CUgraphNode};
 
 use super::{
@@ -12,14 +12,14 @@ use crate::testing;
 use crate::transfer::testing::{Device, call, pattern};
 
 /// What an update says: result, node at fault, node that the edge at fault comes from.
-fn update(exec: CUgraphExec, graph: CUgraph) -> (Told, CUgraphNode, CUgraphNode) {
+fn update(exec: CUgraphExec, graph: CUgraph) -> (UpdateResult, CUgraphNode, CUgraphNode) {
     let mut info = sys::CUgraphExecUpdateResultInfo {
-        result: Told::CU_GRAPH_EXEC_UPDATE_ERROR,
+        result: UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR,
         errorNode: null_mut(),
         errorFromNode: null_mut(),
     };
     let result = call!(cuGraphExecUpdate_v2(exec, graph, &raw mut info));
-    let is_success = info.result == Told::CU_GRAPH_EXEC_UPDATE_SUCCESS;
+    let is_success = info.result == UpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS;
     assert_eq!(result, if is_success { Ok(()) } else { Err(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) });
     (info.result, info.errorNode, info.errorFromNode)
 }
@@ -39,15 +39,15 @@ fn an_update_takes_the_parameters_of_a_graph_of_the_same_shape() {
     let exec = instantiate(make(source.address, 1, 10));
     run(exec);
     let new = make(source.address + 32, 2, 20);
-    assert_eq!(update(exec, new), (Told::CU_GRAPH_EXEC_UPDATE_SUCCESS, null_mut(), null_mut()));
+    assert_eq!(update(exec, new), (UpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS, null_mut(), null_mut()));
     run(exec);
     let bytes = target.read();
     assert_eq!(bytes[..16], pattern(64, 1)[32..48]);
     assert_eq!(bytes[16..20], [2; 4]);
     assert_eq!(log.all(), [10, 20]);
-    let (mut node, mut told) = (null_mut(), 99);
-    call!(cuGraphExecUpdate(exec, new, &raw mut node, &raw mut told)).unwrap();
-    assert_eq!(told, Told::CU_GRAPH_EXEC_UPDATE_SUCCESS as u32);
+    let (mut node, mut reported) = (null_mut(), 99);
+    call!(cuGraphExecUpdate(exec, new, &raw mut node, &raw mut reported)).unwrap();
+    assert_eq!(reported, UpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS as u32);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn another_shape_is_refused() {
     let second = empty(base, &[first]);
     empty(base, &[second]);
     let exec = instantiate(base);
-    let topology = Told::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    let topology = UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
 
     let longer = graph();
     for _ in 0..4 {
@@ -83,19 +83,19 @@ fn another_shape_is_refused() {
     let first = empty(other_kinds, &[]);
     let second = log.node(other_kinds, &[first], 1);
     empty(other_kinds, &[second]);
-    let changed = Told::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+    let changed = UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
     assert_eq!(update(exec, other_kinds), (changed, second, null_mut()));
     run(exec);
     assert_eq!(log.all(), []);
     assert_eq!(call!(cuGraphExecUpdate_v2(exec, base, null_mut())), INVALID);
     assert_eq!(call!(cuGraphExecDestroy(exec)), Ok(()));
     let mut info = sys::CUgraphExecUpdateResultInfo {
-        result: Told::CU_GRAPH_EXEC_UPDATE_SUCCESS,
+        result: UpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS,
         errorNode: null_mut(),
         errorFromNode: null_mut(),
     };
     assert_eq!(call!(cuGraphExecUpdate_v2(exec, base, &raw mut info)), INVALID);
-    assert_eq!(info.result, Told::CU_GRAPH_EXEC_UPDATE_ERROR);
+    assert_eq!(info.result, UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn operands_stay_on_their_devices() {
     let base = graph();
     copy(base, &[], &copy_params(near.address, near.address + 32, 16));
     let exec = instantiate(base);
-    let changed = Told::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+    let changed = UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
 
     let to_far = graph();
     let node = copy(to_far, &[], &copy_params(far.address, near.address + 32, 16));
@@ -146,9 +146,9 @@ fn single_nodes_of_an_executable_are_set() {
     assert_eq!(target.read(), model);
 
     // The graph stays as it is.
-    let mut told = copy_params(0, 0, 0);
-    call!(cuGraphMemcpyNodeGetParams(copied, &raw mut told)).unwrap();
-    assert_eq!(told.srcDevice, source.address);
+    let mut reported = copy_params(0, 0, 0);
+    call!(cuGraphMemcpyNodeGetParams(copied, &raw mut reported)).unwrap();
+    assert_eq!(reported.srcDevice, source.address);
 
     params.Height = 2;
     params.srcPitch = 16;

@@ -1,4 +1,4 @@
-//! How much of a device is in use, and what becomes of the memory of processes that are gone.
+//! How much of a device is in use, and what happens to the memory of processes that have ended.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -39,7 +39,7 @@ fn a_segment_lives_while_anybody_holds_it() {
     memory.release(id);
     assert_eq!(memory.used_bytes(), Ok(PAGE), "the exported descriptor holds it");
     drop(exported);
-    assert_eq!(memory.used_bytes(), Ok(0), "whoever looks next buries it");
+    assert_eq!(memory.used_bytes(), Ok(0), "the next reader frees it");
     assert_eq!(memory.open_segment(id).map(|_| ()), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
 }
 

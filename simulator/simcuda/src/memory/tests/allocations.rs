@@ -87,7 +87,7 @@ fn a_device_address_cannot_be_touched_by_the_host() {
     // SAFETY: the array has room for two descriptors.
     assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
     // The kernel refuses to read from there for us, where a load would crash.
-    // SAFETY: write only looks at the memory.
+    // SAFETY: write only reads the memory.
     assert_eq!(unsafe { libc::write(pipe[1], address as *const c_void, 1) }, -1);
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
     for descriptor in pipe {
@@ -204,7 +204,7 @@ fn registered_memory() {
         assert_eq!(cuMemHostUnregister(address), unknown);
     }
     let device = alloc(100).unwrap();
-    // SAFETY: the call only looks at the range.
+    // SAFETY: the call only inspects the range.
     assert_eq!(unsafe { cuMemHostRegister_v2(device as *mut c_void, 100, 0) }, INVALID);
     free(device).unwrap();
 }

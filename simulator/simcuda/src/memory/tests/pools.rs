@@ -193,7 +193,7 @@ fn a_pool_has_a_limit_and_can_be_trimmed() {
     assert_eq!(attribute(pool, 5), Ok(PAGE));
     // SAFETY: as above.
     unsafe { cuMemPoolDestroy(pool) }.unwrap();
-    // It is gone as a handle, its memory lives on until it is freed.
+    // The handle is invalid; the memory lives on until it is freed.
     assert_eq!(allocate(1).map(|_| ()), INVALID);
     synchronize(stream);
     poke(b, 0, 1);
@@ -288,7 +288,7 @@ fn a_graph_s_memory_comes_and_goes_with_each_launch() {
         pool_release(address).unwrap();
         assert_eq!(free(address), INVALID, "it is the graph's");
     }
-    // What the last launch leaves is the program's to free when the graph is gone.
+    // What the last launch leaves is the program's to free when the graph is destroyed.
     graph_set_left(address, true);
     pool_activate(address).unwrap();
     graph_forget(address);

@@ -1,4 +1,4 @@
-//! What loading accepts and refuses, and what it tells.
+//! What loading accepts and refuses, and its messages.
 
 use super::*;
 

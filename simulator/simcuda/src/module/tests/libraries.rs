@@ -101,10 +101,10 @@ fn an_unloaded_library_is_gone_with_all_that_came_from_it() {
     assert!(memory::span(address, 0).is_some());
     // SAFETY: the library is not used any more.
     unsafe { cuLibraryUnload(library) }.unwrap();
-    let gone = Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    assert_eq!(launch(kernel_handle.cast(), [1; 3], [1; 3], &mut []), gone);
+    let invalid = Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(launch(kernel_handle.cast(), [1; 3], [1; 3], &mut []), invalid);
     // SAFETY: as above.
-    assert_eq!(unsafe { cuLibraryUnload(library) }, gone);
+    assert_eq!(unsafe { cuLibraryUnload(library) }, invalid);
     assert_eq!(kernel(library, c"bump"), Err(CUresult::CUDA_ERROR_INVALID_HANDLE));
 }
 

@@ -129,7 +129,7 @@ fn a_bad_input_is_told_with_its_name_and_line() {
     let refused = add(state, T::CU_JIT_INPUT_PTX, bad.as_bytes(), c"called.ptx");
     assert_eq!(refused, Err(CUresult::CUDA_ERROR_INVALID_PTX));
     assert!(logs.error().starts_with("called.ptx, line 10; error   : "), "{}", logs.error());
-    // The linker goes on without it.
+    // The linker continues without it.
     add(state, T::CU_JIT_INPUT_PTX, CALLED.as_bytes(), c"called.ptx").unwrap();
     complete(state).unwrap();
     destroy(state).unwrap();

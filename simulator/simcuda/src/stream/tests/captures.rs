@@ -296,7 +296,7 @@ fn external_events_become_nodes() {
     record(awaited, outside).unwrap();
     // SAFETY: the handles are of live objects.
     unsafe { graph::cuGraphLaunch(executable, captured) }.unwrap();
-    // From the launch on, the event stands for it.
+    // From the launch on, the event represents it.
     // SAFETY: handles are checked.
     assert_eq!(unsafe { cuEventQuery(recorded) }, NOT_READY);
     gate.open();

@@ -46,16 +46,16 @@ fn a_host_function_is_needed() {
     }
 }
 
-type Told = Arc<Mutex<Vec<(usize, CUresult)>>>;
+type Results = Arc<Mutex<Vec<(usize, CUresult)>>>;
 
 unsafe extern "C" fn note_status(stream: CUstream, status: CUresult, data: *mut c_void) {
     // SAFETY: `data` comes from `add_callback`, and each is called once.
-    let told = unsafe { Arc::from_raw(data.cast::<Mutex<Vec<(usize, CUresult)>>>()) };
-    told.lock().push((stream as usize, status));
+    let results = unsafe { Arc::from_raw(data.cast::<Mutex<Vec<(usize, CUresult)>>>()) };
+    results.lock().push((stream as usize, status));
 }
 
-fn add_callback(stream: CUstream, told: &Told) {
-    let data = Arc::into_raw(Arc::clone(told)).cast_mut().cast();
+fn add_callback(stream: CUstream, results: &Results) {
+    let data = Arc::into_raw(Arc::clone(results)).cast_mut().cast();
     // SAFETY: the function takes what is passed here.
     unsafe { cuStreamAddCallback(stream, Some(note_status), data, 0) }.unwrap();
 }
@@ -63,17 +63,17 @@ fn add_callback(stream: CUstream, told: &Told) {
 #[test]
 fn callbacks_are_told_how_it_went_and_host_functions_do_not_run_after_an_error() {
     let _context = testing::context();
-    let (stream, gate, log, told) = (stream(BLOCKING), Gate::new(), Log::default(), Told::default());
+    let (stream, gate, log, results) = (stream(BLOCKING), Gate::new(), Log::default(), Results::default());
     block(stream, &gate);
-    add_callback(stream, &told);
+    add_callback(stream, &results);
     fail(stream);
     log.on(stream, "host function");
-    add_callback(stream, &told);
+    add_callback(stream, &results);
     gate.open();
     let _ = synchronize(stream);
     let handle = stream as usize;
     let expected = [(handle, CUresult::CUDA_SUCCESS), (handle, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)];
-    assert_eq!(*told.lock(), expected);
+    assert_eq!(*results.lock(), expected);
     assert!(log.all().is_empty());
 }
 

@@ -180,7 +180,7 @@ fn addresses_and_flags_are_checked_at_the_call() {
 }
 
 #[test]
-fn a_wait_ends_when_the_context_is_spoilt() {
+fn a_wait_ends_when_the_context_has_failed() {
     let _context = testing::context();
     let (waiting, failing) = (stream(NON_BLOCKING), stream(NON_BLOCKING));
     wait32(waiting, pinned() as u64, 1, EQ).unwrap();

@@ -34,7 +34,7 @@ fn default_stream(handle: usize) -> CUstream {
     handle as CUstream
 }
 
-/// Holds back whoever waits until it is opened. A test that forgets to open it fails instead of hanging.
+/// Blocks its waiters until it is opened. A test that forgets to open it fails instead of hanging.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,

@@ -92,7 +92,7 @@ fn a_context_may_go_while_others_submit() {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(move || {
-                    // SAFETY: the handle is checked; the context may be gone already.
+                    // SAFETY: the handle is checked; the context may be destroyed already.
                     if unsafe { context::cuCtxSetCurrent(handle as _) }.is_err() {
                         return;
                     }

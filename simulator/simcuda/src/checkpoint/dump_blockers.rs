@@ -1,10 +1,10 @@
 //! What makes CRIU refuse a process that holds driver state, as the real driver's device files do: a descriptor
 //! and a mapping, each refused on its own.
 //!
-//! No device and no privilege is at hand on the machines that this runs on, so they are things that every Linux
-//! has and CRIU (as of 4.2) does not save. What a kernel or a sandbox does not offer is passed over for the next:
+//! The machines that run this have no device and no privilege, so the objects are ones that every Linux has and
+//! CRIU (as of 4.2) does not save. Candidates that a kernel or a sandbox does not offer are skipped:
 //!
-//! | tooth | CRIU's answer | needs |
+//! | blocker | CRIU's answer | needs |
 //! |---|---|---|
 //! | userfaultfd for faults in user mode | unknown kind of descriptor | CONFIG_USERFAULTFD, Linux 5.11 |
 //! | Landlock rule set | unknown kind of descriptor | CONFIG_SECURITY_LANDLOCK |
@@ -25,8 +25,8 @@ const PAGE_BYTES: usize = 4096;
 /// `UFFD_USER_MODE_ONLY` of linux/userfaultfd.h: what an ordinary user may always ask for.
 const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
 
-/// The descriptor and the mapping; they go when dropped.
-pub(super) struct Teeth {
+/// The descriptor and the mapping, released when dropped.
+pub(super) struct DumpBlockers {
     descriptor: OwnedFd,
     _mapping: Mapping,
 }
@@ -37,12 +37,12 @@ const DESCRIPTORS: [Candidate<OwnedFd>; 3] =
     [("userfaultfd", user_faults), ("Landlock rule set", landlock), ("memfd_secret", secret_file)];
 const MAPPINGS: [Candidate<Mapping>; 2] = [("memfd_secret", secret), ("TCP socket", socket)];
 
-impl Teeth {
+impl DumpBlockers {
     /// Takes the first descriptor and the first mapping that this machine offers.
     ///
     /// # Errors
     /// Says what each candidate failed with.
-    pub(super) fn grow() -> io::Result<Self> {
+    pub(super) fn acquire() -> io::Result<Self> {
         Ok(Self {
             descriptor: first_of("descriptor", &DESCRIPTORS)?,
             _mapping: first_of("mapping", &MAPPINGS)?,
@@ -62,11 +62,11 @@ fn first_of<T>(what: &str, candidates: &[Candidate<T>]) -> io::Result<T> {
             Err(error) => reasons.push(format!("{name}: {error}")),
         }
     }
-    Err(io::Error::other(format!("no {what} that CRIU refuses is to be had here: {}", reasons.join("; "))))
+    Err(io::Error::other(format!("no {what} that CRIU refuses is available here: {}", reasons.join("; "))))
 }
 
 fn user_faults() -> io::Result<OwnedFd> {
-    // SAFETY: nothing is registered with the descriptor, so no page fault is ever told to it.
+    // SAFETY: nothing is registered with the descriptor, so it never receives a page fault.
     Ok(unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC | USER_MODE_ONLY) }?)
 }
 
@@ -103,7 +103,7 @@ fn owned(number: libc::c_long) -> io::Result<OwnedFd> {
     if number < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just given this number out, and nobody else knows it.
+    // SAFETY: the kernel has just returned this number, and no other code knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(number as i32) })
 }
 
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_any_candidate_is_told_why() {
+    fn a_machine_without_any_candidate_gets_the_reasons() {
         let refused: [Candidate<()>; 2] =
             [("one", || Err(io::Error::other("no luck"))), ("two", || Err(io::Error::other("none either")))];
         let error = first_of("descriptor", &refused).unwrap_err().to_string();
