@@ -20,7 +20,7 @@ pub type Result<T = ()> = std::result::Result<T, Stop>;
 pub struct Check {
     /// `area/what-it-is-about`.
     pub name: &'static str,
-    /// One sentence on what it shows, and who says so.
+    /// One sentence on what it shows, and the source of the requirement.
     pub shows: &'static str,
     /// The check itself.
     pub body: Body,
@@ -28,7 +28,7 @@ pub struct Check {
 
 /// Whether the right result is known.
 pub enum Body {
-    /// The documentation says what is right.
+    /// The documentation defines the right result.
     Check(fn() -> Result),
     /// The documentation does not say; what comes is the answer.
     Question(fn() -> Result<String>),

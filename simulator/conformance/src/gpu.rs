@@ -16,7 +16,7 @@ static API: OnceLock<(Api, PathBuf)> = OnceLock::new();
 
 /// Opens the driver of this process.
 pub fn load(path: &Path) -> anyhow::Result<()> {
-    // SAFETY: the library is a CUDA driver, says who started the program; its constructors may run and its
+    // SAFETY: the user named the library as a CUDA driver; its constructors may run and its
     // symbols have the driver's signatures.
     let api = unsafe { Api::load(path) }?;
     anyhow::ensure!(API.set((api, path.to_owned())).is_ok(), "a driver is already open");

@@ -99,7 +99,7 @@ fn the_driver_behind_the_interposer_is_still_the_driver() {
     let jobs = std::thread::available_parallelism().unwrap().to_string();
     let arguments = ["--jobs", &jobs];
     let (interposer, directory) = (interposer(), tempfile::tempdir().unwrap());
-    // Nobody listens there: the agent in each process waits for a launcher, and the calls are served all the same.
+    // No launcher listens there: the agent in each process waits for one, and the calls work all the same.
     let socket = directory.path().join("socket");
     let environment = [("LD_PRELOAD", interposer.as_path()), ("CKPT_AGENT_SOCKET", &socket)];
     let mut plain = run(&simcuda(), &arguments);
@@ -126,10 +126,10 @@ fn a_real_driver_passes_and_the_simulated_driver_does_the_same() {
         return;
     };
     let jobs = std::thread::available_parallelism().unwrap().to_string();
-    let (real, stand_in) = (run(&real, &[]), run(&simcuda(), &["--jobs", &jobs]));
+    let (real, simulated) = (run(&real, &[]), run(&simcuda(), &["--jobs", &jobs]));
     let mut different = Vec::new();
     for (name, (outcome, text)) in &real {
-        let (other, other_text) = &stand_in[name];
+        let (other, other_text) = &simulated[name];
         if outcome != other {
             different.push(format!("{name}: real {outcome} {text}; simulated {other} {other_text}"));
         } else if outcome == "answer" {

@@ -52,7 +52,7 @@ pub enum Fault {
         write: bool,
         /// Line of the instruction.
         line: u32,
-        /// Who did it.
+        /// The thread at fault.
         site: Site,
     },
     /// An address that is not a multiple of the access size.
@@ -64,7 +64,7 @@ pub enum Fault {
         size_bytes: u32,
         /// Line of the instruction.
         line: u32,
-        /// Who did it.
+        /// The thread at fault.
         site: Site,
     },
     /// An instruction that cannot be executed as written, such as a barrier with an impossible thread count.
@@ -74,7 +74,7 @@ pub enum Fault {
         reason: String,
         /// Line of the instruction.
         line: u32,
-        /// Who did it.
+        /// The thread at fault.
         site: Site,
     },
     /// An indirect branch or call to something that is no function.
@@ -84,7 +84,7 @@ pub enum Fault {
         target: u64,
         /// Line of the instruction.
         line: u32,
-        /// Who did it.
+        /// The thread at fault.
         site: Site,
     },
     /// Calls nested so deeply that a thread's stack is used up.
@@ -92,7 +92,7 @@ pub enum Fault {
     HardwareStackError {
         /// Line of the instruction.
         line: u32,
-        /// Who did it.
+        /// The thread at fault.
         site: Site,
     },
     /// A failed `assert` (a call of `__assertfail`).
@@ -106,7 +106,7 @@ pub enum Fault {
     Trap {
         /// Line of the instruction.
         line: u32,
-        /// Who did it.
+        /// The thread at fault.
         site: Site,
     },
     /// [`crate::Memory::cancelled`] answered true.

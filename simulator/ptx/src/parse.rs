@@ -1,6 +1,6 @@
 //! PTX text to a [`Module`]: directives here, the rest in the submodules.
 //!
-//! [`function`] has bodies and scopes, [`variable`] has variables and their initial values, [`operand`] what stands
+//! [`function`] has bodies and scopes, [`variable`] has variables and their initial values, [`operand`] the operands
 //! between commas, [`statement`] one instruction's modifiers and operands. The `lower_*` modules turn each
 //! instruction into one or more of [`crate::ir`].
 

@@ -1,7 +1,7 @@
 //! Where the state spaces lie among generic addresses.
 //!
 //! Global and constant memory are where the driver put them, below 2^48. The windows of the other spaces lie above,
-//! where no driver hands out addresses.
+//! where no driver allocates addresses.
 
 use crate::types::AddressSpace;
 

@@ -13,7 +13,7 @@ use crate::error::{Error, Result, write_both, write_if_wanted, write_out};
 use crate::handle::{self, Table};
 use crate::{memory, module, process, stream};
 
-/// A context: whatever a program creates belongs to one and goes with it.
+/// A context: every object that a program creates belongs to a context and is destroyed with it.
 pub(crate) struct Context {
     pub(crate) handle: usize,
     /// Unlike handles, never the same twice (cuCtxGetId).
@@ -114,7 +114,7 @@ impl Context {
         }
     }
 
-    /// Whether who waits for the context's work is to spin (`CU_CTX_SCHED_SPIN`). Left to itself a real driver mostly
+    /// Whether waiters for the context's work spin (`CU_CTX_SCHED_SPIN`). Left to itself a real driver mostly
     /// does so too; here the processor is needed for the work.
     pub(crate) fn is_spinning(&self) -> bool {
         let schedule = self.flags.load(Ordering::Relaxed) & sys::CUctx_flags::CU_CTX_SCHED_MASK as u32;
@@ -161,7 +161,7 @@ pub(crate) fn top() -> Option<Arc<Context>> {
 /// The live context of a handle.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_CONTEXT` for a handle that is none or no longer.
+/// `CUDA_ERROR_INVALID_CONTEXT` for an invalid or destroyed handle.
 pub(crate) fn by_handle(handle: CUcontext) -> Result<Arc<Context>> {
     process::machine()?;
     let context = CONTEXTS.get(handle as usize).filter(|context| !context.is_destroyed());

@@ -2,11 +2,11 @@
 //!
 //! Each rule is `SYMBOL:N=ACTION`: the Nth call of that symbol in this process, or with `N+` the Nth and every
 //! later one; `*` is every symbol. An action is an error's name or number, `delay:MILLISECONDS`, or
-//! `lose-device`, which makes every context fail for good with CUDA_ERROR_UNKNOWN.
+//! `lose-device`, which makes every context fail permanently with CUDA_ERROR_UNKNOWN.
 //!
-//! `SIMCUDA_FAULT_FILE` names a file with rules: they hold as long as it is there, and calls are counted from then on. To
-//! be replaced by a renaming, never written in place. The symbol of each call that such a rule hits is added to the file
-//! of the same name with the extension `hits`.
+//! `SIMCUDA_FAULT_FILE` names a file with rules: they apply while the file exists, and calls count from its
+//! creation. It has to be put in place by renaming, never written in place. The symbol of each call that such a rule
+//! hits is added to the file of the same name with the extension `hits`.
 
 use std::fs;
 use std::io::Write;

@@ -14,7 +14,7 @@ static DIRECTORY: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
         ("SIMCUDA_DIR", directory.path().to_str().unwrap()),
     ] {
         // SAFETY: the first test to come here holds the lock of the LazyLock, and no other thread of this
-        // process reads or writes the environment before it is let go.
+        // process reads or writes the environment before it continues.
         unsafe { std::env::set_var(name, value) };
     }
     // SAFETY: the function is one of this program's and does not unwind.

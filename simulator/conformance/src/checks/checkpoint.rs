@@ -60,7 +60,7 @@ pub const CHECKS: &[Check] = &[
         "calls of the locked process wait for the unlock",
         other_process_calls_wait,
     ),
-    check("checkpoint/no-process", "a PID that is none is an error", no_process),
+    check("checkpoint/no-process", "a PID of no process is an error", no_process),
     check("checkpoint/no-cuda", "a process that does not use CUDA is an error", no_cuda),
     check(
         "checkpoint/reserved-fields",
@@ -281,7 +281,7 @@ fn no_process() -> Result {
     start()?;
     let mut state = 0;
     refuses!(cuCheckpointProcessGetState(i32::MAX - 1, &raw mut state));
-    ensure!(try_lock(i32::MAX - 1, 100)? != 0, "a process that is none was locked");
+    ensure!(try_lock(i32::MAX - 1, 100)? != 0, "a process that does not exist was locked");
     Ok(())
 }
 

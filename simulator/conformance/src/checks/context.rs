@@ -42,7 +42,11 @@ pub const CHECKS: &[Check] = &[
         "a context that is destroyed while current to another thread is an error there (reference, cuCtxDestroy)",
         destroyed_elsewhere,
     ),
-    check("context/frees-memory", "a context's memory goes with it (reference, cuCtxDestroy)", frees_memory),
+    check(
+        "context/frees-memory",
+        "a context's memory is freed with it (reference, cuCtxDestroy)",
+        frees_memory,
+    ),
     check(
         "context/flags",
         "flags are as given; unknown ones are CUDA_ERROR_INVALID_VALUE (reference)",

@@ -15,7 +15,7 @@ pub const CHECKS: &[Check] = &[
     check("copy/nothing", "copies and fills of 0 bytes succeed", nothing),
     check(
         "copy/bad-device-address",
-        "a device address that is none is CUDA_ERROR_INVALID_VALUE",
+        "an invalid device address is CUDA_ERROR_INVALID_VALUE",
         bad_device_address,
     ),
     check(

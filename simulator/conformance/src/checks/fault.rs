@@ -56,7 +56,7 @@ fn illegal_address() -> Result {
 fn sticky() -> Result {
     gpu::start()?;
     let (mut address, known) = (0, gpu::alloc(64)?);
-    // What has been allocated in a stream's order and freed could be given out again.
+    // What has been allocated in a stream's order and freed could be reused.
     ok!(cuMemAllocAsync(&raw mut address, 64, std::ptr::null_mut()));
     ok!(cuMemFreeAsync(address, std::ptr::null_mut()));
     expect_equal("cuCtxSynchronize", store_to(0x10_0000_0000_0000)?, "CUDA_ERROR_ILLEGAL_ADDRESS".into())?;

@@ -95,7 +95,7 @@ pub const CHECKS: &[Check] = &[
         "two PTX texts that need each other are linked (reference, cuLinkAddData)",
         link_two,
     ),
-    check("link/unresolved", "a function that nobody defines is an error", link_unresolved),
+    check("link/unresolved", "an undefined function is an error", link_unresolved),
 ];
 
 fn missing_names() -> Result {

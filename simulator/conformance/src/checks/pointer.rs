@@ -18,7 +18,7 @@ pub const CHECKS: &[Check] = &[
     check("pointer/range", "RANGE_START_ADDR and RANGE_SIZE are those of the allocation (reference)", range),
     check("pointer/pinned", "pinned memory is host memory that has both addresses (reference)", pinned),
     check("pointer/registered", "registered memory is host memory", registered),
-    check("pointer/managed", "managed memory says so (reference, IS_MANAGED)", managed),
+    check("pointer/managed", "managed memory is reported as managed (reference, IS_MANAGED)", managed),
     check("pointer/vmm", "mapped memory is device memory without a legacy IPC handle (reference)", vmm),
     check("pointer/pool", "pool memory names its pool (reference, MEMPOOL_HANDLE)", pool),
     check(

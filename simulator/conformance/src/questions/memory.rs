@@ -282,7 +282,7 @@ fn shared_memory(size_bytes: usize) -> Result<*mut c_void> {
     let describe = |error: rustix::io::Errno| crate::check::Stop::Failed(format!("memfd: {error}"));
     let file = rustix::fs::memfd_create("staging", rustix::fs::MemfdFlags::CLOEXEC).map_err(describe)?;
     rustix::fs::ftruncate(&file, size_bytes as u64).map_err(describe)?;
-    // SAFETY: a fresh mapping at an address of the kernel's choice takes nothing from anybody.
+    // SAFETY: a fresh mapping at an address of the kernel's choice replaces no other mapping.
     let mapping = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),

@@ -1,6 +1,6 @@
 //! The barriers of a block and of a cluster.
 //!
-//! A lane that waits remembers the generation of its barrier and continues once that has changed, so that nobody who
+//! A lane that waits remembers the generation of its barrier and continues once that has changed, so that no lane that
 //! completes a barrier touches another warp.
 
 /// Barriers that a block has (PTX ISA, "bar").
@@ -79,7 +79,7 @@ impl Barriers {
         Ok(())
     }
 
-    /// Lanes of a warp exit, and nobody waits for them any more.
+    /// Lanes of a warp exit and are no longer waited for.
     pub(super) fn exit(&mut self, warp: usize, lanes: u32) {
         self.live[warp] &= !lanes;
         for barrier in self.barriers.iter_mut().filter(|barrier| barrier.tally.threads > 0) {

@@ -329,7 +329,7 @@ impl Warp {
         }
     }
 
-    /// Who a fault in this lane belongs to.
+    /// The thread that a fault in this lane is attributed to.
     pub(super) fn site(&self, env: &Env<'_>, lane: usize) -> Site {
         Site {
             function: env.kernel.module.function_at(self.at.pc).to_owned(),

@@ -1,4 +1,4 @@
-//! The child of a fork does not answer for its parent: it lets go of the descriptors that it inherits.
+//! The child of a fork does not answer for its parent: it closes the descriptors that it inherits.
 //!
 //! The mappings are not inherited in the first place (`MADV_DONTFORK`), and a program that the child executes
 //! gets neither (close-on-exec).
@@ -28,7 +28,7 @@ pub(super) fn close_in_child(slot: Slot, descriptor: Option<BorrowedFd<'_>>) {
     DESCRIPTORS[slot as usize].store(number, Ordering::Release);
 }
 
-/// From now on each child of a fork lets go.
+/// From now on each child of a fork closes them.
 pub(super) fn watch() {
     WATCH.call_once(|| {
         // SAFETY: the handler does only what the child of a process with threads may do.

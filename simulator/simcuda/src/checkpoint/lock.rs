@@ -8,9 +8,9 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::Result;
 
-/// The gate is closed: who comes has to wait.
+/// The gate is closed: new callers wait.
 const CLOSED: u32 = 1 << 31;
-/// A restore has failed: who comes is refused, for good.
+/// A restore has failed: all callers are refused, permanently.
 const FAILED: u32 = 1 << 30;
 
 /// What every call passes on its way in and out. Passing an open gate takes one atomic addition each way.
@@ -85,7 +85,7 @@ impl Gate {
                 return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
             }
             if inside & CLOSED == 0 {
-                // Nobody can close it before the doorkeeper's lock is let go.
+                // No thread can close it before the doorkeeper's lock is released.
                 self.inside.fetch_add(1, Ordering::Acquire);
                 return Ok(());
             }
@@ -122,14 +122,14 @@ impl Gate {
         self.inside.load(Ordering::Acquire) & !(CLOSED | FAILED) == 0
     }
 
-    /// Who waits outside goes in.
+    /// Lets waiting callers in.
     pub(super) fn open(&self) {
         let _doorkeeper = self.doorkeeper.lock();
         self.inside.fetch_and(!CLOSED, Ordering::AcqRel);
         self.let_in.notify_all();
     }
 
-    /// Sends away who waits outside and who comes from now on.
+    /// Refuses waiting and future callers.
     pub(super) fn fail(&self) {
         let _doorkeeper = self.doorkeeper.lock();
         self.inside.fetch_or(FAILED, Ordering::AcqRel);

@@ -15,7 +15,8 @@ pub(super) struct Mapping {
 
 // SAFETY: the mapping is an address range of the process; no thread owns it.
 unsafe impl Send for Mapping {}
-// SAFETY: the mapping itself offers no access to its bytes; who makes a reference of it answers for sharing.
+// SAFETY: the mapping itself offers no access to its bytes; code that makes a
+// reference of it is responsible for sharing.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

@@ -3,7 +3,7 @@
 //! `api` holds the handlers, [`lock`] the gate that every other call passes, `state` the states of this process
 //! and its way from one to the next, `dump_blockers` makes CRIU refuse the process while it holds driver state. Another
 //! process finds a process of ours and asks it for an operation by `remote`; `control` answers it, and `wire`
-//! says what the two have in common.
+//! is the format that both use.
 
 mod api;
 mod control;

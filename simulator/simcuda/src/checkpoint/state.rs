@@ -47,7 +47,7 @@ impl State {
 
 /// Held by one operation from beginning to end.
 static OPERATION: Mutex<Option<DumpBlockers>> = Mutex::new(None);
-/// Beside the lock, so that an operation that takes its time does not keep anybody from asking.
+/// Beside the lock, so that an operation that takes its time does not block queries.
 static STATE: AtomicU32 = AtomicU32::new(State::Running as u32);
 
 /// Polling interval of a waiting lock for the end of its caller.

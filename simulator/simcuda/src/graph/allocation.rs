@@ -47,7 +47,7 @@ impl Allocation {
         Ok(Self::known(address, size_bytes, device, owner))
     }
 
-    /// The allocation that a stream captured: its address was given out already.
+    /// The allocation that a stream captured: its address was returned already.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` if there is none.

@@ -64,7 +64,7 @@ impl Slot {
     /// Adds a node that does what `operation` gives, once the place for it is found good.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for a graph or a dependency that is none, or a dependency that is named twice.
+    /// `CUDA_ERROR_INVALID_VALUE` for an invalid graph or dependency, or a dependency that is named twice.
     fn fill(self, operation: impl FnOnce(&Arc<Graph>) -> Result<Operation>) -> Result<NodeId> {
         let graph = graph_by_handle(self.graph)?;
         if self.out.is_null() {

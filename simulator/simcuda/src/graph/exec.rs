@@ -67,7 +67,7 @@ static EXECS: Table<Exec> = Table::new();
 /// The live executable of a handle.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` for NULL and for a handle that is none or no longer.
+/// `CUDA_ERROR_INVALID_VALUE` for NULL and for an invalid or destroyed handle.
 pub(super) fn by_handle(handle: CUgraphExec) -> Result<Arc<Exec>> {
     process::machine()?;
     EXECS.get(handle as usize).ok_or(INVALID)

@@ -123,7 +123,7 @@ fn fresh_id() -> u32 {
 /// The live graph of a handle.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` for NULL and for a handle that is none or no longer.
+/// `CUDA_ERROR_INVALID_VALUE` for NULL and for an invalid or destroyed handle.
 pub(crate) fn graph_by_handle(handle: CUgraph) -> Result<Arc<Graph>> {
     process::machine()?;
     GRAPHS.get(handle as usize).ok_or(INVALID)

@@ -37,7 +37,7 @@ pub(super) enum Operation {
 #[derive(Clone)]
 pub(super) struct KernelNode {
     pub(super) kernel: Arc<Kernel>,
-    /// Where the values of its parameters lie: what cuGraphKernelNodeGetParams gives out.
+    /// Where the values of its parameters lie: the result of cuGraphKernelNodeGetParams.
     pub(super) values: Arc<[*mut c_void]>,
 }
 

@@ -124,7 +124,7 @@ pub(crate) unsafe fn cuGraphHostNodeSetParams(
     set(node, unsafe { host(params) }?)
 }
 
-/// The graph goes with its node: it can be changed, but not destroyed.
+/// The graph is destroyed with its node: it can be changed, but not destroyed on its own.
 pub(crate) unsafe fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, out: *mut CUgraph) -> Result {
     let Operation::Child(child) = operation_of(node)? else { return Err(INVALID) };
     // SAFETY: `out` is the caller's out parameter.
@@ -252,7 +252,7 @@ const ABSENT_KINDS: [Kind; 3] = [
 
 impl NodeParams {
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for NULL, for a kind that is none, and for bytes that are not 0 although no
+    /// `CUDA_ERROR_INVALID_VALUE` for NULL, for an unknown kind, and for bytes that are not 0 although no
     /// kind or not this one uses them; `CUDA_ERROR_NOT_SUPPORTED` for kinds of nodes that are not there.
     ///
     /// # Safety

@@ -87,7 +87,7 @@ unsafe fn write_nodes(nodes: &[NodeId], out: *mut CUgraphNode, count: *mut usize
 /// As [`write_nodes`], with what the edges to or from them say.
 ///
 /// # Errors
-/// `CUDA_ERROR_LOSSY_QUERY` if an edge says something and there is no array for it.
+/// `CUDA_ERROR_LOSSY_QUERY` if an edge has data and there is no array for it.
 ///
 /// # Safety
 /// As [`write_nodes`], also for `data`.

@@ -125,7 +125,7 @@ pub(crate) fn allocate_internal(context: &Arc<Context>, size_bytes: usize, align
     let backing = segment.backing()?;
     // SAFETY: the allocation lies within the segment.
     let bytes = unsafe { backing.host.add(offset as usize) };
-    // SAFETY: the bytes are mapped while `backing` lives, and are of an allocation that nobody knows yet.
+    // SAFETY: the bytes are mapped while `backing` lives, and are of an allocation that no other code knows yet.
     unsafe { bytes.write_bytes(0, size_bytes as usize) };
     Ok(start)
 }

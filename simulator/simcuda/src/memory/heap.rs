@@ -1,4 +1,4 @@
-//! Small pieces out of big ones: best fit, with neighbours joined when they come back.
+//! A best-fit allocator that joins free neighbours.
 
 use std::collections::{BTreeMap, BTreeSet};
 

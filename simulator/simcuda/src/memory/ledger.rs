@@ -180,7 +180,7 @@ impl DeviceMemory {
         matches!((file.metadata(), self.path(id).symlink_metadata()), (Ok(a), Ok(b)) if same(&a, &b))
     }
 
-    /// Gives a segment's memory back if nobody holds it any more; called after the caller's own hold went.
+    /// Frees a segment's memory if it has no holder left; called after the caller released its own hold.
     pub(super) fn release(&self, id: u64) {
         let result = self.under_lock(|counters| {
             let freed_bytes = self.bury(id)?;

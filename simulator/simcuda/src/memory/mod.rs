@@ -76,7 +76,7 @@ pub(crate) struct Span {
     /// one that the program holds cannot be touched by the host.
     pub(crate) host: *mut u8,
     pub(crate) writable: bool,
-    /// Keeps the backing memory alive while somebody still copies or runs a kernel on it.
+    /// Keeps the backing memory alive while a copy or a kernel still uses it.
     pub(crate) keep: Arc<dyn Any + Send + Sync>,
 }
 

@@ -1,5 +1,5 @@
-//! Stream-ordered allocation. The address is known at once; the memory behind it comes and goes when its place
-//! in the stream's order comes, so that an access out of order meets an illegal address.
+//! Stream-ordered allocation. The address is known at once; the memory behind it is mapped and unmapped in the
+//! stream's order, so that an access out of order meets an illegal address.
 //!
 //! A pool holds chunks of memory, and allocates blocks from them. A block:
 //!
@@ -86,7 +86,7 @@ struct PoolBlock {
     holder: Holder,
 }
 
-/// Who activates and releases a block.
+/// What activates and releases a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
     Program,
@@ -152,7 +152,7 @@ impl Pools {
     }
 
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for a handle that is none or no longer.
+    /// `CUDA_ERROR_INVALID_VALUE` for an invalid or destroyed handle.
     pub(super) fn get(&mut self, handle: usize) -> Result<&mut Pool> {
         self.by_handle.get_mut(&handle).filter(|pool| !pool.is_destroyed).ok_or(INVALID)
     }
@@ -180,7 +180,7 @@ impl Pools {
         Ok(())
     }
 
-    /// The pool goes when its last block comes back; a device that used it goes back to its default one.
+    /// The pool is destroyed when its last block is returned; a device that used it returns to its default pool.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for a default pool.
@@ -285,7 +285,7 @@ impl Pools {
         Ok(start)
     }
 
-    /// Puts a block back among what is free.
+    /// Returns a block to the free memory.
     fn give(&mut self, handle: usize, start: u64) -> Vec<Chunk> {
         let Some(pool) = self.by_handle.get_mut(&handle) else { return Vec::new() };
         let Some(block) = pool.blocks.remove(&start) else { return Vec::new() };
@@ -370,7 +370,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes the memory from behind a block; the block is free then, unless it is a graph's.
+    /// Unmaps a block's memory; the block is free then, unless it is a graph's.
     pub(super) fn release_pool_block(&mut self, start: u64) -> Result {
         let (handle, _, block) = self.pools.block(start).ok_or(INVALID)?;
         self.mappings.remove(&start);
@@ -381,7 +381,7 @@ impl State {
         Ok(())
     }
 
-    /// Lets a block go whose work was never queued.
+    /// Frees a block whose work was never queued.
     pub(super) fn forget_pool_block(&mut self, start: u64) {
         if let Some((handle, ..)) = self.pools.block(start) {
             self.allocations.remove(&start);
@@ -390,7 +390,7 @@ impl State {
         }
     }
 
-    /// Lets a graph's block go. What a launch left allocated is like any other allocation from now on, and what
+    /// Frees a graph's block. What a launch left allocated is like any other allocation from now on, and what
     /// the program has freed of that goes at the place of its free.
     fn forget_graphs_pool_block(&mut self, start: u64) {
         if !self.mappings.contains_key(&start) {

@@ -22,7 +22,7 @@ pub(super) struct Pages {
     len: usize,
 }
 
-// SAFETY: the pages are plain memory that any thread may use; who uses them how is the program's business, as
+// SAFETY: the pages are plain memory that any thread may use; their use is the program's responsibility, as
 // with memory on a device.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
@@ -197,7 +197,7 @@ impl Segment {
         Ok(Arc::new(Self::new(device, size_bytes, trailer.handle_types, true, backing)))
     }
 
-    /// A descriptor that keeps the memory alive as long as anybody holds it.
+    /// A descriptor that keeps the memory alive as long as it is open anywhere.
     pub(super) fn export(&self) -> Result<OwnedFd> {
         let backing = self.backing()?;
         let (_, file) = backing.memory.open_segment(backing.id)?;
@@ -264,7 +264,7 @@ impl Saved {
             // SAFETY: as above.
             let to = unsafe { to.add(part.start) };
             // SAFETY: both are mappings of the whole segment, different ones; all work is done and calls are
-            // locked out, so nobody writes meanwhile.
+            // locked out, so no data is written meanwhile.
             unsafe { std::ptr::copy_nonoverlapping(from, to, part.len()) };
         }
     }

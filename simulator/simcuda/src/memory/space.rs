@@ -1,4 +1,4 @@
-//! The address space that programs see: reserved ranges that nobody can touch, and the page table that says
+//! The address space that programs see: reserved ranges without access, and the page table that says
 //! what lies behind them.
 
 use std::io;

@@ -43,7 +43,7 @@ pub(super) struct Allocation {
     pub(super) size_bytes: u64,
     /// Unlike addresses, never the same twice (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
     pub(super) id: u64,
-    /// Handle of the context that it was allocated in, and goes with unless it is of a pool.
+    /// Handle of the context that it was allocated in; it is freed with the context unless it belongs to a pool.
     pub(super) context: usize,
     /// The device that the memory is on, or the context's.
     pub(super) device: i32,

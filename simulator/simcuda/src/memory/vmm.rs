@@ -144,7 +144,7 @@ pub(crate) unsafe fn cuMemAddressFree(start: CUdeviceptr, size_bytes: usize) -> 
         return Err(INVALID);
     }
     let removed = state.reservations.remove(&start);
-    // Dropped under the lock, so that the addresses are not given out again before they are free.
+    // Dropped under the lock, so that the addresses are not reused before they are free.
     drop(removed);
     Ok(())
 }

@@ -130,7 +130,7 @@ unsafe fn check_options(
     let options = unsafe { std::slice::from_raw_parts(options, count as usize) };
     let preserved = sys::CUlibraryOption::CU_LIBRARY_BINARY_IS_PRESERVED as u32;
     let known = sys::CUlibraryOption::CU_LIBRARY_NUM_OPTIONS as u32;
-    // A file's bytes are nobody's to preserve (CUDA driver API reference, CUlibraryOption).
+    // This option is for images in memory only (CUDA driver API reference, CUlibraryOption).
     if options.iter().any(|option| *option >= known || (from_file && *option == preserved)) {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }

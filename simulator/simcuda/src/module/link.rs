@@ -170,7 +170,7 @@ pub(crate) unsafe fn cuLinkComplete(
         }
         // SAFETY: what was passed to cuLinkCreate is valid until cuLinkDestroy.
         unsafe { state.options.give_back(&messages) };
-        // The texts parsed when they were added: what fails now is a name that nobody or everybody defines,
+        // The texts parsed when they were added: a failure now means an undefined or multiply defined name,
         // which the real linker answers with this error.
         linked.map_err(|_| CUresult::CUDA_ERROR_UNKNOWN)?;
         state.image = Some(image::linked(&state.texts));

@@ -145,7 +145,7 @@ fn fill(image: &ptx::Image, addresses: &[u64], ordinal: i32) -> Result {
         let offset = usize::try_from(offset).expect("spans lie in the address space");
         // SAFETY: the offset is inside of the span.
         let place = unsafe { span.host.add(offset) };
-        // SAFETY: the span has room for all bytes, as asserted, and nobody else knows its address yet.
+        // SAFETY: the span has room for all bytes, as asserted, and no other code knows its address yet.
         unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
     Ok(())
@@ -227,7 +227,7 @@ pub(crate) unsafe fn cuModuleUnload(handle: CUmodule) -> Result {
     context::current()?;
     let module = by_handle(handle)?;
     if module.library.is_some() {
-        // It goes with its library (CUDA driver API reference, cuModuleUnload).
+        // It is unloaded with its library (CUDA driver API reference, cuModuleUnload).
         return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
     }
     stream::forbid_in_capture()?;

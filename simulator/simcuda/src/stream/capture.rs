@@ -9,7 +9,7 @@
 //!
 //! The rules are those of the CUDA programming guide, "Stream Capture", and of the driver API reference,
 //! cuStreamBeginCapture and cuThreadExchangeStreamCaptureMode. All captures of the process are under one lock,
-//! which nobody takes while none is open.
+//! which is not taken while no capture is open.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};

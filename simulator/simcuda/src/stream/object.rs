@@ -198,7 +198,7 @@ pub(super) fn enqueue(stream: &Arc<Stream>, task: Task, mut after: Vec<Point>) -
 /// The stream of a handle; the current context's for the default streams.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_HANDLE` for a stream that is none or no longer, `CUDA_ERROR_INVALID_CONTEXT` for a
+/// `CUDA_ERROR_INVALID_HANDLE` for an invalid or destroyed stream, `CUDA_ERROR_INVALID_CONTEXT` for a
 /// default stream of no context, and the sticky error of the stream's context.
 pub(super) fn find(handle: CUstream) -> Result<Arc<Stream>> {
     process::machine()?;

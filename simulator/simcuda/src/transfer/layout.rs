@@ -26,7 +26,7 @@ pub(crate) unsafe fn read<T: Copy>(from: *const T) -> Result<T> {
 /// `CUDA_ERROR_INVALID_VALUE` if there is none.
 ///
 /// # Safety
-/// `from` is NULL or has `count` elements of `T`, of which any bits are one, and which nobody changes as long
+/// `from` is NULL or has `count` elements of `T`, of which any bits are one, and which do not change as long
 /// as the result is in use.
 pub(crate) unsafe fn array<'a, T: Copy>(from: *const T, count: usize) -> Result<&'a [T]> {
     if count == 0 {

@@ -57,8 +57,8 @@ pub(crate) struct Copy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) address: u64,
-    /// What the call says about the address: a device address that is none is an error, whereas any host
-    /// address is believed.
+    /// What the call says about the address: an invalid device address is an error, whereas any host
+    /// address is accepted.
     pub(crate) side: Side,
     pub(crate) pitch_bytes: usize,
     /// Rows from one slice to the next.

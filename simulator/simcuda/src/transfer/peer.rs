@@ -47,7 +47,7 @@ pub(crate) unsafe fn cuMemcpy3DPeerAsync(params: *const sys::CUDA_MEMCPY3D_PEER,
 }
 
 /// # Errors
-/// `CUDA_ERROR_INVALID_CONTEXT` for a handle that is none, or the sticky error of the context.
+/// `CUDA_ERROR_INVALID_CONTEXT` for an invalid handle, or the sticky error of the context.
 fn check(contexts: &[CUcontext]) -> Result {
     contexts.iter().try_for_each(|handle| context::by_handle(*handle)?.check())
 }

@@ -278,7 +278,7 @@ fn a_restore_without_enough_memory_fails_for_good() {
     alloc(&mut other, 0, 40 << 20, 2);
     assert_eq!(other.call(&format!("restore {pid}")), OUT_OF_MEMORY);
     assert_eq!(other.ask(&format!("state {pid}")), FAILED);
-    assert_eq!(subject.of_thread()[1..], ["ends", "304"], "who waits at the lock is sent away");
+    assert_eq!(subject.of_thread()[1..], ["ends", "304"], "a thread that waits at the lock is refused");
     assert_eq!(other.call("free 0"), SUCCESS);
     assert_eq!(subject.call("synchronize"), OPERATING_SYSTEM);
     assert_eq!(subject.call("managed 1 4096"), OPERATING_SYSTEM);

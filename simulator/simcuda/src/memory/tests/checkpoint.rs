@@ -1,4 +1,4 @@
-//! Memory is taken off the devices and comes back.
+//! Memory is detached from the devices and attached again.
 
 use std::ffi::c_void;
 use std::os::fd::AsRawFd;

@@ -183,7 +183,7 @@ fn a_context_can_be_destroyed_while_it_waits_for_another_one() {
     // SAFETY: the handle is of a live context.
     unsafe { context::cuCtxDestroy_v2(context.handle as _) }.unwrap();
     assert!(context.streams.pending().is_empty());
-    assert!(!other.streams.pending().is_empty(), "nobody has opened the gate");
+    assert!(!other.streams.pending().is_empty(), "the gate is still closed");
     gate.open();
     synchronize_context(&other).unwrap();
 }

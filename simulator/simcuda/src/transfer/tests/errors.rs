@@ -49,7 +49,8 @@ fn addresses_must_be_what_the_call_says() {
     assert_eq!(call!(cuMemcpyHtoDAsync_v2(end - 8, data.cast(), 9, stream())), INVALID);
 }
 
-/// Small allocations share pages. What lies between and behind them is nobody's, whatever a kernel may reach.
+/// Small allocations share pages. The bytes between and behind them belong to no allocation, even where a kernel
+/// can access them.
 #[test]
 fn a_range_outside_of_all_allocations_is_refused() {
     let _context = testing::context();
@@ -77,7 +78,7 @@ fn a_range_outside_of_all_allocations_is_refused() {
     }
     assert_eq!(call!(cuMemsetD2D8_v2(device.address, 500, 0, 500, 3)), INVALID);
     assert_eq!(call!(cuStreamWriteValue32_v2(null_mut(), free, 1, 0)), INVALID);
-    // What is freed is nobody's again, from the call on.
+    // Freed memory belongs to no allocation, from the call on.
     call!(cuMemFreeAsync(behind.address, null_mut())).unwrap();
     assert_eq!(call!(cuMemsetD8_v2(behind.address, 0, 8)), INVALID);
     assert_eq!(call!(cuMemsetD8_v2(device.address, 0, 1000)), Ok(()));
