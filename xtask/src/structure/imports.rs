@@ -35,6 +35,9 @@ impl fmt::Display for Import {
 }
 
 /// All imports between different files of a crate. `main.rs` and `lib.rs` are left out: they name everything.
+///
+/// A module that names its own submodules imports nothing: it consists of them. A submodule that names a module above
+/// it is an import.
 pub fn between_files(tree: &SourceTree) -> Vec<Import> {
     let files = tree.modules.iter().filter(|module| !module.path.is_empty());
     let files: BTreeMap<_, _> =
@@ -43,9 +46,9 @@ pub fn between_files(tree: &SourceTree) -> Vec<Import> {
     let mut imports = Vec::new();
     for module in tree.modules.iter().filter(|module| !module.path.is_empty()) {
         for (target, line) in paths_of(module, &files, &aliases) {
-            let from = module.file.display().to_string();
-            let to = files[&target].clone();
-            if from != to {
+            if !target.starts_with(&module.path) {
+                let from = module.file.display().to_string();
+                let to = files[&target].clone();
                 let folders = (module.path[0].clone(), target[0].clone());
                 imports.push(Import { from, to, line, folders });
             }
@@ -267,11 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_names_its_child() {
-        let tree = tree(&[("lib.rs", "mod a;"), ("a.rs", "mod b; pub use b::B;"), ("a/b.rs", "")]);
+    fn a_child_imports_its_parent_and_not_the_other_way_round() {
+        let tree =
+            tree(&[("lib.rs", "mod a;"), ("a.rs", "mod b; pub use b::B;"), ("a/b.rs", "use super::A;")]);
         let found = between_files(&tree);
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].to_string(), "a.rs:1 names a/b.rs");
+        assert_eq!(found[0].to_string(), "a/b.rs:1 names a.rs");
         assert_eq!(found[0].folders(), ("a".to_owned(), "a".to_owned()));
     }
 }

@@ -34,7 +34,7 @@ const INTERPRETER: [&str; 2] = ["simulator/ptx/src/exec", "simcuda/ptx/src/exec"
 /// Options of `cargo xtask structure`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Compare with the limits of the project; the exit code is 1 if one is exceeded
+    /// Print what exceeds the limits of the project instead of the JSON; the exit code is 1 if anything does
     #[arg(long)]
     check: bool,
     /// List the imports between the top-level folders of a crate, such as `launcher`, and print no JSON
@@ -74,7 +74,7 @@ struct FileCycle {
     files: Vec<String>,
 }
 
-/// Prints the structure, and with `--check` names everything that exceeds a limit.
+/// Prints the structure, or with `--check` everything that exceeds a limit.
 pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(name) = &args.imports {
         print_imports(&report_crate(name)?);
@@ -87,8 +87,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             .collect::<Result<_>>()?,
         long_functions: long_functions()?,
     };
-    println!("{}", serde_json::to_string_pretty(&report)?);
     if !args.check {
+        println!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(ExitCode::SUCCESS);
     }
     let violations = limits::violations(&report);
