@@ -28,7 +28,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Ok(test) => test,
         Err(code) => return Ok(code),
     };
-    soak.args(["--package", "ckpt-run-tests", "--test", "soak", "--", "--nocapture"]);
+    soak.args(["--package", "ckpt-run-tests", "--test", "jobs", "soak::", "--", "--nocapture"]);
     soak.env("CKPT_TEST_SOAK_CHECKPOINTS", args.checkpoints.to_string());
     soak.env("CKPT_TEST_SOAK_KILLS", args.kills.to_string());
     if let Some(seed) = args.seed {

@@ -10,7 +10,7 @@ use crate::{bundle, process, tools, workspace};
 
 /// How long `--full` stresses the gate, in seconds; interpose/tests/stress.rs has a shorter time of its own.
 const STRESS_S: &str = "60";
-/// How often `--full` kills each job on a GPU; tests/tests/gpu_jobs.rs has a smaller number of its own.
+/// How often `--full` kills each job on a GPU; tests/tests/gpu/jobs.rs has a smaller number of its own.
 const KILLS: &str = "20";
 
 /// How long the tests of one program may take: one that hangs is named, and does not take the others along.

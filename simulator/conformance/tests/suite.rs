@@ -77,7 +77,7 @@ fn the_simulated_driver_driver_passes() {
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), outcomes.len(), wrong.join("\n"));
 }
 
-/// What takes a launcher: these run under ckpt-run (`tests/tests/gpu_jobs.rs`).
+/// What takes a launcher: these run under ckpt-run (`tests/tests/gpu/jobs.rs`).
 fn takes_a_launcher(name: &str) -> bool {
     // The driver would refuse the second, and does not know of our sharing.
     name.starts_with("ipc/") || name == "checkpoint/ipc"

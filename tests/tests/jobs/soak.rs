@@ -13,7 +13,7 @@ use ckpt_run_tests::{PATIENCE, Running, Sandbox, descendants, torchrun_with_two_
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-const TEST: &str = "saved_and_killed_at_random_moments_it_ends_as_if_nothing_had_been_and_nothing_grows";
+const TEST: &str = "soak::kills_change_no_result_and_nothing_grows";
 /// Set in the namespaces.
 const WITHIN: &str = "CKPT_TEST_SOAK_WITHIN";
 const KEEP: usize = 3;
@@ -381,7 +381,7 @@ fn unbroken(argv: &[std::ffi::OsString]) -> String {
 }
 
 #[test]
-fn saved_and_killed_at_random_moments_it_ends_as_if_nothing_had_been_and_nothing_grows() {
+fn kills_change_no_result_and_nothing_grows() {
     if std::env::var_os(WITHIN).is_none() {
         return in_namespaces();
     }

@@ -322,7 +322,9 @@ fn uploads_pause_while_the_job_sends() {
     if std::env::var_os(WITHIN).is_none() {
         let mut outer = Command::new("unshare");
         outer.args(["--net", "--mount", "--propagation", "private", "sh", "-c", WITH_INTERFACE, "sh"]);
-        outer.arg(std::env::current_exe().unwrap()).args(["uploads_pause_while_the_job_sends", "--exact"]);
+        outer
+            .arg(std::env::current_exe().unwrap())
+            .args(["stores::uploads_pause_while_the_job_sends", "--exact"]);
         let output = outer.arg("--nocapture").env(WITHIN, "1").output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         return assert!(

@@ -1,0 +1,8 @@
+//! Programs that use a GPU, on a simulated one.
+//!
+//! Each folder in `tests/tests` is one test program: linking takes time, and tests of one program run in parallel.
+
+mod bundle;
+mod clients;
+mod faults;
+mod jobs;

@@ -1,0 +1,18 @@
+//! Whole jobs under ckpt-run: saved, killed, restarted, preempted and resumed, in the environments that users have.
+//!
+//! Each folder in `tests/tests` is one test program: linking takes time, and tests of one program run in parallel.
+
+mod agents;
+mod container;
+mod entrypoint;
+mod full;
+mod launcher;
+mod privileges;
+mod refused;
+mod resources;
+mod slurm;
+mod soak;
+mod supervisor;
+mod training;
+mod unkillable;
+mod watched;

@@ -1,0 +1,9 @@
+//! Snapshots in every kind of store: written, damaged, uploaded, shared, kept in memory and read back.
+//!
+//! Each folder in `tests/tests` is one test program: linking takes time, and tests of one program run in parallel.
+
+mod damage;
+mod faults;
+mod memory;
+mod reader;
+mod stores;
