@@ -69,7 +69,7 @@ fn what_will_never_work_is_not_tried_again() {
     let error = write(&scene.medium(), &name("packs/a.index"), b"small", 4096).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     assert_eq!(scene.proxy.seen("PUT", ""), 1);
-    scene.proxy.mend();
+    scene.proxy.clear_faults();
     scene.proxy.break_next(usize::MAX / 2, "PUT", "", Fault::Status(400));
     let error = write(&scene.medium(), &name("packs/a.index"), b"small", 4096).unwrap_err();
     assert!(error.to_string().contains("400"), "{error}");

@@ -101,7 +101,7 @@ fn break_off(scene: &Scene, content: &[u8]) -> usize {
     assert!(broken.is_err());
     // As if killed: nothing of what follows reaches the service.
     drop(writer);
-    scene.proxy.mend();
+    scene.proxy.clear_faults();
     scene.proxy.sent_bytes()
 }
 

@@ -1,4 +1,4 @@
-//! A proxy that understands just enough HTTP to break the request that it is told to. One request per connection.
+//! A proxy that injects faults into chosen HTTP requests. It serves one request per connection.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -10,32 +10,32 @@ use tokio::runtime::Runtime;
 /// What happens to a request.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// The connection is closed when its head has come.
+    /// The connection is closed after the request's head.
     Drop,
-    /// So much of its body gets through, then both sides are closed.
+    /// Both connections are closed after so many bytes of the request's body.
     DropInBody(usize),
-    /// It is carried out, and nobody is told.
+    /// The server carries the request out, and the answer is dropped.
     LoseAnswer,
-    /// This answer comes instead.
+    /// The client gets this status, and the server gets nothing.
     Status(u16),
-    /// So much of the answer's body gets through, then the connection is closed.
+    /// The connection is closed after so many bytes of the answer's body.
     Truncate(usize),
-    /// So much of the answer's body gets through, then nothing any more.
+    /// The connection stays open without data after so many bytes of the answer's body.
     Stall(usize),
-    /// The answer's body comes in small pieces, a pause before each.
+    /// The answer's body is sent slowly, in small pieces.
     Trickle {
-        /// Their length.
+        /// Length of a piece.
         piece_bytes: usize,
-        /// Before each.
+        /// Pause before each piece.
         pause: Duration,
     },
 }
 
-/// Which requests it happens to, and to how many of them.
+/// Which requests meet a fault, and how many of them.
 #[derive(Debug)]
 struct Rule {
     method: &'static str,
-    /// In path and query.
+    /// What path and query contain.
     holds: &'static str,
     times: usize,
     fault: Fault,
@@ -44,10 +44,24 @@ struct Rule {
 #[derive(Debug, Default)]
 struct State {
     rules: Vec<Rule>,
-    /// Method, path and query of what came.
+    /// Method, path and query of each request.
     seen: Vec<String>,
-    /// Bytes of the bodies of requests that came through.
+    /// Bytes of the bodies of requests that reached the server.
     sent_bytes: usize,
+}
+
+impl State {
+    /// Records a request by its first line; returns the fault that it meets.
+    fn take_fault(&mut self, line: String) -> Option<Fault> {
+        let meets =
+            |rule: &&mut Rule| rule.times > 0 && line.starts_with(rule.method) && line.contains(rule.holds);
+        let fault = self.rules.iter_mut().find(meets).map(|rule| {
+            rule.times -= 1;
+            rule.fault.clone()
+        });
+        self.seen.push(line);
+        fault
+    }
 }
 
 /// The proxy.
@@ -61,7 +75,7 @@ impl Proxy {
     /// Starts it in front of `server`.
     ///
     /// # Panics
-    /// When there is no port to be had.
+    /// When no port is free.
     pub fn start(runtime: &Runtime, server: SocketAddr) -> Self {
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
@@ -75,34 +89,34 @@ impl Proxy {
         Self { address, state }
     }
 
-    /// The next `times` requests of `method` whose target holds `holds` meet `fault`.
+    /// The next `times` requests of `method` whose target contains `holds` meet `fault`.
     pub fn break_next(&self, times: usize, method: &'static str, holds: &'static str, fault: Fault) {
         self.state.lock().unwrap().rules.push(Rule { method, holds, times, fault });
     }
 
-    /// From now on nothing is broken.
-    pub fn mend(&self) {
+    /// Removes all faults: from now on every request gets through.
+    pub fn clear_faults(&self) {
         self.state.lock().unwrap().rules.clear();
     }
 
-    /// How many requests are still to be broken.
+    /// How many requests are still to meet a fault.
     pub fn left(&self) -> usize {
         self.state.lock().unwrap().rules.iter().map(|rule| rule.times).sum()
     }
 
-    /// Requests so far of `method` whose target holds `holds`.
+    /// How many requests of `method` whose target contains `holds` have arrived.
     pub fn seen(&self, method: &str, holds: &str) -> usize {
         let state = self.state.lock().unwrap();
         state.seen.iter().filter(|line| line.starts_with(method) && line.contains(holds)).count()
     }
 
-    /// Bytes of all requests' bodies so far.
+    /// Bytes of the bodies of all requests so far.
     pub fn sent_bytes(&self) -> usize {
         self.state.lock().unwrap().sent_bytes
     }
 }
 
-/// The head of a message, and what of the body came with it.
+/// The head of a message, and the part of its body that arrived with it.
 struct Message {
     head: Vec<u8>,
     body: Vec<u8>,
@@ -132,7 +146,7 @@ async fn message(from: &mut TcpStream) -> Option<Message> {
     Some(Message { head, body, body_bytes })
 }
 
-/// Passes on the first `limit` bytes of the body; says how many there were.
+/// Passes on the first `limit` bytes of the body; returns how many there were.
 async fn pass_body(
     message: &Message,
     from: &mut TcpStream,
@@ -170,30 +184,11 @@ async fn whole_body(message: Message, from: &mut TcpStream) -> Option<Vec<u8>> {
 
 async fn serve(mut client: TcpStream, server: SocketAddr, state: Arc<Mutex<State>>) -> Option<()> {
     let request = message(&mut client).await?;
-    let fault = {
-        let mut state = state.lock().unwrap();
-        let line = request.line();
-        let rule = state
-            .rules
-            .iter_mut()
-            .find(|rule| rule.times > 0 && line.starts_with(rule.method) && line.contains(rule.holds));
-        let fault = rule.map(|rule| {
-            rule.times -= 1;
-            rule.fault.clone()
-        });
-        state.seen.push(line);
-        fault
-    };
+    let fault = state.lock().unwrap().take_fault(request.line());
     let mut upstream = TcpStream::connect(server).await.ok()?;
     match fault {
         Some(Fault::Drop) => return None,
-        Some(Fault::Status(status)) => {
-            let mut nowhere = TcpStream::connect(drain().await?).await.ok()?;
-            pass_body(&request, &mut client, &mut nowhere, usize::MAX).await?;
-            let body = "<Error><Code>Trouble</Code><Message>made by the test</Message></Error>";
-            let answer = format!("HTTP/1.1 {status} Trouble\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-            return client.write_all(answer.as_bytes()).await.ok();
-        }
+        Some(Fault::Status(status)) => return refuse(status, &request, &mut client).await,
         Some(Fault::DropInBody(limit)) => {
             upstream.write_all(&request.head).await.ok()?;
             pass_body(&request, &mut client, &mut upstream, limit).await?;
@@ -205,17 +200,36 @@ async fn serve(mut client: TcpStream, server: SocketAddr, state: Arc<Mutex<State
     let sent = pass_body(&request, &mut client, &mut upstream, usize::MAX).await?;
     state.lock().unwrap().sent_bytes += sent;
     let answer = message(&mut upstream).await?;
-    let Some(fault) = fault else {
-        client.write_all(&answer.head).await.ok()?;
-        // The answer to HEAD says how long a body would be that does not come.
-        if !request.line().starts_with("HEAD ") {
-            client.write_all(&whole_body(answer, &mut upstream).await?).await.ok()?;
-        }
-        return Some(());
-    };
-    // A server that loses its client may leave what it does half done: it is heard to the end.
+    if let Some(fault) = fault {
+        return break_answer(fault, answer, &mut upstream, &mut client).await;
+    }
+    client.write_all(&answer.head).await.ok()?;
+    // The answer to HEAD states the length of a body that does not follow.
+    if !request.line().starts_with("HEAD ") {
+        client.write_all(&whole_body(answer, &mut upstream).await?).await.ok()?;
+    }
+    Some(())
+}
+
+/// Answers the request with an error, without the server.
+async fn refuse(status: u16, request: &Message, client: &mut TcpStream) -> Option<()> {
+    let mut nowhere = TcpStream::connect(drain().await?).await.ok()?;
+    pass_body(request, client, &mut nowhere, usize::MAX).await?;
+    let body = "<Error><Code>Trouble</Code><Message>made by the test</Message></Error>";
+    let answer = format!("HTTP/1.1 {status} Trouble\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    client.write_all(answer.as_bytes()).await.ok()
+}
+
+/// Passes on as much of the answer as `fault` lets through.
+async fn break_answer(
+    fault: Fault,
+    answer: Message,
+    upstream: &mut TcpStream,
+    client: &mut TcpStream,
+) -> Option<()> {
+    // The whole answer is read first: a server that loses its client may leave its work half done.
     let head = answer.head.clone();
-    let body = whole_body(answer, &mut upstream).await?;
+    let body = whole_body(answer, upstream).await?;
     if matches!(fault, Fault::LoseAnswer) {
         return None;
     }
@@ -224,7 +238,7 @@ async fn serve(mut client: TcpStream, server: SocketAddr, state: Arc<Mutex<State
         Fault::Truncate(limit) => client.write_all(&body[..limit.min(body.len())]).await.ok()?,
         Fault::Stall(limit) => {
             client.write_all(&body[..limit.min(body.len())]).await.ok()?;
-            // Until the client has had enough.
+            // Until the client closes the connection.
             let _ = client.read(&mut [0; 1]).await;
         }
         Fault::Trickle { piece_bytes, pause } => {
@@ -238,7 +252,7 @@ async fn serve(mut client: TcpStream, server: SocketAddr, state: Arc<Mutex<State
     Some(())
 }
 
-/// The address of somebody who takes everything.
+/// The address of a server that reads all data and drops it.
 async fn drain() -> Option<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await.ok()?;
     let address = listener.local_addr().ok()?;

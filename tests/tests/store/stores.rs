@@ -607,7 +607,7 @@ fn an_object_store_that_fails_costs_a_snapshot_only() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("s3://bucket/team/jobs/") && said.contains("403"), "{said}");
     assert!(job.said().contains("no snapshot this time; the job runs on"), "{}", job.said());
-    service.proxy.mend();
+    service.proxy.clear_faults();
     job.checkpoint(&sandbox);
     assert_eq!(sandbox.snapshots().len(), 1);
     assert_eq!(finish(&sandbox, "job", job), unbroken(1));
