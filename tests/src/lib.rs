@@ -1,22 +1,27 @@
-//! What the end-to-end tests share: a directory to work in, and a `ckpt-run` that runs a job in it, can be killed
-//! with everything below it, and is killed when a test fails.
+//! Code shared by the end-to-end tests: a sandbox directory, and a `ckpt-run` that runs a job in it. The tests can kill
+//! it with all its descendants, and a failed test does so.
 //!
-//! The tests use the real CRIU and the real Python with PyTorch that `cargo xtask test` provides. Where each is comes
-//! from the environment (see `xtask`), with the places that xtask uses as defaults.
+//! The tests use the real CRIU and the real Python with PyTorch that `cargo xtask test` provides. Their paths
+//! come from the environment (see `xtask`); the defaults are the paths that xtask uses.
 
 pub mod gpu;
 pub mod packs;
+pub mod processes;
 
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes on a slow machine that does other things too.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+/// How long a test waits for a condition: longer than anything takes on a slow and busy machine.
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Polling interval for a condition that costs nothing.
+const SHORTEST_POLL: Duration = Duration::from_millis(5);
+/// Polling interval for a condition that takes long to check.
+const LONGEST_POLL: Duration = Duration::from_millis(100);
 
 /// The repository's root.
 ///
@@ -27,7 +32,7 @@ pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
 }
 
-/// A path that the variable `name` gives; otherwise `default`.
+/// The path in the environment variable `name`, or `default`.
 pub fn from_env(name: &str, default: impl FnOnce() -> PathBuf) -> PathBuf {
     std::env::var_os(name).map_or_else(default, PathBuf::from)
 }
@@ -75,8 +80,8 @@ pub fn train_script() -> PathBuf {
     workspace().join("examples/train.py")
 }
 
-/// torchrun with two ranks on this machine, up to where the script and its options go. It gets a port that nobody
-/// uses, below those that the kernel gives out: tests run side by side.
+/// torchrun with two ranks on this machine, without the script and its options. It gets a free port below the
+/// ephemeral range, since tests run in parallel.
 ///
 /// # Panics
 /// When no port is free.
@@ -96,27 +101,36 @@ pub fn torchrun_with_two_ranks() -> Vec<std::ffi::OsString> {
     argv
 }
 
-/// Polls until `condition` gives a value.
+/// Polls until `condition` returns a value. A condition that starts processes is polled less often: the job that the
+/// test waits for needs the CPU.
 ///
 /// # Panics
-/// After [`PATIENCE`], with `what`.
+/// After [`WAIT_TIMEOUT`], with `what`.
 pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
+        let begun = Instant::now();
         if let Some(value) = condition() {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited in vain for: {what}");
-        std::thread::sleep(Duration::from_millis(5));
+        assert!(Instant::now() < deadline, "timed out waiting for: {what}");
+        std::thread::sleep((begun.elapsed() * 2).clamp(SHORTEST_POLL, LONGEST_POLL));
     }
+}
+
+/// A random generator whose numbers depend on the seed only. It prints the seed, which a failed test shows.
+#[must_use]
+pub fn seeded_rng(seed: u64) -> fastrand::Rng {
+    println!("random seed {seed}");
+    fastrand::Rng::with_seed(seed)
 }
 
 /// A directory for one test, removed at its end.
 pub struct Sandbox {
     dir: tempfile::TempDir,
-    /// Where the store is; `.ckpt-run` in the directory unless a test says otherwise.
+    /// Path of the store; `.ckpt-run` in the sandbox unless a test changes it.
     pub store: PathBuf,
-    /// Variables that each `ckpt-run` gets.
+    /// Environment variables of every `ckpt-run`.
     pub variables: Vec<(String, String)>,
 }
 
@@ -226,7 +240,7 @@ impl Sandbox {
         self.start_command(name, self.command(arguments))
     }
 
-    /// The same for a command that a test has prepared.
+    /// The same for a prepared command.
     ///
     /// # Panics
     /// When it cannot be executed.
@@ -240,7 +254,7 @@ impl Sandbox {
     }
 }
 
-/// Gives a command, which is to start `inner`, the variables that `inner` is given.
+/// Copies the environment variables of `inner` to a command that starts `inner`.
 pub fn set_variables(command: &mut Command, inner: &Command) {
     for (name, value) in inner.get_envs() {
         match value {
@@ -264,7 +278,7 @@ impl Running {
         self.child.id()
     }
 
-    /// What it and the job have said so far.
+    /// Output of the launcher and of the job so far.
     #[must_use]
     pub fn said(&self) -> String {
         let read = |kind: &str| fs::read_to_string(self.logs.with_extension(kind)).unwrap_or_default();
@@ -280,12 +294,12 @@ impl Running {
         status.code().unwrap_or_else(|| panic!("ckpt-run: {status}\n{}", self.said()))
     }
 
-    /// Waits until it ends, however.
+    /// Waits until it ends, by exit or by signal.
     ///
     /// # Panics
     /// When it does not end.
     pub fn wait_status(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().expect("wait") {
                 return status;
@@ -303,10 +317,10 @@ impl Running {
         self.child.try_wait().expect("wait").is_some()
     }
 
-    /// Polls until `condition` gives a value; fails when ckpt-run ends first.
+    /// Polls until `condition` returns a value; fails when ckpt-run ends first.
     ///
     /// # Panics
-    /// When ckpt-run ends, or after [`PATIENCE`].
+    /// When ckpt-run ends, or after [`WAIT_TIMEOUT`].
     pub fn until<T>(&mut self, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
         until(what, || {
             let value = condition();
@@ -339,7 +353,7 @@ impl Running {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// The same where several jobs share the store.
+    /// The same for one of several jobs in the store.
     ///
     /// # Panics
     /// When it fails.
@@ -350,13 +364,13 @@ impl Running {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// PIDs of everything below the launcher, as seen here.
+    /// PIDs of all descendants of the launcher, in the PID namespace of the tests.
     #[must_use]
     pub fn descendants(&self) -> Vec<i32> {
-        descendants(self.child.id().cast_signed())
+        processes::descendants(self.child.id().cast_signed())
     }
 
-    /// SIGKILL to the launcher and to everything below it; returns when nothing of it is left.
+    /// Sends SIGKILL to the launcher and to all its descendants; returns when all of them have ended.
     ///
     /// # Panics
     /// When something stays.
@@ -368,12 +382,12 @@ impl Running {
             kill(*pid);
         }
         until("the end of everything that was killed", || {
-            below.iter().all(|pid| is_gone(*pid)).then_some(())
+            below.iter().all(|pid| processes::has_ended(*pid)).then_some(())
         });
         assert!(self.store.exists() || !self.store.is_absolute(), "it is an address, or there");
     }
 
-    /// SIGKILL to the launcher alone; its job has to die with it.
+    /// Sends SIGKILL to the launcher alone; its job has to end with it.
     ///
     /// # Panics
     /// When something stays.
@@ -382,7 +396,7 @@ impl Running {
         self.child.kill().expect("kill");
         self.child.wait().expect("wait");
         until("the end of the job of a killed launcher", || {
-            below.iter().all(|pid| is_gone(*pid)).then_some(())
+            below.iter().all(|pid| processes::has_ended(*pid)).then_some(())
         });
     }
 
@@ -410,30 +424,7 @@ impl Drop for Running {
 
 fn kill(pid: i32) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-        // It may be gone by now.
+        // It may have ended already.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
-}
-
-fn is_gone(pid: i32) -> bool {
-    match fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(stat) => stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])),
-        Err(error) => error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(3),
-    }
-}
-
-/// PIDs of everything below `pid`.
-#[must_use]
-pub fn descendants(pid: i32) -> Vec<i32> {
-    let mut found = Vec::new();
-    let mut open = vec![pid];
-    while let Some(pid) = open.pop() {
-        for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            let children: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
-            open.extend(&children);
-            found.extend(children);
-        }
-    }
-    found
 }

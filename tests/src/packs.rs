@@ -1,4 +1,4 @@
-//! What lies where in the packed store of a job.
+//! Locations of chunks and objects in the packed store of a job.
 
 use crate::Sandbox;
 use ckpt_snapshot::chunk::ChunkId;
@@ -12,14 +12,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where a chunk lies.
+/// Location of a chunk.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct ChunkLocation {
     /// The file of the pack.
     pub pack: PathBuf,
-    /// Where it begins in there.
+    /// Offset in that file.
     pub offset: usize,
-    /// How long it is.
+    /// Length in the file.
     pub bytes: usize,
 }
 
@@ -49,12 +49,12 @@ pub fn objects(sandbox: &Sandbox) -> Vec<PathBuf> {
     all
 }
 
-/// Where the chunks of a data file of a snapshot lie that no other snapshot has.
+/// Locations of those chunks of a data file of a snapshot that no other snapshot shares.
 ///
 /// # Panics
-/// When the store does not read, or there is no such chunk.
+/// When the store is unreadable, or there is no such chunk.
 #[must_use]
-pub fn own_places(sandbox: &Sandbox, id: &str, path: &str) -> Vec<Place> {
+pub fn unique_chunks(sandbox: &Sandbox, id: &str, path: &str) -> Vec<ChunkLocation> {
     let job = sandbox.job_dir();
     let id: SnapshotId = id.parse().expect("an ID");
     let mut own = HashSet::new();
@@ -67,10 +67,9 @@ pub fn own_places(sandbox: &Sandbox, id: &str, path: &str) -> Vec<Place> {
             others.extend(chunks(&manifest, None));
         }
     }
-    let places = places(&job);
-    let found =
-        places.into_iter().filter(|(entry, _)| own.contains(&entry.id) && !others.contains(&entry.id));
-    let found: Vec<_> = found.map(|(_, place)| place).collect();
+    let all = all_chunks(&job);
+    let found = all.into_iter().filter(|(entry, _)| own.contains(&entry.id) && !others.contains(&entry.id));
+    let found: Vec<_> = found.map(|(_, location)| location).collect();
     assert!(!found.is_empty(), "{path} of {id} is the same in another snapshot");
     found
 }
@@ -80,7 +79,7 @@ fn chunks(manifest: &Manifest, path: Option<&str>) -> Vec<ChunkId> {
     wanted.flat_map(|file| file.chunks.iter().map(|chunk| chunk.id)).collect()
 }
 
-fn places(job: &Path) -> Vec<(Entry, Place)> {
+fn all_chunks(job: &Path) -> Vec<(Entry, ChunkLocation)> {
     let mut found = Vec::new();
     for file in fs::read_dir(job.join("packs")).expect("packs") {
         let file = file.expect("an entry").path();
@@ -96,9 +95,12 @@ fn places(job: &Path) -> Vec<(Entry, Place)> {
         let index = Index::decode(&pack, &fs::read(&file).expect("an index"), &Codec::default());
         for entry in index.expect("an index").entries {
             let offset = usize::try_from(entry.offset).expect("it fits");
-            let place =
-                Place { pack: file.with_extension("pack"), offset, bytes: entry.stored_bytes as usize };
-            found.push((entry, place));
+            let location = ChunkLocation {
+                pack: file.with_extension("pack"),
+                offset,
+                bytes: entry.stored_bytes as usize,
+            };
+            found.push((entry, location));
         }
     }
     found

@@ -1,5 +1,5 @@
-//! An S3 server on the loopback interface, and a proxy in front of it that makes trouble: for tests of the object
-//! store and of whole jobs that use one.
+//! An S3 server on the loopback interface, and a proxy in front of it that injects faults: for tests of the object
+//! store and of jobs that use one.
 
 pub mod proxy;
 pub mod server;
@@ -7,27 +7,27 @@ pub mod server;
 use proxy::Proxy;
 use server::Server;
 
-/// The only key that the server takes.
+/// The only access key that the server accepts.
 pub const KEY: &str = "test-key";
-/// Its secret.
+/// The secret of the access key.
 pub const SECRET: &str = "test-secret-hush-hush";
 /// The only bucket.
 pub const BUCKET: &str = "bucket";
 
-/// A server, and a proxy before it.
+/// A server, and a proxy in front of it.
 pub struct Service {
-    /// What clients talk to.
+    /// The proxy that clients connect to.
     pub proxy: Proxy,
-    /// What is behind it.
+    /// The server behind the proxy.
     pub server: Server,
     _runtime: tokio::runtime::Runtime,
 }
 
 impl Service {
-    /// Starts both. They end when this is dropped.
+    /// Starts both. They end when the value is dropped.
     ///
     /// # Panics
-    /// When there is no port or no thread to be had.
+    /// When no port is free or no thread can be started.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "it starts a server")]
     pub fn new() -> Self {
@@ -38,7 +38,7 @@ impl Service {
         Self { proxy, server, _runtime: runtime }
     }
 
-    /// Where clients reach it.
+    /// The URL for clients.
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.proxy.address)

@@ -1,5 +1,5 @@
-//! s3s-fs, with what it lacks: conditional puts, listings by prefix and page, and the rules for parts that real
-//! services have.
+//! s3s-fs with additions: conditional puts, listings by prefix and page, and the rules of real services for parts of an
+//! upload.
 
 use crate::{BUCKET, KEY, SECRET};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -17,24 +17,24 @@ use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-/// Entries of a listing that come at once; real services send a thousand.
+/// Entries in one page of a listing; real services send a thousand.
 const PAGE: usize = 5;
 
 /// The server.
 pub struct Server {
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: SocketAddr,
-    /// What it was told to lack, and what it has seen.
+    /// How it behaves, and its unfinished uploads.
     pub state: Arc<State>,
     root: TempDir,
 }
 
-/// How the server behaves, and what it has in hand.
+/// How the server behaves, and its unfinished uploads.
 #[derive(Default)]
 pub struct State {
-    /// Lets puts with a condition overwrite, as some services do.
+    /// Ignores the condition of a put and overwrites, as some services do.
     pub ignores_conditions: AtomicBool,
-    /// Answers puts with a condition with 501, as others do.
+    /// Refuses conditional puts with status 501, as other services do.
     pub refuses_conditions: AtomicBool,
     /// The lengths of the parts of each unfinished upload.
     pub uploads: Mutex<BTreeMap<String, BTreeMap<i32, i64>>>,
@@ -46,7 +46,7 @@ impl Server {
     /// Starts it, with an empty bucket.
     ///
     /// # Panics
-    /// When there is no port to be had.
+    /// When no port is free.
     pub fn start(runtime: &Runtime) -> Self {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join(BUCKET)).unwrap();
@@ -63,7 +63,7 @@ impl Server {
                 let service = service.clone();
                 tokio::spawn(async move {
                     let http = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                    // A client that goes away is no matter.
+                    // A client may close the connection at any time.
                     let _ = http.serve_connection(TokioIo::new(socket), service).await;
                 });
             }
@@ -71,14 +71,14 @@ impl Server {
         Self { address, state, root }
     }
 
-    /// The objects that are there, with their lengths.
+    /// All objects with their lengths.
     pub fn objects(&self) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::new();
         gather(&self.root.path().join(BUCKET), "", &mut all);
         all
     }
 
-    /// Has the object `name` been written so long ago.
+    /// Makes the object `name` look as old as `age`.
     ///
     /// # Panics
     /// When there is none.
@@ -87,7 +87,7 @@ impl Server {
         file.unwrap().set_modified(SystemTime::now() - age).unwrap();
     }
 
-    /// How many uploads were begun and neither completed nor aborted.
+    /// How many uploads are neither completed nor aborted.
     pub fn unfinished_uploads(&self) -> usize {
         self.state.uploads.lock().unwrap().len()
     }
@@ -164,7 +164,7 @@ impl S3 for Strict {
         if all_but_last.iter().any(|&length| length < 5 << 20) {
             return Err(s3_error!(EntityTooSmall));
         }
-        // Not Amazon's rule, but another service's.
+        // Amazon does not require equal lengths, but other services do.
         if all_but_last.iter().any(|&length| length != all_but_last[0]) {
             return Err(s3_error!(InvalidPart, "parts of different lengths"));
         }
@@ -204,7 +204,7 @@ impl S3 for Strict {
         let (delimiter, after) = (req.input.delimiter.clone(), req.input.continuation_token.clone());
         let mut listed = self.inner.list_objects_v2(req).await?;
         let objects = listed.output.contents.take().unwrap_or_default();
-        // A name of an entry is an object, or what all objects below it have in common.
+        // An entry is an object, or the common prefix of several objects.
         let mut entries = BTreeMap::new();
         for object in objects {
             let key = object.key.clone().unwrap();

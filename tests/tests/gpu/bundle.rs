@@ -1,5 +1,5 @@
-//! The bundle of `cargo xtask gpu-bundle`: its stages against simcuda, small and fast, and that what fails is told as
-//! failed. With `CKPT_TEST_GPU=1` the stages run as on a machine with a GPU, with the driver and the Python that are
+//! The bundle of `cargo xtask gpu-bundle`: its stages on simcuda, small and fast. A failure is reported as a
+//! failure. With `CKPT_TEST_GPU=1` the stages run as on a machine with a GPU, with the driver and the Python that are
 //! there.
 
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ const NEEDS_A_GPU: &[&str] = &[
     "peers: DCP async_save",
 ];
 
-/// What has to be measured at least, for the goals.
+/// Values that have to be measured, since the goals need them.
 const MEASURED: &[&str] = &[
     "capture_ratio",
     "copyback_ratio",
@@ -36,7 +36,7 @@ fn bundle() -> PathBuf {
     path.filter(|path| path.join("run.sh").is_file()).expect("there is no bundle: call `cargo xtask test`")
 }
 
-/// A machine on which the bundle is tried.
+/// A sandbox and a simulated GPU for the bundle.
 struct Machine {
     sandbox: Sandbox,
     gpu: Gpu,
@@ -121,7 +121,7 @@ fn all_stages_pass_on_a_simulated_gpu() {
 }
 
 #[test]
-fn a_driver_that_errs_is_a_failed_stage_and_the_next_one_runs() {
+fn a_driver_error_fails_its_stage_and_the_next_stage_runs() {
     let machine = Machine::new();
     let mut command = machine.command(&["process", "torchrun"]);
     // Without a GPU for PyTorch, there is nothing for torchrun to do.
@@ -160,7 +160,7 @@ fn a_stage_that_hangs_is_ended_and_what_it_has_found_is_kept() {
 }
 
 #[test]
-fn without_anything_every_step_is_skipped_aloud() {
+fn without_gpu_and_criu_every_step_reports_a_skip() {
     let machine = Machine::new();
     let mut command = machine.command(STAGES);
     command.env("BUNDLE_LIBCUDA", "/nonexistent/libcuda.so.1").env("BUNDLE_CRIU", "/bin/false");
@@ -197,7 +197,7 @@ fn output_that_differs_is_a_failure() {
 }
 
 #[test]
-fn a_stage_that_there_is_not_is_bad_input() {
+fn an_unknown_stage_is_bad_input() {
     let machine = Machine::new();
     let output = run(machine.command(&["fact"]));
     assert_eq!(output.status.code(), Some(2));

@@ -91,7 +91,7 @@ fn birth(random: &mut Random) -> Vec<u32> {
     }
 }
 
-/// xorshift64, as in legacy-job.
+/// xorshift64: the generator of legacy-job, whose output is predicted here.
 struct Random(u64);
 
 impl Random {

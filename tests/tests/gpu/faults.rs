@@ -1,20 +1,18 @@
-//! What goes wrong while a job's state is taken off the GPU or brought back: calls of the driver that fail, work that
-//! does not end, memory that somebody else has taken, and SIGKILL between any two steps. The job goes on unharmed and
-//! can be saved the next time, or it ends and resumes right.
+//! Failures while GPU state is saved or restored: failed calls of the driver, work that does not end, memory taken by
+//! another process, and SIGKILL between any two steps. The job either continues unharmed and can be saved next time, or
+//! ends and resumes correctly.
 
-use std::ffi::OsString;
-use std::fs;
 use std::process::Child;
 
-use ckpt_run_tests::gpu::{Gpu, built, cuda_program, succeed};
-use ckpt_run_tests::{Running, Sandbox, descendants, until};
+use crate::faulty_job::Job;
+use ckpt_run_tests::gpu::cuda_program;
+use ckpt_run_tests::{Running, processes, until};
 use rustix::process::Signal;
-use serde_json::Value;
 
 /// The launcher's exit code when a job was ended, or could not be brought back.
 const LAUNCHER_FAILED: i32 = 125;
 
-/// Between any two steps, in their order (interpose, `cuda::checkpoint`).
+/// Fault points between any two steps, in order (interpose, `cuda::checkpoint`).
 const DETACH: [&str; 8] = [
     "staged",
     "detach-gate",
@@ -27,219 +25,11 @@ const DETACH: [&str; 8] = [
 ];
 const ATTACH: [&str; 5] =
     ["attach-begun", "attach-restored", "attach-unlocked", "attach-mapped", "attach-done"];
-/// The launcher's.
+/// Fault points of the launcher.
 const LAUNCHER: [&str; 3] = ["prepare", "staged", "delivered"];
 
-/// Nothing is parked: what was on the GPU is made anew and copied back.
+/// Makes parking fail: device memory is allocated again and copied back.
 const NOT_PARKED: &str = "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
-
-/// More steps than any test takes.
-const STEPS: &str = "100000";
-
-struct Job {
-    sandbox: Sandbox,
-    gpu: Gpu,
-    program: Vec<OsString>,
-    environment: Vec<(&'static str, OsString)>,
-    options: Vec<&'static str>,
-}
-
-impl Job {
-    fn new(source: &str, arguments: &[&str]) -> Self {
-        let (sandbox, gpu) = (Sandbox::new(), Gpu::new());
-        let mut program = vec![gpu.compile(&cuda_program(source), sandbox.path()).into_os_string()];
-        program.extend(arguments.iter().map(Into::into));
-        let file = |name: &str| sandbox.path().join(name).into_os_string();
-        let environment = vec![("CKPT_FAULT_FILE", file("points")), ("SIMCUDA_FAULT_FILE", file("rules"))];
-        Self { sandbox, gpu, program, environment, options: Vec::new() }
-    }
-
-    /// Has all its device memory from the beginning, some small and as many large pieces of it, and changes it all.
-    fn steady(pieces: &str) -> Self {
-        let job = Self::new("steady.c", &[STEPS, pieces]);
-        job.touch("slow");
-        job
-    }
-
-    /// A program that keeps the GPU from standing still, see there.
-    fn stalls(mode: &str) -> Self {
-        Self::new("stalls.c", &[mode]).with_options(&["--freeze-timeout", "3s"])
-    }
-
-    fn with(mut self, name: &'static str, value: &str) -> Self {
-        self.environment.push((name, value.into()));
-        self
-    }
-
-    fn with_options(mut self, options: &[&'static str]) -> Self {
-        self.options.extend(options);
-        self
-    }
-
-    fn start(&self) -> Running {
-        self.started(self.start_with(&[], ""))
-    }
-
-    /// Starts it with a fault of the launcher's own.
-    fn start_with_fault(&self, fault: &str) -> Running {
-        self.started(self.start_with(&[], fault))
-    }
-
-    fn started(&self, mut job: Running) -> Running {
-        job.until_answering(&self.sandbox);
-        job.until("the first line", || (self.lines() > 0).then_some(()));
-        job
-    }
-
-    /// A second life, which has to begin where the first one was saved.
-    fn resume(&self) -> Running {
-        let job = self.start();
-        assert!(self.status()["resumed_from"].is_string(), "{}", job.said());
-        job
-    }
-
-    fn start_with(&self, options: &[&str], fault: &str) -> Running {
-        let mut command =
-            self.sandbox.command(["--interpose".into(), OsString::from(built("libckpt_interpose.so"))]);
-        command.args(&self.options).args(options).arg("--").args(&self.program);
-        for (name, value) in self.gpu.command("").get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        if !fault.is_empty() {
-            command.env("CKPT_FAULT", fault);
-        }
-        self.sandbox.start_command("job", command)
-    }
-
-    /// Faults of the interposer from now on: `point=action,...`.
-    fn arm(&self, points: &str) {
-        self.replace("points", points);
-    }
-
-    /// Calls of the driver that fail from now on: `SYMBOL:N=ACTION;...`. See simulator/README.md.
-    fn fail(&self, rules: &str) {
-        let _ = fs::remove_file(self.sandbox.path().join("rules.hits"));
-        self.replace("rules", rules);
-    }
-
-    /// The calls that were made to fail since.
-    fn failed(&self) -> Vec<String> {
-        self.sandbox.read("rules.hits").lines().map(Into::into).collect()
-    }
-
-    /// No faults any more.
-    fn disarm(&self) {
-        for name in ["points", "rules"] {
-            let _ = fs::remove_file(self.sandbox.path().join(name));
-        }
-    }
-
-    /// Never seen half written.
-    fn replace(&self, name: &str, content: &str) {
-        let new = self.sandbox.path().join(format!("{name}.new"));
-        fs::write(&new, content).unwrap();
-        fs::rename(new, self.sandbox.path().join(name)).unwrap();
-    }
-
-    fn touch(&self, name: &str) {
-        fs::write(self.sandbox.path().join(name), "").unwrap();
-    }
-
-    fn remove(&self, name: &str) {
-        fs::remove_file(self.sandbox.path().join(name)).unwrap();
-    }
-
-    fn is_there(&self, name: &str) -> bool {
-        self.sandbox.path().join(name).exists()
-    }
-
-    fn lines(&self) -> usize {
-        self.sandbox.read("job.out").lines().count()
-    }
-
-    fn goes_on(&self, job: &mut Running) {
-        let goal = self.lines() + 2;
-        job.until("more lines", || (self.lines() >= goal).then_some(()));
-    }
-
-    /// Until the file is removed, a steady job makes no call: what is made to fail is the interposer's.
-    fn pause(&self, job: &mut Running) {
-        let _ = fs::remove_file(self.sandbox.path().join("paused"));
-        self.touch("pause");
-        job.until("a pause", || self.is_there("paused").then_some(()));
-    }
-
-    /// Does something in a pause.
-    fn paused<T>(&self, job: &mut Running, work: impl FnOnce(&Running) -> T) -> T {
-        self.pause(job);
-        let done = work(job);
-        self.remove("pause");
-        self.goes_on(job);
-        done
-    }
-
-    /// Tries a checkpoint; what was said if it was refused, which `status` has to show too.
-    fn try_checkpoint(&self, job: &Running) -> Result<(), String> {
-        let output = self.sandbox.call(["checkpoint"]);
-        if output.status.success() {
-            return Ok(());
-        }
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}\n{}", job.said());
-        let failure = self.status()["last_failure"].as_str().unwrap_or_default().to_owned();
-        let reason =
-            said.trim_end().rsplit("cannot be saved as it is: ").next().unwrap_or_default().to_owned();
-        assert!(failure.contains(&reason), "{said} but: {failure}");
-        Err(said)
-    }
-
-    fn status(&self) -> Value {
-        self.sandbox.json(["status", "--json"])[0].take()
-    }
-
-    /// A checkpoint that is refused for this reason.
-    fn is_refused(&self, job: &Running, why: &str) {
-        let said = self.try_checkpoint(job).expect_err("refused");
-        assert!(said.contains(why), "not {why:?}: {said}");
-    }
-
-    /// To be called while a steady job runs; its output has to be that of one to which nothing happened.
-    fn ends_right(&self, job: &mut Running) {
-        self.touch("end");
-        assert_eq!(job.wait(), 0, "{}", job.said());
-        let output = self.sandbox.read("job.out");
-        let steps = (output.lines().count() - 1).to_string();
-        let gpu = Gpu::new();
-        let mut command = gpu.command(&self.program[0]);
-        command.arg(steps).args(&self.program[2..3]).current_dir("/");
-        assert_eq!(output, succeed(command));
-        self.sandbox.verify_all();
-    }
-
-    /// Ends a program that goes on until it is told to.
-    fn is_told_to_end(&self, job: &mut Running) {
-        self.touch("end");
-        assert_eq!(job.wait(), 0, "{}", job.said());
-        assert!(self.sandbox.read("job.out").ends_with("right\n"), "{}", job.said());
-        self.sandbox.verify_all();
-    }
-}
-
-/// The process of the job that a fault has stopped.
-fn stopped_process(job: &Running) -> rustix::process::Pid {
-    let pid = until("a stopped process", || {
-        let is_stopped = |pid: &i32| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
-        };
-        descendants(job.pid().cast_signed()).into_iter().find(is_stopped)
-    });
-    rustix::process::Pid::from_raw(pid).expect("a process ID")
-}
 
 #[test]
 fn killed_between_any_two_steps_of_a_checkpoint() {
@@ -273,7 +63,7 @@ fn killed_between_any_two_steps_of_a_resume() {
     job.ends_right(&mut again);
 }
 
-/// The process stands still at each step for longer than a checkpoint may take.
+/// The process is delayed at each step for longer than a checkpoint may take.
 #[test]
 fn delayed_between_any_two_steps() {
     let job = Job::steady("2").with_options(&["--freeze-timeout", "3s"]);
@@ -288,7 +78,7 @@ fn delayed_between_any_two_steps() {
     job.ends_right(&mut running);
 }
 
-/// A mistake of the interposer's own.
+/// A panic in the interposer.
 #[test]
 fn a_panic_between_any_two_steps() {
     let job = Job::steady("2");
@@ -318,7 +108,7 @@ fn a_launcher_that_is_killed_or_fails_at_any_step() {
         assert!(!running.wait_status().success(), "{point}: {}", running.said());
         let mut running = job.start_with_fault(&format!("{point}@{passage}=error"));
         let output = job.sandbox.call(["checkpoint"]);
-        // What fails later than that is no reason to throw a snapshot away.
+        // The snapshot is complete at `delivered`: a later failure does not discard it.
         assert_eq!(output.status.success(), point == "delivered", "{point}: {}", running.said());
         job.goes_on(&mut running);
         running.checkpoint(&job.sandbox);
@@ -345,7 +135,7 @@ fn calls(job: &Job, running: &mut Running, also: &str) -> Vec<String> {
         job.failed()
     });
     if !also.is_empty() {
-        // Each of those is noted for both rules.
+        // A call that two rules match is listed twice.
         let mut noted = 0;
         calls.retain(|call| {
             noted += usize::from(also.starts_with(call.as_str()));
@@ -355,8 +145,8 @@ fn calls(job: &Job, running: &mut Running, also: &str) -> Vec<String> {
     calls
 }
 
-/// Whichever call of the driver fails once in an attempt, the first or the last of its kind from `first` on, `also`
-/// faults given: the job runs on unharmed, and is either saved or told why not.
+/// Makes the first and the last call of each kind fail once, from the call `first` on, together with the faults `also`.
+/// The job continues unharmed, and is either saved or refused with a reason.
 fn any_call_may_fail_once(first: &str, capture: &str, also: &str) {
     let job = Job::steady("2").with("CKPT_CAPTURE", capture);
     let mut running = job.start();
@@ -397,7 +187,7 @@ fn any_call_may_fail_once_where_memory_is_copied_back() {
     any_call_may_fail_once("cuMemExportToShareableHandle", "all", NOT_PARKED);
 }
 
-/// Without any of these there is no checkpoint, and the job runs on.
+/// Without any of these calls every checkpoint is refused, and the job continues.
 #[test]
 fn a_call_that_always_fails_refuses_every_checkpoint() {
     let job = Job::steady("2");
@@ -411,7 +201,7 @@ fn a_call_that_always_fails_refuses_every_checkpoint() {
         "cuMemHostUnregister:1+",
         "cuCtxPushCurrent_v2:1+",
         "cuMemAddressReserve:1+",
-        // The first two are for a look at what cannot be read where it is.
+        // The first two calls are for memory that cannot be read in place.
         "cuMemUnmap:3+",
         "cuMemRelease:1+",
     ];
@@ -429,13 +219,13 @@ fn a_call_that_always_fails_refuses_every_checkpoint() {
     job.ends_right(&mut running);
 }
 
-/// Without these a checkpoint is slower, and the job's state says so.
+/// Without these calls a checkpoint is slower, and `status` and `show` say why.
 #[test]
 fn a_call_that_always_fails_makes_checkpoints_slower() {
     let job = Job::steady("70");
     let mut running = job.start();
     for (rule, is_parked, remark) in [
-        // First of all: what was loaded once stays.
+        // This rule is the first one, since a loaded module is kept.
         ("cuModuleLoadData:1+", true, "what has changed is not known: cuModuleLoadData failed with"),
         ("cuMemHostAlloc:1+", true, "what has changed is not known: cuMemHostAlloc failed with"),
         ("cuMemHostRegister_v2:1+", true, "the mirror is not pinned: cuMemHostRegister failed with"),
@@ -468,7 +258,7 @@ fn a_call_that_always_fails_makes_checkpoints_slower() {
     job.ends_right(&mut running);
 }
 
-/// The driver is gone for good: the job is ended, and resumes from the snapshot before.
+/// The driver cannot be restored: the job is ended, and resumes from its previous snapshot.
 #[test]
 fn a_driver_that_does_not_come_back_ends_the_job() {
     let job = Job::steady("2");
@@ -478,13 +268,13 @@ fn a_driver_that_does_not_come_back_ends_the_job() {
         ("cuCheckpointProcessRestore", "cuCheckpointProcessRestore:1+=CUDA_ERROR_OUT_OF_MEMORY".to_owned()),
         ("cuCheckpointProcessUnlock", "cuCheckpointProcessUnlock:1+=CUDA_ERROR_UNKNOWN".to_owned()),
         ("cuCheckpointProcessUnlock", "cuCheckpointProcessUnlock:2+=CUDA_ERROR_UNKNOWN".to_owned()),
-        // Locked, not checkpointed, and not to be unlocked either.
+        // Locked, then neither the checkpoint nor the unlock succeeds.
         (
             "cuCheckpointProcessUnlock",
             "cuCheckpointProcessCheckpoint:1+=CUDA_ERROR_UNKNOWN;cuCheckpointProcessUnlock:2+=CUDA_ERROR_UNKNOWN"
                 .to_owned(),
         ),
-        // The first two are for a look at what cannot be read where it is.
+        // The first two calls are for memory that cannot be read in place.
         ("cuMemMap", "cuMemMap:3+=CUDA_ERROR_UNKNOWN".to_owned()),
         ("cuMemSetAccess", "cuMemSetAccess:3+=CUDA_ERROR_UNKNOWN".to_owned()),
         ("cuMemCreate", not_parked("cuMemCreate:1+=CUDA_ERROR_UNKNOWN")),
@@ -510,7 +300,7 @@ fn a_driver_that_does_not_come_back_ends_the_job() {
     job.ends_right(&mut running);
 }
 
-/// Neither comes a job back that was to be resumed; the snapshot stays as it is.
+/// The same failures during a resume: the job ends, and the snapshot is unchanged.
 #[test]
 fn a_driver_that_fails_in_a_resume_ends_the_job() {
     let job = Job::steady("2");
@@ -549,7 +339,7 @@ fn a_lock_that_takes_too_long_is_given_up() {
     job.ends_right(&mut running);
 }
 
-/// Host memory that another thread maps while the driver's addresses are free stays what it is.
+/// Host memory that another thread maps while the driver's addresses are free is not overwritten.
 #[test]
 fn a_thread_that_maps_memory_all_the_time() {
     let mut job = Job::steady("6");
@@ -568,7 +358,7 @@ fn a_thread_that_maps_memory_all_the_time() {
     job.ends_right(&mut again);
 }
 
-/// A mirror without anything to be saved in it: the driver has let go of it before it is locked.
+/// Memory that is freed after its mirror was staged and before the driver is locked is not saved.
 #[test]
 fn memory_that_is_freed_after_the_mirror_was_staged() {
     let job = Job::new("frees.c", &["1"]);
@@ -587,7 +377,7 @@ fn memory_that_is_freed_after_the_mirror_was_staged() {
     job.is_told_to_end(&mut running);
 }
 
-/// What holds the GPU up holds up checkpoints until it is over, and is not harmed by the attempts.
+/// Work that stalls the GPU makes checkpoints fail until the stall is over; the attempts do not harm the job.
 fn is_given_up_while_it_stalls(mode: &str, fault: &str, why: &str) {
     let job = Job::stalls(mode).with("SIMCUDA_FAULT", fault);
     let mut running = job.start();
@@ -620,14 +410,22 @@ fn a_capture_of_a_thread_s_own_stream() {
     is_given_up_while_it_stalls("thread", "", "a stream capture (cuStreamBeginCapture) did not end");
 }
 
-/// A capture of which the driver does not say whether it is open is not saved in the middle.
+/// A stream capture whose state the driver does not report counts as open.
 #[test]
-fn a_capture_that_the_driver_does_not_answer_for() {
+fn a_capture_whose_state_is_unknown() {
     let fault = "cuStreamIsCapturing:1=CUDA_ERROR_UNKNOWN";
     is_given_up_while_it_stalls("capture", fault, "a stream capture (cuStreamBeginCapture) did not end");
 }
 
-/// A job on a small GPU, and another process that may take what is left.
+/// The process of the job that a fault has stopped.
+fn stopped_process(job: &Running) -> rustix::process::Pid {
+    let pid = until("a stopped process", || {
+        job.descendants().into_iter().find(|pid| processes::state(*pid) == Some('T'))
+    });
+    rustix::process::Pid::from_raw(pid).expect("a process ID")
+}
+
+/// A job on a small GPU, and another process that can allocate the rest of its memory.
 fn with_hog(job: Job, work: impl FnOnce(&Job, Running, &mut Hog)) {
     let job = job.with("SIMCUDA_MEMORY", "64MiB");
     let running = job.start();
@@ -635,7 +433,7 @@ fn with_hog(job: Job, work: impl FnOnce(&Job, Running, &mut Hog)) {
     work(&job, running, &mut hog);
 }
 
-/// While the job is off the GPU, another process takes all that is free.
+/// Checkpoints the job; while it is off the GPU, the other process allocates all free memory.
 fn while_away(job: &Job, running: &Running, hog: &mut Hog) {
     job.arm("attach-begun=stop");
     std::thread::scope(|scope| {
@@ -649,7 +447,7 @@ fn while_away(job: &Job, running: &Running, hog: &mut Hog) {
     });
 }
 
-/// What is parked stays on the GPU: nobody takes it.
+/// Parked memory stays allocated: no other process gets it.
 #[test]
 fn memory_that_another_process_wants_is_parked() {
     with_hog(Job::new("stalls.c", &["wait"]), |job, mut running, hog| {
@@ -661,9 +459,9 @@ fn memory_that_another_process_wants_is_parked() {
     });
 }
 
-/// What belongs to the driver, such as a module's global variables, is not parked: a driver does not survive that.
+/// Memory of the driver, such as global variables of a module, is not parked: its restore fails.
 #[test]
-fn memory_of_the_driver_that_another_process_took() {
+fn memory_of_the_driver_taken_by_another_process() {
     with_hog(Job::steady("2"), |job, mut running, hog| {
         running.checkpoint(&job.sandbox);
         while_away(job, &running, hog);
@@ -677,10 +475,10 @@ fn memory_of_the_driver_that_another_process_took() {
     });
 }
 
-/// A job that is resumed waits for memory that another process has, for a while. If it does not come, the job ends, and
-/// the snapshot is left alone.
+/// A resume waits some time for memory that another process holds. If the memory is not freed, the job ends and the
+/// snapshot is unchanged.
 #[test]
-fn memory_that_another_process_took_is_waited_for() {
+fn a_resume_waits_for_memory_of_another_process() {
     with_hog(Job::new("stalls.c", &["wait"]), |job, mut running, hog| {
         running.checkpoint(&job.sandbox);
         running.kill_everything();

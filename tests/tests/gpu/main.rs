@@ -5,4 +5,6 @@
 mod bundle;
 mod clients;
 mod faults;
+mod faulty_job;
+mod gpu_job;
 mod jobs;

@@ -1,11 +1,11 @@
-//! What the launcher does with what agents say: a program plays one, so that nothing depends on a GPU.
+//! How the launcher reacts to messages of agents. A program plays the agent, so that no GPU is needed.
 
-use ckpt_run_tests::packs::own_places;
+use ckpt_run_tests::packs::unique_chunks;
 use ckpt_run_tests::{Running, Sandbox, ckpt_run, programs, python};
 use std::ffi::OsString;
 use std::path::Path;
 
-/// Any library that can be preloaded and does nothing: the program plays the agent.
+/// A library that can be preloaded and does nothing, since the program plays the agent.
 fn harmless() -> &'static str {
     let places = ["/lib/x86_64-linux-gnu/libm.so.6", "/usr/lib64/libm.so.6", "/lib64/libm.so.6"];
     places.into_iter().find(|place| Path::new(place).is_file()).expect("the C library's mathematics")
@@ -57,7 +57,7 @@ fn remove(sandbox: &Sandbox, name: &str) {
 }
 
 #[test]
-fn a_refusal_is_told_and_the_job_runs_on() {
+fn a_refusal_is_reported_and_the_job_continues() {
     let sandbox = Sandbox::new();
     let mut job = started(&sandbox);
     write(&sandbox, "quiesce", "managed memory (cuMemAllocManaged) cannot be saved: use cuMemAlloc");
@@ -97,7 +97,7 @@ fn lost_gpu_state_ends_the_job_and_its_snapshot_is_good() {
     assert!(said.contains("GPU state is gone: the driver said 999"), "{said}");
     assert!(said.contains(&format!("The snapshot {id} is good: run the same command again")), "{said}");
 
-    // It is lost in the resume too: there is no other try.
+    // The resume loses the GPU state too, and is not retried.
     let mut job = start(&sandbox, harmless());
     assert_eq!(job.wait(), 125, "{}", job.said());
     let said = job.said();
@@ -107,10 +107,10 @@ fn lost_gpu_state_ends_the_job_and_its_snapshot_is_good() {
     );
     assert_eq!(said.matches("the driver said 999").count(), 1, "the first run's are rolled back: {said}");
 
-    // What is away waits for the launcher, whatever is wanted now.
+    // A detached process waits for the launcher, even if the interposer is off now.
     remove(&sandbox, "lost");
     let mut job = start(&sandbox, "off");
-    // One that ends as soon as it is back may be gone before it is counted.
+    // A process that ends right after its return may not be counted.
     job.until_answering(&sandbox);
     assert!(job.said().contains("0 processes went on, 1 were restored"), "{}", job.said());
     write(&sandbox, "go", "");
@@ -119,7 +119,7 @@ fn lost_gpu_state_ends_the_job_and_its_snapshot_is_good() {
 }
 
 #[test]
-fn device_memory_goes_along_in_a_mirror() {
+fn device_memory_is_saved_in_a_mirror() {
     let sandbox = Sandbox::new();
     let mut job = started_with_memory(&sandbox, None);
     let ids = [job.checkpoint(&sandbox), job.checkpoint(&sandbox)];
@@ -159,7 +159,7 @@ fn damaged_device_memory_is_found_and_the_older_snapshot_taken() {
     let mut job = started_with_memory(&sandbox, None);
     let ids = [job.checkpoint(&sandbox), job.checkpoint(&sandbox)];
     job.kill_everything();
-    let [place] = &own_places(&sandbox, &ids[1], "gpu/10002.mem")[..] else { panic!("one chunk") };
+    let [place] = &unique_chunks(&sandbox, &ids[1], "gpu/10002.mem")[..] else { panic!("one chunk") };
     let mut content = std::fs::read(&place.pack).unwrap();
     let memory = &mut content[place.offset..place.offset + place.bytes];
     assert_eq!(&memory[3 << 20..], b"what is on the GPU.");
@@ -167,7 +167,7 @@ fn damaged_device_memory_is_found_and_the_older_snapshot_taken() {
     std::fs::write(&place.pack, content).unwrap();
     assert_eq!(sandbox.call(["verify", &ids[1]]).status.code(), Some(1));
     remove(&sandbox, "ready");
-    // What it says there is not rolled back with the first one's log.
+    // Under another name, so that its log is not rolled back with the first one's.
     let job = until_ready(start_named("second", &sandbox, harmless(), None), &sandbox);
     let said = job.said();
     assert!(said.contains(&format!("the snapshot {} is damaged: gpu/10002.mem", ids[1])), "{said}");
@@ -195,7 +195,7 @@ fn the_launcher_is_killed_while_it_prepares_and_delivers() {
 }
 
 #[test]
-fn an_attempt_that_is_given_up_while_it_prepares_costs_nothing() {
+fn a_failed_preparation_leaves_the_job_running() {
     for (point, unstaged) in [("prepare", ""), ("staged", "1\n")] {
         let sandbox = Sandbox::new();
         let mut job = started_with_memory(&sandbox, Some(&format!("{point}@1=error")));
@@ -211,12 +211,12 @@ fn an_attempt_that_is_given_up_while_it_prepares_costs_nothing() {
 }
 
 #[test]
-fn a_connection_that_breaks_on_delivery_is_made_again() {
+fn a_connection_lost_on_delivery_is_reestablished() {
     let sandbox = Sandbox::new();
     let job = started_with_memory(&sandbox, Some("delivered@1=error"));
     job.checkpoint(&sandbox);
     assert_eq!(sandbox.read("lost_connections"), "\n");
-    // A process that has begun to come back needs the room on its device that parked memory takes.
+    // A process that has begun to return needs the device memory that parked allocations occupy.
     assert_eq!(sandbox.read("deliveries"), "mirror\n");
     ends_right(job, &sandbox, "delivered");
 }

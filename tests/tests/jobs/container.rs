@@ -1,7 +1,7 @@
 //! The examples of containers: the one of an OCI runtime, run in a root filesystem and namespaces of its own with the
-//! capabilities that it names and no more, is killed and stopped and goes on; the one of Kubernetes is valid.
+//! capabilities that it names and no more, is killed and stopped and resumes; the one of Kubernetes is valid.
 
-use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, descendants, from_env, train_script, workspace};
+use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, from_env, train_script, workspace};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fmt::Write;
@@ -158,11 +158,11 @@ impl Container {
 
 /// PID 1 of a running container, as it is seen from here.
 fn first(job: &Running) -> i32 {
-    descendants(job.pid().cast_signed())[0]
+    job.descendants()[0]
 }
 
 #[test]
-fn a_container_that_is_killed_and_stopped_ends_as_if_it_had_not_been() {
+fn a_killed_and_stopped_container_ends_like_an_unbroken_run() {
     let container = Container::new();
     let steps = || container.losses().lines().count();
     fs::write(container.slow(), "").unwrap();
@@ -171,7 +171,7 @@ fn a_container_that_is_killed_and_stopped_ends_as_if_it_had_not_been() {
     let id = container.exec(first(&job), &["ckpt-run", "checkpoint"]);
     container.until_steps(&mut job, steps() + 3);
     kill_process(Pid::from_raw(first(&job)).unwrap(), Signal::KILL).unwrap();
-    // As unshare tells of a child that was killed.
+    // The exit status of unshare for a killed child.
     assert!(!job.wait_status().success(), "{}", job.said());
     let at_kill = steps();
 

@@ -1,5 +1,5 @@
-//! `CKPT_AUTO`: a command that knows nothing of ckpt-run hands itself over to it, whatever starts it; and where that
-//! cannot be, it runs all the same.
+//! `CKPT_AUTO`: a command without ckpt-run in front hands itself over to ckpt-run, whatever starts it. Where that is
+//! impossible, it runs without ckpt-run.
 
 use ckpt_run_tests::{Sandbox, ckpt_run, python, set_variables, torchrun_with_two_ranks, workspace};
 use rustix::process::Signal;
@@ -134,9 +134,10 @@ fn torchrun_hands_itself_over_with_its_ranks() {
     }
 }
 
-/// The container's PID 1 hands itself over; so does what an init started as PID 1. What is brought in later does not.
+/// PID 1 of a container hands itself over, and so does the child of an init that is PID 1. A process that enters the
+/// namespace later does not.
 #[test]
-fn the_first_process_of_a_pid_namespace_is_the_one() {
+fn pid_1_of_a_namespace_hands_itself_over() {
     let sandbox = Sandbox::new();
     script(&sandbox, "tell.py", "#!/usr/bin/env python3", TELL);
     let tini = front(&sandbox, "tini", &[]);
@@ -154,7 +155,7 @@ fn the_first_process_of_a_pid_namespace_is_the_one() {
     let wait = "open('ready', 'w'); import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)";
     let mut job = sandbox.start_command("job", contained(&["python3", "-c", wait]));
     job.until("a ready job", || sandbox.path().join("ready").exists().then_some(()));
-    let first = ckpt_run_tests::descendants(job.pid().cast_signed())[0].to_string();
+    let first = job.descendants()[0].to_string();
     let bring = |argv: &[&str]| {
         let inner = auto(&sandbox, "1", argv);
         let mut outer = Command::new("nsenter");
@@ -171,7 +172,7 @@ fn the_first_process_of_a_pid_namespace_is_the_one() {
     assert_eq!(job.wait(), 0, "{}", job.said());
 }
 
-/// PID 1 passes signals on to the launcher, and reaps what nobody else does.
+/// PID 1 passes signals on to the launcher, and reaps orphans.
 #[test]
 fn pid_1_passes_signals_on_and_reaps() {
     let sandbox = Sandbox::new();
@@ -183,7 +184,7 @@ fn pid_1_passes_signals_on_and_reaps() {
     command.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let mut job = sandbox.start_command("job", command);
     job.until("a ready job", || sandbox.path().join("ready").exists().then_some(()));
-    let first = ckpt_run_tests::descendants(job.pid().cast_signed())[0];
+    let first = job.descendants()[0];
     // An orphan that was brought in becomes PID 1's.
     let orphan = "(sleep 0.2; : > orphan-ended) & :";
     let status = Command::new("nsenter")
@@ -214,7 +215,7 @@ fn pid_1_passes_signals_on_and_reaps() {
     assert!(job.said().contains("SIGTERM came"), "{}", job.said());
 }
 
-/// Never worse off: the command runs where ckpt-run does not, after one message.
+/// Where ckpt-run does not work, the command runs without it, after one message.
 #[test]
 fn without_a_launcher_that_works_the_job_runs_as_it_is() {
     let sandbox = Sandbox::new();
@@ -258,7 +259,7 @@ fn without_a_launcher_that_works_the_job_runs_as_it_is() {
     }
 }
 
-/// Without the rights that it needs ckpt-run steps aside; but not where that would throw progress away.
+/// Without the rights that it needs, ckpt-run lets the command run alone, unless that would lose progress.
 #[test]
 fn without_rights_it_steps_aside_unless_there_is_something_to_resume() {
     let sandbox = Sandbox::new();
@@ -295,7 +296,7 @@ fn without_rights_it_steps_aside_unless_there_is_something_to_resume() {
     assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
 }
 
-/// A program that the library cannot be loaded into is told of as soon as it starts one that it can be loaded into.
+/// A static program cannot load the library. It is reported as soon as it starts a program that can.
 #[test]
 fn a_static_program_in_front_is_refused_with_the_reason() {
     let sandbox = Sandbox::new();

@@ -1,4 +1,4 @@
-//! `ckpt-run` as its users meet it: exit codes, streams, resuming or not, the other commands.
+//! The command line: exit codes, streams, when a job resumes, the other commands.
 
 use ckpt_run_tests::{Running, Sandbox, programs, python, until};
 use rustix::process::Signal;
@@ -29,7 +29,7 @@ fn until_ready(job: &mut Running, sandbox: &Sandbox) {
 }
 
 #[test]
-fn the_exit_code_is_the_commands() {
+fn the_exit_code_is_that_of_the_command() {
     let sandbox = Sandbox::new();
     assert_eq!(run(&sandbox, "exit 0").0, 0);
     assert_eq!(run(&sandbox, "exit 7").0, 7);
@@ -179,7 +179,7 @@ fn the_interval_takes_snapshots_and_keeps_some() {
 }
 
 #[test]
-fn the_other_commands_tell_and_tidy_up() {
+fn other_commands_list_and_delete_snapshots() {
     let sandbox = Sandbox::new();
     let mut job = waiter(&sandbox, "job", &[]);
     until_ready(&mut job, &sandbox);
@@ -229,9 +229,9 @@ fn help_configuration_completions_and_manual() {
     assert_eq!(criu["state"], "ok");
 }
 
-/// The launcher's own output goes to a file that is appended to: a resumed run goes on in it as if nothing had been.
+/// The job's output is appended to a file: a resumed run continues there without lost or repeated lines.
 #[test]
-fn an_appended_log_reads_as_if_nothing_had_happened() {
+fn an_appended_log_has_each_line_once() {
     let sandbox = Sandbox::new();
     let script = "wait_for() { until [ -e $1 ]; do sleep 0.01; done; }; i=0; while [ $i -lt 60 ]; do echo $i; \
                   i=$((i+1)); case $i in 20) wait_for go;; 40) wait_for end;; esac; done";
@@ -253,9 +253,9 @@ fn an_appended_log_reads_as_if_nothing_had_happened() {
     assert_eq!(sandbox.read("log.out"), wanted);
 }
 
-/// Input from a file is taken up again where the job had stopped reading.
+/// After a resume the job continues to read its input file at its old position.
 #[test]
-fn input_from_a_file_is_taken_up_again() {
+fn input_from_a_file_continues_at_its_position() {
     let sandbox = Sandbox::new();
     let lines: String = (0..10).map(|line| format!("line {line}\n")).collect();
     fs::write(sandbox.path().join("input"), lines).unwrap();
@@ -274,8 +274,7 @@ fn input_from_a_file_is_taken_up_again() {
     assert_eq!(sandbox.read("log"), "started\npass\n");
 }
 
-/// The job does not read on while the snapshot is taken, with its pipe full, and reads on after it: nothing of the input
-/// is lost, and nothing comes twice.
+/// A snapshot while the input pipe is full: no input is lost, and none arrives twice.
 #[test]
 fn input_in_flight_is_not_lost() {
     let sandbox = Sandbox::new();
@@ -312,9 +311,9 @@ while block := os.read(0, 2000):
     assert!(sandbox.read("copy") == lines, "the copy is not the input");
 }
 
-/// Resuming an older snapshot leaves the newer ones behind: the plain command goes on from there.
+/// After a resume from an older snapshot, later runs ignore the newer ones and continue from the older one.
 #[test]
-fn an_older_snapshot_that_was_resumed_is_gone_on_from() {
+fn later_runs_continue_from_a_resumed_older_snapshot() {
     let sandbox = Sandbox::new();
     let program = programs().join("append_log.py");
     let start = |name: &str, options: &[&str]| {
@@ -344,9 +343,9 @@ fn an_older_snapshot_that_was_resumed_is_gone_on_from() {
     assert_eq!(sandbox.read("log"), "started\npass\n");
 }
 
-/// A job that ends as soon as it is resumed: its end is not missed.
+/// A job that ends right after its resume.
 #[test]
-fn an_end_right_after_a_resume_is_seen() {
+fn an_exit_right_after_a_resume_is_noticed() {
     let sandbox = Sandbox::new();
     let script = "echo begun >> begun; : > ready; while [ ! -e go ]; do :; done; exit 4";
     let start = |name: &str| sandbox.start(name, ["--", "sh", "-c", script]);
@@ -363,7 +362,7 @@ fn an_end_right_after_a_resume_is_seen() {
 }
 
 #[test]
-fn jobs_that_begin_at_once_make_one_store() {
+fn jobs_started_at_the_same_time_share_one_store() {
     let sandbox = Sandbox::new();
     let jobs = (0..6).map(|number| {
         let name = format!("job{number}");
@@ -376,9 +375,9 @@ fn jobs_that_begin_at_once_make_one_store() {
     assert_eq!(sandbox.json(["status", "--json"]).as_array().unwrap().len(), 6);
 }
 
-/// A full disk under the job's log is told, and the job does not die of it.
+/// A full disk under the job's log is reported, and does not end the job.
 #[test]
-fn output_that_cannot_be_written_is_told() {
+fn an_output_error_is_reported() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.command(["--", "sh", "-c", "seq 1 1000; exit 6"]);
     command.stdout(fs::File::options().write(true).open("/dev/full").unwrap());
@@ -412,7 +411,7 @@ impl Terminal {
         let open = || fs::File::options().read(true).write(true).open(&self.slave).unwrap();
         command.stdin(open()).stdout(open()).stderr(open());
         let take_terminal = || {
-            // Whoever runs the tests in the background has it ignored, and a shell leaves it so.
+            // SIGINT is ignored when the tests run in the background of a shell.
             // SAFETY: the default action is no function.
             unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
             rustix::process::setsid()?;
@@ -458,7 +457,7 @@ impl Drop for AtTerminal {
 }
 
 #[test]
-fn a_controlling_terminal_goes_along() {
+fn a_controlling_terminal_is_restored() {
     let sandbox = Sandbox::new();
     let command = || sandbox.command(["--".into(), python(), programs().join("ctty.py")]);
     let first = Terminal::open();

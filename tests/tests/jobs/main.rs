@@ -6,6 +6,7 @@ mod agents;
 mod container;
 mod entrypoint;
 mod full;
+mod hangs;
 mod launcher;
 mod privileges;
 mod refused;

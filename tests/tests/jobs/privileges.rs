@@ -39,7 +39,7 @@ for step in range(200):
         time.sleep(0.05)
 ";
 
-/// A user of this machine that nobody else is, and a directory that is theirs.
+/// A user ID that no other test uses, and a directory of that user.
 struct User {
     uid: u32,
     sandbox: Sandbox,
@@ -97,7 +97,7 @@ impl User {
         job.until("steps of the job", || (self.steps().lines().count() >= steps).then_some(()));
     }
 
-    /// Starts the job, takes a snapshot, kills everything, resumes, and compares with a run that nobody disturbed.
+    /// Starts the job, takes a snapshot, kills everything, resumes, and compares with an unbroken run.
     fn goes_on(&self, capabilities: &str, kind: &str) -> String {
         let mut job = self.sandbox.start_command("job", self.job(capabilities, kind));
         self.until_steps(&mut job, 5);

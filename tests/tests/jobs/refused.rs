@@ -30,7 +30,7 @@ fn go_on(sandbox: &Sandbox, mut job: Running) {
     assert_eq!(sandbox.read("log"), "started\npass\n");
 }
 
-/// The checkpoint fails with all of `wanted` in its message; the job goes on and passes.
+/// The checkpoint fails with all of `wanted` in its message; the job continues and passes.
 fn is_refused(program: &str, arguments: &[PathBuf], wanted: &[&str]) {
     let sandbox = Sandbox::new();
     let Some(job) = start(&sandbox, program, arguments) else { return };
@@ -108,8 +108,8 @@ fn a_namespace_of_its_own() {
     is_refused("nested_namespace.py", &[], &["mount namespace of its own", "(python3)"]);
 }
 
-/// Not refused: a TCP connection to the outside is saved, told of once, and goes on in the running job. A resumed job
-/// finds it broken, as after a network failure.
+/// Not refused: a TCP connection to the outside is saved, is reported once, and survives in the running job. A
+/// resumed job finds it broken, as after a network failure.
 #[test]
 fn a_tcp_connection_to_the_outside_is_told() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,7 +1,7 @@
 //! The example for Slurm, under a real slurmctld, slurmd and munged in namespaces of their own: the job is preempted,
-//! its time runs out, it is requeued, and it ends as if nothing had been.
+//! reaches its time limit, is requeued, and ends with the result of an unbroken run.
 
-use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, descendants, from_env, python, until, workspace};
+use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, from_env, python, until, workspace};
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -119,11 +119,11 @@ impl Cluster {
 
     /// Runs a command inside.
     fn call(&self, argv: &[&str]) -> Result<String, String> {
-        let first = descendants(self.daemons.pid().cast_signed()).first().copied().ok_or("no daemons")?;
+        let first = self.daemons.descendants().first().copied().ok_or("no daemons")?;
         let mut command = Command::new("nsenter");
         command.args(["-t", &first.to_string(), "--mount", "--pid", "--net", "--ipc", "--uts"]);
         command.arg(format!("--wd={}", self.sandbox.path().display()));
-        // Slurm's commands wait for long where nobody answers.
+        // Slurm's commands wait long for daemons that do not answer.
         command.args(["timeout", "60"]).args(argv);
         prepare(&mut command, &self.sandbox);
         let output = command.output().unwrap();
@@ -196,14 +196,14 @@ impl Cluster {
         until(&format!("{wanted} in the log"), || self.log(job).contains(&wanted).then_some(()));
     }
 
-    /// The ID of the snapshot that a job was ended with, if its log tells of one.
+    /// The ID of a job's last snapshot, if its log has one.
     fn ended_with(&self, job: &str) -> Option<String> {
         let log = self.log(job);
         let (_, rest) = log.rsplit_once("the job was ended with the snapshot ")?;
         Some(rest.split_once(". ")?.0.to_owned())
     }
 
-    /// The same where it has to.
+    /// The same for a job that must have one.
     fn has_ended_with(&self, job: &str) -> String {
         self.ended_with(job).unwrap_or_else(|| panic!("no snapshot at its end: {}", self.log(job)))
     }
@@ -257,7 +257,7 @@ fn steps() -> [String; 3] {
 
 /// By a job of a partition of higher priority, with notice; then by `scontrol requeue`, without.
 #[test]
-fn a_preempted_job_is_requeued_and_goes_on() {
+fn a_preempted_job_is_requeued_and_resumes() {
     let cluster = Cluster::start();
     let command = steps();
     cluster.submit(&["--time=60"], &command.each_ref().map(String::as_str));
@@ -288,7 +288,7 @@ fn a_preempted_job_is_requeued_and_goes_on() {
 }
 
 #[test]
-fn a_job_whose_time_is_over_is_requeued_and_goes_on() {
+fn a_job_at_its_time_limit_is_requeued_and_resumes() {
     let cluster = Cluster::start();
     let command = steps();
     // slurmctld looks every 30 s, and signals when the next look might be too late: 20 s after the start at
@@ -304,9 +304,9 @@ fn a_job_whose_time_is_over_is_requeued_and_goes_on() {
     cluster.until_resumed("1", &id);
 }
 
-/// Of two tasks of an array, the one that has the array's own ID is told to go; the other one stays.
+/// Of two tasks of an array, the one with the ID of the array is preempted; the other one continues.
 #[test]
-fn a_task_of_an_array_is_requeued_alone() {
+fn one_task_of_an_array_is_requeued() {
     let cluster = Cluster::start();
     let script = "mkdir -p $SLURM_ARRAY_TASK_ID; cd $SLURM_ARRAY_TASK_ID; for n in 100 200 300; do ln -s ../pass-$n; done; exec \"$@\"";
     let command = steps();

@@ -1,7 +1,8 @@
-//! A job of two ranks that is saved and killed again and again, at random moments: it ends as an unbroken run, and
-//! nothing has grown meanwhile. `cargo xtask soak` runs the same for longer.
+//! A job of two ranks that is saved and killed repeatedly, at random moments: its result is that of an unbroken run,
+//! and no resource grows. `cargo xtask soak` runs the same for longer.
 //!
-//! It has namespaces of its own, so that whatever is there is of this job: processes, mounts, `/dev/shm`, `/run/ckpt-run`.
+//! It has namespaces of its own, so that it counts its own resources only: processes, mounts, `/dev/shm`,
+//! `/run/ckpt-run`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -9,7 +10,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ckpt_run_tests::{PATIENCE, Running, Sandbox, descendants, torchrun_with_two_ranks, train_script};
+use ckpt_run_tests::processes::{descendants, has_ended};
+use ckpt_run_tests::{Running, Sandbox, WAIT_TIMEOUT, seeded_rng, torchrun_with_two_ranks, train_script};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -23,7 +25,7 @@ const END_LIMIT: Duration = Duration::from_secs(900);
 /// machine.
 const STEPS_PER_CHECKPOINT: u64 = 20;
 
-/// What is done, by variables of `cargo xtask soak`; or a tenth of that, as far as there is time.
+/// How long to soak: as `cargo xtask soak` says in the environment, otherwise a tenth of that within a time limit.
 struct Plan {
     checkpoints: u64,
     kills: u64,
@@ -31,8 +33,8 @@ struct Plan {
     limit: Option<Duration>,
 }
 
-/// For the checkpoints and kills of an ordinary test run, which ends in half a minute more.
-const LIMIT: Duration = Duration::from_secs(80);
+/// Time limit for checkpoints and kills in an ordinary test run. The rest takes half a minute more.
+const LIMIT: Duration = Duration::from_secs(60);
 
 impl Plan {
     fn from_env() -> Self {
@@ -54,24 +56,12 @@ impl Plan {
     }
 }
 
-/// xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-
-    /// A time between nothing and this many milliseconds.
-    fn pause(&mut self, most_ms: u64) -> Duration {
-        Duration::from_millis(self.below(most_ms))
-    }
+/// Sleeps for a random time below `most_ms`.
+fn sleep_randomly(random: &mut fastrand::Rng, most_ms: u64) {
+    std::thread::sleep(Duration::from_millis(random.u64(..most_ms)));
 }
 
-/// What could grow. Of the launcher, of the job, and of the machine.
+/// Resources of the launcher, of the job and of the machine that could grow.
 #[derive(Clone, Debug)]
 struct Numbers {
     launcher_anon_kib: u64,
@@ -88,11 +78,11 @@ struct Numbers {
     attempts: u64,
 }
 
-/// The allocator's own ups and downs: some buffers of 4 MiB.
+/// Normal variation of the allocator: some buffers of 4 MiB.
 const ANON_SLACK_KIB: u64 = 12 << 10;
-/// A pack is written anew once a part of it is not needed any more: until then that part is there.
+/// A pack is rewritten only when enough of it is unused: until then the unused part takes space.
 const STORE_FACTOR: u64 = 2;
-/// Small packs, which a short warm-up has not seen.
+/// Small packs that a short warm-up does not create.
 const FEW_FILES: u64 = 16;
 
 impl Numbers {
@@ -160,19 +150,15 @@ fn files(dir: &Path) -> (u64, u64) {
 
 /// Processes that are alive, in this PID namespace and below.
 fn processes() -> u64 {
-    let is_alive = |pid: &str| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
-    };
-    let names =
-        fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name().into_string().unwrap());
-    names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && is_alive(name)).count() as u64
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| !has_ended(*pid)).count() as u64
 }
 
 /// The job, and what was done to it.
 struct Soak {
     plan: Plan,
-    random: Random,
+    random: fastrand::Rng,
     sandbox: Sandbox,
     argv: Vec<std::ffi::OsString>,
     job: Running,
@@ -194,7 +180,7 @@ impl Soak {
         let options = ["--steps", &steps, "--step-ms", "500", "--slow-while", "slow", "--log", "losses.txt"];
         argv.extend(options.map(Into::into));
         let job = Self::start(&sandbox, &argv);
-        let random = Random(plan.seed);
+        let random = seeded_rng(plan.seed);
         let (checkpoints, rank_kills, launcher_kills, begun) = (0, 0, 0, Instant::now());
         let mut soak =
             Self { plan, random, sandbox, argv, job, checkpoints, rank_kills, launcher_kills, begun };
@@ -209,13 +195,12 @@ impl Soak {
         let options = ["--network", "private", "--log-file", "messages", "--keep"].map(Into::into);
         let options = options.into_iter().chain([KEEP.to_string().into(), "--".into()]);
         let mut command = sandbox.command(options.chain(argv.iter().cloned()));
-        // The C library gives threads that come and go heaps of their own, up to eight for each core, and each keeps what
-        // was freed in it, 4 MiB at a time: with one heap it shows sooner what is never freed.
+        // With one heap instead of eight per core, a leak shows sooner: each heap keeps up to 4 MiB of freed memory.
         command.env("CKPT_MAX_RESTARTS", "32767").env("MALLOC_ARENA_MAX", "1");
         sandbox.start_command("job", command)
     }
 
-    /// Waits until both ranks get on. A snapshot may be of a job with a rank that is dead: that is some lives later then.
+    /// Waits until both ranks make progress. A snapshot may contain a dead rank; then it takes several restarts.
     fn trains(&mut self) {
         let Self { sandbox, job, .. } = self;
         let launcher = job.pid();
@@ -233,7 +218,7 @@ impl Soak {
 
     /// Takes a snapshot at a random moment.
     fn checkpoint(&mut self) {
-        std::thread::sleep(self.random.pause(100));
+        sleep_randomly(&mut self.random, 100);
         let Self { sandbox, job, .. } = self;
         job.until("a snapshot", || sandbox.call(["checkpoint"]).status.success().then_some(()));
         self.checkpoints += 1;
@@ -243,14 +228,14 @@ impl Soak {
     fn perhaps_under_way(&mut self) -> Option<Child> {
         let mut command = self.sandbox.command(["checkpoint"]);
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        (self.random.below(2) == 0).then(|| command.spawn().expect("ckpt-run runs"))
+        self.random.bool().then(|| command.spawn().expect("ckpt-run runs"))
     }
 
     /// Kills one rank at a random moment; the launcher restarts the job.
     fn kill_rank(&mut self) {
         let under_way = self.perhaps_under_way();
-        std::thread::sleep(self.random.pause(1000));
-        let number = self.random.below(2);
+        sleep_randomly(&mut self.random, 1000);
+        let number = self.random.u64(..2);
         let Self { sandbox, job, .. } = self;
         let launcher = job.pid();
         let before = job.until("a status", || restarts(sandbox));
@@ -264,11 +249,11 @@ impl Soak {
         self.rank_kills += 1;
     }
 
-    /// Kills the launcher at a random moment, alone or with everything below it; the same command goes on.
+    /// Kills the launcher at a random moment, alone or with all its descendants; then the same command resumes the job.
     fn kill_launcher(&mut self) {
         let under_way = self.perhaps_under_way();
-        std::thread::sleep(self.random.pause(1000));
-        if self.random.below(2) == 0 {
+        sleep_randomly(&mut self.random, 1000);
+        if self.random.bool() {
             self.job.kill_launcher();
         } else {
             self.job.kill_everything();
@@ -295,7 +280,7 @@ impl Soak {
             for since_kill in 1.. {
                 self.checkpoint();
                 let is_enough = self.checkpoints >= self.plan.checkpoints * done / self.plan.kills;
-                // By then snapshots that a resume has stepped back from have gone, too.
+                // After so many snapshots those that a resume has skipped are deleted, too.
                 if since_kill > KEEP && (is_enough || is_late(self)) {
                     break;
                 }
@@ -311,9 +296,10 @@ impl Soak {
         Numbers::take(&self.sandbox, &self.job)
     }
 
-    /// Waits until nothing is more than it was; whoever has just called may have a thread and a descriptor for a moment.
+    /// Waits until no resource is larger than before. A request that has just ended may hold a thread and a descriptor
+    /// for a moment.
     fn has_not_grown_since(&self, then: &Numbers) -> Numbers {
-        let deadline = Instant::now() + PATIENCE / 4;
+        let deadline = Instant::now() + WAIT_TIMEOUT / 4;
         loop {
             let now = self.numbers();
             if now.has_not_grown(then) {
@@ -324,7 +310,7 @@ impl Soak {
         }
     }
 
-    /// The least that there is for a moment.
+    /// The smallest of several samples.
     fn settled(&self) -> Numbers {
         let samples = (0..10).map(|_| {
             std::thread::sleep(Duration::from_millis(50));
@@ -371,7 +357,7 @@ impl Drop for Soak {
     }
 }
 
-/// What the training computes when nothing happens to it.
+/// The losses of an unbroken run.
 fn unbroken(argv: &[std::ffi::OsString]) -> String {
     let sandbox = Sandbox::new();
     let mut command = Command::new(&argv[0]);
@@ -389,7 +375,7 @@ fn kills_change_no_result_and_nothing_grows() {
     println!("{} checkpoints, {} kills, seed {}", plan.checkpoints, plan.kills, plan.seed);
     let (begun, seed, steps, kills) = (Instant::now(), plan.seed, plan.steps(), plan.kills);
     let mut soak = Soak::begin(plan);
-    // A fifth to warm up, then the same launcher for as long as it takes, then new ones.
+    // A fifth of the kills to warm up, then most kills under the same launcher, then kills of the launcher.
     soak.rounds(kills / 5, Soak::kill_rank, 0.3);
     let warm = soak.settled();
     soak.rounds(kills - 2 * (kills / 5), Soak::kill_rank, 0.8);
@@ -420,7 +406,7 @@ fn kills_change_no_result_and_nothing_grows() {
     println!("{told}");
 }
 
-/// Runs this test in namespaces of its own, and says what it says.
+/// Runs this test in namespaces of its own, and passes its output on.
 fn in_namespaces() {
     let script = "mount -t tmpfs tmpfs /dev/shm && mkdir -p /run/ckpt-run \
                   && mount -t tmpfs -o mode=700 tmpfs /run/ckpt-run && \"$@\" 2>&1; exit $?";

@@ -1,4 +1,4 @@
-//! Jobs that nobody watches: restarted when they fail, given up when that gains nothing, preempted and stopped.
+//! Unattended jobs: restarted when they fail, given up when restarts do not help, preempted and stopped.
 
 use ckpt_run_tests::{Running, Sandbox, python, set_variables, until};
 use rustix::process::Signal;
@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A job that logs `begun`, then counts in a loop; it does what the files in its directory say: `crash` makes it exit
-/// with 3 as long as that file is there, `die-once` kills it and is removed by it, `go` lets it end well.
+/// A job that logs `begun`, then counts in a loop; files in its directory control it: it exits with 3
+/// while there is `crash`, removes `die-once` and kills itself, and ends successfully when there is `go`.
 const COUNTER: &str = r#"
 import os, sys, time
 def there(name): return os.path.exists(name)
@@ -41,12 +41,12 @@ fn start(sandbox: &Sandbox, name: &str, options: &[&str]) -> Running {
     sandbox.start_command(name, command(sandbox, options))
 }
 
-fn until_ready(job: &mut Running, sandbox: &Sandbox) {
+pub fn until_ready(job: &mut Running, sandbox: &Sandbox) {
     job.until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
     job.until_answering(sandbox);
 }
 
-fn touch(sandbox: &Sandbox, name: &str) {
+pub fn touch(sandbox: &Sandbox, name: &str) {
     fs::write(sandbox.path().join(name), "").unwrap();
 }
 
@@ -76,7 +76,7 @@ fn a_killed_job_is_resumed_by_its_launcher() {
             let status = sandbox.json(["status", "--json"]);
             (status[0]["restart_s"].is_null() && status[0]["restarts"] == round).then_some(())
         });
-        // Lives leave nothing behind. Who has just called may have a thread and a descriptor for a moment.
+        // Restarts leak nothing. A request that has just ended may hold a thread and a descriptor for a moment.
         let (fds, threads) = *after_first.get_or_insert((count("fd"), count("task")));
         job.until("no more descriptors and threads than after the first restart", || {
             (count("fd") <= fds && count("task") <= threads).then_some(())
@@ -89,9 +89,9 @@ fn a_killed_job_is_resumed_by_its_launcher() {
     assert_eq!(sandbox.read("log"), "begun\n", "it was begun once");
 }
 
-/// Without a snapshot it is started again from the beginning, with its input from where it had begun.
+/// Without a snapshot the job restarts from the beginning, with its input from the first byte.
 #[test]
-fn without_a_snapshot_it_is_started_again() {
+fn a_job_without_snapshots_restarts_from_the_beginning() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path().join("input"), "one\ntwo\n").unwrap();
     let script = "read line; echo \"read $line\"; [ -e tried ] && exit 0; : > tried; : > ready; while [ ! -e die ]; do sleep 0.05; done; exit 9";
@@ -99,19 +99,19 @@ fn without_a_snapshot_it_is_started_again() {
     command.env("CKPT_MAX_RESTARTS", "1").stdin(fs::File::open(sandbox.path().join("input")).unwrap());
     let mut job = sandbox.start_command("job", command);
     until_ready(&mut job, &sandbox);
-    // Longer than what counts as never having got going.
+    // Longer than the time in which a failure counts as a failed start.
     std::thread::sleep(Duration::from_millis(5200));
     touch(&sandbox, "die");
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert_eq!(job.said().matches("read one").count(), 2, "{}", job.said());
 }
 
-/// A failure that comes back at the same place: an older snapshot is tried, then it is given up with the reason and the
-/// job's exit code, and the next run still resumes.
+/// A failure that repeats: ckpt-run tries an older snapshot, then gives up with the reason and the job's exit code. The
+/// next run still resumes.
 #[test]
-fn a_failure_that_comes_back_is_given_up() {
+fn a_repeated_failure_ends_the_restarts() {
     let sandbox = Sandbox::new();
-    // What goes to the terminal's log is rolled back with the job.
+    // A separate log, since the job's output is rolled back with the job.
     let mut job = start(&sandbox, "job", &["--log-file", "messages"]);
     until_ready(&mut job, &sandbox);
     let older = job.checkpoint(&sandbox);
@@ -145,7 +145,7 @@ fn a_failure_that_comes_back_is_given_up() {
 }
 
 #[test]
-fn a_command_that_never_gets_going_is_not_restarted() {
+fn a_command_that_fails_at_once_is_not_restarted() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.command(["--", "sh", "-c", "echo started; exit 2"]);
     command.env("CKPT_MAX_RESTARTS", "100");
@@ -164,7 +164,7 @@ fn an_interrupted_job_is_not_restarted() {
     job.signal(Signal::INT);
     assert_eq!(job.wait(), 128 + 2, "{}", job.said());
     assert!(!job.said().contains("Restart"), "{}", job.said());
-    // The next run goes on.
+    // The next run resumes.
     touch(&sandbox, "go");
     let mut job = start(&sandbox, "again", &[]);
     assert_eq!(job.wait(), 0, "{}", job.said());
@@ -181,7 +181,7 @@ fn a_launcher_that_waits_for_a_restart_ends_when_asked() {
         job.until_answering(&sandbox);
         job.checkpoint_of(&sandbox, &name);
         touch(&sandbox, "crash");
-        // By the third failure waits are long enough to be met.
+        // By the third failure the pause before a restart is long enough to signal in it.
         until_said(&mut job, "Restart 3 in", 1);
         job.signal(signal);
         assert_eq!(job.wait(), code, "{}", job.said());
@@ -190,9 +190,9 @@ fn a_launcher_that_waits_for_a_restart_ends_when_asked() {
     }
 }
 
-/// A job that has run and cannot be restarted for a reason of ours: that is no bad input with which nothing was touched.
+/// A job that has run and cannot be restarted because of the store: this is not bad input, which touches nothing.
 #[test]
-fn giving_up_after_the_job_has_run_is_no_bad_input() {
+fn a_failed_restart_is_not_bad_input() {
     let sandbox = Sandbox::new();
     let mut command = command(&sandbox, &[]);
     command.env("CKPT_MAX_RESTARTS", "1");
@@ -216,9 +216,9 @@ impl Drop for Killed {
     }
 }
 
-/// Who was to read the job's output has stopped: the machine is given back within the grace all the same.
+/// The reader of the job's output has stopped: ckpt-run still ends within the grace period.
 #[test]
-fn output_that_nobody_takes_does_not_outlive_the_grace() {
+fn unread_output_does_not_outlast_the_grace_period() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.command(["--grace", "5s", "--", "sh", "-c", "yes & : > ready; wait"]);
     let mut launcher = Killed(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
@@ -233,7 +233,7 @@ fn output_that_nobody_takes_does_not_outlive_the_grace() {
     let status = until("its end", || launcher.0.try_wait().unwrap());
     let took = begun.elapsed();
     assert_eq!(status.code(), Some(75));
-    // Without the grace's end it would be given half a minute.
+    // Without the limit of the grace period it would take half a minute.
     assert!(took < Duration::from_secs(25), "{took:?}");
 }
 
@@ -303,7 +303,7 @@ fn a_file_and_a_probe_preempt() {
     let sandbox = Sandbox::new();
     let options =
         ["--preempt-file", "leave", "--preempt-probe", "test -e wanted", "--monitor-interval", "50ms"];
-    // One that is there from before does not count.
+    // A file from before the start does not count.
     touch(&sandbox, "leave");
     for trigger in ["leave", "wanted"] {
         let mut job = start(&sandbox, "job", &options);
@@ -336,7 +336,7 @@ fn stop_ends_a_job_with_a_snapshot() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-/// A job that cannot be saved is asked to end, and ends with 75 all the same; the snapshot before counts.
+/// A job that cannot be saved gets SIGTERM and still ends with 75; its previous snapshot counts.
 #[test]
 fn a_job_that_cannot_be_saved_is_asked_to_end() {
     let sandbox = Sandbox::new();
@@ -361,7 +361,7 @@ while True: time.sleep(0.02)
     assert!(job.said().contains(&format!("The newest one is {id}")), "{}", job.said());
 }
 
-/// A second signal ends everything at once, however long the grace is.
+/// A second signal ends everything at once, however long the grace period is.
 #[test]
 fn a_second_signal_ends_at_once() {
     let sandbox = Sandbox::new();
@@ -380,9 +380,9 @@ while True: time.sleep(0.02)
     assert_eq!(job.wait(), 75, "{}", job.said());
 }
 
-/// The same job with little grace: it is over when the grace is.
+/// The same job with a short grace period.
 #[test]
-fn the_grace_is_kept() {
+fn the_job_is_killed_at_the_end_of_the_grace_period() {
     let sandbox = Sandbox::new();
     let script = r#"
 import os, signal, time
@@ -400,9 +400,9 @@ while True: time.sleep(0.02)
     assert!((1.9..25.0).contains(&took), "{took} s\n{}", job.said());
 }
 
-/// A machine that is wanted is first announced by a file or a probe, and a little later everything on it gets SIGTERM.
+/// A preemption is first announced by a file or a probe, and a little later every process gets SIGTERM.
 #[test]
-fn the_first_signal_after_another_reason_ends_nothing() {
+fn a_signal_during_a_preemption_does_not_interrupt_it() {
     let sandbox = Sandbox::new();
     let mut command = command(&sandbox, &["--preempt-file", "wanted", "--monitor-interval", "100ms"]);
     command.env("CKPT_FAULT", "save-before-commit=delay:5000");
@@ -417,8 +417,8 @@ fn the_first_signal_after_another_reason_ends_nothing() {
     }
 }
 
-/// The last snapshot would wait for an earlier one to be stored, for too long: the job ends in its own way, and the
-/// earlier one is there.
+/// An earlier snapshot is still being stored, and the last one would wait too long for it: the job gets SIGTERM, and
+/// the earlier snapshot is complete.
 #[test]
 fn a_job_whose_last_snapshot_has_to_wait_is_asked_to_end() {
     let sandbox = Sandbox::new();
@@ -446,7 +446,7 @@ while True: time.sleep(0.02)
 }
 
 #[test]
-fn a_wrong_start_is_refused() {
+fn invalid_options_are_refused() {
     let sandbox = Sandbox::new();
     for (option, value, wanted) in [
         ("--grace", "0s", "grace"),
@@ -466,11 +466,11 @@ fn a_wrong_start_is_refused() {
     assert!(!Path::new(&sandbox.store).exists(), "nothing was touched");
 }
 
-/// A store that cannot be written is the user's to mend: nothing is started, whether there is a store or not.
+/// A store on a read-only file system is bad input: nothing is started, whether the store exists or not.
 #[test]
 fn a_store_on_a_read_only_mount_is_refused() {
     let sandbox = Sandbox::new();
-    // The mount is in a namespace of its own, and gone with the command.
+    // The mount is in a namespace of its own, and ends with the command.
     let enter = "mount --bind \"$1\" \"$1\" && mount -o remount,bind,ro \"$1\" && shift && exec \"$@\"";
     let mounted = sandbox.path().join("mounted");
     fs::create_dir(&mounted).unwrap();
@@ -498,113 +498,6 @@ fn a_store_on_a_read_only_mount_is_refused() {
         assert!(said.contains("name another with --store"), "it says what to do: {said}");
         assert!(!began.exists() && (is_there || !store.exists()), "nothing was touched");
     }
-}
-
-/// A job that works until `lock-up` (which it removes) makes two threads of it wait for each other for ever, or
-/// `go` lets it end.
-const BUSY: &str = r#"
-import os, threading
-def there(name): return os.path.exists(name)
-one, other = threading.Lock(), threading.Lock()
-def lock_up(first, second, both):
-    with first:
-        both.wait()
-        with second: pass
-open("log", "a").write("begun\n")
-open("ready", "w").close()
-while not there("go"):
-    sum(range(50000))
-    if there("lock-up"):
-        os.unlink("lock-up")
-        both = threading.Barrier(2)
-        thread = threading.Thread(target=lock_up, args=(other, one, both))
-        thread.start()
-        lock_up(one, other, both)
-"#;
-
-fn start_busy(sandbox: &Sandbox, hang_timeout: &str, options: &[&str]) -> Running {
-    let python = python();
-    let mut arguments =
-        vec!["--hang-timeout", hang_timeout, "--monitor-interval", "100ms", "--log-file", "messages"];
-    arguments.extend(options);
-    arguments.extend(["--", python.to_str().unwrap(), "-c", BUSY]);
-    let mut command = sandbox.command(arguments);
-    // A py-spy that says what it was asked.
-    let bin = sandbox.path().join("bin");
-    fs::create_dir_all(&bin).unwrap();
-    fs::write(bin.join("py-spy"), "#!/bin/sh\necho \"py-spy $@\"\n").unwrap();
-    fs::set_permissions(bin.join("py-spy"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    command.env("CKPT_MAX_RESTARTS", "5").env("PATH", path);
-    let mut job = sandbox.start_command("job", command);
-    until_ready(&mut job, sandbox);
-    job
-}
-
-/// What was kept of the first hang.
-fn kept(sandbox: &Sandbox) -> std::path::PathBuf {
-    let attempts =
-        fs::read_dir(sandbox.job_dir().join("attempts")).unwrap().map(|entry| entry.unwrap().path());
-    let mut hangs: Vec<_> = attempts.filter(|path| path.to_str().unwrap().contains("-hang-")).collect();
-    hangs.sort();
-    hangs.remove(0)
-}
-
-#[test]
-fn a_deadlocked_job_is_restarted_from_before_the_deadlock() {
-    let sandbox = Sandbox::new();
-    // Two snapshots are taken and stored meanwhile.
-    let mut job = start_busy(&sandbox, "10s", &["--freeze-timeout", "30s", "--keep", "1"]);
-    let before = job.checkpoint(&sandbox);
-    touch(&sandbox, "lock-up");
-    job.until("the deadlock", || (!sandbox.path().join("lock-up").exists()).then_some(()));
-    // Snapshots of the deadlock, long enough after it began. The one before it stays, whatever --keep says.
-    std::thread::sleep(Duration::from_millis(500));
-    job.checkpoint(&sandbox);
-    let within = job.checkpoint(&sandbox);
-    until("a restart", || sandbox.read("messages").contains("resumed from snapshot").then_some(()));
-    let messages = sandbox.read("messages");
-    assert!(messages.contains(&format!("resumed from snapshot {before}")), "not {within}: {messages}");
-    assert!(messages.contains("none of its processes has done anything"), "{messages}");
-    let stacks = fs::read_to_string(kept(&sandbox).join("stacks.txt")).unwrap();
-    assert!(stacks.contains("futex"), "{stacks}");
-    let python = fs::read_dir(kept(&sandbox)).unwrap().map(|entry| entry.unwrap().path());
-    let python: Vec<_> = python.filter(|path| path.to_str().unwrap().contains("python-")).collect();
-    assert!(fs::read_to_string(&python[0]).unwrap().starts_with("py-spy dump --nonblocking --pid "));
-    touch(&sandbox, "go");
-    assert_eq!(job.wait(), 0, "{}", job.said());
-    assert_eq!(sandbox.read("log"), "begun\n");
-    assert!(sandbox.ok(["explain"]).contains("it hung: none of its processes"));
-}
-
-#[test]
-fn a_stopped_process_is_found_and_the_job_restarted() {
-    let sandbox = Sandbox::new();
-    let mut job = start_busy(&sandbox, "2s", &[]);
-    job.checkpoint(&sandbox);
-    let named =
-        |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().starts_with("python");
-    let pid = job.descendants().into_iter().find(named).unwrap();
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::STOP).unwrap();
-    until("a restart", || sandbox.read("messages").contains("resumed from snapshot").then_some(()));
-    assert!(sandbox.read("messages").contains("(python3) has been stopped"), "{}", sandbox.read("messages"));
-    touch(&sandbox, "go");
-    assert_eq!(job.wait(), 0, "{}", job.said());
-}
-
-#[test]
-fn a_busy_job_does_not_hang() {
-    let sandbox = Sandbox::new();
-    let mut job = start_busy(&sandbox, "4s", &["--interval", "500ms"]);
-    let begun = Instant::now();
-    // Three times the limit: nothing else tells that something does not happen.
-    while begun.elapsed().as_secs() < 12 {
-        assert!(!job.has_ended(), "{}", job.said());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    touch(&sandbox, "go");
-    assert_eq!(job.wait(), 0, "{}", job.said());
-    assert!(!sandbox.read("messages").contains("hangs"), "{}", sandbox.read("messages"));
 }
 
 /// The interval follows from what a snapshot costs, and the budget is kept.

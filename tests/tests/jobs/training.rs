@@ -1,45 +1,53 @@
 //! The main job: real PyTorch training, killed without warning and resumed, ends bit for bit as an unbroken run, and
 //! its log has every step exactly once.
 
-use ckpt_run_tests::{Running, Sandbox, python, torchrun_with_two_ranks, train_script};
+use ckpt_run_tests::{Running, Sandbox, python, seeded_rng, torchrun_with_two_ranks, train_script};
 use std::ffi::OsString;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
-/// More than a slow training gets through while a test does what it does.
+/// More steps than a slow training does during a test.
 const STEPS: usize = 1500;
 /// Samples in each of the script's steps.
 const BATCH: usize = 16;
 
 struct Training {
     argv: Vec<OsString>,
-    steps: usize,
+    /// The losses of an unbroken run, which several tests compare with.
+    unbroken: &'static OnceLock<String>,
 }
 
 impl Training {
-    fn single(steps: usize, workers: usize) -> Self {
+    fn single(workers: usize) -> Self {
+        static UNBROKEN: [OnceLock<String>; 3] = [const { OnceLock::new() }; 3];
         let mut argv: Vec<OsString> = vec![python().into(), train_script().into()];
-        argv.extend(Self::options(steps, workers));
-        Self { argv, steps }
+        argv.extend(Self::options(workers));
+        Self { argv, unbroken: &UNBROKEN[workers] }
     }
 
-    fn two_ranks(steps: usize) -> Self {
+    fn two_ranks() -> Self {
+        static UNBROKEN: OnceLock<String> = OnceLock::new();
         let mut argv = torchrun_with_two_ranks();
         argv.push(train_script().into());
-        argv.extend(Self::options(steps, 0));
-        Self { argv, steps }
+        argv.extend(Self::options(0));
+        Self { argv, unbroken: &UNBROKEN }
     }
 
-    /// Slow as long as the file `slow` is there, so that a test has time for what it does, whatever the machine.
-    fn options(steps: usize, workers: usize) -> [OsString; 10] {
-        let (steps, workers) = (steps.to_string(), workers.to_string());
+    /// The steps are slow while there is the file `slow`: a test has enough time on any machine.
+    fn options(workers: usize) -> [OsString; 10] {
+        let (steps, workers) = (STEPS.to_string(), workers.to_string());
         let log = ["--log", "losses.txt"];
         ["--steps", &steps, "--workers", &workers, "--step-ms", "30", "--slow-while", "slow", log[0], log[1]]
             .map(OsString::from)
     }
 
-    /// The losses of an unbroken run without ckpt-run.
-    fn unbroken(&self) -> String {
+    /// The losses of an unbroken run without ckpt-run. All tests with the same command line share one run.
+    fn unbroken(&self) -> &str {
+        self.unbroken.get_or_init(|| self.run_unbroken())
+    }
+
+    fn run_unbroken(&self) -> String {
         let sandbox = Sandbox::new();
         let mut command = Command::new(&self.argv[0]);
         let status = command
@@ -51,7 +59,7 @@ impl Training {
             .unwrap();
         assert!(status.success());
         let losses = sandbox.read("losses.txt");
-        assert_eq!(losses.lines().count(), self.steps);
+        assert_eq!(losses.lines().count(), STEPS);
         losses
     }
 
@@ -81,7 +89,7 @@ fn until_step(job: &mut Running, sandbox: &Sandbox, step: usize) {
     job.until("a step of the training", || (steps_done(sandbox) >= step).then_some(()));
 }
 
-/// Runs, takes a snapshot, goes on, dies, resumes, ends; compares.
+/// Saves, kills and resumes the training; its losses have to be those of an unbroken run.
 fn survives(training: &Training) {
     let sandbox = slow_sandbox();
     let mut job = training.start(&sandbox);
@@ -90,7 +98,7 @@ fn survives(training: &Training) {
     let at_snapshot = steps_done(&sandbox);
     until_step(&mut job, &sandbox, at_snapshot + 5);
     job.kill_everything();
-    assert!(steps_done(&sandbox) < training.steps, "it was killed in the middle");
+    assert!(steps_done(&sandbox) < STEPS, "it was killed in the middle");
     full_speed(&sandbox);
     let mut job = training.start(&sandbox);
     assert_eq!(job.wait(), 0, "{}", job.said());
@@ -101,38 +109,34 @@ fn survives(training: &Training) {
 
 #[test]
 fn a_single_process_survives() {
-    survives(&Training::single(STEPS, 0));
+    survives(&Training::single(0));
 }
 
 #[test]
 fn data_loader_workers_survive() {
-    survives(&Training::single(STEPS, 2));
+    survives(&Training::single(2));
 }
 
 #[test]
 fn torchrun_with_two_ranks_survives() {
-    survives(&Training::two_ranks(STEPS));
+    survives(&Training::two_ranks());
 }
 
-/// Killed at 20 random moments in a row, in the middle of whatever happens then: running, checkpointing, resuming.
+/// Killed 20 times at random moments: while it runs, while it is saved, while it is resumed.
 #[test]
 fn twenty_kills_at_random_moments() {
-    let training = Training::two_ranks(STEPS);
+    let training = Training::two_ranks();
     let sandbox = slow_sandbox();
-    let mut random = 0x2545_F491_4F6C_DD1D_u64 ^ u64::from(std::process::id());
-    eprintln!("random seed {random:#x}");
+    let mut random = seeded_rng(u64::from(std::process::id()));
     let mut kills = 0;
     let mut job = loop {
         let mut command =
             sandbox.command(std::iter::once(OsString::from("--")).chain(training.argv.iter().cloned()));
         command.env("CKPT_INTERVAL", "300ms");
         let mut job = sandbox.start_command("job", command);
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
         // The first one lives until there is a snapshot with the log in it: a file that the job had not opened yet at
         // a snapshot is not rolled back (docs/limits.md).
-        let mut life = Duration::from_millis(300 + random % 2500);
+        let mut life = Duration::from_millis(random.u64(300..2800));
         if kills == 0 {
             until_step(&mut job, &sandbox, 5);
             job.checkpoint(&sandbox);
@@ -156,10 +160,10 @@ fn twenty_kills_at_random_moments() {
     assert_eq!(kills, 20, "the training ended too early: give it more steps");
 }
 
-/// A rank is killed under its launcher, which resumes the job by itself; then the job is preempted, and goes on.
+/// A rank is killed, and the launcher resumes the job; then the job is preempted, and resumes.
 #[test]
 fn two_ranks_are_restarted_and_preempted() {
-    let training = Training::two_ranks(STEPS);
+    let training = Training::two_ranks();
     let sandbox = slow_sandbox();
     let start = || {
         let arguments = ["--grace", "100s", "--log-file", "messages", "--"].map(OsString::from);
@@ -183,7 +187,7 @@ fn two_ranks_are_restarted_and_preempted() {
     job.signal(rustix::process::Signal::TERM);
     assert_eq!(job.wait(), 75, "{}", job.said());
     assert!(sandbox.read("messages").contains("was ended with the snapshot"), "{}", sandbox.read("messages"));
-    assert!(steps_done(&sandbox) < training.steps, "it was preempted in the middle");
+    assert!(steps_done(&sandbox) < STEPS, "it was preempted in the middle");
     full_speed(&sandbox);
     assert_eq!(start().wait(), 0, "{}", job.said());
     assert_eq!(sandbox.read("losses.txt"), training.unbroken());
@@ -192,7 +196,7 @@ fn two_ranks_are_restarted_and_preempted() {
 
 #[test]
 fn a_resumed_job_is_checkpointed_and_resumed_again() {
-    let training = Training::two_ranks(STEPS);
+    let training = Training::two_ranks();
     let sandbox = slow_sandbox();
     let mut last = String::new();
     for round in 1..=3 {
@@ -212,12 +216,12 @@ fn a_resumed_job_is_checkpointed_and_resumed_again() {
     assert_eq!(sandbox.read("losses.txt"), training.unbroken());
 }
 
-/// With the interposer in every process: its connections are gone during a dump and come back.
+/// With the interposer in every process: its connections are closed during a dump and reopened.
 #[test]
-fn the_interposer_goes_along() {
+fn training_with_the_interposer_survives() {
     let library = ckpt_run_tests::ckpt_run().with_file_name("libckpt_interpose.so");
     assert!(library.is_file(), "{} is not there: call `cargo xtask test`", library.display());
-    let mut training = Training::single(STEPS, 2);
+    let mut training = Training::single(2);
     // One epoch for all steps: at the end of each the workers end, and new ones begin.
     training.argv.extend(["--dataset-size", &(STEPS * BATCH).to_string()].map(OsString::from));
     let sandbox = slow_sandbox();
@@ -239,13 +243,13 @@ fn the_interposer_goes_along() {
     assert!(job.said().contains("interposer: 0 processes went on, 3 were restored"), "{}", job.said());
     full_speed(&sandbox);
     assert_eq!(job.wait(), 0, "{}", job.said());
-    assert_eq!(sandbox.read("losses.txt"), training.unbroken());
+    assert_eq!(sandbox.read("losses.txt"), training.run_unbroken());
 }
 
-/// The kernel gives the PIDs of the dead job to others: it resumes all the same.
+/// The PIDs of the killed job are used by other processes: it still resumes.
 #[test]
 fn resumes_while_its_pids_are_taken() {
-    let training = Training::single(STEPS, 2);
+    let training = Training::single(2);
     let sandbox = slow_sandbox();
     let mut job = training.start(&sandbox);
     until_step(&mut job, &sandbox, 5);
@@ -260,7 +264,7 @@ fn resumes_while_its_pids_are_taken() {
     assert_eq!(sandbox.read("losses.txt"), training.unbroken());
 }
 
-/// A process that has exactly this PID, if the kernel gives it.
+/// Starts a process with this PID, if the kernel assigns it.
 fn occupy(pid: i32) -> Option<Occupied> {
     std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
     let child = Command::new("/bin/sleep").arg("300").spawn().ok()?;

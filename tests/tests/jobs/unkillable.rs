@@ -1,4 +1,4 @@
-//! Jobs of which something cannot be killed: a process that waits for a file system that does not answer.
+//! Jobs with a process that cannot be killed, since it waits for a file system that does not answer.
 
 use ckpt_run_tests::{Running, Sandbox, programs, python, set_variables, until};
 use rustix::process::Signal;
@@ -38,7 +38,7 @@ fn failed(sandbox: &Sandbox) -> Running {
 }
 
 #[test]
-fn the_restart_waits_for_what_cannot_be_killed() {
+fn a_restart_waits_for_processes_that_cannot_be_killed() {
     let sandbox = Sandbox::new();
     let mut job = failed(&sandbox);
     fs::write(sandbox.path().join("release"), "").unwrap();

@@ -1,4 +1,4 @@
-//! Jobs as those see them who watch them: metrics over HTTP, `status --watch`, and what must not be seen.
+//! Monitoring of jobs: metrics over HTTP, `status --watch`, and secrets that neither may show.
 
 use ckpt_run_tests::{Running, Sandbox, python, until};
 use std::fs;
@@ -76,9 +76,9 @@ fn metrics_are_scraped() {
     fetch(url).unwrap_err();
 }
 
-/// Whoever reaches the port can say what they like: the job lives, and is watched.
+/// Bad requests to the metrics port do not disturb the job or later requests.
 #[test]
-fn what_is_asked_of_metrics_does_not_harm_the_job() {
+fn bad_metrics_requests_do_not_harm_the_job() {
     let sandbox = Sandbox::new();
     let job = start(&sandbox, &["--metrics", "0"], &[]);
     let said = job.said();
@@ -93,7 +93,7 @@ fn what_is_asked_of_metrics_does_not_harm_the_job() {
     }
     let page = fetch(url).unwrap();
     assert!(page.contains("ckpt_run_job_running"), "{page}");
-    // One that says nothing more must not keep the end waiting.
+    // An incomplete request must not delay the end of the job.
     let mut silent = TcpStream::connect(address).unwrap();
     silent.write_all(b"GET /metrics HTTP/1.1\r\nContent-Length: 5000\r\n").unwrap();
     finish(&sandbox, job);
@@ -101,9 +101,9 @@ fn what_is_asked_of_metrics_does_not_harm_the_job() {
 }
 
 #[test]
-fn a_wrong_address_is_refused() {
+fn an_invalid_metrics_address_is_refused() {
     let sandbox = Sandbox::new();
-    // An address of nobody's (RFC 5737), words, and a port that is none.
+    // An address for documentation (RFC 5737), a word, and an invalid port.
     for wrong in ["192.0.2.1:9400", "everywhere", "127.0.0.1:99999"] {
         let output = sandbox.call(["--metrics", wrong, "--", "touch", "began"]);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -124,7 +124,7 @@ fn watching_needs_a_terminal() {
 
 /// In a real terminal: it draws the job and ends with `q`, and the terminal is as it was.
 #[test]
-fn it_is_watched_in_a_terminal() {
+fn status_watch_draws_in_a_terminal() {
     let sandbox = Sandbox::new();
     let job = start(&sandbox, &["--job", "watched"], &[]);
     let script = r#"
@@ -161,7 +161,7 @@ print("watched")
     finish(&sandbox, job);
 }
 
-/// A secret in the job's command line and in its environment is in the snapshot, and nowhere that people look.
+/// Secrets in the command line and the environment of the job are in the snapshot, but in no output.
 #[test]
 fn secrets_are_not_shown() {
     let sandbox = Sandbox::new();
@@ -206,9 +206,9 @@ fn secrets_are_not_shown() {
     assert!(manifest.contains("hunter2"), "the test's own secret is where it should be");
 }
 
-/// The control socket and what it lies in are the user's own; names cannot lead out of the store.
+/// Only the user can access the control socket and its directory; names cannot point outside of the store.
 #[test]
-fn nobody_else_is_let_in_and_names_lead_nowhere() {
+fn the_control_socket_is_private_and_names_stay_in_the_store() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
     let job = start(&sandbox, &["--job", "watched"], &[]);
@@ -219,7 +219,7 @@ fn nobody_else_is_let_in_and_names_lead_nowhere() {
         .filter_map(|fd| fs::read_link(fd.unwrap().path()).ok())
         .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
         .collect();
-    // The one that listens, and those of the calls that it answers.
+    // The listening socket, and the sockets of its connections.
     let own: std::collections::BTreeSet<&std::path::Path> = links
         .lines()
         .filter(|line| {

@@ -1,7 +1,7 @@
 //! Damage: every flipped byte is found, and a resume falls back to the older snapshot. A disk that is full. Input that
 //! is bad: a clear error, exit code 2, nothing touched.
 
-use ckpt_run_tests::packs::{Place, manifest_file, objects, own_places};
+use ckpt_run_tests::packs::{ChunkLocation, manifest_file, objects, unique_chunks};
 use ckpt_run_tests::{Running, Sandbox, programs, python};
 use std::collections::BTreeMap;
 use std::fs;
@@ -46,8 +46,8 @@ fn flip(path: &Path, position: usize) {
 }
 
 /// Damages the middle of the first chunk.
-fn flip_in(places: &[Place]) {
-    flip(&places[0].pack, places[0].offset + places[0].bytes / 2);
+fn flip_in(chunks: &[ChunkLocation]) {
+    flip(&chunks[0].pack, chunks[0].offset + chunks[0].bytes / 2);
 }
 
 fn code_and_errors(sandbox: &Sandbox, arguments: &[&str]) -> (i32, String) {
@@ -74,7 +74,7 @@ fn one_flipped_byte_in_every_file_is_found() {
 }
 
 #[test]
-fn a_damaged_snapshot_is_passed_over_for_the_older_one() {
+fn a_resume_skips_a_damaged_snapshot() {
     // Pages are compared while CRIU restores, small images before, the manifest first of all.
     for part in ["images/pages-2.img", "images/files.img", "manifest"] {
         let (sandbox, ids) = two_snapshots();
@@ -82,14 +82,14 @@ fn a_damaged_snapshot_is_passed_over_for_the_older_one() {
             let path = manifest_file(&sandbox, &ids[1]);
             flip(&path, fs::metadata(&path).unwrap().len() as usize / 2);
         } else {
-            flip_in(&own_places(&sandbox, &ids[1], part));
+            flip_in(&unique_chunks(&sandbox, &ids[1], part));
         }
         let mut job = start(&sandbox, "second", &[]);
         job.until_answering(&sandbox);
         let said = job.said();
         assert!(said.contains(&format!("the snapshot {} is damaged", ids[1])), "{part}: {said}");
         if part == "manifest" {
-            // It reads again, but the job has gone back behind it.
+            // The manifest is intact again, but the job has resumed from an older snapshot.
             job.kill_everything();
             let path = manifest_file(&sandbox, &ids[1]);
             flip(&path, fs::metadata(&path).unwrap().len() as usize / 2);
@@ -108,7 +108,7 @@ fn a_damaged_snapshot_is_passed_over_for_the_older_one() {
 fn when_every_snapshot_is_damaged_nothing_is_started() {
     let (sandbox, ids) = two_snapshots();
     for id in &ids {
-        flip_in(&own_places(&sandbox, id, "images/core-10002.img"));
+        flip_in(&unique_chunks(&sandbox, id, "images/core-10002.img"));
     }
     let log = sandbox.read("log");
     let mut job = start(&sandbox, "second", &[]);
@@ -151,7 +151,7 @@ fn a_full_disk_leaves_the_job_and_the_older_snapshot_alone() {
     let mut job = start(&sandbox, "first", &[]);
     until_ready(&mut job, &sandbox);
     let id = job.checkpoint(&sandbox);
-    // Found out ahead: nothing is left for another one.
+    // Detected before the dump: there is no room for another snapshot.
     let filler = disk_path.join("filler");
     let free = rustix::fs::statvfs(&disk_path).unwrap();
     let free = (free.f_bavail * free.f_frsize) as usize;
@@ -173,7 +173,7 @@ fn a_full_disk_leaves_the_job_and_the_older_snapshot_alone() {
     drop(disk);
 }
 
-/// The disk is full when the job ends: its exit code is handed on all the same.
+/// The disk is full when the job ends: ckpt-run still returns its exit code.
 #[test]
 fn a_full_disk_at_the_end_does_not_change_the_result() {
     let mut sandbox = Sandbox::new();
@@ -228,7 +228,7 @@ fn bad_command_lines_are_refused() {
 #[test]
 fn bad_stores_are_refused() {
     let mut sandbox = Sandbox::new();
-    // Somebody's directory that is no store.
+    // A directory that is not a store.
     sandbox.store = sandbox.path().join("thesis");
     fs::create_dir(&sandbox.store).unwrap();
     fs::write(sandbox.store.join("chapter1.tex"), "x").unwrap();
@@ -238,10 +238,10 @@ fn bad_stores_are_refused() {
     fs::remove_file(sandbox.store.join("chapter1.tex")).unwrap();
     fs::write(sandbox.store.join("store.json"), r#"{"format":"ckpt-run store","version":7}"#).unwrap();
     refuses(&sandbox, &["true"], &["version 7", "newer"]);
-    // One that does not read.
+    // A store whose description is unreadable.
     fs::write(sandbox.store.join("store.json"), "{{{").unwrap();
     refuses(&sandbox, &["true"], &["does not read"]);
-    // One that is a file.
+    // A store that is a file.
     sandbox.store = sandbox.path().join("file");
     fs::write(&sandbox.store, "x").unwrap();
     refuses(&sandbox, &["true"], &["cannot"]);

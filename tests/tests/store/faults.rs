@@ -83,7 +83,7 @@ fn the_launcher_is_killed_at_every_phase() {
         let mut third = job(&sandbox, "third", None);
         third.until_answering(&sandbox);
         assert!(third.said().contains("resumed from snapshot"), "{point}: {}", third.said());
-        // What the interrupted save had left is gone.
+        // The remains of the interrupted save are deleted.
         let objects = objects(&sandbox);
         let indexes =
             objects.iter().filter(|path| path.extension().is_some_and(|kind| kind == "index")).count();
@@ -104,7 +104,7 @@ fn criu_is_killed_at_every_phase() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{point}: {said}");
         assert_eq!(sandbox.snapshots().len(), 0, "{point}");
-        // The job is unharmed: it goes on, and can be saved.
+        // The job is unharmed: it continues, and can be saved.
         let lines = sandbox.read("lines.txt").lines().count();
         job.until("the job goes on", || (sandbox.read("lines.txt").lines().count() > lines).then_some(()));
         job.checkpoint(&sandbox);
@@ -137,7 +137,7 @@ fn a_restore_that_hangs_is_given_up() {
     ends_right(third, &sandbox, "after a restore that hung");
 }
 
-/// CRIU hangs while the job stands still: after --freeze-timeout it is given up and the job goes on.
+/// CRIU hangs while the job is frozen: after --freeze-timeout the attempt fails and the job continues.
 #[test]
 fn a_job_that_stands_still_for_too_long_goes_on() {
     let sandbox = Sandbox::new();

@@ -4,6 +4,8 @@
 
 mod damage;
 mod faults;
+mod keeper;
+mod machines;
 mod memory;
 mod reader;
 mod stores;

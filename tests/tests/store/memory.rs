@@ -1,4 +1,4 @@
-//! Snapshots in the launcher's memory (`--persist-every`), with real jobs: they outlive the job, not the launcher.
+//! Snapshots in the launcher's memory (`--persist-every`): they survive the end of the job, but not of the launcher.
 
 use ckpt_run_tests::{Running, Sandbox, python, until};
 use rustix::process::Signal;
@@ -82,9 +82,9 @@ fn finish(sandbox: &Sandbox, job: &mut Running) {
     assert_eq!(sandbox.read("log"), "begun\n", "it was begun once");
 }
 
-/// Killed three times, the job goes on from memory each time: of the steps that no snapshot on disk has, none is lost.
+/// Killed three times, the job resumes from memory each time: no step is lost, although no snapshot on disk has them.
 #[test]
-fn a_job_killed_between_persisted_snapshots_goes_on_from_memory() {
+fn a_job_killed_between_persisted_snapshots_resumes_from_memory() {
     let sandbox = Sandbox::new();
     let mut job = start(&sandbox, "job");
     let first = until_on_disk(&sandbox, &mut job);
@@ -108,16 +108,16 @@ fn a_job_killed_between_persisted_snapshots_goes_on_from_memory() {
     sandbox.verify_all();
 }
 
-/// What is in memory only is gone with a killed launcher; the next run goes on from the disk and says so.
+/// Snapshots in memory are lost with a killed launcher; the next run reports that and resumes from the disk.
 #[test]
-fn a_killed_launcher_takes_its_memory_along() {
+fn a_killed_launcher_loses_snapshots_in_memory() {
     let sandbox = Sandbox::new();
     let mut job = start(&sandbox, "job");
     let first = until_on_disk(&sandbox, &mut job);
     let newest = step(&sandbox, &mut job);
     let output = sandbox.call(["show", &newest]);
     let said = String::from_utf8_lossy(&output.stderr);
-    // By now it may have given way to newer ones.
+    // Newer snapshots may have replaced it.
     assert_eq!(output.status.code(), Some(2), "{said}");
     job.kill_launcher();
     assert_eq!(in_tier(&sandbox, "memory"), [""; 0]);
@@ -132,7 +132,7 @@ fn a_killed_launcher_takes_its_memory_along() {
 
 /// The same in front of an object store: nothing of the snapshots is on disk.
 #[test]
-fn what_is_in_memory_goes_on_to_an_object_store() {
+fn snapshots_in_memory_are_copied_to_an_object_store() {
     let mut sandbox = Sandbox::new();
     let state = sandbox.path().join("state").display().to_string();
     sandbox.variables.push(("XDG_STATE_HOME".to_owned(), state.clone()));
@@ -151,10 +151,10 @@ fn what_is_in_memory_goes_on_to_an_object_store() {
     assert!(!sandbox.path().join(".ckpt-run").exists());
 }
 
-/// In memory, on disk and in an object store: what goes to the disk goes on from there, and the last one of a job that
-/// is preempted goes all the way.
+/// With memory, disk and an object store: snapshots on disk are uploaded, and so is the last snapshot of a preempted
+/// job.
 #[test]
-fn with_uploads_the_last_one_goes_all_the_way() {
+fn the_last_snapshot_of_a_preempted_job_is_uploaded() {
     let mut sandbox = Sandbox::new();
     let remote = sandbox.path().join("remote");
     fs::create_dir(&remote).unwrap();
@@ -174,8 +174,8 @@ fn with_uploads_the_last_one_goes_all_the_way() {
     assert!(sandbox.read("again.out").contains("steps 1\n"), "{}", job.said());
 }
 
-/// A launcher that ends in order leaves nothing behind in memory: the last snapshot of a job that is preempted goes
-/// straight to disk, and the newest of one that is interrupted is copied.
+/// A launcher that ends regularly loses no snapshot in memory: the last snapshot of a preempted job goes straight to
+/// disk, and the newest one of an interrupted job is copied there.
 #[test]
 fn a_launcher_that_ends_leaves_the_newest_on_disk() {
     let sandbox = Sandbox::new();
@@ -198,10 +198,10 @@ fn a_launcher_that_ends_leaves_the_newest_on_disk() {
     assert!(sandbox.read("third.out").contains("steps 2\n"), "{}", job.said());
 }
 
-/// A job that is preempted and cannot be saved any more takes its time to end: what is in memory only is copied
-/// meanwhile, not after the grace.
+/// A preempted job that cannot be saved takes long to end: snapshots in memory are copied meanwhile, not after the
+/// grace period.
 #[test]
-fn what_is_in_memory_is_copied_while_a_job_that_cannot_be_saved_ends() {
+fn snapshots_in_memory_are_copied_during_the_grace_period() {
     let sandbox = Sandbox::new();
     let script = r#"
 import os, signal, time

@@ -1,4 +1,4 @@
-//! A reader that was written from docs/format.md alone reads what the store has written, of every kind.
+//! A reader that was written from docs/format.md alone reads stores of every kind.
 
 use ckpt_run_tests::{from_env, workspace};
 use ckpt_snapshot::codec::{Codec, Compression, Key};
@@ -38,7 +38,7 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     noise
 }
 
-/// What a job may hold: weights, their upper halves, noise, text, zeroes, nothing, chunks that are shared.
+/// Typical data of a job: weights, their upper halves, noise, text, zeroes, an empty file, shared chunks.
 fn files(seed: u64) -> Files {
     let weights = |width: usize| -> Vec<u8> {
         let number = |four: &[u8; 4]| i32::from_le_bytes(*four) as f32 / 2e9;

@@ -1,7 +1,7 @@
-//! The store's options, with real jobs: snapshots are uploaded and come back from there, encrypted, compressed, shared
-//! between each other, tagged, compared and exported.
+//! Options of the store: upload, encryption, compression, shared chunks, tags, comparison, export and object stores.
 
-use ckpt_run_tests::{Running, Sandbox, python};
+use crate::keeper::{KEEPER, finish, has_said, start, step, unbroken};
+use ckpt_run_tests::{Sandbox, python};
 use ckpt_test_s3::proxy::Fault;
 use ckpt_test_s3::{BUCKET, KEY, SECRET, Service};
 use serde_json::Value;
@@ -11,69 +11,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-/// A job with 32 MiB that it knows by heart, of which a piece changes each time that there is a file `step`.
-const KEEPER: &str = r#"
-import hashlib, os, random, time
-held = bytearray(random.Random(7).randbytes(32 << 20))
-known = bytearray("-".join(["only", "in", "memory"]) * 5, "ascii")
-steps = 0
-open("ready", "w").close()
-while not os.path.exists("go"):
-    if os.path.exists("step"):
-        held[steps << 20 : steps + 1 << 20] = random.Random(steps).randbytes(1 << 20)
-        steps += 1
-        os.unlink("step")
-    time.sleep(0.01)
-print(steps, hashlib.sha256(held).hexdigest(), flush=True)
-"#;
-
-/// Five times in the job's memory, and nowhere else.
-const ONLY_IN_MEMORY: &str = "only-in-memoryonly-in-memory";
-
-fn start(sandbox: &Sandbox, name: &str, options: &[&str]) -> Running {
-    let python = python();
-    let command = ["--", python.to_str().unwrap(), "-c", KEEPER];
-    let mut job = sandbox.start(name, options.iter().copied().chain(command));
-    job.until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
-    job.until_answering(sandbox);
-    job
-}
-
-fn step(sandbox: &Sandbox, job: &mut Running) {
-    let step = sandbox.path().join("step");
-    fs::write(&step, "").unwrap();
-    job.until("a step", || (!step.exists()).then_some(()));
-}
-
-/// Lets the job come to its end; returns what it prints then.
-fn finish(sandbox: &Sandbox, name: &str, mut job: Running) -> String {
-    fs::write(sandbox.path().join("go"), "").unwrap();
-    assert_eq!(job.wait(), 0, "{}", job.said());
-    fs::remove_file(sandbox.path().join("go")).unwrap();
-    sandbox.read(&format!("{name}.out"))
-}
-
-/// What an unbroken run with `steps` steps prints.
-fn unbroken(steps: usize) -> String {
-    let sandbox = Sandbox::new();
-    let mut job = start(&sandbox, "unbroken", &[]);
-    (0..steps).for_each(|_| step(&sandbox, &mut job));
-    finish(&sandbox, "unbroken", job)
-}
-
-fn bytes_of(dir: &Path) -> u64 {
-    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
-    entries
-        .map(|entry| match entry.file_type().unwrap().is_dir() {
-            true => bytes_of(&entry.path()),
-            false => entry.metadata().unwrap().len(),
-        })
-        .sum()
-}
-
-/// A machine is lost, its store with it: the job goes on elsewhere from what was uploaded.
+/// A machine is lost with its store: the job resumes elsewhere from the upload.
 #[test]
-fn a_job_goes_on_from_what_was_uploaded() {
+fn a_job_resumes_from_its_upload_after_its_store_is_lost() {
     let sandbox = Sandbox::new();
     let remote = sandbox.path().join("remote");
     fs::create_dir(&remote).unwrap();
@@ -81,7 +21,7 @@ fn a_job_goes_on_from_what_was_uploaded() {
     let options = ["--upload", &url, "--upload-every", "2", "--grace", "60s"];
     let mut job = start(&sandbox, "job", &options);
     step(&sandbox, &mut job);
-    // What uploads leave that are killed: another machine's may still be needed, that of the day before is not.
+    // Remains of killed uploads: a recent one may belong to a running upload, an old one is deleted.
     let leave = |name: &str, age_s: u64| {
         let dir = remote.join("jobs").join(sandbox.job_dir().file_name().unwrap());
         let path = dir.join(format!("packs/{name:0>32}.pack"));
@@ -100,7 +40,7 @@ fn a_job_goes_on_from_what_was_uploaded() {
     job.signal(rustix::process::Signal::TERM);
     assert_eq!(job.wait(), 75, "{}", job.said());
     assert!(another.exists());
-    // The last one is uploaded although every second one would leave it out.
+    // The last snapshot is uploaded, although only every second one should be.
     assert_eq!(sandbox.read("job.err").matches("uploaded").count(), 2, "{}", job.said());
     fs::remove_dir_all(sandbox.path().join(".ckpt-run")).unwrap();
     let job = start(&sandbox, "again", &options);
@@ -108,192 +48,7 @@ fn a_job_goes_on_from_what_was_uploaded() {
     assert_eq!(finish(&sandbox, "again", job), unbroken(2));
 }
 
-/// A job moves to another machine and comes back to a disk with old snapshots; it is complete for both.
-#[test]
-fn a_job_that_comes_back_goes_on_from_where_it_was_elsewhere() {
-    let sandbox = Sandbox::new();
-    let path = |name: &str| sandbox.path().join(name);
-    fs::create_dir(path("remote")).unwrap();
-    let url = format!("file://{}", path("remote").display());
-    let options = ["--upload", &url, "--grace", "60s"];
-    // Each machine has a disk of its own.
-    let plug_in = |disk: &str| fs::rename(path(disk), path(".ckpt-run")).unwrap();
-    let unplug = |disk: &str| fs::rename(path(".ckpt-run"), path(disk)).unwrap();
-    let preempted = |name: &str, from: Option<&str>| {
-        let mut job = start(&sandbox, name, &options);
-        let resumed = from.map(|id| format!("resumed from snapshot {id}"));
-        assert!(resumed.is_none_or(|resumed| job.said().contains(&resumed)), "{}", job.said());
-        step(&sandbox, &mut job);
-        job.signal(rustix::process::Signal::TERM);
-        assert_eq!(job.wait(), 75, "{}", job.said());
-    };
-    preempted("first", None);
-    unplug("one");
-    preempted("second", Some("000001"));
-    unplug("two");
-    plug_in("one");
-    let job = start(&sandbox, "third", &options);
-    assert!(job.said().contains("resumed from snapshot 000002"), "{}", job.said());
-    assert!(job.said().contains("it has gone on on another machine"), "{}", job.said());
-    assert_eq!(finish(&sandbox, "third", job), unbroken(2));
-    unplug("one");
-    plug_in("two");
-    let job = start(&sandbox, "fourth", &options);
-    assert!(!job.said().contains("resumed"), "it is complete: {}", job.said());
-    assert_eq!(finish(&sandbox, "fourth", job), unbroken(0));
-}
-
-/// Two machines of one network, as far as their disks go: what this one has besides the store is that machine's.
-fn on(sandbox: &mut Sandbox, machine: &str) {
-    let state = sandbox.path().join(machine).display().to_string();
-    sandbox.variables = vec![("XDG_STATE_HOME".to_owned(), state)];
-}
-
-/// A start whose CRIU is of no use: it resumes nothing, and takes nothing away.
-fn it_cannot_begin(sandbox: &Sandbox, options: &[&str], from: &str) {
-    let broken = sandbox.path().join("criu");
-    // Another process writes it: one of this one may be forked meanwhile, and keep it from being executed.
-    let write =
-        "printf '#!/bin/sh\\n[ \"$1\" != swrk ] && exec %s \"$@\"\\n' \"$1\" > \"$2\" && chmod +x \"$2\"";
-    let mut shell = Command::new("sh");
-    shell.args(["-c", write, "sh"]).arg(ckpt_run_tests::criu()).arg(&broken);
-    assert!(shell.status().unwrap().success());
-    let python = python();
-    let command = ["--", python.to_str().unwrap(), "-c", KEEPER];
-    let mut command = sandbox.command(options.iter().copied().chain(command));
-    let output = command.env("CKPT_CRIU", &broken).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains(&format!("resuming from snapshot {from}")), "{said}");
-}
-
-/// The job dies of something where it does not belong any more: it is not restarted there.
-fn its_job_dies(mut job: Running) {
-    for pid in job.descendants() {
-        let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-    }
-    assert_eq!(job.wait(), 125, "{}", job.said());
-    assert!(job.said().contains("the job is not restarted here: another ckpt-run"), "{}", job.said());
-}
-
-/// A scheduler has given a machine up that is alive: the job runs twice. Only the one that began last has snapshots
-/// from then on, and nobody goes on from a mixture.
-#[test]
-fn of_two_machines_with_one_job_the_later_has_it() {
-    let mut sandbox = Sandbox::new();
-    sandbox.store = format!("file://{}", sandbox.path().join("remote").display()).into();
-    on(&mut sandbox, "one");
-    let mut first = start(&sandbox, "first", &["--max-restarts", "5"]);
-    step(&sandbox, &mut first);
-    let shared = first.checkpoint(&sandbox);
-
-    on(&mut sandbox, "broken");
-    it_cannot_begin(&sandbox, &[], &shared);
-    on(&mut sandbox, "one");
-    let shared = first.checkpoint(&sandbox);
-
-    on(&mut sandbox, "two");
-    let mut second = start(&sandbox, "second", &[]);
-    assert!(second.said().contains(&format!("resumed from snapshot {shared}")), "{}", second.said());
-    let before_refusal = sandbox.snapshots();
-    on(&mut sandbox, "one");
-    let output = sandbox.call(["checkpoint"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(
-        said.contains("another ckpt-run (on the machine ") && said.contains("End one of the two"),
-        "{said}"
-    );
-    assert_eq!(sandbox.snapshots(), before_refusal);
-    its_job_dies(first);
-
-    on(&mut sandbox, "two");
-    step(&sandbox, &mut second);
-    let newest = second.checkpoint(&sandbox);
-    second.kill_everything();
-    on(&mut sandbox, "one");
-    let third = start(&sandbox, "third", &[]);
-    assert!(third.said().contains(&format!("resumed from snapshot {newest}")), "{}", third.said());
-    assert_eq!(finish(&sandbox, "third", third), unbroken(2));
-    sandbox.verify_all();
-}
-
-/// The same with a disk for each and uploads: the disk of the one that was given up goes on, what is shared is not
-/// touched by it any more.
-#[test]
-fn of_two_machines_that_upload_one_job_the_later_has_it() {
-    let mut sandbox = Sandbox::new();
-    let remote = sandbox.path().join("remote");
-    fs::create_dir(&remote).unwrap();
-    let url = format!("file://{}", remote.display());
-    let options = ["--upload", &url, "--max-restarts", "5"];
-    let disk = |sandbox: &mut Sandbox, machine: &str| sandbox.store = sandbox.path().join(machine);
-    let key = ("CKPT_JOB".to_owned(), "both".to_owned());
-    sandbox.variables = vec![key];
-    disk(&mut sandbox, "one");
-    let mut first = start(&sandbox, "first", &options);
-    let shared = first.checkpoint(&sandbox);
-    // The record goes there behind the snapshot.
-    let noted = |number: u64| {
-        let record = fs::read_to_string(remote.join("jobs/both/job.json")).unwrap_or_default();
-        record.contains(&format!(r#""last_sequence":{number},"#)).then_some(())
-    };
-    first.until("an upload", || noted(1));
-
-    disk(&mut sandbox, "broken");
-    it_cannot_begin(&sandbox, &options, &shared);
-    disk(&mut sandbox, "one");
-    let shared = first.checkpoint(&sandbox);
-    first.until("another upload", || noted(2));
-
-    disk(&mut sandbox, "two");
-    let mut second = start(&sandbox, "second", &options);
-    assert!(second.said().contains(&format!("resumed from snapshot {shared}")), "{}", second.said());
-    disk(&mut sandbox, "one");
-    let mut own = Vec::new();
-    for refused in 1..=3 {
-        own.push(first.checkpoint(&sandbox));
-        first.until("a refusal", || {
-            let said = sandbox.read("first.err");
-            (said.matches("but was not uploaded: another ckpt-run (on the machine ").count() == refused)
-                .then_some(())
-        });
-    }
-    its_job_dies(first);
-
-    disk(&mut sandbox, "two");
-    step(&sandbox, &mut second);
-    let newest = second.checkpoint(&sandbox);
-    second.until("an upload", || noted(3));
-    let manifests = remote.join("jobs/both/manifests");
-    let mut names: Vec<_> = fs::read_dir(manifests).unwrap().map(|one| one.unwrap().file_name()).collect();
-    names.sort();
-    let is = |id: &String| names.iter().any(|name| name.to_string_lossy().starts_with(id));
-    assert!(names.len() == 3 && is(&newest) && !own[1..].iter().any(is), "{names:?}");
-    second.kill_everything();
-
-    // It comes back, and knows that its own disk is not what counts, although there are higher numbers on it. So it
-    // does when it is started again before it has taken a snapshot.
-    disk(&mut sandbox, "one");
-    for name in ["third", "fourth"] {
-        let mut again = start(&sandbox, name, &options);
-        assert!(again.said().contains(&format!("resumed from snapshot {newest}")), "{}", again.said());
-        assert_eq!(has_said(&sandbox, name, "it has gone on on another machine").is_some(), name == "third");
-        again.kill_everything();
-    }
-    let mut fifth = start(&sandbox, "fifth", &options);
-    let on_disk = fifth.checkpoint(&sandbox);
-    fifth.kill_everything();
-    let sixth = start(&sandbox, "sixth", &options);
-    assert!(sixth.said().contains(&format!("resumed from snapshot {on_disk}")), "{}", sixth.said());
-    assert_eq!(finish(&sandbox, "sixth", sixth), unbroken(1));
-}
-
-fn has_said(sandbox: &Sandbox, name: &str, what: &str) -> Option<()> {
-    sandbox.read(&format!("{name}.err")).contains(what).then_some(())
-}
-
-/// Sends to nobody while there is a file `busy`, as much as it can.
+/// Sends broadcasts as fast as it can while there is the file `busy`.
 const TALKER: &str = r#"
 import os, random, socket, time
 held = random.Random(7).randbytes(4 << 20)
@@ -311,12 +66,12 @@ print(len(held), flush=True)
 /// Set in the namespaces.
 const WITHIN: &str = "CKPT_TEST_STORES_WITHIN";
 
-/// A network interface of one's own, whose traffic is this job's alone.
+/// A network interface that only this job uses.
 const WITH_INTERFACE: &str = "mount -t sysfs sysfs /sys && ip link add ckpt0 type veth peer name ckpt1 \
                               && ip link set lo up && ip link set ckpt1 up && ip link set ckpt0 up \
                               && ip address add 10.99.99.1/24 brd + dev ckpt0 && exec \"$@\"";
 
-/// The job's own traffic goes first. The service is reached over the loopback, which does not count.
+/// The job's own traffic has priority. The service is on the loopback interface, which does not count.
 #[test]
 fn uploads_pause_while_the_job_sends() {
     if std::env::var_os(WITHIN).is_none() {
@@ -338,7 +93,7 @@ fn uploads_pause_while_the_job_sends() {
     let file = |name: &str| sandbox.path().join(name);
     fs::write(file("busy"), "").unwrap();
     let url = format!("s3://{BUCKET}/team");
-    // What is uploaded is taken off what the interface has sent: it has to be little beside the job's.
+    // ckpt-run subtracts its uploads from the traffic of the interface: they have to be small compared to the job's.
     let slowly = ["--upload", &url, "--upload-limit", "2MB/s", "--upload-pause-above", "10kB/s"];
     let command = ["--verbose", "--", python().to_str().unwrap(), "-c", TALKER].map(ToOwned::to_owned);
     let mut job = sandbox.start("job", slowly.into_iter().chain(command.iter().map(|word| &**word)));
@@ -353,14 +108,14 @@ fn uploads_pause_while_the_job_sends() {
     assert_eq!(finish(&sandbox, "job", job), format!("{}\n", 4 << 20));
 }
 
-/// What an upload cannot reach is told, and harms nothing.
+/// A failed upload is reported, and does not harm the job.
 #[test]
-fn an_object_store_that_is_away_harms_nothing() {
+fn an_unreachable_upload_target_does_not_harm_the_job() {
     let sandbox = Sandbox::new();
     let remote = sandbox.path().join("remote");
     let url = format!("file://{}", remote.display());
     let mut job = start(&sandbox, "job", &["--upload", &url]);
-    // From now on it is no directory.
+    // From now on it is not a directory.
     fs::remove_dir_all(&remote).unwrap();
     fs::write(&remote, "").unwrap();
     step(&sandbox, &mut job);
@@ -372,7 +127,10 @@ fn an_object_store_that_is_away_harms_nothing() {
     assert_eq!(finish(&sandbox, "again", job), unbroken(1));
 }
 
-/// Encrypted snapshots hold nothing that can be read, and need their key.
+/// A text that is only in the job's memory.
+const ONLY_IN_MEMORY: &str = "only-in-memoryonly-in-memory";
+
+/// Encrypted snapshots contain no plain text, and need their key.
 #[test]
 fn an_encrypted_job_needs_its_key() {
     let sandbox = Sandbox::new();
@@ -414,6 +172,16 @@ fn an_encrypted_job_needs_its_key() {
     assert_eq!(finish(&sandbox, "again", job), unbroken(1));
 }
 
+fn bytes_of(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    entries
+        .map(|entry| match entry.file_type().unwrap().is_dir() {
+            true => bytes_of(&entry.path()),
+            false => entry.metadata().unwrap().len(),
+        })
+        .sum()
+}
+
 /// Whether a file below `dir` has `text` in it.
 fn is_in(dir: &Path, text: &str) -> bool {
     let output = Command::new("grep").args(["-rlF", text]).arg(dir).output().unwrap();
@@ -421,9 +189,9 @@ fn is_in(dir: &Path, text: &str) -> bool {
     !output.stdout.is_empty()
 }
 
-/// What did not change is stored once; what did is told; it can be taken out.
+/// Unchanged data is stored once; `diff` lists the changes; `export` writes the data to a directory.
 #[test]
-fn snapshots_share_and_are_compared_and_exported() {
+fn snapshots_share_chunks_and_are_compared_and_exported() {
     let sandbox = Sandbox::new();
     let mut job = start(&sandbox, "job", &["--keep", "1"]);
     let first = job.checkpoint(&sandbox);
@@ -461,7 +229,7 @@ fn snapshots_share_and_are_compared_and_exported() {
     assert_eq!(finish(&sandbox, "job", job), unbroken(2));
 }
 
-/// A sandbox whose `ckpt-run` reaches the service, and whose home is its own.
+/// A sandbox whose `ckpt-run` uses the service, with a state directory of its own.
 fn with_service(service: &Service) -> Sandbox {
     let mut sandbox = Sandbox::new();
     let state = sandbox.path().join("state").display().to_string();
@@ -480,14 +248,14 @@ fn with_service(service: &Service) -> Sandbox {
     sandbox
 }
 
-/// As on another machine: what a store at an address has on this one is gone.
+/// Removes the local state of the store, as on another machine.
 fn forget_state(sandbox: &Sandbox) {
     fs::remove_dir_all(sandbox.path().join("state")).unwrap();
 }
 
-/// There is nothing but the object store: the job is killed with its launcher, and goes on elsewhere.
+/// A job with an object store and no local store: it is killed with its launcher, and resumes elsewhere.
 #[test]
-fn a_job_lives_in_an_object_store_alone() {
+fn a_job_needs_only_an_object_store() {
     let service = Service::new();
     let mut sandbox = with_service(&service);
     sandbox.store = format!("s3://{BUCKET}/team").into();
@@ -522,7 +290,7 @@ fn a_job_lives_in_an_object_store_alone() {
 
     let mut job = start(&sandbox, "again", &options);
     assert!(job.said().contains(&format!("resumed from snapshot {newest}, taken")), "{}", job.said());
-    // The last one of a job that is preempted is in the object store when ckpt-run ends.
+    // The last snapshot of a preempted job is in the object store when ckpt-run ends.
     step(&sandbox, &mut job);
     job.signal(rustix::process::Signal::TERM);
     assert_eq!(job.wait(), 75, "{}", job.said());
@@ -530,7 +298,7 @@ fn a_job_lives_in_an_object_store_alone() {
     let job = start(&sandbox, "third", &options);
     assert_eq!(finish(&sandbox, "third", job), unbroken(3));
 
-    // That it is complete is known elsewhere too, so that what is removed gives its room back.
+    // Another machine knows that the job is complete, and may therefore delete objects.
     forget_state(&sandbox);
     assert!(sandbox.ok(["status"]).contains(": complete, 3 snapshots"));
     sandbox.ok(["untag", "first", "first"]);
@@ -542,9 +310,9 @@ fn a_job_lives_in_an_object_store_alone() {
     assert!(objects.keys().all(|name| name.ends_with(".json")), "{objects:?}");
 }
 
-/// A machine is lost, its store with it, and the network is none of the best.
+/// A machine is lost with its store, and the network is unreliable.
 #[test]
-fn an_uploaded_job_comes_back_from_a_service() {
+fn a_job_resumes_from_an_unreliable_object_store() {
     let service = Service::new();
     let sandbox = with_service(&service);
     let url = format!("s3://{BUCKET}/team");
@@ -564,9 +332,9 @@ fn an_uploaded_job_comes_back_from_a_service() {
     assert_eq!(finish(&sandbox, "again", job), unbroken(1));
 }
 
-/// A service that is of no use is told before anything is started, with what to do.
+/// An unusable service is reported before anything is started, with what to do.
 #[test]
-fn an_object_store_that_cannot_be_used_is_told_at_the_start() {
+fn an_unusable_object_store_is_reported_at_the_start() {
     let service = Service::new();
     let sandbox = with_service(&service);
     let nobody = "http://127.0.0.1:1";
@@ -578,7 +346,7 @@ fn an_object_store_that_cannot_be_used_is_told_at_the_start() {
         ("s3://bucket/team", "CKPT_UPLOAD", "s3://bucket/copies", "s3://bucket/team", "leave --upload out"),
     ] {
         let touch = ["--store", store, "--", "touch", "started"];
-        // Once is enough of what takes long.
+        // Once is enough for the slow case.
         let calls = if value == nobody { 1 } else { 2 };
         for arguments in [&touch[..], &["--store", store, "ls"]].into_iter().take(calls) {
             let output = sandbox.command(arguments).env(name, value).output().unwrap();
@@ -592,9 +360,9 @@ fn an_object_store_that_cannot_be_used_is_told_at_the_start() {
     assert_eq!(service.server.objects().len(), 0);
 }
 
-/// A service that fails while the job runs costs a snapshot, and nothing else.
+/// A service that fails while the job runs costs one snapshot; the job continues.
 #[test]
-fn an_object_store_that_fails_costs_a_snapshot_only() {
+fn a_failing_object_store_costs_only_a_snapshot() {
     let service = Service::new();
     let mut sandbox = with_service(&service);
     sandbox.store = format!("s3://{BUCKET}/team").into();
@@ -613,9 +381,9 @@ fn an_object_store_that_fails_costs_a_snapshot_only() {
     assert_eq!(finish(&sandbox, "job", job), unbroken(1));
 }
 
-/// Bad options are told before anything is started.
+/// Bad options are reported before anything is started.
 #[test]
-fn bad_options_are_refused() {
+fn bad_store_options_are_refused() {
     let sandbox = Sandbox::new();
     let open = sandbox.path().join("open");
     fs::write(&open, [1; 32]).unwrap();

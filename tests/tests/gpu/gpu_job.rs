@@ -1,0 +1,233 @@
+//! A GPU program under ckpt-run, and what the tests do to it.
+
+use rustix::process::Signal;
+use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use ckpt_run_tests::gpu::{Gpu, built, cuda_program, succeed};
+use ckpt_run_tests::{Running, Sandbox, seeded_rng, set_variables};
+
+/// How often most jobs are killed: 5 times, or as often as `CKPT_TEST_KILLS` says.
+pub fn kills() -> u32 {
+    std::env::var("CKPT_TEST_KILLS").map_or(5, |text| text.parse().expect("a number"))
+}
+
+/// Steps of a job that lasts longer than all kills take.
+pub fn steps() -> String {
+    (160 * kills()).to_string()
+}
+
+const LONGEST_LIFE_MS: u64 = 1000;
+
+/// A job on a simulated GPU in a sandbox.
+pub struct GpuJob {
+    pub sandbox: Sandbox,
+    /// Lives as long as the job.
+    _gpu: Gpu,
+    pub program: Command,
+    /// Arguments that slow the job down, so that it can be killed many times.
+    slowness: Vec<OsString>,
+    /// The file with the output that is compared.
+    pub output: &'static str,
+}
+
+impl GpuJob {
+    pub fn new(program: impl FnOnce(&Gpu, &Sandbox) -> Command) -> Self {
+        let (sandbox, gpu) = (Sandbox::new(), Gpu::new());
+        let program = program(&gpu, &sandbox);
+        Self { sandbox, _gpu: gpu, program, slowness: Vec::new(), output: "job.out" }
+    }
+
+    /// A C program of `tests/programs/cuda`. Its work on the GPU takes long enough to be interrupted.
+    pub fn in_c(name: &str) -> Self {
+        Self::new(|gpu, sandbox| {
+            let mut command = gpu.command(gpu.compile(&cuda_program(name), sandbox.path()));
+            command.arg(steps()).env("SIMCUDA_JITTER", "1");
+            command
+        })
+    }
+
+    /// A script of `tests/programs/cuda`.
+    pub fn in_python(name: &str) -> Self {
+        Self::new(|gpu, _| {
+            let mut command = gpu.python(name);
+            command.arg(steps());
+            command
+        })
+    }
+
+    pub fn slowed_by<S: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.slowness = arguments.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Output of an unbroken run without ckpt-run, on a GPU of its own.
+    pub fn unbroken(&self) -> String {
+        let (gpu, sandbox) = (Gpu::new(), Sandbox::new());
+        let mut command = Command::new(self.program.get_program());
+        command.args(self.program.get_args()).env("OMP_NUM_THREADS", "1").current_dir(sandbox.path());
+        set_variables(&mut command, &self.program);
+        command.env("SIMCUDA_DIR", gpu.directory()).env_remove("SIMCUDA_JITTER");
+        let printed = succeed(command);
+        if self.output == "job.out" { printed } else { sandbox.read(self.output) }
+    }
+
+    pub fn command(&self, interpose: impl Into<OsString>) -> Command {
+        let mut command = self.sandbox.command(["--interpose".into(), interpose.into()]);
+        command.arg("--").arg(self.program.get_program()).args(self.program.get_args()).args(&self.slowness);
+        set_variables(&mut command, &self.program);
+        command
+    }
+
+    pub fn start(&self) -> Running {
+        self.sandbox.start_command("job", self.command(library()))
+    }
+
+    /// Creates the file that keeps a job of `tests/programs/cuda` slow.
+    pub fn slow_down(&self) {
+        std::fs::write(self.sandbox.path().join("slow"), "").expect("a file");
+    }
+
+    pub fn full_speed(&self) {
+        std::fs::remove_file(self.sandbox.path().join("slow")).expect("it was slow");
+    }
+
+    pub fn output(&self) -> String {
+        self.sandbox.read(self.output)
+    }
+
+    /// Waits until the job has printed `more` further lines.
+    pub fn until_more_lines(&self, job: &mut Running, more: usize) {
+        let lines = || self.output().lines().count();
+        let goal = lines() + more;
+        job.until("more lines", || (lines() >= goal).then_some(()));
+    }
+
+    /// Starts the job, saves it once it has printed two lines, and lets it print more.
+    pub fn start_and_save(&self) -> Running {
+        let mut job = self.start();
+        job.until_answering(&self.sandbox);
+        self.until_more_lines(&mut job, 2);
+        job.checkpoint(&self.sandbox);
+        self.until_more_lines(&mut job, 1);
+        job
+    }
+
+    /// Kills the job at random moments: while it runs, while it is saved, while it is resumed. The last run ends.
+    /// Returns the output.
+    pub fn killed_at_random_moments(&self, kills: u32) -> String {
+        let mut random = rng_of_this_test();
+        self.slow_down();
+        let mut job = self.start_and_save();
+        for kill in 1..=kills {
+            job.kill_everything();
+            let mut command = self.command(library());
+            if kill < kills {
+                command.env("CKPT_INTERVAL", "250ms");
+            } else {
+                self.full_speed();
+            }
+            job = self.sandbox.start_command("job", command);
+            let death = Instant::now() + Duration::from_millis(random.u64(..LONGEST_LIFE_MS));
+            while kill < kills && Instant::now() < death {
+                assert!(!job.has_ended(), "it was to be killed in the middle\n{}", job.said());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        assert_eq!(job.wait(), 0, "{}", job.said());
+        assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+        self.sandbox.verify_all();
+        self.output()
+    }
+
+    /// Kills the job at random moments; its output has to be that of an unbroken run.
+    pub fn survives(&self, kills: u32) {
+        let output = self.killed_at_random_moments(kills);
+        assert_eq!(output, self.unbroken());
+    }
+
+    /// Preempts the job several times: each time the last snapshot has its GPU state.
+    pub fn is_preempted(&self, times: u32) {
+        self.slow_down();
+        for _ in 0..times {
+            let mut job = self.start();
+            job.until_answering(&self.sandbox);
+            self.until_more_lines(&mut job, 2);
+            job.signal(Signal::TERM);
+            assert_eq!(job.wait(), 75, "{}", job.said());
+        }
+        assert_eq!(self.sandbox.snapshots().len(), times.min(3) as usize, "each time there was one");
+        self.full_speed();
+        let mut job = self.start();
+        assert_eq!(job.wait(), 0, "{}", job.said());
+        assert_eq!(self.output(), self.unbroken());
+    }
+
+    /// Kills the job, but not its launcher, which resumes it.
+    pub fn is_restarted(&self, times: u32) {
+        self.slow_down();
+        let mut command = self.command(library());
+        command.env("CKPT_MAX_RESTARTS", "100");
+        let mut job = self.sandbox.start_command("job", command);
+        job.until_answering(&self.sandbox);
+        for round in 1..=times {
+            self.until_more_lines(&mut job, 2);
+            job.checkpoint(&self.sandbox);
+            let name = self.program.get_program();
+            let is_the_program = |pid: &i32| {
+                let exe = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+                exe.file_name() == std::path::Path::new(name).file_name()
+            };
+            let pid = job.descendants().into_iter().find(is_the_program).expect("it runs");
+            let pid = rustix::process::Pid::from_raw(pid).expect("a PID");
+            rustix::process::kill_process(pid, Signal::KILL).expect("it runs");
+            job.until("a restart", || {
+                let status = self.sandbox.json(["status", "--json"]);
+                (status[0]["restarts"] == round && status[0]["restart_s"].is_null()).then_some(())
+            });
+        }
+        self.full_speed();
+        assert_eq!(job.wait(), 0, "{}", job.said());
+        assert_eq!(self.output(), self.unbroken());
+    }
+
+    /// A checkpoint is refused with the process and this reason, and the job continues. With the file `private` the job
+    /// releases the resource that cannot be saved; then it is saved, killed and resumed.
+    pub fn is_refused_until_private(&self, because: &str) {
+        let program = format!("({})", self.program.get_program().display());
+        self.slow_down();
+        let mut job = self.start();
+        job.until_answering(&self.sandbox);
+        for _ in 0..2 {
+            self.until_more_lines(&mut job, 2);
+            let refused = self.sandbox.call(["checkpoint"]);
+            assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+            let reason = String::from_utf8_lossy(&refused.stderr);
+            for told in ["process ", &program, because] {
+                assert!(reason.contains(told), "{told}: {reason}");
+            }
+        }
+        std::fs::write(self.sandbox.path().join("private"), "").expect("a file");
+        self.until_more_lines(&mut job, 3);
+        job.checkpoint(&self.sandbox);
+        self.until_more_lines(&mut job, 2);
+        job.kill_everything();
+        self.full_speed();
+        let mut job = self.start();
+        assert_eq!(job.wait(), 0, "{}", job.said());
+        assert_eq!(self.output(), self.unbroken());
+    }
+}
+
+/// A generator with the same numbers in each run, and different ones in each test.
+fn rng_of_this_test() -> fastrand::Rng {
+    let mut hasher = DefaultHasher::new();
+    std::thread::current().name().expect("the thread of a test is named after it").hash(&mut hasher);
+    seeded_rng(hasher.finish())
+}
+
+pub fn library() -> OsString {
+    built("libckpt_interpose.so").into()
+}

@@ -1,0 +1,221 @@
+//! Jobs that move between machines, and one job that runs on two machines at once.
+
+use crate::keeper::{KEEPER, finish, has_said, start, step, unbroken};
+use ckpt_run_tests::{Running, Sandbox, python};
+use std::fs;
+use std::process::Command;
+
+/// A job moves to another machine, and returns to a disk with old snapshots. Both machines know when it is complete.
+#[test]
+fn a_returning_job_resumes_from_the_newest_upload() {
+    let sandbox = Sandbox::new();
+    let path = |name: &str| sandbox.path().join(name);
+    fs::create_dir(path("remote")).unwrap();
+    let url = format!("file://{}", path("remote").display());
+    let options = ["--upload", &url, "--grace", "60s"];
+    // Each machine has a disk of its own.
+    let plug_in = |disk: &str| fs::rename(path(disk), path(".ckpt-run")).unwrap();
+    let unplug = |disk: &str| fs::rename(path(".ckpt-run"), path(disk)).unwrap();
+    let preempted = |name: &str, from: Option<&str>| {
+        let mut job = start(&sandbox, name, &options);
+        let resumed = from.map(|id| format!("resumed from snapshot {id}"));
+        assert!(resumed.is_none_or(|resumed| job.said().contains(&resumed)), "{}", job.said());
+        step(&sandbox, &mut job);
+        job.signal(rustix::process::Signal::TERM);
+        assert_eq!(job.wait(), 75, "{}", job.said());
+    };
+    preempted("first", None);
+    unplug("one");
+    preempted("second", Some("000001"));
+    unplug("two");
+    plug_in("one");
+    let job = start(&sandbox, "third", &options);
+    assert!(job.said().contains("resumed from snapshot 000002"), "{}", job.said());
+    assert!(job.said().contains("it has gone on on another machine"), "{}", job.said());
+    assert_eq!(finish(&sandbox, "third", job), unbroken(2));
+    unplug("one");
+    plug_in("two");
+    let job = start(&sandbox, "fourth", &options);
+    assert!(!job.said().contains("resumed"), "it is complete: {}", job.said());
+    assert_eq!(finish(&sandbox, "fourth", job), unbroken(0));
+}
+
+/// Continues as another machine that shares the store: it has its own state directory.
+fn on(sandbox: &mut Sandbox, machine: &str) {
+    let state = sandbox.path().join(machine).display().to_string();
+    sandbox.variables = vec![("XDG_STATE_HOME".to_owned(), state)];
+}
+
+/// A start that fails because its CRIU is broken: it resumes nothing, and does not take the job over.
+fn fails_to_resume(sandbox: &Sandbox, options: &[&str], from: &str) {
+    let broken = sandbox.path().join("criu");
+    // A shell writes the file: a process that another test forks here could hold it open and prevent its execution.
+    let write =
+        "printf '#!/bin/sh\\n[ \"$1\" != swrk ] && exec %s \"$@\"\\n' \"$1\" > \"$2\" && chmod +x \"$2\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", write, "sh"]).arg(ckpt_run_tests::criu()).arg(&broken);
+    assert!(shell.status().unwrap().success());
+    let python = python();
+    let command = ["--", python.to_str().unwrap(), "-c", KEEPER];
+    let mut command = sandbox.command(options.iter().copied().chain(command));
+    let output = command.env("CKPT_CRIU", &broken).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains(&format!("resuming from snapshot {from}")), "{said}");
+}
+
+/// Kills a job whose machine has lost it to another one: it is not restarted there.
+fn is_not_restarted(mut job: Running) {
+    for pid in job.descendants() {
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+    assert_eq!(job.wait(), 125, "{}", job.said());
+    assert!(job.said().contains("the job is not restarted here: another ckpt-run"), "{}", job.said());
+}
+
+/// A scheduler has started the job on a second machine while the first one is still alive. From then on only the second
+/// one takes snapshots.
+#[test]
+fn later_machine_owns_a_shared_store() {
+    let mut sandbox = Sandbox::new();
+    sandbox.store = format!("file://{}", sandbox.path().join("remote").display()).into();
+    on(&mut sandbox, "one");
+    let mut first = start(&sandbox, "first", &["--max-restarts", "5"]);
+    step(&sandbox, &mut first);
+    let shared = first.checkpoint(&sandbox);
+
+    on(&mut sandbox, "broken");
+    fails_to_resume(&sandbox, &[], &shared);
+    on(&mut sandbox, "one");
+    let shared = first.checkpoint(&sandbox);
+
+    on(&mut sandbox, "two");
+    let mut second = start(&sandbox, "second", &[]);
+    assert!(second.said().contains(&format!("resumed from snapshot {shared}")), "{}", second.said());
+    let before_refusal = sandbox.snapshots();
+    on(&mut sandbox, "one");
+    let output = sandbox.call(["checkpoint"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("another ckpt-run (on the machine ") && said.contains("End one of the two"),
+        "{said}"
+    );
+    assert_eq!(sandbox.snapshots(), before_refusal);
+    is_not_restarted(first);
+
+    on(&mut sandbox, "two");
+    step(&sandbox, &mut second);
+    let newest = second.checkpoint(&sandbox);
+    second.kill_everything();
+    on(&mut sandbox, "one");
+    let third = start(&sandbox, "third", &[]);
+    assert!(third.said().contains(&format!("resumed from snapshot {newest}")), "{}", third.said());
+    assert_eq!(finish(&sandbox, "third", third), unbroken(2));
+    sandbox.verify_all();
+}
+
+/// Two machines with a disk each, which upload the same job to one place.
+struct Uploads {
+    sandbox: Sandbox,
+    url: String,
+}
+
+impl Uploads {
+    fn new() -> Self {
+        let mut sandbox = Sandbox::new();
+        fs::create_dir(sandbox.path().join("remote")).unwrap();
+        sandbox.variables = vec![("CKPT_JOB".to_owned(), "both".to_owned())];
+        let url = format!("file://{}", sandbox.path().join("remote").display());
+        Self { sandbox, url }
+    }
+
+    fn options(&self) -> [&str; 4] {
+        ["--upload", &self.url, "--max-restarts", "5"]
+    }
+
+    /// Continues as this machine.
+    fn on(&mut self, machine: &str) {
+        self.sandbox.store = self.sandbox.path().join(machine);
+    }
+
+    /// Starts the job, which has to resume from this snapshot.
+    fn resume(&self, name: &str, from: &str) -> Running {
+        let job = start(&self.sandbox, name, &self.options());
+        assert!(job.said().contains(&format!("resumed from snapshot {from}")), "{}", job.said());
+        job
+    }
+
+    /// Waits for the upload of a snapshot. The job's record is uploaded after it.
+    fn until_uploaded(&self, job: &mut Running, number: u64) {
+        job.until("an upload", || {
+            let record = self.sandbox.read("remote/jobs/both/job.json");
+            record.contains(&format!(r#""last_sequence":{number},"#)).then_some(())
+        });
+    }
+
+    /// The manifests that were uploaded.
+    fn manifests(&self) -> Vec<String> {
+        let manifests = fs::read_dir(self.sandbox.path().join("remote/jobs/both/manifests")).unwrap();
+        manifests.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// Takes snapshots that stay on this machine, since the other one owns the uploads.
+    fn refused_uploads(&self, job: &mut Running) -> Vec<String> {
+        let refused = |count: usize| {
+            let id = job.checkpoint(&self.sandbox);
+            job.until("a refusal", || {
+                let said = self.sandbox.read("first.err");
+                let refusals = said.matches("but was not uploaded: another ckpt-run (on the machine ");
+                (refusals.count() == count).then_some(())
+            });
+            id
+        };
+        (1..=3).map(refused).collect()
+    }
+}
+
+#[test]
+fn later_machine_owns_uploads() {
+    let mut uploads = Uploads::new();
+    uploads.on("one");
+    let mut first = start(&uploads.sandbox, "first", &uploads.options());
+    let shared = first.checkpoint(&uploads.sandbox);
+    uploads.until_uploaded(&mut first, 1);
+
+    uploads.on("broken");
+    fails_to_resume(&uploads.sandbox, &uploads.options(), &shared);
+    uploads.on("one");
+    let shared = first.checkpoint(&uploads.sandbox);
+    uploads.until_uploaded(&mut first, 2);
+
+    uploads.on("two");
+    let mut second = uploads.resume("second", &shared);
+    uploads.on("one");
+    let own = uploads.refused_uploads(&mut first);
+    is_not_restarted(first);
+
+    uploads.on("two");
+    step(&uploads.sandbox, &mut second);
+    let newest = second.checkpoint(&uploads.sandbox);
+    uploads.until_uploaded(&mut second, 3);
+    let names = uploads.manifests();
+    let is_uploaded = |id: &String| names.iter().any(|name| name.starts_with(id));
+    assert!(names.len() == 3 && is_uploaded(&newest) && !own[1..].iter().any(is_uploaded), "{names:?}");
+    second.kill_everything();
+
+    // The first machine resumes from the upload, although its own disk has higher numbers. It does so again when it is
+    // started a second time before it has taken a snapshot.
+    uploads.on("one");
+    for name in ["third", "fourth"] {
+        let mut again = uploads.resume(name, &newest);
+        let is_told = has_said(&uploads.sandbox, name, "it has gone on on another machine").is_some();
+        assert_eq!(is_told, name == "third");
+        again.kill_everything();
+    }
+    let mut fifth = start(&uploads.sandbox, "fifth", &uploads.options());
+    let on_disk = fifth.checkpoint(&uploads.sandbox);
+    fifth.kill_everything();
+    let sixth = uploads.resume("sixth", &on_disk);
+    assert_eq!(finish(&uploads.sandbox, "sixth", sixth), unbroken(1));
+}
