@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use crate::tools::Tools;
-use crate::{process, test};
+use crate::{process, test, workspace};
 
 /// Options of `cargo xtask soak`.
 #[derive(clap::Args)]
@@ -28,7 +28,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Ok(test) => test,
         Err(code) => return Ok(code),
     };
-    soak.args(["--package", "ckpt-run-tests", "--test", "jobs", "soak::", "--", "--nocapture"]);
+    soak.args([
+        "--workspace",
+        "--features",
+        workspace::FAULTS,
+        "--test",
+        "jobs",
+        "soak::",
+        "--",
+        "--nocapture",
+    ]);
     soak.env("CKPT_TEST_SOAK_CHECKPOINTS", args.checkpoints.to_string());
     soak.env("CKPT_TEST_SOAK_KILLS", args.kills.to_string());
     if let Some(seed) = args.seed {

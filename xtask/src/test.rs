@@ -53,12 +53,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// build, and simcuda. A `cargo test` that finds them, or the exit code of the build.
 pub fn with_programs(tools: &Tools) -> Result<Result<Command, ExitCode>> {
     let mut build = workspace::cargo();
-    build.args(["build", "--workspace", "--features", workspace::FAULTS]);
+    // With all targets, dependencies get the features that they have in `cargo test`, which does not build them again.
+    build.args(["build", "--workspace", "--all-targets", "--features", workspace::FAULTS]);
     let status = build.status().context("could not start cargo build")?;
     if !status.success() {
         return Ok(Err(process::exit_code(status)));
     }
-    let libcuda = workspace::simcuda()?;
+    let libcuda = workspace::link_simcuda()?;
     let mut test = workspace::cargo();
     test.arg("test");
     clear_options(&mut test);

@@ -51,6 +51,12 @@ pub fn simcuda() -> Result<PathBuf> {
     let status =
         cargo().args(["build", "--package", "simcuda"]).status().context("could not start cargo build")?;
     ensure!(status.success(), "simcuda could not be built ({status})");
+    link_simcuda()
+}
+
+/// The same for a simcuda that was built with the workspace. To build the package alone would build its dependencies
+/// anew, with other features.
+pub fn link_simcuda() -> Result<PathBuf> {
     let target = target_dir()?;
     let dir = target.join("simcuda");
     fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;

@@ -81,7 +81,10 @@ pub fn for_tests() -> Result<PathBuf> {
 fn make(to: &Path, build: Build) -> Result<()> {
     let prefix = tools::criu_prefix()?;
     let built = build_programs(build)?;
-    let libcuda = workspace::simcuda()?;
+    let libcuda = match build {
+        Build::Release => workspace::simcuda()?,
+        Build::Tests => workspace::link_simcuda()?,
+    };
     let part = to.with_extension("part");
     clear(&part)?;
     fs::create_dir_all(&part).with_context(|| format!("creating {}", part.display()))?;
