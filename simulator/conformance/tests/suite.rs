@@ -122,7 +122,7 @@ fn the_driver_behind_the_interposer_is_still_the_driver() {
 #[test]
 fn a_real_driver_passes_and_the_simulated_driver_does_the_same() {
     let Some(real) = real_driver() else {
-        eprintln!("there is no real libcuda.so.1 here: not compared");
+        ckpt_test_skip::skip("there is no real libcuda.so.1 here");
         return;
     };
     let jobs = std::thread::available_parallelism().unwrap().to_string();

@@ -161,7 +161,7 @@ fn can_be_reached(user: &User) -> bool {
     };
     let all = [ckpt_run(), criu(), user.sandbox.path().to_owned()].iter().all(|path| reaches(path));
     if !all {
-        eprintln!("skipped: other users cannot get at the programs under test, or at target/tests");
+        ckpt_test_skip::skip("other users have no access to the programs under test, or to target/tests");
     }
     all
 }

@@ -15,7 +15,7 @@ fn start(sandbox: &Sandbox, program: &str, arguments: &[PathBuf]) -> Option<Runn
     while !sandbox.path().join("ready").exists() {
         if job.has_ended() {
             assert_eq!(job.wait(), UNAVAILABLE, "{program}: {}", job.said());
-            eprintln!("skipped: {program} is not available here");
+            ckpt_test_skip::skip(format_args!("{program} is not available here"));
             return None;
         }
         std::thread::sleep(std::time::Duration::from_millis(5));

@@ -68,7 +68,7 @@ fn runs(program: &str, way: Way) -> bool {
 fn passes(program: &str) {
     for way in [Way::Plain, Way::LeftRunning, Way::Resumed] {
         if !runs(program, way) {
-            eprintln!("skipped: {program} is not available here");
+            ckpt_test_skip::skip(format_args!("{program} is not available here"));
             return;
         }
     }

@@ -18,7 +18,7 @@ fn criu() -> Option<PathBuf> {
     if path.exists() && is_root {
         return Some(path);
     }
-    eprintln!("SKIPPED: needs root and CRIU, which is looked for at {}", path.display());
+    ckpt_test_skip::skip(format_args!("needs root, and CRIU at {}", path.display()));
     None
 }
 
