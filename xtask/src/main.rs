@@ -3,6 +3,8 @@
 //!
 //! Each works on a fresh machine: what it needs and does not find is set up first, see [`tools`].
 
+#![forbid(unsafe_code)]
+
 mod bench;
 mod bundle;
 mod ci;
@@ -10,6 +12,7 @@ mod conformance;
 mod demo;
 mod process;
 mod say;
+mod skips;
 mod soak;
 mod structure;
 mod test;

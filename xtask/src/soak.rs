@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::tools::Tools;
+use crate::tools::{self, Tool};
 use crate::{process, test, workspace};
 
 /// Options of `cargo xtask soak`.
@@ -23,8 +23,8 @@ pub struct Args {
 
 /// Sets up, builds, and soaks. What was counted is the JSON line at the end.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let tools = Tools::set_up()?;
-    let mut soak = match test::with_programs(&tools)? {
+    let tools = tools::environment(&[Tool::Criu, Tool::Torch])?;
+    let mut soak = match test::with_programs(tools)? {
         Ok(test) => test,
         Err(code) => return Ok(code),
     };

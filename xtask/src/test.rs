@@ -1,19 +1,18 @@
 //! `cargo xtask test`: everything that the tests need, then the tests.
 
-use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
-use crate::tools::Tools;
-use crate::{bundle, process, tools, workspace};
+use crate::tools::{self, Tool, Variables};
+use crate::{bundle, process, skips, workspace};
 
 /// How long `--full` stresses the gate, in seconds; interpose/tests/stress.rs has a shorter time of its own.
 const STRESS_S: &str = "60";
 /// How often `--full` kills each job on a GPU; tests/tests/gpu/jobs.rs has a smaller number of its own.
 const KILLS: &str = "20";
 
-/// How long the tests of one program may take: one that hangs is named, and does not take the others along.
+/// How long the tests of one program may take: a program that hangs is ended and named, and the others still run.
 const PROGRAM_LIMIT: &str = "25m";
 
 /// Options of `cargo xtask test`.
@@ -27,11 +26,12 @@ pub struct Args {
     args: Vec<String>,
 }
 
-/// Sets up, builds and tests. The exit code is that of the first cargo command that failed.
+/// Sets up, builds and tests. The exit code is that of the first cargo command that failed, or 1 for a test that
+/// skipped and may not.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let tools = Tools::set_up()?;
+    let tools = tools::environment(&Tool::ALL)?;
     let rootfs = args.full.then(tools::trixie_root).transpose()?;
-    let mut test = match with_programs(&tools)? {
+    let mut test = match with_programs(tools)? {
         Ok(test) => test,
         Err(code) => return Ok(code),
     };
@@ -45,13 +45,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             .env("CKPT_TEST_STRESS_S", STRESS_S)
             .env("CKPT_TEST_KILLS", KILLS);
     }
-    let status = test.status().context("could not start cargo test")?;
-    Ok(process::exit_code(status))
+    let skipped = skips::file()?;
+    skips::clear(&skipped)?;
+    let status = test.env(skips::FILE_VARIABLE, &skipped).status().context("could not start cargo test")?;
+    let all_may_skip = skips::report(&skips::read(&skipped)?);
+    Ok(if status.success() && !all_may_skip { ExitCode::FAILURE } else { process::exit_code(status) })
 }
 
-/// Builds what the scenarios run: the real binary with the real preload library, which `cargo test` alone does not
-/// build, and simcuda. A `cargo test` that finds them, or the exit code of the build.
-pub fn with_programs(tools: &Tools) -> Result<Result<Command, ExitCode>> {
+/// Builds the programs that the scenarios run and that `cargo test` alone does not build: the real binary, the real
+/// preload library, and simcuda. Returns a `cargo test` that finds them, or the exit code of the build.
+pub fn with_programs(tools: Variables) -> Result<Result<Command, ExitCode>> {
     let mut build = workspace::cargo();
     // With all targets, dependencies get the features that they have in `cargo test`, which does not build them again.
     build.args(["build", "--workspace", "--all-targets", "--features", workspace::FAULTS]);
@@ -60,24 +63,18 @@ pub fn with_programs(tools: &Tools) -> Result<Result<Command, ExitCode>> {
         return Ok(Err(process::exit_code(status)));
     }
     let libcuda = workspace::link_simcuda()?;
-    let mut test = workspace::cargo();
-    test.arg("test");
+    let cargo = workspace::cargo();
+    // A shell starts background commands with Ctrl-C ignored, and tests send it.
+    let mut test = Command::new("env");
+    test.arg("--default-signal=INT").arg(cargo.get_program()).arg("test").current_dir(workspace::root());
     clear_options(&mut test);
-    // What is started in the background by a shell has Ctrl-C ignored, and tests send it.
-    let hear_interrupts = || {
-        // SAFETY: the default action is no function.
-        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-        Ok(())
-    };
-    // SAFETY: one system call, allowed between fork and exec.
-    unsafe { test.pre_exec(hear_interrupts) };
-    test.envs(tools.env()).env("CKPT_TEST_BIN", workspace::target_dir()?.join("debug/ckpt-run"));
+    test.envs(tools).env("CKPT_TEST_BIN", workspace::target_dir()?.join("debug/ckpt-run"));
     test.env("CKPT_TEST_LIBCUDA", libcuda);
     Ok(Ok(test))
 }
 
-/// Takes every `CKPT_*` variable from the environment: they are options of ckpt-run, and those of whoever started
-/// xtask must not change what is tested or shown.
+/// Removes every `CKPT_*` variable from the environment of a command. They are options of ckpt-run, and the options of
+/// the user of xtask must not change what is tested or shown.
 pub fn clear_options(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("CKPT_") {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::median;
-use crate::tools::Tools;
+use crate::tools::python::PYTHON;
 
 /// Arithmetic, page faults, files and processes: what a job does. Prints the seconds that it took by itself, without
 /// start-up.
@@ -45,23 +45,22 @@ pub struct Idle {
 }
 
 /// Measures both.
-pub fn measure(tools: &Tools, ckpt_run: &Path) -> Result<Idle> {
-    let idle_overhead = in_turns(tools, ckpt_run, WORK, |plain_s, under_s| under_s / plain_s)? - 1.0;
-    let system_call_ns = in_turns(tools, ckpt_run, CALLS, |plain_s, under_s| (under_s - plain_s) * 1e9)?;
+pub fn measure(criu: &Path, ckpt_run: &Path) -> Result<Idle> {
+    let idle_overhead = in_turns(criu, ckpt_run, WORK, |plain_s, under_s| under_s / plain_s)? - 1.0;
+    let system_call_ns = in_turns(criu, ckpt_run, CALLS, |plain_s, under_s| (under_s - plain_s) * 1e9)?;
     Ok(Idle { idle_overhead, system_call_ns })
 }
 
 /// The median over rounds of what `compare` makes of (seconds plain, seconds under ckpt-run).
-fn in_turns(tools: &Tools, ckpt_run: &Path, work: &str, compare: fn(f64, f64) -> f64) -> Result<f64> {
+fn in_turns(criu: &Path, ckpt_run: &Path, work: &str, compare: fn(f64, f64) -> f64) -> Result<f64> {
     let dir = tempfile::tempdir()?;
-    let python = tools.python();
-    let plain = || seconds(Command::new(python).arg("-c").arg(work));
+    let plain = || seconds(Command::new(PYTHON).arg("-c").arg(work));
     let under = || {
         let mut command = Command::new(ckpt_run);
         command
             .args(["-q", "--interval", "off", "--resume", "never", "--store"])
             .arg(dir.path().join("store"));
-        command.arg("--").arg(python).arg("-c").arg(work).env("CKPT_CRIU", tools.criu());
+        command.arg("--").arg(PYTHON).arg("-c").arg(work).env("CKPT_CRIU", criu);
         seconds(&mut command)
     };
     plain()?;

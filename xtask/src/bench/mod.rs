@@ -20,8 +20,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::tools::Tools;
-use crate::{process, workspace};
+use crate::{process, tools, workspace};
 use sandbox::Sandbox;
 
 /// Options of `cargo xtask bench`.
@@ -118,7 +117,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn host(args: &HostArgs) -> Result<ExitCode> {
-    let tools = Tools::set_up()?;
+    let criu = tools::criu()?;
     eprintln!("bench: building ckpt-run (release)");
     let status = workspace::cargo().args(["build", "--release", "--quiet", "-p", "ckpt-run"]).status()?;
     if !status.success() {
@@ -127,13 +126,13 @@ fn host(args: &HostArgs) -> Result<ExitCode> {
     let ckpt_run = workspace::target_dir()?.join("release/ckpt-run");
     let mut sizes = Vec::new();
     for &resident_gb in args.sizes.iter().filter(|_| !args.idle_only) {
-        sizes.push(measure(&tools, &ckpt_run, resident_gb, args.rounds)?);
+        sizes.push(measure(&criu, &ckpt_run, resident_gb, args.rounds)?);
     }
     eprintln!("bench: idle overhead");
     let report = Report {
         sizes,
-        idle: idle::measure(&tools, &ckpt_run)?,
-        criu: process::capture(Command::new(tools.criu()).arg("--version"))?.trim().to_owned(),
+        idle: idle::measure(&criu, &ckpt_run)?,
+        criu: process::capture(Command::new(&criu).arg("--version"))?.trim().to_owned(),
         kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
     };
@@ -150,13 +149,13 @@ fn tell(report: &impl Serialize, file: Option<&Path>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(tools: &Tools, ckpt_run: &Path, resident_gb: f64, rounds: usize) -> Result<Size> {
+fn measure(criu: &Path, ckpt_run: &Path, resident_gb: f64, rounds: usize) -> Result<Size> {
     let mut measured = Vec::new();
     // The first round is not counted: it finds memory and caches cold for whoever comes first.
     for round in 0..=rounds {
         eprintln!("bench: {resident_gb} GB, round {round} of {rounds}");
         // Who is first takes turns.
-        let result = one_round(tools, ckpt_run, (resident_gb * 1e9) as u64, round % 2 == 0)?;
+        let result = one_round(criu, ckpt_run, (resident_gb * 1e9) as u64, round % 2 == 0)?;
         if round > 0 {
             measured.push(result);
         }
@@ -177,8 +176,8 @@ fn measure(tools: &Tools, ckpt_run: &Path, resident_gb: f64, rounds: usize) -> R
     })
 }
 
-fn one_round(tools: &Tools, ckpt_run: &Path, bytes: u64, ours_first: bool) -> Result<Round> {
-    let sandbox = Sandbox::new(tools, ckpt_run, bytes)?;
+fn one_round(criu: &Path, ckpt_run: &Path, bytes: u64, ours_first: bool) -> Result<Round> {
+    let sandbox = Sandbox::new(criu, ckpt_run, bytes)?;
     let mut job = sandbox.start()?;
     let (mut stall_s, mut durable_s, mut criu_alone_s) = (0.0, 0.0, 0.0);
     for ours in [ours_first, !ours_first] {

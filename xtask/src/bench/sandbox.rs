@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::process;
-use crate::tools::Tools;
+use crate::tools::python::PYTHON;
 use crate::workspace;
 
 const BALLAST: &str = include_str!("ballast.py");
@@ -21,7 +21,7 @@ const CRIU_OPTIONS: &[&str] = &["--tcp-established", "--file-locks", "--link-rem
 
 /// A working directory, a store and a tmpfs for one round.
 pub struct Sandbox<'a> {
-    tools: &'a Tools,
+    criu: &'a Path,
     ckpt_run: &'a Path,
     bytes: u64,
     dir: tempfile::TempDir,
@@ -29,11 +29,11 @@ pub struct Sandbox<'a> {
 
 impl<'a> Sandbox<'a> {
     /// Makes them, on the disk of the build directory.
-    pub fn new(tools: &'a Tools, ckpt_run: &'a Path, bytes: u64) -> Result<Self> {
+    pub fn new(criu: &'a Path, ckpt_run: &'a Path, bytes: u64) -> Result<Self> {
         let parent = workspace::target_dir()?;
         let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(parent)?;
         fs::write(dir.path().join("ballast.py"), BALLAST)?;
-        let sandbox = Self { tools, ckpt_run, bytes, dir };
+        let sandbox = Self { criu, ckpt_run, bytes, dir };
         let images = sandbox.images();
         fs::create_dir(&images)?;
         let huge = if bytes >= HUGE_FROM_BYTES { "huge=always" } else { "huge=never" };
@@ -56,13 +56,12 @@ impl<'a> Sandbox<'a> {
     fn ckpt_run(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.ckpt_run);
         command.args(arguments).current_dir(self.dir.path()).stdin(Stdio::null());
-        command.env("CKPT_CRIU", self.tools.criu()).env("CKPT_INTERVAL", "off").env("CKPT_QUIET", "1");
+        command.env("CKPT_CRIU", self.criu).env("CKPT_INTERVAL", "off").env("CKPT_QUIET", "1");
         command
     }
 
     fn launch(&self) -> Result<Job<'_, 'a>> {
-        let python = self.tools.python().to_string_lossy().into_owned();
-        let mut command = self.ckpt_run(&["--", &python, "ballast.py", &self.bytes.to_string()]);
+        let mut command = self.ckpt_run(&["--", PYTHON, "ballast.py", &self.bytes.to_string()]);
         let child = command.stdout(Stdio::null()).spawn().context("starting ckpt-run")?;
         Ok(Job { sandbox: self, child })
     }
@@ -114,7 +113,7 @@ impl<'a> Sandbox<'a> {
         fs::write(self.path("ping"), "")?;
         let script = format!(
             "{} restore -d -D {} -W {} -o restore.log {} || exit 1; sleep 1000",
-            self.tools.criu().display(),
+            self.criu.display(),
             images.display(),
             self.images().display(),
             CRIU_OPTIONS.join(" "),
@@ -166,7 +165,7 @@ impl Job<'_, '_> {
         let images = self.sandbox.images();
         self.sandbox.ask("reset", "reset-done")?;
         let mut nsenter = Command::new("nsenter");
-        nsenter.args(["--target", init.trim(), "--pid", "--mount", "--"]).arg(self.sandbox.tools.criu());
+        nsenter.args(["--target", init.trim(), "--pid", "--mount", "--"]).arg(self.sandbox.criu);
         nsenter.args([
             "dump",
             "--tree",

@@ -19,14 +19,16 @@ use anyhow::{Context, Result, bail, ensure};
 use self::job::Job;
 use self::losses::{Comparison, Marks};
 use crate::say::{self, Clock};
-use crate::tools::Tools;
-use crate::{process, test, workspace};
+use crate::{process, test, tools, workspace};
 
 /// How long anything in the demo may take before it is taken for stuck.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Steps before the checkpoint is asked for, and steps between it and the kill.
 const STEPS_AHEAD: usize = 8;
+
+/// The Cargo profile that ckpt-run is built with: the one that is built fastest, see Cargo.toml.
+const PROFILE: &str = "demo";
 
 /// Options of `cargo xtask demo`.
 #[derive(clap::Args)]
@@ -45,14 +47,13 @@ pub struct Args {
 /// Runs the demo. Exit code 1 says that the losses differ.
 pub fn run(args: &Args) -> Result<ExitCode> {
     println!("A torchrun job of 2 ranks is checkpointed, killed with SIGKILL, and goes on.\n");
-    let tools = Tools::set_up()?;
-    let ckpt_run = build()?;
+    let programs = Programs::set_up()?;
     let mut work = tempfile::Builder::new()
         .prefix("ckpt-run-demo-")
         .tempdir()
         .context("creating a temporary work directory")?;
     println!();
-    let outcome = Demo::new(args, &tools, ckpt_run, work.path()).and_then(|demo| demo.run());
+    let outcome = Demo::new(args, programs, work.path()).and_then(|demo| demo.run());
     let identical = outcome.as_ref().is_ok_and(|&identical| identical);
     let path = work.path().to_path_buf();
     work.disable_cleanup(args.keep || !identical);
@@ -62,16 +63,34 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     outcome.map(|identical| if identical { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Builds the release binary, and the library that it preloads into the job.
-fn build() -> Result<PathBuf> {
-    let start = Instant::now();
-    let mut cargo = workspace::cargo();
-    cargo.args(["build", "--release", "--quiet", "-p", "ckpt-run", "-p", "ckpt-interpose"]);
-    let status = cargo.status().context("could not start cargo build")?;
-    ensure!(status.success(), "`{}` failed", process::describe(&cargo));
-    let binary = workspace::target_dir()?.join("release/ckpt-run");
-    println!("demo:  built {} ({})", binary.display(), say::duration(start.elapsed()));
-    Ok(binary)
+/// What the demo runs.
+struct Programs {
+    ckpt_run: PathBuf,
+    criu: PathBuf,
+    torchrun: PathBuf,
+}
+
+impl Programs {
+    /// Builds ckpt-run alone, and sets up CRIU and PyTorch at the same time: a build needs the processor, a set-up the
+    /// network.
+    fn set_up() -> Result<Self> {
+        let start = Instant::now();
+        let mut cargo = workspace::cargo();
+        cargo.args(["build", "--profile", PROFILE, "--quiet", "--package", "ckpt-run"]);
+        eprintln!("demo:  building ckpt-run: {}", process::describe(&cargo));
+        let mut build = cargo.spawn().context("could not start cargo build")?;
+        let tools = tools::criu().and_then(|criu| Ok((criu, tools::torchrun()?)));
+        if tools.is_err() {
+            // It may have ended by itself.
+            let _ = build.kill();
+        }
+        let status = build.wait()?;
+        let (criu, torchrun) = tools?;
+        ensure!(status.success(), "`{}` failed", process::describe(&cargo));
+        let ckpt_run = workspace::target_dir()?.join(PROFILE).join("ckpt-run");
+        println!("demo:  {} is ready ({})", ckpt_run.display(), say::duration(start.elapsed()));
+        Ok(Self { ckpt_run, criu, torchrun })
+    }
 }
 
 /// A port that nobody has: torchrun's own default may be in use by another job. It is below those that the kernel gives
@@ -97,7 +116,7 @@ struct Demo {
 }
 
 impl Demo {
-    fn new(args: &Args, tools: &Tools, ckpt_run: PathBuf, work: &Path) -> Result<Self> {
+    fn new(args: &Args, programs: Programs, work: &Path) -> Result<Self> {
         for dir in ["unbroken", "broken", "tmp"] {
             fs::create_dir(work.join(dir))?;
         }
@@ -106,14 +125,14 @@ impl Demo {
         // Debian's torchrun 1.13 under Python 3.11 needs -r and -t.
         let line = format!("-r 1 -t 1 --master_port {port} --nproc_per_node=2");
         let options = format!("--steps {} --step-ms {} --workers 1", args.steps, args.step_ms);
-        let mut command = vec![tools.torchrun().display().to_string()];
+        let mut command = vec![programs.torchrun.display().to_string()];
         command.extend(line.split(' ').map(str::to_owned));
         command.push(script.display().to_string());
         command.extend(options.split(' ').map(str::to_owned));
         Ok(Self {
             clock: Clock::start(),
-            ckpt_run,
-            criu: tools.criu().to_path_buf(),
+            ckpt_run: programs.ckpt_run,
+            criu: programs.criu,
             command,
             steps: args.steps as usize,
             step_ms: args.step_ms,

@@ -1,4 +1,5 @@
-//! What tests and demo need besides the Rust toolchain, found or set up under `target/tools`.
+//! What tests and demo need besides the Rust toolchain, found or set up under `target/tools`. Each command of xtask
+//! sets up only the tools that it uses.
 //!
 //! | tool | found | else, on Debian and Ubuntu as root |
 //! |---|---|---|
@@ -11,8 +12,8 @@
 //! | Slurm, munge | in `CKPT_TEST_SLURM` | packages of the system's own suite, unpacked into a prefix ([`slurm`]) |
 //! | a root with PyTorch 2.6 | - | debootstrap, for `test --full` only ([`rootfs`]) |
 //!
-//! Each is built beside its final place and renamed into it, so that an interrupted set-up is never taken for a
-//! finished one, and each is checked by running it, at every start.
+//! Each tool is built beside its final place and renamed into it: an interrupted set-up is never mistaken for a
+//! finished one. Each tool is checked at every start by running it.
 
 mod apt;
 mod criu;
@@ -44,8 +45,7 @@ pub struct Args {
 
 /// Sets up and prints the environment that the tests get.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let tools = Tools::set_up()?;
-    for (name, value) in tools.env() {
+    for (name, value) in environment(&Tool::ALL)? {
         println!("{name}={}", value.display());
     }
     if args.full {
@@ -54,71 +54,78 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The tools, ready to be used.
-pub struct Tools {
+/// A tool that tests find by environment variables.
+#[derive(Clone, Copy)]
+pub enum Tool {
     /// The `criu` to use: a program or a wrapper script.
-    criu: PathBuf,
-    python: python::Python,
+    Criu,
+    /// A Python that has PyTorch, and its `torchrun`.
+    Torch,
     /// A directory for `PYTHONPATH` that has uvloop.
-    pythonpath: PathBuf,
-    /// The Python that has cuda-bindings and numba-cuda.
-    cuda_python: PathBuf,
-    /// The Python that has what the reader of stores imports.
-    reader_python: PathBuf,
-    /// The Python that has the schemas of Kubernetes' API.
-    kubernetes_python: PathBuf,
+    Uvloop,
+    /// A Python that has cuda-bindings and numba-cuda.
+    CudaPython,
+    /// A Python that has what the reader of stores imports.
+    StoreReader,
+    /// A Python that has the schemas of Kubernetes' API.
+    Kubernetes,
     /// A directory with Slurm's programs and plugins.
-    slurm: PathBuf,
+    Slurm,
 }
 
-impl Tools {
-    /// Finds or sets up everything, and prints a line for each.
-    pub fn set_up() -> Result<Self> {
-        let _lock = lock()?;
-        let criu = criu::set_up()?;
-        let python = python::set_up_torch()?;
-        let pythonpath = python::set_up_uvloop()?;
-        let cuda_python = python::set_up_cuda()?;
-        let reader_python = python::set_up_store_reader()?;
-        let kubernetes_python = python::set_up_kubernetes()?;
-        let slurm = slurm::set_up()?;
-        Ok(Self { criu, python, pythonpath, cuda_python, reader_python, kubernetes_python, slurm })
-    }
+/// Environment variables.
+pub type Variables = Vec<(&'static str, OsString)>;
 
-    /// The variables that tests find the tools by. `CKPT_CRIU` is also ckpt-run's own `--criu`.
-    pub fn env(&self) -> Vec<(&'static str, OsString)> {
-        vec![
-            ("CKPT_CRIU", self.criu.clone().into()),
-            ("CKPT_TEST_PYTHON", python::PYTHON.into()),
-            ("CKPT_TEST_TORCHRUN", self.python.torchrun.clone().into()),
-            ("CKPT_TEST_PYTHONPATH", self.pythonpath.clone().into()),
-            ("CKPT_TEST_CUDA_PYTHON", self.cuda_python.clone().into()),
-            ("CKPT_TEST_READER_PYTHON", self.reader_python.clone().into()),
-            ("CKPT_TEST_KUBERNETES_PYTHON", self.kubernetes_python.clone().into()),
-            ("CKPT_TEST_SLURM", self.slurm.clone().into()),
-        ]
-    }
+impl Tool {
+    /// What the whole test suite needs.
+    pub const ALL: [Self; 7] = [
+        Self::Criu,
+        Self::Torch,
+        Self::Uvloop,
+        Self::CudaPython,
+        Self::StoreReader,
+        Self::Kubernetes,
+        Self::Slurm,
+    ];
 
-    /// The `criu` to use.
-    pub fn criu(&self) -> &Path {
-        &self.criu
-    }
-
-    /// The Python that has PyTorch.
-    pub fn python(&self) -> &Path {
-        Path::new(python::PYTHON)
-    }
-
-    /// The `torchrun` that belongs to the Python with PyTorch.
-    pub fn torchrun(&self) -> &Path {
-        &self.python.torchrun
+    fn set_up(self) -> Result<Variables> {
+        let one = |name, value: PathBuf| vec![(name, value.into())];
+        Ok(match self {
+            // Also ckpt-run's own `--criu`.
+            Self::Criu => one("CKPT_CRIU", criu::set_up()?),
+            Self::Torch => vec![
+                ("CKPT_TEST_PYTHON", python::PYTHON.into()),
+                ("CKPT_TEST_TORCHRUN", python::set_up_torch()?.into()),
+            ],
+            Self::Uvloop => one("CKPT_TEST_PYTHONPATH", python::set_up_uvloop()?),
+            Self::CudaPython => one("CKPT_TEST_CUDA_PYTHON", python::set_up_cuda()?),
+            Self::StoreReader => one("CKPT_TEST_READER_PYTHON", python::set_up_store_reader()?),
+            Self::Kubernetes => one("CKPT_TEST_KUBERNETES_PYTHON", python::set_up_kubernetes()?),
+            Self::Slurm => one("CKPT_TEST_SLURM", slurm::set_up()?),
+        })
     }
 }
 
-/// CRIU alone, for what needs nothing else.
+/// Finds or sets up tools, prints a line for each, and returns the variables by which tests find them.
+pub fn environment(tools: &[Tool]) -> Result<Variables> {
+    let _lock = lock()?;
+    let mut variables = Variables::new();
+    for tool in tools {
+        variables.extend(tool.set_up()?);
+    }
+    Ok(variables)
+}
+
+/// CRIU: the program to call.
 pub fn criu() -> Result<PathBuf> {
     let _lock = lock()?;
     criu::set_up()
+}
+
+/// The `torchrun` of the system's Python, which has PyTorch.
+pub fn torchrun() -> Result<PathBuf> {
+    let _lock = lock()?;
+    python::set_up_torch()
 }
 
 /// The directory with CRIU, its libraries and its loader, to be taken elsewhere.

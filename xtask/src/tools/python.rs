@@ -19,14 +19,8 @@ const REQUIREMENTS: &str = "requirements.txt";
 /// In each virtual environment: its Python.
 const VENV_PYTHON: &str = "bin/python3";
 
-/// A Python that has PyTorch.
-pub struct Python {
-    /// Its launcher for jobs of several processes.
-    pub torchrun: PathBuf,
-}
-
-/// Finds PyTorch or installs the system's package of it.
-pub fn set_up_torch() -> Result<Python> {
+/// Finds PyTorch or installs the system's package of it, and returns its `torchrun`.
+pub fn set_up_torch() -> Result<PathBuf> {
     let start = Instant::now();
     let mut how = String::new();
     let version = match torch_version() {
@@ -47,7 +41,7 @@ pub fn set_up_torch() -> Result<Python> {
         format!("{PYTHON} has torch {version}, but there is no torchrun in /usr/bin or /usr/local/bin")
     })?;
     eprintln!("tools: torch {version} of {PYTHON}, {}{how}", torchrun.display());
-    Ok(Python { torchrun })
+    Ok(torchrun)
 }
 
 fn torch_version() -> Result<String> {

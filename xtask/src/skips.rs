@@ -1,0 +1,162 @@
+//! Tests that skip: which may, and which did.
+//!
+//! A test that cannot run on a machine calls `ckpt_test_skip::skip`, which appends a line to a file. A test that
+//! skips without being listed here fails `cargo xtask test`.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::workspace;
+
+/// The environment variable with the file, and the start of its lines; both as in tests/skip.
+pub const FILE_VARIABLE: &str = "CKPT_TEST_SKIPPED";
+const PREFIX: &str = "SKIPPED: ";
+
+const KERNEL: &str = "not every kernel has, or allows in a container, what the test uses";
+const REACH: &str = "other users have no access to a workspace in a private directory";
+
+/// The tests that may skip, by the end of their path, and why.
+const MAY_SKIP: &[(&str, &str)] = &[
+    ("a_newer_pytorch_in_a_root_of_its_own_survives", "needs `cargo xtask test --full`"),
+    ("a_real_driver_passes_and_the_stand_in_does_the_same", "needs a GPU"),
+    ("performance_counters", KERNEL),
+    ("a_userfaultfd", KERNEL),
+    ("the_fuse_device", KERNEL),
+    ("a_virtual_machine", KERNEL),
+    ("a_vsock", KERNEL),
+    ("a_network_tunnel", KERNEL),
+    ("a_namespace_of_its_own", KERNEL),
+    ("tcp6", KERNEL),
+    ("a_user_without_any_rights_has_a_job_that_goes_on", REACH),
+    ("the_smallest_set_of_capabilities_does_for_tcp_on_the_machines_network", REACH),
+    ("the_job_has_none_of_the_capabilities", REACH),
+    ("what_needs_more_rights_is_refused_by_name", REACH),
+    ("without_rights_and_user_namespaces_nothing_is_started", REACH),
+    ("doctor_tells_what_a_user_has", REACH),
+    ("another_user_gets_at_nothing", REACH),
+];
+
+/// A test that skipped.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Skip {
+    /// Its path in the test program.
+    pub test: String,
+    /// Why it skipped.
+    pub reason: String,
+}
+
+impl Skip {
+    /// Whether the list has the test.
+    pub fn is_allowed(&self) -> bool {
+        let name = self.test.rsplit("::").next();
+        MAY_SKIP.iter().any(|(allowed, _)| name == Some(allowed))
+    }
+}
+
+/// The file that the tests append to.
+pub fn file() -> Result<PathBuf> {
+    Ok(workspace::target_dir()?.join("skipped-tests.txt"))
+}
+
+/// Removes what an earlier run left.
+pub fn clear(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", file.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The tests that skipped in the last run. Without the file, none did.
+pub fn read(file: &Path) -> Result<Vec<Skip>> {
+    match fs::read_to_string(file) {
+        Ok(text) => Ok(parse(&text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| format!("reading {}", file.display())),
+    }
+}
+
+/// Prints each skipped test, and returns whether all of them may skip.
+pub fn report(skips: &[Skip]) -> bool {
+    for Skip { test, reason } in skips.iter().filter(|skip| skip.is_allowed()) {
+        println!("test: {test} was skipped: {reason}");
+    }
+    for Skip { test, reason } in skips.iter().filter(|skip| !skip.is_allowed()) {
+        println!(
+            "test: {test} was skipped, which FAILS: {reason}. Tests that may skip are in xtask/src/skips.rs"
+        );
+    }
+    skips.iter().all(Skip::is_allowed)
+}
+
+fn parse(text: &str) -> Vec<Skip> {
+    let line = |line: &str| {
+        let (test, reason) = line.strip_prefix(PREFIX)?.split_once(": ")?;
+        Some(Skip { test: test.to_owned(), reason: reason.to_owned() })
+    };
+    text.lines().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::process;
+
+    /// Tests that `cargo test` does not run by itself, and what runs them.
+    const IGNORED: &[(&str, &str)] = &[
+        ("ratios", "a measurement, run by `cargo xtask bench gpu`"),
+        ("the_table_has_every_symbol_of_the_driver", "run by hand with a real libcuda.so.1"),
+        ("works_on_a_directory", "run by other tests in a process of its own"),
+        ("write_the_corpus", "run by hand to write the corpus of the fuzzers"),
+        ("writes_until_a_file_is_too_large", "run by another test in a process of its own"),
+    ];
+
+    #[test]
+    fn reads_the_lines_of_skipped_tests() {
+        let skips = parse("SKIPPED: refused::a_vsock: vsock.py: no such device\nother\nSKIPPED: b: c\n");
+        let skip = |test: &str, reason: &str| Skip { test: test.to_owned(), reason: reason.to_owned() };
+        assert_eq!(skips, [skip("refused::a_vsock", "vsock.py: no such device"), skip("b", "c")]);
+        assert_eq!(skips.iter().map(Skip::is_allowed).collect::<Vec<_>>(), [true, false]);
+        assert!(!report(&skips));
+    }
+
+    #[test]
+    fn no_file_is_no_skipped_test() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("skipped");
+        clear(&file).unwrap();
+        assert_eq!(read(&file).unwrap(), []);
+        fs::write(&file, "SKIPPED: a: b\n").unwrap();
+        assert_eq!(read(&file).unwrap().len(), 1);
+        clear(&file).unwrap();
+        assert_eq!(read(&file).unwrap(), []);
+    }
+
+    #[test]
+    fn the_helper_of_the_tests_writes_these_lines() {
+        let source = fs::read_to_string(workspace::root().join("tests/skip/src/lib.rs")).unwrap();
+        for text in [FILE_VARIABLE, PREFIX] {
+            assert!(source.contains(&format!("\"{text}\"")), "{text}");
+        }
+    }
+
+    /// `#[ignore]` is a skip too.
+    #[test]
+    fn ignored_tests_are_listed() {
+        let mut git = Command::new("git");
+        git.current_dir(workspace::root()).args(["grep", "-h", "-A3", "^ *#\\[ignore", "--", "*.rs"]);
+        let found = process::capture(&mut git).unwrap();
+        let names = found.lines().filter_map(|line| line.trim().strip_prefix("fn ")?.split_once('('));
+        let mut names: Vec<_> = names.map(|(name, _)| name).collect();
+        names.sort_unstable();
+        let mut listed: Vec<_> = IGNORED.iter().map(|(name, _)| *name).collect();
+        listed.sort_unstable();
+        assert_eq!(names, listed);
+    }
+}
