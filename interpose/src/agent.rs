@@ -45,7 +45,7 @@ use crate::cuda::activity::Activity;
 use crate::cuda::{Delivered, Refusal};
 use crate::link::{self, Conversation, Link};
 use crate::socket::{Address, Socket};
-use crate::{cuda, fork, process};
+use crate::{cuda, fork, launcher, process};
 
 /// How long to wait between two looks for the launcher, first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
@@ -60,14 +60,11 @@ const PATIENT_WAIT: Duration = Duration::from_millis(500);
 /// The driver's own code runs on it; what the process does not touch costs nothing.
 const STACK_BYTES: usize = 2 << 20;
 
-static ADDRESS: OnceLock<Address> = OnceLock::new();
 /// The start time of the process when its agent was started; 0 where `/proc` cannot be read.
 static STARTED_TICKS: AtomicU64 = AtomicU64::new(0);
 /// Notices the end of the main thread.
 static MAIN_THREAD: OnceLock<libc::pthread_key_t> = OnceLock::new();
 static MAIN_THREAD_ENDED: AtomicBool = AtomicBool::new(false);
-/// Given up, for this process and its children.
-static SILENT: AtomicBool = AtomicBool::new(false);
 
 /// Starts the agent of a process at its very beginning, on the main thread.
 pub fn install(address: Address) {
@@ -75,7 +72,7 @@ pub fn install(address: Address) {
     // which starts a thread: children run the handlers in the order of their registration. Being asked for
     // memory makes every allocator register them.
     drop(std::hint::black_box(Box::new(0_u8)));
-    if ADDRESS.set(address).is_err() || !fork::install() {
+    if !launcher::set_address(address) || !fork::install(restart_in_child) {
         return;
     }
     let mut key = 0;
@@ -88,20 +85,13 @@ pub fn install(address: Address) {
     }
 }
 
-/// Where the launcher listens, or will again; `None` if nobody is there to talk to.
-pub fn launcher() -> Option<&'static Address> {
-    ADDRESS.get().filter(|_| !SILENT.load(SeqCst))
-}
-
 /// Starts an agent in a forked child, on its only thread.
-pub fn restart_in_child() {
+fn restart_in_child() {
     cuda::after_fork_in_child();
     // The parent's connection. The agent that it belonged to was not copied.
     drop(Socket::noted());
     MAIN_THREAD_ENDED.store(false, SeqCst);
-    if !SILENT.load(SeqCst) {
-        start();
-    }
+    start();
 }
 
 /// Starts the agent's thread. The calling thread is the process's only one, so this is the place for what
@@ -109,10 +99,10 @@ pub fn restart_in_child() {
 /// helped that the agent has a low number for some microseconds, in which an application that closes a number
 /// to get the same one again would be disappointed.)
 fn start() {
-    let (Some(address), Some(&key)) = (ADDRESS.get(), MAIN_THREAD.get()) else { return };
+    let (Some(address), Some(&key)) = (launcher::address(), MAIN_THREAD.get()) else { return };
     // Any value but null, so that the key's destructor runs for this thread.
     // SAFETY: the key was created and is never deleted; the value is never read through.
-    if unsafe { libc::pthread_setspecific(key, (&raw const ADDRESS).cast()) } != 0 {
+    if unsafe { libc::pthread_setspecific(key, (&raw const MAIN_THREAD).cast()) } != 0 {
         return;
     }
     STARTED_TICKS.store(process::start_time_ticks().unwrap_or(0), SeqCst);
@@ -172,9 +162,9 @@ extern "C" fn thread_main(_: *mut c_void) -> *mut c_void {
     unsafe { libc::pthread_detach(this) };
     // SAFETY: PR_SET_NAME reads a NUL-terminated string of at most 16 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"ckpt-agent".as_ptr()) };
-    let life = || ADDRESS.get().map_or(End::Silent, |address| serve(address, &mut cuda::Gpu::new()));
+    let life = || launcher::address().map_or(End::Silent, |address| serve(address, &mut cuda::Gpu::new()));
     if !catch_unwind(life).is_ok_and(|end| end == End::MainThread) {
-        SILENT.store(true, SeqCst);
+        launcher::silence();
     }
     null_mut()
 }

@@ -6,6 +6,7 @@
 //! is shared, in whichever thread. Forks do not wait for each other, and never for long: past [`MOST_WAITS`] the fork
 //! goes ahead regardless.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -13,6 +14,9 @@ use std::time::Duration;
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// How many threads hold descriptors that are not noted down.
 static BUSY: AtomicU32 = AtomicU32::new(0);
+
+/// What a forked child runs before its `fork` returns.
+static IN_CHILD: OnceLock<fn()> = OnceLock::new();
 
 const FORK_WAIT: Duration = Duration::from_micros(50);
 const MOST_WAITS: u32 = 2000;
@@ -39,9 +43,12 @@ pub fn while_none<T>(make: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Has every later `fork` of this process looked after. Children made by `vfork`, `_Fork` or a bare system
-/// call are not; those are for an `exec`, which closes the agent's descriptors.
-pub fn install() -> bool {
+/// Handles every later `fork` of this process and runs `in_child` in each child. Children made by `vfork`, `_Fork` or
+/// a bare system call are not handled: those are for an `exec`, which closes the agent's descriptors.
+pub fn install(in_child: fn()) -> bool {
+    if IN_CHILD.set(in_child).is_err() {
+        return false;
+    }
     // SAFETY: the handlers are functions of this library, which stays mapped for the life of the process.
     unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) == 0 }
 }
@@ -65,5 +72,7 @@ extern "C" fn after_in_child() {
     FORKS.store(0, SeqCst);
     BUSY.store(0, SeqCst);
     // A panic may not leave a function that C calls.
-    let _ = std::panic::catch_unwind(crate::agent::restart_in_child);
+    if let Some(in_child) = IN_CHILD.get() {
+        let _ = std::panic::catch_unwind(in_child);
+    }
 }

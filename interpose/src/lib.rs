@@ -25,6 +25,7 @@ mod auto;
 mod cuda;
 mod exec;
 mod fork;
+mod launcher;
 mod link;
 mod process;
 mod socket;

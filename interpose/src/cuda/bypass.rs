@@ -10,7 +10,9 @@ use std::io::{BufRead, BufReader};
 
 use cuda_abi::types::CUresult;
 
-use super::{SUCCESS, elf, is_started};
+use super::elf;
+use crate::cuda::activation::is_started;
+use crate::cuda::result::SUCCESS;
 
 type DeviceGetCount = unsafe extern "C" fn(*mut c_int) -> CUresult;
 

@@ -33,12 +33,14 @@ use cuda_abi::types::{CUcontext, CUresult, CUstreamCaptureMode};
 
 use super::capture::{self, Mirror};
 use super::driver::{self, told};
-use super::memory::away::{self, Seen, View, Whose};
+use super::memory::offload::{self, Seen, View, Whose};
 use super::memory::physical::{Id, Physical, registry};
 use super::memory::{self, ipc, placement};
 use super::{
-    able, bypass, context, faults, gate, holes, is_started, newer, objects, proc_address, taint, track,
+    address_space, bypass, context, driver_support, faults, gate, objects, proc_address, stream_capture,
+    taint, unknown_entry_points,
 };
+use crate::cuda::activation::is_started;
 use crate::link::Link;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -170,7 +172,7 @@ impl Gpu {
     /// How large the mirror has to be for what is on the devices now, in bytes.
     pub fn mirror_bytes(&mut self) -> u64 {
         // A process that will be refused needs none.
-        let can_be_saved = is_started() && phase() == Phase::Running && able::refuse().is_ok();
+        let can_be_saved = is_started() && phase() == Phase::Running && driver_support::refuse().is_ok();
         if can_be_saved { placement::place(&mut registry()) } else { 0 }
     }
 
@@ -196,7 +198,7 @@ impl Gpu {
                 Pinned::new(mirror, Mirror::stage)?
             }
         });
-        memory::origin::look_up();
+        memory::backtrace::look_up();
         faults::hit("staged");
         Ok(())
     }
@@ -240,7 +242,7 @@ impl Gpu {
             Phase::Detached => return Ok(None),
             Phase::Lost => return Err(Refusal { reason: LOST.into(), is_lost: true }),
         }
-        able::refuse()?;
+        driver_support::refuse()?;
         let deadline = Instant::now() + timeout;
         let begun = Instant::now();
         close_between_captures(deadline)?;
@@ -293,7 +295,7 @@ impl Gpu {
         if let Some(obstacle) = taint::what() {
             return Err(obstacle);
         }
-        let remarks = newer::told().into_iter().collect();
+        let remarks = unknown_entry_points::told().into_iter().collect();
         let mut report = GpuReport {
             counts: memory::counts(objects::counts()),
             remarks,
@@ -319,9 +321,10 @@ impl Gpu {
         let driven = Instant::now();
         self.lock(deadline)?;
         faults::hit("detach-locked");
-        let before = holes::look().map_err(|error| format!("/proc/self/maps cannot be read: {error}"))?;
+        let before =
+            address_space::look().map_err(|error| format!("/proc/self/maps cannot be read: {error}"))?;
         self.checkpoint(deadline)?;
-        holes::fill(&before).inspect_err(|_| self.driver = Driver::Displaced)?;
+        address_space::fill(&before).inspect_err(|_| self.driver = Driver::Displaced)?;
         // Not needed any more: what comes next is another delivery.
         self.mirror = None;
         report.times.driver_s = driven.elapsed().as_secs_f64();
@@ -351,14 +354,15 @@ impl Gpu {
         let ids = self.leaving();
         if park {
             // What is shared with other processes the launcher has already.
-            let ids: Vec<Id> = ids.iter().copied().filter(|id| ipc::key_of(*id).is_none()).collect();
-            let parked = away::park(&ids, link);
+            let ids: Vec<Id> =
+                ids.iter().copied().filter(|id| ipc::published::key_of(*id).is_none()).collect();
+            let parked = offload::park(&ids, link);
             report.parked_bytes = parked.bytes;
             report.unparked_because = parked.refusal;
             faults::hit("detach-parked");
         }
         memory::report::complete(report);
-        away::take_off(&ids)?;
+        offload::take_off(&ids)?;
         faults::hit("detach-released");
         report.times.release_s = begun.elapsed().as_secs_f64();
         Ok(())
@@ -493,22 +497,22 @@ impl Gpu {
     fn bring_back(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, String> {
         self.restore_driver()?;
         relax();
-        away::unpark(link);
-        away::take_up_shared(Whose::Own, link)?;
-        let made = away::make_anew()?;
+        offload::unpark(link);
+        offload::take_up_shared(Whose::Own, link)?;
+        let made = offload::make_anew()?;
         if let Some(delivered) =
             delivered.filter(|delivered| !made.is_empty() && delivered.id == self.mirror_id)
         {
             self.mirror = Some(Pinned::new(delivered, Mirror::map)?);
         }
-        away::map_again(&made)?;
+        offload::map_again(&made)?;
         faults::hit("attach-mapped");
         let copied_bytes = driver::insist(|| self.copy_back(&made))?;
-        away::restrict(&made)?;
+        offload::restrict(&made)?;
         // First everybody's own, then the others': nobody waits for somebody who waits.
         ipc::publish_again(link, &made)?;
-        away::take_up_shared(Whose::Others, link)?;
-        away::map_again(&[])?;
+        offload::take_up_shared(Whose::Others, link)?;
+        offload::map_again(&[])?;
         registry().pieces.values_mut().for_each(|piece| piece.parked = None);
         Ok(copied_bytes)
     }
@@ -560,7 +564,7 @@ impl Gpu {
             if result == sys::CUresult::CUDA_ERROR_NOT_READY as CUresult {
                 format!("work on the GPU did not end in time ({error})")
             } else if result == sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult {
-                format!("{error}: {}", able::not_supported())
+                format!("{error}: {}", driver_support::not_supported())
             } else {
                 error
             }
@@ -649,7 +653,7 @@ pub(super) fn after_fork_in_child() {
 /// what it waits for may be its own end.
 fn close_between_captures(deadline: Instant) -> Result<(), String> {
     loop {
-        while track::open_captures() > 0 {
+        while stream_capture::open_captures() > 0 {
             if Instant::now() >= deadline {
                 return Err("a stream capture (cuStreamBeginCapture) did not end".into());
             }
@@ -660,7 +664,7 @@ fn close_between_captures(deadline: Instant) -> Result<(), String> {
             1 => "a call of the CUDA driver did not return".to_owned(),
             _ => format!("calls of the CUDA driver in {inside} threads did not return"),
         })?;
-        if track::open_captures() == 0 {
+        if stream_capture::open_captures() == 0 {
             return Ok(());
         }
         gate::open();

@@ -12,12 +12,14 @@
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cuda_abi::sys::{CUctxCreateParams, CUdevResourceDesc, CUexecAffinityParam, CUgreenCtx};
 use cuda_abi::types::{CUcontext, CUdevice, CUresult};
 
-use super::{SUCCESS, capture, driver, is_started, memory, objects};
+use super::driver;
+use crate::cuda::activation::is_started;
+use crate::cuda::result::SUCCESS;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -46,6 +48,21 @@ struct Contexts {
 
 static CONTEXTS: Mutex<Contexts> = Mutex::new(Contexts { known: Vec::new(), green: Vec::new() });
 
+/// What other modules do when a context is removed.
+pub(crate) struct OnRemoval {
+    /// The memory and the objects of a context are gone.
+    pub contents_removed: fn(CUcontext),
+    /// The code that this library has loaded into a context is gone.
+    pub code_removed: fn(CUcontext),
+}
+
+static ON_REMOVAL: OnceLock<OnRemoval> = OnceLock::new();
+
+/// Registers what other modules do when a context is removed; the first registration stays.
+pub(crate) fn on_removal(callbacks: OnRemoval) {
+    let _ = ON_REMOVAL.set(callbacks);
+}
+
 /// For a look or a note; not to be held over a call of the driver.
 fn contexts() -> MutexGuard<'static, Contexts> {
     CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -68,7 +85,7 @@ impl Contexts {
 
 /// The calling thread's context and its device; `None` without one. In a green context it is the primary one of the
 /// device, to which everything belongs that is made there.
-pub(in crate::cuda) fn current() -> Option<(CUcontext, c_int)> {
+pub(crate) fn current() -> Option<(CUcontext, c_int)> {
     let mut context: CUcontext = null_mut();
     // SAFETY: `context` is a local variable.
     if unsafe { driver::cuCtxGetCurrent(&raw mut context) } != SUCCESS || context.is_null() {
@@ -94,7 +111,7 @@ pub(in crate::cuda) fn current() -> Option<(CUcontext, c_int)> {
 ///
 /// # Errors
 /// The driver's, if the context is not one.
-pub(in crate::cuda) fn within<T>(context: CUcontext, work: impl FnOnce() -> T) -> Result<T, CUresult> {
+pub(crate) fn within<T>(context: CUcontext, work: impl FnOnce() -> T) -> Result<T, CUresult> {
     // SAFETY: a context that is gone is an error and not more.
     let result = unsafe { driver::cuCtxPushCurrent_v2(context) };
     if result != SUCCESS {
@@ -108,14 +125,14 @@ pub(in crate::cuda) fn within<T>(context: CUcontext, work: impl FnOnce() -> T) -
 }
 
 /// The program's contexts and their devices; what is done in one waits for its green parts too.
-pub(in crate::cuda) fn all() -> Vec<(CUcontext, c_int)> {
+pub(crate) fn all() -> Vec<(CUcontext, c_int)> {
     let contexts = contexts();
     let whole = contexts.known.iter().filter(|known| !matches!(known.kind, Kind::Green { .. }));
     whole.map(|known| (known.context as CUcontext, known.device)).collect()
 }
 
 /// The devices that the program has contexts on.
-pub(in crate::cuda) fn devices() -> Vec<c_int> {
+pub(crate) fn devices() -> Vec<c_int> {
     let mut devices: Vec<c_int> = all().into_iter().map(|(_, device)| device).collect();
     devices.sort_unstable();
     devices.dedup();
@@ -123,7 +140,7 @@ pub(in crate::cuda) fn devices() -> Vec<c_int> {
 }
 
 /// A context of a device to work in, for as long as this is kept.
-pub(in crate::cuda) struct OnDevice {
+pub(crate) struct OnDevice {
     context: CUcontext,
     /// The device, if its primary context was retained for this.
     retained: Option<c_int>,
@@ -139,9 +156,10 @@ impl Drop for OnDevice {
     fn drop(&mut self) {
         if let Some(device) = self.retained {
             give_back_primary(device);
-            if !is_primary_active(device) {
-                // With it went what of ours was loaded into it.
-                capture::forget(self.context);
+            if !is_primary_active(device)
+                && let Some(callbacks) = ON_REMOVAL.get()
+            {
+                (callbacks.code_removed)(self.context);
             }
         }
     }
@@ -149,7 +167,7 @@ impl Drop for OnDevice {
 
 /// A context of a device: one of the program's if there is one, else the primary one for the time being. `None` if
 /// the device gives none.
-pub(in crate::cuda) fn on_device(device: c_int) -> Option<OnDevice> {
+pub(crate) fn on_device(device: c_int) -> Option<OnDevice> {
     // The one that is there longest first: it is the likeliest to stay.
     let of_program = all().into_iter().filter(|(_, of)| *of == device).map(|(context, _)| context);
     // One may have been destroyed in a way that we have not seen.
@@ -213,8 +231,9 @@ fn gone(context: usize) {
 
 /// What belonged to a context is there no more.
 fn emptied(context: usize) {
-    memory::context_gone(context as CUcontext);
-    objects::context_gone(context as CUcontext);
+    if let Some(callbacks) = ON_REMOVAL.get() {
+        (callbacks.contents_removed)(context as CUcontext);
+    }
 }
 
 /// Somebody has given a device's primary context back.

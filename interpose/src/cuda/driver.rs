@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use cuda_abi::types::*;
 
-use super::exports::Index;
-use super::{SUCCESS, real};
+use super::entry_points::Index;
+use super::real;
+use crate::cuda::result::SUCCESS;
 
 macro_rules! call {
     ($( fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) = $public:literal since $since:literal, $class:ident

@@ -1,10 +1,11 @@
 //! The exported symbols: one for each row of the table, in front of the driver's.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 
 use cuda_abi::sys;
 use cuda_abi::types::*;
 
+use super::entry_points::{COUNT, Index};
 use super::{gate, handlers, real, sticky, taint};
 
 /// What a call answers that reaches us although no driver is loaded.
@@ -14,19 +15,6 @@ macro_rules! export {
     ($( fn $name:ident $params:tt = $public:literal since $since:literal, $class:ident
         $(, per_thread $per_thread:ident since $per_thread_since:literal)? ; )*
      $( legacy $legacy:ident = $legacy_public:literal since $legacy_since:literal ; )*) => {
-        /// The place of each symbol in the tables here.
-        #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "the driver's names")]
-        #[repr(usize)]
-        pub(super) enum Index { $( $name, $( $per_thread, )? )* $( $legacy, )* Count }
-
-        /// How many symbols there are.
-        pub(super) const COUNT: usize = Index::Count as usize;
-
-        static NAMES: [&str; COUNT] = [
-            $( concat!(stringify!($name), "\0"), $( concat!(stringify!($per_thread), "\0"), )? )*
-            $( concat!(stringify!($legacy), "\0"), )*
-        ];
-
         static ADDRESSES: [Address; COUNT] = [
             $( Address($name as *const c_void), $( Address($per_thread as *const c_void), )? )*
             $( Address($legacy as *const c_void), )*
@@ -134,19 +122,4 @@ unsafe impl Sync for Address {}
 /// Our function of an index.
 pub(super) fn address(index: usize) -> *const c_void {
     ADDRESSES[index].0
-}
-
-/// The name of an index.
-pub(super) fn name(index: usize) -> &'static CStr {
-    // It ends with the one NUL that `export` has put there.
-    CStr::from_bytes_until_nul(NAMES[index].as_bytes()).unwrap_or(c"")
-}
-
-/// The index of a name, if it is one of ours.
-pub(super) fn index_of(name: &[u8]) -> Option<usize> {
-    // Nearly everything that is looked up in a process has another beginning.
-    if !name.starts_with(b"cu") {
-        return None;
-    }
-    NAMES.iter().position(|ours| ours.len() == name.len() + 1 && ours.as_bytes().starts_with(name))
 }

@@ -26,14 +26,14 @@ mod armed {
     static FILE: OnceLock<&'static Path> = OnceLock::new();
 
     /// Reads the environment: from the constructor only.
-    pub(in crate::cuda) fn arm() {
+    pub(crate) fn arm() {
         if let Some(file) = process::variable(b"CKPT_FAULT_FILE") {
             let _ = FILE.set(Path::new(OsStr::from_bytes(file)));
         }
     }
 
     /// Passes the fault point `name`.
-    pub(in crate::cuda) fn hit(name: &str) {
+    pub(crate) fn hit(name: &str) {
         let Some(file) = FILE.get() else { return };
         let points = std::fs::read_to_string(file).unwrap_or_default();
         if let Some(action) = action(&points, name) {

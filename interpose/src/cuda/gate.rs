@@ -31,7 +31,7 @@ use std::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
-use super::aside::aside;
+use super::cold_call::cold_call;
 use protocol::{BEGUN, BUSY, CLOSED, INSIDE, Place, WAITING, Word};
 
 /// There is no membarrier: each passage needs a fence.
@@ -135,7 +135,7 @@ impl<const WHAT: u64> Drop for Noted<WHAT> {
 fn note<const WHAT: u64>() -> Noted<WHAT> {
     let mut slot = known_slot();
     if slot.is_null() {
-        slot = aside!(take_slot, slot, *const Slot);
+        slot = cold_call!(take_slot, slot, *const Slot);
     }
     // SAFETY: what is noted or taken is a slot of a chunk, and chunks are never freed.
     let slot = unsafe { &*slot };
@@ -151,7 +151,7 @@ fn enter_with<const WHAT: u64>() -> Noted<WHAT> {
     compiler_fence(SeqCst);
     // Acquire: what was done behind the closed gate is seen by those who come in after it.
     if GATE.load(Acquire) != 0 {
-        aside!(wait_at_the_gate, &raw const *noted.slot, *const Slot);
+        cold_call!(wait_at_the_gate, &raw const *noted.slot, *const Slot);
     }
     noted
 }

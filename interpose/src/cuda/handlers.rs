@@ -11,7 +11,7 @@ mod passed {
             $(
                 #[allow(dead_code, reason = "a handler below takes its place")]
                 #[inline(always)]
-                pub(in crate::cuda) unsafe fn $name(
+                pub(crate) unsafe fn $name(
                     real: unsafe extern "C" fn($($ty),*) -> CUresult,
                     $($arg: $ty),*
                 ) -> CUresult {
@@ -33,10 +33,12 @@ pub(super) use super::context::{
     cuCtxFromGreenCtx, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxRetain,
     cuGreenCtxCreate, cuGreenCtxDestroy,
 };
-pub(super) use super::memory::arena::{cuMemAlloc_v2, cuMemAllocPitch_v2, cuMemFree_v2, cuMemGetInfo_v2};
+pub(super) use super::init::cuInit;
+pub(super) use super::memory::arena::{cuMemAlloc_v2, cuMemAllocPitch_v2, cuMemGetInfo_v2};
 pub(super) use super::memory::attributes::{
     cuMemGetAddressRange_v2, cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
 };
+pub(super) use super::memory::free::cuMemFree_v2;
 pub(super) use super::memory::graph::{
     cuDeviceGraphMemTrim, cuGraphAddMemAllocNode, cuGraphAddNode, cuGraphAddNode_v2, cuGraphAddNode_v3,
     cuGraphExecDestroy, cuGraphInstantiate_v2, cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams,
@@ -46,7 +48,7 @@ pub(super) use super::memory::ipc::{
     cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2,
 };
 pub(super) use super::memory::peer::{cuCtxDisablePeerAccess, cuCtxEnablePeerAccess};
-pub(super) use super::memory::pool::{
+pub(super) use super::memory::pool::calls::{
     cuCtxSynchronize, cuCtxSynchronize_v2, cuDeviceGetDefaultMemPool, cuDeviceGetMemPool, cuEventSynchronize,
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemGetDefaultMemPool, cuMemGetMemPool,
     cuMemPoolCreate, cuMemPoolDestroy, cuMemPoolExportToShareableHandle, cuMemPoolGetAttribute,
@@ -68,12 +70,11 @@ pub(super) use super::objects::{
     cuIpcGetEventHandle, cuIpcOpenEventHandle, cuLibraryGetManaged, cuLibraryLoadData, cuLibraryLoadFromFile,
     cuLibraryUnload, cuMemAllocManaged, cuMipmappedArrayDestroy, cuModuleGetGlobal_v2, cuModuleLoad,
     cuModuleLoadData, cuModuleLoadDataEx, cuModuleLoadFatBinary, cuModuleUnload, cuStreamCreate,
-    cuStreamCreateWithPriority, cuStreamDestroy_v2,
+    cuStreamCreateWithPriority, cuStreamDestroy_v2, cuStreamEndCapture,
 };
 pub(super) use super::proc_address::{cuGetExportTable, cuGetProcAddress, cuGetProcAddress_v2};
-pub(super) use super::track::{
-    cuInit, cuStreamBeginCapture, cuStreamBeginCapture_v2, cuStreamBeginCaptureToGraph,
-    cuStreamBeginRecaptureToGraph, cuStreamEndCapture,
+pub(super) use super::stream_capture::{
+    cuStreamBeginCapture, cuStreamBeginCapture_v2, cuStreamBeginCaptureToGraph, cuStreamBeginRecaptureToGraph,
 };
 
 #[cfg(test)]

@@ -10,54 +10,9 @@
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use super::{elf, exports, nccl, newer, real};
-
-type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
-type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
-
-/// The C library's `dlsym` and `dlvsym`, once they were looked for.
-static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-
-/// The C library's `dlsym`; found at the first call, without heap or locks of ours.
-extern "C" fn libc_dlsym() -> *const c_void {
-    of_libc(&DLSYM, c"dlsym")
-}
-
-/// The C library's `dlvsym`.
-extern "C" fn libc_dlvsym() -> *const c_void {
-    of_libc(&DLVSYM, c"dlvsym")
-}
-
-fn of_libc(slot: &AtomicPtr<c_void>, name: &CStr) -> *const c_void {
-    let known = slot.load(Relaxed);
-    if !known.is_null() {
-        return known;
-    }
-    // They were in libdl before glibc 2.34. Any reference by name, with a version or without, would be bound to
-    // our own.
-    let found = elf::function(&["libc.so", "libdl.so"], name);
-    if found.is_null() {
-        // A process has got here through a dynamic loader, which has both.
-        std::process::abort();
-    }
-    slot.store(found.cast_mut(), Relaxed);
-    found
-}
-
-/// Looks a symbol up as the C library does, with our own place as the caller's.
-///
-/// # Safety
-/// `handle` is a handle of dlopen or a pseudo-handle.
-pub(super) unsafe fn find(handle: *mut c_void, symbol: &CStr) -> *mut c_void {
-    // SAFETY: the address is that of the C library's dlsym, which has this type.
-    let dlsym: Dlsym = unsafe { std::mem::transmute(libc_dlsym()) };
-    // SAFETY: the caller vouches for the handle; the symbol is NUL-terminated.
-    unsafe { dlsym(handle, symbol.as_ptr()) }
-}
+use super::libc_symbols::{Dlvsym, find, libc_dlsym, libc_dlvsym};
+use super::{elf, entry_points, nccl, real, substitute, unknown_entry_points};
 
 /// Whether a question is one that we answer.
 ///
@@ -69,11 +24,11 @@ unsafe extern "C" fn concerns_us(handle: *mut c_void, symbol: *const c_char) -> 
     }
     // SAFETY: not NULL, and the caller vouches for the rest.
     let name = unsafe { CStr::from_ptr(symbol) };
-    if exports::index_of(name.to_bytes()).is_some() || nccl::concerns_us(name) {
+    if entry_points::index_of(name.to_bytes()).is_some() || nccl::concerns_us(name) {
         return true;
     }
     // Only what one library has is the same whoever asks.
-    !matches!(handle, libc::RTLD_DEFAULT | libc::RTLD_NEXT) && newer::may_be(name)
+    !matches!(handle, libc::RTLD_DEFAULT | libc::RTLD_NEXT) && unknown_entry_points::may_be(name)
 }
 
 /// `dlsym` for a name of ours, asked by the code at `caller`.
@@ -128,7 +83,7 @@ fn answer(
             // The default scope begins with the program and has our own symbols in it: who would be found if they
             // were not there?
             let first = ask(libc::RTLD_DEFAULT);
-            let is_ours = first.is_null() || real::is_ours(first, name) || nccl::is_ours(first, name);
+            let is_ours = first.is_null() || substitute::is_ours(first, name) || nccl::is_ours(first, name);
             (if is_ours { ask(libc::RTLD_NEXT) } else { first }, true)
         }
         handle => (ask(handle), false),
@@ -136,17 +91,17 @@ fn answer(
     if nccl::concerns_us(name) {
         return nccl::substitute(name, found, is_scope);
     }
-    if newer::may_be(name) {
+    if unknown_entry_points::may_be(name) {
         if real::lies_in_driver(found) {
-            newer::note(name);
+            unknown_entry_points::note(name);
         }
         return found;
     }
     if found.is_null() && is_scope {
         // The caller's own scope, which we do not see, may have a driver that nobody else sees.
-        return real::ours_if_there(name);
+        return substitute::ours_if_there(name);
     }
-    real::substitute(name, found)
+    substitute::substitute(name, found)
 }
 
 /// See dlsym(3).

@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::{elf, hooks};
+use super::{elf, libc_symbols};
 
 mod handlers;
 
@@ -151,7 +151,7 @@ fn of_caller(name: &CStr) -> *mut c_void {
 /// What is called by this name from where NCCL is not; null if there is nothing.
 fn usual(name: &CStr) -> *mut c_void {
     // SAFETY: a pseudo-handle: what comes behind us in the order of the program's libraries.
-    let next = unsafe { hooks::find(libc::RTLD_NEXT, name) };
+    let next = unsafe { libc_symbols::find(libc::RTLD_NEXT, name) };
     if !next.is_null() {
         return next;
     }
@@ -163,7 +163,7 @@ fn usual(name: &CStr) -> *mut c_void {
         return null_mut();
     }
     // SAFETY: the handle was opened just now.
-    unsafe { hooks::find(handle, name) }
+    unsafe { libc_symbols::find(handle, name) }
 }
 
 /// Whether dlsym is to ask here for a name.

@@ -13,7 +13,9 @@ use ckpt_protocol::agent::Counts;
 use cuda_abi::sys::{self, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC};
 use cuda_abi::types::*;
 
-use super::{SUCCESS, context, driver, is_started, taint, track};
+use super::{context, driver, stream_capture, taint};
+use crate::cuda::activation::is_started;
+use crate::cuda::result::SUCCESS;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Kind {
@@ -80,7 +82,7 @@ pub(super) fn counts() -> Counts {
 }
 
 /// A context is there no more, or has been emptied.
-pub(super) fn context_gone(context: CUcontext) {
+pub(super) fn context_removed(context: CUcontext) {
     let context = context as usize;
     for mut part in all() {
         let is_dead = |(_, object): &(&(Kind, usize), &Object)| object.context == context;
@@ -90,7 +92,7 @@ pub(super) fn context_gone(context: CUcontext) {
         for ((kind, handle), object) in dead {
             object.into_iter().for_each(ended);
             if kind == Kind::Stream {
-                track::take_capture(handle as CUstream);
+                stream_capture::take_capture(handle as CUstream);
             }
         }
     }
@@ -268,11 +270,11 @@ pub(super) unsafe fn cuStreamDestroy_v2(
     real: unsafe extern "C" fn(CUstream) -> CUresult,
     stream: CUstream,
 ) -> CUresult {
-    let capture = if is_started() { track::take_capture(stream) } else { None };
+    let capture = if is_started() { stream_capture::take_capture(stream) } else { None };
     // SAFETY: the parameters are those of our own caller.
     let result = destroyed(Kind::Stream, stream as usize, || unsafe { real(stream) });
     if result != SUCCESS {
-        capture.into_iter().for_each(track::put_back);
+        capture.into_iter().for_each(stream_capture::put_back);
     }
     result
 }
@@ -339,6 +341,23 @@ fn is_managed(address: CUdeviceptr) -> bool {
     // SAFETY: the attribute is written as an `unsigned int`, which the variable is.
     let result = unsafe { driver::cuPointerGetAttribute((&raw mut is_managed).cast(), IS_MANAGED, address) };
     result == SUCCESS && is_managed != 0
+}
+
+/// # Safety
+/// As for the driver's.
+pub(super) unsafe fn cuStreamEndCapture(
+    real: unsafe extern "C" fn(CUstream, *mut CUgraph) -> CUresult,
+    stream: CUstream,
+    graph: *mut CUgraph,
+) -> CUresult {
+    // SAFETY: the parameters are those of our own caller.
+    let result = unsafe { real(stream, graph) };
+    if result == SUCCESS && !graph.is_null() {
+        // SAFETY: the driver has written it.
+        captured(unsafe { *graph });
+    }
+    stream_capture::end_called(stream, result);
+    result
 }
 
 #[cfg(test)]

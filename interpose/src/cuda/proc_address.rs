@@ -8,7 +8,8 @@ use cuda_abi::sys::{self, CUuuid};
 use cuda_abi::types::{CUdriverProcAddressQueryResult, CUresult};
 use cuda_abi::{Lookup, lookup};
 
-use super::{SUCCESS, newer, real};
+use super::{substitute, unknown_entry_points};
+use crate::cuda::result::SUCCESS;
 
 const PER_THREAD: u64 = sys::CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM as u64;
 
@@ -82,10 +83,10 @@ unsafe fn exchange(
             Lookup::Found(symbol) => Some(symbol),
             _ => None,
         };
-        match real::substitute_address(found, by_rule) {
+        match substitute::substitute_address(found, by_rule) {
             // SAFETY: as above.
             Some(ours) => unsafe { *out = ours },
-            None => newer::note(symbol),
+            None => unknown_entry_points::note(symbol),
         }
     }
     result

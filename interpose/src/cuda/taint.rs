@@ -12,7 +12,8 @@ use std::sync::atomic::{
 use cuda_abi::by_symbol;
 use cuda_abi::types::CUresult;
 
-use super::{SUCCESS, nccl};
+use super::nccl;
+use crate::cuda::result::SUCCESS;
 
 /// The first call whose effect stays.
 static TAINT: OnceLock<&'static str> = OnceLock::new();
@@ -51,7 +52,7 @@ pub(super) fn mark_untyped(symbol: &'static str) {
 }
 
 /// Something that cannot be saved begins to be there; `call` is what has made it.
-pub(in crate::cuda) fn begin(call: &'static str) {
+pub(crate) fn begin(call: &'static str) {
     match counted(&COUNTED, call) {
         Some(place) => _ = place.count.fetch_add(1, AcqRel),
         None => mark_untyped(call),
@@ -59,7 +60,7 @@ pub(in crate::cuda) fn begin(call: &'static str) {
 }
 
 /// One such thing is there no more: as often as [`begin`].
-pub(in crate::cuda) fn end(call: &'static str) {
+pub(crate) fn end(call: &'static str) {
     if let Some(place) = counted(&COUNTED, call) {
         let _ = place.count.fetch_update(AcqRel, Acquire, |count| count.checked_sub(1));
     }

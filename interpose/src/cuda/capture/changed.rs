@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use super::allocation::{Hash, Piece, in_context};
 use super::copy::{Copies, Stream, Way};
-use super::hash::{CHUNK_BYTES, Hash, Hasher};
+use super::hash::{CHUNK_BYTES, Hasher};
 use super::mirror::Memory;
-use super::{Piece, in_context};
 
 /// What a piece is found to hold, and what was copied of it.
 #[derive(Default, Clone)]

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUstream};
 
-use super::in_context;
+use super::allocation::in_context;
 use super::mirror::Memory;
 use crate::cuda::driver::{self, told};
 

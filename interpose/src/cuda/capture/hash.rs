@@ -28,11 +28,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule, CUstream};
 
-use super::{Piece, in_context};
+use super::allocation::{Hash, Piece, in_context};
 use crate::cuda::driver::{self, told};
-
-/// The hash of a chunk.
-pub(in crate::cuda) type Hash = [u64; 2];
 
 /// What the kernel takes for a chunk.
 pub(super) const CHUNK_BYTES: u64 = 2 << 20;

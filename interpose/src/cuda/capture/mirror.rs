@@ -8,7 +8,7 @@ use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUresult};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
-use super::in_context;
+use super::allocation::in_context;
 use crate::cuda::driver::{self, told};
 use crate::fork;
 

@@ -1,62 +1,44 @@
-//! Device memory to the mirror, and back.
+//! Copies device memory to the mirror and back.
 //!
 //! | module | does |
 //! |---|---|
+//! | `allocation` | an allocation to copy, and work in its context |
 //! | `mirror` | the launcher's memory, mapped and pinned |
 //! | `copy` | copies, over several streams |
-//! | `hash` | a hash of each chunk, made on the device |
-//! | `changed` | what has changed, and copies of only that |
-//! | `worth` | whether hashing is faster than copying |
-//! | `written` | what a capture tells of where it has written |
+//! | `hash` | a hash of each chunk, computed on the device |
+//! | `changed` | finds and copies the chunks that have changed |
+//! | `hashing_policy` | whether hashing is faster than copying |
+//! | `written` | the ranges of the mirror that a capture has written |
 //!
 //! Nothing here needs device memory. All calls are made with the calling thread's capture mode relaxed, so that no
 //! capture of a stream is disturbed while the program runs.
 
+mod allocation;
 mod changed;
 mod copy;
 mod hash;
+mod hashing_policy;
 mod mirror;
 #[cfg(test)]
 mod tests;
-mod worth;
 mod written;
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use cuda_abi::types::{CUcontext, CUdeviceptr};
+use cuda_abi::types::CUcontext;
 
-use super::context;
-use super::driver::told;
-use super::track::Relaxed;
+use super::stream_capture::Relaxed;
+use allocation::Hash;
+pub(crate) use allocation::Piece;
 use copy::{Copies, Way};
-use hash::{Hash, Hasher};
+use hash::Hasher;
+pub(crate) use hashing_policy::activate;
 use mirror::Memory;
-pub(in crate::cuda) use worth::activate;
-pub(in crate::cuda) use written::joined;
-
-/// Device memory that is to be captured or brought back.
-pub(in crate::cuda) struct Piece {
-    /// Of the device that has it.
-    pub context: CUcontext,
-    /// Where it is mapped: to be read there, and to be written if it is brought back.
-    pub address: CUdeviceptr,
-    pub bytes: u64,
-    /// Where its place in the mirror begins, in bytes.
-    pub offset: u64,
-    /// A hash of each of its chunks in the mirror; empty if they are not known.
-    pub hashes: Vec<Hash>,
-}
-
-impl Piece {
-    /// Its place in the mirror.
-    fn place(&self) -> Range<u64> {
-        self.offset..self.offset.saturating_add(self.bytes)
-    }
-}
+pub(crate) use written::joined;
 
 /// A process's mirror, mapped. The child of a fork has it not: there, it may not even be dropped.
-pub(in crate::cuda) struct Mirror {
+pub(crate) struct Mirror {
     memory: Memory,
     hashers: Vec<Hasher>,
     shortcomings: Vec<String>,
@@ -93,7 +75,9 @@ impl Mirror {
         let _relaxed = Relaxed::begin();
         self.hashers.retain(Hasher::is_alive);
         for context in contexts {
-            if worth::is_ruled_out() || self.hashers.iter().any(|hasher| hasher.context() == *context) {
+            if hashing_policy::is_ruled_out()
+                || self.hashers.iter().any(|hasher| hasher.context() == *context)
+            {
                 continue;
             }
             match Hasher::new(*context) {
@@ -142,7 +126,7 @@ impl Mirror {
         known: &[Vec<Hash>],
     ) -> Result<Option<Vec<changed::Found>>, String> {
         self.hashers.retain(Hasher::is_alive);
-        if !worth::is_worth_it(&self.memory, &mut self.hashers, pieces)? {
+        if !hashing_policy::is_worth_it(&self.memory, &mut self.hashers, pieces)? {
             return Ok(None);
         }
         changed::copy(&self.memory, &mut self.hashers, pieces, known).map(Some)
@@ -204,12 +188,6 @@ impl Mirror {
 
 /// To be called before a context goes (destroyed, or reset if it is a primary one): nothing of ours in it is used again,
 /// nor taken for that of another context that comes to have its place.
-pub(in crate::cuda) fn forget(context: CUcontext) {
+pub(crate) fn forget(context: CUcontext) {
     hash::forget(context);
-}
-
-/// Does something in a context, on any thread.
-fn in_context<T>(context: CUcontext, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    let failed = |result| Err(told("cuCtxPushCurrent", result).err().unwrap_or_default());
-    context::within(context, work).unwrap_or_else(failed)
 }

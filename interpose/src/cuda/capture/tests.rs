@@ -9,9 +9,11 @@ use std::os::unix::fs::FileExt;
 use std::ptr::null_mut;
 
 use cuda_abi::sys;
-use cuda_abi::types::{CUgraph, CUstream, CUstreamCaptureMode};
+use cuda_abi::types::{CUdeviceptr, CUgraph, CUstream, CUstreamCaptureMode};
 
-use super::super::{driver, testing};
+use super::super::driver::{self, told};
+use super::super::testing;
+use super::allocation::in_context;
 use super::copy::Stream;
 use super::hash::CHUNK_BYTES;
 use super::hash::tests::model;
@@ -274,20 +276,20 @@ fn what_was_found_out_is_remembered() {
     assert_eq!(job.capture(), Ok(job.sizes()));
     assert!(job.is_mirrored());
     let is_hashed = job.has_hashes()[0];
-    assert_eq!(worth::remembered(), Some((is_hashed, 1, 16)));
+    assert_eq!(hashing_policy::remembered(), Some((is_hashed, 1, 16)));
     assert_eq!(job.capture(), Ok(if is_hashed { vec![0] } else { job.sizes() }));
-    assert_eq!(worth::remembered(), Some((is_hashed, 1, 15)));
+    assert_eq!(hashing_policy::remembered(), Some((is_hashed, 1, 15)));
     // What was tried with less than there is now is tried again.
     let mut more = Job::new(1, &[9 * CHUNK]);
     assert_eq!(more.capture(), Ok(more.sizes()));
     assert!(more.is_mirrored());
-    assert_eq!(worth::remembered(), Some((more.has_hashes()[0], 8, 16)));
+    assert_eq!(hashing_policy::remembered(), Some((more.has_hashes()[0], 8, 16)));
     for _ in 0..16 {
         job.capture().expect("captured");
     }
-    assert_eq!(worth::remembered().map(|(_, chunks, left)| (chunks, left)), Some((8, 0)));
+    assert_eq!(hashing_policy::remembered().map(|(_, chunks, left)| (chunks, left)), Some((8, 0)));
     job.capture().expect("captured");
-    assert_eq!(worth::remembered().map(|(_, chunks, left)| (chunks, left)), Some((1, 16)));
+    assert_eq!(hashing_policy::remembered().map(|(_, chunks, left)| (chunks, left)), Some((1, 16)));
 }
 
 #[test]

@@ -9,7 +9,7 @@ const MOST: usize = 4096;
 
 /// The ranges in order, joined where they meet. Where there are too many of them, what lies between is told too: they
 /// begin and end at multiples of ever longer steps.
-pub(in crate::cuda) fn joined(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+pub(crate) fn joined(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut joined = join(ranges);
     let mut step = CHUNK_BYTES;
     while joined.len() > MOST {

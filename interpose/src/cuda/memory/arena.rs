@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ckpt_protocol::agent::RegionKind;
@@ -16,19 +17,19 @@ use cuda_abi::types::{CUcontext, CUdeviceptr, CUresult};
 
 use super::block::Block;
 use super::device::Device;
-use super::pool;
+use super::peer;
+use super::reclaim::make_room;
 use super::slab::Slabs;
-use super::{make_room, new_number, peer};
-use crate::cuda::{SUCCESS, context, driver, is_started, objects, sticky, track};
-
-const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
+use crate::cuda::activation::is_started;
+use crate::cuda::result::{OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::{context, driver, sticky, stream_capture};
 
 /// More than any device has, and asked for only to learn whether the driver refuses for another reason.
 const FAR_TOO_MUCH: usize = 1 << 60;
 
 /// Memory that the program has allocated.
 #[derive(Clone, Debug)]
-pub(in crate::cuda) struct Allocation {
+pub(crate) struct Allocation {
     pub address: CUdeviceptr,
     /// As the program asked for.
     pub bytes: u64,
@@ -52,6 +53,15 @@ enum Room {
 struct Arena {
     allocations: BTreeMap<CUdeviceptr, Allocation>,
     slabs: BTreeMap<c_int, Slabs>,
+}
+
+/// The numbers of allocations begin here: the driver's own are small.
+static LAST_NUMBER: AtomicU64 = AtomicU64::new(0x436b << 40);
+
+/// A number for an allocation, as the driver gives each (`CU_POINTER_ATTRIBUTE_BUFFER_ID`): never the same twice in the
+/// life of the process, and none that the driver would give.
+fn new_number() -> u64 {
+    LAST_NUMBER.fetch_add(1, Relaxed)
 }
 
 static ARENA: Mutex<Arena> = Mutex::new(Arena { allocations: BTreeMap::new(), slabs: BTreeMap::new() });
@@ -106,17 +116,17 @@ struct Owner {
 }
 
 /// The allocation that an address lies in.
-pub(in crate::cuda) fn find(address: CUdeviceptr) -> Option<Allocation> {
+pub(crate) fn find(address: CUdeviceptr) -> Option<Allocation> {
     arena().around(address).cloned()
 }
 
 /// How many allocations there are.
-pub(in crate::cuda) fn count() -> u64 {
+pub(crate) fn count() -> u64 {
     arena().allocations.len() as u64
 }
 
 /// How many allocations begin in a range.
-pub(in crate::cuda) fn count_in(address: CUdeviceptr, bytes: u64) -> u64 {
+pub(crate) fn count_in(address: CUdeviceptr, bytes: u64) -> u64 {
     arena().allocations.range(address..address.saturating_add(bytes)).count() as u64
 }
 
@@ -130,20 +140,20 @@ pub(super) fn set_sync_memops(address: CUdeviceptr, is_set: bool) {
 }
 
 /// Takes an allocation out of the table: nobody finds it any more, and its memory stays until [`reclaim`].
-pub(in crate::cuda) fn take(address: CUdeviceptr, id: u64) -> Option<Allocation> {
+pub(crate) fn take(address: CUdeviceptr, id: u64) -> Option<Allocation> {
     let mut arena = arena();
     let is_it = arena.allocations.get(&address).is_some_and(|allocation| allocation.id == id);
     is_it.then(|| arena.allocations.remove(&address)).flatten()
 }
 
 /// Gives the memory of what was taken back. Nothing that is submitted may use it any more.
-pub(in crate::cuda) fn reclaim(allocation: &Allocation) {
+pub(crate) fn reclaim(allocation: &Allocation) {
     let blocks = arena().give(allocation);
     blocks.into_iter().for_each(Block::give_back);
 }
 
 /// Frees what goes with a context that is gone, without waiting for anything.
-pub(in crate::cuda) fn context_gone(context: CUcontext) {
+pub(crate) fn context_removed(context: CUcontext) {
     let mut blocks = Vec::new();
     let mut arena = arena();
     let is_of_it = |allocation: &&Allocation| allocation.context == context as usize;
@@ -159,7 +169,7 @@ pub(in crate::cuda) fn context_gone(context: CUcontext) {
 }
 
 /// Gives memory back to a device that is allocated and not used; whether there was any.
-pub(in crate::cuda) fn trim(device: c_int) -> bool {
+pub(crate) fn trim(device: c_int) -> bool {
     let blocks = arena().slabs.get_mut(&device).map(Slabs::take_empty).unwrap_or_default();
     let is_any = !blocks.is_empty();
     blocks.into_iter().for_each(Block::give_back);
@@ -221,7 +231,7 @@ fn is_of_capture(result: CUresult) -> bool {
 /// What the driver says of an allocation while a stream is being captured: its mode, and the thread's, decide, and what is
 /// forbidden spoils the capture. And after an error that stays, which every allocation fails with.
 pub(super) fn permitted() -> Result<(), CUresult> {
-    if track::open_captures() == 0 && !sticky::is_suspected() {
+    if stream_capture::open_captures() == 0 && !sticky::is_suspected() {
         return Ok(());
     }
     let mut address = 0;
@@ -232,7 +242,7 @@ pub(super) fn permitted() -> Result<(), CUresult> {
 
 /// Waits for all work of the current context, as cuMemFree does.
 pub(super) fn synchronize() -> CUresult {
-    if track::open_captures() > 0 {
+    if stream_capture::open_captures() > 0 {
         // cuCtxSynchronize would spoil a capture that cuMemFree leaves alone: so it is a cuMemFree that waits.
         let mut address = 0;
         // SAFETY: `address` is a local variable.
@@ -253,7 +263,7 @@ type AllocPitch = unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, usize, usiz
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemAlloc_v2(
+pub(crate) unsafe fn cuMemAlloc_v2(
     real: unsafe extern "C" fn(*mut CUdeviceptr, usize) -> CUresult,
     out: *mut CUdeviceptr,
     bytes: usize,
@@ -273,7 +283,7 @@ pub(in crate::cuda) unsafe fn cuMemAlloc_v2(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemAllocPitch_v2(
+pub(crate) unsafe fn cuMemAllocPitch_v2(
     real: AllocPitch,
     out: *mut CUdeviceptr,
     pitch_out: *mut usize,
@@ -304,46 +314,11 @@ fn pitched(device: c_int, width_bytes: usize, height: usize) -> Option<(usize, u
     Some((usize::try_from(pitch).ok()?, pitch.checked_mul(height as u64)?))
 }
 
-/// # Safety
-/// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemFree_v2(
-    real: unsafe extern "C" fn(CUdeviceptr) -> CUresult,
-    address: CUdeviceptr,
-) -> CUresult {
-    let starts_here = |found: &Allocation| found.address == address;
-    let found = if is_started() { find(address).filter(starts_here) } else { None };
-    // Without a usable context the driver has an error of its own for any address.
-    let Some((found, (current, _))) = found.and_then(|found| Some((found, context::current()?))) else {
-        let is_of_pool = is_started() && pool::is_allocation(address) && context::current().is_some();
-        if is_of_pool && pool::free_synchronously(address) {
-            return SUCCESS;
-        }
-        // SAFETY: the parameter is that of our own caller.
-        return unsafe { objects::cuMemFree_v2(real, address) };
-    };
-    let result = if found.context == current as usize {
-        synchronize()
-    } else {
-        let its_context = found.context as CUcontext;
-        context::within(its_context, synchronize).unwrap_or_else(|_| synchronize())
-    };
-    if result != SUCCESS {
-        return result;
-    }
-    let Some(taken) = take(address, found.id) else {
-        // Another thread was faster. To the driver the address is none that it gave.
-        // SAFETY: the parameter is that of our own caller.
-        return unsafe { objects::cuMemFree_v2(real, address) };
-    };
-    reclaim(&taken);
-    SUCCESS
-}
-
 /// Slabs that nothing is in count as free: they are given back before an allocation fails.
 ///
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemGetInfo_v2(
+pub(crate) unsafe fn cuMemGetInfo_v2(
     real: unsafe extern "C" fn(*mut usize, *mut usize) -> CUresult,
     free: *mut usize,
     total: *mut usize,

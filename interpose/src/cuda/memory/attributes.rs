@@ -12,7 +12,8 @@ use cuda_abi::types::{CUdeviceptr, CUpointer_attribute, CUresult};
 
 use super::arena::{self, Allocation};
 use super::{ipc, physical, pool, vmm};
-use crate::cuda::{SUCCESS, is_started};
+use crate::cuda::activation::is_started;
+use crate::cuda::result::SUCCESS;
 
 /// An address that nothing is ever allocated at.
 const NOWHERE: CUdeviceptr = 0;
@@ -143,7 +144,7 @@ unsafe fn overwrite(data: *mut c_void, value: &Value) {
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuPointerGetAttribute(
+pub(crate) unsafe fn cuPointerGetAttribute(
     real: unsafe extern "C" fn(*mut c_void, CUpointer_attribute, CUdeviceptr) -> CUresult,
     data: *mut c_void,
     attribute: CUpointer_attribute,
@@ -169,7 +170,7 @@ pub(in crate::cuda) unsafe fn cuPointerGetAttribute(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuPointerGetAttributes(
+pub(crate) unsafe fn cuPointerGetAttributes(
     real: unsafe extern "C" fn(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr) -> CUresult,
     count: c_uint,
     attributes: *mut CUpointer_attribute,
@@ -199,7 +200,7 @@ pub(in crate::cuda) unsafe fn cuPointerGetAttributes(
 ///
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuPointerSetAttribute(
+pub(crate) unsafe fn cuPointerSetAttribute(
     real: unsafe extern "C" fn(*const c_void, CUpointer_attribute, CUdeviceptr) -> CUresult,
     value: *const c_void,
     attribute: CUpointer_attribute,
@@ -226,7 +227,7 @@ pub(in crate::cuda) unsafe fn cuPointerSetAttribute(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemGetAddressRange_v2(
+pub(crate) unsafe fn cuMemGetAddressRange_v2(
     real: unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult,
     base_out: *mut CUdeviceptr,
     bytes_out: *mut usize,

@@ -3,15 +3,16 @@
 use ckpt_protocol::agent::RegionKind;
 use cuda_abi::types::{CUdeviceptr, CUresult};
 
-use super::ipc;
-use super::layout::Properties;
+use super::ipc::published;
 use super::physical::{self, Id};
-use crate::cuda::track::relaxed;
-use crate::cuda::{SUCCESS, driver};
+use crate::cuda::driver;
+use crate::cuda::result::SUCCESS;
+use crate::cuda::stream_capture::relaxed;
+use cuda_abi::layout::Properties;
 
 /// It lives as long as it is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cuda) struct Block {
+pub(crate) struct Block {
     pub address: CUdeviceptr,
     pub bytes: u64,
     pub piece: Id,
@@ -58,7 +59,7 @@ impl Block {
 
     /// Gives memory and addresses back to the driver. Nothing that is submitted may use it any more.
     pub fn give_back(self) {
-        ipc::withdraw(self.piece);
+        published::withdraw(self.piece);
         relaxed(|| give_back(self.address, self.bytes));
     }
 }

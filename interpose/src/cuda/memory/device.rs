@@ -7,11 +7,12 @@ use std::sync::{Mutex, PoisonError};
 use cuda_abi::sys::{CUdevice_attribute as Attribute, CUmemAllocationGranularity_flags as Granularity};
 use cuda_abi::types::CUresult;
 
-use super::layout::{POSIX_DESCRIPTOR, Properties};
-use crate::cuda::{SUCCESS, driver};
+use crate::cuda::driver;
+use crate::cuda::result::SUCCESS;
+use cuda_abi::layout::{POSIX_DESCRIPTOR, Properties};
 
 #[derive(Clone, Copy)]
-pub(in crate::cuda) struct Device {
+pub(crate) struct Device {
     pub ordinal: c_int,
     /// Physical memory and addresses come in multiples of this, in bytes.
     pub granularity: u64,

@@ -23,12 +23,13 @@ use cuda_abi::types::{
     CUgraphNodeType, CUresult, CUstream, CUstreamCaptureStatus,
 };
 
-use super::layout::PoolProperties;
-use super::make_room;
-use crate::cuda::track::relaxed;
-use crate::cuda::{SUCCESS, context, driver, is_started, objects};
+use super::reclaim::make_room;
+use crate::cuda::activation::is_started;
+use crate::cuda::result::{OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::stream_capture::relaxed;
+use crate::cuda::{context, driver, objects};
+use cuda_abi::layout::PoolProperties;
 
-const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
 const ALLOCATION: CUgraphNodeType = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as CUgraphNodeType;
 const UPLOAD: c_ulonglong =
     sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD.0 as c_ulonglong;
@@ -109,7 +110,7 @@ type AddMemAllocNode = unsafe extern "C" fn(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuGraphAddMemAllocNode(
+pub(crate) unsafe fn cuGraphAddMemAllocNode(
     real: AddMemAllocNode,
     node: *mut CUgraphNode,
     graph: CUgraph,
@@ -151,7 +152,7 @@ macro_rules! adders {
         $(
             /// # Safety
             /// As for the driver's.
-            pub(in crate::cuda) unsafe fn $name(
+            pub(crate) unsafe fn $name(
                 real: unsafe extern "C" fn(
                     *mut CUgraphNode, CUgraph, $($ty,)* *mut CUgraphNodeParams
                 ) -> CUresult,
@@ -294,7 +295,7 @@ type Instantiate =
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuGraphInstantiate_v2(
+pub(crate) unsafe fn cuGraphInstantiate_v2(
     real: Instantiate,
     out: *mut CUgraphExec,
     graph: CUgraph,
@@ -309,7 +310,7 @@ pub(in crate::cuda) unsafe fn cuGraphInstantiate_v2(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuGraphInstantiateWithFlags(
+pub(crate) unsafe fn cuGraphInstantiateWithFlags(
     real: unsafe extern "C" fn(*mut CUgraphExec, CUgraph, c_ulonglong) -> CUresult,
     out: *mut CUgraphExec,
     graph: CUgraph,
@@ -325,7 +326,7 @@ type InstantiateWithParams =
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuGraphInstantiateWithParams(
+pub(crate) unsafe fn cuGraphInstantiateWithParams(
     real: InstantiateWithParams,
     out: *mut CUgraphExec,
     graph: CUgraph,
@@ -355,7 +356,7 @@ fn first_use(executable: CUgraphExec) {
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuGraphUpload(
+pub(crate) unsafe fn cuGraphUpload(
     real: unsafe extern "C" fn(CUgraphExec, CUstream) -> CUresult,
     executable: CUgraphExec,
     stream: CUstream,
@@ -370,7 +371,7 @@ pub(in crate::cuda) unsafe fn cuGraphUpload(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuGraphLaunch(
+pub(crate) unsafe fn cuGraphLaunch(
     real: unsafe extern "C" fn(CUgraphExec, CUstream) -> CUresult,
     executable: CUgraphExec,
     stream: CUstream,
@@ -388,7 +389,7 @@ pub(in crate::cuda) unsafe fn cuGraphLaunch(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuGraphExecDestroy(
+pub(crate) unsafe fn cuGraphExecDestroy(
     real: unsafe extern "C" fn(CUgraphExec) -> CUresult,
     executable: CUgraphExec,
 ) -> CUresult {
@@ -410,7 +411,7 @@ pub(in crate::cuda) unsafe fn cuGraphExecDestroy(
 ///
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuDeviceGraphMemTrim(
+pub(crate) unsafe fn cuDeviceGraphMemTrim(
     real: unsafe extern "C" fn(CUdevice) -> CUresult,
     device: CUdevice,
 ) -> CUresult {

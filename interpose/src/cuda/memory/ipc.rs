@@ -23,53 +23,46 @@
 //! | module | does |
 //! |---|---|
 //! | `handle` | the 64 bytes that programs pass |
+//! | `published` | memory of this process that others may open |
 //! | `opened` | which memory of others is open |
 //! | `launcher` | what is said to the launcher |
 
 mod handle;
 mod launcher;
 mod opened;
+pub(crate) mod published;
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use ckpt_protocol::agent::{FromAgent, RegionKind, ToAgent};
+use ckpt_protocol::agent::{FromAgent, RegionKind, ShareKey as Key, ToAgent};
 use cuda_abi::sys::{self, CUresult as Error};
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUipcMemHandle, CUresult};
 
 use super::block::{self, Block};
-use super::layout::{Access, Properties};
 use super::physical::{self, Id};
 use super::{arena, peer};
-use crate::cuda::track::relaxed;
-use crate::cuda::{SUCCESS, context, driver, is_started};
+use crate::cuda::activation::is_started;
+use crate::cuda::result::{INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::stream_capture::relaxed;
+use crate::cuda::{context, driver};
 use crate::fork;
 use crate::link::Link;
+use cuda_abi::layout::{Access, Properties};
 use handle::Handle;
 use opened::{Closed, Import, imports};
+use published::{key_of, published, tell};
 
-pub(in crate::cuda) use ckpt_protocol::agent::ShareKey as Key;
-pub(in crate::cuda) use opened::Allocation as OpenedAllocation;
+pub(crate) use opened::Allocation as OpenedAllocation;
 
 use launcher::{OWNER_PATIENCE, Trouble, connect, line, tried};
 
 /// The one flag that cuIpcOpenMemHandle has and needs.
 const LAZY_ENABLE_PEER_ACCESS: c_uint = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
 
-const INVALID_VALUE: CUresult = Error::CUDA_ERROR_INVALID_VALUE as CUresult;
-const INVALID_CONTEXT: CUresult = Error::CUDA_ERROR_INVALID_CONTEXT as CUresult;
-const OUT_OF_MEMORY: CUresult = Error::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
 const MAP_FAILED: CUresult = Error::CUDA_ERROR_MAP_FAILED as CUresult;
-
-/// The key of each piece that others may take up.
-static PUBLISHED: Mutex<BTreeMap<Id, Key>> = Mutex::new(BTreeMap::new());
-
-fn published() -> MutexGuard<'static, BTreeMap<Id, Key>> {
-    PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// An allocation of this process, and where it is in its piece.
 struct Own {
@@ -87,7 +80,7 @@ fn own(address: CUdeviceptr) -> Option<Own> {
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuIpcGetMemHandle(
+pub(crate) unsafe fn cuIpcGetMemHandle(
     real: unsafe extern "C" fn(*mut CUipcMemHandle, CUdeviceptr) -> CUresult,
     out: *mut CUipcMemHandle,
     address: CUdeviceptr,
@@ -114,7 +107,7 @@ pub(in crate::cuda) unsafe fn cuIpcGetMemHandle(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuIpcOpenMemHandle_v2(
+pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
     real: unsafe extern "C" fn(*mut CUdeviceptr, CUipcMemHandle, c_uint) -> CUresult,
     out: *mut CUdeviceptr,
     handle: CUipcMemHandle,
@@ -141,11 +134,11 @@ pub(in crate::cuda) unsafe fn cuIpcOpenMemHandle_v2(
 }
 
 /// What programs built before CUDA 11.0 call; the parameters are the same.
-pub(in crate::cuda) use cuIpcOpenMemHandle_v2 as cuIpcOpenMemHandle;
+pub(crate) use cuIpcOpenMemHandle_v2 as cuIpcOpenMemHandle;
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuIpcCloseMemHandle(
+pub(crate) unsafe fn cuIpcCloseMemHandle(
     real: unsafe extern "C" fn(CUdeviceptr) -> CUresult,
     address: CUdeviceptr,
 ) -> CUresult {
@@ -172,12 +165,12 @@ pub(in crate::cuda) unsafe fn cuIpcCloseMemHandle(
 }
 
 /// The allocation of another process that an address lies in.
-pub(in crate::cuda) fn find_opened(address: CUdeviceptr) -> Option<OpenedAllocation> {
+pub(crate) fn find_opened(address: CUdeviceptr) -> Option<OpenedAllocation> {
     imports().find(address)
 }
 
 /// Closes what a context has open, which is being destroyed.
-pub(in crate::cuda) fn context_gone(context: CUcontext) {
+pub(crate) fn context_removed(context: CUcontext) {
     let gone = imports().take_all_of(context as usize);
     gone.into_iter().for_each(give_back);
 }
@@ -211,28 +204,6 @@ fn random_key() -> Option<Key> {
     // SAFETY: the pointer and the length are those of one live buffer.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     (usize::try_from(got) == Ok(bytes.len())).then(|| Key(u128::from_ne_bytes(bytes)))
-}
-
-/// A piece's memory is going away: nobody can open it any more.
-pub(in crate::cuda) fn withdraw(piece: Id) {
-    let key = published().remove(&piece);
-    if let Some(key) = key {
-        fork::while_none(|| line().withdraw(key));
-        tell();
-    }
-}
-
-/// Tells the launcher what it is still to hear. If it does not listen, it hears it with what is said next: nobody
-/// waits for that.
-fn tell() {
-    fork::while_none(|| {
-        let mut line = line();
-        if line.has_news()
-            && let Ok(mut launcher) = connect()
-        {
-            let _ = line.tell(&mut launcher);
-        }
-    });
 }
 
 /// Opens an allocation in the current context; returns its address.
@@ -326,7 +297,7 @@ fn unmapped(key: Key) {
 // Over a checkpoint, by the agent, on its own connection. Nobody is inside the gate then.
 
 /// Whether this process shares memory with another one, so that it may not capture before all are drained.
-pub(in crate::cuda) fn is_sharing() -> bool {
+pub(crate) fn is_sharing() -> bool {
     !published().is_empty() || !imports().is_empty()
 }
 
@@ -334,7 +305,7 @@ pub(in crate::cuda) fn is_sharing() -> bool {
 ///
 /// # Errors
 /// Another one is not drained in time.
-pub(in crate::cuda) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(), String> {
+pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(), String> {
     // Whoever waits for this process has to know what it has closed meanwhile. It can be told later too.
     let _ = line().tell(launcher);
     if !is_sharing() {
@@ -350,17 +321,12 @@ pub(in crate::cuda) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> R
     }
 }
 
-/// The key of a piece of this process that others may have open; the launcher keeps the memory of such a piece.
-pub(in crate::cuda) fn key_of(piece: Id) -> Option<Key> {
-    published().get(&piece).copied()
-}
-
 /// The memory of a key, of this process or another one. `None` for memory of this process that the launcher does not
 /// have: it is to be made anew, and published. Memory of others is waited for.
 ///
 /// # Errors
 /// It will not come.
-pub(in crate::cuda) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>, String> {
+pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>, String> {
     let owner = imports().owner_of(key);
     let begun = Instant::now();
     loop {
@@ -382,7 +348,7 @@ pub(in crate::cuda) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option
 ///
 /// # Errors
 /// The driver's, or the launcher's.
-pub(in crate::cuda) fn publish_again(launcher: &mut dyn Link, pieces: &[Id]) -> Result<(), String> {
+pub(crate) fn publish_again(launcher: &mut dyn Link, pieces: &[Id]) -> Result<(), String> {
     let lost = |launcher::Lost| "the launcher was lost".to_owned();
     // It can be told later too.
     let _ = line().tell(launcher);

@@ -11,10 +11,12 @@ use ckpt_protocol::agent::RegionKind;
 use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUresult};
 
-use super::layout::Access;
 use super::physical;
-use crate::cuda::track::relaxed;
-use crate::cuda::{SUCCESS, context, driver, is_started};
+use crate::cuda::activation::is_started;
+use crate::cuda::result::SUCCESS;
+use crate::cuda::stream_capture::relaxed;
+use crate::cuda::{context, driver};
+use cuda_abi::layout::Access;
 
 /// A device, and the one whose memory it may access.
 type Devices = (c_int, c_int);
@@ -27,7 +29,7 @@ fn peers() -> MutexGuard<'static, BTreeMap<(usize, usize), Devices>> {
 }
 
 /// The devices, beside itself, that may access a device's memory.
-pub(in crate::cuda) fn devices_with_access_to(device: c_int) -> Vec<c_int> {
+pub(crate) fn devices_with_access_to(device: c_int) -> Vec<c_int> {
     let mut devices: Vec<c_int> =
         peers().values().filter(|(_, accessed)| *accessed == device).map(|(peer, _)| *peer).collect();
     devices.sort_unstable();
@@ -59,7 +61,7 @@ pub(super) fn grant(device: c_int, address: CUdeviceptr, bytes: u64) -> Result<(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuCtxEnablePeerAccess(
+pub(crate) unsafe fn cuCtxEnablePeerAccess(
     real: unsafe extern "C" fn(CUcontext, c_uint) -> CUresult,
     peer: CUcontext,
     flags: c_uint,
@@ -80,7 +82,7 @@ pub(in crate::cuda) unsafe fn cuCtxEnablePeerAccess(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuCtxDisablePeerAccess(
+pub(crate) unsafe fn cuCtxDisablePeerAccess(
     real: unsafe extern "C" fn(CUcontext) -> CUresult,
     peer: CUcontext,
 ) -> CUresult {
@@ -96,7 +98,7 @@ pub(in crate::cuda) unsafe fn cuCtxDisablePeerAccess(
 }
 
 /// Peer access ends with either context.
-pub(super) fn context_gone(context: CUcontext) {
+pub(super) fn context_removed(context: CUcontext) {
     let context = context as usize;
     let is_part = |pair: &&(usize, usize)| pair.0 == context || pair.1 == context;
     let pairs: Vec<_> = peers().keys().filter(is_part).copied().collect();

@@ -13,21 +13,20 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ckpt_protocol::agent::RegionKind;
-use cuda_abi::sys;
+use ckpt_protocol::agent::{RegionKind, ShareKey as Key};
 use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
 
-use super::ipc::Key;
-use super::layout::{Access, POSIX_DESCRIPTOR, Properties};
-use super::origin::Origin;
-use crate::cuda::{SUCCESS, driver, taint};
+use super::backtrace::Backtrace;
+use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::{driver, taint};
+use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
 
 /// Names a piece of physical memory for the life of the process; never 0, never used again.
-pub(in crate::cuda) type Id = u64;
+pub(crate) type Id = u64;
 
 /// Where the physical memory comes from when it is made anew.
 #[derive(Clone)]
-pub(in crate::cuda) enum Source {
+pub(crate) enum Source {
     /// cuMemCreate with these properties, as they were asked for.
     Created(Properties),
     /// Another process of the job, which has shared it under this key.
@@ -38,7 +37,7 @@ pub(in crate::cuda) enum Source {
 
 /// A range of addresses that shows the beginning of a piece.
 #[derive(Clone)]
-pub(in crate::cuda) struct Mapping {
+pub(crate) struct Mapping {
     pub address: CUdeviceptr,
     pub bytes: u64,
     /// Who may access it, one entry for each location.
@@ -48,7 +47,7 @@ pub(in crate::cuda) struct Mapping {
 }
 
 /// A piece of physical memory.
-pub(in crate::cuda) struct Physical {
+pub(crate) struct Physical {
     pub kind: RegionKind,
     pub device: c_int,
     pub bytes: u64,
@@ -65,12 +64,12 @@ pub(in crate::cuda) struct Physical {
     /// Its number among the parked ones, while it is off the device.
     pub parked: Option<usize>,
     /// Which calls of the program's have made it.
-    pub origin: Origin,
+    pub origin: Backtrace,
 }
 
 /// Where a piece's content is in the mirror, and what is known of that content.
 #[derive(Default, Clone)]
-pub(in crate::cuda) struct Mirrored {
+pub(crate) struct Mirrored {
     /// In bytes; `None` if the mirror has no place for it.
     pub offset: Option<u64>,
     /// A hash of each chunk in the mirror; empty if it is not known.
@@ -78,7 +77,7 @@ pub(in crate::cuda) struct Mirrored {
 }
 
 #[derive(Default)]
-pub(in crate::cuda) struct Registry {
+pub(crate) struct Registry {
     pub pieces: BTreeMap<Id, Physical>,
     /// Which piece is mapped at an address, and how far.
     by_address: BTreeMap<CUdeviceptr, (u64, Id)>,
@@ -89,12 +88,9 @@ static REGISTRY: Mutex<Registry> =
     Mutex::new(Registry { pieces: BTreeMap::new(), by_address: BTreeMap::new(), last_id: 0 });
 
 /// For a look or a note; not to be held over a call of the driver.
-pub(in crate::cuda) fn registry() -> MutexGuard<'static, Registry> {
+pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-const INVALID_VALUE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
-const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
 
 fn checked(result: CUresult) -> Result<(), CUresult> {
     if result == SUCCESS { Ok(()) } else { Err(result) }
@@ -175,9 +171,9 @@ impl Registry {
 ///
 /// # Errors
 /// The driver's.
-pub(in crate::cuda) fn create(kind: RegionKind, bytes: u64, properties: &Properties) -> Result<Id, CUresult> {
+pub(crate) fn create(kind: RegionKind, bytes: u64, properties: &Properties) -> Result<Id, CUresult> {
     let handle = create_handle(bytes, properties)?;
-    let origin = Origin::here();
+    let origin = Backtrace::here();
     let id = adopt(kind, bytes, properties.location.id, Source::Created(*properties), handle);
     if let Some(piece) = registry().pieces.get_mut(&id) {
         piece.origin = origin;
@@ -186,7 +182,7 @@ pub(in crate::cuda) fn create(kind: RegionKind, bytes: u64, properties: &Propert
 }
 
 /// Takes care of the physical memory of a driver's handle, and of the handle.
-pub(in crate::cuda) fn adopt(
+pub(crate) fn adopt(
     kind: RegionKind,
     bytes: u64,
     device: c_int,
@@ -204,7 +200,7 @@ pub(in crate::cuda) fn adopt(
         obstacle: None,
         mirrored: Mirrored::default(),
         parked: None,
-        origin: Origin::default(),
+        origin: Backtrace::default(),
     })
 }
 
@@ -212,7 +208,7 @@ pub(in crate::cuda) fn adopt(
 ///
 /// # Errors
 /// The driver's.
-pub(in crate::cuda) fn import(
+pub(crate) fn import(
     kind: RegionKind,
     bytes: u64,
     device: c_int,
@@ -227,7 +223,7 @@ pub(in crate::cuda) fn import(
 ///
 /// # Errors
 /// The driver's.
-pub(in crate::cuda) fn create_handle(
+pub(crate) fn create_handle(
     bytes: u64,
     properties: &Properties,
 ) -> Result<CUmemGenericAllocationHandle, CUresult> {
@@ -251,9 +247,7 @@ fn create_handle_exactly(
     Ok(handle)
 }
 
-pub(in crate::cuda) fn import_handle(
-    descriptor: BorrowedFd<'_>,
-) -> Result<CUmemGenericAllocationHandle, CUresult> {
+pub(crate) fn import_handle(descriptor: BorrowedFd<'_>) -> Result<CUmemGenericAllocationHandle, CUresult> {
     let mut handle = 0;
     // The descriptor itself takes the pointer's place (CUDA driver API reference, cuMemImportFromShareableHandle).
     let value = descriptor.as_raw_fd() as usize as *mut std::ffi::c_void;
@@ -266,7 +260,7 @@ pub(in crate::cuda) fn import_handle(
 ///
 /// # Errors
 /// The driver's.
-pub(in crate::cuda) fn export(handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, CUresult> {
+pub(crate) fn export(handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, CUresult> {
     let mut descriptor: c_int = -1;
     // SAFETY: `descriptor` is a local variable, of the type that this kind of handle is written as.
     checked(unsafe {
@@ -280,7 +274,7 @@ pub(in crate::cuda) fn export(handle: CUmemGenericAllocationHandle) -> Result<Ow
 ///
 /// # Errors
 /// The driver's.
-pub(in crate::cuda) fn map(id: Id, address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
+pub(crate) fn map(id: Id, address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
     // With a reference it is the piece's own handle until the end of the call.
     let handle = registry().retain(id).ok_or(INVALID_VALUE)?;
     // SAFETY: mapping touches no memory in use; the driver checks the range.
@@ -296,7 +290,7 @@ pub(in crate::cuda) fn map(id: Id, address: CUdeviceptr, bytes: u64) -> Result<(
 ///
 /// # Errors
 /// The driver's.
-pub(in crate::cuda) fn unmap(address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
+pub(crate) fn unmap(address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
     // Before the call: at its end the addresses may already be another mapping's.
     let mappings = registry().take_mappings(address, bytes);
     // SAFETY: the caller owns what is mapped there; the driver checks the range.
@@ -314,11 +308,7 @@ pub(in crate::cuda) fn unmap(address: CUdeviceptr, bytes: u64) -> Result<(), CUr
 ///
 /// # Errors
 /// The driver's.
-pub(in crate::cuda) fn set_access(
-    address: CUdeviceptr,
-    bytes: u64,
-    access: &[Access],
-) -> Result<(), CUresult> {
+pub(crate) fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(), CUresult> {
     // SAFETY: the descriptions are a slice; the driver checks the range.
     checked(unsafe {
         driver::cuMemSetAccess(address, bytes as usize, access.as_ptr().cast(), access.len())
@@ -338,17 +328,17 @@ pub(in crate::cuda) fn set_access(
 }
 
 /// One more reference to a piece, which will have to be released once more.
-pub(in crate::cuda) fn retain(id: Id) -> bool {
+pub(crate) fn retain(id: Id) -> bool {
     registry().retain(id).is_some()
 }
 
 /// Releases a reference: the memory lives on as long as there are others, or it is mapped.
-pub(in crate::cuda) fn release(id: Id) {
+pub(crate) fn release(id: Id) {
     let _ = try_release(id);
 }
 
 /// The same; returns whether there was a reference to be released.
-pub(in crate::cuda) fn try_release(id: Id) -> bool {
+pub(crate) fn try_release(id: Id) -> bool {
     let mut registry = registry();
     let was_there = registry.release(id);
     let dead = registry.take_dead(id);
@@ -358,7 +348,7 @@ pub(in crate::cuda) fn try_release(id: Id) -> bool {
 }
 
 /// Notes that a piece cannot be saved because of a call.
-pub(in crate::cuda) fn hinder(id: Id, call: &'static str) {
+pub(crate) fn hinder(id: Id, call: &'static str) {
     let mut registry = registry();
     // The first one stays.
     if let Some(piece) = registry.pieces.get_mut(&id).filter(|piece| piece.obstacle.is_none()) {

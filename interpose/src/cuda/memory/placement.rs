@@ -12,7 +12,7 @@ use super::physical::{Mirrored, Physical, Registry, Source};
 const GAPS_BYTES: u64 = 64 << 20;
 
 /// Gives every piece that is to be captured a place; returns how large the mirror has to be for that, in bytes.
-pub(in crate::cuda) fn place(registry: &mut Registry) -> u64 {
+pub(crate) fn place(registry: &mut Registry) -> u64 {
     let pieces: Vec<&mut Physical> =
         registry.pieces.values_mut().filter(|piece| is_captured(piece)).collect();
     let mut places: Vec<(u64, Place<'_>)> =
@@ -29,14 +29,14 @@ pub(in crate::cuda) fn place(registry: &mut Registry) -> u64 {
 }
 
 /// Forgets the mirror: it is another one.
-pub(in crate::cuda) fn forget(registry: &mut Registry) {
+pub(crate) fn forget(registry: &mut Registry) {
     for piece in registry.pieces.values_mut() {
         piece.mirrored = Mirrored::default();
     }
 }
 
 /// Memory of another process is captured there.
-pub(in crate::cuda) fn is_captured(piece: &Physical) -> bool {
+pub(crate) fn is_captured(piece: &Physical) -> bool {
     matches!(piece.source, Source::Created(_))
 }
 

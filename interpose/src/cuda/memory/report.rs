@@ -7,8 +7,9 @@ use cuda_abi::sys::{self, CUgraphMem_attribute as Attribute};
 use cuda_abi::types::CUdeviceptr;
 
 use super::physical::{Id, Physical, Source, registry};
-use super::{arena, ipc, origin, pool};
-use crate::cuda::{SUCCESS, context, driver};
+use super::{arena, backtrace, ipc, pool};
+use crate::cuda::result::SUCCESS;
+use crate::cuda::{context, driver};
 
 /// How many of the program's allocations lie in a piece.
 fn allocations_in(kind: RegionKind, address: CUdeviceptr, bytes: u64) -> u64 {
@@ -20,7 +21,7 @@ fn allocations_in(kind: RegionKind, address: CUdeviceptr, bytes: u64) -> u64 {
 }
 
 /// Adds to the regions what can be known once their memory is parked, or has been refused to be.
-pub(in crate::cuda) fn complete(report: &mut GpuReport) {
+pub(crate) fn complete(report: &mut GpuReport) {
     let registry = registry();
     let placed = |(id, piece): (&Id, &Physical)| Some((piece.mirrored.offset?, *id));
     let by_offset: BTreeMap<u64, Id> = registry.pieces.iter().filter_map(placed).collect();
@@ -34,13 +35,13 @@ pub(in crate::cuda) fn complete(report: &mut GpuReport) {
     for region in &mut report.regions {
         region.allocations = allocations_in(region.kind, region.address, region.bytes);
     }
-    origin::note(report, &by_offset);
+    backtrace::note(report, &by_offset);
 }
 
 fn flags_of(id: Id, piece: &Physical) -> RegionFlags {
     let mut flags = RegionFlags {
         is_parked: piece.parked.is_some(),
-        is_shared: ipc::key_of(id).is_some(),
+        is_shared: ipc::published::key_of(id).is_some(),
         aliases: (piece.mappings.len() as u64).saturating_sub(1),
         peers: peers_of(piece),
         ..RegionFlags::default()
@@ -68,7 +69,7 @@ fn peers_of(piece: &Physical) -> Vec<i32> {
 
 /// What graphs have allocated, as the driver counts it: its own memory, which it saves itself. Devices without a context
 /// have none. To be asked of a driver that is not locked.
-pub(in crate::cuda) fn graph_memory() -> Vec<GraphMemory> {
+pub(crate) fn graph_memory() -> Vec<GraphMemory> {
     let of = |device| GraphMemory {
         device,
         used_bytes: graph_attribute(device, Attribute::CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT),
@@ -94,9 +95,9 @@ fn graph_attribute(device: i32, attribute: Attribute) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::memory::layout::{Access, Properties};
-    use crate::cuda::memory::origin::Origin;
+    use crate::cuda::memory::backtrace::Backtrace;
     use crate::cuda::memory::physical::{Mapping, Mirrored};
+    use cuda_abi::layout::{Access, Properties};
 
     fn piece(kind: RegionKind, properties: Properties, access: Vec<Access>) -> Physical {
         Physical {
@@ -110,7 +111,7 @@ mod tests {
             obstacle: None,
             mirrored: Mirrored::default(),
             parked: None,
-            origin: Origin::default(),
+            origin: Backtrace::default(),
         }
     }
 

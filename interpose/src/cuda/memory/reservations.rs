@@ -1,13 +1,13 @@
 //! Addresses that the program has reserved. The driver's checkpoint unmaps them too, whether memory is mapped there or
 //! not, so it is to be known whose they are (`holes.rs`).
 
+use crate::cuda::activation::is_started;
+use crate::cuda::result::SUCCESS;
 use std::collections::BTreeMap;
 use std::ffi::c_ulonglong;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_abi::types::{CUdeviceptr, CUresult};
-
-use crate::cuda::{SUCCESS, is_started};
 
 /// How long each one is, by its address.
 static RESERVATIONS: Mutex<BTreeMap<CUdeviceptr, u64>> = Mutex::new(BTreeMap::new());
@@ -17,7 +17,7 @@ fn reservations() -> MutexGuard<'static, BTreeMap<CUdeviceptr, u64>> {
 }
 
 /// The ranges, their ends not included.
-pub(in crate::cuda) fn all() -> Vec<(CUdeviceptr, u64)> {
+pub(crate) fn all() -> Vec<(CUdeviceptr, u64)> {
     reservations().iter().map(|(address, bytes)| (*address, address.saturating_add(*bytes))).collect()
 }
 
@@ -25,7 +25,7 @@ type Reserve = unsafe extern "C" fn(*mut CUdeviceptr, usize, usize, CUdeviceptr,
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemAddressReserve(
+pub(crate) unsafe fn cuMemAddressReserve(
     real: Reserve,
     address: *mut CUdeviceptr,
     bytes: usize,
@@ -44,7 +44,7 @@ pub(in crate::cuda) unsafe fn cuMemAddressReserve(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemAddressFree(
+pub(crate) unsafe fn cuMemAddressFree(
     real: unsafe extern "C" fn(CUdeviceptr, usize) -> CUresult,
     address: CUdeviceptr,
     bytes: usize,

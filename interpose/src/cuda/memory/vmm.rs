@@ -15,13 +15,12 @@ use ckpt_protocol::agent::RegionKind;
 use cuda_abi::sys;
 use cuda_abi::types::*;
 
-use super::layout::{Access, POSIX_DESCRIPTOR, Properties};
-use super::make_room;
 use super::physical::{self, Id, Physical, Source};
-use crate::cuda::{SUCCESS, driver, is_started, taint};
-
-const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
-const INVALID_VALUE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
+use super::reclaim::make_room;
+use crate::cuda::activation::is_started;
+use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::{driver, taint};
+use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
 
 /// What each of our handles begins with: as a pointer it would lead nowhere on this machine, and no counter gets there.
 const MARK: u64 = 0x436b << ID_BITS;
@@ -88,7 +87,7 @@ type Create = unsafe extern "C" fn(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemCreate(
+pub(crate) unsafe fn cuMemCreate(
     real: Create,
     handle: *mut CUmemGenericAllocationHandle,
     bytes: usize,
@@ -121,7 +120,7 @@ pub(in crate::cuda) unsafe fn cuMemCreate(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemRelease(
+pub(crate) unsafe fn cuMemRelease(
     real: unsafe extern "C" fn(CUmemGenericAllocationHandle) -> CUresult,
     handle: CUmemGenericAllocationHandle,
 ) -> CUresult {
@@ -138,7 +137,7 @@ type Map =
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemMap(
+pub(crate) unsafe fn cuMemMap(
     real: Map,
     address: CUdeviceptr,
     bytes: usize,
@@ -166,7 +165,7 @@ pub(in crate::cuda) unsafe fn cuMemMap(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemUnmap(
+pub(crate) unsafe fn cuMemUnmap(
     real: unsafe extern "C" fn(CUdeviceptr, usize) -> CUresult,
     address: CUdeviceptr,
     bytes: usize,
@@ -183,7 +182,7 @@ pub(in crate::cuda) unsafe fn cuMemUnmap(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemSetAccess(
+pub(crate) unsafe fn cuMemSetAccess(
     real: unsafe extern "C" fn(CUdeviceptr, usize, *const CUmemAccessDesc, usize) -> CUresult,
     address: CUdeviceptr,
     bytes: usize,
@@ -209,7 +208,7 @@ pub(in crate::cuda) unsafe fn cuMemSetAccess(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemGetAccess(
+pub(crate) unsafe fn cuMemGetAccess(
     real: unsafe extern "C" fn(*mut c_ulonglong, *const CUmemLocation, CUdeviceptr) -> CUresult,
     flags: *mut c_ulonglong,
     location: *const CUmemLocation,
@@ -224,7 +223,7 @@ pub(in crate::cuda) unsafe fn cuMemGetAccess(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemRetainAllocationHandle(
+pub(crate) unsafe fn cuMemRetainAllocationHandle(
     real: unsafe extern "C" fn(*mut CUmemGenericAllocationHandle, *mut c_void) -> CUresult,
     handle: *mut CUmemGenericAllocationHandle,
     address: *mut c_void,
@@ -254,7 +253,7 @@ fn program_piece_at(address: CUdeviceptr) -> Option<Option<Id>> {
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemGetAllocationPropertiesFromHandle(
+pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
     real: unsafe extern "C" fn(*mut CUmemAllocationProp, CUmemGenericAllocationHandle) -> CUresult,
     properties: *mut CUmemAllocationProp,
     handle: CUmemGenericAllocationHandle,
@@ -287,7 +286,7 @@ fn asked_handle_types(id: Id) -> Option<u32> {
 
 /// What the program is told of memory of its own at an address, instead of what the driver would say of it by now: that
 /// it can be exported, and how it is numbered since it was made anew.
-pub(in crate::cuda) fn attribute(address: CUdeviceptr, attribute: CUpointer_attribute) -> Option<u64> {
+pub(crate) fn attribute(address: CUdeviceptr, attribute: CUpointer_attribute) -> Option<u64> {
     use sys::CUpointer_attribute as Attribute;
     const HANDLE_TYPES: CUpointer_attribute =
         Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as CUpointer_attribute;
@@ -312,7 +311,7 @@ type Export = unsafe extern "C" fn(
 ///
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemExportToShareableHandle(
+pub(crate) unsafe fn cuMemExportToShareableHandle(
     real: Export,
     shareable: *mut c_void,
     handle: CUmemGenericAllocationHandle,
@@ -346,7 +345,7 @@ type Import = unsafe extern "C" fn(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemImportFromShareableHandle(
+pub(crate) unsafe fn cuMemImportFromShareableHandle(
     real: Import,
     handle: *mut CUmemGenericAllocationHandle,
     shareable: *mut c_void,
@@ -380,7 +379,7 @@ type MapArray = unsafe extern "C" fn(*mut CUarrayMapInfo, c_uint, CUstream) -> C
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemMapArrayAsync(
+pub(crate) unsafe fn cuMemMapArrayAsync(
     real: MapArray,
     list: *mut CUarrayMapInfo,
     count: c_uint,
@@ -427,7 +426,7 @@ type HandleForRange =
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemGetHandleForAddressRange(
+pub(crate) unsafe fn cuMemGetHandleForAddressRange(
     real: HandleForRange,
     handle: *mut c_void,
     address: CUdeviceptr,
@@ -454,7 +453,7 @@ macro_rules! translated {
         $(
             /// # Safety
             /// As for the driver's.
-            pub(in crate::cuda) unsafe fn $name(
+            pub(crate) unsafe fn $name(
                 real: unsafe extern "C" fn($($ty),*) -> CUresult,
                 $($arg: $ty),*
             ) -> CUresult {

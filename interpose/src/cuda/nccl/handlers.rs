@@ -32,7 +32,7 @@ fn communicators() -> MutexGuard<'static, Communicators> {
 }
 
 /// Why the process cannot be saved, in words for people, if it is for NCCL.
-pub(in crate::cuda) fn obstacle() -> Option<String> {
+pub(crate) fn obstacle() -> Option<String> {
     const CHANGE: &str = "communicators of several ranks cannot be saved; destroy it (ncclCommDestroy), or \
                           run with one rank";
     if IS_PASSED.load(Relaxed) {

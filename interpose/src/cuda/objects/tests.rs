@@ -277,15 +277,15 @@ fn a_capture_ends_with_its_stream() {
         let mut stream: CUstream = null_mut();
         call!(cuStreamCreate(&raw mut stream, 1));
         call!(cuStreamBeginCapture_v2(stream, 2));
-        assert_eq!(track::open_captures(), 1);
+        assert_eq!(stream_capture::open_captures(), 1);
         // SAFETY: a played function.
         unsafe { cuStreamDestroy_v2(says_no, stream) };
-        assert!(track::take_capture(stream).map(track::put_back).is_some(), "it goes on");
+        assert!(stream_capture::take_capture(stream).map(stream_capture::put_back).is_some(), "it goes on");
         call!(cuStreamDestroy_v2(stream));
-        assert!(track::take_capture(stream).is_none(), "nothing is left to ask the driver for");
+        assert!(stream_capture::take_capture(stream).is_none(), "nothing is left to ask the driver for");
         call!(cuStreamCreate(&raw mut stream, 1));
         call!(cuStreamBeginCapture_v2(stream, 2));
         call!(cuCtxDestroy_v2(own));
-        assert!(track::take_capture(stream).is_none());
+        assert!(stream_capture::take_capture(stream).is_none());
     });
 }

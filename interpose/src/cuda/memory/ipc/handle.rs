@@ -13,7 +13,7 @@
 //! That a handle of the driver's looks like that by chance is as likely as guessing 128 bits. Which device the memory
 //! is on the driver says: its ordinal may be another one in another process (CUDA_VISIBLE_DEVICES).
 
-use super::Key;
+use ckpt_protocol::agent::ShareKey as Key;
 
 const MAGIC: &[u8; 8] = b"CKPTIPC1";
 pub(super) const HANDLE_BYTES: usize = 64;

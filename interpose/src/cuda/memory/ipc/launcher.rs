@@ -5,11 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ckpt_protocol::agent::{FromAgent, ToAgent};
+use ckpt_protocol::agent::{FromAgent, ShareKey as Key, ToAgent};
 use cuda_abi::types::CUresult;
 
-use super::Key;
-use crate::agent;
 use crate::cuda::gate;
 use crate::link::{Conversation, Link};
 use crate::socket::Socket;
@@ -25,11 +23,11 @@ pub(super) const OWNER_PATIENCE: Duration = Duration::from_secs(600);
 
 /// The connection broke, or what came over it is no answer.
 #[derive(Debug)]
-pub(in crate::cuda) struct Lost;
+pub(crate) struct Lost;
 
 /// A connection of its own, for one message. To be called inside [`crate::fork::while_none`].
 pub(super) fn connect() -> Result<Brief, Lost> {
-    let address = agent::launcher().filter(|address| address.exists()).ok_or(Lost)?;
+    let address = crate::launcher::address().filter(|address| address.exists()).ok_or(Lost)?;
     let socket = Socket::brief().map_err(|_| Lost)?;
     socket.connect(address).and_then(|()| socket.limit(ANSWER_TIMEOUT_S)).map_err(|_| Lost)?;
     Ok(Brief(socket))
@@ -78,7 +76,7 @@ pub(super) fn tried<T>(mut attempt: impl FnMut() -> Result<T, Trouble>) -> Resul
             done => return done,
         };
         let (waited, most) = match trouble {
-            Trouble::Away if agent::launcher().is_none() => return Err(trouble),
+            Trouble::Away if crate::launcher::address().is_none() => return Err(trouble),
             Trouble::Away => (&mut away, LAUNCHER_PATIENCE),
             _ => (&mut not_yet, OWNER_PATIENCE),
         };

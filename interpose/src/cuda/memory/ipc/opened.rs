@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ckpt_protocol::agent::ShareKey as Key;
 use cuda_abi::types::CUdeviceptr;
 
-use super::Key;
 use super::handle::Handle;
 
 /// A piece of another process's memory, mapped for one context.
@@ -31,7 +31,7 @@ pub(super) struct Opened {
 
 /// An allocation of another process that is open in this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cuda) struct Allocation {
+pub(crate) struct Allocation {
     pub address: CUdeviceptr,
     pub bytes: u64,
     pub context: usize,

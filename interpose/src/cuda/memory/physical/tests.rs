@@ -79,7 +79,7 @@ impl Noted {
             obstacle: None,
             mirrored: Mirrored::default(),
             parked: None,
-            origin: Origin::default(),
+            origin: Backtrace::default(),
         };
         let ids = (0..PIECES as u64).map(|number| registry.add(piece(number))).collect();
         Self { registry, ids, dead: Vec::new() }

@@ -11,15 +11,15 @@ use cuda_abi::types::{
 };
 
 use super::super::graph;
-use super::super::layout::{Access, PoolProperties};
 use super::state::{Id, Pool, pools};
 use super::stream;
-use super::{
-    OUT_OF_MEMORY, after_synchronization, allocate, free, freed, is_allocation, look, set_access, trim,
-};
-use crate::cuda::exports::Index;
-use crate::cuda::track::relaxed;
-use crate::cuda::{SUCCESS, context, driver, gate, is_started, taint};
+use super::{after_synchronization, allocate, free, freed, is_allocation, look, set_access, trim};
+use crate::cuda::activation::is_started;
+use crate::cuda::entry_points::Index;
+use crate::cuda::result::{OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::stream_capture::relaxed;
+use crate::cuda::{context, driver, gate, taint};
+use cuda_abi::layout::{Access, PoolProperties};
 
 const FOLLOW_EVENTS: CUmemPool_attribute =
     sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES as CUmemPool_attribute;
@@ -106,7 +106,7 @@ type AllocAsync = unsafe extern "C" fn(*mut CUdeviceptr, usize, CUstream) -> CUr
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemAllocAsync(
+pub(crate) unsafe fn cuMemAllocAsync(
     real: AllocAsync,
     out: *mut CUdeviceptr,
     bytes: usize,
@@ -125,7 +125,7 @@ type AllocFromPoolAsync = unsafe extern "C" fn(*mut CUdeviceptr, usize, CUmemory
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemAllocFromPoolAsync(
+pub(crate) unsafe fn cuMemAllocFromPoolAsync(
     real: AllocFromPoolAsync,
     out: *mut CUdeviceptr,
     bytes: usize,
@@ -151,7 +151,7 @@ fn by_the_driver(stream: CUstream, allocate: impl Fn() -> CUresult) -> CUresult 
 ///
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemFreeAsync(
+pub(crate) unsafe fn cuMemFreeAsync(
     real: unsafe extern "C" fn(CUdeviceptr, CUstream) -> CUresult,
     address: CUdeviceptr,
     stream: CUstream,
@@ -182,7 +182,7 @@ fn serve_free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemPoolCreate(
+pub(crate) unsafe fn cuMemPoolCreate(
     real: unsafe extern "C" fn(*mut CUmemoryPool, *const CUmemPoolProps) -> CUresult,
     out: *mut CUmemoryPool,
     properties: *const CUmemPoolProps,
@@ -204,7 +204,7 @@ pub(in crate::cuda) unsafe fn cuMemPoolCreate(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemPoolDestroy(
+pub(crate) unsafe fn cuMemPoolDestroy(
     real: unsafe extern "C" fn(CUmemoryPool) -> CUresult,
     pool: CUmemoryPool,
 ) -> CUresult {
@@ -227,7 +227,7 @@ pub(in crate::cuda) unsafe fn cuMemPoolDestroy(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemPoolTrimTo(
+pub(crate) unsafe fn cuMemPoolTrimTo(
     real: unsafe extern "C" fn(CUmemoryPool, usize) -> CUresult,
     pool: CUmemoryPool,
     keep_bytes: usize,
@@ -267,7 +267,7 @@ type DevicePool = unsafe extern "C" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuDeviceGetDefaultMemPool(
+pub(crate) unsafe fn cuDeviceGetDefaultMemPool(
     real: DevicePool,
     out: *mut CUmemoryPool,
     device: CUdevice,
@@ -280,7 +280,7 @@ pub(in crate::cuda) unsafe fn cuDeviceGetDefaultMemPool(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuDeviceGetMemPool(
+pub(crate) unsafe fn cuDeviceGetMemPool(
     real: DevicePool,
     out: *mut CUmemoryPool,
     device: CUdevice,
@@ -296,7 +296,7 @@ type LocationPool =
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemGetDefaultMemPool(
+pub(crate) unsafe fn cuMemGetDefaultMemPool(
     real: LocationPool,
     out: *mut CUmemoryPool,
     location: *mut CUmemLocation,
@@ -310,7 +310,7 @@ pub(in crate::cuda) unsafe fn cuMemGetDefaultMemPool(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemGetMemPool(
+pub(crate) unsafe fn cuMemGetMemPool(
     real: LocationPool,
     out: *mut CUmemoryPool,
     location: *mut CUmemLocation,
@@ -339,7 +339,7 @@ unsafe fn handed_out_for(result: CUresult, out: *mut CUmemoryPool, location: *mu
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemPoolSetAccess(
+pub(crate) unsafe fn cuMemPoolSetAccess(
     real: unsafe extern "C" fn(CUmemoryPool, *const CUmemAccessDesc, usize) -> CUresult,
     pool: CUmemoryPool,
     access: *const CUmemAccessDesc,
@@ -359,7 +359,7 @@ pub(in crate::cuda) unsafe fn cuMemPoolSetAccess(
 ///
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemPoolGetAttribute(
+pub(crate) unsafe fn cuMemPoolGetAttribute(
     real: unsafe extern "C" fn(CUmemoryPool, CUmemPool_attribute, *mut c_void) -> CUresult,
     pool: CUmemoryPool,
     attribute: CUmemPool_attribute,
@@ -389,7 +389,7 @@ pub(in crate::cuda) unsafe fn cuMemPoolGetAttribute(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemPoolSetAttribute(
+pub(crate) unsafe fn cuMemPoolSetAttribute(
     real: unsafe extern "C" fn(CUmemoryPool, CUmemPool_attribute, *mut c_void) -> CUresult,
     pool: CUmemoryPool,
     attribute: CUmemPool_attribute,
@@ -432,7 +432,7 @@ impl Pool {
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemPoolExportToShareableHandle(
+pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
     real: unsafe extern "C" fn(*mut c_void, CUmemoryPool, CUmemAllocationHandleType, c_ulonglong) -> CUresult,
     out: *mut c_void,
     pool: CUmemoryPool,
@@ -447,7 +447,7 @@ pub(in crate::cuda) unsafe fn cuMemPoolExportToShareableHandle(
 
 /// # Safety
 /// As for the driver's.
-pub(in crate::cuda) unsafe fn cuMemPoolImportFromShareableHandle(
+pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
     real: unsafe extern "C" fn(
         *mut CUmemoryPool,
         *mut c_void,
@@ -482,7 +482,7 @@ fn synchronized(wait: impl FnOnce() -> CUresult) -> CUresult {
 /// # Safety
 /// As for the driver's.
 #[inline]
-pub(in crate::cuda) unsafe fn cuStreamSynchronize(
+pub(crate) unsafe fn cuStreamSynchronize(
     real: unsafe extern "C" fn(CUstream) -> CUresult,
     stream: CUstream,
 ) -> CUresult {
@@ -493,7 +493,7 @@ pub(in crate::cuda) unsafe fn cuStreamSynchronize(
 /// # Safety
 /// As for the driver's.
 #[inline]
-pub(in crate::cuda) unsafe fn cuEventSynchronize(
+pub(crate) unsafe fn cuEventSynchronize(
     real: unsafe extern "C" fn(CUevent) -> CUresult,
     event: CUevent,
 ) -> CUresult {
@@ -504,7 +504,7 @@ pub(in crate::cuda) unsafe fn cuEventSynchronize(
 /// # Safety
 /// As for the driver's.
 #[inline]
-pub(in crate::cuda) unsafe fn cuCtxSynchronize(real: unsafe extern "C" fn() -> CUresult) -> CUresult {
+pub(crate) unsafe fn cuCtxSynchronize(real: unsafe extern "C" fn() -> CUresult) -> CUresult {
     // SAFETY: as for our own caller.
     synchronized(|| unsafe { real() })
 }
@@ -512,7 +512,7 @@ pub(in crate::cuda) unsafe fn cuCtxSynchronize(real: unsafe extern "C" fn() -> C
 /// # Safety
 /// As for the driver's.
 #[inline]
-pub(in crate::cuda) unsafe fn cuCtxSynchronize_v2(
+pub(crate) unsafe fn cuCtxSynchronize_v2(
     real: unsafe extern "C" fn(CUcontext) -> CUresult,
     context: CUcontext,
 ) -> CUresult {

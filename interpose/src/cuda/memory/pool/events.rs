@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUevent, CUstream};
 
-use crate::cuda::{SUCCESS, context, driver};
+use crate::cuda::result::SUCCESS;
+use crate::cuda::{context, driver};
 
 const FLAGS: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 
@@ -116,7 +117,7 @@ pub(super) fn give_back(events: impl IntoIterator<Item = Arc<Event>>) {
 }
 
 /// A context is gone, and its events with it.
-pub(super) fn context_gone(context: CUcontext) {
+pub(super) fn context_removed(context: CUcontext) {
     let gone = cache().by_context.remove(&(context as usize)).unwrap_or_default();
     gone.iter().for_each(Event::goes_with_context);
 }

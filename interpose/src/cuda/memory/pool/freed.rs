@@ -9,8 +9,9 @@ use cuda_abi::types::{CUcontext, CUdeviceptr, CUresult, CUstream};
 use super::super::arena::{self, Allocation};
 use super::events::{self, Event};
 use super::state::IS_TRIM_DUE;
-use super::{INVALID_VALUE, stream};
-use crate::cuda::{SUCCESS, driver};
+use super::stream;
+use crate::cuda::driver;
+use crate::cuda::result::{INVALID_VALUE, SUCCESS};
 
 struct Freed {
     allocation: Allocation,
@@ -88,7 +89,7 @@ pub(super) fn settle() {
 }
 
 /// A context is gone, with our events.
-pub(super) fn context_gone(context: CUcontext) {
+pub(super) fn context_removed(context: CUcontext) {
     let freed = all_freed();
     freed.iter().filter(|freed| freed.event.is_of(context)).for_each(|freed| freed.event.goes_with_context());
 }

@@ -28,7 +28,7 @@
 //!
 //! Pools of other memory than one device's, and those whose handles can be exported, are left to the driver.
 
-mod calls;
+pub(crate) mod calls;
 mod events;
 mod freed;
 mod heap;
@@ -40,21 +40,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 
 use ckpt_protocol::agent::RegionKind;
-use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 
 use super::block::{self, Block};
-use super::layout::{Access, Properties};
 use super::physical;
-use crate::cuda::track::relaxed;
-use crate::cuda::{SUCCESS, driver, gate, is_started};
+use super::reclaim::make_room;
+use crate::cuda::activation::is_started;
+use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::stream_capture::relaxed;
+use crate::cuda::{driver, gate};
+use cuda_abi::layout::{Access, Properties};
 use heap::StreamId;
 use state::{IS_TRIM_DUE, Id, Pending, Pool, Pools, Removed, pools};
-
-pub(in crate::cuda) use calls::*;
-
-const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
-const INVALID_VALUE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
 
 /// What the device gives memory out in, in bytes (cuMemGetAllocationGranularity on every part so far).
 const GRANULE_BYTES: u64 = 2 << 20;
@@ -76,7 +73,7 @@ const FIRST_NUMBER: u64 = 1 << 60;
 const NUMBER_BITS: u32 = 40;
 
 /// An allocation of a pool.
-pub(in crate::cuda) struct Found {
+pub(crate) struct Found {
     pub start: CUdeviceptr,
     /// As much as was asked for.
     pub bytes: u64,
@@ -86,7 +83,7 @@ pub(in crate::cuda) struct Found {
 }
 
 /// The allocation in which an address lies.
-pub(in crate::cuda) fn find(address: CUdeviceptr) -> Option<Found> {
+pub(crate) fn find(address: CUdeviceptr) -> Option<Found> {
     let mut pools = pools();
     let id = pools.owner(address)?;
     let pool = pools.pool(id)?;
@@ -96,32 +93,32 @@ pub(in crate::cuda) fn find(address: CUdeviceptr) -> Option<Found> {
 }
 
 /// Whether an allocation of a pool begins at an address.
-pub(in crate::cuda) fn is_allocation(address: CUdeviceptr) -> bool {
+pub(crate) fn is_allocation(address: CUdeviceptr) -> bool {
     pools().pool_of_allocation(address).is_some()
 }
 
 /// How many allocations of pools begin in a range.
-pub(in crate::cuda) fn count_in(address: CUdeviceptr, bytes: u64) -> u64 {
+pub(crate) fn count_in(address: CUdeviceptr, bytes: u64) -> u64 {
     let mut pools = pools();
     let owner = pools.owner(address);
     owner.and_then(|id| pools.pool(id)).map_or(0, |pool| pool.heap.count_in(address, bytes))
 }
 
 /// How many allocations pools have.
-pub(in crate::cuda) fn count() -> u64 {
+pub(crate) fn count() -> u64 {
     pools().by_id.values().map(|pool| pool.heap.count_in(0, CUdeviceptr::MAX)).sum()
 }
 
 /// Frees an allocation of a pool, by cuMemFree; false if none begins there. As in the original, the program has seen
 /// to it that nobody uses it any more: nothing is waited for (CUDA C++ programming guide, "Stream Ordered Memory
 /// Allocator").
-pub(in crate::cuda) fn free_synchronously(address: CUdeviceptr) -> bool {
+pub(crate) fn free_synchronously(address: CUdeviceptr) -> bool {
     let mut pools = pools();
     pools.pool_of_allocation(address).is_some_and(|(_, pool)| pool.free(address, None))
 }
 
 /// All work on all devices has ended: so have all frees. What pools hold beyond their thresholds goes back.
-pub(in crate::cuda) fn settle() {
+pub(crate) fn settle() {
     let ids = pools().ids(|_| true);
     for id in ids {
         let events = pools().pool(id).map(Pool::settle_all);
@@ -133,18 +130,18 @@ pub(in crate::cuda) fn settle() {
 }
 
 /// A context is gone, with the work in it and our events.
-pub(in crate::cuda) fn context_gone(context: CUcontext) {
+pub(crate) fn context_removed(context: CUcontext) {
     let pools = pools();
     let pending = pools.by_id.values().flat_map(|pool| pool.pending.values().flatten());
     pending.filter(|free| free.event.is_of(context)).for_each(|free| free.event.goes_with_context());
     drop(pools);
-    freed::context_gone(context);
-    events::context_gone(context);
+    freed::context_removed(context);
+    events::context_removed(context);
 }
 
 /// Gives back what pools of a device hold and nobody uses, for somebody who needs the memory. Returns whether there
 /// was any.
-pub(in crate::cuda) fn give_back_unused(device: i32) -> bool {
+pub(crate) fn give_back_unused(device: i32) -> bool {
     let ids = pools().ids(|pool| pool.device == device);
     let before = reserved_bytes(&ids);
     freed::reclaim();
@@ -253,7 +250,7 @@ fn allocate(id: Id, bytes: u64, stream: CUstream, stream_id: StreamId) -> Result
     if grown != Err(OUT_OF_MEMORY) {
         return grown;
     }
-    super::make_room(device);
+    make_room(device);
     let grown = take_or_grow(id, bytes, stream_id);
     if grown != Err(OUT_OF_MEMORY) {
         return grown;

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_abi::types::CUdeviceptr;
 
-use super::super::layout::Access;
 use super::events::Event;
 use super::heap::{Heap, Moment, Run, StreamId};
+use cuda_abi::layout::Access;
 
 /// Names a pool for the life of the process; a handle may be used again while memory of the pool before is in use.
 pub(super) type Id = u64;

@@ -7,8 +7,9 @@ use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUresult, CUstream, CUstreamCaptureStatus};
 
 use super::heap::StreamId;
-use crate::cuda::exports::Index;
-use crate::cuda::{SUCCESS, driver, real};
+use crate::cuda::entry_points::Index;
+use crate::cuda::result::SUCCESS;
+use crate::cuda::{driver, real};
 
 /// `CU_STREAM_PER_THREAD` (CUDA driver API reference, "Stream synchronization behavior").
 const PER_THREAD: usize = 2;

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::allocation::{Piece, in_context};
 use super::copy::{Copies, Stream, Way};
 use super::hash::{CHUNK_BYTES, Hasher};
 use super::mirror::Memory;
-use super::{Piece, in_context};
 use crate::process;
 
 const VARIABLE: &[u8] = b"CKPT_CAPTURE";
@@ -42,7 +42,7 @@ fn verdict() -> MutexGuard<'static, Option<Verdict>> {
 }
 
 /// Reads the environment: from the constructor only.
-pub(in crate::cuda) fn activate() {
+pub(crate) fn activate() {
     let rule = match process::variable(VARIABLE) {
         Some(b"changed") => CHANGED,
         Some(b"all") => ALL,

@@ -6,7 +6,7 @@
 ///
 /// `$function` is an `extern "C" fn($type) -> $type` that does not unwind, and is safe to call with `$value`; the type
 /// is a pointer or an integer of its size.
-macro_rules! aside {
+macro_rules! cold_call {
     ($function:ident, $value:expr, $type:ty) => {{
         #[unsafe(naked)]
         unsafe extern "C" fn keeping_registers() {
@@ -46,4 +46,4 @@ macro_rules! aside {
     }};
 }
 
-pub(super) use aside;
+pub(super) use cold_call;

@@ -1,14 +1,15 @@
-//! State of the driver that we have to know of.
+//! Stream captures that are open, and the capture mode of the calling thread.
 
 use std::collections::HashSet;
-use std::ffi::{c_uint, c_void};
+use std::ffi::c_void;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_abi::sys::{self, CUgraphEdgeData, CUgraphRecaptureCallback};
 use cuda_abi::types::{CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 
-use super::{SUCCESS, driver, objects, started, starting};
+use super::driver;
+use crate::cuda::result::SUCCESS;
 
 /// `CU_STREAM_PER_THREAD` (CUDA driver API reference, "Stream synchronization behavior").
 const PER_THREAD: usize = 2;
@@ -125,18 +126,6 @@ pub(super) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
 
 /// # Safety
 /// As for the driver's.
-pub(super) unsafe fn cuInit(real: unsafe extern "C" fn(c_uint) -> CUresult, flags: c_uint) -> CUresult {
-    starting();
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(flags) };
-    if result == SUCCESS {
-        started();
-    }
-    result
-}
-
-/// # Safety
-/// As for the driver's.
 pub(super) unsafe fn cuStreamBeginCapture(
     real: unsafe extern "C" fn(CUstream) -> CUresult,
     stream: CUstream,
@@ -200,23 +189,11 @@ pub(super) unsafe fn cuStreamBeginRecaptureToGraph(
     begins(stream, unsafe { real(stream, mode, graph, callback, data) })
 }
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuStreamEndCapture(
-    real: unsafe extern "C" fn(CUstream, *mut CUgraph) -> CUresult,
-    stream: CUstream,
-    graph: *mut CUgraph,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(stream, graph) };
-    if result == SUCCESS && !graph.is_null() {
-        // SAFETY: the driver has written it.
-        objects::captured(unsafe { *graph });
-    }
+/// Notes what has become of a capture after a call that was to end it.
+pub(super) fn end_called(stream: CUstream, result: CUresult) {
     // An invalid capture ends with an error, and a call for another stream than the capture's does not end it.
     let capture = Capture::of(stream);
     if result == SUCCESS || matches!(capture, Capture::OfThread(_)) || !is_capturing(stream) {
         ends(capture);
     }
-    result
 }

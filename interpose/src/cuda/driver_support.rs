@@ -5,8 +5,9 @@
 
 use std::ffi::c_int;
 
-use super::exports::{self, Index};
-use super::{SUCCESS, driver, real};
+use super::entry_points::{self, Index};
+use super::{driver, real};
+use crate::cuda::result::SUCCESS;
 
 /// What taking the state off and bringing it back takes.
 const CALLS: [Index; 4] = [
@@ -27,7 +28,7 @@ pub(super) fn refuse() -> Result<(), String> {
     for index in CALLS {
         let index = index as usize;
         if real::address(index).is_null() {
-            let call = exports::name(index).to_string_lossy();
+            let call = entry_points::name(index).to_string_lossy();
             return Err(wanted(&format!("has no {call}")));
         }
     }

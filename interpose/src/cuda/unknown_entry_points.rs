@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use super::exports;
+use super::entry_points;
 
 /// The first ones that were found.
 static FOUND: [AtomicPtr<c_char>; 32] = [const { AtomicPtr::new(null_mut()) }; 32];
@@ -16,7 +16,7 @@ static FOUND: [AtomicPtr<c_char>; 32] = [const { AtomicPtr::new(null_mut()) }; 3
 /// NVIDIA's other libraries do not begin with.
 pub(super) fn may_be(name: &CStr) -> bool {
     let name = name.to_bytes();
-    matches!(name, [b'c', b'u', b'A'..=b'Z', ..]) && exports::index_of(name).is_none()
+    matches!(name, [b'c', b'u', b'A'..=b'Z', ..]) && entry_points::index_of(name).is_none()
 }
 
 /// Notes that the driver has it, once.
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn what_a_program_finds_in_a_newer_driver_is_noted_whatever_the_way() {
-        let test = "cuda::newer::tests::what_a_program_finds_in_a_newer_driver_is_noted_whatever_the_way";
+        let test = "cuda::unknown_entry_points::tests::what_a_program_finds_in_a_newer_driver_is_noted_whatever_the_way";
         crate::cuda::testing::alone(test, || {
             let directory = tempfile::tempdir().expect("a directory");
             let newer = directory.path().join("libcuda.so.999");

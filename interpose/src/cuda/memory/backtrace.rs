@@ -32,7 +32,7 @@ static IS_ON: OnceLock<Range<usize>> = OnceLock::new();
 static NAMES: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
 
 /// Reads the environment: from the constructor only.
-pub(in crate::cuda) fn activate() {
+pub(crate) fn activate() {
     if process::variable(VARIABLE) == Some(b"1") {
         let _ = IS_ON.set(elf::ourselves());
     }
@@ -40,9 +40,9 @@ pub(in crate::cuda) fn activate() {
 
 /// Return addresses, innermost call first; nothing where origins are not noted.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::cuda) struct Origin(Option<Box<[usize]>>);
+pub(crate) struct Backtrace(Option<Box<[usize]>>);
 
-impl Origin {
+impl Backtrace {
     /// Of the call that is under way. No lock may be held: the unwinder takes the loader's.
     pub fn here() -> Self {
         Self(IS_ON.get().map(|ours| Stack::of_caller(ours).addresses()))
@@ -114,7 +114,7 @@ unsafe extern "C" fn visit(context: *mut Context, data: *mut c_void) -> c_int {
 }
 
 /// Finds the names of what has none yet: while the program runs, since it takes a while.
-pub(in crate::cuda) fn look_up() {
+pub(crate) fn look_up() {
     if IS_ON.get().is_none() {
         return;
     }
@@ -128,7 +128,7 @@ pub(in crate::cuda) fn look_up() {
 }
 
 /// Notes in a report where its regions come from.
-pub(in crate::cuda) fn note(report: &mut GpuReport, ids: &BTreeMap<u64, Id>) {
+pub(crate) fn note(report: &mut GpuReport, ids: &BTreeMap<u64, Id>) {
     if IS_ON.get().is_none() {
         return;
     }

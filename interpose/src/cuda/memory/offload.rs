@@ -7,17 +7,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use ckpt_protocol::agent::{FromAgent, ToAgent};
+use ckpt_protocol::agent::{FromAgent, ShareKey as Key, ToAgent};
 use ckpt_protocol::descriptors::MOST;
 use cuda_abi::sys;
 use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
 
-use super::ipc::{self, Key};
-use super::layout::Access;
+use super::ipc::{self, published};
 use super::physical::{self, Id, Mapping, Physical, Source, registry};
 use crate::cuda::driver::{self, told};
 use crate::fork;
 use crate::link::Link;
+use cuda_abi::layout::Access;
 
 /// How long memory that somebody else has taken meanwhile is waited for.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// What parking came to.
 #[derive(Default)]
-pub(in crate::cuda) struct Parked {
+pub(crate) struct Parked {
     pub bytes: u64,
     /// Why nothing is parked, if it is not.
     pub refusal: Option<String>,
@@ -33,7 +33,7 @@ pub(in crate::cuda) struct Parked {
 
 /// Hands the memory of pieces to the launcher, which keeps it alive: all that the driver exports. Where the launcher has
 /// not room for all, it keeps none.
-pub(in crate::cuda) fn park(ids: &[Id], link: &mut dyn Link) -> Parked {
+pub(crate) fn park(ids: &[Id], link: &mut dyn Link) -> Parked {
     let mut parked = Parked::default();
     let mut count = 0;
     for ids in ids.chunks(MOST) {
@@ -105,7 +105,7 @@ fn failed(call: &str, result: CUresult) -> String {
 ///
 /// # Errors
 /// The driver refuses; what was taken off so far is brought back by the functions below.
-pub(in crate::cuda) fn take_off(ids: &[Id]) -> Result<(), String> {
+pub(crate) fn take_off(ids: &[Id]) -> Result<(), String> {
     for id in ids {
         let (handle, mappings) = {
             let registry = registry();
@@ -139,7 +139,7 @@ fn set_mapped(piece: &mut Physical, address: CUdeviceptr, is_mapped: bool) {
 }
 
 /// Takes parked memory up again; what the launcher or the driver refuses stays to be made anew.
-pub(in crate::cuda) fn unpark(link: &mut dyn Link) {
+pub(crate) fn unpark(link: &mut dyn Link) {
     let mut waiting: Vec<(usize, Id)> = registry()
         .pieces
         .iter()
@@ -168,7 +168,7 @@ pub(in crate::cuda) fn unpark(link: &mut dyn Link) {
 
 /// Whose memory that is shared with other processes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::cuda) enum Whose {
+pub(crate) enum Whose {
     Own,
     Others,
 }
@@ -178,14 +178,14 @@ pub(in crate::cuda) enum Whose {
 ///
 /// # Errors
 /// What belongs to others does not come, or the driver refuses it.
-pub(in crate::cuda) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Result<(), String> {
+pub(crate) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Result<(), String> {
     let missing: Vec<(Id, Key)> = registry()
         .pieces
         .iter()
         .filter(|(_, piece)| piece.handle == 0)
         .filter_map(|(id, piece)| match (&piece.source, whose) {
             (Source::Shared(key), Whose::Others) => Some((*id, *key)),
-            (Source::Created(_), Whose::Own) => Some((*id, ipc::key_of(*id)?)),
+            (Source::Created(_), Whose::Own) => Some((*id, published::key_of(*id)?)),
             _ => None,
         })
         .collect();
@@ -209,7 +209,7 @@ pub(in crate::cuda) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Resu
 ///
 /// # Errors
 /// There is not enough memory on the device, for a while.
-pub(in crate::cuda) fn make_anew() -> Result<Vec<Id>, String> {
+pub(crate) fn make_anew() -> Result<Vec<Id>, String> {
     let missing: Vec<_> = registry()
         .pieces
         .iter()
@@ -244,7 +244,7 @@ fn is_out_of_memory(result: CUresult) -> bool {
 ///
 /// # Errors
 /// The driver's.
-pub(in crate::cuda) fn map_again(for_copies: &[Id]) -> Result<(), String> {
+pub(crate) fn map_again(for_copies: &[Id]) -> Result<(), String> {
     let waiting: Vec<_> = {
         let registry = registry();
         let of = |(id, piece): (&Id, &Physical)| {
@@ -274,7 +274,7 @@ pub(in crate::cuda) fn map_again(for_copies: &[Id]) -> Result<(), String> {
 ///
 /// # Errors
 /// The driver's.
-pub(in crate::cuda) fn restrict(ids: &[Id]) -> Result<(), String> {
+pub(crate) fn restrict(ids: &[Id]) -> Result<(), String> {
     let restricted: Vec<_> = {
         let registry = registry();
         let of = |id: &Id| registry.pieces.get(id).map(|piece| (piece.device, piece.mappings.clone()));
@@ -306,7 +306,7 @@ fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(),
 }
 
 /// A piece where its own device can read and write all of it.
-pub(in crate::cuda) struct View {
+pub(crate) struct View {
     pub address: CUdeviceptr,
     bytes: u64,
     /// It was made for this.
@@ -356,7 +356,7 @@ impl Drop for View {
 }
 
 /// What has to be known of a piece to look at it.
-pub(in crate::cuda) struct Seen {
+pub(crate) struct Seen {
     pub id: Id,
     pub bytes: u64,
     pub device: i32,

@@ -1,0 +1,9 @@
+//! Results of the driver's calls that are compared here and there.
+
+use cuda_abi::sys;
+use cuda_abi::types::CUresult;
+
+pub(crate) const SUCCESS: CUresult = 0;
+pub(crate) const INVALID_VALUE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
+pub(crate) const INVALID_CONTEXT: CUresult = sys::CUresult::CUDA_ERROR_INVALID_CONTEXT as CUresult;
+pub(crate) const OUT_OF_MEMORY: CUresult = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult;
