@@ -1,6 +1,7 @@
 //! Conversations with the launcher: the agent's, and what others may ask in it.
 
 use std::collections::VecDeque;
+use std::error::Error;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use ckpt_protocol::agent::{FromAgent, ToAgent};
@@ -70,4 +71,15 @@ pub fn say(mut socket: &Socket, message: &FromAgent) -> Result<(), FrameError> {
 /// See [`frame::read`].
 pub fn hear(mut socket: &Socket) -> Result<ToAgent, FrameError> {
     frame::read(&mut socket)
+}
+
+/// The text of an error with its causes, for a message to the launcher.
+pub fn describe(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }

@@ -27,7 +27,7 @@ pub struct Activity {
 }
 
 /// Looks at what the program does.
-pub fn look() -> Activity {
+pub fn read() -> Activity {
     let was_not_ready = WAS_NOT_READY.swap(false, Relaxed);
     let Tally { begun, is_waiting } = gate::tally();
     Activity { calls: begun, is_waiting: is_waiting || was_not_ready }
@@ -39,8 +39,8 @@ mod tests {
 
     #[test]
     fn who_asks_in_vain_waits() {
-        look();
+        read();
         not_ready();
-        assert!(look().is_waiting);
+        assert!(read().is_waiting);
     }
 }

@@ -16,6 +16,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use thiserror::Error;
+
 use super::memory::physical::registry;
 use super::memory::reservations;
 
@@ -24,9 +26,9 @@ type Range = (u64, u64);
 
 /// More than a program maps while the driver takes its checkpoint.
 const DECOY_BYTES: u64 = 64 << 30;
-/// How long to wait for somebody to unmap what lies where the driver's memory was.
-const PATIENCE: Duration = Duration::from_secs(2);
-const LOOK: Duration = Duration::from_millis(1);
+/// How long to wait until another thread unmaps memory at the driver's addresses.
+const UNMAP_TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The hole of our own.
 struct Decoy {
@@ -84,7 +86,7 @@ pub(super) struct Before {
 ///
 /// # Errors
 /// `/proc/self/maps` cannot be read.
-pub(super) fn look() -> io::Result<Before> {
+pub(super) fn scan() -> Result<Before, AddressSpaceError> {
     let mut decoy = decoy();
     let ours = decoy.as_mut().map(|decoy| std::mem::take(&mut decoy.reserved)).unwrap_or_default();
     for (start, end) in ours {
@@ -93,7 +95,8 @@ pub(super) fn look() -> io::Result<Before> {
     }
     drop(decoy);
     let mut before = Before { maybe: Vec::new(), surely: Vec::new() };
-    before.maybe = ranges(&fs::read_to_string("/proc/self/maps")?, may_be_the_drivers);
+    let maps = fs::read_to_string("/proc/self/maps").map_err(AddressSpaceError::ReadMaps)?;
+    before.maybe = ranges(&maps, may_be_the_drivers);
     let registry = registry();
     let mappings = registry.pieces.values().flat_map(|piece| &piece.mappings);
     before.surely = mappings.map(|mapping| (mapping.address, mapping.address + mapping.bytes)).collect();
@@ -111,43 +114,58 @@ impl Drop for Before {
     }
 }
 
-/// Fills what has become free since. What another thread has mapped there meanwhile is waited for: it may be unmapped.
+/// Why the driver's addresses could not be kept free.
+#[derive(Debug, Error)]
+pub enum AddressSpaceError {
+    #[error("cannot read /proc/self/maps")]
+    ReadMaps(#[source] io::Error),
+    #[error(
+        "the addresses {start:#x}-{end:#x}, which belong to the GPU, could not be kept free during the driver's \
+         checkpoint"
+    )]
+    Occupy {
+        start: u64,
+        end: u64,
+        #[source]
+        error: io::Error,
+    },
+    #[error(
+        "the addresses {start:#x}-{end:#x}, which belong to the GPU, could not be kept free during the driver's \
+         checkpoint: another thread has mapped memory there"
+    )]
+    Taken { start: u64, end: u64 },
+}
+
+/// Fills the ranges that the driver has freed. If another thread has mapped memory there, waits until it is unmapped.
 ///
 /// # Errors
-/// Says what is still taken by somebody else: what is there now would be overwritten.
-pub(super) fn fill(before: &Before) -> Result<(), String> {
-    let deadline = Instant::now() + PATIENCE;
+/// A range is still taken: the driver's restore would overwrite it.
+pub(super) fn fill(before: &Before) -> Result<(), AddressSpaceError> {
+    let deadline = Instant::now() + UNMAP_TIMEOUT;
     loop {
-        let maps = fs::read_to_string("/proc/self/maps");
-        let maps = maps.map_err(|error| format!("/proc/self/maps cannot be read: {error}"))?;
-        let problem = try_to_fill(before, &maps);
-        if problem.is_ok() || Instant::now() >= deadline {
-            return problem;
+        let maps = fs::read_to_string("/proc/self/maps").map_err(AddressSpaceError::ReadMaps)?;
+        let result = try_to_fill(before, &maps);
+        if result.is_ok() || Instant::now() >= deadline {
+            return result;
         }
-        sleep(LOOK);
+        sleep(POLL_INTERVAL);
     }
 }
 
-fn try_to_fill(before: &Before, maps: &str) -> Result<(), String> {
+fn try_to_fill(before: &Before, maps: &str) -> Result<(), AddressSpaceError> {
     let now = ranges(maps, |_| true);
     let mut result = Ok(());
     for &range in &before.maybe {
-        for hole in free_parts(range, &now) {
-            result = result.and(occupy(hole).map_err(|error| taken(hole, &error.to_string())));
+        for (start, end) in free_parts(range, &now) {
+            let occupied = occupy((start, end));
+            result = result.and(occupied.map_err(|error| AddressSpaceError::Occupy { start, end, error }));
         }
     }
     let others = ranges(maps, |line| !may_be_the_drivers(line));
-    let is_met = |range: &&Range| !is_free(**range, &others);
-    match before.surely.iter().find(is_met) {
-        Some(range) => result.and(Err(taken(*range, "another thread has mapped memory there"))),
+    match before.surely.iter().find(|range| !is_free(**range, &others)) {
+        Some(&(start, end)) => result.and(Err(AddressSpaceError::Taken { start, end })),
         None => result,
     }
-}
-
-fn taken((start, end): Range, why: &str) -> String {
-    format!(
-        "the addresses {start:#x}-{end:#x}, which belong to the GPU, could not be kept free while the driver was away: {why}"
-    )
 }
 
 /// Maps a range that is free.
@@ -259,7 +277,7 @@ mod tests {
     #[test]
     fn a_hole_is_filled_once() {
         let hole = three_pages();
-        let before = look().expect("maps");
+        let before = scan().expect("maps");
         assert!(is_covered(hole, &before.maybe));
         unmap(hole);
         occupy(hole).expect("free");
@@ -289,7 +307,7 @@ mod tests {
         // SAFETY: replaces a page of the test's own.
         let theirs = unsafe { libc::mmap(hole.0 as *mut c_void, PAGE as usize, access, fixed, -1, 0) };
         assert_eq!(theirs as u64, hole.0);
-        let told = try_to_fill(&before, &maps()).expect_err("taken");
+        let told = try_to_fill(&before, &maps()).expect_err("taken").to_string();
         assert!(told.contains("another thread has mapped memory there"), "{told}");
         unmap(hole);
         assert!(try_to_fill(&before, &maps()).is_ok());

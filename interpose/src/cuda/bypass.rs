@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use cuda_abi::types::CUresult;
+use thiserror::Error;
 
 use super::elf;
 use crate::cuda::activation::is_started;
@@ -16,14 +17,24 @@ use crate::cuda::result::SUCCESS;
 
 type DeviceGetCount = unsafe extern "C" fn(*mut c_int) -> CUresult;
 
-/// Why the process cannot be saved, if a driver was initialised past us.
+/// A driver was initialised without this library in front of it.
+#[derive(Debug, Error)]
+#[error(
+    "the CUDA driver {driver} was initialised past the interposer, by a library that was opened with \
+     RTLD_DEEPBIND or dlmopen(3): open it without"
+)]
+pub struct BypassedDriver {
+    driver: String,
+}
+
+/// Checks that no driver was initialised past this library.
 ///
 /// # Errors
-/// Names the driver's file and what to change.
-pub(super) fn refuse() -> Result<(), String> {
+/// One was, so that the process cannot be saved.
+pub(super) fn check() -> Result<(), BypassedDriver> {
     // Not dlopen: a library's constructor that takes its time holds the lock that it needs.
     if !is_started() && is_initialised(elf::function(&["libcuda.so"], c"cuDeviceGetCount")) {
-        return Err(refusal("libcuda.so.1"));
+        return Err(BypassedDriver { driver: "libcuda.so.1".to_owned() });
     }
     let Ok(maps) = File::open("/proc/self/maps") else { return Ok(()) };
     let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
@@ -35,17 +46,10 @@ pub(super) fn refuse() -> Result<(), String> {
         // drivers stay loaded, and another library the program would have to close at this very moment.
         let count = unsafe { elf::function_at(start, c"cuDeviceGetCount") };
         if is_initialised(count) {
-            return Err(refusal(&path));
+            return Err(BypassedDriver { driver: path });
         }
     }
     Ok(())
-}
-
-fn refusal(driver: &str) -> String {
-    format!(
-        "the CUDA driver {driver} was initialised past the interposer, by a library that was opened with \
-         RTLD_DEEPBIND or dlmopen(3): open it without"
-    )
 }
 
 /// A file whose beginning is mapped, followed by code.

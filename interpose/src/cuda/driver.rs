@@ -1,6 +1,8 @@
 //! Calls of the driver by ourselves: they pass neither the gate nor a handler.
 
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_void};
+use std::fmt::{self, Display, Formatter};
 use std::ptr::null;
 use std::thread::sleep;
 use std::time::Duration;
@@ -34,21 +36,21 @@ macro_rules! call {
 
 cuda_abi::entry_points!(call);
 
-/// How often something is tried that there is no way round, and the pause between two tries.
-const TRIES: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(20);
+/// The number of attempts of a step without which a process cannot be restored, and the pause between two of them.
+const ATTEMPTS: u32 = 5;
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Tries again what fails, for a while: for what there is no way round when a process's state comes back.
+/// Retries a step without which a process cannot be restored.
 ///
 /// # Errors
-/// The first one: what comes after it may only be its consequence.
-pub(super) fn insist<T, E>(mut work: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+/// The first one: later ones may only be its consequence.
+pub(super) fn retry<T, E>(mut work: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let first = match work() {
         Err(error) => error,
         done => return done,
     };
-    for _ in 1..TRIES {
-        sleep(PAUSE);
+    for _ in 1..ATTEMPTS {
+        sleep(RETRY_PAUSE);
         if let Ok(done) = work() {
             return Ok(done);
         }
@@ -56,21 +58,40 @@ pub(super) fn insist<T, E>(mut work: impl FnMut() -> Result<T, E>) -> Result<T, 
     Err(first)
 }
 
-/// A failed call with its error's name.
-///
+/// A call of the driver that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DriverError {
+    call: &'static str,
+    pub result: CUresult,
+    /// The driver's name of the result, which lives as long as the driver.
+    name: Option<&'static CStr>,
+}
+
+impl DriverError {
+    pub fn new(call: &'static str, result: CUresult) -> Self {
+        let mut name: *const c_char = null();
+        // SAFETY: `name` is a local variable.
+        unsafe { cuGetErrorName(result, &raw mut name) };
+        // SAFETY: the driver's names are NUL-terminated and live as long as the driver, which is never unloaded.
+        let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
+        Self { call, result, name }
+    }
+}
+
+impl Display for DriverError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self { call, result, name } = self;
+        match name {
+            Some(name) => write!(f, "{call} failed with {} ({result})", name.to_string_lossy()),
+            None => write!(f, "{call} failed with error {result}"),
+        }
+    }
+}
+
+impl Error for DriverError {}
+
 /// # Errors
 /// Every result but success.
-pub(super) fn told(call: &str, result: CUresult) -> Result<(), String> {
-    if result == SUCCESS {
-        return Ok(());
-    }
-    let mut name: *const c_char = null();
-    // SAFETY: `name` is a local variable.
-    unsafe { cuGetErrorName(result, &raw mut name) };
-    if name.is_null() {
-        return Err(format!("{call} failed with error {result}"));
-    }
-    // SAFETY: the driver's names are NUL-terminated and live as long as the driver.
-    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-    Err(format!("{call} failed with {name} ({result})"))
+pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DriverError> {
+    if result == SUCCESS { Ok(()) } else { Err(DriverError::new(call, result)) }
 }

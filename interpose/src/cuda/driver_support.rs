@@ -5,6 +5,8 @@
 
 use std::ffi::c_int;
 
+use thiserror::Error;
+
 use super::entry_points::{self, Index};
 use super::{driver, real};
 use crate::cuda::result::SUCCESS;
@@ -20,36 +22,52 @@ const CALLS: [Index; 4] = [
 /// The version of NVIDIA's kernel module, where one is loaded.
 const MODULE_VERSION: &str = "/sys/module/nvidia/version";
 
-/// Why the process cannot be saved, if its driver lacks the calls.
+/// The driver has no support for checkpoints.
+#[derive(Debug, Error)]
+#[error(
+    "{driver} {lack}: to save a process that uses a GPU, NVIDIA's driver 570 (CUDA 12.8) or newer is needed"
+)]
+pub struct UnsupportedDriver {
+    driver: String,
+    lack: Lack,
+}
+
+#[derive(Debug, Error)]
+enum Lack {
+    #[error("has no {0}")]
+    Call(&'static str),
+    #[error("does not support it here")]
+    Support,
+}
+
+impl UnsupportedDriver {
+    fn new(lack: Lack) -> Self {
+        let module = std::fs::read_to_string(MODULE_VERSION).ok();
+        Self { driver: describe_driver(module.as_deref(), cuda_version()), lack }
+    }
+
+    /// The driver has the calls and answers that it does not support them.
+    pub fn refused() -> Self {
+        Self::new(Lack::Support)
+    }
+}
+
+/// Checks that the driver has the calls.
 ///
 /// # Errors
-/// Names the driver, the call, and which driver has it.
-pub(super) fn refuse() -> Result<(), String> {
-    for index in CALLS {
-        let index = index as usize;
-        if real::address(index).is_null() {
-            let call = entry_points::name(index).to_string_lossy();
-            return Err(wanted(&format!("has no {call}")));
+/// It lacks one.
+pub(super) fn check() -> Result<(), UnsupportedDriver> {
+    let missing = CALLS.into_iter().map(|index| index as usize).find(|index| real::address(*index).is_null());
+    match missing {
+        Some(index) => {
+            Err(UnsupportedDriver::new(Lack::Call(entry_points::name(index).to_str().unwrap_or_default())))
         }
+        None => Ok(()),
     }
-    Ok(())
-}
-
-/// What is to be said of a driver that has the calls and answers that it does not support them.
-pub(super) fn not_supported() -> String {
-    wanted("does not support it here")
-}
-
-fn wanted(what: &str) -> String {
-    let module = std::fs::read_to_string(MODULE_VERSION).ok();
-    let driver = told(module.as_deref(), cuda_version());
-    format!(
-        "{driver} {what}: to save a process that uses a GPU, NVIDIA's driver 570 (CUDA 12.8) or newer is needed"
-    )
 }
 
 /// `the driver 550.54.15 (CUDA 12.4)`, as much of it as is known.
-fn told(module: Option<&str>, cuda: Option<c_int>) -> String {
+fn describe_driver(module: Option<&str>, cuda: Option<c_int>) -> String {
     let module = module.map(str::trim).filter(|version| !version.is_empty());
     let module = module.map_or_else(String::new, |version| format!(" {version}"));
     // 1000 times the major version and ten times the minor one (CUDA driver API reference, cuDriverGetVersion).
@@ -70,8 +88,8 @@ mod tests {
 
     #[test]
     fn as_much_is_told_as_is_known() {
-        assert_eq!(told(Some("550.54.15\n"), Some(12040)), "the driver 550.54.15 (CUDA 12.4)");
-        assert_eq!(told(None, Some(13010)), "the driver (CUDA 13.1)");
-        assert_eq!(told(Some(" "), None), "the driver");
+        assert_eq!(describe_driver(Some("550.54.15\n"), Some(12040)), "the driver 550.54.15 (CUDA 12.4)");
+        assert_eq!(describe_driver(None, Some(13010)), "the driver (CUDA 13.1)");
+        assert_eq!(describe_driver(Some(" "), None), "the driver");
     }
 }

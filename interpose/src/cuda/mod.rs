@@ -61,7 +61,8 @@ mod taint;
 mod testing;
 mod unknown_entry_points;
 
-pub use checkpoint::{Delivered, Gpu, Refusal};
+pub use capture::CaptureError;
+pub use checkpoint::{AttachError, Delivered, DetachError, Gpu};
 
 /// Lets the library stand in front of the driver: from the constructor.
 pub fn activate() {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use cuda_abi::types::{CUcontext, CUdeviceptr};
 
 use crate::cuda::context;
-use crate::cuda::driver::told;
+use crate::cuda::driver::DriverError;
 
 /// The hash of a chunk.
 pub(crate) type Hash = [u64; 2];
@@ -31,10 +31,10 @@ impl Piece {
 }
 
 /// Does something in a context, on any thread.
-pub(super) fn in_context<T>(
+pub(super) fn in_context<T, E: From<DriverError>>(
     context: CUcontext,
-    work: impl FnOnce() -> Result<T, String>,
-) -> Result<T, String> {
-    let failed = |result| Err(told("cuCtxPushCurrent", result).err().unwrap_or_default());
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    let failed = |result| Err(DriverError::new("cuCtxPushCurrent", result).into());
     context::within(context, work).unwrap_or_else(failed)
 }

@@ -6,6 +6,7 @@ use super::allocation::{Hash, Piece, in_context};
 use super::copy::{Copies, Stream, Way};
 use super::hash::{CHUNK_BYTES, Hasher};
 use super::mirror::Memory;
+use crate::cuda::driver::DriverError;
 
 /// What a piece is found to hold, and what was copied of it.
 #[derive(Default, Clone)]
@@ -25,7 +26,7 @@ pub(super) fn copy(
     hashers: &mut [Hasher],
     pieces: &[Piece],
     known: &[Vec<Hash>],
-) -> Result<Vec<Found>, String> {
+) -> Result<Vec<Found>, DriverError> {
     let mut found = vec![Found::default(); pieces.len()];
     let mut copies = Vec::new();
     let mut searches = Vec::new();
@@ -116,7 +117,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn begin(hasher: &'a mut Hasher, pieces: &[Piece]) -> Result<Self, String> {
+    fn begin(hasher: &'a mut Hasher, pieces: &[Piece]) -> Result<Self, DriverError> {
         let stream = Stream::new(hasher.context())?;
         let mut search = Self { hasher, stream, chunks: Vec::new(), begun: 0..0 };
         for (number, piece) in pieces.iter().enumerate() {
@@ -130,7 +131,7 @@ impl<'a> Search<'a> {
         Ok(search)
     }
 
-    fn begin_more(&mut self) -> Result<(), String> {
+    fn begin_more(&mut self) -> Result<(), DriverError> {
         let start = self.begun.end;
         self.begun = start..self.chunks.len().min(start + self.hasher.part);
         let addresses: Vec<u64> = self
@@ -148,7 +149,7 @@ impl<'a> Search<'a> {
     }
 
     /// Waits for the part that was begun, and begins the next.
-    fn next(&mut self) -> Result<(Vec<Chunk>, Vec<Hash>), String> {
+    fn next(&mut self) -> Result<(Vec<Chunk>, Vec<Hash>), DriverError> {
         self.stream.finish()?;
         let chunks = self.chunks.get(self.begun.clone()).unwrap_or_default().to_vec();
         let hashes = self.hasher.hashes(chunks.len());

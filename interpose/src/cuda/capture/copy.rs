@@ -7,7 +7,7 @@ use cuda_abi::types::{CUcontext, CUdeviceptr, CUstream};
 
 use super::allocation::in_context;
 use super::mirror::Memory;
-use crate::cuda::driver::{self, told};
+use crate::cuda::driver::{self, DriverError, check};
 
 /// As many as keep a copy engine busy: while one copy ends, the other goes on.
 const STREAMS: usize = 2;
@@ -30,12 +30,12 @@ pub(super) struct Stream {
 impl Stream {
     /// # Errors
     /// The driver's.
-    pub fn new(context: CUcontext) -> Result<Self, String> {
+    pub fn new(context: CUcontext) -> Result<Self, DriverError> {
         let mut handle: CUstream = null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         in_context(context, || {
             // SAFETY: `handle` is a local variable.
-            told("cuStreamCreate", unsafe { driver::cuStreamCreate(&raw mut handle, flags) })
+            check("cuStreamCreate", unsafe { driver::cuStreamCreate(&raw mut handle, flags) })
         })?;
         Ok(Self { context, handle })
     }
@@ -49,10 +49,10 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's.
-    pub fn finish(&self) -> Result<(), String> {
+    pub fn finish(&self) -> Result<(), DriverError> {
         in_context(self.context, || {
             // SAFETY: the stream is ours.
-            told("cuStreamSynchronize", unsafe { driver::cuStreamSynchronize(self.handle) })
+            check("cuStreamSynchronize", unsafe { driver::cuStreamSynchronize(self.handle) })
         })
     }
 }
@@ -63,7 +63,7 @@ impl Drop for Stream {
         let _ = self.finish();
         let _ = in_context(self.context, || {
             // SAFETY: the stream is ours, and nobody has it any more.
-            told("cuStreamDestroy", unsafe { driver::cuStreamDestroy_v2(self.handle) })
+            check("cuStreamDestroy", unsafe { driver::cuStreamDestroy_v2(self.handle) })
         });
     }
 }
@@ -78,7 +78,7 @@ pub(super) struct Copies {
 impl Copies {
     /// # Errors
     /// The driver's.
-    pub fn new(context: CUcontext) -> Result<Self, String> {
+    pub fn new(context: CUcontext) -> Result<Self, DriverError> {
         let streams = (0..STREAMS).map(|_| Stream::new(context)).collect::<Result<_, _>>()?;
         Ok(Self { context, streams, next: 0 })
     }
@@ -87,15 +87,15 @@ impl Copies {
     ///
     /// # Errors
     /// The driver's.
-    pub fn of(all: &mut Vec<Self>, context: CUcontext) -> Result<&mut Self, String> {
-        let place = match all.iter().position(|copies| copies.context == context) {
-            Some(place) => place,
+    pub fn of(all: &mut Vec<Self>, context: CUcontext) -> Result<&mut Self, DriverError> {
+        let index = match all.iter().position(|copies| copies.context == context) {
+            Some(index) => index,
             None => {
                 all.push(Self::new(context)?);
                 all.len() - 1
             }
         };
-        all.get_mut(place).ok_or_else(|| "no streams".to_owned())
+        Ok(&mut all[index])
     }
 
     /// Begins to copy `bytes` bytes between device memory and an offset of the mirror, which has them.
@@ -109,7 +109,7 @@ impl Copies {
         mut address: CUdeviceptr,
         mut offset: u64,
         mut bytes: u64,
-    ) -> Result<(), String> {
+    ) -> Result<(), DriverError> {
         in_context(self.context, || {
             while bytes > 0 {
                 let part = bytes.min(MOST_BYTES);
@@ -127,17 +127,17 @@ impl Copies {
         address: CUdeviceptr,
         offset: u64,
         bytes: u64,
-    ) -> Result<(), String> {
+    ) -> Result<(), DriverError> {
         let Some(stream) = self.streams.get(self.next % STREAMS) else { return Ok(()) };
         self.next = self.next.wrapping_add(1);
         let (host, count) = (memory.at(offset), bytes as usize);
         match way {
-            Way::ToMirror => told("cuMemcpyDtoHAsync", {
+            Way::ToMirror => check("cuMemcpyDtoHAsync", {
                 // SAFETY: the mirror has that many bytes there and lives until the stream is done; nobody else
                 // uses them.
                 unsafe { driver::cuMemcpyDtoHAsync_v2(host, address, count, stream.handle) }
             }),
-            Way::ToDevice => told("cuMemcpyHtoDAsync", {
+            Way::ToDevice => check("cuMemcpyHtoDAsync", {
                 // SAFETY: as above; the device memory is the caller's to write.
                 unsafe { driver::cuMemcpyHtoDAsync_v2(address, host, count, stream.handle) }
             }),
@@ -148,7 +148,7 @@ impl Copies {
     ///
     /// # Errors
     /// The driver's.
-    pub fn finish(&self) -> Result<(), String> {
+    pub fn finish(&self) -> Result<(), DriverError> {
         self.streams.iter().try_for_each(Stream::finish)
     }
 }

@@ -29,7 +29,7 @@ use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule, CUstream};
 
 use super::allocation::{Hash, Piece, in_context};
-use crate::cuda::driver::{self, told};
+use crate::cuda::driver::{self, DriverError, check};
 
 /// What the kernel takes for a chunk.
 pub(super) const CHUNK_BYTES: u64 = 2 << 20;
@@ -55,7 +55,7 @@ fn is_loaded(context: CUcontext, kernel: CUfunction) -> bool {
     kernels().contains(&(context as usize, kernel as usize))
 }
 
-fn kernel(context: CUcontext) -> Result<CUfunction, String> {
+fn kernel(context: CUcontext) -> Result<CUfunction, DriverError> {
     let known = kernels().iter().find(|(known, _)| *known == context as usize).map(|(_, kernel)| *kernel);
     if let Some(kernel) = known {
         return Ok(kernel as CUfunction);
@@ -66,14 +66,14 @@ fn kernel(context: CUcontext) -> Result<CUfunction, String> {
 }
 
 /// Loads the kernel into the current context.
-fn load() -> Result<CUfunction, String> {
+fn load() -> Result<CUfunction, DriverError> {
     let mut module: CUmodule = null_mut();
     // SAFETY: `module` is a local variable, the text ends with a NUL.
-    told("cuModuleLoadData", unsafe { driver::cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()) })?;
+    check("cuModuleLoadData", unsafe { driver::cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()) })?;
     let mut function: CUfunction = null_mut();
     // SAFETY: `function` is a local variable, the module was loaded just now.
     let result = unsafe { driver::cuModuleGetFunction(&raw mut function, module, c"ckpt_hash".as_ptr()) };
-    told("cuModuleGetFunction", result)?;
+    check("cuModuleGetFunction", result)?;
     Ok(function)
 }
 
@@ -112,18 +112,18 @@ pub(super) struct Hasher {
 impl Hasher {
     /// # Errors
     /// Why chunks cannot be hashed in this context.
-    pub fn new(context: CUcontext) -> Result<Self, String> {
+    pub fn new(context: CUcontext) -> Result<Self, DriverError> {
         let function = kernel(context)?;
         in_context(context, || {
             let mut table: *mut c_void = null_mut();
             let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
             // SAFETY: `table` is a local variable.
             let result = unsafe { driver::cuMemHostAlloc(&raw mut table, size_of::<Table>(), flags) };
-            told("cuMemHostAlloc", result)?;
+            check("cuMemHostAlloc", result)?;
             let mut hasher = Self { context, function, table: table.cast(), address: 0, part: MOST_CHUNKS };
             // SAFETY: `hasher` is a local variable, the memory was allocated just now.
             let result = unsafe { driver::cuMemHostGetDevicePointer_v2(&raw mut hasher.address, table, 0) };
-            told("cuMemHostGetDevicePointer", result)?;
+            check("cuMemHostGetDevicePointer", result)?;
             Ok(hasher)
         })
     }
@@ -148,7 +148,7 @@ impl Hasher {
     ///
     /// # Errors
     /// The driver's.
-    pub fn begin(&mut self, chunks: &[CUdeviceptr], stream: CUstream) -> Result<(), String> {
+    pub fn begin(&mut self, chunks: &[CUdeviceptr], stream: CUstream) -> Result<(), DriverError> {
         let count = chunks.len().min(MOST_CHUNKS);
         // SAFETY: the table is ours, as large as that, and no kernel is using it: the stream is idle.
         let addresses = unsafe { &raw mut (*self.table).addresses };
@@ -158,7 +158,7 @@ impl Hasher {
             [self.address, self.address + std::mem::offset_of!(Table, hashes) as u64, seed()];
         let mut places = parameters.each_mut().map(|parameter| (&raw mut *parameter).cast::<c_void>());
         // SAFETY: the kernel has these three parameters, and reads chunks whose memory is mapped.
-        told("cuLaunchKernel", unsafe {
+        check("cuLaunchKernel", unsafe {
             driver::cuLaunchKernel(
                 self.function,
                 count as c_uint,
@@ -195,7 +195,7 @@ impl Drop for Hasher {
         }
         let _ = in_context(self.context, || {
             // SAFETY: the memory is ours, and whoever has begun something has waited for it.
-            told("cuMemFreeHost", unsafe { driver::cuMemFreeHost(self.table.cast()) })
+            check("cuMemFreeHost", unsafe { driver::cuMemFreeHost(self.table.cast()) })
         });
     }
 }

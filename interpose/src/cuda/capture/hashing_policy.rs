@@ -12,6 +12,7 @@ use super::allocation::{Piece, in_context};
 use super::copy::{Copies, Stream, Way};
 use super::hash::{CHUNK_BYTES, Hasher};
 use super::mirror::Memory;
+use crate::cuda::driver::DriverError;
 use crate::process;
 
 const VARIABLE: &[u8] = b"CKPT_CAPTURE";
@@ -60,7 +61,11 @@ pub(super) fn is_ruled_out() -> bool {
 ///
 /// # Errors
 /// The driver's.
-pub(super) fn is_worth_it(memory: &Memory, hashers: &mut [Hasher], pieces: &[Piece]) -> Result<bool, String> {
+pub(super) fn is_worth_it(
+    memory: &Memory,
+    hashers: &mut [Hasher],
+    pieces: &[Piece],
+) -> Result<bool, DriverError> {
     match RULE.load(Relaxed) {
         ALL => return Ok(false),
         CHANGED => return Ok(!hashers.is_empty()),
@@ -101,7 +106,11 @@ fn sample(hasher: &Hasher, pieces: &[Piece]) -> Vec<Sample> {
 }
 
 /// How long it takes to hash chunks, and to copy them.
-fn times(memory: &Memory, hasher: &mut Hasher, sample: &[Sample]) -> Result<(Duration, Duration), String> {
+fn times(
+    memory: &Memory,
+    hasher: &mut Hasher,
+    sample: &[Sample],
+) -> Result<(Duration, Duration), DriverError> {
     let addresses: Vec<u64> = sample.iter().map(|(address, _)| *address).collect();
     let stream = Stream::new(hasher.context())?;
     let mut copies = Copies::new(hasher.context())?;

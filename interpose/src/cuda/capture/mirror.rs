@@ -9,7 +9,8 @@ use cuda_abi::types::{CUcontext, CUresult};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::allocation::in_context;
-use crate::cuda::driver::{self, told};
+use super::error::CaptureError;
+use crate::cuda::driver::{self, DriverError, check};
 use crate::fork;
 
 const NOT_PINNED: CUresult = sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED as CUresult;
@@ -26,19 +27,19 @@ impl Memory {
     ///
     /// # Errors
     /// What the system says, and a file that is shorter than `bytes`: what lies behind its end could not be touched.
-    pub fn map(file: OwnedFd, bytes: u64) -> Result<Self, String> {
+    pub fn map(file: OwnedFd, bytes: u64) -> Result<Self, CaptureError> {
         let file = File::from(file);
-        let known = file.metadata().map_err(|error| format!("looking at the mirror: {error}"))?.len();
-        if known < bytes {
-            return Err(format!("the mirror has {known} bytes, not {bytes}"));
+        let found_bytes = file.metadata().map_err(CaptureError::ReadMirrorSize)?.len();
+        if found_bytes < bytes {
+            return Err(CaptureError::MirrorTooShort { found_bytes, bytes });
         }
-        let bytes = usize::try_from(bytes).map_err(|_| "a mirror that is too large".to_owned())?;
+        let bytes = usize::try_from(bytes).map_err(|_| CaptureError::MirrorTooLarge(bytes))?;
         let mapped = fork::while_none(|| {
             let map = MmapOptions::new().len(bytes).map_raw(&file)?;
             map.advise(Advice::DontFork)?;
             Ok(map)
         });
-        let map = mapped.map_err(|error: std::io::Error| format!("mapping the mirror: {error}"))?;
+        let map = mapped.map_err(CaptureError::MapMirror)?;
         Ok(Self { map, pinned_in: None })
     }
 
@@ -46,37 +47,37 @@ impl Memory {
     ///
     /// # Errors
     /// Why no context can: copies are slower then.
-    pub fn pin(&mut self, contexts: &[CUcontext]) -> Result<(), String> {
-        let mut error = "there is no context".to_owned();
+    pub fn pin(&mut self, contexts: &[CUcontext]) -> Result<(), CaptureError> {
+        let mut last = CaptureError::NoContext;
         for context in contexts {
             let pinned = in_context(*context, || {
                 let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
                 // SAFETY: the memory is mapped, and stays so until it is unpinned.
                 let result = unsafe { driver::cuMemHostRegister_v2(self.start(), self.map.len(), flags) };
-                told("cuMemHostRegister", result)
+                Ok(check("cuMemHostRegister", result)?)
             });
             match pinned {
                 Ok(()) => {
                     self.pinned_in = Some(*context);
                     return Ok(());
                 }
-                Err(reason) => error = reason,
+                Err(error) => last = error,
             }
         }
-        Err(error)
+        Err(last)
     }
 
     /// Unpins it, if it is pinned.
     ///
     /// # Errors
     /// The driver's.
-    pub fn unpin(&mut self) -> Result<(), String> {
+    pub fn unpin(&mut self) -> Result<(), DriverError> {
         let Some(context) = self.pinned_in else { return Ok(()) };
         in_context(context, || {
             // SAFETY: it was pinned, and no copy is under way.
             let result = unsafe { driver::cuMemHostUnregister(self.start()) };
             // The context has been reset.
-            if result == NOT_PINNED { Ok(()) } else { told("cuMemHostUnregister", result) }
+            if result == NOT_PINNED { Ok(()) } else { check("cuMemHostUnregister", result) }
         })?;
         self.pinned_in = None;
         Ok(())
@@ -103,6 +104,6 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // Pages of a mapping that is gone would stay pinned.
-        let _ = driver::insist(|| self.unpin());
+        let _ = driver::retry(|| self.unpin());
     }
 }

@@ -3,6 +3,7 @@
 //! | module | does |
 //! |---|---|
 //! | `allocation` | an allocation to copy, and work in its context |
+//! | `error` | why that fails |
 //! | `mirror` | the launcher's memory, mapped and pinned |
 //! | `copy` | copies, over several streams |
 //! | `hash` | a hash of each chunk, computed on the device |
@@ -16,6 +17,7 @@
 mod allocation;
 mod changed;
 mod copy;
+mod error;
 mod hash;
 mod hashing_policy;
 mod mirror;
@@ -28,10 +30,13 @@ use std::os::fd::OwnedFd;
 
 use cuda_abi::types::CUcontext;
 
+use super::driver::DriverError;
 use super::stream_capture::Relaxed;
+use crate::link::describe;
 use allocation::Hash;
 pub(crate) use allocation::Piece;
 use copy::{Copies, Way};
+pub use error::CaptureError;
 use hash::Hasher;
 pub(crate) use hashing_policy::activate;
 use mirror::Memory;
@@ -52,11 +57,11 @@ impl Mirror {
     ///
     /// # Errors
     /// Why it cannot be mapped.
-    pub fn map(file: OwnedFd, bytes: u64, contexts: &[CUcontext]) -> Result<Self, String> {
+    pub fn map(file: OwnedFd, bytes: u64, contexts: &[CUcontext]) -> Result<Self, CaptureError> {
         let _relaxed = Relaxed::begin();
         let mut memory = Memory::map(file, bytes)?;
         let not_pinned = memory.pin(contexts).err();
-        let shortcomings = not_pinned.map(|reason| format!("the mirror is not pinned: {reason}"));
+        let shortcomings = not_pinned.map(|error| format!("the mirror is not pinned: {}", describe(&error)));
         Ok(Self { memory, hashers: Vec::new(), shortcomings: shortcomings.into_iter().collect() })
     }
 
@@ -64,7 +69,7 @@ impl Mirror {
     ///
     /// # Errors
     /// Why it cannot be mapped.
-    pub fn stage(file: OwnedFd, bytes: u64, contexts: &[CUcontext]) -> Result<Self, String> {
+    pub fn stage(file: OwnedFd, bytes: u64, contexts: &[CUcontext]) -> Result<Self, CaptureError> {
         let mut mirror = Self::map(file, bytes, contexts)?;
         mirror.get_ready(contexts);
         Ok(mirror)
@@ -82,7 +87,7 @@ impl Mirror {
             }
             match Hasher::new(*context) {
                 Ok(hasher) => self.hashers.push(hasher),
-                Err(reason) => self.shortcomings.push(format!("what has changed is not known: {reason}")),
+                Err(error) => self.shortcomings.push(format!("what has changed is not known: {error}")),
             }
         }
     }
@@ -98,7 +103,7 @@ impl Mirror {
     ///
     /// # Errors
     /// The driver's, and a piece that the mirror has no place for.
-    pub fn capture(&mut self, pieces: &mut [Piece]) -> Result<Vec<Vec<Range<u64>>>, String> {
+    pub fn capture(&mut self, pieces: &mut [Piece]) -> Result<Vec<Vec<Range<u64>>>, CaptureError> {
         let _relaxed = Relaxed::begin();
         self.check(pieces)?;
         let known: Vec<Vec<Hash>> =
@@ -113,7 +118,9 @@ impl Mirror {
             }
             Ok(None) => {}
             // What cannot be hashed can still be copied.
-            Err(reason) => self.shortcomings.push(format!("what has changed was not found: {reason}")),
+            Err(error) => {
+                self.shortcomings.push(format!("cannot tell which device memory has changed: {error}"));
+            }
         }
         self.copy(Way::ToMirror, pieces)?;
         Ok(pieces.iter().map(|piece| vec![piece.place()]).collect())
@@ -124,7 +131,7 @@ impl Mirror {
         &mut self,
         pieces: &[Piece],
         known: &[Vec<Hash>],
-    ) -> Result<Option<Vec<changed::Found>>, String> {
+    ) -> Result<Option<Vec<changed::Found>>, DriverError> {
         self.hashers.retain(Hasher::is_alive);
         if !hashing_policy::is_worth_it(&self.memory, &mut self.hashers, pieces)? {
             return Ok(None);
@@ -136,14 +143,14 @@ impl Mirror {
     ///
     /// # Errors
     /// The driver's, and a piece that the mirror has no place for.
-    pub fn copy_back(&mut self, pieces: &[Piece]) -> Result<(), String> {
+    pub fn copy_back(&mut self, pieces: &[Piece]) -> Result<(), CaptureError> {
         let _relaxed = Relaxed::begin();
         self.check(pieces)?;
-        self.copy(Way::ToDevice, pieces)
+        Ok(self.copy(Way::ToDevice, pieces)?)
     }
 
     /// Copies whole pieces.
-    fn copy(&self, way: Way, pieces: &[Piece]) -> Result<(), String> {
+    fn copy(&self, way: Way, pieces: &[Piece]) -> Result<(), DriverError> {
         let mut copies = Vec::new();
         for piece in pieces {
             let copies = Copies::of(&mut copies, piece.context)?;
@@ -152,16 +159,17 @@ impl Mirror {
         copies.iter().try_for_each(Copies::finish)
     }
 
-    fn check(&self, pieces: &[Piece]) -> Result<(), String> {
+    fn check(&self, pieces: &[Piece]) -> Result<(), CaptureError> {
         let fits = |piece: &Piece| {
             piece.offset.checked_add(piece.bytes).is_some_and(|end| end <= self.memory.bytes())
         };
         match pieces.iter().find(|piece| !fits(piece)) {
             None => Ok(()),
-            Some(Piece { bytes, offset, .. }) => Err(format!(
-                "{bytes} bytes at {offset} do not fit into a mirror of {} bytes",
-                self.memory.bytes()
-            )),
+            Some(Piece { bytes, offset, .. }) => Err(CaptureError::BeyondMirror {
+                bytes: *bytes,
+                offset: *offset,
+                mirror_bytes: self.memory.bytes(),
+            }),
         }
     }
 
@@ -179,7 +187,7 @@ impl Mirror {
     ///
     /// # Errors
     /// The driver's.
-    pub fn unpin(&mut self) -> Result<(), String> {
+    pub fn unpin(&mut self) -> Result<(), DriverError> {
         let _relaxed = Relaxed::begin();
         self.hashers.clear();
         self.memory.unpin()

@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use cuda_abi::sys;
 use cuda_abi::types::{CUdeviceptr, CUgraph, CUstream, CUstreamCaptureMode};
 
-use super::super::driver::{self, told};
+use super::super::driver::{self, DriverError, check};
 use super::super::testing;
 use super::allocation::in_context;
 use super::copy::Stream;
@@ -29,7 +29,7 @@ pub(super) fn is_on_gpu(test: &str, settings: &[(&str, &str)]) -> bool {
     if is_alone {
         activate();
         // SAFETY: cuInit has no preconditions.
-        told("cuInit", unsafe { driver::cuInit(0) }).expect("cuInit");
+        check("cuInit", unsafe { driver::cuInit(0) }).expect("cuInit");
     }
     is_alone
 }
@@ -38,7 +38,7 @@ fn context_on(device: c_int) -> CUcontext {
     let mut context: CUcontext = null_mut();
     // SAFETY: `context` is a local variable.
     let result = unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device) };
-    told("cuDevicePrimaryCtxRetain", result).expect("a context");
+    check("cuDevicePrimaryCtxRetain", result).expect("a context");
     context
 }
 
@@ -46,7 +46,7 @@ pub(super) fn device_memory(context: CUcontext, bytes: usize) -> CUdeviceptr {
     let mut address = 0;
     in_context(context, || {
         // SAFETY: `address` is a local variable.
-        told("cuMemAlloc", unsafe { driver::cuMemAlloc_v2(&raw mut address, bytes) })
+        check("cuMemAlloc", unsafe { driver::cuMemAlloc_v2(&raw mut address, bytes) })
     })
     .expect("device memory");
     address
@@ -103,7 +103,7 @@ impl Job {
         in_context(piece.context, || {
             let address = piece.address + at as u64;
             // SAFETY: the bytes are a slice, the memory is the test's.
-            told("cuMemcpyHtoD", unsafe {
+            check("cuMemcpyHtoD", unsafe {
                 driver::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len())
             })
         })
@@ -115,7 +115,7 @@ impl Job {
         let mut bytes = vec![0; piece.bytes as usize];
         in_context(piece.context, || {
             // SAFETY: the bytes are a slice of that length.
-            told("cuMemcpyDtoH", unsafe {
+            check("cuMemcpyDtoH", unsafe {
                 driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), piece.address, bytes.len())
             })
         })
@@ -155,7 +155,7 @@ impl Job {
         let mirrored =
             |job: &Self| (0..job.pieces.len()).map(|piece| job.mirrored(piece)).collect::<Vec<_>>();
         let before = mirrored(self);
-        let written = mirror.capture(&mut self.pieces)?;
+        let written = mirror.capture(&mut self.pieces).map_err(|error| error.to_string())?;
         for (index, ((before, after), written)) in before.iter().zip(mirrored(self)).zip(&written).enumerate()
         {
             let place = self.pieces[index].place();
@@ -417,7 +417,7 @@ fn a_context_that_goes_takes_what_is_in_it() {
     let reset = |device, context| {
         forget(context);
         // SAFETY: plain numbers; nobody uses what is on the device.
-        told("cuDevicePrimaryCtxReset", unsafe { driver::cuDevicePrimaryCtxReset_v2(device) })
+        check("cuDevicePrimaryCtxReset", unsafe { driver::cuDevicePrimaryCtxReset_v2(device) })
             .expect("reset");
     };
     let mut before = Job::new(2, &[CHUNK]);
@@ -458,13 +458,13 @@ fn what_does_not_fit_is_refused() {
     let mut job = Job::new(1, &[CHUNK, CHUNK]);
     let file = job.file.try_clone().expect("a descriptor");
     let Err(error) = Mirror::stage(file.into(), job.bytes() + 1, &job.contexts) else { panic!("mapped") };
-    assert_eq!(error, "the mirror has 4194304 bytes, not 4194305");
+    assert_eq!(error.to_string(), "the mirror has 4194304 bytes, not 4194305");
     job.file.set_len(CHUNK_BYTES).expect("cut");
     let file = job.file.try_clone().expect("a descriptor");
     let mut mirror = Mirror::stage(file.into(), CHUNK_BYTES, &job.contexts).expect("staged");
     for refused in [mirror.capture(&mut job.pieces).map(|_| ()), mirror.copy_back(&job.pieces)] {
         assert_eq!(
-            refused.expect_err("refused"),
+            refused.expect_err("refused").to_string(),
             "2097152 bytes at 2097152 do not fit into a mirror of 2097152 bytes"
         );
     }
@@ -506,11 +506,11 @@ fn nobodys_stream_capture_is_disturbed() {
     let begun = in_context(job.contexts[0], || {
         let mut stream: CUstream = null_mut();
         // SAFETY: `stream` is a local variable.
-        told("cuStreamCreate", unsafe { driver::cuStreamCreate(&raw mut stream, 0) })?;
+        check("cuStreamCreate", unsafe { driver::cuStreamCreate(&raw mut stream, 0) })?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL as CUstreamCaptureMode;
         // SAFETY: the stream was made just now.
-        told("cuStreamBeginCapture", unsafe { driver::cuStreamBeginCapture_v2(stream, mode) })?;
-        Ok(stream)
+        check("cuStreamBeginCapture", unsafe { driver::cuStreamBeginCapture_v2(stream, mode) })?;
+        Ok::<_, DriverError>(stream)
     });
     let stream = begun.expect("a capture");
     let file = job.file.try_clone().expect("a descriptor");
@@ -525,7 +525,7 @@ fn nobodys_stream_capture_is_disturbed() {
     in_context(job.contexts[0], || {
         let mut graph: CUgraph = null_mut();
         // SAFETY: `graph` is a local variable, the stream is ours.
-        told("cuStreamEndCapture", unsafe { driver::cuStreamEndCapture(stream, &raw mut graph) })
+        check("cuStreamEndCapture", unsafe { driver::cuStreamEndCapture(stream, &raw mut graph) })
     })
     .expect("a capture that is whole");
 }

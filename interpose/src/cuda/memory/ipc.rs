@@ -42,9 +42,11 @@ use cuda_abi::sys::{self, CUresult as Error};
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUipcMemHandle, CUresult};
 
 use super::block::{self, Block};
+use super::error::MemoryError;
 use super::physical::{self, Id};
 use super::{arena, peer};
 use crate::cuda::activation::is_started;
+use crate::cuda::driver::DriverError;
 use crate::cuda::result::{INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::cuda::stream_capture::relaxed;
 use crate::cuda::{context, driver};
@@ -305,7 +307,7 @@ pub(crate) fn is_sharing() -> bool {
 ///
 /// # Errors
 /// Another one is not drained in time.
-pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(), String> {
+pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(), MemoryError> {
     // Whoever waits for this process has to know what it has closed meanwhile. It can be told later too.
     let _ = line().tell(launcher);
     if !is_sharing() {
@@ -314,10 +316,8 @@ pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(),
     let message = FromAgent::Drained { attempt, pid: std::process::id() };
     match launcher.ask(&message, &[]) {
         Some((ToAgent::AllDrained { is_so: true }, _)) => Ok(()),
-        Some((ToAgent::AllDrained { is_so: false }, _)) => {
-            Err("a process that it shares device memory with (CUDA IPC) was not drained".to_owned())
-        }
-        _ => Err("the launcher was lost".to_owned()),
+        Some((ToAgent::AllDrained { is_so: false }, _)) => Err(MemoryError::NotDrained),
+        _ => Err(MemoryError::LauncherLost),
     }
 }
 
@@ -326,7 +326,7 @@ pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(),
 ///
 /// # Errors
 /// It will not come.
-pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>, String> {
+pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>, MemoryError> {
     let owner = imports().owner_of(key);
     let begun = Instant::now();
     loop {
@@ -334,10 +334,10 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
             Ok(Some((memory, _))) => return Ok(Some(memory)),
             Ok(None) if owner.is_none() => return Ok(None),
             Err(Trouble::NotYet) if begun.elapsed() < OWNER_PATIENCE => std::thread::sleep(launcher::WAIT),
-            Err(Trouble::Away | Trouble::Failed(_)) => return Err("the launcher was lost".to_owned()),
+            Err(Trouble::Away | Trouble::Failed(_)) => return Err(MemoryError::LauncherLost),
             Ok(None) | Err(Trouble::NotYet) => {
                 let owner = owner.unwrap_or_default();
-                return Err(format!("device memory of process {owner} that it has opened did not come back"));
+                return Err(MemoryError::OwnerNotRestored { owner });
             }
         }
     }
@@ -348,21 +348,21 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
 ///
 /// # Errors
 /// The driver's, or the launcher's.
-pub(crate) fn publish_again(launcher: &mut dyn Link, pieces: &[Id]) -> Result<(), String> {
-    let lost = |launcher::Lost| "the launcher was lost".to_owned();
+pub(crate) fn publish_again(launcher: &mut dyn Link, pieces: &[Id]) -> Result<(), MemoryError> {
+    let lost = |launcher::Lost| MemoryError::LauncherLost;
     // It can be told later too.
     let _ = line().tell(launcher);
     for piece in pieces {
         let Some(key) = key_of(*piece) else { continue };
         let found = physical::registry().pieces.get(piece).map(|piece| (piece.handle, piece.bytes));
         let Some((handle, bytes)) = found else { continue };
-        let failed = |result| format!("memory that it shares (CUDA IPC) cannot be exported: error {result}");
+        let failed = |result| MemoryError::Export(DriverError::new("cuMemExportToShareableHandle", result));
         let is_kept = fork::while_none(|| {
-            let memory = driver::insist(|| physical::export(handle)).map_err(failed)?;
+            let memory = driver::retry(|| physical::export(handle)).map_err(failed)?;
             launcher::publish(launcher, key, bytes, &memory).map_err(lost)
         });
         if !is_kept? {
-            return Err("the launcher does not keep memory that it shares (CUDA IPC)".to_owned());
+            return Err(MemoryError::NotKept);
         }
     }
     Ok(())

@@ -17,6 +17,7 @@
 //! | `placement` | the offset of each physical allocation in the launcher's mirror |
 //! | `offload` | takes physical allocations off the device and brings them back |
 //! | `backtrace` | the program's call stacks at each allocation |
+//! | `error` | why memory cannot be offloaded or restored |
 //! | `report` | what a checkpoint reports of device memory |
 
 pub(crate) mod arena;
@@ -24,6 +25,7 @@ pub(crate) mod attributes;
 pub(crate) mod backtrace;
 pub(crate) mod block;
 pub(crate) mod device;
+mod error;
 pub(crate) mod free;
 pub(crate) mod graph;
 mod heap;
@@ -41,6 +43,7 @@ pub(crate) mod vmm;
 
 use ckpt_protocol::agent::Counts;
 use cuda_abi::types::CUcontext;
+pub use error::MemoryError;
 
 use super::capture;
 

@@ -12,9 +12,10 @@ use ckpt_protocol::descriptors::MOST;
 use cuda_abi::sys;
 use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
 
+use super::error::{MemoryError, ParkError};
 use super::ipc::{self, published};
 use super::physical::{self, Id, Mapping, Physical, Source, registry};
-use crate::cuda::driver::{self, told};
+use crate::cuda::driver::{self, DriverError, check};
 use crate::fork;
 use crate::link::Link;
 use cuda_abi::layout::Access;
@@ -28,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) struct Parked {
     pub bytes: u64,
     /// Why nothing is parked, if it is not.
-    pub refusal: Option<String>,
+    pub refusal: Option<ParkError>,
 }
 
 /// Hands the memory of pieces to the launcher, which keeps it alive: all that the driver exports. Where the launcher has
@@ -67,7 +68,7 @@ struct Exported {
 }
 
 /// What the driver exports; and why not all of it.
-fn export(ids: &[Id]) -> (Vec<Exported>, Option<String>) {
+fn export(ids: &[Id]) -> (Vec<Exported>, Option<ParkError>) {
     let (mut exported, mut refusal) = (Vec::with_capacity(ids.len()), None);
     for id in ids {
         let known = registry().pieces.get(id).map(|piece| (piece.handle, piece.bytes));
@@ -75,7 +76,7 @@ fn export(ids: &[Id]) -> (Vec<Exported>, Option<String>) {
         match physical::export(handle) {
             Ok(descriptor) => exported.push(Exported { id: *id, bytes, descriptor }),
             Err(result) if refusal.is_none() => {
-                refusal = Some(failed("cuMemExportToShareableHandle", result));
+                refusal = Some(DriverError::new("cuMemExportToShareableHandle", result).into());
             }
             Err(_) => {}
         }
@@ -83,29 +84,23 @@ fn export(ids: &[Id]) -> (Vec<Exported>, Option<String>) {
     (exported, refusal)
 }
 
-fn hand_over(exported: &[Exported], link: &mut dyn Link) -> Result<(), String> {
+fn hand_over(exported: &[Exported], link: &mut dyn Link) -> Result<(), ParkError> {
     if exported.is_empty() {
         return Ok(());
     }
     let descriptors: Vec<BorrowedFd<'_>> = exported.iter().map(|one| one.descriptor.as_fd()).collect();
     match link.ask(&FromAgent::Park { count: descriptors.len() }, &descriptors) {
         Some((ToAgent::Parked { is_kept: true }, _)) => Ok(()),
-        Some((ToAgent::Parked { is_kept: false }, _)) => {
-            Err("the launcher cannot hold that many descriptors (ulimit -n)".into())
-        }
-        _ => Err("the launcher is gone".into()),
+        Some((ToAgent::Parked { is_kept: false }, _)) => Err(ParkError::TooManyDescriptors),
+        _ => Err(ParkError::LauncherLost),
     }
-}
-
-fn failed(call: &str, result: CUresult) -> String {
-    told(call, result).err().unwrap_or_default()
 }
 
 /// Takes pieces off the device. All work on them has ended.
 ///
 /// # Errors
 /// The driver refuses; what was taken off so far is brought back by the functions below.
-pub(crate) fn take_off(ids: &[Id]) -> Result<(), String> {
+pub(crate) fn take_off(ids: &[Id]) -> Result<(), DriverError> {
     for id in ids {
         let (handle, mappings) = {
             let registry = registry();
@@ -116,11 +111,11 @@ pub(crate) fn take_off(ids: &[Id]) -> Result<(), String> {
         };
         for (address, bytes) in mappings {
             // SAFETY: the range is one whole mapping of ours, and nothing runs on the device.
-            told("cuMemUnmap", unsafe { driver::cuMemUnmap(address, bytes as usize) })?;
+            check("cuMemUnmap", unsafe { driver::cuMemUnmap(address, bytes as usize) })?;
             note(*id, |piece| set_mapped(piece, address, false));
         }
         // SAFETY: the handle is the registry's; nobody uses it while the process is being saved.
-        told("cuMemRelease", unsafe { driver::cuMemRelease(handle) })?;
+        check("cuMemRelease", unsafe { driver::cuMemRelease(handle) })?;
         note(*id, |piece| piece.handle = 0);
     }
     Ok(())
@@ -178,7 +173,7 @@ pub(crate) enum Whose {
 ///
 /// # Errors
 /// What belongs to others does not come, or the driver refuses it.
-pub(crate) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Result<(), String> {
+pub(crate) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Result<(), MemoryError> {
     let missing: Vec<(Id, Key)> = registry()
         .pieces
         .iter()
@@ -190,11 +185,13 @@ pub(crate) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Result<(), St
         })
         .collect();
     for (id, key) in missing {
-        let mut take_up = || -> Result<_, String> {
+        let mut take_up = || -> Result<_, MemoryError> {
             let Some(descriptor) = ipc::fetch(link, key)? else { return Ok(None) };
             // Not to be made anew: others may have taken it up already.
-            let handle = driver::insist(|| physical::import_handle(descriptor.as_fd()));
-            handle.map(Some).map_err(|result| failed("cuMemImportFromShareableHandle", result))
+            let handle = driver::retry(|| physical::import_handle(descriptor.as_fd()));
+            handle
+                .map(Some)
+                .map_err(|result| DriverError::new("cuMemImportFromShareableHandle", result).into())
         };
         // What is waited for may take long, which no fork is to wait for.
         let handle = if whose == Whose::Own { fork::while_none(&mut take_up) } else { take_up() };
@@ -209,7 +206,7 @@ pub(crate) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Result<(), St
 ///
 /// # Errors
 /// There is not enough memory on the device, for a while.
-pub(crate) fn make_anew() -> Result<Vec<Id>, String> {
+pub(crate) fn make_anew() -> Result<Vec<Id>, DriverError> {
     let missing: Vec<_> = registry()
         .pieces
         .iter()
@@ -223,10 +220,10 @@ pub(crate) fn make_anew() -> Result<Vec<Id>, String> {
     let mut made = Vec::with_capacity(missing.len());
     for (id, bytes, properties) in missing {
         let handle = loop {
-            match driver::insist(|| physical::create_handle(bytes, &properties)) {
+            match driver::retry(|| physical::create_handle(bytes, &properties)) {
                 Ok(handle) => break handle,
                 Err(result) if is_out_of_memory(result) && Instant::now() < deadline => sleep(LOOK),
-                Err(result) => return Err(failed("cuMemCreate", result)),
+                Err(result) => return Err(DriverError::new("cuMemCreate", result)),
             }
         };
         note(id, |piece| piece.handle = handle);
@@ -244,7 +241,7 @@ fn is_out_of_memory(result: CUresult) -> bool {
 ///
 /// # Errors
 /// The driver's.
-pub(crate) fn map_again(for_copies: &[Id]) -> Result<(), String> {
+pub(crate) fn map_again(for_copies: &[Id]) -> Result<(), DriverError> {
     let waiting: Vec<_> = {
         let registry = registry();
         let of = |(id, piece): (&Id, &Physical)| {
@@ -255,9 +252,9 @@ pub(crate) fn map_again(for_copies: &[Id]) -> Result<(), String> {
     };
     for (id, handle, device, mappings) in waiting {
         for Mapping { address, bytes, mut access, .. } in mappings {
-            driver::insist(|| {
+            driver::retry(|| {
                 // SAFETY: the range is reserved for this mapping, and nothing is mapped in it.
-                told("cuMemMap", unsafe { driver::cuMemMap(address, bytes as usize, 0, handle, 0) })
+                check("cuMemMap", unsafe { driver::cuMemMap(address, bytes as usize, 0, handle, 0) })
             })?;
             note(id, |piece| set_mapped(piece, address, true));
             if for_copies.binary_search(&id).is_ok() {
@@ -274,7 +271,7 @@ pub(crate) fn map_again(for_copies: &[Id]) -> Result<(), String> {
 ///
 /// # Errors
 /// The driver's.
-pub(crate) fn restrict(ids: &[Id]) -> Result<(), String> {
+pub(crate) fn restrict(ids: &[Id]) -> Result<(), DriverError> {
     let restricted: Vec<_> = {
         let registry = registry();
         let of = |id: &Id| registry.pieces.get(id).map(|piece| (piece.device, piece.mappings.clone()));
@@ -294,14 +291,14 @@ pub(crate) fn restrict(ids: &[Id]) -> Result<(), String> {
     Ok(())
 }
 
-fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(), String> {
+fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(), DriverError> {
     if access.is_empty() {
         return Ok(());
     }
     let (first, count) = (access.as_ptr().cast(), access.len());
-    driver::insist(|| {
+    driver::retry(|| {
         // SAFETY: the range is one whole mapping of ours; the descriptions are a slice.
-        told("cuMemSetAccess", unsafe { driver::cuMemSetAccess(address, bytes as usize, first, count) })
+        check("cuMemSetAccess", unsafe { driver::cuMemSetAccess(address, bytes as usize, first, count) })
     })
 }
 
@@ -318,7 +315,7 @@ impl View {
     ///
     /// # Errors
     /// The driver's.
-    pub fn of(piece: &Seen) -> Result<Self, String> {
+    pub fn of(piece: &Seen) -> Result<Self, DriverError> {
         let bytes = piece.bytes;
         if let Some(address) = piece.address {
             return Ok(Self { address, bytes, is_temporary: false });
@@ -326,10 +323,10 @@ impl View {
         let mut address = 0;
         // SAFETY: `address` is a local variable.
         let reserved = unsafe { driver::cuMemAddressReserve(&raw mut address, bytes as usize, 0, 0, 0) };
-        told("cuMemAddressReserve", reserved)?;
+        check("cuMemAddressReserve", reserved)?;
         // SAFETY: the range was reserved just now.
         let mapped = unsafe { driver::cuMemMap(address, bytes as usize, 0, piece.handle, 0) };
-        if let Err(error) = told("cuMemMap", mapped) {
+        if let Err(error) = check("cuMemMap", mapped) {
             // SAFETY: as above; nothing is mapped in it.
             unsafe { driver::cuMemAddressFree(address, bytes as usize) };
             return Err(error);
@@ -345,9 +342,9 @@ impl Drop for View {
         if self.is_temporary {
             let (address, bytes) = (self.address, self.bytes as usize);
             // What stays mapped stays on the device.
-            let _ = driver::insist(|| {
+            let _ = driver::retry(|| {
                 // SAFETY: the mapping is the view's own, and what used it has ended.
-                told("cuMemUnmap", unsafe { driver::cuMemUnmap(address, bytes) })
+                check("cuMemUnmap", unsafe { driver::cuMemUnmap(address, bytes) })
             });
             // SAFETY: the reservation is the view's own, and empty now.
             unsafe { driver::cuMemAddressFree(address, bytes) };

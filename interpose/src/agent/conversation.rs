@@ -1,0 +1,210 @@
+//! One connection to the launcher, from the hello to its end.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use ckpt_protocol::agent::{FromAgent, Hello, PROTOCOL_VERSION, ToAgent};
+use ckpt_protocol::frame::FrameError;
+use thiserror::Error;
+
+use super::gpu::Gpu;
+use super::main_thread;
+use crate::cuda::Delivered;
+use crate::cuda::activity::Activity;
+use crate::link::{self, Conversation, Link, describe};
+use crate::process;
+use crate::socket::Socket;
+
+/// Why a conversation ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Hangup {
+    /// The launcher is about to dump the process.
+    Quiesced { attempt: u64 },
+    /// The connection broke.
+    Lost,
+    /// The launcher refuses this agent, or sends a message that the agent does not understand.
+    Refused,
+}
+
+/// A checkpoint that the agent has disconnected for and has not yet reported its return from.
+pub(super) struct Absence {
+    pub attempt: u64,
+    /// The outcome of putting the state back, once that was tried: the bytes that were copied, or the reason of the loss.
+    pub returned: Option<Result<u64, String>>,
+}
+
+/// A connection, and the process's start time after it was made; 0 if unknown.
+pub(super) struct Found {
+    pub socket: Socket,
+    pub start_time_ticks: u64,
+}
+
+/// Talks to the launcher until one side has had enough. What `away` holds is taken once it has been told;
+/// `started_ticks`, the start time that the launcher knows, is brought up to date then.
+pub(super) fn converse(
+    found: &Found,
+    away: &mut Option<Absence>,
+    started_ticks: &mut u64,
+    gpu: &mut dyn Gpu,
+) -> Hangup {
+    let Found { socket, start_time_ticks } = found;
+    let mut conversation = Conversation::new(socket);
+    // After noting down the socket, before reading: the main thread does these two the other way round.
+    if away.is_none() && main_thread::has_ended() {
+        return Hangup::Lost;
+    }
+    match greet(socket, away.as_ref(), *start_time_ticks, gpu.is_detached()) {
+        Ok(ToAgent::Welcome { .. }) => {}
+        Ok(_) => return Hangup::Refused,
+        Err(hangup) => return hangup,
+    }
+    if let Some(absence) = away {
+        let is_known = *started_ticks != 0 && *start_time_ticks != 0;
+        let restored = is_known && started_ticks != start_time_ticks;
+        if let Err(hangup) = come_back(socket, &mut conversation, absence, restored, gpu) {
+            return hangup;
+        }
+        *away = None;
+        if main_thread::has_ended() {
+            return Hangup::Lost;
+        }
+    }
+    *started_ticks = *start_time_ticks;
+    loop {
+        let answer = match conversation.hear().map_err(hangup) {
+            Ok(ToAgent::Prepare { attempt }) => {
+                Some(FromAgent::Needs { attempt, mirror_bytes: gpu.mirror_bytes() })
+            }
+            Ok(ToAgent::Stage { attempt, mirror, bytes }) => match delivered(socket, mirror, bytes) {
+                Ok(mirror) => Some(stage(attempt, mirror, gpu)),
+                Err(hangup) => return hangup,
+            },
+            Ok(ToAgent::Unstage { .. }) => {
+                gpu.unstage();
+                None
+            }
+            Ok(ToAgent::Look) => {
+                let Activity { calls, is_waiting } = gpu.activity();
+                Some(FromAgent::Activity { calls, is_waiting })
+            }
+            Ok(ToAgent::Quiesce { attempt, timeout_ms, park }) => {
+                Some(quiesce(attempt, timeout_ms, park, &mut conversation, gpu))
+            }
+            Ok(_) => return Hangup::Refused,
+            Err(hangup) => return hangup,
+        };
+        let Some(answer) = answer else { continue };
+        match (say(socket, &answer), answer) {
+            // Heard or not: the state is off the GPU.
+            (_, FromAgent::Quiesced { attempt, .. }) => return Hangup::Quiesced { attempt },
+            (Ok(()), _) => {}
+            (Err(hangup), _) => return hangup,
+        }
+    }
+}
+
+/// Receives the descriptor that follows.
+fn delivered(socket: &Socket, id: u64, bytes: u64) -> Result<Delivered, Hangup> {
+    let file = socket.receive(1).ok().and_then(|mut files| files.pop()).ok_or(Hangup::Lost)?;
+    Ok(Delivered { id, bytes, file })
+}
+
+/// A panic in this library, which must not end the agent while the state is off the GPU.
+#[derive(Debug, Error)]
+#[error("the interposer made a mistake when it {step}; please report it")]
+struct Panicked {
+    step: &'static str,
+}
+
+fn guarded<T>(step: &'static str, work: impl FnOnce() -> T) -> Result<T, Panicked> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| Panicked { step })
+}
+
+/// The outcome of a step with the text of its error, for the launcher.
+fn described<T, E: std::error::Error>(outcome: Result<Result<T, E>, Panicked>) -> Result<T, String> {
+    outcome.map_err(|panicked| describe(&panicked))?.map_err(|error| describe(&error))
+}
+
+fn stage(attempt: u64, mirror: Delivered, gpu: &mut dyn Gpu) -> FromAgent {
+    match described(guarded("pinned memory", || gpu.stage(mirror))) {
+        Ok(()) => FromAgent::Staged { attempt },
+        Err(reason) => FromAgent::Failed { attempt, reason, is_lost: false },
+    }
+}
+
+/// Takes the state off the GPU; returns the answer.
+fn quiesce(attempt: u64, timeout_ms: u64, park: bool, link: &mut dyn Link, gpu: &mut dyn Gpu) -> FromAgent {
+    let timeout = Duration::from_millis(timeout_ms);
+    let (reason, is_lost) =
+        match guarded("took the GPU's state off", || gpu.detach(attempt, timeout, park, link)) {
+            Ok(Ok(gpu)) => return FromAgent::Quiesced { attempt, gpu },
+            Ok(Err(error)) => (describe(&error), error.is_lost()),
+            Err(panicked) => {
+                // It is unknown which steps were done.
+                let undone = guarded("put it back again", || gpu.undo(link));
+                (describe(&panicked), !matches!(undone, Ok(Ok(()))))
+            }
+        };
+    FromAgent::Failed { attempt, reason, is_lost }
+}
+
+/// Puts the state back if it is off the GPU, once, and says so.
+fn come_back(
+    socket: &Socket,
+    link: &mut dyn Link,
+    absence: &mut Absence,
+    restored: bool,
+    gpu: &mut dyn Gpu,
+) -> Result<(), Hangup> {
+    if absence.returned.is_none() {
+        absence.returned = Some(if gpu.is_detached() { put_back(socket, link, gpu)? } else { Ok(0) });
+    }
+    let (copied_bytes, lost) = match &absence.returned {
+        Some(Ok(copied_bytes)) => (*copied_bytes, None),
+        Some(Err(reason)) => (0, Some(reason.clone())),
+        None => (0, None),
+    };
+    say(socket, &FromAgent::Back { attempt: absence.attempt, restored, copied_bytes, lost })
+}
+
+/// What comes of putting the state back with what the launcher delivers. It is not tried before that is here.
+fn put_back(socket: &Socket, link: &mut dyn Link, gpu: &mut dyn Gpu) -> Result<Result<u64, String>, Hangup> {
+    let ToAgent::Deliver { mirror, bytes, .. } = hear(socket)? else { return Err(Hangup::Lost) };
+    let mirror = if bytes > 0 { Some(delivered(socket, mirror, bytes)?) } else { None };
+    Ok(described(guarded("put the GPU's state back", || gpu.attach(mirror, link))))
+}
+
+/// Says hello and waits for the answer.
+fn greet(
+    socket: &Socket,
+    away: Option<&Absence>,
+    start_time_ticks: u64,
+    is_detached: bool,
+) -> Result<ToAgent, Hangup> {
+    let hello = Hello {
+        version: PROTOCOL_VERSION,
+        pid: std::process::id(),
+        start_time_ticks,
+        exe: process::exe(),
+        away: away.map(|absence| absence.attempt),
+        is_detached,
+        tells_activity: true,
+    };
+    say(socket, &FromAgent::Hello(hello))?;
+    hear(socket)
+}
+
+fn say(socket: &Socket, message: &FromAgent) -> Result<(), Hangup> {
+    link::say(socket, message).map_err(|_| Hangup::Lost)
+}
+
+fn hear(socket: &Socket) -> Result<ToAgent, Hangup> {
+    link::hear(socket).map_err(hangup)
+}
+
+fn hangup(error: FrameError) -> Hangup {
+    match error {
+        FrameError::NotJson(_) | FrameError::TooLong { .. } => Hangup::Refused,
+        _ => Hangup::Lost,
+    }
+}

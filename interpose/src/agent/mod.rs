@@ -1,0 +1,103 @@
+//! The agent: one thread in each process of the job, which answers the launcher.
+//!
+//! ```text
+//!                                    Quiesce, and the GPU's state cannot be taken off it: Failed
+//!                                  +--+
+//!              launcher is there   |  v     Quiesce, GPU's state is off, Quiesced
+//!   Starting --------------------> Connected ------------------------> Away
+//!      ^  |                        ^  |    |                            |
+//!      |  | not there,             |  |    | Refused,                   | launcher is there again:
+//!      |  | MAX_TRIES             |  |    | not understood             | Hello{away}, Deliver,
+//!      |  v                        |  |    v                            | GPU's state is put back, Back
+//!      |  Silent                   |  |    Silent                       |
+//!      |                           +--|---------------------------------+
+//!      +------------------------------+
+//!            connection lost
+//! ```
+//!
+//! Away, the agent holds no descriptor, and nothing that a dump could stumble over: it looks every now and
+//! then whether the launcher's socket is in the file system, and makes a socket of its own only then. The
+//! launcher takes the path away before a dump and puts it back afterwards. Being dumped, let go on or restored
+//! happens somewhere in there and the agent cannot feel it; that the process was made anew shows in its start
+//! time.
+//!
+//! Away is also where an agent goes that took the state off the GPU and then found the connection lost: the
+//! process waits for its state, and the launcher that comes back may have dumped it all the same. What is away
+//! comes back before anything else, even where the main thread has ended meanwhile.
+//!
+//! A forked child starts over with an agent of its own. Silent is for ever, in children too.
+//!
+//! A process whose main thread ends by `pthread_exit` ends when its last thread does, which must not be the
+//! agent: it leaves as soon as the main thread has, or as soon as it is back.
+
+mod conversation;
+mod gpu;
+mod main_thread;
+mod serve;
+#[cfg(test)]
+mod tests;
+mod thread;
+
+use std::ffi::c_void;
+use std::panic::catch_unwind;
+use std::ptr::null_mut;
+
+use crate::socket::{Address, Socket};
+use crate::{cuda, fork, launcher};
+use serve::{End, serve};
+
+/// Starts the agent of a process at its very beginning, on the main thread.
+pub fn install(address: Address) {
+    // An allocator that the job brings along may have fork handlers too, and they have to come before ours,
+    // which starts a thread: children run the handlers in the order of their registration. Being asked for
+    // memory makes every allocator register them.
+    drop(std::hint::black_box(Box::new(0_u8)));
+    if !launcher::set_address(address) || !fork::install(restart_in_child) {
+        return;
+    }
+    if main_thread::prepare() {
+        start();
+    }
+}
+
+/// Starts an agent in a forked child, on its only thread.
+fn restart_in_child() {
+    cuda::after_fork_in_child();
+    // The parent's connection. The agent that it belonged to was not copied.
+    drop(Socket::noted());
+    start();
+}
+
+/// Starts the agent's thread. The calling thread is the process's only one, so this is the place for what
+/// takes descriptors: nobody can be counting on the number that comes next. (After a checkpoint it cannot be
+/// helped that the agent has a low number for some microseconds, in which an application that closes a number
+/// to get the same one again would be disappointed.)
+fn start() {
+    let Some(address) = launcher::address() else { return };
+    if !main_thread::watch() {
+        return;
+    }
+    serve::note_start_time();
+    if address.exists()
+        && let Ok(socket) = Socket::open()
+    {
+        socket.keep();
+    }
+    if !thread::spawn(thread_main) {
+        drop(Socket::noted());
+    }
+}
+
+extern "C" fn thread_main(_: *mut c_void) -> *mut c_void {
+    // SAFETY: takes no argument; it names the calling thread.
+    let this = unsafe { libc::pthread_self() };
+    // SAFETY: the thread was made joinable, and nobody has kept its ID to join it.
+    unsafe { libc::pthread_detach(this) };
+    // SAFETY: PR_SET_NAME reads a NUL-terminated string of at most 16 bytes.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"ckpt-agent".as_ptr()) };
+    let life = || launcher::address().map_or(End::Silent, |address| serve(address, &mut cuda::Gpu::new()));
+    if !catch_unwind(life).is_ok_and(|end| end == End::MainThread) {
+        launcher::silence();
+    }
+    null_mut()
+}

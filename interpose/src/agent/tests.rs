@@ -1,0 +1,345 @@
+//! The agent against a launcher that the test plays.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use std::time::Duration;
+
+use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, PROTOCOL_VERSION, ToAgent};
+use ckpt_protocol::{descriptors, frame};
+
+use super::gpu::Gpu;
+use super::serve::{End, LONGEST_POLL_INTERVAL, serve};
+use crate::cuda::activity::Activity;
+use crate::cuda::{AttachError, CaptureError, Delivered, DetachError};
+use crate::link::Link;
+use crate::socket::Address;
+
+/// What was done to the GPU, in its order.
+static DONE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn note(done: String) {
+    DONE.lock().unwrap_or_else(PoisonError::into_inner).push(done);
+}
+
+fn done() -> Vec<String> {
+    std::mem::take(&mut *DONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// How a process takes being asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Whole,
+    /// Parks two pieces of memory, and fetches them again.
+    Parking,
+    /// Does so too, and is then too late.
+    Late,
+    /// Gives its time as the reason.
+    Tainted,
+    Lost,
+    Mistaken,
+}
+
+struct Played {
+    kind: Kind,
+    is_detached: bool,
+}
+
+impl Gpu for Played {
+    fn activity(&self) -> Activity {
+        Activity { calls: 6, is_waiting: true }
+    }
+
+    fn mirror_bytes(&mut self) -> u64 {
+        4096
+    }
+
+    fn stage(&mut self, mirror: Delivered) -> Result<(), CaptureError> {
+        let mirror_bytes = mirror.bytes;
+        note(format!("stage {} {} {}", mirror.id, mirror.bytes, content(mirror.file)));
+        if self.kind == Kind::Tainted { Err(CaptureError::MirrorTooLarge(mirror_bytes)) } else { Ok(()) }
+    }
+
+    fn unstage(&mut self) {
+        note("unstage".to_owned());
+    }
+
+    fn detach(
+        &mut self,
+        _attempt: u64,
+        timeout: Duration,
+        park: bool,
+        link: &mut dyn Link,
+    ) -> Result<Option<GpuReport>, DetachError> {
+        match self.kind {
+            Kind::Tainted => return Err(DetachError::Obstacle(format!("not in {timeout:?}"))),
+            Kind::Mistaken => panic!("a mistake"),
+            Kind::Parking | Kind::Late if park => {
+                let files = [file("one"), file("two")];
+                let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+                let (answer, _) = link.ask(&FromAgent::Park { count: 2 }, &borrowed).expect("an answer");
+                assert_eq!(answer, ToAgent::Parked { is_kept: true });
+                if self.kind == Kind::Late {
+                    return Err(DetachError::Obstacle("too late".to_owned()));
+                }
+            }
+            _ => {}
+        }
+        note(format!("detach {}", timeout.as_millis()));
+        self.is_detached = true;
+        Ok(Some(GpuReport { parked_bytes: 7, ..GpuReport::default() }))
+    }
+
+    fn undo(&mut self, _: &mut dyn Link) -> Result<(), AttachError> {
+        note("undo".to_owned());
+        Ok(())
+    }
+
+    fn is_detached(&self) -> bool {
+        self.is_detached
+    }
+
+    fn attach(&mut self, mirror: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
+        self.is_detached = false;
+        if self.kind == Kind::Lost {
+            return Err(AttachError::Lost);
+        }
+        note(format!("attach {:?}", mirror.map(|mirror| (mirror.id, mirror.bytes, content(mirror.file)))));
+        if self.kind == Kind::Parking {
+            let (_, files) = link.ask(&FromAgent::Unpark { first: 0, count: 2 }, &[]).expect("an answer");
+            note(files.into_iter().map(content).collect());
+        }
+        Ok(11)
+    }
+}
+
+fn file(text: &str) -> OwnedFd {
+    let mut file = tempfile::tempfile().expect("a file");
+    file.write_all(text.as_bytes()).expect("written");
+    file.into()
+}
+
+fn content(file: OwnedFd) -> String {
+    let (mut file, mut text) = (File::from(file), String::new());
+    file.rewind().expect("rewound");
+    file.read_to_string(&mut text).expect("read");
+    text
+}
+
+struct Launcher {
+    listener: UnixListener,
+    agent: JoinHandle<End>,
+    directory: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Launcher {
+    fn of(kind: Kind) -> Self {
+        let turn = crate::socket::tests::turn();
+        done();
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("agents");
+        let listener = UnixListener::bind(&path).expect("listening");
+        let agent = thread::spawn(move || serve(&address(&path), &mut Played { kind, is_detached: false }));
+        Self { listener, agent, directory, _turn: turn }
+    }
+
+    /// The agent's next connection, up to the welcome.
+    fn welcomes(&self) -> (UnixStream, Hello) {
+        let (mut stream, _) = self.listener.accept().expect("an agent");
+        let FromAgent::Hello(hello) = hear(&mut stream) else { panic!("not a hello") };
+        tell(&mut stream, &ToAgent::Welcome { version: PROTOCOL_VERSION });
+        (stream, hello)
+    }
+
+    /// Sends the agent away for good; returns what it has done to the GPU and nobody has asked for.
+    fn ends(self, mut stream: UnixStream) -> Vec<String> {
+        tell(&mut stream, &ToAgent::Refused { reason: "the end".to_owned() });
+        assert_eq!(self.agent.join().expect("an agent"), End::Silent);
+        done()
+    }
+}
+
+fn address(path: &Path) -> Address {
+    Address::new(path.as_os_str().as_bytes()).expect("an address")
+}
+
+fn tell(stream: &mut UnixStream, message: &ToAgent) {
+    frame::write(stream, message).expect("told");
+}
+
+fn hear(stream: &mut UnixStream) -> FromAgent {
+    frame::read(stream).expect("a message")
+}
+
+fn quiesce(stream: &mut UnixStream, attempt: u64) {
+    tell(stream, &ToAgent::Quiesce { attempt, timeout_ms: 700, park: true });
+}
+
+fn goes(stream: &mut UnixStream, attempt: u64) {
+    let gpu = Some(GpuReport { parked_bytes: 7, ..GpuReport::default() });
+    assert_eq!(hear(stream), FromAgent::Quiesced { attempt, gpu });
+}
+
+fn deliver(stream: &mut UnixStream, text: &str) {
+    let bytes = text.len() as u64;
+    tell(stream, &ToAgent::Deliver { mirror: 5, bytes, parked: 0 });
+    if bytes > 0 {
+        descriptors::send(stream.as_fd(), &[file(text).as_fd()]).expect("sent");
+    }
+}
+
+fn back(attempt: u64) -> FromAgent {
+    FromAgent::Back { attempt, restored: false, copied_bytes: 11, lost: None }
+}
+
+#[test]
+fn what_cannot_be_taken_off_the_gpu_is_said_and_the_agent_stays() {
+    let launcher = Launcher::of(Kind::Tainted);
+    let (mut stream, _) = launcher.welcomes();
+    for attempt in [1, 2] {
+        quiesce(&mut stream, attempt);
+        let reason = "not in 700ms".to_owned();
+        assert_eq!(hear(&mut stream), FromAgent::Failed { attempt, reason, is_lost: false });
+    }
+    assert_eq!(launcher.ends(stream), ["unstage"]);
+}
+
+#[test]
+fn a_mistake_is_a_reason_too_and_is_undone() {
+    let launcher = Launcher::of(Kind::Mistaken);
+    let (mut stream, _) = launcher.welcomes();
+    quiesce(&mut stream, 1);
+    let FromAgent::Failed { attempt: 1, reason, is_lost: false } = hear(&mut stream) else {
+        panic!("not a failure")
+    };
+    assert!(reason.contains("mistake"), "{reason}");
+    assert_eq!(launcher.ends(stream), ["undo", "unstage"]);
+}
+
+#[test]
+fn a_mirror_is_staged_and_let_go_of() {
+    let launcher = Launcher::of(Kind::Whole);
+    let (mut stream, _) = launcher.welcomes();
+    tell(&mut stream, &ToAgent::Prepare { attempt: 3 });
+    assert_eq!(hear(&mut stream), FromAgent::Needs { attempt: 3, mirror_bytes: 4096 });
+    tell(&mut stream, &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4 });
+    descriptors::send(stream.as_fd(), &[file("mine").as_fd()]).expect("sent");
+    assert_eq!(hear(&mut stream), FromAgent::Staged { attempt: 3 });
+    tell(&mut stream, &ToAgent::Unstage { attempt: 3 });
+    assert_eq!(launcher.ends(stream), ["stage 8 4 mine", "unstage", "unstage"]);
+}
+
+#[test]
+fn a_mirror_that_cannot_be_staged_is_a_failure() {
+    let launcher = Launcher::of(Kind::Tainted);
+    let (mut stream, _) = launcher.welcomes();
+    tell(&mut stream, &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4 });
+    descriptors::send(stream.as_fd(), &[file("mine").as_fd()]).expect("sent");
+    let reason = CaptureError::MirrorTooLarge(4).to_string();
+    assert_eq!(hear(&mut stream), FromAgent::Failed { attempt: 3, reason, is_lost: false });
+    assert_eq!(launcher.ends(stream), ["stage 8 4 mine", "unstage"]);
+}
+
+#[test]
+fn parked_memory_goes_and_comes_in_the_conversation() {
+    let launcher = Launcher::of(Kind::Parking);
+    let (mut stream, _) = launcher.welcomes();
+    quiesce(&mut stream, 1);
+    assert_eq!(hear(&mut stream), FromAgent::Park { count: 2 });
+    let parked = descriptors::receive(stream.as_fd(), 2).expect("received");
+    tell(&mut stream, &ToAgent::Parked { is_kept: true });
+    goes(&mut stream, 1);
+    let (mut stream, hello) = launcher.welcomes();
+    assert!(hello.is_detached);
+    deliver(&mut stream, "");
+    assert_eq!(hear(&mut stream), FromAgent::Unpark { first: 0, count: 2 });
+    tell(&mut stream, &ToAgent::Unparked { count: 2 });
+    let borrowed: Vec<_> = parked.iter().map(AsFd::as_fd).collect();
+    descriptors::send(stream.as_fd(), &borrowed).expect("sent");
+    assert_eq!(hear(&mut stream), back(1));
+    let done = launcher.ends(stream);
+    assert_eq!(done, ["detach 700", "unstage", "attach None", "onetwo", "unstage"]);
+}
+
+/// A launcher that has given an attempt up does not wait for its end.
+#[test]
+fn what_is_said_while_an_answer_is_waited_for_is_heard_later() {
+    let launcher = Launcher::of(Kind::Late);
+    let (mut stream, _) = launcher.welcomes();
+    quiesce(&mut stream, 1);
+    assert_eq!(hear(&mut stream), FromAgent::Park { count: 2 });
+    tell(&mut stream, &ToAgent::Unstage { attempt: 1 });
+    tell(&mut stream, &ToAgent::Look);
+    tell(&mut stream, &ToAgent::Prepare { attempt: 2 });
+    descriptors::receive(stream.as_fd(), 2).expect("received");
+    tell(&mut stream, &ToAgent::Parked { is_kept: true });
+    let failed = FromAgent::Failed { attempt: 1, reason: "too late".into(), is_lost: false };
+    assert_eq!(hear(&mut stream), failed);
+    assert_eq!(hear(&mut stream), FromAgent::Activity { calls: 6, is_waiting: true });
+    assert_eq!(hear(&mut stream), FromAgent::Needs { attempt: 2, mirror_bytes: 4096 });
+    assert_eq!(launcher.ends(stream), ["unstage", "unstage"]);
+}
+
+#[test]
+fn the_gpus_state_is_put_back_with_what_is_delivered_and_once_only() {
+    let launcher = Launcher::of(Kind::Whole);
+    let (mut stream, _) = launcher.welcomes();
+    let path = launcher.directory.path().join("agents");
+    let hidden = launcher.directory.path().join("hidden");
+    std::fs::rename(&path, &hidden).expect("hidden");
+    quiesce(&mut stream, 1);
+    goes(&mut stream, 1);
+    assert!(frame::read::<FromAgent>(&mut stream).is_err(), "it has gone away");
+    // Time for many looks.
+    thread::sleep(LONGEST_POLL_INTERVAL * 4);
+    assert_eq!(done(), ["detach 700", "unstage"], "the launcher is not there yet");
+    std::fs::rename(&hidden, &path).expect("shown");
+    // A connection that breaks before anything is delivered.
+    let (broken, hello) = launcher.welcomes();
+    assert_eq!((hello.away, hello.is_detached), (Some(1), true));
+    drop(broken);
+    // One that breaks before the agent has said that it is back.
+    let (mut broken, _) = launcher.welcomes();
+    deliver(&mut broken, "memory");
+    broken.shutdown(std::net::Shutdown::Read).expect("shut");
+    drop(broken);
+    let (mut stream, hello) = launcher.welcomes();
+    assert_eq!((hello.away, hello.is_detached), (Some(1), false));
+    assert_eq!(hear(&mut stream), back(1));
+    let done = launcher.ends(stream);
+    assert_eq!(done, ["unstage", "attach Some((5, 6, \"memory\"))", "unstage", "unstage"]);
+}
+
+#[test]
+fn state_that_is_lost_is_told() {
+    let launcher = Launcher::of(Kind::Lost);
+    let (mut stream, _) = launcher.welcomes();
+    quiesce(&mut stream, 4);
+    goes(&mut stream, 4);
+    let (mut stream, _) = launcher.welcomes();
+    deliver(&mut stream, "");
+    let lost = Some(AttachError::Lost.to_string());
+    assert_eq!(hear(&mut stream), FromAgent::Back { attempt: 4, restored: false, copied_bytes: 0, lost });
+    launcher.ends(stream);
+}
+
+#[test]
+fn a_farewell_that_nobody_hears_is_an_absence_all_the_same() {
+    let launcher = Launcher::of(Kind::Whole);
+    let (mut stream, _) = launcher.welcomes();
+    // The agent can read from now on, but not write.
+    stream.shutdown(std::net::Shutdown::Read).expect("shut");
+    quiesce(&mut stream, 9);
+    let (mut stream, hello) = launcher.welcomes();
+    assert_eq!(hello.away, Some(9));
+    deliver(&mut stream, "");
+    assert_eq!(hear(&mut stream), back(9));
+    assert_eq!(launcher.ends(stream), ["detach 700", "unstage", "attach None", "unstage"]);
+}

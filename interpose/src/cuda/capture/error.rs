@@ -1,0 +1,25 @@
+//! Why device memory cannot be copied to the mirror or back.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::cuda::driver::DriverError;
+
+#[derive(Debug, Error)]
+pub enum CaptureError {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error("cannot read the size of the mirror")]
+    ReadMirrorSize(#[source] io::Error),
+    #[error("the mirror has {found_bytes} bytes, not {bytes}")]
+    MirrorTooShort { found_bytes: u64, bytes: u64 },
+    #[error("a mirror of {0} bytes does not fit into the address space")]
+    MirrorTooLarge(u64),
+    #[error("cannot map the mirror")]
+    MapMirror(#[source] io::Error),
+    #[error("there is no context")]
+    NoContext,
+    #[error("{bytes} bytes at {offset} do not fit into a mirror of {mirror_bytes} bytes")]
+    BeyondMirror { bytes: u64, offset: u64, mirror_bytes: u64 },
+}

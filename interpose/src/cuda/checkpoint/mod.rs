@@ -1,0 +1,416 @@
+//! Taking the process's state off the GPU for a dump, and bringing it back.
+//!
+//! ```text
+//!            detach: gate closed, no capture open, device memory captured and released, driver checkpointed
+//!   Running ----------------------------------------------------------------------------------------> Detached
+//!    ^ ^ |  any step fails: what was done is undone, the process runs on                              |   |
+//!    | | +---> Running, or Lost if it cannot be undone                                                |   |
+//!    | |                                                                                              |   |
+//!    | +----------------------------------------------------------------------------------------------+   |
+//!    |       attach: driver restored, device memory back, gate opened                                     |
+//!    |                                                                              any step fails        v
+//!    |                                                                             ---------------------> Lost
+//! ```
+//!
+//! Device memory is copied to the launcher's mirror and taken off the device before the driver is locked, since that
+//! takes a driver that works, and comes back after it has been unlocked; the program is kept out by the gate all that
+//! time. What has no place in the mirror stays where it is and goes the driver's own, slow way.
+//!
+//! Lost is for good: the gate stays closed, so that the program does not meet the driver's errors before the launcher
+//! ends the job.
+//!
+//! | module | does |
+//! |---|---|
+//! | `driver_state` | the driver's own checkpoint |
+//! | `pinned_mirror` | the launcher's mirror, pinned |
+//! | `transfer` | copies device memory to the mirror and back |
+//! | `error` | why that fails |
+
+mod driver_state;
+mod error;
+mod pinned_mirror;
+mod transfer;
+
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use ckpt_protocol::agent::{Capture, GpuReport};
+use cuda_abi::sys;
+use cuda_abi::types::CUstreamCaptureMode;
+
+use super::capture::{CaptureError, Mirror};
+use super::driver::DriverError;
+use super::memory::offload::{self, Whose};
+use super::memory::physical::{Id, registry};
+use super::memory::{self, ipc, placement};
+use super::{
+    address_space, bypass, driver, driver_support, faults, gate, objects, proc_address, stream_capture,
+    taint, unknown_entry_points,
+};
+use crate::cuda::activation::is_started;
+use crate::link::{Link, describe};
+use driver_state::DriverState;
+pub use error::{AttachError, DetachError};
+pub use pinned_mirror::Delivered;
+use pinned_mirror::PinnedMirror;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Phase {
+    Running,
+    Detached,
+    Lost,
+}
+
+/// Only the agent's thread moves it. No mutex: a fork may come at any time, and the child has an agent too.
+static PHASE: AtomicU8 = AtomicU8::new(Phase::Running as u8);
+
+fn phase() -> Phase {
+    let code = PHASE.load(SeqCst);
+    let phases = [Phase::Running, Phase::Detached];
+    phases.into_iter().find(|phase| *phase as u8 == code).unwrap_or(Phase::Lost)
+}
+
+fn enter(phase: Phase) {
+    PHASE.store(phase as u8, SeqCst);
+}
+
+/// The polling interval for the end of a stream capture.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The state of this process on its GPUs, in the hands of the agent.
+pub struct Gpu {
+    driver: DriverState,
+    /// Mapped, from its staging to its release.
+    mirror: Option<PinnedMirror>,
+    /// The one that was staged last and is not in use. The driver lets go of pinned memory only when all work has ended,
+    /// so it is not told to while the program runs.
+    kept: Option<PinnedMirror>,
+    /// Older ones, which may not be used again: the file may have been cut and grown since.
+    stale: Vec<PinnedMirror>,
+    /// Which mirror the places and hashes of the pieces are about.
+    mirror_id: u64,
+    /// Captures that were begun, into whichever mirror. Never set back: a number that came again would let the launcher
+    /// take what it has for what is in the mirror.
+    captures: u64,
+}
+
+impl Gpu {
+    /// Of a process that has just begun.
+    pub fn new() -> Self {
+        Self {
+            driver: DriverState::Running,
+            mirror: None,
+            kept: None,
+            stale: Vec::new(),
+            mirror_id: 0,
+            captures: 0,
+        }
+    }
+
+    /// How large the mirror has to be for what is on the devices now, in bytes.
+    pub fn mirror_bytes(&mut self) -> u64 {
+        // A process that will be refused needs none.
+        let can_be_saved = is_started() && phase() == Phase::Running && driver_support::check().is_ok();
+        if can_be_saved { placement::place(&mut registry()) } else { 0 }
+    }
+
+    /// Maps and pins the mirror.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn stage(&mut self, mirror: Delivered) -> Result<(), CaptureError> {
+        self.unstage();
+        relax();
+        if mirror.id != self.mirror_id {
+            placement::forget(&mut registry());
+            self.stale.extend(self.kept.take());
+            self.mirror_id = mirror.id;
+        }
+        self.mirror = Some(match self.kept.take() {
+            Some(mut kept) if kept.mirror.bytes() == mirror.bytes => {
+                kept.get_ready();
+                kept
+            }
+            other => {
+                self.stale.extend(other);
+                PinnedMirror::new(mirror, Mirror::stage)?
+            }
+        });
+        memory::backtrace::look_up();
+        faults::hit("staged");
+        Ok(())
+    }
+
+    /// The mirror is not used until it is staged again.
+    pub fn unstage(&mut self) {
+        match self.mirror.take() {
+            Some(mirror) if mirror.mirror.is_pinned() => self.stale.extend(self.kept.replace(mirror)),
+            other => self.stale.extend(other),
+        }
+    }
+
+    /// Nothing more is asked of the driver: one that is locked would be waited for, for ever.
+    fn abandon(&mut self) {
+        std::mem::forget((self.mirror.take(), self.kept.take(), std::mem::take(&mut self.stale)));
+    }
+
+    /// Whether the state is off the GPU.
+    pub fn is_detached(&self) -> bool {
+        phase() == Phase::Detached
+    }
+
+    /// Takes the state off the GPU; nothing for a process that has none. With `park`, device memory is handed to the
+    /// launcher rather than released.
+    ///
+    /// # Errors
+    /// Why the process cannot be dumped now; unless it is lost, it runs on as before.
+    pub fn detach(
+        &mut self,
+        attempt: u64,
+        timeout: Duration,
+        park: bool,
+        link: &mut dyn Link,
+    ) -> Result<Option<GpuReport>, DetachError> {
+        bypass::check()?;
+        if !is_started() {
+            return Ok(None);
+        }
+        match phase() {
+            Phase::Running => {}
+            Phase::Detached => return Ok(None),
+            Phase::Lost => return Err(DetachError::Lost),
+        }
+        driver_support::check()?;
+        let deadline = Instant::now() + timeout;
+        let begun = Instant::now();
+        close_between_captures(deadline)?;
+        faults::hit("detach-gate");
+        relax();
+        let result = self.take_off(attempt, begun, deadline, park, link);
+        let error = match result {
+            Ok(report) => {
+                enter(Phase::Detached);
+                faults::hit("detach-checkpointed");
+                return Ok(Some(report));
+            }
+            Err(error) => error,
+        };
+        match self.undo(link) {
+            Ok(()) => Err(error),
+            Err(undo) => Err(DetachError::NotUndone { error: Box::new(error), undo }),
+        }
+    }
+
+    /// Undoes what has been done of [`Gpu::detach`], and opens the gate.
+    ///
+    /// # Errors
+    /// The process's GPU state is lost.
+    pub fn undo(&mut self, link: &mut dyn Link) -> Result<(), AttachError> {
+        match self.bring_back(None, link) {
+            Ok(_) => {
+                self.unstage();
+                enter(Phase::Running);
+                gate::open();
+                Ok(())
+            }
+            Err(error) => {
+                self.abandon();
+                enter(Phase::Lost);
+                Err(error)
+            }
+        }
+    }
+
+    /// Behind the closed gate, so that no call that taints is under way.
+    fn take_off(
+        &mut self,
+        attempt: u64,
+        begun: Instant,
+        deadline: Instant,
+        park: bool,
+        link: &mut dyn Link,
+    ) -> Result<GpuReport, DetachError> {
+        if let Some(obstacle) = taint::what() {
+            return Err(DetachError::Obstacle(obstacle));
+        }
+        let remarks = unknown_entry_points::told().into_iter().collect();
+        let mut report = GpuReport {
+            counts: memory::counts(objects::counts()),
+            remarks,
+            private_tables: proc_address::tables(),
+            ..GpuReport::default()
+        };
+        let is_memory_ours = !registry().pieces.is_empty();
+        let is_pinned = self.mirror.is_some() || self.kept.is_some() || !self.stale.is_empty();
+        if is_memory_ours || is_pinned {
+            self.drain(deadline)?;
+            self.kept = None;
+            self.stale.clear();
+        }
+        if is_memory_ours {
+            ipc::await_drained(link, attempt)?;
+        }
+        report.times.drain_s = begun.elapsed().as_secs_f64();
+        report.graph_memory = memory::report::graph_memory();
+        if is_memory_ours {
+            self.take_memory_off(park, link, &mut report)?;
+        }
+        self.unpin(&mut report)?;
+        let driven = Instant::now();
+        self.driver.lock(deadline)?;
+        faults::hit("detach-locked");
+        let before = address_space::scan()?;
+        self.driver.checkpoint(deadline)?;
+        address_space::fill(&before).inspect_err(|_| self.driver = DriverState::Displaced)?;
+        // Not needed any more: what comes next is another delivery.
+        self.mirror = None;
+        report.times.driver_s = driven.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    /// Waits until all submitted work has ended. The driver's lock does that, with a deadline.
+    fn drain(&mut self, deadline: Instant) -> Result<(), DetachError> {
+        self.driver.lock(deadline)?;
+        self.driver.unlock()?;
+        memory::settle();
+        faults::hit("detach-drained");
+        Ok(())
+    }
+
+    fn take_memory_off(
+        &mut self,
+        park: bool,
+        link: &mut dyn Link,
+        report: &mut GpuReport,
+    ) -> Result<(), DetachError> {
+        let begun = Instant::now();
+        self.capture(report)?;
+        faults::hit("detach-captured");
+        report.times.capture_s = begun.elapsed().as_secs_f64();
+        let begun = Instant::now();
+        let ids = transfer::leaving(self.mirror.as_ref().map_or(0, |pinned| pinned.mirror.bytes()));
+        if park {
+            // What is shared with other processes the launcher has already.
+            let ids: Vec<Id> =
+                ids.iter().copied().filter(|id| ipc::published::key_of(*id).is_none()).collect();
+            let parked = offload::park(&ids, link);
+            report.parked_bytes = parked.bytes;
+            report.unparked_because = parked.refusal.map(|refusal| describe(&refusal));
+            faults::hit("detach-parked");
+        }
+        memory::report::complete(report);
+        offload::take_off(&ids)?;
+        faults::hit("detach-released");
+        report.times.release_s = begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Has the driver let go of the mirror, also where nothing is left to be captured: a locked driver would not.
+    fn unpin(&mut self, report: &mut GpuReport) -> Result<(), DriverError> {
+        let Some(mirror) = &mut self.mirror else { return Ok(()) };
+        report.remarks.extend_from_slice(mirror.mirror.shortcomings());
+        mirror.unpin()
+    }
+
+    /// Copies the device memory that has changed to the mirror.
+    fn capture(&mut self, report: &mut GpuReport) -> Result<(), DetachError> {
+        self.captures += 1;
+        let Some(pinned) = &mut self.mirror else {
+            // The launcher's next mirror does not have what was captured before.
+            placement::forget(&mut registry());
+            self.mirror_id = 0;
+            return Ok(());
+        };
+        let captured = transfer::capture(&mut pinned.mirror)?;
+        report.regions = captured.regions;
+        let (mirror, number, written) = (self.mirror_id, self.captures, captured.written);
+        report.capture = Some(Box::new(Capture { mirror, number, written }));
+        Ok(())
+    }
+
+    /// Brings the state back, in the process that was detached or in one restored from its image; returns how many
+    /// bytes were copied back.
+    ///
+    /// # Errors
+    /// The process's GPU state is lost.
+    pub fn attach(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
+        match phase() {
+            Phase::Running => return Ok(0),
+            Phase::Detached => {}
+            Phase::Lost => return Err(AttachError::Lost),
+        }
+        faults::hit("attach-begun");
+        let attached = self.bring_back(delivered, link);
+        if attached.is_ok() {
+            self.mirror = None;
+            faults::hit("attach-done");
+            enter(Phase::Running);
+            gate::open();
+        } else {
+            self.abandon();
+            enter(Phase::Lost);
+        }
+        attached
+    }
+
+    /// Undoes as much as has been done. The mirror is mapped if something has to be copied back.
+    fn bring_back(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
+        self.driver.bring_back()?;
+        relax();
+        offload::unpark(link);
+        offload::take_up_shared(Whose::Own, link)?;
+        let made = offload::make_anew()?;
+        if let Some(delivered) =
+            delivered.filter(|delivered| !made.is_empty() && delivered.id == self.mirror_id)
+        {
+            self.mirror = Some(PinnedMirror::new(delivered, Mirror::map)?);
+        }
+        offload::map_again(&made)?;
+        faults::hit("attach-mapped");
+        let copied_bytes = driver::retry(|| {
+            transfer::copy_back(self.mirror.as_mut().map(|pinned| &mut pinned.mirror), &made)
+        })?;
+        offload::restrict(&made)?;
+        // First everybody's own, then the others': nobody waits for somebody who waits.
+        ipc::publish_again(link, &made)?;
+        offload::take_up_shared(Whose::Others, link)?;
+        offload::map_again(&[])?;
+        registry().pieces.values_mut().for_each(|piece| piece.parked = None);
+        Ok(copied_bytes)
+    }
+}
+
+/// From now on, calls of the agent's thread disturb nobody's stream capture. Only while the driver runs: a locked one
+/// would not answer.
+fn relax() {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as CUstreamCaptureMode;
+    // SAFETY: the mode is a local variable; the call changes nothing but the thread's mode.
+    let _ = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+}
+
+/// In the child of a fork, which has no driver's state: neither has what its parent was in the middle of.
+pub(super) fn after_fork_in_child() {
+    enter(Phase::Running);
+}
+
+/// Closes the gate at a moment at which no stream is being captured: a capture may not be kept waiting, since
+/// what it waits for may be its own end.
+fn close_between_captures(deadline: Instant) -> Result<(), DetachError> {
+    loop {
+        while stream_capture::open_captures() > 0 {
+            if Instant::now() >= deadline {
+                return Err(DetachError::CaptureOpen);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        gate::close(deadline).map_err(|inside| match inside {
+            0 => DetachError::Membarrier,
+            threads => DetachError::CallsInside { threads },
+        })?;
+        if stream_capture::open_captures() == 0 {
+            return Ok(());
+        }
+        gate::open();
+    }
+}

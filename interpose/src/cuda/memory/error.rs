@@ -1,0 +1,33 @@
+//! Why device memory cannot be taken off the device or brought back.
+
+use thiserror::Error;
+
+use crate::cuda::driver::DriverError;
+
+/// Why device memory was not offloaded or restored.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error("lost the connection to the launcher")]
+    LauncherLost,
+    #[error("a process that it shares device memory with (CUDA IPC) was not drained")]
+    NotDrained,
+    #[error("device memory of process {owner}, which it has opened (CUDA IPC), was not restored")]
+    OwnerNotRestored { owner: u32 },
+    #[error("cannot export memory that it shares (CUDA IPC)")]
+    Export(#[source] DriverError),
+    #[error("the launcher does not keep memory that it shares (CUDA IPC)")]
+    NotKept,
+}
+
+/// Why the launcher does not keep device memory alive over the dump.
+#[derive(Debug, Error)]
+pub(crate) enum ParkError {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error("the launcher cannot hold that many descriptors (ulimit -n)")]
+    TooManyDescriptors,
+    #[error("lost the connection to the launcher")]
+    LauncherLost,
+}
