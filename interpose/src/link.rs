@@ -29,6 +29,11 @@ impl<'a> Conversation<'a> {
         Self { socket, unheard: VecDeque::new() }
     }
 
+    /// The socket that it goes over.
+    pub fn socket(&self) -> &'a Socket {
+        self.socket
+    }
+
     /// Waits for what the launcher says of its own accord.
     ///
     /// # Errors

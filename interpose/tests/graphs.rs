@@ -1,4 +1,5 @@
-//! Graphs that allocate get the memory that the interposer's pools hold and nobody uses, as they would get the driver's.
+//! Graphs that allocate get the memory that the interposer's pools hold and nobody uses, as they would get the
+//! driver's.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Device memory that the interposer serves is, for all that a program can see of it, memory of the driver. Each part of the
-//! program runs without the interposer and with it, and says the same.
+//! Device memory that the interposer serves is, for all that a program can see of it, memory of the driver. Each part
+//! of the program runs without the interposer and with it, and says the same.
 
 mod common;
 

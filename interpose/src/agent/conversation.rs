@@ -29,7 +29,8 @@ pub(super) enum Hangup {
 /// A checkpoint that the agent has disconnected for and has not yet reported its return from.
 pub(super) struct Absence {
     pub attempt: u64,
-    /// The outcome of putting the state back, once that was tried: the bytes that were copied, or the reason of the loss.
+    /// The outcome of putting the state back, once that was tried: the bytes that were copied, or the reason of the
+    /// loss.
     pub returned: Option<Result<u64, String>>,
 }
 
@@ -71,36 +72,46 @@ pub(super) fn converse(
     }
     *started_ticks = *start_time_ticks;
     loop {
-        let answer = match conversation.hear().map_err(hangup) {
-            Ok(ToAgent::Prepare { attempt }) => {
-                Some(FromAgent::Needs { attempt, mirror_bytes: gpu.mirror_bytes() })
-            }
-            Ok(ToAgent::Stage { attempt, mirror, bytes }) => match delivered(socket, mirror, bytes) {
-                Ok(mirror) => Some(stage(attempt, mirror, gpu)),
-                Err(hangup) => return hangup,
-            },
-            Ok(ToAgent::Unstage { .. }) => {
-                gpu.unstage();
-                None
-            }
-            Ok(ToAgent::Look) => {
-                let Activity { calls, is_waiting } = gpu.activity();
-                Some(FromAgent::Activity { calls, is_waiting })
-            }
-            Ok(ToAgent::Quiesce { attempt, timeout_ms, park }) => {
-                Some(quiesce(attempt, timeout_ms, park, &mut conversation, gpu))
-            }
-            Ok(_) => return Hangup::Refused,
+        let answered =
+            conversation.hear().map_err(hangup).and_then(|message| answer(message, &mut conversation, gpu));
+        let answer = match answered {
+            Ok(Some(answer)) => answer,
+            Ok(None) => continue,
             Err(hangup) => return hangup,
         };
-        let Some(answer) = answer else { continue };
         match (say(socket, &answer), answer) {
-            // Heard or not: the state is off the GPU.
+            // Even if the launcher has not received it: the state is off the GPU.
             (_, FromAgent::Quiesced { attempt, .. }) => return Hangup::Quiesced { attempt },
             (Ok(()), _) => {}
             (Err(hangup), _) => return hangup,
         }
     }
+}
+
+/// Does what the launcher asks for; returns the answer, if it expects one.
+fn answer(
+    message: ToAgent,
+    conversation: &mut Conversation<'_>,
+    gpu: &mut dyn Gpu,
+) -> Result<Option<FromAgent>, Hangup> {
+    Ok(Some(match message {
+        ToAgent::Prepare { attempt } => FromAgent::Needs { attempt, mirror_bytes: gpu.mirror_bytes() },
+        ToAgent::Stage { attempt, mirror, bytes } => {
+            stage(attempt, delivered(conversation.socket(), mirror, bytes)?, gpu)
+        }
+        ToAgent::Unstage { .. } => {
+            gpu.unstage();
+            return Ok(None);
+        }
+        ToAgent::Look => {
+            let Activity { calls, is_waiting } = gpu.activity();
+            FromAgent::Activity { calls, is_waiting }
+        }
+        ToAgent::Quiesce { attempt, timeout_ms, park } => {
+            quiesce(attempt, timeout_ms, park, conversation, gpu)
+        }
+        _ => return Err(Hangup::Refused),
+    }))
 }
 
 /// Receives the descriptor that follows.

@@ -22,7 +22,8 @@ pub struct Activity {
     /// A number that is another one once the program has made a call that submits work, changes the device's state, or
     /// waits for the GPU.
     pub calls: u64,
-    /// Whether a thread is in a call that waits for the GPU, or has asked in vain since the last look whether it is done.
+    /// Whether a thread is in a call that waits for the GPU, or has asked in vain since the last look whether it is
+    /// done.
     pub is_waiting: bool,
 }
 

@@ -98,7 +98,7 @@ pub(super) fn scan() -> Result<Before, AddressSpaceError> {
     let maps = fs::read_to_string("/proc/self/maps").map_err(AddressSpaceError::ReadMaps)?;
     before.maybe = ranges(&maps, may_be_the_drivers);
     let registry = registry();
-    let mappings = registry.pieces.values().flat_map(|piece| &piece.mappings);
+    let mappings = registry.allocations.values().flat_map(|allocation| &allocation.mappings);
     before.surely = mappings.map(|mapping| (mapping.address, mapping.address + mapping.bytes)).collect();
     drop(registry);
     before.surely.extend(reservations::all());

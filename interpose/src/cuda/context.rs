@@ -22,7 +22,7 @@ use crate::cuda::activation::is_started;
 use crate::cuda::result::SUCCESS;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ContextKind {
     Primary,
     /// Made by the program, with its count of uses (cuCtxAttach, cuCtxDetach).
     Own {
@@ -34,14 +34,14 @@ enum Kind {
     },
 }
 
-struct Known {
+struct KnownContext {
     context: usize,
     device: c_int,
-    kind: Kind,
+    kind: ContextKind,
 }
 
 struct Contexts {
-    known: Vec<Known>,
+    known: Vec<KnownContext>,
     /// Green contexts and their devices.
     green: Vec<(usize, c_int)>,
 }
@@ -69,12 +69,12 @@ fn contexts() -> MutexGuard<'static, Contexts> {
 }
 
 impl Contexts {
-    fn find(&mut self, context: usize) -> Option<&mut Known> {
+    fn find(&mut self, context: usize) -> Option<&mut KnownContext> {
         self.known.iter_mut().find(|known| known.context == context)
     }
 
     fn primary_of(&self, device: c_int) -> Option<usize> {
-        let is_it = |known: &&Known| known.kind == Kind::Primary && known.device == device;
+        let is_it = |known: &&KnownContext| known.kind == ContextKind::Primary && known.device == device;
         self.known.iter().find(is_it).map(|known| known.context)
     }
 
@@ -93,7 +93,7 @@ pub(crate) fn current() -> Option<(CUcontext, c_int)> {
     }
     let known = contexts().find(context as usize).map(|known| (known.device, known.kind));
     if let Some((device, kind)) = known {
-        let is_part = matches!(kind, Kind::Green { .. });
+        let is_part = matches!(kind, ContextKind::Green { .. });
         let whole = is_part.then(|| contexts().primary_of(device)).flatten();
         return Some((whole.map_or(context, |primary| primary as CUcontext), device));
     }
@@ -103,7 +103,7 @@ pub(crate) fn current() -> Option<(CUcontext, c_int)> {
         return None;
     }
     let is_primary = ask_for_primary(device) == Some(context as usize);
-    note(context, device, if is_primary { Kind::Primary } else { Kind::Own { uses: 1 } });
+    note(context, device, if is_primary { ContextKind::Primary } else { ContextKind::Own { uses: 1 } });
     Some((context, device))
 }
 
@@ -127,7 +127,7 @@ pub(crate) fn within<T>(context: CUcontext, work: impl FnOnce() -> T) -> Result<
 /// The program's contexts and their devices; what is done in one waits for its green parts too.
 pub(crate) fn all() -> Vec<(CUcontext, c_int)> {
     let contexts = contexts();
-    let whole = contexts.known.iter().filter(|known| !matches!(known.kind, Kind::Green { .. }));
+    let whole = contexts.known.iter().filter(|known| !matches!(known.kind, ContextKind::Green { .. }));
     whole.map(|known| (known.context as CUcontext, known.device)).collect()
 }
 
@@ -211,7 +211,7 @@ fn ask_for_primary(device: c_int) -> Option<usize> {
     Some(context as usize)
 }
 
-fn note(context: CUcontext, device: c_int, kind: Kind) {
+fn note(context: CUcontext, device: c_int, kind: ContextKind) {
     if !is_started() || context.is_null() {
         return;
     }
@@ -219,18 +219,18 @@ fn note(context: CUcontext, device: c_int, kind: Kind) {
     let context = context as usize;
     match contexts.find(context) {
         Some(known) => (known.device, known.kind) = (device, kind),
-        None => contexts.known.push(Known { context, device, kind }),
+        None => contexts.known.push(KnownContext { context, device, kind }),
     }
 }
 
 /// A context is there no more, and neither is what belonged to it.
-fn gone(context: usize) {
+fn removed(context: usize) {
     contexts().forget(context);
-    emptied(context);
+    contents_removed(context);
 }
 
 /// What belonged to a context is there no more.
-fn emptied(context: usize) {
+fn contents_removed(context: usize) {
     if let Some(callbacks) = ON_REMOVAL.get() {
         (callbacks.contents_removed)(context as CUcontext);
     }
@@ -240,13 +240,13 @@ fn emptied(context: usize) {
 fn primary_given_back(device: c_int) {
     let Some(context) = contexts().primary_of(device) else { return };
     if !is_primary_active(device) {
-        gone(context);
+        removed(context);
     }
 }
 
 /// # Safety
 /// `out` is what the driver has written, if the call succeeded, or NULL.
-unsafe fn noted(result: CUresult, out: *mut CUcontext, device: c_int, kind: Kind) -> CUresult {
+unsafe fn noted(result: CUresult, out: *mut CUcontext, device: c_int, kind: ContextKind) -> CUresult {
     if result == SUCCESS && !out.is_null() {
         // SAFETY: the driver has written it.
         note(unsafe { *out }, device, kind);
@@ -265,7 +265,7 @@ pub(super) unsafe fn cuCtxCreate_v2(
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(out, flags, device) };
     // SAFETY: as above.
-    unsafe { noted(result, out, device, Kind::Own { uses: 1 }) }
+    unsafe { noted(result, out, device, ContextKind::Own { uses: 1 }) }
 }
 
 /// # Safety
@@ -281,7 +281,7 @@ pub(super) unsafe fn cuCtxCreate_v3(
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(out, parameters, count, flags, device) };
     // SAFETY: as above.
-    unsafe { noted(result, out, device, Kind::Own { uses: 1 }) }
+    unsafe { noted(result, out, device, ContextKind::Own { uses: 1 }) }
 }
 
 /// # Safety
@@ -296,7 +296,7 @@ pub(super) unsafe fn cuCtxCreate_v4(
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(out, parameters, flags, device) };
     // SAFETY: as above.
-    unsafe { noted(result, out, device, Kind::Own { uses: 1 }) }
+    unsafe { noted(result, out, device, ContextKind::Own { uses: 1 }) }
 }
 
 /// # Safety
@@ -308,7 +308,7 @@ pub(super) unsafe fn cuCtxDestroy_v2(
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(context) };
     if result == SUCCESS && is_started() {
-        gone(context as usize);
+        removed(context as usize);
     }
     result
 }
@@ -326,7 +326,7 @@ pub(super) unsafe fn cuCtxAttach(
     if result == SUCCESS
         && is_started()
         && let Some((context, _)) = current()
-        && let Some(Known { kind: Kind::Own { uses }, .. }) = contexts().find(context as usize)
+        && let Some(KnownContext { kind: ContextKind::Own { uses }, .. }) = contexts().find(context as usize)
     {
         *uses += 1;
     }
@@ -345,14 +345,14 @@ pub(super) unsafe fn cuCtxDetach(
         return result;
     }
     let left = contexts().find(context as usize).and_then(|known| match &mut known.kind {
-        Kind::Own { uses } => {
+        ContextKind::Own { uses } => {
             *uses = uses.saturating_sub(1);
             Some(*uses)
         }
         _ => None,
     });
     if left == Some(0) {
-        gone(context as usize);
+        removed(context as usize);
     }
     result
 }
@@ -367,7 +367,7 @@ pub(super) unsafe fn cuDevicePrimaryCtxRetain(
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(out, device) };
     // SAFETY: as above.
-    unsafe { noted(result, out, device, Kind::Primary) }
+    unsafe { noted(result, out, device, ContextKind::Primary) }
 }
 
 /// # Safety
@@ -397,7 +397,7 @@ pub(super) unsafe fn cuDevicePrimaryCtxReset_v2(
     let result = unsafe { real(device) };
     let primary = (result == SUCCESS && is_started()).then(|| contexts().primary_of(device)).flatten();
     if let Some(context) = primary {
-        emptied(context);
+        contents_removed(context);
         primary_given_back(device);
     }
     result
@@ -420,7 +420,7 @@ pub(super) unsafe fn cuGreenCtxCreate(
         contexts().green.push((green, device));
         // It has retained the primary context, which nobody may have met.
         if let Some(primary) = ask_for_primary(device) {
-            note(primary as CUcontext, device, Kind::Primary);
+            note(primary as CUcontext, device, ContextKind::Primary);
         }
     }
     result
@@ -439,7 +439,7 @@ pub(super) unsafe fn cuCtxFromGreenCtx(
     let device = contexts().green.iter().find(|(known, _)| *known == green).map(|(_, device)| *device);
     match device {
         // SAFETY: as above.
-        Some(device) => unsafe { noted(result, out, device, Kind::Green { green }) },
+        Some(device) => unsafe { noted(result, out, device, ContextKind::Green { green }) },
         None => result,
     }
 }
@@ -459,7 +459,7 @@ pub(super) unsafe fn cuGreenCtxDestroy(
     }
     let green = green as usize;
     let mut contexts = contexts();
-    contexts.known.retain(|known| known.kind != Kind::Green { green });
+    contexts.known.retain(|known| known.kind != ContextKind::Green { green });
     let place = contexts.green.iter().position(|(known, _)| *known == green);
     let device = place.map(|place| contexts.green.swap_remove(place).1);
     drop(contexts);

@@ -24,7 +24,7 @@ struct Dynamic {
 }
 
 /// Looks at one loaded library; what it returns, if it is something, ends the search.
-type Look<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info) -> Option<*const c_void>;
+type Visitor<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info) -> Option<*const c_void>;
 
 /// The default version of the function `name` in the first loaded library whose file is called as one of
 /// `libraries`; null if there is none. Takes no heap.
@@ -32,7 +32,7 @@ pub fn function(libraries: &[&str], name: &CStr) -> *const c_void {
     search(&mut |info| {
         let file = file_name(info);
         let is_one = libraries.iter().any(|library| file.starts_with(library.as_bytes()));
-        if is_one { look(info, name) } else { None }
+        if is_one { find_in(info, name) } else { None }
     })
 }
 
@@ -48,13 +48,13 @@ pub fn next(caller: *const c_void, name: &CStr) -> *const c_void {
             is_after = !is_known || holds(info, caller.addr());
             return None;
         }
-        if holds(info, ourselves) { None } else { look(info, name) }
+        if holds(info, ourselves) { None } else { find_in(info, name) }
     })
 }
 
 /// The default version of the function `name` in the library with the code at `caller`; null if there is none.
 pub fn function_beside(caller: *const c_void, name: &CStr) -> *const c_void {
-    search(&mut |info| if holds(info, caller.addr()) { look(info, name) } else { None })
+    search(&mut |info| if holds(info, caller.addr()) { find_in(info, name) } else { None })
 }
 
 /// Whether an address lies in a library of the namespace that the program itself is in.
@@ -81,11 +81,11 @@ pub unsafe fn function_at(start: usize, name: &CStr) -> *const c_void {
     info.dlpi_phnum = header.e_phnum;
     let first = headers(&info).iter().find(|header| header.p_type == libc::PT_LOAD);
     info.dlpi_addr = (start as u64).wrapping_sub(first.map_or(0, |header| header.p_vaddr));
-    look(&info, name).unwrap_or(null())
+    find_in(&info, name).unwrap_or(null())
 }
 
-fn search(look: Look<'_>) -> *const c_void {
-    let mut state = (look, null());
+fn search(visitor: Visitor<'_>) -> *const c_void {
+    let mut state = (visitor, null());
     // SAFETY: the callback gets the pointer to `state`, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut state).cast()) };
     state.1
@@ -95,8 +95,8 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, state: *mut 
     // SAFETY: dl_iterate_phdr passes a valid structure.
     let info = unsafe { &*info };
     // SAFETY: dl_iterate_phdr hands on the pointer that `search` gave it.
-    let (look, found) = unsafe { &mut *state.cast::<(Look<'_>, *const c_void)>() };
-    *found = look(info).unwrap_or(null());
+    let (visitor, found) = unsafe { &mut *state.cast::<(Visitor<'_>, *const c_void)>() };
+    *found = visitor(info).unwrap_or(null());
     c_int::from(!found.is_null())
 }
 
@@ -168,7 +168,7 @@ impl Tables {
     }
 }
 
-fn look(info: &libc::dl_phdr_info, name: &CStr) -> Option<*const c_void> {
+fn find_in(info: &libc::dl_phdr_info, name: &CStr) -> Option<*const c_void> {
     let tables = Tables::of(info)?;
     chain(tables.hash, name).find_map(|index| {
         let (symbol, its_name) = tables.symbol(index);
@@ -181,9 +181,9 @@ fn look(info: &libc::dl_phdr_info, name: &CStr) -> Option<*const c_void> {
     })
 }
 
-/// What an address of code is called: `FILE+0xOFFSET`, and `(FUNCTION+0xOFFSET)` behind it where the library exports the
-/// function. Just the number where no library is. Takes none of the loader's locks for long, and not the one that it
-/// holds while a library's constructor runs, as dladdr does.
+/// What an address of code is called: `FILE+0xOFFSET`, and `(FUNCTION+0xOFFSET)` behind it where the library exports
+/// the function. Just the number where no library is. Takes none of the loader's locks for long, and not the one that
+/// it holds while a library's constructor runs, as dladdr does.
 pub fn name_of(address: usize) -> String {
     let mut name = None;
     search(&mut |info| {

@@ -53,25 +53,25 @@ macro_rules! function {
 macro_rules! by_class {
     (leave, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {
         // SAFETY: the parameters are those of our own caller.
-        sticky::seen(unsafe { handlers::$row($real, $($arg),*) })
+        sticky::observe(unsafe { handlers::$row($real, $($arg),*) })
     };
     (taint, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {{
         let _inside = gate::enter_busy();
         // SAFETY: the parameters are those of our own caller.
         let result = unsafe { handlers::$row($real, $($arg),*) };
         taint::mark(stringify!($symbol), result);
-        sticky::seen(result)
+        sticky::observe(result)
     }};
     (track, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {{
         // Compiles modules, pins memory.
         let _inside = gate::enter_busy();
         // SAFETY: the parameters are those of our own caller.
-        sticky::seen(unsafe { handlers::$row($real, $($arg),*) })
+        sticky::observe(unsafe { handlers::$row($real, $($arg),*) })
     }};
     ($class:ident, $row:ident, $symbol:ident, $real:ident, ($($arg:ident),*)) => {{
         let _inside = gate::enter();
         // SAFETY: the parameters are those of our own caller.
-        sticky::seen(unsafe { handlers::$row($real, $($arg),*) })
+        sticky::observe(unsafe { handlers::$row($real, $($arg),*) })
     }};
 }
 

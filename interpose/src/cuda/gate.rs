@@ -32,7 +32,7 @@ use std::sync::atomic::{
 use std::time::{Duration, Instant};
 
 use super::cold_call::cold_call;
-use protocol::{BEGUN, BUSY, CLOSED, INSIDE, Place, WAITING, Word};
+use protocol::{BEGUN, BUSY, CLOSED, INSIDE, SlotState, WAITING, Word};
 
 /// There is no membarrier: each passage needs a fence.
 const FENCED: u32 = 2;
@@ -41,7 +41,7 @@ const FENCED: u32 = 2;
 static GATE: AtomicU32 = AtomicU32::new(0);
 
 /// How often to look whether the last call has left.
-const LOOK: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A thread's place.
 struct Slot {
@@ -84,7 +84,7 @@ global_asm!(
 
 /// The calling thread's slot.
 #[inline(always)]
-fn known_slot() -> *const Slot {
+fn current_slot() -> *const Slot {
     let slot;
     // SAFETY: reads the calling thread's variable that is defined above.
     unsafe {
@@ -133,7 +133,7 @@ impl<const WHAT: u64> Drop for Noted<WHAT> {
 /// Notes in the thread's place that it has begun `WHAT`.
 #[inline(always)]
 fn note<const WHAT: u64>() -> Noted<WHAT> {
-    let mut slot = known_slot();
+    let mut slot = current_slot();
     if slot.is_null() {
         slot = cold_call!(take_slot, slot, *const Slot);
     }
@@ -209,7 +209,7 @@ pub(super) fn outside<T>(work: impl FnOnce() -> T) -> T {
         }
     }
     // SAFETY: what is noted is null or a slot of a chunk, and chunks are never freed.
-    let place = unsafe { known_slot().as_ref() }.map(|slot| &slot.place);
+    let place = unsafe { current_slot().as_ref() }.map(|slot| &slot.place);
     match place.map(|place| (place, place.load(Relaxed))) {
         Some((place, within)) if protocol::depth(within) == 1 => {
             place.store(protocol::out(within), Release);
@@ -232,7 +232,7 @@ extern "C" fn wait_at_the_gate(slot: *const Slot) -> *const Slot {
     slot
 }
 
-impl Place for AtomicU64 {
+impl SlotState for AtomicU64 {
     fn load(&self, order: Ordering) -> u64 {
         self.load(order)
     }
@@ -316,7 +316,7 @@ pub(super) fn close(deadline: Instant) -> Result<(), usize> {
             open();
             return Err(inside);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -1,12 +1,12 @@
 //! `dlsym` and `dlvsym`: how most programs find the driver.
 //!
-//! The C library tells from the return address who asks, which decides what `RTLD_NEXT` and the default scope
-//! mean. So a question that does not concern us is passed on by a jump: the C library sees its own caller.
-//! Only for names that we export is the answer looked at, and it is exchanged for ours only if it lies in the
-//! driver's library, or is NCCL's. (And for names that a newer driver may have, which are noted.) For those names `RTLD_NEXT` is answered from the loader's list of libraries, without this one:
-//! whoever wraps the driver and asks for what comes next must not be given itself. These functions are exported
-//! without a version, which serves references to every version, and answer before the constructor has run too:
-//! other libraries' constructors may come first.
+//! The C library tells from the return address who asks, which decides what `RTLD_NEXT` and the default scope mean.
+//! So a question that does not concern us is passed on by a jump: the C library sees its own caller. Only for names
+//! that we export is the answer looked at, and it is exchanged for ours only if it lies in the driver's library, or
+//! is NCCL's. (And for names that a newer driver may have, which are noted.) For those names `RTLD_NEXT` is answered
+//! from the loader's list of libraries, without this one: whoever wraps the driver and asks for what comes next must
+//! not be given itself. These functions are exported without a version, which serves references to every version, and
+//! answer before the constructor has run too: other libraries' constructors may come first.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};

@@ -1,8 +1,8 @@
 //! In front of NCCL: communicators, of which those of several ranks cannot be saved yet.
 //!
-//! One table, as the driver has one: a row is an exported function, and `handlers` says what is done with the call. This
-//! is also the place from which communicators are to be torn down and made again one day. Nothing here passes the
-//! gate: to make a communicator is to wait for other processes.
+//! One table, as the driver has one: a row is an exported function, and `handlers` says what is done with the call.
+//! This is also the place from which communicators are to be torn down and made again one day. Nothing here passes
+//! the gate: to make a communicator is to wait for other processes.
 //!
 //! NCCL may be a library of its own or a part of another one, and there may be several, so each call goes where it
 //! would have gone without us: that depends on who calls. A call comes here by the dynamic linker or by [`substitute`].
@@ -179,8 +179,8 @@ pub(super) fn is_ours(found: *const c_void, name: &CStr) -> bool {
 /// There is an NCCL that we do not stand in front of.
 static IS_PASSED: AtomicBool = AtomicBool::new(false);
 
-/// What a program gets that has looked `name` up, in a scope or in one library, and would have got `found`: our function
-/// if that is what we pass calls on to.
+/// What a program gets that has looked `name` up, in a scope or in one library, and would have got `found`: our
+/// function if that is what we pass calls on to.
 pub(super) fn substitute(name: &CStr, found: *mut c_void, is_scope: bool) -> *mut c_void {
     let Some(ours) = ours(name) else { return found };
     // Our own export stands in a scope in which NCCL may be missing, or the scope is the caller's own.

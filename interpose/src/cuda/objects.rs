@@ -18,7 +18,7 @@ use crate::cuda::activation::is_started;
 use crate::cuda::result::SUCCESS;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Kind {
+enum ObjectKind {
     Stream,
     Event,
     Module,
@@ -32,7 +32,7 @@ enum Kind {
     ExternalSemaphore,
 }
 
-impl Kind {
+impl ObjectKind {
     /// Whether it belongs to the context in which it was made.
     fn has_context(self) -> bool {
         !matches!(self, Self::Library | Self::Graph | Self::GraphExec)
@@ -47,7 +47,7 @@ struct Object {
     obstacle: Option<&'static str>,
 }
 
-type Objects = BTreeMap<(Kind, usize), Object>;
+type Objects = BTreeMap<(ObjectKind, usize), Object>;
 
 /// Several, so that threads that make and destroy objects seldom wait for each other.
 static OBJECTS: [Mutex<Objects>; 16] = [const { Mutex::new(BTreeMap::new()) }; 16];
@@ -70,10 +70,10 @@ pub(super) fn counts() -> Counts {
     for part in all() {
         for (kind, _) in part.keys() {
             match kind {
-                Kind::Stream => counts.streams += 1,
-                Kind::Event => counts.events += 1,
-                Kind::Module | Kind::Library => counts.modules += 1,
-                Kind::Graph | Kind::GraphExec => counts.graphs += 1,
+                ObjectKind::Stream => counts.streams += 1,
+                ObjectKind::Event => counts.events += 1,
+                ObjectKind::Module | ObjectKind::Library => counts.modules += 1,
+                ObjectKind::Graph | ObjectKind::GraphExec => counts.graphs += 1,
                 _ => {}
             }
         }
@@ -85,13 +85,13 @@ pub(super) fn counts() -> Counts {
 pub(super) fn context_removed(context: CUcontext) {
     let context = context as usize;
     for mut part in all() {
-        let is_dead = |(_, object): &(&(Kind, usize), &Object)| object.context == context;
-        let dead: Vec<(Kind, usize)> = part.iter().filter(is_dead).map(|(key, _)| *key).collect();
+        let is_dead = |(_, object): &(&(ObjectKind, usize), &Object)| object.context == context;
+        let dead: Vec<(ObjectKind, usize)> = part.iter().filter(is_dead).map(|(key, _)| *key).collect();
         let dead: Vec<_> = dead.into_iter().map(|key| (key, part.remove(&key))).collect();
         drop(part);
         for ((kind, handle), object) in dead {
             object.into_iter().for_each(ended);
-            if kind == Kind::Stream {
+            if kind == ObjectKind::Stream {
                 stream_capture::take_capture(handle as CUstream);
             }
         }
@@ -102,7 +102,7 @@ fn ended(object: Object) {
     object.obstacle.into_iter().for_each(taint::end);
 }
 
-fn note(kind: Kind, handle: usize, obstacle: Option<&'static str>) {
+fn note(kind: ObjectKind, handle: usize, obstacle: Option<&'static str>) {
     if !is_started() {
         return;
     }
@@ -112,7 +112,7 @@ fn note(kind: Kind, handle: usize, obstacle: Option<&'static str>) {
 }
 
 /// Notes an object; its obstacle begins unless it has begun.
-fn put(kind: Kind, handle: usize, object: Object) {
+fn put(kind: ObjectKind, handle: usize, object: Object) {
     object.obstacle.into_iter().for_each(taint::begin);
     let before = part(handle).insert((kind, handle), object);
     before.into_iter().for_each(ended);
@@ -120,11 +120,11 @@ fn put(kind: Kind, handle: usize, object: Object) {
 
 /// A graph that the program has from the end of a capture.
 pub(super) fn captured(graph: CUgraph) {
-    note(Kind::Graph, graph as usize, None);
+    note(ObjectKind::Graph, graph as usize, None);
 }
 
 /// An object stands against a checkpoint for as long as it lives.
-fn burden(kind: Kind, handle: usize, call: &'static str) {
+fn burden(kind: ObjectKind, handle: usize, call: &'static str) {
     if !is_started() {
         return;
     }
@@ -140,7 +140,12 @@ fn burden(kind: Kind, handle: usize, call: &'static str) {
 ///
 /// # Safety
 /// `out` is what the driver has written, if the call succeeded, or NULL; it is as large as a handle.
-unsafe fn made<T>(kind: Kind, obstacle: Option<&'static str>, result: CUresult, out: *const T) -> CUresult {
+unsafe fn made<T>(
+    kind: ObjectKind,
+    obstacle: Option<&'static str>,
+    result: CUresult,
+    out: *const T,
+) -> CUresult {
     const { assert!(size_of::<T>() == size_of::<usize>()) };
     if result == SUCCESS && !out.is_null() {
         // SAFETY: the driver has written it.
@@ -151,7 +156,7 @@ unsafe fn made<T>(kind: Kind, obstacle: Option<&'static str>, result: CUresult, 
 }
 
 /// Forgets an object while it is destroyed.
-fn destroyed(kind: Kind, handle: usize, destroy: impl FnOnce() -> CUresult) -> CUresult {
+fn destroyed(kind: ObjectKind, handle: usize, destroy: impl FnOnce() -> CUresult) -> CUresult {
     if !is_started() {
         return destroy();
     }
@@ -182,7 +187,7 @@ macro_rules! makers {
                 // SAFETY: the parameters are those of our own caller.
                 let result = unsafe { real($out, $($arg),*) };
                 // SAFETY: as above.
-                unsafe { made(Kind::$kind, obstacle, result, $out) }
+                unsafe { made(ObjectKind::$kind, obstacle, result, $out) }
             }
         )*
     };
@@ -243,7 +248,7 @@ macro_rules! destroyers {
                 handle: $handle,
             ) -> CUresult {
                 // SAFETY: the parameters are those of our own caller.
-                destroyed(Kind::$kind, handle as usize, || unsafe { real(handle) })
+                destroyed(ObjectKind::$kind, handle as usize, || unsafe { real(handle) })
             }
         )*
     };
@@ -272,7 +277,7 @@ pub(super) unsafe fn cuStreamDestroy_v2(
 ) -> CUresult {
     let capture = if is_started() { stream_capture::take_capture(stream) } else { None };
     // SAFETY: the parameters are those of our own caller.
-    let result = destroyed(Kind::Stream, stream as usize, || unsafe { real(stream) });
+    let result = destroyed(ObjectKind::Stream, stream as usize, || unsafe { real(stream) });
     if result != SUCCESS {
         capture.into_iter().for_each(stream_capture::put_back);
     }
@@ -289,7 +294,7 @@ pub(super) unsafe fn cuIpcGetEventHandle(
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(out, event) };
     if result == SUCCESS {
-        burden(Kind::Event, event as usize, "cuIpcGetEventHandle");
+        burden(ObjectKind::Event, event as usize, "cuIpcGetEventHandle");
     }
     result
 }
@@ -306,7 +311,7 @@ pub(super) unsafe fn cuLibraryGetManaged(
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(address, bytes, library, name) };
     if result == SUCCESS {
-        burden(Kind::Library, library as usize, "cuLibraryGetManaged");
+        burden(ObjectKind::Library, library as usize, "cuLibraryGetManaged");
     }
     result
 }
@@ -328,7 +333,7 @@ pub(super) unsafe fn cuModuleGetGlobal_v2(
         // SAFETY: the driver has written it.
         let address = unsafe { *address };
         if is_managed(address) {
-            burden(Kind::Module, module as usize, "cuModuleGetGlobal");
+            burden(ObjectKind::Module, module as usize, "cuModuleGetGlobal");
         }
     }
     result

@@ -31,11 +31,11 @@ pub(super) fn address(index: usize) -> *const c_void {
 
 /// The address of a symbol that is not known yet, or absent.
 extern "C" fn find_or_null(index: usize) -> usize {
-    if REAL[index].load(Relaxed) == ABSENT { 0 } else { look(index) as usize }
+    if REAL[index].load(Relaxed) == ABSENT { 0 } else { resolve(index) as usize }
 }
 
 /// Looks a symbol up in the loaded driver. One that is only about to be loaded is found the next time.
-fn look(index: usize) -> *const c_void {
+fn resolve(index: usize) -> *const c_void {
     let Some(found) = in_loaded_driver(entry_points::name(index)) else { return null() };
     let found = if lies_in_driver(found) { found } else { ABSENT };
     REAL[index].store(found, Relaxed);

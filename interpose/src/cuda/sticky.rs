@@ -38,20 +38,21 @@ static WAS_TOLD: AtomicBool = AtomicBool::new(false);
 
 /// Looks at an answer to the program's call, and hands it on.
 #[inline(always)]
-pub(super) fn seen(result: CUresult) -> CUresult {
-    if result < LOWEST { result } else { look_closer(result) }
+pub(super) fn observe(result: CUresult) -> CUresult {
+    if result < LOWEST { result } else { inspect(result) }
 }
 
 #[cold]
 #[inline(never)]
-extern "C" fn look_closer(result: CUresult) -> CUresult {
+extern "C" fn inspect(result: CUresult) -> CUresult {
     if result == Error::CUDA_ERROR_NOT_READY as CUresult {
         activity::not_ready();
     }
     if is_one(result) {
         WAS_TOLD.store(true, Relaxed);
     }
-    // A compiler that knows that it is what came in keeps that in a register of its own, which every call would pay for.
+    // A compiler that knows that it is what came in keeps that in a register of its own, which every call would pay
+    // for.
     std::hint::black_box(result)
 }
 
@@ -76,11 +77,11 @@ mod tests {
         for other in
             [Error::CUDA_SUCCESS, Error::CUDA_ERROR_NOT_READY, Error::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED]
         {
-            assert_eq!(seen(other as CUresult), other as CUresult);
+            assert_eq!(observe(other as CUresult), other as CUresult);
             assert!(!is_suspected(), "{other:?}");
         }
         let error = Error::CUDA_ERROR_ASSERT as CUresult;
-        assert_eq!(seen(error), error);
+        assert_eq!(observe(error), error);
         assert!(is_suspected());
     }
 }

@@ -67,14 +67,14 @@ pub(crate) fn end(call: &'static str) {
 }
 
 /// Why the process cannot be saved, in words for people: the call, and what to change.
-pub(super) fn what() -> Option<String> {
+pub(super) fn obstacle() -> Option<String> {
     let permanent = TAINT.get().copied();
     let counted = || {
         let is_there = |place: &&Counted| place.count.load(Acquire) > 0;
         COUNTED.iter().find(is_there).and_then(|place| place.call.get().copied())
     };
     // NCCL first: what it does with the driver is not the program's to change.
-    nccl::obstacle().or_else(|| permanent.or_else(counted).map(told))
+    nccl::obstacle().or_else(|| permanent.or_else(counted).map(describe))
 }
 
 /// Beginnings of calls' names, what such calls make, and what to change. The first that fits is taken.
@@ -111,7 +111,7 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("cuCheckpoint", "a checkpoint of the program's own", "leave checkpoints to ckpt-run"),
 ];
 
-fn told(call: &str) -> String {
+fn describe(call: &str) -> String {
     if let Some((_, thing, change)) = WORDS.iter().find(|(beginning, ..)| call.starts_with(beginning)) {
         return format!("it has called {call}: {thing} cannot be saved; {change}");
     }
@@ -128,21 +128,21 @@ mod tests {
 
     #[test]
     fn an_obstacle_is_there_as_often_as_it_has_begun() {
-        assert_eq!(what(), None);
+        assert_eq!(obstacle(), None);
         begin("cuMemAllocManaged");
         begin("cuIpcGetEventHandle");
         begin("cuMemAllocManaged");
         end("cuMemAllocManaged");
-        let reason = what().expect("one is left");
+        let reason = obstacle().expect("one is left");
         assert!(reason.contains("cuMemAllocManaged: managed memory cannot be saved"), "{reason}");
         end("cuMemAllocManaged");
         // One too many changes nothing.
         end("cuMemAllocManaged");
-        assert!(what().is_some_and(|reason| reason.contains("cuIpcGetEventHandle")));
+        assert!(obstacle().is_some_and(|reason| reason.contains("cuIpcGetEventHandle")));
         end("cuIpcGetEventHandle");
-        assert_eq!(what(), None);
+        assert_eq!(obstacle(), None);
         begin("cuMemAllocManaged");
-        assert!(what().is_some());
+        assert!(obstacle().is_some());
         end("cuMemAllocManaged");
     }
 
@@ -159,8 +159,8 @@ mod tests {
     #[test]
     fn obstacles_are_told_with_what_to_change() {
         for row in ENTRY_POINTS.iter().filter(|row| matches!(row.class, Some(Class::Taint) | None)) {
-            let told = told(row.symbol);
-            assert!(told.contains(row.symbol) && told.contains("; "), "{told}");
+            let text = describe(row.symbol);
+            assert!(text.contains(row.symbol) && text.contains("; "), "{text}");
         }
     }
 

@@ -40,7 +40,7 @@ fn found() -> impl Iterator<Item = &'static CStr> {
 }
 
 /// A line for a log, if there is something to say.
-pub(super) fn told() -> Option<String> {
+pub(super) fn remark() -> Option<String> {
     let names: Vec<_> = found().map(CStr::to_string_lossy).collect();
     let line = || {
         format!(
@@ -96,31 +96,31 @@ mod tests {
             let path = CString::new(newer.as_os_str().as_encoded_bytes()).expect("a path");
             // SAFETY: the path is NUL-terminated; the library has no constructors.
             let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-            assert_eq!(told(), None);
+            assert_eq!(remark(), None);
             let look = |name: &CStr| {
                 // SAFETY: the handle was opened just now, and is never closed.
                 unsafe { hooks::dlsym(handle, name.as_ptr()) }
             };
             assert!(look(c"cuMissingCall").is_null());
-            assert_eq!(told(), None);
+            assert_eq!(remark(), None);
             assert!(!look(c"cuFutureCall").is_null());
-            assert!(told().is_some_and(|line| line.ends_with(": cuFutureCall")));
+            assert!(remark().is_some_and(|line| line.ends_with(": cuFutureCall")));
             let mut out = null_mut();
             let name = c"cuLaterCall".as_ptr();
             // SAFETY: a played function, a local variable.
             unsafe { proc_address::cuGetProcAddress(hands_out, name, &raw mut out, 99000, 0) };
             assert_eq!(out.addr(), 0x1000);
-            assert!(told().is_some_and(|line| line.ends_with(": cuFutureCall, cuLaterCall")));
+            assert!(remark().is_some_and(|line| line.ends_with(": cuFutureCall, cuLaterCall")));
         });
     }
 
     #[test]
     fn names_are_noted_once_as_long_as_there_is_room() {
-        assert_eq!(told(), None);
+        assert_eq!(remark(), None);
         for name in [c"cuFutureCall", c"cuOther", c"cuFutureCall"] {
             note(name);
         }
-        assert!(told().is_some_and(|line| line.ends_with(": cuFutureCall, cuOther")));
+        assert!(remark().is_some_and(|line| line.ends_with(": cuFutureCall, cuOther")));
         for number in 0..FOUND.len() {
             note(&CString::new(format!("cuMore{number}")).expect("a name"));
         }

@@ -11,7 +11,7 @@ use crate::cuda::driver::DriverError;
 pub(crate) type Hash = [u64; 2];
 
 /// Device memory that is to be captured or brought back.
-pub(crate) struct Piece {
+pub(crate) struct MappedAllocation {
     /// Of the device that has it.
     pub context: CUcontext,
     /// Where it is mapped: to be read there, and to be written if it is brought back.
@@ -23,7 +23,7 @@ pub(crate) struct Piece {
     pub hashes: Vec<Hash>,
 }
 
-impl Piece {
+impl MappedAllocation {
     /// Its place in the mirror.
     pub(super) fn place(&self) -> Range<u64> {
         self.offset..self.offset.saturating_add(self.bytes)

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::allocation::{Hash, Piece, in_context};
-use super::copy::{Copies, Stream, Way};
+use super::allocation::{Hash, MappedAllocation, in_context};
+use super::copy::{Copies, Direction, Stream};
 use super::hash::{CHUNK_BYTES, Hasher};
 use super::mirror::Memory;
 use crate::cuda::driver::DriverError;
 
-/// What a piece is found to hold, and what was copied of it.
+/// What a allocation is found to hold, and what was copied of it.
 #[derive(Default, Clone)]
 pub(super) struct Found {
     /// Empty if it was not hashed.
@@ -24,22 +24,28 @@ pub(super) struct Found {
 pub(super) fn copy(
     memory: &Memory,
     hashers: &mut [Hasher],
-    pieces: &[Piece],
+    allocations: &[MappedAllocation],
     known: &[Vec<Hash>],
 ) -> Result<Vec<Found>, DriverError> {
-    let mut found = vec![Found::default(); pieces.len()];
+    let mut found = vec![Found::default(); allocations.len()];
     let mut copies = Vec::new();
     let mut searches = Vec::new();
     for hasher in hashers {
-        searches.push(Search::begin(hasher, pieces)?);
+        searches.push(Search::begin(hasher, allocations)?);
     }
     // Those that nobody hashes.
-    for (piece, found) in pieces.iter().zip(&mut found) {
-        let is_searched = searches.iter().any(|search| search.hasher.can_hash(piece));
+    for (allocation, found) in allocations.iter().zip(&mut found) {
+        let is_searched = searches.iter().any(|search| search.hasher.can_hash(allocation));
         if !is_searched {
-            let copies = Copies::of(&mut copies, piece.context)?;
-            copies.begin(Way::ToMirror, memory, piece.address, piece.offset, piece.bytes)?;
-            found.written.push(piece.place());
+            let copies = Copies::of(&mut copies, allocation.context)?;
+            copies.begin(
+                Direction::ToMirror,
+                memory,
+                allocation.address,
+                allocation.offset,
+                allocation.bytes,
+            )?;
+            found.written.push(allocation.place());
         }
     }
     // All devices at a time: none waits for another's hashes.
@@ -47,17 +53,19 @@ pub(super) fn copy(
         for search in &mut searches {
             let (chunks, hashes) = search.next()?;
             for run in note(&chunks, &hashes, known, &mut found) {
-                let (Some(piece), Some(found)) = (pieces.get(run.piece), found.get_mut(run.piece)) else {
+                let (Some(allocation), Some(found)) =
+                    (allocations.get(run.allocation), found.get_mut(run.allocation))
+                else {
                     continue;
                 };
                 let (skipped, bytes) = (run.chunks.start * CHUNK_BYTES, run.bytes());
-                found.written.push(piece.offset + skipped..piece.offset + skipped + bytes);
-                let copies = Copies::of(&mut copies, piece.context)?;
+                found.written.push(allocation.offset + skipped..allocation.offset + skipped + bytes);
+                let copies = Copies::of(&mut copies, allocation.context)?;
                 copies.begin(
-                    Way::ToMirror,
+                    Direction::ToMirror,
                     memory,
-                    piece.address + skipped,
-                    piece.offset + skipped,
+                    allocation.address + skipped,
+                    allocation.offset + skipped,
                     bytes,
                 )?;
             }
@@ -68,17 +76,17 @@ pub(super) fn copy(
     Ok(found)
 }
 
-/// The chunk with number `index` of a piece.
+/// The chunk with number `index` of a allocation.
 #[derive(Clone, Copy)]
 struct Chunk {
-    piece: usize,
+    allocation: usize,
     index: u64,
     address: u64,
 }
 
-/// Adjacent chunks of a piece.
+/// Adjacent chunks of a allocation.
 struct Run {
-    piece: usize,
+    allocation: usize,
     chunks: Range<u64>,
 }
 
@@ -92,7 +100,8 @@ impl Run {
 fn note(chunks: &[Chunk], hashes: &[Hash], known: &[Vec<Hash>], found: &mut [Found]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (chunk, hash) in chunks.iter().zip(hashes) {
-        let (Some(known), Some(found)) = (known.get(chunk.piece), found.get_mut(chunk.piece)) else {
+        let (Some(known), Some(found)) = (known.get(chunk.allocation), found.get_mut(chunk.allocation))
+        else {
             continue;
         };
         found.hashes.push(*hash);
@@ -100,8 +109,10 @@ fn note(chunks: &[Chunk], hashes: &[Hash], known: &[Vec<Hash>], found: &mut [Fou
             continue;
         }
         match runs.last_mut() {
-            Some(run) if run.piece == chunk.piece && run.chunks.end == chunk.index => run.chunks.end += 1,
-            _ => runs.push(Run { piece: chunk.piece, chunks: chunk.index..chunk.index + 1 }),
+            Some(run) if run.allocation == chunk.allocation && run.chunks.end == chunk.index => {
+                run.chunks.end += 1;
+            }
+            _ => runs.push(Run { allocation: chunk.allocation, chunks: chunk.index..chunk.index + 1 }),
         }
     }
     runs
@@ -117,14 +128,17 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn begin(hasher: &'a mut Hasher, pieces: &[Piece]) -> Result<Self, DriverError> {
+    fn begin(hasher: &'a mut Hasher, allocations: &[MappedAllocation]) -> Result<Self, DriverError> {
         let stream = Stream::new(hasher.context())?;
         let mut search = Self { hasher, stream, chunks: Vec::new(), begun: 0..0 };
-        for (number, piece) in pieces.iter().enumerate() {
-            if search.hasher.can_hash(piece) {
-                let chunk =
-                    |index| Chunk { piece: number, index, address: piece.address + index * CHUNK_BYTES };
-                search.chunks.extend((0..piece.bytes / CHUNK_BYTES).map(chunk));
+        for (number, allocation) in allocations.iter().enumerate() {
+            if search.hasher.can_hash(allocation) {
+                let chunk = |index| Chunk {
+                    allocation: number,
+                    index,
+                    address: allocation.address + index * CHUNK_BYTES,
+                };
+                search.chunks.extend((0..allocation.bytes / CHUNK_BYTES).map(chunk));
             }
         }
         search.begin_more()?;

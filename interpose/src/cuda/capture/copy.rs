@@ -14,9 +14,9 @@ const STREAMS: usize = 2;
 /// A longer copy is dealt out to the streams in parts.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Which way to copy.
+/// Which direction to copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     ToMirror,
     ToDevice,
 }
@@ -104,7 +104,7 @@ impl Copies {
     /// The driver's.
     pub fn begin(
         &mut self,
-        way: Way,
+        direction: Direction,
         memory: &Memory,
         mut address: CUdeviceptr,
         mut offset: u64,
@@ -113,7 +113,7 @@ impl Copies {
         in_context(self.context, || {
             while bytes > 0 {
                 let part = bytes.min(MOST_BYTES);
-                self.begin_part(way, memory, address, offset, part)?;
+                self.begin_part(direction, memory, address, offset, part)?;
                 (address, offset, bytes) = (address + part, offset + part, bytes - part);
             }
             Ok(())
@@ -122,7 +122,7 @@ impl Copies {
 
     fn begin_part(
         &mut self,
-        way: Way,
+        direction: Direction,
         memory: &Memory,
         address: CUdeviceptr,
         offset: u64,
@@ -131,13 +131,13 @@ impl Copies {
         let Some(stream) = self.streams.get(self.next % STREAMS) else { return Ok(()) };
         self.next = self.next.wrapping_add(1);
         let (host, count) = (memory.at(offset), bytes as usize);
-        match way {
-            Way::ToMirror => check("cuMemcpyDtoHAsync", {
+        match direction {
+            Direction::ToMirror => check("cuMemcpyDtoHAsync", {
                 // SAFETY: the mirror has that many bytes there and lives until the stream is done; nobody else
                 // uses them.
                 unsafe { driver::cuMemcpyDtoHAsync_v2(host, address, count, stream.handle) }
             }),
-            Way::ToDevice => check("cuMemcpyHtoDAsync", {
+            Direction::ToDevice => check("cuMemcpyHtoDAsync", {
                 // SAFETY: as above; the device memory is the caller's to write.
                 unsafe { driver::cuMemcpyHtoDAsync_v2(address, host, count, stream.handle) }
             }),

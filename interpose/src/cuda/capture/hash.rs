@@ -10,7 +10,8 @@
 //!
 //! 1. A chunk's 16-byte vectors are dealt out to 512 streams in turns. Stream t, 1,024 words, gives
 //!    `a(t) = [NH(m, K), NH(m, K[2..])]`. All streams have the same keys K.
-//! 2. The 512 results one after the other are a message of 2,048 words. The chunk's hash is `[NH(m, L), NH(m, L[2..])]`.
+//! 2. The 512 results one after the other are a message of 2,048 words. The chunk's hash is `[NH(m, L), NH(m,
+//!    L[2..])]`.
 //!
 //! If two different messages of the same length are given, and then the keys are drawn, one result is the same for both
 //! with a probability of at most 2^-32, and both results with at most 2^-64 (there, theorem on the Toeplitz
@@ -28,7 +29,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule, CUstream};
 
-use super::allocation::{Hash, Piece, in_context};
+use super::allocation::{Hash, MappedAllocation, in_context};
 use crate::cuda::driver::{self, DriverError, check};
 
 /// What the kernel takes for a chunk.
@@ -137,11 +138,12 @@ impl Hasher {
         is_loaded(self.context, self.function)
     }
 
-    /// Whether a piece is in this context, made up of whole chunks, and where the kernel may read 16 bytes at a time.
-    pub fn can_hash(&self, piece: &Piece) -> bool {
-        piece.context == self.context
-            && piece.bytes.is_multiple_of(CHUNK_BYTES)
-            && piece.address.is_multiple_of(16)
+    /// Whether a allocation is in this context, made up of whole chunks, and where the kernel may read 16 bytes at a
+    /// time.
+    pub fn can_hash(&self, allocation: &MappedAllocation) -> bool {
+        allocation.context == self.context
+            && allocation.bytes.is_multiple_of(CHUNK_BYTES)
+            && allocation.address.is_multiple_of(16)
     }
 
     /// Has up to [`MOST_CHUNKS`] chunks hashed on a stream, whose context is current and which is idle.

@@ -1,15 +1,15 @@
 //! Whether finding out what has changed is worth the while.
 //!
 //! It is where memory is read so much faster than it is copied that reading all of it first does not matter. By its
-//! data sheet an H200 reads sixty times faster, but it is tried out and not taken for granted. `CKPT_CAPTURE` decides it instead: `changed` hashes always, `all`
-//! never; anything else is as if it were not there.
+//! data sheet an H200 reads sixty times faster, but it is tried out and not taken for granted. `CKPT_CAPTURE` decides
+//! it instead: `changed` hashes always, `all` never; anything else is as if it were not there.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::allocation::{Piece, in_context};
-use super::copy::{Copies, Stream, Way};
+use super::allocation::{MappedAllocation, in_context};
+use super::copy::{Copies, Direction, Stream};
 use super::hash::{CHUNK_BYTES, Hasher};
 use super::mirror::Memory;
 use crate::cuda::driver::DriverError;
@@ -29,17 +29,17 @@ const TRIED_CHUNKS: usize = 8;
 const CAPTURES: u32 = 16;
 
 /// What was found out.
-struct Verdict {
-    is_worth_it: bool,
+struct Decision {
+    should_hash: bool,
     /// By trying so many chunks.
     chunks: usize,
     captures_left: u32,
 }
 
-static VERDICT: Mutex<Option<Verdict>> = Mutex::new(None);
+static DECISION: Mutex<Option<Decision>> = Mutex::new(None);
 
-fn verdict() -> MutexGuard<'static, Option<Verdict>> {
-    VERDICT.lock().unwrap_or_else(PoisonError::into_inner)
+fn decision() -> MutexGuard<'static, Option<Decision>> {
+    DECISION.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads the environment: from the constructor only.
@@ -57,14 +57,14 @@ pub(super) fn is_ruled_out() -> bool {
     RULE.load(Relaxed) == ALL
 }
 
-/// Whether to hash the pieces. To find it out, some of them are copied to the mirror, unless it is known.
+/// Whether to hash the allocations. To find it out, some of them are copied to the mirror, unless it is known.
 ///
 /// # Errors
 /// The driver's.
-pub(super) fn is_worth_it(
+pub(super) fn should_hash(
     memory: &Memory,
     hashers: &mut [Hasher],
-    pieces: &[Piece],
+    allocations: &[MappedAllocation],
 ) -> Result<bool, DriverError> {
     match RULE.load(Relaxed) {
         ALL => return Ok(false),
@@ -72,37 +72,42 @@ pub(super) fn is_worth_it(
         _ => {}
     }
     // The one with the most to tell.
-    let samples = hashers.iter_mut().map(|hasher| (sample(hasher, pieces), hasher));
+    let samples = hashers.iter_mut().map(|hasher| (sample(hasher, allocations), hasher));
     let Some((sample, hasher)) = samples.max_by_key(|(sample, _)| sample.len()) else { return Ok(false) };
     if sample.is_empty() {
         return Ok(false);
     }
-    if let Some(known) = &mut *verdict()
+    if let Some(known) = &mut *decision()
         && known.captures_left > 0
         && known.chunks >= sample.len()
     {
         known.captures_left -= 1;
-        return Ok(known.is_worth_it);
+        return Ok(known.should_hash);
     }
     // The first time is not like any other.
     times(memory, hasher, sample.get(..1).unwrap_or_default())?;
     let (hashing, copying) = times(memory, hasher, &sample)?;
-    let is_worth_it = hashing < copying;
-    *verdict() = Some(Verdict { is_worth_it, chunks: sample.len(), captures_left: CAPTURES });
-    Ok(is_worth_it)
+    let should_hash = hashing < copying;
+    *decision() = Some(Decision { should_hash, chunks: sample.len(), captures_left: CAPTURES });
+    Ok(should_hash)
 }
 
 /// A chunk: its address and its offset in the mirror.
 type Sample = (u64, u64);
 
 /// Some chunks that can be hashed.
-fn sample(hasher: &Hasher, pieces: &[Piece]) -> Vec<Sample> {
-    let chunks_of = |piece: &Piece| {
-        let (address, offset) = (piece.address, piece.offset);
-        (0..piece.bytes / CHUNK_BYTES)
+fn sample(hasher: &Hasher, allocations: &[MappedAllocation]) -> Vec<Sample> {
+    let chunks_of = |allocation: &MappedAllocation| {
+        let (address, offset) = (allocation.address, allocation.offset);
+        (0..allocation.bytes / CHUNK_BYTES)
             .map(move |index| (address + index * CHUNK_BYTES, offset + index * CHUNK_BYTES))
     };
-    pieces.iter().filter(|piece| hasher.can_hash(piece)).flat_map(chunks_of).take(TRIED_CHUNKS).collect()
+    allocations
+        .iter()
+        .filter(|allocation| hasher.can_hash(allocation))
+        .flat_map(chunks_of)
+        .take(TRIED_CHUNKS)
+        .collect()
 }
 
 /// How long it takes to hash chunks, and to copy them.
@@ -120,7 +125,7 @@ fn times(
     let hashing = begun.elapsed();
     let begun = Instant::now();
     for (address, offset) in sample {
-        copies.begin(Way::ToMirror, memory, *address, *offset, CHUNK_BYTES)?;
+        copies.begin(Direction::ToMirror, memory, *address, *offset, CHUNK_BYTES)?;
     }
     copies.finish()?;
     Ok((hashing, begun.elapsed()))
@@ -129,5 +134,5 @@ fn times(
 /// What is remembered: whether it is worth it, by how many chunks, for how many captures more.
 #[cfg(test)]
 pub(super) fn remembered() -> Option<(bool, usize, u32)> {
-    verdict().as_ref().map(|known| (known.is_worth_it, known.chunks, known.captures_left))
+    decision().as_ref().map(|known| (known.should_hash, known.chunks, known.captures_left))
 }

@@ -34,8 +34,8 @@ use super::driver::DriverError;
 use super::stream_capture::Relaxed;
 use crate::link::describe;
 use allocation::Hash;
-pub(crate) use allocation::Piece;
-use copy::{Copies, Way};
+pub(crate) use allocation::MappedAllocation;
+use copy::{Copies, Direction};
 pub use error::CaptureError;
 use hash::Hasher;
 pub(crate) use hashing_policy::activate;
@@ -53,7 +53,8 @@ pub(crate) struct Mirror {
 unsafe impl Send for Mirror {}
 
 impl Mirror {
-    /// Maps the launcher's file and pins it for the devices of the contexts. One that cannot be pinned is used as it is.
+    /// Maps the launcher's file and pins it for the devices of the contexts. One that cannot be pinned is used as it
+    /// is.
     ///
     /// # Errors
     /// Why it cannot be mapped.
@@ -97,24 +98,27 @@ impl Mirror {
         &self.shortcomings
     }
 
-    /// Copies what has changed to the mirror, and notes each piece's hashes; says of each where in the mirror it was copied
-    /// to. Nothing may run on the devices meanwhile. Pieces that were copied without being hashed have no hashes then, nor
-    /// has any after an error: the mirror may have anything of them.
+    /// Copies what has changed to the mirror, and notes each allocation's hashes; says of each where in the mirror it
+    /// was copied to. Nothing may run on the devices meanwhile. Allocations that were copied without being hashed
+    /// have no hashes then, nor has any after an error: the mirror may have anything of them.
     ///
     /// # Errors
-    /// The driver's, and a piece that the mirror has no place for.
-    pub fn capture(&mut self, pieces: &mut [Piece]) -> Result<Vec<Vec<Range<u64>>>, CaptureError> {
+    /// The driver's, and a allocation that the mirror has no place for.
+    pub fn capture(
+        &mut self,
+        allocations: &mut [MappedAllocation],
+    ) -> Result<Vec<Vec<Range<u64>>>, CaptureError> {
         let _relaxed = Relaxed::begin();
-        self.check(pieces)?;
+        self.check(allocations)?;
         let known: Vec<Vec<Hash>> =
-            pieces.iter_mut().map(|piece| std::mem::take(&mut piece.hashes)).collect();
-        match self.capture_changed(pieces, &known) {
+            allocations.iter_mut().map(|allocation| std::mem::take(&mut allocation.hashes)).collect();
+        match self.capture_changed(allocations, &known) {
             Ok(Some(found)) => {
-                let note = |(piece, found): (&mut Piece, changed::Found)| {
-                    piece.hashes = found.hashes;
+                let note = |(allocation, found): (&mut MappedAllocation, changed::Found)| {
+                    allocation.hashes = found.hashes;
                     found.written
                 };
-                return Ok(pieces.iter_mut().zip(found).map(note).collect());
+                return Ok(allocations.iter_mut().zip(found).map(note).collect());
             }
             Ok(None) => {}
             // What cannot be hashed can still be copied.
@@ -122,50 +126,50 @@ impl Mirror {
                 self.shortcomings.push(format!("cannot tell which device memory has changed: {error}"));
             }
         }
-        self.copy(Way::ToMirror, pieces)?;
-        Ok(pieces.iter().map(|piece| vec![piece.place()]).collect())
+        self.copy(Direction::ToMirror, allocations)?;
+        Ok(allocations.iter().map(|allocation| vec![allocation.place()]).collect())
     }
 
     /// `None` if it is not worth the while.
     fn capture_changed(
         &mut self,
-        pieces: &[Piece],
+        allocations: &[MappedAllocation],
         known: &[Vec<Hash>],
     ) -> Result<Option<Vec<changed::Found>>, DriverError> {
         self.hashers.retain(Hasher::is_alive);
-        if !hashing_policy::is_worth_it(&self.memory, &mut self.hashers, pieces)? {
+        if !hashing_policy::should_hash(&self.memory, &mut self.hashers, allocations)? {
             return Ok(None);
         }
-        changed::copy(&self.memory, &mut self.hashers, pieces, known).map(Some)
+        changed::copy(&self.memory, &mut self.hashers, allocations, known).map(Some)
     }
 
-    /// Copies pieces back to the devices.
+    /// Copies allocations back to the devices.
     ///
     /// # Errors
-    /// The driver's, and a piece that the mirror has no place for.
-    pub fn copy_back(&mut self, pieces: &[Piece]) -> Result<(), CaptureError> {
+    /// The driver's, and a allocation that the mirror has no place for.
+    pub fn copy_back(&mut self, allocations: &[MappedAllocation]) -> Result<(), CaptureError> {
         let _relaxed = Relaxed::begin();
-        self.check(pieces)?;
-        Ok(self.copy(Way::ToDevice, pieces)?)
+        self.check(allocations)?;
+        Ok(self.copy(Direction::ToDevice, allocations)?)
     }
 
-    /// Copies whole pieces.
-    fn copy(&self, way: Way, pieces: &[Piece]) -> Result<(), DriverError> {
+    /// Copies whole allocations.
+    fn copy(&self, direction: Direction, allocations: &[MappedAllocation]) -> Result<(), DriverError> {
         let mut copies = Vec::new();
-        for piece in pieces {
-            let copies = Copies::of(&mut copies, piece.context)?;
-            copies.begin(way, &self.memory, piece.address, piece.offset, piece.bytes)?;
+        for allocation in allocations {
+            let copies = Copies::of(&mut copies, allocation.context)?;
+            copies.begin(direction, &self.memory, allocation.address, allocation.offset, allocation.bytes)?;
         }
         copies.iter().try_for_each(Copies::finish)
     }
 
-    fn check(&self, pieces: &[Piece]) -> Result<(), CaptureError> {
-        let fits = |piece: &Piece| {
-            piece.offset.checked_add(piece.bytes).is_some_and(|end| end <= self.memory.bytes())
+    fn check(&self, allocations: &[MappedAllocation]) -> Result<(), CaptureError> {
+        let fits = |allocation: &MappedAllocation| {
+            allocation.offset.checked_add(allocation.bytes).is_some_and(|end| end <= self.memory.bytes())
         };
-        match pieces.iter().find(|piece| !fits(piece)) {
+        match allocations.iter().find(|allocation| !fits(allocation)) {
             None => Ok(()),
-            Some(Piece { bytes, offset, .. }) => Err(CaptureError::BeyondMirror {
+            Some(MappedAllocation { bytes, offset, .. }) => Err(CaptureError::BeyondMirror {
                 bytes: *bytes,
                 offset: *offset,
                 mirror_bytes: self.memory.bytes(),
@@ -194,8 +198,8 @@ impl Mirror {
     }
 }
 
-/// To be called before a context goes (destroyed, or reset if it is a primary one): nothing of ours in it is used again,
-/// nor taken for that of another context that comes to have its place.
+/// To be called before a context goes (destroyed, or reset if it is a primary one): nothing of ours in it is used
+/// again, nor taken for that of another context that comes to have its place.
 pub(crate) fn forget(context: CUcontext) {
     hash::forget(context);
 }

@@ -64,44 +64,49 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     noise
 }
 
-/// Pieces of device memory, one behind the other in a mirror.
+/// Allocations of device memory, one behind the other in a mirror.
 pub(super) struct Job {
     pub contexts: Vec<CUcontext>,
-    pub pieces: Vec<Piece>,
+    pub allocations: Vec<MappedAllocation>,
     pub file: File,
 }
 
 impl Job {
-    /// On each device pieces of these sizes, with something in them.
+    /// On each device allocations of these sizes, with something in them.
     pub fn new(devices: c_int, sizes: &[usize]) -> Self {
         let contexts: Vec<CUcontext> = (0..devices).map(context_on).collect();
-        let mut pieces: Vec<Piece> = Vec::new();
+        let mut allocations: Vec<MappedAllocation> = Vec::new();
         for context in &contexts {
             for bytes in sizes {
-                let offset = pieces.last().map_or(0, |last| last.offset + last.bytes);
+                let offset = allocations.last().map_or(0, |last| last.offset + last.bytes);
                 let address = device_memory(*context, *bytes);
-                let piece =
-                    Piece { context: *context, address, bytes: *bytes as u64, offset, hashes: Vec::new() };
-                pieces.push(piece);
+                let allocation = MappedAllocation {
+                    context: *context,
+                    address,
+                    bytes: *bytes as u64,
+                    offset,
+                    hashes: Vec::new(),
+                };
+                allocations.push(allocation);
             }
         }
         let file = tempfile::tempfile_in("/dev/shm").expect("a file");
-        let job = Self { contexts, pieces, file };
+        let job = Self { contexts, allocations, file };
         job.file.set_len(job.bytes()).expect("a length");
-        for (index, piece) in job.pieces.iter().enumerate() {
-            job.write(index, 0, &noise(index as u64 + 1, piece.bytes as usize));
+        for (index, allocation) in job.allocations.iter().enumerate() {
+            job.write(index, 0, &noise(index as u64 + 1, allocation.bytes as usize));
         }
         job
     }
 
     pub fn bytes(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.bytes).sum()
+        self.allocations.iter().map(|allocation| allocation.bytes).sum()
     }
 
-    fn write(&self, piece: usize, at: usize, bytes: &[u8]) {
-        let piece = &self.pieces[piece];
-        in_context(piece.context, || {
-            let address = piece.address + at as u64;
+    fn write(&self, allocation: usize, at: usize, bytes: &[u8]) {
+        let allocation = &self.allocations[allocation];
+        in_context(allocation.context, || {
+            let address = allocation.address + at as u64;
             // SAFETY: the bytes are a slice, the memory is the test's.
             check("cuMemcpyHtoD", unsafe {
                 driver::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len())
@@ -110,31 +115,31 @@ impl Job {
         .expect("written");
     }
 
-    fn read(&self, piece: usize) -> Vec<u8> {
-        let piece = &self.pieces[piece];
-        let mut bytes = vec![0; piece.bytes as usize];
-        in_context(piece.context, || {
+    fn read(&self, allocation: usize) -> Vec<u8> {
+        let allocation = &self.allocations[allocation];
+        let mut bytes = vec![0; allocation.bytes as usize];
+        in_context(allocation.context, || {
             // SAFETY: the bytes are a slice of that length.
             check("cuMemcpyDtoH", unsafe {
-                driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), piece.address, bytes.len())
+                driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), allocation.address, bytes.len())
             })
         })
         .expect("read");
         bytes
     }
 
-    fn mirrored(&self, piece: usize) -> Vec<u8> {
-        let mut bytes = vec![0; self.pieces[piece].bytes as usize];
-        self.file.read_exact_at(&mut bytes, self.pieces[piece].offset).expect("read");
+    fn mirrored(&self, allocation: usize) -> Vec<u8> {
+        let mut bytes = vec![0; self.allocations[allocation].bytes as usize];
+        self.file.read_exact_at(&mut bytes, self.allocations[allocation].offset).expect("read");
         bytes
     }
 
     fn is_mirrored(&self) -> bool {
-        (0..self.pieces.len()).all(|piece| self.mirrored(piece) == self.read(piece))
+        (0..self.allocations.len()).all(|allocation| self.mirrored(allocation) == self.read(allocation))
     }
 
     fn sizes(&self) -> Vec<u64> {
-        self.pieces.iter().map(|piece| piece.bytes).collect()
+        self.allocations.iter().map(|allocation| allocation.bytes).collect()
     }
 
     pub fn stage(&self) -> Mirror {
@@ -150,15 +155,16 @@ impl Job {
         captured
     }
 
-    /// Says how many bytes were copied of each piece. The mirror may have changed nowhere but where it says so.
+    /// Says how many bytes were copied of each allocation. The mirror may have changed nowhere but where it says so.
     fn capture_to(&mut self, mirror: &mut Mirror) -> Result<Vec<u64>, String> {
-        let mirrored =
-            |job: &Self| (0..job.pieces.len()).map(|piece| job.mirrored(piece)).collect::<Vec<_>>();
+        let mirrored = |job: &Self| {
+            (0..job.allocations.len()).map(|allocation| job.mirrored(allocation)).collect::<Vec<_>>()
+        };
         let before = mirrored(self);
-        let written = mirror.capture(&mut self.pieces).map_err(|error| error.to_string())?;
+        let written = mirror.capture(&mut self.allocations).map_err(|error| error.to_string())?;
         for (index, ((before, after), written)) in before.iter().zip(mirrored(self)).zip(&written).enumerate()
         {
-            let place = self.pieces[index].place();
+            let place = self.allocations[index].place();
             assert!(
                 written.iter().all(|range| place.start <= range.start && range.end <= place.end),
                 "{written:?}"
@@ -167,13 +173,13 @@ impl Job {
             let pages = (0..).step_by(PAGE).zip(before.chunks(PAGE).zip(after.chunks(PAGE)));
             let mut changed = pages.filter(|(_, (before, after))| before != after).map(|(page, _)| page);
             let untold = changed.find(|page| !is_written(*page));
-            assert_eq!(untold, None, "a change in piece {index} was not told");
+            assert_eq!(untold, None, "a change in allocation {index} was not told");
         }
         Ok(written.iter().map(|written| written.iter().map(|range| range.end - range.start).sum()).collect())
     }
 
     fn has_hashes(&self) -> Vec<bool> {
-        self.pieces.iter().map(|piece| !piece.hashes.is_empty()).collect()
+        self.allocations.iter().map(|allocation| !allocation.hashes.is_empty()).collect()
     }
 }
 
@@ -187,9 +193,9 @@ fn the_kernel_computes_what_is_described() {
     let mut job = Job::new(1, &[3 * CHUNK, CHUNK]);
     job.write(0, CHUNK, &vec![0; CHUNK]);
     job.capture().expect("captured");
-    for (index, piece) in job.pieces.iter().enumerate() {
+    for (index, allocation) in job.allocations.iter().enumerate() {
         let expected: Vec<Hash> = job.read(index).chunks_exact(CHUNK).map(model).collect();
-        assert_eq!(piece.hashes, expected, "piece {index}");
+        assert_eq!(allocation.hashes, expected, "allocation {index}");
     }
 }
 
@@ -203,8 +209,8 @@ fn only_what_has_changed_is_copied() {
     assert!(job.is_mirrored());
     assert_eq!(job.capture(), Ok(vec![0, 0, 0]));
     // What is not copied shows in the mirror.
-    job.file.write_all_at(&[0xAB], job.pieces[0].offset).expect("written");
-    job.file.write_all_at(&[0xAB], job.pieces[1].offset).expect("written");
+    job.file.write_all_at(&[0xAB], job.allocations[0].offset).expect("written");
+    job.file.write_all_at(&[0xAB], job.allocations[1].offset).expect("written");
     for at in [CHUNK, 3 * CHUNK - 1, 4 * CHUNK + 17] {
         let byte = job.read(0)[at];
         job.write(0, at, &[byte ^ 1]);
@@ -234,19 +240,19 @@ fn many_chunks_are_hashed_in_parts() {
     assert_eq!(capture(&mut job), Ok(job.sizes()));
     assert!(job.is_mirrored());
     let expected: Vec<Hash> = (0..3)
-        .flat_map(|piece| job.read(piece))
+        .flat_map(|allocation| job.read(allocation))
         .collect::<Vec<u8>>()
         .chunks_exact(CHUNK)
         .map(model)
         .collect();
-    let hashes: Vec<Hash> = job.pieces.iter().flat_map(|piece| piece.hashes.clone()).collect();
+    let hashes: Vec<Hash> = job.allocations.iter().flat_map(|allocation| allocation.hashes.clone()).collect();
     assert_eq!(hashes, expected);
     // The last of a part and the first of the next, and the very last one.
     job.write(0, 5 * CHUNK, &vec![7; 2 * CHUNK]);
     job.write(2, 3 * CHUNK - 1, &[7]);
     assert_eq!(capture(&mut job), Ok(vec![2 * CHUNK_BYTES, 0, CHUNK_BYTES]));
     assert!(job.is_mirrored());
-    // Numbers that follow one another, and pieces that do not.
+    // Numbers that follow one another, and allocations that do not.
     job.write(1, 0, &[9; 9]);
     job.write(2, CHUNK, &[9; 9]);
     assert_eq!(capture(&mut job), Ok(vec![0, CHUNK_BYTES, CHUNK_BYTES]));
@@ -311,17 +317,17 @@ fn it_comes_back_as_it_was() {
     }
     let mut job = Job::new(2, &[33 * CHUNK, CHUNK]);
     job.capture().expect("captured");
-    let before: Vec<Vec<u8>> = (0..4).map(|piece| job.read(piece)).collect();
-    for (piece, before) in before.iter().enumerate() {
-        job.write(piece, 0, &vec![0; before.len()]);
+    let before: Vec<Vec<u8>> = (0..4).map(|allocation| job.read(allocation)).collect();
+    for (allocation, before) in before.iter().enumerate() {
+        job.write(allocation, 0, &vec![0; before.len()]);
     }
     let file = job.file.try_clone().expect("a descriptor");
     let mut mirror = Mirror::map(file.into(), job.bytes(), &job.contexts).expect("mapped");
-    mirror.copy_back(&job.pieces).expect("copied");
+    mirror.copy_back(&job.allocations).expect("copied");
     assert!(mirror.shortcomings().is_empty(), "{:?}", mirror.shortcomings());
     mirror.unpin().expect("unpinned");
-    for (piece, before) in before.iter().enumerate() {
-        assert!(job.read(piece) == *before, "piece {piece}");
+    for (allocation, before) in before.iter().enumerate() {
+        assert!(job.read(allocation) == *before, "allocation {allocation}");
     }
 }
 
@@ -367,9 +373,9 @@ fn nothing_is_under_way_after_an_error() {
     }
     let mut job = Job::new(1, &[CHUNK, CHUNK]);
     let mut mirror = job.stage();
-    mirror.capture(&mut job.pieces).expect_err("the driver's");
+    mirror.capture(&mut job.allocations).expect_err("the driver's");
     let mirrored = job.mirrored(0);
-    assert!(mirrored == job.read(0), "the first copy was still under way");
+    assert!(mirrored == job.read(0), "the first copy was still under direction");
 }
 
 #[test]
@@ -423,7 +429,7 @@ fn a_context_that_goes_takes_what_is_in_it() {
     let mut before = Job::new(2, &[CHUNK]);
     let mut mirror = before.stage();
     reset(1, before.contexts[1]);
-    before.pieces.pop();
+    before.allocations.pop();
     assert_eq!(before.capture_to(&mut mirror), Ok(before.sizes()));
     assert_eq!(before.has_hashes(), [true]);
     // With the mirror's own.
@@ -445,7 +451,7 @@ fn a_mirror_that_cannot_be_pinned_is_used_as_it_is() {
     let mut mirror = job.stage();
     assert!(mirror.shortcomings()[0].contains("CUDA_ERROR_NOT_SUPPORTED"));
     assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
-    mirror.copy_back(&job.pieces).expect("copied");
+    mirror.copy_back(&job.allocations).expect("copied");
     mirror.unpin().expect("unpinned");
     assert!(job.is_mirrored());
 }
@@ -462,7 +468,7 @@ fn what_does_not_fit_is_refused() {
     job.file.set_len(CHUNK_BYTES).expect("cut");
     let file = job.file.try_clone().expect("a descriptor");
     let mut mirror = Mirror::stage(file.into(), CHUNK_BYTES, &job.contexts).expect("staged");
-    for refused in [mirror.capture(&mut job.pieces).map(|_| ()), mirror.copy_back(&job.pieces)] {
+    for refused in [mirror.capture(&mut job.allocations).map(|_| ()), mirror.copy_back(&job.allocations)] {
         assert_eq!(
             refused.expect_err("refused").to_string(),
             "2097152 bytes at 2097152 do not fit into a mirror of 2097152 bytes"

@@ -40,7 +40,7 @@ use cuda_abi::types::CUstreamCaptureMode;
 
 use super::capture::{CaptureError, Mirror};
 use super::driver::DriverError;
-use super::memory::offload::{self, Whose};
+use super::memory::offload::{self, Owner};
 use super::memory::physical::{Id, registry};
 use super::memory::{self, ipc, placement};
 use super::{
@@ -83,12 +83,12 @@ pub struct Gpu {
     driver: DriverState,
     /// Mapped, from its staging to its release.
     mirror: Option<PinnedMirror>,
-    /// The one that was staged last and is not in use. The driver lets go of pinned memory only when all work has ended,
-    /// so it is not told to while the program runs.
+    /// The one that was staged last and is not in use. The driver lets go of pinned memory only when all work has
+    /// ended, so it is not told to while the program runs.
     kept: Option<PinnedMirror>,
     /// Older ones, which may not be used again: the file may have been cut and grown since.
     stale: Vec<PinnedMirror>,
-    /// Which mirror the places and hashes of the pieces are about.
+    /// Which mirror the places and hashes of the physical allocations are about.
     mirror_id: u64,
     /// Captures that were begun, into whichever mirror. Never set back: a number that came again would let the launcher
     /// take what it has for what is in the mirror.
@@ -137,7 +137,7 @@ impl Gpu {
                 PinnedMirror::new(mirror, Mirror::stage)?
             }
         });
-        memory::backtrace::look_up();
+        memory::backtrace::resolve_names();
         faults::hit("staged");
         Ok(())
     }
@@ -231,17 +231,17 @@ impl Gpu {
         park: bool,
         link: &mut dyn Link,
     ) -> Result<GpuReport, DetachError> {
-        if let Some(obstacle) = taint::what() {
+        if let Some(obstacle) = taint::obstacle() {
             return Err(DetachError::Obstacle(obstacle));
         }
-        let remarks = unknown_entry_points::told().into_iter().collect();
+        let remarks = unknown_entry_points::remark().into_iter().collect();
         let mut report = GpuReport {
             counts: memory::counts(objects::counts()),
             remarks,
             private_tables: proc_address::tables(),
             ..GpuReport::default()
         };
-        let is_memory_ours = !registry().pieces.is_empty();
+        let is_memory_ours = !registry().allocations.is_empty();
         let is_pinned = self.mirror.is_some() || self.kept.is_some() || !self.stale.is_empty();
         if is_memory_ours || is_pinned {
             self.drain(deadline)?;
@@ -300,7 +300,7 @@ impl Gpu {
             faults::hit("detach-parked");
         }
         memory::report::complete(report);
-        offload::take_off(&ids)?;
+        offload::release(&ids)?;
         faults::hit("detach-released");
         report.times.release_s = begun.elapsed().as_secs_f64();
         Ok(())
@@ -359,24 +359,24 @@ impl Gpu {
         self.driver.bring_back()?;
         relax();
         offload::unpark(link);
-        offload::take_up_shared(Whose::Own, link)?;
-        let made = offload::make_anew()?;
+        offload::claim_shared(Owner::Own, link)?;
+        let made = offload::recreate()?;
         if let Some(delivered) =
             delivered.filter(|delivered| !made.is_empty() && delivered.id == self.mirror_id)
         {
             self.mirror = Some(PinnedMirror::new(delivered, Mirror::map)?);
         }
-        offload::map_again(&made)?;
+        offload::remap(&made)?;
         faults::hit("attach-mapped");
         let copied_bytes = driver::retry(|| {
             transfer::copy_back(self.mirror.as_mut().map(|pinned| &mut pinned.mirror), &made)
         })?;
         offload::restrict(&made)?;
         // First everybody's own, then the others': nobody waits for somebody who waits.
-        ipc::publish_again(link, &made)?;
-        offload::take_up_shared(Whose::Others, link)?;
-        offload::map_again(&[])?;
-        registry().pieces.values_mut().for_each(|piece| piece.parked = None);
+        ipc::republish(link, &made)?;
+        offload::claim_shared(Owner::Others, link)?;
+        offload::remap(&[])?;
+        registry().allocations.values_mut().for_each(|allocation| allocation.parked = None);
         Ok(copied_bytes)
     }
 }

@@ -45,7 +45,8 @@ impl PinnedMirror {
     }
 
     fn contexts() -> (Vec<OnDevice>, Vec<CUcontext>) {
-        let devices: Vec<c_int> = registry().pieces.values().map(|piece| piece.device).collect();
+        let devices: Vec<c_int> =
+            registry().allocations.values().map(|allocation| allocation.device).collect();
         let contexts: Vec<_> = contexts_of_devices(devices).into_values().collect();
         let handles = contexts.iter().map(OnDevice::context).collect();
         (contexts, handles)

@@ -7,8 +7,8 @@ use ckpt_protocol::agent::{Region, RegionFlags};
 use super::error::{AttachError, DetachError};
 use super::pinned_mirror::contexts_of_devices;
 use crate::cuda::capture::{self, Mirror};
-use crate::cuda::memory::offload::{Seen, View};
-use crate::cuda::memory::physical::{Id, Physical, registry};
+use crate::cuda::memory::offload::{AllocationInfo, MappedView};
+use crate::cuda::memory::physical::{Id, PhysicalAllocation, registry};
 use crate::cuda::memory::placement;
 
 /// What a capture has copied.
@@ -23,12 +23,12 @@ pub(super) fn capture(mirror: &mut Mirror) -> Result<Captured, DetachError> {
     let seen = place(mirror.bytes());
     let contexts = contexts_of_devices(seen.iter().map(|(seen, _)| seen.device));
     let mut views = Vec::with_capacity(seen.len());
-    let mut pieces = Vec::with_capacity(seen.len());
+    let mut allocations = Vec::with_capacity(seen.len());
     for (seen, offset) in &seen {
         let device = seen.device;
         let context = contexts.get(&device).ok_or(DetachError::NoContext { device })?;
-        let view = View::of(seen)?;
-        pieces.push(capture::Piece {
+        let view = MappedView::of(seen)?;
+        allocations.push(capture::MappedAllocation {
             context: context.context(),
             address: view.address,
             bytes: seen.bytes,
@@ -37,43 +37,47 @@ pub(super) fn capture(mirror: &mut Mirror) -> Result<Captured, DetachError> {
         });
         views.push(view);
     }
-    let written = mirror.capture(&mut pieces)?;
+    let written = mirror.capture(&mut allocations)?;
     drop(views);
-    let mut regions = note_captured(&seen, pieces, &written);
+    let mut regions = note_captured(&seen, allocations, &written);
     regions.sort_by_key(|region| region.address);
     Ok(Captured { regions, written: capture::joined(written.into_iter().flatten().collect()) })
 }
 
 /// Gives each physical allocation an offset in the mirror; returns those that are to be captured.
-fn place(mirror_bytes: u64) -> Vec<(Seen, u64)> {
+fn place(mirror_bytes: u64) -> Vec<(AllocationInfo, u64)> {
     let mut registry = registry();
     placement::place(&mut registry);
-    let of = |(id, piece): (&Id, &Physical)| {
-        let offset = piece.mirrored.offset.filter(|offset| offset + piece.bytes <= mirror_bytes)?;
-        placement::is_captured(piece).then(|| (Seen::of(*id, piece, false), offset))
+    let of = |(id, allocation): (&Id, &PhysicalAllocation)| {
+        let offset = allocation.mirrored.offset.filter(|offset| offset + allocation.bytes <= mirror_bytes)?;
+        placement::is_captured(allocation).then(|| (AllocationInfo::of(*id, allocation, false), offset))
     };
-    registry.pieces.iter().filter_map(of).collect()
+    registry.allocations.iter().filter_map(of).collect()
 }
 
-/// The hashes of what the mirror has of a piece. The registry has none meanwhile, even if the capture fails.
+/// The hashes of what the mirror has of a physical allocation. The registry has none meanwhile, even if the capture
+/// fails.
 fn take_hashes(id: Id) -> Vec<[u64; 2]> {
-    registry().pieces.get_mut(&id).map_or_else(Vec::new, |piece| std::mem::take(&mut piece.mirrored.hashes))
+    registry()
+        .allocations
+        .get_mut(&id)
+        .map_or_else(Vec::new, |allocation| std::mem::take(&mut allocation.mirrored.hashes))
 }
 
 /// Stores the new hashes in the registry and describes each region for the report.
 fn note_captured(
-    seen: &[(Seen, u64)],
-    pieces: Vec<capture::Piece>,
+    seen: &[(AllocationInfo, u64)],
+    allocations: Vec<capture::MappedAllocation>,
     written: &[Vec<Range<u64>>],
 ) -> Vec<Region> {
     let mut registry = registry();
     let mut regions = Vec::with_capacity(seen.len());
-    for (((seen, offset), piece), written) in seen.iter().zip(pieces).zip(written) {
-        let Some(known) = registry.pieces.get_mut(&seen.id) else { continue };
+    for (((seen, offset), allocation), written) in seen.iter().zip(allocations).zip(written) {
+        let Some(known) = registry.allocations.get_mut(&seen.id) else { continue };
         // Memory without hashes was copied whole.
         let changed_bytes = written.iter().map(|range| range.end - range.start).sum();
-        let changed_bytes = (!piece.hashes.is_empty()).then_some(changed_bytes);
-        known.mirrored.hashes = piece.hashes;
+        let changed_bytes = (!allocation.hashes.is_empty()).then_some(changed_bytes);
+        known.mirrored.hashes = allocation.hashes;
         regions.push(Region {
             address: known.mappings.first().map_or(0, |mapping| mapping.address),
             bytes: seen.bytes,
@@ -92,19 +96,22 @@ fn note_captured(
 /// The physical allocations that are taken off the device: those that the mirror has, and those of other processes.
 pub(super) fn leaving(mirror_bytes: u64) -> Vec<Id> {
     let registry = registry();
-    let is_leaving = |piece: &Physical| {
-        !placement::is_captured(piece)
-            || piece.mirrored.offset.is_some_and(|offset| offset + piece.bytes <= mirror_bytes)
+    let is_leaving = |allocation: &PhysicalAllocation| {
+        !placement::is_captured(allocation)
+            || allocation.mirrored.offset.is_some_and(|offset| offset + allocation.bytes <= mirror_bytes)
     };
-    registry.pieces.iter().filter(|(_, piece)| is_leaving(piece)).map(|(id, _)| *id).collect()
+    registry.allocations.iter().filter(|(_, allocation)| is_leaving(allocation)).map(|(id, _)| *id).collect()
 }
 
 /// Copies physical allocations back to their devices; returns how many bytes.
 pub(super) fn copy_back(mirror: Option<&mut Mirror>, ids: &[Id]) -> Result<u64, AttachError> {
-    let seen: Vec<(Seen, Option<u64>)> = {
+    let seen: Vec<(AllocationInfo, Option<u64>)> = {
         let registry = registry();
         let of = |id: &Id| {
-            registry.pieces.get(id).map(|piece| (Seen::of(*id, piece, true), piece.mirrored.offset))
+            registry
+                .allocations
+                .get(id)
+                .map(|allocation| (AllocationInfo::of(*id, allocation, true), allocation.mirrored.offset))
         };
         ids.iter().filter_map(of).collect()
     };
@@ -114,12 +121,12 @@ pub(super) fn copy_back(mirror: Option<&mut Mirror>, ids: &[Id]) -> Result<u64, 
     let mirror = mirror.ok_or(AttachError::MirrorMissing)?;
     let contexts = contexts_of_devices(seen.iter().map(|(seen, _)| seen.device));
     let mut views = Vec::with_capacity(seen.len());
-    let mut pieces = Vec::with_capacity(seen.len());
+    let mut allocations = Vec::with_capacity(seen.len());
     for (seen, offset) in &seen {
         let device = seen.device;
         let context = contexts.get(&device).ok_or(AttachError::NoContext { device })?;
-        let view = View::of(seen)?;
-        pieces.push(capture::Piece {
+        let view = MappedView::of(seen)?;
+        allocations.push(capture::MappedAllocation {
             context: context.context(),
             address: view.address,
             bytes: seen.bytes,
@@ -128,6 +135,6 @@ pub(super) fn copy_back(mirror: Option<&mut Mirror>, ids: &[Id]) -> Result<u64, 
         });
         views.push(view);
     }
-    mirror.copy_back(&pieces)?;
-    Ok(pieces.iter().map(|piece| piece.bytes).sum())
+    mirror.copy_back(&allocations)?;
+    Ok(allocations.iter().map(|allocation| allocation.bytes).sum())
 }

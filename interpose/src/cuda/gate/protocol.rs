@@ -23,7 +23,7 @@ const FIELD: u64 = 0xFF;
 const PASSING: u64 = FIELD * (INSIDE | BUSY);
 
 /// A thread's place.
-pub(super) trait Place {
+pub(super) trait SlotState {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
 }
@@ -42,7 +42,7 @@ pub(super) trait Word {
 
 /// A thread that has written to its place that it is inside, and found something in the gate's word, waits until
 /// it may be.
-pub(super) fn wait(gate: &impl Word, place: &impl Place) {
+pub(super) fn wait(gate: &impl Word, place: &impl SlotState) {
     let within = place.load(Relaxed);
     loop {
         gate.fence();
@@ -73,7 +73,7 @@ pub(super) fn depth(place: u64) -> u64 {
 }
 
 /// Whether a thread is inside.
-pub(super) fn is_inside(place: &impl Place) -> bool {
+pub(super) fn is_inside(place: &impl SlotState) -> bool {
     depth(place.load(Acquire)) != 0
 }
 
@@ -100,8 +100,8 @@ pub(super) fn open(gate: &impl Word) {
 /// The fence between a passing thread's write and its look at the gate stands for the closer's membarrier(2), which
 /// makes every thread pass one at some point of its own: the model cannot have a fence that another thread inserts.
 /// So it leaves out a thread that is between its write and its look when the membarrier comes; that it then looks at
-/// the gate later than the gate was shut, or has its write seen, is what membarrier(2) promises. Left out as well: calls
-/// inside calls, deadlines, and slots that change hands.
+/// the gate later than the gate was shut, or has its write seen, is what membarrier(2) promises. Left out as well:
+/// calls inside calls, deadlines, and slots that change hands.
 #[cfg(test)]
 mod model {
     use loom::cell::UnsafeCell;
@@ -124,7 +124,7 @@ mod model {
         threads: [Thread; 2],
     }
 
-    impl Place for AtomicU64 {
+    impl SlotState for AtomicU64 {
         fn load(&self, order: Ordering) -> u64 {
             self.load(order)
         }
@@ -169,14 +169,14 @@ mod model {
         /// As `enter`, and the end of the call.
         fn call(&self, thread: usize) {
             let Thread { place, work } = &self.threads[thread];
-            place.store(Place::load(place, Relaxed) + (BEGUN | INSIDE), Relaxed);
+            place.store(SlotState::load(place, Relaxed) + (BEGUN | INSIDE), Relaxed);
             fence(SeqCst);
             if Word::load(self, Acquire) != 0 {
                 wait(self, place);
             }
             // SAFETY: a thread has its place to itself, and who closes looks when nobody is inside: loom checks it.
             work.with_mut(|work| unsafe { *work += 1 });
-            place.store(Place::load(place, Relaxed) - INSIDE, Release);
+            place.store(SlotState::load(place, Relaxed) - INSIDE, Release);
         }
 
         /// As `close` and then `open`.
@@ -209,7 +209,7 @@ mod model {
             callers.into_iter().for_each(|caller| caller.join().unwrap());
             // Whoever had to wait at the gate has begun one call all the same.
             for thread in &model.threads[..threads] {
-                let place = Place::load(&thread.place, Relaxed);
+                let place = SlotState::load(&thread.place, Relaxed);
                 assert_eq!((begun(place), depth(place)), (calls as u64, 0));
             }
         });

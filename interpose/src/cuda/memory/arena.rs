@@ -1,8 +1,8 @@
 //! The arena: what stands behind cuMemAlloc, cuMemAllocPitch and cuMemFree.
 //!
-//! An allocation from a block's granularity on is a block of its own; a smaller one is a part of a slab. Where the arena
-//! cannot serve a call, the driver's own function does: its memory, or its error, is what the program would have got
-//! without us.
+//! An allocation from a block's granularity on is a block of its own; a smaller one is a part of a slab. Where the
+//! arena cannot serve a call, the driver's own function does: its memory, or its error, is what the program would
+//! have got without us.
 //!
 //! The lock is held to look and to note, never over a call of the driver.
 
@@ -213,7 +213,7 @@ fn allocate(owner: Owner, bytes: u64) -> Result<CUdeviceptr, CUresult> {
     }
 }
 
-/// Whose an allocation by this thread is; `None` where the driver has to answer.
+/// Owner an allocation by this thread is; `None` where the driver has to answer.
 fn owner() -> Option<Owner> {
     if !is_started() {
         return None;
@@ -228,8 +228,8 @@ fn is_of_capture(result: CUresult) -> bool {
     (FIRST..=LAST).contains(&result)
 }
 
-/// What the driver says of an allocation while a stream is being captured: its mode, and the thread's, decide, and what is
-/// forbidden spoils the capture. And after an error that stays, which every allocation fails with.
+/// What the driver says of an allocation while a stream is being captured: its mode, and the thread's, decide, and
+/// what is forbidden spoils the capture. And after an error that stays, which every allocation fails with.
 pub(super) fn permitted() -> Result<(), CUresult> {
     if stream_capture::open_captures() == 0 && !sticky::is_suspected() {
         return Ok(());

@@ -78,8 +78,8 @@ fn look(address: CUdeviceptr) -> (Option<Known>, CUdeviceptr) {
 /// Whether an address lies in memory out of which allocations are served, by us or by another process.
 fn is_shared_out(address: CUdeviceptr) -> bool {
     let registry = physical::registry();
-    registry.at(address).and_then(|(id, ..)| registry.pieces.get(&id)).is_some_and(|piece| {
-        matches!(piece.kind, RegionKind::Allocation | RegionKind::Slab | RegionKind::Pool)
+    registry.at(address).and_then(|(id, ..)| registry.allocations.get(&id)).is_some_and(|allocation| {
+        matches!(allocation.kind, RegionKind::Allocation | RegionKind::Slab | RegionKind::Pool)
     })
 }
 

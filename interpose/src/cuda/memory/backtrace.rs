@@ -1,9 +1,9 @@
 //! Where in the program device memory comes from: the calls under way when it was made.
 //!
-//! Off unless the job has `CKPT_ORIGINS=1` in its environment, for it costs some microseconds for each piece of memory
-//! (not for each small allocation). Return addresses are what is noted then; they get names while a checkpoint is staged
-//! and the program runs. The unwinder goes by the tables that code comes with, and stops where there are none (code that
-//! was generated at run time): frame pointers are not to be relied on.
+//! Off unless the job has `CKPT_ORIGINS=1` in its environment, for it costs some microseconds for each physical
+//! allocation of memory (not for each small allocation). Return addresses are what is noted then; they get names
+//! while a checkpoint is staged and the program runs. The unwinder goes by the tables that code comes with, and stops
+//! where there are none (code that was generated at run time): frame pointers are not to be relied on.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -21,7 +21,7 @@ const VARIABLE: &[u8] = b"CKPT_ORIGINS";
 /// Calls of the program's that are noted, the innermost ones.
 const CALLS: usize = 16;
 /// Calls that are looked at for that, our own included.
-const LOOKED_AT: usize = 64;
+const MAX_FRAMES: usize = 64;
 /// Different stacks that a report has room for, so that it stays within a message's bounds.
 const STACKS: usize = 1024;
 
@@ -56,14 +56,14 @@ impl Backtrace {
 /// A stack as far as it was walked.
 struct Stack<'a> {
     ours: &'a Range<usize>,
-    looked_at: usize,
+    walked: usize,
     found: [usize; CALLS],
     count: usize,
 }
 
 impl<'a> Stack<'a> {
     fn of_caller(ours: &'a Range<usize>) -> Self {
-        let mut stack = Self { ours, looked_at: 0, found: [0; CALLS], count: 0 };
+        let mut stack = Self { ours, walked: 0, found: [0; CALLS], count: 0 };
         // SAFETY: `visit` gets the pointer to `stack`, which outlives the call. The unwinder reads the calling thread's
         // stack by the tables of the code on it and changes nothing.
         let _ = unsafe { _Unwind_Backtrace(visit, (&raw mut stack).cast()) };
@@ -76,12 +76,12 @@ impl<'a> Stack<'a> {
 
     /// Whether to go on.
     fn add(&mut self, address: usize) -> bool {
-        self.looked_at += 1;
+        self.walked += 1;
         if !self.ours.contains(&address) {
             self.found[self.count] = address;
             self.count += 1;
         }
-        self.count < CALLS && self.looked_at < LOOKED_AT
+        self.count < CALLS && self.walked < MAX_FRAMES
     }
 }
 
@@ -114,12 +114,16 @@ unsafe extern "C" fn visit(context: *mut Context, data: *mut c_void) -> c_int {
 }
 
 /// Finds the names of what has none yet: while the program runs, since it takes a while.
-pub(crate) fn look_up() {
+pub(crate) fn resolve_names() {
     if IS_ON.get().is_none() {
         return;
     }
-    let addresses: Vec<usize> =
-        registry().pieces.values().flat_map(|piece| piece.origin.addresses()).copied().collect();
+    let addresses: Vec<usize> = registry()
+        .allocations
+        .values()
+        .flat_map(|allocation| allocation.origin.addresses())
+        .copied()
+        .collect();
     let mut names = NAMES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for address in addresses {
         // The call itself lies before the address that it returns to.
@@ -136,16 +140,16 @@ pub(crate) fn note(report: &mut GpuReport, ids: &BTreeMap<u64, Id>) {
     let mut known = BTreeMap::new();
     let mut is_too_much = false;
     for Region { offset, origin, .. } in &mut report.regions {
-        let Some(piece) = ids.get(offset).and_then(|id| registry.pieces.get(id)) else { continue };
-        if piece.origin.addresses().is_empty() {
+        let Some(allocation) = ids.get(offset).and_then(|id| registry.allocations.get(id)) else { continue };
+        if allocation.origin.addresses().is_empty() {
             continue;
         }
         let next = known.len();
-        if next >= STACKS && !known.contains_key(&piece.origin) {
+        if next >= STACKS && !known.contains_key(&allocation.origin) {
             is_too_much = true;
             continue;
         }
-        *origin = Some(*known.entry(piece.origin.clone()).or_insert(next));
+        *origin = Some(*known.entry(allocation.origin.clone()).or_insert(next));
     }
     drop(registry);
     let names = NAMES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Physical memory that has addresses of its own: one piece, mapped into one reservation that it fills.
+//! Physical memory that has addresses of its own: one physical allocation, mapped into one reservation that it fills.
 
 use ckpt_protocol::agent::RegionKind;
 use cuda_abi::types::{CUdeviceptr, CUresult};
@@ -15,7 +15,7 @@ use cuda_abi::layout::Properties;
 pub(crate) struct Block {
     pub address: CUdeviceptr,
     pub bytes: u64,
-    pub piece: Id,
+    pub allocation: Id,
 }
 
 impl Block {
@@ -33,17 +33,17 @@ impl Block {
         relaxed(|| Self::map(physical::create(kind, bytes, properties)?, bytes, allow))
     }
 
-    /// The same of a piece that is there. The caller's reference to it goes, whatever comes of it.
+    /// The same of a physical allocation that is there. The caller's reference to it goes, whatever comes of it.
     ///
     /// # Errors
     /// As above.
     pub fn map(
-        piece: Id,
+        allocation: Id,
         bytes: u64,
         allow: impl FnOnce(&Self) -> Result<(), CUresult>,
     ) -> Result<Self, CUresult> {
-        let block = Self::reserve_and_map(piece, bytes);
-        physical::release(piece);
+        let block = Self::reserve_and_map(allocation, bytes);
+        physical::release(allocation);
         let block = block?;
         allow(&block).inspect_err(|_| {
             give_back(block.address, bytes);
@@ -51,15 +51,15 @@ impl Block {
         Ok(block)
     }
 
-    fn reserve_and_map(piece: Id, bytes: u64) -> Result<Self, CUresult> {
+    fn reserve_and_map(allocation: Id, bytes: u64) -> Result<Self, CUresult> {
         let address = reserve(bytes)?;
-        physical::map(piece, address, bytes).inspect_err(|_| free_addresses(address, bytes))?;
-        Ok(Self { address, bytes, piece })
+        physical::map(allocation, address, bytes).inspect_err(|_| free_addresses(address, bytes))?;
+        Ok(Self { address, bytes, allocation })
     }
 
     /// Gives memory and addresses back to the driver. Nothing that is submitted may use it any more.
     pub fn give_back(self) {
-        published::withdraw(self.piece);
+        published::withdraw(self.allocation);
         relaxed(|| give_back(self.address, self.bytes));
     }
 }

@@ -3,12 +3,12 @@
 //! That memory is the driver's own, which knows nothing of what our pools and slabs hold and nobody uses: without us it
 //! would have been free. So it is given back where a graph needs it:
 //!
-//! - Before a graph that allocates is made executable, uploaded, or launched for the first time, if its device has less
-//!   free than the graph's nodes allocate. A driver makes that memory at one of these calls (CUDA C++ programming guide,
-//!   "Graph Memory Nodes", "Physical Memory Footprint"), and keeps it until cuDeviceGraphMemTrim.
+//! - Before a graph that allocates is made executable, uploaded, or launched for the first time, if its device has
+//!   less free than the graph's nodes allocate. A driver makes that memory at one of these calls (CUDA C++
+//!   programming guide, "Graph Memory Nodes", "Physical Memory Footprint"), and keeps it until cuDeviceGraphMemTrim.
 //! - When a call failed for lack of memory that had done nothing: making a node, capturing one, making a graph
-//!   executable, uploading it. It is made once more then. A launch is not: what of it had been submitted nobody can tell.
-//!   But the program's own next try may succeed.
+//!   executable, uploading it. It is made once more then. A launch is not: what of it had been submitted nobody can
+//!   tell. But the program's own next try may succeed.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_ulonglong};
@@ -64,7 +64,8 @@ fn make_room_on(devices: impl IntoIterator<Item = c_int>) -> bool {
     relaxed(|| devices.into_iter().fold(false, |is_any, device| make_room(device) | is_any))
 }
 
-/// Makes a call; if it fails for lack of memory, has done nothing, and there is some to be had on the devices, once more.
+/// Makes a call; if it fails for lack of memory, has done nothing, and there is some to be had on the devices, once
+/// more.
 fn retried(
     call: impl Fn() -> CUresult,
     has_done_nothing: impl FnOnce() -> bool,
@@ -205,8 +206,8 @@ fn is_capturing(stream: CUstream) -> bool {
 
 // ---- graphs ----
 
-/// What the nodes of a graph allocate. Some may share memory, so it may be less that they need. Child graphs hardly ever
-/// have such nodes, and are not looked at.
+/// What the nodes of a graph allocate. Some may share memory, so it may be less that they need. Child graphs hardly
+/// ever have such nodes, and are not looked at.
 fn needs_of(graph: CUgraph) -> Needs {
     let mut needs = Needs::new();
     if !HAS_NODES.load(Relaxed) || !is_started() {

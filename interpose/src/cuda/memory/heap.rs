@@ -1,8 +1,8 @@
 //! Small parts out of large ranges: best fit, and neighbours join when they come back.
 //!
-//! Everything takes a time that grows with the logarithm of the number of free parts, and what is in use costs nothing.
-//! (The crate offset-allocator is faster still, but it sets aside about 30 bytes for every part that a range could have at
-//! most, in use or not: 5 % of the memory, and all of it would be in each dump.)
+//! Everything takes a time that grows with the logarithm of the number of free parts, and what is in use costs
+//! nothing. (The crate offset-allocator is faster still, but it sets aside about 30 bytes for every part that a range
+//! could have at most, in use or not: 5 % of the memory, and all of it would be in each dump.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,8 +39,8 @@ impl Heap {
         Some(start)
     }
 
-    /// Puts a part back and joins it with its free neighbours inside of the range that it is from; says how long the free part
-    /// is that it has become.
+    /// Puts a part back and joins it with its free neighbours inside of the range that it is from; says how long the
+    /// free part is that it has become.
     pub fn give(&mut self, start: u64, length: u64, range: std::ops::Range<u64>) -> u64 {
         let (mut start, mut end) = (start, start + length);
         if let Some((&before, &length)) = self.free.range(range.start..start).next_back()

@@ -4,21 +4,21 @@
 //! ```text
 //! owner                         launcher                      importer
 //!   cuIpcGetMemHandle
-//!     exports the piece
+//!     exports the physical allocation
 //!     Publish{key} + memory --->
 //!   (the program passes the handle, which is ours and has the key in it)
 //!                                        <--- Fetch{key}  cuIpcOpenMemHandle
-//!                                        ---> memory        maps the piece
+//!                                        ---> memory        maps the physical allocation
 //!                                        <--- Withdraw    cuIpcCloseMemHandle, the last one
 //!   cuMemFree: Withdraw ------>
 //! ```
 //!
-//! A piece is published once, as a whole: whoever opens an allocation of it may reach its neighbours, as with the
-//! driver's own IPC.
+//! A physical allocation is published once, as a whole: whoever opens an allocation of it may reach its neighbours,
+//! as with the driver's own IPC.
 //!
-//! Over a checkpoint an owner's piece is saved as any other, and an importer's is not: it is unmapped with all the
-//! others and fetched again. In a job that runs on the launcher has kept it; in one that is resumed each agent first
-//! publishes what is its own and then fetches what is not, so that nobody waits for who waits.
+//! Over a checkpoint an owner's physical allocation is saved as any other, and an importer's is not: it is unmapped
+//! with all the others and fetched again. In a job that runs on the launcher has kept it; in one that is resumed each
+//! agent first publishes what is its own and then fetches what is not, so that nobody waits for who waits.
 //!
 //! | module | does |
 //! |---|---|
@@ -55,20 +55,20 @@ use crate::link::Link;
 use cuda_abi::layout::{Access, Properties};
 use handle::Handle;
 use opened::{Closed, Import, imports};
-use published::{key_of, published, tell};
+use published::{key_of, published, send_notices};
 
 pub(crate) use opened::Allocation as OpenedAllocation;
 
-use launcher::{OWNER_PATIENCE, Trouble, connect, line, tried};
+use launcher::{OWNER_TIMEOUT, ShareError, connect, notices, tried};
 
 /// The one flag that cuIpcOpenMemHandle has and needs.
 const LAZY_ENABLE_PEER_ACCESS: c_uint = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
 
 const MAP_FAILED: CUresult = Error::CUDA_ERROR_MAP_FAILED as CUresult;
 
-/// An allocation of this process, and where it is in its piece.
+/// An allocation of this process, and where it is in its physical allocation.
 struct Own {
-    piece: Id,
+    allocation: Id,
     offset: u64,
     bytes: u64,
 }
@@ -76,8 +76,8 @@ struct Own {
 /// The allocation that begins at an address.
 fn own(address: CUdeviceptr) -> Option<Own> {
     let found = arena::find(address).filter(|found| found.address == address)?;
-    let (piece, start, _) = physical::registry().at(address)?;
-    Some(Own { piece, offset: address - start, bytes: found.bytes })
+    let (allocation, start, _) = physical::registry().at(address)?;
+    Some(Own { allocation, offset: address - start, bytes: found.bytes })
 }
 
 /// # Safety
@@ -92,7 +92,7 @@ pub(crate) unsafe fn cuIpcGetMemHandle(
         // SAFETY: the parameters are those of our own caller.
         return unsafe { real(out, address) };
     };
-    match tried(|| share(own.piece)) {
+    match tried(|| share(own.allocation)) {
         Ok(key) => {
             let handle = Handle { key, offset: own.offset, bytes: own.bytes, owner: std::process::id() };
             let handle = CUipcMemHandle { reserved: handle.encode().map(u8::cast_signed) };
@@ -100,7 +100,7 @@ pub(crate) unsafe fn cuIpcGetMemHandle(
             unsafe { out.write_unaligned(handle) };
             SUCCESS
         }
-        Err(Trouble::Failed(result)) => result,
+        Err(ShareError::Failed(result)) => result,
         // There is no launcher that could pass the memory on: the driver says how that is with memory such as ours.
         // SAFETY: the parameters are those of our own caller.
         Err(_) => unsafe { real(out, address) },
@@ -129,9 +129,9 @@ pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
             unsafe { out.write_unaligned(address) };
             SUCCESS
         }
-        Err(Trouble::Failed(result)) => result,
-        Err(Trouble::Away) => MAP_FAILED,
-        Err(Trouble::NotYet) => INVALID_VALUE,
+        Err(ShareError::Failed(result)) => result,
+        Err(ShareError::Away) => MAP_FAILED,
+        Err(ShareError::NotYet) => INVALID_VALUE,
     }
 }
 
@@ -177,27 +177,30 @@ pub(crate) fn context_removed(context: CUcontext) {
     gone.into_iter().for_each(give_back);
 }
 
-/// Publishes a piece, if it is not; returns its key.
-fn share(piece: Id) -> Result<Key, Trouble> {
+/// Publishes a physical allocation, if it is not; returns its key.
+fn share(allocation: Id) -> Result<Key, ShareError> {
     let shared = fork::while_none(|| {
-        if let Some(key) = published().get(&piece) {
+        if let Some(key) = published().get(&allocation) {
             return Ok(*key);
         }
-        let found = physical::registry().pieces.get(&piece).map(|piece| (piece.handle, piece.bytes));
+        let found = physical::registry()
+            .allocations
+            .get(&allocation)
+            .map(|allocation| (allocation.handle, allocation.bytes));
         let (handle, bytes) = found.ok_or(INVALID_VALUE)?;
         let memory = physical::export(handle)?;
         let key = random_key().ok_or(OUT_OF_MEMORY)?;
         if !launcher::publish(&mut connect()?, key, bytes, &memory)? {
             return Err(OUT_OF_MEMORY.into());
         }
-        let first = *published().entry(piece).or_insert(key);
+        let first = *published().entry(allocation).or_insert(key);
         if first != key {
             // Another thread has been faster.
-            line().withdraw(key);
+            notices().withdraw(key);
         }
         Ok(first)
     });
-    tell();
+    send_notices();
     shared
 }
 
@@ -209,7 +212,7 @@ fn random_key() -> Option<Key> {
 }
 
 /// Opens an allocation in the current context; returns its address.
-fn open(handle: &Handle) -> Result<CUdeviceptr, Trouble> {
+fn open(handle: &Handle) -> Result<CUdeviceptr, ShareError> {
     let (context, device) = context::current().ok_or(INVALID_CONTEXT)?;
     arena::permitted()?;
     // CUDA driver API reference, cuIpcOpenMemHandle.
@@ -223,12 +226,12 @@ fn open(handle: &Handle) -> Result<CUdeviceptr, Trouble> {
         }
         let import = fork::while_none(|| {
             let mut launcher = connect()?;
-            let found = line().fetch(&mut launcher, handle.key, handle.owner)?;
+            let found = notices().fetch(&mut launcher, handle.key, handle.owner)?;
             let (memory, bytes) = found.ok_or(INVALID_VALUE)?;
             drop(launcher);
             import(handle, bytes, memory.as_fd(), context, device).inspect_err(|_| unmapped(handle.key))
         });
-        let import = import.inspect_err(|_| tell())?;
+        let import = import.inspect_err(|_| send_notices())?;
         let added = imports().add(import);
         if let Err(surplus) = added {
             give_back(surplus);
@@ -243,13 +246,13 @@ fn import(
     memory: BorrowedFd<'_>,
     context: CUcontext,
     device: c_int,
-) -> Result<Import, Trouble> {
+) -> Result<Import, ShareError> {
     if !handle.fits(bytes) {
         return Err(INVALID_VALUE.into());
     }
     relaxed(|| {
-        let piece = physical::import(RegionKind::Allocation, bytes, device, handle.key, memory)?;
-        let address = Block::map(piece, bytes, |block| allow(block, device))?.address;
+        let allocation = physical::import(RegionKind::Allocation, bytes, device, handle.key, memory)?;
+        let address = Block::map(allocation, bytes, |block| allow(block, device))?.address;
         Ok(Import {
             key: handle.key,
             owner: handle.owner,
@@ -261,9 +264,10 @@ fn import(
     })
 }
 
-/// Lets the context's device access a piece, and those that may access what is on the piece's own.
+/// Lets the context's device access a physical allocation, and those that may access what is on the physical
+/// allocation's own.
 fn allow(block: &Block, device: c_int) -> Result<(), CUresult> {
-    let home = home_of(block.piece).unwrap_or(device);
+    let home = home_of(block.allocation).unwrap_or(device);
     peer::grant(home, block.address, block.bytes)?;
     if home == device {
         return Ok(());
@@ -271,9 +275,9 @@ fn allow(block: &Block, device: c_int) -> Result<(), CUresult> {
     physical::set_access(block.address, block.bytes, &[Access::of(device)])
 }
 
-/// Finds out which device a piece is on, and notes it.
-fn home_of(piece: Id) -> Option<c_int> {
-    let handle = physical::registry().pieces.get(&piece)?.handle;
+/// Finds out which device a physical allocation is on, and notes it.
+fn home_of(allocation: Id) -> Option<c_int> {
+    let handle = physical::registry().allocations.get(&allocation)?.handle;
     let mut properties = Properties::of(0);
     let to = (&raw mut properties).cast();
     // SAFETY: `properties` is a local variable, and a whole structure.
@@ -281,7 +285,7 @@ fn home_of(piece: Id) -> Option<c_int> {
         return None;
     }
     let home = properties.location.id;
-    physical::registry().pieces.get_mut(&piece)?.device = home;
+    physical::registry().allocations.get_mut(&allocation)?.device = home;
     Some(home)
 }
 
@@ -289,11 +293,11 @@ fn home_of(piece: Id) -> Option<c_int> {
 fn give_back(import: Import) {
     relaxed(|| block::give_back(import.address, import.bytes));
     fork::while_none(|| unmapped(import.key));
-    tell();
+    send_notices();
 }
 
 fn unmapped(key: Key) {
-    line().unmapped(key);
+    notices().unmapped(key);
 }
 
 // Over a checkpoint, by the agent, on its own connection. Nobody is inside the gate then.
@@ -309,7 +313,7 @@ pub(crate) fn is_sharing() -> bool {
 /// Another one is not drained in time.
 pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(), MemoryError> {
     // Whoever waits for this process has to know what it has closed meanwhile. It can be told later too.
-    let _ = line().tell(launcher);
+    let _ = notices().send(launcher);
     if !is_sharing() {
         return Ok(());
     }
@@ -333,9 +337,11 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
         match launcher::fetch(launcher, key, owner.unwrap_or_else(std::process::id)) {
             Ok(Some((memory, _))) => return Ok(Some(memory)),
             Ok(None) if owner.is_none() => return Ok(None),
-            Err(Trouble::NotYet) if begun.elapsed() < OWNER_PATIENCE => std::thread::sleep(launcher::WAIT),
-            Err(Trouble::Away | Trouble::Failed(_)) => return Err(MemoryError::LauncherLost),
-            Ok(None) | Err(Trouble::NotYet) => {
+            Err(ShareError::NotYet) if begun.elapsed() < OWNER_TIMEOUT => {
+                std::thread::sleep(launcher::RETRY_INTERVAL);
+            }
+            Err(ShareError::Away | ShareError::Failed(_)) => return Err(MemoryError::LauncherLost),
+            Ok(None) | Err(ShareError::NotYet) => {
                 let owner = owner.unwrap_or_default();
                 return Err(MemoryError::OwnerNotRestored { owner });
             }
@@ -343,18 +349,21 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
     }
 }
 
-/// Publishes pieces of this process that were made anew, under the keys that they had; and tells what is still to be
-/// told.
+/// Publishes physical allocations of this process that were made anew, under the keys that they had; and tells what
+/// is still to be told.
 ///
 /// # Errors
 /// The driver's, or the launcher's.
-pub(crate) fn publish_again(launcher: &mut dyn Link, pieces: &[Id]) -> Result<(), MemoryError> {
-    let lost = |launcher::Lost| MemoryError::LauncherLost;
+pub(crate) fn republish(launcher: &mut dyn Link, allocations: &[Id]) -> Result<(), MemoryError> {
+    let lost = |launcher::ConnectionLost| MemoryError::LauncherLost;
     // It can be told later too.
-    let _ = line().tell(launcher);
-    for piece in pieces {
-        let Some(key) = key_of(*piece) else { continue };
-        let found = physical::registry().pieces.get(piece).map(|piece| (piece.handle, piece.bytes));
+    let _ = notices().send(launcher);
+    for allocation in allocations {
+        let Some(key) = key_of(*allocation) else { continue };
+        let found = physical::registry()
+            .allocations
+            .get(allocation)
+            .map(|allocation| (allocation.handle, allocation.bytes));
         let Some((handle, bytes)) = found else { continue };
         let failed = |result| MemoryError::Export(DriverError::new("cuMemExportToShareableHandle", result));
         let is_kept = fork::while_none(|| {

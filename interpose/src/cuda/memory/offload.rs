@@ -14,15 +14,15 @@ use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
 
 use super::error::{MemoryError, ParkError};
 use super::ipc::{self, published};
-use super::physical::{self, Id, Mapping, Physical, Source, registry};
+use super::physical::{self, Id, Mapping, PhysicalAllocation, Source, registry};
 use crate::cuda::driver::{self, DriverError, check};
 use crate::fork;
 use crate::link::Link;
 use cuda_abi::layout::Access;
 
 /// How long memory that somebody else has taken meanwhile is waited for.
-const PATIENCE: Duration = Duration::from_secs(20);
-const LOOK: Duration = Duration::from_millis(50);
+const OUT_OF_MEMORY_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What parking came to.
 #[derive(Default)]
@@ -32,8 +32,8 @@ pub(crate) struct Parked {
     pub refusal: Option<ParkError>,
 }
 
-/// Hands the memory of pieces to the launcher, which keeps it alive: all that the driver exports. Where the launcher has
-/// not room for all, it keeps none.
+/// Hands the memory of physical allocations to the launcher, which keeps it alive: all that the driver exports. Where
+/// the launcher has not room for all, it keeps none.
 pub(crate) fn park(ids: &[Id], link: &mut dyn Link) -> Parked {
     let mut parked = Parked::default();
     let mut count = 0;
@@ -48,12 +48,12 @@ pub(crate) fn park(ids: &[Id], link: &mut dyn Link) -> Parked {
         let known = match handed_over {
             Ok(known) => known,
             Err(refusal) => {
-                registry().pieces.values_mut().for_each(|piece| piece.parked = None);
+                registry().allocations.values_mut().for_each(|allocation| allocation.parked = None);
                 return Parked { bytes: 0, refusal: Some(refusal) };
             }
         };
         for (id, bytes) in known {
-            note(id, |piece| piece.parked = Some(count));
+            note(id, |allocation| allocation.parked = Some(count));
             count += 1;
             parked.bytes += bytes;
         }
@@ -71,7 +71,7 @@ struct Exported {
 fn export(ids: &[Id]) -> (Vec<Exported>, Option<ParkError>) {
     let (mut exported, mut refusal) = (Vec::with_capacity(ids.len()), None);
     for id in ids {
-        let known = registry().pieces.get(id).map(|piece| (piece.handle, piece.bytes));
+        let known = registry().allocations.get(id).map(|allocation| (allocation.handle, allocation.bytes));
         let Some((handle, bytes)) = known else { continue };
         match physical::export(handle) {
             Ok(descriptor) => exported.push(Exported { id: *id, bytes, descriptor }),
@@ -96,39 +96,39 @@ fn hand_over(exported: &[Exported], link: &mut dyn Link) -> Result<(), ParkError
     }
 }
 
-/// Takes pieces off the device. All work on them has ended.
+/// Takes physical allocations off the device. All work on them has ended.
 ///
 /// # Errors
 /// The driver refuses; what was taken off so far is brought back by the functions below.
-pub(crate) fn take_off(ids: &[Id]) -> Result<(), DriverError> {
+pub(crate) fn release(ids: &[Id]) -> Result<(), DriverError> {
     for id in ids {
         let (handle, mappings) = {
             let registry = registry();
-            let Some(piece) = registry.pieces.get(id) else { continue };
+            let Some(allocation) = registry.allocations.get(id) else { continue };
             let ranges: Vec<_> =
-                piece.mappings.iter().map(|mapping| (mapping.address, mapping.bytes)).collect();
-            (piece.handle, ranges)
+                allocation.mappings.iter().map(|mapping| (mapping.address, mapping.bytes)).collect();
+            (allocation.handle, ranges)
         };
         for (address, bytes) in mappings {
             // SAFETY: the range is one whole mapping of ours, and nothing runs on the device.
             check("cuMemUnmap", unsafe { driver::cuMemUnmap(address, bytes as usize) })?;
-            note(*id, |piece| set_mapped(piece, address, false));
+            note(*id, |allocation| set_mapped(allocation, address, false));
         }
         // SAFETY: the handle is the registry's; nobody uses it while the process is being saved.
         check("cuMemRelease", unsafe { driver::cuMemRelease(handle) })?;
-        note(*id, |piece| piece.handle = 0);
+        note(*id, |allocation| allocation.handle = 0);
     }
     Ok(())
 }
 
-fn note(id: Id, change: impl FnOnce(&mut Physical)) {
-    if let Some(piece) = registry().pieces.get_mut(&id) {
-        change(piece);
+fn note(id: Id, change: impl FnOnce(&mut PhysicalAllocation)) {
+    if let Some(allocation) = registry().allocations.get_mut(&id) {
+        change(allocation);
     }
 }
 
-fn set_mapped(piece: &mut Physical, address: CUdeviceptr, is_mapped: bool) {
-    for mapping in piece.mappings.iter_mut().filter(|mapping| mapping.address == address) {
+fn set_mapped(allocation: &mut PhysicalAllocation, address: CUdeviceptr, is_mapped: bool) {
+    for mapping in allocation.mappings.iter_mut().filter(|mapping| mapping.address == address) {
         mapping.is_mapped = is_mapped;
     }
 }
@@ -136,10 +136,10 @@ fn set_mapped(piece: &mut Physical, address: CUdeviceptr, is_mapped: bool) {
 /// Takes parked memory up again; what the launcher or the driver refuses stays to be made anew.
 pub(crate) fn unpark(link: &mut dyn Link) {
     let mut waiting: Vec<(usize, Id)> = registry()
-        .pieces
+        .allocations
         .iter()
-        .filter(|(_, piece)| piece.handle == 0)
-        .filter_map(|(id, piece)| Some((piece.parked?, *id)))
+        .filter(|(_, allocation)| allocation.handle == 0)
+        .filter_map(|(id, allocation)| Some((allocation.parked?, *id)))
         .collect();
     waiting.sort_unstable();
     for batch in waiting.chunks(MOST) {
@@ -155,15 +155,15 @@ pub(crate) fn unpark(link: &mut dyn Link) {
         }
         for ((_, id), handle) in batch.iter().zip(handles) {
             if let Ok(handle) = handle {
-                note(*id, |piece| piece.handle = handle);
+                note(*id, |allocation| allocation.handle = handle);
             }
         }
     }
 }
 
-/// Whose memory that is shared with other processes.
+/// Owner memory that is shared with other processes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum Owner {
     Own,
     Others,
 }
@@ -173,14 +173,14 @@ pub(crate) enum Whose {
 ///
 /// # Errors
 /// What belongs to others does not come, or the driver refuses it.
-pub(crate) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Result<(), MemoryError> {
+pub(crate) fn claim_shared(owner: Owner, link: &mut dyn Link) -> Result<(), MemoryError> {
     let missing: Vec<(Id, Key)> = registry()
-        .pieces
+        .allocations
         .iter()
-        .filter(|(_, piece)| piece.handle == 0)
-        .filter_map(|(id, piece)| match (&piece.source, whose) {
-            (Source::Shared(key), Whose::Others) => Some((*id, *key)),
-            (Source::Created(_), Whose::Own) => Some((*id, published::key_of(*id)?)),
+        .filter(|(_, allocation)| allocation.handle == 0)
+        .filter_map(|(id, allocation)| match (&allocation.source, owner) {
+            (Source::Shared(key), Owner::Others) => Some((*id, *key)),
+            (Source::Created(_), Owner::Own) => Some((*id, published::key_of(*id)?)),
             _ => None,
         })
         .collect();
@@ -194,39 +194,40 @@ pub(crate) fn take_up_shared(whose: Whose, link: &mut dyn Link) -> Result<(), Me
                 .map_err(|result| DriverError::new("cuMemImportFromShareableHandle", result).into())
         };
         // What is waited for may take long, which no fork is to wait for.
-        let handle = if whose == Whose::Own { fork::while_none(&mut take_up) } else { take_up() };
+        let handle = if owner == Owner::Own { fork::while_none(&mut take_up) } else { take_up() };
         if let Some(handle) = handle? {
-            note(id, |piece| piece.handle = handle);
+            note(id, |allocation| allocation.handle = handle);
         }
     }
     Ok(())
 }
 
-/// Makes anew what is off the device and was not taken up; returns which pieces that are: their content is to be copied.
+/// Makes anew what is off the device and was not taken up; returns which physical allocations that are: their content
+/// is to be copied.
 ///
 /// # Errors
 /// There is not enough memory on the device, for a while.
-pub(crate) fn make_anew() -> Result<Vec<Id>, DriverError> {
+pub(crate) fn recreate() -> Result<Vec<Id>, DriverError> {
     let missing: Vec<_> = registry()
-        .pieces
+        .allocations
         .iter()
-        .filter(|(_, piece)| piece.handle == 0)
-        .filter_map(|(id, piece)| match &piece.source {
-            Source::Created(properties) => Some((*id, piece.bytes, *properties)),
+        .filter(|(_, allocation)| allocation.handle == 0)
+        .filter_map(|(id, allocation)| match &allocation.source {
+            Source::Created(properties) => Some((*id, allocation.bytes, *properties)),
             Source::Shared(_) | Source::Unknown => None,
         })
         .collect();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + OUT_OF_MEMORY_TIMEOUT;
     let mut made = Vec::with_capacity(missing.len());
     for (id, bytes, properties) in missing {
         let handle = loop {
             match driver::retry(|| physical::create_handle(bytes, &properties)) {
                 Ok(handle) => break handle,
-                Err(result) if is_out_of_memory(result) && Instant::now() < deadline => sleep(LOOK),
+                Err(result) if is_out_of_memory(result) && Instant::now() < deadline => sleep(POLL_INTERVAL),
                 Err(result) => return Err(DriverError::new("cuMemCreate", result)),
             }
         };
-        note(id, |piece| piece.handle = handle);
+        note(id, |allocation| allocation.handle = handle);
         made.push(id);
     }
     Ok(made)
@@ -236,19 +237,19 @@ fn is_out_of_memory(result: CUresult) -> bool {
     result == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as CUresult
 }
 
-/// Maps pieces that have a handle again. With `for_copies`, their own device may read and write them until
-/// [`restrict`] is called.
+/// Maps physical allocations that have a handle again. With `for_copies`, their own device may read and write them
+/// until [`restrict`] is called.
 ///
 /// # Errors
 /// The driver's.
-pub(crate) fn map_again(for_copies: &[Id]) -> Result<(), DriverError> {
+pub(crate) fn remap(for_copies: &[Id]) -> Result<(), DriverError> {
     let waiting: Vec<_> = {
         let registry = registry();
-        let of = |(id, piece): (&Id, &Physical)| {
-            let unmapped = piece.mappings.iter().filter(|mapping| !mapping.is_mapped).cloned();
-            (*id, piece.handle, piece.device, unmapped.collect::<Vec<Mapping>>())
+        let of = |(id, allocation): (&Id, &PhysicalAllocation)| {
+            let unmapped = allocation.mappings.iter().filter(|mapping| !mapping.is_mapped).cloned();
+            (*id, allocation.handle, allocation.device, unmapped.collect::<Vec<Mapping>>())
         };
-        registry.pieces.iter().filter(|(_, piece)| piece.handle != 0).map(of).collect()
+        registry.allocations.iter().filter(|(_, allocation)| allocation.handle != 0).map(of).collect()
     };
     for (id, handle, device, mappings) in waiting {
         for Mapping { address, bytes, mut access, .. } in mappings {
@@ -256,7 +257,7 @@ pub(crate) fn map_again(for_copies: &[Id]) -> Result<(), DriverError> {
                 // SAFETY: the range is reserved for this mapping, and nothing is mapped in it.
                 check("cuMemMap", unsafe { driver::cuMemMap(address, bytes as usize, 0, handle, 0) })
             })?;
-            note(id, |piece| set_mapped(piece, address, true));
+            note(id, |allocation| set_mapped(allocation, address, true));
             if for_copies.binary_search(&id).is_ok() {
                 access.retain(|one| !one.is_of_same(&Access::of(device)));
                 access.push(Access::of(device));
@@ -267,14 +268,16 @@ pub(crate) fn map_again(for_copies: &[Id]) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Takes back what [`map_again`] has allowed for copies.
+/// Takes back what [`remap`] has allowed for copies.
 ///
 /// # Errors
 /// The driver's.
 pub(crate) fn restrict(ids: &[Id]) -> Result<(), DriverError> {
     let restricted: Vec<_> = {
         let registry = registry();
-        let of = |id: &Id| registry.pieces.get(id).map(|piece| (piece.device, piece.mappings.clone()));
+        let of = |id: &Id| {
+            registry.allocations.get(id).map(|allocation| (allocation.device, allocation.mappings.clone()))
+        };
         ids.iter().filter_map(of).collect()
     };
     for (device, mappings) in restricted {
@@ -302,22 +305,22 @@ fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(),
     })
 }
 
-/// A piece where its own device can read and write all of it.
-pub(crate) struct View {
+/// A physical allocation where its own device can read and write all of it.
+pub(crate) struct MappedView {
     pub address: CUdeviceptr,
     bytes: u64,
     /// It was made for this.
     is_temporary: bool,
 }
 
-impl View {
+impl MappedView {
     /// Finds the mapping, or makes one for the time being.
     ///
     /// # Errors
     /// The driver's.
-    pub fn of(piece: &Seen) -> Result<Self, DriverError> {
-        let bytes = piece.bytes;
-        if let Some(address) = piece.address {
+    pub fn of(allocation: &AllocationInfo) -> Result<Self, DriverError> {
+        let bytes = allocation.bytes;
+        if let Some(address) = allocation.address {
             return Ok(Self { address, bytes, is_temporary: false });
         }
         let mut address = 0;
@@ -325,19 +328,19 @@ impl View {
         let reserved = unsafe { driver::cuMemAddressReserve(&raw mut address, bytes as usize, 0, 0, 0) };
         check("cuMemAddressReserve", reserved)?;
         // SAFETY: the range was reserved just now.
-        let mapped = unsafe { driver::cuMemMap(address, bytes as usize, 0, piece.handle, 0) };
+        let mapped = unsafe { driver::cuMemMap(address, bytes as usize, 0, allocation.handle, 0) };
         if let Err(error) = check("cuMemMap", mapped) {
             // SAFETY: as above; nothing is mapped in it.
             unsafe { driver::cuMemAddressFree(address, bytes as usize) };
             return Err(error);
         }
         let view = Self { address, bytes, is_temporary: true };
-        set_access(address, bytes, &[Access::of(piece.device)])?;
+        set_access(address, bytes, &[Access::of(allocation.device)])?;
         Ok(view)
     }
 }
 
-impl Drop for View {
+impl Drop for MappedView {
     fn drop(&mut self) {
         if self.is_temporary {
             let (address, bytes) = (self.address, self.bytes as usize);
@@ -352,8 +355,8 @@ impl Drop for View {
     }
 }
 
-/// What has to be known of a piece to look at it.
-pub(crate) struct Seen {
+/// What has to be known of a physical allocation to look at it.
+pub(crate) struct AllocationInfo {
     pub id: Id,
     pub bytes: u64,
     pub device: i32,
@@ -362,15 +365,15 @@ pub(crate) struct Seen {
     pub address: Option<CUdeviceptr>,
 }
 
-impl Seen {
-    /// Of a piece that is on the device.
-    pub fn of(id: Id, piece: &Physical, is_for_copies: bool) -> Self {
+impl AllocationInfo {
+    /// Of a physical allocation that is on the device.
+    pub fn of(id: Id, allocation: &PhysicalAllocation, is_for_copies: bool) -> Self {
         let is_whole = |mapping: &&Mapping| {
             mapping.is_mapped
-                && mapping.bytes == piece.bytes
-                && (is_for_copies || mapping.access.iter().any(|access| access.is_all_for(piece.device)))
+                && mapping.bytes == allocation.bytes
+                && (is_for_copies || mapping.access.iter().any(|access| access.is_all_for(allocation.device)))
         };
-        let address = piece.mappings.iter().find(is_whole).map(|mapping| mapping.address);
-        Self { id, bytes: piece.bytes, device: piece.device, handle: piece.handle, address }
+        let address = allocation.mappings.iter().find(is_whole).map(|mapping| mapping.address);
+        Self { id, bytes: allocation.bytes, device: allocation.device, handle: allocation.handle, address }
     }
 }

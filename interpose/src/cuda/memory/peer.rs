@@ -1,7 +1,7 @@
 //! Access of one device to another's memory.
 //!
-//! The driver's own peer access holds for memory of cuMemAlloc and not for what is mapped. So what the program enables is
-//! noted, and given to each mapping of the arena.
+//! The driver's own peer access holds for memory of cuMemAlloc and not for what is mapped. So what the program
+//! enables is noted, and given to each mapping of the arena.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -141,6 +141,12 @@ fn set_for_all(device: c_int, access: Access) -> Result<(), CUresult> {
 fn mappings_on(device: c_int) -> Vec<(CUdeviceptr, u64)> {
     let registry = physical::registry();
     let is_meant = |kind| matches!(kind, RegionKind::Allocation | RegionKind::Slab);
-    let pieces = registry.pieces.values().filter(|piece| piece.device == device && is_meant(piece.kind));
-    pieces.flat_map(|piece| &piece.mappings).map(|mapping| (mapping.address, mapping.bytes)).collect()
+    let allocations = registry
+        .allocations
+        .values()
+        .filter(|allocation| allocation.device == device && is_meant(allocation.kind));
+    allocations
+        .flat_map(|allocation| &allocation.mappings)
+        .map(|mapping| (mapping.address, mapping.bytes))
+        .collect()
 }

@@ -1,9 +1,9 @@
 //! Physical device memory that is ours to take off the device and to bring back under the same addresses.
 //!
-//! Everything that the program gets from us as device memory is a piece of physical memory (cuMemCreate) that is
-//! mapped into addresses which the process keeps (cuMemAddressReserve): allocations, slabs of small ones, pools, and
-//! what the program makes itself by the same calls. This module knows each piece, where it is mapped and who may
-//! access it; its users know what it is for.
+//! Everything that the program gets from us as device memory is a physical allocation (cuMemCreate) that is mapped
+//! into addresses which the process keeps (cuMemAddressReserve): allocations, slabs of small ones, pools, and what
+//! the program makes itself by the same calls. This module knows each physical allocation, where it is mapped and who
+//! may access it; its users know what it is for.
 //!
 //! The lock is held to look and to note, never over a call of the driver: what a call is about belongs to its caller,
 //! and while the process is being saved nobody is inside.
@@ -21,7 +21,7 @@ use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::cuda::{driver, taint};
 use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
 
-/// Names a piece of physical memory for the life of the process; never 0, never used again.
+/// Names a physical allocation for the life of the process; never 0, never used again.
 pub(crate) type Id = u64;
 
 /// Where the physical memory comes from when it is made anew.
@@ -35,7 +35,7 @@ pub(crate) enum Source {
     Unknown,
 }
 
-/// A range of addresses that shows the beginning of a piece.
+/// A range of addresses that shows the beginning of a physical allocation.
 #[derive(Clone)]
 pub(crate) struct Mapping {
     pub address: CUdeviceptr,
@@ -46,8 +46,8 @@ pub(crate) struct Mapping {
     pub is_mapped: bool,
 }
 
-/// A piece of physical memory.
-pub(crate) struct Physical {
+/// A physical allocation.
+pub(crate) struct PhysicalAllocation {
     pub kind: RegionKind,
     pub device: c_int,
     pub bytes: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Physical {
     pub mappings: Vec<Mapping>,
     /// How often its owner has yet to let go of it. Without references it lives until it is mapped nowhere.
     pub references: u32,
-    /// The call because of which it cannot be saved, which counts as a taint while the piece lives.
+    /// The call because of which it cannot be saved, which counts as a taint while the physical allocation lives.
     pub obstacle: Option<&'static str>,
     /// What the mirror has of it.
     pub mirrored: Mirrored,
@@ -67,7 +67,7 @@ pub(crate) struct Physical {
     pub origin: Backtrace,
 }
 
-/// Where a piece's content is in the mirror, and what is known of that content.
+/// Where a physical allocation's content is in the mirror, and what is known of that content.
 #[derive(Default, Clone)]
 pub(crate) struct Mirrored {
     /// In bytes; `None` if the mirror has no place for it.
@@ -78,14 +78,14 @@ pub(crate) struct Mirrored {
 
 #[derive(Default)]
 pub(crate) struct Registry {
-    pub pieces: BTreeMap<Id, Physical>,
-    /// Which piece is mapped at an address, and how far.
+    pub allocations: BTreeMap<Id, PhysicalAllocation>,
+    /// Which physical allocation is mapped at an address, and how far.
     by_address: BTreeMap<CUdeviceptr, (u64, Id)>,
     last_id: Id,
 }
 
 static REGISTRY: Mutex<Registry> =
-    Mutex::new(Registry { pieces: BTreeMap::new(), by_address: BTreeMap::new(), last_id: 0 });
+    Mutex::new(Registry { allocations: BTreeMap::new(), by_address: BTreeMap::new(), last_id: 0 });
 
 /// For a look or a note; not to be held over a call of the driver.
 pub(crate) fn registry() -> MutexGuard<'static, Registry> {
@@ -97,25 +97,29 @@ fn checked(result: CUresult) -> Result<(), CUresult> {
 }
 
 impl Registry {
-    fn add(&mut self, piece: Physical) -> Id {
+    fn add(&mut self, allocation: PhysicalAllocation) -> Id {
         self.last_id += 1;
-        self.pieces.insert(self.last_id, piece);
+        self.allocations.insert(self.last_id, allocation);
         self.last_id
     }
 
-    /// The piece that is mapped at an address, and the start and length of that mapping.
+    /// The physical allocation that is mapped at an address, and the start and length of that mapping.
     pub fn at(&self, address: CUdeviceptr) -> Option<(Id, CUdeviceptr, u64)> {
         let (&start, &(bytes, id)) = self.by_address.range(..=address).next_back()?;
         (address - start < bytes).then_some((id, start, bytes))
     }
 
-    /// The pieces of which something is mapped in a range, each once for each mapping.
-    pub fn pieces_in(&self, address: CUdeviceptr, bytes: u64) -> impl Iterator<Item = (Id, &Physical)> {
+    /// The physical allocations of which something is mapped in a range, each once for each mapping.
+    pub fn allocations_in(
+        &self,
+        address: CUdeviceptr,
+        bytes: u64,
+    ) -> impl Iterator<Item = (Id, &PhysicalAllocation)> {
         let end = address.saturating_add(bytes);
         let before = self.by_address.range(..address).next_back();
         let before = before.filter(move |(start, (bytes, _))| address - **start < *bytes && address < end);
         let inside = self.by_address.range(address..end.max(address));
-        before.into_iter().chain(inside).filter_map(|(_, (_, id))| Some((*id, self.pieces.get(id)?)))
+        before.into_iter().chain(inside).filter_map(|(_, (_, id))| Some((*id, self.allocations.get(id)?)))
     }
 
     /// The starts of the mappings that begin in a range.
@@ -125,45 +129,50 @@ impl Registry {
 
     /// Adds a reference; returns the driver's handle.
     fn retain(&mut self, id: Id) -> Option<CUmemGenericAllocationHandle> {
-        let piece = self.pieces.get_mut(&id)?;
-        piece.references += 1;
-        Some(piece.handle)
+        let allocation = self.allocations.get_mut(&id)?;
+        allocation.references += 1;
+        Some(allocation.handle)
     }
 
     /// Takes a reference away, if there is one.
     fn release(&mut self, id: Id) -> bool {
-        let Some(piece) = self.pieces.get_mut(&id).filter(|piece| piece.references > 0) else { return false };
-        piece.references -= 1;
+        let Some(allocation) = self.allocations.get_mut(&id).filter(|allocation| allocation.references > 0)
+        else {
+            return false;
+        };
+        allocation.references -= 1;
         true
     }
 
     fn note_mapping(&mut self, id: Id, mapping: Mapping) {
-        if let Some(piece) = self.pieces.get_mut(&id) {
+        if let Some(allocation) = self.allocations.get_mut(&id) {
             self.by_address.insert(mapping.address, (mapping.bytes, id));
-            piece.mappings.push(mapping);
+            allocation.mappings.push(mapping);
         }
     }
 
-    /// Takes the mappings out that begin in a range. Their pieces get a reference each.
+    /// Takes the mappings out that begin in a range. Their physical allocations get a reference each.
     fn take_mappings(&mut self, address: CUdeviceptr, bytes: u64) -> Vec<(Id, Mapping)> {
         let mut taken = Vec::new();
         for start in self.starts(address, bytes) {
             let Some((_, id)) = self.by_address.remove(&start) else { continue };
-            let Some(piece) = self.pieces.get_mut(&id) else { continue };
-            let Some(at) = piece.mappings.iter().position(|mapping| mapping.address == start) else {
+            let Some(allocation) = self.allocations.get_mut(&id) else { continue };
+            let Some(at) = allocation.mappings.iter().position(|mapping| mapping.address == start) else {
                 continue;
             };
-            piece.references += 1;
-            taken.push((id, piece.mappings.swap_remove(at)));
+            allocation.references += 1;
+            taken.push((id, allocation.mappings.swap_remove(at)));
         }
         taken
     }
 
-    /// Takes a piece out that is neither owned nor mapped.
-    fn take_dead(&mut self, id: Id) -> Option<Physical> {
-        let is_dead =
-            self.pieces.get(&id).is_some_and(|piece| piece.references == 0 && piece.mappings.is_empty());
-        is_dead.then(|| self.pieces.remove(&id))?
+    /// Takes a physical allocation out that is neither owned nor mapped.
+    fn take_dead(&mut self, id: Id) -> Option<PhysicalAllocation> {
+        let is_dead = self
+            .allocations
+            .get(&id)
+            .is_some_and(|allocation| allocation.references == 0 && allocation.mappings.is_empty());
+        is_dead.then(|| self.allocations.remove(&id))?
     }
 }
 
@@ -175,8 +184,8 @@ pub(crate) fn create(kind: RegionKind, bytes: u64, properties: &Properties) -> R
     let handle = create_handle(bytes, properties)?;
     let origin = Backtrace::here();
     let id = adopt(kind, bytes, properties.location.id, Source::Created(*properties), handle);
-    if let Some(piece) = registry().pieces.get_mut(&id) {
-        piece.origin = origin;
+    if let Some(allocation) = registry().allocations.get_mut(&id) {
+        allocation.origin = origin;
     }
     Ok(id)
 }
@@ -189,7 +198,7 @@ pub(crate) fn adopt(
     source: Source,
     handle: CUmemGenericAllocationHandle,
 ) -> Id {
-    registry().add(Physical {
+    registry().add(PhysicalAllocation {
         kind,
         device,
         bytes,
@@ -270,12 +279,12 @@ pub(crate) fn export(handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, CU
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Maps the first `bytes` bytes of a piece at an address inside a reservation. Nobody may access it yet.
+/// Maps the first `bytes` bytes of a physical allocation at an address inside a reservation. Nobody may access it yet.
 ///
 /// # Errors
 /// The driver's.
 pub(crate) fn map(id: Id, address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
-    // With a reference it is the piece's own handle until the end of the call.
+    // With a reference it is the physical allocation's own handle until the end of the call.
     let handle = registry().retain(id).ok_or(INVALID_VALUE)?;
     // SAFETY: mapping touches no memory in use; the driver checks the range.
     let result = checked(unsafe { driver::cuMemMap(address, bytes as usize, 0, handle, 0) });
@@ -316,8 +325,8 @@ pub(crate) fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) ->
     let mut registry = registry();
     for start in registry.starts(address, bytes) {
         let Some(&(_, id)) = registry.by_address.get(&start) else { continue };
-        let Some(piece) = registry.pieces.get_mut(&id) else { continue };
-        for mapping in piece.mappings.iter_mut().filter(|mapping| mapping.address == start) {
+        let Some(allocation) = registry.allocations.get_mut(&id) else { continue };
+        for mapping in allocation.mappings.iter_mut().filter(|mapping| mapping.address == start) {
             for one in access {
                 mapping.access.retain(|known| !known.is_of_same(one));
                 mapping.access.push(*one);
@@ -327,7 +336,7 @@ pub(crate) fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) ->
     Ok(())
 }
 
-/// One more reference to a piece, which will have to be released once more.
+/// One more reference to a physical allocation, which will have to be released once more.
 pub(crate) fn retain(id: Id) -> bool {
     registry().retain(id).is_some()
 }
@@ -347,23 +356,25 @@ pub(crate) fn try_release(id: Id) -> bool {
     was_there
 }
 
-/// Notes that a piece cannot be saved because of a call.
+/// Notes that a physical allocation cannot be saved because of a call.
 pub(crate) fn hinder(id: Id, call: &'static str) {
     let mut registry = registry();
     // The first one stays.
-    if let Some(piece) = registry.pieces.get_mut(&id).filter(|piece| piece.obstacle.is_none()) {
-        piece.obstacle = Some(call);
+    if let Some(allocation) =
+        registry.allocations.get_mut(&id).filter(|allocation| allocation.obstacle.is_none())
+    {
+        allocation.obstacle = Some(call);
         taint::begin(call);
     }
 }
 
-/// What was still to be done for a piece that is no more.
-fn bury(piece: Physical) {
-    if piece.handle != 0 {
+/// What was still to be done for a physical allocation that is no more.
+fn bury(allocation: PhysicalAllocation) {
+    if allocation.handle != 0 {
         // SAFETY: the handle is ours, and nobody has it any more. There is nothing to do about a failure.
-        let _ = unsafe { driver::cuMemRelease(piece.handle) };
+        let _ = unsafe { driver::cuMemRelease(allocation.handle) };
     }
-    if let Some(call) = piece.obstacle {
+    if let Some(call) = allocation.obstacle {
         taint::end(call);
     }
 }

@@ -1,22 +1,25 @@
-//! Where each piece has its place in the mirror.
+//! Where each physical allocation has its place in the mirror.
 //!
-//! A piece keeps its place as long as it lives, so that what has not changed need not be copied again. Gaps that were
-//! left by pieces that are gone are used again; when too much of the mirror is gaps, everything is placed anew, and is
-//! copied anew with that.
+//! A physical allocation keeps its place as long as it lives, so that what has not changed need not be copied again.
+//! Gaps that were left by physical allocations that are gone are used again; when too much of the mirror is gaps,
+//! everything is placed anew, and is copied anew with that.
 
 use std::collections::BTreeSet;
 
-use super::physical::{Mirrored, Physical, Registry, Source};
+use super::physical::{Mirrored, PhysicalAllocation, Registry, Source};
 
 /// Gaps may take a quarter of what is in use, and this.
 const GAPS_BYTES: u64 = 64 << 20;
 
-/// Gives every piece that is to be captured a place; returns how large the mirror has to be for that, in bytes.
+/// Gives every physical allocation that is to be captured a place; returns how large the mirror has to be for that,
+/// in bytes.
 pub(crate) fn place(registry: &mut Registry) -> u64 {
-    let pieces: Vec<&mut Physical> =
-        registry.pieces.values_mut().filter(|piece| is_captured(piece)).collect();
-    let mut places: Vec<(u64, Place<'_>)> =
-        pieces.into_iter().map(|piece| (piece.bytes, Place { mirrored: &mut piece.mirrored })).collect();
+    let allocations: Vec<&mut PhysicalAllocation> =
+        registry.allocations.values_mut().filter(|allocation| is_captured(allocation)).collect();
+    let mut places: Vec<(u64, Place<'_>)> = allocations
+        .into_iter()
+        .map(|allocation| (allocation.bytes, Place { mirrored: &mut allocation.mirrored }))
+        .collect();
     let used_bytes: u64 = places.iter().map(|(bytes, _)| bytes).sum();
     let end = fill(&mut places);
     if end <= used_bytes + used_bytes / 4 + GAPS_BYTES {
@@ -30,14 +33,14 @@ pub(crate) fn place(registry: &mut Registry) -> u64 {
 
 /// Forgets the mirror: it is another one.
 pub(crate) fn forget(registry: &mut Registry) {
-    for piece in registry.pieces.values_mut() {
-        piece.mirrored = Mirrored::default();
+    for allocation in registry.allocations.values_mut() {
+        allocation.mirrored = Mirrored::default();
     }
 }
 
 /// Memory of another process is captured there.
-pub(crate) fn is_captured(piece: &Physical) -> bool {
-    matches!(piece.source, Source::Created(_))
+pub(crate) fn is_captured(allocation: &PhysicalAllocation) -> bool {
+    matches!(allocation.source, Source::Created(_))
 }
 
 struct Place<'a> {
@@ -85,12 +88,12 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Fills, and checks that no two overlap and all lie before the end.
-    fn filled(pieces: &mut [(u64, Mirrored)]) -> u64 {
+    fn filled(allocations: &mut [(u64, Mirrored)]) -> u64 {
         let mut places: Vec<_> =
-            pieces.iter_mut().map(|(bytes, mirrored)| (*bytes, Place { mirrored })).collect();
+            allocations.iter_mut().map(|(bytes, mirrored)| (*bytes, Place { mirrored })).collect();
         let end = fill(&mut places);
         let mut taken: Vec<_> =
-            pieces.iter().map(|(bytes, mirrored)| (mirrored.offset.expect("a place"), *bytes)).collect();
+            allocations.iter().map(|(bytes, mirrored)| (mirrored.offset.expect("a place"), *bytes)).collect();
         taken.sort_unstable();
         for pair in taken.windows(2) {
             assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{taken:?}");
@@ -101,14 +104,14 @@ mod tests {
 
     #[test]
     fn a_place_is_kept_and_gaps_are_used_again() {
-        let mut pieces: Vec<_> = [2, 4, 6, 2].map(|size| (size * MIB, Mirrored::default())).into();
-        assert_eq!(filled(&mut pieces), 14 * MIB);
-        let kept = pieces[3].1.offset;
-        pieces[3].1.hashes = vec![[1, 2]];
-        pieces.remove(1);
-        pieces.extend([3, 1, 1].map(|size| (size * MIB, Mirrored::default())));
-        assert_eq!(filled(&mut pieces), 15 * MIB);
-        assert_eq!((pieces[2].1.offset, pieces[2].1.hashes.len()), (kept, 1));
+        let mut allocations: Vec<_> = [2, 4, 6, 2].map(|size| (size * MIB, Mirrored::default())).into();
+        assert_eq!(filled(&mut allocations), 14 * MIB);
+        let kept = allocations[3].1.offset;
+        allocations[3].1.hashes = vec![[1, 2]];
+        allocations.remove(1);
+        allocations.extend([3, 1, 1].map(|size| (size * MIB, Mirrored::default())));
+        assert_eq!(filled(&mut allocations), 15 * MIB);
+        assert_eq!((allocations[2].1.offset, allocations[2].1.hashes.len()), (kept, 1));
     }
 
     #[test]

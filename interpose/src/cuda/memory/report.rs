@@ -6,12 +6,12 @@ use ckpt_protocol::agent::{GpuReport, GraphMemory, Region, RegionFlags, RegionKi
 use cuda_abi::sys::{self, CUgraphMem_attribute as Attribute};
 use cuda_abi::types::CUdeviceptr;
 
-use super::physical::{Id, Physical, Source, registry};
+use super::physical::{Id, PhysicalAllocation, Source, registry};
 use super::{arena, backtrace, ipc, pool};
 use crate::cuda::result::SUCCESS;
 use crate::cuda::{context, driver};
 
-/// How many of the program's allocations lie in a piece.
+/// How many of the program's allocations lie in a physical allocation.
 fn allocations_in(kind: RegionKind, address: CUdeviceptr, bytes: u64) -> u64 {
     match kind {
         RegionKind::Allocation | RegionKind::Slab => arena::count_in(address, bytes),
@@ -23,12 +23,12 @@ fn allocations_in(kind: RegionKind, address: CUdeviceptr, bytes: u64) -> u64 {
 /// Adds to the regions what can be known once their memory is parked, or has been refused to be.
 pub(crate) fn complete(report: &mut GpuReport) {
     let registry = registry();
-    let placed = |(id, piece): (&Id, &Physical)| Some((piece.mirrored.offset?, *id));
-    let by_offset: BTreeMap<u64, Id> = registry.pieces.iter().filter_map(placed).collect();
+    let placed = |(id, allocation): (&Id, &PhysicalAllocation)| Some((allocation.mirrored.offset?, *id));
+    let by_offset: BTreeMap<u64, Id> = registry.allocations.iter().filter_map(placed).collect();
     for Region { offset, flags, .. } in &mut report.regions {
         let id = by_offset.get(offset);
-        if let Some((id, piece)) = id.and_then(|id| registry.pieces.get_key_value(id)) {
-            *flags = flags_of(*id, piece);
+        if let Some((id, allocation)) = id.and_then(|id| registry.allocations.get_key_value(id)) {
+            *flags = flags_of(*id, allocation);
         }
     }
     drop(registry);
@@ -38,28 +38,28 @@ pub(crate) fn complete(report: &mut GpuReport) {
     backtrace::note(report, &by_offset);
 }
 
-fn flags_of(id: Id, piece: &Physical) -> RegionFlags {
+fn flags_of(id: Id, allocation: &PhysicalAllocation) -> RegionFlags {
     let mut flags = RegionFlags {
-        is_parked: piece.parked.is_some(),
+        is_parked: allocation.parked.is_some(),
         is_shared: ipc::published::key_of(id).is_some(),
-        aliases: (piece.mappings.len() as u64).saturating_sub(1),
-        peers: peers_of(piece),
+        aliases: (allocation.mappings.len() as u64).saturating_sub(1),
+        peers: peers_of(allocation),
         ..RegionFlags::default()
     };
-    if let Source::Created(properties) = &piece.source {
+    if let Source::Created(properties) = &allocation.source {
         // What the arena makes it asks to be exportable itself.
-        flags.is_exportable = piece.kind == RegionKind::Program && properties.handle_types != 0;
+        flags.is_exportable = allocation.kind == RegionKind::Program && properties.handle_types != 0;
         flags.is_compressible = properties.compression != 0;
         flags.is_rdma_capable = properties.is_rdma_capable != 0;
     }
     flags
 }
 
-/// The devices other than its own that may access any mapping of a piece.
-fn peers_of(piece: &Physical) -> Vec<i32> {
+/// The devices other than its own that may access any mapping of a physical allocation.
+fn peers_of(allocation: &PhysicalAllocation) -> Vec<i32> {
     const DEVICE: u32 = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32;
-    let access = piece.mappings.iter().flat_map(|mapping| &mapping.access);
-    let is_peer = |device: &i32| *device != piece.device;
+    let access = allocation.mappings.iter().flat_map(|mapping| &mapping.access);
+    let is_peer = |device: &i32| *device != allocation.device;
     let may = access.filter(|access| access.flags != 0 && access.location.type_ == DEVICE);
     let mut peers: Vec<i32> = may.map(|access| access.location.id).filter(is_peer).collect();
     peers.sort_unstable();
@@ -67,8 +67,8 @@ fn peers_of(piece: &Physical) -> Vec<i32> {
     peers
 }
 
-/// What graphs have allocated, as the driver counts it: its own memory, which it saves itself. Devices without a context
-/// have none. To be asked of a driver that is not locked.
+/// What graphs have allocated, as the driver counts it: its own memory, which it saves itself. Devices without a
+/// context have none. To be asked of a driver that is not locked.
 pub(crate) fn graph_memory() -> Vec<GraphMemory> {
     let of = |device| GraphMemory {
         device,
@@ -99,8 +99,8 @@ mod tests {
     use crate::cuda::memory::physical::{Mapping, Mirrored};
     use cuda_abi::layout::{Access, Properties};
 
-    fn piece(kind: RegionKind, properties: Properties, access: Vec<Access>) -> Physical {
-        Physical {
+    fn allocation(kind: RegionKind, properties: Properties, access: Vec<Access>) -> PhysicalAllocation {
+        PhysicalAllocation {
             kind,
             device: 0,
             bytes: 2 << 20,
@@ -119,7 +119,7 @@ mod tests {
     fn the_properties_that_memory_was_asked_for_with_are_flags() {
         let properties =
             Properties { handle_types: 1, compression: 1, is_rdma_capable: 1, ..Properties::of(0) };
-        let flags = flags_of(u64::MAX, &piece(RegionKind::Program, properties, Vec::new()));
+        let flags = flags_of(u64::MAX, &allocation(RegionKind::Program, properties, Vec::new()));
         let wanted = RegionFlags {
             is_exportable: true,
             is_compressible: true,
@@ -128,16 +128,16 @@ mod tests {
         };
         assert_eq!(flags, wanted);
         // Of what we make ourselves the program has not asked that it can be exported.
-        let flags = flags_of(u64::MAX, &piece(RegionKind::Slab, properties, Vec::new()));
+        let flags = flags_of(u64::MAX, &allocation(RegionKind::Slab, properties, Vec::new()));
         assert_eq!(flags, RegionFlags { is_exportable: false, ..wanted });
     }
 
     #[test]
     fn peers_are_other_devices_that_may_access_it() {
         let access = vec![Access::of(3), Access::of(0), Access::none_of(2), Access::of(1)];
-        let mut piece = piece(RegionKind::Allocation, Properties::of(0), access.clone());
-        piece.mappings.push(Mapping { access, ..piece.mappings[0].clone() });
-        let flags = flags_of(u64::MAX, &piece);
+        let mut allocation = allocation(RegionKind::Allocation, Properties::of(0), access.clone());
+        allocation.mappings.push(Mapping { access, ..allocation.mappings[0].clone() });
+        let flags = flags_of(u64::MAX, &allocation);
         assert_eq!((flags.peers, flags.aliases), (vec![1, 3], 1));
     }
 }

@@ -1,7 +1,7 @@
-//! Small allocations share slabs: pieces of physical memory of some MiB.
+//! Small allocations share slabs: physical allocations of some MiB.
 //!
-//! A slab grows with what is in use, so that there are never many, and never more than a small part of what is in use is
-//! free in the newest. One empty slab stays for the next allocation; further ones go back to the device.
+//! A slab grows with what is in use, so that there are never many, and never more than a small part of what is in use
+//! is free in the newest. One empty slab stays for the next allocation; further ones go back to the device.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,12 +42,12 @@ impl Slabs {
         self.slabs.insert(slab.address, slab);
     }
 
-    /// Room for an allocation, and the piece that it is in; `None` if there is none.
+    /// Room for an allocation, and the physical allocation that it is in; `None` if there is none.
     pub fn take(&mut self, bytes: u64) -> Option<(CUdeviceptr, Id)> {
         let address = self.heap.take(bytes.checked_next_multiple_of(GRAIN_BYTES)?)?;
         let slab = self.slab_around(address)?;
         self.empty.remove(&(slab.bytes, slab.address));
-        Some((address, slab.piece))
+        Some((address, slab.allocation))
     }
 
     /// Takes an allocation's room back. What is returned is no more used and goes back to the device.
@@ -123,16 +123,16 @@ mod tests {
         }
 
         fn allocate(&mut self, bytes: u64) -> CUdeviceptr {
-            let (address, piece) = self.slabs.take(bytes).unwrap_or_else(|| {
+            let (address, allocation) = self.slabs.take(bytes).unwrap_or_else(|| {
                 let wanted = self.slabs.next_bytes(GRANULARITY);
                 assert!(wanted.is_multiple_of(GRANULARITY) && wanted <= LARGEST_BYTES);
-                let slab = Block { address: self.next, bytes: wanted, piece: self.next };
+                let slab = Block { address: self.next, bytes: wanted, allocation: self.next };
                 self.next += wanted;
                 self.given.insert(slab.address, slab);
                 self.slabs.add(slab);
                 self.slabs.take(bytes).expect("room in a new slab")
             });
-            let slab = self.given[&piece];
+            let slab = self.given[&allocation];
             assert!(address.is_multiple_of(GRAIN_BYTES));
             assert!(slab.address <= address && address + bytes <= slab.address + slab.bytes);
             let before = self.live.range(..=address).next_back();
@@ -202,7 +202,7 @@ mod tests {
         }
         assert!(sizes[..64].iter().all(|bytes| *bytes == GRANULARITY), "{sizes:?}");
         assert!(sizes.is_sorted() && sizes.last() == Some(&LARGEST_BYTES), "{sizes:?}");
-        // 5 GB in a few hundred pieces, and the newest is a small part of it.
+        // 5 GB in a few hundred physical allocations, and the newest is a small part of it.
         assert!(sizes.len() < 400, "{} slabs", sizes.len());
         assert!(device.given_bytes() <= 40_000 * (128 << 10) * 102 / 100);
     }
@@ -211,10 +211,10 @@ mod tests {
     fn the_smallest_empty_slab_stays() {
         let mut slabs = Slabs::default();
         for (address, bytes) in [(0x1000_0000, 8 << 20), (0x2000_0000, GRANULARITY), (0x3000_0000, 4 << 20)] {
-            slabs.add(Block { address, bytes, piece: address });
+            slabs.add(Block { address, bytes, allocation: address });
         }
-        let (address, piece) = slabs.take(512).expect("room");
-        assert_eq!((address, piece), (0x2000_0000, 0x2000_0000), "the fullest first");
+        let (address, allocation) = slabs.take(512).expect("room");
+        assert_eq!((address, allocation), (0x2000_0000, 0x2000_0000), "the fullest first");
         let dropped: Vec<_> = slabs.give(address, 512).into_iter().map(|slab| slab.bytes).collect();
         assert_eq!(dropped, [8 << 20, 4 << 20]);
         assert_eq!(slabs.empty_bytes(), GRANULARITY);
@@ -224,7 +224,7 @@ mod tests {
     fn nothing_fits_that_is_too_large() {
         let mut slabs = Slabs::default();
         assert_eq!(slabs.take(1), None);
-        slabs.add(Block { address: GRANULARITY, bytes: GRANULARITY, piece: 1 });
+        slabs.add(Block { address: GRANULARITY, bytes: GRANULARITY, allocation: 1 });
         assert_eq!(slabs.take(GRANULARITY + 1), None);
         assert_eq!(slabs.take(u64::MAX), None);
         assert_eq!(slabs.take(GRANULARITY), Some((GRANULARITY, 1)));

@@ -1,9 +1,9 @@
 //! Programs that manage virtual memory themselves.
 //!
 //! Their physical memory is made anew when the process comes back, and has another handle of the driver's then. So
-//! they get handles of ours, which stay: the name of the piece and a mark that no handle of the driver's has. Handles
-//! that are not ours are passed on. As with the driver, a piece has one handle, however often it is created, retained
-//! or imported, and each of these wants a release of its own.
+//! they get handles of ours, which stay: the name of the physical allocation and a mark that no handle of the
+//! driver's has. Handles that are not ours are passed on. As with the driver, a physical allocation has one handle,
+//! however often it is created, retained or imported, and each of these wants a release of its own.
 //!
 //! Nonsense is for the driver to answer, and so is memory that is not ours, which it takes off the device itself.
 //! Memory as cuMemAlloc gives it is mapped in the same way, but is not the program's to handle so.
@@ -15,7 +15,7 @@ use ckpt_protocol::agent::RegionKind;
 use cuda_abi::sys;
 use cuda_abi::types::*;
 
-use super::physical::{self, Id, Physical, Source};
+use super::physical::{self, Id, PhysicalAllocation, Source};
 use super::reclaim::make_room;
 use crate::cuda::activation::is_started;
 use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
@@ -30,20 +30,20 @@ fn handle_of(id: Id) -> CUmemGenericAllocationHandle {
     MARK | id
 }
 
-/// The piece that a handle of ours names, whether there is such a piece or not.
+/// The physical allocation that a handle of ours names, whether there is such a physical allocation or not.
 fn id_of(handle: CUmemGenericAllocationHandle) -> Option<Id> {
     let id = handle ^ MARK;
     (id >> ID_BITS == 0).then_some(id)
 }
 
-/// Whether a piece is the program's own to map and to release.
-fn is_program(piece: &Physical) -> bool {
-    piece.kind == RegionKind::Program
+/// Whether a physical allocation is the program's own to map and to release.
+fn is_program(allocation: &PhysicalAllocation) -> bool {
+    allocation.kind == RegionKind::Program
 }
 
 /// What a handle of a program's stands for.
 enum Named {
-    Piece {
+    MappedAllocation {
         id: Id,
         handle: CUmemGenericAllocationHandle,
     },
@@ -56,14 +56,17 @@ enum Named {
 fn named(handle: CUmemGenericAllocationHandle) -> Named {
     let Some(id) = id_of(handle).filter(|_| is_started()) else { return Named::Other };
     let registry = physical::registry();
-    let piece = registry.pieces.get(&id).filter(|piece| is_program(piece) && piece.references > 0);
-    piece.map_or(Named::Gone, |piece| Named::Piece { id, handle: piece.handle })
+    let allocation = registry
+        .allocations
+        .get(&id)
+        .filter(|allocation| is_program(allocation) && allocation.references > 0);
+    allocation.map_or(Named::Gone, |allocation| Named::MappedAllocation { id, handle: allocation.handle })
 }
 
 /// The driver's handle for one that a program passes.
 fn to_driver(handle: CUmemGenericAllocationHandle) -> Result<CUmemGenericAllocationHandle, CUresult> {
     match named(handle) {
-        Named::Piece { handle, .. } => Ok(handle),
+        Named::MappedAllocation { handle, .. } => Ok(handle),
         Named::Other => Ok(handle),
         Named::Gone => Err(INVALID_VALUE),
     }
@@ -71,7 +74,10 @@ fn to_driver(handle: CUmemGenericAllocationHandle) -> Result<CUmemGenericAllocat
 
 /// Whether a range has memory of ours that the program did not map itself.
 fn touches_allocations(address: CUdeviceptr, bytes: usize) -> bool {
-    is_started() && physical::registry().pieces_in(address, bytes as u64).any(|(_, piece)| !is_program(piece))
+    is_started()
+        && physical::registry()
+            .allocations_in(address, bytes as u64)
+            .any(|(_, allocation)| !is_program(allocation))
 }
 
 fn code(result: Result<(), CUresult>) -> CUresult {
@@ -125,8 +131,8 @@ pub(crate) unsafe fn cuMemRelease(
     handle: CUmemGenericAllocationHandle,
 ) -> CUresult {
     match named(handle) {
-        Named::Piece { id, .. } if physical::try_release(id) => SUCCESS,
-        Named::Piece { .. } | Named::Gone => INVALID_VALUE,
+        Named::MappedAllocation { id, .. } if physical::try_release(id) => SUCCESS,
+        Named::MappedAllocation { .. } | Named::Gone => INVALID_VALUE,
         // SAFETY: the parameters are those of our own caller.
         Named::Other => unsafe { real(handle) },
     }
@@ -146,10 +152,10 @@ pub(crate) unsafe fn cuMemMap(
     flags: c_ulonglong,
 ) -> CUresult {
     match named(handle) {
-        Named::Piece { id, .. } if offset == 0 && flags == 0 => {
+        Named::MappedAllocation { id, .. } if offset == 0 && flags == 0 => {
             code(physical::map(id, address, bytes as u64))
         }
-        Named::Piece { id, handle } => {
+        Named::MappedAllocation { id, handle } => {
             // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
             let result = unsafe { real(address, bytes, offset, handle, flags) };
             if result == SUCCESS {
@@ -232,7 +238,7 @@ pub(crate) unsafe fn cuMemRetainAllocationHandle(
         // SAFETY: the parameters are those of our own caller.
         return unsafe { real(handle, address) };
     }
-    match program_piece_at(address as CUdeviceptr) {
+    match program_allocation_at(address as CUdeviceptr) {
         Some(Some(id)) if physical::retain(id) => {
             // SAFETY: the program passes the address of a handle, which is not null.
             unsafe { handle.write_unaligned(handle_of(id)) };
@@ -244,11 +250,11 @@ pub(crate) unsafe fn cuMemRetainAllocationHandle(
     }
 }
 
-/// Whether memory of ours is mapped at an address, and which piece it is if it is the program's own.
-fn program_piece_at(address: CUdeviceptr) -> Option<Option<Id>> {
+/// Whether memory of ours is mapped at an address, and which physical allocation it is if it is the program's own.
+fn program_allocation_at(address: CUdeviceptr) -> Option<Option<Id>> {
     let registry = physical::registry();
-    let (id, piece) = registry.pieces_in(address, 1).next()?;
-    Some(is_program(piece).then_some(id))
+    let (id, allocation) = registry.allocations_in(address, 1).next()?;
+    Some(is_program(allocation).then_some(id))
 }
 
 /// # Safety
@@ -276,9 +282,10 @@ pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
     result
 }
 
-/// The kinds of handles that the program has asked for when it created a piece, without the one that was added.
+/// The kinds of handles that the program has asked for when it created a physical allocation, without the one that
+/// was added.
 fn asked_handle_types(id: Id) -> Option<u32> {
-    match physical::registry().pieces.get(&id)?.source {
+    match physical::registry().allocations.get(&id)?.source {
         Source::Created(properties) => Some(properties.handle_types),
         Source::Shared(_) | Source::Unknown => None,
     }
@@ -292,7 +299,7 @@ pub(crate) fn attribute(address: CUdeviceptr, attribute: CUpointer_attribute) ->
         Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as CUpointer_attribute;
     const BUFFER: CUpointer_attribute = Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as CUpointer_attribute;
     const BLOCK: CUpointer_attribute = Attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID as CUpointer_attribute;
-    let id = program_piece_at(address).flatten()?;
+    let id = program_allocation_at(address).flatten()?;
     match attribute {
         HANDLE_TYPES => asked_handle_types(id).map(u64::from),
         BUFFER | BLOCK => Some(handle_of(id)),
@@ -319,7 +326,7 @@ pub(crate) unsafe fn cuMemExportToShareableHandle(
     flags: c_ulonglong,
 ) -> CUresult {
     match named(handle) {
-        Named::Piece { id, handle } => {
+        Named::MappedAllocation { id, handle } => {
             let is_asked = asked_handle_types(id).is_none_or(|types| types & POSIX_DESCRIPTOR.0 != 0);
             if kind == POSIX_DESCRIPTOR && !is_asked {
                 return INVALID_VALUE;
@@ -403,7 +410,7 @@ pub(crate) unsafe fn cuMemMapArrayAsync(
             unsafe { &raw mut (*info.as_mut_ptr()).memHandle }.cast::<CUmemGenericAllocationHandle>();
         // SAFETY: the program has filled it in, with any number.
         match named(unsafe { handle.read_unaligned() }) {
-            Named::Piece { id, handle: translated } => {
+            Named::MappedAllocation { id, handle: translated } => {
                 // SAFETY: as above.
                 unsafe { handle.write_unaligned(translated) };
                 ids.push(id);
@@ -437,7 +444,8 @@ pub(crate) unsafe fn cuMemGetHandleForAddressRange(
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(handle, address, bytes, kind, flags) };
     if result == SUCCESS && is_started() {
-        let ids: Vec<Id> = physical::registry().pieces_in(address, bytes as u64).map(|(id, _)| id).collect();
+        let ids: Vec<Id> =
+            physical::registry().allocations_in(address, bytes as u64).map(|(id, _)| id).collect();
         if ids.is_empty() {
             // Not ours: when it is freed is not seen.
             taint::mark("cuMemGetHandleForAddressRange", result);

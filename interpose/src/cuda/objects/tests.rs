@@ -174,14 +174,14 @@ fn obstacles_go_with_what_they_are() {
     alone("cuda::objects::tests::obstacles_go_with_what_they_are", || {
         let own = context_on(0);
         let mut address: CUdeviceptr = 0;
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
         call!(cuMemAllocManaged(&raw mut address, 4096, 1));
-        assert!(taint::what().is_some_and(|reason| reason.contains("cuMemAllocManaged")));
+        assert!(taint::obstacle().is_some_and(|reason| reason.contains("cuMemAllocManaged")));
         call!(cuMemFree_v2(address));
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
         call!(cuMemAllocManaged(&raw mut address, 4096, 1));
         call!(cuCtxDestroy_v2(own));
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
     });
 }
 
@@ -205,7 +205,7 @@ unsafe extern "C" fn makes_with_flags<T>(out: *mut T, _: c_uint) -> CUresult {
 
 /// Whether an obstacle is told with the name of this call.
 fn is_told(call: &str) -> bool {
-    taint::what().is_some_and(|reason| reason.contains(&format!("has called {call}: ")))
+    taint::obstacle().is_some_and(|reason| reason.contains(&format!("has called {call}: ")))
 }
 
 #[test]
@@ -218,18 +218,18 @@ fn memory_semaphores_and_events_of_others_are_obstacles_while_they_are_there() {
         assert!(result == SUCCESS && is_told("cuImportExternalMemory"));
         // SAFETY: as above.
         unsafe { cuDestroyExternalMemory(says_yes, memory) };
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
         let mut semaphore: CUexternalSemaphore = null_mut();
         // SAFETY: as above.
         unsafe { cuImportExternalSemaphore(makes, &raw mut semaphore, 0x80 as *const _) };
         assert!(is_told("cuImportExternalSemaphore"));
         // SAFETY: as above.
         unsafe { cuDestroyExternalSemaphore(says_yes, semaphore) };
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
         let mut event: CUevent = null_mut();
         // SAFETY: as above.
         unsafe { cuEventCreate(makes_with_flags, &raw mut event, 0) };
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
         for _ in 0..2 {
             // SAFETY: as above.
             unsafe { cuIpcGetEventHandle(gives, null_mut(), event) };
@@ -240,7 +240,7 @@ fn memory_semaphores_and_events_of_others_are_obstacles_while_they_are_there() {
         assert!(is_told("cuIpcGetEventHandle"), "it is still there");
         // SAFETY: as above.
         unsafe { cuEventDestroy_v2(says_yes, event) };
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
     });
 }
 

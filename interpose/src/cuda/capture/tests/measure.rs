@@ -24,7 +24,7 @@ fn fastest(rounds: usize, works: &mut [&mut dyn FnMut()]) -> Vec<f64> {
     best
 }
 
-/// Plain copies of equal parts of a piece, each on a stream of its own.
+/// Plain copies of equal parts of a allocation, each on a stream of its own.
 fn plain(streams: &[Stream], copy: impl Fn(usize, CUstream) -> cuda_abi::types::CUresult) {
     for (part, stream) in streams.iter().enumerate() {
         in_context(stream.context(), || check("copy", copy(part, stream.handle))).expect("begun");
@@ -32,8 +32,8 @@ fn plain(streams: &[Stream], copy: impl Fn(usize, CUstream) -> cuda_abi::types::
     streams.iter().for_each(|stream| stream.finish().expect("copied"));
 }
 
-/// What plain copies of a piece take, the faster of one copy and of two halves at a time, beside something else. Where
-/// one copy is as fast as the bus, two are no faster; where the host copies, they are.
+/// What plain copies of a allocation take, the faster of one copy and of two halves at a time, beside something else.
+/// Where one copy is as fast as the bus, two are no faster; where the host copies, they are.
 fn beside_plain(
     streams: &[Stream; 2],
     copy: impl Fn(usize, usize, CUstream) -> cuda_abi::types::CUresult,
@@ -56,7 +56,7 @@ fn ratios() {
     let mib = std::env::var("CKPT_BENCH_MIB").map_or(64, |mib| mib.parse().expect("a number"));
     let mut job = Job::new(1, &[mib << 20]);
     let (context, bytes) = (job.contexts[0], mib << 20);
-    let (device, other) = (job.pieces[0].address, device_memory(context, bytes));
+    let (device, other) = (job.allocations[0].address, device_memory(context, bytes));
     let addresses: Vec<u64> = (0..(bytes / CHUNK) as u64).map(|chunk| device + chunk * CHUNK_BYTES).collect();
     let mut mirror = job.stage();
     assert!(mirror.shortcomings().is_empty(), "{:?}", mirror.shortcomings());
@@ -74,11 +74,11 @@ fn ratios() {
     let on_device = |_, stream| unsafe { driver::cuMemcpyDtoDAsync_v2(other, device, bytes, stream) };
 
     let capture_ratio = beside_plain(&streams, from_device, bytes, &mut || {
-        job.pieces[0].hashes.clear();
-        assert_eq!(mirror.capture(&mut job.pieces).expect("captured").concat(), vec![0..bytes as u64]);
+        job.allocations[0].hashes.clear();
+        assert_eq!(mirror.capture(&mut job.allocations).expect("captured").concat(), vec![0..bytes as u64]);
     });
     let copyback_ratio = beside_plain(&streams, to_device, bytes, &mut || {
-        mirror.copy_back(&job.pieces).expect("copied back");
+        mirror.copy_back(&job.allocations).expect("copied back");
     });
     let (alone, stream) = (&streams[..1], &streams[0]);
     let hasher = &mut mirror.hashers[0];

@@ -15,28 +15,28 @@ use crate::socket::Socket;
 /// How long a launcher that listens may take for an answer.
 const ANSWER_TIMEOUT_S: u16 = 10;
 /// The pause before something is tried again.
-pub(super) const WAIT: Duration = Duration::from_millis(20);
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// How long to look for a launcher that does not listen; the time of a checkpoint does not count.
-const LAUNCHER_PATIENCE: Duration = Duration::from_secs(60);
+const LAUNCHER_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long to wait for a process that is putting its memory back. One that loses it ends the job.
-pub(super) const OWNER_PATIENCE: Duration = Duration::from_secs(600);
+pub(super) const OWNER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The connection broke, or what came over it is no answer.
 #[derive(Debug)]
-pub(crate) struct Lost;
+pub(crate) struct ConnectionLost;
 
 /// A connection of its own, for one message. To be called inside [`crate::fork::while_none`].
-pub(super) fn connect() -> Result<Brief, Lost> {
-    let address = crate::launcher::address().filter(|address| address.exists()).ok_or(Lost)?;
-    let socket = Socket::brief().map_err(|_| Lost)?;
-    socket.connect(address).and_then(|()| socket.limit(ANSWER_TIMEOUT_S)).map_err(|_| Lost)?;
-    Ok(Brief(socket))
+pub(super) fn connect() -> Result<ShortConnection, ConnectionLost> {
+    let address = crate::launcher::address().filter(|address| address.exists()).ok_or(ConnectionLost)?;
+    let socket = Socket::brief().map_err(|_| ConnectionLost)?;
+    socket.connect(address).and_then(|()| socket.limit(ANSWER_TIMEOUT_S)).map_err(|_| ConnectionLost)?;
+    Ok(ShortConnection(socket))
 }
 
 /// A connection that ends with it.
-pub(super) struct Brief(Socket);
+pub(super) struct ShortConnection(Socket);
 
-impl Link for Brief {
+impl Link for ShortConnection {
     fn ask(&mut self, message: &FromAgent, with: &[BorrowedFd<'_>]) -> Option<(ToAgent, Vec<OwnedFd>)> {
         Conversation::new(&self.0).ask(message, with)
     }
@@ -44,7 +44,7 @@ impl Link for Brief {
 
 /// Why something was not done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(super) enum ShareError {
     /// It cannot be done.
     Failed(CUresult),
     /// The launcher does not listen: there may be a checkpoint.
@@ -53,55 +53,55 @@ pub(super) enum Trouble {
     NotYet,
 }
 
-impl From<CUresult> for Trouble {
+impl From<CUresult> for ShareError {
     fn from(result: CUresult) -> Self {
         Self::Failed(result)
     }
 }
 
-impl From<Lost> for Trouble {
-    fn from(Lost: Lost) -> Self {
+impl From<ConnectionLost> for ShareError {
+    fn from(ConnectionLost: ConnectionLost) -> Self {
         Self::Away
     }
 }
 
 /// Tries something that needs the launcher until it works or there is no hope. It waits outside of the gate: what is
 /// waited for may be a checkpoint of this very process. So each try begins from nothing.
-pub(super) fn tried<T>(mut attempt: impl FnMut() -> Result<T, Trouble>) -> Result<T, Trouble> {
+pub(super) fn tried<T>(mut attempt: impl FnMut() -> Result<T, ShareError>) -> Result<T, ShareError> {
     let (mut away, mut not_yet) = (Duration::ZERO, Duration::ZERO);
     loop {
         let begun = Instant::now();
-        let trouble = match attempt() {
-            Err(trouble @ (Trouble::Away | Trouble::NotYet)) => trouble,
+        let error = match attempt() {
+            Err(error @ (ShareError::Away | ShareError::NotYet)) => error,
             done => return done,
         };
-        let (waited, most) = match trouble {
-            Trouble::Away if crate::launcher::address().is_none() => return Err(trouble),
-            Trouble::Away => (&mut away, LAUNCHER_PATIENCE),
-            _ => (&mut not_yet, OWNER_PATIENCE),
+        let (waited, most) = match error {
+            ShareError::Away if crate::launcher::address().is_none() => return Err(error),
+            ShareError::Away => (&mut away, LAUNCHER_TIMEOUT),
+            _ => (&mut not_yet, OWNER_TIMEOUT),
         };
-        *waited += begun.elapsed() + WAIT;
+        *waited += begun.elapsed() + RETRY_INTERVAL;
         if *waited > most {
-            return Err(trouble);
+            return Err(error);
         }
-        gate::outside(|| std::thread::sleep(WAIT));
+        gate::outside(|| std::thread::sleep(RETRY_INTERVAL));
     }
 }
 
-/// Asks for memory. `Ok(None)`: there is none under that key, for good; [`Trouble::NotYet`] if its owner may still be
-/// putting it back.
+/// Asks for memory. `Ok(None)`: there is none under that key, for good; [`ShareError::NotYet`] if its owner may still
+/// be putting it back.
 pub(super) fn fetch(
     launcher: &mut dyn Link,
     key: Key,
     owner: u32,
-) -> Result<Option<(OwnedFd, u64)>, Trouble> {
+) -> Result<Option<(OwnedFd, u64)>, ShareError> {
     let pid = std::process::id();
-    let (answer, memory) = launcher.ask(&FromAgent::Fetch { pid, key, owner }, &[]).ok_or(Lost)?;
+    let (answer, memory) = launcher.ask(&FromAgent::Fetch { pid, key, owner }, &[]).ok_or(ConnectionLost)?;
     match (answer, memory.into_iter().next()) {
         (ToAgent::Shared { bytes }, Some(memory)) => Ok(Some((memory, bytes))),
         (ToAgent::NotShared { is_final }, _) if is_final || owner == pid || !exists(owner) => Ok(None),
-        (ToAgent::NotShared { .. }, _) => Err(Trouble::NotYet),
-        _ => Err(Trouble::Away),
+        (ToAgent::NotShared { .. }, _) => Err(ShareError::NotYet),
+        _ => Err(ShareError::Away),
     }
 }
 
@@ -114,37 +114,42 @@ fn exists(pid: u32) -> bool {
 }
 
 /// Says whether the launcher keeps it.
-pub(super) fn publish(launcher: &mut dyn Link, key: Key, bytes: u64, memory: &OwnedFd) -> Result<bool, Lost> {
+pub(super) fn publish(
+    launcher: &mut dyn Link,
+    key: Key,
+    bytes: u64,
+    memory: &OwnedFd,
+) -> Result<bool, ConnectionLost> {
     let message = FromAgent::Publish { pid: std::process::id(), key, bytes };
-    match launcher.ask(&message, &[memory.as_fd()]).ok_or(Lost)? {
+    match launcher.ask(&message, &[memory.as_fd()]).ok_or(ConnectionLost)? {
         (ToAgent::Published { is_kept }, _) => Ok(is_kept),
-        _ => Err(Lost),
+        _ => Err(ConnectionLost),
     }
 }
 
 /// What the launcher knows of this process, or is still to hear. The lock is held while it is said, so that two
 /// threads do not say it in the wrong order; it is taken inside [`crate::fork::while_none`] only, or by the agent.
 #[derive(Default)]
-pub(super) struct Line {
+pub(super) struct Notices {
     /// How many mappings there are, or will be, of each memory that was fetched.
     uses: BTreeMap<Key, u64>,
     withdrawn: Vec<Key>,
 }
 
-static LINE: Mutex<Line> = Mutex::new(Line { uses: BTreeMap::new(), withdrawn: Vec::new() });
+static NOTICES: Mutex<Notices> = Mutex::new(Notices { uses: BTreeMap::new(), withdrawn: Vec::new() });
 
-pub(super) fn line() -> MutexGuard<'static, Line> {
-    LINE.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn notices() -> MutexGuard<'static, Notices> {
+    NOTICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Line {
+impl Notices {
     /// Fetches memory for one mapping more.
     pub fn fetch(
         &mut self,
         launcher: &mut dyn Link,
         key: Key,
         owner: u32,
-    ) -> Result<Option<(OwnedFd, u64)>, Trouble> {
+    ) -> Result<Option<(OwnedFd, u64)>, ShareError> {
         let found = fetch(launcher, key, owner)?;
         if found.is_some() {
             *self.uses.entry(key).or_default() += 1;
@@ -168,22 +173,22 @@ impl Line {
         self.withdrawn.push(key);
     }
 
-    pub fn has_news(&self) -> bool {
+    pub fn has_pending(&self) -> bool {
         !self.withdrawn.is_empty()
     }
 
     /// Tells what was not told yet.
-    pub fn tell(&mut self, launcher: &mut dyn Link) -> Result<(), Lost> {
+    pub fn send(&mut self, launcher: &mut dyn Link) -> Result<(), ConnectionLost> {
         if self.withdrawn.is_empty() {
             return Ok(());
         }
         let message = FromAgent::Withdraw { pid: std::process::id(), keys: self.withdrawn.clone() };
-        match launcher.ask(&message, &[]).ok_or(Lost)? {
+        match launcher.ask(&message, &[]).ok_or(ConnectionLost)? {
             (ToAgent::Withdrawn, _) => {
                 self.withdrawn.clear();
                 Ok(())
             }
-            _ => Err(Lost),
+            _ => Err(ConnectionLost),
         }
     }
 }
@@ -225,7 +230,7 @@ mod tests {
         ToAgent::Shared { bytes: 9 }
     }
 
-    fn found(answer: ToAgent, owner: u32) -> Result<Option<u64>, Trouble> {
+    fn found(answer: ToAgent, owner: u32) -> Result<Option<u64>, ShareError> {
         fetch(&mut Answers::of([answer]), KEY, owner).map(|found| found.map(|(_, bytes)| bytes))
     }
 
@@ -233,41 +238,41 @@ mod tests {
     fn memory_is_waited_for_as_long_as_its_owner_may_still_publish_it() {
         let parent = std::os::unix::process::parent_id();
         assert_eq!(found(shared(), parent), Ok(Some(9)));
-        assert_eq!(found(ToAgent::NotShared { is_final: false }, parent), Err(Trouble::NotYet));
+        assert_eq!(found(ToAgent::NotShared { is_final: false }, parent), Err(ShareError::NotYet));
         assert_eq!(found(ToAgent::NotShared { is_final: true }, parent), Ok(None));
         assert_eq!(found(ToAgent::NotShared { is_final: false }, NOBODY), Ok(None));
         assert_eq!(found(ToAgent::NotShared { is_final: false }, std::process::id()), Ok(None));
-        assert_eq!(found(ToAgent::Withdrawn, parent), Err(Trouble::Away));
+        assert_eq!(found(ToAgent::Withdrawn, parent), Err(ShareError::Away));
     }
 
     #[test]
     fn memory_is_withdrawn_after_its_last_mapping() {
         let mut launcher = Answers::of([shared(), shared(), ToAgent::Withdrawn]);
-        let mut line = Line::default();
+        let mut line = Notices::default();
         assert!(line.fetch(&mut launcher, KEY, NOBODY).is_ok());
         assert!(line.fetch(&mut launcher, KEY, NOBODY).is_ok());
         line.unmapped(KEY);
-        assert!(!line.has_news());
+        assert!(!line.has_pending());
         line.unmapped(KEY);
-        assert!(line.has_news());
-        line.tell(&mut launcher).expect("told");
-        assert!(!line.has_news());
+        assert!(line.has_pending());
+        line.send(&mut launcher).expect("told");
+        assert!(!line.has_pending());
         let withdraw = FromAgent::Withdraw { pid: std::process::id(), keys: vec![KEY] };
         assert_eq!(launcher.heard.last(), Some(&withdraw));
         line.unmapped(KEY);
-        assert!(!line.has_news(), "it was not fetched");
+        assert!(!line.has_pending(), "it was not fetched");
     }
 
     #[test]
     fn what_could_not_be_told_is_told_later_unless_it_is_not_so_any_more() {
-        let mut line = Line::default();
+        let mut line = Notices::default();
         line.withdraw(Key(8));
-        assert!(line.tell(&mut Answers::default()).is_err());
+        assert!(line.send(&mut Answers::default()).is_err());
         assert!(line.fetch(&mut Answers::of([shared()]), KEY, NOBODY).is_ok());
         line.unmapped(KEY);
         assert!(line.fetch(&mut Answers::of([shared()]), KEY, NOBODY).is_ok());
         let mut launcher = Answers::of([ToAgent::Withdrawn]);
-        line.tell(&mut launcher).expect("told");
+        line.send(&mut launcher).expect("told");
         let withdraw = FromAgent::Withdraw { pid: std::process::id(), keys: vec![Key(8)] };
         assert_eq!(launcher.heard, [withdraw]);
     }

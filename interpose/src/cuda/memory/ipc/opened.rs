@@ -1,7 +1,7 @@
 //! Memory of other processes that this one has opened.
 //!
-//! Each context has a mapping of its own of each piece of memory that it has opened something in, as it has by the
-//! driver's own IPC. The allocations in it are counted one by one.
+//! Each context has a mapping of its own of each physical allocation of memory that it has opened something in, as it
+//! has by the driver's own IPC. The allocations in it are counted one by one.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use cuda_abi::types::CUdeviceptr;
 
 use super::handle::Handle;
 
-/// A piece of another process's memory, mapped for one context.
+/// A physical allocation of another process's memory, mapped for one context.
 pub(super) struct Import {
     pub key: Key,
     pub owner: u32,

@@ -5,40 +5,41 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ckpt_protocol::agent::ShareKey as Key;
 
-use super::launcher::{connect, line};
+use super::launcher::{connect, notices};
 use crate::cuda::memory::physical::Id;
 use crate::fork;
 
-/// The key of each piece that others may take up.
+/// The key of each physical allocation that others may take up.
 static PUBLISHED: Mutex<BTreeMap<Id, Key>> = Mutex::new(BTreeMap::new());
 
 pub(super) fn published() -> MutexGuard<'static, BTreeMap<Id, Key>> {
     PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The key of a piece of this process that others may have open; the launcher keeps the memory of such a piece.
-pub(crate) fn key_of(piece: Id) -> Option<Key> {
-    published().get(&piece).copied()
+/// The key of a physical allocation of this process that others may have open; the launcher keeps the memory of such
+/// a physical allocation.
+pub(crate) fn key_of(allocation: Id) -> Option<Key> {
+    published().get(&allocation).copied()
 }
 
-/// A piece's memory is going away: nobody can open it any more.
-pub(crate) fn withdraw(piece: Id) {
-    let key = published().remove(&piece);
+/// A physical allocation's memory is going away: nobody can open it any more.
+pub(crate) fn withdraw(allocation: Id) {
+    let key = published().remove(&allocation);
     if let Some(key) = key {
-        fork::while_none(|| line().withdraw(key));
-        tell();
+        fork::while_none(|| notices().withdraw(key));
+        send_notices();
     }
 }
 
 /// Tells the launcher what it is still to hear. If it does not listen, it hears it with what is said next: nobody
 /// waits for that.
-pub(super) fn tell() {
+pub(super) fn send_notices() {
     fork::while_none(|| {
-        let mut line = line();
-        if line.has_news()
+        let mut notices = notices();
+        if notices.has_pending()
             && let Ok(mut launcher) = connect()
         {
-            let _ = line.tell(&mut launcher);
+            let _ = notices.send(&mut launcher);
         }
     });
 }

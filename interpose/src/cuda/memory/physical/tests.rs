@@ -1,4 +1,4 @@
-//! When pieces live and where they are mapped, against a model.
+//! When physical allocations live and where they are mapped, against a model.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ const SLOT_BYTES: u64 = 2 << 20;
 enum Step {
     Retain(usize),
     Release(usize),
-    Map { piece: usize, slot: u64, slots: u64 },
+    Map { allocation: usize, slot: u64, slots: u64 },
     Unmap { slot: u64, slots: u64 },
     FailToUnmap { slot: u64, slots: u64 },
 }
@@ -22,7 +22,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (0..PIECES).prop_map(Step::Retain),
         (0..PIECES).prop_map(Step::Release),
-        (0..PIECES, range()).prop_map(|(piece, (slot, slots))| Step::Map { piece, slot, slots }),
+        (0..PIECES, range()).prop_map(|(allocation, (slot, slots))| Step::Map { allocation, slot, slots }),
         range().prop_map(|(slot, slots)| Step::Unmap { slot, slots }),
         range().prop_map(|(slot, slots)| Step::FailToUnmap { slot, slots }),
     ]
@@ -32,7 +32,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Model {
     references: [u32; PIECES],
-    /// Start, length and piece.
+    /// Start, length and physical allocation.
     mappings: Vec<(u64, u64, usize)>,
     is_dead: [bool; PIECES],
 }
@@ -51,9 +51,9 @@ impl Model {
     }
 
     fn bury(&mut self) {
-        for piece in 0..PIECES {
-            let is_mapped = self.mappings.iter().any(|(.., mapped)| *mapped == piece);
-            self.is_dead[piece] |= self.references[piece] == 0 && !is_mapped;
+        for allocation in 0..PIECES {
+            let is_mapped = self.mappings.iter().any(|(.., mapped)| *mapped == allocation);
+            self.is_dead[allocation] |= self.references[allocation] == 0 && !is_mapped;
         }
     }
 }
@@ -68,7 +68,7 @@ struct Noted {
 impl Noted {
     fn new() -> Self {
         let mut registry = Registry::default();
-        let piece = |number: u64| Physical {
+        let allocation = |number: u64| PhysicalAllocation {
             kind: RegionKind::Program,
             device: 0,
             bytes: 3 * SLOT_BYTES,
@@ -81,7 +81,7 @@ impl Noted {
             parked: None,
             origin: Backtrace::default(),
         };
-        let ids = (0..PIECES as u64).map(|number| registry.add(piece(number))).collect();
+        let ids = (0..PIECES as u64).map(|number| registry.add(allocation(number))).collect();
         Self { registry, ids, dead: Vec::new() }
     }
 
@@ -114,18 +114,18 @@ impl Noted {
 
     fn take(&mut self, step: &Step, model: &mut Model) {
         match *step {
-            Step::Retain(piece) => {
-                assert_eq!(self.registry.retain(self.ids[piece]).is_some(), !model.is_dead[piece]);
-                model.references[piece] += u32::from(!model.is_dead[piece]);
+            Step::Retain(allocation) => {
+                assert_eq!(self.registry.retain(self.ids[allocation]).is_some(), !model.is_dead[allocation]);
+                model.references[allocation] += u32::from(!model.is_dead[allocation]);
             }
-            Step::Release(piece) => {
-                assert_eq!(self.release(self.ids[piece]), model.references[piece] > 0);
-                model.references[piece] = model.references[piece].saturating_sub(1);
+            Step::Release(allocation) => {
+                assert_eq!(self.release(self.ids[allocation]), model.references[allocation] > 0);
+                model.references[allocation] = model.references[allocation].saturating_sub(1);
             }
-            Step::Map { piece, slot, slots } => {
-                if !model.is_dead[piece] && model.is_free(slot, slots) {
-                    self.map(self.ids[piece], slot, slots);
-                    model.mappings.push((slot, slots, piece));
+            Step::Map { allocation, slot, slots } => {
+                if !model.is_dead[allocation] && model.is_free(slot, slots) {
+                    self.map(self.ids[allocation], slot, slots);
+                    model.mappings.push((slot, slots, allocation));
                 }
             }
             Step::Unmap { slot, slots } => {
@@ -141,28 +141,28 @@ impl Noted {
     }
 
     fn compare(&self, model: &Model) {
-        for (piece, id) in self.ids.iter().enumerate() {
+        for (allocation, id) in self.ids.iter().enumerate() {
             assert_eq!(
                 self.dead.iter().filter(|dead| *dead == id).count(),
-                usize::from(model.is_dead[piece])
+                usize::from(model.is_dead[allocation])
             );
-            let known = self.registry.pieces.get(id);
-            assert_eq!(known.is_none(), model.is_dead[piece]);
+            let known = self.registry.allocations.get(id);
+            assert_eq!(known.is_none(), model.is_dead[allocation]);
             let mut mapped: Vec<_> = known.map_or(&[][..], |known| &known.mappings).to_vec();
             mapped.sort_by_key(|mapping| mapping.address);
             let mapped: Vec<_> =
                 mapped.iter().map(|one| (one.address / SLOT_BYTES, one.bytes / SLOT_BYTES)).collect();
             let mut meant: Vec<_> =
-                model.mappings.iter().filter(|one| one.2 == piece).map(|one| (one.0, one.1)).collect();
+                model.mappings.iter().filter(|one| one.2 == allocation).map(|one| (one.0, one.1)).collect();
             meant.sort_unstable();
             assert_eq!(mapped, meant);
-            assert_eq!(known.map_or(0, |known| known.references), model.references[piece]);
+            assert_eq!(known.map_or(0, |known| known.references), model.references[allocation]);
         }
         for slot in 0..SLOTS + 3 {
             for slots in 0..=3 {
                 let address = slot * SLOT_BYTES + u64::from(slots > 0);
                 let bytes = (slots * SLOT_BYTES).saturating_sub(2);
-                let in_range = self.registry.pieces_in(address, bytes).map(|(id, _)| id);
+                let in_range = self.registry.allocations_in(address, bytes).map(|(id, _)| id);
                 let touches =
                     |(start, len, _): &&(u64, u64, usize)| *start < slot + slots && slot < start + len;
                 let mut meant: Vec<_> =

@@ -13,7 +13,7 @@ use cuda_abi::types::{
 use super::super::graph;
 use super::state::{Id, Pool, pools};
 use super::stream;
-use super::{after_synchronization, allocate, free, freed, is_allocation, look, set_access, trim};
+use super::{after_synchronization, allocate, free, freed, is_allocation, poll_frees, set_access, trim};
 use crate::cuda::activation::is_started;
 use crate::cuda::entry_points::Index;
 use crate::cuda::result::{OUT_OF_MEMORY, SUCCESS};
@@ -216,7 +216,7 @@ pub(crate) unsafe fn cuMemPoolDestroy(
     if result == SUCCESS {
         pools().destroy(id);
         relaxed(|| {
-            look(id);
+            poll_frees(id);
             trim(id, Pool::kept_bytes);
         });
     } else {
@@ -239,7 +239,7 @@ pub(crate) unsafe fn cuMemPoolTrimTo(
         && let Some(id) = known(pool)
     {
         relaxed(|| {
-            look(id);
+            poll_frees(id);
             trim(id, |_| keep_bytes as u64);
         });
     }

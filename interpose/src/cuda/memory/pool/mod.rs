@@ -64,7 +64,7 @@ const GROWTH_BYTES: u64 = 32 << 20;
 const TRIES: u32 = 4;
 
 /// So many frees of a stream are looked at each time.
-const LOOKED_AT: usize = 16;
+const POLL_BATCH: usize = 16;
 
 /// Allocations are counted from here; the driver counts its own from 1, the arena from 2^40.
 const FIRST_NUMBER: u64 = 1 << 60;
@@ -146,7 +146,7 @@ pub(crate) fn give_back_unused(device: i32) -> bool {
     let before = reserved_bytes(&ids);
     freed::reclaim();
     for id in &ids {
-        look(*id);
+        poll_frees(*id);
         trim(*id, |_| 0);
     }
     reserved_bytes(&ids) < before
@@ -167,7 +167,7 @@ fn after_synchronization() {
     let ids = pools().ids(|pool| pool.reserved.current_bytes > pool.kept_bytes());
     for id in ids {
         relaxed(|| {
-            look(id);
+            poll_frees(id);
             trim(id, Pool::kept_bytes);
         });
     }
@@ -202,17 +202,17 @@ fn trim(id: Id, keep_bytes: impl Fn(&Pool) -> u64) {
 }
 
 /// Notes which frees of a pool have happened.
-fn look(id: Id) {
+fn poll_frees(id: Id) {
     let streams: Vec<StreamId> =
         pools().pool(id).map(|pool| pool.pending.keys().copied().collect()).unwrap_or_default();
     for stream in streams {
-        look_at_newest(id, stream);
-        while look_at(id, stream, LOOKED_AT) == LOOKED_AT {}
+        poll_newest(id, stream);
+        while poll_stream(id, stream, POLL_BATCH) == POLL_BATCH {}
     }
 }
 
 /// Most often all frees of a stream have happened, or none.
-fn look_at_newest(id: Id, stream: StreamId) {
+fn poll_newest(id: Id, stream: StreamId) {
     let newest = pools().pool(id).and_then(|pool| pool.newest(stream));
     let Some((moment, event)) = newest.filter(|(moment, _)| *moment > 0) else { return };
     if event.has_happened() {
@@ -222,7 +222,7 @@ fn look_at_newest(id: Id, stream: StreamId) {
 }
 
 /// Looks at the oldest frees of a stream; returns how many of them have happened.
-fn look_at(id: Id, stream: StreamId, most: usize) -> usize {
+fn poll_stream(id: Id, stream: StreamId, most: usize) -> usize {
     let oldest = pools().pool(id).map(|pool| pool.oldest(stream, most)).unwrap_or_default();
     let count = oldest.iter().take_while(|(_, event)| event.has_happened()).count();
     let Some((moment, _)) = count.checked_sub(1).and_then(|last| oldest.get(last)) else { return 0 };
@@ -244,7 +244,7 @@ fn allocate(id: Id, bytes: u64, stream: CUstream, stream_id: StreamId) -> Result
         (pool.device, pool.is_opportunistic, pool.may_make_streams_wait);
     drop(pools_now);
     if is_opportunistic {
-        look(id);
+        poll_frees(id);
     }
     let grown = take_or_grow(id, bytes, stream_id);
     if grown != Err(OUT_OF_MEMORY) {
@@ -359,7 +359,7 @@ fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
     let (is_freed, is_opportunistic) = freed.unwrap_or_default();
     if is_freed && is_opportunistic {
         // So that frees do not pile up where nothing else looks at them.
-        look_at(id, stream_id, 2);
+        poll_stream(id, stream_id, 2);
     }
     Some(if is_freed { SUCCESS } else { INVALID_VALUE })
 }

@@ -29,8 +29,8 @@ pub(super) fn of_call(stream: CUstream, called: usize, per_thread: Index) -> CUs
     }
 }
 
-/// Whether work on a stream becomes part of a graph. Also so for the legacy default stream while a capture forbids to use
-/// it: the driver knows what to say, and asking does not end that capture (CUDA driver API reference,
+/// Whether work on a stream becomes part of a graph. Also so for the legacy default stream while a capture forbids to
+/// use it: the driver knows what to say, and asking does not end that capture (CUDA driver API reference,
 /// cuStreamIsCapturing).
 pub(super) fn is_captured(stream: CUstream) -> bool {
     let mut status: CUstreamCaptureStatus = NOT_CAPTURING;

@@ -74,7 +74,7 @@ fn is_known(handle: CUmemGenericAllocationHandle) -> bool {
 
 /// A name in [`taint`]'s reason, for all that stands against a checkpoint.
 fn refused_for(call: &str) -> bool {
-    taint::what().is_some_and(|reason| reason.contains(call))
+    taint::obstacle().is_some_and(|reason| reason.contains(call))
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn handles_of_ours_are_told_from_others() {
     assert_eq!(id_of(u64::MAX), None);
 }
 
-/// What happens to a piece in a checkpoint: the driver's handle becomes another one.
+/// What happens to a physical allocation in a checkpoint: the driver's handle becomes another one.
 #[test]
 fn a_handle_stays_when_its_memory_is_made_anew() {
     alone("cuda::memory::vmm::tests::a_handle_stays_when_its_memory_is_made_anew", || {
@@ -98,7 +98,7 @@ fn a_handle_stays_when_its_memory_is_made_anew() {
         let old = driver_handle(handle);
         assert_ne!(old, handle);
         let new = physical::create_handle(UNIT as u64, &Properties::of(0)).expect("memory");
-        registry().pieces.get_mut(&id).expect("alive").handle = new;
+        registry().allocations.get_mut(&id).expect("alive").handle = new;
         // SAFETY: nobody has it any more.
         assert_eq!(unsafe { driver::cuMemRelease(old) }, SUCCESS);
         let address = reserve(UNIT);
@@ -109,7 +109,7 @@ fn a_handle_stays_when_its_memory_is_made_anew() {
         assert_eq!(handle_types(handle), 0);
         let access = Access::of(0);
         call!(cuMemSetAccess(address, UNIT, (&raw const access).cast(), 1));
-        assert!(registry().pieces[&id].mappings[0].access[0].is_all_for(0));
+        assert!(registry().allocations[&id].mappings[0].access[0].is_all_for(0));
         for _ in 0..2 {
             assert!(is_known(new));
             call!(cuMemRelease(handle));
@@ -117,7 +117,7 @@ fn a_handle_stays_when_its_memory_is_made_anew() {
         assert_eq!(result!(cuMemRelease(handle)), INVALID_VALUE);
         call!(cuMemUnmap(address, UNIT));
         assert!(!is_known(new));
-        assert!(registry().pieces.is_empty());
+        assert!(registry().allocations.is_empty());
     });
 }
 
@@ -147,7 +147,7 @@ fn what_was_added_to_a_handle_is_not_shown() {
 fn shared_memory_stands_against_a_checkpoint_while_it_lives() {
     alone("cuda::memory::vmm::tests::shared_memory_stands_against_a_checkpoint_while_it_lives", || {
         let handle = create(POSIX_DESCRIPTOR.0);
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
         let descriptor = export(handle).expect("a descriptor");
         drop(export(handle).expect("another"));
         assert!(refused_for("cuMemExportToShareableHandle"));
@@ -166,8 +166,8 @@ fn shared_memory_stands_against_a_checkpoint_while_it_lives() {
         call!(cuMemMap(address, UNIT, 0, imported, 0));
         call!(cuMemUnmap(address, UNIT));
         call!(cuMemRelease(imported));
-        assert_eq!(taint::what(), None);
-        assert!(registry().pieces.is_empty());
+        assert_eq!(taint::obstacle(), None);
+        assert!(registry().allocations.is_empty());
     });
 }
 
@@ -186,7 +186,7 @@ fn memory_of_allocations_is_not_the_programs_to_map() {
         assert_eq!(result!(cuMemGetAccess(&raw mut flags, &raw const location, address)), INVALID_VALUE);
         assert_eq!(result!(cuMemRelease(handle_of(id))), INVALID_VALUE);
         assert_eq!(result!(cuMemMap(address + UNIT as u64, UNIT, 0, handle_of(id), 0)), INVALID_VALUE);
-        assert_eq!(registry().pieces[&id].mappings.len(), 1);
+        assert_eq!(registry().allocations[&id].mappings.len(), 1);
     });
 }
 
@@ -248,7 +248,7 @@ fn what_cannot_be_done_anew_stands_against_a_checkpoint_while_the_memory_lives()
         assert_eq!(PASSED.swap(0, SeqCst), driver_handle(handle));
         assert!(refused_for("cuMemMapArrayAsync"));
         call!(cuMemRelease(handle));
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
 
         let handle = create(0);
         // SAFETY: numbers.
@@ -256,7 +256,7 @@ fn what_cannot_be_done_anew_stands_against_a_checkpoint_while_the_memory_lives()
         assert_eq!(PASSED.swap(0, SeqCst), driver_handle(handle));
         assert!(refused_for("cuMemMap:"));
         call!(cuMemRelease(handle));
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
 
         let handles = [create(0), create(0), create(0)];
         let address = reserve(3 * UNIT);
@@ -274,7 +274,7 @@ fn what_cannot_be_done_anew_stands_against_a_checkpoint_while_the_memory_lives()
         call!(cuMemUnmap(address, UNIT));
         assert!(refused_for("cuMemGetHandleForAddressRange"));
         call!(cuMemUnmap(address + UNIT as u64, UNIT));
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
         // Memory that is not ours.
         assert_eq!(range(4096, 4096), SUCCESS);
         call!(cuMemUnmap(address + 2 * UNIT as u64, UNIT));
@@ -306,7 +306,7 @@ fn calls_that_take_handles_get_the_drivers() {
         with(alive, UNSUPPORTED);
         with(gone, INVALID_VALUE);
         assert_eq!(to_driver(77), Ok(77));
-        assert_eq!(taint::what(), None);
+        assert_eq!(taint::obstacle(), None);
     });
 }
 
@@ -344,14 +344,14 @@ fn nonsense_changes_nothing() {
         );
         let id = id_of(handle).expect("one of ours");
         let registry = registry();
-        assert_eq!(registry.pieces.len(), 1);
-        let piece = &registry.pieces[&id];
-        assert_eq!((piece.references, piece.mappings.len()), (1, 1));
-        assert!(piece.mappings[0].access.is_empty());
+        assert_eq!(registry.allocations.len(), 1);
+        let allocation = &registry.allocations[&id];
+        assert_eq!((allocation.references, allocation.mappings.len()), (1, 1));
+        assert!(allocation.mappings[0].access.is_empty());
     });
 }
 
-/// One piece that all threads map and retain, and pieces of each thread's own.
+/// One physical allocation that all threads map and retain, and physical allocations of each thread's own.
 #[test]
 fn threads_do_not_disturb_each_other() {
     alone("cuda::memory::vmm::tests::threads_do_not_disturb_each_other", || {
@@ -381,6 +381,6 @@ fn threads_do_not_disturb_each_other() {
         let real = driver_handle(shared);
         call!(cuMemRelease(shared));
         assert!(!is_known(real));
-        assert!(registry().pieces.is_empty());
+        assert!(registry().allocations.is_empty());
     });
 }
