@@ -15,8 +15,9 @@
 //! | one whose parent had the variable and is no such init | runs as it is, with a message: this library cannot be in the parent, so that only a part of the job would be handed over |
 //! | any other | hands itself over |
 //!
-//! Whoever does not pass the variable on takes it out of its environment: no process below asks again. Where the
-//! hand-over fails, the process says why and runs as it is; with `CKPT_AUTO=required` it ends with 125.
+//! A process that does not pass the variable on removes it from its environment, so that no process below it hands
+//! over. If the hand-over fails, the process reports why and runs as it is; with `CKPT_AUTO=required` it exits with
+//! 125.
 
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::fs;
@@ -50,7 +51,7 @@ enum Wanted {
 
 /// Where this process stands.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum Role {
     /// It is what the container was made for.
     First,
     /// An init, or ckpt-run: one below is the first.
@@ -58,34 +59,34 @@ enum Place {
     /// It was brought in later.
     Guest,
     /// Its parent had the variable and could not follow it.
-    BelowDeaf { pid: i32, name: String },
+    ParentNotPreloaded { pid: i32, name: String },
 }
 
 /// Hands this process over if `CKPT_AUTO` asks for that. Returns only if this process is to run itself. To be called
 /// from the constructor only: it may change the environment.
 pub fn hand_over() {
     let Some(value) = process::variable(AUTO_VARIABLE.as_bytes()) else { return };
-    let place = place();
-    if place == Place::Above {
+    let role = role();
+    if role == Role::Above {
         return;
     }
     let wanted = wanted(value);
     let value = String::from_utf8_lossy(value).into_owned();
     process::forget_variable(AUTO_VARIABLE);
-    let problem = match (wanted, place) {
-        (Ok(None), _) | (_, Place::Guest | Place::Above) => return,
+    let problem = match (wanted, role) {
+        (Ok(None), _) | (_, Role::Guest | Role::Above) => return,
         (Err(()), _) => format!("{AUTO_VARIABLE}={value} has to be 1, required or 0"),
-        (_, Place::BelowDeaf { pid, name }) => format!(
+        (_, Role::ParentNotPreloaded { pid, name }) => format!(
             "process {pid} ({name}), which started this one, is statically linked or has more rights than its user, so that libckpt_interpose.so cannot be loaded into it. To checkpoint the job with it, put ckpt-run in front of the container's command"
         ),
-        (_, Place::First) => {
+        (_, Role::First) => {
             let Err(problem) = exec_launcher(&value);
             problem
         }
     };
     if wanted == Ok(Some(Wanted::Required)) {
         say(&format!("ckpt-run: error: {problem} ({AUTO_VARIABLE}={value})\n"));
-        // SAFETY: ends the process; nothing of the program has run that would want to be told.
+        // SAFETY: ends the process; nothing of the program has run.
         unsafe { libc::_exit(EXIT_OWN) };
     }
     say(&format!("ckpt-run: warning: the job runs without checkpoints: {problem}\n"));
@@ -100,12 +101,12 @@ fn wanted(value: &[u8]) -> Result<Option<Wanted>, ()> {
     }
 }
 
-fn place() -> Place {
+fn role() -> Role {
     if name_of("self").is_some_and(|name| INITS.contains(&&*name) || name == LAUNCHER.as_bytes()) {
-        return Place::Above;
+        return Role::Above;
     }
     if std::process::id() == 1 {
-        return Place::First;
+        return Role::First;
     }
     let parent = std::os::unix::process::parent_id().cast_signed();
     if parent == 0 {
@@ -113,13 +114,13 @@ fn place() -> Place {
         // is not PID 1; but then PID 1 has other mounts.
         let mounts = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
         let shared = mounts("1").zip(mounts("self")).is_some_and(|(first, own)| first != own);
-        return if shared { Place::First } else { Place::Guest };
+        return if shared { Role::First } else { Role::Guest };
     }
     let name = name_of(&parent.to_string()).unwrap_or_default();
     if !INITS.contains(&&*name) && had_variable(parent) {
-        return Place::BelowDeaf { pid: parent, name: String::from_utf8_lossy(&name).into_owned() };
+        return Role::ParentNotPreloaded { pid: parent, name: String::from_utf8_lossy(&name).into_owned() };
     }
-    Place::First
+    Role::First
 }
 
 /// A process's name: the first 15 bytes of the name of the file that it was started from, a script's own.

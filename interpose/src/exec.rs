@@ -1,10 +1,10 @@
-//! `execve` and its kin: a program that is started with an environment of somebody's making is part of the job all
-//! the same.
+//! `execve` and its variants: a program that is started with an environment of its own is part of the job too.
 //!
-//! Each of them is replaced by one that adds to the environment, if they are missing, the two variables by which this
-//! library gets into a process and finds the launcher; the next library's function then does the rest. They are
-//! called between `fork` or `vfork` and `exec`: so no heap, no lock and nothing that would change the memory of a
-//! parent that shares it. What the C library starts by itself (`system`, `popen`) has the environment of this process.
+//! Each function is replaced by one that adds two variables to the environment if they are missing: those that
+//! preload this library and name the launcher's socket. It then calls the next library's function. The functions are
+//! called between `fork` or `vfork` and `exec`, so they use no heap and no lock and leave the memory of a parent that
+//! shares it unchanged. Programs that the C library itself starts (`system`, `popen`) inherit the environment of this
+//! process.
 
 #![cfg_attr(test, allow(dead_code, reason = "tests export nothing, so that nothing counts as reached"))]
 

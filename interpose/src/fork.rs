@@ -1,10 +1,11 @@
-//! `fork`, and what it may not copy.
+//! Keeps `fork` from copying descriptors that the child would not know of.
 //!
-//! A descriptor that the agent has just got and not yet noted down would be copied into a child that knows
-//! nothing of it. So the agent makes and notes down descriptors only while no `fork` is on its way, and a
-//! `fork` waits for an agent that is at it (some microseconds). So it is with the descriptors of device memory that
-//! is shared, in whichever thread. Forks do not wait for each other, and never for long: past [`MOST_WAITS`] the fork
-//! goes ahead regardless.
+//! A descriptor that a thread has just opened and not yet recorded would leak into a forked child. So the agent opens
+//! and records descriptors only while no `fork` is in progress, and a `fork` waits for an agent that does so (some
+//! microseconds). The same holds for the descriptors of shared device memory, in any thread. Forks do not wait for
+//! each other, and never for long: after [`MAX_WAITS`] the fork proceeds.
+//!
+//! What a forked child runs is registered by the agent ([`install`]).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -19,7 +20,7 @@ static BUSY: AtomicU32 = AtomicU32::new(0);
 static IN_CHILD: OnceLock<fn()> = OnceLock::new();
 
 const FORK_WAIT: Duration = Duration::from_micros(50);
-const MOST_WAITS: u32 = 2000;
+const MAX_WAITS: u32 = 2000;
 const BUSY_WAIT: Duration = Duration::from_millis(1);
 
 /// Runs `make` while no fork is on its way. `make` must not wait for long.
@@ -55,7 +56,7 @@ pub fn install(in_child: fn()) -> bool {
 
 extern "C" fn before() {
     FORKS.fetch_add(1, SeqCst);
-    for _ in 0..MOST_WAITS {
+    for _ in 0..MAX_WAITS {
         if BUSY.load(SeqCst) == 0 {
             break;
         }

@@ -1,4 +1,4 @@
-//! Where this process finds its launcher, and whether it still talks to it.
+//! The address of the launcher, and whether this process still talks to it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

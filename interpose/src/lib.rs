@@ -11,11 +11,11 @@
 //! | `fork` | keeps `fork` and the agent's descriptors apart |
 //! | `process` | what a process can say of itself without `std::env` |
 //!
-//! The library is a guest. Beside names of the driver and of NCCL, `dlsym` and the exec family it exports nothing; it
-//! prints nothing (but why a hand-over failed), takes no signal, leaves the low descriptor numbers to the application,
-//! and where anything fails it falls silent: the job then runs as it would have run alone. Without
-//! [`ckpt_protocol::agent::SOCKET_VARIABLE`] and [`ckpt_protocol::agent::AUTO_VARIABLE`] in the environment, and in a
-//! program that runs with more rights than its user (`AT_SECURE`), it does nothing from the start.
+//! The library must not disturb the program. It exports only names of the driver and of NCCL, `dlsym` and the exec
+//! family. It prints nothing (except why a hand-over failed), handles no signal and leaves the low descriptor numbers
+//! to the application. If anything fails, it becomes inactive and the job runs as it would have run alone. It does
+//! nothing without [`ckpt_protocol::agent::SOCKET_VARIABLE`] and [`ckpt_protocol::agent::AUTO_VARIABLE`] in the
+//! environment, or in a program that runs with more rights than its user (`AT_SECURE`).
 
 #[cfg(panic = "abort")]
 compile_error!("a panic in here must never end the job: build the interposer with unwinding");

@@ -1,6 +1,6 @@
-//! What a process can say of itself.
+//! Properties of this process: environment, start time, executable.
 //!
-//! `std::env` is left alone: it takes a lock that a `fork` in another thread could leave locked for ever.
+//! `std::env` is not used: it takes a lock that a `fork` in another thread could leave locked.
 
 use std::ffi::{CStr, CString, c_char};
 use std::io::Read;

@@ -1,11 +1,7 @@
 //! The agent's connection to the launcher.
 //!
-//! The descriptor table belongs to the application, which may close or replace any number in it at any time
+//! The descriptor table belongs to the application, which may close or replace any descriptor at any time
 //! (`closefrom`, `dup2` onto a fixed number). So the socket
-//! - is moved up to [`HIGH_DESCRIPTOR`] or above, away from the numbers that programs and shells pick;
-//! - is known by its inode: each operation first asks whether the number still means our socket, and closing
-//!   leaves alone what is not ours;
-//! - is noted down in [`SLOT`], for a forked child and for the end of the main thread.
 
 use std::ffi::c_int;
 use std::io::{self, ErrorKind, Read, Write};

@@ -265,13 +265,8 @@ fn whatever_is_written_to_the_mirror_is_told() {
     assert_eq!(written_bytes(&report), bytes_of(&report));
     // Which of the allocations are cuMemAlloc's.
     let mut are_plain = [vec![true; 8], vec![false; 4]].concat();
-    let mut random = 0x2545_F491_4F6C_DD1D_u64;
-    let mut below = |bound: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        usize::try_from(random % bound as u64).expect("it fits")
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut below = |bound: usize| random.usize(..bound);
     let mut least_bytes = u64::MAX;
     for round in 1..=16 {
         for _ in 0..below(4) {

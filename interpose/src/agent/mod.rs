@@ -15,20 +15,19 @@
 //!            connection lost
 //! ```
 //!
-//! Away, the agent holds no descriptor, and nothing that a dump could stumble over: it looks every now and
-//! then whether the launcher's socket is in the file system, and makes a socket of its own only then. The
-//! launcher takes the path away before a dump and puts it back afterwards. Being dumped, let go on or restored
-//! happens somewhere in there and the agent cannot feel it; that the process was made anew shows in its start
-//! time.
+//! While it is away, the agent holds no descriptor and nothing else that a dump could not save. It polls for the
+//! launcher's socket in the file system and opens a socket of its own only once that exists. The launcher removes the
+//! path before a dump and puts it back afterwards. The agent does not notice whether the process was dumped,
+//! continued or restored meanwhile; a changed start time shows that it was restored.
 //!
-//! Away is also where an agent goes that took the state off the GPU and then found the connection lost: the
-//! process waits for its state, and the launcher that comes back may have dumped it all the same. What is away
-//! comes back before anything else, even where the main thread has ended meanwhile.
+//! An agent is also away if it took the state off the GPU and then lost the connection. The process waits for its
+//! state, and the launcher may have dumped it nevertheless. The state is put back before anything else, even if the
+//! main thread has ended meanwhile.
 //!
-//! A forked child starts over with an agent of its own. Silent is for ever, in children too.
+//! A forked child starts an agent of its own. Silent is final, in children too.
 //!
-//! A process whose main thread ends by `pthread_exit` ends when its last thread does, which must not be the
-//! agent: it leaves as soon as the main thread has, or as soon as it is back.
+//! A process whose main thread ends by `pthread_exit` ends with its last thread, which must not be the agent: the
+//! agent ends as soon as the main thread has ended, or as soon as the state is back.
 
 mod conversation;
 mod gpu;

@@ -1,8 +1,8 @@
-//! What the program does with the GPU, as far as a watchdog wants to know: whether it submits anything, and whether it
-//! waits. A process that spins until its GPU is done uses its CPU as one that works.
+//! GPU activity of the program, for the hang detection: whether it submits work, and whether it waits. A process that
+//! spins until its GPU is done uses as much CPU as one that works.
 //!
-//! Nothing is paid for it where work is submitted: places at the gate count anyway, and that the GPU is not done yet is
-//! noted where answers are looked at closer that are no success. Asking costs a look at each place.
+//! Submitting work costs nothing extra: the slots of the gate count calls anyway, and a "not ready" answer is
+//! recorded where unsuccessful results are inspected. Reading the activity visits each slot.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

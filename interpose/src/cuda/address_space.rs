@@ -1,13 +1,12 @@
-//! Holes in the address space.
+//! Keeps the driver's address ranges free while the driver is checkpointed.
 //!
-//! The driver's checkpoint unmaps the address ranges of the device. Nothing keeps the C library of another thread from
-//! mapping its memory there, and the driver's restore maps its own over whatever it finds. So the holes are filled with
-//! mappings that nobody can access, which the restore then replaces. (The hazard is described in google/gvisor issue
-//! 14776.)
+//! The driver's checkpoint unmaps the address ranges of the device. The C library may then map memory of another
+//! thread there, and the driver's restore maps over whatever it finds. So the freed ranges are filled with
+//! inaccessible mappings, which the restore replaces. (The hazard is described in google/gvisor issue 14776.)
 //!
-//! Until they are filled, a hole of our own draws off what other threads map: Linux takes the highest that is large
-//! enough (mmap's top-down layout), and this one is reserved before the driver's, so it lies above them. Whatever holes
-//! there are above it are plugged, so that the driver's memory does not come to lie there.
+//! Until they are filled, a decoy range attracts the mappings of other threads: Linux takes the highest free range
+//! that is large enough (mmap's top-down layout). The decoy is reserved before the driver's ranges, so it lies above
+//! them. Free ranges above the decoy are filled, so that the driver's memory is not placed there.
 
 use std::ffi::c_void;
 use std::fs;

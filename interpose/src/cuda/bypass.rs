@@ -1,8 +1,8 @@
-//! Drivers that are in use past this library.
+//! Detects drivers that are in use without passing this library.
 //!
 //! A library that was opened with `RTLD_DEEPBIND` finds the driver's symbols before ours, and one in a namespace of
-//! its own (`dlmopen`) does not see ours at all. What such a library does neither passes the gate nor is known, so the
-//! process cannot be saved. A driver that is loaded but was never initialised holds nothing, and does not count.
+//! its own (`dlmopen`) does not see ours at all. The calls of such a library neither pass the gate nor are recorded,
+//! so the process cannot be saved. A driver that is loaded but was never initialised holds no state and is ignored.
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;

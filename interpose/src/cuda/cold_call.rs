@@ -1,4 +1,4 @@
-//! Calls that are hardly ever made, out of functions that are called all the time.
+//! Calls of rarely used functions from hot functions.
 
 /// Calls a function of one parameter, which has the type of its result, and leaves every register for integers as
 /// it was but the result's: the parameters of the driver's call that is on its way stay where they are, and need

@@ -1,4 +1,4 @@
-//! The program's contexts: which there are, and one to work in on each device.
+//! The program's contexts, and a context to work in on each device.
 //!
 //! ```text
 //!            Create, Attach, primary retained, met as a thread's own
@@ -7,8 +7,11 @@
 //!   Destroy, the last Detach, the primary context is inactive: `gone`, and forgotten
 //! ```
 //!
-//! A context that came about in another way (NVIDIA's runtime has private tables) is noted when a thread is met that
-//! works in it. Green contexts are parts of their device's primary context: memory and streams are the primary one's.
+//! A context that was created in another way (NVIDIA's runtime has private tables) is recorded when it is found to be
+//! current on a thread. Green contexts are parts of their device's primary context, which owns their memory and
+//! streams.
+//!
+//! Modules above this one register what they do when a context is removed ([`on_removal`]).
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;

@@ -1,4 +1,4 @@
-//! Calls of the driver by ourselves: they pass neither the gate nor a handler.
+//! Our own calls of the driver: they pass neither the gate nor a handler.
 
 use std::error::Error;
 use std::ffi::{CStr, c_char, c_void};

@@ -1,7 +1,7 @@
-//! Whether the driver can take its state off the GPU at all.
+//! Whether the driver supports checkpoints.
 //!
-//! It is asked by the process itself, with cuCheckpointProcess* of NVIDIA's driver 570 (CUDA 12.8). Drivers from 550 on
-//! can do it for a program beside the driver only (`cuda-checkpoint`), which is not used: see docs/design.md.
+//! The process checkpoints itself with cuCheckpointProcess* of NVIDIA's driver 570 (CUDA 12.8). Drivers from 550 on
+//! can only be checkpointed by a separate program (`cuda-checkpoint`), which is not used: see docs/design.md.
 
 use std::ffi::c_int;
 

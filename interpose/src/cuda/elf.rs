@@ -1,5 +1,5 @@
-//! Symbols of a loaded library, read from its own tables in memory: for the two functions by which one would
-//! otherwise look symbols up, and which this library stands in front of.
+//! Symbols of a loaded library, read from its own tables in memory. The two functions that usually look symbols up
+//! are replaced by this library.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;

@@ -1,4 +1,4 @@
-//! The names of the driver's entry points, and an index of each: the order of the tables that are made from them.
+//! The names of the driver's entry points, and the index of each in the tables that are built from them.
 
 use std::ffi::CStr;
 

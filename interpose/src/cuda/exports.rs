@@ -1,4 +1,4 @@
-//! The exported symbols: one for each row of the table, in front of the driver's.
+//! The exported functions, one for each row of the table of entry points. Each calls the driver's function.
 
 use std::ffi::c_void;
 

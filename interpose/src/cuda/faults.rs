@@ -1,10 +1,10 @@
 //! Named fault points between the steps of detach and attach, in builds with the feature `faults` only; in every
 //! other build [`hit`] is an empty inline function.
 //!
-//! `CKPT_FAULT_FILE` names a file. What is in it, `point=action[,point=action…]`, holds in every process of the job as
-//! long as it is there: a restored process has the environment of the one that was dumped, and a test can change the
-//! file. Actions: `kill` (SIGKILL to this process), `stop` (SIGSTOP, after a file of the same name with the extension
-//! `stopped` was made), `delay:MILLISECONDS`, `panic`.
+//! `CKPT_FAULT_FILE` names a file. Its content, `point=action[,point=action…]`, applies to every process of the job
+//! while the file exists: a restored process has the environment of the dumped one, and a test can change the file.
+//! Actions: `kill` (SIGKILL to this process), `stop` (SIGSTOP, after creating a file of the same name with the
+//! extension `stopped`), `delay:MILLISECONDS`, `panic`.
 
 #[cfg(not(feature = "faults"))]
 #[inline]

@@ -8,15 +8,15 @@
 //!    +-----------------------------+-------------------------------+
 //! ```
 //!
-//! Passing an open gate takes no atomic read-modify-write, no lock and no system call: each thread writes to a
-//! slot of its own that it is inside, and reads the gate's word. That the two are not seen in another order by
-//! whoever closes the gate is paid for on that side, by membarrier(2), which makes every thread of the process
-//! pass a full barrier. Where membarrier is missing, every passage pays with a fence.
+//! Passing an open gate takes no atomic read-modify-write, no lock and no system call: each thread marks itself as
+//! inside in a slot of its own and reads the gate's word. The thread that closes the gate pays for the ordering of
+//! the two: membarrier(2) makes every thread of the process pass a full barrier. Without membarrier, every passage
+//! needs a fence.
 //!
-//! A call that is made from inside another one passes a closed gate: the outer one is what is waited for.
+//! A call that is made from inside another one passes a closed gate: closing waits for the outer one.
 //!
-//! The same places tell a watchdog whether the program still uses the GPU ([`tally`]): each counts what its thread has
-//! begun. A thread that waits for the GPU says so in its place as well, and passes no gate.
+//! The slots also serve the hang detection ([`tally`]): each counts the calls of its thread. A thread that waits for
+//! the GPU is marked in its slot too, and passes no gate.
 
 mod protocol;
 

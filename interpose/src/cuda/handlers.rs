@@ -1,5 +1,5 @@
-//! What is done with a call beside passing it on. Each handler gets the driver's function and the parameters; a
-//! call without one is passed on.
+//! Names the handler of each intercepted call. A handler gets the driver's function and the parameters; a call
+//! without one is passed on.
 
 mod passed {
     use cuda_abi::types::*;

@@ -1,12 +1,14 @@
-//! `dlsym` and `dlvsym`: how most programs find the driver.
+//! `dlsym` and `dlvsym`, by which most programs look up the driver's functions.
 //!
-//! The C library tells from the return address who asks, which decides what `RTLD_NEXT` and the default scope mean.
-//! So a question that does not concern us is passed on by a jump: the C library sees its own caller. Only for names
-//! that we export is the answer looked at, and it is exchanged for ours only if it lies in the driver's library, or
-//! is NCCL's. (And for names that a newer driver may have, which are noted.) For those names `RTLD_NEXT` is answered
-//! from the loader's list of libraries, without this one: whoever wraps the driver and asks for what comes next must
-//! not be given itself. These functions are exported without a version, which serves references to every version, and
-//! answer before the constructor has run too: other libraries' constructors may come first.
+//! The C library identifies the caller by the return address, which decides what `RTLD_NEXT` and the default scope
+//! mean. So a lookup of any other name is passed on by a jump, and the C library sees the original caller. The result
+//! is replaced only for names that we export, and only if it lies in the driver's library or is NCCL's. Lookups of
+//! names that only a newer driver has are recorded.
+//!
+//! For exported names, `RTLD_NEXT` is answered from the loader's list of libraries, without this one: a library that
+//! wraps the driver and asks for the next definition must not get its own. These functions are exported without a
+//! version, which satisfies references to every version. They also work before the constructor has run, since other
+//! libraries' constructors may come first.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};

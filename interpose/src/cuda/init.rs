@@ -1,4 +1,4 @@
-//! cuInit, from which on the process takes part.
+//! cuInit: the process takes part in checkpoints from its first call on.
 
 use std::ffi::c_uint;
 

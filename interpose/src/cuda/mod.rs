@@ -1,4 +1,4 @@
-//! In front of the CUDA driver.
+//! Interception of the CUDA driver.
 //!
 //! | module | does |
 //! |---|---|
@@ -22,7 +22,7 @@
 //! | `nccl` | interception of NCCL, whose communicators cannot be saved yet |
 //! | `faults` | named fault points for tests |
 //!
-//! Nothing here calls the driver before the program has: the process takes part from its first cuInit on.
+//! Nothing here calls the driver before the program does: the process takes part from its first cuInit on.
 
 #![allow(non_snake_case, reason = "entry points carry the driver's names")]
 #![allow(clippy::too_many_arguments, reason = "entry points have the driver's parameters")]

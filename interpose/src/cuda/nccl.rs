@@ -1,11 +1,12 @@
-//! In front of NCCL: communicators, of which those of several ranks cannot be saved yet.
+//! Interception of NCCL: communicators of several ranks cannot be saved yet.
 //!
-//! One table, as the driver has one: a row is an exported function, and `handlers` says what is done with the call.
-//! This is also the place from which communicators are to be torn down and made again one day. Nothing here passes
-//! the gate: to make a communicator is to wait for other processes.
+//! One table, as for the driver: a row is an exported function, and `handlers` defines what is done with the call.
+//! Communicators will be destroyed and recreated from here once that is supported. No call here passes the gate,
+//! since creating a communicator waits for other processes.
 //!
-//! NCCL may be a library of its own or a part of another one, and there may be several, so each call goes where it
-//! would have gone without us: that depends on who calls. A call comes here by the dynamic linker or by [`substitute`].
+//! NCCL may be a library of its own or part of another one, and there may be several. Each call goes to the library
+//! that it would have reached without us, which depends on the caller. Calls arrive here through the dynamic linker
+//! or through [`substitute`].
 //!
 //! Signatures are those of NCCL's public header, `nccl.h` (NCCL user guide, "Communicator Creation and Management
 //! Functions").

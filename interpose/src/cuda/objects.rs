@@ -1,9 +1,9 @@
-//! Objects of the driver that the program has: how many of each kind, in which context, and which of them stand
-//! against a checkpoint.
+//! The program's driver objects: how many of each kind there are, in which context, and which of them block a
+//! checkpoint.
 //!
-//! An object is noted by its handle when the call that makes it has succeeded, and forgotten before the call that
-//! destroys it, since the driver may give the same handle to the next one at once; if that call fails it is noted
-//! again. What dies with its context is forgotten with that (CUDA driver API reference, cuCtxDestroy).
+//! An object is recorded by its handle after the call that creates it has succeeded. It is removed before the call
+//! that destroys it, since the driver may reuse the handle at once; if that call fails, the object is recorded again.
+//! Objects that belong to a context are removed with the context (CUDA driver API reference, cuCtxDestroy).
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};

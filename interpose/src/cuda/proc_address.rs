@@ -1,4 +1,4 @@
-//! cuGetProcAddress, the newer way to find the driver's functions.
+//! cuGetProcAddress, the newer way to look up the driver's functions.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;

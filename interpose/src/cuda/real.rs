@@ -1,4 +1,4 @@
-//! The driver's own functions: where they are.
+//! Addresses of the driver's own functions.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};

@@ -1,4 +1,4 @@
-//! Results of the driver's calls that are compared here and there.
+//! Results of driver calls that several modules compare with.
 
 use cuda_abi::sys;
 use cuda_abi::types::CUresult;

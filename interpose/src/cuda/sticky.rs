@@ -1,8 +1,8 @@
-//! Errors that stay: once a kernel has done what spoils its context, or the device fails, every call of the context
-//! answers with that error (CUDA driver API reference, `CUresult`: "any further CUDA work will return the same error").
+//! Sticky errors: once a kernel has corrupted its context or the device has failed, every call in the context returns
+//! that error (CUDA driver API reference, `CUresult`: "any further CUDA work will return the same error").
 //!
-//! What we answer ourselves, without a call of the driver, has to fail like all others. So each answer to a call of the
-//! program's is looked at; once one was such an error, the driver is asked before anything is served.
+//! Calls that we serve without the driver have to fail likewise. So each result of the program's calls is inspected;
+//! after such an error the driver is asked before a call is served.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

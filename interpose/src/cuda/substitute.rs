@@ -1,4 +1,4 @@
-//! Which of our functions stands for each of the driver's.
+//! Maps the driver's functions to the exported functions that replace them.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;

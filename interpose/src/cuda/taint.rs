@@ -1,7 +1,7 @@
-//! What nobody can save: calls whose effect stays for good, and obstacles that may go away again.
+//! State that cannot be saved: calls with a permanent effect, and obstacles that the program can remove again.
 //!
-//! Each is known by the name of the program's own call. Beginning and ending take no lock and no heap once a name was
-//! there before.
+//! Each is identified by the name of the program's call. [`begin`] and [`end`] take no lock and no heap once a name
+//! has been recorded.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{

@@ -1,4 +1,5 @@
-//! Unit tests that need a driver: each in a process of its own, since a process has one driver and one state of it.
+//! Support for unit tests that need a driver. Each runs in a process of its own, since a process has one driver with
+//! one state.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Entry points of a driver that is newer than the table.
 //!
-//! They are passed by, since what they do is not known: neither do they wait at the gate, nor is what they make. That a
-//! program has found one is noted, for whoever has to find out why it was not saved right.
+//! Calls of them go straight to the driver: they do not wait at the gate, and what they create is not recorded. A
+//! lookup of one is recorded, as a hint if the process is not restored correctly.
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::null_mut;

@@ -1,4 +1,4 @@
-//! Which chunks of device memory have changed: a hash of each, by a kernel of ours.
+//! Finds out which chunks of device memory have changed: a kernel of ours hashes each chunk.
 //!
 //! The function is NH, a universal hash (J. Black, S. Halevi, H. Krawczyk, T. Krovetz and P. Rogaway, "UMAC: Fast and
 //! Secure Message Authentication", 1999), on two levels, each with two results of 64 bits that use the same keys,

@@ -1,8 +1,8 @@
-//! Whether finding out what has changed is worth the while.
+//! Decides whether to hash device memory before copying it.
 //!
-//! It is where memory is read so much faster than it is copied that reading all of it first does not matter. By its
-//! data sheet an H200 reads sixty times faster, but it is tried out and not taken for granted. `CKPT_CAPTURE` decides
-//! it instead: `changed` hashes always, `all` never; anything else is as if it were not there.
+//! Hashing pays where memory is read much faster than it is copied. By its data sheet an H200 reads sixty times
+//! faster; this is measured and not assumed. `CKPT_CAPTURE` overrides the measurement: `changed` always hashes, `all`
+//! never does; any other value is ignored.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! The launcher's memory that holds what a process has on its GPUs, while the process has it mapped.
+//! The mirror's memory: a file of the launcher that holds the content of device memory, mapped and pinned.
 
 use std::ffi::c_void;
 use std::fs::File;

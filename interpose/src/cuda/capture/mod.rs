@@ -11,8 +11,8 @@
 //! | `hashing_policy` | whether hashing is faster than copying |
 //! | `written` | the ranges of the mirror that a capture has written |
 //!
-//! Nothing here needs device memory. All calls are made with the calling thread's capture mode relaxed, so that no
-//! capture of a stream is disturbed while the program runs.
+//! Nothing here allocates device memory. All calls are made with the calling thread's capture mode relaxed, so that
+//! no stream capture is disturbed while the program runs.
 
 mod allocation;
 mod changed;

@@ -1,4 +1,4 @@
-//! Where a capture has written to the mirror, in few words.
+//! The ranges of the mirror that a capture has written, in bounded number.
 
 use std::ops::Range;
 

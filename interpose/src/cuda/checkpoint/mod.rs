@@ -1,4 +1,4 @@
-//! Taking the process's state off the GPU for a dump, and bringing it back.
+//! Detaches the process from its GPUs for a dump, and attaches it again.
 //!
 //! ```text
 //!            detach: gate closed, no capture open, device memory captured and released, driver checkpointed
@@ -12,11 +12,11 @@
 //!    |                                                                             ---------------------> Lost
 //! ```
 //!
-//! Device memory is copied to the launcher's mirror and taken off the device before the driver is locked, since that
-//! takes a driver that works, and comes back after it has been unlocked; the program is kept out by the gate all that
-//! time. What has no place in the mirror stays where it is and goes the driver's own, slow way.
+//! Device memory is copied to the launcher's mirror and released before the driver is locked, since that needs a
+//! working driver. It is restored after the driver has been unlocked. The gate keeps the program out during all of
+//! that. Memory without an offset in the mirror stays on the device and is saved by the driver, which is slower.
 //!
-//! Lost is for good: the gate stays closed, so that the program does not meet the driver's errors before the launcher
+//! Lost is final: the gate stays closed, so that the program does not see the driver's errors before the launcher
 //! ends the job.
 //!
 //! | module | does |

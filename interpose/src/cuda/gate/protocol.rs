@@ -1,4 +1,4 @@
-//! What threads do against each other at the gate, apart from what it is made of: the model below runs this code.
+//! The synchronisation protocol of the gate, independent of its implementation: the model below runs this code.
 
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
 

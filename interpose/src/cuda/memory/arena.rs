@@ -1,10 +1,10 @@
-//! The arena: what stands behind cuMemAlloc, cuMemAllocPitch and cuMemFree.
+//! The arena: the allocator behind cuMemAlloc, cuMemAllocPitch and cuMemFree.
 //!
-//! An allocation from a block's granularity on is a block of its own; a smaller one is a part of a slab. Where the
-//! arena cannot serve a call, the driver's own function does: its memory, or its error, is what the program would
+//! An allocation of at least the device's granularity is a block of its own; a smaller one is part of a slab. If the
+//! arena cannot serve a call, the driver's own function does: the program gets the memory or the error that it would
 //! have got without us.
 //!
-//! The lock is held to look and to note, never over a call of the driver.
+//! The lock protects the tables and is never held across a driver call.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};

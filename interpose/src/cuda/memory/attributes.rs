@@ -1,7 +1,7 @@
-//! What the program can ask about an address.
+//! Pointer attributes.
 //!
-//! Where the driver's own memory would be answered for in another way than mapped memory, we answer. In a part of our
-//! memory that is not allocated, it is answered as for an address that the driver does not know.
+//! Where the driver's answer for mapped memory differs from that for its own allocations, we answer instead. An
+//! unallocated part of our memory is reported like an address that the driver does not know.
 
 use std::ffi::{c_uint, c_void};
 use std::slice;

@@ -1,9 +1,9 @@
-//! Where in the program device memory comes from: the calls under way when it was made.
+//! The program's call stack at each physical allocation.
 //!
-//! Off unless the job has `CKPT_ORIGINS=1` in its environment, for it costs some microseconds for each physical
-//! allocation of memory (not for each small allocation). Return addresses are what is noted then; they get names
-//! while a checkpoint is staged and the program runs. The unwinder goes by the tables that code comes with, and stops
-//! where there are none (code that was generated at run time): frame pointers are not to be relied on.
+//! Off unless the job has `CKPT_ORIGINS=1` in its environment, since it costs some microseconds for each physical
+//! allocation (not for each small allocation). Only return addresses are recorded then; they are resolved to names
+//! while a checkpoint is staged and the program runs. The unwinder uses the unwind tables of the code and stops where
+//! there are none (code that was generated at run time): frame pointers are not reliable.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};

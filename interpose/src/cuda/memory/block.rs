@@ -1,4 +1,4 @@
-//! Physical memory that has addresses of its own: one physical allocation, mapped into one reservation that it fills.
+//! A physical allocation that is mapped into an address reservation of its own size.
 
 use ckpt_protocol::agent::RegionKind;
 use cuda_abi::types::{CUdeviceptr, CUresult};

@@ -1,5 +1,5 @@
-//! Device memory of one process in another: CUDA IPC by our own means, for the driver's own ends where the memory is
-//! mapped as ours is.
+//! Device memory of one process in another: our own implementation of CUDA IPC, since the driver's does not support
+//! mapped memory.
 //!
 //! ```text
 //! owner                         launcher                      importer
@@ -13,12 +13,12 @@
 //!   cuMemFree: Withdraw ------>
 //! ```
 //!
-//! A physical allocation is published once, as a whole: whoever opens an allocation of it may reach its neighbours,
-//! as with the driver's own IPC.
+//! A physical allocation is published once, as a whole: a process that opens an allocation in it can access its
+//! neighbours, as with the driver's own IPC.
 //!
-//! Over a checkpoint an owner's physical allocation is saved as any other, and an importer's is not: it is unmapped
-//! with all the others and fetched again. In a job that runs on the launcher has kept it; in one that is resumed each
-//! agent first publishes what is its own and then fetches what is not, so that nobody waits for who waits.
+//! At a checkpoint an owner's memory is saved as any other. An importer's is unmapped and fetched again. If the job
+//! continues, the launcher has kept the memory. If it is resumed, each agent first publishes its own memory and then
+//! fetches that of others, which avoids deadlocks.
 //!
 //! | module | does |
 //! |---|---|

@@ -1,7 +1,7 @@
-//! Device memory off the device, and back at the same addresses.
+//! Takes device memory off the device and restores it at the same addresses.
 //!
-//! What is taken off is unmapped and released; its addresses stay reserved. It comes back from the launcher, which has
-//! kept it alive (parked), or is made anew and copied back from the mirror.
+//! Offloaded memory is unmapped and released; its addresses stay reserved. It is restored from the launcher, which
+//! has kept it alive (parked), or is recreated and copied back from the mirror.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::sleep;

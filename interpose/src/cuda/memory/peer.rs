@@ -1,7 +1,7 @@
 //! Access of one device to another's memory.
 //!
-//! The driver's own peer access holds for memory of cuMemAlloc and not for what is mapped. So what the program
-//! enables is noted, and given to each mapping of the arena.
+//! The driver's own peer access applies to memory of cuMemAlloc and not to mapped memory. So the access that the
+//! program enables is recorded and granted to each mapping of the arena.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};

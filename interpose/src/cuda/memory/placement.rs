@@ -1,8 +1,8 @@
-//! Where each physical allocation has its place in the mirror.
+//! Assigns each physical allocation its offset in the mirror.
 //!
-//! A physical allocation keeps its place as long as it lives, so that what has not changed need not be copied again.
-//! Gaps that were left by physical allocations that are gone are used again; when too much of the mirror is gaps,
-//! everything is placed anew, and is copied anew with that.
+//! A physical allocation keeps its offset as long as it lives, so that unchanged memory need not be copied again.
+//! Gaps that freed allocations leave are reused. When too much of the mirror is gaps, all offsets are assigned anew,
+//! and all memory is copied again.
 
 use std::collections::BTreeSet;
 

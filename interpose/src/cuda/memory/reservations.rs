@@ -1,5 +1,5 @@
-//! Addresses that the program has reserved. The driver's checkpoint unmaps them too, whether memory is mapped there or
-//! not, so it is to be known whose they are (`holes.rs`).
+//! Address ranges that the program has reserved. The driver's checkpoint unmaps them even where no memory is mapped,
+//! so `address_space` has to know them.
 
 use crate::cuda::activation::is_started;
 use crate::cuda::result::SUCCESS;

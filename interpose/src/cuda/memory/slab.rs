@@ -1,7 +1,8 @@
 //! Small allocations share slabs: physical allocations of some MiB.
 //!
-//! A slab grows with what is in use, so that there are never many, and never more than a small part of what is in use
-//! is free in the newest. One empty slab stays for the next allocation; further ones go back to the device.
+//! The size of a new slab grows with the memory in use. So there are never many slabs, and only a small part of the
+//! memory is free in the newest one. One empty slab is kept for the next allocation; further ones are given back to
+//! the device.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -93,20 +94,10 @@ mod tests {
 
     const GRANULARITY: u64 = 2 << 20;
 
-    /// Numbers that look random and are the same in each run.
-    struct Numbers(u64);
-
-    impl Numbers {
-        fn below(&mut self, end: u64) -> u64 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 33) % end
-        }
-
-        /// As many small ones as large ones on the scale of powers of two.
-        fn size(&mut self) -> u64 {
-            let most = 1 << self.below(21);
-            1 + self.below(most)
-        }
+    /// A size of which the power of two is uniformly distributed.
+    fn size(random: &mut fastrand::Rng) -> u64 {
+        let limit = 1 << random.u32(..21);
+        random.u64(1..=limit)
     }
 
     /// Slabs as a device would give them, each beginning where the one before ends.
@@ -162,14 +153,14 @@ mod tests {
 
     #[test]
     fn a_hundred_thousand_live_and_none_overlap_and_all_comes_back() {
-        let (mut device, mut numbers) = (Device::new(), Numbers(1));
+        let (mut device, mut random) = (Device::new(), fastrand::Rng::with_seed(1));
         let mut addresses = Vec::new();
         while addresses.len() < 100_000 {
-            if numbers.below(4) == 0 && !addresses.is_empty() {
-                let which = numbers.below(addresses.len() as u64) as usize;
+            if random.u8(..4) == 0 && !addresses.is_empty() {
+                let which = random.usize(..addresses.len());
                 device.free(addresses.swap_remove(which));
             } else {
-                addresses.push(device.allocate(numbers.size()));
+                addresses.push(device.allocate(size(&mut random)));
             }
         }
         let used: u64 = device.live.values().map(|bytes| bytes.next_multiple_of(GRAIN_BYTES)).sum();
@@ -177,7 +168,7 @@ mod tests {
         // Best fit fills the holes that frees have left.
         assert!(device.given_bytes() - used < used / 50, "{used} of {} are used", device.given_bytes());
         while !addresses.is_empty() {
-            let which = numbers.below(addresses.len() as u64) as usize;
+            let which = random.usize(..addresses.len());
             device.free(addresses.swap_remove(which));
         }
         assert_eq!(device.given.len(), 1, "one empty slab stays");

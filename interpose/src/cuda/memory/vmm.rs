@@ -1,12 +1,12 @@
 //! Programs that manage virtual memory themselves.
 //!
-//! Their physical memory is made anew when the process comes back, and has another handle of the driver's then. So
-//! they get handles of ours, which stay: the name of the physical allocation and a mark that no handle of the
-//! driver's has. Handles that are not ours are passed on. As with the driver, a physical allocation has one handle,
-//! however often it is created, retained or imported, and each of these wants a release of its own.
+//! Their physical memory is recreated when the process is restored and then has another driver handle. So programs
+//! get handles of ours, which stay valid: the ID of the physical allocation and a mark that no driver handle has.
+//! Other handles are passed on. As with the driver, a physical allocation has one handle, however often it is
+//! created, retained or imported, and each of these needs a release of its own.
 //!
-//! Nonsense is for the driver to answer, and so is memory that is not ours, which it takes off the device itself.
-//! Memory as cuMemAlloc gives it is mapped in the same way, but is not the program's to handle so.
+//! Invalid calls are left to the driver, and so is memory that is not ours, which the driver saves itself. Memory of
+//! cuMemAlloc is mapped in the same way, but the program may not use these calls on it.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::mem::MaybeUninit;

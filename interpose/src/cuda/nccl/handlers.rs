@@ -1,5 +1,4 @@
-//! What is done with a call of NCCL beside passing it on: communicators are noted, from before they are made until they
-//! are destroyed.
+//! Handlers of NCCL's calls: communicators are recorded from before their creation until their destruction.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
