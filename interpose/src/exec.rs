@@ -23,7 +23,7 @@ const PRELOAD: &CStr = c"LD_PRELOAD=";
 
 type Strings = *const *const c_char;
 
-/// The entries that belong into every environment.
+/// The entries that every environment needs.
 struct Entries {
     preload: CString,
     socket: CString,
@@ -31,7 +31,7 @@ struct Entries {
 
 static ENTRIES: OnceLock<Entries> = OnceLock::new();
 
-/// Has programs that this process starts be part of the job. To be called from the constructor only.
+/// Makes programs that this process starts part of the job. To be called from the constructor only.
 pub fn follow(socket: &[u8]) {
     let _ = next(&EXECVE, c"execve");
     let _ = next(&EXECVPE, c"execvpe");
@@ -40,7 +40,7 @@ pub fn follow(socket: &[u8]) {
     let _ = next(&POSIX_SPAWN, c"posix_spawn");
     let _ = next(&POSIX_SPAWNP, c"posix_spawnp");
     let Some(library) = own_path() else { return };
-    // Whoever has put us here by other means does so for the children too.
+    // If this library was loaded by other means, the children load it in the same way.
     if !process::variable(b"LD_PRELOAD").is_some_and(|list| has(list, library.to_bytes())) {
         return;
     }

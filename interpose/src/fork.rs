@@ -11,9 +11,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
-/// How many forks are between their beginning and their end in the parent.
+/// The number of forks in progress.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// How many threads hold descriptors that are not noted down.
+/// The number of threads that hold descriptors that are not recorded yet.
 static BUSY: AtomicU32 = AtomicU32::new(0);
 
 /// What a forked child runs before its `fork` returns.
@@ -23,7 +23,7 @@ const FORK_WAIT: Duration = Duration::from_micros(50);
 const MAX_WAITS: u32 = 2000;
 const BUSY_WAIT: Duration = Duration::from_millis(1);
 
-/// Runs `make` while no fork is on its way. `make` must not wait for long.
+/// Runs `make` while no fork is in progress. `make` must not wait for long.
 pub fn while_none<T>(make: impl FnOnce() -> T) -> T {
     struct Busy;
     impl Drop for Busy {

@@ -11,20 +11,20 @@ use crate::socket::Socket;
 
 /// A conversation with the launcher.
 pub trait Link {
-    /// Says something, with the descriptors that it announces, and hears the answer with the descriptors that follow
-    /// it. `None` once the launcher is gone.
+    /// Sends a message with the descriptors that it announces; returns the answer with its descriptors. `None` if the
+    /// connection is lost.
     fn ask(&mut self, message: &FromAgent, with: &[BorrowedFd<'_>]) -> Option<(ToAgent, Vec<OwnedFd>)>;
 }
 
-/// One over a socket that is connected. The launcher may say something of its own accord at any time, also while an
-/// answer is waited for: that is kept for later.
+/// A conversation over a connected socket. The launcher may send a request at any time, even while an answer is
+/// expected; such requests are queued.
 pub struct Conversation<'a> {
     socket: &'a Socket,
     unheard: VecDeque<ToAgent>,
 }
 
 impl<'a> Conversation<'a> {
-    /// Nothing was said yet.
+    /// A new conversation.
     pub fn new(socket: &'a Socket) -> Self {
         Self { socket, unheard: VecDeque::new() }
     }
@@ -34,7 +34,7 @@ impl<'a> Conversation<'a> {
         self.socket
     }
 
-    /// Waits for what the launcher says of its own accord.
+    /// Waits for the next request of the launcher.
     ///
     /// # Errors
     /// See [`frame::read`].
@@ -62,7 +62,7 @@ impl Link for Conversation<'_> {
     }
 }
 
-/// Says something.
+/// Sends a message.
 ///
 /// # Errors
 /// See [`frame::write`].
@@ -70,7 +70,7 @@ pub fn say(mut socket: &Socket, message: &FromAgent) -> Result<(), FrameError> {
     frame::write(&mut socket, message)
 }
 
-/// Waits for something to be said.
+/// Waits for a message.
 ///
 /// # Errors
 /// See [`frame::read`].

@@ -62,7 +62,7 @@ pub fn forget_variable(name: &str) {
 
 /// This process's start in clock ticks since boot, if `/proc` has it.
 ///
-/// A restored process has another start time than the one that was dumped: its task was made anew.
+/// A restored process has another start time than the one that was dumped: its task was recreated.
 pub fn start_time_ticks() -> Option<u64> {
     // Far more than the line's names and numbers can take; no heap, as this runs with forks held up.
     let mut text = [0; 2048];

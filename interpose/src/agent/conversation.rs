@@ -40,8 +40,8 @@ pub(super) struct Found {
     pub start_time_ticks: u64,
 }
 
-/// Talks to the launcher until one side has had enough. What `away` holds is taken once it has been told;
-/// `started_ticks`, the start time that the launcher knows, is brought up to date then.
+/// Converses with the launcher until one side ends the connection. `away` is taken once the return has been reported;
+/// `started_ticks`, the start time that the launcher knows, is updated then.
 pub(super) fn converse(
     found: &Found,
     away: &mut Option<Absence>,
@@ -159,7 +159,7 @@ fn quiesce(attempt: u64, timeout_ms: u64, park: bool, link: &mut dyn Link, gpu: 
     FromAgent::Failed { attempt, reason, is_lost }
 }
 
-/// Puts the state back if it is off the GPU, once, and says so.
+/// Puts the state back if it is off the GPU, once, and reports that.
 fn come_back(
     socket: &Socket,
     link: &mut dyn Link,
@@ -178,7 +178,7 @@ fn come_back(
     say(socket, &FromAgent::Back { attempt: absence.attempt, restored, copied_bytes, lost })
 }
 
-/// What comes of putting the state back with what the launcher delivers. It is not tried before that is here.
+/// The outcome of putting the state back from the mirror that the launcher delivers. Waits for the delivery first.
 fn put_back(socket: &Socket, link: &mut dyn Link, gpu: &mut dyn Gpu) -> Result<Result<u64, String>, Hangup> {
     let ToAgent::Deliver { mirror, bytes, .. } = hear(socket)? else { return Err(Hangup::Lost) };
     let mirror = if bytes > 0 { Some(delivered(socket, mirror, bytes)?) } else { None };

@@ -67,10 +67,9 @@ fn restart_in_child() {
     start();
 }
 
-/// Starts the agent's thread. The calling thread is the process's only one, so this is the place for what
-/// takes descriptors: nobody can be counting on the number that comes next. (After a checkpoint it cannot be
-/// helped that the agent has a low number for some microseconds, in which an application that closes a number
-/// to get the same one again would be disappointed.)
+/// Starts the agent's thread. The calling thread is the process's only one, so descriptors can be opened here: no
+/// other thread relies on the next number. (After a checkpoint the agent has a low number for some microseconds. An
+/// application that closes a descriptor to get the same number again could miss it then.)
 fn start() {
     let Some(address) = launcher::address() else { return };
     if !main_thread::watch() {

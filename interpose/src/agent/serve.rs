@@ -32,7 +32,7 @@ pub(super) fn note_start_time() {
 pub(super) enum End {
     /// The main thread ended.
     MainThread,
-    /// There is nobody to talk to.
+    /// There is no launcher to talk to.
     Silent,
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::gate::{self, Tally};
 
-/// Whether the program has been told since the last look that its GPU is not done yet.
+/// Whether the driver has answered the program "not ready" since the last reading.
 static WAS_NOT_READY: AtomicBool = AtomicBool::new(false);
 
 /// The driver has answered cuStreamQuery or cuEventQuery that what was submitted is not done yet.
@@ -19,15 +19,13 @@ pub(super) fn not_ready() {
 /// What the program does with the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// A number that is another one once the program has made a call that submits work, changes the device's state, or
-    /// waits for the GPU.
+    /// A number that changes with each call that submits work, changes the device's state or waits for the GPU.
     pub calls: u64,
-    /// Whether a thread is in a call that waits for the GPU, or has asked in vain since the last look whether it is
-    /// done.
+    /// Whether a thread is in a call that waits for the GPU, or got the answer "not ready" since the last reading.
     pub is_waiting: bool,
 }
 
-/// Looks at what the program does.
+/// Reads the activity since the last reading.
 pub fn read() -> Activity {
     let was_not_ready = WAS_NOT_READY.swap(false, Relaxed);
     let Tally { begun, is_waiting } = gate::tally();

@@ -29,10 +29,10 @@ const DECOY_BYTES: u64 = 64 << 30;
 const UNMAP_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The hole of our own.
+/// The decoy range.
 struct Decoy {
     range: Range,
-    /// What of it is reserved.
+    /// The parts of it that are reserved.
     reserved: Vec<Range>,
 }
 
@@ -43,19 +43,19 @@ fn decoy() -> MutexGuard<'static, Option<Decoy>> {
 }
 
 impl Decoy {
-    /// Takes what is free of it again, and plugs what is free above it.
+    /// Reserves the free parts of it again, and fills free ranges above it.
     fn close(&mut self) {
         let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
         let now = ranges(&maps, |_| true);
         self.reserved.extend(free_parts(self.range, &now).into_iter().filter(|hole| occupy(*hole).is_ok()));
         for hole in free_parts((self.range.1, highest()), &now) {
-            // Somebody may have been faster. What is plugged stays so: it is address space only.
+            // Another thread may have been faster. Filled ranges stay filled: they cost address space only.
             let _ = occupy(hole);
         }
     }
 }
 
-/// Above the loader nothing is mapped but the stack, which grows. 0 if nobody knows where it lies.
+/// Above the loader nothing is mapped but the stack, which grows. 0 if its address is unknown.
 fn highest() -> u64 {
     // SAFETY: reads a value that the kernel has handed to the process.
     unsafe { libc::getauxval(libc::AT_BASE) }
@@ -63,7 +63,7 @@ fn highest() -> u64 {
 
 /// To be called before the driver maps anything. Without room in the address space there is no decoy.
 pub(super) fn prepare() {
-    // In the child of a fork it may be locked for ever.
+    // In the child of a fork it may stay locked.
     let Ok(mut decoy) = DECOY.try_lock() else { return };
     if decoy.is_none()
         && let Ok(start) = reserve(0, DECOY_BYTES, 0)
@@ -75,13 +75,13 @@ pub(super) fn prepare() {
 
 /// The address space before the driver's checkpoint. While it lives, the decoy is open.
 pub(super) struct Before {
-    /// What may belong to the driver: what nobody can access, and mappings of devices.
+    /// Ranges that may belong to the driver: inaccessible ones, and mappings of devices.
     maybe: Vec<Range>,
-    /// What does: addresses of device memory, and those that were reserved for it.
+    /// Ranges that belong to the driver: device memory, and addresses reserved for it.
     surely: Vec<Range>,
 }
 
-/// Looks at the address space, and opens the decoy.
+/// Scans the address space and opens the decoy.
 ///
 /// # Errors
 /// `/proc/self/maps` cannot be read.
@@ -174,7 +174,7 @@ fn occupy((start, end): Range) -> io::Result<()> {
     if mapped == start { Ok(()) } else { Err(io::ErrorKind::AlreadyExists.into()) }
 }
 
-/// Maps addresses that nobody can access, and that cost nothing.
+/// Maps inaccessible addresses, which cost no memory.
 fn reserve(start: u64, bytes: u64, placement: libc::c_int) -> io::Result<u64> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | placement;
     // SAFETY: neither placement replaces anything that is mapped.

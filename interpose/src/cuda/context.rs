@@ -66,7 +66,7 @@ pub(crate) fn on_removal(callbacks: OnRemoval) {
     let _ = ON_REMOVAL.set(callbacks);
 }
 
-/// For a look or a note; not to be held over a call of the driver.
+/// The lock must not be held across a driver call.
 fn contexts() -> MutexGuard<'static, Contexts> {
     CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -110,7 +110,7 @@ pub(crate) fn current() -> Option<(CUcontext, c_int)> {
     Some((context, device))
 }
 
-/// Does something in a context, on any thread; the thread's own is current again afterwards.
+/// Runs `work` in a context, on any thread; the thread's own context is current again afterwards.
 ///
 /// # Errors
 /// The driver's, if the context is not one.
@@ -142,7 +142,7 @@ pub(crate) fn devices() -> Vec<c_int> {
     devices
 }
 
-/// A context of a device to work in, for as long as this is kept.
+/// A context of a device to work in, until it is dropped.
 pub(crate) struct OnDevice {
     context: CUcontext,
     /// The device, if its primary context was retained for this.
@@ -171,9 +171,9 @@ impl Drop for OnDevice {
 /// A context of a device: one of the program's if there is one, else the primary one for the time being. `None` if
 /// the device gives none.
 pub(crate) fn on_device(device: c_int) -> Option<OnDevice> {
-    // The one that is there longest first: it is the likeliest to stay.
+    // The oldest one first: it is the most likely to stay.
     let of_program = all().into_iter().filter(|(_, of)| *of == device).map(|(context, _)| context);
-    // One may have been destroyed in a way that we have not seen.
+    // A context may have been destroyed by a call that we do not see.
     let live = of_program.into_iter().find(|context| within(*context, || ()).is_ok());
     if let Some(context) = live {
         return Some(OnDevice { context, retained: None });
@@ -192,11 +192,11 @@ fn retain_primary(device: c_int) -> Option<CUcontext> {
 fn give_back_primary(device: c_int) {
     // SAFETY: it was retained by ourselves.
     let _ = unsafe { driver::cuDevicePrimaryCtxRelease_v2(device) };
-    // The program may have given it back meanwhile.
+    // The program may have released it meanwhile.
     primary_given_back(device);
 }
 
-/// Whether a device's primary context is there. What the driver does not answer counts as there.
+/// Whether a device's primary context exists; true if the driver does not answer.
 fn is_primary_active(device: c_int) -> bool {
     let (mut flags, mut is_active): (c_uint, c_int) = (0, 0);
     // SAFETY: both are local variables.
@@ -226,20 +226,20 @@ fn note(context: CUcontext, device: c_int, kind: ContextKind) {
     }
 }
 
-/// A context is there no more, and neither is what belonged to it.
+/// A context was removed, with everything in it.
 fn removed(context: usize) {
     contexts().forget(context);
     contents_removed(context);
 }
 
-/// What belonged to a context is there no more.
+/// The contents of a context were removed.
 fn contents_removed(context: usize) {
     if let Some(callbacks) = ON_REMOVAL.get() {
         (callbacks.contents_removed)(context as CUcontext);
     }
 }
 
-/// Somebody has given a device's primary context back.
+/// A device's primary context was released.
 fn primary_given_back(device: c_int) {
     let Some(context) = contexts().primary_of(device) else { return };
     if !is_primary_active(device) {

@@ -23,7 +23,7 @@ struct Dynamic {
     value: usize,
 }
 
-/// Looks at one loaded library; what it returns, if it is something, ends the search.
+/// Visits one loaded library; a result ends the search.
 type Visitor<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info) -> Option<*const c_void>;
 
 /// The default version of the function `name` in the first loaded library whose file is called as one of
@@ -63,7 +63,7 @@ pub fn is_in_our_namespace(address: *const c_void) -> bool {
 }
 
 /// The default version of the function `name` in the library whose file is mapped from `start` on; null if there is
-/// none. For libraries of other namespaces than ours, which the C library does not tell us of.
+/// none. For libraries of other namespaces, which the C library does not list.
 ///
 /// # Safety
 /// At `start` a file is mapped from its beginning; if it has an ELF header, then as a dynamic loader does it, and it

@@ -40,10 +40,10 @@ const FENCED: u32 = 2;
 /// The gate's word, on which closed-out threads sleep.
 static GATE: AtomicU32 = AtomicU32::new(0);
 
-/// How often to look whether the last call has left.
+/// The polling interval for the end of the calls that are inside.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A thread's place.
+/// A thread's slot.
 struct Slot {
     /// See [`protocol`].
     place: AtomicU64,
@@ -52,7 +52,7 @@ struct Slot {
 
 const CHUNK: usize = 64;
 
-/// Slots are never given back to the system: whoever closes the gate reads them without a lock.
+/// Slots are never freed: the thread that closes the gate reads them without a lock.
 struct Chunk {
     slots: [Slot; CHUNK],
     next: AtomicPtr<Chunk>,
@@ -67,9 +67,9 @@ impl Chunk {
     }
 }
 
-// Each thread's slot; null while it has none. The library is there from the program's start, so its thread-local
-// storage is too: it can be addressed like the program's own, which takes two instructions. What `thread_local!`
-// makes in a library takes a call of the dynamic linker each time.
+// Each thread's slot; null while it has none. The library is loaded at the program's start, and its thread-local
+// storage with it: two instructions address it like the program's own. `thread_local!` in a library would call the
+// dynamic linker each time.
 global_asm!(
     ".pushsection .tbss.ckpt_gate_slot,\"awT\",@nobits",
     ".p2align 3",
@@ -125,7 +125,7 @@ pub(super) type Inside = Noted<INSIDE>;
 impl<const WHAT: u64> Drop for Noted<WHAT> {
     #[inline]
     fn drop(&mut self) {
-        // Nobody else writes to it but while the thread is outside.
+        // Other threads write to it only while the thread is outside.
         self.slot.place.store(self.slot.place.load(Relaxed).wrapping_sub(WHAT), Release);
     }
 }
@@ -139,7 +139,7 @@ fn note<const WHAT: u64>() -> Noted<WHAT> {
     }
     // SAFETY: what is noted or taken is a slot of a chunk, and chunks are never freed.
     let slot = unsafe { &*slot };
-    // Nobody else writes to it but while the thread is outside.
+    // Other threads write to it only while the thread is outside.
     slot.place.store(slot.place.load(Relaxed).wrapping_add(BEGUN | WHAT), Relaxed);
     Noted { slot }
 }
@@ -149,21 +149,21 @@ fn enter_with<const WHAT: u64>() -> Noted<WHAT> {
     let noted = note::<WHAT>();
     // The processor's part is membarrier's, or the fence in `wait_at_the_gate`.
     compiler_fence(SeqCst);
-    // Acquire: what was done behind the closed gate is seen by those who come in after it.
+    // Acquire: calls that enter later see what was done while the gate was closed.
     if GATE.load(Acquire) != 0 {
         cold_call!(wait_at_the_gate, &raw const *noted.slot, *const Slot);
     }
     noted
 }
 
-/// Goes in; waits while the gate is closed.
+/// Enters; waits while the gate is closed.
 #[inline(always)]
 pub(super) fn enter() -> Inside {
     enter_with()
 }
 
-/// Goes in with a call that may compute for long by itself, as one that compiles a module. Who is in it for long does
-/// not wait for the GPU.
+/// Enters with a call that may compute for long on the CPU, as one that compiles a module. Such a call does not count
+/// as waiting for the GPU.
 #[inline(always)]
 pub(super) fn enter_busy() -> Noted<{ INSIDE | BUSY }> {
     enter_with()
@@ -178,13 +178,13 @@ pub(super) fn wait_for_gpu() -> Noted<WAITING> {
 /// What the program's threads do with the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// How often they have gone in or begun to wait. It only grows, but for an overflow.
+    /// The number of calls that entered or began to wait. It only grows, except at an overflow.
     pub(super) begun: u64,
-    /// Whether one of them waits for the GPU. If nothing has begun since an earlier look, it does so since then.
+    /// Whether a thread waits for the GPU. If no call has begun since the previous tally, it has waited since then.
     pub(super) is_waiting: bool,
 }
 
-/// Looks at what the program's threads do.
+/// Counts the calls of the program's threads.
 pub(super) fn tally() -> Tally {
     let places = chunks().flat_map(|chunk| &chunk.slots).map(|slot| slot.place.load(Acquire));
     places.fold(Tally { begun: 0, is_waiting: false }, |tally, place| Tally {
@@ -193,8 +193,8 @@ pub(super) fn tally() -> Tally {
     })
 }
 
-/// Does something outside, in the middle of a call that is inside: to wait for what may need the gate closed. What was
-/// found out before may not be so any more. A call from inside another one stays inside.
+/// Leaves the gate during a call, to wait for something that may need the gate closed, and enters again. State that
+/// was read before may have changed. A nested call stays inside.
 pub(super) fn outside<T>(work: impl FnOnce() -> T) -> T {
     struct BackIn {
         place: &'static AtomicU64,
@@ -203,7 +203,7 @@ pub(super) fn outside<T>(work: impl FnOnce() -> T) -> T {
     impl Drop for BackIn {
         fn drop(&mut self) {
             let inside = enter();
-            // The call that went out leaves for good by its own `Noted`.
+            // The call leaves the gate by its own `Noted`.
             self.place.store(self.within, Relaxed);
             std::mem::forget(inside);
         }
@@ -225,7 +225,7 @@ extern "C" fn wait_at_the_gate(slot: *const Slot) -> *const Slot {
     // SAFETY: `enter` passes the thread's slot.
     let place = unsafe { &(*slot).place };
     if protocol::depth(place.load(Relaxed)) > 1 {
-        // The outer call is what is waited for.
+        // Closing waits for the outer call.
         return slot;
     }
     protocol::wait(&GATE, place);
@@ -242,7 +242,7 @@ impl SlotState for AtomicU64 {
     }
 }
 
-/// The gate's word, and the sleep of threads on it.
+/// The gate's word, on which threads sleep.
 impl Word for AtomicU32 {
     fn load(&self, order: Ordering) -> u32 {
         self.load(order)
@@ -282,7 +282,7 @@ pub(super) fn prepare() {
     let mut key = 0;
     // SAFETY: `key` is writable; the destructor is a function of this library, which stays mapped.
     if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } == 0 {
-        // Without a key, slots of ended threads are not used again, which costs their memory only.
+        // Without a key, slots of ended threads are not reused, which only costs their memory.
         let _ = THREAD_ENDS.set(key);
     }
 }
@@ -336,7 +336,7 @@ fn chunks() -> impl Iterator<Item = &'static Chunk> {
     })
 }
 
-/// Finds the calling thread a slot, which has none yet.
+/// Takes a slot for the calling thread, which has none yet.
 extern "C" fn take_slot(_none: *const Slot) -> *const Slot {
     let is_free = |slot: &&Slot| slot.is_taken.compare_exchange(false, true, SeqCst, Relaxed).is_ok();
     let slot = loop {
@@ -346,7 +346,7 @@ extern "C" fn take_slot(_none: *const Slot) -> *const Slot {
         let fresh = Box::into_raw(Box::new(Chunk::new()));
         let last = chunks().last().unwrap_or(&FIRST);
         if last.next.compare_exchange(null_mut(), fresh, SeqCst, Relaxed).is_err() {
-            // Another thread has linked one.
+            // Another thread was faster.
             // SAFETY: it was made above and nobody else has seen it.
             drop(unsafe { Box::from_raw(fresh) });
         }
@@ -367,7 +367,7 @@ extern "C" fn thread_ends(slot: *mut c_void) {
     slot.is_taken.store(false, SeqCst);
 }
 
-/// In the child of a fork: the threads that were inside are not there, and the gate is open.
+/// In the child of a fork: the threads that were inside do not exist, and the gate is open.
 pub(super) fn after_fork_in_child() {
     for slot in chunks().flat_map(|chunk| &chunk.slots) {
         slot.place.store(0, Relaxed);

@@ -44,7 +44,7 @@ struct UniqueId {
 }
 
 thread_local! {
-    /// Where the call that is on its way came from.
+    /// The caller of the current call.
     static CALLER: Cell<*const c_void> = const { Cell::new(std::ptr::null()) };
 }
 
@@ -141,15 +141,15 @@ fn ours(name: &CStr) -> Option<*mut c_void> {
     Some(ADDRESSES[index].0.cast_mut())
 }
 
-/// What the caller of the call that is on its way would have called by this name without us; null if there is nothing.
+/// The function that the current caller would have called by this name without us; null if there is none.
 fn of_caller(name: &CStr) -> *mut c_void {
     let caller = CALLER.try_with(Cell::get).unwrap_or(std::ptr::null());
-    // A library that has NCCL in itself means its own.
+    // A library that contains NCCL uses its own.
     let own = elf::function_beside(caller, name);
     if own.is_null() { usual(name) } else { own.cast_mut() }
 }
 
-/// What is called by this name from where NCCL is not; null if there is nothing.
+/// The function of this name for callers that do not contain NCCL; null if there is none.
 fn usual(name: &CStr) -> *mut c_void {
     // SAFETY: a pseudo-handle: what comes behind us in the order of the program's libraries.
     let next = unsafe { libc_symbols::find(libc::RTLD_NEXT, name) };
@@ -177,7 +177,7 @@ pub(super) fn is_ours(found: *const c_void, name: &CStr) -> bool {
     ours(name).is_some_and(|ours| ours.cast_const() == found)
 }
 
-/// There is an NCCL that we do not stand in front of.
+/// Whether there is an NCCL that is not intercepted.
 static IS_PASSED: AtomicBool = AtomicBool::new(false);
 
 /// What a program gets that has looked `name` up, in a scope or in one library, and would have got `found`: our

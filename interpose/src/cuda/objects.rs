@@ -52,7 +52,7 @@ type Objects = BTreeMap<(ObjectKind, usize), Object>;
 /// Several, so that threads that make and destroy objects seldom wait for each other.
 static OBJECTS: [Mutex<Objects>; 16] = [const { Mutex::new(BTreeMap::new()) }; 16];
 
-/// The part that a handle is in; not to be held over a call of the driver.
+/// The part that a handle is in; must not be locked across a driver call.
 fn part(handle: usize) -> MutexGuard<'static, Objects> {
     // Handles are addresses: their low bits are the same. The high bits of the product depend on all others.
     let mixed = (handle as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -92,7 +92,7 @@ unsafe fn exchange(
     result
 }
 
-/// The private tables that were asked for, for whoever has to find out why a program cannot be saved.
+/// The private tables that were asked for, for anyone who has to find out why a program cannot be saved.
 static TABLES: [AtomicPtr<CUuuid>; 32] = [const { AtomicPtr::new(null_mut()) }; 32];
 
 /// Passes through: what the tables hold is not for us to change. That they were asked for is noted.

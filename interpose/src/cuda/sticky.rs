@@ -32,8 +32,8 @@ const ERRORS: [Error; 14] = [
 /// Below it there is none of them: the one comparison that every call pays.
 const LOWEST: CUresult = 200;
 
-/// Whether the program has been told such an error. It stays so: another context may be sound, and one that is made
-/// anew, so whoever wants to know asks.
+/// Whether the program has been told such an error. It stays so: another context may be sound, and one that is
+/// recreated, so whoever wants to know asks.
 static WAS_TOLD: AtomicBool = AtomicBool::new(false);
 
 /// Looks at an answer to the program's call, and hands it on.

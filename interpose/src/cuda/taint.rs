@@ -51,7 +51,7 @@ pub(super) fn mark_untyped(symbol: &'static str) {
     let _ = TAINT.set(symbol);
 }
 
-/// Something that cannot be saved begins to be there; `call` is what has made it.
+/// Records something that cannot be saved; `call` has created it.
 pub(crate) fn begin(call: &'static str) {
     match counted(&COUNTED, call) {
         Some(place) => _ = place.count.fetch_add(1, AcqRel),
@@ -59,14 +59,14 @@ pub(crate) fn begin(call: &'static str) {
     }
 }
 
-/// One such thing is there no more: as often as [`begin`].
+/// Removes one such record: as often as [`begin`].
 pub(crate) fn end(call: &'static str) {
     if let Some(place) = counted(&COUNTED, call) {
         let _ = place.count.fetch_update(AcqRel, Acquire, |count| count.checked_sub(1));
     }
 }
 
-/// Why the process cannot be saved, in words for people: the call, and what to change.
+/// The reason why the process cannot be saved: the call, and what to change.
 pub(super) fn obstacle() -> Option<String> {
     let permanent = TAINT.get().copied();
     let counted = || {

@@ -30,7 +30,7 @@ impl MappedAllocation {
     }
 }
 
-/// Does something in a context, on any thread.
+/// Runs `work` in a context, on any thread.
 pub(super) fn in_context<T, E: From<DriverError>>(
     context: CUcontext,
     work: impl FnOnce() -> Result<T, E>,

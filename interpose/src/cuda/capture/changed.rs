@@ -20,7 +20,7 @@ pub(super) struct Found {
 /// Copies what is not known to be in the mirror already, and waits for it.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(super) fn copy(
     memory: &Memory,
     hashers: &mut [Hasher],

@@ -29,7 +29,7 @@ pub(super) struct Stream {
 
 impl Stream {
     /// # Errors
-    /// The driver's.
+    /// A driver call failed.
     pub fn new(context: CUcontext) -> Result<Self, DriverError> {
         let mut handle: CUstream = null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
@@ -48,7 +48,7 @@ impl Stream {
     /// Waits until everything is done that was begun.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver call failed.
     pub fn finish(&self) -> Result<(), DriverError> {
         in_context(self.context, || {
             // SAFETY: the stream is ours.
@@ -77,7 +77,7 @@ pub(super) struct Copies {
 
 impl Copies {
     /// # Errors
-    /// The driver's.
+    /// A driver call failed.
     pub fn new(context: CUcontext) -> Result<Self, DriverError> {
         let streams = (0..STREAMS).map(|_| Stream::new(context)).collect::<Result<_, _>>()?;
         Ok(Self { context, streams, next: 0 })
@@ -86,7 +86,7 @@ impl Copies {
     /// Those of a context, among those that there are.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver call failed.
     pub fn of(all: &mut Vec<Self>, context: CUcontext) -> Result<&mut Self, DriverError> {
         let index = match all.iter().position(|copies| copies.context == context) {
             Some(index) => index,
@@ -101,7 +101,7 @@ impl Copies {
     /// Begins to copy `bytes` bytes between device memory and an offset of the mirror, which has them.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver call failed.
     pub fn begin(
         &mut self,
         direction: Direction,
@@ -147,7 +147,7 @@ impl Copies {
     /// Waits until everything is copied that was begun.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver call failed.
     pub fn finish(&self) -> Result<(), DriverError> {
         self.streams.iter().try_for_each(Stream::finish)
     }

@@ -149,7 +149,7 @@ impl Hasher {
     /// Has up to [`MOST_CHUNKS`] chunks hashed on a stream, whose context is current and which is idle.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver call failed.
     pub fn begin(&mut self, chunks: &[CUdeviceptr], stream: CUstream) -> Result<(), DriverError> {
         let count = chunks.len().min(MOST_CHUNKS);
         // SAFETY: the table is ours, as large as that, and no kernel is using it: the stream is idle.

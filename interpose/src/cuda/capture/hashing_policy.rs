@@ -60,7 +60,7 @@ pub(super) fn is_ruled_out() -> bool {
 /// Whether to hash the allocations. To find it out, some of them are copied to the mirror, unless it is known.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(super) fn should_hash(
     memory: &Memory,
     hashers: &mut [Hasher],

@@ -70,7 +70,7 @@ impl Memory {
     /// Unpins it, if it is pinned.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver call failed.
     pub fn unpin(&mut self) -> Result<(), DriverError> {
         let Some(context) = self.pinned_in else { return Ok(()) };
         in_context(context, || {

@@ -42,7 +42,7 @@ pub(crate) use hashing_policy::activate;
 use mirror::Memory;
 pub(crate) use written::joined;
 
-/// A process's mirror, mapped. The child of a fork has it not: there, it may not even be dropped.
+/// A process's mirror, mapped. The child of a fork does not have it and must not drop it.
 pub(crate) struct Mirror {
     memory: Memory,
     hashers: Vec<Hasher>,
@@ -53,8 +53,8 @@ pub(crate) struct Mirror {
 unsafe impl Send for Mirror {}
 
 impl Mirror {
-    /// Maps the launcher's file and pins it for the devices of the contexts. One that cannot be pinned is used as it
-    /// is.
+    /// Maps the launcher's file and pins it for the devices of the contexts. A mirror that cannot be pinned is used
+    /// unpinned.
     ///
     /// # Errors
     /// Why it cannot be mapped.
@@ -66,7 +66,7 @@ impl Mirror {
         Ok(Self { memory, hashers: Vec::new(), shortcomings: shortcomings.into_iter().collect() })
     }
 
-    /// As [`Self::map`], and gets everything ready that a capture needs, while the program runs.
+    /// As [`Self::map`], and prepares what a capture needs, while the program runs.
     ///
     /// # Errors
     /// Why it cannot be mapped.
@@ -76,7 +76,7 @@ impl Mirror {
         Ok(mirror)
     }
 
-    /// Gets ready again what an attempt has given up.
+    /// Prepares again what an earlier attempt has released.
     pub fn get_ready(&mut self, contexts: &[CUcontext]) {
         let _relaxed = Relaxed::begin();
         self.hashers.retain(Hasher::is_alive);
@@ -93,17 +93,18 @@ impl Mirror {
         }
     }
 
-    /// What is slower than it could be and why, for people who look for the reason.
+    /// The reasons why copies are slower than possible, for the report.
     pub fn shortcomings(&self) -> &[String] {
         &self.shortcomings
     }
 
-    /// Copies what has changed to the mirror, and notes each allocation's hashes; says of each where in the mirror it
-    /// was copied to. Nothing may run on the devices meanwhile. Allocations that were copied without being hashed
-    /// have no hashes then, nor has any after an error: the mirror may have anything of them.
+    /// Copies changed memory to the mirror and stores each allocation's hashes. Returns the ranges of the mirror that
+    /// were written, for each allocation. Nothing may run on the devices meanwhile. Allocations that were copied
+    /// without hashing have no hashes afterwards, and after an error none has: the mirror's content is undefined
+    /// then.
     ///
     /// # Errors
-    /// The driver's, and a allocation that the mirror has no place for.
+    /// A driver call failed, or an allocation does not fit into the mirror.
     pub fn capture(
         &mut self,
         allocations: &mut [MappedAllocation],
@@ -121,7 +122,7 @@ impl Mirror {
                 return Ok(allocations.iter_mut().zip(found).map(note).collect());
             }
             Ok(None) => {}
-            // What cannot be hashed can still be copied.
+            // Memory that cannot be hashed can still be copied.
             Err(error) => {
                 self.shortcomings.push(format!("cannot tell which device memory has changed: {error}"));
             }
@@ -130,7 +131,7 @@ impl Mirror {
         Ok(allocations.iter().map(|allocation| vec![allocation.place()]).collect())
     }
 
-    /// `None` if it is not worth the while.
+    /// `None` if copying everything is faster.
     fn capture_changed(
         &mut self,
         allocations: &[MappedAllocation],
@@ -146,7 +147,7 @@ impl Mirror {
     /// Copies allocations back to the devices.
     ///
     /// # Errors
-    /// The driver's, and a allocation that the mirror has no place for.
+    /// A driver call failed, or an allocation does not fit into the mirror.
     pub fn copy_back(&mut self, allocations: &[MappedAllocation]) -> Result<(), CaptureError> {
         let _relaxed = Relaxed::begin();
         self.check(allocations)?;
@@ -177,7 +178,7 @@ impl Mirror {
         }
     }
 
-    /// Whether copies go as fast as they can.
+    /// Whether the mirror is pinned, so that copies are fast.
     pub fn is_pinned(&self) -> bool {
         self.memory.is_pinned()
     }
@@ -187,10 +188,10 @@ impl Mirror {
         self.memory.bytes()
     }
 
-    /// Has nothing to do with the driver any more; copies still work, more slowly. Before the driver's checkpoint.
+    /// Releases the driver's resources, before the driver's checkpoint. Copies still work, but are slower.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver call failed.
     pub fn unpin(&mut self) -> Result<(), DriverError> {
         let _relaxed = Relaxed::begin();
         self.hashers.clear();
@@ -198,8 +199,8 @@ impl Mirror {
     }
 }
 
-/// To be called before a context goes (destroyed, or reset if it is a primary one): nothing of ours in it is used
-/// again, nor taken for that of another context that comes to have its place.
+/// To be called when a context is removed (destroyed, or reset if it is a primary one): our code in it is not used
+/// again, nor mistaken for that of a new context at the same address.
 pub(crate) fn forget(context: CUcontext) {
     hash::forget(context);
 }

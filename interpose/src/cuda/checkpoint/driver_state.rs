@@ -31,7 +31,7 @@ pub(super) enum DriverState {
 }
 
 impl DriverState {
-    /// Waits for submitted work, host functions included.
+    /// Waits for submitted work, host functions included, and locks the driver.
     pub fn lock(&mut self, deadline: Instant) -> Result<(), DetachError> {
         const NOT_READY: CUresult = sys::CUresult::CUDA_ERROR_NOT_READY as CUresult;
         const NOT_SUPPORTED: CUresult = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult;

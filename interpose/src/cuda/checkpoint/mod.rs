@@ -78,20 +78,20 @@ fn enter(phase: Phase) {
 /// The polling interval for the end of a stream capture.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The state of this process on its GPUs, in the hands of the agent.
+/// The state of this process on its GPUs, which the agent detaches and attaches.
 pub struct Gpu {
     driver: DriverState,
-    /// Mapped, from its staging to its release.
+    /// The current mirror, from its staging to its release.
     mirror: Option<PinnedMirror>,
-    /// The one that was staged last and is not in use. The driver lets go of pinned memory only when all work has
-    /// ended, so it is not told to while the program runs.
+    /// The mirror that was staged last and is not in use. The driver unpins memory only when all work has ended, so
+    /// it stays pinned while the program runs.
     kept: Option<PinnedMirror>,
-    /// Older ones, which may not be used again: the file may have been cut and grown since.
+    /// Older mirrors, which are not used again: the file may have been truncated and extended since.
     stale: Vec<PinnedMirror>,
-    /// Which mirror the places and hashes of the physical allocations are about.
+    /// The mirror to which the offsets and hashes of the physical allocations refer.
     mirror_id: u64,
-    /// Captures that were begun, into whichever mirror. Never set back: a number that came again would let the launcher
-    /// take what it has for what is in the mirror.
+    /// The number of captures that were begun, into any mirror. It is never reset: the launcher would mistake an
+    /// older capture for the mirror's content.
     captures: u64,
 }
 
@@ -150,7 +150,7 @@ impl Gpu {
         }
     }
 
-    /// Nothing more is asked of the driver: one that is locked would be waited for, for ever.
+    /// Leaks the mirrors, so that the driver is not called again: a locked driver would block for ever.
     fn abandon(&mut self) {
         std::mem::forget((self.mirror.take(), self.kept.take(), std::mem::take(&mut self.stale)));
     }
@@ -222,7 +222,7 @@ impl Gpu {
         }
     }
 
-    /// Behind the closed gate, so that no call that taints is under way.
+    /// Runs behind the closed gate, so that no call can add an obstacle meanwhile.
     fn take_off(
         &mut self,
         attempt: u64,
@@ -306,7 +306,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Has the driver let go of the mirror, also where nothing is left to be captured: a locked driver would not.
+    /// Unpins the mirror, even if nothing was captured: a locked driver could not.
     fn unpin(&mut self, report: &mut GpuReport) -> Result<(), DriverError> {
         let Some(mirror) = &mut self.mirror else { return Ok(()) };
         report.remarks.extend_from_slice(mirror.mirror.shortcomings());
@@ -354,7 +354,7 @@ impl Gpu {
         attached
     }
 
-    /// Undoes as much as has been done. The mirror is mapped if something has to be copied back.
+    /// Undoes the steps that were done. The mirror is mapped if memory has to be copied back.
     fn bring_back(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
         self.driver.bring_back()?;
         relax();
@@ -381,21 +381,21 @@ impl Gpu {
     }
 }
 
-/// From now on, calls of the agent's thread disturb nobody's stream capture. Only while the driver runs: a locked one
-/// would not answer.
+/// From now on, calls of the agent's thread disturb no stream capture. Only while the driver runs: a locked driver
+/// would block.
 fn relax() {
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as CUstreamCaptureMode;
     // SAFETY: the mode is a local variable; the call changes nothing but the thread's mode.
     let _ = unsafe { driver::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
 }
 
-/// In the child of a fork, which has no driver's state: neither has what its parent was in the middle of.
+/// In the child of a fork, which has no driver state and so is not detached.
 pub(super) fn after_fork_in_child() {
     enter(Phase::Running);
 }
 
-/// Closes the gate at a moment at which no stream is being captured: a capture may not be kept waiting, since
-/// what it waits for may be its own end.
+/// Closes the gate while no stream is being captured. A capture must not wait at the gate: the call that ends it may
+/// be the one that waits.
 fn close_between_captures(deadline: Instant) -> Result<(), DetachError> {
     loop {
         while stream_capture::open_captures() > 0 {

@@ -22,7 +22,7 @@ const FIELD: u64 = 0xFF;
 /// What is there of a thread only while the gate is open.
 const PASSING: u64 = FIELD * (INSIDE | BUSY);
 
-/// A thread's place.
+/// A thread's slot.
 pub(super) trait SlotState {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);

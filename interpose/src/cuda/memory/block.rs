@@ -10,7 +10,7 @@ use crate::cuda::result::SUCCESS;
 use crate::cuda::stream_capture::relaxed;
 use cuda_abi::layout::Properties;
 
-/// It lives as long as it is mapped.
+/// The physical allocation lives as long as it is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub address: CUdeviceptr,
@@ -19,7 +19,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// Memory that those may access whom `allow` lets do it. `bytes` is a multiple of the device's granularity.
+    /// A block with the access rights that `allow` grants. `bytes` is a multiple of the device's granularity.
     ///
     /// # Errors
     /// The driver's, and that of `allow`; nothing is left behind.
@@ -29,7 +29,7 @@ impl Block {
         properties: &Properties,
         allow: impl FnOnce(&Self) -> Result<(), CUresult>,
     ) -> Result<Self, CUresult> {
-        // First what may be short.
+        // First the memory, which may be short.
         relaxed(|| Self::map(physical::create(kind, bytes, properties)?, bytes, allow))
     }
 
@@ -64,7 +64,7 @@ impl Block {
     }
 }
 
-/// Gives memory back that no other process has from this one. Returns whether the driver has taken it; if not, it is
+/// Gives memory back that is not shared with another process. Returns whether the driver has taken it; if not, it is
 /// mapped as before.
 pub(super) fn give_back(address: CUdeviceptr, bytes: u64) -> bool {
     let is_unmapped = physical::unmap(address, bytes).is_ok();

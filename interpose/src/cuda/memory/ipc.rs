@@ -264,8 +264,7 @@ fn import(
     })
 }
 
-/// Lets the context's device access a physical allocation, and those that may access what is on the physical
-/// allocation's own.
+/// Grants access to the context's device, and to the peers of the allocation's own device.
 fn allow(block: &Block, device: c_int) -> Result<(), CUresult> {
     let home = home_of(block.allocation).unwrap_or(device);
     peer::grant(home, block.address, block.bytes)?;
@@ -275,7 +274,7 @@ fn allow(block: &Block, device: c_int) -> Result<(), CUresult> {
     physical::set_access(block.address, block.bytes, &[Access::of(device)])
 }
 
-/// Finds out which device a physical allocation is on, and notes it.
+/// Finds out the device of a physical allocation and records it.
 fn home_of(allocation: Id) -> Option<c_int> {
     let handle = physical::registry().allocations.get(&allocation)?.handle;
     let mut properties = Properties::of(0);
@@ -289,7 +288,7 @@ fn home_of(allocation: Id) -> Option<c_int> {
     Some(home)
 }
 
-/// Unmaps what is not open any more.
+/// Unmaps memory that is no longer open.
 fn give_back(import: Import) {
     relaxed(|| block::give_back(import.address, import.bytes));
     fork::while_none(|| unmapped(import.key));
@@ -310,9 +309,10 @@ pub(crate) fn is_sharing() -> bool {
 /// Waits until no process can write any more to memory that this one has shared: between draining and capturing.
 ///
 /// # Errors
-/// Another one is not drained in time.
+/// Another process is not drained in time.
 pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(), MemoryError> {
-    // Whoever waits for this process has to know what it has closed meanwhile. It can be told later too.
+    // Processes that wait for this one have to know what it has closed meanwhile. A failure is not fatal: it is sent
+    // again later.
     let _ = notices().send(launcher);
     if !is_sharing() {
         return Ok(());
@@ -326,10 +326,10 @@ pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(),
 }
 
 /// The memory of a key, of this process or another one. `None` for memory of this process that the launcher does not
-/// have: it is to be made anew, and published. Memory of others is waited for.
+/// have: it has to be recreated and published. Memory of others is waited for.
 ///
 /// # Errors
-/// It will not come.
+/// The memory is lost.
 pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>, MemoryError> {
     let owner = imports().owner_of(key);
     let begun = Instant::now();
@@ -349,14 +349,13 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
     }
 }
 
-/// Publishes physical allocations of this process that were made anew, under the keys that they had; and tells what
-/// is still to be told.
+/// Publishes recreated physical allocations of this process under their former keys, and sends pending messages.
 ///
 /// # Errors
-/// The driver's, or the launcher's.
+/// The driver, or the launcher, refuses.
 pub(crate) fn republish(launcher: &mut dyn Link, allocations: &[Id]) -> Result<(), MemoryError> {
     let lost = |launcher::ConnectionLost| MemoryError::LauncherLost;
-    // It can be told later too.
+    // A failure is not fatal: it is sent again later.
     let _ = notices().send(launcher);
     for allocation in allocations {
         let Some(key) = key_of(*allocation) else { continue };

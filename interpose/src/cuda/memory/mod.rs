@@ -53,7 +53,7 @@ pub(crate) fn activate() {
     backtrace::activate();
 }
 
-/// A context is there no more, or has been emptied: its memory is the program's no more.
+/// A context was removed or reset: the program's memory in it is freed.
 pub(crate) fn context_removed(context: CUcontext) {
     arena::context_removed(context);
     pool::context_removed(context);

@@ -20,20 +20,20 @@ use crate::fork;
 use crate::link::Link;
 use cuda_abi::layout::Access;
 
-/// How long memory that somebody else has taken meanwhile is waited for.
+/// The timeout for device memory that another process has allocated meanwhile.
 const OUT_OF_MEMORY_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What parking came to.
+/// The result of parking.
 #[derive(Default)]
 pub(crate) struct Parked {
     pub bytes: u64,
-    /// Why nothing is parked, if it is not.
+    /// The reason if nothing, or not everything, is parked.
     pub refusal: Option<ParkError>,
 }
 
-/// Hands the memory of physical allocations to the launcher, which keeps it alive: all that the driver exports. Where
-/// the launcher has not room for all, it keeps none.
+/// Parks physical allocations: hands them to the launcher, which keeps them alive. Only those that the driver exports
+/// are parked. If the launcher cannot hold all of them, it keeps none.
 pub(crate) fn park(ids: &[Id], link: &mut dyn Link) -> Parked {
     let mut parked = Parked::default();
     let mut count = 0;
@@ -67,7 +67,7 @@ struct Exported {
     descriptor: OwnedFd,
 }
 
-/// What the driver exports; and why not all of it.
+/// The descriptors that the driver exports, and the reason if it does not export all.
 fn export(ids: &[Id]) -> (Vec<Exported>, Option<ParkError>) {
     let (mut exported, mut refusal) = (Vec::with_capacity(ids.len()), None);
     for id in ids {
@@ -96,10 +96,10 @@ fn hand_over(exported: &[Exported], link: &mut dyn Link) -> Result<(), ParkError
     }
 }
 
-/// Takes physical allocations off the device. All work on them has ended.
+/// Releases physical allocations from the device. All work on them has ended.
 ///
 /// # Errors
-/// The driver refuses; what was taken off so far is brought back by the functions below.
+/// A driver call failed; the functions below restore what was released so far.
 pub(crate) fn release(ids: &[Id]) -> Result<(), DriverError> {
     for id in ids {
         let (handle, mappings) = {
@@ -133,7 +133,7 @@ fn set_mapped(allocation: &mut PhysicalAllocation, address: CUdeviceptr, is_mapp
     }
 }
 
-/// Takes parked memory up again; what the launcher or the driver refuses stays to be made anew.
+/// Imports parked memory again; memory that the launcher or the driver refuses is left to be recreated.
 pub(crate) fn unpark(link: &mut dyn Link) {
     let mut waiting: Vec<(usize, Id)> = registry()
         .allocations
@@ -150,7 +150,7 @@ pub(crate) fn unpark(link: &mut dyn Link) {
             descriptors.iter().map(|descriptor| physical::import_handle(descriptor.as_fd())).collect()
         });
         if handles.is_empty() {
-            // The launcher has nothing, or is gone.
+            // The launcher has no parked memory, or the connection is lost.
             break;
         }
         for ((_, id), handle) in batch.iter().zip(handles) {
@@ -161,18 +161,18 @@ pub(crate) fn unpark(link: &mut dyn Link) {
     }
 }
 
-/// Owner memory that is shared with other processes.
+/// The owner of memory that is shared with other processes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
     Own,
     Others,
 }
 
-/// Takes memory up again that is shared with other processes, and which the launcher has. What it has not of this
-/// process's own stays to be made anew; that of others is waited for.
+/// Claims memory that is shared with other processes from the launcher. Memory of this process that the launcher does
+/// not have is left to be recreated; memory of others is waited for.
 ///
 /// # Errors
-/// What belongs to others does not come, or the driver refuses it.
+/// Memory of others is not delivered, or a driver call failed.
 pub(crate) fn claim_shared(owner: Owner, link: &mut dyn Link) -> Result<(), MemoryError> {
     let missing: Vec<(Id, Key)> = registry()
         .allocations
@@ -187,13 +187,13 @@ pub(crate) fn claim_shared(owner: Owner, link: &mut dyn Link) -> Result<(), Memo
     for (id, key) in missing {
         let mut take_up = || -> Result<_, MemoryError> {
             let Some(descriptor) = ipc::fetch(link, key)? else { return Ok(None) };
-            // Not to be made anew: others may have taken it up already.
+            // It cannot be recreated: others may have claimed it already.
             let handle = driver::retry(|| physical::import_handle(descriptor.as_fd()));
             handle
                 .map(Some)
                 .map_err(|result| DriverError::new("cuMemImportFromShareableHandle", result).into())
         };
-        // What is waited for may take long, which no fork is to wait for.
+        // The fetch may take long, and a fork must not wait for it.
         let handle = if owner == Owner::Own { fork::while_none(&mut take_up) } else { take_up() };
         if let Some(handle) = handle? {
             note(id, |allocation| allocation.handle = handle);
@@ -202,11 +202,11 @@ pub(crate) fn claim_shared(owner: Owner, link: &mut dyn Link) -> Result<(), Memo
     Ok(())
 }
 
-/// Makes anew what is off the device and was not taken up; returns which physical allocations that are: their content
-/// is to be copied.
+/// Recreates memory that is off the device and was not claimed; returns these physical allocations, whose content has
+/// to be copied back.
 ///
 /// # Errors
-/// There is not enough memory on the device, for a while.
+/// The device is still out of memory after the timeout.
 pub(crate) fn recreate() -> Result<Vec<Id>, DriverError> {
     let missing: Vec<_> = registry()
         .allocations
@@ -241,7 +241,7 @@ fn is_out_of_memory(result: CUresult) -> bool {
 /// until [`restrict`] is called.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(crate) fn remap(for_copies: &[Id]) -> Result<(), DriverError> {
     let waiting: Vec<_> = {
         let registry = registry();
@@ -268,10 +268,10 @@ pub(crate) fn remap(for_copies: &[Id]) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Takes back what [`remap`] has allowed for copies.
+/// Withdraws the access that [`remap`] has granted for copies.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(crate) fn restrict(ids: &[Id]) -> Result<(), DriverError> {
     let restricted: Vec<_> = {
         let registry = registry();
@@ -305,19 +305,19 @@ fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(),
     })
 }
 
-/// A physical allocation where its own device can read and write all of it.
+/// A mapping of a whole physical allocation that its own device can read and write.
 pub(crate) struct MappedView {
     pub address: CUdeviceptr,
     bytes: u64,
-    /// It was made for this.
+    /// Whether it was created for this purpose.
     is_temporary: bool,
 }
 
 impl MappedView {
-    /// Finds the mapping, or makes one for the time being.
+    /// Finds the mapping, or creates a temporary one.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver call failed.
     pub fn of(allocation: &AllocationInfo) -> Result<Self, DriverError> {
         let bytes = allocation.bytes;
         if let Some(address) = allocation.address {
@@ -355,13 +355,13 @@ impl Drop for MappedView {
     }
 }
 
-/// What has to be known of a physical allocation to look at it.
+/// What is needed of a physical allocation to copy it.
 pub(crate) struct AllocationInfo {
     pub id: Id,
     pub bytes: u64,
     pub device: i32,
     pub handle: CUmemGenericAllocationHandle,
-    /// Where all of it is mapped for its own device to read and write.
+    /// The address at which all of it is mapped for its own device to read and write.
     pub address: Option<CUdeviceptr>,
 }
 

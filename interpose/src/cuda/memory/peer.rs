@@ -40,7 +40,7 @@ pub(crate) fn devices_with_access_to(device: c_int) -> Vec<c_int> {
 /// Lets a device, and those that have access to its memory, read and write a new mapping.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(super) fn grant(device: c_int, address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
     let mut granted = Vec::new();
     let mut wanted = devices_with_access_to(device);

@@ -21,21 +21,21 @@ use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::cuda::{driver, taint};
 use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
 
-/// Names a physical allocation for the life of the process; never 0, never used again.
+/// The ID of a physical allocation: unique for the life of the process and never 0.
 pub(crate) type Id = u64;
 
-/// Where the physical memory comes from when it is made anew.
+/// Where physical memory comes from when it is recreated.
 #[derive(Clone)]
 pub(crate) enum Source {
-    /// cuMemCreate with these properties, as they were asked for.
+    /// cuMemCreate with the requested properties.
     Created(Properties),
-    /// Another process of the job, which has shared it under this key.
+    /// Another process of the job has shared it under this key.
     Shared(Key),
-    /// Somebody's descriptor: it cannot be made anew, which its obstacle says.
+    /// A descriptor of unknown origin: it cannot be recreated and has an obstacle.
     Unknown,
 }
 
-/// A range of addresses that shows the beginning of a physical allocation.
+/// An address range to which the beginning of a physical allocation is mapped.
 #[derive(Clone)]
 pub(crate) struct Mapping {
     pub address: CUdeviceptr,
@@ -55,24 +55,25 @@ pub(crate) struct PhysicalAllocation {
     /// The driver's handle; 0 while the memory is off the device.
     pub handle: CUmemGenericAllocationHandle,
     pub mappings: Vec<Mapping>,
-    /// How often its owner has yet to let go of it. Without references it lives until it is mapped nowhere.
+    /// The number of references that its owner has yet to release. Without references it lives until it is unmapped
+    /// everywhere.
     pub references: u32,
-    /// The call because of which it cannot be saved, which counts as a taint while the physical allocation lives.
+    /// The call because of which it cannot be saved: an obstacle while the physical allocation lives.
     pub obstacle: Option<&'static str>,
     /// What the mirror has of it.
     pub mirrored: Mirrored,
     /// Its number among the parked ones, while it is off the device.
     pub parked: Option<usize>,
-    /// Which calls of the program's have made it.
+    /// The program's call stack when it was created.
     pub origin: Backtrace,
 }
 
-/// Where a physical allocation's content is in the mirror, and what is known of that content.
+/// The place of a physical allocation in the mirror, and the hashes of its content there.
 #[derive(Default, Clone)]
 pub(crate) struct Mirrored {
-    /// In bytes; `None` if the mirror has no place for it.
+    /// In bytes; `None` if it has no place in the mirror.
     pub offset: Option<u64>,
-    /// A hash of each chunk in the mirror; empty if it is not known.
+    /// A hash of each chunk in the mirror; empty if unknown.
     pub hashes: Vec<[u64; 2]>,
 }
 
@@ -87,7 +88,7 @@ pub(crate) struct Registry {
 static REGISTRY: Mutex<Registry> =
     Mutex::new(Registry { allocations: BTreeMap::new(), by_address: BTreeMap::new(), last_id: 0 });
 
-/// For a look or a note; not to be held over a call of the driver.
+/// The lock must not be held across a driver call.
 pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -134,7 +135,7 @@ impl Registry {
         Some(allocation.handle)
     }
 
-    /// Takes a reference away, if there is one.
+    /// Removes a reference, if there is one.
     fn release(&mut self, id: Id) -> bool {
         let Some(allocation) = self.allocations.get_mut(&id).filter(|allocation| allocation.references > 0)
         else {
@@ -151,7 +152,7 @@ impl Registry {
         }
     }
 
-    /// Takes the mappings out that begin in a range. Their physical allocations get a reference each.
+    /// Removes the mappings that begin in a range. Their physical allocations get a reference each.
     fn take_mappings(&mut self, address: CUdeviceptr, bytes: u64) -> Vec<(Id, Mapping)> {
         let mut taken = Vec::new();
         for start in self.starts(address, bytes) {
@@ -166,7 +167,7 @@ impl Registry {
         taken
     }
 
-    /// Takes a physical allocation out that is neither owned nor mapped.
+    /// Removes a physical allocation that is neither referenced nor mapped.
     fn take_dead(&mut self, id: Id) -> Option<PhysicalAllocation> {
         let is_dead = self
             .allocations
@@ -176,10 +177,10 @@ impl Registry {
     }
 }
 
-/// Makes physical memory, which has one reference then.
+/// Creates physical memory with one reference.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(crate) fn create(kind: RegionKind, bytes: u64, properties: &Properties) -> Result<Id, CUresult> {
     let handle = create_handle(bytes, properties)?;
     let origin = Backtrace::here();
@@ -190,7 +191,7 @@ pub(crate) fn create(kind: RegionKind, bytes: u64, properties: &Properties) -> R
     Ok(id)
 }
 
-/// Takes care of the physical memory of a driver's handle, and of the handle.
+/// Adds the physical memory of a driver's handle to the registry, which then owns the handle.
 pub(crate) fn adopt(
     kind: RegionKind,
     bytes: u64,
@@ -213,10 +214,10 @@ pub(crate) fn adopt(
     })
 }
 
-/// Takes up physical memory of another process.
+/// Imports physical memory of another process.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(crate) fn import(
     kind: RegionKind,
     bytes: u64,
@@ -231,7 +232,7 @@ pub(crate) fn import(
 /// A driver's handle of physical memory, which can be exported wherever the device can do that.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(crate) fn create_handle(
     bytes: u64,
     properties: &Properties,
@@ -265,10 +266,10 @@ pub(crate) fn import_handle(descriptor: BorrowedFd<'_>) -> Result<CUmemGenericAl
     Ok(handle)
 }
 
-/// A descriptor by which another process can take physical memory up, and which keeps it alive.
+/// A descriptor by which another process can import physical memory, and which keeps it alive.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(crate) fn export(handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, CUresult> {
     let mut descriptor: c_int = -1;
     // SAFETY: `descriptor` is a local variable, of the type that this kind of handle is written as.
@@ -279,10 +280,11 @@ pub(crate) fn export(handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, CU
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Maps the first `bytes` bytes of a physical allocation at an address inside a reservation. Nobody may access it yet.
+/// Maps the first `bytes` bytes of a physical allocation at an address inside a reservation. No device has access
+/// yet.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(crate) fn map(id: Id, address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
     // With a reference it is the physical allocation's own handle until the end of the call.
     let handle = registry().retain(id).ok_or(INVALID_VALUE)?;
@@ -295,10 +297,11 @@ pub(crate) fn map(id: Id, address: CUdeviceptr, bytes: u64) -> Result<(), CUresu
     result
 }
 
-/// Unmaps a range that is made up of whole mappings. What is then owned by nobody and mapped nowhere is released.
+/// Unmaps a range that is made up of whole mappings. Physical memory that is then neither referenced nor mapped is
+/// released.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(crate) fn unmap(address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
     // Before the call: at its end the addresses may already be another mapping's.
     let mappings = registry().take_mappings(address, bytes);
@@ -313,10 +316,10 @@ pub(crate) fn unmap(address: CUdeviceptr, bytes: u64) -> Result<(), CUresult> {
     result
 }
 
-/// Sets who may access a range that is made up of whole mappings; other locations keep what they have.
+/// Sets the access rights of a range of whole mappings; other locations keep theirs.
 ///
 /// # Errors
-/// The driver's.
+/// A driver call failed.
 pub(crate) fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(), CUresult> {
     // SAFETY: the descriptions are a slice; the driver checks the range.
     checked(unsafe {
@@ -336,7 +339,7 @@ pub(crate) fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) ->
     Ok(())
 }
 
-/// One more reference to a physical allocation, which will have to be released once more.
+/// Adds a reference to a physical allocation, which needs one more release.
 pub(crate) fn retain(id: Id) -> bool {
     registry().retain(id).is_some()
 }
@@ -368,7 +371,7 @@ pub(crate) fn hinder(id: Id, call: &'static str) {
     }
 }
 
-/// What was still to be done for a physical allocation that is no more.
+/// The remaining work for a physical allocation that was removed.
 fn bury(allocation: PhysicalAllocation) {
     if allocation.handle != 0 {
         // SAFETY: the handle is ours, and nobody has it any more. There is nothing to do about a failure.

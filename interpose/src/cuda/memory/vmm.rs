@@ -22,7 +22,7 @@ use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::cuda::{driver, taint};
 use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
 
-/// What each of our handles begins with: as a pointer it would lead nowhere on this machine, and no counter gets there.
+/// The prefix of our handles: an invalid pointer on this machine, and larger than any counter.
 const MARK: u64 = 0x436b << ID_BITS;
 const ID_BITS: u32 = 48;
 
@@ -30,7 +30,7 @@ fn handle_of(id: Id) -> CUmemGenericAllocationHandle {
     MARK | id
 }
 
-/// The physical allocation that a handle of ours names, whether there is such a physical allocation or not.
+/// The physical allocation that a handle of ours names, whether it exists or not.
 fn id_of(handle: CUmemGenericAllocationHandle) -> Option<Id> {
     let id = handle ^ MARK;
     (id >> ID_BITS == 0).then_some(id)
@@ -41,15 +41,15 @@ fn is_program(allocation: &PhysicalAllocation) -> bool {
     allocation.kind == RegionKind::Program
 }
 
-/// What a handle of a program's stands for.
+/// The meaning of a handle of the program.
 enum Named {
     MappedAllocation {
         id: Id,
         handle: CUmemGenericAllocationHandle,
     },
-    /// It is the driver's own, or nothing at all.
+    /// A handle of the driver, or an invalid one.
     Other,
-    /// It was a handle of ours, or never one.
+    /// A handle of ours that is no longer valid.
     Gone,
 }
 
@@ -291,8 +291,8 @@ fn asked_handle_types(id: Id) -> Option<u32> {
     }
 }
 
-/// What the program is told of memory of its own at an address, instead of what the driver would say of it by now: that
-/// it can be exported, and how it is numbered since it was made anew.
+/// What the program is told of memory of its own at an address, instead of what the driver would say of it by now:
+/// that it can be exported, and how it is numbered since it was recreated.
 pub(crate) fn attribute(address: CUdeviceptr, attribute: CUpointer_attribute) -> Option<u64> {
     use sys::CUpointer_attribute as Attribute;
     const HANDLE_TYPES: CUpointer_attribute =
@@ -314,7 +314,7 @@ type Export = unsafe extern "C" fn(
     c_ulonglong,
 ) -> CUresult;
 
-/// Who else holds the memory from then on is not known.
+/// Which other processes hold the memory from then on is unknown.
 ///
 /// # Safety
 /// As for the driver's.
@@ -365,7 +365,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     }
     // SAFETY: the driver has just written it.
     let imported = unsafe { handle.read_unaligned() };
-    // How large it is nobody tells.
+    // Its size is unknown.
     let id = physical::adopt(RegionKind::Program, 0, device_of(imported), Source::Unknown, imported);
     physical::hinder(id, "cuMemImportFromShareableHandle");
     // SAFETY: as above.
@@ -373,7 +373,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     result
 }
 
-/// The device whose memory a driver's handle stands for; the first one if the driver does not tell.
+/// The device whose memory a driver's handle stands for; the first one if the driver does not report it.
 fn device_of(handle: CUmemGenericAllocationHandle) -> c_int {
     let mut properties = Properties::of(0);
     // SAFETY: `properties` is a local variable of the structure's layout, whose fields may have any value.

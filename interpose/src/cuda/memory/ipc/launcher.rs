@@ -12,16 +12,16 @@ use crate::cuda::gate;
 use crate::link::{Conversation, Link};
 use crate::socket::Socket;
 
-/// How long a launcher that listens may take for an answer.
+/// The timeout for an answer of a launcher that listens.
 const ANSWER_TIMEOUT_S: u16 = 10;
-/// The pause before something is tried again.
+/// The pause before a retry.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// How long to look for a launcher that does not listen; the time of a checkpoint does not count.
+/// The timeout for a launcher that does not listen; the time of a checkpoint does not count.
 const LAUNCHER_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long to wait for a process that is putting its memory back. One that loses it ends the job.
+/// The timeout for a process that restores its memory. A process that fails to ends the job.
 pub(super) const OWNER_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The connection broke, or what came over it is no answer.
+/// The connection broke or an invalid answer arrived.
 #[derive(Debug)]
 pub(crate) struct ConnectionLost;
 
@@ -33,7 +33,7 @@ pub(super) fn connect() -> Result<ShortConnection, ConnectionLost> {
     Ok(ShortConnection(socket))
 }
 
-/// A connection that ends with it.
+/// A connection that is closed on drop.
 pub(super) struct ShortConnection(Socket);
 
 impl Link for ShortConnection {
@@ -42,14 +42,14 @@ impl Link for ShortConnection {
     }
 }
 
-/// Why something was not done.
+/// Why memory was not shared or fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ShareError {
-    /// It cannot be done.
+    /// A call failed.
     Failed(CUresult),
     /// The launcher does not listen: there may be a checkpoint.
     Away,
-    /// Another process has yet to put its memory back.
+    /// Another process has not restored its memory yet.
     NotYet,
 }
 
@@ -65,8 +65,8 @@ impl From<ConnectionLost> for ShareError {
     }
 }
 
-/// Tries something that needs the launcher until it works or there is no hope. It waits outside of the gate: what is
-/// waited for may be a checkpoint of this very process. So each try begins from nothing.
+/// Retries an operation that needs the launcher until it succeeds or fails for good. It waits outside the gate, since
+/// the reason may be a checkpoint of this process. So each attempt starts from scratch.
 pub(super) fn tried<T>(mut attempt: impl FnMut() -> Result<T, ShareError>) -> Result<T, ShareError> {
     let (mut away, mut not_yet) = (Duration::ZERO, Duration::ZERO);
     loop {
@@ -105,7 +105,7 @@ pub(super) fn fetch(
     }
 }
 
-/// Whether the process is there, be it somebody else's.
+/// Whether a process exists, even one of another user.
 fn exists(pid: u32) -> bool {
     let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0) else { return false };
     // SAFETY: kill takes plain numbers; signal 0 is none.
@@ -113,7 +113,7 @@ fn exists(pid: u32) -> bool {
     result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// Says whether the launcher keeps it.
+/// Publishes memory; returns whether the launcher keeps it.
 pub(super) fn publish(
     launcher: &mut dyn Link,
     key: Key,
@@ -127,8 +127,8 @@ pub(super) fn publish(
     }
 }
 
-/// What the launcher knows of this process, or is still to hear. The lock is held while it is said, so that two
-/// threads do not say it in the wrong order; it is taken inside [`crate::fork::while_none`] only, or by the agent.
+/// What the launcher knows of this process, and the messages that are pending. The lock is held while they are sent,
+/// which keeps their order; it is taken inside [`crate::fork::while_none`] only, or by the agent.
 #[derive(Default)]
 pub(super) struct Notices {
     /// How many mappings there are, or will be, of each memory that was fetched.
@@ -143,7 +143,7 @@ pub(super) fn notices() -> MutexGuard<'static, Notices> {
 }
 
 impl Notices {
-    /// Fetches memory for one mapping more.
+    /// Fetches memory for one more mapping.
     pub fn fetch(
         &mut self,
         launcher: &mut dyn Link,
@@ -158,7 +158,7 @@ impl Notices {
         Ok(found)
     }
 
-    /// Notes that a mapping is gone.
+    /// Records that a mapping was removed.
     pub fn unmapped(&mut self, key: Key) {
         let Some(uses) = self.uses.get_mut(&key) else { return };
         *uses -= 1;
@@ -168,7 +168,7 @@ impl Notices {
         }
     }
 
-    /// Notes memory that this process has no more to do with.
+    /// Records that this process no longer uses the memory.
     pub fn withdraw(&mut self, key: Key) {
         self.withdrawn.push(key);
     }
@@ -177,7 +177,7 @@ impl Notices {
         !self.withdrawn.is_empty()
     }
 
-    /// Tells what was not told yet.
+    /// Sends the pending messages.
     pub fn send(&mut self, launcher: &mut dyn Link) -> Result<(), ConnectionLost> {
         if self.withdrawn.is_empty() {
             return Ok(());

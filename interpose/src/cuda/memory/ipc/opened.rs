@@ -39,11 +39,11 @@ pub(crate) struct Allocation {
     pub id: u64,
 }
 
-/// What closing has left.
+/// The state after closing an allocation.
 pub(super) enum Closed {
     /// It is still used.
     Open,
-    /// Nothing in it is open any more.
+    /// No allocation in it is open any more.
     Unused(Import),
 }
 
@@ -60,7 +60,7 @@ const FIRST_ID: u64 = 1 << 56;
 static IMPORTS: Mutex<Imports> =
     Mutex::new(Imports { by_address: BTreeMap::new(), by_key: BTreeMap::new(), last_id: FIRST_ID });
 
-/// Not to be held over a call of the driver.
+/// The lock must not be held across a driver call.
 pub(super) fn imports() -> MutexGuard<'static, Imports> {
     IMPORTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -78,7 +78,7 @@ impl Imports {
         Some(address + handle.offset)
     }
 
-    /// Takes in memory that was mapped just now, unless another thread was faster, which leaves it to the caller.
+    /// Adds memory that was just mapped, or returns it to the caller if another thread was faster.
     pub fn add(&mut self, import: Import) -> Result<(), Import> {
         if self.by_key.contains_key(&(import.key, import.context)) {
             return Err(import);
@@ -113,14 +113,14 @@ impl Imports {
         }
     }
 
-    /// Takes out all that a context has open.
+    /// Removes all memory that a context has open.
     pub fn take_all_of(&mut self, context: usize) -> Vec<Import> {
         let of_it = self.by_address.values().filter(|import| import.context == context);
         let starts: Vec<_> = of_it.map(|import| import.address).collect();
         starts.into_iter().filter_map(|start| self.remove(start)).collect()
     }
 
-    /// Which process memory belongs to that is open here.
+    /// The process that owns opened memory.
     pub fn owner_of(&self, key: Key) -> Option<u32> {
         let (_, address) = self.by_key.range((key, 0)..=(key, usize::MAX)).next()?;
         self.by_address.get(address).map(|import| import.owner)

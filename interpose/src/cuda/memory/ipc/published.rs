@@ -9,7 +9,7 @@ use super::launcher::{connect, notices};
 use crate::cuda::memory::physical::Id;
 use crate::fork;
 
-/// The key of each physical allocation that others may take up.
+/// The key of each physical allocation that others may open.
 static PUBLISHED: Mutex<BTreeMap<Id, Key>> = Mutex::new(BTreeMap::new());
 
 pub(super) fn published() -> MutexGuard<'static, BTreeMap<Id, Key>> {
@@ -22,7 +22,7 @@ pub(crate) fn key_of(allocation: Id) -> Option<Key> {
     published().get(&allocation).copied()
 }
 
-/// A physical allocation's memory is going away: nobody can open it any more.
+/// A physical allocation's memory is going away: no process can open it any more.
 pub(crate) fn withdraw(allocation: Id) {
     let key = published().remove(&allocation);
     if let Some(key) = key {
@@ -31,8 +31,7 @@ pub(crate) fn withdraw(allocation: Id) {
     }
 }
 
-/// Tells the launcher what it is still to hear. If it does not listen, it hears it with what is said next: nobody
-/// waits for that.
+/// Sends pending messages to the launcher. If that fails, they are sent with the next message.
 pub(super) fn send_notices() {
     fork::while_none(|| {
         let mut notices = notices();

@@ -21,7 +21,7 @@ struct Freed {
 /// Oldest first.
 static FREED: Mutex<VecDeque<Freed>> = Mutex::new(VecDeque::new());
 
-/// For a look or a note; not to be held over a call of the driver.
+/// The lock must not be held across a driver call.
 fn all_freed() -> MutexGuard<'static, VecDeque<Freed>> {
     FREED.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -65,7 +65,7 @@ fn reclaim_oldest() -> bool {
     let is_same = freed.front().is_some_and(|freed| Arc::ptr_eq(&freed.event, &event));
     let done = if is_same { freed.pop_front() } else { None };
     drop(freed);
-    // Who holds an event last gives it back.
+    // The last owner of an event gives it back.
     drop(event);
     done.map(give_back).is_some()
 }

@@ -53,17 +53,17 @@ use cuda_abi::layout::{Access, Properties};
 use heap::StreamId;
 use state::{IS_TRIM_DUE, Id, Pending, Pool, Pools, Removed, pools};
 
-/// What the device gives memory out in, in bytes (cuMemGetAllocationGranularity on every part so far).
+/// The granularity of device memory, in bytes (cuMemGetAllocationGranularity on every part so far).
 const GRANULE_BYTES: u64 = 2 << 20;
 
-/// A pool grows by as much as it has, up to this, in bytes, if the device has it: by few large segments, and to no
-/// more than twice what it needs.
+/// The largest step, in bytes, by which a pool grows. It grows by its own size, so that it has few large segments and
+/// at most twice the memory that it needs.
 const GROWTH_BYTES: u64 = 32 << 20;
 
 /// How often an allocation that has made its stream wait tries to get what it has waited for.
 const TRIES: u32 = 4;
 
-/// So many frees of a stream are looked at each time.
+/// The number of frees of a stream that are polled at a time.
 const POLL_BATCH: usize = 16;
 
 /// Allocations are counted from here; the driver counts its own from 1, the arena from 2^40.
@@ -117,7 +117,7 @@ pub(crate) fn free_synchronously(address: CUdeviceptr) -> bool {
     pools.pool_of_allocation(address).is_some_and(|(_, pool)| pool.free(address, None))
 }
 
-/// All work on all devices has ended: so have all frees. What pools hold beyond their thresholds goes back.
+/// All work on all devices has ended, and so have all frees. Pools give back memory beyond their thresholds.
 pub(crate) fn settle() {
     let ids = pools().ids(|_| true);
     for id in ids {
@@ -129,7 +129,7 @@ pub(crate) fn settle() {
     IS_TRIM_DUE.store(false, Relaxed);
 }
 
-/// A context is gone, with the work in it and our events.
+/// A context was removed, with its work and our events.
 pub(crate) fn context_removed(context: CUcontext) {
     let pools = pools();
     let pending = pools.by_id.values().flat_map(|pool| pool.pending.values().flatten());
@@ -139,8 +139,7 @@ pub(crate) fn context_removed(context: CUcontext) {
     events::context_removed(context);
 }
 
-/// Gives back what pools of a device hold and nobody uses, for somebody who needs the memory. Returns whether there
-/// was any.
+/// Gives unused memory of a device's pools back. Returns whether there was any.
 pub(crate) fn give_back_unused(device: i32) -> bool {
     let ids = pools().ids(|pool| pool.device == device);
     let before = reserved_bytes(&ids);
@@ -172,14 +171,15 @@ fn after_synchronization() {
         });
     }
     let is_freed_left = relaxed(freed::reclaim);
-    // What has been freed and has not happened yet is looked for the next time.
+    // Frees that have not happened yet are polled the next time.
     let is_left = |pool: &Pool| !pool.pending.is_empty() && pool.reserved.current_bytes > pool.kept_bytes();
     if is_freed_left || !pools().ids(is_left).is_empty() {
         IS_TRIM_DUE.store(true, Relaxed);
     }
 }
 
-/// Gives free memory back while a pool has more than it is to keep. What the driver does not take stays the pool's.
+/// Gives free memory back while a pool has more than it is to keep. Memory that the driver refuses to unmap stays
+/// with the pool.
 fn trim(id: Id, keep_bytes: impl Fn(&Pool) -> u64) {
     let mut refused = Vec::new();
     loop {
@@ -201,7 +201,7 @@ fn trim(id: Id, keep_bytes: impl Fn(&Pool) -> u64) {
     drop(done);
 }
 
-/// Notes which frees of a pool have happened.
+/// Polls which frees of a pool have happened.
 fn poll_frees(id: Id) {
     let streams: Vec<StreamId> =
         pools().pool(id).map(|pool| pool.pending.keys().copied().collect()).unwrap_or_default();
@@ -221,13 +221,13 @@ fn poll_newest(id: Id, stream: StreamId) {
     }
 }
 
-/// Looks at the oldest frees of a stream; returns how many of them have happened.
+/// Polls the oldest frees of a stream; returns how many have happened.
 fn poll_stream(id: Id, stream: StreamId, most: usize) -> usize {
     let oldest = pools().pool(id).map(|pool| pool.oldest(stream, most)).unwrap_or_default();
     let count = oldest.iter().take_while(|(_, event)| event.has_happened()).count();
     let Some((moment, _)) = count.checked_sub(1).and_then(|last| oldest.get(last)) else { return 0 };
     let events = pools().pool(id).map(|pool| pool.settle(stream, *moment));
-    // Who holds an event last gives it back.
+    // The last owner of an event gives it back.
     drop(oldest);
     events::give_back(events.unwrap_or_default());
     count
@@ -303,7 +303,7 @@ fn add_segment(id: Id, start: CUdeviceptr, bytes: u64, mut changes: u64) -> Mute
     }
 }
 
-/// Lets a stream wait for others' frees, and takes what they have freed.
+/// Makes a stream wait for the frees of others and takes the freed memory.
 fn take_by_waiting(id: Id, bytes: u64, stream: CUstream, stream_id: StreamId) -> Option<CUdeviceptr> {
     let mut waited_for = BTreeMap::new();
     for _ in 0..TRIES {
@@ -358,7 +358,7 @@ fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
     drop(event);
     let (is_freed, is_opportunistic) = freed.unwrap_or_default();
     if is_freed && is_opportunistic {
-        // So that frees do not pile up where nothing else looks at them.
+        // Keeps frees from accumulating where nothing else polls them.
         poll_stream(id, stream_id, 2);
     }
     Some(if is_freed { SUCCESS } else { INVALID_VALUE })

@@ -86,7 +86,7 @@ pub(super) static POOLS: Mutex<Pools> = Mutex::new(Pools {
 /// Some pool may have more than it is to keep.
 pub(super) static IS_TRIM_DUE: AtomicBool = AtomicBool::new(false);
 
-/// For a look or a note; not to be held over a call of the driver.
+/// The lock must not be held across a driver call.
 pub(super) fn pools() -> MutexGuard<'static, Pools> {
     POOLS.lock().unwrap_or_else(PoisonError::into_inner)
 }
