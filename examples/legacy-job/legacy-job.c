@@ -1,5 +1,5 @@
-/* A CUDA program as they were written before anybody thought of checkpoints: the driver API, linked directly,
- * thousands of small allocations that come and go, all state in device memory and in global variables.
+/* A CUDA program in the style of older code: it links the driver API directly, makes thousands of small, short-lived
+ * allocations, and keeps all state in device memory and in global variables.
  * It plays a random game of growth: cells of different sizes are born, mixed with their neighbours by a kernel, and
  * die. Every REPORT rounds it prints a checksum of all living cells.
  *
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The few declarations that are needed, so that no toolkit has to be installed. */
+/* Only the declarations that are needed, so that no toolkit has to be installed. */
 typedef int CUresult;
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
