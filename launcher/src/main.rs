@@ -1,4 +1,5 @@
-//! `ckpt-run`: runs a job so that it survives. docs/design.md says how and why, ARCHITECTURE.md where what is.
+//! `ckpt-run`: runs jobs that survive crashes. See docs/design.md for the design and ARCHITECTURE.md for the map of the
+//! code.
 
 mod agents;
 mod checkpoint;
@@ -19,6 +20,7 @@ mod supervise;
 mod sys;
 
 use anyhow::Result;
+use clap::FromArgMatches;
 use cli::config::Config;
 use cli::{args, logging};
 use container::auto::Auto;
@@ -46,16 +48,17 @@ fn run(arguments: Vec<OsString>, auto: Auto) -> i32 {
             return error.exit_code();
         }
     };
-    let (name, matches) = matches.subcommand().expect("clap requires a command");
-    let otherwise = if name == "run" { sys::error::EXIT_OWN } else { sys::error::EXIT_NEGATIVE };
-    let outcome = configure(matches).and_then(|config| commands::perform(name, matches, &config, auto));
-    match outcome {
+    let command = args::Command::from_arg_matches(&matches).expect("clap has checked the arguments");
+    let is_run = matches!(command, args::Command::Run(_));
+    // Options may precede and follow the command: the command's matches have both.
+    let (_, options) = matches.subcommand().expect("clap requires a command");
+    match configure(options).and_then(|config| commands::perform(command, &config, auto)) {
         Ok(code) => code,
-        // `ckpt-run ls | head` is no mistake.
-        Err(error) if name != "run" && failure::is_closed_output(&error) => 0,
+        // `ckpt-run ls | head` is no error.
+        Err(error) if !is_run && failure::is_closed_output(&error) => 0,
         Err(error) => {
             failure::log_error(&error);
-            failure::exit_code(&error, otherwise)
+            failure::exit_code(&error, if is_run { sys::error::EXIT_OWN } else { sys::error::EXIT_NEGATIVE })
         }
     }
 }

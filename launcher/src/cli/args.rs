@@ -2,228 +2,337 @@
 
 use crate::cli::config;
 use clap::builder::StyledStr;
-use clap::{Arg, ArgAction, Command};
-use std::ffi::{OsStr, OsString};
+use clap::{ArgAction, Args, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::path::PathBuf;
 
-const AFTER_HELP: &str = "\
+const EXAMPLES: &str = "\
 Examples:
-  ckpt-run torchrun --nproc_per_node=8 train.py    run a job; run the same again after a crash: it resumes
-  ckpt-run --interval 30m -- ./train.sh --big      `--` ends ckpt-run's own options
+  ckpt-run torchrun --nproc_per_node=8 train.py    run a job; after a crash, the same command resumes it
+  ckpt-run --interval 30m -- ./train.sh --big      `--` ends the options of ckpt-run
   ckpt-run checkpoint                              take a snapshot of the running job now
-  ckpt-run ls                                      the snapshots that there are
-  ckpt-run doctor                                  what this machine has and lacks";
+  ckpt-run ls                                      list the snapshots
+  ckpt-run doctor                                  check what this machine supports";
 
-const AFTER_LONG_HELP: &str = "\
-Examples:
-  ckpt-run torchrun --nproc_per_node=8 train.py    run a job; run the same again after a crash: it resumes
-  ckpt-run --interval 30m -- ./train.sh --big      `--` ends ckpt-run's own options
-  ckpt-run checkpoint                              take a snapshot of the running job now
-  ckpt-run ls                                      the snapshots that there are
-  ckpt-run doctor                                  what this machine has and lacks
-
+const HOW_IT_WORKS: &str = "\
 How it works:
-  The command runs unchanged, in a PID namespace of its own. Every --interval its processes are stopped for a moment
-  while CRIU copies their memory; they go on while the copy is written to --store and verified. When the job dies, for
-  whatever reason, the same ckpt-run command starts it again from its newest whole snapshot: processes, memory, open
-  files and connections between its own processes. Files that it was writing are cut back to their length at the
-  snapshot (what is cut off is kept in the store). A job that ended with 0 is complete: the next run starts afresh.
-  A checkpoint that fails leaves the job running; why is said once, and `ckpt-run status` knows.
+  The command runs unchanged in its own PID namespace. Every --interval, ckpt-run pauses its processes while CRIU copies
+  their memory. The processes then continue, and the copy is written to --store and verified. When the job dies, for
+  whatever reason, the same ckpt-run command restarts it from the newest valid snapshot: processes, memory, open files,
+  and connections between its own processes. Files that the job was writing are truncated to their length at the
+  snapshot; the removed tails are kept in the store. A job that exits with 0 is complete: the next run starts from the
+  beginning. A failed checkpoint does not stop the job: the reason is logged once, and `ckpt-run status` shows it.
 
 Exit codes:
-  of run:      the command's own; 128 + n if it died of signal n; 127 if it does not exist, 126 if it cannot be executed;
-               75 if it was preempted or stopped: run it again; 2 for bad input and 125 if ckpt-run itself failed
-  of others:   0; 1 if the answer is no (damage found, checkpoint failed, something is missing); 2 for bad input";
+  of run:      the exit code of the command; 128 + n if signal n killed it; 127 if the command does not exist, 126 if it
+               cannot be executed; 75 if the job was preempted or stopped (run the same command again to resume it);
+               2 for bad input; 125 if ckpt-run itself failed
+  of others:   0 for success; 1 for failure (damage found, checkpoint failed, something is missing); 2 for bad input";
 
-/// The names of all commands.
-pub const COMMANDS: &[&str] = &[
-    "run",
-    "checkpoint",
-    "stop",
-    "status",
-    "explain",
-    "ls",
-    "show",
-    "verify",
-    "tag",
-    "untag",
-    "pin",
-    "unpin",
-    "unmark",
-    "export",
-    "diff",
-    "rm",
-    "prune",
-    "doctor",
-    "config",
-    "completions",
-    "man",
-    "help",
-];
+/// A command of ckpt-run, with its arguments. The doc comments are the help.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command, or resume it (the default when no command of ckpt-run is named)
+    Run(RunArgs),
+    /// Take a snapshot of a running job now, and print its ID once it is stored
+    Checkpoint(JobArgs),
+    /// Stop a running job with a final snapshot, and print its ID. The next run of the same command resumes from it
+    Stop(JobArgs),
+    /// Show the state of a job: whether it is running, its newest snapshot, its failures
+    Status(StatusArgs),
+    /// Explain what happened to a job, why, and what to do
+    Explain(ExplainArgs),
+    /// List snapshots
+    Ls(JobArgs),
+    /// Show the details of a snapshot
+    Show(ShowArgs),
+    /// Verify the checksums of snapshots
+    Verify(VerifyArgs),
+    /// Tag a snapshot. A snapshot with a tag is never pruned
+    Tag(TagArgs),
+    /// Remove a tag from a snapshot
+    Untag(TagArgs),
+    /// Keep a snapshot regardless of --keep
+    Pin(SnapshotArgs),
+    /// Let --keep apply to a snapshot again
+    Unpin(SnapshotArgs),
+    /// Clear the failed restores of a snapshot, so that a resume may choose it again
+    Unmark(SnapshotArgs),
+    /// Write the content of a snapshot to files for other tools
+    Export(ExportArgs),
+    /// Show what changed between two snapshots
+    Diff(DiffArgs),
+    /// Delete a snapshot
+    Rm(SnapshotArgs),
+    /// Delete all but the newest --keep snapshots of each job
+    Prune(PruneArgs),
+    /// Check what this machine supports and what is missing
+    Doctor(JsonArgs),
+    /// Show the effective options and where each comes from
+    Config(JsonArgs),
+    /// Print completions for a shell
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    Man,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The command and its arguments
+    #[arg(id = "CMD", required = true, num_args = 1.., trailing_var_arg = true, allow_hyphen_values = true)]
+    pub argv: Vec<OsString>,
+}
+
+/// The job that a command is about.
+#[derive(Debug, Args)]
+pub struct JobName {
+    /// The job: its name or a prefix of it [default: the only job, or the running one]
+    #[arg(id = "JOB")]
+    name: Option<String>,
+}
+
+impl JobName {
+    /// The name or prefix that was given.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+}
+
+/// How a command prints its result.
+#[derive(Debug, Args)]
+pub struct JsonArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of commands about a job.
+#[derive(Debug, Args)]
+pub struct JobArgs {
+    /// The job.
+    #[command(flatten)]
+    pub job: JobName,
+    /// How to print.
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// The job.
+    #[command(flatten)]
+    pub job: JobName,
+    /// Show the state on the whole terminal, and keep it up to date
+    #[arg(long, short, conflicts_with = "json")]
+    pub watch: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// The job.
+    #[command(flatten)]
+    pub job: JobName,
+    /// Show the whole journal, not only the latest entries
+    #[arg(long)]
+    pub all: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// The snapshot that a command is about.
+#[derive(Debug, Args)]
+pub struct SnapshotArgs {
+    /// The snapshot: its ID, its number, a prefix of its ID, or a tag
+    #[arg(id = "ID")]
+    pub id: String,
+}
+
+/// Arguments of `show`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// The snapshot.
+    #[command(flatten)]
+    pub snapshot: SnapshotArgs,
+    /// How to print.
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// Arguments of `verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The snapshot
+    #[arg(id = "ID", required_unless_present_any = ["all", "scrub"])]
+    pub id: Option<String>,
+    /// Verify all snapshots in the store
+    #[arg(long, conflicts_with = "ID")]
+    pub all: bool,
+    /// Verify everything in the store, whether a snapshot needs it or not
+    #[arg(long, conflicts_with_all = ["ID", "all"])]
+    pub scrub: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// Arguments of `tag` and `untag`.
+#[derive(Debug, Args)]
+pub struct TagArgs {
+    /// The snapshot.
+    #[command(flatten)]
+    pub snapshot: SnapshotArgs,
+    /// The tag: letters, digits, '.', '_' and '-'
+    #[arg(id = "TAG")]
+    pub tag: String,
+}
+
+/// What `export` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportFormat {
+    /// Memory, one file per region
+    Raw,
+    /// Device memory, one file per process
+    Safetensors,
+    /// The images of CRIU
+    Criu,
+}
+
+/// Arguments of `export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// The snapshot.
+    #[command(flatten)]
+    pub snapshot: SnapshotArgs,
+    /// What to write
+    #[arg(long, value_enum, default_value_t = ExportFormat::Raw)]
+    pub format: ExportFormat,
+    /// The directory to write to [default: ./ID]
+    #[arg(long, value_name = "DIR")]
+    pub to: Option<PathBuf>,
+}
+
+/// Arguments of `diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The older snapshot
+    #[arg(id = "ID")]
+    pub from: String,
+    /// The newer snapshot
+    #[arg(id = "OTHER")]
+    pub to: String,
+    /// How to print.
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// Arguments of `prune`.
+#[derive(Debug, Args)]
+pub struct PruneArgs {
+    /// The job.
+    #[command(flatten)]
+    pub job: JobName,
+    /// Show what would be deleted, and delete nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(id = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
 
 /// The whole command line.
 #[must_use]
-pub fn command() -> Command {
-    Command::new("ckpt-run")
+pub fn command() -> clap::Command {
+    let command = clap::Command::new("ckpt-run")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Makes any training job survive: run it under ckpt-run, and after a crash run the same again")
-        .after_help(StyledStr::from(AFTER_HELP))
-        .after_long_help(StyledStr::from(AFTER_LONG_HELP))
+        .about("Makes any training job survive crashes: run it under ckpt-run, and resume it with the same command")
+        .after_help(StyledStr::from(EXAMPLES))
+        .after_long_help(StyledStr::from(format!("{EXAMPLES}\n\n{HOW_IT_WORKS}")))
         .override_usage("ckpt-run [OPTIONS] [--] CMD [ARGS]...\n       ckpt-run [OPTIONS] COMMAND [ARGS]...")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .args(config::args())
-        .subcommands(commands())
+        .args(config::args());
+    Command::augment_subcommands(command)
 }
 
-fn commands() -> Vec<Command> {
-    let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
-    let job = || {
-        Arg::new("JOB")
-            .help("The job: its name or the beginning of it [default: the only one, or the one that runs]")
-    };
-    let id = |help: &'static str| Arg::new("ID").help(help);
-    vec![
-        Command::new("run")
-            .about("Run a command, or resume it (the same as naming no command of ckpt-run)")
-            .arg(
-                Arg::new("CMD")
-                    .required(true)
-                    .num_args(1..)
-                    .trailing_var_arg(true)
-                    .allow_hyphen_values(true)
-                    .value_parser(clap::value_parser!(OsString))
-                    .help("The command and its arguments"),
-            ),
-        Command::new("checkpoint")
-            .about("Take a snapshot of a running job now; prints its ID once it is durable")
-            .args([job(), json()]),
-        Command::new("stop")
-            .about("End a running job with a snapshot; prints its ID. The next run of the same command goes on from it")
-            .args([job(), json()]),
-        Command::new("status")
-            .about("How a job is: running or not, its newest snapshot, failures")
-            .args([
-                job(),
-                Arg::new("watch")
-                    .long("watch")
-                    .short('w')
-                    .action(ArgAction::SetTrue)
-                    .conflicts_with("json")
-                    .help("Show it on the whole terminal, always up to date"),
-                json(),
-            ]),
-        Command::new("explain").about("What happened to a job, why, and what to do").args([
-            job(),
-            Arg::new("all").long("all").action(ArgAction::SetTrue).help("All that is known, not only the last"),
-            json(),
-        ]),
-        Command::new("ls").about("List snapshots").args([job(), json()]),
-        Command::new("show").about("Everything about one snapshot").args([
-            id("The snapshot: its ID, its number, or the beginning of its ID").required(true),
-            json(),
-        ]),
-        Command::new("verify").about("Compare snapshots with their checksums").args([
-            id("The snapshot").required_unless_present_any(["all", "scrub"]),
-            Arg::new("all")
-                .long("all")
-                .action(ArgAction::SetTrue)
-                .conflicts_with("ID")
-                .help("All snapshots in the store"),
-            Arg::new("scrub")
-                .long("scrub")
-                .action(ArgAction::SetTrue)
-                .conflicts_with_all(["ID", "all"])
-                .help("Everything in the store, whether a snapshot needs it or not"),
-            json(),
-        ]),
-        Command::new("tag").about("Give a snapshot a name; it stays for as long as it has one").args([
-            id("The snapshot").required(true),
-            Arg::new("TAG").required(true).help("Letters, digits, '.', '_' and '-'"),
-        ]),
-        Command::new("untag").about("Take a name away from a snapshot").args([
-            id("The snapshot").required(true),
-            Arg::new("TAG").required(true).help("The name"),
-        ]),
-        Command::new("pin").about("Keep a snapshot, whatever --keep says").arg(id("The snapshot").required(true)),
-        Command::new("unpin").about("Let a snapshot go again").arg(id("The snapshot").required(true)),
-        Command::new("unmark")
-            .about("Forget that a snapshot could not be restored, so that it is resumed again by itself")
-            .arg(id("The snapshot").required(true)),
-        Command::new("export").about("Write what a snapshot holds to files for other tools").args([
-            id("The snapshot").required(true),
-            Arg::new("format")
-                .long("format")
-                .value_name("FORMAT")
-                .value_parser(["raw", "safetensors", "criu"])
-                .default_value("raw")
-                .help("raw: memory, one file per region. safetensors: device memory, one file per process. criu: CRIU's images"),
-            Arg::new("to").long("to").value_name("DIR").help("Where to [default: ./ID]"),
-        ]),
-        Command::new("diff").about("Say what changed from one snapshot to another").args([
-            id("The one").required(true),
-            Arg::new("OTHER").required(true).help("The other"),
-            json(),
-        ]),
-        Command::new("rm").about("Remove a snapshot").arg(id("The snapshot").required(true)),
-        Command::new("prune").about("Remove all but the newest --keep snapshots of each job").args([
-            job(),
-            Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Only say which"),
-            json(),
-        ]),
-        Command::new("doctor").about("Say what this machine has and lacks for checkpoints").arg(json()),
-        Command::new("config").about("Show the effective options and where each comes from").arg(json()),
-        Command::new("completions").about("Print completions for a shell").arg(
-            Arg::new("SHELL")
-                .required(true)
-                .value_parser(clap::value_parser!(clap_complete::Shell))
-                .help("The shell"),
-        ),
-        Command::new("man").about("Print the manual page"),
-    ]
-}
-
-/// Puts `run` before a command line that names no command of ours: `ckpt-run --store X python train.py`.
+/// Inserts `run` into a command line that names no command of ours: `ckpt-run --store X python train.py`.
 #[must_use]
-pub fn with_run(arguments: Vec<OsString>) -> Vec<OsString> {
+pub fn with_run(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let mut command = command();
+    // Adds the command `help`.
+    command.build();
     let takes_value = |flag: &str| {
-        let command = command();
-        let by_name = |arg: &Arg| {
-            arg.get_long().is_some_and(|long| flag == format!("--{long}"))
+        command.get_arguments().filter(|arg| matches!(arg.get_action(), ArgAction::Set)).any(|arg| {
+            arg.get_long().is_some_and(|long| flag.strip_prefix("--") == Some(long))
                 || arg.get_short().is_some_and(|short| flag == format!("-{short}"))
-        };
-        command.get_arguments().any(|arg| by_name(arg) && matches!(arg.get_action(), ArgAction::Set))
+        })
     };
     let mut at = 1;
-    while let Some(argument) = arguments.get(at).map(OsString::as_os_str) {
-        let text = argument.to_str().unwrap_or("");
+    while let Some(text) = arguments.get(at).map(|argument| argument.to_str().unwrap_or("")) {
         if text == "--" || !text.starts_with('-') || text == "-" {
             break;
         }
         at += if takes_value(text) { 2 } else { 1 };
     }
-    let named = |argument: &OsStr| COMMANDS.iter().any(|command| OsStr::new(command) == argument);
-    let mut arguments = arguments;
-    match arguments.get(at) {
-        Some(argument) if !named(argument) => arguments.insert(at, OsString::from("run")),
-        _ => {}
+    let is_ours = |argument: &OsString| command.get_subcommands().any(|ours| argument == ours.get_name());
+    if arguments.get(at).is_some_and(|argument| !is_ours(argument)) {
+        arguments.insert(at, OsString::from("run"));
     }
     arguments
+}
+
+/// The command of ours whose name is most similar to a mistyped `name`.
+#[must_use]
+pub fn similar_command(name: &str) -> Option<String> {
+    let command = command();
+    similar(name, command.get_subcommands().map(clap::Command::get_name)).map(str::to_owned)
+}
+
+/// The candidate that is most similar to a mistyped `text`, if one is similar enough. The same measure as clap's.
+#[must_use]
+pub fn similar<'a>(text: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    const THRESHOLD: f64 = 0.8;
+    let scored = candidates.map(|candidate| (strsim::jaro(text, candidate), candidate));
+    let best = scored.max_by(|one, other| one.0.total_cmp(&other.0));
+    best.filter(|(score, _)| *score >= THRESHOLD).map(|(_, candidate)| candidate)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::FromArgMatches;
 
     fn put(arguments: &[&str]) -> Vec<String> {
         let arguments = std::iter::once(&"ckpt-run").chain(arguments).map(OsString::from).collect();
         with_run(arguments).into_iter().skip(1).map(|argument| argument.into_string().unwrap()).collect()
     }
 
+    fn matches(arguments: &[&str]) -> Result<clap::ArgMatches, clap::Error> {
+        command().try_get_matches_from(std::iter::once("ckpt-run".to_owned()).chain(put(arguments)))
+    }
+
+    fn parse(arguments: &[&str]) -> Command {
+        Command::from_arg_matches(&matches(arguments).unwrap()).unwrap()
+    }
+
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
-        let names: Vec<_> = commands().iter().map(|command| command.get_name().to_owned()).collect();
-        assert!(names.iter().all(|name| COMMANDS.contains(&name.as_str())));
     }
 
     #[test]
@@ -236,21 +345,48 @@ mod tests {
         );
         assert_eq!(put(&["--", "ls", "-l"]), ["run", "--", "ls", "-l"]);
         assert_eq!(put(&["ls", "--json"]), ["ls", "--json"]);
+        assert_eq!(put(&["help", "ls"]), ["help", "ls"]);
         assert_eq!(put(&["--help"]), ["--help"]);
     }
 
     #[test]
     fn the_job_keeps_its_own_options() {
-        let arguments =
-            put(&["--store", "d", "torchrun", "--nproc_per_node=2", "-v", "--store", "x", "--", "y"]);
-        let matches =
-            command().try_get_matches_from(std::iter::once("ckpt-run".to_owned()).chain(arguments)).unwrap();
+        let arguments = ["--store", "d", "torchrun", "--nproc_per_node=2", "-v", "--store", "x", "--", "y"];
+        let Command::Run(run) = parse(&arguments) else { panic!("not run") };
+        assert_eq!(run.argv, ["torchrun", "--nproc_per_node=2", "-v", "--store", "x", "--", "y"]);
+        let matches = matches(&arguments).unwrap();
         let (name, sub) = matches.subcommand().unwrap();
         assert_eq!(name, "run");
-        let given: Vec<_> =
-            sub.get_many::<OsString>("CMD").unwrap().map(|part| part.to_str().unwrap()).collect();
-        assert_eq!(given, ["torchrun", "--nproc_per_node=2", "-v", "--store", "x", "--", "y"]);
         assert_eq!(sub.get_one::<String>("store").unwrap(), "d");
         assert_eq!(sub.get_count("verbose"), 0);
+    }
+
+    #[test]
+    fn options_may_follow_a_command() {
+        let arguments = ["status", "train", "--json", "--store", "d", "--job", "other"];
+        let Command::Status(status) = parse(&arguments) else { panic!("not status") };
+        assert_eq!(status.job.name(), Some("train"));
+        assert!(status.output.json && !status.watch);
+        let matches = matches(&arguments).unwrap();
+        let (_, sub) = matches.subcommand().unwrap();
+        assert_eq!(sub.get_one::<String>("job").unwrap(), "other", "the option, not the argument");
+        let Command::Export(export) = parse(&["export", "7", "--to", "d"]) else { panic!("not export") };
+        assert_eq!((export.format, export.to), (ExportFormat::Raw, Some("d".into())));
+        let Command::Verify(verify) = parse(&["verify", "--scrub"]) else { panic!("not verify") };
+        assert!(verify.scrub && verify.id.is_none());
+        for bad in [&["verify"][..], &["verify", "7", "--all"], &["status", "--watch", "--json"], &["show"]] {
+            command().try_get_matches_from(std::iter::once(&"ckpt-run").chain(bad)).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn typos_are_answered_with_what_is_similar() {
+        let error = matches(&["--intervall", "3m", "python"]).unwrap_err().to_string();
+        assert!(error.contains("'--interval'"), "{error}");
+        assert_eq!(similar_command("chekpoint").as_deref(), Some("checkpoint"));
+        assert_eq!(similar_command("statsu").as_deref(), Some("status"));
+        for program in ["python3", "torchrun", "nosuchcommand", ""] {
+            assert_eq!(similar_command(program), None, "{program}");
+        }
     }
 }

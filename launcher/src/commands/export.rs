@@ -2,6 +2,7 @@
 
 use super::print;
 use super::snapshots::find;
+use crate::cli::args::ExportFormat;
 use crate::cli::config::Config;
 use crate::gpu::regions::{self, Memory, Owner, Piece, Reader};
 use crate::store::tiers;
@@ -21,21 +22,23 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// Bad input: no such snapshot, a directory that is there. Damage, and what cannot be written.
-pub fn export(config: &Config, text: &str, format: &str, to: Option<&str>) -> Result<i32> {
+pub fn export(config: &Config, text: &str, format: ExportFormat, to: Option<PathBuf>) -> Result<i32> {
     let (job, id) = find(config, text)?;
     let store = tiers::open(&config.store, &job)?;
     let store: &dyn Store = &*store;
     let manifest = store.manifest(&id)?;
-    let dir = to.map_or_else(|| PathBuf::from(id.to_string()), PathBuf::from);
+    let dir = to.unwrap_or_else(|| PathBuf::from(id.to_string()));
     if fs::read_dir(&dir).is_ok_and(|mut entries| entries.next().is_some()) || dir.is_file() {
         return Err(bad_input(anyhow!("{} is there already: name another place with --to", dir.display())));
     }
     make_dir(&dir)?;
     check_own(&dir)?;
     let bytes = match format {
-        "criu" => criu(store, &manifest, &dir)?,
-        "safetensors" => safetensors(store, &manifest, &regions::of_devices(store, &manifest)?, &dir)?,
-        _ => {
+        ExportFormat::Criu => criu(store, &manifest, &dir)?,
+        ExportFormat::Safetensors => {
+            safetensors(store, &manifest, &regions::of_devices(store, &manifest)?, &dir)?
+        }
+        ExportFormat::Raw => {
             let mut memory = regions::of_devices(store, &manifest)?;
             memory.append(&mut regions::of_processes(store, &manifest)?);
             raw(store, &manifest, &memory, &dir)?

@@ -1,4 +1,4 @@
-//! The commands besides `run`.
+//! The commands other than `run`.
 
 mod diff;
 mod doctor;
@@ -12,59 +12,52 @@ mod scrub;
 mod snapshots;
 mod watch;
 
-use crate::cli::args;
+use crate::cli::args::{self, Command};
 use crate::cli::config::Config;
 use crate::container::auto::{self, Auto};
 use crate::supervise;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use ckpt_snapshot::Marks;
-use clap::ArgMatches;
-use std::ffi::OsString;
+use std::io;
 
-/// Performs the command `name`; returns its exit code.
+/// Performs a command and returns its exit code.
 ///
 /// # Errors
-/// What went wrong, for stderr; the kind of error decides the exit code.
-pub fn perform(name: &str, matches: &ArgMatches, config: &Config, auto: Auto) -> Result<i32> {
-    let flag = |name: &str| matches.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false);
-    let text = |name: &str| matches.try_get_one::<String>(name).ok().flatten().map(String::as_str);
-    let json = flag("json");
-    let id = text("ID").unwrap_or_default();
-    match name {
-        "run" => {
-            let argv: Vec<OsString> = matches.get_many("CMD").into_iter().flatten().cloned().collect();
+/// The failure, for stderr; its type decides the exit code.
+pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
+    match command {
+        Command::Run(args) => {
             if auto == Auto::IfPossible {
-                auto::run_plain_where_needed(config, &argv);
+                auto::run_plain_where_needed(config, &args.argv);
             }
-            supervise::run(config, &argv)
+            supervise::run(config, &args.argv)
         }
-        "checkpoint" => jobs::checkpoint(config, text("JOB"), json),
-        "stop" => jobs::stop(config, text("JOB"), json),
-        "status" if flag("watch") => watch::watch(config, text("JOB")),
-        "status" => jobs::status(config, text("JOB"), json),
-        "explain" => explain::explain(config, text("JOB"), flag("all"), json),
-        "ls" => snapshots::list(config, text("JOB"), json),
-        "show" => snapshots::show(config, id, json),
-        "verify" if flag("scrub") => scrub::scrub(config, json),
-        "verify" => snapshots::verify(config, text("ID"), json),
-        "tag" => marks::tag(config, id, text("TAG").unwrap_or_default()),
-        "untag" => marks::untag(config, id, text("TAG").unwrap_or_default()),
-        "pin" => marks::change(config, id, Marks::pin),
-        "unpin" => marks::change(config, id, Marks::unpin),
-        "unmark" => marks::change(config, id, Marks::restore_worked),
-        "export" => export::export(config, id, text("format").unwrap_or_default(), text("to")),
-        "diff" => diff::diff(config, id, text("OTHER").unwrap_or_default(), json),
-        "rm" => snapshots::remove(config, id),
-        "prune" => snapshots::prune(config, text("JOB"), flag("dry-run"), json),
-        "doctor" => doctor::doctor(config, json),
-        "config" => show_config(config, json),
-        "completions" => {
-            let shell = *matches.get_one::<clap_complete::Shell>("SHELL").context("no shell")?;
-            clap_complete::generate(shell, &mut args::command(), "ckpt-run", &mut std::io::stdout());
+        Command::Checkpoint(args) => jobs::checkpoint(config, args.job.name(), args.output.json),
+        Command::Stop(args) => jobs::stop(config, args.job.name(), args.output.json),
+        Command::Status(args) if args.watch => watch::watch(config, args.job.name()),
+        Command::Status(args) => jobs::status(config, args.job.name(), args.output.json),
+        Command::Explain(args) => explain::explain(config, args.job.name(), args.all, args.output.json),
+        Command::Ls(args) => snapshots::list(config, args.job.name(), args.output.json),
+        Command::Show(args) => snapshots::show(config, &args.snapshot.id, args.output.json),
+        Command::Verify(args) if args.scrub => scrub::scrub(config, args.output.json),
+        Command::Verify(args) => snapshots::verify(config, args.id.as_deref(), args.output.json),
+        Command::Tag(args) => marks::tag(config, &args.snapshot.id, &args.tag),
+        Command::Untag(args) => marks::untag(config, &args.snapshot.id, &args.tag),
+        Command::Pin(args) => marks::change(config, &args.id, Marks::pin),
+        Command::Unpin(args) => marks::change(config, &args.id, Marks::unpin),
+        Command::Unmark(args) => marks::change(config, &args.id, Marks::restore_worked),
+        Command::Export(args) => export::export(config, &args.snapshot.id, args.format, args.to),
+        Command::Diff(args) => diff::diff(config, &args.from, &args.to, args.output.json),
+        Command::Rm(args) => snapshots::remove(config, &args.id),
+        Command::Prune(args) => snapshots::prune(config, args.job.name(), args.dry_run, args.output.json),
+        Command::Doctor(output) => doctor::doctor(config, output.json),
+        Command::Config(output) => show_config(config, output.json),
+        Command::Completions(args) => {
+            clap_complete::generate(args.shell, &mut args::command(), "ckpt-run", &mut io::stdout());
             Ok(0)
         }
-        _ => {
-            clap_mangen::Man::new(args::command()).render(&mut std::io::stdout())?;
+        Command::Man => {
+            clap_mangen::Man::new(args::command()).render(&mut io::stdout())?;
             Ok(0)
         }
     }

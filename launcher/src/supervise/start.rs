@@ -1,6 +1,7 @@
 //! Starting the command at its beginning.
 
 use crate::checkpoint::attempt::RunningJob;
+use crate::cli::args::similar_command;
 use crate::cli::config::Config;
 use crate::container::preloadable;
 use crate::gpu::preload;
@@ -34,7 +35,14 @@ pub fn find_command(program: &OsStr) -> Result<(), i32> {
     if find(program).is_some() {
         return Ok(());
     }
-    tracing::error!("there is no command {program:?}. Look at how it is written, and at PATH");
+    match program.to_str().and_then(similar_command) {
+        Some(similar) => {
+            tracing::error!(
+                "there is no command {program:?}. Did you mean `ckpt-run {similar}`? Check PATH too"
+            );
+        }
+        None => tracing::error!("there is no command {program:?}. Check its spelling, and PATH"),
+    }
     Err(EXIT_NOT_FOUND)
 }
 
