@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::cli::config;
+use crate::cli::settings;
 use clap::builder::StyledStr;
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -266,7 +266,7 @@ pub fn command() -> clap::Command {
         .override_usage("ckpt-run [OPTIONS] [--] CMD [ARGS]...\n       ckpt-run [OPTIONS] COMMAND [ARGS]...")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .args(config::args());
+        .args(settings::args());
     Command::augment_subcommands(command)
 }
 

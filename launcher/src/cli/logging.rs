@@ -57,9 +57,10 @@ fn level(verbosity: i32) -> LevelFilter {
 }
 
 /// How messages are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// For people.
+    #[default]
     Text,
     /// One JSON object per line: `timestamp`, `level`, `target`, and `fields` with `message`.
     Json,

@@ -1,5 +1,8 @@
-//! The command line, the options, ckpt-run's own messages.
+//! The command line, the options, the messages of ckpt-run.
 
 pub mod args;
 pub mod config;
 pub mod logging;
+mod resolve;
+pub mod settings;
+pub mod values;

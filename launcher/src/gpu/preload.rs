@@ -36,6 +36,12 @@ pub enum Interposer {
     Off(String),
 }
 
+impl Default for Interposer {
+    fn default() -> Self {
+        Self::Off("not chosen yet".to_owned())
+    }
+}
+
 impl Interposer {
     /// What an option's value comes to; `None` if it is not one.
     #[must_use]

@@ -12,9 +12,10 @@ use ckpt_snapshot::{
 };
 
 /// What to do about earlier snapshots.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
     /// Resume if there is something to resume.
+    #[default]
     Auto,
     /// Start from the beginning.
     Never,

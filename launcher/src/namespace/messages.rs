@@ -19,10 +19,11 @@ const MAX_FDS: usize = 16;
 const MAX_BYTES: u32 = 64 << 20;
 
 /// Which network the job sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Network {
     /// The machine's.
+    #[default]
     Host,
     /// One of its own, with a loopback interface only: its ports are never taken when it is resumed.
     Private,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
 
 /// Where snapshots are stored, and how.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StoreOptions {
     /// The store's directory; of a store at an address, the directory for the part that stays on this machine.
     pub dir: PathBuf,

@@ -1,0 +1,270 @@
+//! From flags, variables and the configuration file to the effective options.
+
+use crate::cli::args::similar;
+use crate::cli::config::Config;
+use crate::cli::settings::{CONFIG_FILE, SETTINGS, Setting};
+use crate::cli::values::{Origin, Resolved};
+use crate::sys::error::bad_input;
+use anyhow::{Context, Result, anyhow};
+use clap::ArgMatches;
+use std::io;
+use std::path::PathBuf;
+
+impl Config {
+    /// Combines flags, variables and file; a flag takes precedence over a variable, and a variable over the file.
+    ///
+    /// # Errors
+    /// Bad input: a value that does not parse, a file that cannot be read. The message names the value and its origin.
+    pub fn resolve(matches: &ArgMatches, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let pick = |setting: &Setting, file: &File| {
+            let name = setting.variable();
+            let value = variable(&name).filter(|value| !value.is_empty());
+            let (value, origin) = flag(matches, setting)
+                .map(|value| (value, Origin::Flag))
+                .or_else(|| value.map(|value| (value, Origin::Variable(name))))
+                .or_else(|| file.value(setting.name))
+                .unwrap_or_else(|| (setting.default.to_owned(), Origin::Default));
+            Resolved { name: setting.name, value, origin, found: None }
+        };
+        let file = File::read(&pick(&CONFIG_FILE, &File::default()))?;
+        let mut config = Self::default();
+        for setting in SETTINGS {
+            let mut option = pick(setting, &file);
+            (setting.set)(&mut config, &mut option)?;
+            config.resolved.push(option.redacted());
+        }
+        if let (Some(store), Some(_)) = (&config.store.url, &config.store.upload) {
+            return Err(bad_input(anyhow!(
+                "--upload copies snapshots from a store on disk, and {store} is not on disk: leave --upload out, or give --store a directory"
+            )));
+        }
+        Ok(config)
+    }
+}
+
+/// The value on the command line.
+fn flag(matches: &ArgMatches, setting: &Setting) -> Option<String> {
+    if setting.value.is_some() {
+        return matches.get_one::<String>(setting.name).cloned();
+    }
+    Some(matches.get_count(setting.name)).filter(|&count| count > 0).map(|count| count.to_string())
+}
+
+/// A configuration file.
+#[derive(Default)]
+struct File {
+    path: PathBuf,
+    table: toml::Table,
+}
+
+impl File {
+    /// Reads the file. The default one may be missing.
+    fn read(named: &Resolved) -> Result<Self> {
+        let path = PathBuf::from(&named.value);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && named.origin == Origin::Default => {
+                return Ok(Self::default());
+            }
+            Err(error) => return Err(bad_input(anyhow!("cannot read {}: {error}", path.display()))),
+        };
+        let table = text.parse::<toml::Table>();
+        let table = table.with_context(|| format!("{} is not valid TOML", path.display()));
+        let file = Self { path, table: table.map_err(bad_input)? };
+        file.check().map_err(bad_input)?;
+        Ok(file)
+    }
+
+    fn check(&self) -> Result<()> {
+        let path = self.path.display();
+        let names = || SETTINGS.iter().map(|setting| setting.name).filter(|name| *name != CONFIG_FILE.name);
+        for (key, value) in &self.table {
+            if !names().any(|name| name == key) {
+                let hint = match similar(key, names()) {
+                    Some(similar) => format!("Did you mean {similar:?}?"),
+                    None => format!("The options are {}", names().collect::<Vec<_>>().join(", ")),
+                };
+                return Err(anyhow!("{path}: there is no option {key:?}. {hint}"));
+            }
+            if !value.is_str() && !value.is_integer() {
+                return Err(anyhow!("{path}: {key} must be a string in quotes or a number"));
+            }
+        }
+        Ok(())
+    }
+
+    fn value(&self, name: &str) -> Option<(String, Origin)> {
+        let text = match self.table.get(name)? {
+            toml::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        Some((text, Origin::File(self.path.clone())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::settings;
+    use ckpt_snapshot::codec::Compression;
+    use std::io::Write;
+    use std::path::Path;
+    use std::time::Duration;
+
+    fn resolve(args: &[&str], variables: &[(&str, &str)]) -> Result<Config> {
+        let command = clap::Command::new("test").args(settings::args());
+        let matches = command.try_get_matches_from(std::iter::once(&"test").chain(args)).unwrap();
+        let find = |name: &str| variables.iter().find(|one| one.0 == name).map(|one| one.1.to_owned());
+        Config::resolve(&matches, &find)
+    }
+
+    fn file(content: &str) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(content.as_bytes()).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_flag_wins_over_a_variable_over_the_file_over_the_default() {
+        let file = file("interval = \"30m\"\nkeep = 7\nstore = \"/c\"\n");
+        let path = file.path().to_str().unwrap();
+        let variables = [("CKPT_INTERVAL", "20m"), ("CKPT_STORE", "/b"), ("CKPT_CONFIG", path)];
+        let config = resolve(&["--store", "/a"], &variables).unwrap();
+        assert_eq!(config.store.dir, PathBuf::from("/a"));
+        assert_eq!(config.interval, Some(Duration::from_secs(1200)));
+        assert_eq!(config.keep, 7);
+        assert_eq!(config.freeze_timeout, Duration::from_secs(60));
+        let origin = |name: &str| config.resolved.iter().find(|one| one.name == name).unwrap().origin.clone();
+        assert_eq!(origin("store"), Origin::Flag);
+        assert_eq!(origin("interval"), Origin::Variable("CKPT_INTERVAL".into()));
+        assert_eq!(origin("keep"), Origin::File(path.into()));
+        assert_eq!(origin("network"), Origin::Default);
+    }
+
+    #[test]
+    fn bad_values_say_which_and_where_from() {
+        let message =
+            |args: &[&str], variables: &[(&str, &str)]| resolve(args, variables).unwrap_err().to_string();
+        assert!(message(&["--keep", "0"], &[]).contains("keep = \"0\" (command line)"));
+        assert!(message(&["--persist-every", "0"], &[]).contains("a number from 1"));
+        assert!(message(&[], &[("CKPT_INTERVAL", "soon")]).contains("(variable CKPT_INTERVAL)"));
+        assert!(message(&["--interval", "0s"], &[]).contains("10m, or off"));
+        assert!(message(&["--network", "none"], &[]).contains("host or private"));
+        assert!(message(&["--job", "../x"], &[]).contains("job's name"));
+        assert!(message(&["--on-signal", "KILL"], &[]).contains("TERM, USR1"));
+        assert!(message(&["--grace", "0s"], &[]).contains("30s"));
+        for bad in ["1", "0%", "90%", "NaN%"] {
+            assert!(message(&["--overhead", bad], &[]).contains("at most 50%"), "{bad}");
+        }
+        assert!(message(&["--max-restarts", "many"], &[]).contains("from 0"));
+        assert!(message(&["--config", "/nonexistent.toml"], &[]).contains("/nonexistent.toml"));
+        let typo = file("intervall = \"3m\"\n");
+        let said = message(&["--config", typo.path().to_str().unwrap()], &[]);
+        assert!(said.contains("no option \"intervall\". Did you mean \"interval\"?"), "{said}");
+        // A file cannot name another.
+        for unknown in ["config = \"x\"\n", "colour = 1\n"] {
+            let unknown = file(unknown);
+            let said = message(&["--config", unknown.path().to_str().unwrap()], &[]);
+            assert!(said.contains("there is no option") && said.contains("store, job, interval"), "{said}");
+            assert!(!said.contains("Did you mean") && !said.contains("config,"), "{said}");
+        }
+    }
+
+    /// Each row of the table sets its field.
+    #[test]
+    fn defaults_are_those_of_the_table() {
+        let config = resolve(&[], &[]).unwrap();
+        assert_eq!((config.interval, config.hang_timeout), (Some(Duration::from_secs(600)), None));
+        let times = (config.freeze_timeout, config.monitor_interval, config.grace);
+        assert_eq!(times, (Duration::from_secs(60), Duration::from_secs(1), Duration::from_secs(30)));
+        assert_eq!((config.keep, config.persist_every, config.upload_every), (3, 1, 1));
+        assert_eq!((config.max_restarts, config.verbosity), (32767, 0));
+        assert_eq!(config.store.dir, Path::new("./.ckpt-run"));
+        let names: Vec<_> = config.resolved.iter().map(|one| one.name).collect();
+        assert_eq!(names, SETTINGS.iter().map(|setting| setting.name).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_store_is_a_directory_or_an_address() {
+        let config = resolve(&["--store", "s3://bucket/team/"], &[]).unwrap();
+        assert_eq!(config.store.url.unwrap().to_string(), "s3://bucket/team");
+        let other = resolve(&["--store", "s3://bucket/other"], &[]).unwrap();
+        assert_ne!(config.store.dir, other.store.dir, "each address has a place of its own");
+        assert!(config.store.dir.ends_with(Path::new("stores").join(config.store.dir.file_name().unwrap())));
+        assert_eq!(resolve(&["--store", "a/b"], &[]).unwrap().store.dir, Path::new("a/b"));
+        let message = |args: &[&str]| resolve(args, &[]).unwrap_err().to_string();
+        assert!(message(&["--store", "s3://"]).contains("store (command line): "));
+        assert!(message(&["--store", "s3://b/x", "--upload", "s3://b/y"]).contains("leave --upload out"));
+    }
+
+    #[test]
+    fn compressions_and_limits_are_read() {
+        let config = resolve(&["--compress", "zstd:7", "--upload-limit", "1MB/s"], &[]).unwrap();
+        assert_eq!(config.store.compression, Compression::Zstd { level: 7 });
+        assert_eq!(config.store.upload_limit_bytes_per_s, Some(1_000_000));
+        let pace = config.store.pace();
+        assert_eq!((pace.limit(), pace.pauses()), (Some(1_000_000), None));
+        let pace = resolve(&["--upload-pause-above", "1GB/s"], &[]).unwrap().store.pace();
+        let above = pace.pauses().map(|policy| policy.above_bytes_per_s);
+        assert_eq!((pace.limit(), above), (None, Some(1_000_000_000)));
+        assert_eq!(resolve(&[], &[]).unwrap().store.compression, Compression::None);
+        let refused = resolve(&["--compress", "zstd:99"], &[]).unwrap_err().to_string();
+        assert!(refused.contains("compress = \"zstd:99\""), "{refused}");
+    }
+
+    #[test]
+    fn auto_is_shown_with_its_outcome() {
+        let interpose = |args: &[&str]| {
+            let config = resolve(args, &[]).unwrap();
+            let resolved = config.resolved.iter().find(|one| one.name == "interpose").unwrap().clone();
+            (config.interpose, resolved.found)
+        };
+        let (interposer, found) = interpose(&[]);
+        assert_eq!(found, Some(interposer.to_string()));
+        assert_eq!(interpose(&["--interpose", "off"]).1, None);
+        let error = resolve(&["--interpose", "/nonexistent.so"], &[]).unwrap_err().to_string();
+        assert!(error.contains("(command line)") && error.contains("auto, off or"), "{error}");
+    }
+
+    #[test]
+    fn metrics_stay_on_this_machine_unless_an_address_is_given() {
+        let address = |text: &str| resolve(&["--metrics", text], &[]).unwrap().metrics.unwrap().to_string();
+        for local in ["9400", ":9400", "localhost:9400", "127.0.0.1:9400"] {
+            assert_eq!(address(local), "127.0.0.1:9400", "{local}");
+        }
+        assert_eq!(address("0.0.0.0:9400"), "0.0.0.0:9400");
+        assert_eq!(address("[::1]:0"), "[::1]:0");
+        assert_eq!(resolve(&[], &[]).unwrap().metrics, None);
+        for bad in ["on", "70000", "127.0.0.1", "localhost", "http://127.0.0.1:1", "-1"] {
+            let error = resolve(&[&format!("--metrics={bad}")], &[]).unwrap_err().to_string();
+            assert!(error.contains("metrics = ") && error.contains("IP:PORT"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let probe = "curl -H 'Authorization: Bearer hunter2' https://me:hunter2@host/";
+        let config = resolve(&["--preempt-probe", probe], &[]).unwrap();
+        assert_eq!(config.preempt_probe.as_deref(), Some(probe), "the command itself is unchanged");
+        assert!(!format!("{:?}", config.resolved).contains("hunter2"), "{:?}", config.resolved);
+        let error = resolve(&["--upload", "s3://me:hunter2@bucket/x"], &[]).unwrap_err().to_string();
+        assert!(!error.contains("hunter2") && error.contains("AWS_SECRET_ACCESS_KEY"), "{error}");
+        let error = resolve(&["--metrics", "http://me:hunter2@host/"], &[]).unwrap_err().to_string();
+        assert!(!error.contains("hunter2") && error.contains("IP:PORT"), "{error}");
+    }
+
+    #[test]
+    fn signals_have_names() {
+        assert_eq!(resolve(&[], &[]).unwrap().on_signal, Some(libc::SIGTERM));
+        assert_eq!(resolve(&["--on-signal", "SIGUSR1"], &[]).unwrap().on_signal, Some(libc::SIGUSR1));
+        assert_eq!(resolve(&["--on-signal", "off"], &[]).unwrap().on_signal, None);
+    }
+
+    #[test]
+    fn off_and_counts() {
+        let config = resolve(&["--interval", "off", "-vv", "-q"], &[]).unwrap();
+        assert_eq!(config.interval, None);
+        assert_eq!(config.verbosity, 1);
+        assert_eq!(resolve(&[], &[("CKPT_QUIET", "2")]).unwrap().verbosity, -2);
+    }
+}
