@@ -1,11 +1,13 @@
-//! How failures become exit codes.
+//! Errors as messages with a remedy, and as exit codes.
 
 use crate::agents::QuiesceError;
 use crate::checkpoint::attempt::AttemptError;
 use crate::criu::{ImageError, SessionError};
+use crate::job::ownership::OwnershipError;
 use crate::namespace::{NamespaceError, StartError};
 use crate::sys::error::{BadInput, EXIT_BAD_INPUT};
 use ckpt_protocol::frame::FrameError;
+use ckpt_snapshot::codec::KeyError;
 use ckpt_snapshot::{CopyError, OpenError, ReadError, SaveError};
 use std::error::Error;
 use std::io::{self, Write as _};
@@ -13,34 +15,56 @@ use std::io::{self, Write as _};
 #[cfg(test)]
 mod messages;
 
-/// The exit code for an error; `otherwise` is for those that are nobody's input.
+/// The exit code for an error that ends a command; `otherwise` is for errors that are not bad input.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error, otherwise: i32) -> i32 {
-    let bad = error.chain().any(|cause| {
-        cause.is::<BadInput>()
-            || cause.is::<OpenError>()
-            || matches!(
-                cause.downcast_ref(),
-                Some(NamespaceError::Rights { .. } | NamespaceError::NoUserNamespace { .. })
-            )
-            || matches!(
-                cause.downcast_ref(),
-                Some(
-                    ReadError::Missing(_)
-                        | ReadError::Ambiguous { .. }
-                        | ReadError::Newer { .. }
-                        | ReadError::NewerObject { .. }
-                        | ReadError::Key { .. }
-                        | ReadError::Hostile { .. }
-                        | ReadError::Id(_)
-                        | ReadError::Io { .. }
-                )
-            )
-    });
-    if bad { EXIT_BAD_INPUT } else { otherwise }
+    if error.chain().any(is_bad_input) { EXIT_BAD_INPUT } else { otherwise }
 }
 
-/// Whether whoever read our output has stopped reading.
+/// Whether the user has to change an option, a store or rights. A disk or network that fails is no bad input.
+fn is_bad_input(error: &(dyn Error + 'static)) -> bool {
+    if let Some(error) = error.downcast_ref() {
+        return match error {
+            OpenError::Io { source, .. } => is_wrong_path(source.kind()) || is_forbidden(source.kind()),
+            OpenError::NotAStore(_)
+            | OpenError::Unreadable { .. }
+            | OpenError::Newer { .. }
+            | OpenError::Locked { .. }
+            | OpenError::BadName(_) => true,
+        };
+    }
+    if let Some(error) = error.downcast_ref() {
+        return match error {
+            ReadError::Io { source, .. } => is_forbidden(source.kind()),
+            ReadError::Damaged { .. } | ReadError::Target { .. } => false,
+            ReadError::Missing(_)
+            | ReadError::Ambiguous { .. }
+            | ReadError::Newer { .. }
+            | ReadError::NewerObject { .. }
+            | ReadError::Key { .. }
+            | ReadError::Hostile { .. }
+            | ReadError::Id(_) => true,
+        };
+    }
+    let rights = matches!(
+        error.downcast_ref(),
+        Some(NamespaceError::Rights { .. } | NamespaceError::NoUserNamespace { .. })
+    );
+    rights || error.is::<BadInput>()
+}
+
+/// Whether the path that the user named cannot be what it should be.
+fn is_wrong_path(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{AlreadyExists, InvalidFilename, IsADirectory, NotADirectory, NotFound};
+    matches!(kind, AlreadyExists | InvalidFilename | IsADirectory | NotADirectory | NotFound)
+}
+
+/// Whether the user of ckpt-run lacks rights.
+fn is_forbidden(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+}
+
+/// Whether the reader of our output has closed it.
 #[must_use]
 pub fn is_closed_output(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
@@ -49,42 +73,60 @@ pub fn is_closed_output(error: &anyhow::Error) -> bool {
     })
 }
 
-/// An error with all its causes in one line. What an error says of its cause itself is not said again.
+/// An error with all its causes in one line.
 #[must_use]
 pub fn in_one_line(error: &anyhow::Error) -> String {
-    let mut said = String::new();
+    let mut messages = Vec::new();
     for cause in error.chain() {
-        let text = cause.to_string();
-        if said.contains(&text) {
-            continue;
+        messages.push(cause.to_string());
+        if includes_causes(cause) {
+            break;
         }
-        said.push_str(if said.is_empty() { "" } else { ": " });
-        said.push_str(&text);
     }
-    said
+    messages.join(": ")
 }
 
-/// An error with its causes, and with what to do about it where it does not say that itself.
+/// Whether the message of an error already contains the messages of its causes. The errors of ours that carry a remedy do:
+/// their cause is in the middle of the sentence.
+fn includes_causes(error: &(dyn Error + 'static)) -> bool {
+    if let Some(error) = error.downcast_ref::<BadInput>() {
+        return includes_causes(error.marked());
+    }
+    if let Some(error) = error.downcast_ref::<AttemptError>() {
+        return !matches!(error, AttemptError::DeviceMemory(_));
+    }
+    error.is::<OpenError>()
+        || error.is::<ReadError>()
+        || error.is::<SaveError>()
+        || error.is::<CopyError>()
+        || error.is::<KeyError>()
+        || error.is::<OwnershipError>()
+        || error.is::<QuiesceError>()
+        || error.is::<SessionError>()
+        || error.is::<ImageError>()
+}
+
+/// An error with its causes, and with a remedy unless the message has one.
 #[must_use]
 pub fn with_remedy(error: &anyhow::Error) -> String {
-    let said = in_one_line(error);
+    let message = in_one_line(error);
     match error.chain().find_map(remedy) {
-        Some(remedy) => format!("{}. {remedy}", said.trim_end_matches('.')),
-        None => said,
+        Some(remedy) => format!("{}. {remedy}", message.trim_end_matches('.')),
+        None => message,
     }
 }
 
 /// Logs an error with its remedy; writes to stderr if logging has not started yet.
 pub fn log_error(error: &anyhow::Error) {
-    let said = with_remedy(error);
+    let message = with_remedy(error);
     if tracing::enabled!(tracing::Level::ERROR) {
-        tracing::error!("{said}");
+        tracing::error!("{message}");
     } else {
-        let _ = writeln!(io::stderr(), "ckpt-run: error: {said}");
+        let _ = writeln!(io::stderr(), "ckpt-run: error: {message}");
     }
 }
 
-/// What to do about errors that do not say it themselves.
+/// The remedy for an error whose message has none.
 fn remedy(error: &(dyn Error + 'static)) -> Option<&'static str> {
     of_store(error)
         .or_else(|| error.downcast_ref().and_then(of_attempt))
@@ -95,37 +137,51 @@ fn remedy(error: &(dyn Error + 'static)) -> Option<&'static str> {
 
 fn of_store(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if let Some(CopyError::Cancelled | CopyError::NoTier { .. }) = error.downcast_ref() {
-        return Some("Look at `ckpt-run ls`: the snapshot is where it was");
+        return Some("See `ckpt-run ls`: the snapshot is where it was");
     }
-    // Enums that pass an error on as it is do not name it as their source.
-    let passed_on = || match error.downcast_ref()? {
-        SaveError::Store(error) => Some(error),
-        _ => None,
-    };
-    let copied = || match error.downcast_ref()? {
-        CopyError::Read(error) => Some(error),
-        _ => None,
-    };
-    match error.downcast_ref().or_else(passed_on).or_else(copied)? {
-        ReadError::Missing(_) => Some("`ckpt-run ls` lists those there are"),
-        ReadError::Id(_) => Some("`ckpt-run ls` shows them"),
+    if let Some(SaveError::Io { source, .. }) = save_error(error)
+        && of_system(source.kind()) == Some(OF_DISK)
+    {
+        return Some("Check `dmesg` and the file system, and try again: earlier snapshots are intact");
+    }
+    match read_error(error)? {
+        ReadError::Missing(_) => Some("`ckpt-run ls` lists the snapshots"),
+        ReadError::Id(_) => Some("`ckpt-run ls` lists the IDs of snapshots"),
         ReadError::Damaged { .. } => Some(
-            "Take an older snapshot (`ckpt-run ls` lists them; a resume does so by itself), and look after the disk",
+            "Use an older snapshot (`ckpt-run ls` lists them; a resume does so automatically), and check the disk",
         ),
         ReadError::Key { .. } => {
-            Some("Name the key file with which the job was saved: --encrypt-key-file FILE")
+            Some("Give the key file with which the job was saved: --encrypt-key-file FILE")
         }
         _ => None,
+    }
+}
+
+/// The error itself, or the one that a transparent error forwards: that is not among its sources.
+fn save_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a SaveError> {
+    match (error.downcast_ref(), error.downcast_ref()) {
+        (Some(AttemptError::Save(error)), _) | (_, Some(CopyError::Save(error))) => Some(error),
+        _ => error.downcast_ref(),
+    }
+}
+
+/// The same for an error of reading.
+fn read_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a ReadError> {
+    match (save_error(error), error.downcast_ref(), error.downcast_ref()) {
+        (Some(SaveError::Store(error)), _, _)
+        | (_, Some(CopyError::Read(error)), _)
+        | (_, _, Some(AttemptError::List(error))) => Some(error),
+        _ => error.downcast_ref(),
     }
 }
 
 fn of_attempt(error: &AttemptError) -> Option<&'static str> {
     match error {
         AttemptError::Broken(_) => {
-            Some("Look into docs/limits.md for what cannot be saved, and let the job do without it")
+            Some("See docs/limits.md for what cannot be saved, and run the job without it")
         }
         AttemptError::JobEnded | AttemptError::Withdrawn => {
-            Some("Run the same command again to go on from its newest snapshot")
+            Some("Run the same command again to resume from its newest snapshot")
         }
         AttemptError::Image(_) => Some(OF_CRIU),
         AttemptError::Namespace(_) => Some(OF_NAMESPACE),
@@ -136,25 +192,26 @@ fn of_attempt(error: &AttemptError) -> Option<&'static str> {
 fn of_agents(error: &QuiesceError) -> Option<&'static str> {
     match error {
         QuiesceError::Refused { .. } => {
-            Some("Look into docs/limits.md for what cannot be saved, and let the job do without it")
+            Some("See docs/limits.md for what cannot be saved, and run the job without it")
         }
         QuiesceError::Deadline { .. } => Some(
-            "Look whether the process is stopped or waits for its GPU; the next checkpoint is tried by itself",
+            "Check whether the process is stopped or waits for its GPU. The next checkpoint is tried automatically",
         ),
-        QuiesceError::Resume { .. } | QuiesceError::NotListening => {
-            Some("Let the job run on; if it cannot be saved again, end it and run the same command again")
-        }
+        QuiesceError::Resume { .. } | QuiesceError::NotListening => Some(
+            "Let the job run; if the next checkpoint fails too, end the job and run the same command again",
+        ),
         QuiesceError::NoMemory { .. } | QuiesceError::Mirror { .. } => None,
     }
 }
 
-/// What to do about a command that cannot be executed.
-pub const OF_COMMAND: &str = "Look at its path, its permissions, and what its first line names";
-const OF_CRIU: &str = "Look at what `ckpt-run doctor` says of CRIU";
+/// The remedy for a command that cannot be executed.
+pub const OF_COMMAND: &str = "Check its path, its permissions, and the interpreter in its first line";
+const OF_CRIU: &str = "Run `ckpt-run doctor` and check what it reports about CRIU";
+const OF_DISK: &str = "Check `dmesg` and the file system, and try again";
 const OF_NAMESPACE: &str =
-    "Run the same command again; if it comes back, look at what `ckpt-run doctor` says";
+    "Run the same command again; if the error persists, check the output of `ckpt-run doctor`";
 
-/// Programs and processes that ours work with.
+/// Programs and processes that ckpt-run works with.
 fn of_parts(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if error.is::<SessionError>() || error.is::<ImageError>() {
         return Some(OF_CRIU);
@@ -167,7 +224,7 @@ fn of_parts(error: &(dyn Error + 'static)) -> Option<&'static str> {
     }
     if error.is::<FrameError>() {
         return Some(
-            "Look whether the job still runs, and use one version of ckpt-run for it and for its commands",
+            "Check whether the job is still running, and use the same version of ckpt-run for it and for its commands",
         );
     }
     None
@@ -177,19 +234,19 @@ fn of_system(kind: io::ErrorKind) -> Option<&'static str> {
     use io::ErrorKind;
     Some(match kind {
         ErrorKind::PermissionDenied => {
-            "Give the user that runs ckpt-run the rights to it, or run ckpt-run as the user who has them"
+            "Give the user that runs ckpt-run the permissions, or run ckpt-run as a user that has them"
         }
         ErrorKind::ReadOnlyFilesystem => "Mount the file system writable, or name another with --store DIR",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             "Free some space there (`ckpt-run prune`), or name another place with --store DIR"
         }
-        ErrorKind::NotFound => "Look whether the path is right, and its file system is mounted",
+        ErrorKind::NotFound => "Check whether the path is right and its file system is mounted",
         ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::AlreadyExists => {
-            "Look whether the path is right: something else has that name"
+            "Check whether the path is right: something else has that name"
         }
         ErrorKind::OutOfMemory => "Let other programs use less memory, or give the machine more",
-        // Who reads our output has gone.
+        // The reader of our output has closed it.
         ErrorKind::BrokenPipe => return None,
-        _ => "Look at `dmesg` and at the file system, and try again: nothing was lost",
+        _ => OF_DISK,
     })
 }

@@ -1,10 +1,10 @@
-//! Errors that the user has to fix, and the exit codes.
+//! Errors that the user has to fix, and exit codes.
 
 use std::error::Error;
 
-/// Something was found or could not be done: `verify` found damage, `checkpoint` failed.
+/// A command failed: `verify` found damage, `checkpoint` saved nothing.
 pub const EXIT_NEGATIVE: i32 = 1;
-/// Bad input: the command line, a configuration, a store that is not one. Nothing was changed.
+/// Bad input: the command line, the configuration, a path that is no store. Nothing was changed.
 pub const EXIT_BAD_INPUT: i32 = 2;
 /// The job was preempted or stopped: run the same command again to resume it (EX_TEMPFAIL of sysexits.h, which
 /// schedulers read as "try again later").
@@ -16,9 +16,17 @@ pub const EXIT_NOT_EXECUTABLE: i32 = 126;
 /// The command does not exist.
 pub const EXIT_NOT_FOUND: i32 = 127;
 
-/// Marks an error as bad input: exit code 2.
+/// Marks an error as bad input: exit code 2. Its message and its causes are those of the marked error.
 #[derive(Debug)]
 pub struct BadInput(anyhow::Error);
+
+impl BadInput {
+    /// The marked error.
+    #[must_use]
+    pub fn marked(&self) -> &(dyn Error + 'static) {
+        self.0.as_ref()
+    }
+}
 
 impl std::fmt::Display for BadInput {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -1,5 +1,5 @@
-//! Every message of an error path tells what happened, to whom, and what to do. There is an example of each variant of
-//! the error enums that reach people; a variant without one does not compile.
+//! Every error message says what happened, to which object, and what to do. There is an example of each variant of the
+//! error enums that users see; a variant without one does not compile.
 
 use super::with_remedy;
 use crate::agents::{Process, QuiesceError};
@@ -15,8 +15,11 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How a person is told that something is theirs to do.
-const TO_DO: [&str; 28] = [
+/// The words with which messages begin a remedy.
+const REMEDIES: [&str; 31] = [
+    "Check ",
+    "See ",
+    "check ",
     "name another",
     "Name ",
     "Give ",
@@ -40,31 +43,31 @@ const TO_DO: [&str; 28] = [
     "Take ",
     "report",
     "lists those",
-    "shows them",
+    "lists the",
     "find out who",
     "Install ",
     "it looks like",
     "write it plainly",
 ];
 
-/// What only the system says in its own way, and what would be of a program and not of a person.
-const NOT_FOR_PEOPLE: [&str; 9] =
+/// Debug output of Rust, which is not for users.
+const NOT_FOR_USERS: [&str; 9] =
     ["Some(", "None", "Err(", "Os {", "Custom {", "Kind(", "PathBuf", " { ", "Error("];
 
-/// Checks what a person reads about `error`, which is about `object`.
+/// Checks the message of `error`, which is about `object`.
 fn check(error: impl Into<anyhow::Error>, object: &str) {
     let text = with_remedy(&error.into());
     assert!(text.contains(object), "it does not name {object}: {text}");
-    for bad in NOT_FOR_PEOPLE {
-        assert!(!text.contains(bad), "{bad:?} is not for people: {text}");
+    for bad in NOT_FOR_USERS {
+        assert!(!text.contains(bad), "{bad:?} is not for users: {text}");
     }
     let is_cut = text.trim() != text || text.ends_with(':') || text.contains(": :") || text.contains("  ");
     assert!(
         !is_cut && !text.contains(".. ") && !text.ends_with("..") && !text.contains(": ."),
         "something is missing in it: {text}"
     );
-    assert_eq!(text.matches("the device is on fire").count().max(1), 1, "a cause is told twice: {text}");
-    assert!(TO_DO.iter().any(|words| text.contains(words)), "it does not say what to do: {text}");
+    assert_eq!(text.matches("the device is on fire").count().max(1), 1, "a cause is repeated: {text}");
+    assert!(REMEDIES.iter().any(|words| text.contains(words)), "it does not say what to do: {text}");
 }
 
 /// One example for each variant of an enum: a new variant needs one too.
@@ -80,7 +83,7 @@ macro_rules! each {
     }};
 }
 
-/// An error of the system of no kind that has a remedy of its own.
+/// An I/O error of no kind that has its own remedy.
 fn fire() -> io::Error {
     io::Error::other("the device is on fire")
 }
@@ -129,7 +132,7 @@ fn of_the_store() {
     });
 }
 
-/// What is wrong with a snapshot is told as the reason why that snapshot is passed over.
+/// Damage is shown as the reason for which a snapshot is skipped.
 #[test]
 fn of_damage() {
     let damaged = |damage| ReadError::Damaged { id: text("000007"), damage };
@@ -250,4 +253,55 @@ fn of_checkpoints() {
         AttemptError::Withdrawn => AttemptError::Withdrawn, "asked to end by itself";
         AttemptError::Namespace(_) => AttemptError::Namespace(NamespaceError::Refused(text("cannot read /proc/7"))), "/proc/7";
     });
+}
+
+/// Causes below a context and below the mark of bad input are shown once too.
+#[test]
+fn of_wrapped_errors() {
+    use crate::sys::error::bad_input;
+    use anyhow::Context;
+    let key = || KeyError::Io { path: path(), source: fire() };
+    check(bad_input(key()), "cannot read the key file /data/store: the device is on fire");
+    check(
+        bad_input(anyhow::Error::from(key()).context("setting up")),
+        "setting up: cannot read the key file",
+    );
+    let nested = Err::<(), _>(fire()).context("cannot list jobs").context("cannot prune").unwrap_err();
+    check(nested, "cannot prune: cannot list jobs: the device is on fire. Check `dmesg`");
+    // A message that occurs in an outer one by chance is not lost.
+    let error = anyhow::anyhow!("read").context("cannot read /data/store");
+    assert_eq!(with_remedy(&error), "cannot read /data/store: read");
+}
+
+#[test]
+fn a_failing_disk_is_no_bad_input() {
+    use crate::report::failure::exit_code;
+    use io::ErrorKind;
+    let code = |error: anyhow::Error| exit_code(&error, 125);
+    let open = |kind: ErrorKind| OpenError::Io { step: "open", path: path(), source: kind.into() };
+    let read = |kind: ErrorKind| ReadError::Io { step: "read", path: path(), source: kind.into() };
+    for kind in [ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem] {
+        assert_eq!((code(open(kind).into()), code(read(kind).into())), (2, 2), "{kind}");
+    }
+    for kind in [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::AlreadyExists] {
+        assert_eq!((code(open(kind).into()), code(read(kind).into())), (2, 125), "{kind}");
+    }
+    for kind in
+        [ErrorKind::Other, ErrorKind::StorageFull, ErrorKind::TimedOut, ErrorKind::StaleNetworkFileHandle]
+    {
+        assert_eq!((code(open(kind).into()), code(read(kind).into())), (125, 125), "{kind}");
+    }
+    assert_eq!(code(OpenError::NotAStore(path()).into()), 2);
+    assert_eq!(code(ReadError::Missing(text("7")).into()), 2);
+    assert_eq!(code(ReadError::Damaged { id: text("7"), damage: Damage::Manifest(text("x")) }.into()), 125);
+}
+
+#[test]
+fn only_a_failed_save_promises_that_nothing_was_lost() {
+    let save = || SaveError::Io { step: "write", path: path(), source: fire() };
+    for error in [save().into(), AttemptError::from(save()).into(), CopyError::from(save()).into()] {
+        assert!(with_remedy(&error).ends_with("try again: earlier snapshots are intact"), "{error}");
+    }
+    let read = anyhow::Error::from(ReadError::Io { step: "read", path: path(), source: fire() });
+    assert!(with_remedy(&read).ends_with("the file system, and try again"), "{}", with_remedy(&read));
 }
