@@ -9,46 +9,29 @@
 //!
 //! The mirrors of device memory stay as they are while they are stored: one attempt follows the other.
 
-use crate::agents::{Agents, Prepared, QuiesceError};
+use crate::agents::{Prepared, QuiesceError};
+use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
 use crate::checkpoint::diagnose;
 use crate::checkpoint::dump::{Dumped, Frozen};
-use crate::criu::{Criu, ImageError, Pagemap, chunk_ends};
+use crate::criu::{ImageError, Pagemap, chunk_ends};
 use crate::files::sources::StagedFile;
 use crate::files::staging::{StagedDir, Staging};
 use crate::gpu::device_memory;
-use crate::job::ownership::{Ownership, OwnershipError, TakenUp};
-use crate::job::status::{SharedStatus, unix_ms};
-use crate::namespace::stdio::Stdio;
-use crate::namespace::{Namespace, NamespaceError};
-use crate::persist::memory::Persister;
-use crate::persist::upload::Uploader;
+use crate::job::ownership::{OwnershipError, TakenUp};
+use crate::job::status::unix_ms;
+use crate::namespace::NamespaceError;
 use crate::store::tiers;
 use crate::sys::host;
 use ckpt_protocol::control::{Phase, Saved};
 use ckpt_snapshot::{
-    AgentsRecord, Cancellable, Input, JobDir, JobIdentity, Manifest, OpenError, ProcessTree, ReadError,
-    RelPath, Retention, SaveError, SnapshotId, SnapshotWriter, Source, Tiers, faults,
+    AgentsRecord, Cancellable, Input, Manifest, OpenError, ProcessTree, ReadError, RelPath, SaveError,
+    SnapshotId, SnapshotWriter, Source, faults,
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
-
-/// A job that runs, as far as checkpoints need it.
-pub struct RunningJob {
-    /// Its namespaces.
-    pub namespace: Namespace,
-    /// Its standard streams.
-    pub stdio: Stdio,
-    /// The root of its tree.
-    pub root_pid: i32,
-    /// The command.
-    pub command_pid: i32,
-    /// The agents in its processes, when the interposer is preloaded.
-    pub agents: Option<Agents>,
-}
 
 /// A checkpoint did not become a snapshot; the job runs on.
 #[derive(Debug, thiserror::Error)]
@@ -133,94 +116,57 @@ impl From<OwnershipError> for AttemptError {
     }
 }
 
-/// What becomes of the job once it is dumped.
+/// What happens to the job after the dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum After {
-    /// It runs on.
-    RunsOn,
-    /// It is ended. The dump has to be over in this time at most.
-    Ends(Duration),
+pub enum AfterDump {
+    /// The job continues.
+    KeepRunning,
+    /// The job ends with the dump, which may take this long at most.
+    End(Duration),
 }
 
-/// Where a snapshot is brought.
+/// Where a snapshot is stored first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Goes {
-    /// To the store: somebody waits for it to be safe.
-    ToStore,
-    /// To memory, unless all go to the store, and from there to the store in its turn.
-    AsItsTurn,
+pub enum Destination {
+    /// In the store: somebody waits until the snapshot is durable.
+    Store,
+    /// In memory if `--persist-every` allows that, otherwise in the store.
+    MemoryOrStore,
 }
 
-/// Takes snapshots of one running job.
-pub struct Checkpointer {
-    /// The job.
-    pub job: Arc<RunningJob>,
-    /// Its place in the store.
-    pub dir: JobDir,
-    /// Its snapshots.
-    pub store: Arc<Tiers>,
-    /// Its record; the highest snapshot number is kept there.
-    pub ownership: Arc<Ownership>,
-    /// Who it is.
-    pub identity: JobIdentity,
-    /// The CRIU to use.
-    pub criu: Criu,
-    /// The longest that the job may stand still.
-    pub freeze_timeout: Duration,
-    /// What the attempt under way does to the job.
-    pub after: After,
-    /// Snapshots to keep.
-    pub retention: Retention,
-    /// Told of everything.
-    pub status: Arc<SharedStatus>,
-    /// Set when the job has ended well: what is being stored is not needed any more.
-    pub cancelled: Arc<AtomicBool>,
-    /// Set when the life of the job ends: what is only tidying is not waited for.
-    pub is_over: Arc<AtomicBool>,
-    /// Counts attempts, for names.
-    pub attempts: u64,
-    /// Snapshots were removed, and what only they needed is still there.
-    pub is_to_reclaim: bool,
-    /// Copies snapshots to the object store, if there is one.
-    pub uploader: Option<Arc<Uploader>>,
-    /// Keeps snapshots in memory, if it is to.
-    pub persister: Option<Arc<Persister>>,
-    /// Where the attempt under way brings its snapshot.
-    pub goes_to: Goes,
-    /// Connections out of the job that were told of.
-    pub told_outside: HashSet<String>,
+/// One checkpoint attempt.
+pub(super) struct Attempt<'a> {
+    pub(super) parts: &'a CheckpointerParts,
+    /// Counts from 1 within the job session; identifies the attempt to the agents.
+    pub(super) number: u64,
+    pub(super) after_dump: AfterDump,
+    pub(super) destination: Destination,
+    /// The longest that this attempt may pause the job.
+    pub(super) freeze_timeout: Duration,
+    pub(super) begun: Instant,
 }
 
-impl Checkpointer {
-    /// Takes one snapshot.
-    ///
-    /// # Errors
-    /// See [`AttemptError`]: older snapshots are as they were, and the job runs on, unless it was to be ended and what
-    /// was dumped could not be stored.
-    pub fn attempt(&mut self, after: After, goes_to: Goes) -> Result<Saved, AttemptError> {
-        let begun = Instant::now();
-        self.attempts += 1;
-        (self.after, self.goes_to) = (after, goes_to);
-        if let After::Ends(limit) = after {
-            // There is no attempt after this one.
-            self.freeze_timeout = self.freeze_timeout.min(limit);
-        }
-        self.status.disturb(true);
-        let result = self.attempt_inner(begun);
-        self.status.disturb(false);
-        self.status.enter(Phase::Idle, 0);
+impl Attempt<'_> {
+    pub(super) fn run(&self, history: &mut AttemptHistory) -> Result<Saved, AttemptError> {
+        self.parts.status.disturb(true);
+        let result = self.take_snapshot(history);
+        self.parts.status.disturb(false);
+        self.parts.status.enter(Phase::Idle, 0);
         result
     }
 
-    fn attempt_inner(&mut self, begun: Instant) -> Result<Saved, AttemptError> {
+    fn take_snapshot(&self, history: &mut AttemptHistory) -> Result<Saved, AttemptError> {
         faults::hit("attempt").map_err(AttemptError::Staging)?;
-        let store = Arc::clone(&self.store);
-        let survey = self.job.namespace.survey()?;
+        let survey = self.parts.job.namespace.survey()?;
         if let Some(stray) = survey.strays.first() {
             return Err(AttemptError::Stray(*stray));
         }
-        let mut broken = diagnose::broken_by_a_restore(&self.proc(), self.job.root_pid, &survey.pids);
-        broken.extend(diagnose::beyond_our_rights(&self.proc(), &survey, self.job.stdio.terminal_path()));
+        let mut broken = diagnose::broken_by_a_restore(&self.proc(), self.parts.job.root_pid, &survey.pids);
+        broken.extend(diagnose::beyond_our_rights(
+            &self.proc(),
+            &survey,
+            self.parts.job.stdio.terminal_path(),
+        ));
         if !broken.is_empty() {
             return Err(AttemptError::Broken(broken.join("; ")));
         }
@@ -228,16 +174,16 @@ impl Checkpointer {
         let device_bytes = prepared.as_ref().map_or(0, Prepared::mirror_bytes);
         let id = self.next_id()?;
         let needed_bytes = survey.resident_bytes.saturating_add(device_bytes);
-        let (writer, in_memory) = self.begin(&store, &id, needed_bytes, survey.resident_bytes)?;
+        let (writer, in_memory) = self.begin(&id, needed_bytes, survey.resident_bytes)?;
         let staging = self.staging(survey.resident_bytes)?;
         if let Err(error) = staging.warm(survey.resident_bytes) {
             tracing::debug!("memory for the images could not be fetched ahead: {error}");
         }
-        self.status.enter(Phase::Dump, survey.resident_bytes);
+        self.parts.status.enter(Phase::Dump, survey.resident_bytes);
         let dumped = self.dump_with_retries(&id, &staging, prepared)?;
         drop(staging);
-        self.status.disturb(false);
-        self.tell_outside(&dumped.frozen.outside_tcp);
+        self.parts.status.disturb(false);
+        history.warn_of_outside_connections(&dumped.frozen.outside_tcp);
         let (manifest, unread_bytes) = self.persist(id, writer, dumped)?;
         let saved = Saved {
             id: manifest.id.to_string(),
@@ -245,24 +191,25 @@ impl Checkpointer {
             stored_bytes: manifest.stored_bytes,
             unread_bytes,
             stall_s: manifest.stall_s,
-            durable_s: begun.elapsed().as_secs_f64(),
+            durable_s: self.begun.elapsed().as_secs_f64(),
             taken_unix_ms: manifest.taken_unix_ms,
             in_memory,
         };
-        self.status.saved(&saved);
-        self.committed(&manifest.id, in_memory);
+        self.parts.status.saved(&saved);
+        history.has_garbage |= self.committed(&manifest.id, in_memory);
         Ok(saved)
     }
 
     /// In memory if it is to go there and there is room, in the store otherwise. Says whether it is in memory.
-    fn begin<'a>(
+    fn begin(
         &self,
-        store: &'a Tiers,
         id: &SnapshotId,
         needed_bytes: u64,
         resident_bytes: u64,
-    ) -> Result<(Box<dyn SnapshotWriter + 'a>, bool), AttemptError> {
-        let persister = self.persister.as_ref().filter(|_| self.goes_to == Goes::AsItsTurn);
+    ) -> Result<(Box<dyn SnapshotWriter + '_>, bool), AttemptError> {
+        let store = &*self.parts.store;
+        let persister =
+            self.parts.persister.as_ref().filter(|_| self.destination == Destination::MemoryOrStore);
         let staged_bytes = resident_bytes.saturating_add(resident_bytes / 8);
         if let Some(writer) =
             persister.and_then(|persister| persister.begin(store, id, needed_bytes, staged_bytes))
@@ -273,44 +220,36 @@ impl Checkpointer {
         Ok((home.store().begin(id, needed_bytes)?, false))
     }
 
-    /// What follows a snapshot that was taken.
-    fn committed(&mut self, id: &SnapshotId, in_memory: bool) {
-        if let (Some(persister), true) = (&self.persister, in_memory) {
-            return persister.committed(id);
+    /// Hands a committed snapshot to the persister or the uploader, and prunes older ones. Returns whether any were
+    /// pruned.
+    fn committed(&self, id: &SnapshotId, in_memory: bool) -> bool {
+        let CheckpointerParts { store, dir, retention, status, uploader, persister, .. } = self.parts;
+        match persister {
+            Some(persister) if in_memory => {
+                persister.committed(id);
+                return false;
+            }
+            Some(persister) => persister.is_in_store(id),
+            None => {}
         }
-        if let Some(persister) = &self.persister {
-            persister.is_in_store(id);
+        if let Some(uploader) = uploader {
+            uploader.committed(id, matches!(self.after_dump, AfterDump::End(_)));
         }
-        if let Some(uploader) = &self.uploader {
-            uploader.committed(id, matches!(self.after, After::Ends(_)));
-        }
-        self.is_to_reclaim |=
-            tiers::prune(&self.store, &self.dir, &self.retention, self.status.worked_until_unix_ms());
+        tiers::prune(store, dir, retention, status.worked_until_unix_ms())
     }
 
     /// Prepares the agents; the job runs meanwhile.
-    pub(crate) fn prepare(&self) -> Result<Option<Prepared>, AttemptError> {
-        let Some(agents) = &self.job.agents else { return Ok(None) };
+    pub(super) fn prepare(&self) -> Result<Option<Prepared>, AttemptError> {
+        let Some(agents) = &self.parts.job.agents else { return Ok(None) };
         faults::hit("prepare").map_err(AttemptError::Staging)?;
-        let prepared = agents.prepare(self.attempts, self.freeze_timeout)?;
+        let prepared = agents.prepare(self.number, self.freeze_timeout)?;
         faults::hit("staged").map_err(AttemptError::Staging)?;
         Ok(Some(prepared))
     }
 
-    /// Says once which connections a resume will not bring back.
-    fn tell_outside(&mut self, peers: &[String]) {
-        for peer in peers {
-            if self.told_outside.insert(peer.clone()) {
-                tracing::warn!(
-                    "the job has a TCP connection to {peer}, outside of it: the snapshot is taken, but when it is resumed the job will find that connection broken and has to make it again"
-                );
-            }
-        }
-    }
-
     fn next_id(&self) -> Result<SnapshotId, AttemptError> {
-        let newest = tiers::list_local(&self.store)?.last().map_or(0, |listed| listed.id.sequence());
-        let sequence = self.ownership.change(|record| {
+        let newest = tiers::list_local(&self.parts.store)?.last().map_or(0, |listed| listed.id.sequence());
+        let sequence = self.parts.ownership.change(|record| {
             record.last_sequence = record.last_sequence.max(newest) + 1;
             record.last_sequence
         })?;
@@ -324,7 +263,7 @@ impl Checkpointer {
                 "the checkpoint cannot be staged in memory ({why}): it goes straight to disk, and the job stands still for as long as that takes"
             );
         };
-        let staging = Staging::for_images(image_bytes, 0, &self.dir.path().join("staging"), tell);
+        let staging = Staging::for_images(image_bytes, 0, &self.parts.dir.path().join("staging"), tell);
         staging.map(Arc::new).map_err(AttemptError::Staging)
     }
 
@@ -339,16 +278,16 @@ impl Checkpointer {
         let gpu = device_memory::to_store(&dumped.gpu)?;
         let staged = staged.iter().map(|(path, file)| (path, file as &dyn Source));
         let sources: Vec<_> = staged.chain(gpu.iter().flat_map(device_memory::Stored::sources)).collect();
-        self.status.enter(Phase::Persist, sources.iter().map(|(_, source)| source.bytes()).sum());
+        self.parts.status.enter(Phase::Persist, sources.iter().map(|(_, source)| source.bytes()).sum());
         let cancellable =
-            sources.into_iter().map(|(path, from)| (path, Cancellable::new(from, &self.cancelled)));
+            sources.into_iter().map(|(path, from)| (path, Cancellable::new(from, &self.parts.cancelled)));
         let cancellable: Vec<_> = cancellable.collect();
         let inputs = cancellable.iter().map(|(path, from)| Input { path: (*path).clone(), from });
-        writer.put(&inputs.collect::<Vec<_>>(), &|bytes| self.status.advance(bytes))?;
+        writer.put(&inputs.collect::<Vec<_>>(), &|bytes| self.parts.status.advance(bytes))?;
         let processes: Vec<_> = gpu.iter().map(|stored| stored.process.clone()).collect();
         let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
         let version = Manifest::version_for(&processes);
-        if let Some(taken) = self.ownership.taken_up() {
+        if let Some(taken) = self.parts.ownership.taken_up() {
             return Err(taken.into());
         }
         let manifest = writer.commit(Manifest { version, gpu: processes, ..manifest })?;
@@ -367,16 +306,16 @@ impl Checkpointer {
         Manifest {
             version: Manifest::version_for(&[]),
             id,
-            job: self.identity.clone(),
-            run: self.ownership.record().run,
+            job: self.parts.identity.clone(),
+            run: self.parts.ownership.record().run,
             taken_unix_ms: unix_ms(frozen.taken),
             stall_s,
             host: host::facts(),
             ckpt_run_version: env!("CARGO_PKG_VERSION").to_owned(),
-            criu_version: self.criu.version.to_string(),
+            criu_version: self.parts.criu.version.to_string(),
             tree: ProcessTree {
-                root_pid: self.job.root_pid,
-                command_pid: self.job.command_pid,
+                root_pid: self.parts.job.root_pid,
+                command_pid: self.parts.job.command_pid,
                 last_pid: survey.last_pid,
                 threads: survey.affinity.iter().map(|group| group.tids.len() as u64).sum(),
                 affinity: survey.affinity,
@@ -392,16 +331,6 @@ impl Checkpointer {
             gpu: Vec::new(),
             files: Vec::new(),
             stored_bytes: None,
-        }
-    }
-
-    /// Gives back the room of what no snapshot needs any more. Nobody waits for it. `is_saved` is whether the last
-    /// attempt was a success: what a failed one has brought to an object store is the next one's to build upon.
-    pub fn reclaim(&mut self, is_saved: bool) {
-        let may = self.is_to_reclaim && (is_saved || tiers::is_on_disk(&self.store));
-        if may && self.ownership.check().is_ok() {
-            self.is_to_reclaim = false;
-            tiers::reclaim_and_tell(&self.store, &self.is_over);
         }
     }
 }
@@ -437,6 +366,7 @@ fn staged_files(dumped: &Dumped) -> io::Result<Vec<(RelPath, StagedFile<'_>)>> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use ckpt_snapshot::JobIdentity;
 
     pub(crate) fn manifest(open_files: Vec<ckpt_snapshot::OpenFile>) -> Manifest {
         let job = JobIdentity { key: "job".into(), cwd: "/".into(), argv: Vec::new() };

@@ -1,7 +1,7 @@
 //! The part of a checkpoint during which the job stands still: CRIU dumps it, and what CRIU does not save is noted.
 
 use crate::agents::{Agents, GpuState, Prepared, QuiesceError, Quiesced};
-use crate::checkpoint::attempt::{After, AttemptError, Checkpointer};
+use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError};
 use crate::checkpoint::diagnose;
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, arm_expired_timers,
@@ -33,29 +33,29 @@ const GHOST_LIMIT_BYTES: u32 = u32::MAX;
 const NETWORK_LOCK_SKIP: i32 = 3;
 
 /// What was noted while the job stood still.
-pub(crate) struct Frozen {
-    pub(crate) taken: SystemTime,
-    pub(crate) survey: Survey,
-    pub(crate) stdio: Vec<StdioRecord>,
-    pub(crate) tty: Option<TtyRecord>,
-    pub(crate) open_files: Vec<OpenFile>,
-    pub(crate) outside_tcp: Vec<String>,
-    pub(crate) shm_files: Vec<SavedFile>,
-    pub(crate) spare_files: Vec<SavedFile>,
-    pub(crate) directories: Vec<Directory>,
-    pub(crate) links: Vec<LinkedFile>,
+pub(super) struct Frozen {
+    pub(super) taken: SystemTime,
+    pub(super) survey: Survey,
+    pub(super) stdio: Vec<StdioRecord>,
+    pub(super) tty: Option<TtyRecord>,
+    pub(super) open_files: Vec<OpenFile>,
+    pub(super) outside_tcp: Vec<String>,
+    pub(super) shm_files: Vec<SavedFile>,
+    pub(super) spare_files: Vec<SavedFile>,
+    pub(super) directories: Vec<Directory>,
+    pub(super) links: Vec<LinkedFile>,
 }
 
 /// The images of one successful dump.
-pub(crate) struct Dumped {
-    pub(crate) images: StagedDir,
-    pub(crate) shm: StagedDir,
-    pub(crate) spare: StagedDir,
-    pub(crate) frozen: Frozen,
-    pub(crate) stall_s: f64,
-    pub(crate) agents: Option<AgentsRecord>,
+pub(super) struct Dumped {
+    pub(super) images: StagedDir,
+    pub(super) shm: StagedDir,
+    pub(super) spare: StagedDir,
+    pub(super) frozen: Frozen,
+    pub(super) stall_s: f64,
+    pub(super) agents: Option<AgentsRecord>,
     /// What was on the GPUs.
-    pub(crate) gpu: Vec<GpuState>,
+    pub(super) gpu: Vec<GpuState>,
     /// Keeps the images alive.
     _staging: Arc<Staging>,
 }
@@ -74,9 +74,9 @@ impl From<SessionError> for DumpError {
     }
 }
 
-impl Checkpointer {
+impl Attempt<'_> {
     /// Dumps the job, trying again where that may help. The agents were `prepared` for the first try.
-    pub(crate) fn dump_with_retries(
+    pub(super) fn dump_with_retries(
         &self,
         id: &SnapshotId,
         staging: &Arc<Staging>,
@@ -121,13 +121,13 @@ impl Checkpointer {
     ) -> Result<Dumped, DumpError> {
         let begun = Instant::now();
         let deadline = begun + self.freeze_timeout;
-        let Some(agents) = &self.job.agents else {
+        let Some(agents) = &self.parts.job.agents else {
             return Ok(self.dump(staging, name, work, tries, deadline)?);
         };
-        agents.will_run_on(self.after == After::RunsOn);
-        let away = agents.quiesce(self.attempts, self.freeze_timeout).map_err(DumpError::Agents)?;
+        agents.will_run_on(self.after_dump == AfterDump::KeepRunning);
+        let away = agents.quiesce(self.number, self.freeze_timeout).map_err(DumpError::Agents)?;
         let result = self.dump(staging, name, work, tries, deadline);
-        if self.after == After::RunsOn || result.is_err() {
+        if self.after_dump == AfterDump::KeepRunning || result.is_err() {
             self.call_back(agents, &away);
         }
         let pids = away.processes().filter_map(|process| process.pid).collect();
@@ -146,7 +146,7 @@ impl Checkpointer {
         // What is lost the supervisor hears of too, and ends the job.
         let back = agents.await_back(away, self.freeze_timeout);
         crate::gpu::preload::tell(&back);
-        self.status.device_memory(device_memory::outcome(away.gpu(), back.copied_bytes));
+        self.parts.status.device_memory(device_memory::outcome(away.gpu(), back.copied_bytes));
     }
 
     fn dump(
@@ -166,10 +166,11 @@ impl Checkpointer {
             NamespaceError::Gone => SessionError::Died,
             other => SessionError::Stage(other.to_string()),
         };
-        let process = self.job.namespace.start_criu(&self.criu.swrk(), None, &fds).map_err(stage_error)?;
+        let process =
+            self.parts.job.namespace.start_criu(&self.parts.criu.swrk(), None, &fds).map_err(stage_error)?;
         let session = Session::new(process);
         let mut options = self.dump_options(&session.process().fds, tries, deadline);
-        if let Some(path) = self.job.stdio.terminal_key() {
+        if let Some(path) = self.parts.job.stdio.terminal_key() {
             options.external.push(path);
         }
         let mut frozen = None;
@@ -185,10 +186,10 @@ impl Checkpointer {
         let result = session.dump(options, deadline, &mut at_stage);
         if let Err(SessionError::Timeout | SessionError::Io(_)) = result {
             // Its parasites notice that it is gone, and the job goes on.
-            let _ = self.job.namespace.signal(criu_pid, false, libc::SIGKILL);
+            let _ = self.parts.job.namespace.signal(criu_pid, false, libc::SIGKILL);
         }
         result?;
-        if let (After::Ends(_), Some(frozen)) = (self.after, &frozen) {
+        if let (AfterDump::End(_), Some(frozen)) = (self.after_dump, &frozen) {
             links::forget(&frozen.links, &self.root());
         }
         self.hit("dump-done", criu_pid)?;
@@ -215,8 +216,8 @@ impl Checkpointer {
         Options {
             images_dir_fd: fds[0],
             work_dir_fd: Some(fds[1]),
-            pid: Some(self.job.root_pid),
-            leave_running: Some(self.after == After::RunsOn),
+            pid: Some(self.parts.job.root_pid),
+            leave_running: Some(self.after_dump == AfterDump::KeepRunning),
             ghost_limit: Some(GHOST_LIMIT_BYTES),
             network_lock: Some(NETWORK_LOCK_SKIP),
             log_level: Some(if tries == 1 { CRIU_WARNINGS } else { CRIU_EVERYTHING }),
@@ -229,6 +230,7 @@ impl Checkpointer {
     fn note_frozen(&self, images: &StagedDir, shm: &StagedDir, spare: &StagedDir) -> Result<Frozen, String> {
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
         let (stdio, tty) = self
+            .parts
             .job
             .stdio
             .record(FROZEN_OUTPUT_TIMEOUT)
@@ -249,7 +251,7 @@ impl Checkpointer {
         let spare_paths = saved::spare(&open_files);
         let spare_files = saved::save(spare_paths.iter().filter(readable), &root, "spare", spare)
             .map_err(|error| failed("cannot copy the job's open files", &error))?;
-        let survey = self.job.namespace.survey().map_err(|error| error.to_string())?;
+        let survey = self.parts.job.namespace.survey().map_err(|error| error.to_string())?;
         let outside_tcp = descriptors.outside_tcp;
         let mut directories = descriptors.socket_directories;
         directories.extend(
@@ -272,18 +274,18 @@ impl Checkpointer {
 
     /// The job's view of the file system.
     fn root(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/root", self.job.namespace.init_pid()))
+        PathBuf::from(format!("/proc/{}/root", self.parts.job.namespace.init_pid()))
     }
 
     /// The job's /proc.
-    pub(crate) fn proc(&self) -> PathBuf {
+    pub(super) fn proc(&self) -> PathBuf {
         self.root().join("proc")
     }
 
     /// Passes a fault point that may concern CRIU or a process of the job.
     fn hit(&self, point: &str, criu_pid: i32) -> io::Result<()> {
         #[cfg(feature = "faults")]
-        crate::checkpoint::injected::aim(&self.job, criu_pid);
+        crate::checkpoint::injected::aim(&self.parts.job, criu_pid);
         #[cfg(not(feature = "faults"))]
         let _ = criu_pid;
         faults::hit(point)
@@ -291,11 +293,11 @@ impl Checkpointer {
 
     /// Keeps CRIU's log and says in plain words what went wrong.
     fn explain(&self, id: &SnapshotId, error: SessionError, work: &StagedDir) -> AttemptError {
-        let Ok(survey) = self.job.namespace.survey() else { return AttemptError::JobEnded };
-        if !survey.pids.contains(&self.job.root_pid) {
+        let Ok(survey) = self.parts.job.namespace.survey() else { return AttemptError::JobEnded };
+        if !survey.pids.contains(&self.parts.job.root_pid) {
             return AttemptError::JobEnded;
         }
-        let log = match self.dir.attempt_dir(&id.to_string()) {
+        let log = match self.parts.dir.attempt_dir(&id.to_string()) {
             Ok(log) => log,
             Err(error) => return error.into(),
         };
@@ -304,13 +306,13 @@ impl Checkpointer {
         if let Err(error) = write_atomically(&log.join("criu.log"), text.as_bytes()) {
             tracing::warn!("cannot keep CRIU's log: {error}");
         }
-        forget_old_attempts(&self.dir);
+        forget_old_attempts(&self.parts.dir);
         if matches!(error, SessionError::Timeout) {
             return AttemptError::Frozen { limit: self.freeze_timeout, log };
         }
         let mut reasons = match &error {
             SessionError::Failed(_) => {
-                diagnose::unsavable(&self.proc(), &survey.pids, &text, self.job.agents.is_some())
+                diagnose::unsavable(&self.proc(), &survey.pids, &text, self.parts.job.agents.is_some())
             }
             _ => Vec::new(),
         };

@@ -1,6 +1,6 @@
 //! Fault actions that concern other processes (feature `faults`, for tests): `kill-criu`, `stop-criu`, `kill-rank`.
 
-use crate::checkpoint::attempt::RunningJob;
+use crate::checkpoint::running_job::RunningJob;
 use ckpt_snapshot::faults;
 use parking_lot::Mutex;
 use std::sync::{Arc, Once, Weak};

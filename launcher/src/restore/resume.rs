@@ -4,7 +4,7 @@
 //! starts while memory is loaded and compared with its checksums. The processes run only after that comparison. A damaged snapshot is passed over for the next older one, with the reason told; a sound one that
 //! cannot be restored is an error: going further back would throw away work for a reason that may be mended.
 
-use crate::checkpoint::attempt::RunningJob;
+use crate::checkpoint::running_job::RunningJob;
 use crate::criu::{Criu, InheritFd, Options, Session, SessionError, explain};
 use crate::files::directories;
 use crate::files::links;

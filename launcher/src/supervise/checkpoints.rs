@@ -1,53 +1,54 @@
-//! The thread that takes the snapshots of one life of the job, one after the other.
+//! The thread that takes the snapshots of one job session, one after another.
 
 use super::Context as Shared;
 use super::events::Event;
-use crate::checkpoint::attempt::{After, AttemptError, Checkpointer, Goes, RunningJob};
+use crate::checkpoint::attempt::{AfterDump, AttemptError, Destination};
+use crate::checkpoint::checkpointer::{AttemptHistory, Checkpointer, CheckpointerParts};
+use crate::checkpoint::running_job::RunningJob;
 use crate::observe::control_server::Answer;
 use crate::sys::background::Background;
 use anyhow::{Context, Result};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What the thread is asked for.
-struct Wish {
+/// A request to the thread.
+struct CheckpointRequest {
     answer: Option<Answer>,
-    after: After,
+    after_dump: AfterDump,
 }
 
-/// How far the snapshot is with which the job ends.
-mod last {
-    /// It has not begun: something else is being done.
-    pub const AHEAD: u8 = 0;
-    /// It is under way, or over.
+/// State of the final snapshot, with which the job ends.
+mod final_snapshot {
+    /// Not begun: an earlier request is still being served.
+    pub const PENDING: u8 = 0;
+    /// In progress, or complete.
     pub const BEGUN: u8 = 1;
-    /// It is not wanted any more.
+    /// Not wanted any more.
     pub const WITHDRAWN: u8 = 2;
 }
 
 /// The thread.
 pub struct Checkpoints {
-    wishes: Sender<Wish>,
+    requests: Sender<CheckpointRequest>,
     thread: JoinHandle<()>,
     background: Arc<Background>,
     cancelled: Arc<AtomicBool>,
     is_over: Arc<AtomicBool>,
-    /// See [`last`].
-    last: Arc<AtomicU8>,
+    /// See [`final_snapshot`].
+    final_snapshot: Arc<AtomicU8>,
 }
 
 impl Checkpoints {
-    /// Begins for a job that runs.
+    /// Starts the thread for a running job.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// When the thread cannot be started.
     pub fn begin(shared: &Shared, job: &Arc<RunningJob>) -> Result<Self> {
         let (cancelled, is_over) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
-        let checkpointer = Checkpointer {
+        let checkpointer = Checkpointer::new(CheckpointerParts {
             job: Arc::clone(job),
             dir: shared.dir.clone(),
             store: Arc::clone(&shared.store),
@@ -55,46 +56,42 @@ impl Checkpoints {
             identity: shared.identity.clone(),
             criu: shared.criu.clone(),
             freeze_timeout: shared.config.freeze_timeout,
-            after: After::RunsOn,
             retention: shared.config.retention(),
             status: Arc::clone(&shared.status),
-            cancelled: Arc::clone(&cancelled),
-            is_over: Arc::clone(&is_over),
-            attempts: 0,
-            is_to_reclaim: true,
             uploader: shared.uploader.clone(),
             persister: shared.persister.clone(),
-            goes_to: Goes::ToStore,
-            told_outside: HashSet::new(),
-        };
-        let (wishes, wished) = unbounded();
+            cancelled: Arc::clone(&cancelled),
+            is_over: Arc::clone(&is_over),
+        });
+        let (requests, inbox) = unbounded();
         let background = Arc::<Background>::default();
-        let last = Arc::new(AtomicU8::new(last::AHEAD));
-        let (its_own, events, its_last) = (Arc::clone(&background), shared.events.clone(), Arc::clone(&last));
+        let final_snapshot = Arc::new(AtomicU8::new(final_snapshot::PENDING));
+        let (priority, state, events) =
+            (Arc::clone(&background), Arc::clone(&final_snapshot), shared.events.clone());
         let work = move || {
-            // Storing a snapshot takes second place to the job.
-            its_own.enter();
-            serve(checkpointer, &wished, &events, &its_last);
+            // The job has priority over storing its snapshots.
+            priority.enter();
+            serve(&checkpointer, &inbox, &events, &state);
         };
         let thread = std::thread::Builder::new().name("checkpointer".to_owned()).spawn(work);
         let thread = thread.context("cannot start the checkpointing thread")?;
-        Ok(Self { wishes, thread, background, cancelled, is_over, last })
+        Ok(Self { requests, thread, background, cancelled, is_over, final_snapshot })
     }
 
-    /// Asks for a snapshot; an [`Event::Attempted`] tells what came of it.
-    pub fn want(&self, answer: Option<Answer>, after: After) {
-        // The thread is there until this is dropped.
-        let _ = self.wishes.send(Wish { answer, after });
+    /// Requests a snapshot; the result arrives as an [`Event::Attempted`].
+    pub fn request(&self, answer: Option<Answer>, after_dump: AfterDump) {
+        // The thread runs until this is dropped.
+        let _ = self.requests.send(CheckpointRequest { answer, after_dump });
     }
 
-    /// The snapshot with which the job ends is not to be taken any more; says whether that was in time.
+    /// Withdraws the request for the final snapshot. Returns false if that snapshot has already begun.
     #[must_use]
-    pub fn withdraw_last(&self) -> bool {
-        let (from, to) = (last::AHEAD, last::WITHDRAWN);
-        self.last.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    pub fn withdraw_final(&self) -> bool {
+        let (from, to) = (final_snapshot::PENDING, final_snapshot::WITHDRAWN);
+        self.final_snapshot.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Nobody needs what is being stored any more.
+    /// Gives up the snapshot that is being stored: it is not needed any more.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
@@ -105,15 +102,15 @@ impl Checkpoints {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// The job is not to be spared any more: storing is all that is left to do.
+    /// Raises the thread's priority to normal: the job is ending, and storing is all that is left to do.
     pub fn hurry(&self) {
         self.background.hurry();
     }
 
-    /// Ends the thread once it has done what it was asked for, and waits for that, at most for `limit` if there is one.
+    /// Ends the thread once all requests are served, and waits for that, for `limit` at most.
     pub fn end(self, limit: Option<Duration>) {
         self.is_over.store(true, Ordering::Relaxed);
-        drop(self.wishes);
+        drop(self.requests);
         let deadline = limit.map(|limit| Instant::now() + limit);
         while !self.thread.is_finished() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
             std::thread::sleep(Duration::from_millis(1));
@@ -121,23 +118,36 @@ impl Checkpoints {
     }
 }
 
-fn serve(mut checkpointer: Checkpointer, wishes: &Receiver<Wish>, events: &Sender<Event>, last: &AtomicU8) {
-    while let Ok(Wish { answer, after }) = wishes.recv() {
-        let is_last = after != After::RunsOn;
-        let is_wanted = !is_last || last.swap(last::BEGUN, Ordering::SeqCst) != last::WITHDRAWN;
-        let goes_to = if answer.is_some() || is_last { Goes::ToStore } else { Goes::AsItsTurn };
-        // A fault of ours costs this one checkpoint, neither the job nor the next one.
-        let attempt = std::panic::AssertUnwindSafe(|| checkpointer.attempt(after, goes_to));
-        let attempt = || std::panic::catch_unwind(attempt).unwrap_or(Err(AttemptError::Crashed));
-        let result = if is_wanted { attempt() } else { Err(AttemptError::Withdrawn) };
+fn serve(
+    checkpointer: &Checkpointer,
+    requests: &Receiver<CheckpointRequest>,
+    events: &Sender<Event>,
+    final_snapshot: &AtomicU8,
+) {
+    let mut history = AttemptHistory::new();
+    while let Ok(CheckpointRequest { answer, after_dump }) = requests.recv() {
+        let is_final = after_dump != AfterDump::KeepRunning;
+        let is_wanted = !is_final
+            || final_snapshot.swap(final_snapshot::BEGUN, Ordering::SeqCst) != final_snapshot::WITHDRAWN;
+        let destination =
+            if answer.is_some() || is_final { Destination::Store } else { Destination::MemoryOrStore };
+        let result = if is_wanted {
+            // A bug in ckpt-run costs this one checkpoint, neither the job nor the next checkpoint.
+            let attempt =
+                std::panic::AssertUnwindSafe(|| checkpointer.attempt(&mut history, after_dump, destination));
+            std::panic::catch_unwind(attempt).unwrap_or(Err(AttemptError::Crashed))
+        } else {
+            Err(AttemptError::Withdrawn)
+        };
         let is_saved = result.is_ok();
-        if events.send(Event::Attempted { result, answer, after }).is_err() {
+        if events.send(Event::Attempted { result, answer, after_dump }).is_err() {
             return;
         }
-        // Nobody waits for it, and it makes nobody wait.
-        if wishes.is_empty() && !is_last && !checkpointer.cancelled.load(Ordering::Relaxed) {
-            let reclaim = std::panic::AssertUnwindSafe(|| checkpointer.reclaim(is_saved));
-            let _ = std::panic::catch_unwind(reclaim);
+        // Garbage collection has time: it waits for no request, and no request waits for it.
+        if requests.is_empty() && !is_final && !checkpointer.is_cancelled() {
+            let collect =
+                std::panic::AssertUnwindSafe(|| checkpointer.collect_garbage(&mut history, is_saved));
+            let _ = std::panic::catch_unwind(collect);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a supervisor hears of, and the signals among it.
 
 use crate::agents::Loss;
-use crate::checkpoint::attempt::{After, AttemptError};
+use crate::checkpoint::attempt::{AfterDump, AttemptError};
 use crate::namespace::InitEvent;
 use crate::namespace::stdio;
 use crate::observe::control_server::Answer;
@@ -40,7 +40,7 @@ pub enum Event {
         /// Who waits for it.
         answer: Option<Answer>,
         /// What it did to the job.
-        after: After,
+        after_dump: AfterDump,
     },
 }
 

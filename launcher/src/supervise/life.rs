@@ -25,7 +25,8 @@ use super::pace::{Pace, Wanted};
 use super::stacks::Tree;
 use super::watchdog::{Watchdog, Watched};
 use crate::agents::{Agents, Loss};
-use crate::checkpoint::attempt::{After, AttemptError, RunningJob};
+use crate::checkpoint::attempt::{AfterDump, AttemptError};
+use crate::checkpoint::running_job::RunningJob;
 use crate::job::journal::{Entry, Kind};
 use crate::job::ownership::OwnershipError;
 use crate::namespace::InitEvent;
@@ -213,11 +214,13 @@ impl<'a> Life<'a> {
                     self.code = Some(EXIT_OWN);
                 }
                 Some(Event::Signal(signal)) => self.signal(signal),
-                Some(Event::Wanted(answer)) => self.want(Some(answer), After::RunsOn),
+                Some(Event::Wanted(answer)) => self.want(Some(answer), AfterDump::KeepRunning),
                 Some(Event::Preempt(why, answer)) => self.preempt(&why, answer, false),
                 Some(Event::Lost(loss)) => self.end_for(loss),
                 Some(Event::Hung(hang)) => self.end_hung(hang),
-                Some(Event::Attempted { result, answer, after }) => self.attempted(result, answer, after),
+                Some(Event::Attempted { result, answer, after_dump }) => {
+                    self.attempted(result, answer, after_dump);
+                }
                 None => self.time_is_over(),
             }
             if self.is_over() {
@@ -265,13 +268,13 @@ impl<'a> Life<'a> {
             }
             Some(_) => {}
             // An interval that is over while a checkpoint is being stored waits for it.
-            None if self.under_way == 0 && self.code.is_none() => self.want(None, After::RunsOn),
+            None if self.under_way == 0 && self.code.is_none() => self.want(None, AfterDump::KeepRunning),
             None => self.schedule(None),
         }
     }
 
-    fn want(&mut self, answer: Option<Answer>, after: After) {
-        if self.ending.is_some() && after == After::RunsOn {
+    fn want(&mut self, answer: Option<Answer>, after_dump: AfterDump) {
+        if self.ending.is_some() && after_dump == AfterDump::KeepRunning {
             if let Some(answer) = answer {
                 let _ = answer.send(Reply::Error("the job is being ended, with a last snapshot".to_owned()));
             }
@@ -279,15 +282,20 @@ impl<'a> Life<'a> {
         }
         self.under_way += 1;
         self.schedule(None);
-        self.checkpoints.want(answer, after);
+        self.checkpoints.request(answer, after_dump);
     }
 
-    fn attempted(&mut self, result: Result<Saved, AttemptError>, answer: Option<Answer>, after: After) {
+    fn attempted(
+        &mut self,
+        result: Result<Saved, AttemptError>,
+        answer: Option<Answer>,
+        after_dump: AfterDump,
+    ) {
         self.under_way -= 1;
         let ended = || Reply::Error("the job has ended".to_owned());
         let reply = match result {
             Ok(saved) => {
-                self.saved(&saved, after);
+                self.saved(&saved, after_dump);
                 Reply::Checkpointed(saved)
             }
             Err(AttemptError::JobEnded | AttemptError::Withdrawn) => ended(),
@@ -296,7 +304,7 @@ impl<'a> Life<'a> {
             Err(error) => {
                 self.failures_in_a_row += 1;
                 let said = with_remedy(&error.into());
-                if after == After::RunsOn {
+                if after_dump == AfterDump::KeepRunning {
                     self.failed(&said);
                 } else {
                     self.not_saved(&said);
@@ -314,7 +322,7 @@ impl<'a> Life<'a> {
         self.schedule(after);
     }
 
-    fn saved(&mut self, saved: &Saved, after: After) {
+    fn saved(&mut self, saved: &Saved, after_dump: AfterDump) {
         self.failures_in_a_row = 0;
         let taken = UNIX_EPOCH + Duration::from_millis(saved.taken_unix_ms);
         self.taken.push(taken);
@@ -328,12 +336,13 @@ impl<'a> Life<'a> {
             saved.stall_s,
             saved.durable_s
         );
-        let next = self.pace.interval().filter(|_| self.pace.is_measured() && after == After::RunsOn);
+        let next =
+            self.pace.interval().filter(|_| self.pace.is_measured() && after_dump == AfterDump::KeepRunning);
         let next = next.map(|next| format!("; the next in {:.0} s", next.as_secs_f64()));
         let how = if saved.in_memory { "kept in memory" } else { "saved" };
         tracing::info!("snapshot {} {how}: {what}{}", saved.id, next.unwrap_or_default());
         self.shared.journal.add(&Entry::new(kind, what).snapshot(Some(&saved.id)));
-        if let (After::Ends(_), Some(ending)) = (after, &mut self.ending) {
+        if let (AfterDump::End(_), Some(ending)) = (after_dump, &mut self.ending) {
             ending.saved = Some(saved.clone());
         }
     }
@@ -416,14 +425,14 @@ impl<'a> Life<'a> {
             persister.hurry();
         }
         if self.code.is_none() {
-            self.want(None, After::Ends(grace));
+            self.want(None, AfterDump::End(grace));
         }
     }
 
     /// Half of the grace is over. What is left is the job's own if its last snapshot still waits for an earlier one to
     /// be stored, which is nearly as good.
     fn ask_in_time(&mut self) {
-        let is_waiting = self.code.is_none() && self.checkpoints.withdraw_last();
+        let is_waiting = self.code.is_none() && self.checkpoints.withdraw_final();
         match &mut self.ending {
             Some(_) if is_waiting => self.not_saved("an earlier snapshot is still being stored"),
             // It is under way.

@@ -28,7 +28,7 @@ mod stacks;
 mod start;
 mod watchdog;
 
-use crate::checkpoint::attempt::RunningJob;
+use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
 use crate::criu::Criu;
 use crate::job::claim::Start;

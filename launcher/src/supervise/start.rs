@@ -1,6 +1,6 @@
 //! Starting the command at its beginning.
 
-use crate::checkpoint::attempt::RunningJob;
+use crate::checkpoint::running_job::RunningJob;
 use crate::cli::args::similar_command;
 use crate::cli::config::Config;
 use crate::container::preloadable;

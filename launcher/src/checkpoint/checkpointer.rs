@@ -1,0 +1,127 @@
+//! Takes the snapshots of one job session, one attempt after another.
+//!
+//! [`Checkpointer`] holds what stays the same for the session and never changes. [`AttemptHistory`] holds what later
+//! attempts have to know of earlier ones. Everything else belongs to one `Attempt`.
+
+use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError, Destination};
+use crate::checkpoint::running_job::RunningJob;
+use crate::criu::Criu;
+use crate::job::ownership::Ownership;
+use crate::job::status::SharedStatus;
+use crate::persist::memory::Persister;
+use crate::persist::upload::Uploader;
+use crate::store::tiers;
+use ckpt_protocol::control::Saved;
+use ckpt_snapshot::{JobDir, JobIdentity, Retention, Tiers};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// What a [`Checkpointer`] works with.
+pub struct CheckpointerParts {
+    /// The job.
+    pub job: Arc<RunningJob>,
+    /// The job's directory in the store.
+    pub dir: JobDir,
+    /// The job's snapshots.
+    pub store: Arc<Tiers>,
+    /// The job's record, which holds the highest snapshot number.
+    pub ownership: Arc<Ownership>,
+    /// The job's key, command and working directory.
+    pub identity: JobIdentity,
+    /// The CRIU to use.
+    pub criu: Criu,
+    /// The longest that the job may be paused.
+    pub freeze_timeout: Duration,
+    /// Snapshots to keep.
+    pub retention: Retention,
+    /// Receives progress and results.
+    pub status: Arc<SharedStatus>,
+    /// Copies snapshots to the object store, if there is one.
+    pub uploader: Option<Arc<Uploader>>,
+    /// Keeps snapshots in memory (`--persist-every`).
+    pub persister: Option<Arc<Persister>>,
+    /// Set when the job has succeeded: the snapshot that is being stored is not needed any more.
+    pub cancelled: Arc<AtomicBool>,
+    /// Set when the job session ends: garbage collection stops.
+    pub is_over: Arc<AtomicBool>,
+}
+
+/// What attempts of one job session leave for later ones.
+pub struct AttemptHistory {
+    attempts: u64,
+    /// Snapshots were removed, and the data that only they needed is still in the store.
+    pub(super) has_garbage: bool,
+    /// Remote ends of connections out of the job that were reported.
+    reported_peers: HashSet<String>,
+}
+
+impl AttemptHistory {
+    /// Before the first attempt. An earlier session may have left garbage.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { attempts: 0, has_garbage: true, reported_peers: HashSet::new() }
+    }
+
+    /// Reports each connection that a resume will not restore, once.
+    pub(super) fn warn_of_outside_connections(&mut self, peers: &[String]) {
+        for peer in peers {
+            if self.reported_peers.insert(peer.clone()) {
+                tracing::warn!(
+                    "the job has a TCP connection to {peer}, outside of it: after a resume that connection is broken, and the job has to reconnect"
+                );
+            }
+        }
+    }
+}
+
+/// Takes snapshots of one running job.
+pub struct Checkpointer {
+    parts: CheckpointerParts,
+}
+
+impl Checkpointer {
+    /// A checkpointer for the job in `parts`.
+    #[must_use]
+    pub fn new(parts: CheckpointerParts) -> Self {
+        Self { parts }
+    }
+
+    /// Takes one snapshot.
+    ///
+    /// # Errors
+    /// See [`AttemptError`]. Older snapshots are unchanged, and the job continues, unless `after_dump` ended the job and
+    /// the dump could not be stored.
+    pub fn attempt(
+        &self,
+        history: &mut AttemptHistory,
+        after_dump: AfterDump,
+        destination: Destination,
+    ) -> Result<Saved, AttemptError> {
+        history.attempts += 1;
+        let freeze_timeout = match after_dump {
+            AfterDump::KeepRunning => self.parts.freeze_timeout,
+            AfterDump::End(limit) => self.parts.freeze_timeout.min(limit),
+        };
+        let (parts, number, begun) = (&self.parts, history.attempts, Instant::now());
+        Attempt { parts, number, after_dump, destination, freeze_timeout, begun }.run(history)
+    }
+
+    /// Whether the snapshot that is being stored is not needed any more.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.parts.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Collects garbage that earlier attempts have left, while no attempt is waiting. `is_saved` is whether the last
+    /// attempt succeeded: the next attempt reuses what a failed one has uploaded to an object store.
+    pub fn collect_garbage(&self, history: &mut AttemptHistory, is_saved: bool) {
+        let CheckpointerParts { store, ownership, is_over, .. } = &self.parts;
+        let may_collect = is_saved || tiers::is_on_disk(store);
+        if history.has_garbage && may_collect && ownership.check().is_ok() {
+            history.has_garbage = false;
+            tiers::reclaim_and_tell(store, is_over);
+        }
+    }
+}

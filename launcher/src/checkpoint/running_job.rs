@@ -1,0 +1,19 @@
+//! A job whose processes are running, freshly started or restored.
+
+use crate::agents::Agents;
+use crate::namespace::Namespace;
+use crate::namespace::stdio::Stdio;
+
+/// A running job: its namespaces, streams and agents.
+pub struct RunningJob {
+    /// Its namespaces.
+    pub namespace: Namespace,
+    /// Its standard streams.
+    pub stdio: Stdio,
+    /// PID of the root of the process tree, in the job's PID namespace.
+    pub root_pid: i32,
+    /// PID of the command, in the job's PID namespace.
+    pub command_pid: i32,
+    /// The agents in its processes, if the interposer is preloaded.
+    pub agents: Option<Agents>,
+}
