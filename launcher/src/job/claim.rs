@@ -1,4 +1,4 @@
-//! A start of the job that may fail after it has claimed the job.
+//! A claim of the job that is released if the job never gets to run.
 
 use crate::job::handover::Handover;
 use crate::job::ownership::Ownership;
@@ -7,37 +7,39 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// A start of the job that may come to nothing. Then the job is whose it was before, who may be at work.
-pub struct Start {
+/// A claim of the job. A start that fails releases the claim: the job belongs to its previous launcher again, which may
+/// still be running it.
+pub struct Claim {
     ownership: Arc<Ownership>,
     handover: Option<Arc<Handover>>,
-    is_open: AtomicBool,
+    is_provisional: AtomicBool,
 }
 
-impl Start {
-    /// It has claimed the job.
+impl Claim {
+    /// A provisional claim: the record already names this launcher.
     #[must_use]
     pub fn new(ownership: &Arc<Ownership>, handover: Option<&Arc<Handover>>) -> Self {
         let (ownership, handover) = (Arc::clone(ownership), handover.map(Arc::clone));
-        Self { ownership, handover, is_open: AtomicBool::new(true) }
+        Self { ownership, handover, is_provisional: AtomicBool::new(true) }
     }
 
-    /// The job runs.
-    pub fn has_succeeded(&self) {
-        self.is_open.store(false, Ordering::SeqCst);
+    /// Makes the claim permanent: the job is running.
+    pub fn confirm(&self) {
+        self.is_provisional.store(false, Ordering::SeqCst);
     }
 
-    /// Gives the job back unless it runs, or has been given back. Waits for the store, but not for long.
-    pub fn give_back(&self) {
-        if !self.is_open.swap(false, Ordering::SeqCst) {
+    /// Releases the claim, unless it was confirmed or released before. Waits for the store at most
+    /// [`STORE_RETRY_TIMEOUT`].
+    pub fn release(&self) {
+        if !self.is_provisional.swap(false, Ordering::SeqCst) {
             return;
         }
         let (ownership, handover) = (Arc::clone(&self.ownership), self.handover.clone());
         let work = move || {
             if let Some(handover) = handover {
-                handover.give_back(&ownership.record().launcher);
+                handover.release(&ownership.record().launcher);
             }
-            ownership.give_back();
+            ownership.release();
         };
         let _ = within(Instant::now() + STORE_RETRY_TIMEOUT, work);
     }

@@ -48,7 +48,7 @@ impl Handover {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub fn taken_up_elsewhere(&mut self, ours: Option<&JobRecord>) -> Result<Option<JobRecord>, OpenError> {
+    pub fn newer_claim(&mut self, ours: Option<&JobRecord>) -> Result<Option<JobRecord>, OpenError> {
         self.known_taken_up = ours.map(|ours| ours.taken_up);
         self.before = self.place.record()?;
         Ok(self.before.clone().filter(|theirs| is_ahead(theirs, ours)))
@@ -98,7 +98,7 @@ impl Handover {
     }
 
     /// Puts the record back that was there before `launcher` claimed the job, unless somebody else has it by now.
-    pub fn give_back(&self, launcher: &str) {
+    pub fn release(&self, launcher: &str) {
         let there = self.place.record();
         if let (Ok(Some(there)), Some(before)) = (there, &self.before)
             && there.launcher == launcher

@@ -113,7 +113,7 @@ impl Ownership {
     }
 
     /// Writes back what the record said before this launcher claimed the job.
-    pub fn give_back(&self) {
+    pub fn release(&self) {
         let JobRecord { launcher, taken_up, taken_up_at, .. } = self.before.clone();
         let given =
             self.change(|record| *record = JobRecord { launcher, taken_up, taken_up_at, ..record.clone() });
@@ -139,7 +139,7 @@ impl Ownership {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::claim::Start;
+    use crate::job::claim::Claim;
     use crate::job::resume_point::rebuilt;
     use ckpt_snapshot::{JobKey, StoreRoot};
     use std::sync::Arc;
@@ -180,18 +180,18 @@ mod tests {
         let job = job(&dir);
         let first = begin(&job, rebuilt(&[]));
         let second = Arc::new(begin(&job, first.record()));
-        let start = Start::new(&second, None);
+        let claim = Claim::new(&second, None);
         assert!(first.check().is_err() && first.taken_up().is_some());
-        start.give_back();
+        claim.release();
         first.check().unwrap();
         assert!(first.taken_up().is_none());
         // One that was overtaken itself has nothing to give, and neither has one whose job runs.
         let third = Arc::new(begin(&job, first.record()));
-        Start::new(&second, None).give_back();
+        Claim::new(&second, None).release();
         third.check().unwrap();
-        let start = Start::new(&third, None);
-        start.has_succeeded();
-        start.give_back();
+        let claim = Claim::new(&third, None);
+        claim.confirm();
+        claim.release();
         third.check().unwrap();
     }
 

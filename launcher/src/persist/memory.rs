@@ -62,7 +62,7 @@ pub struct Persister {
 }
 
 /// What it works with.
-pub struct Parts {
+pub struct PersistParts {
     /// With a tier in memory.
     pub store: Arc<Tiers>,
     /// The job.
@@ -80,7 +80,7 @@ pub struct Parts {
 }
 
 struct Shared {
-    parts: Parts,
+    parts: PersistParts,
     /// Snapshots since the last one that went to the store; `None` when the next one is to.
     since: Mutex<Option<u64>>,
 }
@@ -90,7 +90,7 @@ impl Persister {
     ///
     /// # Errors
     /// When there is no thread to be had.
-    pub fn start(parts: Parts, every: u64, staged_bytes: Arc<AtomicU64>) -> Result<Self> {
+    pub fn start(parts: PersistParts, every: u64, staged_bytes: Arc<AtomicU64>) -> Result<Self> {
         parts.status.in_memory(|_| {});
         let shared = Arc::new(Shared { parts, since: Mutex::new(None) });
         let its = Arc::clone(&shared);
@@ -229,7 +229,7 @@ impl Shared {
     }
 
     fn try_copy(&self, id: &SnapshotId, wanted: &Wanted) -> Result<()> {
-        let Parts { store, dir, retention, status, journal, ownership, uploader } = &self.parts;
+        let PersistParts { store, dir, retention, status, journal, ownership, uploader } = &self.parts;
         if let Some(taken) = ownership.taken_up() {
             return Err(taken.into());
         }
@@ -260,7 +260,7 @@ impl Shared {
 
     /// Leaves the newest snapshots in memory, and the one that is being copied.
     fn tidy(&self) {
-        let Parts { store, dir, status, .. } = &self.parts;
+        let PersistParts { store, dir, status, .. } = &self.parts;
         let tidied = || -> Result<()> {
             for old in store.prunable(
                 &[MEMORY],
@@ -349,7 +349,7 @@ mod tests {
         ]));
         let status = Arc::new(SharedStatus::new("job".to_owned()));
         drop(job.lock_to_run(|_| ()).unwrap());
-        let parts = Parts {
+        let parts = PersistParts {
             store: Arc::clone(&store),
             journal: Arc::new(Journal::of(&job)),
             ownership: Arc::new(

@@ -1,7 +1,7 @@
 //! The thread that takes the snapshots of one job session, one after another.
 
-use super::Context as Shared;
 use super::events::Event;
+use super::services::RunContext;
 use crate::checkpoint::attempt::{AfterDump, AttemptError, Destination};
 use crate::checkpoint::checkpointer::{AttemptHistory, Checkpointer, CheckpointerParts};
 use crate::checkpoint::running_job::RunningJob;
@@ -46,15 +46,15 @@ impl Checkpoints {
     ///
     /// # Errors
     /// When the thread cannot be started.
-    pub fn begin(shared: &Shared, job: &Arc<RunningJob>) -> Result<Self> {
+    pub fn begin(shared: &RunContext, job: &Arc<RunningJob>) -> Result<Self> {
         let (cancelled, is_over) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         let checkpointer = Checkpointer::new(CheckpointerParts {
             job: Arc::clone(job),
-            dir: shared.dir.clone(),
-            store: Arc::clone(&shared.store),
-            ownership: Arc::clone(&shared.ownership),
-            identity: shared.identity.clone(),
-            criu: shared.criu.clone(),
+            dir: shared.opened.dir.clone(),
+            store: Arc::clone(&shared.opened.store),
+            ownership: Arc::clone(&shared.claimed.ownership),
+            identity: shared.opened.identity.clone(),
+            criu: shared.opened.criu.clone(),
             freeze_timeout: shared.config.freeze_timeout,
             retention: shared.config.retention(),
             status: Arc::clone(&shared.status),

@@ -18,10 +18,10 @@
 //! A checkpoint that was under way when the job failed is stored first: it is needed then. A job that has lost its
 //! state on the GPU cannot run on: it is killed.
 
-use super::Context as Shared;
 use super::checkpoints::Checkpoints;
 use super::events::{self, Event, Hang};
 use super::pace::{Pace, Wanted};
+use super::services::RunContext;
 use super::stacks::Tree;
 use super::watchdog::{Watchdog, Watched};
 use crate::agents::{Agents, Loss};
@@ -114,7 +114,7 @@ struct Ending {
 
 /// A running job.
 pub struct Life<'a> {
-    shared: &'a Shared<'a>,
+    shared: &'a RunContext<'a>,
     job: Arc<RunningJob>,
     begun: Instant,
     begun_at: SystemTime,
@@ -145,7 +145,7 @@ impl<'a> Life<'a> {
     /// # Errors
     /// When its output cannot be relayed, or a thread cannot be started.
     pub fn begin(
-        shared: &'a Shared<'a>,
+        shared: &'a RunContext<'a>,
         mut job: RunningJob,
         resumed_from: Option<&Manifest>,
     ) -> Result<Self> {
@@ -158,7 +158,7 @@ impl<'a> Life<'a> {
         let config = shared.config;
         let watchdog = config.hang_timeout.map(|limit| {
             let (dir, status, events) =
-                (shared.dir.clone(), Arc::clone(&shared.status), shared.events.clone());
+                (shared.opened.dir.clone(), Arc::clone(&shared.status), shared.events.clone());
             let tree = Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid };
             let watched = Watched { tree, onlooker: job.agents.as_ref().map(Agents::onlooker) };
             Watchdog::begin(watched, limit, config.monitor_interval, dir, status, events)
@@ -341,7 +341,7 @@ impl<'a> Life<'a> {
         let next = next.map(|next| format!("; the next in {:.0} s", next.as_secs_f64()));
         let how = if saved.in_memory { "kept in memory" } else { "saved" };
         tracing::info!("snapshot {} {how}: {what}{}", saved.id, next.unwrap_or_default());
-        self.shared.journal.add(&Entry::new(kind, what).snapshot(Some(&saved.id)));
+        self.shared.opened.journal.add(&Entry::new(kind, what).snapshot(Some(&saved.id)));
         if let (AfterDump::End(_), Some(ending)) = (after_dump, &mut self.ending) {
             ending.saved = Some(saved.clone());
         }
@@ -354,7 +354,7 @@ impl<'a> Life<'a> {
         if self.shared.status.failed(reason) {
             tracing::warn!("no snapshot this time; the job runs on: {said}");
             let remedy = "mend what it names; the job runs on, and the next snapshot is tried by itself";
-            self.shared.journal.add(&Entry::new(Kind::NotSaved, said).remedy(Some(remedy)));
+            self.shared.opened.journal.add(&Entry::new(Kind::NotSaved, said).remedy(Some(remedy)));
         } else {
             tracing::debug!("no snapshot again: {said}");
         }
@@ -404,7 +404,7 @@ impl<'a> Life<'a> {
             "{why}: the job is ended with a snapshot, which has to be durable within {said} (--grace). {} signal ends it at once",
             if signalled { "Another" } else { "A second" }
         );
-        self.shared.journal.add(&Entry::new(Kind::Preempted, why));
+        self.shared.opened.journal.add(&Entry::new(Kind::Preempted, why));
         self.ending = Some(Ending {
             deadline: Instant::now() + grace,
             ask_at: Instant::now() + grace / 2,
@@ -417,7 +417,7 @@ impl<'a> Life<'a> {
         });
         self.schedule(None);
         self.checkpoints.hurry();
-        self.shared.pace.hurry();
+        self.shared.opened.pace.hurry();
         if let Some(uploader) = &self.shared.uploader {
             uploader.hurry();
         }
@@ -618,7 +618,10 @@ impl<'a> Life<'a> {
             Some(_) => tracing::info!("{what}. To go on: {remedy}"),
             None => tracing::warn!("{what}. To go on: {remedy}"),
         }
-        self.shared.journal.add(&Entry::new(Kind::Ended, what).remedy(Some(remedy)).snapshot(saved.as_ref()));
+        self.shared
+            .opened
+            .journal
+            .add(&Entry::new(Kind::Ended, what).remedy(Some(remedy)).snapshot(saved.as_ref()));
         let problem = ending.problem.clone().filter(|_| saved.is_none());
         // Nothing is waited for once it was told to end at once.
         let until = if ending.killed { Instant::now() } else { ending.deadline };
@@ -632,7 +635,7 @@ impl<'a> Life<'a> {
             How::Failed { code, .. } | How::Asked { code } => JobOutcome::Failed { code: *code },
             How::Preempted { .. } => JobOutcome::Failed { code: EXIT_PREEMPTED },
         };
-        let ownership = Arc::clone(&self.shared.ownership);
+        let ownership = Arc::clone(&self.shared.claimed.ownership);
         let note = move || ownership.change(|record| record.outcome = outcome);
         let error = match within(Instant::now() + limit, note) {
             Some(Ok(())) => return,

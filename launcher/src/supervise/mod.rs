@@ -24,265 +24,52 @@ mod life;
 mod pace;
 mod policy;
 mod preempt;
+mod services;
 mod stacks;
 mod start;
+mod startup;
 mod watchdog;
 
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
-use crate::criu::Criu;
-use crate::job::claim::Start;
-use crate::job::handover::Handover;
-use crate::job::journal::{Entry, Journal, Kind};
-use crate::job::ownership::{Ownership, OwnershipError};
-use crate::job::resume_point::Resume;
-use crate::job::resume_point::{Decision, decide, of_present_run};
-use crate::job::status::{SharedStatus, unix_ms};
-use crate::namespace::{self, Namespace};
+use crate::job::journal::{Entry, Kind};
+use crate::job::ownership::OwnershipError;
+use crate::job::resume_point::{Decision, Resume, decide, of_present_run};
+use crate::job::status::unix_ms;
+use crate::namespace;
 use crate::observe::control_server::{ControlServer, Demand};
 use crate::observe::metrics;
-use crate::persist::memory::{Memory, Parts, Persister};
-use crate::persist::upload::Uploader;
 use crate::report::failure::{in_one_line, log_error, with_remedy};
 use crate::restore::resume::{Resumed, Resumer};
-use crate::store::root::Root;
-use crate::store::tiers;
-use crate::sys::deadline::STORE_RETRY_TIMEOUT;
-use crate::sys::deadline::within;
-use crate::sys::deadline::{KILLED_JOB_POLL_INTERVAL, LAST_COPY_POLL_INTERVAL};
-use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED, bad_input};
-use crate::sys::privileges::Privileges;
+use crate::sys::deadline::{KILLED_JOB_POLL_INTERVAL, LAST_COPY_POLL_INTERVAL, STORE_RETRY_TIMEOUT, within};
+use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED};
 use crate::sys::secrets;
-use anyhow::{Context as _, Result};
-use ckpt_object_medium::Pace;
+use anyhow::Result;
 use ckpt_protocol::control::{Reply, Stopped};
-use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobRecord, Manifest, SnapshotId, Store, Tiers};
-use crossbeam_channel::{Receiver, Sender, unbounded};
-use events::{Event, Signals};
+use ckpt_snapshot::{JobRecord, Manifest, SnapshotId, Store};
+use events::Event;
 use life::{Ended, How, Life};
 use policy::{Failure, Next, Policy};
+use services::RunContext;
 use std::cell::Cell;
 use std::ffi::OsString;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+
 /// Runs `argv` until it ends for good; returns the exit code.
 ///
 /// # Errors
-/// When the job could not be started or resumed, or was given up for a reason of ours; nothing of it runs then.
+/// When the job could not be started or resumed, or ckpt-run gave up on it; nothing of the job is running then.
 pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
-    let cwd = std::env::current_dir().context("cannot tell the working directory")?;
     if let Err(code) = start::find_command(&argv[0]) {
         return Ok(code);
     }
-    check_rights(config)?;
     let metrics = config.metrics.map(metrics::listen).transpose()?;
-    let criu = Criu::find(config.criu.as_deref());
-    // One that was named is the user's to mend; a machine without one is not.
-    let criu = criu.map_err(|error| if config.criu.is_some() { bad_input(error) } else { error.into() })?;
-    let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
-    // What has to resume needs a store that is there: making one would only hide a mistyped path.
-    let pace = config.store.pace();
-    if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && config.store.url.is_none() {
-        Root::open(&config.store)?;
-    }
-    let root = Root::open_or_create(&config.store, &pace)?;
-    let dir = root.job(&key);
-    let waits = |pid: &str| {
-        tracing::info!("job {key}: waiting for `ckpt-run prune` or `ckpt-run rm` to end (process {pid})");
-    };
-    let _lock = dir.lock_to_run(waits)?;
-    let memory = (config.persist_every > 1).then(Memory::new).transpose()?;
-    let (memory, staged_bytes) = memory.map(|memory| (memory.medium, memory.staged_bytes)).unzip();
-    let store = tiers::open_at(&config.store, &dir, &pace, memory)?;
-    for swept in tiers::sweep_local(&store)? {
-        tracing::info!("removed what an interrupted save of snapshot {swept} had left");
-    }
-    let text = |value: &OsString| value.to_string_lossy().into_owned();
-    let cwd = cwd.to_string_lossy().into_owned();
-    let identity = JobIdentity { key: key.to_string(), cwd, argv: argv.iter().map(text).collect() };
-    let mut handover = Handover::of(&config.store, &dir)?;
-    let ours = dir.record()?;
-    let theirs = handover.as_mut().map(|handover| handover.taken_up_elsewhere(ours.as_ref()));
-    let theirs = theirs.transpose().inspect_err(|error| {
-        tracing::warn!(
-            "whether the job has gone on on another machine cannot be told: {error}. It goes on from what is here"
-        );
-    });
-    // Who does not answer is not asked again at once.
-    let is_reached = theirs.is_ok();
-    let theirs = theirs.ok().flatten().flatten();
-    if ours.is_some() && theirs.is_some() {
-        tracing::info!("job {key}: it has gone on on another machine since it ran here");
-    }
-    let before: Vec<_> = ours.iter().chain(&theirs).cloned().collect();
-    let Decision { record, candidates } = decide(&config.resume, &dir, &store, &identity, theirs)?;
-    let was = before.first().unwrap_or(&record).clone();
-    let ownership = Arc::new(Ownership::begin(&dir, record, was)?);
-    if let Some(handover) = &mut handover {
-        let record = ownership.record();
-        let launchers = before.iter().chain([&record]).map(|one| one.launcher.clone());
-        handover.begin(launchers.collect());
-        if is_reached {
-            handover.claim(&record);
-        }
-    }
-    let handover = handover.map(Arc::new);
-    let start = Arc::new(Start::new(&ownership, handover.as_ref()));
-    let _at_the_end = GiveBack(Arc::clone(&start));
-    let journal = Arc::new(Journal::of(&dir));
-    if let Some(id) = candidates.last() {
-        tell_what_memory_had(&journal, id);
-        tracing::info!("job {key}: resuming from snapshot {id}");
-    }
-    let status = Arc::new(SharedStatus::new(key.to_string()));
-    let upload = || {
-        let (retention, every) = (config.retention(), config.upload_every);
-        let (status, ownership) = (Arc::clone(&status), Arc::clone(&ownership));
-        Uploader::start(&store, &dir, retention, every, status, ownership, handover.clone())
-    };
-    let uploader = config.store.upload.as_ref().map(|_| upload()).transpose()?.map(Arc::new);
-    let persister = staged_bytes.map(|staged_bytes| {
-        let parts = Parts {
-            store: Arc::clone(&store),
-            dir: dir.clone(),
-            retention: config.retention(),
-            status: Arc::clone(&status),
-            journal: Arc::clone(&journal),
-            ownership: Arc::clone(&ownership),
-            uploader: uploader.clone(),
-        };
-        Persister::start(parts, config.persist_every, staged_bytes)
-    });
-    let persister = persister.transpose()?.map(Arc::new);
-    let (events, inbox) = unbounded();
-    preempt::watch_file(config.preempt_file.clone(), config.monitor_interval, events.clone())?;
-    let _probe =
-        preempt::Probe::begin(config.preempt_probe.clone(), config.monitor_interval, events.clone())?;
-    let context = Context {
-        config,
-        argv,
-        criu,
-        journal,
-        identity,
-        ownership,
-        start: Arc::clone(&start),
-        status,
-        signals: Signals::listen(
-            events.clone(),
-            config.on_signal,
-            last_act(&persister, &start, config.grace),
-        )?,
-        events,
-        inbox,
-        dir,
-        store,
-        pace,
-        uploader,
-        handover,
-        persister,
-    };
+    let opened = startup::open(config, argv)?;
+    let (claimed, candidates) = startup::claim(config, &opened)?;
+    let context = RunContext::start(config, argv, &opened, &claimed)?;
     let _metrics = metrics.map(|listener| metrics::serve(listener, &context.status)).transpose()?;
-    Supervisor {
-        context: &context,
-        policy: Policy::new(config.max_restarts),
-        is_first: true,
-        began_from: None,
-        older_than: None,
-        ends_by: None,
-        is_signalled: Cell::new(true),
-        control: None,
-    }
-    .supervise(candidates)
-}
-
-/// What the last launcher had in memory only is gone with it: that is to be known.
-fn tell_what_memory_had(journal: &Journal, resumed: &SnapshotId) {
-    if let Some(id) = journal.newest_in_memory_only().filter(|id| id > resumed) {
-        tracing::warn!(
-            "newer snapshots, up to {id}, were in memory only (--persist-every) and are gone with the ckpt-run that had them"
-        );
-    }
-}
-
-/// What is done before a signal ends everything while the job is being started or resumed.
-fn last_act(
-    persister: &Option<Arc<Persister>>,
-    start: &Arc<Start>,
-    grace: Duration,
-) -> impl Fn() + Send + use<> {
-    let (persister, start) = (persister.clone(), Arc::clone(start));
-    move || {
-        start.give_back();
-        if let Some(persister) = &persister {
-            persister.save_rest(Instant::now() + grace, || None);
-        }
-    }
-}
-
-/// Nothing more can come of the start.
-struct GiveBack(Arc<Start>);
-
-impl Drop for GiveBack {
-    fn drop(&mut self) {
-        self.0.give_back();
-    }
-}
-
-/// Tries out whether a user that is not root can have what a job needs, before anything is touched.
-fn check_rights(config: &Config) -> Result<()> {
-    let rights = Privileges::look();
-    if !rights.is_limited() && rights.missing().is_empty() {
-        return Ok(());
-    }
-    // It ends at once: nothing runs in it.
-    Namespace::create(config.network)?;
-    if rights.wants_user_namespace() {
-        tracing::info!(
-            "without CAP_SYS_ADMIN the job runs in a user namespace of its own. Not every job can be saved there: docs/privileges.md says which"
-        );
-    }
-    Ok(())
-}
-
-/// What stays the same over all lives of the job.
-pub struct Context<'a> {
-    config: &'a Config,
-    argv: &'a [OsString],
-    criu: Criu,
-    dir: JobDir,
-    store: Arc<Tiers>,
-    pace: Arc<Pace>,
-    uploader: Option<Arc<Uploader>>,
-    handover: Option<Arc<Handover>>,
-    persister: Option<Arc<Persister>>,
-    identity: JobIdentity,
-    ownership: Arc<Ownership>,
-    start: Arc<Start>,
-    status: Arc<SharedStatus>,
-    journal: Arc<Journal>,
-    signals: Signals,
-    events: Sender<Event>,
-    inbox: Receiver<Event>,
-}
-
-impl Context<'_> {
-    /// The snapshot from which the next run would go on, as far as this one knows.
-    fn good_snapshot(&self) -> Option<String> {
-        let status = self.status.snapshot();
-        status.last_snapshot.map(|saved| saved.id).or(status.resumed_from)
-    }
-
-    /// Images of the job's memory that a killed launcher, or a life before this one, left on disk.
-    fn discard_staging(&self) -> Result<()> {
-        let staging = self.dir.path().join("staging");
-        match std::fs::remove_dir_all(&staging) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("cannot remove {}", staging.display()))
-            }
-            _ => Ok(()),
-        }
-    }
+    Supervisor::new(&context).supervise(candidates)
 }
 
 /// Where a job stands, apart from running: then there is a [`Life`].
@@ -304,7 +91,7 @@ struct Failed {
 }
 
 struct Supervisor<'a> {
-    context: &'a Context<'a>,
+    context: &'a RunContext<'a>,
     policy: Policy,
     /// Nothing of the job has run under this launcher.
     is_first: bool,
@@ -319,7 +106,20 @@ struct Supervisor<'a> {
     control: Option<ControlServer>,
 }
 
-impl Supervisor<'_> {
+impl<'a> Supervisor<'a> {
+    fn new(context: &'a RunContext<'a>) -> Self {
+        Self {
+            context,
+            policy: Policy::new(context.config.max_restarts),
+            is_first: true,
+            began_from: None,
+            older_than: None,
+            ends_by: None,
+            is_signalled: Cell::new(true),
+            control: None,
+        }
+    }
+
     fn supervise(mut self, candidates: Vec<SnapshotId>) -> Result<i32> {
         let mut state = State::Beginning(candidates);
         loop {
@@ -328,8 +128,8 @@ impl Supervisor<'_> {
                 State::Waiting(until) => self.wait(until),
                 State::Over(result) => {
                     self.save_rest(&result);
-                    if let Some(handover) = &self.context.handover {
-                        let ownership = Arc::clone(&self.context.ownership);
+                    if let Some(handover) = &self.context.claimed.handover {
+                        let ownership = Arc::clone(&self.context.claimed.ownership);
                         let until = self.ends_by.unwrap_or_else(|| Instant::now() + STORE_RETRY_TIMEOUT);
                         let handover = Arc::clone(handover);
                         let _ = within(until, move || handover.leave(&ownership));
@@ -382,7 +182,7 @@ impl Supervisor<'_> {
             Ok(life) => life,
             Err(error) => return self.not_begun(error),
         };
-        context.start.has_succeeded();
+        context.claimed.claim.confirm();
         let id = self.began_from.as_ref().map(|manifest| manifest.id.to_string());
         context
             .status
@@ -393,8 +193,8 @@ impl Supervisor<'_> {
             tracing::info!("restart {} of the job, which had failed: {failure}", self.policy.restarts());
         }
         let kind = if id.is_some() { Kind::Resumed } else { Kind::Started };
-        let command = secrets::hidden_in(&context.identity.argv).join(" ");
-        context.journal.add(&Entry::new(kind, command).snapshot(id));
+        let command = secrets::hidden_in(&context.opened.identity.argv).join(" ");
+        context.opened.journal.add(&Entry::new(kind, command).snapshot(id));
         self.listen();
         let ended = life.serve();
         self.ended(ended)
@@ -406,16 +206,16 @@ impl Supervisor<'_> {
         context.discard_staging()?;
         self.began_from = None;
         if candidates.is_empty() {
-            return start::start(context.config, context.argv, &context.dir);
+            return start::start(context.config, context.argv, &context.opened.dir);
         }
         let resumer = Resumer {
-            dir: &context.dir,
-            store: &context.store,
+            dir: &context.opened.dir,
+            store: &context.opened.store,
             network: context.config.network,
             interposer: &context.config.interpose,
             agents_timeout: context.config.freeze_timeout,
-            criu: &context.criu,
-            ownership: &context.ownership,
+            criu: &context.opened.criu,
+            ownership: &context.claimed.ownership,
         };
         let Resumed { job, manifest } = resumer.newest_of(candidates)?;
         self.older_than = None;
@@ -436,7 +236,7 @@ impl Supervisor<'_> {
             };
             let _ = events.send(event);
         };
-        let control = ControlServer::listen(&self.context.dir, &self.context.status, on_demand);
+        let control = ControlServer::listen(&self.context.opened.dir, &self.context.status, on_demand);
         self.control = control
             .inspect_err(|error| tracing::warn!("other ckpt-run commands cannot reach this job: {error}"))
             .ok();
@@ -444,7 +244,7 @@ impl Supervisor<'_> {
 
     fn ended(&mut self, ended: Ended) -> State {
         let Ended { how, lived, saved_after } = ended;
-        let journal = &self.context.journal;
+        let journal = &self.context.opened.journal;
         match how {
             How::Complete => {
                 journal.add(&Entry::new(Kind::Complete, "the job ended with 0"));
@@ -495,7 +295,7 @@ impl Supervisor<'_> {
     /// A start or resume failed for a reason of ours. The first one's user is there to see it.
     fn not_begun(&mut self, error: anyhow::Error) -> State {
         if self.is_first {
-            self.context.journal.add(&Entry::new(Kind::NotStarted, with_remedy(&error)));
+            self.context.opened.journal.add(&Entry::new(Kind::NotStarted, with_remedy(&error)));
             return State::Over(Err(error));
         }
         self.cannot_begin(EXIT_OWN, in_one_line(&error), Some(error))
@@ -516,7 +316,7 @@ impl Supervisor<'_> {
 
     fn failed(&mut self, failed: Failed) -> State {
         let Failed { failure, what, code, error } = failed;
-        let journal = &self.context.journal;
+        let journal = &self.context.opened.journal;
         let kind = if failure.has_run { Kind::Failed } else { Kind::NotStarted };
         journal.add(&Entry::new(kind, &what).remedy(remedy(code)));
         let next = self.policy.after(&failure);
@@ -549,7 +349,7 @@ impl Supervisor<'_> {
                 None => "When the reason is mended, run the same command again",
             };
             tracing::error!("the job failed: {what}. It is not restarted: {reason}. {next}");
-            self.context.journal.add(&Entry::new(Kind::GaveUp, reason).remedy(Some(next)));
+            self.context.opened.journal.add(&Entry::new(Kind::GaveUp, reason).remedy(Some(next)));
         }
         // It has run by now: whatever the error is, it is no bad input with which nothing was touched.
         if let Some(error) = error {
@@ -561,21 +361,21 @@ impl Supervisor<'_> {
     /// How much older the next older snapshot of the run is than the one that the present life began from.
     fn next_older_by(&self) -> Option<Duration> {
         let began_from = self.began_from.as_ref()?;
-        let candidates = of_present_run(&self.context.dir, &self.context.store).ok()?;
-        let marks = self.context.dir.marks().ok()?;
+        let candidates = of_present_run(&self.context.opened.dir, &self.context.opened.store).ok()?;
+        let marks = self.context.opened.dir.marks().ok()?;
         let is_older = |id: &&SnapshotId| id.sequence() < began_from.id.sequence() && !marks.is_bad(id);
         let mut older = candidates.iter().rev().filter(is_older);
-        let older = older.find_map(|id| self.context.store.manifest(id).ok())?;
+        let older = older.find_map(|id| self.context.opened.store.manifest(id).ok())?;
         Some(Duration::from_millis(began_from.taken_unix_ms.saturating_sub(older.taken_unix_ms)))
     }
 
     /// The oldest snapshot of the run that was taken when the job hung already.
     fn first_taken_after(&self, since: SystemTime) -> Option<SnapshotId> {
-        let store = &self.context.store;
+        let store = &self.context.opened.store;
         let since_ms = unix_ms(since);
         let is_later =
             |id: &SnapshotId| store.manifest(id).is_ok_and(|manifest| manifest.taken_unix_ms >= since_ms);
-        of_present_run(&self.context.dir, &self.context.store).ok()?.into_iter().find(is_later)
+        of_present_run(&self.context.opened.dir, &self.context.opened.store).ok()?.into_iter().find(is_later)
     }
 
     /// Waits for the time of the restart, and until nothing is left of the life before; signals and calls are served
@@ -614,21 +414,26 @@ impl Supervisor<'_> {
             }
         };
         tracing::info!("the job is not restarted, as wanted. Run the same command again to go on");
-        self.context.journal.add(&Entry::new(Kind::Ended, "ended while it waited for a restart"));
+        self.context.opened.journal.add(&Entry::new(Kind::Ended, "ended while it waited for a restart"));
         State::Over(Ok(over))
     }
 
     fn restart(&mut self) -> State {
         let context = self.context;
         let decided = context.signals.while_busy(|| {
-            context.ownership.check()?;
-            let elsewhere = context.handover.as_ref().map(|handover| handover.check());
+            context.claimed.ownership.check()?;
+            let elsewhere = context.claimed.handover.as_ref().map(|handover| handover.check());
             if let Some(Err(taken @ OwnershipError::TakenUp(_))) = elsewhere {
                 return Err(taken.into());
             }
-            let Decision { record, candidates } =
-                decide(&Resume::Auto, &context.dir, &context.store, &context.identity, None)?;
-            context.ownership.change(|present| {
+            let Decision { record, candidates } = decide(
+                &Resume::Auto,
+                &context.opened.dir,
+                &context.opened.store,
+                &context.opened.identity,
+                None,
+            )?;
+            context.claimed.ownership.change(|present| {
                 let launcher = std::mem::take(&mut present.launcher);
                 *present = JobRecord { launcher, ..record };
             })?;
@@ -647,7 +452,7 @@ impl Supervisor<'_> {
             Err(error) if matches!(error.downcast_ref(), Some(OwnershipError::TakenUp(_))) => {
                 let why = in_one_line(&error);
                 tracing::error!("the job is not restarted here: {why}");
-                context.journal.add(&Entry::new(Kind::GaveUp, why));
+                context.opened.journal.add(&Entry::new(Kind::GaveUp, why));
                 State::Over(Ok(EXIT_OWN))
             }
             Err(error) => self.cannot_begin(EXIT_OWN, in_one_line(&error), Some(error)),

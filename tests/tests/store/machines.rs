@@ -31,7 +31,7 @@ fn a_returning_job_resumes_from_the_newest_upload() {
     plug_in("one");
     let job = start(&sandbox, "third", &options);
     assert!(job.said().contains("resumed from snapshot 000002"), "{}", job.said());
-    assert!(job.said().contains("it has gone on on another machine"), "{}", job.said());
+    assert!(job.said().contains("it has continued on another machine"), "{}", job.said());
     assert_eq!(finish(&sandbox, "third", job), unbroken(2));
     unplug("one");
     plug_in("two");
@@ -209,7 +209,7 @@ fn later_machine_owns_uploads() {
     uploads.on("one");
     for name in ["third", "fourth"] {
         let mut again = uploads.resume(name, &newest);
-        let is_told = has_said(&uploads.sandbox, name, "it has gone on on another machine").is_some();
+        let is_told = has_said(&uploads.sandbox, name, "it has continued on another machine").is_some();
         assert_eq!(is_told, name == "third");
         again.kill_everything();
     }

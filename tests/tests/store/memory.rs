@@ -124,7 +124,7 @@ fn a_killed_launcher_loses_snapshots_in_memory() {
     assert_eq!(sandbox.snapshots(), std::slice::from_ref(&first));
     let mut job = start(&sandbox, "again");
     let said = job.said();
-    assert!(said.contains("were in memory only (--persist-every) and are gone"), "{said}");
+    assert!(said.contains("were in memory only (--persist-every) and are lost"), "{said}");
     assert!(said.contains(&format!("resumed from snapshot {first}, taken")), "{said}");
     finish(&sandbox, &mut job);
     assert!(sandbox.read("again.out").contains("steps 0\n"), "{}", job.said());

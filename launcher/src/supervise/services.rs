@@ -1,0 +1,141 @@
+//! The threads that serve a run in the background, and what all its job sessions share.
+
+use super::events::{Event, Signals};
+use super::preempt;
+use super::startup::{ClaimedJob, OpenedJob};
+use crate::cli::config::Config;
+use crate::job::claim::Claim;
+use crate::job::status::SharedStatus;
+use crate::persist::memory::{PersistParts, Persister};
+use crate::persist::upload::Uploader;
+use anyhow::{Context as _, Result};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use std::ffi::OsString;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What stays the same over all sessions of the job.
+pub(super) struct RunContext<'a> {
+    pub(super) config: &'a Config,
+    pub(super) argv: &'a [OsString],
+    pub(super) opened: &'a OpenedJob,
+    pub(super) claimed: &'a ClaimedJob,
+    pub(super) status: Arc<SharedStatus>,
+    pub(super) uploader: Option<Arc<Uploader>>,
+    pub(super) persister: Option<Arc<Persister>>,
+    pub(super) signals: Signals,
+    pub(super) events: Sender<Event>,
+    pub(super) inbox: Receiver<Event>,
+    _probe: Option<preempt::Probe>,
+}
+
+impl<'a> RunContext<'a> {
+    /// Starts the uploader, the persister, the preemption triggers and the signal handler.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub(super) fn start(
+        config: &'a Config,
+        argv: &'a [OsString],
+        opened: &'a OpenedJob,
+        claimed: &'a ClaimedJob,
+    ) -> Result<Self> {
+        let status = Arc::new(SharedStatus::new(opened.identity.key.clone()));
+        let uploader = start_uploader(config, opened, claimed, &status)?;
+        let persister = start_persister(config, opened, claimed, &status, uploader.as_ref())?;
+        let (events, inbox) = unbounded();
+        preempt::watch_file(config.preempt_file.clone(), config.monitor_interval, events.clone())?;
+        let probe =
+            preempt::Probe::begin(config.preempt_probe.clone(), config.monitor_interval, events.clone())?;
+        let last_act = last_act(persister.as_ref(), &claimed.claim, config.grace);
+        let signals = Signals::listen(events.clone(), config.on_signal, last_act)?;
+        Ok(Self {
+            config,
+            argv,
+            opened,
+            claimed,
+            status,
+            uploader,
+            persister,
+            signals,
+            events,
+            inbox,
+            _probe: probe,
+        })
+    }
+
+    /// The snapshot from which the next run would resume, as far as this run knows.
+    pub(super) fn good_snapshot(&self) -> Option<String> {
+        let status = self.status.snapshot();
+        status.last_snapshot.map(|saved| saved.id).or(status.resumed_from)
+    }
+
+    /// Removes images of the job's memory that a killed launcher, or an earlier session, left on disk.
+    pub(super) fn discard_staging(&self) -> Result<()> {
+        let staging = self.opened.dir.path().join("staging");
+        match std::fs::remove_dir_all(&staging) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", staging.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn start_uploader(
+    config: &Config,
+    opened: &OpenedJob,
+    claimed: &ClaimedJob,
+    status: &Arc<SharedStatus>,
+) -> Result<Option<Arc<Uploader>>> {
+    if config.store.upload.is_none() {
+        return Ok(None);
+    }
+    let uploader = Uploader::start(
+        &opened.store,
+        &opened.dir,
+        config.retention(),
+        config.upload_every,
+        Arc::clone(status),
+        Arc::clone(&claimed.ownership),
+        claimed.handover.clone(),
+    )?;
+    Ok(Some(Arc::new(uploader)))
+}
+
+fn start_persister(
+    config: &Config,
+    opened: &OpenedJob,
+    claimed: &ClaimedJob,
+    status: &Arc<SharedStatus>,
+    uploader: Option<&Arc<Uploader>>,
+) -> Result<Option<Arc<Persister>>> {
+    let Some(staged_bytes) = &opened.staged_bytes else { return Ok(None) };
+    let parts = PersistParts {
+        store: Arc::clone(&opened.store),
+        dir: opened.dir.clone(),
+        retention: config.retention(),
+        status: Arc::clone(status),
+        journal: Arc::clone(&opened.journal),
+        ownership: Arc::clone(&claimed.ownership),
+        uploader: uploader.cloned(),
+    };
+    let persister = Persister::start(parts, config.persist_every, Arc::clone(staged_bytes))?;
+    Ok(Some(Arc::new(persister)))
+}
+
+/// What is done before a signal ends ckpt-run while the job is being started or resumed.
+fn last_act(
+    persister: Option<&Arc<Persister>>,
+    claim: &Arc<Claim>,
+    grace: Duration,
+) -> impl Fn() + Send + use<> {
+    let (persister, claim) = (persister.cloned(), Arc::clone(claim));
+    move || {
+        claim.release();
+        if let Some(persister) = &persister {
+            persister.save_rest(Instant::now() + grace, || None);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The start of a run, up to its services: open the job's store, then claim the job.
+//!
+//! ```text
+//!   open: rights, CRIU, store, lock ──► claim: record, decision ──► services.rs ──► the supervisor (mod.rs)
+//!     │ the job is unchanged              │ the record names this launcher
+//!     └─► error                           └─► error: the claim is released when [`ClaimedJob`] is dropped
+//! ```
+
+use crate::cli::config::Config;
+use crate::criu::Criu;
+use crate::job::claim::Claim;
+use crate::job::handover::Handover;
+use crate::job::journal::Journal;
+use crate::job::ownership::Ownership;
+use crate::job::resume_point::{Decision, Resume, decide};
+use crate::namespace::Namespace;
+use crate::persist::memory::Memory;
+use crate::store::root::Root;
+use crate::store::tiers;
+use crate::sys::error::bad_input;
+use crate::sys::privileges::Privileges;
+use anyhow::{Context, Result};
+use ckpt_object_medium::Pace;
+use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobLock, JobRecord, SnapshotId, Tiers};
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// The job's store, opened and locked. No other launcher on this machine has the job.
+pub(super) struct OpenedJob {
+    pub(super) identity: JobIdentity,
+    pub(super) criu: Criu,
+    pub(super) dir: JobDir,
+    pub(super) store: Arc<Tiers>,
+    pub(super) journal: Arc<Journal>,
+    /// The rate of uploads.
+    pub(super) pace: Arc<Pace>,
+    /// Memory reserved for the images of the current checkpoint (bytes), if snapshots are kept in memory.
+    pub(super) staged_bytes: Option<Arc<AtomicU64>>,
+    _lock: JobLock,
+}
+
+/// A job whose record names this launcher. Dropped, the claim is released unless the job was running.
+pub(super) struct ClaimedJob {
+    pub(super) ownership: Arc<Ownership>,
+    pub(super) handover: Option<Arc<Handover>>,
+    pub(super) claim: Arc<Claim>,
+}
+
+impl Drop for ClaimedJob {
+    fn drop(&mut self) {
+        self.claim.release();
+    }
+}
+
+/// Checks what the run needs, and opens and locks the job's store.
+///
+/// # Errors
+/// Bad input, missing privileges, or a store that cannot be used.
+pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
+    let cwd = std::env::current_dir().context("cannot determine the working directory")?;
+    check_privileges(config)?;
+    let criu = Criu::find(config.criu.as_deref());
+    // A CRIU that was named is an input of the user; a machine without CRIU is not.
+    let criu = criu.map_err(|error| if config.criu.is_some() { bad_input(error) } else { error.into() })?;
+    let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
+    let pace = config.store.pace();
+    // A run that has to resume needs an existing store: a new one would only hide a mistyped path.
+    if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && config.store.url.is_none() {
+        Root::open(&config.store)?;
+    }
+    let root = Root::open_or_create(&config.store, &pace)?;
+    let dir = root.job(&key);
+    let on_wait = |pid: &str| {
+        tracing::info!("job {key}: waiting for `ckpt-run prune` or `ckpt-run rm` to end (process {pid})");
+    };
+    let lock = dir.lock_to_run(on_wait)?;
+    let memory = (config.persist_every > 1).then(Memory::new).transpose()?;
+    let (memory, staged_bytes) = memory.map(|memory| (memory.medium, memory.staged_bytes)).unzip();
+    let store = tiers::open_at(&config.store, &dir, &pace, memory)?;
+    for swept in tiers::sweep_local(&store)? {
+        tracing::info!("removed the leftovers of an interrupted save of snapshot {swept}");
+    }
+    let text = |value: &OsString| value.to_string_lossy().into_owned();
+    let identity = JobIdentity {
+        key: key.to_string(),
+        cwd: cwd.to_string_lossy().into_owned(),
+        argv: argv.iter().map(text).collect(),
+    };
+    let journal = Arc::new(Journal::of(&dir));
+    Ok(OpenedJob { identity, criu, dir, store, journal, pace, staged_bytes, _lock: lock })
+}
+
+/// Decides where the job starts, and writes this launcher's name into the job's record. Also returns the snapshots to
+/// resume from, oldest first; none means that the job starts from the beginning.
+///
+/// # Errors
+/// Bad input: nothing to resume, or no such snapshot; or the record cannot be written.
+pub(super) fn claim(config: &Config, opened: &OpenedJob) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
+    let OpenedJob { identity, dir, store, journal, .. } = opened;
+    let key = dir.key();
+    let mut handover = Handover::of(&config.store, dir)?;
+    let local = dir.record()?;
+    let newer = handover.as_mut().map(|handover| handover.newer_claim(local.as_ref())).transpose();
+    let newer = newer.inspect_err(|error| {
+        tracing::warn!(
+            "cannot find out whether the job has continued on another machine: {error}. It resumes from the snapshots of this machine"
+        );
+    });
+    // An object store that has not answered is not tried again at once.
+    let is_reached = newer.is_ok();
+    let newer = newer.ok().flatten().flatten();
+    if local.is_some() && newer.is_some() {
+        tracing::info!("job {key}: it has continued on another machine since it ran here");
+    }
+    let known: Vec<JobRecord> = local.into_iter().chain(newer.clone()).collect();
+    let Decision { record, candidates } = decide(&config.resume, dir, store, identity, newer)?;
+    let previous = known.first().unwrap_or(&record).clone();
+    let ownership = Arc::new(Ownership::begin(dir, record, previous)?);
+    if let Some(handover) = &mut handover {
+        let record = ownership.record();
+        handover.begin(known.iter().chain([&record]).map(|one| one.launcher.clone()).collect());
+        if is_reached {
+            handover.claim(&record);
+        }
+    }
+    let handover = handover.map(Arc::new);
+    let claim = Arc::new(Claim::new(&ownership, handover.as_ref()));
+    if let Some(id) = candidates.last() {
+        warn_of_lost_memory(journal, id);
+        tracing::info!("job {key}: resuming from snapshot {id}");
+    }
+    Ok((ClaimedJob { ownership, handover, claim }, candidates))
+}
+
+/// Reports snapshots that were only in the memory of an earlier launcher, and are newer than the one to resume.
+fn warn_of_lost_memory(journal: &Journal, resumed: &SnapshotId) {
+    if let Some(id) = journal.newest_in_memory_only().filter(|id| id > resumed) {
+        tracing::warn!(
+            "newer snapshots, up to {id}, were in memory only (--persist-every) and are lost with the ckpt-run that had them"
+        );
+    }
+}
+
+/// Tests whether a user other than root can create what a job needs, before anything is changed.
+fn check_privileges(config: &Config) -> Result<()> {
+    let rights = Privileges::look();
+    if !rights.is_limited() && rights.missing().is_empty() {
+        return Ok(());
+    }
+    // The namespace ends at once: nothing runs in it.
+    Namespace::create(config.network)?;
+    if rights.wants_user_namespace() {
+        tracing::info!(
+            "without CAP_SYS_ADMIN the job runs in a user namespace of its own. Not every job can be saved there: see docs/privileges.md"
+        );
+    }
+    Ok(())
+}
