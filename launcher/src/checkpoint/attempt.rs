@@ -17,7 +17,7 @@ use crate::criu::{ImageError, Pagemap, chunk_ends};
 use crate::files::sources::StagedFile;
 use crate::files::staging::{StagedDir, Staging};
 use crate::gpu::device_memory;
-use crate::job::ownership::{OwnershipError, TakenUp};
+use crate::job::ownership::{ClaimedElsewhere, OwnershipError};
 use crate::job::status::unix_ms;
 use crate::namespace::NamespaceError;
 use crate::store::tiers;
@@ -42,9 +42,9 @@ pub enum AttemptError {
     /// The store cannot be read.
     #[error(transparent)]
     Store(#[from] OpenError),
-    /// It is not this launcher's job any more.
+    /// Another launcher has claimed the job.
     #[error(transparent)]
-    TakenUp(#[from] TakenUp),
+    ClaimedElsewhere(#[from] ClaimedElsewhere),
     /// The store's snapshots cannot be listed.
     #[error(transparent)]
     List(#[from] ReadError),
@@ -110,7 +110,7 @@ impl From<NamespaceError> for AttemptError {
 impl From<OwnershipError> for AttemptError {
     fn from(error: OwnershipError) -> Self {
         match error {
-            OwnershipError::TakenUp(taken) => taken.into(),
+            OwnershipError::ClaimedElsewhere(claim) => claim.into(),
             OwnershipError::Store(error) => error.into(),
         }
     }
@@ -287,8 +287,8 @@ impl Attempt<'_> {
         let processes: Vec<_> = gpu.iter().map(|stored| stored.process.clone()).collect();
         let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
         let version = Manifest::version_for(&processes);
-        if let Some(taken) = self.parts.ownership.taken_up() {
-            return Err(taken.into());
+        if let Some(claim) = self.parts.ownership.claimed_elsewhere() {
+            return Err(claim.into());
         }
         let manifest = writer.commit(Manifest { version, gpu: processes, ..manifest })?;
         gpu.iter().for_each(|stored| stored.committed(&manifest));

@@ -3,7 +3,7 @@
 use super::jobs::jobs;
 use super::print;
 use crate::cli::config::Config;
-use crate::job::journal::{Entry, Journal, Kind};
+use crate::job::journal::{Entry, EventKind, Journal};
 use crate::store::root::Root;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{JobDir, JobOutcome};
@@ -73,25 +73,25 @@ fn shortened(entries: Vec<Entry>) -> Vec<Entry> {
     kept.split_off(kept.len().saturating_sub(SHOWN))
 }
 
-fn is_snapshot(kind: Kind) -> bool {
-    matches!(kind, Kind::Saved | Kind::InMemory)
+fn is_snapshot(kind: EventKind) -> bool {
+    matches!(kind, EventKind::Saved | EventKind::InMemory)
 }
 
-fn title(kind: Kind) -> &'static str {
+fn title(kind: EventKind) -> &'static str {
     match kind {
-        Kind::Started => "started",
-        Kind::Resumed => "resumed",
-        Kind::NotStarted => "not started",
-        Kind::Saved => "saved",
-        Kind::InMemory => "in memory",
-        Kind::NotSaved => "not saved",
-        Kind::Failed => "failed",
-        Kind::Restarting => "restarting",
-        Kind::GaveUp => "given up",
-        Kind::Preempted => "preempted",
-        Kind::Ended => "ended",
-        Kind::Complete => "complete",
-        Kind::Other => "(newer)",
+        EventKind::Started => "started",
+        EventKind::Resumed => "resumed",
+        EventKind::NotStarted => "not started",
+        EventKind::Saved => "saved",
+        EventKind::InMemory => "in memory",
+        EventKind::NotSaved => "not saved",
+        EventKind::Failed => "failed",
+        EventKind::Restarting => "restarting",
+        EventKind::GaveUp => "given up",
+        EventKind::Preempted => "preempted",
+        EventKind::Ended => "ended",
+        EventKind::Complete => "complete",
+        EventKind::Other => "(newer)",
     }
 }
 
@@ -127,24 +127,25 @@ mod tests {
     fn of_snapshots_in_a_row_the_last_is_told() {
         let entry = |kind, what: &str| Entry::new(kind, what);
         let entries = vec![
-            entry(Kind::Started, "a"),
-            entry(Kind::Saved, "b"),
-            entry(Kind::InMemory, "m"),
-            entry(Kind::Saved, "c"),
-            entry(Kind::InMemory, "n"),
-            entry(Kind::InMemory, "o"),
-            entry(Kind::Failed, "d"),
-            entry(Kind::Saved, "e"),
+            entry(EventKind::Started, "a"),
+            entry(EventKind::Saved, "b"),
+            entry(EventKind::InMemory, "m"),
+            entry(EventKind::Saved, "c"),
+            entry(EventKind::InMemory, "n"),
+            entry(EventKind::InMemory, "o"),
+            entry(EventKind::Failed, "d"),
+            entry(EventKind::Saved, "e"),
         ];
         let told: Vec<_> = shortened(entries).into_iter().map(|entry| entry.what).collect();
         assert_eq!(told, ["a", "c", "o", "d", "e"]);
-        let many = (0..100).map(|number| entry(Kind::Failed, &number.to_string())).collect();
+        let many = (0..100).map(|number| entry(EventKind::Failed, &number.to_string())).collect();
         assert_eq!(shortened(many)[0].what, "60");
     }
 
     #[test]
     fn reason_and_remedy_are_told() {
-        let failed = Entry::new(Kind::Failed, "it died").remedy(Some("feed it")).snapshot(Some("000007"));
+        let failed =
+            Entry::new(EventKind::Failed, "it died").remedy(Some("feed it")).snapshot(Some("000007"));
         let story =
             Story { job: "j".into(), running: false, died_without_a_word: true, entries: vec![failed] };
         let mut out = Vec::new();

@@ -1,120 +1,116 @@
-//! What another machine has to know that takes the job up from the object store that its snapshots are uploaded to
-//! (`--upload`): the job's record, beside them. Without it, a job that is complete would be resumed there, and a machine
-//! that the job comes back to would go on from the old snapshots on its own disk.
+//! The job's record beside its uploaded snapshots (`--upload`), for other machines that resume the job from the object
+//! store. Without that record, another machine would resume a job that is complete, and a machine to which the job
+//! returns would resume from the old snapshots on its own disk.
 
-use crate::job::ownership::{Ownership, OwnershipError, TakenUp};
+use crate::job::ownership::{ClaimedElsewhere, Ownership, OwnershipError};
 use crate::store::options::StoreOptions;
 use crate::store::tiers;
-use crate::sys::deadline::RECORD_STALL_TIMEOUT;
-use crate::sys::deadline::STORE_RETRY_TIMEOUT;
+use crate::sys::deadline::{RECORD_STALL_TIMEOUT, STORE_RETRY_TIMEOUT};
 use anyhow::Result;
 use ckpt_object_medium::{Options, Retry};
 use ckpt_snapshot::{JobDir, JobRecord, OpenError};
 use parking_lot::Mutex;
+
 /// The record of a job beside its uploaded snapshots.
 pub struct Handover {
-    place: JobDir,
-    /// This launcher, and those whose work it goes on with.
-    ours: Vec<String>,
-    /// How often the job had been taken up by what this machine knew, if it knew of it. A record there that says no
-    /// more is of the past, even if nobody could be told.
-    known_taken_up: Option<u64>,
-    /// The record there before this launcher claimed the job.
-    before: Option<JobRecord>,
-    /// Held while the record is left.
-    leaving: Mutex<()>,
+    remote: JobDir,
+    /// Names of this launcher and of the launchers whose snapshots it resumes.
+    own_launchers: Vec<String>,
+    /// How many times the job had changed machines, as far as this machine knew; `None` if it did not know the job. A
+    /// remote record with no higher number is outdated, even if it names another launcher.
+    known_claims: Option<u64>,
+    /// The remote record before this launcher claimed the job.
+    previous: Option<JobRecord>,
+    /// Held while the record is published.
+    publishing: Mutex<()>,
 }
 
 impl Handover {
-    /// That of the job in `dir`, if its snapshots are uploaded. Nothing is sent yet.
+    /// The handover of the job in `dir`, if its snapshots are uploaded. Nothing is sent yet.
     ///
     /// # Errors
-    /// Bad input: an address that does not fit what the environment says of it.
+    /// Bad input: an address that contradicts the environment.
     pub fn of(options: &StoreOptions, dir: &JobDir) -> Result<Option<Self>> {
         let retry =
             Retry { give_up_after: STORE_RETRY_TIMEOUT, stall: RECORD_STALL_TIMEOUT, ..Retry::default() };
         let medium = tiers::uploads(options, dir, Options { retry, ..Options::default() })?;
         let of = |medium| Self {
-            place: dir.clone().with_content_in(medium),
-            ours: Vec::new(),
-            known_taken_up: None,
-            before: None,
-            leaving: Mutex::new(()),
+            remote: dir.clone().with_content_in(medium),
+            own_launchers: Vec::new(),
+            known_claims: None,
+            previous: None,
+            publishing: Mutex::new(()),
         };
         Ok(medium.map(of))
     }
 
-    /// The record that another machine has left, if the job has gone on there since it ran here.
+    /// The remote record, if another machine has claimed the job since `local` was written here.
     ///
     /// # Errors
     /// When it cannot be read.
-    pub fn newer_claim(&mut self, ours: Option<&JobRecord>) -> Result<Option<JobRecord>, OpenError> {
-        self.known_taken_up = ours.map(|ours| ours.taken_up);
-        self.before = self.place.record()?;
-        Ok(self.before.clone().filter(|theirs| is_ahead(theirs, ours)))
+    pub fn newer_claim(&mut self, local: Option<&JobRecord>) -> Result<Option<JobRecord>, OpenError> {
+        self.known_claims = local.map(|local| local.taken_up);
+        self.previous = self.remote.record()?;
+        Ok(self.previous.clone().filter(|remote| local.is_none_or(|local| remote.taken_up > local.taken_up)))
     }
 
-    /// The job is this launcher's when the record there has one of these names: its own, and those of whom it goes on
-    /// from, which stay there until it reaches the place for the first time.
+    /// Sets the launcher names with which the remote record counts as ours: this launcher's, and those of the launchers
+    /// it resumes from. The latter stay in the object store until this launcher reaches it for the first time.
     pub fn begin(&mut self, launchers: Vec<String>) {
-        self.ours = launchers;
+        self.own_launchers = launchers;
     }
 
-    /// Whether the job is still this launcher's, as far as other machines have said.
+    /// Checks that no other machine has claimed the job.
     ///
     /// # Errors
-    /// When it is not, or the object store cannot tell.
+    /// When another machine has, or the object store cannot be read.
     pub fn check(&self) -> Result<(), OwnershipError> {
-        match self.place.record() {
-            Ok(Some(there))
-                if !self.ours.contains(&there.launcher)
-                    && self.known_taken_up.is_none_or(|known| there.taken_up > known) =>
+        match self.remote.record() {
+            Ok(Some(remote))
+                if !self.own_launchers.contains(&remote.launcher)
+                    && self.known_claims.is_none_or(|known| remote.taken_up > known) =>
             {
-                Err(TakenUp::by(&self.place, &there.launcher).into())
+                Err(ClaimedElsewhere::by(&self.remote, &remote.launcher).into())
             }
             Ok(_) | Err(OpenError::Unreadable { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Leaves the record for other machines, unless one of them has taken the job up.
-    pub fn leave(&self, ownership: &Ownership) {
-        let _one_after_the_other = self.leaving.lock();
+    /// Publishes the record for other machines, unless one of them has claimed the job.
+    pub fn publish(&self, ownership: &Ownership) {
+        let _one_at_a_time = self.publishing.lock();
         match self.check() {
             Ok(()) => self.claim(&ownership.record()),
-            Err(OwnershipError::TakenUp(taken)) => tracing::debug!("the record is not left: {taken}"),
-            Err(OwnershipError::Store(error)) => not_noted(&error),
+            Err(OwnershipError::ClaimedElsewhere(claim)) => {
+                tracing::debug!("the record is not published: {claim}");
+            }
+            Err(OwnershipError::Store(error)) => warn_not_published(&error),
         }
     }
 
-    /// Leaves the record for other machines: the job is this launcher's, whosever it was. What fails is told and no
-    /// more: the snapshots are there.
+    /// Publishes the record for other machines, whoever owned the job before. An error is only reported: the snapshots
+    /// are there without the record.
     pub fn claim(&self, record: &JobRecord) {
-        // Nothing needs them there, and all could read them who can read the store, encrypted or not.
+        // Other machines do not need the command, and the record is not encrypted.
         let record = JobRecord { cwd: String::new(), argv: Vec::new(), ..record.clone() };
-        if let Err(error) = self.place.set_record(&record) {
-            not_noted(&error);
+        if let Err(error) = self.remote.set_record(&record) {
+            warn_not_published(&error);
         }
     }
 
-    /// Puts the record back that was there before `launcher` claimed the job, unless somebody else has it by now.
+    /// Restores the record from before `launcher` claimed the job, unless another launcher has claimed it since.
     pub fn release(&self, launcher: &str) {
-        let there = self.place.record();
-        if let (Ok(Some(there)), Some(before)) = (there, &self.before)
-            && there.launcher == launcher
+        if let (Ok(Some(remote)), Some(previous)) = (self.remote.record(), &self.previous)
+            && remote.launcher == launcher
         {
-            self.claim(before);
+            self.claim(previous);
         }
     }
 }
 
-fn not_noted(error: &OpenError) {
+fn warn_not_published(error: &OpenError) {
     tracing::warn!(
-        "how far the job is was not noted in the object store: {error}. Another machine may go on from an older state"
+        "cannot write the job's record to the object store: {error}. Another machine may resume from an older snapshot"
     );
-}
-
-/// Whether their record is of a later time than ours.
-fn is_ahead(theirs: &JobRecord, ours: Option<&JobRecord>) -> bool {
-    ours.is_none_or(|ours| theirs.taken_up > ours.taken_up)
 }

@@ -12,36 +12,36 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Beyond this, the older half of the entries goes.
+/// Above this size, the older half of the entries is deleted.
 const LIMIT_BYTES: u64 = 512 << 10;
 
 /// What an entry is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum EventKind {
     /// The job was started from its beginning.
     Started,
-    /// It was resumed.
+    /// The job was resumed from a snapshot.
     Resumed,
-    /// It could not be started or resumed.
+    /// The job could not be started or resumed.
     NotStarted,
     /// A snapshot is durable.
     Saved,
-    /// A snapshot is in memory, and gone with the launcher unless it is saved later.
+    /// A snapshot is in memory, and lost with the launcher unless it is saved later.
     InMemory,
     /// A checkpoint failed.
     NotSaved,
     /// The job failed.
     Failed,
-    /// It will be restarted.
+    /// The job will be restarted.
     Restarting,
-    /// It is not restarted any more.
+    /// The job is not restarted any more.
     GaveUp,
-    /// Its machine was wanted, or it was stopped.
+    /// The job was preempted or stopped.
     Preempted,
-    /// It was ended by its user.
+    /// The job was ended by its user, or with a last snapshot.
     Ended,
-    /// It ended with 0.
+    /// The job exited with 0.
     Complete,
     /// An entry of a newer ckpt-run.
     #[serde(other)]
@@ -56,7 +56,7 @@ pub struct Entry {
     /// PID of the launcher.
     pub launcher_pid: u32,
     /// What it is about.
-    pub kind: Kind,
+    pub kind: EventKind,
     /// What happened, for people.
     pub what: String,
     /// What to do about it, for people.
@@ -70,7 +70,7 @@ pub struct Entry {
 impl Entry {
     /// An entry of now.
     #[must_use]
-    pub fn new(kind: Kind, what: impl Into<String>) -> Self {
+    pub fn new(kind: EventKind, what: impl Into<String>) -> Self {
         Self {
             unix_ms: unix_ms(SystemTime::now()),
             launcher_pid: std::process::id(),
@@ -81,13 +81,13 @@ impl Entry {
         }
     }
 
-    /// With what to do about it.
+    /// Adds what to do about it.
     #[must_use]
     pub fn remedy(self, remedy: Option<impl Into<String>>) -> Self {
         Self { remedy: remedy.map(Into::into), ..self }
     }
 
-    /// With the snapshot that it is about.
+    /// Adds the snapshot that it is about.
     #[must_use]
     pub fn snapshot(self, id: Option<impl ToString>) -> Self {
         Self { snapshot: id.map(|id| id.to_string()), ..self }
@@ -97,35 +97,35 @@ impl Entry {
 /// Where entries are kept. The job's lock has to be held to write any.
 pub struct Journal {
     path: PathBuf,
-    /// Whether it was told that it cannot be written.
-    told: Mutex<bool>,
+    /// Whether a failed write was reported.
+    is_failure_reported: Mutex<bool>,
 }
 
 impl Journal {
     /// The journal of a job.
     #[must_use]
     pub fn of(job: &JobDir) -> Self {
-        Self { path: job.path().join("journal.jsonl"), told: Mutex::new(false) }
+        Self { path: job.path().join("journal.jsonl"), is_failure_reported: Mutex::new(false) }
     }
 
-    /// Adds an entry. That it cannot be written is told once, and is no reason to stop anything.
+    /// Adds an entry. A failed write is reported once, and has no other effect.
     pub fn add(&self, entry: &Entry) {
-        let mut told = self.told.lock();
+        let mut is_reported = self.is_failure_reported.lock();
         if let Err(error) = append(&self.path, entry)
-            && !*told
+            && !*is_reported
         {
             tracing::warn!(
-                "{} cannot be written, so `ckpt-run explain` will not know of this run: {error}",
+                "{} cannot be written, so `ckpt-run explain` cannot report on this run: {error}",
                 self.path.display()
             );
-            *told = true;
+            *is_reported = true;
         }
     }
 
-    /// All entries, oldest first. What does not read is passed over: a line may have been cut off by a full disk.
+    /// All entries, oldest first. Unreadable lines are skipped: a full disk may have truncated one.
     ///
     /// # Errors
-    /// When the file is there and cannot be read.
+    /// When the file exists and cannot be read.
     pub fn entries(&self) -> io::Result<Vec<Entry>> {
         let content = match std::fs::read(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -141,11 +141,11 @@ impl Journal {
     #[must_use]
     pub fn newest_in_memory_only(&self) -> Option<SnapshotId> {
         let entries = self.entries().unwrap_or_default();
-        let of = |kind: Kind| -> BTreeSet<SnapshotId> {
+        let of = |kind: EventKind| -> BTreeSet<SnapshotId> {
             let all = entries.iter().filter(|entry| entry.kind == kind);
             all.filter_map(|entry| entry.snapshot.as_ref()?.parse().ok()).collect()
         };
-        of(Kind::InMemory).difference(&of(Kind::Saved)).last().cloned()
+        of(EventKind::InMemory).difference(&of(EventKind::Saved)).last().cloned()
     }
 }
 
@@ -155,14 +155,14 @@ fn append(path: &Path, entry: &Entry) -> io::Result<()> {
         shorten(path)?;
         file = File::options().append(true).open(path)?;
     }
-    // The newline comes first too: what was cut off in the line before spoils only itself.
+    // A newline comes first too, so that a truncated line before does not damage this one.
     let mut line = b"\n".to_vec();
     serde_json::to_writer(&mut line, entry)?;
     line.push(b'\n');
     file.write_all(&line)
 }
 
-/// Removes the older half.
+/// Deletes the older half of the file.
 fn shorten(path: &Path) -> io::Result<()> {
     let content = std::fs::read(path)?;
     let middle = content.len() / 2;
@@ -176,37 +176,38 @@ mod tests {
     use super::*;
 
     fn journal(dir: &Path) -> Journal {
-        Journal { path: dir.join("journal.jsonl"), told: Mutex::new(false) }
+        Journal { path: dir.join("journal.jsonl"), is_failure_reported: Mutex::new(false) }
     }
 
     #[test]
-    fn entries_come_back_and_damage_spoils_one_line_only() {
+    fn entries_are_read_back_and_damage_costs_one_line() {
         let dir = tempfile::tempdir().unwrap();
         let journal = journal(dir.path());
         assert_eq!(journal.entries().unwrap(), []);
-        let first = Entry::new(Kind::Failed, "it failed").remedy(Some("mend it")).snapshot(Some("000001"));
+        let first =
+            Entry::new(EventKind::Failed, "it failed").remedy(Some("fix it")).snapshot(Some("000001"));
         journal.add(&first);
         let mut file = File::options().append(true).open(&journal.path).unwrap();
         file.write_all(b"{\"unix_ms\":1,\"laun").unwrap();
-        let second = Entry::new(Kind::Started, "started");
+        let second = Entry::new(EventKind::Started, "started");
         journal.add(&second);
         assert_eq!(journal.entries().unwrap(), [first, second]);
     }
 
     #[test]
-    fn what_was_in_memory_only_is_known() {
+    fn snapshots_only_in_memory_are_known() {
         let dir = tempfile::tempdir().unwrap();
         let journal = journal(dir.path());
         let id = |number| SnapshotId::new(number, SystemTime::UNIX_EPOCH);
         let add = |kind, number| journal.add(&Entry::new(kind, "").snapshot(Some(id(number))));
         assert_eq!(journal.newest_in_memory_only(), None);
-        // The copy may be told before what was copied.
-        add(Kind::Saved, 1);
-        add(Kind::InMemory, 1);
+        // The entry of the copy may come before the entry of the snapshot.
+        add(EventKind::Saved, 1);
+        add(EventKind::InMemory, 1);
         assert_eq!(journal.newest_in_memory_only(), None);
-        add(Kind::InMemory, 2);
-        add(Kind::InMemory, 3);
-        add(Kind::Saved, 3);
+        add(EventKind::InMemory, 2);
+        add(EventKind::InMemory, 3);
+        add(EventKind::Saved, 3);
         assert_eq!(journal.newest_in_memory_only(), Some(id(2)));
     }
 
@@ -216,7 +217,7 @@ mod tests {
         let journal = journal(dir.path());
         let long = "x".repeat(4000);
         for number in 0..400 {
-            journal.add(&Entry::new(Kind::Saved, format!("{number} {long}")));
+            journal.add(&Entry::new(EventKind::Saved, format!("{number} {long}")));
         }
         let entries = journal.entries().unwrap();
         assert!(std::fs::metadata(&journal.path).unwrap().len() < LIMIT_BYTES + 5000);
@@ -227,8 +228,8 @@ mod tests {
     }
 
     #[test]
-    fn kinds_of_a_newer_version_are_no_damage() {
+    fn event_kinds_of_a_newer_version_are_accepted() {
         let line = r#"{"unix_ms":1,"launcher_pid":2,"kind":"invented-later","what":"w"}"#;
-        assert_eq!(serde_json::from_str::<Entry>(line).unwrap().kind, Kind::Other);
+        assert_eq!(serde_json::from_str::<Entry>(line).unwrap().kind, EventKind::Other);
     }
 }

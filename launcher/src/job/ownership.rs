@@ -1,7 +1,7 @@
-//! Whose a job is. The lock keeps two launchers on one machine apart. Where several machines reach a store, only the
-//! job's record can do that: each launcher leaves its name there when it begins, and looks for it before it changes
-//! the record, commits a snapshot or uploads one. A launcher that finds another's name leaves the store alone from
-//! then on, so that two histories of one job do not mix.
+//! Which launcher owns a job. On one machine, the job's lock prevents two launchers from running it. Where several
+//! machines share a store, the job's record does: each launcher writes its name there when it claims the job, and checks
+//! the name before it changes the record, commits a snapshot or uploads one. A launcher that finds another name writes
+//! nothing more to the store, so that two histories of one job do not mix.
 //!
 //! ```text
 //!   launcher A   begins ── snapshot 1 ── snapshot 2 ────────── refused: the job is B's
@@ -13,39 +13,39 @@ use ckpt_snapshot::{JobDir, JobRecord, OpenError};
 use parking_lot::{Mutex, MutexGuard};
 use std::io;
 
-/// The job's record, as long as it is this launcher's to change.
+/// The job's record, which this launcher may change until another one claims the job.
 pub struct Ownership {
     dir: JobDir,
     record: Mutex<JobRecord>,
-    /// What the record said of whose the job is, before it was this launcher's.
-    before: JobRecord,
+    /// The record before this launcher claimed the job.
+    previous: JobRecord,
 }
 
-/// Another launcher has the job now.
+/// Another launcher has claimed the job.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "another ckpt-run{by} has gone on with the job {job} since this one began: its snapshots count now, and none of this one are added to them. End one of the two; whichever is started again goes on from the other's newest snapshot"
+    "another ckpt-run{by} has claimed the job {job} since this one began: its snapshots count now, and this ckpt-run adds none. End one of the two; whichever is started again resumes from the other's newest snapshot"
 )]
-pub struct TakenUp {
+pub struct ClaimedElsewhere {
     /// The job.
     pub job: String,
-    /// Where, as the end of " on the machine NAME"; empty if it is not known.
+    /// Where that launcher runs, as " (on the machine NAME)"; empty if unknown.
     pub by: String,
 }
 
-/// The record cannot be changed.
+/// The record cannot be changed or checked.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnershipError {
-    /// It is another launcher's.
+    /// Another launcher owns the job.
     #[error(transparent)]
-    TakenUp(#[from] TakenUp),
-    /// The store does not let us.
+    ClaimedElsewhere(#[from] ClaimedElsewhere),
+    /// The store cannot be read or written.
     #[error(transparent)]
     Store(#[from] OpenError),
 }
 
-impl TakenUp {
-    /// The job `dir` is that launcher's.
+impl ClaimedElsewhere {
+    /// The job in `dir` is claimed by `launcher`.
     #[must_use]
     pub fn by(dir: &JobDir, launcher: &str) -> Self {
         let host = launcher.split_once('@').map(|(_, host)| host).filter(|host| !host.is_empty());
@@ -55,11 +55,11 @@ impl TakenUp {
 }
 
 impl Ownership {
-    /// From now on the job is this launcher's, whosever it was by `before`.
+    /// Claims the job for this launcher. `previous` is the record until now.
     ///
     /// # Errors
     /// When the record cannot be written.
-    pub fn begin(dir: &JobDir, record: JobRecord, before: JobRecord) -> Result<Self, OpenError> {
+    pub fn begin(dir: &JobDir, record: JobRecord, previous: JobRecord) -> Result<Self, OpenError> {
         let unnamed = |source: io::Error| {
             let path = dir.path().to_owned();
             OpenError::Io { step: "find a name for the ckpt-run of", path, source }
@@ -68,19 +68,19 @@ impl Ownership {
         let launcher = format!("{}@{host}", PackId::random().map_err(unnamed)?);
         let record = JobRecord { launcher, ..record };
         dir.set_record(&record)?;
-        Ok(Self { dir: dir.clone(), record: Mutex::new(record), before })
+        Ok(Self { dir: dir.clone(), record: Mutex::new(record), previous })
     }
 
-    /// The record, as this launcher knows it.
+    /// The record as this launcher last wrote it.
     #[must_use]
     pub fn record(&self) -> JobRecord {
         self.lock().clone()
     }
 
-    /// Whether the job is still this launcher's.
+    /// Checks that this launcher still owns the job.
     ///
     /// # Errors
-    /// When it is not, or the store cannot tell.
+    /// When it does not, or the store cannot be read.
     pub fn check(&self) -> Result<(), OwnershipError> {
         let ours = self.lock().launcher.clone();
         self.check_against(&ours)
@@ -89,7 +89,7 @@ impl Ownership {
     /// Changes the record, here and in the store.
     ///
     /// # Errors
-    /// As [`Self::check`], and when it cannot be written; it is as it was then.
+    /// As [`Self::check`], and when the record cannot be written. The record is then unchanged.
     pub fn change<T>(&self, change: impl FnOnce(&mut JobRecord) -> T) -> Result<T, OwnershipError> {
         let mut record = self.lock();
         self.check_against(&record.launcher)?;
@@ -102,30 +102,31 @@ impl Ownership {
         Ok(result)
     }
 
-    /// Whose the job is now, if it is not this launcher's any more. That the store cannot tell is no reason to throw
-    /// something away.
+    /// Whether another launcher has claimed the job. A store that cannot be read is no reason to discard work: `None`.
     #[must_use]
-    pub fn taken_up(&self) -> Option<TakenUp> {
+    pub fn claimed_elsewhere(&self) -> Option<ClaimedElsewhere> {
         match self.check() {
-            Err(OwnershipError::TakenUp(taken)) => Some(taken),
+            Err(OwnershipError::ClaimedElsewhere(claim)) => Some(claim),
             Ok(()) | Err(OwnershipError::Store(_)) => None,
         }
     }
 
-    /// Writes back what the record said before this launcher claimed the job.
+    /// Restores the owner that the record named before this launcher claimed the job.
     pub fn release(&self) {
-        let JobRecord { launcher, taken_up, taken_up_at, .. } = self.before.clone();
-        let given =
+        let JobRecord { launcher, taken_up, taken_up_at, .. } = self.previous.clone();
+        let released =
             self.change(|record| *record = JobRecord { launcher, taken_up, taken_up_at, ..record.clone() });
-        if let Err(error) = given {
-            tracing::debug!("the job's record stays as it is: {error}");
+        if let Err(error) = released {
+            tracing::debug!("the claim of the job is not released: {error}");
         }
     }
 
     fn check_against(&self, ours: &str) -> Result<(), OwnershipError> {
         match self.dir.record() {
-            Ok(Some(there)) if there.launcher != ours => Err(TakenUp::by(&self.dir, &there.launcher).into()),
-            // What is lost or damaged says nothing of others, and is written anew.
+            Ok(Some(there)) if there.launcher != ours => {
+                Err(ClaimedElsewhere::by(&self.dir, &there.launcher).into())
+            }
+            // A missing or damaged record names no other launcher, and is written again.
             Ok(_) | Err(OpenError::Unreadable { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn who_began_last_has_the_job() {
+    fn the_last_launcher_to_claim_owns_the_job() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir);
         let first = begin(&job, rebuilt(&[]));
@@ -164,28 +165,28 @@ mod tests {
         first.check().unwrap();
         let second = begin(&job, job.record().unwrap().unwrap());
         let refused = first.change(|record| record.last_sequence = 3).unwrap_err();
-        let OwnershipError::TakenUp(taken) = &refused else { panic!("{refused}") };
+        let OwnershipError::ClaimedElsewhere(claim) = &refused else { panic!("{refused}") };
         let host = crate::sys::host::facts().hostname;
-        assert!(taken.job == "job" && taken.by.contains(&host), "{taken}");
-        assert!(matches!(first.check(), Err(OwnershipError::TakenUp(_))));
-        assert_eq!(first.record().last_sequence, 2, "what was refused has not happened");
+        assert!(claim.job == "job" && claim.by.contains(&host), "{claim}");
+        assert!(matches!(first.check(), Err(OwnershipError::ClaimedElsewhere(_))));
+        assert_eq!(first.record().last_sequence, 2, "a refused change has no effect");
         second.change(|record| record.last_sequence += 1).unwrap();
         assert_eq!(job.record().unwrap().unwrap(), second.record());
         assert_eq!(second.record().last_sequence, 3);
     }
 
     #[test]
-    fn a_start_that_comes_to_nothing_gives_the_job_back() {
+    fn a_failed_start_releases_its_claim() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir);
         let first = begin(&job, rebuilt(&[]));
         let second = Arc::new(begin(&job, first.record()));
         let claim = Claim::new(&second, None);
-        assert!(first.check().is_err() && first.taken_up().is_some());
+        assert!(first.check().is_err() && first.claimed_elsewhere().is_some());
         claim.release();
         first.check().unwrap();
-        assert!(first.taken_up().is_none());
-        // One that was overtaken itself has nothing to give, and neither has one whose job runs.
+        assert!(first.claimed_elsewhere().is_none());
+        // Released nothing: a claim that another launcher has superseded, and a claim whose job is running.
         let third = Arc::new(begin(&job, first.record()));
         Claim::new(&second, None).release();
         third.check().unwrap();
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_lost_or_damaged_is_written_anew() {
+    fn a_missing_or_damaged_record_is_written_again() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir);
         let ours = begin(&job, rebuilt(&[]));

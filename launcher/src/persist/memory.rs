@@ -3,7 +3,7 @@
 //! one before ckpt-run ends.
 
 use crate::files::staging;
-use crate::job::journal::{Entry, Journal, Kind};
+use crate::job::journal::{Entry, EventKind, Journal};
 use crate::job::ownership::Ownership;
 use crate::job::status::SharedStatus;
 use crate::persist::copier::{Copier, Wanted};
@@ -230,8 +230,8 @@ impl Shared {
 
     fn try_copy(&self, id: &SnapshotId, wanted: &Wanted) -> Result<()> {
         let PersistParts { store, dir, retention, status, journal, ownership, uploader } = &self.parts;
-        if let Some(taken) = ownership.taken_up() {
-            return Err(taken.into());
+        if let Some(claim) = ownership.claimed_elsewhere() {
+            return Err(claim.into());
         }
         let begun = Instant::now();
         let manifest = store.copy(id, MEMORY, tiers::home(store), &|_| {}, &wanted.not)?;
@@ -242,7 +242,7 @@ impl Shared {
             manifest.stored_bytes.unwrap_or(0) as f64 / 1e6
         );
         tracing::info!("snapshot {id} {what}");
-        journal.add(&Entry::new(Kind::Saved, what).snapshot(Some(id)));
+        journal.add(&Entry::new(EventKind::Saved, what).snapshot(Some(id)));
         status.in_memory(|memory| {
             memory.newest_in_store = Some(id.to_string());
             memory.last_failure = None;

@@ -94,8 +94,8 @@ impl Work {
         let begun = Instant::now();
         let checked = self.handover.as_deref().map(Handover::check);
         // What is wrong with the object store, the upload finds out, which has more patience.
-        if let Some(Err(OwnershipError::TakenUp(taken))) = checked {
-            return Err(taken.into());
+        if let Some(Err(OwnershipError::ClaimedElsewhere(claim))) = checked {
+            return Err(claim.into());
         }
         let manifest = self.store.copy(id, DISK, REMOTE, &|_| {}, &wanted.not)?;
         tracing::info!(
@@ -110,7 +110,7 @@ impl Work {
             uploads.last_failure = None;
         });
         if let Some(handover) = &self.handover {
-            handover.leave(&self.ownership);
+            handover.publish(&self.ownership);
         }
         if !wanted.bare.load(Ordering::Relaxed)
             && let Err(error) = self.tidy(id, &wanted.bare)

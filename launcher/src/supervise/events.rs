@@ -25,8 +25,8 @@ pub enum Event {
     Init(InitEvent),
     /// A signal came for us.
     Signal(i32),
-    /// Somebody wants a snapshot.
-    Wanted(Answer),
+    /// A command requests a snapshot.
+    CheckpointRequested(Answer),
     /// The machine is wanted, or somebody wants the job stopped: why, and who waits for it.
     Preempt(String, Option<Answer>),
     /// A process has lost its state on the GPU.

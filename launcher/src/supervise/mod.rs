@@ -4,7 +4,7 @@
 //!              ┌──────────── the newest snapshot, or an older one, or the beginning ──────────────┐
 //!              ▼                                                                                  │
 //!   decide ──► beginning ──► running ──► ended with 0 ──────────────────► over: 0, complete       │
-//!              │    │        (life.rs)│                                                           │
+//!              │    │        (session) │                                                           │
 //!              │    │                 ├─► its user asked it to end ───────► over: its exit code   │
 //!              │    │                 ├─► preempted, stopped ─────────────► over: 75              │
 //!              │    │                 └─► failed, or its GPU state lost ─┐                        │
@@ -20,11 +20,11 @@
 
 mod checkpoints;
 mod events;
-mod life;
 mod pace;
 mod policy;
 mod preempt;
 mod services;
+mod session;
 mod stacks;
 mod start;
 mod startup;
@@ -32,7 +32,7 @@ mod watchdog;
 
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
-use crate::job::journal::{Entry, Kind};
+use crate::job::journal::{Entry, EventKind};
 use crate::job::ownership::OwnershipError;
 use crate::job::resume_point::{Decision, Resume, decide, of_present_run};
 use crate::job::status::unix_ms;
@@ -48,9 +48,9 @@ use anyhow::Result;
 use ckpt_protocol::control::{Reply, Stopped};
 use ckpt_snapshot::{JobRecord, Manifest, SnapshotId, Store};
 use events::Event;
-use life::{Ended, How, Life};
 use policy::{Failure, Next, Policy};
 use services::RunContext;
+use session::{JobSession, SessionEnd, SessionOutcome};
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     Supervisor::new(&context).supervise(candidates)
 }
 
-/// Where a job stands, apart from running: then there is a [`Life`].
+/// Where a job stands, apart from running: then there is a [`JobSession`].
 enum State {
     /// It is started, or resumed from the newest of these that is whole.
     Beginning(Vec<SnapshotId>),
@@ -132,7 +132,7 @@ impl<'a> Supervisor<'a> {
                         let ownership = Arc::clone(&self.context.claimed.ownership);
                         let until = self.ends_by.unwrap_or_else(|| Instant::now() + STORE_RETRY_TIMEOUT);
                         let handover = Arc::clone(handover);
-                        let _ = within(until, move || handover.leave(&ownership));
+                        let _ = within(until, move || handover.publish(&ownership));
                     }
                     return result;
                 }
@@ -178,8 +178,8 @@ impl<'a> Supervisor<'a> {
             }
             Err(error) => return self.not_begun(error),
         };
-        let life = match Life::begin(context, job, self.began_from.as_ref()) {
-            Ok(life) => life,
+        let session = match JobSession::begin(context, job, self.began_from.as_ref()) {
+            Ok(session) => session,
             Err(error) => return self.not_begun(error),
         };
         context.claimed.claim.confirm();
@@ -192,12 +192,11 @@ impl<'a> Supervisor<'a> {
             let failure = context.status.snapshot().last_job_failure.unwrap_or_default();
             tracing::info!("restart {} of the job, which had failed: {failure}", self.policy.restarts());
         }
-        let kind = if id.is_some() { Kind::Resumed } else { Kind::Started };
+        let kind = if id.is_some() { EventKind::Resumed } else { EventKind::Started };
         let command = secrets::hidden_in(&context.opened.identity.argv).join(" ");
         context.opened.journal.add(&Entry::new(kind, command).snapshot(id));
         self.listen();
-        let ended = life.serve();
-        self.ended(ended)
+        self.ended(session.serve())
     }
 
     /// Starts the job or resumes it; the exit code if its command cannot be executed.
@@ -231,7 +230,7 @@ impl<'a> Supervisor<'a> {
         let events = self.context.events.clone();
         let on_demand = move |demand, answer| {
             let event = match demand {
-                Demand::Checkpoint => Event::Wanted(answer),
+                Demand::Checkpoint => Event::CheckpointRequested(answer),
                 Demand::Stop => Event::Preempt("`ckpt-run stop` was called".to_owned(), Some(answer)),
             };
             let _ = events.send(event);
@@ -242,31 +241,31 @@ impl<'a> Supervisor<'a> {
             .ok();
     }
 
-    fn ended(&mut self, ended: Ended) -> State {
-        let Ended { how, lived, saved_after } = ended;
+    fn ended(&mut self, end: SessionEnd) -> State {
+        let SessionEnd { outcome, duration, saved_after } = end;
         let journal = &self.context.opened.journal;
-        match how {
-            How::Complete => {
-                journal.add(&Entry::new(Kind::Complete, "the job ended with 0"));
+        match outcome {
+            SessionOutcome::Complete => {
+                journal.add(&Entry::new(EventKind::Complete, "the job ended with 0"));
                 State::Over(Ok(0))
             }
-            How::Asked { code } => {
+            SessionOutcome::StoppedByUser { code } => {
                 let what = format!("the job was asked to end, and ended with exit code {code}");
-                journal.add(&Entry::new(Kind::Ended, what));
+                journal.add(&Entry::new(EventKind::Ended, what));
                 State::Over(Ok(code))
             }
-            How::Preempted { until, signalled } => {
+            SessionOutcome::Preempted { until, signalled } => {
                 self.ends_by = Some(until);
                 self.is_signalled.set(signalled);
                 State::Over(Ok(EXIT_PREEMPTED))
             }
-            How::Failed { code, what, error, hung_since } => {
+            SessionOutcome::Failed { code, what, error, hung_since } => {
                 let failure = Failure {
                     // One that hung had begun to work.
                     is_first_start: self.is_first && self.began_from.is_none() && hung_since.is_none(),
                     is_resumed: self.began_from.is_some(),
                     has_run: true,
-                    lived,
+                    ran_for: duration,
                     saved_after,
                     next_older_by: self.next_older_by(),
                 };
@@ -295,7 +294,7 @@ impl<'a> Supervisor<'a> {
     /// A start or resume failed for a reason of ours. The first one's user is there to see it.
     fn not_begun(&mut self, error: anyhow::Error) -> State {
         if self.is_first {
-            self.context.opened.journal.add(&Entry::new(Kind::NotStarted, with_remedy(&error)));
+            self.context.opened.journal.add(&Entry::new(EventKind::NotStarted, with_remedy(&error)));
             return State::Over(Err(error));
         }
         self.cannot_begin(EXIT_OWN, in_one_line(&error), Some(error))
@@ -307,7 +306,7 @@ impl<'a> Supervisor<'a> {
             is_first_start: false,
             is_resumed: self.began_from.is_some(),
             has_run: false,
-            lived: Duration::ZERO,
+            ran_for: Duration::ZERO,
             saved_after: None,
             next_older_by: None,
         };
@@ -317,7 +316,7 @@ impl<'a> Supervisor<'a> {
     fn failed(&mut self, failed: Failed) -> State {
         let Failed { failure, what, code, error } = failed;
         let journal = &self.context.opened.journal;
-        let kind = if failure.has_run { Kind::Failed } else { Kind::NotStarted };
+        let kind = if failure.has_run { EventKind::Failed } else { EventKind::NotStarted };
         journal.add(&Entry::new(kind, &what).remedy(remedy(code)));
         let next = self.policy.after(&failure);
         let wait = match next {
@@ -335,7 +334,8 @@ impl<'a> Supervisor<'a> {
         let after = wait.as_secs_f64();
         let restarts = self.policy.restarts();
         tracing::warn!("the job failed: {what}. Restart {restarts} in {after:.1} s, {from}");
-        journal.add(&Entry::new(Kind::Restarting, format!("restart {restarts} in {after:.1} s, {from}")));
+        journal
+            .add(&Entry::new(EventKind::Restarting, format!("restart {restarts} in {after:.1} s, {from}")));
         self.context.status.waits(&what, wait, restarts);
         State::Waiting(Instant::now() + wait)
     }
@@ -349,7 +349,7 @@ impl<'a> Supervisor<'a> {
                 None => "When the reason is mended, run the same command again",
             };
             tracing::error!("the job failed: {what}. It is not restarted: {reason}. {next}");
-            self.context.opened.journal.add(&Entry::new(Kind::GaveUp, reason).remedy(Some(next)));
+            self.context.opened.journal.add(&Entry::new(EventKind::GaveUp, reason).remedy(Some(next)));
         }
         // It has run by now: whatever the error is, it is no bad input with which nothing was touched.
         if let Some(error) = error {
@@ -396,7 +396,7 @@ impl<'a> Supervisor<'a> {
                     }
                     break EXIT_PREEMPTED;
                 }
-                Ok(Event::Wanted(answer)) => {
+                Ok(Event::CheckpointRequested(answer)) => {
                     let reply = "the job does not run at the moment: it failed, and is being restarted";
                     let _ = answer.send(Reply::Error(reply.to_owned()));
                 }
@@ -414,7 +414,7 @@ impl<'a> Supervisor<'a> {
             }
         };
         tracing::info!("the job is not restarted, as wanted. Run the same command again to go on");
-        self.context.opened.journal.add(&Entry::new(Kind::Ended, "ended while it waited for a restart"));
+        self.context.opened.journal.add(&Entry::new(EventKind::Ended, "ended while it waited for a restart"));
         State::Over(Ok(over))
     }
 
@@ -423,8 +423,8 @@ impl<'a> Supervisor<'a> {
         let decided = context.signals.while_busy(|| {
             context.claimed.ownership.check()?;
             let elsewhere = context.claimed.handover.as_ref().map(|handover| handover.check());
-            if let Some(Err(taken @ OwnershipError::TakenUp(_))) = elsewhere {
-                return Err(taken.into());
+            if let Some(Err(claim @ OwnershipError::ClaimedElsewhere(_))) = elsewhere {
+                return Err(claim.into());
             }
             let Decision { record, candidates } = decide(
                 &Resume::Auto,
@@ -449,10 +449,10 @@ impl<'a> Supervisor<'a> {
                 State::Beginning(candidates)
             }
             // It is at work elsewhere.
-            Err(error) if matches!(error.downcast_ref(), Some(OwnershipError::TakenUp(_))) => {
+            Err(error) if matches!(error.downcast_ref(), Some(OwnershipError::ClaimedElsewhere(_))) => {
                 let why = in_one_line(&error);
                 tracing::error!("the job is not restarted here: {why}");
-                context.opened.journal.add(&Entry::new(Kind::GaveUp, why));
+                context.opened.journal.add(&Entry::new(EventKind::GaveUp, why));
                 State::Over(Ok(EXIT_OWN))
             }
             Err(error) => self.cannot_begin(EXIT_OWN, in_one_line(&error), Some(error)),

@@ -32,7 +32,7 @@ pub struct Failure {
     /// It ran, rather than that it could not be started or resumed.
     pub has_run: bool,
     /// How long it ran.
-    pub lived: Duration,
+    pub ran_for: Duration,
     /// When it took its last snapshot, after it had begun.
     pub saved_after: Option<Duration>,
     /// How much older the next older snapshot is than the one that it was resumed from, if there is one.
@@ -100,10 +100,10 @@ impl Policy {
         } else {
             self.failed_beginnings += 1;
         }
-        if failure.is_first_start && failure.saved_after.is_none() && failure.lived < NEVER_GOT_GOING {
+        if failure.is_first_start && failure.saved_after.is_none() && failure.ran_for < NEVER_GOT_GOING {
             return Next::GiveUp(Some(format!(
                 "it failed {:.1} s after its first start, before there was a snapshot, and would fail again",
-                failure.lived.as_secs_f64()
+                failure.ran_for.as_secs_f64()
             )));
         }
         if self.restarts >= self.max_restarts {
@@ -160,7 +160,7 @@ impl Policy {
         // A second step goes back further, and the point of trouble stays where it was or is a later one.
         let behind =
             if self.steps_back > 0 { self.trouble_after.saturating_sub(self.gained) } else { Duration::ZERO };
-        self.trouble_after = older_by + failure.lived.max(behind);
+        self.trouble_after = older_by + failure.ran_for.max(behind);
         self.gained = Duration::ZERO;
         self.steps_back += 1;
         self.failures_here = 0;
@@ -199,7 +199,7 @@ mod tests {
             is_first_start: false,
             is_resumed: true,
             has_run: true,
-            lived: 10 * SECOND,
+            ran_for: 10 * SECOND,
             saved_after: None,
             next_older_by: Some(600 * SECOND),
         }
@@ -228,9 +228,9 @@ mod tests {
 
     #[test]
     fn what_never_got_going_is_not_started_again() {
-        let first = Failure { is_first_start: true, is_resumed: false, lived: SECOND, ..resumed() };
+        let first = Failure { is_first_start: true, is_resumed: false, ran_for: SECOND, ..resumed() };
         assert!(reason(Policy::new(9).after(&first)).contains("first start"));
-        let later = Failure { lived: 6 * SECOND, ..first };
+        let later = Failure { ran_for: 6 * SECOND, ..first };
         assert!(matches!(Policy::new(9).after(&later), Next::Again(_)));
         assert_eq!(Policy::new(0).after(&first), Next::GiveUp(None));
     }
@@ -309,9 +309,9 @@ mod tests {
         loop {
             // It was resumed 600 s before the trouble at the most, and comes to 5 s before it.
             let failure = if restarts % 4 == 0 {
-                Failure { saved_after: Some(600 * SECOND), lived: 605 * SECOND, ..resumed() }
+                Failure { saved_after: Some(600 * SECOND), ran_for: 605 * SECOND, ..resumed() }
             } else {
-                Failure { lived: 5 * SECOND, ..resumed() }
+                Failure { ran_for: 5 * SECOND, ..resumed() }
             };
             match policy.after(&failure) {
                 Next::GiveUp(_) => break,

@@ -212,7 +212,7 @@ fn pid_1_passes_signals_on_and_reaps() {
     job.until("a launcher that answers", || status()?[0]["launcher_pid"].as_u64().map(drop));
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
     assert_eq!(job.wait(), 75, "{}", job.said());
-    assert!(job.said().contains("SIGTERM came"), "{}", job.said());
+    assert!(job.said().contains("received SIGTERM"), "{}", job.said());
 }
 
 /// Where ckpt-run does not work, the command runs without it, after one message.

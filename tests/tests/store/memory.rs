@@ -191,7 +191,7 @@ fn a_launcher_that_ends_leaves_the_newest_on_disk() {
         assert_eq!(copied, steps == 2, "{}", job.said());
     }
     let mut job = start(&sandbox, "third");
-    assert!(!job.said().contains("are gone with"), "{}", job.said());
+    assert!(!job.said().contains("are lost with"), "{}", job.said());
     let asked = job.checkpoint(&sandbox);
     assert!(in_tier(&sandbox, "disk").contains(&asked), "what is asked for is safe when it is answered");
     finish(&sandbox, &mut job);

@@ -5,7 +5,7 @@ use super::with_remedy;
 use crate::agents::{Process, QuiesceError};
 use crate::checkpoint::attempt::AttemptError;
 use crate::criu::{CriuMissing, ImageError, MIN_VERSION, SessionError};
-use crate::job::ownership::{OwnershipError, TakenUp};
+use crate::job::ownership::{ClaimedElsewhere, OwnershipError};
 use crate::namespace::{NamespaceError, StartError};
 use ckpt_object_medium::StoreUrlError;
 use ckpt_protocol::frame::FrameError;
@@ -227,9 +227,9 @@ fn of_checkpoints() {
         QuiesceError::NoMemory { .. } => QuiesceError::NoMemory { needed_bytes: 9, available_bytes: 1 }, "9 bytes";
         QuiesceError::Mirror { .. } => QuiesceError::Mirror { process: process(), source: fire() }, "python3";
     });
-    let taken_up = || TakenUp { job: text("train"), by: text(" (on the machine node7)") };
+    let claimed = || ClaimedElsewhere { job: text("train"), by: text(" (on the machine node7)") };
     each!(OwnershipError {
-        OwnershipError::TakenUp(_) => taken_up().into(), "the job train";
+        OwnershipError::ClaimedElsewhere(_) => claimed().into(), "the job train";
         OwnershipError::Store(_) => OpenError::NotAStore(path()).into(), "/data/store";
     });
     let log = || PathBuf::from("/data/store/attempts/1");
@@ -238,7 +238,7 @@ fn of_checkpoints() {
     each!(AttemptError {
         AttemptError::Save(_) => SaveError::Taken(text("000007")).into(), "000007";
         AttemptError::Store(_) => OpenError::NotAStore(path()).into(), "/data/store";
-        AttemptError::TakenUp(_) => taken_up().into(), "(on the machine node7)";
+        AttemptError::ClaimedElsewhere(_) => claimed().into(), "(on the machine node7)";
         AttemptError::List(_) => ReadError::Io { step: "read", path: path(), source: fire() }.into(), "/data/store";
         AttemptError::Dump { .. } => AttemptError::Dump { reason: text("process 7 has a raw socket"), log: log() }, "attempts/1";
         AttemptError::Stray(_) => AttemptError::Stray(7), "process 7";

@@ -1,0 +1,316 @@
+//! One job session: one process tree of the job, from its start or resume to its end.
+//!
+//! ```text
+//!               ┌─────────── checkpointing (in a separate thread) ◄── timer, call
+//!               ▼                                                │
+//!   begun ──► running ──────────────────────────────────────────►│ the job ends ──► stored ──► over
+//!               │ preempted, stopped                             │                    ▲
+//!               ▼                                                │                    │
+//!             saving (the dump ends the job) ── is dumped ───────┘                    │
+//!               │ cannot be saved                                                     │
+//!               ▼                                                                     │
+//!             terminating (SIGTERM), for the rest of the grace period ────────────────┤
+//!               │ the grace period is over, or a second signal, from any state above  │
+//!               ▼                                                                     │
+//!             killed ─────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! A checkpoint that is in progress when the job fails is stored first: the restart needs it. A job that has lost its
+//! GPU state cannot continue and is killed. The states from "saving" on are in `session/ending.rs`.
+
+mod ending;
+
+use super::checkpoints::Checkpoints;
+use super::events::{self, Event, Hang};
+use super::pace::{Pace, Wanted};
+use super::services::RunContext;
+use super::stacks::Tree;
+use super::watchdog::{Watchdog, Watched};
+use crate::agents::{Agents, Loss};
+use crate::checkpoint::attempt::{AfterDump, AttemptError};
+use crate::checkpoint::running_job::RunningJob;
+use crate::job::journal::{Entry, EventKind};
+use crate::namespace::InitEvent;
+use crate::observe::control_server::Answer;
+use crate::report::failure::with_remedy;
+use crate::sys::deadline::CHECKPOINT_FIRST_RETRY;
+use crate::sys::error::EXIT_OWN;
+use anyhow::{Context, Result};
+use ckpt_protocol::control::{Reply, Saved};
+use ckpt_snapshot::Manifest;
+use crossbeam_channel::Receiver;
+use ending::Ending;
+pub(super) use ending::{SessionEnd, SessionOutcome};
+use signal_hook::consts::{SIGINT, SIGQUIT, SIGWINCH};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A running job and its checkpoints.
+pub(super) struct JobSession<'a> {
+    shared: &'a RunContext<'a>,
+    job: Arc<RunningJob>,
+    begun: Instant,
+    begun_at: SystemTime,
+    _watchdog: Option<Watchdog>,
+    pace: Pace,
+    next_checkpoint: Option<Instant>,
+    failures_in_a_row: u32,
+    /// When its snapshots were taken.
+    snapshot_times: Vec<SystemTime>,
+    checkpoints: Checkpoints,
+    /// Checkpoints that were requested and have not been answered.
+    pending_checkpoints: u32,
+    losses: Receiver<Loss>,
+    /// The first loss of GPU state: the job is killed because of it.
+    loss: Option<Loss>,
+    /// The hang because of which the job is killed.
+    hang: Option<Hang>,
+    /// When the user last asked the job to end.
+    user_stop: Option<Instant>,
+    ending: Option<Ending>,
+    /// The job's exit code, once it has ended.
+    exit_code: Option<i32>,
+}
+
+impl<'a> JobSession<'a> {
+    /// Begins the session of a running job, which was `resumed_from` a snapshot or started from the beginning.
+    ///
+    /// # Errors
+    /// When the job's output cannot be relayed, or a thread cannot be started.
+    pub(super) fn begin(
+        shared: &'a RunContext<'a>,
+        mut job: RunningJob,
+        resumed_from: Option<&Manifest>,
+    ) -> Result<Self> {
+        job.stdio
+            .start(resumed_from.map(|manifest| &manifest.stdio[..]))
+            .context("cannot relay the job's output")?;
+        let losses =
+            job.agents.as_ref().map_or_else(crossbeam_channel::never, |agents| agents.losses().clone());
+        let job = Arc::new(job);
+        let config = shared.config;
+        let wanted = Wanted { interval: config.interval, overhead: config.overhead, mtbf: config.mtbf };
+        let mut session = Self {
+            shared,
+            _watchdog: start_watchdog(shared, &job)?,
+            begun: Instant::now(),
+            begun_at: SystemTime::now(),
+            pace: Pace::new(wanted),
+            next_checkpoint: None,
+            failures_in_a_row: 0,
+            snapshot_times: Vec::new(),
+            checkpoints: Checkpoints::begin(shared, &job)?,
+            job,
+            pending_checkpoints: 0,
+            losses,
+            loss: None,
+            hang: None,
+            user_stop: None,
+            ending: None,
+            exit_code: None,
+        };
+        if let Some(manifest) = resumed_from {
+            let stall = Duration::try_from_secs_f64(manifest.stall_s).unwrap_or_default();
+            session.pace.measure(stall, Duration::ZERO);
+        }
+        session.schedule(session.pace.interval());
+        Ok(session)
+    }
+
+    fn schedule(&mut self, after: Option<Duration>) {
+        let after = after.filter(|_| self.ending.is_none() && self.exit_code.is_none());
+        self.next_checkpoint = after.map(|after| Instant::now() + after);
+        self.shared.status.set_next(after);
+    }
+
+    /// Serves events until the job has ended and its last snapshot is stored.
+    #[must_use]
+    pub(super) fn serve(mut self) -> SessionEnd {
+        loop {
+            match self.next_event() {
+                Some(Event::Init(InitEvent::Exited { pid, code })) if pid == self.job.root_pid => {
+                    self.job_ended(code);
+                }
+                Some(Event::Init(InitEvent::Exited { .. })) => {}
+                Some(Event::Init(InitEvent::Gone)) => {
+                    tracing::error!("the job's namespace was ended by another process");
+                    self.exit_code = Some(EXIT_OWN);
+                }
+                Some(Event::Signal(signal)) => self.signal(signal),
+                Some(Event::CheckpointRequested(answer)) => {
+                    self.request_checkpoint(Some(answer), AfterDump::KeepRunning);
+                }
+                Some(Event::Preempt(why, answer)) => self.preempt(&why, answer, false),
+                Some(Event::Lost(loss)) => self.end_after_loss(loss),
+                Some(Event::Hung(hang)) => self.end_hung(hang),
+                Some(Event::Attempted { result, answer, after_dump }) => {
+                    self.attempted(result, answer, after_dump);
+                }
+                None => self.timer_expired(),
+            }
+            if self.is_over() {
+                return self.finish();
+            }
+        }
+    }
+
+    fn next_event(&self) -> Option<Event> {
+        let deadline = self.ending.as_ref().map(Ending::next_deadline);
+        let next = self.next_checkpoint.into_iter().chain(deadline).min();
+        let timer = next.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
+        let news = match self.exit_code {
+            None => self.job.namespace.news().clone(),
+            Some(_) => crossbeam_channel::never(),
+        };
+        crossbeam_channel::select! {
+            recv(self.shared.inbox) -> event => event.ok(),
+            recv(self.losses) -> loss => loss.ok().map(Event::Lost),
+            recv(news) -> event => Some(Event::Init(event.unwrap_or(InitEvent::Gone))),
+            recv(timer) -> _ => None,
+        }
+    }
+
+    /// The interval is over, or a deadline of the ending has passed.
+    fn timer_expired(&mut self) {
+        if self.ending.is_some() {
+            return self.ending_timer_expired();
+        }
+        // While a checkpoint is being stored, the next one waits for it.
+        if self.pending_checkpoints == 0 && self.exit_code.is_none() {
+            self.request_checkpoint(None, AfterDump::KeepRunning);
+        } else {
+            self.schedule(None);
+        }
+    }
+
+    fn request_checkpoint(&mut self, answer: Option<Answer>, after_dump: AfterDump) {
+        if self.ending.is_some() && after_dump == AfterDump::KeepRunning {
+            if let Some(answer) = answer {
+                let _ = answer.send(Reply::Error("the job is being ended, with a last snapshot".to_owned()));
+            }
+            return;
+        }
+        self.pending_checkpoints += 1;
+        self.schedule(None);
+        self.checkpoints.request(answer, after_dump);
+    }
+
+    fn attempted(
+        &mut self,
+        result: Result<Saved, AttemptError>,
+        answer: Option<Answer>,
+        after_dump: AfterDump,
+    ) {
+        self.pending_checkpoints -= 1;
+        let ended = || Reply::Error("the job has ended".to_owned());
+        let reply = match result {
+            Ok(saved) => {
+                self.saved(&saved, after_dump);
+                Reply::Checkpointed(saved)
+            }
+            Err(AttemptError::JobEnded | AttemptError::Withdrawn) => ended(),
+            Err(_) if self.checkpoints.is_cancelled() => ended(),
+            Err(error) => {
+                self.failures_in_a_row += 1;
+                let message = with_remedy(&error.into());
+                if after_dump == AfterDump::KeepRunning {
+                    self.report_failure(&message);
+                } else {
+                    self.final_snapshot_failed(&message);
+                }
+                Reply::Error(message)
+            }
+        };
+        if let Some(answer) = answer {
+            let _ = answer.send(reply);
+        }
+        let retry = CHECKPOINT_FIRST_RETRY.saturating_mul(1 << (self.failures_in_a_row.max(1) - 1).min(16));
+        let interval = self.pace.interval();
+        let after =
+            interval.map(|interval| if self.failures_in_a_row > 0 { retry.min(interval) } else { interval });
+        self.schedule(after);
+    }
+
+    fn saved(&mut self, saved: &Saved, after_dump: AfterDump) {
+        self.failures_in_a_row = 0;
+        self.snapshot_times.push(UNIX_EPOCH + Duration::from_millis(saved.taken_unix_ms));
+        let seconds = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        self.pace.measure(seconds(saved.stall_s), seconds(saved.durable_s));
+        let what = format!(
+            "{:.1} MB, the job was paused for {:.2} s, stored in {:.1} s",
+            saved.bytes as f64 / 1e6,
+            saved.stall_s,
+            saved.durable_s
+        );
+        let keeps_running = after_dump == AfterDump::KeepRunning;
+        let next = self.pace.interval().filter(|_| self.pace.is_measured() && keeps_running);
+        let next = next.map(|next| format!("; the next in {:.0} s", next.as_secs_f64()));
+        let (kind, how) = match saved.in_memory {
+            true => (EventKind::InMemory, "kept in memory"),
+            false => (EventKind::Saved, "saved"),
+        };
+        tracing::info!("snapshot {} {how}: {what}{}", saved.id, next.unwrap_or_default());
+        self.shared.opened.journal.add(&Entry::new(kind, what).snapshot(Some(&saved.id)));
+        if let (AfterDump::End(_), Some(ending)) = (after_dump, &mut self.ending) {
+            ending.saved = Some(saved.clone());
+        }
+    }
+
+    /// Reports each reason once, not at every attempt for weeks.
+    fn report_failure(&self, message: &str) {
+        // Names of logs differ from one attempt to the next; the reason comes before them.
+        let reason = message.split(" CRIU's log is in").next().unwrap_or(message);
+        if self.shared.status.failed(reason) {
+            tracing::warn!("no snapshot this time; the job runs on: {message}");
+            let remedy = "fix the named cause; the job continues, and ckpt-run retries at the next interval";
+            let entry = Entry::new(EventKind::NotSaved, message).remedy(Some(remedy));
+            self.shared.opened.journal.add(&entry);
+        } else {
+            tracing::debug!("no snapshot again: {message}");
+        }
+    }
+
+    fn signal(&mut self, signal: i32) {
+        let is_preempting = self.shared.config.on_signal == Some(signal);
+        let is_ending = is_preempting || events::is_stopping(signal);
+        if let Some(ending) = self.ending.as_mut().filter(|_| is_ending) {
+            // A file or a probe may have begun the ending; the scheduler's signal is then the first one.
+            if !std::mem::replace(&mut ending.signalled, true) {
+                let name = events::name(signal);
+                return tracing::info!(
+                    "received {name}: the job is being ended with a snapshot already. Another signal ends it at once"
+                );
+            }
+            return self.kill(format!("received a second signal ({})", events::name(signal)));
+        }
+        if is_preempting {
+            return self.preempt(&format!("received {}", events::name(signal)), None, true);
+        }
+        if signal == SIGWINCH {
+            return self.job.stdio.resize();
+        }
+        if events::is_stopping(signal) {
+            self.user_stop = Some(Instant::now());
+        }
+        self.forward_signal(signal);
+    }
+
+    fn forward_signal(&self, signal: i32) {
+        // As a terminal does: these two go to the whole process group of the command.
+        let group = signal == SIGINT || signal == SIGQUIT;
+        if let Err(error) = self.job.namespace.signal(self.job.command_pid, group, signal) {
+            tracing::debug!("signal {signal} was not forwarded: {error}");
+        }
+    }
+}
+
+/// Starts the watchdog, if `--hang-timeout` is set.
+fn start_watchdog(shared: &RunContext, job: &RunningJob) -> Result<Option<Watchdog>> {
+    let config = shared.config;
+    let Some(limit) = config.hang_timeout else { return Ok(None) };
+    let tree = Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid };
+    let watched = Watched { tree, onlooker: job.agents.as_ref().map(Agents::onlooker) };
+    let (dir, status, events) =
+        (shared.opened.dir.clone(), Arc::clone(&shared.status), shared.events.clone());
+    Watchdog::begin(watched, limit, config.monitor_interval, dir, status, events).map(Some)
+}

@@ -1,0 +1,414 @@
+//! The end of a job session: with a last snapshot, by a kill, or by itself.
+
+use super::JobSession;
+use crate::agents::Loss;
+use crate::checkpoint::attempt::AfterDump;
+use crate::checkpoint::running_job::RunningJob;
+use crate::job::journal::{Entry, EventKind};
+use crate::job::ownership::OwnershipError;
+use crate::observe::control_server::Answer;
+use crate::supervise::events::{self, Hang};
+use crate::sys::deadline::{
+    CANCELLED_CHECKPOINT_TIMEOUT, KILLED_JOB_REPORT_TIMEOUT, LAST_OUTPUT_TIMEOUT, LEFTOVER_EXIT_TIMEOUT,
+    OUTCOME_WRITE_TIMEOUT, STORE_RETRY_TIMEOUT, USER_STOP_WINDOW, within,
+};
+use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED};
+use anyhow::anyhow;
+use ckpt_protocol::control::{Reply, Saved, Stopped};
+use ckpt_snapshot::JobOutcome;
+use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How a job session ended.
+#[derive(Debug)]
+pub enum SessionOutcome {
+    /// The command exited with 0.
+    Complete,
+    /// The job failed.
+    Failed {
+        /// The exit code of ckpt-run if the job is not restarted.
+        code: i32,
+        /// What happened.
+        what: String,
+        /// The error to report if the job is not restarted; none if the job's own output has the reason.
+        error: Option<anyhow::Error>,
+        /// When the job began to hang, if it did: later snapshots contain the hang.
+        hung_since: Option<SystemTime>,
+    },
+    /// The job's user stopped it.
+    StoppedByUser {
+        /// The job's exit code.
+        code: i32,
+    },
+    /// The job was preempted, or stopped by `ckpt-run stop`: exit code 75.
+    Preempted {
+        /// The end of the grace period.
+        until: Instant,
+        /// A signal began the ending: another one ends everything at once.
+        signalled: bool,
+    },
+}
+
+impl SessionOutcome {
+    fn hung(hang: &Hang, code: i32) -> Self {
+        let stacks = hang.stacks.as_ref().map(|at| format!("; stacks are in {}", at.display()));
+        let what = format!("it hung: {}{}", hang.what, stacks.unwrap_or_default());
+        Self::Failed { code, what, error: None, hung_since: Some(hang.since) }
+    }
+}
+
+/// The end of a job session.
+pub struct SessionEnd {
+    /// How it ended.
+    pub outcome: SessionOutcome,
+    /// How long the job ran.
+    pub duration: Duration,
+    /// When the last snapshot was taken, counted from the begin of the session. If the job hung, the last one before.
+    pub saved_after: Option<Duration>,
+}
+
+/// The job is being ended, with a snapshot if possible.
+pub(super) struct Ending {
+    /// The end of the grace period, or of the wait for a killed job.
+    deadline: Instant,
+    /// When the job gets SIGTERM if its last snapshot has not begun by then.
+    sigterm_at: Instant,
+    /// A signal began the ending: another one ends the job at once.
+    pub(super) signalled: bool,
+    /// Callers that wait for the end.
+    answers: Vec<Answer>,
+    pub(super) saved: Option<Saved>,
+    /// Why there is no snapshot.
+    problem: Option<String>,
+    sigterm_sent: bool,
+    /// The job was killed; nothing is waited for any more.
+    killed: bool,
+}
+
+impl Ending {
+    /// When the state of the ending has to be checked next.
+    pub(super) fn next_deadline(&self) -> Instant {
+        if self.needs_no_sigterm() { self.deadline } else { self.sigterm_at.min(self.deadline) }
+    }
+
+    /// Whether SIGTERM was sent, or need not be sent before the deadline.
+    fn needs_no_sigterm(&self) -> bool {
+        self.sigterm_sent || self.killed || self.sigterm_at >= self.deadline
+    }
+
+    fn reply(&self, stopped: &Stopped) {
+        for answer in &self.answers {
+            let _ = answer.send(Reply::Stopped(stopped.clone()));
+        }
+    }
+}
+
+impl JobSession<'_> {
+    pub(super) fn is_over(&self) -> bool {
+        let is_killed = self.ending.as_ref().is_some_and(|ending| ending.killed);
+        let is_late = || self.ending.as_ref().is_some_and(|ending| ending.deadline <= Instant::now());
+        match self.exit_code {
+            Some(_) => self.pending_checkpoints == 0 || is_killed,
+            None => is_killed && is_late(),
+        }
+    }
+
+    pub(super) fn ending_timer_expired(&mut self) {
+        match &self.ending {
+            Some(ending) if !ending.killed && ending.deadline <= Instant::now() => {
+                let grace = humantime::format_duration(self.shared.config.grace);
+                self.kill(format!("it was not durable within {grace} (--grace)"));
+            }
+            Some(ending) if !ending.needs_no_sigterm() && ending.sigterm_at <= Instant::now() => {
+                self.give_up_waiting_snapshot();
+            }
+            _ => {}
+        }
+    }
+
+    /// Begins the ending: takes a last snapshot, with which the job ends.
+    pub(super) fn preempt(&mut self, why: &str, answer: Option<Answer>, signalled: bool) {
+        if let Some(ending) = &mut self.ending {
+            return ending.answers.extend(answer);
+        }
+        let grace = self.shared.config.grace;
+        let limit = humantime::format_duration(grace);
+        tracing::info!(
+            "{why}: the job is ended with a snapshot, which has to be durable within {limit} (--grace). {} signal ends it at once",
+            if signalled { "Another" } else { "A second" }
+        );
+        self.shared.opened.journal.add(&Entry::new(EventKind::Preempted, why));
+        self.ending = Some(Ending {
+            deadline: Instant::now() + grace,
+            sigterm_at: Instant::now() + grace / 2,
+            signalled,
+            answers: answer.into_iter().collect(),
+            saved: None,
+            problem: None,
+            sigterm_sent: false,
+            killed: false,
+        });
+        self.schedule(None);
+        self.checkpoints.hurry();
+        self.shared.opened.pace.hurry();
+        if let Some(uploader) = &self.shared.uploader {
+            uploader.hurry();
+        }
+        if let Some(persister) = &self.shared.persister {
+            persister.hurry();
+        }
+        if self.exit_code.is_none() {
+            self.request_checkpoint(None, AfterDump::End(grace));
+        }
+    }
+
+    /// Half of the grace period is over. If the last snapshot still waits for an earlier one to be stored, the job gets
+    /// the rest of the time: that earlier snapshot is nearly as good.
+    fn give_up_waiting_snapshot(&mut self) {
+        let is_waiting = self.exit_code.is_none() && self.checkpoints.withdraw_final();
+        match &mut self.ending {
+            Some(_) if is_waiting => {
+                self.final_snapshot_failed("an earlier snapshot is still being stored");
+            }
+            // The last snapshot is in progress.
+            Some(ending) => ending.sigterm_at = ending.deadline,
+            None => {}
+        }
+    }
+
+    /// Without a last snapshot, the job may use the rest of the grace period to end by itself.
+    pub(super) fn final_snapshot_failed(&mut self, reason: &str) {
+        let Some(ending) = &mut self.ending else { return };
+        ending.problem = Some(reason.to_owned());
+        // Meanwhile, a snapshot that is only in memory is copied to the store.
+        if let Some(persister) = &self.shared.persister {
+            persister.begin_rest();
+        }
+        if self.exit_code.is_none() {
+            ending.sigterm_sent = true;
+            tracing::warn!("the job cannot be saved: {reason}. Sending SIGTERM, so that it ends by itself");
+            self.forward_signal(SIGTERM);
+        }
+    }
+
+    /// Ends the job, and the checkpoint that is being stored, at once.
+    pub(super) fn kill(&mut self, reason: String) {
+        self.checkpoints.cancel();
+        self.kill_job();
+        if let Some(ending) = &mut self.ending {
+            ending.problem.get_or_insert(reason);
+            ending.killed = true;
+            ending.deadline = Instant::now() + KILLED_JOB_REPORT_TIMEOUT;
+        }
+    }
+
+    fn kill_job(&self) {
+        if self.exit_code.is_none()
+            && let Err(error) = self.job.namespace.signal(-1, false, SIGKILL)
+        {
+            tracing::warn!("the job cannot be killed: {error}");
+        }
+    }
+
+    /// Kills a job that has lost GPU state: it cannot continue, and would wait for that state for ever.
+    pub(super) fn end_after_loss(&mut self, loss: Loss) {
+        if self.loss.is_some() || self.exit_code.is_some() {
+            return tracing::debug!("GPU state is lost in another process: {loss}");
+        }
+        tracing::error!("{loss}. The job cannot continue and is ended");
+        self.kill_job();
+        self.loss = Some(loss);
+    }
+
+    /// Kills a job that hangs, unless it is already being ended and has a deadline.
+    pub(super) fn end_hung(&mut self, hang: Hang) {
+        if hang.init_pid != self.job.namespace.init_pid()
+            || self.exit_code.is_some()
+            || self.ending.is_some()
+            || self.hang.is_some()
+        {
+            return;
+        }
+        let stacks =
+            hang.stacks.as_ref().map(|at| format!(" The stacks of its threads are in {}.", at.display()));
+        tracing::error!("the job hangs: {}.{} It is ended", hang.what, stacks.unwrap_or_default());
+        self.kill_job();
+        self.hang = Some(hang);
+    }
+
+    /// The error of a job that was killed by [`Self::end_after_loss`].
+    fn loss_error(&self, loss: &Loss) -> anyhow::Error {
+        let next = match self.shared.good_snapshot() {
+            Some(id) => {
+                format!("The snapshot {id} is good: run the same command again to resume from it")
+            }
+            None => {
+                "There is no snapshot of it yet: the same command starts it from the beginning".to_owned()
+            }
+        };
+        anyhow!("the job was ended because its GPU state was lost ({loss}). {next}")
+    }
+
+    pub(super) fn job_ended(&mut self, code: i32) {
+        self.exit_code = Some(code);
+        self.schedule(None);
+        self.checkpoints.hurry();
+        // While a dump ends the job, CRIU kills the processes, and must not be killed with them.
+        if self.ending.is_none() {
+            self.end_leftovers();
+        }
+        if code != 0 && self.loss.is_none() {
+            // The loss may have ended the job before this session heard of it.
+            self.loss = self.losses.try_recv().ok();
+        }
+        let sigterm_sent = self.ending.as_ref().is_some_and(|ending| ending.sigterm_sent);
+        if code == 0 && !sigterm_sent {
+            // A job that has succeeded needs no snapshot.
+            self.checkpoints.cancel();
+        } else if self.pending_checkpoints > 0 && self.ending.is_none() {
+            tracing::info!("the job has ended with {code}; its last snapshot is still being stored");
+        }
+    }
+
+    /// Ends the processes that the command has left running.
+    fn end_leftovers(&self) {
+        let left = || self.job.namespace.survey().map(|survey| survey.pids.len()).unwrap_or(0);
+        let count = left();
+        if count == 0 {
+            return;
+        }
+        tracing::info!("the command has ended; {count} processes that it left running are ended too");
+        let _ = self.job.namespace.signal(-1, false, SIGTERM);
+        let deadline = Instant::now() + LEFTOVER_EXIT_TIMEOUT;
+        while left() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub(super) fn finish(mut self) -> SessionEnd {
+        let duration = self.begun.elapsed();
+        let is_good = |taken: &&SystemTime| self.hang.as_ref().is_none_or(|hang| **taken < hang.since);
+        let last = self.snapshot_times.iter().filter(is_good).max();
+        let saved_after = last.map(|taken| taken.duration_since(self.begun_at).unwrap_or_default());
+        let ending = self.ending.take();
+        let is_killed = ending.as_ref().is_some_and(|ending| ending.killed);
+        let outcome = self.outcome(ending);
+        self.record_outcome(&outcome, if is_killed { STORE_RETRY_TIMEOUT } else { OUTCOME_WRITE_TIMEOUT });
+        // A cancelled checkpoint may still be writing.
+        self.checkpoints.end(is_killed.then_some(CANCELLED_CHECKPOINT_TIMEOUT));
+        if let Some(RunningJob { namespace, stdio, .. }) = Arc::into_inner(self.job) {
+            drop(namespace);
+            stdio.finish(match outcome {
+                _ if is_killed => Duration::ZERO,
+                SessionOutcome::Preempted { until, .. } => {
+                    LAST_OUTPUT_TIMEOUT.min(until.saturating_duration_since(Instant::now()))
+                }
+                _ => LAST_OUTPUT_TIMEOUT,
+            });
+        }
+        SessionEnd { outcome, duration, saved_after }
+    }
+
+    fn outcome(&self, ending: Option<Ending>) -> SessionOutcome {
+        let code = self.exit_code.unwrap_or(128 + SIGKILL);
+        let is_recent = |at: Instant| at.elapsed() < USER_STOP_WINDOW;
+        let stopped_by_user = self.user_stop.into_iter().chain(self.job.stdio.interrupted()).any(is_recent);
+        match (ending, &self.loss) {
+            // The job succeeded before its last snapshot was taken.
+            (Some(ending), _) if code == 0 && !ending.sigterm_sent => {
+                let problem = Some("the job came to its end".to_owned());
+                ending.reply(&Stopped { snapshot: None, problem });
+                SessionOutcome::Complete
+            }
+            (Some(ending), _) => self.preempted(ending),
+            (None, _) if code == 0 => SessionOutcome::Complete,
+            (None, Some(loss)) => {
+                let what = format!("its GPU state was lost ({loss})");
+                let error = Some(self.loss_error(loss));
+                SessionOutcome::Failed { code: EXIT_OWN, what, error, hung_since: None }
+            }
+            (None, None) if let Some(hang) = &self.hang => SessionOutcome::hung(hang, code),
+            (None, None) if stopped_by_user || code == 128 + SIGINT => SessionOutcome::StoppedByUser { code },
+            (None, None) => {
+                SessionOutcome::Failed { code, what: describe(code), error: None, hung_since: None }
+            }
+        }
+    }
+
+    fn preempted(&self, ending: Ending) -> SessionOutcome {
+        let saved = ending.saved.as_ref().map(|saved| saved.id.clone());
+        let reason = ending.problem.as_deref().unwrap_or("it ended by itself before");
+        let again = "run the same command again to resume from it";
+        let (what, remedy) = match (&saved, self.shared.good_snapshot()) {
+            (Some(id), _) => (format!("the job was ended with the snapshot {id}"), again),
+            (None, Some(id)) => (
+                format!(
+                    "the job was ended without a last snapshot: {reason}. The newest one is {id}; progress after it is lost"
+                ),
+                again,
+            ),
+            (None, None) => (
+                format!("the job was ended without a snapshot: {reason}. It has none yet"),
+                "run the same command again: it starts from the beginning",
+            ),
+        };
+        match &saved {
+            Some(_) => tracing::info!("{what}. To continue, {remedy}"),
+            None => tracing::warn!("{what}. To continue, {remedy}"),
+        }
+        let entry = Entry::new(EventKind::Ended, what).remedy(Some(remedy)).snapshot(saved.as_ref());
+        self.shared.opened.journal.add(&entry);
+        let problem = ending.problem.clone().filter(|_| saved.is_none());
+        // A job that was killed leaves no time for anything else.
+        let until = if ending.killed { Instant::now() } else { ending.deadline };
+        ending.reply(&Stopped { snapshot: saved, problem });
+        SessionOutcome::Preempted { until, signalled: ending.signalled }
+    }
+
+    fn record_outcome(&self, outcome: &SessionOutcome, limit: Duration) {
+        let outcome = match outcome {
+            SessionOutcome::Complete => JobOutcome::Complete,
+            SessionOutcome::Failed { code, .. } | SessionOutcome::StoppedByUser { code } => {
+                JobOutcome::Failed { code: *code }
+            }
+            SessionOutcome::Preempted { .. } => JobOutcome::Failed { code: EXIT_PREEMPTED },
+        };
+        let ownership = Arc::clone(&self.shared.claimed.ownership);
+        let record = move || ownership.change(|record| record.outcome = outcome);
+        let error = match within(Instant::now() + limit, record) {
+            Some(Ok(())) => return,
+            Some(Err(OwnershipError::ClaimedElsewhere(claim))) => {
+                return tracing::warn!("the end of the job is not noted: {claim}");
+            }
+            Some(Err(OwnershipError::Store(error))) => error.to_string(),
+            None => "the store does not answer".to_owned(),
+        };
+        // The exit code reports the job's result; the next run takes this one for killed.
+        tracing::error!(
+            "the end of the job cannot be noted: {error}. If the job was complete, the next run needs --resume never"
+        );
+    }
+}
+
+/// An exit code in words.
+fn describe(code: i32) -> String {
+    match code {
+        129.. if signal_hook::low_level::signal_name(code - 128).is_some() => {
+            format!("it was killed by {} (exit code {code})", events::name(code - 128))
+        }
+        _ => format!("it ended with exit code {code}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_are_described_in_words() {
+        assert_eq!(describe(3), "it ended with exit code 3");
+        assert_eq!(describe(137), "it was killed by SIGKILL (exit code 137)");
+        assert_eq!(describe(255), "it ended with exit code 255");
+    }
+}
