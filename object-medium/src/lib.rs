@@ -7,6 +7,8 @@
 //!
 //! Objects never change, with the exception of small records, and a snapshot is committed by a conditional put.
 
+#![forbid(unsafe_code)]
+
 mod connect;
 mod medium;
 mod pace;

@@ -12,11 +12,12 @@ use object_store::path::Path;
 use object_store::{
     Error, ListResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
+use parking_lot::Mutex;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -187,7 +188,7 @@ impl ObjectMedium {
     /// protocol take no notice of the condition and would let two snapshots of one name overwrite each other.
     fn probe(&self, retry: &Retry) -> io::Result<()> {
         let core = &self.shared.core;
-        let _one = core.probing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = core.probing.lock();
         if core.refuses_seconds.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -1,8 +1,8 @@
 //! How fast uploads may go: a limit in bytes per second, and pauses while the job itself needs the network.
 
 use crate::traffic::{Decision, PausePolicy, Watch, sent_bytes};
+use parking_lot::{Mutex, MutexGuard};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
@@ -119,7 +119,7 @@ impl Pace {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -4,6 +4,8 @@
 //! ([`agent`]) and the commands that ask a running launcher for something ([`control`]). Both speak JSON
 //! behind a length ([`frame`]). Agents and launcher also pass each other open files ([`descriptors`]).
 
+#![forbid(unsafe_code)]
+
 pub mod agent;
 pub mod control;
 pub mod descriptors;

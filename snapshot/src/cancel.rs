@@ -1,4 +1,4 @@
-//! Work that stops when nobody needs it any more.
+//! Cancellation of copies.
 
 use crate::chunk::ChunkId;
 use crate::store::{Source, Target};
@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A source or a target that fails when nobody needs the work any more.
+/// A source or a target whose operations fail once a flag is set.
 pub struct Cancellable<'a, T: ?Sized> {
     inner: &'a T,
     cancelled: &'a AtomicBool,
@@ -21,7 +21,7 @@ impl<'a, T: ?Sized> Cancellable<'a, T> {
 
     fn check(&self) -> io::Result<()> {
         if self.cancelled.load(Ordering::Relaxed) {
-            return Err(io::Error::other("it is not needed any more"));
+            return Err(io::Error::other("cancelled"));
         }
         Ok(())
     }
@@ -41,7 +41,8 @@ impl<T: Source + ?Sized> Source for Cancellable<'_, T> {
         self.inner.chunk_end(offset)
     }
 
-    /// Nothing any more once it is cancelled, so that it is noticed although nothing else is left to be read.
+    /// `None` after cancellation: the caller then reads, which fails. Otherwise a copy of which every chunk is known
+    /// would never notice.
     fn known(&self, range: Range<u64>) -> Option<ChunkId> {
         self.check().ok()?;
         self.inner.known(range)
@@ -67,9 +68,9 @@ impl<T: Target + ?Sized> Target for Cancellable<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
-    /// Of which all is known.
+    /// A source whose chunks are all known.
     struct Zeroes;
 
     impl Source for Zeroes {
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cancelled_stops() {
+    fn a_cancelled_source_and_target_fail() {
         let cancelled = AtomicBool::new(false);
         let zeroes = Cancellable::new(&Zeroes, &cancelled);
         assert_eq!(zeroes.known(0..3), Some(ChunkId::ZEROES));

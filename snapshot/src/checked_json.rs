@@ -1,5 +1,5 @@
-//! JSON with a checksum: `{"checksum":"<BLAKE3 of body, hex>","body":{…}}`, without white space outside of the body.
-//! The checksum covers the body's bytes as they stand, so that no canonical form is needed.
+//! JSON with a checksum: `{"checksum":"<BLAKE3 of body, hex>","body":{…}}`, without white space outside the body.
+//! The checksum covers the exact bytes of the body, so no canonical form is needed.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -12,10 +12,10 @@ struct Record<'a> {
     body: &'a RawValue,
 }
 
-/// Why a text is not such a record.
+/// Why a text is not a valid record.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NotIt {
-    /// It does not parse.
+pub(crate) enum InvalidRecord {
+    /// The text is not the expected JSON.
     #[error("{0}")]
     Json(serde_json::Error),
     /// The checksum does not match.
@@ -26,12 +26,12 @@ pub(crate) enum NotIt {
         /// Recorded.
         recorded: String,
     },
-    /// White space around the parts is not under the checksum: only what `encode` writes is taken.
+    /// The checksum does not cover white space around the parts, so only the exact form of `encode` is accepted.
     #[error("it has extra bytes")]
     ExtraBytes,
 }
 
-/// The text to store.
+/// Encodes `body` as a record.
 ///
 /// # Panics
 /// When `body` has no JSON form.
@@ -42,17 +42,17 @@ pub(crate) fn encode(body: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(&Record { checksum, body: &body }).expect("it has a JSON form")
 }
 
-/// The body of what [`encode`] wrote.
+/// Checks a record that [`encode`] wrote and returns its body.
 ///
 /// # Errors
-/// See [`NotIt`].
-pub(crate) fn open(text: &[u8]) -> Result<&str, NotIt> {
-    let record: Record = serde_json::from_slice(text).map_err(NotIt::Json)?;
+/// See [`InvalidRecord`].
+pub(crate) fn open(text: &[u8]) -> Result<&str, InvalidRecord> {
+    let record: Record = serde_json::from_slice(text).map_err(InvalidRecord::Json)?;
     let body = record.body.get();
     let found = blake3::hash(body.as_bytes()).to_hex().to_string();
     if found != record.checksum {
-        return Err(NotIt::Checksum { found, recorded: record.checksum });
+        return Err(InvalidRecord::Checksum { found, recorded: record.checksum });
     }
     let plain_bytes = r#"{"checksum":"","body":}"#.len() + record.checksum.len() + body.len();
-    if plain_bytes == text.len() { Ok(body) } else { Err(NotIt::ExtraBytes) }
+    if plain_bytes == text.len() { Ok(body) } else { Err(InvalidRecord::ExtraBytes) }
 }

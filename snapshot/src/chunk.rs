@@ -1,8 +1,8 @@
-//! Chunks: the pieces in which data files are stored, each under the name that its content gives it.
+//! Chunks: data files are stored in chunks, each named by a hash of its content.
 
 use std::fmt;
 
-/// The largest chunk, and the usual one (bytes).
+/// The maximum and default size of a chunk (bytes).
 pub const CHUNK_BYTES: usize = 4 << 20;
 
 /// The name of a chunk: a hash of its content. Equal names, equal content.
@@ -10,10 +10,10 @@ pub const CHUNK_BYTES: usize = 4 << 20;
 pub struct ChunkId(pub [u8; 32]);
 
 impl ChunkId {
-    /// The name of all chunks that hold only zeroes; they are stored nowhere.
+    /// The name of every chunk that holds only zeroes. Such chunks are not stored.
     pub const ZEROES: Self = Self([0; 32]);
 
-    /// Whether it is the name of zeroes.
+    /// Whether this is [`ChunkId::ZEROES`].
     #[must_use]
     pub fn is_zeroes(&self) -> bool {
         *self == Self::ZEROES
@@ -32,7 +32,7 @@ impl fmt::Debug for ChunkId {
     }
 }
 
-/// One chunk of a data file. A data file is its chunks, one after the other.
+/// One chunk of a data file. A data file is the concatenation of its chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Its content's name.
@@ -41,10 +41,10 @@ pub struct Chunk {
     pub bytes: u32,
 }
 
-/// Whether there is nothing but zeroes in `bytes`.
+/// Whether all of `bytes` are zero.
 #[must_use]
 pub fn is_zeroes(bytes: &[u8]) -> bool {
-    // Steps that the compiler turns into vector instructions, with a way out after each.
+    // The compiler vectorises each step; the loop ends early after a step with another byte.
     let mut steps = bytes.chunks_exact(256);
     steps.by_ref().all(|step| step.iter().fold(0, |all, &byte| all | byte) == 0)
         && steps.remainder().iter().all(|&byte| byte == 0)
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeroes_are_told_from_anything_else() {
+    fn zeroes_are_recognised() {
         for length in [0, 1, 255, 256, 257, 1000] {
             let mut bytes = vec![0; length];
             assert!(is_zeroes(&bytes), "{length}");

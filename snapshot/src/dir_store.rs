@@ -1,16 +1,16 @@
 //! Version 1 of the store: a directory per snapshot, `snapshots/ID/manifest.json` beside plain data files.
 //!
-//! The commit is: data files fsynced, their directories fsynced, `manifest.json.tmp` written and fsynced, renamed to
-//! `manifest.json`, directory fsynced. A directory without `manifest.json` is not a snapshot.
+//! Commit protocol: fsync the data files and their directories; write and fsync `manifest.json.tmp`; rename it to
+//! `manifest.json`; fsync the directory. A directory without `manifest.json` is not a snapshot.
 //!
-//! Assumptions about the medium: a rename within a directory is atomic and, after fsync of the directory, durable;
-//! fsync of a file makes its content durable; a failed fsync means that the snapshot is given up, never retried.
+//! Assumptions about the file system: a rename within a directory is atomic, and durable after an fsync of the
+//! directory; fsync of a file makes its content durable. After a failed fsync the save fails; fsync is never retried.
 
-use crate::blame::{Blame, blame};
 use crate::chunk::is_zeroes;
 use crate::files::{
     SparseWriter, copy_hashed, create_private, create_private_dir, free_bytes, open_beneath, sync_dir,
 };
+use crate::read_failure::{ReadFailure, classify};
 use crate::store::{
     Input, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, Target, damaged, recorded,
 };
@@ -24,9 +24,9 @@ use std::sync::atomic::AtomicBool;
 
 const MANIFEST: &str = "manifest.json";
 const MANIFEST_TMP: &str = "manifest.json.tmp";
-/// A manifest larger than this is not read: it would be damage or worse.
+/// A larger manifest is not read: it is damaged or hostile.
 const MANIFEST_MAX_BYTES: u64 = 256 << 20;
-/// Room to leave free beside the estimate: an eighth of it, and never less than this.
+/// Free space required beyond the estimate: an eighth of it, and at least this.
 const SPARE_MIN_BYTES: u64 = 1 << 20;
 
 /// A [`Store`] in a directory of the local (or a mounted) file system.
@@ -36,7 +36,7 @@ pub struct DirStore {
 }
 
 impl DirStore {
-    /// The store whose snapshots lie in the directory `snapshots`; it is created when the first one begins.
+    /// The store in the directory `snapshots`, which the first save creates.
     #[must_use]
     pub fn new(snapshots: PathBuf) -> Self {
         Self { snapshots }
@@ -46,7 +46,7 @@ impl DirStore {
         self.snapshots.join(id.to_string())
     }
 
-    /// Every entry that is named like a snapshot, with whether it is committed, oldest first.
+    /// Every directory whose name is a snapshot ID, with whether it is committed, oldest first.
     fn entries(&self) -> io::Result<Vec<(SnapshotId, bool)>> {
         let entries = match std::fs::read_dir(&self.snapshots) {
             Ok(entries) => entries,
@@ -72,7 +72,7 @@ impl DirStore {
             let path = path.to_owned();
             move |source| SaveError::Io { step, path, source }
         };
-        // First it stops being a snapshot, then its data goes: an interruption leaves something to sweep.
+        // The manifest first: an interrupted removal leaves a directory that `sweep` removes.
         let manifest = dir.join(MANIFEST);
         match std::fs::remove_file(&manifest) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -87,18 +87,18 @@ impl DirStore {
         Ok(())
     }
 
-    /// A file of the snapshot cannot be read: damage, unless that is not its own fault.
+    /// The error for a file of the snapshot that cannot be read: damage, unless the access failed.
     fn unreadable(&self, id: &SnapshotId, path: &str, source: io::Error) -> ReadError {
-        match blame(&source) {
-            Blame::Way => ReadError::Io { step: "read", path: self.dir(id).join(path), source },
-            Blame::Content | Blame::Object => {
+        match classify(&source) {
+            ReadFailure::Access => ReadError::Io { step: "read", path: self.dir(id).join(path), source },
+            ReadFailure::Damaged | ReadFailure::Unreadable => {
                 damaged(id, Damage::Unreadable { path: path.to_owned(), source })
             }
         }
     }
 
     fn open_dir(&self, id: &SnapshotId) -> Result<File, ReadError> {
-        // The store's own path may go through symbolic links, the snapshot's directory may not be one.
+        // The store's path may contain symbolic links; the snapshot's directory must not be one.
         File::open(&self.snapshots).and_then(|snapshots| open_beneath(&snapshots, id.to_string())).map_err(
             |source| match source.kind() {
                 io::ErrorKind::NotFound => ReadError::Missing(id.to_string()),
@@ -119,7 +119,8 @@ impl Store for DirStore {
             let parent = self.snapshots.parent().unwrap_or(Path::new("/"));
             sync_dir(parent).map_err(failed("sync", parent))?;
         }
-        let available_bytes = free_bytes(&self.snapshots).map_err(failed("look at", &self.snapshots))?;
+        let available_bytes =
+            free_bytes(&self.snapshots).map_err(failed("get the free space of", &self.snapshots))?;
         let wanted_bytes = needed_bytes + (needed_bytes / 8).max(SPARE_MIN_BYTES);
         if available_bytes < wanted_bytes {
             let path = self.snapshots.clone();
@@ -175,7 +176,7 @@ impl Store for DirStore {
         Ok(())
     }
 
-    /// All of the file is compared before any of it is given: its checksum is of the whole.
+    /// Checks the whole file first: its checksum covers all of it.
     fn source(&self, manifest: &Manifest, path: &RelPath) -> Result<Box<dyn Source + '_>, ReadError> {
         let dir = self.open_dir(&manifest.id)?;
         let recorded = recorded(manifest, path)?;
@@ -199,7 +200,7 @@ impl Store for DirStore {
     }
 }
 
-/// Writes to a target from its beginning on. Keeps the error of a write apart from those of reading: it is no damage.
+/// Writes to a target sequentially. Keeps a write error separate from read errors, since it is not damage.
 struct Sequential<'a> {
     into: &'a dyn Target,
     position: u64,
@@ -208,7 +209,7 @@ struct Sequential<'a> {
 
 impl Write for Sequential<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Small pieces are not worth a hole.
+        // A hole smaller than a page saves nothing.
         let is_hole = bytes.len() >= 4096 && is_zeroes(bytes);
         let written = if is_hole { Ok(()) } else { self.into.write_at(self.position, bytes) };
         self.position += bytes.len() as u64;
@@ -240,7 +241,7 @@ impl Source for PlainFile {
     }
 }
 
-/// Reads a source from its beginning on.
+/// Reads a source sequentially.
 struct Reading<'a> {
     from: &'a dyn Source,
     position: u64,
@@ -308,7 +309,7 @@ struct DirWriter {
 }
 
 impl DirWriter {
-    /// Names the failed step; a full disk is told apart, with the room that is needed.
+    /// Names the failed step. A full disk becomes [`SaveError::NoSpace`].
     fn failed(&self, step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SaveError {
         let (store, path) = (self.dir.clone(), path.to_owned());
         let needed_bytes = self.needed_bytes;
@@ -376,7 +377,7 @@ impl SnapshotWriter for DirWriter {
             sync_dir(dir).map_err(self.failed("sync", dir))?;
         }
         self.write_manifest(&manifest).map_err(self.failed("commit", &self.dir))?;
-        // If this fails, the writer takes the snapshot away again: it may be gone after a crash.
+        // If this fails, `drop` removes the snapshot: it might not survive a crash.
         sync_dir(&self.dir).map_err(self.failed("sync", &self.dir))?;
         self.kept = true;
         faults::hit("save-after-commit").map_err(self.failed("commit", &self.dir))?;
@@ -389,7 +390,7 @@ impl Drop for DirWriter {
         if !self.kept
             && let Err(error) = std::fs::remove_dir_all(&self.dir)
         {
-            // Not a loss: without a manifest it is no snapshot, and the next start sweeps it.
+            // Without a manifest it is not a snapshot, and the next start sweeps it.
             tracing::warn!("cannot remove the unfinished snapshot {}: {error}", self.dir.display());
         }
     }

@@ -1,11 +1,11 @@
-//! What can go wrong with a store, one enum per operation.
+//! The errors of a store, one enum per operation.
 
-use crate::blame::{Blame, blame};
+use crate::read_failure::{ReadFailure, classify};
 use crate::{IdError, RelPathError};
 use std::io;
 use std::path::PathBuf;
 
-/// Opening a store or a job in it failed.
+/// Opening a store, or a job in it, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// A step on the file system failed.
@@ -13,16 +13,16 @@ pub enum OpenError {
     Io {
         /// What was being done.
         step: &'static str,
-        /// To what.
+        /// The file or directory.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
     },
-    /// The directory holds other things and is not a store.
-    #[error("{} is not a ckpt-run store: it has files in it but no store.json. Name another directory with --store", .0.display())]
+    /// The directory has other files in it and is not a store.
+    #[error("{} is not a ckpt-run store: the directory has files but no store.json. Name another directory with --store", .0.display())]
     NotAStore(PathBuf),
-    /// `store.json` does not parse.
-    #[error("{} does not read as a store's description ({reason}). It may be damaged: restore that file from a backup, or name another directory with --store", path.display())]
+    /// A record of the store (`store.json`, `job.json`, `marks.json`) is not valid.
+    #[error("{} does not read as a record of ckpt-run: {reason}. The file may be damaged: restore it from a backup, or name another directory with --store", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -30,60 +30,60 @@ pub enum OpenError {
         reason: String,
     },
     /// Written by a newer ckpt-run.
-    #[error("the store {} has version {found}; this ckpt-run reads versions up to {known}. Use the ckpt-run that wrote it, or a newer one", path.display())]
+    #[error("{} has version {found}; this ckpt-run reads versions up to {known}. Use the ckpt-run that wrote it, or a newer one", path.display())]
     Newer {
-        /// The store.
+        /// The store's directory or the record.
         path: PathBuf,
         /// Its version.
         found: u32,
-        /// The newest that this build knows.
+        /// The newest version that this build reads.
         known: u32,
     },
-    /// Another launcher has the job.
+    /// Another launcher runs the job.
     #[error(
-        "the job {job} is already running under another ckpt-run (process {pid}). Give this one a name of its own with --job NAME, or end the other first"
+        "the job {job} is already running under another ckpt-run (process {pid}). Give this job a name of its own with --job NAME, or end the other one first"
     )]
     Locked {
         /// The job.
         job: String,
-        /// The process that holds the lock, as far as known.
+        /// The process that holds the lock, if known.
         pid: String,
-        /// Whether it holds it for work on the store, which ends by itself.
+        /// Whether it holds the lock for maintenance of the store, which ends by itself.
         upkeep: bool,
     },
-    /// A job's name that cannot be a directory.
+    /// The name of a job is not a valid directory name.
     #[error(
-        "{0:?} cannot be a job's name: use letters, digits, '.', '_' and '-', at most 100, not beginning with '.'"
+        "{0:?} cannot be a job's name: use at most 100 letters, digits, '.', '_' and '-', not beginning with '.'"
     )]
     BadName(String),
 }
 
-/// One thing that is wrong with a snapshot on disk: the snapshot is not to be restored, an older one may be.
+/// Why a stored snapshot must not be restored. An older one may be intact.
 #[derive(Debug, thiserror::Error)]
 pub enum Damage {
-    /// The manifest cannot be read or does not parse.
+    /// The manifest is missing parts or does not parse.
     #[error("its manifest does not read: {0}")]
     Manifest(String),
-    /// The manifest's own checksum does not match.
-    #[error("its manifest has been altered: checksum {found}, recorded {recorded}")]
+    /// The checksum of the manifest does not match.
+    #[error("its manifest has been altered: its checksum is {found}, {recorded} was recorded")]
     ManifestChecksum {
         /// Computed now.
         found: String,
         /// Recorded.
         recorded: String,
     },
-    /// The manifest describes another snapshot than the directory it lies in.
+    /// The manifest describes another snapshot.
     #[error("its manifest belongs to the snapshot {0}")]
     WrongId(String),
-    /// A data file is missing or cannot be read.
+    /// A data file, pack or manifest is missing or cannot be read.
     #[error("{path}: {source}")]
     Unreadable {
-        /// Relative to the snapshot.
+        /// A data file's path relative to the snapshot, or the path or address of an object.
         path: String,
         /// Why.
         source: io::Error,
     },
-    /// A chunk of a data file is in no pack.
+    /// A chunk of a data file is missing from all packs.
     #[error("{path}: its chunk {chunk} is in no pack of the store")]
     NoChunk {
         /// The data file.
@@ -91,7 +91,7 @@ pub enum Damage {
         /// The chunk's name.
         chunk: String,
     },
-    /// A pack or an index is altered.
+    /// A pack or an index has been altered.
     #[error("{object}: {reason}")]
     Object {
         /// The object's path or address.
@@ -100,7 +100,7 @@ pub enum Damage {
         reason: String,
     },
     /// A data file has the wrong length.
-    #[error("{path} has {found} bytes, {recorded} were written")]
+    #[error("{path} has {found} bytes, but {recorded} bytes were written")]
     Length {
         /// Relative to the snapshot.
         path: String,
@@ -118,30 +118,30 @@ pub enum Damage {
 }
 
 impl Damage {
-    /// Whether it is there for certain. Otherwise it may pass: a file system in the network gives the same error when its
-    /// server is away. Nothing is to be removed because of it.
+    /// Whether the damage is certain. An I/O error may be temporary: a network file system reports the same error while
+    /// its server is down. Nothing may be removed because of uncertain damage.
     #[must_use]
     pub fn is_certain(&self) -> bool {
-        !matches!(self, Self::Unreadable { source, .. } if blame(source) != Blame::Content)
+        !matches!(self, Self::Unreadable { source, .. } if classify(source) != ReadFailure::Damaged)
     }
 }
 
 /// Reading a snapshot failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// No committed snapshot of that name.
+    /// No committed snapshot has that name.
     #[error("there is no snapshot {0} in this store")]
     Missing(String),
-    /// More than one snapshot answers to a short form.
-    #[error("{text:?} may mean {candidates}: give the whole ID")]
+    /// An abbreviated ID matches several snapshots.
+    #[error("{text:?} is ambiguous, it matches {candidates}: give the whole ID")]
     Ambiguous {
-        /// What was asked for.
+        /// The abbreviation.
         text: String,
         /// The IDs, comma-separated.
         candidates: String,
     },
-    /// Damage: an older snapshot may do.
-    #[error("the snapshot {id} is damaged: {damage}")]
+    /// The snapshot is damaged, or a part of it cannot be read. An older snapshot may be intact.
+    #[error("the snapshot {id} {}: {damage}", if damage.is_certain() { "is damaged" } else { "cannot be read" })]
     Damaged {
         /// The snapshot.
         id: String,
@@ -157,7 +157,7 @@ pub enum ReadError {
         id: String,
         /// Its version.
         found: u32,
-        /// The newest that this build knows.
+        /// The newest version that this build reads.
         known: u32,
     },
     /// An object of the store was written by a newer ckpt-run.
@@ -169,10 +169,10 @@ pub enum ReadError {
         what: String,
         /// Its version.
         found: u32,
-        /// The newest that this build knows.
+        /// The newest version that this build reads.
         known: u32,
     },
-    /// A path that leaves the snapshot: not damage but somebody's doing.
+    /// The manifest has a path that leaves the snapshot. That is not damage: somebody has changed the manifest.
     #[error(
         "the snapshot {id} is refused: {source}. ckpt-run never writes such a manifest: find out who did"
     )]
@@ -182,23 +182,23 @@ pub enum ReadError {
         /// The path.
         source: RelPathError,
     },
-    /// No key, or the wrong one.
+    /// The encryption key is missing or wrong.
     #[error("{what} cannot be read: {reason}")]
     Key {
-        /// What was to be read.
+        /// The object.
         what: String,
-        /// Which key is missing.
+        /// What is wrong with the key.
         reason: &'static str,
     },
-    /// What was read has no place to go to.
-    #[error("cannot put {path} in its place: {source}")]
+    /// The target of a data file cannot be written.
+    #[error("cannot write the data file {path} to its target: {source}")]
     Target {
         /// The data file.
         path: String,
         /// Why.
         source: io::Error,
     },
-    /// Not a snapshot's name.
+    /// Not a snapshot ID.
     #[error(transparent)]
     Id(#[from] IdError),
     /// The store itself cannot be read.
@@ -206,45 +206,45 @@ pub enum ReadError {
     Io {
         /// What was being done.
         step: &'static str,
-        /// To what.
+        /// The file, directory or object.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
     },
 }
 
-/// Saving a snapshot failed. Older snapshots are as they were.
+/// Saving a snapshot failed. Older snapshots are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// There is, or was, not enough room.
+    /// There is not enough free space.
     #[error("no room in {path}: the snapshot needs about {needed}, {available} are free. Free some space, lower --keep, or name another --store", path = path.display(), needed = human(*needed_bytes), available = human(*available_bytes))]
     NoSpace {
         /// The store's directory.
         path: PathBuf,
-        /// Bytes needed, as estimated.
+        /// Estimate of the bytes needed.
         needed_bytes: u64,
         /// Bytes free.
         available_bytes: u64,
     },
-    /// What was to be stored cannot be read.
-    #[error("cannot read {path}, which is to be stored: {source}")]
+    /// The content of a data file cannot be read.
+    #[error("cannot read the content of {path} to store it: {source}")]
     Source {
         /// The data file.
         path: String,
         /// Why.
         source: io::Error,
     },
-    /// Somebody else has committed a snapshot of this name.
+    /// A snapshot of this name exists already.
     #[error(
         "there is a snapshot {0} already: another ckpt-run writes to the same job in the same store. Let one of them end, or give one of them a name of its own with --job NAME"
     )]
     Taken(String),
-    /// Somebody else has removed from the store what the snapshot shares with older ones.
+    /// Another process removed chunks that the snapshot shares with older ones.
     #[error(
-        "the snapshot {0} is given up: another ckpt-run removed packs from the same store while it was written. Run `ckpt-run checkpoint`, or wait for the next one: it stores what is missing"
+        "the snapshot {0} was not saved: another ckpt-run removed packs from the same store at the same time. Run `ckpt-run checkpoint`, or wait for the next checkpoint: it stores what is missing"
     )]
     Overtaken(String),
-    /// The store's content has to be read for it, and cannot be.
+    /// The store's indexes or manifests cannot be read.
     #[error(transparent)]
     Store(#[from] ReadError),
     /// A step failed.
@@ -252,7 +252,7 @@ pub enum SaveError {
     Io {
         /// What was being done.
         step: &'static str,
-        /// To what.
+        /// The file, directory or object.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,

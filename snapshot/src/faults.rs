@@ -1,9 +1,9 @@
-//! Named fault points: places where a test can make something fail, to prove that nothing is lost when it does.
+//! Named fault points: places where a test can inject a failure, to prove that no snapshot is lost.
 //!
-//! `CKPT_FAULT=point=action[,point=action…]` arms them, in builds with the feature `faults` only; in every other
-//! build [`hit`] is an empty inline function. `point@N` arms the N-th passage (from 1). Actions: `kill` (SIGKILL to
-//! this process), `error` (an I/O error), `enospc`, `eio`, `delay:MILLISECONDS`; anything else is handed to the handler that the program
-//! registered with `on_other` (the launcher: `kill-criu`, `kill-rank`).
+//! `CKPT_FAULT=point=action[,point=action…]` arms them in builds with the feature `faults`. In every other build
+//! [`hit`] is an empty inline function. `point@N` arms the Nth passage (from 1). Actions: `kill` (SIGKILL to this
+//! process), `error` (an I/O error), `enospc`, `eio`, `delay:MILLISECONDS`. Any other action goes to the handler that
+//! the program registered with `on_other` (the launcher: `kill-criu`, `kill-rank`).
 
 /// Passes the fault point `name`.
 ///
@@ -20,9 +20,10 @@ pub use armed::{hit, on_other};
 
 #[cfg(feature = "faults")]
 mod armed {
+    use parking_lot::Mutex;
     use std::collections::HashMap;
     use std::io;
-    use std::sync::{Mutex, OnceLock};
+    use std::sync::OnceLock;
     use std::time::Duration;
 
     type Handler = Box<dyn Fn(&str, &str) + Send + Sync>;
@@ -30,7 +31,7 @@ mod armed {
     static HANDLER: OnceLock<Handler> = OnceLock::new();
     static PASSED: OnceLock<Mutex<HashMap<String, u64>>> = OnceLock::new();
 
-    /// Registers what handles the actions that this module does not know: called with (point, action).
+    /// Registers the handler for actions that this module does not know; called with (point, action).
     pub fn on_other(handler: impl Fn(&str, &str) + Send + Sync + 'static) {
         let _ = HANDLER.set(Box::new(handler));
     }
@@ -41,11 +42,11 @@ mod armed {
     /// The injected error, if the point is armed with one.
     ///
     /// # Panics
-    /// When `CKPT_FAULT` does not parse: a test with a typing error must not pass.
+    /// If `CKPT_FAULT` does not parse: a test with a typing error must not pass.
     pub fn hit(name: &str) -> io::Result<()> {
         let Ok(armed) = std::env::var("CKPT_FAULT") else { return Ok(()) };
         let passages = {
-            let mut passed = PASSED.get_or_init(Mutex::default).lock().expect("fault counter");
+            let mut passed = PASSED.get_or_init(Mutex::default).lock();
             let count = passed.entry(name.to_owned()).or_insert(0);
             *count += 1;
             *count

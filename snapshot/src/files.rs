@@ -1,4 +1,4 @@
-//! Small file work that everything here shares: hashed copies, durable writes, free space.
+//! File helpers: hashed copies, durable writes, free space.
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::fs::File;
@@ -7,10 +7,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Bytes moved per step: large enough that the system calls do not count, small enough to report progress.
+/// Bytes copied per step: large enough to amortise the system calls, small enough for progress reports.
 const STEP_BYTES: usize = 4 << 20;
 
-/// Copies all of `from` to `to`, telling `progress` the bytes of each step. Returns (bytes, BLAKE3 in hex).
+/// Copies all of `from` to `to` and calls `progress` with the bytes of each step. Returns (bytes, BLAKE3 in hex).
 ///
 /// # Errors
 /// The first failed read or write.
@@ -36,23 +36,23 @@ pub fn copy_hashed(
     }
 }
 
-/// Writes a file without its zeroes: whole steps of them become holes, so that a large segment of which little was
-/// touched stays small.
+/// Writes a sparse file: long runs of zeroes become holes, so a large memory segment that is mostly untouched stays
+/// small.
 pub struct SparseWriter<'a> {
     file: &'a mut File,
     length_bytes: u64,
 }
 
 impl<'a> SparseWriter<'a> {
-    /// Writes to `file` from its beginning; it has to be empty.
+    /// Writes to `file`, which must be empty.
     pub fn new(file: &'a mut File) -> Self {
         Self { file, length_bytes: 0 }
     }
 
-    /// Gives the file its whole length. To be called at the end.
+    /// Sets the length of the file. Call it after the last write.
     ///
     /// # Errors
-    /// When that fails.
+    /// If the length cannot be set.
     pub fn finish(self) -> io::Result<()> {
         self.file.set_len(self.length_bytes)
     }
@@ -60,7 +60,7 @@ impl<'a> SparseWriter<'a> {
 
 impl Write for SparseWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Small pieces are not worth a hole.
+        // A hole smaller than a page saves nothing.
         if bytes.len() >= 4096 && bytes.iter().all(|&byte| byte == 0) {
             self.file.seek(io::SeekFrom::Current(bytes.len().try_into().map_err(io::Error::other)?))?;
         } else {
@@ -75,18 +75,18 @@ impl Write for SparseWriter<'_> {
     }
 }
 
-/// Makes the entries of the directory `path` durable.
+/// Makes the entries of the directory `path` durable (fsync).
 ///
 /// # Errors
-/// When it cannot be opened or synchronised.
+/// If the directory cannot be opened or synchronised.
 pub fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Replaces the file `path` by `content`, durably and with mode 0600: readers see the old one or the new one.
+/// Replaces the file `path` by `content`, atomically, durably and with mode 0600.
 ///
 /// # Errors
-/// The first failed step; the old file is then as it was.
+/// The first failed step. The old file is unchanged unless the last step, the fsync of the directory, failed.
 pub fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
     let parent = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let mut temporary = path.to_owned().into_os_string();
@@ -98,7 +98,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
     sync_dir(parent)
 }
 
-/// Creates (or empties) a file that only its owner can read.
+/// Creates (or truncates) a file with mode 0600.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     File::options()
         .write(true)
@@ -113,13 +113,13 @@ fn libc_o_nofollow() -> i32 {
     OFlags::NOFOLLOW.bits().cast_signed()
 }
 
-/// Creates a directory that only its owner can enter, with its parents.
+/// Creates a directory and its parents with mode 0700.
 pub(crate) fn create_private_dir(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Opens `path` below the directory `dir` for reading, following no symbolic link and never leaving `dir`.
+/// Opens `path` below the directory `dir` for reading. Follows no symbolic link and never leaves `dir`.
 pub(crate) fn open_beneath(dir: impl AsFd, path: impl AsRef<Path>) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -127,10 +127,10 @@ pub(crate) fn open_beneath(dir: impl AsFd, path: impl AsRef<Path>) -> io::Result
     Ok(File::from(fd))
 }
 
-/// Bytes that an unprivileged writer may still write to the file system of `path`.
+/// Bytes available to an unprivileged writer on the file system of `path`.
 ///
 /// # Errors
-/// When the file system cannot be asked.
+/// If statvfs fails.
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
     let facts = rustix::fs::statvfs(path)?;
     Ok(facts.f_bavail.saturating_mul(facts.f_frsize))

@@ -5,8 +5,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::SystemTime;
 
-/// A snapshot's name, `000012-20261121T114512Z`: its number in the job, then when it was taken (UTC). The number
-/// decides which is newest; the time is for people, since clocks go backwards.
+/// A snapshot's name, `000012-20261121T114512Z`: its sequence number in the job, then the time of the checkpoint
+/// (UTC). The number decides which snapshot is newer; the time is for people, since clocks can go backwards.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SnapshotId {
@@ -27,14 +27,14 @@ impl SnapshotId {
         Self { sequence, time }
     }
 
-    /// The snapshot's number in its job: from 1, one more each time.
+    /// The snapshot's sequence number in its job, from 1.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// Whether a person who types `text` may mean this snapshot: its whole name, its number, or a beginning of the
-    /// name that reaches past the number.
+    /// Whether `text`, typed by a user, matches this snapshot: the full name, the number, or a prefix of the name that
+    /// includes the number and its hyphen.
     #[must_use]
     pub fn answers_to(&self, text: &str) -> bool {
         let name = self.to_string();
@@ -67,7 +67,7 @@ impl FromStr for SnapshotId {
             return Err(error());
         }
         let id = Self { sequence: number.parse().map_err(|_| error())?, time: time.to_owned() };
-        // One spelling per snapshot: "1-…" and "0000001-…" are refused.
+        // Each snapshot has one spelling: "1-…" and "0000001-…" are refused.
         if id.to_string() == text { Ok(id) } else { Err(error()) }
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! .ckpt-run/store.json            {"format":"ckpt-run store","version":2}
-//! .ckpt-run/jobs/KEY/job.json     what the job is and how its last run ended
-//! .ckpt-run/jobs/KEY/lock         held by the launcher that runs it
-//! .ckpt-run/jobs/KEY/snapshots/   the snapshots (see `DirStore`)
-//! .ckpt-run/jobs/KEY/attempts/    logs of checkpoints and restores that failed
-//! .ckpt-run/jobs/KEY/kept/        tails that were cut off files when a job was resumed
+//! .ckpt-run/jobs/KEY/job.json     the job's command and how its last run ended
+//! .ckpt-run/jobs/KEY/lock         held by the launcher that runs the job
+//! .ckpt-run/jobs/KEY/snapshots/   snapshots of version 1 (see `DirStore`)
+//! .ckpt-run/jobs/KEY/attempts/    logs of failed checkpoints and restores
+//! .ckpt-run/jobs/KEY/kept/        tails of files that a resume truncated
 //! ```
 
-use crate::checked_json::{self, NotIt};
+use crate::checked_json::{self, InvalidRecord};
 use crate::files::{create_private_dir, sync_dir, write_atomically};
 use crate::medium::{Medium, read_all};
 use crate::{DirStore, OpenError, RelPath, SnapshotId};
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The version of the store's layout that this build writes, and the newest that it reads. 1 had no packs.
+/// The version of the store's layout that this build writes, and the newest that it reads. Version 1 had no packs.
 const STORE_VERSION: u32 = 2;
 const FORMAT: &str = "ckpt-run store";
 
@@ -42,16 +42,19 @@ pub struct StoreRoot {
 }
 
 impl StoreRoot {
-    /// Opens the store at `path` for writing. It is made if `path` does not exist or is empty; a store of an older
-    /// version becomes one of this version, which older builds refuse.
+    /// Opens the store at `path` for writing. Creates the store if `path` does not exist or is empty. Upgrades a store
+    /// of an older version; older builds then refuse it.
     ///
     /// # Errors
-    /// See [`OpenError`]; nothing has been changed then.
+    /// See [`OpenError`].
     pub fn open_or_create(path: &Path) -> Result<Self, OpenError> {
         match Self::read_version(path) {
             Ok(STORE_VERSION) => {}
             Ok(older) => {
-                tracing::info!("the store {} goes from version {older} to {STORE_VERSION}", path.display());
+                tracing::info!(
+                    "upgrading the store {} from version {older} to {STORE_VERSION}",
+                    path.display()
+                );
                 Self::set_version(path)?;
             }
             Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
@@ -62,7 +65,7 @@ impl StoreRoot {
                 for parent in made.into_iter().filter_map(Path::parent) {
                     let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
                     match sync_dir(parent) {
-                        // One may write there, and not read.
+                        // The directory may be writable but not readable.
                         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
                         other => other.map_err(failed("sync", parent))?,
                     }
@@ -73,7 +76,7 @@ impl StoreRoot {
         Self::open(path)
     }
 
-    /// Makes a directory a store of this version. Several launchers may come here at once: one after the other.
+    /// Writes `store.json` with this version. A lock serialises concurrent launchers.
     fn set_version(path: &Path) -> Result<(), OpenError> {
         let dir = File::open(path).map_err(failed("open", path))?;
         rustix::fs::flock(&dir, FlockOperation::LockExclusive)
@@ -89,14 +92,14 @@ impl StoreRoot {
         write_atomically(&path.join("store.json"), &text).map_err(failed("create a store in", path))
     }
 
-    /// Opens the store at `path` for reading, of whichever version it is.
+    /// Opens the store at `path` for reading, without an upgrade.
     ///
     /// # Errors
-    /// [`OpenError::Io`] of kind `NotFound` when there is none; see [`OpenError`] for the others.
+    /// [`OpenError::Io`] of kind `NotFound` if there is no store; see [`OpenError`] for the others.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         Self::read_version(path)?;
-        // One name for the store, by whichever way it is reached: the control socket is found by it.
-        let path = path.canonicalize().map_err(failed("name", path))?;
+        // The control socket's name is derived from this path, so each store needs one canonical path.
+        let path = path.canonicalize().map_err(failed("resolve the path", path))?;
         Ok(Self { path })
     }
 
@@ -135,16 +138,16 @@ impl StoreRoot {
         &self.path
     }
 
-    /// The job `key`, whether it exists yet or not.
+    /// The job `key`, which need not exist yet.
     #[must_use]
     pub fn job(&self, key: &JobKey) -> JobDir {
-        JobDir { path: self.path.join("jobs").join(&key.0), key: key.clone(), elsewhere: None }
+        JobDir { path: self.path.join("jobs").join(&key.0), key: key.clone(), records: None }
     }
 
-    /// All jobs that have a record, by name.
+    /// All jobs that have a record, sorted by name.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// If the directory cannot be read.
     pub fn jobs(&self) -> Result<Vec<JobDir>, OpenError> {
         let jobs = self.path.join("jobs");
         let entries = match std::fs::read_dir(&jobs) {
@@ -164,7 +167,7 @@ impl StoreRoot {
 
 fn has_entries(path: &Path) -> Result<bool, OpenError> {
     match std::fs::read_dir(path) {
-        // What another launcher is just writing, or an interrupted one has left.
+        // Another launcher may be creating the store, or an interrupted one left this file.
         Ok(entries) => Ok(entries.flatten().any(|entry| entry.file_name() != "store.json.tmp")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(failed("read", path)(error)),
@@ -176,15 +179,15 @@ fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenErro
     move |source| OpenError::Io { step, path, source }
 }
 
-/// The name of a job's directory: what the user called it, or made from its command line and working directory.
+/// The name of a job's directory: given by the user, or derived from the command line and working directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobKey(String);
 
 impl JobKey {
-    /// The job that the user calls `name`.
+    /// The key of the job that the user calls `name`.
     ///
     /// # Errors
-    /// [`OpenError::BadName`] when it cannot be a directory's name.
+    /// [`OpenError::BadName`] if it is not a valid directory name.
     pub fn named(name: &str) -> Result<Self, OpenError> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         if name.is_empty() || name.len() > 100 || name.starts_with('.') || !name.bytes().all(fits) {
@@ -193,7 +196,7 @@ impl JobKey {
         Ok(Self(name.to_owned()))
     }
 
-    /// The job that runs `argv` in `cwd`: the program's name and ten digits that depend on both.
+    /// The key of the job that runs `argv` in `cwd`: the program's name and ten digits of a hash of both.
     #[must_use]
     pub fn derived(cwd: &Path, argv: &[OsString]) -> Self {
         let mut hasher = blake3::Hasher::new();
@@ -232,18 +235,18 @@ impl fmt::Display for JobKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub enum JobOutcome {
-    /// It runs, or its launcher died without a word.
+    /// The job is running, or its launcher was killed.
     Unfinished,
-    /// The command ended with 0: the next run starts afresh.
+    /// The command exited with 0: the next run starts from the beginning.
     Complete,
-    /// The command ended otherwise: the next run resumes.
+    /// The command failed: the next run resumes.
     Failed {
         /// Its exit code, 128 + n for signal n.
         code: i32,
     },
 }
 
-/// What is kept of a job beside its snapshots.
+/// The record of a job, `job.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
     /// Layout version, 1.
@@ -252,23 +255,22 @@ pub struct JobRecord {
     pub cwd: String,
     /// Its command line.
     pub argv: Vec<String>,
-    /// Starts from the beginning so far; snapshots of earlier ones are never resumed by themselves.
+    /// How often the job was started from the beginning. Snapshots of earlier runs are never resumed automatically.
     pub run: u64,
-    /// The highest number that a snapshot was ever given.
+    /// The highest sequence number ever assigned to a snapshot.
     pub last_sequence: u64,
-    /// The highest number that had been given when this run began: later snapshots belong to it.
+    /// `last_sequence` when this run began: snapshots with higher numbers belong to this run.
     pub sequence_before_run: u64,
-    /// Numbers of snapshots (first and last) that this run left behind when an older one was resumed: they are of a
-    /// history that did not happen.
+    /// Ranges (first and last number) of snapshots that were abandoned because the job was resumed from an older one.
     pub abandoned: Vec<(u64, u64)>,
-    /// How often a machine has taken the job up that did not have this record: it came from an object store.
+    /// How often a machine that did not have this record claimed the job from an object store.
     #[serde(default)]
     pub taken_up: u64,
-    /// The highest number when this machine last took the job up, 0 if it never did. Of the snapshots up to there, those
-    /// count that are in the object store: others were taken here while the job went on elsewhere.
+    /// `last_sequence` when this machine last claimed the job, 0 if it never did. Of the snapshots up to that number,
+    /// only those in the object store are valid: the others were taken here while the job ran on another machine.
     #[serde(default)]
     pub taken_up_at: u64,
-    /// The launcher that has the job: 32 hexadecimal digits of its own, '@', its machine's name. Whoever began last.
+    /// The owner of the job, which is the launcher that started last: 32 hexadecimal digits, '@', its host name.
     #[serde(default)]
     pub launcher: String,
     /// How the last run ended.
@@ -280,11 +282,11 @@ pub struct JobRecord {
 pub struct JobDir {
     path: PathBuf,
     key: JobKey,
-    /// Where its snapshots and small records are, if not here.
-    elsewhere: Option<Arc<dyn Medium>>,
+    /// The medium with its snapshots and small records, if they are not in this directory.
+    records: Option<Arc<dyn Medium>>,
 }
 
-/// A record that is longer is not read (bytes): it would be damage.
+/// A longer record is not read (bytes): it is damaged.
 const RECORD_MAX_BYTES: u64 = 16 << 20;
 
 impl JobDir {
@@ -300,30 +302,30 @@ impl JobDir {
         &self.path
     }
 
-    /// The same job, with its snapshots and its small records (`job.json`, `marks.json`) in `medium`: whoever reaches
-    /// that finds all that is needed to go on. The lock, and what is for people, stays in the directory.
+    /// The same job with its snapshots and small records (`job.json`, `marks.json`) in `medium`, so that any machine
+    /// with access to `medium` can resume the job. The lock, the journal and logs stay in the directory.
     #[must_use]
     pub fn with_content_in(self, medium: Arc<dyn Medium>) -> Self {
-        Self { elsewhere: Some(medium), ..self }
+        Self { records: Some(medium), ..self }
     }
 
-    /// Where its snapshots and small records are, if not in its directory.
+    /// The medium with its snapshots and small records, if they are not in its directory.
     #[must_use]
     pub fn elsewhere(&self) -> Option<&Arc<dyn Medium>> {
-        self.elsewhere.as_ref()
+        self.records.as_ref()
     }
 
-    /// Where the small record `name` is, for messages.
+    /// The path or address of the small record `name`, for messages.
     pub(crate) fn record_path(&self, name: &str) -> PathBuf {
-        match &self.elsewhere {
+        match &self.records {
             Some(medium) => medium.describe(&record_name(name)).into(),
             None => self.path.join(name),
         }
     }
 
-    /// The small record `name`, if it is there.
+    /// Reads the small record `name`, if it exists.
     pub(crate) fn read_record(&self, name: &str) -> Result<Option<Vec<u8>>, OpenError> {
-        let read = match &self.elsewhere {
+        let read = match &self.records {
             Some(medium) => read_all(&**medium, &record_name(name), RECORD_MAX_BYTES),
             None => File::open(self.path.join(name)).and_then(|file| {
                 let mut text = Vec::new();
@@ -339,71 +341,71 @@ impl JobDir {
 
     /// Replaces the small record `name`, durably.
     pub(crate) fn write_record(&self, name: &str, text: &[u8]) -> Result<(), OpenError> {
-        let written = match &self.elsewhere {
+        let written = match &self.records {
             Some(medium) => medium.replace(&record_name(name), text),
             None => write_atomically(&self.path.join(name), text),
         };
         written.map_err(|error| failed("write", &self.record_path(name))(error))
     }
 
-    /// Its snapshots of version 1.
+    /// The store of its snapshots of version 1.
     #[must_use]
     pub fn version_1(&self) -> DirStore {
         DirStore::new(self.path.join("snapshots"))
     }
 
-    /// A directory for the log of something that failed. Created.
+    /// Creates the directory for the logs of a failed checkpoint or restore.
     ///
     /// # Errors
-    /// When it cannot be created.
+    /// If it cannot be created.
     pub fn attempt_dir(&self, name: &str) -> Result<PathBuf, OpenError> {
         self.subdir("attempts", name)
     }
 
-    /// A directory for what resuming `id` cuts off files. Created.
+    /// Creates the directory for the file tails that a resume from `id` truncates.
     ///
     /// # Errors
-    /// When it cannot be created.
+    /// If it cannot be created.
     pub fn kept_dir(&self, id: &SnapshotId, now: std::time::SystemTime) -> Result<PathBuf, OpenError> {
         let now = humantime::format_rfc3339_millis(now).to_string().replace(['-', ':'], "");
         self.subdir("kept", &format!("{id}-resumed-{now}"))
     }
 
-    fn subdir(&self, kind: &str, name: &str) -> Result<PathBuf, OpenError> {
-        let path = self.path.join(kind).join(name);
+    fn subdir(&self, parent: &str, name: &str) -> Result<PathBuf, OpenError> {
+        let path = self.path.join(parent).join(name);
         create_private_dir(&path).map_err(failed("create", &path))?;
         Ok(path)
     }
 
-    /// Takes the job's lock: one launcher per job. Creates the job's directory. Waits for upkeep to end, and calls
-    /// `waits` with its process number first.
+    /// Takes the job's lock to run the job: one launcher per job. Creates the job's directory. Waits for maintenance
+    /// (`ckpt-run prune`, `ckpt-run rm`) to end; before waiting, calls `on_wait` with its process ID.
     ///
     /// # Errors
-    /// [`OpenError::Locked`] when another launcher has it.
-    pub fn lock_to_run(&self, waits: impl FnOnce(&str)) -> Result<JobLock, OpenError> {
-        let mut waits = Some(waits);
+    /// [`OpenError::Locked`] if another launcher holds the lock.
+    pub fn lock_to_run(&self, on_wait: impl FnOnce(&str)) -> Result<JobLock, OpenError> {
+        let mut on_wait = Some(on_wait);
         loop {
             match self.lock("") {
                 Err(OpenError::Locked { pid, upkeep: true, .. }) => {
-                    if let Some(waits) = waits.take() {
-                        waits(&pid);
+                    if let Some(on_wait) = on_wait.take() {
+                        on_wait(&pid);
                     }
-                    std::thread::sleep(UPKEEP_POLL);
+                    std::thread::sleep(MAINTENANCE_POLL_INTERVAL);
                 }
                 other => return other,
             }
         }
     }
 
-    /// Takes the job's lock for work on its store that no launcher may do meanwhile.
+    /// Takes the job's lock for maintenance of its store.
     ///
     /// # Errors
-    /// [`OpenError::Locked`] when the job runs, or somebody else does such work.
+    /// [`OpenError::Locked`] if the job is running, or another process does maintenance.
     pub fn lock_for_upkeep(&self) -> Result<JobLock, OpenError> {
-        self.lock(UPKEEP)
+        self.lock(MAINTENANCE)
     }
 
-    /// `purpose` stands in the lock's file, behind the process number.
+    /// Writes the process ID and `purpose` to the lock file.
     fn lock(&self, purpose: &str) -> Result<JobLock, OpenError> {
         create_private_dir(&self.path).map_err(failed("create", &self.path))?;
         for parent in self.path.ancestors().skip(1).take(2) {
@@ -413,12 +415,12 @@ impl JobDir {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut file = options.open(&path).map_err(failed("open", &path))?;
-        // Somebody who only looks whether the job runs shares the lock for a moment: then it can be shared with him.
+        // `is_locked` holds a shared lock for a moment. In that case a shared lock can be taken here too: try again.
         let lock = |how| rustix::fs::flock(&file, how);
         let locked = loop {
             match lock(FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) if lock(FlockOperation::NonBlockingLockShared).is_ok() => {
-                    // Of two who do this at a time, each would be in the other's way.
+                    // Two processes in this loop would block each other if they kept the shared lock.
                     let _ = lock(FlockOperation::Unlock);
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -433,7 +435,7 @@ impl JobDir {
             }
             Err(error) => return Err(failed("lock", &path)(error.into())),
         }
-        // It is for people and for who waits: failing to write it is no reason to stop.
+        // Only for people and for waiting launchers: a failure to write it does not matter.
         let _ = file
             .set_len(0)
             .and_then(|()| file.rewind())
@@ -441,7 +443,7 @@ impl JobDir {
         Ok(JobLock { _file: file })
     }
 
-    /// Whether a launcher holds the job's lock now.
+    /// Whether a launcher holds the job's lock.
     #[must_use]
     pub fn is_locked(&self) -> bool {
         let Ok(mut file) = File::open(self.path.join("lock")) else { return false };
@@ -452,19 +454,21 @@ impl JobDir {
     /// The job's record, if it has one.
     ///
     /// # Errors
-    /// When it is there and does not read.
+    /// If the record exists and cannot be read.
     pub fn record(&self) -> Result<Option<JobRecord>, OpenError> {
         let Some(text) = self.read_record("job.json")? else { return Ok(None) };
         let path = self.record_path("job.json");
         let unreadable = |error: &dyn fmt::Display| OpenError::Unreadable {
             path: path.clone(),
-            reason: format!("{error}; if it is removed, the job's snapshots are still found"),
+            reason: format!("{error}; without this file the job's snapshots are still found"),
         };
         let record: JobRecord = match checked_json::open(&text) {
             Ok(body) => serde_json::from_str(body).map_err(|error| unreadable(&error))?,
-            // In version 1 of the store it had no checksum. What is damaged now does not read as that: it lacks the
-            // fields.
-            Err(NotIt::Json(_)) => serde_json::from_slice(&text).map_err(|error| unreadable(&error))?,
+            // Version 1 of the store wrote the record without a checksum. A damaged record of today does not parse as
+            // one of version 1, since it lacks the fields.
+            Err(InvalidRecord::Json(_)) => {
+                serde_json::from_slice(&text).map_err(|error| unreadable(&error))?
+            }
             Err(other) => return Err(unreadable(&other)),
         };
         if record.version > 1 {
@@ -476,7 +480,7 @@ impl JobDir {
     /// Replaces the job's record, durably.
     ///
     /// # Errors
-    /// When it cannot be written; the old one is then still there.
+    /// If the record cannot be written.
     pub fn set_record(&self, record: &JobRecord) -> Result<(), OpenError> {
         self.write_record("job.json", &checked_json::encode(record))
     }
@@ -486,21 +490,21 @@ fn record_name(name: &str) -> RelPath {
     RelPath::new(name).expect("a plain path")
 }
 
-/// What the lock's file says of who holds it for upkeep, as `ckpt-run prune` does.
-const UPKEEP: &str = "upkeep";
-/// How often a launcher looks whether upkeep has ended.
-const UPKEEP_POLL: Duration = Duration::from_millis(50);
+/// The purpose in the lock file during maintenance, such as `ckpt-run prune`.
+const MAINTENANCE: &str = "upkeep";
+/// Polling interval of a launcher that waits for the end of maintenance.
+const MAINTENANCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Who holds the lock, by its file: the process's number, and whether it is for upkeep.
+/// The holder of the lock according to the lock file: its process ID, and whether it does maintenance.
 fn holder(file: &mut File) -> (String, bool) {
     let mut text = String::new();
     let _ = file.read_to_string(&mut text);
     let mut words = text.split_whitespace();
     let pid = words.next().unwrap_or_default().to_owned();
-    (pid, words.next() == Some(UPKEEP))
+    (pid, words.next() == Some(MAINTENANCE))
 }
 
-/// Held for as long as a launcher runs the job; the kernel gives it back when the launcher dies.
+/// The job's lock. The kernel releases it when the process dies.
 #[derive(Debug)]
 pub struct JobLock {
     _file: File,
@@ -510,7 +514,7 @@ pub struct JobLock {
 mod tests {
     use super::*;
 
-    /// As a launcher takes it that has nobody to wait for.
+    /// Takes the lock as a launcher that has no maintenance to wait for.
     fn lock(job: &JobDir) -> Result<JobLock, OpenError> {
         job.lock_to_run(|pid| panic!("waits for {pid}"))
     }
@@ -527,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn one_gets_the_lock_however_many_look() {
+    fn one_launcher_gets_the_lock_while_others_poll_it() {
         use std::sync::atomic::{AtomicBool, Ordering};
         let dir = tempfile::tempdir().unwrap();
         let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
@@ -544,7 +548,7 @@ mod tests {
             }
             let rounds = [(); 20].map(|()| {
                 let tries = [(); 3].map(|()| scope.spawn(|| lock(&job)));
-                // Held until each has its answer.
+                // All locks are held until every thread has its result.
                 let tried = tries.map(std::thread::ScopedJoinHandle::join);
                 tried.map(|one| match one.expect("no panic") {
                     Ok(_) => "got it",
@@ -691,15 +695,15 @@ mod tests {
         let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
         let job = root.job(&JobKey::named("a").unwrap());
         let upkeep = std::cell::Cell::new(Some(job.lock_for_upkeep().unwrap()));
-        let mut told = String::new();
+        let mut reported_pid = String::new();
         let held = job.lock_to_run(|pid| {
-            told = pid.to_owned();
+            reported_pid = pid.to_owned();
             assert!(!job.is_locked());
             assert!(matches!(job.lock_for_upkeep(), Err(OpenError::Locked { upkeep: true, .. })));
             drop(upkeep.take());
         });
-        assert_eq!(told, std::process::id().to_string());
-        // From now on it is a launcher's.
+        assert_eq!(reported_pid, std::process::id().to_string());
+        // Now a launcher holds it.
         assert!(matches!(lock(&job), Err(OpenError::Locked { upkeep: false, .. })));
         drop(held.unwrap());
     }

@@ -1,11 +1,15 @@
-//! The snapshot engine: where snapshots of a job are kept, how they are written so that a committed one is whole,
-//! and how damage is found before anything is restored from it. No CUDA and no process control in here.
+//! The snapshot store: saves, verifies, lists and prunes the snapshots of a job. A committed snapshot is complete,
+//! and damage is detected before anything is restored from it. This crate knows nothing of CUDA or of processes.
 //!
 //! - [`StoreRoot`] is the directory that the user names; it holds one [`JobDir`] per job.
-//! - [`Store`] is the trait behind which one job's snapshots live; [`DirStore`] is version 1 of it: plain files.
+//! - [`Store`] is the trait for the snapshots of one job. [`packed::PackStore`] implements the current format,
+//!   [`DirStore`] reads version 1 (plain files), and [`Tiers`] combines several stores.
+//! - [`medium::Medium`] is the trait for the storage below a packed store: a directory or an object store.
 //! - [`Manifest`] describes one snapshot; [`SnapshotId`] names it.
 //!
-//! docs/format.md gives the layout on disk.
+//! docs/format.md specifies the layout on disk.
+
+#![deny(unsafe_code)]
 
 pub mod chunk;
 pub mod codec;
@@ -15,7 +19,6 @@ pub mod pack;
 pub mod packed;
 pub mod sealed;
 
-mod blame;
 mod cancel;
 mod checked_json;
 mod dir_store;
@@ -25,6 +28,7 @@ mod id;
 mod job;
 mod manifest;
 mod marks;
+mod read_failure;
 mod rel_path;
 mod retention;
 mod store;

@@ -1,31 +1,30 @@
-//! What a snapshot consists of. In version 1 of the store the text on disk is a record of [`checked_json`]; the
-//! manifest objects of packed stores are in [`crate::sealed`].
+//! The manifest of a snapshot. Version 1 of the store keeps it as a [`checked_json`] record; packed stores keep it in
+//! the objects of [`crate::sealed`].
 
-use crate::checked_json::{self, NotIt};
+use crate::checked_json::{self, InvalidRecord};
 use crate::chunk::Chunk;
 use crate::{Damage, ReadError, RelPath, RelPathError, SnapshotId};
 use serde::{Deserialize, Serialize};
 
-/// The newest version that this build reads, and what it writes for a snapshot with device memory.
+/// The newest version that this build reads; written for snapshots with device memory.
 pub const MANIFEST_VERSION: u32 = 2;
-/// What it writes for any other: older builds restore those as well as this one.
+/// The version written for all other snapshots, so that older builds can restore them.
 const VERSION_WITHOUT_DEVICE_MEMORY: u32 = 1;
 
-/// One snapshot: what job it is of, what has to be put back besides CRIU's images, and every data file with its
-/// checksum.
+/// One snapshot: its job, the state that CRIU's images do not cover, and every data file with its checksum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Layout version, at most [`MANIFEST_VERSION`]; see [`Manifest::version_for`].
     pub version: u32,
-    /// The snapshot's name, also its directory's.
+    /// The snapshot's ID, which is also the name of its object or directory.
     pub id: SnapshotId,
     /// The job.
     pub job: JobIdentity,
-    /// Which start-from-the-beginning of the job it belongs to, from 1.
+    /// The run of the job (start from the beginning) that it belongs to, from 1.
     pub run: u64,
-    /// When the job stood still, milliseconds since 1970 UTC.
+    /// When the job was frozen, milliseconds since 1970 UTC.
     pub taken_unix_ms: u64,
-    /// How long the job stood still, seconds, as CRIU measured it.
+    /// How long the job was frozen, seconds, as measured by CRIU.
     pub stall_s: f64,
     /// The machine it was taken on.
     pub host: HostFacts,
@@ -33,37 +32,37 @@ pub struct Manifest {
     pub ckpt_run_version: String,
     /// Version of the CRIU that took it.
     pub criu_version: String,
-    /// The process tree, in the numbers of its PID namespace.
+    /// The process tree, with the IDs of its PID namespace.
     pub tree: ProcessTree,
-    /// Where the job's standard streams went.
+    /// The job's standard streams.
     pub stdio: Vec<StdioRecord>,
     /// The job's controlling terminal, if it had one.
     pub tty: Option<TtyRecord>,
     /// Regular files that the job held open for writing.
     pub open_files: Vec<OpenFile>,
-    /// Files in /dev/shm that the job held open for writing: their content is in the snapshot.
+    /// Files in /dev/shm that the job held open for writing. Their content is in the snapshot.
     pub shm_files: Vec<SavedFile>,
-    /// Small files on disk that the job held open for writing: their content is in the snapshot, for when they are gone
-    /// by the time of a restore.
+    /// Small files on disk that the job held open for writing. Their content is in the snapshot, in case they are
+    /// missing at a restore.
     pub spare_files: Vec<SavedFile>,
-    /// Directories that have to be there for a restore: of unix sockets and of files that were open for writing.
+    /// Directories that a restore needs: those of unix sockets and of files that were open for writing.
     pub directories: Vec<Directory>,
-    /// Second names of files that CRIU wants to find for the time of a restore.
+    /// Hard links that CRIU expects during a restore.
     pub links: Vec<LinkedFile>,
-    /// What processes of the job had on their GPUs, in device memory that is not in CRIU's images.
+    /// Device memory of the job's processes that is not in CRIU's images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<GpuProcess>,
-    /// What it brought to the store, bytes: the rest was there. Unknown in version 1 of the store.
+    /// Bytes that it added to the store; the rest was shared with older snapshots. Unknown in version 1 of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
     /// Every data file of the snapshot.
     pub files: Vec<DataFile>,
 }
 
-/// Which job a snapshot is of.
+/// The job of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobIdentity {
-    /// The job's directory in the store.
+    /// The name of the job's directory in the store.
     pub key: String,
     /// Working directory of the command.
     pub cwd: String,
@@ -74,45 +73,45 @@ pub struct JobIdentity {
 /// The machine a snapshot was taken on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostFacts {
-    /// Its name.
+    /// Its host name.
     pub hostname: String,
     /// Kernel release.
     pub kernel: String,
-    /// Hardware name, `x86_64`.
+    /// Architecture, such as `x86_64`.
     pub arch: String,
     /// CPU model.
     pub cpu: String,
-    /// The kernel's boot ID: tells whether the machine was started again since.
+    /// The kernel's boot ID, which changes with every boot.
     pub boot_id: String,
 }
 
-/// The dumped process tree. All IDs are as the job itself sees them.
+/// The dumped process tree. All IDs are those of the job's PID namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessTree {
     /// Root of the tree: the reaper.
     pub root_pid: i32,
     /// The user's command.
     pub command_pid: i32,
-    /// The last PID given out in the namespace.
+    /// The last PID allocated in the namespace.
     pub last_pid: i32,
-    /// Processes and threads counted.
+    /// Number of threads of all processes.
     pub threads: u64,
-    /// CPU affinity, which CRIU does not keep.
+    /// CPU affinity, which CRIU does not save.
     pub affinity: Vec<AffinityGroup>,
-    /// The interposer's agents, which connect again when the job runs on.
+    /// The interposer's agents, which reconnect when the job continues.
     pub agents: Option<AgentsRecord>,
 }
 
-/// The agents that were asked to disconnect for the snapshot.
+/// The agents that disconnected for the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentsRecord {
-    /// The number of the attempt, by which they know what they come back from.
+    /// The number of the checkpoint attempt, which the agents repeat when they reconnect.
     pub attempt: u64,
     /// Their processes.
     pub pids: Vec<u32>,
 }
 
-/// Threads that may run on the same CPUs.
+/// Threads with the same CPU affinity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AffinityGroup {
     /// CPU numbers.
@@ -121,7 +120,7 @@ pub struct AffinityGroup {
     pub tids: Vec<i32>,
 }
 
-/// What kind of thing stands behind a standard stream of the job.
+/// The type of a standard stream of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StdioKind {
@@ -136,22 +135,22 @@ pub enum StdioKind {
 pub struct StdioRecord {
     /// Descriptor number in the job: 0, 1 or 2.
     pub fd: u32,
-    /// What it was.
+    /// Its type.
     pub kind: StdioKind,
-    /// For a pipe: its inode number, the name under which CRIU knows it.
+    /// For a pipe: its inode number, by which CRIU identifies it.
     pub inode: u64,
     /// For an output that the launcher wrote to a regular file: the file and its length at the snapshot.
     pub file: Option<OpenFile>,
-    /// For an input that the launcher read from a regular file: how much of it the job had taken.
+    /// For an input that the launcher read from a regular file: how much of it the job had consumed.
     pub consumed_bytes: Option<u64>,
 }
 
 /// The terminal that the launcher relays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TtyRecord {
-    /// Device number of the terminal, as CRIU names it.
+    /// Device number of the terminal, as in CRIU's images.
     pub rdev: u64,
-    /// Device number of the file system it lies on.
+    /// Device number of its file system.
     pub dev: u64,
 }
 
@@ -179,7 +178,7 @@ pub struct SavedFile {
     pub gid: u32,
 }
 
-/// A directory that is made anew if it is gone.
+/// A directory that a restore creates if it is missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Directory {
     /// Absolute path.
@@ -192,28 +191,28 @@ pub struct Directory {
     pub gid: u32,
 }
 
-/// A file that was open under a name that it does not have any more, while it has another: CRIU finds it again by a
-/// name of its own, which it removes when the job runs on.
+/// A file whose name at the time of `open` was removed, but which has another hard link. CRIU finds the file by a
+/// temporary link, which it removes when the job continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkedFile {
-    /// CRIU's name for it, absolute.
+    /// CRIU's temporary link, absolute.
     pub path: String,
-    /// The name that it has, absolute.
+    /// The existing name of the file, absolute.
     pub target: String,
 }
 
 /// Device memory of one process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuProcess {
-    /// The process, as the job itself sees it.
+    /// Its PID in the job's PID namespace.
     pub pid: u32,
-    /// The number of its mirror, by which the process knows what is in it.
+    /// The number of its mirror, by which the process recognises the mirror's content.
     pub mirror: u64,
     /// Size of the mirror, bytes.
     pub mirror_bytes: u64,
-    /// The data file with the mirror's content from its beginning; the rest is not in use. `None` when nothing is.
+    /// The data file with the used part of the mirror, from its beginning. `None` if no part is used.
     pub memory: Option<RelPath>,
-    /// The data file that says what lies where in it.
+    /// The data file with the layout of the mirror.
     pub report: RelPath,
 }
 
@@ -224,16 +223,16 @@ pub struct DataFile {
     pub path: RelPath,
     /// Length, bytes.
     pub bytes: u64,
-    /// BLAKE3 of the content, lower-case hex: in version 1 of the store only.
+    /// BLAKE3 of the content in lower-case hex; only in version 1 of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blake3: Option<String>,
-    /// Its chunks, in order: in a packed store only. They are in a table of their own beside the JSON.
+    /// Its chunks, in order; only in a packed store. They are stored in a table after the JSON.
     #[serde(skip)]
     pub chunks: Vec<Chunk>,
 }
 
 impl Manifest {
-    /// The manifest of a snapshot of which nothing is known but its name and its job: the first run's, without content.
+    /// An empty manifest with this ID and job, of the first run.
     #[must_use]
     pub fn new(id: SnapshotId, job: JobIdentity) -> Self {
         Self {
@@ -260,13 +259,13 @@ impl Manifest {
         }
     }
 
-    /// The version to write for a snapshot with this device memory.
+    /// The manifest version for a snapshot with this device memory.
     #[must_use]
     pub fn version_for(gpu: &[GpuProcess]) -> u32 {
         if gpu.is_empty() { VERSION_WITHOUT_DEVICE_MEMORY } else { MANIFEST_VERSION }
     }
 
-    /// The text to store.
+    /// Encodes the manifest as version 1 of the store keeps it.
     ///
     /// # Panics
     /// Never: every field has a JSON form.
@@ -275,20 +274,23 @@ impl Manifest {
         checked_json::encode(self)
     }
 
-    /// Reads what [`Manifest::encode`] wrote for the snapshot `id`: checksum first, then version, then the rest.
+    /// Decodes the output of [`Manifest::encode`] for the snapshot `id`: first the checksum, then the version, then the
+    /// rest.
     ///
     /// # Errors
     /// [`ReadError::Damaged`], [`ReadError::Newer`] or [`ReadError::Hostile`].
     pub fn decode(id: &SnapshotId, text: &[u8]) -> Result<Self, ReadError> {
         let damaged = |damage| ReadError::Damaged { id: id.to_string(), damage };
         let body = checked_json::open(text).map_err(|error| match error {
-            NotIt::Checksum { found, recorded } => damaged(Damage::ManifestChecksum { found, recorded }),
+            InvalidRecord::Checksum { found, recorded } => {
+                damaged(Damage::ManifestChecksum { found, recorded })
+            }
             other => damaged(Damage::Manifest(other.to_string())),
         })?;
         Self::from_body(id, body)
     }
 
-    /// Reads the JSON of the snapshot `id`: version first, then the rest.
+    /// Decodes the JSON of the snapshot `id`: first the version, then the rest.
     ///
     /// # Errors
     /// As [`Manifest::decode`].
@@ -298,7 +300,7 @@ impl Manifest {
         let hostile = |source| ReadError::Hostile { id: id.to_string(), source };
         let manifest: Self =
             serde_json::from_str(body).map_err(|error| match RelPathError::within(&error) {
-                // Somebody's doing, as opposed to text that does not parse.
+                // Not damage: somebody has changed the manifest.
                 Some(source) => hostile(source),
                 None => damaged(Damage::Manifest(error.to_string())),
             })?;
@@ -325,7 +327,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// What shared memory is put back over lies in /dev/shm, wherever the manifest comes from.
+    /// A restore overwrites these files, so they must be in /dev/shm even if the manifest is hostile.
     fn check_shared_memory(&self) -> Result<(), RelPathError> {
         for file in &self.shm_files {
             let below = file.path.strip_prefix("/dev/shm/").ok_or_else(|| RelPathError(file.path.clone()))?;
@@ -334,7 +336,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Bytes of all data files together.
+    /// Total length of all data files (bytes).
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
@@ -370,13 +372,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn reads_what_it_wrote() {
+    fn a_manifest_round_trips() {
         let manifest = sample(3);
         assert_eq!(Manifest::decode(&manifest.id, &manifest.encode()).unwrap(), manifest);
     }
 
     #[test]
-    fn device_memory_is_for_those_who_know_of_it() {
+    fn device_memory_raises_the_version() {
         let gpu = GpuProcess {
             pid: 7,
             mirror: 9,
@@ -385,7 +387,7 @@ pub(crate) mod tests {
             report: RelPath::new("gpu/7.json").unwrap(),
         };
         let without = sample(3);
-        assert_eq!(without.version, 1, "the builds before may restore it");
+        assert_eq!(without.version, 1, "older builds may restore it");
         assert!(!String::from_utf8(without.encode()).unwrap().contains("gpu"));
         let gpu = vec![gpu];
         let with = Manifest { version: Manifest::version_for(&gpu), gpu, ..without };
@@ -439,14 +441,14 @@ pub(crate) mod tests {
         assert!(matches!(Manifest::decode(&manifest.id, &climbing), Err(ReadError::Hostile { .. })));
     }
 
-    /// As [`resealed`], with the text of the body.
+    /// As [`resealed`], but changes the text of the body.
     fn retyped(manifest: &Manifest, change: impl FnOnce(String) -> String) -> Vec<u8> {
         let body = change(serde_json::to_string(manifest).unwrap());
         format!(r#"{{"checksum":"{}","body":{body}}}"#, blake3::hash(body.as_bytes()).to_hex()).into_bytes()
     }
 
     #[test]
-    fn nothing_in_a_manifest_makes_its_paths_go_unchecked() {
+    fn paths_are_checked_whatever_else_a_manifest_holds() {
         let shm = SavedFile {
             path: "/etc/passwd".into(),
             data: RelPath::new("shm/0").unwrap(),
@@ -464,7 +466,7 @@ pub(crate) mod tests {
             let text = format!(r#""path":"/etc/passwd",{field},"#);
             is_refused(&|body| body.replace(r#""path":"/etc/passwd","#, &text));
         };
-        // Fields that are skipped, as a newer version may have them.
+        // Unknown fields are skipped, since a newer version may add some.
         for field in [r#""memory":"a""#, r#""report":"a","data":"shm/0""#, r#""report":"a""#, r#""memory":1"#]
         {
             twice(field);

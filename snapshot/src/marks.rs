@@ -1,5 +1,5 @@
-//! What people and restores have found out about the snapshots of a job: tags, pins, failed restores. One small record
-//! per job, `marks.json` (see [`checked_json`]), replaced as a whole.
+//! Marks of a job's snapshots: tags, pins, failed restores. One small record per job, `marks.json` (see
+//! [`checked_json`]), which is replaced as a whole.
 
 use crate::files::create_private_dir;
 use crate::{JobDir, OpenError, SnapshotId, checked_json};
@@ -14,19 +14,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The version that this build writes, and the newest that it reads.
 const VERSION: u32 = 1;
 const FILE: &str = "marks.json";
-/// So many failed restores in a row make a snapshot bad: one may be the machine's fault.
-const FAILURES_OF_BAD: usize = 2;
-/// So much of a reason is kept (characters).
-const REASON_CHARS: usize = 1000;
-/// A tag's longest (bytes).
+/// A snapshot is bad after this many failed restores in a row: one failure may be the machine's fault.
+const BAD_AFTER_FAILURES: usize = 2;
+/// The maximum length of a stored reason (characters).
+const REASON_MAX_CHARS: usize = 1000;
+/// The maximum length of a tag (bytes).
 const TAG_MAX_BYTES: usize = 100;
 
-/// Why a text is no tag.
+/// The text is not a valid tag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} cannot be a tag: use letters, digits, '.', '_' and '-', at most 100")]
 pub struct TagError(String);
 
-/// One restore that failed.
+/// One failed restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedRestore {
     /// When, milliseconds since 1970 UTC.
@@ -35,21 +35,21 @@ pub struct FailedRestore {
     pub reason: String,
 }
 
-/// What is known of one snapshot.
+/// The marks of one snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// Names that people gave it.
+    /// Names that the user gave it.
     #[serde(default)]
     pub tags: BTreeSet<String>,
-    /// It is to stay.
+    /// Whether it is exempt from pruning.
     #[serde(default)]
     pub pinned: bool,
-    /// Restores that failed since the last one that worked; only the newest are kept.
+    /// The newest restores that failed since the last successful one.
     #[serde(default)]
     pub failed_restores: Vec<FailedRestore>,
 }
 
-/// What is known of the snapshots of one job.
+/// The marks of all snapshots of one job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
     snapshots: BTreeMap<SnapshotId, Mark>,
@@ -62,16 +62,16 @@ struct Body {
 }
 
 impl Marks {
-    /// What is known of `id`.
+    /// The marks of `id`.
     #[must_use]
     pub fn of(&self, id: &SnapshotId) -> Option<&Mark> {
         self.snapshots.get(id)
     }
 
-    /// Gives the snapshot a tag. It stays for as long as it has one.
+    /// Adds a tag to the snapshot. A snapshot with a tag is not pruned.
     ///
     /// # Errors
-    /// [`TagError`]; nothing has changed then.
+    /// [`TagError`] if the tag is not valid.
     pub fn tag(&mut self, id: &SnapshotId, tag: &str) -> Result<(), TagError> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         if tag.is_empty() || tag.len() > TAG_MAX_BYTES || !tag.bytes().all(fits) {
@@ -81,10 +81,10 @@ impl Marks {
         Ok(())
     }
 
-    /// Takes a tag away. Says whether it was there.
+    /// Removes a tag. Returns whether the snapshot had it.
     pub fn untag(&mut self, id: &SnapshotId, tag: &str) -> bool {
         let was_there = self.snapshots.get_mut(id).is_some_and(|mark| mark.tags.remove(tag));
-        self.tidy();
+        self.drop_empty();
         was_there
     }
 
@@ -93,56 +93,60 @@ impl Marks {
         self.snapshots.iter().filter(move |(_, mark)| mark.tags.contains(tag)).map(|(id, _)| id)
     }
 
-    /// The snapshot is to stay.
+    /// Exempts the snapshot from pruning.
     pub fn pin(&mut self, id: &SnapshotId) {
         self.entry(id).pinned = true;
     }
 
-    /// The snapshot may go again.
+    /// Undoes [`Marks::pin`].
     pub fn unpin(&mut self, id: &SnapshotId) {
         self.entry(id).pinned = false;
-        self.tidy();
+        self.drop_empty();
     }
 
-    /// A restore of it has failed. From the second one in a row it is bad.
+    /// Records a failed restore. From the second one in a row the snapshot is bad.
     pub fn restore_failed(&mut self, id: &SnapshotId, reason: &str) {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let unix_ms = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX);
-        let reason = reason.chars().take(REASON_CHARS).collect();
+        let reason = reason.chars().take(REASON_MAX_CHARS).collect();
         let failures = &mut self.entry(id).failed_restores;
         failures.push(FailedRestore { unix_ms, reason });
-        let surplus = failures.len().saturating_sub(FAILURES_OF_BAD);
+        let surplus = failures.len().saturating_sub(BAD_AFTER_FAILURES);
         failures.drain(..surplus);
     }
 
-    /// A restore of it has worked, or somebody knows that it will: it is not bad.
+    /// Records a successful restore, or the user's assertion that a restore will succeed: the snapshot is not bad.
     pub fn restore_worked(&mut self, id: &SnapshotId) {
         if let Some(mark) = self.snapshots.get_mut(id) {
             mark.failed_restores.clear();
         }
-        self.tidy();
+        self.drop_empty();
     }
 
-    /// Whether it is to be passed over, since it could not be restored.
+    /// Whether automatic resumes skip the snapshot because it could not be restored.
     #[must_use]
     pub fn is_bad(&self, id: &SnapshotId) -> bool {
         self.why_bad(id).is_some()
     }
 
-    /// Why it is bad: what the last restore of it said.
+    /// The reason of the last failed restore, if the snapshot is bad.
     #[must_use]
     pub fn why_bad(&self, id: &SnapshotId) -> Option<&str> {
         let failures = &self.of(id)?.failed_restores;
-        if failures.len() < FAILURES_OF_BAD { None } else { failures.last().map(|last| last.reason.as_str()) }
+        if failures.len() < BAD_AFTER_FAILURES {
+            None
+        } else {
+            failures.last().map(|last| last.reason.as_str())
+        }
     }
 
-    /// Whether it has to stay: it has a tag or is pinned.
+    /// Whether it is exempt from pruning: it has a tag or is pinned.
     #[must_use]
     pub fn is_kept(&self, id: &SnapshotId) -> bool {
         self.of(id).is_some_and(|mark| mark.pinned || !mark.tags.is_empty())
     }
 
-    /// Forgets the snapshot: it has been removed.
+    /// Drops the marks of a removed snapshot.
     pub fn forget(&mut self, id: &SnapshotId) {
         self.snapshots.remove(id);
     }
@@ -151,11 +155,11 @@ impl Marks {
         self.snapshots.entry(id.clone()).or_default()
     }
 
-    fn tidy(&mut self) {
+    fn drop_empty(&mut self) {
         self.snapshots.retain(|_, mark| *mark != Mark::default());
     }
 
-    /// The text to store.
+    /// Encodes the record.
     ///
     /// # Panics
     /// Never: every field has a JSON form.
@@ -165,14 +169,14 @@ impl Marks {
         checked_json::encode(&body)
     }
 
-    /// Reads what [`Marks::encode`] wrote to `path`.
+    /// Decodes the record that was read from `path`, for error messages.
     ///
     /// # Errors
     /// [`OpenError::Unreadable`] or [`OpenError::Newer`].
     pub fn decode(path: &Path, text: &[u8]) -> Result<Self, OpenError> {
         let damaged = |reason: String| OpenError::Unreadable {
             path: path.to_owned(),
-            reason: format!("{reason}; if it is removed, tags and pins are lost, and no snapshot is"),
+            reason: format!("{reason}; without this file tags and pins are lost, but no snapshot"),
         };
         let body = checked_json::open(text).map_err(|error| damaged(error.to_string()))?;
         #[derive(Deserialize)]
@@ -189,10 +193,10 @@ impl Marks {
 }
 
 impl JobDir {
-    /// What is known of the job's snapshots.
+    /// The marks of the job's snapshots.
     ///
     /// # Errors
-    /// When the record is there and does not read: nothing is to be pruned then, since a tag may forbid it.
+    /// If the record exists and cannot be read. Nothing may be pruned then, since a snapshot may have a tag.
     pub fn marks(&self) -> Result<Marks, OpenError> {
         match self.read_record(FILE)? {
             Some(text) => Marks::decode(&self.record_path(FILE), &text),
@@ -200,11 +204,11 @@ impl JobDir {
         }
     }
 
-    /// Changes what is known of the job's snapshots, durably. Several processes of a machine may do so at once: one after
-    /// the other. Of several machines, each with a directory of its own, the last one wins.
+    /// Changes the marks of the job's snapshots, durably. A lock serialises the processes of one machine. Of several
+    /// machines that share an object store, the last writer wins.
     ///
     /// # Errors
-    /// When the record does not read or cannot be written; it is then as it was.
+    /// If the record cannot be read or written.
     pub fn change_marks<T>(&self, change: impl FnOnce(&mut Marks) -> T) -> Result<T, OpenError> {
         let failed = |step, path: &Path| {
             let path = path.to_owned();
@@ -238,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_marked_is_there_afterwards() {
+    fn marks_are_stored() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir.path().join("store"));
         let id = sample(7).id;
@@ -249,7 +253,7 @@ mod tests {
         assert!(marks.is_kept(&id) && marks.is_kept(&sample(8).id) && !marks.is_kept(&sample(9).id));
         assert_eq!(marks.tagged("best").collect::<Vec<_>>(), [&id]);
         assert!(job.change_marks(|marks| marks.untag(&id, "best")).unwrap());
-        assert!(!job.change_marks(|marks| marks.untag(&id, "best")).unwrap(), "it is gone");
+        assert!(!job.change_marks(|marks| marks.untag(&id, "best")).unwrap(), "removed already");
         job.change_marks(|marks| marks.forget(&sample(8).id)).unwrap();
         assert_eq!(job.marks().unwrap(), Marks::default());
     }
@@ -262,12 +266,12 @@ mod tests {
         assert!(!marks.is_bad(&id));
         marks.restore_worked(&id);
         marks.restore_failed(&id, "second");
-        assert!(!marks.is_bad(&id), "one has worked in between");
+        assert!(!marks.is_bad(&id), "one restore succeeded in between");
         marks.restore_failed(&id, &"long".repeat(1000));
         marks.restore_failed(&id, "last");
         assert_eq!(marks.why_bad(&id), Some("last"));
         assert_eq!(marks.of(&id).unwrap().failed_restores.len(), 2, "no more than are needed");
-        assert!(marks.of(&id).unwrap().failed_restores[0].reason.len() <= REASON_CHARS);
+        assert!(marks.of(&id).unwrap().failed_restores[0].reason.len() <= REASON_MAX_CHARS);
         assert!(!marks.is_kept(&id));
         let read = Marks::decode(Path::new("x"), &marks.encode()).unwrap();
         assert_eq!(read, marks);
@@ -276,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_tags_that_are_none() {
+    fn refuses_invalid_tags() {
         let mut marks = Marks::default();
         let too_long = "x".repeat(101);
         for bad in ["", "a b", "a/b", "ä", too_long.as_str()] {
@@ -317,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn several_who_mark_at_once_lose_nothing() {
+    fn concurrent_changes_are_all_stored() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir.path().join("store"));
         std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
-//! Packs: objects of many chunks, and the index that says what lies where in one.
+//! Packs: objects with many chunks, and their indexes.
 //!
-//! `packs/ID.pack` is a header and chunks. `packs/ID.index` is written when the pack is durable: a pack without an
-//! index is nobody's. docs/format.md gives the bytes.
+//! `packs/ID.pack` is a header followed by chunks. `packs/ID.index` lists the chunks and their offsets. The index is
+//! written after the pack is durable; a pack without an index is garbage. docs/format.md specifies the bytes.
 
 use crate::RelPath;
 use crate::chunk::{CHUNK_BYTES, ChunkId};
@@ -10,17 +10,17 @@ use std::fmt;
 
 /// The directory of packs and their indexes.
 pub const PACKS: &str = "packs";
-/// Where chunks begin in a pack (bytes).
+/// The length of a pack's header; the first chunk begins after it (bytes).
 pub const HEADER_BYTES: usize = 64;
-/// A chunk from this length on begins at a multiple of [`crate::medium::BLOCK_ALIGN`], so that it can be read straight
-/// to where it belongs (bytes).
+/// Chunks of at least this length begin at a multiple of [`crate::medium::BLOCK_ALIGN`], which allows direct I/O to
+/// their destination (bytes).
 pub const ALIGNED_FROM_BYTES: usize = 64 << 10;
-/// No pack is begun that would become longer (bytes).
+/// A pack is finished when it has reached this length (bytes).
 pub const PACK_MAX_BYTES: u64 = 1 << 30;
-/// An index that is longer is not read (bytes): it would be damage.
+/// A longer index is not read (bytes): it is damaged.
 pub const INDEX_MAX_BYTES: u64 = 1 << 30;
 
-/// Why bytes are not what they should be.
+/// Why an index, a manifest or a chunk cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// Written by a newer ckpt-run.
@@ -28,29 +28,29 @@ pub enum FormatError {
     Newer {
         /// Its version.
         found: u32,
-        /// The newest that this build knows.
+        /// The newest version that this build reads.
         known: u32,
     },
-    /// Encrypted with a key that is not this one, or with one at all.
+    /// The encryption key is missing, wrong, or not needed.
     #[error("{0}")]
     Key(&'static str),
     /// The checksum does not match.
     #[error("its checksum does not match")]
     Checksum,
-    /// It cannot be.
+    /// The content breaks a rule of the format.
     #[error("it does not read: {0}")]
     Invalid(&'static str),
 }
 
-/// The name of a pack: random.
+/// The random name of a pack.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PackId(pub [u8; 16]);
 
 impl PackId {
-    /// A new one.
+    /// A new random name.
     ///
     /// # Errors
-    /// When the kernel has no random numbers.
+    /// If the kernel has no random numbers.
     pub fn random() -> std::io::Result<Self> {
         let mut id = [0; 16];
         let mut filled = 0;
@@ -60,7 +60,7 @@ impl PackId {
         Ok(Self(id))
     }
 
-    /// What [`PackId`] prints, read back.
+    /// Parses the text form of a [`PackId`].
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut id = [0; 16];
@@ -99,22 +99,22 @@ impl fmt::Debug for PackId {
     }
 }
 
-/// Where a chunk lies in its pack.
+/// The entry of a chunk in an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The chunk's name.
     pub id: ChunkId,
-    /// Where it begins in the pack (bytes).
+    /// Its offset in the pack (bytes).
     pub offset: u64,
-    /// How much lies there (bytes).
+    /// Its encoded length in the pack (bytes).
     pub stored_bytes: u32,
-    /// How much content that is (bytes).
+    /// The length of its content (bytes).
     pub raw_bytes: u32,
-    /// How it is stored.
+    /// Its encoding: compression and encryption.
     pub encoding: Encoding,
 }
 
-/// What lies where in a pack: in the order of the offsets, without overlaps.
+/// The index of a pack: its chunks, sorted by offset, without overlaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
     /// The pack.
@@ -144,7 +144,7 @@ pub fn header(pack: &PackId, codec: &Codec) -> [u8; HEADER_BYTES] {
 }
 
 impl Index {
-    /// The bytes to store.
+    /// Encodes the index.
     #[must_use]
     pub fn encode(&self, codec: &Codec) -> Vec<u8> {
         let mut out =
@@ -168,7 +168,7 @@ impl Index {
         out
     }
 
-    /// Reads what [`Index::encode`] wrote for `pack`. Takes no more memory than a small multiple of `bytes`.
+    /// Decodes the index of `pack`. Allocates at most a small multiple of the length of `bytes`.
     ///
     /// # Errors
     /// See [`FormatError`].
@@ -200,13 +200,13 @@ impl Index {
         let entries = rows.chunks_exact(ENTRY_BYTES).map(entry).collect::<Result<Vec<_>, _>>()?;
         let mut end = HEADER_BYTES as u64;
         for entry in &entries {
-            // A reader makes room for what it is told, and not for more than a chunk.
+            // Readers allocate what the index says: never more than a chunk.
             let longest_bytes = entry.raw_bytes as usize + codec.overhead_bytes();
             if entry.stored_bytes as usize > longest_bytes {
                 return Err(invalid("a chunk of an impossible length"));
             }
             if matches!(entry.encoding, Encoding::Encrypted(_)) != (codec.key_number() != 0) {
-                return Err(invalid("a chunk that is not encrypted as its pack is"));
+                return Err(invalid("a chunk is encrypted and its pack is not, or the other way round"));
             }
             if entry.offset < end {
                 return Err(invalid("its entries overlap"));
@@ -223,14 +223,14 @@ impl Index {
     }
 }
 
-/// Whether something with this key number can be read.
+/// Checks that an object with this key number can be read.
 ///
 /// # Errors
 /// [`FormatError::Key`].
 pub(crate) fn check_key(found: u64, codec: &Codec) -> Result<(), FormatError> {
     match (found, codec.key_number()) {
         (found, known) if found == known => Ok(()),
-        (0, _) => Err(FormatError::Key("it is not encrypted, and a key was given (--encrypt-key-file)")),
+        (0, _) => Err(FormatError::Key("it is not encrypted, but a key was given (--encrypt-key-file)")),
         (_, 0) => Err(FormatError::Key("it is encrypted: give the key with --encrypt-key-file")),
         _ => {
             Err(FormatError::Key("it is encrypted with another key than the one given (--encrypt-key-file)"))
@@ -244,7 +244,7 @@ fn entry(row: &[u8]) -> Result<Entry, FormatError> {
     let (stored_bytes, raw_bytes) = (u32_at(row, 40), u32_at(row, 44));
     let encoding = Encoding::of_number(row[48]).ok_or(FormatError::Invalid("an unknown encoding"))?;
     if row[49..56] != [0; 7] {
-        return Err(FormatError::Invalid("an entry with something that is not known"));
+        return Err(FormatError::Invalid("an entry has bytes set that must be zero"));
     }
     if raw_bytes == 0 || raw_bytes as usize > CHUNK_BYTES || stored_bytes == 0 {
         return Err(FormatError::Invalid("a chunk of an impossible length"));

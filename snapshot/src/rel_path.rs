@@ -1,11 +1,11 @@
-//! Relative paths that cannot leave the directory they are relative to.
+//! Relative paths that stay inside their base directory.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Component, Path};
 
-/// A path below a snapshot's directory: never empty, never absolute, no `.` or `..`, no NUL. Manifests come from
-/// disk and are not trusted: deserialising anything else fails.
+/// A path below a snapshot's directory: not empty, not absolute, no `.` or `..`, no NUL. Manifests are untrusted
+/// input: deserialising any other path fails.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RelPath(String);
@@ -18,7 +18,7 @@ pub struct RelPathError(pub String);
 const STAYS_NOT: &str = "does not stay inside the snapshot's directory";
 
 impl RelPathError {
-    /// The path that is the reason why JSON does not read, if one is. Of such an error serde keeps only the text.
+    /// The invalid path that caused a JSON error, if one did. serde keeps only the text of such an error.
     pub(crate) fn within(error: &serde_json::Error) -> Option<Self> {
         let text = error.to_string();
         let path = text.strip_prefix("the path ")?.split_once(STAYS_NOT)?.0.trim_end();
@@ -30,11 +30,11 @@ impl RelPath {
     /// Checks `path`.
     ///
     /// # Errors
-    /// When the path is empty, absolute, not normalised, or climbs out.
+    /// If the path is empty, absolute, not normalised, or leaves its base directory.
     pub fn new(path: impl Into<String>) -> Result<Self, RelPathError> {
         let path = path.into();
         let normal = Path::new(&path).components().all(|part| matches!(part, Component::Normal(_)));
-        // `components` hides `a//b` and `a/./b`: only the plain spelling is taken, so that a name has one form.
+        // `components` hides `a//b` and `a/./b`. Only the normal form is accepted, so each file has one name.
         let plain = path.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
         if normal && plain && !path.contains('\0') { Ok(Self(path)) } else { Err(RelPathError(path)) }
     }
@@ -76,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_what_stays_inside() {
+    fn accepts_paths_inside_the_directory() {
         for good in ["a", "images/pages-1.img", "a/b/c", "..a", "a..b"] {
             assert_eq!(RelPath::new(good).unwrap().as_str(), good);
         }
     }
 
     #[test]
-    fn refuses_what_climbs_out() {
+    fn refuses_paths_outside_the_directory() {
         for bad in ["", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", "./a", "a//b", "a/", "a\0b"] {
             assert!(RelPath::new(bad).is_err(), "{bad:?}");
         }

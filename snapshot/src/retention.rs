@@ -1,4 +1,4 @@
-//! Which snapshots may go.
+//! Retention: which snapshots may be pruned.
 
 use crate::store::Listed;
 use crate::{Manifest, Marks, ReadError, SnapshotId};
@@ -6,16 +6,16 @@ use std::collections::HashSet;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What is to be kept besides the newest snapshots, for ever.
+/// Snapshots to keep permanently, besides the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepEvery {
-    /// The first snapshot of each such stretch of time, counted from 1970 UTC.
+    /// The first snapshot of each period of this length, counted from 1970 UTC.
     Time(Duration),
-    /// The first of each so many numbers.
+    /// The first of every N sequence numbers.
     Nth(u64),
 }
 
-/// Why a text is no [`KeepEvery`].
+/// The text is not a valid [`KeepEvery`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is neither a duration, such as 6h or 1day, nor a number of snapshots from 1 on, such as 100")]
 pub struct KeepEveryError(String);
@@ -36,8 +36,8 @@ impl FromStr for KeepEvery {
 }
 
 impl KeepEvery {
-    /// The stretch that the snapshot falls into.
-    fn stretch(self, manifest: &Manifest) -> u128 {
+    /// The period that the snapshot belongs to.
+    fn period(self, manifest: &Manifest) -> u128 {
         match self {
             Self::Time(time) => u128::from(manifest.taken_unix_ms) / time.as_millis().max(1),
             Self::Nth(count) => u128::from(manifest.id.sequence() / count.max(1)),
@@ -45,52 +45,49 @@ impl KeepEvery {
     }
 }
 
-/// How many snapshots stay.
+/// The retention policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// So many of the newest good ones, at least 1.
+    /// How many of the newest good snapshots to keep, at least 1.
     pub keep: usize,
-    /// And these.
+    /// Further snapshots to keep permanently.
     pub every: Option<KeepEvery>,
 }
 
 impl Retention {
-    /// The newest `keep`, and no others.
+    /// Keeps only the newest `keep` snapshots.
     #[must_use]
     pub fn newest(keep: usize) -> Self {
         Self { keep, every: None }
     }
 }
 
-/// What happened to the job, as far as it decides which snapshots it can go on from.
+/// The part of the job's history that decides which snapshots it can resume from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// Snapshots of a history that did not happen, by their numbers, both ends included: the job was resumed from an
+    /// Ranges (first and last sequence number) of snapshots that were abandoned because the job was resumed from an
     /// older one.
     pub abandoned: Vec<(u64, u64)>,
-    /// When the job was last seen to work, milliseconds since 1970 UTC; `None` if nobody looks. Later snapshots may be
-    /// those of a job that hangs.
+    /// When the watchdog last saw progress, milliseconds since 1970 UTC; `None` without a watchdog. Later snapshots may
+    /// be of a hung job.
     pub worked_until_unix_ms: Option<u64>,
 }
 
 impl History {
-    fn has(&self, id: &SnapshotId) -> bool {
+    fn is_abandoned(&self, id: &SnapshotId) -> bool {
         let number = id.sequence();
-        !self.abandoned.iter().any(|(first, last)| (*first..=*last).contains(&number))
+        self.abandoned.iter().any(|(first, last)| (*first..=*last).contains(&number))
     }
 }
 
-/// The snapshots to remove, oldest first. What stays:
-/// - the newest `keep` good ones: those whose manifest reads, that are not marked bad, and that are not abandoned;
-/// - abandoned ones, until so many good ones are newer;
-/// - the newest good one of when the job was last seen to work, or the oldest there is: if it hangs, it goes on from
-///   there;
-/// - everything newer than the newest good one, for somebody to look at; so the last good one never goes, and an
-///   older one goes only once there is a newer one;
-/// - what has a tag or is pinned;
-/// - what cannot be read for another reason than damage that is certain: a key that is missing, a newer version, a disk
-///   that says it cannot;
-/// - the oldest good one of each stretch of `every`: it stays the oldest whatever comes later.
+/// The snapshots to remove, oldest first. These are kept:
+/// - the newest `keep` good snapshots. A good snapshot has a readable manifest, is not marked bad, and is not abandoned;
+/// - abandoned snapshots, until `keep` good ones are newer;
+/// - the newest good snapshot from before the last progress, or else the oldest good one: a hung job resumes from it;
+/// - all snapshots newer than the newest good one, for inspection. So the last good snapshot is never removed;
+/// - snapshots with a tag, and pinned ones;
+/// - snapshots that cannot be read for another reason than certain damage: a missing key, a newer version, an I/O error;
+/// - the oldest good snapshot of each period of `every`. It stays the oldest whatever comes later.
 #[must_use]
 pub fn choose_prunable(
     listed: &[Listed],
@@ -101,7 +98,8 @@ pub fn choose_prunable(
     let mut sound: Vec<&Manifest> = listed.iter().filter_map(|one| one.manifest.as_ref().ok()).collect();
     sound.retain(|manifest| !marks.is_bad(&manifest.id));
     sound.sort_by(|one, other| one.id.cmp(&other.id));
-    let good: Vec<&Manifest> = sound.iter().copied().filter(|manifest| history.has(&manifest.id)).collect();
+    let good: Vec<&Manifest> =
+        sound.iter().copied().filter(|manifest| !history.is_abandoned(&manifest.id)).collect();
     let Some(newest) = good.last() else { return Vec::new() };
     let keep = retention.keep.max(1);
     let oldest = &good[good.len().saturating_sub(keep)].id;
@@ -112,20 +110,21 @@ pub fn choose_prunable(
         kept.extend(worked.or(good.first()).map(|manifest| &manifest.id));
     }
     if let Some(every) = retention.every {
-        let mut stretches = HashSet::new();
-        let first = sound.iter().filter(|manifest| stretches.insert(every.stretch(manifest)));
+        let mut periods = HashSet::new();
+        let first = sound.iter().filter(|manifest| periods.insert(every.period(manifest)));
         kept.extend(first.map(|manifest| &manifest.id));
     }
-    let goes = |id: &&SnapshotId| **id < newest.id && !kept.contains(id) && !marks.is_kept(id);
-    // What cannot be read for another reason may be as good as any.
-    let is_known = |one: &&Listed| match &one.manifest {
+    let is_prunable = |id: &&SnapshotId| **id < newest.id && !kept.contains(id) && !marks.is_kept(id);
+    // Other unreadable snapshots may be intact.
+    let is_sound_or_damaged = |one: &&Listed| match &one.manifest {
         Ok(_) => true,
         Err(ReadError::Damaged { damage, .. }) => damage.is_certain(),
         Err(_) => false,
     };
-    let mut gone: Vec<_> = listed.iter().filter(is_known).map(|one| &one.id).filter(goes).cloned().collect();
-    gone.sort();
-    gone
+    let decided = listed.iter().filter(is_sound_or_damaged).map(|one| &one.id);
+    let mut prunable: Vec<_> = decided.filter(is_prunable).cloned().collect();
+    prunable.sort();
+    prunable
 }
 
 #[cfg(test)]
@@ -140,7 +139,7 @@ mod tests {
             let sequence = index as u64 + 1;
             let manifest = Manifest { taken_unix_ms: sequence * 3_600_000, ..sample(sequence) };
             let id = manifest.id.clone();
-            let broken = || damaged(&id, Damage::Manifest("gone".into()));
+            let broken = || damaged(&id, Damage::Manifest("truncated".into()));
             Listed { manifest: if *sound { Ok(manifest) } else { Err(broken()) }, id: id.clone() }
         };
         states.iter().enumerate().map(one).collect()
@@ -165,9 +164,9 @@ mod tests {
         assert_eq!(pruned(&[true, true, true], 0), [1, 2], "never the last one");
     }
 
-    /// The timer goes on while a job hangs, until that is noticed.
+    /// Checkpoints continue while a job hangs, until the watchdog detects it.
     #[test]
-    fn the_last_one_of_when_it_worked_stays() {
+    fn the_newest_from_before_the_last_progress_stays() {
         let (two, marks) = (Retention::newest(2), Marks::default());
         let after =
             |hours: u64| History { worked_until_unix_ms: Some(hours * 3_600_000), ..History::default() };
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_each_stretch_stays() {
+    fn one_of_each_period_stays() {
         let nth = Retention { keep: 1, every: Some("3".parse().unwrap()) };
         assert_eq!(pruned_with(&[true; 8], &nth, &Marks::default()), [2, 4, 5, 7], "1, 3, 6 and the newest");
         let damaged = [true, true, false, true, true, true, true, true];
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn who_prunes_often_keeps_what_who_prunes_once_keeps() {
+    fn pruning_often_and_pruning_once_keep_the_same() {
         let retention = Retention { keep: 2, every: Some(KeepEvery::Nth(5)) };
         let all = listed(&[true; 40]);
         let mut left: Vec<Listed> = Vec::new();
@@ -270,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_disk_cannot_read_may_be_as_good_as_any() {
+    fn an_io_error_is_no_reason_to_prune() {
         let mut all = listed(&[true, true, true, true]);
         let source = std::io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error());
         all[0].manifest = Err(damaged(&sample(1).id, Damage::Unreadable { path: "1".into(), source }));
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_another_key_is_not_damaged() {
+    fn a_missing_key_is_no_reason_to_prune() {
         let mut all = listed(&[true, true, true, true]);
         all[0].manifest = Err(ReadError::Key { what: "1".into(), reason: "another key" });
         assert_eq!(

@@ -1,5 +1,5 @@
-//! The manifest of a packed snapshot as an object: what the snapshot is, as JSON, and the chunks of each data file, as
-//! a table of fixed rows. docs/format.md gives the bytes.
+//! The manifest object of a packed snapshot: the manifest as JSON, then the chunks of each data file as a table of
+//! fixed-size rows. docs/format.md specifies the bytes.
 
 use crate::chunk::{CHUNK_BYTES, Chunk, ChunkId};
 use crate::codec::Codec;
@@ -8,10 +8,10 @@ use crate::{Damage, Manifest, ReadError, RelPath, SnapshotId};
 
 /// The directory of manifests.
 pub const MANIFESTS: &str = "manifests";
-/// A manifest that is longer is not read (bytes): it would be damage.
+/// A longer manifest is not read (bytes): it is damaged.
 pub const MANIFEST_MAX_BYTES: u64 = 1 << 30;
 
-/// JSON that is longer is not read (bytes): it takes many times its length while it is.
+/// Longer JSON is not read (bytes): parsing takes a multiple of its length in memory.
 const JSON_MAX_BYTES: usize = 64 << 20;
 
 const MAGIC: &[u8; 8] = b"CKPTSNAP";
@@ -26,7 +26,7 @@ pub fn name(id: &SnapshotId) -> RelPath {
     RelPath::new(format!("{MANIFESTS}/{id}")).expect("a plain path")
 }
 
-/// A manifest is longer than any that is read.
+/// The manifest is too long to be read again.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the manifest has {bytes} bytes of {what}, and ckpt-run reads {max_bytes}: the job has too many files and processes, or too much memory, for one snapshot"
@@ -37,10 +37,10 @@ pub struct TooLong {
     max_bytes: u64,
 }
 
-/// The bytes to store.
+/// Encodes the manifest object.
 ///
 /// # Errors
-/// [`TooLong`]: what nobody will read is not to be written.
+/// [`TooLong`] if [`decode`] would refuse the object for its length.
 ///
 /// # Panics
 /// Never: every field has a JSON form, and no data file has 2^32 chunks.
@@ -75,7 +75,7 @@ pub fn encode(manifest: &Manifest, codec: &Codec) -> Result<Vec<u8>, TooLong> {
     Ok(out)
 }
 
-/// Reads what [`encode`] wrote for the snapshot `id`. Takes no more memory than a small multiple of `bytes`.
+/// Decodes the manifest object of the snapshot `id`. Allocates at most a small multiple of the length of `bytes`.
 ///
 /// # Errors
 /// [`ReadError::Damaged`], [`ReadError::Newer`], [`ReadError::Hostile`] or [`ReadError::Key`].
@@ -107,7 +107,7 @@ fn open(id: &SnapshotId, bytes: &[u8], codec: &Codec) -> Result<Vec<u8>, FormatE
     }
     let body = &record[HEADER_BYTES..];
     if version == 0 || u32_at(record, 12) != 0 || u64_at(record, 24) != body.len() as u64 {
-        return Err(FormatError::Invalid("its length is not what it says"));
+        return Err(FormatError::Invalid("its length is not the one in its header"));
     }
     codec.unseal(&id.to_string(), body.to_vec())
 }
@@ -118,13 +118,13 @@ fn split(body: &[u8]) -> Result<(&str, &[u8]), FormatError> {
     let json_bytes = usize::try_from(u64_at(length, 0)).map_err(|_| short.clone())?;
     let (json, table) = rest.split_at_checked(json_bytes).ok_or(short)?;
     if json.len() > JSON_MAX_BYTES {
-        return Err(FormatError::Invalid("its text is longer than any"));
+        return Err(FormatError::Invalid("its text is longer than allowed"));
     }
     let json = str::from_utf8(json).map_err(|_| FormatError::Invalid("its text is not UTF-8"))?;
     Ok((json, table))
 }
 
-/// Gives each data file its chunks.
+/// Reads the chunks of each data file from the table.
 fn fill_in(manifest: &mut Manifest, table: &[u8]) -> Result<(), FormatError> {
     let short = FormatError::Invalid("its table of chunks ends too early");
     let mut rest = table;

@@ -1,102 +1,101 @@
-//! The trait behind which the snapshots of one job live.
+//! The trait [`Store`]: the snapshots of one job.
 
 use crate::chunk::{CHUNK_BYTES, ChunkId};
 use crate::{Damage, DataFile, Manifest, ReadError, RelPath, SaveError, SnapshotId};
+use parking_lot::Mutex;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Mutex, PoisonError};
 
-/// The longest data file that is read as a whole (bytes).
+/// The maximum size of a data file that `read` loads into memory (bytes).
 pub const READ_MAX_BYTES: u64 = 64 << 20;
 
-/// Told of bytes as they are read or written, from whichever thread does the work.
+/// Progress callback: called with the number of bytes read or written, from any worker thread.
 pub type ProgressFn<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// The snapshots of one job.
 ///
-/// A snapshot exists from the moment its [`SnapshotWriter::commit`] returns; what was begun and not committed is
-/// seen by nobody and is removed by [`Store::sweep`].
+/// A snapshot exists as soon as its [`SnapshotWriter::commit`] returns. An uncommitted snapshot is invisible, and
+/// [`Store::sweep`] removes it.
 pub trait Store: Debug + Send + Sync {
-    /// Begins the snapshot `id`. `needed_bytes` is an upper estimate of its size: room is checked before anything is
-    /// written.
+    /// Begins the snapshot `id`. `needed_bytes` is an upper estimate of its size; the free space is checked before
+    /// anything is written.
     ///
     /// # Errors
-    /// [`SaveError::NoSpace`] when it cannot fit, [`SaveError::Io`] when a step fails.
+    /// [`SaveError::NoSpace`] if the snapshot does not fit, [`SaveError::Io`] if a step fails.
     fn begin(&self, id: &SnapshotId, needed_bytes: u64) -> Result<Box<dyn SnapshotWriter + '_>, SaveError>;
 
     /// All committed snapshots, oldest first, damaged ones included.
     ///
     /// # Errors
-    /// When the store cannot be read at all.
+    /// If the store cannot be read at all.
     fn list(&self) -> Result<Vec<Listed>, ReadError>;
 
-    /// The manifest of `id`, checked against its own checksum.
+    /// Reads the manifest of `id` and checks its checksum.
     ///
     /// # Errors
     /// See [`ReadError`].
     fn manifest(&self, id: &SnapshotId) -> Result<Manifest, ReadError>;
 
-    /// Reads every data file of the snapshot and compares it with its checksums.
+    /// Reads every data file of the snapshot and checks its checksums.
     ///
     /// # Errors
     /// The first [`Damage`].
     fn verify(&self, manifest: &Manifest, progress: ProgressFn) -> Result<(), ReadError>;
 
-    /// Copies data files of the snapshot to where they are wanted. All of it is compared on the way; nothing that was
-    /// copied is to be used before this has returned without an error. What several files share is read once.
+    /// Copies data files of the snapshot to their targets and checks their checksums. The copies must not be used until
+    /// this returns without an error. Chunks that several files share are read once.
     ///
     /// # Errors
-    /// Damage, and [`ReadError::Target`] when a target cannot be written.
+    /// [`ReadError::Damaged`], and [`ReadError::Target`] if a target cannot be written.
     fn load(&self, manifest: &Manifest, wanted: &[Load<'_>], progress: ProgressFn) -> Result<(), ReadError>;
 
-    /// A data file of the snapshot as something to be stored elsewhere, chunk by chunk. What is read from it has been
-    /// compared with its checksum.
+    /// A data file of the snapshot as a [`Source`], to copy it to another store. Reads from it check the checksums.
     ///
     /// # Errors
-    /// When the manifest does not list it, and damage that is found at once.
+    /// If the manifest does not list the file, or damage is detected immediately.
     fn source(&self, manifest: &Manifest, path: &RelPath) -> Result<Box<dyn Source + '_>, ReadError>;
 
-    /// Removes the snapshot. Another one is never touched; an interruption leaves nothing that `list` shows. What only
-    /// it needed may stay until [`Store::reclaim`].
+    /// Removes the snapshot. Other snapshots are never touched, and an interrupted removal leaves nothing that `list`
+    /// shows. Data that only this snapshot used may stay until [`Store::reclaim`].
     ///
     /// # Errors
-    /// When a step fails.
+    /// If a step fails.
     fn remove(&self, id: &SnapshotId) -> Result<(), SaveError>;
 
-    /// Removes what interrupted saves and removals left, and returns its names. Call it only under the job's lock and
-    /// when no snapshot is being written, but by other machines where they may (`Limits::shared`): what is young is left
-    /// then.
+    /// Removes the leftovers of interrupted saves and removals, and returns their names. Call it only under the job's
+    /// lock and while this machine writes no snapshot. Where other machines may write (`Limits::shared`), recent
+    /// leftovers stay.
     ///
     /// # Errors
-    /// When a step fails.
+    /// If a step fails.
     fn sweep(&self) -> Result<Vec<String>, SaveError>;
 
-    /// Gives back the room of what no snapshot needs any more. Call it only under the job's lock; a snapshot may be
-    /// in writing meanwhile.
+    /// Frees the space of data that no snapshot uses any more (garbage collection). Call it only under the job's lock; a
+    /// snapshot may be written at the same time.
     ///
     /// # Errors
-    /// When a step fails; no snapshot is harmed.
+    /// If a step fails; no snapshot is harmed.
     fn reclaim(&self) -> Result<Reclaimed, SaveError> {
         self.reclaim_until(&AtomicBool::new(false))
     }
 
-    /// The same, until nobody has time for it any more: what was done by then stays done, the next one goes on.
+    /// As [`Store::reclaim`], until `cancel` is set. Completed work is kept, and the next call continues from there.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Store::reclaim`].
     fn reclaim_until(&self, cancel: &AtomicBool) -> Result<Reclaimed, SaveError>;
 }
 
-/// What [`Store::reclaim`] did.
+/// The result of [`Store::reclaim`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
-    /// Bytes given back.
+    /// Bytes freed.
     pub freed_bytes: u64,
-    /// Bytes that had to be written again for that.
+    /// Bytes of live chunks that were copied to new packs.
     pub moved_bytes: u64,
 }
 
@@ -105,38 +104,38 @@ pub struct Reclaimed {
 pub struct Listed {
     /// Its name.
     pub id: SnapshotId,
-    /// What it says, or why that cannot be read.
+    /// Its manifest, or the error of reading it.
     pub manifest: Result<Manifest, ReadError>,
 }
 
-/// Where a data file comes from. Read by several threads at once.
+/// The content of a data file to be stored. Several threads read it concurrently.
 pub trait Source: Sync {
     /// Its length.
     fn bytes(&self) -> u64;
 
-    /// Fills `into` with what lies from `offset` on; never asked for more than there is.
+    /// Fills `into` with the content at `offset`. Callers never read beyond the end.
     ///
     /// # Errors
-    /// When it cannot be read: the snapshot is given up.
+    /// If the content cannot be read; the save then fails.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Where the chunk that begins at `offset` ends, at most [`CHUNK_BYTES`] later. Boundaries that follow the content
-    /// let unchanged content be found again when something before it has become longer.
+    /// The end of the chunk that begins at `offset`, at most [`CHUNK_BYTES`] later. With content-defined boundaries,
+    /// unchanged content is deduplicated even if the content before it has grown.
     fn chunk_end(&self, offset: u64) -> u64 {
         (offset + CHUNK_BYTES as u64).min(self.bytes())
     }
 
-    /// The chunk that lies at `range`, if that is known without reading it: since it is the same as in an earlier
-    /// snapshot. A store that does not have that chunk, or has it in another length, reads the range all the same; that
-    /// the content is the chunk's is for the source to be sure of.
+    /// The name of the chunk at `range` if it is known without reading, because it is unchanged since an earlier
+    /// snapshot. The source vouches for the name. A store that lacks a chunk of that name and length reads the range
+    /// anyway.
     fn known(&self, _range: Range<u64>) -> Option<ChunkId> {
         None
     }
 
-    /// All of it has been taken: its memory may be given back.
+    /// Called when all of the content has been stored: the source may free its memory.
     ///
     /// # Errors
-    /// When that fails: the snapshot is given up.
+    /// If the source fails to do so; the save then fails.
     fn taken(&self) -> io::Result<()> {
         Ok(())
     }
@@ -173,22 +172,22 @@ pub struct Input<'a> {
     pub from: &'a dyn Source,
 }
 
-/// Where a data file goes. Written by several threads at once, each part once, in any order.
+/// The destination of a data file. Several threads write it concurrently, each part once, in any order.
 pub trait Target: Sync {
-    /// Told first: how long the data file is. From now on the target reads as zeroes where nothing is written.
+    /// Sets the length of the data file; called before any write. Parts that are not written must read as zeroes.
     ///
     /// # Errors
-    /// When there is no place for it.
+    /// If the target has no room for that many bytes.
     fn set_bytes(&self, bytes: u64) -> io::Result<()>;
 
-    /// Puts `bytes` at `offset`.
+    /// Writes `bytes` at `offset`.
     ///
     /// # Errors
-    /// When there is no place for it.
+    /// If the target cannot be written.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// A new file; long stretches of zeroes become holes.
+/// A file, truncated first; long runs of zeroes become holes.
 impl Target for File {
     fn set_bytes(&self, bytes: u64) -> io::Result<()> {
         self.set_len(0)?;
@@ -207,45 +206,44 @@ impl Target for Mutex<Vec<u8>> {
         let mut content = Vec::new();
         content.try_reserve_exact(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
         content.resize(bytes, 0);
-        *self.lock().unwrap_or_else(PoisonError::into_inner) = content;
+        *self.lock() = content;
         Ok(())
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let offset = usize::try_from(offset).map_err(io::Error::other)?;
-        let mut content = self.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut content = self.lock();
         let place = content.get_mut(offset..).and_then(|rest| rest.get_mut(..bytes.len()));
         place.ok_or(io::ErrorKind::UnexpectedEof)?.copy_from_slice(bytes);
         Ok(())
     }
 }
 
-/// A data file that is wanted.
+/// A data file to be loaded.
 pub struct Load<'a> {
     /// Its name in the snapshot.
     pub path: &'a RelPath,
-    /// Where it goes.
+    /// Its destination.
     pub into: &'a dyn Target,
 }
 
-/// A snapshot being written. Dropped without [`SnapshotWriter::commit`], it is removed again.
+/// A snapshot being written. If it is dropped without [`SnapshotWriter::commit`], it is removed.
 pub trait SnapshotWriter: Send {
-    /// Stores data files. What is there already, in this snapshot or another, is not stored again.
+    /// Stores data files. Chunks that this or another snapshot has stored already are not stored again.
     ///
     /// # Errors
-    /// When one cannot be read or stored; the writer is then of no more use.
+    /// If a file cannot be read or stored; the writer must then be dropped.
     fn put(&mut self, files: &[Input<'_>], progress: ProgressFn) -> Result<(), SaveError>;
 
-    /// Makes everything durable and the snapshot exist. `manifest.files` and
-    /// `manifest.stored_bytes` are filled in from what was `put`.
+    /// Makes all data durable and commits the snapshot. Fills in `manifest.files` and `manifest.stored_bytes`.
     ///
     /// # Errors
-    /// When a step fails: the snapshot does not exist then. [`SaveError::Taken`] when another one has its name.
+    /// If a step fails: the snapshot does not exist then. [`SaveError::Taken`] if a snapshot of that name exists.
     fn commit(self: Box<Self>, manifest: Manifest) -> Result<Manifest, SaveError>;
 }
 
 impl dyn Store + '_ {
-    /// The snapshot that a person means by `text`: a whole ID, its number, or its beginning.
+    /// The snapshot that a user means by `text`: a full ID, a number, or a prefix of the ID.
     ///
     /// # Errors
     /// [`ReadError::Missing`] or [`ReadError::Ambiguous`].
@@ -261,24 +259,22 @@ impl dyn Store + '_ {
             }),
         }
     }
-}
 
-impl dyn Store + '_ {
-    /// All of the small data file `path`: at most 64 MiB of it, since a manifest of a few megabytes can
-    /// name a file of any length that is all zeroes.
+    /// The content of the small data file `path`. The limit of [`READ_MAX_BYTES`] protects against a damaged or hostile
+    /// manifest: a few megabytes of manifest can describe a file of any length that is all zeroes.
     ///
     /// # Errors
-    /// Damage, and a data file that is longer.
+    /// Damage, which includes a file over the limit.
     pub fn read(&self, manifest: &Manifest, path: &RelPath) -> Result<Vec<u8>, ReadError> {
         let bytes = recorded(manifest, path)?.bytes;
         if bytes > READ_MAX_BYTES {
             let reason =
-                format!("{path} has {bytes} bytes, and such a file never has more than {READ_MAX_BYTES}");
+                format!("{path} has {bytes} bytes; such a file never has more than {READ_MAX_BYTES}");
             return Err(damaged(&manifest.id, Damage::Manifest(reason)));
         }
         let content = Mutex::new(Vec::new());
         self.load(manifest, &[Load { path, into: &content }], &|_| {})?;
-        Ok(content.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(content.into_inner())
     }
 }
 
@@ -286,9 +282,9 @@ pub(crate) fn damaged(id: &SnapshotId, damage: Damage) -> ReadError {
     ReadError::Damaged { id: id.to_string(), damage }
 }
 
-/// What the manifest says of a data file that it names elsewhere.
+/// The entry of the manifest's `files` for the data file `path`.
 pub(crate) fn recorded<'a>(manifest: &'a Manifest, path: &RelPath) -> Result<&'a DataFile, ReadError> {
-    let missing = || Damage::Manifest(format!("it does not list the file {path} that it names"));
+    let missing = || Damage::Manifest(format!("it refers to the data file {path} but does not list it"));
     let found = manifest.files.iter().find(|file| &file.path == path);
     found.ok_or_else(|| damaged(&manifest.id, missing()))
 }

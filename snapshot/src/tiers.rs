@@ -1,15 +1,16 @@
-//! One store of several: memory, disk, an object store. A snapshot may be in any of them, whole in each.
+//! A store of several tiers: memory, disk, object store. Each tier that has a snapshot has all of it.
 //!
-//! Reading takes the nearest tier that has the snapshot undamaged. Writing goes to the nearest one that takes
-//! snapshots; [`Tiers::copy`] brings them to the others.
+//! Reads use the nearest tier with an intact copy. Writes go to the nearest tier that takes snapshots; [`Tiers::copy`]
+//! copies them to the others.
 
 use crate::cancel::Cancellable;
 use crate::retention::{History, Retention, choose_prunable};
 use crate::store::{Input, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, damaged};
 use crate::{Damage, Manifest, Marks, ReadError, RelPath, SaveError, SnapshotId};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One of the stores.
 #[derive(Debug)]
@@ -17,12 +18,12 @@ pub struct Tier {
     name: String,
     store: Box<dyn Store>,
     takes_snapshots: bool,
-    /// The manifest that was read last: a restore asks for many small files of one snapshot.
+    /// Cache of the last manifest: a restore reads many small files of one snapshot.
     last: Mutex<Option<Arc<Manifest>>>,
 }
 
 impl Tier {
-    /// A tier that people know as `name`. One that does not take snapshots is read, and its snapshots are removed.
+    /// A tier with the display name `name`. If it does not take snapshots, its snapshots are only read and removed.
     #[must_use]
     pub fn new(name: &str, store: Box<dyn Store>, takes_snapshots: bool) -> Self {
         Self { name: name.to_owned(), store, takes_snapshots, last: Mutex::new(None) }
@@ -40,23 +41,23 @@ impl Tier {
         &*self.store
     }
 
-    /// What this tier itself says of the snapshot that `manifest` describes.
+    /// This tier's own manifest of the snapshot that `manifest` describes.
     fn own(&self, manifest: &Manifest) -> Result<Arc<Manifest>, ReadError> {
-        let known = locked(&self.last).clone().filter(|last| last.id == manifest.id);
+        let known = self.last.lock().clone().filter(|last| last.id == manifest.id);
         let own = match known {
             Some(last) => last,
             None => Arc::new(self.store.manifest(&manifest.id)?),
         };
         if !are_copies(manifest, &own) {
-            let reason = format!("in {} it is another snapshot than elsewhere", self.name);
+            let reason = format!("the copy in {} is a different snapshot of the same name", self.name);
             return Err(damaged(&manifest.id, Damage::Manifest(reason)));
         }
-        *locked(&self.last) = Some(Arc::clone(&own));
+        *self.last.lock() = Some(Arc::clone(&own));
         Ok(own)
     }
 }
 
-/// Whether two manifests are of the same snapshot; how it is stored may differ.
+/// Whether two manifests describe the same snapshot; the chunks may differ.
 fn are_copies(one: &Manifest, other: &Manifest) -> bool {
     let files = |manifest: &Manifest| -> BTreeMap<String, u64> {
         manifest.files.iter().map(|file| (file.path.to_string(), file.bytes)).collect()
@@ -67,42 +68,42 @@ fn are_copies(one: &Manifest, other: &Manifest) -> bool {
         && files(one) == files(other)
 }
 
-/// A snapshot in a listing, and where it is.
+/// A snapshot in a listing, with the tiers that have it.
 #[derive(Debug)]
 pub struct Placed {
-    /// As the nearest tier that can read its manifest has it.
+    /// The manifest from the nearest tier that can read it.
     pub listed: Listed,
-    /// The tiers that have it, nearest first.
+    /// The tiers that have the snapshot, nearest first.
     pub tiers: Vec<Place>,
 }
 
-/// That a tier has a snapshot.
+/// A copy of a snapshot in a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The tier's name.
     pub tier: String,
-    /// Why its manifest cannot be read there.
+    /// Why the tier cannot read its manifest.
     pub unreadable: Option<String>,
 }
 
-/// Copying a snapshot failed. It is where it was, and not where it was to go.
+/// Copying a snapshot failed. The source is unchanged, and the target has no copy.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// Nobody needs the copy any more.
-    #[error("it was cancelled")]
+    /// The caller cancelled the copy.
+    #[error("the copy was cancelled")]
     Cancelled,
     /// No such tier.
     #[error("the store has no tier {name:?}; it has {known}")]
     NoTier {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// The names of those there are.
+        /// The names of the existing tiers.
         known: String,
     },
-    /// It cannot be read.
+    /// The source cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// It cannot be written.
+    /// The target cannot be written.
     #[error(transparent)]
     Save(#[from] SaveError),
 }
@@ -111,23 +112,23 @@ pub enum CopyError {
 #[derive(Debug)]
 pub struct Tiers {
     tiers: Vec<Tier>,
-    /// What was warned of: (snapshot, tier). Somebody who reads twenty files need not be told twenty times.
+    /// Warnings logged so far, as (snapshot, tier): reading many files of one snapshot logs one warning.
     warned: Mutex<HashSet<(String, String)>>,
-    /// Snapshots that are being copied: they are not to be removed meanwhile.
-    in_copy: Mutex<Vec<SnapshotId>>,
+    /// Snapshots that are being copied, which must not be pruned.
+    copying: Mutex<Vec<SnapshotId>>,
 }
 
 impl Tiers {
     /// The store made of `tiers`, nearest first.
     ///
     /// # Panics
-    /// When none of them takes snapshots, or two have the same name.
+    /// If none of them takes snapshots, or two have the same name.
     #[must_use]
     pub fn new(tiers: Vec<Tier>) -> Self {
         assert!(tiers.iter().any(|tier| tier.takes_snapshots), "no tier takes snapshots");
         let names: HashSet<_> = tiers.iter().map(Tier::name).collect();
         assert_eq!(names.len(), tiers.len(), "two tiers have the same name");
-        Self { tiers, warned: Mutex::default(), in_copy: Mutex::default() }
+        Self { tiers, warned: Mutex::default(), copying: Mutex::default() }
     }
 
     /// All tiers, nearest first.
@@ -147,11 +148,11 @@ impl Tiers {
         })
     }
 
-    /// All committed snapshots, oldest first, with the tiers that have them. A tier that cannot be read at all is
-    /// warned of and left out.
+    /// All committed snapshots, oldest first, with the tiers that have them. A tier that cannot be read is skipped with
+    /// a warning.
     ///
     /// # Errors
-    /// When a tier cannot be read and no other one has a snapshot: there may be some.
+    /// If a tier cannot be read and no other tier has a snapshot: an empty list might be wrong.
     pub fn placed(&self) -> Result<Vec<Placed>, ReadError> {
         let mut found: BTreeMap<SnapshotId, Placed> = BTreeMap::new();
         let mut failure = None;
@@ -170,12 +171,11 @@ impl Tiers {
         }
     }
 
-    /// Copies the snapshot `id` from one tier to another. Only chunks that the other one lacks are read. `progress` is
-    /// told of all its bytes, those included. A copy that is there already is left as it is, unless its manifest is
-    /// damaged.
+    /// Copies the snapshot `id` from one tier to another. Reads only the chunks that the target lacks; `progress` counts
+    /// all bytes. An existing copy is kept, unless its manifest is damaged.
     ///
     /// # Errors
-    /// See [`CopyError`]. Nothing of it is then to be seen in `to`.
+    /// See [`CopyError`]. The snapshot is then not visible in `to`.
     pub fn copy(
         &self,
         id: &SnapshotId,
@@ -185,14 +185,14 @@ impl Tiers {
         cancel: &AtomicBool,
     ) -> Result<Manifest, CopyError> {
         let (from, to) = (self.tier(from)?, self.tier(to)?);
-        let _held = Held::new(&self.in_copy, id);
+        let _copying = CopyGuard::new(&self.copying, id);
         let manifest = from.store.manifest(id)?;
         match to.store.manifest(id) {
             Ok(there) if are_copies(&manifest, &there) => return Ok(there),
             Err(ReadError::Missing(_)) => {}
             Ok(_) => return Err(SaveError::Taken(id.to_string()).into()),
             Err(error) if is_certain(&error) => {
-                tracing::warn!("{error} in {}; it is replaced by the copy in {}", to.name, from.name);
+                tracing::warn!("{}: {error}; replacing it with the copy in {}", to.name, from.name);
                 to.store.remove(id)?;
             }
             Err(error) => return Err(error.into()),
@@ -204,16 +204,16 @@ impl Tiers {
     /// Removes the snapshot from the tier `name` only.
     ///
     /// # Errors
-    /// No such tier, or a step fails.
+    /// If there is no such tier, or a step fails.
     pub fn remove_from(&self, id: &SnapshotId, name: &str) -> Result<(), CopyError> {
         Ok(remove(self.tier(name)?, id)?)
     }
 
-    /// All committed snapshots in those of the tiers `names` that there are, oldest first, each once, as the nearest of
-    /// them has it.
+    /// All committed snapshots in the tiers `names`, oldest first, each once, with the manifest of the nearest of these
+    /// tiers. Ignores names of missing tiers.
     ///
     /// # Errors
-    /// When one of them cannot be read.
+    /// If one of the tiers cannot be read.
     pub fn list_in(&self, names: &[&str]) -> Result<Vec<Listed>, ReadError> {
         let mut found = BTreeMap::new();
         for tier in self.tiers.iter().filter(|tier| names.contains(&tier.name())) {
@@ -222,10 +222,10 @@ impl Tiers {
         Ok(found.into_values().map(|placed: Placed| placed.listed).collect())
     }
 
-    /// What `retention` lets go in the tiers `names` together, oldest first. What is being copied stays.
+    /// The snapshots in the tiers `names` that `retention` does not keep, oldest first, except those being copied.
     ///
     /// # Errors
-    /// No such tier, or it cannot be read.
+    /// If there is no such tier, or it cannot be read.
     pub fn prunable(
         &self,
         names: &[&str],
@@ -235,30 +235,31 @@ impl Tiers {
     ) -> Result<Vec<SnapshotId>, CopyError> {
         names.iter().try_for_each(|name| self.tier(name).map(drop))?;
         let listed = self.list_in(names)?;
-        let mut goes = choose_prunable(&listed, retention, marks, history);
-        let in_copy = locked(&self.in_copy);
-        goes.retain(|id| !in_copy.contains(id));
-        Ok(goes)
+        let mut prunable = choose_prunable(&listed, retention, marks, history);
+        let copying = self.copying.lock();
+        prunable.retain(|id| !copying.contains(id));
+        Ok(prunable)
     }
 
-    /// What the nearest tier answers that can; on damage and where a tier cannot be read, the next one is asked.
+    /// The result of `read` from the nearest tier where it succeeds. Falls back to the next tier if the snapshot is
+    /// damaged or the tier cannot be read.
     fn nearest<'a, T>(
         &'a self,
         id: &SnapshotId,
-        mut ask: impl FnMut(&'a Tier) -> Result<T, ReadError>,
+        mut read: impl FnMut(&'a Tier) -> Result<T, ReadError>,
     ) -> Result<T, ReadError> {
         let mut first = None;
         for tier in &self.tiers {
-            match ask(tier) {
+            match read(tier) {
                 Ok(found) => return Ok(found),
                 Err(ReadError::Missing(_)) => {}
-                // Neither is the tier's fault: the one is somebody's doing, for the other no tier is better.
-                // All tiers have one key.
+                // Another tier cannot help: the manifest is hostile, the target fails, or the key, which all tiers
+                // share, is wrong.
                 Err(
                     error @ (ReadError::Hostile { .. } | ReadError::Target { .. } | ReadError::Key { .. }),
                 ) => return Err(error),
                 Err(error) => {
-                    self.warn_once(&id.to_string(), tier, &error, "the next tier is tried");
+                    self.warn_once(&id.to_string(), tier, &error, "trying the next tier");
                     first.get_or_insert(error);
                 }
             }
@@ -266,26 +267,22 @@ impl Tiers {
         Err(first.unwrap_or_else(|| ReadError::Missing(id.to_string())))
     }
 
-    fn warn_once(&self, id: &str, tier: &Tier, error: &ReadError, so: &str) {
-        if locked(&self.warned).insert((id.to_owned(), tier.name.clone())) {
-            tracing::warn!("{}: {error}; {so}", tier.name);
+    fn warn_once(&self, id: &str, tier: &Tier, error: &ReadError, consequence: &str) {
+        if self.warned.lock().insert((id.to_owned(), tier.name.clone())) {
+            tracing::warn!("{}: {error}; {consequence}", tier.name);
         }
     }
 
-    /// Does `work` in every tier, whatever comes of it in the others; the first failure is returned.
+    /// Does `work` in every tier, even after a failure, and returns the first failure.
     fn each<T>(&self, work: impl Fn(&Tier) -> Result<T, SaveError>) -> Result<Vec<T>, SaveError> {
         let done: Vec<_> = self.tiers.iter().map(work).collect();
         done.into_iter().collect()
     }
 }
 
-/// Whether what cannot be read is damaged beyond doubt.
+/// Whether the error is certain damage.
 fn is_certain(error: &ReadError) -> bool {
     matches!(error, ReadError::Damaged { damage, .. } if damage.is_certain())
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn add(found: &mut BTreeMap<SnapshotId, Placed>, tier: &Tier, one: Listed) {
@@ -306,7 +303,7 @@ fn add(found: &mut BTreeMap<SnapshotId, Placed>, tier: &Tier, one: Listed) {
 }
 
 fn remove(tier: &Tier, id: &SnapshotId) -> Result<(), SaveError> {
-    *locked(&tier.last) = None;
+    *tier.last.lock() = None;
     match tier.store.manifest(id) {
         Err(ReadError::Missing(_)) => Ok(()),
         Err(error @ ReadError::Io { .. }) => Err(error.into()),
@@ -341,22 +338,22 @@ fn transfer(
     Ok(writer.commit(content)?)
 }
 
-/// That a snapshot is being copied.
-struct Held<'a> {
+/// Protects a snapshot from pruning while it is copied.
+struct CopyGuard<'a> {
     all: &'a Mutex<Vec<SnapshotId>>,
     id: SnapshotId,
 }
 
-impl<'a> Held<'a> {
+impl<'a> CopyGuard<'a> {
     fn new(all: &'a Mutex<Vec<SnapshotId>>, id: &SnapshotId) -> Self {
-        locked(all).push(id.clone());
+        all.lock().push(id.clone());
         Self { all, id: id.clone() }
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for CopyGuard<'_> {
     fn drop(&mut self) {
-        let mut all = locked(self.all);
+        let mut all = self.all.lock();
         if let Some(position) = all.iter().position(|id| *id == self.id) {
             all.swap_remove(position);
         }
@@ -365,7 +362,8 @@ impl Drop for Held<'_> {
 
 impl Store for Tiers {
     fn begin(&self, id: &SnapshotId, needed_bytes: u64) -> Result<Box<dyn SnapshotWriter + '_>, SaveError> {
-        let nearest = self.tiers.iter().find(|tier| tier.takes_snapshots).expect("one does, see `new`");
+        let nearest =
+            self.tiers.iter().find(|tier| tier.takes_snapshots).expect("`new` checks that there is one");
         nearest.store.begin(id, needed_bytes)
     }
 
@@ -385,12 +383,12 @@ impl Store for Tiers {
         self.nearest(&manifest.id, |tier| tier.store.load(&*tier.own(manifest)?, wanted, progress))
     }
 
-    /// From the nearest tier that has it; what turns out damaged later is not sought elsewhere.
+    /// From the nearest tier that has it. Damage that a later read detects does not fall back to another tier.
     fn source(&self, manifest: &Manifest, path: &RelPath) -> Result<Box<dyn Source + '_>, ReadError> {
         self.nearest(&manifest.id, |tier| tier.store.source(&*tier.own(manifest)?, path))
     }
 
-    /// From all tiers, the farthest first: what is interrupted leaves the snapshot where it is quickest to remove.
+    /// Removes it from all tiers, the farthest first: an interrupted removal leaves the copies that are fast to remove.
     fn remove(&self, id: &SnapshotId) -> Result<(), SaveError> {
         self.tiers.iter().rev().try_for_each(|tier| remove(tier, id))
     }
@@ -416,13 +414,13 @@ mod tests {
     use crate::codec::Codec;
     use crate::manifest::tests::sample;
     use crate::store::recorded;
+    use parking_lot::Mutex;
     use std::collections::HashMap;
     use std::io;
     use std::ops::Range;
-    use std::sync::Mutex;
     use std::sync::atomic::AtomicU64;
 
-    /// A store in memory that counts what it reads, and can be told to fail.
+    /// A store in memory that counts the chunks it reads and can simulate an outage.
     #[derive(Debug, Default)]
     struct MemStore {
         chunks: Mutex<HashMap<ChunkId, Vec<u8>>>,
@@ -440,7 +438,7 @@ mod tests {
 
         fn chunk(&self, chunk: &Chunk) -> io::Result<Vec<u8>> {
             self.chunks_read.fetch_add(1, Ordering::Relaxed);
-            let content = locked(&self.chunks).get(&chunk.id).cloned().ok_or(io::ErrorKind::NotFound)?;
+            let content = self.chunks.lock().get(&chunk.id).cloned().ok_or(io::ErrorKind::NotFound)?;
             if Codec::default().id(&content) == chunk.id {
                 Ok(content)
             } else {
@@ -449,7 +447,7 @@ mod tests {
         }
 
         fn damage_all_chunks(&self) {
-            locked(&self.chunks).values_mut().for_each(|content| content[0] ^= 1);
+            self.chunks.lock().values_mut().for_each(|content| content[0] ^= 1);
         }
     }
 
@@ -496,10 +494,10 @@ mod tests {
             for file in files {
                 let (mut offset, mut chunks) = (0, Vec::new());
                 while offset < file.from.bytes() {
-                    // Small chunks where the source does not mind.
+                    // Small chunks, within those of the source.
                     let end = file.from.chunk_end(offset).min(offset + 1000);
                     let known = file.from.known(offset..end);
-                    let id = match known.filter(|id| locked(&self.0.chunks).contains_key(id)) {
+                    let id = match known.filter(|id| self.0.chunks.lock().contains_key(id)) {
                         Some(id) => id,
                         None => {
                             let mut content = vec![0; usize::try_from(end - offset).unwrap()];
@@ -508,7 +506,7 @@ mod tests {
                                 .read_at(offset, &mut content)
                                 .map_err(|source| SaveError::Source { path, source })?;
                             let id = Codec::default().id(&content);
-                            locked(&self.0.chunks).insert(id, content);
+                            self.0.chunks.lock().insert(id, content);
                             id
                         }
                     };
@@ -524,7 +522,7 @@ mod tests {
 
         fn commit(self: Box<Self>, manifest: Manifest) -> Result<Manifest, SaveError> {
             let manifest = Manifest { files: self.1, ..manifest };
-            locked(&self.0.manifests).insert(manifest.id.clone(), manifest.clone());
+            self.0.manifests.lock().insert(manifest.id.clone(), manifest.clone());
             Ok(manifest)
         }
     }
@@ -537,13 +535,13 @@ mod tests {
 
         fn list(&self) -> Result<Vec<Listed>, ReadError> {
             self.away()?;
-            let all = locked(&self.manifests);
+            let all = self.manifests.lock();
             Ok(all.values().cloned().map(|one| Listed { id: one.id.clone(), manifest: Ok(one) }).collect())
         }
 
         fn manifest(&self, id: &SnapshotId) -> Result<Manifest, ReadError> {
             self.away()?;
-            locked(&self.manifests).get(id).cloned().ok_or_else(|| ReadError::Missing(id.to_string()))
+            self.manifests.lock().get(id).cloned().ok_or_else(|| ReadError::Missing(id.to_string()))
         }
 
         fn verify(&self, manifest: &Manifest, _progress: ProgressFn) -> Result<(), ReadError> {
@@ -583,7 +581,7 @@ mod tests {
 
         fn remove(&self, id: &SnapshotId) -> Result<(), SaveError> {
             self.away()?;
-            locked(&self.manifests).remove(id);
+            self.manifests.lock().remove(id);
             Ok(())
         }
 
@@ -639,7 +637,7 @@ mod tests {
         writer.commit(manifest).unwrap()
     }
 
-    static GO_ON: AtomicBool = AtomicBool::new(false);
+    static NOT_CANCELLED: AtomicBool = AtomicBool::new(false);
 
     #[test]
     fn a_listing_says_where_each_snapshot_is() {
@@ -668,7 +666,7 @@ mod tests {
         save(&*three.tiers.tiers()[1].store, 2);
         save(&three.far, 4);
         let near = &sample(2).id;
-        locked(&three.near.manifests).get_mut(near).unwrap().stall_s = 7.0;
+        three.near.manifests.lock().get_mut(near).unwrap().stall_s = 7.0;
         let listed = three.tiers.list_in(&["near", "old"]).unwrap();
         let numbers: Vec<_> = listed.iter().map(|one| one.id.sequence()).collect();
         assert_eq!(numbers, [1, 2, 3]);
@@ -696,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_made_good_by_the_next_tier() {
+    fn a_damaged_copy_is_replaced_by_the_next_tiers() {
         let three = three();
         let near = save(&three.near, 1);
         let far = save(&three.far, 1);
@@ -740,11 +738,11 @@ mod tests {
         let three = three();
         let near = save(&three.near, 1);
         let other = Manifest { taken_unix_ms: 99, ..save(&three.far, 1) };
-        locked(&three.far.manifests).insert(near.id.clone(), other);
+        three.far.manifests.lock().insert(near.id.clone(), other);
         three.near.damage_all_chunks();
         let read = (&three.tiers as &dyn Store).read(&near, &path());
         assert!(matches!(read, Err(ReadError::Damaged { .. })), "{read:?}");
-        let copied = three.tiers.copy(&near.id, "near", "far", &|_| {}, &GO_ON);
+        let copied = three.tiers.copy(&near.id, "near", "far", &|_| {}, &NOT_CANCELLED);
         assert!(matches!(copied, Err(CopyError::Save(SaveError::Taken(_)))), "{copied:?}");
     }
 
@@ -753,33 +751,33 @@ mod tests {
         let three = three();
         let first = save(&three.near, 1);
         let second = save(&three.near, 2);
-        let told = AtomicU64::new(0);
-        let tell = |bytes| {
-            told.fetch_add(bytes, Ordering::Relaxed);
+        let progress_bytes = AtomicU64::new(0);
+        let progress = |bytes| {
+            progress_bytes.fetch_add(bytes, Ordering::Relaxed);
         };
-        three.tiers.copy(&first.id, "near", "far", &tell, &GO_ON).unwrap();
+        three.tiers.copy(&first.id, "near", "far", &progress, &NOT_CANCELLED).unwrap();
         assert_eq!(three.near.chunks_read.load(Ordering::Relaxed), 5);
-        let copy = three.tiers.copy(&second.id, "near", "far", &tell, &GO_ON).unwrap();
+        let copy = three.tiers.copy(&second.id, "near", "far", &progress, &NOT_CANCELLED).unwrap();
         assert_eq!(three.near.chunks_read.load(Ordering::Relaxed), 9, "the first chunk is the same");
-        assert_eq!(told.load(Ordering::Relaxed), 9000);
+        assert_eq!(progress_bytes.load(Ordering::Relaxed), 9000);
         assert_eq!(copy, second);
         assert_eq!((&three.far as &dyn Store).read(&copy, &path()).unwrap(), content(2));
-        three.tiers.copy(&second.id, "near", "far", &tell, &GO_ON).unwrap();
-        assert_eq!(told.load(Ordering::Relaxed), 9000, "it is there already");
+        three.tiers.copy(&second.id, "near", "far", &progress, &NOT_CANCELLED).unwrap();
+        assert_eq!(progress_bytes.load(Ordering::Relaxed), 9000, "it is there already");
     }
 
     #[test]
     fn snapshots_of_version_1_can_be_copied_unless_they_are_damaged() {
         let three = three();
         let old = save(&*three.tiers.tiers()[1].store, 1);
-        let copy = three.tiers.copy(&old.id, "old", "far", &|_| {}, &GO_ON).unwrap();
+        let copy = three.tiers.copy(&old.id, "old", "far", &|_| {}, &NOT_CANCELLED).unwrap();
         assert_eq!((&three.far as &dyn Store).read(&copy, &path()).unwrap(), content(1));
         three.tiers.remove_from(&old.id, "far").unwrap();
         let file = three.dir.path().join(format!("snapshots/{}/images/a.img", old.id));
         let mut damaged = std::fs::read(&file).unwrap();
         damaged[4000] ^= 1;
         std::fs::write(&file, damaged).unwrap();
-        assert!(three.tiers.copy(&old.id, "old", "far", &|_| {}, &GO_ON).is_err());
+        assert!(three.tiers.copy(&old.id, "old", "far", &|_| {}, &NOT_CANCELLED).is_err());
         assert!(three.far.list().unwrap().is_empty());
     }
 
@@ -788,7 +786,7 @@ mod tests {
         let three = three();
         let saved = save(&three.near, 1);
         three.near.damage_all_chunks();
-        let copied = three.tiers.copy(&saved.id, "near", "far", &|_| {}, &GO_ON);
+        let copied = three.tiers.copy(&saved.id, "near", "far", &|_| {}, &NOT_CANCELLED);
         assert!(matches!(copied, Err(CopyError::Save(SaveError::Source { .. }))), "{copied:?}");
         assert!(three.far.list().unwrap().is_empty());
     }
@@ -807,7 +805,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_being_copied_is_not_pruned() {
+    fn a_snapshot_being_copied_is_not_pruned() {
         let three = three();
         for number in 1..=3 {
             save(&three.near, number);
@@ -815,13 +813,13 @@ mod tests {
         let (marks, history) = (Marks::default(), History::default());
         let prunable_in = |name| three.tiers.prunable(&[name], &Retention::newest(1), &marks, &history);
         let prunable = || {
-            let gone = prunable_in("near").unwrap();
-            gone.iter().map(SnapshotId::sequence).collect::<Vec<_>>()
+            let ids = prunable_in("near").unwrap();
+            ids.iter().map(SnapshotId::sequence).collect::<Vec<_>>()
         };
         let seen = Mutex::new(Vec::new());
-        let look = |_| locked(&seen).push(prunable());
-        three.tiers.copy(&sample(1).id, "near", "far", &look, &GO_ON).unwrap();
-        assert!(locked(&seen).iter().all(|gone| *gone == [2]), "{seen:?}");
+        let progress = |_| seen.lock().push(prunable());
+        three.tiers.copy(&sample(1).id, "near", "far", &progress, &NOT_CANCELLED).unwrap();
+        assert!(seen.lock().iter().all(|prunable| *prunable == [2]), "{seen:?}");
         assert_eq!(prunable(), [1, 2]);
         let nowhere = prunable_in("tape").unwrap_err();
         assert!(nowhere.to_string().contains("near, old, far"), "{nowhere}");

@@ -15,6 +15,7 @@
 mod place;
 mod queue;
 mod reader;
+#[allow(unsafe_code, reason = "the kernel reads from memory while a write is in flight")]
 mod ring;
 mod temporary;
 mod writer;

@@ -4,6 +4,7 @@
 //! An object has a name, is written once, front to back, and never changes. It is seen from the moment that
 //! [`ObjectWriter::finish`] or [`Medium::put_new`] has returned, and is durable by then.
 
+#[allow(unsafe_code, reason = "memory for direct I/O needs an alignment that `Vec` cannot give")]
 mod block;
 mod dir;
 pub mod record;

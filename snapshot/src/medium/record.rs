@@ -6,8 +6,9 @@
 //! [`Operation::SyncFile`] or [`Operation::SyncDir`] among the N are there. Each other one may be there or not, and
 //! an uncovered write in part.
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// One step. All paths are relative to the medium's root (which is empty); a file that is written to has its
 /// temporary name, and gets no writes after it was renamed.
@@ -102,8 +103,8 @@ impl Recorder {
         self.lock().push(Operation::Mark(text.into()));
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Operation>> {
-        self.operations.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Vec<Operation>> {
+        self.operations.lock()
     }
 }
 

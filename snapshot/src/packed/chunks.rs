@@ -6,9 +6,10 @@ use crate::chunk::CHUNK_BYTES;
 use crate::codec::Encoding;
 use crate::medium::{BLOCK_ALIGN, Block, ObjectReader};
 use crate::pack::PackId;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// So many packs stay open (each is up to two descriptors, or a connection).
 const OPEN_MAX: usize = 64;
@@ -27,7 +28,7 @@ impl OpenPacks {
         pack: PackId,
         open: impl FnOnce() -> Result<Box<dyn ObjectReader>, E>,
     ) -> Result<Arc<dyn ObjectReader>, E> {
-        let all = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = || self.0.lock();
         if let Some(object) = all().get(&pack) {
             return Ok(object.clone());
         }
@@ -99,7 +100,7 @@ impl<'a> Chunks<'a> {
     /// One that has all in common with the others of its kind that there are at the time. With the last of them it
     /// goes.
     pub fn shared(store: &'a PackStore) -> Self {
-        let mut now = store.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = store.sources.lock();
         let shared = now.upgrade().unwrap_or_default();
         *now = Arc::downgrade(&shared);
         Self { store, shared }
@@ -107,7 +108,7 @@ impl<'a> Chunks<'a> {
 
     /// Does `work` with memory to read into.
     pub fn with_room<T>(&self, work: impl FnOnce(&mut Room) -> T) -> T {
-        let rooms = || self.shared.rooms.lock().unwrap_or_else(PoisonError::into_inner);
+        let rooms = || self.shared.rooms.lock();
         let free = rooms().pop();
         let mut room = free.unwrap_or_else(Room::new);
         let done = work(&mut room);

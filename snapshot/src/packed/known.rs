@@ -1,10 +1,10 @@
 //! Which chunks there are, and where: what the indexes of all packs say.
 
-use crate::blame::{Blame, blame};
 use crate::chunk::ChunkId;
 use crate::codec::Codec;
 use crate::medium::{Medium, read_all};
 use crate::pack::{Entry, FormatError, INDEX_MAX_BYTES, Index, PACKS, PackId};
+use crate::read_failure::{ReadFailure, classify};
 use crate::{ReadError, RelPath};
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -92,7 +92,7 @@ impl News {
         let bytes = match read_all(medium, &pack.index(), INDEX_MAX_BYTES) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) if blame(&source) == Blame::Way => {
+            Err(source) if classify(&source) == ReadFailure::Access => {
                 return Err(ReadError::Io { step: "read", path: what().into(), source });
             }
             Err(error) => {

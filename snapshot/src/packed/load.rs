@@ -4,16 +4,17 @@
 use super::PackStore;
 use super::chunks::OpenPacks;
 use super::known::{Known, Location};
-use crate::blame::{Blame, blame};
 use crate::chunk::{CHUNK_BYTES, ChunkId};
 use crate::medium::{BLOCK_ALIGN, Block, ObjectReader};
 use crate::pack::{self, HEADER_BYTES, PackId};
-use crate::store::{Load, ProgressFn};
-use crate::{Damage, DataFile, Manifest, ReadError};
+use crate::read_failure::{ReadFailure, classify};
+use crate::store::{Load, ProgressFn, recorded};
+use crate::{Damage, Manifest, ReadError};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// One chunk that is wanted.
 struct Wanted {
@@ -91,7 +92,7 @@ struct Loading<'a> {
 impl Loading<'_> {
     /// Reads the indexes again, once: of whatever another process has moved, all was moved before it was removed.
     fn refresh(&self) -> Result<(), ReadError> {
-        let mut is_fresh = self.is_fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_fresh = self.is_fresh.lock();
         if !*is_fresh {
             self.store.refresh()?;
             *is_fresh = true;
@@ -103,13 +104,6 @@ impl Loading<'_> {
         ReadError::Damaged { id: self.manifest.id.to_string(), damage }
     }
 
-    fn file(&self, number: usize) -> Result<&DataFile, ReadError> {
-        let path = self.wanted[number].path;
-        let missing = || Damage::Manifest(format!("it does not list the file {path} that it names"));
-        let found = self.manifest.files.iter().find(|file| &file.path == path);
-        found.ok_or_else(|| self.damaged(missing()))
-    }
-
     /// Where each chunk goes. Targets learn how long they become.
     fn plan(&self) -> Result<HashMap<ChunkId, Wanted>, ReadError> {
         let files: HashMap<_, _> = self.manifest.files.iter().map(|file| (&file.path, file)).collect();
@@ -117,7 +111,7 @@ impl Loading<'_> {
         for (number, one) in self.wanted.iter().enumerate() {
             let file = match files.get(one.path) {
                 Some(file) => *file,
-                None => self.file(number)?,
+                None => recorded(self.manifest, one.path)?,
             };
             one.into.set_bytes(file.bytes).map_err(|source| self.refused(number, source))?;
             let mut offset = 0;
@@ -218,9 +212,11 @@ impl Loading<'_> {
     /// A pack that cannot be read: damage, unless it is the medium that fails.
     fn unreadable(&self, pack: PackId, source: io::Error) -> ReadError {
         let path = self.store.medium.describe(&pack.pack());
-        match blame(&source) {
-            Blame::Way => ReadError::Io { step: "read", path: path.into(), source },
-            Blame::Content | Blame::Object => self.damaged(Damage::Unreadable { path, source }),
+        match classify(&source) {
+            ReadFailure::Access => ReadError::Io { step: "read", path: path.into(), source },
+            ReadFailure::Damaged | ReadFailure::Unreadable => {
+                self.damaged(Damage::Unreadable { path, source })
+            }
         }
     }
 

@@ -18,21 +18,22 @@ mod source;
 
 pub use scrub::Scrubbed;
 
-use crate::blame::{Blame, blame};
 use crate::codec::Codec;
 use crate::medium::{Medium, read_all};
 use crate::pack::{Index, PACK_MAX_BYTES, PackId};
+use crate::read_failure::{ReadFailure, classify};
 use crate::store::{
     Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, Target, damaged, recorded,
 };
 use crate::{Damage, Manifest, ReadError, RelPath, SaveError, SnapshotId, sealed};
 use known::{Known, News};
+use parking_lot::{Condvar, Mutex, RwLock};
 use source::PackedFile;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Size of the blocks in which packs are written (bytes): two chunks.
@@ -155,10 +156,10 @@ impl PackStore {
 
     /// Does `with` on what the indexes say, after reading them if nobody has.
     fn with_known<T>(&self, with: impl FnOnce(&Known) -> T) -> Result<T, ReadError> {
-        if let Some(known) = &*self.known.read().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(known) = &*self.known.read() {
             return Ok(with(known));
         }
-        let mut slot = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.known.write();
         if slot.is_none() {
             let news = News::read(&*self.medium, &self.codec, &HashMap::new())?;
             slot.get_or_insert_default().learn(news);
@@ -168,27 +169,27 @@ impl PackStore {
 
     /// Changes what the indexes are known to say, if that was read.
     fn change_known(&self, change: impl FnOnce(&mut Known)) {
-        if let Some(known) = &mut *self.known.write().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(known) = &mut *self.known.write() {
             change(known);
         }
     }
 
     /// Writes the index of a pack that is durable: only now it is somebody's.
     fn write_index(&self, index: &Index) -> io::Result<()> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner).insert(index.pack);
+        self.own.lock().insert(index.pack);
         self.medium.put_new(&index.pack.index(), &index.encode(&self.codec))
     }
 
     /// Looks again for what the indexes say: another process may have moved things.
     fn refresh(&self) -> Result<(), ReadError> {
-        let _still = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = match &*self.known.read().unwrap_or_else(PoisonError::into_inner) {
+        let _still = self.moving.lock();
+        let before = match &*self.known.read() {
             Some(known) => known.packs().clone(),
             None => HashMap::new(),
         };
         // A save may be committed while this reads, so that what it adds is not to be overwritten.
         let news = News::read(&*self.medium, &self.codec, &before)?;
-        self.known.write().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().learn(news);
+        self.known.write().get_or_insert_default().learn(news);
         Ok(())
     }
 }
@@ -207,11 +208,15 @@ impl Store for PackStore {
 
     fn manifest(&self, id: &SnapshotId) -> Result<Manifest, ReadError> {
         let name = sealed::name(id);
-        let unreadable = |source: io::Error| match blame(&source) {
-            Blame::Content if source.kind() == io::ErrorKind::NotFound => ReadError::Missing(id.to_string()),
-            Blame::Content => damaged(id, Damage::Manifest(source.to_string())),
-            Blame::Object => damaged(id, Damage::Unreadable { path: self.medium.describe(&name), source }),
-            Blame::Way => ReadError::Io { step: "read", path: self.address(&name), source },
+        let unreadable = |source: io::Error| match classify(&source) {
+            ReadFailure::Damaged if source.kind() == io::ErrorKind::NotFound => {
+                ReadError::Missing(id.to_string())
+            }
+            ReadFailure::Damaged => damaged(id, Damage::Manifest(source.to_string())),
+            ReadFailure::Unreadable => {
+                damaged(id, Damage::Unreadable { path: self.medium.describe(&name), source })
+            }
+            ReadFailure::Access => ReadError::Io { step: "read", path: self.address(&name), source },
         };
         let content = read_all(&*self.medium, &name, sealed::MANIFEST_MAX_BYTES).map_err(unreadable)?;
         sealed::decode(id, &content, &self.codec)
@@ -270,8 +275,8 @@ struct Turns {
 impl Turns {
     /// Waits for one's turn.
     fn take(&self) -> Turn<'_> {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut taken = self.free.wait_while(taken, |taken| *taken).unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken.lock();
+        self.free.wait_while(&mut taken, |taken| *taken);
         *taken = true;
         Turn(self)
     }
@@ -283,7 +288,7 @@ struct Turn<'a>(&'a Turns);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.0.taken.lock() = false;
         self.0.free.notify_one();
     }
 }

@@ -13,14 +13,13 @@ use super::chunks::{Chunks, Room};
 use super::known::{Known, Location};
 use super::packer::Packer;
 use super::{PackStore, Turn};
-use crate::blame::{Blame, blame};
 use crate::chunk::ChunkId;
 use crate::pack::{Index, PACKS, PackId};
+use crate::read_failure::{ReadFailure, classify};
 use crate::store::{Reclaimed, Store};
 use crate::{ReadError, RelPath, SaveError, SnapshotId, faults};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
@@ -92,7 +91,7 @@ impl Contents {
 
 /// See [`crate::Store::reclaim_until`].
 pub fn reclaim(store: &PackStore, cancel: &AtomicBool) -> Result<Reclaimed, SaveError> {
-    let _alone = store.reclaiming.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = store.reclaiming.lock();
     let mut work = Work {
         store,
         cancel,
@@ -194,7 +193,7 @@ impl Work<'_> {
         for location in locations {
             match self.chunks.with_room(|room| self.chunks.read(location, room).map(drop)) {
                 Ok(()) => good += 1,
-                Err(error) if blame(&error) == Blame::Way => {
+                Err(error) if classify(&error) == ReadFailure::Access => {
                     return Err(self.failed("read", &location.pack.pack())(error));
                 }
                 Err(_) => wrong.push(location),
@@ -259,14 +258,14 @@ impl Work<'_> {
                         self.append(&mut packer, location, content)?;
                         copied.insert(location.entry.id);
                     }
-                    Err(error) if blame(&error) == Blame::Way => {
+                    Err(error) if classify(&error) == ReadFailure::Access => {
                         return Err(self.failed("read", &pack.pack())(error));
                     }
                     Err(error) => {
                         tracing::warn!("{error}: the pack is left as it is");
                         // Neither is it copied again next time.
-                        self.store.change_known(|known| match blame(&error) {
-                            Blame::Content => known.forget(&location.entry.id, location),
+                        self.store.change_known(|known| match classify(&error) {
+                            ReadFailure::Damaged => known.forget(&location.entry.id, location),
                             _ => known.suspect(location),
                         });
                         is_whole = false;
@@ -326,7 +325,7 @@ impl Work<'_> {
         }
         let _turn: Turn<'_> = self.store.saving.take();
         self.fresh.extend(self.needed.look(self.store)?);
-        let _still = self.store.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _still = self.store.moving.lock();
         let stay: HashSet<PackId> = self.store.with_known(|known| {
             let found = self.fresh.difference(&self.copied).flat_map(|id| known.locations(id));
             found.map(|location| location.pack).collect()
@@ -371,13 +370,13 @@ fn young(store: &PackStore) -> io::Result<HashSet<PackId>> {
     let packs = listed.iter().filter(|(_, time)| is_young(*time));
     let young: HashSet<_> =
         packs.filter_map(|(name, _)| PackId::parse(name.strip_suffix(".pack")?)).collect();
-    let own = store.own.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = store.own.lock();
     Ok(young.difference(&own).copied().collect())
 }
 
 /// See [`crate::Store::sweep`]: what was never finished, and packs without an index.
 pub fn sweep(store: &PackStore) -> Result<Vec<String>, SaveError> {
-    let _alone = store.reclaiming.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = store.reclaiming.lock();
     let _turn = store.saving.take();
     let folder = RelPath::new(PACKS).expect("a plain path");
     let failed = |name: &RelPath| {

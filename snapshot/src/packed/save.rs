@@ -9,10 +9,11 @@ use crate::medium::read_all;
 use crate::pack::{Index, PACKS, PackId};
 use crate::store::{Input, ProgressFn, SnapshotWriter, Store};
 use crate::{DataFile, Manifest, RelPath, SaveError, SnapshotId, faults, sealed};
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Room to leave free beside the estimate: an eighth of it, and never less than this (bytes).
 const SPARE_MIN_BYTES: u64 = 1 << 20;
@@ -100,7 +101,7 @@ impl Common<'_> {
         if self.store.with_known(|known| known.has(&id))? {
             return Ok(false);
         }
-        Ok(self.new_chunks.lock().unwrap_or_else(PoisonError::into_inner).insert(id))
+        Ok(self.new_chunks.lock().insert(id))
     }
 
     /// Whether what a source says of content that it has not read can be: this store has such a chunk, of that length.
@@ -126,7 +127,7 @@ impl Common<'_> {
         }
         if let Some(full) = slot.take_if(|packer| packer.bytes() >= self.store.limits.pack_bytes) {
             let index = self.finish(full)?;
-            finished.lock().unwrap_or_else(PoisonError::into_inner).extend(index);
+            finished.lock().extend(index);
         }
         let packer = match slot {
             Some(packer) => packer,
@@ -243,7 +244,7 @@ impl Saving<'_> {
     /// Removes packs of a snapshot that does not come to be. What stays is nobody's and is swept later.
     fn give_up(&mut self) {
         let store = self.common.store;
-        let _still = store.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _still = store.moving.lock();
         let finished = std::mem::take(&mut self.finished);
         // Who has read the indexes meanwhile knows them.
         store.change_known(|known| known.forget_packs(&finished.iter().map(|index| index.pack).collect()));
@@ -279,8 +280,7 @@ impl SnapshotWriter for Saving<'_> {
             ended.fold(Ok(()), Result::and)
         });
         self.packers = packers;
-        self.finished
-            .extend(std::mem::take(&mut *work.finished.lock().unwrap_or_else(PoisonError::into_inner)));
+        self.finished.extend(std::mem::take(&mut *work.finished.lock()));
         result?;
         self.files.extend(work.into_files());
         Ok(())

@@ -3,16 +3,17 @@
 use super::PackStore;
 use super::chunks::OpenPacks;
 use super::known::Location;
-use crate::blame::{Blame, blame};
 use crate::chunk::CHUNK_BYTES;
 use crate::medium::{BLOCK_ALIGN, Block, ObjectReader, read_all};
 use crate::pack::{self, Entry, FormatError, HEADER_BYTES, INDEX_MAX_BYTES, Index, PACKS, PackId};
+use crate::read_failure::{ReadFailure, classify};
 use crate::store::{ProgressFn, Store};
 use crate::{Damage, ReadError, RelPath};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// So much is read at once (bytes).
 const STRETCH_BYTES: usize = 2 * CHUNK_BYTES;
@@ -70,7 +71,7 @@ impl PackStore {
         scrubbing.read_manifests()?;
         scrubbing.read_indexes()?;
         scrubbing.read_packs(progress, cancel)?;
-        Ok(scrubbing.found.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(scrubbing.found.into_inner())
     }
 
     /// Length of all packs (bytes).
@@ -91,7 +92,7 @@ impl PackStore {
 
 impl Scrubbing<'_> {
     fn amiss(&self, damage: Damage) {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).damage.push(damage);
+        self.found.lock().damage.push(damage);
     }
 
     fn object_is(&self, name: &RelPath, reason: impl Into<String>) {
@@ -108,14 +109,14 @@ impl Scrubbing<'_> {
                 Err(error @ ReadError::Hostile { .. }) => self.amiss(Damage::Manifest(error.to_string())),
                 Err(error) => return Err(error),
             }
-            self.found.get_mut().unwrap_or_else(PoisonError::into_inner).manifests += 1;
+            self.found.get_mut().manifests += 1;
         }
         Ok(())
     }
 
     /// What `error` says of the object `name`: damage, unless it says nothing of it.
     fn is_unreadable(&self, name: &RelPath, source: io::Error) -> Result<(), ReadError> {
-        if blame(&source) == Blame::Way {
+        if classify(&source) == ReadFailure::Access {
             return Err(ReadError::Io { step: "read", path: self.store.address(name), source });
         }
         self.object_is(name, source.to_string());
@@ -169,7 +170,7 @@ impl Scrubbing<'_> {
         }
         let pack = self.packs.len();
         self.packs.push(Pack { id, bytes: index.pack_bytes });
-        let found = self.found.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let found = self.found.get_mut();
         found.packs += 1;
         found.pack_bytes += index.pack_bytes;
         let mut now = Stretch { pack, begin: 0, end: HEADER_BYTES as u64, entries: Vec::new() };

@@ -5,6 +5,7 @@
 use crate::files::{create_private_dir, open_beneath, sync_dir};
 use crate::medium::record::{Notes, Operation};
 use crate::{RelPath, faults};
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -14,7 +15,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// How the names of unfinished files begin.
@@ -80,8 +80,8 @@ impl Place {
         Folder { dir, path: path.to_owned(), name: name.to_owned(), notes: self.notes.clone() }
     }
 
-    fn lock_durable(&self) -> std::sync::MutexGuard<'_, BTreeSet<PathBuf>> {
-        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_durable(&self) -> parking_lot::MutexGuard<'_, BTreeSet<PathBuf>> {
+        self.durable.lock()
     }
 
     /// Makes the directory `path` and those above it, as far as they are not there, and their entries durable.

@@ -200,7 +200,8 @@ fn a_file_system_without_exclusive_renames_gets_links() {
     }
 }
 
-/// A tmpfs that only this thread sees, and that goes with it.
+/// Runs `check` on a tmpfs of `bytes` bytes in a mount namespace of its own.
+#[allow(unsafe_code, reason = "the mount namespace of one thread")]
 fn on_small_disk(bytes: u64, check: impl FnOnce(&Path) + Send) {
     use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
     use rustix::thread::{UnshareFlags, unshare_unsafe};
