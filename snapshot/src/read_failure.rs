@@ -42,6 +42,14 @@ pub(crate) fn classify(error: &io::Error) -> ReadFailure {
     }
 }
 
+/// An error with the same errno, or the same kind and message.
+pub(crate) fn copy_of(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(number) => io::Error::from_raw_os_error(number),
+        None => io::Error::new(error.kind(), error.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

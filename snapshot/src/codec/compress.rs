@@ -1,8 +1,8 @@
-//! Compression of chunks, where it pays.
+//! Compression of chunks, where it saves space.
 //!
-//! Weights and moments are floats: their high bytes (sign and exponent) are alike, their low bytes are noise. Next to
-//! each other they hide that from any compressor, so the bytes of each place can be gathered into a plane of its own.
-//! Which way is best is tried out on a sample of each chunk.
+//! Weights and optimizer moments are floats: their high bytes (sign and exponent) are similar, their low bytes are
+//! noise. Interleaved, they compress badly. So the bytes of each position can be gathered into a plane of their own
+//! (byte shuffling). The best method is chosen on a sample of each chunk.
 
 use super::reserve;
 use crate::chunk::CHUNK_BYTES;
@@ -12,29 +12,29 @@ use std::fmt;
 use std::str::FromStr;
 use zstd::bulk::{Compressor, Decompressor};
 
-/// Which compression is asked for.
+/// The compression setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
     /// None.
     #[default]
     None,
-    /// Zstandard at this level, 1 to 19; a chunk that does not shrink stays as it is.
+    /// Zstandard at this level, 1 to 19. A chunk that does not shrink is stored uncompressed.
     Zstd {
         /// The level.
         level: i32,
     },
-    /// For each chunk what makes a sample of it smallest: nothing, Zstandard, or byte planes and Zstandard; at a level
-    /// that is fast.
+    /// The method that compresses a sample of the chunk best: none, Zstandard, or byte planes with Zstandard, at a fast
+    /// level.
     Auto,
 }
 
-/// The highest level: those above take more memory for decompression than we want to.
+/// The highest level: higher ones need too much memory for decompression.
 const MAX_LEVEL: i32 = 19;
 const AUTO_LEVEL: i32 = 1;
 
-/// Not a [`Compression`].
+/// The text is not a valid [`Compression`].
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no compression: none, auto, zstd or zstd:LEVEL, with a level from 1 to {MAX_LEVEL}")]
+#[error("{0:?} is no compression: use none, auto, zstd or zstd:LEVEL, with a level from 1 to {MAX_LEVEL}")]
 pub struct CompressionError(pub String);
 
 impl FromStr for Compression {
@@ -67,11 +67,11 @@ impl fmt::Display for Compression {
 /// How a chunk is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// One frame of Zstandard.
+    /// One Zstandard frame.
     Zstd,
-    /// Planes of the bytes of 2-byte numbers, each a frame of Zstandard or as it is.
+    /// Two byte planes of 2-byte numbers, each a Zstandard frame or uncompressed.
     Planes2,
-    /// Planes of the bytes of 4-byte numbers, likewise.
+    /// Four byte planes of 4-byte numbers, each a Zstandard frame or uncompressed.
     Planes4,
 }
 
@@ -86,13 +86,13 @@ impl Packing {
         }
     }
 
-    /// The one with this number on disk.
+    /// The method with this number on disk.
     #[must_use]
     pub fn of_number(number: u8) -> Option<Self> {
         [Self::Zstd, Self::Planes2, Self::Planes4].into_iter().find(|one| one.number() == number)
     }
 
-    /// How many planes there are; one is no split at all.
+    /// The number of planes; 1 means no split.
     fn planes(self) -> usize {
         match self {
             Self::Zstd => 1,
@@ -102,21 +102,20 @@ impl Packing {
     }
 }
 
-/// The pieces of a chunk that make its sample: so many, so long each (bytes). Pieces begin where a 4-byte number may.
+/// The sample of a chunk: this many pieces of this length (bytes). Pieces begin at multiples of 4 bytes.
 const SAMPLE_PIECES: usize = 4;
 const SAMPLE_PIECE_BYTES: usize = 16 << 10;
-/// Shorter chunks are not worth it (bytes).
+/// Shorter chunks are not compressed (bytes).
 const MIN_BYTES: usize = 512;
-/// A plane's length before the planes (bytes).
+/// The length field of a plane (bytes).
 const LENGTH_BYTES: usize = 4;
 
-/// What has to be saved: 5 %.
+/// The maximum compressed length of `bytes` bytes: compression must save 5 %.
 fn worthwhile(bytes: usize) -> usize {
     bytes - bytes / 20
 }
 
-/// Compresses `content` to the beginning of `scratch`, where `spare` bytes are left free behind it. `None` if it does
-/// not pay.
+/// Compresses `content` to the beginning of `scratch`, with `spare` free bytes after it. `None` if it saves too little.
 pub(super) fn pack(
     compression: Compression,
     content: &[u8],
@@ -146,7 +145,7 @@ pub(super) fn pack(
     Some((packing, bytes))
 }
 
-/// The way that makes a sample of `content` smallest, and which of its planes are worth compressing.
+/// The method that compresses a sample of `content` best, and which of its planes are worth compressing.
 fn choose(level: i32, content: &[u8], out: &mut [u8], planes: &mut [u8]) -> Option<(Packing, [bool; 4])> {
     let gathered;
     let sample = if content.len() <= 2 * SAMPLE_PIECES * SAMPLE_PIECE_BYTES {
@@ -177,7 +176,8 @@ fn choose(level: i32, content: &[u8], out: &mut [u8], planes: &mut [u8]) -> Opti
     best.map(|(_, packing, worthy)| (packing, worthy))
 }
 
-/// Writes the lengths of the planes and the planes to `out`, and returns how much that is; `None` if there is no room.
+/// Writes the lengths of the planes and the planes to `out`, and returns their total length; `None` if `out` is too
+/// short.
 fn pack_planes(
     level: i32,
     width: usize,
@@ -190,7 +190,7 @@ fn pack_planes(
     split(width, content, planes);
     let mut end = width * LENGTH_BYTES;
     for (index, plane) in each_plane(width, planes).enumerate() {
-        // A plane as long as its content is content: one that is compressed has to be shorter.
+        // A stored plane of full length is uncompressed by definition, so a compressed one must be shorter.
         let room = worthwhile(plane.len()).min(out.len().checked_sub(end)?);
         let compressed = worthy[index].then(|| compress(level, plane, &mut out[end..][..room])).flatten();
         let bytes = compressed.unwrap_or(plane.len());
@@ -204,7 +204,7 @@ fn pack_planes(
     Some(end)
 }
 
-/// Fills `content`, which has the length of the content, with what `stored` holds. `planes` is as long.
+/// Decompresses `stored` to `content`. `planes` is scratch space of the same length.
 pub(super) fn unpack(
     packing: Packing,
     stored: &[u8],
@@ -238,7 +238,7 @@ pub(super) fn unpack(
     Ok(())
 }
 
-/// How long the plane `index` is: it has the bytes `index`, `index + width`, ... of the content.
+/// The length of the plane `index`, which has the bytes `index`, `index + width`, ... of the content.
 fn plane_bytes(width: usize, index: usize, bytes: usize) -> usize {
     (bytes + width - 1 - index) / width
 }
@@ -251,7 +251,7 @@ fn each_plane(width: usize, planes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Gathers the bytes of `content` into planes, one after the other; `planes` is as long as `content`.
+/// Splits the bytes of `content` into consecutive planes; `planes` is as long as `content`.
 fn split(width: usize, content: &[u8], planes: &mut [u8]) {
     match width {
         2 => split_numbers::<2>(content, planes),
@@ -267,7 +267,7 @@ fn join(width: usize, planes: &[u8], content: &mut [u8]) {
     }
 }
 
-// Numbers of a known length: the compiler makes vector instructions of these loops.
+// The width is a constant so that the compiler can vectorise these loops.
 
 fn split_numbers<const WIDTH: usize>(content: &[u8], planes: &mut [u8]) {
     let (numbers, last) = content.as_chunks::<WIDTH>();
@@ -301,12 +301,12 @@ fn join_numbers<const WIDTH: usize>(planes: &[u8], content: &mut [u8]) {
 }
 
 thread_local! {
-    /// Making one takes longer than compressing a sample.
+    // Cached, since creating one takes longer than compressing a sample.
     static COMPRESSOR: RefCell<Option<(i32, Compressor<'static>)>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// Compresses `content` to `out`, and returns how much that is; `None` if there is no room.
+/// Compresses `content` to `out` and returns the length; `None` if `out` is too short.
 fn compress(level: i32, content: &[u8], out: &mut [u8]) -> Option<usize> {
     COMPRESSOR.with_borrow_mut(|kept| {
         if kept.as_ref().is_none_or(|(of, _)| *of != level) {
@@ -316,7 +316,7 @@ fn compress(level: i32, content: &[u8], out: &mut [u8]) -> Option<usize> {
     })
 }
 
-/// Fills `content` with what is compressed in `stored`: no less, no more.
+/// Decompresses `stored` to `content`, which it must fill exactly.
 fn decompress(stored: &[u8], content: &mut [u8]) -> Result<(), FormatError> {
     let wrong = || FormatError::Invalid("a chunk that does not decompress");
     debug_assert!(content.len() <= CHUNK_BYTES);

@@ -1,8 +1,8 @@
-//! The key, and what is derived from it.
+//! The encryption key and the keys derived from it.
 //!
-//! Everything is AES-256-GCM under a key of its own: BLAKE3 derives one for each pack from the pack's random name, and
-//! one for each record from a random salt. In a pack the nonce is the offset, which nothing else in the pack has; a
-//! record's key is used once. So no nonce is used twice with a key, however many snapshots there are.
+//! The cipher is AES-256-GCM. BLAKE3 derives a key for each pack from the pack's random name, and a key for each record
+//! from a random salt. The nonce of a chunk is its offset in the pack, which is unique; the key of a record is used
+//! once. So no nonce is used twice with the same key, however many snapshots there are.
 
 use crate::pack::{FormatError, PackId};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -13,9 +13,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 const KEY_BYTES: usize = 32;
-/// What the encryption adds to a text (bytes).
+/// The length of the authentication tag after a ciphertext (bytes).
 pub(super) const TAG_BYTES: usize = 16;
-/// What a sealed record begins with (bytes).
+/// The length of the salt before an encrypted record (bytes).
 pub(super) const SALT_BYTES: usize = 16;
 
 const NAMES: &str = "ckpt-run store 2: names of chunks";
@@ -24,11 +24,11 @@ const NUMBER: &str = "ckpt-run store 2: number of the key";
 const PACK: &str = "ckpt-run store 2: chunks of a pack";
 const RECORD: &str = "ckpt-run store 2: content of a record";
 
-/// The key that a store is encrypted with. Never stored, never shown.
+/// The encryption key of a store. Never stored, never printed.
 #[derive(Clone)]
 pub struct Key([u8; KEY_BYTES]);
 
-/// Why a file gives no key.
+/// The key file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// It cannot be read.
@@ -39,8 +39,8 @@ pub enum KeyError {
         /// Why.
         source: io::Error,
     },
-    /// Others than its owner have access to it.
-    #[error("the key file {path} has mode {mode:04o}: others than its owner can use it. Make it private: chmod 600 {path}", path = path.display())]
+    /// Other users have access to it.
+    #[error("the key file {path} has mode {mode:04o}: other users have access to it. Make it private: chmod 600 {path}", path = path.display())]
     NotPrivate {
         /// The file.
         path: PathBuf,
@@ -48,7 +48,7 @@ pub enum KeyError {
         mode: u32,
     },
     /// It holds no key.
-    #[error("the key file {path} {reason}. It has to hold 32 random bytes, or 64 hexadecimal digits; to make one: (umask 077; head -c 32 /dev/urandom > {path})", path = path.display())]
+    #[error("the key file {path} {reason}. It must hold 32 random bytes, or 64 hexadecimal digits; to make one: (umask 077; head -c 32 /dev/urandom > {path})", path = path.display())]
     NoKey {
         /// The file.
         path: PathBuf,
@@ -58,7 +58,7 @@ pub enum KeyError {
 }
 
 impl Key {
-    /// The key in the file `path`: 32 bytes, or 64 hexadecimal digits with or without white space around them.
+    /// Reads the key file `path`: 32 bytes, or 64 hexadecimal digits with optional white space around them.
     ///
     /// # Errors
     /// See [`KeyError`].
@@ -79,12 +79,8 @@ impl Key {
             Ok(key) => key,
             Err(_) => Self::parse_hex(content.trim_ascii()).ok_or("does not hold a key")?,
         };
-        // What `truncate` makes, or a placeholder.
-        if key.iter().all(|&byte| byte == key[0]) {
-            Err("holds the same byte over and over")
-        } else {
-            Ok(Self(key))
-        }
+        // A file made by `truncate`, or a placeholder.
+        if key.iter().all(|&byte| byte == key[0]) { Err("holds one byte value only") } else { Ok(Self(key)) }
     }
 
     fn parse_hex(digits: &[u8]) -> Option<[u8; KEY_BYTES]> {
@@ -112,7 +108,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A key with what is derived from it once.
+/// A key with the derived keys that do not depend on a pack or record.
 pub(super) struct Secrets {
     key: Key,
     names: [u8; KEY_BYTES],
@@ -133,27 +129,27 @@ impl Secrets {
         }
     }
 
-    /// For names of chunks.
+    /// The key for the names of chunks.
     pub(super) fn names(&self) -> &[u8; KEY_BYTES] {
         &self.names
     }
 
-    /// For checksums of records.
+    /// The key for the checksums of records.
     pub(super) fn records(&self) -> &[u8; KEY_BYTES] {
         &self.records
     }
 
-    /// Tells keys apart.
+    /// The number that identifies the key.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// For the chunks of `pack`.
+    /// The cipher for the chunks of `pack`.
     pub(super) fn of_pack(&self, pack: &PackId) -> Cipher {
         Cipher::new(&self.key.derive(PACK, &pack.0))
     }
 
-    /// For the record that begins with `salt`.
+    /// The cipher for the record that begins with `salt`.
     pub(super) fn of_record(&self, salt: &[u8; SALT_BYTES]) -> Cipher {
         Cipher::new(&self.key.derive(RECORD, salt))
     }
@@ -173,14 +169,14 @@ impl Cipher {
         Self(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("the key has the right length")))
     }
 
-    /// Encrypts `text` in its place, and returns the tag. `number` must never come again with this key.
+    /// Encrypts `text` in place and returns the tag. `number` is the nonce: use each number once per key.
     pub(super) fn seal(&self, number: u64, associated: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
         let tag = self.0.seal_in_place_separate_tag(nonce(number), Aad::from(associated), text);
-        let tag = tag.expect("it fails from 64 GiB on only");
+        let tag = tag.expect("texts are shorter than 64 GiB");
         tag.as_ref().try_into().expect("a tag has 16 bytes")
     }
 
-    /// Decrypts `text` to `plain`, which has its length.
+    /// Decrypts `text` to `plain`, which has the same length.
     pub(super) fn open(
         &self,
         number: u64,
@@ -214,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_and_digits_are_the_same_key() {
+    fn reads_bytes_and_digits() {
         let bytes: Vec<u8> = (100..132).collect();
         let digits: String = bytes.iter().map(|byte| format!("{byte:02X}")).collect();
         for content in [bytes.clone(), digits.clone().into_bytes(), format!(" {digits}\n").into_bytes()] {
@@ -224,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn refuses_invalid_keys() {
         for content in [&b""[..], &[7; 31], &[0; 32], &[b'0'; 64], &[b'x'; 64], &[7; 2000]] {
             let (_dir, path) = key_file(content, 0o600);
             assert!(matches!(Key::from_file(&path), Err(KeyError::NoKey { .. })), "{content:?}");
@@ -234,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_others_can_use_is_refused() {
+    fn refuses_a_key_file_with_access_for_others() {
         for mode in [0o604, 0o640, 0o620, 0o644, 0o601] {
             let (_dir, path) = key_file(b"0123456789abcdef0123456789abcdef", mode);
             let error = Key::from_file(&path).unwrap_err();
@@ -243,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_shows_the_key() {
+    fn debug_output_does_not_show_the_key() {
         let key = Key(*b"0123456789abcdef0123456789abcdef");
         assert_eq!(format!("{key:?}"), "Key");
         let shown = format!("{:?}", super::super::Codec::new(super::super::Compression::None, Some(&key)));

@@ -1,5 +1,5 @@
-//! From the content of a chunk to what lies in a pack, and back: names, compression, encryption. docs/format.md gives
-//! the bytes, docs/design.md says why it is done in this way.
+//! The codec of chunks: naming, compression and encryption. docs/format.md specifies the bytes, docs/design.md gives
+//! the reasons.
 
 mod compress;
 mod key;
@@ -12,18 +12,18 @@ use crate::pack::{FormatError, PackId};
 use key::{SALT_BYTES, Secrets, TAG_BYTES};
 use std::sync::Arc;
 
-/// How a chunk's content is stored, as its entry in a pack's index says.
+/// The encoding of a stored chunk, as recorded in its index entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
-    /// As it is.
+    /// Neither compressed nor encrypted.
     Raw,
     /// Compressed.
     Compressed(Packing),
-    /// Encrypted, after it was compressed or not.
+    /// Encrypted, after optional compression.
     Encrypted(Option<Packing>),
 }
 
-/// Set in the number on disk of what is encrypted; the rest of it is the number of the compression, 0 for none.
+/// This bit is set in the number of encrypted encodings; the other bits are the compression's number, 0 for none.
 const ENCRYPTED: u8 = 0x80;
 
 impl Encoding {
@@ -52,8 +52,7 @@ impl Encoding {
     }
 }
 
-/// What is done to chunks on their way to a pack and back. All of a job's tiers use the same. The default neither
-/// compresses nor encrypts.
+/// Encodes and decodes chunks. All tiers of a job use the same codec. The default neither compresses nor encrypts.
 #[derive(Clone, Debug, Default)]
 pub struct Codec {
     compression: Compression,
@@ -61,14 +60,14 @@ pub struct Codec {
 }
 
 impl Codec {
-    /// One that compresses, and encrypts if there is a key. What it reads may be compressed otherwise; it must have
-    /// been encrypted with the same key or not at all.
+    /// A codec with this compression that encrypts if there is a key. It decodes any compression. Encrypted data must
+    /// have been written with the same key, and unencrypted data without one.
     #[must_use]
     pub fn new(compression: Compression, key: Option<&Key>) -> Self {
         Self { compression, secrets: key.map(|key| Arc::new(Secrets::new(key))) }
     }
 
-    /// Names `content`. With a key, nobody without it can tell which content has this name.
+    /// The name of a chunk with this content. With a key, the name reveals nothing about the content to others.
     #[must_use]
     pub fn id(&self, content: &[u8]) -> ChunkId {
         let hash = match &self.secrets {
@@ -78,7 +77,7 @@ impl Codec {
         ChunkId(*hash.as_bytes())
     }
 
-    /// The checksum of records (indexes, manifests): nobody without the key, if there is one, can make it.
+    /// The checksum of a record (an index or manifest). With a key, only its owner can compute the checksum.
     #[must_use]
     pub fn checksum(&self, record: &[u8]) -> [u8; 32] {
         let hash = match &self.secrets {
@@ -88,12 +87,12 @@ impl Codec {
         *hash.as_bytes()
     }
 
-    /// What is to be stored for `content` at `offset` in `pack`: `content` itself or something in `scratch`, at most
-    /// [`Codec::overhead_bytes`] longer than `content`. With a key, `offset` must be that of nothing else that is ever
-    /// stored in `pack`: the encryption relies on it.
+    /// Encodes `content` to be stored at `offset` in `pack`. Returns `content` itself or a part of `scratch`, at most
+    /// [`Codec::overhead_bytes`] longer than `content`. With a key, nothing else may ever be stored at `offset` in
+    /// `pack`: the offset is the nonce.
     ///
     /// # Panics
-    /// When `content` is longer than [`CHUNK_BYTES`].
+    /// If `content` is longer than [`CHUNK_BYTES`].
     #[must_use]
     pub fn encode<'a>(
         &self,
@@ -123,23 +122,23 @@ impl Codec {
         (&scratch[..bytes + TAG_BYTES], encoding)
     }
 
-    /// Whether chunks are stored as they are.
+    /// Whether chunks are stored without compression and encryption.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.compression == Compression::None && self.secrets.is_none()
     }
 
-    /// By how much more than its content a chunk may take (bytes).
+    /// The maximum growth of a chunk by its encoding (bytes).
     #[must_use]
     pub fn overhead_bytes(&self) -> usize {
         if self.secrets.is_some() { TAG_BYTES } else { 0 }
     }
 
-    /// The content of what [`Codec::encode`] gave, `raw_bytes` long: `stored` itself or something in `scratch`, which
-    /// grows to three times [`CHUNK_BYTES`] at most. Its name has not been compared yet.
+    /// Decodes the output of [`Codec::encode`] to content of `raw_bytes` bytes. Returns `stored` itself or a part of
+    /// `scratch`, which grows to at most three times [`CHUNK_BYTES`]. The caller must still check the chunk's name.
     ///
     /// # Errors
-    /// What does not decode, and what is not `raw_bytes` long.
+    /// If it does not decode to `raw_bytes` bytes.
     pub fn decode<'a>(
         &self,
         pack: &PackId,
@@ -185,10 +184,10 @@ impl Codec {
         }
     }
 
-    /// Seals a record (a manifest's content) for `context`: the same for whoever opens it.
+    /// Encrypts a record (the body of a manifest), if there is a key. `context` is authenticated with it.
     ///
     /// # Panics
-    /// When the system has no random numbers.
+    /// If the system has no random numbers.
     #[must_use]
     pub fn seal(&self, context: &str, mut record: Vec<u8>) -> Vec<u8> {
         let Some(secrets) = &self.secrets else { return record };
@@ -198,10 +197,10 @@ impl Codec {
         [&salt[..], &record, &tag].concat()
     }
 
-    /// Opens what [`Codec::seal`] gave for the same `context`.
+    /// Decrypts the output of [`Codec::seal`] for the same `context`.
     ///
     /// # Errors
-    /// What was altered, or sealed with another key.
+    /// If the record was altered, or encrypted with another key.
     pub fn unseal(&self, context: &str, sealed: Vec<u8>) -> Result<Vec<u8>, FormatError> {
         let Some(secrets) = &self.secrets else { return Ok(sealed) };
         let parts = sealed
@@ -213,7 +212,7 @@ impl Codec {
         Ok(record)
     }
 
-    /// A number that tells keys apart without giving them away; 0 for none.
+    /// A number that identifies the key without revealing it; 0 without a key.
     #[must_use]
     pub fn key_number(&self) -> u64 {
         self.secrets.as_ref().map_or(0, |secrets| secrets.number())
@@ -222,7 +221,7 @@ impl Codec {
 
 pub(crate) const NO_KEY: &str = "it is encrypted: give the key with --encrypt-key-file";
 
-/// What the encryption of a chunk vouches for beside its bytes.
+/// The associated data of a chunk's encryption.
 fn associated(encoding: Encoding, raw_bytes: usize) -> [u8; 9] {
     let mut associated = [0; 9];
     associated[0] = encoding.number();
@@ -230,7 +229,7 @@ fn associated(encoding: Encoding, raw_bytes: usize) -> [u8; 9] {
     associated
 }
 
-/// Makes room without clearing what is there: it is written over.
+/// Grows `scratch` to at least `bytes`. Existing content is not cleared, since the caller overwrites it.
 fn reserve(scratch: &mut Vec<u8>, bytes: usize) {
     if scratch.len() < bytes {
         scratch.resize(bytes, 0);

@@ -1,19 +1,18 @@
-//! Memory for direct I/O.
+//! Aligned memory for direct I/O.
 
 use rustix::mm::Advice;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// Offsets, lengths and addresses that are multiples of this suit direct I/O on the file systems in use (bytes).
+/// Direct I/O needs offsets, lengths and addresses that are multiples of this (bytes).
 pub const BLOCK_ALIGN: usize = 4096;
 
-/// Blocks from this length on ask for huge pages of it (bytes): they are faster to fill for the first time, and the
-/// kernel has to look up and describe to the disk a few hundred times fewer pages.
+/// Blocks of at least this length use huge pages of this size (bytes): fewer page faults at the first fill, and far
+/// fewer pages per I/O request.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// A piece of memory that begins at a multiple of [`BLOCK_ALIGN`]: all of it can be written to, the first
-/// [`Block::filled`] bytes are what it holds.
+/// Memory aligned to [`BLOCK_ALIGN`]. All of it is writable; the first [`Block::filled`] bytes are its content.
 #[derive(Debug)]
 pub struct Block {
     memory: NonNull<u8>,
@@ -28,10 +27,10 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// An empty one with room for `capacity` bytes: not zero, a multiple of [`BLOCK_ALIGN`].
+    /// An empty block of `capacity` bytes, a non-zero multiple of [`BLOCK_ALIGN`].
     ///
     /// # Panics
-    /// When `capacity` is not as it should be.
+    /// If `capacity` is zero or not a multiple of [`BLOCK_ALIGN`].
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         assert!(capacity > 0 && capacity.is_multiple_of(BLOCK_ALIGN), "a block of {capacity} bytes");
@@ -43,7 +42,7 @@ impl Block {
             // SAFETY: the pages belong to this block, and the advice changes nothing of what they hold.
             let advised =
                 unsafe { rustix::mm::madvise(memory.as_ptr().cast(), capacity, Advice::LinuxHugepage) };
-            // Only advice: without huge pages it is only slower.
+            // Only advice: without huge pages the block works, but is slower.
             let _ = advised;
         }
         // SAFETY: so many bytes were allocated, and nobody else has them.
@@ -56,22 +55,22 @@ impl Block {
         Layout::from_size_align(capacity, align).expect("it fits into the address space")
     }
 
-    /// Bytes that it holds.
+    /// The length of its content (bytes).
     #[must_use]
     pub fn filled(&self) -> usize {
         self.filled
     }
 
-    /// Says how many bytes it holds.
+    /// Sets the length of its content.
     ///
     /// # Panics
-    /// When there is no room for so many.
+    /// If `bytes` is larger than the capacity.
     pub fn set_filled(&mut self, bytes: usize) {
         assert!(bytes <= self.capacity, "{bytes} bytes in a block of {}", self.capacity);
         self.filled = bytes;
     }
 
-    /// What it holds.
+    /// Its content.
     #[must_use]
     pub fn content(&self) -> &[u8] {
         &self[..self.filled]

@@ -1,22 +1,22 @@
 //! Objects in a directory of a local (or mounted) file system: the object `packs/x` is the file `packs/x` below the
 //! root.
 //!
-//! An object is written under a temporary name, `.tmp-…` beside its own, made durable (fsync), renamed, and its
-//! directory made durable. What begins with `.tmp-` is no object, and is swept.
+//! An object is written under a temporary name in the same directory (`.tmp-…`), synced, renamed, and its directory
+//! synced. Names that begin with `.tmp-` are not objects and are swept.
 //!
-//! Assumptions about the file system: a rename within a directory is atomic and, after fsync of the directory,
-//! durable; fsync of a file makes its content and length durable; after a failed fsync nothing is known of the file,
-//! so that the object is given up and the fsync never tried again.
+//! Assumptions about the file system: a rename within a directory is atomic, and durable after an fsync of the
+//! directory; fsync of a file makes its content and length durable. After a failed fsync the state of the file is
+//! unknown, so the object is discarded and the fsync never retried.
 //!
 //! Fault points: `save-file` (a large object begins), `save-write` (each block), `save-fsync`, `save-rename`;
 //! `put-write`, `put-fsync`, `put-rename` for small objects; `sync-dir` after each renaming and removal; `remove-data`;
 //! `sweep` (each file).
 
-mod place;
 mod queue;
 mod reader;
 #[allow(unsafe_code, reason = "the kernel reads from memory while a write is in flight")]
 mod ring;
+mod root;
 mod temporary;
 mod writer;
 
@@ -24,8 +24,8 @@ use super::record::{Notes, Operation};
 use super::{Medium, ObjectReader, ObjectWriter};
 use crate::files::free_bytes;
 use crate::{RelPath, faults};
-use place::{Place, written};
 use reader::DirReader;
+use root::{Root, written};
 use std::fmt::{self, Debug};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -34,13 +34,13 @@ use std::time::{Duration, SystemTime};
 use temporary::Temporary;
 use writer::DirWriter;
 
-/// Which ways of the kernel's are to be taken, where it has them. For tests and measurements: all of them are by
-/// default.
+/// Which I/O features of the kernel to use, where available. All are on by default; tests and measurements turn some
+/// off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ways {
-    /// Large reads and writes go past the page cache (O_DIRECT).
+    /// Large reads and writes bypass the page cache (O_DIRECT).
     pub direct: bool,
-    /// Writes in flight go through io_uring; otherwise a thread of each writer does them.
+    /// Asynchronous writes use io_uring; otherwise each writer has a thread for them.
     pub ring: bool,
 }
 
@@ -53,55 +53,54 @@ impl Default for Ways {
 /// A directory of objects.
 #[derive(Debug)]
 pub struct DirMedium {
-    place: Place,
+    root: Root,
     ways: Ways,
-    room: Option<Room>,
+    free_space: Option<FreeSpace>,
 }
 
-/// Says how many bytes may still be written.
-type Ask = dyn Fn() -> io::Result<u64> + Send + Sync;
+type FreeBytesFn = dyn Fn() -> io::Result<u64> + Send + Sync;
 
-/// Somebody who knows better than the file system how much room there is.
-struct Room(Box<Ask>);
+/// Replaces the free space that the file system reports.
+struct FreeSpace(Box<FreeBytesFn>);
 
-impl Debug for Room {
+impl Debug for FreeSpace {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Room")
+        out.write_str("FreeSpace")
     }
 }
 
 impl DirMedium {
-    /// The objects below the directory `root`, which is made when the first one is written. `root` may be reached
-    /// through symbolic links; below it, none is followed.
+    /// The objects below the directory `root`, which the first write creates. The path of `root` may contain symbolic
+    /// links; below `root`, none is followed.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
-        Self { place: Place::new(root, Notes::default()), ways: Ways::default(), room: None }
+        Self { root: Root::new(root, Notes::default()), ways: Ways::default(), free_space: None }
     }
 
-    /// Asks `room` how many bytes may still be written, instead of the file system: one in memory has a size of its
-    /// own, and whether the memory is there is another matter.
+    /// Gets the free space from `free_bytes` instead of the file system. The size of a tmpfs, for example, says nothing
+    /// about the free memory.
     #[must_use]
-    pub fn with_room(self, room: impl Fn() -> io::Result<u64> + Send + Sync + 'static) -> Self {
-        Self { room: Some(Room(Box::new(room))), ..self }
+    pub fn with_room(self, free_bytes: impl Fn() -> io::Result<u64> + Send + Sync + 'static) -> Self {
+        Self { free_space: Some(FreeSpace(Box::new(free_bytes))), ..self }
     }
 
-    /// Takes these ways and no others.
+    /// Uses only these I/O features.
     #[must_use]
     pub fn with_ways(self, ways: Ways) -> Self {
         Self { ways, ..self }
     }
 
-    /// As [`DirMedium::new`]; all that is done below `root` is kept in `recorder`. `root` has to be there.
+    /// As [`DirMedium::new`], with all operations recorded in `recorder`. `root` must exist.
     #[cfg(feature = "faults")]
     #[must_use]
     pub fn recorded(root: PathBuf, recorder: super::record::Recorder) -> Self {
-        Self { place: Place::new(root, Notes(Some(recorder))), ways: Ways::default(), room: None }
+        Self { root: Root::new(root, Notes(Some(recorder))), ways: Ways::default(), free_space: None }
     }
 
     /// Writes a small object under a temporary name, durably.
     fn write_temporary(&self, name: &RelPath, content: &[u8]) -> io::Result<Temporary> {
         faults::hit("put-write")?;
-        let temporary = Temporary::new(&self.place, self.place.make_folder_of(name)?)?;
+        let temporary = Temporary::new(&self.root, self.root.make_folder_of(name)?)?;
         temporary.note(|path| Operation::Write { path, offset: 0, content: content.to_vec() });
         temporary.file.write_all_at(content, 0)?;
         faults::hit("put-fsync")?;
@@ -112,13 +111,13 @@ impl DirMedium {
 
 impl Medium for DirMedium {
     fn describe(&self, name: &RelPath) -> String {
-        self.place.path(name).display().to_string()
+        self.root.path(name).display().to_string()
     }
 
     fn create(&self, name: &RelPath, blocks: usize, block_bytes: usize) -> io::Result<Box<dyn ObjectWriter>> {
         faults::hit("save-file")?;
-        let folder = self.place.make_folder_of(name)?;
-        Ok(Box::new(DirWriter::new(&self.place, folder, self.ways, blocks, block_bytes)?))
+        let folder = self.root.make_folder_of(name)?;
+        Ok(Box::new(DirWriter::new(&self.root, folder, self.ways, blocks, block_bytes)?))
     }
 
     fn put_new(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
@@ -134,11 +133,11 @@ impl Medium for DirMedium {
     }
 
     fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>> {
-        Ok(Box::new(DirReader::new(&self.place.folder_of(name)?, self.ways)?))
+        Ok(Box::new(DirReader::new(&self.root.folder_of(name)?, self.ways)?))
     }
 
     fn list(&self, dir: &RelPath) -> io::Result<Vec<(String, u64)>> {
-        let files = self.place.files(Path::new(dir.as_str()))?;
+        let files = self.root.files(Path::new(dir.as_str()))?;
         files
             .into_iter()
             .map(|(name, facts)| Ok((name, u64::try_from(facts.st_size).map_err(io::Error::other)?)))
@@ -146,12 +145,12 @@ impl Medium for DirMedium {
     }
 
     fn list_times(&self, dir: &RelPath) -> io::Result<Vec<(String, SystemTime)>> {
-        let files = self.place.files(Path::new(dir.as_str()))?;
+        let files = self.root.files(Path::new(dir.as_str()))?;
         Ok(files.into_iter().map(|(name, facts)| (name, written(&facts))).collect())
     }
 
     fn remove(&self, name: &RelPath) -> io::Result<()> {
-        let folder = match self.place.folder_of(name) {
+        let folder = match self.root.folder_of(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             folder => folder?,
         };
@@ -161,19 +160,19 @@ impl Medium for DirMedium {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        // Also when it was not there: whoever removed it may not have got this far.
+        // Also if it was missing: an earlier removal may have been interrupted before the sync.
         folder.sync()
     }
 
     fn sweep(&self, age: Duration) -> io::Result<Vec<String>> {
-        self.place.sweep(age)
+        self.root.sweep(age)
     }
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
-        if let Some(Room(ask)) = &self.room {
-            return ask().map(Some);
+        if let Some(FreeSpace(free_bytes)) = &self.free_space {
+            return free_bytes().map(Some);
         }
-        let mut path = self.place.root();
+        let mut path = self.root.directory();
         while !path.exists() {
             path = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         }

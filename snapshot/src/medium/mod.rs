@@ -1,8 +1,8 @@
-//! Where the objects of a job lie: in a directory, in an object store. Everything that the packed store writes and
-//! reads goes through [`Medium`], so that tests can put one under it that crashes or fails.
+//! Storage for the objects of a job: a directory or an object store. The packed store does all I/O through [`Medium`],
+//! so that tests can substitute a medium that crashes or fails.
 //!
-//! An object has a name, is written once, front to back, and never changes. It is seen from the moment that
-//! [`ObjectWriter::finish`] or [`Medium::put_new`] has returned, and is durable by then.
+//! An object has a name, is written once, sequentially, and never changes. It is visible and durable as soon as
+//! [`ObjectWriter::finish`] or [`Medium::put_new`] has returned.
 
 #[allow(unsafe_code, reason = "memory for direct I/O needs an alignment that `Vec` cannot give")]
 mod block;
@@ -17,104 +17,103 @@ use std::fmt::Debug;
 use std::io;
 use std::time::{Duration, SystemTime};
 
-/// A place for objects.
+/// Storage for named objects.
 pub trait Medium: Debug + Send + Sync {
     /// The path or the address of `name`, for messages.
     fn describe(&self, name: &RelPath) -> String;
 
-    /// Begins the object `name`. Another writer of the same name is not expected: names of large objects are random.
-    /// The writer holds at most `blocks` blocks of `block_bytes` each (a multiple of [`BLOCK_ALIGN`]) in memory.
+    /// Begins the object `name`, which nobody else may write: names of large objects are random. The writer holds at
+    /// most `blocks` blocks of `block_bytes` each (a multiple of [`BLOCK_ALIGN`]) in memory.
     ///
     /// # Errors
-    /// When it cannot be begun.
+    /// If the object cannot be begun.
     fn create(&self, name: &RelPath, blocks: usize, block_bytes: usize) -> io::Result<Box<dyn ObjectWriter>>;
 
-    /// Makes the object `name` with `content`, unless there is one. This is how a snapshot is committed: of several
-    /// who try, one wins.
+    /// Creates the object `name` with `content`, unless it exists. This commits a snapshot: of several concurrent
+    /// writers, one wins.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AlreadyExists`] when there is one; it is untouched. After any other error it may be there or
-    /// not.
+    /// [`io::ErrorKind::AlreadyExists`] if the object exists; it is unchanged. After any other error the object may or
+    /// may not exist.
     fn put_new(&self, name: &RelPath, content: &[u8]) -> io::Result<()>;
 
-    /// Makes or replaces the object `name`: readers see the old content or the new one. The one exception from "never
-    /// changes", for small records such as marks.
+    /// Creates or replaces the object `name` atomically. Only small records, such as marks, are ever replaced.
     ///
     /// # Errors
-    /// When a step fails; either content may be there then.
+    /// If a step fails; the object may then have the old or the new content.
     fn replace(&self, name: &RelPath, content: &[u8]) -> io::Result<()>;
 
     /// Opens the object `name` for reading.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] when there is none.
+    /// [`io::ErrorKind::NotFound`] if there is none.
     fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>>;
 
-    /// Name (its last component) and length of each object directly below `dir`, in any order. No `dir`, no objects.
+    /// Name (last component) and length of each object directly below `dir`, in any order. Empty if `dir` is missing.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If the directory cannot be read.
     fn list(&self, dir: &RelPath) -> io::Result<Vec<(String, u64)>>;
 
-    /// Name (its last component) of each object directly below `dir`, and when it was written, by the clock of whoever
-    /// keeps it. No `dir`, no objects.
+    /// Name (last component) and modification time of each object directly below `dir`, by the clock of the file system
+    /// or service. Empty if `dir` is missing.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If the directory cannot be read.
     fn list_times(&self, dir: &RelPath) -> io::Result<Vec<(String, SystemTime)>>;
 
-    /// Removes the object `name`, durably. One that is not there is removed already.
+    /// Removes the object `name`, durably. A missing object is no error.
     ///
     /// # Errors
-    /// When it stays, or may come back.
+    /// If the object may still exist, or may reappear after a crash.
     fn remove(&self, name: &RelPath) -> io::Result<()>;
 
-    /// Removes what interrupted writers have left and nobody can see, if it was written at least so long ago; returns
-    /// what it was. Nobody may have been writing for longer than that.
+    /// Removes invisible leftovers of interrupted writers that are at least `age` old, and returns their names. No
+    /// writer may take longer than `age`.
     ///
     /// # Errors
-    /// When something stays.
+    /// If a leftover cannot be removed.
     fn sweep(&self, age: Duration) -> io::Result<Vec<String>>;
 
-    /// Bytes that may still be written; `None` where there is no limit to be known.
+    /// Free space in bytes; `None` if there is no known limit.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// If the free space cannot be determined.
     fn free_bytes(&self) -> io::Result<Option<u64>>;
 }
 
-/// An object that is being written. Dropped without [`ObjectWriter::finish`], nothing of it stays.
+/// An object that is being written. If it is dropped without [`ObjectWriter::finish`], it is discarded.
 pub trait ObjectWriter: Send {
     /// An empty block to fill. Waits until one is free.
     ///
     /// # Errors
-    /// Those of an earlier block that could not be written.
+    /// The error of an earlier block that could not be written.
     fn block(&mut self) -> io::Result<Block>;
 
-    /// Takes the next part of the object; it may be written later. All blocks but the last one have a length that
-    /// is a multiple of [`BLOCK_ALIGN`].
+    /// Appends a block to the object; it may be written later. The length of every block but the last must be a multiple
+    /// of [`BLOCK_ALIGN`].
     ///
     /// # Errors
-    /// Those of this or an earlier block.
+    /// The error of this or an earlier block.
     fn append(&mut self, block: Block) -> io::Result<()>;
 
-    /// Makes the object whole and durable.
+    /// Completes the object and makes it durable.
     ///
     /// # Errors
-    /// Those of any block; the object does not exist then, or is not referred to by anybody.
+    /// The error of any block. The object then does not exist, or nothing refers to it.
     fn finish(self: Box<Self>) -> io::Result<()>;
 }
 
-/// An object that is being read, from several threads if need be.
+/// An object that is being read, possibly by several threads.
 pub trait ObjectReader: Send + Sync {
     /// Its length.
     fn bytes(&self) -> u64;
 
-    /// Fills `into` with what lies from `offset` on. Fast where offset, length and address are multiples of
+    /// Fills `into` with the content at `offset`. Fastest if offset, length and address are multiples of
     /// [`BLOCK_ALIGN`].
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] when the object ends before.
+    /// [`io::ErrorKind::UnexpectedEof`] if the object is too short.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 }
 
@@ -128,7 +127,7 @@ pub fn read_all(medium: &dyn Medium, name: &RelPath, max_bytes: u64) -> io::Resu
     if bytes > max_bytes {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("it has {bytes} bytes, more than any such object"),
+            format!("it has {bytes} bytes, more than the {max_bytes} allowed"),
         ));
     }
     let mut content = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];

@@ -1,39 +1,39 @@
-//! A record of everything that a [`DirMedium`](super::DirMedium) does to its file system, so that a test can play every
-//! beginning of it back and look at what a crash there would have left. Kept in builds with the feature `faults` only,
-//! for those media that were made with `DirMedium::recorded`.
+//! A recorder of all file system operations of a [`DirMedium`](super::DirMedium), for crash tests: a test replays every
+//! prefix of the record and inspects the state after a crash at that point. It exists in builds with the feature
+//! `faults` only, for media made with `DirMedium::recorded`.
 //!
-//! How to play it back: after a crash behind the first N operations, those of them that are covered by a
-//! [`Operation::SyncFile`] or [`Operation::SyncDir`] among the N are there. Each other one may be there or not, and
-//! an uncovered write in part.
+//! Replay rule: after a crash behind the first N operations, an operation is durable if a [`Operation::SyncFile`] or
+//! [`Operation::SyncDir`] among the N covers it. Every other operation may or may not be durable, and a write may be
+//! partially durable.
 
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// One step. All paths are relative to the medium's root (which is empty); a file that is written to has its
-/// temporary name, and gets no writes after it was renamed.
+/// One operation. All paths are relative to the medium's root, which is empty at first. A file has its temporary name
+/// while it is written, and gets no writes after it was renamed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// A directory was made, if it was not there.
+    /// A directory was created, unless it existed.
     MakeDir {
         /// The directory.
         path: PathBuf,
     },
-    /// An empty file was made.
+    /// An empty file was created.
     Create {
         /// The file.
         path: PathBuf,
     },
-    /// Bytes were written. Recorded when the write begins; until the file is synced it may be there in part.
+    /// Bytes were written. Recorded when the write begins; until the file is synced, the write may be partial.
     Write {
         /// The file.
         path: PathBuf,
-        /// Where (bytes).
+        /// The offset (bytes).
         offset: u64,
-        /// What.
+        /// The bytes.
         content: Vec<u8>,
     },
-    /// A file got a length: what is new of it reads as zeroes, what is beyond it is gone.
+    /// The length of a file was set: it was truncated, or extended with zeroes.
     SetLength {
         /// The file.
         path: PathBuf,
@@ -44,25 +44,25 @@ pub enum Operation {
     SyncFile {
         /// The file.
         path: PathBuf,
-        /// How many operations there were when this began: of those it covers all that are on this file. Recorded when
-        /// it has ended.
+        /// The number of operations when the sync began: it covers those of them that are on this file. Recorded when
+        /// the sync has ended.
         begun: usize,
     },
-    /// A file got another name; what had that name is gone.
+    /// A file was renamed, replacing any file of the new name.
     Rename {
-        /// Its name so far.
+        /// The old name.
         from: PathBuf,
-        /// Its name from now on.
+        /// The new name.
         to: PathBuf,
     },
-    /// A file got a second name.
+    /// A hard link was created.
     Link {
-        /// Its name.
+        /// The existing name.
         from: PathBuf,
-        /// The name that it has as well.
+        /// The additional name.
         to: PathBuf,
     },
-    /// A file's name was removed.
+    /// A name was removed.
     Unlink {
         /// The name.
         path: PathBuf,
@@ -71,15 +71,15 @@ pub enum Operation {
     SyncDir {
         /// The directory.
         path: PathBuf,
-        /// How many operations there were when this began: of those it covers all that made, removed or changed an
-        /// entry of this directory. Recorded when it has ended.
+        /// The number of operations when the sync began: it covers those of them that created, removed or changed an
+        /// entry of this directory. Recorded when the sync has ended.
         begun: usize,
     },
-    /// Something that the test wants to find again; see [`Recorder::mark`].
+    /// A marker that the test has set; see [`Recorder::mark`].
     Mark(String),
 }
 
-/// Keeps the operations of one or more media, in their order. Its clones share one record.
+/// Records the operations of one or more media in order. Clones share one record.
 #[derive(Clone, Debug, Default)]
 pub struct Recorder {
     operations: Arc<Mutex<Vec<Operation>>>,
@@ -98,7 +98,7 @@ impl Recorder {
         self.lock().clone()
     }
 
-    /// Puts a mark into the record, for example that a commit has returned.
+    /// Adds a marker to the record, for example that a commit has returned.
     pub fn mark(&self, text: impl Into<String>) {
         self.lock().push(Operation::Mark(text.into()));
     }
@@ -108,19 +108,19 @@ impl Recorder {
     }
 }
 
-/// Where a medium notes what it does: nowhere, mostly.
+/// The optional recorder of a medium.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Notes(pub(super) Option<Recorder>);
 
 impl Notes {
-    /// Notes an operation: a write just before it begins, anything else when it is done.
+    /// Records an operation: a write just before it begins, any other after it.
     pub(super) fn note(&self, operation: impl FnOnce() -> Operation) {
         if let Some(recorder) = &self.0 {
             recorder.lock().push(operation());
         }
     }
 
-    /// Does `sync` and notes that it covers what was noted before it began.
+    /// Does `sync` and records that it covers the operations recorded before it began.
     pub(super) fn sync_file<E>(&self, path: &Path, sync: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let begun = self.begun();
         sync()?;
@@ -128,7 +128,7 @@ impl Notes {
         Ok(())
     }
 
-    /// Does `sync` and notes that it covers what was noted before it began.
+    /// Does `sync` and records that it covers the operations recorded before it began.
     pub(super) fn sync_dir<E>(&self, path: &Path, sync: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let begun = self.begun();
         sync()?;

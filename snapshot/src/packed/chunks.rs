@@ -1,7 +1,7 @@
-//! Single chunks, read where they lie and compared with their names.
+//! Reads single chunks from packs and checks their names.
 
 use super::PackStore;
-use super::known::Location;
+use super::chunk_index::Location;
 use crate::chunk::CHUNK_BYTES;
 use crate::codec::Encoding;
 use crate::medium::{BLOCK_ALIGN, Block, ObjectReader};
@@ -11,18 +11,18 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-/// So many packs stay open (each is up to two descriptors, or a connection).
+/// The maximum number of cached open packs; each takes up to two descriptors, or a connection.
 const OPEN_MAX: usize = 64;
 
-/// Packs that are open: not more than [`OPEN_MAX`], and those that somebody is reading from.
+/// A cache of open packs: at most [`OPEN_MAX`], besides those in use.
 #[derive(Default)]
 pub struct OpenPacks(Mutex<HashMap<PackId, Arc<dyn ObjectReader>>>);
 
 impl OpenPacks {
-    /// The pack, which `open` opens if it is not open.
+    /// The pack, opened by `open` if it is not in the cache.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// The error of `open`.
     pub fn get<E>(
         &self,
         pack: PackId,
@@ -42,22 +42,22 @@ impl OpenPacks {
     }
 }
 
-/// Memory to read chunks into.
-pub struct Room {
+/// The buffers of one reader.
+pub struct Buffers {
     block: Block,
     scratch: Vec<u8>,
-    ahead: Ahead,
+    ahead: ReadAhead,
 }
 
-/// A part of a pack that was read beforehand.
+/// A part of a pack that was read ahead.
 #[derive(Default)]
-struct Ahead {
+struct ReadAhead {
     at: Option<(PackId, u64)>,
     content: Vec<u8>,
 }
 
-impl Ahead {
-    /// The chunk at `location` as it is stored, if it was read.
+impl ReadAhead {
+    /// The encoded chunk at `location`, if it was read ahead.
     fn find(&self, location: &Location) -> Option<&[u8]> {
         let (_, begin) = self.at.filter(|(pack, _)| *pack == location.pack)?;
         let from = usize::try_from(location.entry.offset.checked_sub(begin)?).ok()?;
@@ -65,25 +65,25 @@ impl Ahead {
     }
 }
 
-impl Room {
+impl Buffers {
     pub fn new() -> Self {
-        // What does not shrink grows a little when it is encoded.
+        // An incompressible chunk grows slightly when it is encoded.
         let block = Block::new(CHUNK_BYTES + 2 * BLOCK_ALIGN);
-        Self { block, scratch: Vec::new(), ahead: Ahead::default() }
+        Self { block, scratch: Vec::new(), ahead: ReadAhead::default() }
     }
 
-    /// Whether the chunk at `location` was read beforehand.
+    /// Whether the chunk at `location` was read ahead.
     pub fn has(&self, location: &Location) -> bool {
         self.ahead.find(location).is_some()
     }
 }
 
-/// What readers of one store have in common: a copy has a reader for each data file, and there may be thousands.
+/// Open packs and buffers that readers of one store share: a copy has a reader for each of possibly thousands of files.
 #[derive(Default)]
 pub struct Shared {
     open: OpenPacks,
-    /// Not in use. There are as many as chunks were read at once.
-    rooms: Mutex<Vec<Room>>,
+    /// Free buffers: as many as chunks were ever read concurrently.
+    free: Mutex<Vec<Buffers>>,
 }
 
 /// Reads chunks of a store.
@@ -97,33 +97,31 @@ impl<'a> Chunks<'a> {
         Self { store, shared: Arc::default() }
     }
 
-    /// One that has all in common with the others of its kind that there are at the time. With the last of them it
-    /// goes.
+    /// A reader that shares open packs and buffers with all other shared readers. The last one frees them.
     pub fn shared(store: &'a PackStore) -> Self {
-        let mut now = store.sources.lock();
-        let shared = now.upgrade().unwrap_or_default();
-        *now = Arc::downgrade(&shared);
+        let mut current = store.sources.lock();
+        let shared = current.upgrade().unwrap_or_default();
+        *current = Arc::downgrade(&shared);
         Self { store, shared }
     }
 
-    /// Does `work` with memory to read into.
-    pub fn with_room<T>(&self, work: impl FnOnce(&mut Room) -> T) -> T {
-        let rooms = || self.shared.rooms.lock();
-        let free = rooms().pop();
-        let mut room = free.unwrap_or_else(Room::new);
-        let done = work(&mut room);
-        rooms().push(room);
-        done
+    /// Does `work` with free buffers.
+    pub fn with_buffers<T>(&self, work: impl FnOnce(&mut Buffers) -> T) -> T {
+        let free = self.shared.free.lock().pop();
+        let mut buffers = free.unwrap_or_else(Buffers::new);
+        let result = work(&mut buffers);
+        self.shared.free.lock().push(buffers);
+        result
     }
 
     fn open(&self, pack: PackId) -> io::Result<Arc<dyn ObjectReader>> {
         self.shared.open.get(pack, || self.store.medium.open(&pack.pack()))
     }
 
-    /// Reads the first of these chunks, which lie in one pack in this order, together with those that follow closely:
-    /// each would be a request of its own. What does not read is left to who reads it singly.
-    pub fn read_ahead(&self, locations: &[Location], room: &mut Room) {
-        let Some(first) = locations.first().filter(|first| !room.has(first)) else { return };
+    /// Reads the first of these chunks, which are in one pack in this order, together with nearby ones in one request.
+    /// Ignores errors: a later read of the single chunk reports them.
+    pub fn read_ahead(&self, locations: &[Location], buffers: &mut Buffers) {
+        let Some(first) = locations.first().filter(|first| !buffers.has(first)) else { return };
         let begin = first.entry.offset;
         let mut end = begin;
         for Location { entry, .. } in locations {
@@ -135,24 +133,24 @@ impl<'a> Chunks<'a> {
             }
             end = end.max(next);
         }
-        let Ahead { at, content } = &mut room.ahead;
+        let ReadAhead { at, content } = &mut buffers.ahead;
         content.resize(usize::try_from(end - begin).expect("not more than a chunk"), 0);
         let read = self.open(first.pack).and_then(|object| object.read_at(begin, content));
         *at = read.is_ok().then_some((first.pack, begin));
     }
 
-    /// The chunk that lies at `location`.
+    /// Reads the chunk at `location`.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] when something else lies there, and those of reading.
-    pub fn read<'r>(&self, location: &Location, room: &'r mut Room) -> io::Result<&'r [u8]> {
+    /// [`io::ErrorKind::InvalidData`] if the chunk is damaged, and read errors.
+    pub fn read<'r>(&self, location: &Location, buffers: &'r mut Buffers) -> io::Result<&'r [u8]> {
         let (entry, codec) = (&location.entry, &self.store.codec);
         let length = entry.stored_bytes as usize;
-        let Room { block, scratch, ahead } = room;
+        let Buffers { block, scratch, ahead } = buffers;
         let stored = match ahead.find(location) {
             Some(stored) => stored,
             None => {
-                let stored = block.get_mut(..length).ok_or_else(|| not_it(location))?;
+                let stored = block.get_mut(..length).ok_or_else(|| damaged(location))?;
                 self.open(location.pack)?.read_at(entry.offset, stored)?;
                 stored
             }
@@ -160,34 +158,34 @@ impl<'a> Chunks<'a> {
         let raw_bytes = entry.raw_bytes as usize;
         let content = codec
             .decode(&location.pack, entry.offset, entry.encoding, stored, raw_bytes, scratch)
-            .map_err(|_| not_it(location))?;
-        if codec.id(content) == entry.id { Ok(content) } else { Err(not_it(location)) }
+            .map_err(|_| damaged(location))?;
+        if codec.id(content) == entry.id { Ok(content) } else { Err(damaged(location)) }
     }
 
-    /// The chunk that lies at `location`, all of it straight to `into`.
+    /// Reads the chunk at `location` to `into`, without a copy if possible.
     ///
     /// # Errors
     /// As [`Chunks::read`].
-    pub fn read_to(&self, location: &Location, into: &mut [u8], room: &mut Room) -> io::Result<()> {
+    pub fn read_to(&self, location: &Location, into: &mut [u8], buffers: &mut Buffers) -> io::Result<()> {
         let entry = &location.entry;
         if into.len() != entry.raw_bytes as usize {
-            return Err(not_it(location));
+            return Err(damaged(location));
         }
-        if !room.has(location)
+        if !buffers.has(location)
             && self.store.codec.is_plain()
             && entry.encoding == Encoding::Raw
             && into.len() == entry.stored_bytes as usize
         {
             self.open(location.pack)?.read_at(entry.offset, into)?;
-            let is_it = self.store.codec.id(into) == entry.id;
-            return if is_it { Ok(()) } else { Err(not_it(location)) };
+            let is_intact = self.store.codec.id(into) == entry.id;
+            return if is_intact { Ok(()) } else { Err(damaged(location)) };
         }
-        into.copy_from_slice(self.read(location, room)?);
+        into.copy_from_slice(self.read(location, buffers)?);
         Ok(())
     }
 }
 
-fn not_it(location: &Location) -> io::Error {
+fn damaged(location: &Location) -> io::Error {
     let message = format!("the chunk {} is damaged in the pack {}", location.entry.id, location.pack);
     io::Error::new(io::ErrorKind::InvalidData, message)
 }

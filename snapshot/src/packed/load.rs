@@ -1,13 +1,12 @@
-//! Loading: chunks are read in the order in which they lie in their packs, each once, compared with their names, and
-//! put wherever they are wanted.
+//! Loading: reads each chunk once, in the order of the packs, checks its name, and writes it to all its targets.
 
 use super::PackStore;
+use super::chunk_index::{ChunkIndex, Location};
 use super::chunks::OpenPacks;
-use super::known::{Known, Location};
 use crate::chunk::{CHUNK_BYTES, ChunkId};
 use crate::medium::{BLOCK_ALIGN, Block, ObjectReader};
 use crate::pack::{self, HEADER_BYTES, PackId};
-use crate::read_failure::{ReadFailure, classify};
+use crate::read_failure::{ReadFailure, classify, copy_of};
 use crate::store::{Load, ProgressFn, recorded};
 use crate::{Damage, Manifest, ReadError};
 use parking_lot::Mutex;
@@ -16,15 +15,15 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// One chunk that is wanted.
+/// A chunk to load.
 struct Wanted {
     id: ChunkId,
     bytes: u32,
-    /// Which of the targets, and where in it (bytes).
-    places: Vec<(usize, u64)>,
+    /// Its destinations: the number of the target, and the offset in it (bytes).
+    destinations: Vec<(usize, u64)>,
 }
 
-/// Chunks that lie beside each other in a pack, and are read together.
+/// Nearby chunks of a pack that are read together.
 struct Run {
     pack: PackId,
     begin: u64,
@@ -50,7 +49,7 @@ pub fn load(
     let chunks = loading.plan()?;
     let runs = match loading.locate(chunks) {
         Ok(runs) => runs,
-        // Another process may have moved chunks since the indexes were read.
+        // Another process may have moved chunks since the indexes were last read.
         Err(_) => {
             loading.refresh()?;
             loading.locate(loading.plan()?)?
@@ -73,7 +72,7 @@ pub fn load(
     })
 }
 
-/// The memory of one thread.
+/// The buffers of one thread.
 struct Reading {
     block: Block,
     scratch: Vec<u8>,
@@ -85,12 +84,12 @@ struct Loading<'a> {
     wanted: &'a [Load<'a>],
     progress: ProgressFn<'a>,
     packs: OpenPacks,
-    /// The indexes were read again for this load.
+    /// Whether the indexes were refreshed for this load.
     is_fresh: Mutex<bool>,
 }
 
 impl Loading<'_> {
-    /// Reads the indexes again, once: of whatever another process has moved, all was moved before it was removed.
+    /// Refreshes the indexes, once. That suffices, since other processes copy chunks before they remove the originals.
     fn refresh(&self) -> Result<(), ReadError> {
         let mut is_fresh = self.is_fresh.lock();
         if !*is_fresh {
@@ -104,7 +103,7 @@ impl Loading<'_> {
         ReadError::Damaged { id: self.manifest.id.to_string(), damage }
     }
 
-    /// Where each chunk goes. Targets learn how long they become.
+    /// Collects the destinations of each chunk, and sets the lengths of the targets.
     fn plan(&self) -> Result<HashMap<ChunkId, Wanted>, ReadError> {
         let files: HashMap<_, _> = self.manifest.files.iter().map(|file| (&file.path, file)).collect();
         let mut chunks: HashMap<ChunkId, Wanted> = HashMap::new();
@@ -113,20 +112,20 @@ impl Loading<'_> {
                 Some(file) => *file,
                 None => recorded(self.manifest, one.path)?,
             };
-            one.into.set_bytes(file.bytes).map_err(|source| self.refused(number, source))?;
+            one.into.set_bytes(file.bytes).map_err(|source| self.target_failed(number, source))?;
             let mut offset = 0;
             for chunk in &file.chunks {
                 let bytes = chunk.bytes;
                 if chunk.id.is_zeroes() {
                     (self.progress)(bytes.into());
                 } else {
-                    let new = || Wanted { id: chunk.id, bytes, places: Vec::new() };
+                    let new = || Wanted { id: chunk.id, bytes, destinations: Vec::new() };
                     let wanted = chunks.entry(chunk.id).or_insert_with(new);
                     if wanted.bytes != bytes {
-                        let damage = format!("{} has a chunk of two lengths", one.path);
+                        let damage = format!("{} has one chunk with two different lengths", one.path);
                         return Err(self.damaged(Damage::Manifest(damage)));
                     }
-                    wanted.places.push((number, offset));
+                    wanted.destinations.push((number, offset));
                 }
                 offset += u64::from(bytes);
             }
@@ -134,20 +133,23 @@ impl Loading<'_> {
         Ok(chunks)
     }
 
-    fn refused(&self, number: usize, source: io::Error) -> ReadError {
+    fn target_failed(&self, number: usize, source: io::Error) -> ReadError {
         ReadError::Target { path: self.wanted[number].path.to_string(), source }
     }
 
     fn name_of(&self, wanted: &Wanted) -> String {
-        wanted.places.first().map_or_else(String::new, |(number, _)| self.wanted[*number].path.to_string())
+        wanted
+            .destinations
+            .first()
+            .map_or_else(String::new, |(number, _)| self.wanted[*number].path.to_string())
     }
 
-    /// Finds all chunks, in the order in which they lie, in pieces that are read at once.
+    /// Locates all chunks, sorts them by pack and offset, and combines nearby ones to runs.
     fn locate(&self, chunks: HashMap<ChunkId, Wanted>) -> Result<Vec<Run>, ReadError> {
-        let mut located = self.store.with_known(|known| {
+        let mut located = self.store.with_index(|index| {
             let one = |wanted: Wanted| {
-                let location = known.locations(&wanted.id).next().copied();
-                let location = location.ok_or_else(|| self.damaged(self.missing(known, &wanted)))?;
+                let location = index.locations(&wanted.id).next().copied();
+                let location = location.ok_or_else(|| self.damaged(self.missing(index, &wanted)))?;
                 Ok::<_, ReadError>((location, wanted))
             };
             chunks.into_values().map(one).collect::<Result<Vec<_>, _>>()
@@ -157,7 +159,8 @@ impl Loading<'_> {
         for (location, wanted) in located {
             let entry = location.entry;
             if entry.raw_bytes != wanted.bytes {
-                let damage = format!("{} has a chunk of another length than its pack", self.name_of(&wanted));
+                let damage =
+                    format!("{} has a chunk with another length than in its pack", self.name_of(&wanted));
                 return Err(self.damaged(Damage::Manifest(damage)));
             }
             let end = entry.offset + u64::from(entry.stored_bytes);
@@ -179,9 +182,9 @@ impl Loading<'_> {
         Ok(runs)
     }
 
-    /// Why a chunk is not to be found.
-    fn missing(&self, known: &Known, wanted: &Wanted) -> Damage {
-        match known.broken.first() {
+    /// The damage for a chunk that no index lists.
+    fn missing(&self, index: &ChunkIndex, wanted: &Wanted) -> Damage {
+        match index.broken.first() {
             Some((pack, reason)) => {
                 Damage::Object { object: self.store.medium.describe(&pack.index()), reason: reason.clone() }
             }
@@ -189,16 +192,16 @@ impl Loading<'_> {
         }
     }
 
-    /// The pack, with its header compared when it was opened.
+    /// The pack, whose header is checked when it is opened.
     fn open(&self, pack: PackId) -> Result<Arc<dyn ObjectReader>, ReadError> {
         self.packs.get(pack, || {
             let name = pack.pack();
             let object = || self.store.medium.describe(&name);
             let wrong = |reason: String| self.damaged(Damage::Object { object: object(), reason });
             let opened = self.store.medium.open(&name).map_err(|error| self.unreadable(pack, error))?;
-            let recorded = self.store.with_known(|known| known.pack_bytes(&pack))?;
+            let recorded = self.store.with_index(|index| index.pack_bytes(&pack))?;
             if recorded.is_some_and(|recorded| recorded != opened.bytes()) {
-                return Err(wrong(format!("it has {} bytes, its index says otherwise", opened.bytes())));
+                return Err(wrong(format!("it has {} bytes, not the length in its index", opened.bytes())));
             }
             let mut header = [0; HEADER_BYTES];
             opened.read_at(0, &mut header).map_err(|error| self.unreadable(pack, error))?;
@@ -209,7 +212,7 @@ impl Loading<'_> {
         })
     }
 
-    /// A pack that cannot be read: damage, unless it is the medium that fails.
+    /// The error for a pack that cannot be read: damage, unless the access failed.
     fn unreadable(&self, pack: PackId, source: io::Error) -> ReadError {
         let path = self.store.medium.describe(&pack.pack());
         match classify(&source) {
@@ -220,11 +223,11 @@ impl Loading<'_> {
         }
     }
 
-    /// Reads the stretch `begin..end` of a pack to the beginning of the block.
-    fn read_stretch(&self, pack: PackId, begin: u64, end: u64, block: &mut Block) -> Result<(), ReadError> {
+    /// Reads the range `begin..end` of a pack to the beginning of the block.
+    fn read_range(&self, pack: PackId, begin: u64, end: u64, block: &mut Block) -> Result<(), ReadError> {
         let object = self.open(pack)?;
         let bytes = usize::try_from(end - begin).expect("a run is small");
-        // Whole blocks are read faster than parts of them.
+        // Reads of whole blocks are faster.
         let left_bytes = usize::try_from(object.bytes().saturating_sub(begin)).unwrap_or(usize::MAX);
         let padded = bytes.next_multiple_of(BLOCK_ALIGN);
         let padded = if padded <= left_bytes { padded } else { bytes };
@@ -232,7 +235,7 @@ impl Loading<'_> {
     }
 
     fn read_run(&self, run: &Run, reading: &mut Reading) -> Result<(), ReadError> {
-        let read = self.read_stretch(run.pack, run.begin, run.end, &mut reading.block);
+        let read = self.read_range(run.pack, run.begin, run.end, &mut reading.block);
         for (location, wanted) in &run.chunks {
             let at = usize::try_from(location.entry.offset - run.begin).expect("a run is small");
             let stored = &reading.block[at..at + location.entry.stored_bytes as usize];
@@ -242,14 +245,14 @@ impl Loading<'_> {
             };
             match found {
                 Some(content) => self.deliver(wanted, content)?,
-                // It may lie somewhere else as well.
+                // Another pack may have an intact copy.
                 None => self.read_elsewhere(location, wanted, &read)?,
             }
         }
         Ok(())
     }
 
-    /// What `stored` holds, if it is the chunk.
+    /// Decodes `stored`, if it is the chunk.
     fn content<'b>(
         &self,
         location: &Location,
@@ -264,28 +267,28 @@ impl Loading<'_> {
         (codec.id(content) == wanted.id).then_some(content)
     }
 
-    /// Looks for a chunk in other packs than the one where it was not.
+    /// Reads a chunk from another pack, since the copy at `wrong` is not usable. `read` is the result of reading that.
     fn read_elsewhere(
         &self,
         wrong: &Location,
         wanted: &Wanted,
-        why: &Result<(), ReadError>,
+        read: &Result<(), ReadError>,
     ) -> Result<(), ReadError> {
-        match why {
-            // The medium fails, which says nothing of the chunk.
+        match read {
+            // The access failed, which says nothing about the chunk.
             Err(ReadError::Io { .. }) => {}
             // Another process may have moved the chunk and removed the pack since the indexes were read.
             Err(_) => self.refresh()?,
-            // The next save is to store it anew.
-            Ok(()) => self.store.change_known(|known| known.forget(&wanted.id, wrong)),
+            // The chunk is damaged: the next save stores it again.
+            Ok(()) => self.store.change_index(|index| index.forget(&wanted.id, wrong)),
         }
         let others: Vec<Location> =
-            self.store.with_known(|known| known.locations(&wanted.id).copied().collect())?;
+            self.store.with_index(|index| index.locations(&wanted.id).copied().collect())?;
         let mut reading = Reading { block: Block::new(2 * CHUNK_BYTES), scratch: Vec::new() };
         for other in others {
             let (begin, stored_bytes) = (other.entry.offset, other.entry.stored_bytes);
             let end = begin + u64::from(stored_bytes);
-            if self.read_stretch(other.pack, begin, end, &mut reading.block).is_err() {
+            if self.read_range(other.pack, begin, end, &mut reading.block).is_err() {
                 continue;
             }
             let stored = &reading.block[..stored_bytes as usize];
@@ -293,10 +296,13 @@ impl Loading<'_> {
                 return self.deliver(wanted, content);
             }
         }
-        match why {
+        match read {
             Err(ReadError::Io { step, path, source }) => {
-                let source = io::Error::new(source.kind(), source.to_string());
-                Err(ReadError::Io { step, path: path.clone(), source })
+                Err(ReadError::Io { step, path: path.clone(), source: copy_of(source) })
+            }
+            // Keeps the I/O error, which may be temporary.
+            Err(ReadError::Damaged { damage: Damage::Unreadable { path, source }, .. }) => {
+                Err(self.damaged(Damage::Unreadable { path: path.clone(), source: copy_of(source) }))
             }
             Err(error) => {
                 let reason = error.to_string();
@@ -307,9 +313,9 @@ impl Loading<'_> {
     }
 
     fn deliver(&self, wanted: &Wanted, content: &[u8]) -> Result<(), ReadError> {
-        for (number, offset) in &wanted.places {
+        for (number, offset) in &wanted.destinations {
             let target = self.wanted[*number].into;
-            target.write_at(*offset, content).map_err(|source| self.refused(*number, source))?;
+            target.write_at(*offset, content).map_err(|source| self.target_failed(*number, source))?;
             (self.progress)(content.len() as u64);
         }
         Ok(())

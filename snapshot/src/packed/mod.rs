@@ -1,14 +1,14 @@
-//! The packed store: chunks in packs, a manifest object for each snapshot, on any [`Medium`].
+//! The packed store: chunks in packs, and a manifest object for each snapshot, on any [`Medium`].
 //!
-//! - A snapshot names its chunks; where they lie is what the indexes of the packs say (`known`). So no snapshot
-//!   depends on another one, and packs can be rewritten under all of them.
-//! - `save` and `load` work with several threads and a bounded number of blocks, whatever the snapshot's size.
+//! - A snapshot lists the names of its chunks; the indexes of the packs say where each chunk is (`chunk_index`). So no
+//!   snapshot depends on another one, and packs can be rewritten without touching manifests.
+//! - `save` and `load` use several threads and a bounded number of blocks, independent of the snapshot's size.
 //!
-//! The order of things is what makes it safe: a pack is durable before its index is written, the indexes before the
-//! manifest, and the manifest appears whole or not at all. What is removed goes the other way round.
+//! Crash safety depends on the order of writes: a pack is durable before its index is written, all indexes are durable
+//! before the manifest, and the manifest is created atomically. Removals happen in the reverse order.
 
+mod chunk_index;
 mod chunks;
-mod known;
 mod load;
 mod packer;
 mod reclaim;
@@ -26,7 +26,8 @@ use crate::store::{
     Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, Target, damaged, recorded,
 };
 use crate::{Damage, Manifest, ReadError, RelPath, SaveError, SnapshotId, sealed};
-use known::{Known, News};
+use chunk_index::{ChunkIndex, IndexUpdate};
+use packer::{BLOCK_BYTES, BLOCKS};
 use parking_lot::{Condvar, Mutex, RwLock};
 use source::PackedFile;
 use std::collections::{HashMap, HashSet};
@@ -36,28 +37,23 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Size of the blocks in which packs are written (bytes): two chunks.
-const BLOCK_BYTES: usize = 8 << 20;
-/// Blocks of each pack that is being written: one that is filled, the others on their way.
-const BLOCKS: usize = 4;
-
-/// How much of the machine a store may use.
+/// Resource limits of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Memory for blocks, whatever a snapshot's size (bytes).
+    /// Memory for blocks (bytes).
     pub pool_bytes: u64,
     /// Threads that read, hash and write chunks.
     pub workers: usize,
-    /// Chunks that are at most this far from each other in a pack are read together (bytes).
+    /// Chunks of a pack with at most this many bytes between them are read together.
     pub gap_bytes: u64,
-    /// A pack that has become this long is finished, and another one begun (bytes).
+    /// A pack is finished when it has reached this length (bytes).
     pub pack_bytes: u64,
-    /// What is durable of a snapshot that was given up, or whose writer was killed, stays: the next try does not write
-    /// it again. What nobody comes back for goes with [`Store::reclaim`]. For media that are slow to write to.
+    /// Keeps the durable packs of a failed or interrupted save, so that a retry need not write them again.
+    /// [`Store::reclaim`] removes them if no snapshot uses them. For media with slow writes.
     pub keeps_unfinished: bool,
-    /// Machines that know nothing of each other may write to it at a time. What is younger than this, and not from this
-    /// very [`PackStore`], is left by [`Store::sweep`] and [`Store::reclaim`]: the snapshot that needs it may be about to
-    /// be committed. `None`: it is only used under the job's lock.
+    /// Several machines may write to the store concurrently, without a common lock. [`Store::sweep`] and
+    /// [`Store::reclaim`] then keep packs younger than this that another [`PackStore`] has written: their snapshot may
+    /// be about to be committed. `None` if all writers hold the job's lock.
     pub shared: Option<Duration>,
 }
 
@@ -76,16 +72,16 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// For an object store, which another machine may use for the same job. When an upload is interrupted, no more than a pack of each thread is sent again; and there
-    /// are not so many that their indexes take long to read.
+    /// Limits for an object store, which another machine may use for the same job. The pack size is a compromise: an
+    /// interrupted upload repeats at most one pack per thread, and there are few enough indexes to read.
     #[must_use]
     pub fn remote() -> Self {
         let shared = Some(Duration::from_secs(24 * 3600));
-        // A request takes as long as a megabyte or so.
+        // The latency of a request is worth about a megabyte of transfer.
         Self { pack_bytes: 256 << 20, keeps_unfinished: true, shared, gap_bytes: 1 << 20, ..Self::default() }
     }
 
-    /// Threads that fit into the pool, with the blocks that each needs.
+    /// The number of threads whose blocks fit into the pool.
     fn threads(&self) -> usize {
         let each_bytes = (BLOCKS + 1) * BLOCK_BYTES;
         let fit = usize::try_from(self.pool_bytes).unwrap_or(usize::MAX) / each_bytes;
@@ -99,17 +95,17 @@ pub struct PackStore {
     medium: Arc<dyn Medium>,
     codec: Codec,
     limits: Limits,
-    /// What the indexes of the packs say; `None` until somebody needs it.
-    known: RwLock<Option<Known>>,
-    /// Whether somebody is saving: what a save found known is not to go before it is committed.
-    saving: Turns,
-    /// Held while packs go, and while the indexes are read again: what is gone is not to be known afterwards.
-    moving: Mutex<()>,
-    /// One reclaims at a time.
+    /// The content of all indexes; read when it is first needed.
+    index: RwLock<Option<ChunkIndex>>,
+    /// Held by a save until it is committed: chunks that it found in the index must not be removed before.
+    saving: SaveLock,
+    /// Held while packs are removed, and while the indexes are refreshed: a refresh must not bring removed packs back.
+    removing: Mutex<()>,
+    /// Serialises garbage collection.
     reclaiming: Mutex<()>,
-    /// Packs that were written from here: no other machine is about to commit a snapshot of them.
+    /// Packs that this store has written: no other machine is about to commit a snapshot that uses them.
     own: Mutex<HashSet<PackId>>,
-    /// What the sources have in common that are there now.
+    /// The open packs and buffers of the sources that exist at the moment.
     sources: Mutex<Weak<chunks::Shared>>,
 }
 
@@ -121,16 +117,16 @@ impl PackStore {
             medium,
             codec,
             limits,
-            known: RwLock::new(None),
-            saving: Turns::default(),
-            moving: Mutex::default(),
+            index: RwLock::new(None),
+            saving: SaveLock::default(),
+            removing: Mutex::default(),
             reclaiming: Mutex::default(),
             own: Mutex::default(),
             sources: Mutex::default(),
         }
     }
 
-    /// Where it is.
+    /// Its medium.
     #[must_use]
     pub fn medium(&self) -> &dyn Medium {
         &*self.medium
@@ -144,7 +140,7 @@ impl PackStore {
         RelPath::new(sealed::MANIFESTS).expect("a plain path")
     }
 
-    /// Names of all committed snapshots, oldest first.
+    /// IDs of all committed snapshots, oldest first.
     fn ids(&self) -> Result<Vec<SnapshotId>, ReadError> {
         let dir = Self::manifests();
         let failed = |source| ReadError::Io { step: "read", path: self.address(&dir), source };
@@ -154,42 +150,42 @@ impl PackStore {
         Ok(ids)
     }
 
-    /// Does `with` on what the indexes say, after reading them if nobody has.
-    fn with_known<T>(&self, with: impl FnOnce(&Known) -> T) -> Result<T, ReadError> {
-        if let Some(known) = &*self.known.read() {
-            return Ok(with(known));
+    /// Calls `with` with the chunk index, which is read first if necessary.
+    fn with_index<T>(&self, with: impl FnOnce(&ChunkIndex) -> T) -> Result<T, ReadError> {
+        if let Some(index) = &*self.index.read() {
+            return Ok(with(index));
         }
-        let mut slot = self.known.write();
+        let mut slot = self.index.write();
         if slot.is_none() {
-            let news = News::read(&*self.medium, &self.codec, &HashMap::new())?;
-            slot.get_or_insert_default().learn(news);
+            let update = IndexUpdate::read(&*self.medium, &self.codec, &HashMap::new())?;
+            slot.get_or_insert_default().apply(update);
         }
         Ok(with(slot.as_ref().expect("it was filled just now")))
     }
 
-    /// Changes what the indexes are known to say, if that was read.
-    fn change_known(&self, change: impl FnOnce(&mut Known)) {
-        if let Some(known) = &mut *self.known.write() {
-            change(known);
+    /// Changes the chunk index, if it was read.
+    fn change_index(&self, change: impl FnOnce(&mut ChunkIndex)) {
+        if let Some(index) = &mut *self.index.write() {
+            change(index);
         }
     }
 
-    /// Writes the index of a pack that is durable: only now it is somebody's.
+    /// Writes the index of a durable pack, which makes the pack valid.
     fn write_index(&self, index: &Index) -> io::Result<()> {
         self.own.lock().insert(index.pack);
         self.medium.put_new(&index.pack.index(), &index.encode(&self.codec))
     }
 
-    /// Looks again for what the indexes say: another process may have moved things.
+    /// Reads new indexes: another process may have written or moved chunks.
     fn refresh(&self) -> Result<(), ReadError> {
-        let _still = self.moving.lock();
-        let before = match &*self.known.read() {
-            Some(known) => known.packs().clone(),
+        let _removing = self.removing.lock();
+        let before = match &*self.index.read() {
+            Some(index) => index.packs().clone(),
             None => HashMap::new(),
         };
-        // A save may be committed while this reads, so that what it adds is not to be overwritten.
-        let news = News::read(&*self.medium, &self.codec, &before)?;
-        self.known.write().get_or_insert_default().learn(news);
+        // A save may be committed in the meantime. The update does not overwrite its additions.
+        let update = IndexUpdate::read(&*self.medium, &self.codec, &before)?;
+        self.index.write().get_or_insert_default().apply(update);
         Ok(())
     }
 }
@@ -201,7 +197,7 @@ impl Store for PackStore {
 
     fn list(&self) -> Result<Vec<Listed>, ReadError> {
         let ids = self.ids()?;
-        // One that is removed meanwhile is not there.
+        // Snapshots that are removed concurrently are left out.
         let listed = ids.into_iter().map(|id| Listed { manifest: self.manifest(&id), id });
         Ok(listed.filter(|one| !matches!(one.manifest, Err(ReadError::Missing(_)))).collect())
     }
@@ -224,7 +220,7 @@ impl Store for PackStore {
 
     fn verify(&self, manifest: &Manifest, progress: ProgressFn) -> Result<(), ReadError> {
         let all: Vec<_> =
-            manifest.files.iter().map(|file| Load { path: &file.path, into: &Nowhere }).collect();
+            manifest.files.iter().map(|file| Load { path: &file.path, into: &Discard }).collect();
         self.load(manifest, &all, progress)
     }
 
@@ -252,10 +248,10 @@ impl Store for PackStore {
     }
 }
 
-/// Takes everything and keeps nothing.
-struct Nowhere;
+/// A target that discards everything.
+struct Discard;
 
-impl Target for Nowhere {
+impl Target for Discard {
     fn set_bytes(&self, _bytes: u64) -> io::Result<()> {
         Ok(())
     }
@@ -265,28 +261,28 @@ impl Target for Nowhere {
     }
 }
 
-/// A lock whose guard may go to another thread.
+/// A lock whose guard may be sent to another thread.
 #[derive(Debug, Default)]
-struct Turns {
+struct SaveLock {
     taken: Mutex<bool>,
     free: Condvar,
 }
 
-impl Turns {
-    /// Waits for one's turn.
-    fn take(&self) -> Turn<'_> {
+impl SaveLock {
+    /// Waits for the lock and takes it.
+    fn take(&self) -> SaveGuard<'_> {
         let mut taken = self.taken.lock();
         self.free.wait_while(&mut taken, |taken| *taken);
         *taken = true;
-        Turn(self)
+        SaveGuard(self)
     }
 }
 
-/// One's turn, until it is dropped.
+/// Releases the [`SaveLock`] when it is dropped.
 #[derive(Debug)]
-struct Turn<'a>(&'a Turns);
+struct SaveGuard<'a>(&'a SaveLock);
 
-impl Drop for Turn<'_> {
+impl Drop for SaveGuard<'_> {
     fn drop(&mut self) {
         *self.0.taken.lock() = false;
         self.0.free.notify_one();

@@ -1,24 +1,28 @@
-//! One pack that is being written. Chunks are read straight into the block that will be written; those that turn out
-//! to be known already are simply overwritten by the next one.
+//! A pack that is being written. Chunks are read directly into the block to be written. A chunk that turns out to be
+//! stored already is not kept: the next one overwrites it.
 
-use super::{BLOCK_BYTES, BLOCKS};
 use crate::chunk::ChunkId;
 use crate::codec::{Codec, Encoding};
 use crate::medium::{BLOCK_ALIGN, Block, Medium, ObjectWriter};
 use crate::pack::{ALIGNED_FROM_BYTES, Entry, HEADER_BYTES, Index, PackId, header};
 use std::io;
 
-/// A pack in writing.
+/// Size of the blocks in which packs are written (bytes): two chunks.
+pub const BLOCK_BYTES: usize = 8 << 20;
+/// Blocks per pack: one is being filled, the others are being written.
+pub const BLOCKS: usize = 4;
+
+/// A pack that is being written.
 pub struct Packer {
     writer: Box<dyn ObjectWriter>,
     /// The block that is being filled.
     block: Block,
-    /// Where it will lie in the pack (bytes).
+    /// Its offset in the pack (bytes).
     block_offset: u64,
     index: Index,
-    /// Where the next chunk begins in the block.
+    /// The offset of the next chunk in the block.
     begin: usize,
-    /// A chunk's content when it is not stored as it is, and what it becomes.
+    /// The content of a chunk to be encoded, and scratch space for the codec.
     raw: Vec<u8>,
     scratch: Vec<u8>,
 }
@@ -27,7 +31,7 @@ impl Packer {
     /// Begins a pack.
     ///
     /// # Errors
-    /// When the medium cannot.
+    /// If the medium fails.
     pub fn new(medium: &dyn Medium, codec: &Codec) -> io::Result<Self> {
         let pack = PackId::random()?;
         let mut writer = medium.create(&pack.pack(), BLOCKS, BLOCK_BYTES)?;
@@ -44,21 +48,21 @@ impl Packer {
         self.index.pack
     }
 
-    /// Whether nothing was kept.
+    /// Whether no chunk was kept.
     pub fn is_empty(&self) -> bool {
         self.index.entries.is_empty()
     }
 
-    /// How long it is so far (bytes).
+    /// Its length so far (bytes).
     pub fn bytes(&self) -> u64 {
         self.block_offset + self.block.filled() as u64
     }
 
-    /// Memory to read a chunk of `bytes` into. What was read there and not kept is overwritten by the next one.
+    /// A buffer to read a chunk of `bytes` bytes into. The next call reuses the buffer of a chunk that was not kept.
     ///
     /// # Errors
-    /// Those of writing what came before.
-    pub fn place(&mut self, bytes: usize, codec: &Codec) -> io::Result<&mut [u8]> {
+    /// The error of writing an earlier block.
+    pub fn buffer(&mut self, bytes: usize, codec: &Codec) -> io::Result<&mut [u8]> {
         let filled = self.block.filled();
         self.begin = if bytes >= ALIGNED_FROM_BYTES { filled.next_multiple_of(BLOCK_ALIGN) } else { filled };
         if self.begin + bytes + codec.overhead_bytes() > self.block.len() {
@@ -72,8 +76,7 @@ impl Packer {
         Ok(&mut self.raw[..bytes])
     }
 
-    /// Keeps the chunk that was read into the last [`Packer::place`], all `bytes` of it. Returns what it takes in the
-    /// pack (bytes).
+    /// Keeps the chunk that was read into the last [`Packer::buffer`], all `bytes` of it. Returns its encoded length.
     pub fn keep(&mut self, id: ChunkId, bytes: usize, codec: &Codec) -> u64 {
         let offset = self.block_offset + self.begin as u64;
         let (stored_bytes, encoding) = if codec.is_plain() {
@@ -84,7 +87,7 @@ impl Packer {
             self.block[self.begin..self.begin + stored.len()].copy_from_slice(stored);
             (stored.len(), encoding)
         };
-        // The block was used before.
+        // The block is reused: clear the gap before the chunk.
         let filled = self.block.filled();
         self.block[filled..self.begin].fill(0);
         self.block.set_filled(self.begin + stored_bytes);
@@ -94,7 +97,7 @@ impl Packer {
         stored_bytes.into()
     }
 
-    /// Hands the block over, padded with zeroes, and takes an empty one.
+    /// Submits the block, padded with zeroes, and takes an empty one.
     fn write_block(&mut self) -> io::Result<()> {
         let filled = self.block.filled();
         let padded = filled.next_multiple_of(BLOCK_ALIGN);
@@ -108,10 +111,10 @@ impl Packer {
         self.writer.append(full)
     }
 
-    /// Makes the pack durable. Its index is for the caller to write.
+    /// Makes the pack durable. The caller must write its index.
     ///
     /// # Errors
-    /// When it cannot be written: it is not there then.
+    /// If the pack cannot be written; it does not exist then.
     pub fn finish(mut self) -> io::Result<Index> {
         self.index.pack_bytes = self.bytes();
         if self.block.filled() > 0 {

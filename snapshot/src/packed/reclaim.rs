@@ -1,18 +1,18 @@
-//! Giving back the room of what no snapshot needs any more.
+//! Garbage collection: frees the space of chunks that no snapshot uses.
 //!
-//! - A pack without a chunk that a snapshot names goes: its index first, then the pack.
-//! - A pack of which less than half is needed is copied over: what is needed goes into a new pack, which is durable and
-//!   has its index before the old one goes. So are packs with damage in them that is made good elsewhere, and small ones
-//!   when there are many: each save leaves a few. The emptiest go first, and no more at once than there is room for:
-//!   what has gone makes room for the next ones, so that a disk that is almost full gets emptier.
+//! - A pack without live chunks is deleted: first its index, then the pack. A chunk is live if a manifest names it.
+//! - Packs less than half live are rewritten: the live chunks are copied to a new pack, which is durable with its index
+//!   before the old pack is deleted. The same happens to packs with damaged chunks that have an intact copy elsewhere,
+//!   and to small packs if there are many, since each save leaves a few. The emptiest packs come first, and only as many
+//!   at once as there is free space for. Each round frees space for the next, so this works on an almost full disk.
 //!
-//! Copying is done beside a save. What goes, goes when no save is under way, after another look at the snapshots: a
-//! save may have found a chunk known that nobody needed before.
+//! Copying runs concurrently with a save. Deletion waits until no save is running and then rescans the manifests: a save
+//! may have reused a chunk that was garbage before.
 
-use super::chunks::{Chunks, Room};
-use super::known::{Known, Location};
+use super::chunk_index::{ChunkIndex, Location};
+use super::chunks::{Buffers, Chunks};
 use super::packer::Packer;
-use super::{PackStore, Turn};
+use super::{PackStore, SaveGuard};
 use crate::chunk::ChunkId;
 use crate::pack::{Index, PACKS, PackId};
 use crate::read_failure::{ReadFailure, classify};
@@ -23,25 +23,25 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-/// A pack that is shorter is a small one (bytes).
-const SMALL_BYTES: u64 = 32 << 20;
-/// So many small ones may be.
-const SMALL_MAX: usize = 32;
+/// Shorter packs are small (bytes).
+const SMALL_PACK_BYTES: u64 = 32 << 20;
+/// More small packs than this are merged.
+const SMALL_PACKS_MAX: usize = 32;
 
-/// What snapshots need.
+/// The live chunks.
 #[derive(Default)]
-struct Needed {
-    looked_at: HashSet<SnapshotId>,
+struct Live {
+    scanned: HashSet<SnapshotId>,
     chunks: HashSet<ChunkId>,
 }
 
-impl Needed {
-    /// Takes in all snapshots that it has not looked at. Those that were removed meanwhile still count. Returns the
-    /// chunks that nobody needed before.
-    fn look(&mut self, store: &PackStore) -> Result<Vec<ChunkId>, SaveError> {
+impl Live {
+    /// Adds the chunks of all snapshots that were not scanned yet. Snapshots that are removed later still count. Returns
+    /// the chunks that were not live before.
+    fn scan(&mut self, store: &PackStore) -> Result<Vec<ChunkId>, SaveError> {
         let mut fresh = Vec::new();
         for id in store.ids()? {
-            if self.looked_at.contains(&id) {
+            if self.scanned.contains(&id) {
                 continue;
             }
             match store.manifest(&id) {
@@ -51,41 +51,39 @@ impl Needed {
                     fresh.extend(new);
                 }
                 Err(ReadError::Missing(_)) => continue,
-                // What it needed is not to be known any more.
+                // Its chunks cannot be determined any more.
                 Err(ReadError::Damaged { id, damage }) if damage.is_certain() => {
-                    tracing::warn!("the snapshot {id} is damaged: {damage}; nothing is kept for it");
+                    tracing::warn!("the snapshot {id} is damaged: {damage}; its chunks are not kept");
                 }
                 Err(error) => return Err(error.into()),
             }
-            self.looked_at.insert(id);
+            self.scanned.insert(id);
         }
         Ok(fresh)
     }
 }
 
-/// What one pack holds that is needed.
+/// The live chunks of one pack.
 #[derive(Default)]
-struct Contents {
+struct PackUse {
     pack_bytes: u64,
-    needed_bytes: u64,
-    needed: Vec<Location>,
-    /// There is damage in it.
+    live_bytes: u64,
+    live: Vec<Location>,
+    /// Whether a chunk in it is damaged.
     is_damaged: bool,
-    /// It stays. Some of it is damaged and lies nowhere else: reading it may have failed for a reason that passes. Or it
-    /// is so young that another machine may be about to need it.
+    /// Whether the pack must stay. Either a live chunk without another copy could not be read, perhaps temporarily. Or
+    /// the pack is so young that another machine may be about to commit a snapshot that uses it.
     is_held: bool,
 }
 
-impl Contents {
-    /// Whether a copy of what is needed is worth its writing, whatever other packs there are.
-    fn is_worth_copying(&self) -> bool {
-        !self.needed.is_empty()
-            && !self.is_held
-            && (self.needed_bytes < self.pack_bytes / 2 || self.is_damaged)
+impl PackUse {
+    /// Whether the pack is worth rewriting, regardless of other packs.
+    fn is_worth_rewriting(&self) -> bool {
+        !self.live.is_empty() && !self.is_held && (self.live_bytes < self.pack_bytes / 2 || self.is_damaged)
     }
 
     fn is_small(&self) -> bool {
-        !self.needed.is_empty() && !self.is_held && self.pack_bytes < SMALL_BYTES
+        !self.live.is_empty() && !self.is_held && self.pack_bytes < SMALL_PACK_BYTES
     }
 }
 
@@ -95,20 +93,20 @@ pub fn reclaim(store: &PackStore, cancel: &AtomicBool) -> Result<Reclaimed, Save
     let mut work = Work {
         store,
         cancel,
-        needed: Needed::default(),
+        live: Live::default(),
         fresh: HashSet::new(),
         copied: HashSet::new(),
         chunks: Chunks::new(store),
         done: Reclaimed::default(),
     };
-    work.needed.look(store)?;
+    work.live.scan(store)?;
     store.refresh()?;
-    let packs = work.contents()?;
-    let is_dead = |held: &Contents| held.needed.is_empty() && !held.is_held;
-    let dead: Vec<_> = packs.iter().filter(|(_, held)| is_dead(held)).map(|(pack, _)| *pack).collect();
-    // First, since it makes room for the others' copies.
+    let packs = work.pack_use()?;
+    let is_dead = |pack_use: &PackUse| pack_use.live.is_empty() && !pack_use.is_held;
+    let dead: Vec<_> = packs.iter().filter(|(_, one)| is_dead(one)).map(|(pack, _)| *pack).collect();
+    // First, since it frees space for the copies.
     work.remove(&dead)?;
-    let mut waiting = worth_copying(&packs);
+    let mut waiting = worth_rewriting(&packs);
     loop {
         let now = work.take_fitting(&packs, &mut waiting)?;
         if now.is_empty() || cancel.load(Ordering::Relaxed) {
@@ -122,10 +120,10 @@ pub fn reclaim(store: &PackStore, cancel: &AtomicBool) -> Result<Reclaimed, Save
 struct Work<'a> {
     store: &'a PackStore,
     cancel: &'a AtomicBool,
-    needed: Needed,
-    /// Chunks that became needed after it was decided what goes.
+    live: Live,
+    /// Chunks that became live after the packs to delete were chosen.
     fresh: HashSet<ChunkId>,
-    /// Chunks that lie in new packs.
+    /// Chunks that were copied to new packs.
     copied: HashSet<ChunkId>,
     chunks: Chunks<'a>,
     done: Reclaimed,
@@ -137,61 +135,61 @@ impl Work<'_> {
         move |source| SaveError::Io { step, path, source }
     }
 
-    /// What is needed, by pack.
-    fn contents(&self) -> Result<BTreeMap<PackId, Contents>, SaveError> {
-        let several = |known: &Known| -> Vec<Vec<Location>> {
-            let all = self.needed.chunks.iter().map(|id| known.locations(id).copied().collect::<Vec<_>>());
+    /// The live chunks of every pack.
+    fn pack_use(&self) -> Result<BTreeMap<PackId, PackUse>, SaveError> {
+        let duplicates = |index: &ChunkIndex| -> Vec<Vec<Location>> {
+            let all = self.live.chunks.iter().map(|id| index.locations(id).copied().collect::<Vec<_>>());
             all.filter(|locations| locations.len() > 1).collect()
         };
-        let mut bad = Vec::new();
-        for locations in self.store.with_known(several)? {
-            if !self.settle(&locations)? {
-                bad.extend(locations);
+        let mut unreadable = Vec::new();
+        for locations in self.store.with_index(duplicates)? {
+            if !self.forget_damaged_copies(&locations)? {
+                unreadable.extend(locations);
             }
         }
         let folder = RelPath::new(PACKS).expect("a plain path");
-        let young = young(self.store).map_err(self.failed("look at", &folder))?;
-        Ok(self.store.with_known(|known| {
-            let new = |pack_bytes| Contents { pack_bytes, ..Contents::default() };
+        let young = young(self.store).map_err(self.failed("list", &folder))?;
+        Ok(self.store.with_index(|index| {
+            let new = |pack_bytes| PackUse { pack_bytes, ..PackUse::default() };
             let mut packs: BTreeMap<_, _> =
-                known.packs().iter().map(|(pack, &bytes)| (*pack, new(bytes))).collect();
-            for id in &self.needed.chunks {
-                // Of several good ones, the others are not needed.
-                let Some(location) = known.locations(id).next() else { continue };
-                let held = packs.get_mut(&location.pack).expect("its index says where it lies");
-                held.needed_bytes += u64::from(location.entry.stored_bytes);
-                held.needed.push(*location);
+                index.packs().iter().map(|(pack, &bytes)| (*pack, new(bytes))).collect();
+            for id in &self.live.chunks {
+                // Of several intact copies, the first one is live.
+                let Some(location) = index.locations(id).next() else { continue };
+                let pack_use = packs.get_mut(&location.pack).expect("the index has its pack");
+                pack_use.live_bytes += u64::from(location.entry.stored_bytes);
+                pack_use.live.push(*location);
             }
-            // Who knows which of them reads next time: all stay.
-            for location in bad {
-                let held = packs.get_mut(&location.pack).expect("its index says where it lies");
-                held.needed.push(location);
-                held.is_held = true;
+            // Any of these copies may be readable later: all stay.
+            for location in unreadable {
+                let pack_use = packs.get_mut(&location.pack).expect("the index has its pack");
+                pack_use.live.push(location);
+                pack_use.is_held = true;
             }
-            for wrong in known.wrong() {
-                let held = packs.get_mut(&wrong.pack).expect("its index says where it lies");
-                held.is_damaged = true;
-                let is_elsewhere = known.locations(&wrong.entry.id).any(|location| location != wrong);
-                if self.needed.chunks.contains(&wrong.entry.id) && !is_elsewhere {
-                    held.needed.push(*wrong);
-                    held.is_held = true;
+            for wrong in index.wrong() {
+                let pack_use = packs.get_mut(&wrong.pack).expect("the index has its pack");
+                pack_use.is_damaged = true;
+                let is_elsewhere = index.locations(&wrong.entry.id).any(|location| location != wrong);
+                if self.live.chunks.contains(&wrong.entry.id) && !is_elsewhere {
+                    pack_use.live.push(*wrong);
+                    pack_use.is_held = true;
                 }
             }
-            for (pack, held) in &mut packs {
-                held.is_held |= young.contains(pack);
-                held.needed.sort_by_key(|location| location.entry.offset);
+            for (pack, pack_use) in &mut packs {
+                pack_use.is_held |= young.contains(pack);
+                pack_use.live.sort_by_key(|location| location.entry.offset);
             }
             packs
         })?)
     }
 
-    /// Of a chunk that lies in several places, those that do not read are forgotten, unless none does. Says whether one
-    /// does.
-    fn settle(&self, locations: &[Location]) -> Result<bool, SaveError> {
+    /// Reads all copies of a chunk and removes the damaged ones from the index, unless no copy is intact. Returns whether
+    /// one is.
+    fn forget_damaged_copies(&self, locations: &[Location]) -> Result<bool, SaveError> {
         let mut good = 0;
         let mut wrong = Vec::new();
         for location in locations {
-            match self.chunks.with_room(|room| self.chunks.read(location, room).map(drop)) {
+            match self.chunks.with_buffers(|buffers| self.chunks.read(location, buffers).map(drop)) {
                 Ok(()) => good += 1,
                 Err(error) if classify(&error) == ReadFailure::Access => {
                     return Err(self.failed("read", &location.pack.pack())(error));
@@ -200,60 +198,61 @@ impl Work<'_> {
             }
         }
         if good > 0 {
-            self.store.change_known(|known| {
-                wrong.iter().for_each(|location| known.forget(&location.entry.id, location));
+            self.store.change_index(|index| {
+                wrong.iter().for_each(|location| index.forget(&location.entry.id, location));
             });
         }
         Ok(good > 0)
     }
 
-    /// Takes from `waiting`, in its order, what fits into half of the room that there is: as much again is left for a
-    /// save that is under way.
+    /// Takes packs from `waiting`, in order, whose live chunks fit into half of the free space. The other half is left
+    /// for a concurrent save.
     fn take_fitting(
         &self,
-        packs: &BTreeMap<PackId, Contents>,
+        packs: &BTreeMap<PackId, PackUse>,
         waiting: &mut Vec<PackId>,
     ) -> Result<Vec<PackId>, SaveError> {
         let folder = RelPath::new(PACKS).expect("a plain path");
-        let free_bytes = self.store.medium.free_bytes().map_err(self.failed("look for room in", &folder))?;
+        let free_bytes =
+            self.store.medium.free_bytes().map_err(self.failed("get the free space of", &folder))?;
         let mut left_bytes = free_bytes.map_or(u64::MAX, |free_bytes| free_bytes / 2);
         let mut taken = Vec::new();
         waiting.retain(|pack| {
-            let needed_bytes = packs[pack].needed_bytes;
-            let fits = needed_bytes <= left_bytes;
+            let live_bytes = packs[pack].live_bytes;
+            let fits = live_bytes <= left_bytes;
             if fits {
-                left_bytes -= needed_bytes;
+                left_bytes -= live_bytes;
                 taken.push(*pack);
             }
             !fits
         });
-        // A small one alone would only become another small one.
+        // Rewriting a single small pack would only produce another small pack.
         if let [one] = taken[..]
-            && !packs[&one].is_worth_copying()
+            && !packs[&one].is_worth_rewriting()
         {
             taken.clear();
         }
         if taken.is_empty() && !waiting.is_empty() {
-            tracing::debug!("no room to copy {} packs that are used in part: they stay", waiting.len());
+            tracing::debug!("not enough free space to rewrite {} partially used packs", waiting.len());
         }
         Ok(taken)
     }
 
-    /// Copies what is needed of the packs `now` into new ones, which are then durable and known. Returns the packs that
-    /// nobody needs any more.
-    fn copy(&mut self, packs: &BTreeMap<PackId, Contents>, now: &[PackId]) -> Result<Vec<PackId>, SaveError> {
-        let (mut copied, mut left) = (HashSet::new(), Vec::new());
+    /// Copies the live chunks of the packs `now` to new packs, which are then durable and indexed. Returns the packs that
+    /// are garbage now.
+    fn copy(&mut self, packs: &BTreeMap<PackId, PackUse>, now: &[PackId]) -> Result<Vec<PackId>, SaveError> {
+        let (mut copied, mut garbage) = (HashSet::new(), Vec::new());
         let mut packer = None;
-        let mut room = Room::new();
+        let mut buffers = Buffers::new();
         for pack in now {
             if self.cancel.load(Ordering::Relaxed) {
                 break;
             }
-            let mut is_whole = true;
-            let needed = &packs[pack].needed;
-            for (number, location) in needed.iter().enumerate() {
-                self.chunks.read_ahead(&needed[number..], &mut room);
-                match self.chunks.read(location, &mut room) {
+            let mut is_complete = true;
+            let live = &packs[pack].live;
+            for (number, location) in live.iter().enumerate() {
+                self.chunks.read_ahead(&live[number..], &mut buffers);
+                match self.chunks.read(location, &mut buffers) {
                     Ok(content) => {
                         self.append(&mut packer, location, content)?;
                         copied.insert(location.entry.id);
@@ -262,24 +261,24 @@ impl Work<'_> {
                         return Err(self.failed("read", &pack.pack())(error));
                     }
                     Err(error) => {
-                        tracing::warn!("{error}: the pack is left as it is");
-                        // Neither is it copied again next time.
-                        self.store.change_known(|known| match classify(&error) {
-                            ReadFailure::Damaged => known.forget(&location.entry.id, location),
-                            _ => known.suspect(location),
+                        tracing::warn!("cannot rewrite the pack {pack}, which stays: {error}");
+                        // So that the next garbage collection does not try it again.
+                        self.store.change_index(|index| match classify(&error) {
+                            ReadFailure::Damaged => index.forget(&location.entry.id, location),
+                            _ => index.suspect(location),
                         });
-                        is_whole = false;
+                        is_complete = false;
                         break;
                     }
                 }
             }
-            if is_whole {
-                left.push(*pack);
+            if is_complete {
+                garbage.push(*pack);
             }
         }
         self.finish(packer)?;
         self.copied.extend(copied);
-        Ok(left)
+        Ok(garbage)
     }
 
     fn append(
@@ -298,45 +297,45 @@ impl Work<'_> {
         };
         let name = packer.pack().pack();
         faults::hit("reclaim-copy").map_err(self.failed("write", &name))?;
-        let place = packer.place(content.len(), codec).map_err(self.failed("write", &name))?;
-        place.copy_from_slice(content);
+        let buffer = packer.buffer(content.len(), codec).map_err(self.failed("write", &name))?;
+        buffer.copy_from_slice(content);
         self.done.moved_bytes += packer.keep(location.entry.id, content.len(), codec);
         Ok(())
     }
 
-    /// Makes a new pack durable and known.
+    /// Makes a new pack durable and adds it to the index.
     fn finish(&self, packer: Option<Packer>) -> Result<(), SaveError> {
         let Some(packer) = packer else { return Ok(()) };
         let pack = packer.pack();
         let index: Index = packer.finish().map_err(self.failed("write", &pack.pack()))?;
         let written = faults::hit("reclaim-index").and_then(|()| self.store.write_index(&index));
         if let Err(error) = written {
-            // Whether the index is there is not known. The pack may stay: all that is in it lies elsewhere as well.
+            // The index may exist nevertheless. The pack can stay: its chunks are all copies.
             return Err(self.failed("write", &pack.index())(error));
         }
-        self.store.change_known(|known| known.add(&index));
+        self.store.change_index(|all| all.add(&index));
         Ok(())
     }
 
-    /// Removes those of `packs` that nobody needs, apart from chunks that were copied.
+    /// Deletes those of `packs` that are still garbage after a rescan of the manifests.
     fn remove(&mut self, packs: &[PackId]) -> Result<(), SaveError> {
         if packs.is_empty() {
             return Ok(());
         }
-        let _turn: Turn<'_> = self.store.saving.take();
-        self.fresh.extend(self.needed.look(self.store)?);
-        let _still = self.store.moving.lock();
-        let stay: HashSet<PackId> = self.store.with_known(|known| {
-            let found = self.fresh.difference(&self.copied).flat_map(|id| known.locations(id));
+        let _no_save: SaveGuard<'_> = self.store.saving.take();
+        self.fresh.extend(self.live.scan(self.store)?);
+        let _removing = self.store.removing.lock();
+        let still_used: HashSet<PackId> = self.store.with_index(|index| {
+            let found = self.fresh.difference(&self.copied).flat_map(|id| index.locations(id));
             found.map(|location| location.pack).collect()
         })?;
-        let go: HashMap<PackId, u64> = self.store.with_known(|known| {
-            let go = packs.iter().filter(|pack| !stay.contains(pack));
-            go.filter_map(|pack| Some((*pack, known.pack_bytes(pack)?))).collect()
+        let garbage: HashMap<PackId, u64> = self.store.with_index(|index| {
+            let garbage = packs.iter().filter(|pack| !still_used.contains(pack));
+            garbage.filter_map(|pack| Some((*pack, index.pack_bytes(pack)?))).collect()
         })?;
-        // A save that begins after this one's turn is not to find them.
-        self.store.change_known(|known| known.forget_packs(&go.keys().copied().collect()));
-        for (pack, pack_bytes) in go {
+        // The next save must not find them in the index.
+        self.store.change_index(|index| index.forget_packs(&garbage.keys().copied().collect()));
+        for (pack, pack_bytes) in garbage {
             let failed = |name: &RelPath| self.failed("remove", name);
             tracing::debug!("removing {}", self.store.medium.describe(&pack.pack()));
             faults::hit("reclaim-remove").map_err(failed(&pack.index()))?;
@@ -349,19 +348,19 @@ impl Work<'_> {
     }
 }
 
-/// The packs that are worth copying over, the emptiest first.
-fn worth_copying(packs: &BTreeMap<PackId, Contents>) -> Vec<PackId> {
-    let has_many = packs.values().filter(|held| held.is_small()).count() > SMALL_MAX;
-    let is_worth = |held: &Contents| held.is_worth_copying() || has_many && held.is_small();
-    let mut worth: Vec<_> = packs.iter().filter(|(_, held)| is_worth(held)).collect();
+/// The packs that are worth rewriting, the emptiest first.
+fn worth_rewriting(packs: &BTreeMap<PackId, PackUse>) -> Vec<PackId> {
+    let has_many = packs.values().filter(|one| one.is_small()).count() > SMALL_PACKS_MAX;
+    let is_worth = |one: &PackUse| one.is_worth_rewriting() || has_many && one.is_small();
+    let mut worth: Vec<_> = packs.iter().filter(|(_, one)| is_worth(one)).collect();
     let product = |one: u64, other: u64| u128::from(one) * u128::from(other);
     worth.sort_by(|(_, one), (_, other)| {
-        product(one.needed_bytes, other.pack_bytes).cmp(&product(other.needed_bytes, one.pack_bytes))
+        product(one.live_bytes, other.pack_bytes).cmp(&product(other.live_bytes, one.pack_bytes))
     });
     worth.into_iter().map(|(pack, _)| *pack).collect()
 }
 
-/// Packs that are not to go, whoever needs them: see [`super::Limits::shared`].
+/// Packs that are too young to be deleted: see [`super::Limits::shared`].
 fn young(store: &PackStore) -> io::Result<HashSet<PackId>> {
     let Some(age) = store.limits.shared else { return Ok(HashSet::new()) };
     let listed = store.medium.list_times(&RelPath::new(PACKS).expect("a plain path"))?;
@@ -374,10 +373,10 @@ fn young(store: &PackStore) -> io::Result<HashSet<PackId>> {
     Ok(young.difference(&own).copied().collect())
 }
 
-/// See [`crate::Store::sweep`]: what was never finished, and packs without an index.
+/// See [`crate::Store::sweep`]: removes unfinished objects and packs without an index.
 pub fn sweep(store: &PackStore) -> Result<Vec<String>, SaveError> {
     let _alone = store.reclaiming.lock();
-    let _turn = store.saving.take();
+    let _no_save = store.saving.take();
     let folder = RelPath::new(PACKS).expect("a plain path");
     let failed = |name: &RelPath| {
         let path = store.address(name);
@@ -385,7 +384,7 @@ pub fn sweep(store: &PackStore) -> Result<Vec<String>, SaveError> {
     };
     let mut swept = store.medium.sweep(store.limits.shared.unwrap_or_default()).map_err(failed(&folder))?;
     let listed = store.medium.list(&folder).map_err(failed(&folder))?;
-    // After the listing: who writes has made the pack, and its index comes next.
+    // After the listing: a concurrent writer creates the pack first and its index next.
     let young = young(store).map_err(failed(&folder))?;
     let named = |suffix| -> HashSet<PackId> {
         listed.iter().filter_map(|(name, _)| name.strip_suffix(suffix).and_then(PackId::parse)).collect()

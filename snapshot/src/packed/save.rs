@@ -1,9 +1,8 @@
-//! Saving: several threads take the next chunk, read it into the block of their own pack, name it, and keep it if
-//! nobody has it yet.
+//! Saving: several threads each take the next chunk, read it into the block of their own pack, hash it, and keep it if
+//! it is new.
 
-use super::known::Known;
 use super::packer::Packer;
-use super::{PackStore, Turn};
+use super::{PackStore, SaveGuard};
 use crate::chunk::{Chunk, ChunkId, is_zeroes};
 use crate::medium::read_all;
 use crate::pack::{Index, PACKS, PackId};
@@ -15,45 +14,45 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Room to leave free beside the estimate: an eighth of it, and never less than this (bytes).
+/// Free space required beyond the estimate: an eighth of it, and at least this (bytes).
 const SPARE_MIN_BYTES: u64 = 1 << 20;
 
 /// A snapshot that is being written.
 pub struct Saving<'a> {
     common: Common<'a>,
-    _turn: Turn<'a>,
+    _lock: SaveGuard<'a>,
     id: SnapshotId,
-    /// One for each thread that has found something new.
+    /// One for each thread that has found a new chunk.
     packers: Vec<Option<Packer>>,
-    /// Packs that are durable, with or without their indexes.
+    /// Durable packs, with or without their indexes.
     finished: Vec<Index>,
     files: Vec<DataFile>,
     is_committed: bool,
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct Common<'a> {
     store: &'a PackStore,
     needed_bytes: u64,
-    /// What this snapshot has brought.
+    /// Chunks that this snapshot has added.
     new_chunks: Mutex<HashSet<ChunkId>>,
     stored_bytes: AtomicU64,
 }
 
 impl<'a> Saving<'a> {
-    /// Begins the snapshot `id` when it is its turn; see [`crate::Store::begin`].
+    /// Waits for the save lock and begins the snapshot `id`; see [`crate::Store::begin`].
     pub fn begin(store: &'a PackStore, id: &SnapshotId, needed_bytes: u64) -> Result<Self, SaveError> {
-        let turn = store.saving.take();
+        let lock = store.saving.take();
         let name = sealed::name(id);
         let failed = |step| move |source| SaveError::Io { step, path: store.address(&name), source };
         if store.limits.shared.is_some() {
-            // Somebody else may have removed what was there.
+            // Another machine may have removed packs.
             store.refresh()?;
         }
-        store.with_known(|_| ())?;
+        store.with_index(|_| ())?;
         let wanted_bytes = needed_bytes.min(expected_bytes(store, needed_bytes)?);
         let wanted_bytes = wanted_bytes + (wanted_bytes / 8).max(SPARE_MIN_BYTES);
-        if let Some(available_bytes) = store.medium.free_bytes().map_err(failed("look for room for"))?
+        if let Some(available_bytes) = store.medium.free_bytes().map_err(failed("get the free space for"))?
             && available_bytes < wanted_bytes
         {
             let path = store.address(&PackStore::manifests());
@@ -67,7 +66,7 @@ impl<'a> Saving<'a> {
         };
         Ok(Self {
             common,
-            _turn: turn,
+            _lock: lock,
             id: id.clone(),
             packers: Vec::new(),
             finished: Vec::new(),
@@ -78,7 +77,7 @@ impl<'a> Saving<'a> {
 }
 
 impl Common<'_> {
-    /// Names the failed step; a full disk is told apart, with the room that is needed.
+    /// Names the failed step. A full disk becomes [`SaveError::NoSpace`].
     fn failed(&self, step: &'static str, name: &RelPath) -> impl FnOnce(io::Error) -> SaveError + use<> {
         let path = self.store.address(name);
         let (needed_bytes, medium) = (self.needed_bytes, self.store.medium.clone());
@@ -96,20 +95,20 @@ impl Common<'_> {
         self.failed("write", &name)
     }
 
-    /// Whether the caller is the one to store the chunk: the first of this snapshot, and nobody before.
+    /// Claims a chunk. Returns whether the caller must store it: no pack has it, and no other thread has claimed it.
     fn claim(&self, id: ChunkId) -> Result<bool, SaveError> {
-        if self.store.with_known(|known| known.has(&id))? {
+        if self.store.with_index(|index| index.has(&id))? {
             return Ok(false);
         }
         Ok(self.new_chunks.lock().insert(id))
     }
 
-    /// Whether what a source says of content that it has not read can be: this store has such a chunk, of that length.
+    /// Whether the store has a chunk of this name and length, which a source has named without reading it.
     fn is_there(&self, id: &ChunkId, bytes: usize) -> Result<bool, SaveError> {
-        Ok(id.is_zeroes() || self.store.with_known(|known| known.has_of(id, bytes))?)
+        Ok(id.is_zeroes() || self.store.with_index(|index| index.has_of(id, bytes))?)
     }
 
-    /// Takes the chunk `task` of `input` into the snapshot.
+    /// Stores the chunk `task` of `input`, if it is new.
     fn store_chunk(
         &self,
         input: &Input<'_>,
@@ -137,7 +136,7 @@ impl Common<'_> {
             }
         };
         let failed = self.failed_pack(Some(packer.pack()));
-        let content = packer.place(length, codec).map_err(failed)?;
+        let content = packer.buffer(length, codec).map_err(failed)?;
         let unreadable = |source| SaveError::Source { path: input.path.to_string(), source };
         input.from.read_at(task.begin, content).map_err(unreadable)?;
         if is_zeroes(content) {
@@ -151,8 +150,8 @@ impl Common<'_> {
         Ok(chunk(id))
     }
 
-    /// Makes a pack durable. Where what is unfinished is kept, it gets its index at once and is known from now on; it
-    /// is not this snapshot's to remove any more. Otherwise its index is returned.
+    /// Makes a pack durable and returns its index. With `keeps_unfinished`, writes the index immediately and returns
+    /// `None`: the pack then stays even if this save fails.
     fn finish(&self, packer: Packer) -> Result<Option<Index>, SaveError> {
         let failed = self.failed_pack(Some(packer.pack()));
         let index = packer.finish().map_err(failed)?;
@@ -160,7 +159,7 @@ impl Common<'_> {
             return Ok(Some(index));
         }
         self.write_index(&index)?;
-        self.store.change_known(|known: &mut Known| known.add(&index));
+        self.store.change_index(|all| all.add(&index));
         Ok(None)
     }
 
@@ -169,7 +168,7 @@ impl Common<'_> {
         self.store.write_index(index).map_err(self.failed("write", &name))
     }
 
-    /// What one thread does.
+    /// The work of one thread.
     fn work(
         &self,
         work: &Work<'_>,
@@ -206,8 +205,8 @@ impl Saving<'_> {
         self.finished.iter().try_for_each(|index| self.common.write_index(index))
     }
 
-    /// After a commit that failed, the manifest may be there, and be gone after a crash: better that it is not there at
-    /// all. Somebody else's is left alone.
+    /// Removes the manifest after a failed commit: it may exist now and be lost in a crash. A manifest that another
+    /// process has committed is kept.
     fn take_back(&mut self, name: &RelPath, content: &[u8]) -> Result<(), SaveError> {
         let medium = &self.common.store.medium;
         let removed = match read_all(&**medium, name, sealed::MANIFEST_MAX_BYTES) {
@@ -218,19 +217,19 @@ impl Saving<'_> {
         };
         if let Err(error) = removed {
             tracing::warn!("cannot remove {}: {error}", medium.describe(name));
-            // What may be a snapshot keeps what it needs.
+            // The snapshot may exist, so its packs must stay.
             self.finished.clear();
         }
         Ok(())
     }
 
-    /// Looks, after the commit, whether all is still there that was found known: another machine, which could not see
-    /// that it is needed before the manifest was there, may have removed it. If something is not, the snapshot goes.
+    /// Checks after the commit that all chunks still exist. Another machine may have deleted shared chunks, since it
+    /// could not see before the commit that they are live. If a chunk is missing, removes the snapshot.
     fn confirm(&mut self, name: &RelPath, content: &[u8], manifest: &Manifest) -> Result<(), SaveError> {
         let store = self.common.store;
         let is_there = store.refresh().and_then(|()| {
             let mut chunks = manifest.files.iter().flat_map(|file| &file.chunks);
-            store.with_known(|known| chunks.all(|chunk| chunk.id.is_zeroes() || known.has(&chunk.id)))
+            store.with_index(|index| chunks.all(|chunk| chunk.id.is_zeroes() || index.has(&chunk.id)))
         });
         let failure = match is_there {
             Ok(true) => return Ok(()),
@@ -241,13 +240,13 @@ impl Saving<'_> {
         Err(failure)
     }
 
-    /// Removes packs of a snapshot that does not come to be. What stays is nobody's and is swept later.
-    fn give_up(&mut self) {
+    /// Removes the packs of a failed save. A pack that cannot be removed is swept later.
+    fn roll_back(&mut self) {
         let store = self.common.store;
-        let _still = store.moving.lock();
+        let _removing = store.removing.lock();
         let finished = std::mem::take(&mut self.finished);
-        // Who has read the indexes meanwhile knows them.
-        store.change_known(|known| known.forget_packs(&finished.iter().map(|index| index.pack).collect()));
+        // A concurrent refresh may have added them to the index.
+        store.change_index(|index| index.forget_packs(&finished.iter().map(|index| index.pack).collect()));
         for index in finished {
             for name in [index.pack.index(), index.pack.pack()] {
                 if let Err(error) = store.medium.remove(&name) {
@@ -302,7 +301,7 @@ impl SnapshotWriter for Saving<'_> {
             return Err(self.common.failed("commit", &name)(error));
         }
         let store = self.common.store;
-        store.change_known(|known: &mut Known| self.finished.iter().for_each(|index| known.add(index)));
+        store.change_index(|all| self.finished.iter().for_each(|index| all.add(index)));
         if store.limits.shared.is_some() {
             self.confirm(&name, &content, &manifest)?;
         }
@@ -315,18 +314,18 @@ impl SnapshotWriter for Saving<'_> {
 
 impl Drop for Saving<'_> {
     fn drop(&mut self) {
-        // Those in writing go by themselves, and first: the medium is not to be full of them.
+        // Unfinished packs are discarded first, which frees their space.
         self.packers.clear();
         if !self.is_committed {
-            self.give_up();
+            self.roll_back();
         }
     }
 }
 
-/// How much a snapshot of `needed_bytes` will bring, going by the newest one; `needed_bytes` if there is none.
+/// Estimates how many bytes a snapshot of `needed_bytes` will add, from the newest snapshot; `needed_bytes` if there is
+/// none.
 fn expected_bytes(store: &PackStore, needed_bytes: u64) -> Result<u64, SaveError> {
     let Some(newest) = store.ids()?.pop() else { return Ok(needed_bytes) };
-    // One that does not read says nothing.
     let Ok(newest) = store.manifest(&newest) else { return Ok(needed_bytes) };
     let Some(stored_bytes) = newest.stored_bytes else { return Ok(needed_bytes) };
     let more_bytes = needed_bytes.saturating_sub(newest.data_bytes());
@@ -340,15 +339,15 @@ struct Task {
     end: u64,
 }
 
-/// All chunks to store, and what became of them.
+/// All chunks to store, and their results.
 struct Work<'a> {
     inputs: &'a [Input<'a>],
     tasks: Vec<Task>,
     next: AtomicUsize,
     stop: AtomicBool,
-    /// For each task.
+    /// The result of each task.
     chunks: Vec<OnceLock<Chunk>>,
-    /// For each input: chunks that are not taken yet.
+    /// For each input: the number of unfinished tasks.
     left: Vec<AtomicUsize>,
     finished: Mutex<Vec<Index>>,
 }

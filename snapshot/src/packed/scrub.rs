@@ -1,8 +1,8 @@
-//! Reading everything that a store has, whether a snapshot needs it or not.
+//! Scrubbing: reads and checks everything in a store, whether a snapshot uses it or not.
 
 use super::PackStore;
+use super::chunk_index::Location;
 use super::chunks::OpenPacks;
-use super::known::Location;
 use crate::chunk::CHUNK_BYTES;
 use crate::medium::{BLOCK_ALIGN, Block, ObjectReader, read_all};
 use crate::pack::{self, Entry, FormatError, HEADER_BYTES, INDEX_MAX_BYTES, Index, PACKS, PackId};
@@ -15,24 +15,24 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// So much is read at once (bytes).
-const STRETCH_BYTES: usize = 2 * CHUNK_BYTES;
+/// The length of one read (bytes).
+const SEGMENT_BYTES: usize = 2 * CHUNK_BYTES;
 
-/// What [`PackStore::scrub`] found.
+/// The result of [`PackStore::scrub`].
 #[derive(Debug, Default)]
 pub struct Scrubbed {
     /// Packs that were read.
     pub packs: usize,
-    /// Their length (bytes).
+    /// Total length of the packs (bytes).
     pub pack_bytes: u64,
     /// Manifests that were read.
     pub manifests: usize,
-    /// All that is amiss.
+    /// All damage found.
     pub damage: Vec<Damage>,
 }
 
-/// A part of a pack: chunks and what lies between them.
-struct Stretch {
+/// A part of a pack: chunks and the gaps between them.
+struct Segment {
     pack: usize,
     begin: u64,
     end: u64,
@@ -48,24 +48,24 @@ struct Scrubbing<'a> {
     store: &'a PackStore,
     packs: Vec<Pack>,
     open: OpenPacks,
-    stretches: Vec<Stretch>,
+    segments: Vec<Segment>,
     found: Mutex<Scrubbed>,
 }
 
 impl PackStore {
-    /// Reads all that there is: every manifest, every index, every pack from its header to its end, whether a snapshot
-    /// needs it or not. `progress` is told bytes of packs; their sum is [`PackStore::pack_bytes`]. Chunks that are found
-    /// damaged are stored anew by the next save that has them. `cancel` ends it early.
+    /// Reads and checks every manifest, every index, and every pack from its header to its end. `progress` counts bytes
+    /// of packs, up to [`PackStore::pack_bytes`]. The next save that contains a damaged chunk stores the chunk again.
+    /// `cancel` ends the scrub early.
     ///
     /// # Errors
-    /// When the medium fails. What is damaged is no error but in [`Scrubbed::damage`].
+    /// If the access to the medium fails. Damage is not an error, but listed in [`Scrubbed::damage`].
     pub fn scrub(&self, progress: ProgressFn, cancel: &AtomicBool) -> Result<Scrubbed, ReadError> {
-        self.with_known(|_| ())?;
+        self.with_index(|_| ())?;
         let mut scrubbing = Scrubbing {
             store: self,
             packs: Vec::new(),
             open: OpenPacks::default(),
-            stretches: Vec::new(),
+            segments: Vec::new(),
             found: Mutex::default(),
         };
         scrubbing.read_manifests()?;
@@ -74,10 +74,10 @@ impl PackStore {
         Ok(scrubbing.found.into_inner())
     }
 
-    /// Length of all packs (bytes).
+    /// Total length of all packs (bytes).
     ///
     /// # Errors
-    /// When the medium fails.
+    /// If the medium fails.
     pub fn pack_bytes(&self) -> Result<u64, ReadError> {
         let listed = self.list_packs()?;
         Ok(listed.iter().filter(|(name, _)| name.ends_with(".pack")).map(|(_, bytes)| bytes).sum())
@@ -91,13 +91,13 @@ impl PackStore {
 }
 
 impl Scrubbing<'_> {
-    fn amiss(&self, damage: Damage) {
+    fn report(&self, damage: Damage) {
         self.found.lock().damage.push(damage);
     }
 
-    fn object_is(&self, name: &RelPath, reason: impl Into<String>) {
+    fn report_object(&self, name: &RelPath, reason: impl Into<String>) {
         let (object, reason) = (self.store.medium.describe(name), reason.into());
-        self.amiss(Damage::Object { object, reason });
+        self.report(Damage::Object { object, reason });
     }
 
     fn read_manifests(&mut self) -> Result<(), ReadError> {
@@ -105,8 +105,8 @@ impl Scrubbing<'_> {
             match self.store.manifest(&id) {
                 Err(ReadError::Missing(_)) => continue,
                 Ok(_) => {}
-                Err(ReadError::Damaged { damage, .. }) => self.amiss(damage),
-                Err(error @ ReadError::Hostile { .. }) => self.amiss(Damage::Manifest(error.to_string())),
+                Err(ReadError::Damaged { damage, .. }) => self.report(damage),
+                Err(error @ ReadError::Hostile { .. }) => self.report(Damage::Manifest(error.to_string())),
                 Err(error) => return Err(error),
             }
             self.found.get_mut().manifests += 1;
@@ -114,16 +114,16 @@ impl Scrubbing<'_> {
         Ok(())
     }
 
-    /// What `error` says of the object `name`: damage, unless it says nothing of it.
-    fn is_unreadable(&self, name: &RelPath, source: io::Error) -> Result<(), ReadError> {
+    /// Handles a read error of the object `name`: reports damage, unless the access failed.
+    fn report_unreadable(&self, name: &RelPath, source: io::Error) -> Result<(), ReadError> {
         if classify(&source) == ReadFailure::Access {
             return Err(ReadError::Io { step: "read", path: self.store.address(name), source });
         }
-        self.object_is(name, source.to_string());
+        self.report_object(name, source.to_string());
         Ok(())
     }
 
-    /// Reads the indexes and divides the packs into stretches. Packs without an index are nobody's: they are not read.
+    /// Reads the indexes and divides the packs into segments. Packs without an index are garbage and are not read.
     fn read_indexes(&mut self) -> Result<(), ReadError> {
         let listed = self.store.list_packs()?;
         let ids: BTreeSet<PackId> = listed
@@ -134,7 +134,7 @@ impl Scrubbing<'_> {
             let bytes = match read_all(&*self.store.medium, &id.index(), INDEX_MAX_BYTES) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => {
-                    self.is_unreadable(&id.index(), error)?;
+                    self.report_unreadable(&id.index(), error)?;
                     continue;
                 }
                 Ok(bytes) => bytes,
@@ -146,26 +146,27 @@ impl Scrubbing<'_> {
                 Err(FormatError::Newer { found, known }) => {
                     return Err(ReadError::NewerObject { what: what(), found, known });
                 }
-                Err(error) => self.object_is(&id.index(), error.to_string()),
+                Err(error) => self.report_object(&id.index(), error.to_string()),
             }
         }
         Ok(())
     }
 
-    /// The pack; `None` when it cannot be opened, which is noted unless it went with its index meanwhile.
+    /// Opens the pack. If that fails, reports it and returns `None`; a pack that was deleted with its index concurrently
+    /// is not reported.
     fn open(&self, id: PackId) -> Result<Option<Arc<dyn ObjectReader>>, ReadError> {
         match self.open.get(id, || self.store.medium.open(&id.pack())) {
             Ok(object) => Ok(Some(object)),
             Err(_) if self.store.medium.open(&id.index()).is_err_and(is_gone) => Ok(None),
-            Err(error) => self.is_unreadable(&id.pack(), error).map(|()| None),
+            Err(error) => self.report_unreadable(&id.pack(), error).map(|()| None),
         }
     }
 
     fn divide(&mut self, id: PackId, index: &Index) -> Result<(), ReadError> {
         let Some(object) = self.open(id)? else { return Ok(()) };
         if object.bytes() != index.pack_bytes {
-            let reason = format!("it has {} bytes, its index says {}", object.bytes(), index.pack_bytes);
-            self.object_is(&id.pack(), reason);
+            let reason = format!("it has {} bytes, not {} as in its index", object.bytes(), index.pack_bytes);
+            self.report_object(&id.pack(), reason);
             return Ok(());
         }
         let pack = self.packs.len();
@@ -173,33 +174,33 @@ impl Scrubbing<'_> {
         let found = self.found.get_mut();
         found.packs += 1;
         found.pack_bytes += index.pack_bytes;
-        let mut now = Stretch { pack, begin: 0, end: HEADER_BYTES as u64, entries: Vec::new() };
+        let mut now = Segment { pack, begin: 0, end: HEADER_BYTES as u64, entries: Vec::new() };
         for entry in &index.entries {
             let end = entry.offset + u64::from(entry.stored_bytes);
-            if end - now.begin > STRETCH_BYTES as u64 {
-                let next = Stretch { pack, begin: now.end, end: now.end, entries: Vec::new() };
-                self.stretches.push(std::mem::replace(&mut now, next));
+            if end - now.begin > SEGMENT_BYTES as u64 {
+                let next = Segment { pack, begin: now.end, end: now.end, entries: Vec::new() };
+                self.segments.push(std::mem::replace(&mut now, next));
             }
             now.end = end;
             now.entries.push(*entry);
         }
         now.end = index.pack_bytes;
-        self.stretches.push(now);
+        self.segments.push(now);
         Ok(())
     }
 
     fn read_packs(&self, progress: ProgressFn, cancel: &AtomicBool) -> Result<(), ReadError> {
         let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let threads = self.store.limits.threads().min(self.stretches.len());
+        let threads = self.store.limits.threads().min(self.segments.len());
         let work = || -> Result<(), ReadError> {
-            let mut room = (Block::new(STRETCH_BYTES + 2 * BLOCK_ALIGN), Vec::new());
+            let mut buffers = (Block::new(SEGMENT_BYTES + 2 * BLOCK_ALIGN), Vec::new());
             while !cancel.load(Ordering::Relaxed)
                 && !stop.load(Ordering::Relaxed)
-                && let Some(stretch) = self.stretches.get(next.fetch_add(1, Ordering::Relaxed))
+                && let Some(segment) = self.segments.get(next.fetch_add(1, Ordering::Relaxed))
             {
-                let read = self.read_stretch(stretch, &mut room.0, &mut room.1);
+                let read = self.read_segment(segment, &mut buffers.0, &mut buffers.1);
                 read.inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
-                progress(stretch.end - stretch.begin);
+                progress(segment.end - segment.begin);
             }
             Ok(())
         };
@@ -210,36 +211,39 @@ impl Scrubbing<'_> {
         })
     }
 
-    /// Compares all that lies in `stretch`.
-    fn read_stretch(
+    /// Reads `segment` and checks its chunks and gaps.
+    fn read_segment(
         &self,
-        stretch: &Stretch,
+        segment: &Segment,
         block: &mut Block,
         scratch: &mut Vec<u8>,
     ) -> Result<(), ReadError> {
-        let pack = &self.packs[stretch.pack];
+        let pack = &self.packs[segment.pack];
         let Some(object) = self.open(pack.id)? else { return Ok(()) };
-        // From a multiple of what suits direct I/O on, to one where there is more.
-        let begin = stretch.begin - stretch.begin % BLOCK_ALIGN as u64;
-        let end = stretch.end.next_multiple_of(BLOCK_ALIGN as u64).min(pack.bytes);
+        // Align both ends for direct I/O.
+        let begin = segment.begin - segment.begin % BLOCK_ALIGN as u64;
+        let end = segment.end.next_multiple_of(BLOCK_ALIGN as u64).min(pack.bytes);
         let length = |from: u64, to: u64| usize::try_from(to - from).unwrap_or(usize::MAX);
-        let Some(room) = block.get_mut(..length(begin, end)) else {
-            self.object_is(&pack.id.pack(), "it has a stretch without chunks that nobody writes");
+        let Some(buffer) = block.get_mut(..length(begin, end)) else {
+            self.report_object(
+                &pack.id.pack(),
+                "it has a longer gap between chunks than ckpt-run ever leaves",
+            );
             return Ok(());
         };
-        if let Err(error) = object.read_at(begin, room) {
-            return self.is_unreadable(&pack.id.pack(), error);
+        if let Err(error) = object.read_at(begin, buffer) {
+            return self.report_unreadable(&pack.id.pack(), error);
         }
         let part = |from: u64, to: u64| &block[length(begin, from)..length(begin, to)];
-        let mut position = stretch.begin;
+        let mut position = segment.begin;
         if position == 0 {
             position = HEADER_BYTES as u64;
             if part(0, position) != pack::header(&pack.id, &self.store.codec) {
-                self.object_is(&pack.id.pack(), "its header has been altered");
+                self.report_object(&pack.id.pack(), "its header has been altered");
             }
         }
         let codec = &self.store.codec;
-        for entry in &stretch.entries {
+        for entry in &segment.entries {
             self.compare_gap(pack, position, part(position, entry.offset));
             position = entry.offset + u64::from(entry.stored_bytes);
             let (stored, raw_bytes) = (part(entry.offset, position), entry.raw_bytes as usize);
@@ -248,16 +252,16 @@ impl Scrubbing<'_> {
                 continue;
             }
             let location = Location { pack: pack.id, entry: *entry };
-            self.store.change_known(|known| known.forget(&entry.id, &location));
-            self.object_is(&pack.id.pack(), format!("the chunk at {} is damaged", entry.offset));
+            self.store.change_index(|index| index.forget(&entry.id, &location));
+            self.report_object(&pack.id.pack(), format!("the chunk at {} is damaged", entry.offset));
         }
-        self.compare_gap(pack, position, part(position, stretch.end));
+        self.compare_gap(pack, position, part(position, segment.end));
         Ok(())
     }
 
     fn compare_gap(&self, pack: &Pack, begin: u64, gap: &[u8]) {
         if gap.iter().any(|&byte| byte != 0) {
-            self.object_is(&pack.id.pack(), format!("between chunks, at {begin}, there is something"));
+            self.report_object(&pack.id.pack(), format!("the gap between chunks at {begin} is not zero"));
         }
     }
 }

@@ -1,8 +1,8 @@
-//! A data file of a packed snapshot as something to be stored in another store.
+//! A data file of a packed snapshot as a [`Source`], for copies to another store.
 
 use super::PackStore;
-use super::chunks::{Chunks, Room};
-use super::known::Location;
+use super::chunk_index::{ChunkIndex, Location};
+use super::chunks::{Buffers, Chunks};
 use crate::DataFile;
 use crate::chunk::{Chunk, ChunkId};
 use crate::store::Source;
@@ -13,7 +13,7 @@ use std::ops::Range;
 pub struct PackedFile<'a> {
     store: &'a PackStore,
     chunks: Chunks<'a>,
-    /// The file's chunks, and where each ends in it (bytes).
+    /// The file's chunks, with their end offsets in the file (bytes).
     parts: Vec<(Chunk, u64)>,
     bytes: u64,
 }
@@ -29,26 +29,26 @@ impl<'a> PackedFile<'a> {
         Self { store, chunks: Chunks::shared(store), parts, bytes: file.bytes }
     }
 
-    /// The number of the chunk that `offset` lies in.
+    /// The number of the chunk that contains `offset`.
     fn number_at(&self, offset: u64) -> usize {
         self.parts.partition_point(|(_, end)| *end <= offset)
     }
 
-    /// Reads all of a chunk, from wherever it lies undamaged.
-    fn read_chunk(&self, chunk: &Chunk, into: &mut [u8], room: &mut Room) -> io::Result<()> {
+    /// Reads all of a chunk from any intact copy.
+    fn read_chunk(&self, chunk: &Chunk, into: &mut [u8], buffers: &mut Buffers) -> io::Result<()> {
         if chunk.id.is_zeroes() {
             into.fill(0);
             return Ok(());
         }
         let mut failure = None;
-        for is_again in [false, true] {
-            if is_again {
-                // Another process may have moved it since the indexes were read.
+        for is_retry in [false, true] {
+            if is_retry {
+                // Another process may have moved the chunk since the indexes were read.
                 self.store.refresh().map_err(io::Error::other)?;
             }
-            let found = |known: &super::Known| known.locations(&chunk.id).copied().collect::<Vec<Location>>();
-            for location in self.store.with_known(found).map_err(io::Error::other)? {
-                match self.chunks.read_to(&location, into, room) {
+            let found = |index: &ChunkIndex| index.locations(&chunk.id).copied().collect::<Vec<Location>>();
+            for location in self.store.with_index(found).map_err(io::Error::other)? {
+                match self.chunks.read_to(&location, into, buffers) {
                     Ok(()) => return Ok(()),
                     Err(error) => failure = Some(error),
                 }
@@ -59,45 +59,44 @@ impl<'a> PackedFile<'a> {
         Err(failure.unwrap_or_else(missing))
     }
 
-    /// Reads the chunks from the one with `number` on, up to `end` in the file, together, as far as they lie beside each
-    /// other.
-    fn read_ahead(&self, number: usize, end: u64, room: &mut Room) -> io::Result<()> {
+    /// Reads ahead the chunks from `number` up to the offset `end`, as far as they are adjacent in a pack.
+    fn read_ahead(&self, number: usize, end: u64, buffers: &mut Buffers) -> io::Result<()> {
         let wanted = self.parts[number..].iter().take_while(|(_, its_end)| *its_end <= end);
         let wanted = wanted.map(|(chunk, _)| chunk.id).filter(|id| !id.is_zeroes());
-        let located = |known: &super::Known| {
+        let located = |index: &ChunkIndex| {
             let mut found: Vec<Location> = Vec::new();
-            for location in wanted.map_while(|id| known.locations(&id).next().copied()) {
+            for location in wanted.map_while(|id| index.locations(&id).next().copied()) {
                 let follows =
                     |last: &Location| last.pack == location.pack && last.entry.offset < location.entry.offset;
-                if room.has(&location) || !found.last().is_none_or(follows) {
+                if buffers.has(&location) || !found.last().is_none_or(follows) {
                     break;
                 }
                 found.push(location);
             }
             found
         };
-        let found = self.store.with_known(located).map_err(io::Error::other)?;
-        // One alone is read to where it is wanted.
+        let found = self.store.with_index(located).map_err(io::Error::other)?;
+        // A single chunk is read directly to its destination instead.
         if found.len() > 1 {
-            self.chunks.read_ahead(&found, room);
+            self.chunks.read_ahead(&found, buffers);
         }
         Ok(())
     }
 
-    /// Fills `into` with what lies from `offset` on, chunk by chunk.
-    fn read_parts(&self, offset: u64, into: &mut [u8], room: &mut Room) -> io::Result<()> {
+    /// Fills `into` with the content at `offset`, chunk by chunk.
+    fn read_parts(&self, offset: u64, into: &mut [u8], buffers: &mut Buffers) -> io::Result<()> {
         let (mut offset, mut rest) = (offset, into);
         while !rest.is_empty() {
             let number = self.number_at(offset);
             let (chunk, end) = self.parts.get(number).ok_or(io::ErrorKind::UnexpectedEof)?;
-            self.read_ahead(number, offset + rest.len() as u64, room)?;
+            self.read_ahead(number, offset + rest.len() as u64, buffers)?;
             let left = usize::try_from(end - offset).expect("a chunk is small").min(rest.len());
             let (now, later) = rest.split_at_mut(left);
             if left == chunk.bytes as usize {
-                self.read_chunk(chunk, now, room)?;
+                self.read_chunk(chunk, now, buffers)?;
             } else {
                 let mut whole = vec![0; chunk.bytes as usize];
-                self.read_chunk(chunk, &mut whole, room)?;
+                self.read_chunk(chunk, &mut whole, buffers)?;
                 let at = whole.len() - usize::try_from(end - offset).expect("a chunk is small");
                 now.copy_from_slice(&whole[at..at + left]);
             }
@@ -114,7 +113,7 @@ impl Source for PackedFile<'_> {
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.chunks.with_room(|room| self.read_parts(offset, into, room))
+        self.chunks.with_buffers(|buffers| self.read_parts(offset, into, buffers))
     }
 
     fn chunk_end(&self, offset: u64) -> u64 {

@@ -1,5 +1,5 @@
-//! Writes in flight: a block is handed over, and comes back when it is written, so that the next one can be filled
-//! meanwhile.
+//! Asynchronous writes: the caller submits a block and gets it back when it is written. Meanwhile it can fill the next
+//! one.
 
 use super::ring::Ring;
 use crate::medium::Block;
@@ -11,16 +11,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-/// A part of a file to be written.
+/// A write to a file.
 pub(super) struct Write {
     pub(super) block: Block,
-    /// How much of the block is to be written, from its beginning.
+    /// How many bytes of the block to write, from its beginning.
     pub(super) bytes: usize,
-    /// Where it goes in the file (bytes).
+    /// The offset in the file (bytes).
     pub(super) offset: u64,
 }
 
-/// A write that has ended: so many bytes were written, perhaps fewer than asked for.
+/// A completed write, with the number of bytes written: it may be a short write.
 pub(super) struct Done {
     pub(super) write: Write,
     pub(super) written: io::Result<usize>,
@@ -28,16 +28,16 @@ pub(super) struct Done {
 
 /// The writes of one file.
 pub(super) enum Queue {
-    /// Where the kernel has it and the container permits it.
+    /// io_uring, where the kernel has it and the container permits it.
     Ring(Box<Ring>),
     /// A thread that writes one block after the other.
     Thread(Thread),
-    /// Written at once: for file systems in memory, where waiting for nothing costs more than it brings.
+    /// Synchronous writes: for file systems in memory, where asynchronous writes gain nothing.
     Plain(Arc<File>, VecDeque<Done>),
 }
 
 impl Queue {
-    /// For up to `writes` writes at a time.
+    /// A queue for up to `writes` concurrent writes.
     pub(super) fn new(file: &Arc<File>, writes: usize, ring: bool) -> Self {
         let ring = if ring { Ring::new(file, writes) } else { None };
         match ring.map(|ring| Self::Ring(Box::new(ring))).or_else(|| Thread::new(file).map(Self::Thread)) {
@@ -53,7 +53,7 @@ impl Queue {
     /// Begins a write.
     ///
     /// # Errors
-    /// When there are more in flight than there may be, or nobody is there to do it.
+    /// If too many writes are in flight, or the writing thread has ended.
     pub(super) fn submit(&mut self, write: Write) -> io::Result<()> {
         let submitted = match self {
             Self::Ring(ring) => ring.submit(write),
@@ -63,13 +63,13 @@ impl Queue {
                 Ok(())
             }
         };
-        submitted.map_err(|_| io::Error::other("the queue of writes does not take another one"))
+        submitted.map_err(|_| io::Error::other("the queue of writes is full or closed"))
     }
 
-    /// Waits for the end of a write; there has to be one in flight. They end in any order.
+    /// Waits for the completion of a write; one must be in flight. Writes complete in any order.
     ///
     /// # Errors
-    /// When it cannot be waited for.
+    /// If the wait fails.
     pub(super) fn wait(&mut self) -> io::Result<Done> {
         match self {
             Self::Ring(ring) => ring.wait(),
@@ -124,7 +124,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // It ends after the writes that it has; that it panicked would have been told by `wait`.
+            // It ends after its pending writes. `wait` has reported a panic already.
             let _ = thread.join();
         }
     }

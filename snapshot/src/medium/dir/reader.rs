@@ -1,7 +1,7 @@
-//! Reading an object: large parts past the page cache, where the file system can do that.
+//! Reading an object: large reads bypass the page cache, where the file system supports that.
 
 use super::Ways;
-use super::place::Folder;
+use super::root::Folder;
 use super::writer::{is_in_memory, set_direct};
 use crate::medium::{BLOCK_ALIGN, Block, ObjectReader};
 use rustix::fs::Advice;
@@ -12,15 +12,15 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Reads from this length on do not go through the page cache (bytes).
+/// Reads of at least this length bypass the page cache (bytes).
 const DIRECT_FROM_BYTES: usize = 64 << 10;
-/// What goes through memory of our own does so in pieces of this length (bytes).
+/// The length of the bounce buffer for unaligned reads (bytes).
 const BOUNCE_BYTES: usize = 1 << 20;
 
 /// An object that is being read.
 pub(super) struct DirReader {
     file: File,
-    /// The same file for direct I/O.
+    /// The same file, opened for direct I/O.
     direct: Option<File>,
     direct_refused: AtomicBool,
     in_memory: bool,
@@ -36,7 +36,7 @@ impl DirReader {
         if ways.direct && !in_memory && facts.len() >= DIRECT_FROM_BYTES as u64 {
             direct = folder.open_file().and_then(|file| set_direct(&file, true).map(|()| file)).ok();
         }
-        // It may have been replaced between the two.
+        // The file may have been replaced between the two opens.
         let is_same = |other: &File| {
             other.metadata().is_ok_and(|other| (other.dev(), other.ino()) == (facts.dev(), facts.ino()))
         };
@@ -55,7 +55,7 @@ impl DirReader {
         Ok(())
     }
 
-    /// Offset and address are aligned: all but the last bytes go straight to where they are wanted.
+    /// For an aligned offset and address: reads all but the last bytes directly to their destination.
     fn read_straight(file: &File, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let aligned_bytes = into.len() - into.len() % BLOCK_ALIGN;
         let (straight, tail) = into.split_at_mut(aligned_bytes);
@@ -68,7 +68,7 @@ impl DirReader {
         Ok(())
     }
 
-    /// Through memory of our own.
+    /// Reads through a bounce buffer.
     fn read_bounced(file: &File, mut offset: u64, mut into: &mut [u8]) -> io::Result<()> {
         let wanted_bytes = (into.len() + BLOCK_ALIGN).next_multiple_of(BLOCK_ALIGN);
         let mut bounce = Block::new(wanted_bytes.min(BOUNCE_BYTES));
@@ -95,11 +95,11 @@ impl DirReader {
     }
 }
 
-/// Reads at least `wanted_bytes` into `parts`, one after the other, which are aligned and may be longer (at the file's
-/// end there is less).
+/// Reads at least `wanted_bytes` into the consecutive `parts`, which are aligned and may be longer than the rest of the
+/// file.
 ///
 /// # Errors
-/// EINVAL also when a read ends in the middle of a block: direct reads cannot go on there.
+/// EINVAL also if a read ends in the middle of a block: direct reads cannot continue there.
 fn read_whole(file: &File, offset: u64, parts: &mut [&mut [u8]], wanted_bytes: usize) -> io::Result<()> {
     let mut done_bytes = 0;
     loop {

@@ -1,6 +1,5 @@
-//! Writes in flight through io_uring. The one place of this medium with unsafe code: the kernel reads from memory
-//! that Rust knows nothing of, so [`Ring`] owns each block from before its write is handed over until after its
-//! completion has been seen.
+//! Asynchronous writes with io_uring. This module needs unsafe code: the kernel reads from memory outside Rust's
+//! control, so [`Ring`] owns each block from before its write is submitted until after its completion was reaped.
 
 use super::queue::{Done, Write};
 use io_uring::{IoUring, opcode, types};
@@ -10,19 +9,19 @@ use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, OnceLock};
 
-/// More is not asked for in one write; what is left is written like the rest of any short write (bytes).
+/// The maximum length of one write (bytes); the rest is handled like that of a short write.
 const WRITE_MAX_BYTES: usize = 1 << 30;
 
 /// Writes to one file.
 pub(super) struct Ring {
-    // The kernel may be at work for as long as `slots` holds anything: neither is dropped before.
+    // While `slots` holds a write, the kernel may read from it: neither field is dropped before that has ended.
     ring: ManuallyDrop<IoUring>,
     slots: ManuallyDrop<Vec<Option<Write>>>,
     file: Arc<File>,
 }
 
 impl Ring {
-    /// A ring for up to `writes` writes at a time; `None` where the kernel, or the container, does not give one.
+    /// A ring for up to `writes` concurrent writes; `None` if the kernel or the container does not permit it.
     pub(super) fn new(file: &Arc<File>, writes: usize) -> Option<Self> {
         static REFUSED: OnceLock<()> = OnceLock::new();
         if REFUSED.get().is_some() {
@@ -35,8 +34,8 @@ impl Ring {
                 Some(Self { ring: ManuallyDrop::new(ring), slots, file: Arc::clone(file) })
             }
             Err(error) => {
-                tracing::debug!("no io_uring ({error}): writing with a thread");
-                // Out of memory or of descriptors may pass; what is not there or not allowed stays so.
+                tracing::debug!("io_uring is not available ({error}): writing with a thread");
+                // A lack of memory or descriptors may be temporary; a missing or forbidden feature is not.
                 if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES)) {
                     let _ = REFUSED.set(());
                 }
@@ -45,7 +44,7 @@ impl Ring {
         }
     }
 
-    /// Begins a write. Gives it back if there is no room for it.
+    /// Submits a write. Returns it if the ring is full.
     pub(super) fn submit(&mut self, write: Write) -> Result<(), Write> {
         let Some(number) = self.slots.iter().position(Option::is_none) else { return Err(write) };
         let part = &write.block[..write.bytes.min(WRITE_MAX_BYTES)];
@@ -54,7 +53,7 @@ impl Ring {
             .offset(write.offset)
             .build()
             .user_data(number as u64);
-        // From now on the block is ours, wherever the push and the submission end.
+        // The ring owns the block from here on, whatever the results of the push and the submission.
         self.slots[number] = Some(write);
         // SAFETY: the entry's memory is a part of the block in the slot. It does not move with the `Block`, and nobody
         // frees it or writes to it until its completion is taken out (`wait`), or for ever if that cannot be waited
@@ -63,12 +62,12 @@ impl Ring {
         if pushed.is_err() {
             return Err(self.slots[number].take().expect("it was put there above"));
         }
-        // What cannot be submitted now stays in the queue and is submitted by the next `wait`, which tells why not.
+        // If this fails, the entry stays queued. The next `wait` submits it again and reports the error.
         let _ = self.ring.submit();
         Ok(())
     }
 
-    /// Waits for the end of a write. There has to be one in flight.
+    /// Waits for the completion of a write; one must be in flight.
     pub(super) fn wait(&mut self) -> io::Result<Done> {
         loop {
             if let Some(completed) = self.ring.completion().next() {
@@ -98,8 +97,8 @@ impl Drop for Ring {
                     std::thread::yield_now();
                 }
                 Err(error) => {
-                    // The kernel may still read from the blocks: they are given up, never freed.
-                    tracing::error!("cannot wait for writes in flight, their memory is lost: {error}");
+                    // The kernel may still read from the blocks: they are leaked, never freed.
+                    tracing::error!("cannot wait for writes in flight, leaking their memory: {error}");
                     return;
                 }
             }

@@ -1,6 +1,6 @@
-//! A file that is not an object yet.
+//! A file that is not yet an object.
 
-use super::place::{Folder, Place};
+use super::root::{Folder, Root};
 use crate::medium::record::{Notes, Operation};
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A file under a temporary name, removed again unless it is published.
+/// A file under a temporary name. It is removed on drop unless it was published.
 pub(super) struct Temporary {
     pub(super) file: Arc<File>,
     folder: Folder,
@@ -18,29 +18,29 @@ pub(super) struct Temporary {
 }
 
 impl Temporary {
-    pub(super) fn new(place: &Place, folder: Folder) -> io::Result<Self> {
+    pub(super) fn new(root: &Root, folder: Folder) -> io::Result<Self> {
         let (file, name) = folder.create_temporary()?;
-        Ok(Self { file: Arc::new(file), folder, name, published: false, notes: place.notes().clone() })
+        Ok(Self { file: Arc::new(file), folder, name, published: false, notes: root.notes().clone() })
     }
 
-    /// Notes an operation on this file, given its path below the root.
+    /// Records an operation on this file, given its path below the root.
     pub(super) fn note(&self, operation: impl FnOnce(PathBuf) -> Operation) {
         self.notes.note(|| operation(self.folder.path_of(&self.name)));
     }
 
-    /// Makes its content and length durable. Once this has failed nothing is known of them, and it has to be dropped.
+    /// Makes its content and length durable. After an error their state is unknown, and the file must be dropped.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.notes.sync_file(&self.folder.path_of(&self.name), || self.file.sync_data())
     }
 
-    /// Gives it its name, durably, unless there is something of that name.
+    /// Renames it to the object's name, durably, unless that name exists.
     pub(super) fn publish_new(mut self) -> io::Result<()> {
         self.folder.rename_new(&self.name)?;
         self.published = true;
         self.folder.sync()
     }
 
-    /// Gives it its name, durably, instead of what has it now.
+    /// Renames it to the object's name, durably, and replaces any existing object.
     pub(super) fn publish_over(mut self) -> io::Result<()> {
         self.folder.rename_over(&self.name)?;
         self.published = true;
@@ -61,7 +61,7 @@ impl Drop for Temporary {
             && let Err(error) = self.folder.unlink(&self.name)
             && error.kind() != io::ErrorKind::NotFound
         {
-            // Not a loss: nobody sees it, and the next sweep takes it.
+            // It is invisible, and the next sweep removes it.
             tracing::warn!("cannot remove the unfinished file {}: {error}", self.name.display());
         }
     }

@@ -187,9 +187,9 @@ fn misuse_of_blocks_is_an_error_and_no_damage() {
 #[test]
 fn a_file_system_without_exclusive_renames_gets_links() {
     let dir = tempfile::tempdir().unwrap();
-    let place = Place::new(dir.path().to_owned(), Notes::default());
+    let root = Root::new(dir.path().to_owned(), Notes::default());
     for attempt in 0..2 {
-        let temporary = Temporary::new(&place, place.make_folder_of(&name("packs/x")).unwrap()).unwrap();
+        let temporary = Temporary::new(&root, root.make_folder_of(&name("packs/x")).unwrap()).unwrap();
         let linked = temporary.link_new();
         match attempt {
             0 => linked.unwrap(),

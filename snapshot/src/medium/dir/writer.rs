@@ -1,38 +1,40 @@
-//! Writing an object: blocks go to a queue, past the page cache where the file system can do that.
+//! Writing an object: blocks go through a queue and bypass the page cache, where the file system supports that.
 
 use super::Ways;
-use super::place::{Folder, Place};
 use super::queue::{Done, Queue, Write};
+use super::root::{Folder, Root};
 use super::temporary::Temporary;
 use crate::faults;
 use crate::medium::record::Operation;
 use crate::medium::{BLOCK_ALIGN, Block, ObjectWriter};
+use crate::read_failure::copy_of;
 use rustix::fs::{Advice, FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Space is set aside in steps, the first one smaller (bytes). Few of them: each waits for all that is in flight.
-const AHEAD_FIRST_BYTES: u64 = 64 << 20;
-const AHEAD_BYTES: u64 = 256 << 20;
-/// No step takes more than this part of what is free: other writers are to have room, too.
-const AHEAD_PART: u64 = 32;
-/// What the page cache holds of an object is written out and forgotten after each so many bytes.
-const FORGET_BYTES: u64 = 32 << 20;
+/// Space is preallocated in steps, the first one smaller (bytes). The steps are large, since each waits for all writes
+/// in flight.
+const PREALLOCATE_FIRST_BYTES: u64 = 64 << 20;
+const PREALLOCATE_BYTES: u64 = 256 << 20;
+/// A step takes at most one part in this many of the free space, to leave room for other writers.
+const PREALLOCATE_FREE_DIVISOR: u64 = 32;
+/// The object's pages are evicted from the page cache after every so many bytes.
+const EVICT_BYTES: u64 = 32 << 20;
 
 /// An object that is being written.
 pub(super) struct DirWriter {
-    // Dropped before the file: waits for what is in flight.
+    // Dropped before the file: waits for writes in flight.
     queue: Queue,
     temporary: Temporary,
-    /// Past the page cache.
+    /// Whether writes bypass the page cache.
     direct: bool,
-    /// Whether there are or were direct writes, that may be refused.
+    /// Whether any write was direct: the file system may refuse such writes later.
     tried_direct: bool,
-    /// Whether space is set aside: writes into it need not wait for each other as writes that lengthen a file do.
-    ahead: bool,
-    /// Whether the file system lies in memory.
+    /// Whether space is preallocated: writes into it run concurrently, while writes that extend a file are serialised.
+    preallocates: bool,
+    /// Whether the file system is in memory.
     in_memory: bool,
     free: Vec<Block>,
     blocks_left: usize,
@@ -40,25 +42,28 @@ pub(super) struct DirWriter {
     in_flight: usize,
     /// The object's length so far.
     position: u64,
-    /// The file's length so far: with what is set aside, and what the last block is padded with.
+    /// The file's length so far, with preallocated space and the padding of the last block.
     file_bytes: u64,
-    /// Up to here, nothing is in the page cache.
-    forgotten_bytes: u64,
+    /// Up to this offset, the page cache was evicted.
+    evicted_bytes: u64,
     failure: Option<io::Error>,
 }
 
 impl DirWriter {
     pub(super) fn new(
-        place: &Place,
+        root: &Root,
         folder: Folder,
         ways: Ways,
         blocks: usize,
         block_bytes: usize,
     ) -> io::Result<Self> {
         if block_bytes == 0 || !block_bytes.is_multiple_of(BLOCK_ALIGN) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "blocks of an odd length"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the length of the blocks is not aligned",
+            ));
         }
-        let temporary = Temporary::new(place, folder)?;
+        let temporary = Temporary::new(root, folder)?;
         let in_memory = is_in_memory(&temporary.file)?;
         let direct = ways.direct && !in_memory && set_direct(&temporary.file, true).is_ok();
         let blocks = blocks.max(1);
@@ -72,7 +77,8 @@ impl DirWriter {
             temporary,
             direct,
             tried_direct: direct,
-            ahead: direct && rustix::process::getrlimit(rustix::process::Resource::Fsize).current.is_none(),
+            preallocates: direct
+                && rustix::process::getrlimit(rustix::process::Resource::Fsize).current.is_none(),
             in_memory,
             free: Vec::new(),
             blocks_left: blocks,
@@ -80,35 +86,35 @@ impl DirWriter {
             in_flight: 0,
             position: 0,
             file_bytes: 0,
-            forgotten_bytes: 0,
+            evicted_bytes: 0,
             failure: None,
         })
     }
 
-    /// Takes note of an error: there is no way back from one.
+    /// Remembers an error: the writer cannot be used after one.
     fn failed<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         if let Err(error) = &result {
-            self.failure.get_or_insert_with(|| copy(error));
+            self.failure.get_or_insert_with(|| copy_of(error));
         }
         result
     }
 
     fn check(&self) -> io::Result<()> {
-        self.failure.as_ref().map_or(Ok(()), |error| Err(copy(error)))
+        self.failure.as_ref().map_or(Ok(()), |error| Err(copy_of(error)))
     }
 
-    /// Sets space aside up to `end` and beyond. That it cannot be had is no failure: the writes will tell.
-    fn set_aside(&mut self, end: u64) {
-        if !self.ahead || end <= self.file_bytes {
+    /// Preallocates space up to `end` and beyond. A failure is ignored: the writes will fail if there is no space.
+    fn preallocate(&mut self, end: u64) {
+        if !self.preallocates || end <= self.file_bytes {
             return;
         }
         let file = &self.temporary.file;
         let free_bytes = rustix::fs::fstatvfs(file).map_or(0, |facts| facts.f_bavail * facts.f_frsize);
-        let step_bytes = if self.position == 0 { AHEAD_FIRST_BYTES } else { AHEAD_BYTES };
-        let bytes = step_bytes.min(free_bytes / AHEAD_PART).max(end - self.file_bytes);
-        let set_aside = rustix::fs::fallocate(file, FallocateFlags::empty(), self.file_bytes, bytes);
-        self.ahead = set_aside.is_ok();
-        // Some of it may be there even so.
+        let step_bytes = if self.position == 0 { PREALLOCATE_FIRST_BYTES } else { PREALLOCATE_BYTES };
+        let bytes = step_bytes.min(free_bytes / PREALLOCATE_FREE_DIVISOR).max(end - self.file_bytes);
+        let allocated = rustix::fs::fallocate(file, FallocateFlags::empty(), self.file_bytes, bytes);
+        self.preallocates = allocated.is_ok();
+        // A failed call may have allocated a part.
         self.file_bytes += bytes;
         let bytes = self.file_bytes;
         self.temporary.note(|path| Operation::SetLength { path, bytes });
@@ -117,7 +123,10 @@ impl DirWriter {
     fn submit(&mut self, mut block: Block) -> io::Result<()> {
         faults::hit("save-write")?;
         if !self.position.is_multiple_of(BLOCK_ALIGN as u64) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a block after the last one"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a block follows an unaligned last block",
+            ));
         }
         let filled = block.filled();
         let mut bytes = filled;
@@ -126,28 +135,28 @@ impl DirWriter {
             block[filled..bytes].fill(0);
         }
         let (offset, end) = (self.position, self.position + bytes as u64);
-        // A first block that is not full is a small object.
+        // If the first block is not full, the object is small and needs no preallocation.
         if self.position > 0 || filled == block.len() {
-            self.set_aside(end);
+            self.preallocate(end);
         }
         self.file_bytes = self.file_bytes.max(end);
         self.temporary.note(|path| Operation::Write { path, offset, content: block[..bytes].to_vec() });
         self.queue.submit(Write { block, bytes, offset })?;
         self.in_flight += 1;
         self.position += filled as u64;
-        self.forget(FORGET_BYTES);
+        self.evict(EVICT_BYTES);
         Ok(())
     }
 
-    /// Waits for the end of a write, and puts it right if it was not a whole one.
-    fn settle(&mut self) -> io::Result<()> {
+    /// Waits for the completion of a write, and completes a short write.
+    fn wait_for_write(&mut self) -> io::Result<()> {
         let Done { write, written } = self.queue.wait()?;
         self.in_flight -= 1;
         let done = match written {
             Ok(written) => written,
-            // The file system takes direct writes, but not these.
+            // The file system supports direct writes, but refuses this one.
             Err(error) if is(&error, Errno::INVAL) && self.tried_direct => 0,
-            // io_uring gives up what a thread had submitted that has ended.
+            // io_uring cancels writes whose submitting thread has ended.
             Err(error)
                 if [Errno::INTR, Errno::AGAIN, Errno::CANCELED].iter().any(|&errno| is(&error, errno)) =>
             {
@@ -164,28 +173,28 @@ impl DirWriter {
         Ok(())
     }
 
-    /// Writes what is left of `write` behind its first `done` bytes.
+    /// Writes the rest of `write` after its first `done` bytes.
     fn write_rest(&mut self, write: &Write, done: usize) -> io::Result<()> {
         let (rest, offset) = (&write.block[done..write.bytes], write.offset + done as u64);
         match self.temporary.file.write_all_at(rest, offset) {
             Err(error) if is(&error, Errno::INVAL) && self.tried_direct => {
                 tracing::debug!("direct writes are refused here: writing through the page cache");
                 set_direct(&self.temporary.file, false)?;
-                (self.direct, self.ahead) = (false, false);
+                (self.direct, self.preallocates) = (false, false);
                 self.temporary.file.write_all_at(rest, offset)
             }
             written => written,
         }
     }
 
-    /// Has the page cache write out and forget what it holds, if that is `from_bytes` or more.
-    fn forget(&mut self, from_bytes: u64) {
-        if self.direct || self.in_memory || self.position - self.forgotten_bytes < from_bytes {
+    /// Evicts the object from the page cache, if at least `from_bytes` were written since the last time.
+    fn evict(&mut self, from_bytes: u64) {
+        if self.direct || self.in_memory || self.position - self.evicted_bytes < from_bytes {
             return;
         }
-        // The first advice begins to write out; what is clean by the next one is forgotten. Only advice: no error counts.
+        // The advice starts the write-back of dirty pages and evicts clean ones. Only advice: errors are ignored.
         let _ = rustix::fs::fadvise(&self.temporary.file, 0, None, Advice::DontNeed);
-        self.forgotten_bytes = self.position;
+        self.evicted_bytes = self.position;
     }
 }
 
@@ -197,8 +206,8 @@ impl ObjectWriter for DirWriter {
             return Ok(Block::new(self.block_bytes));
         }
         while self.free.is_empty() && self.in_flight > 0 {
-            let settled = self.settle();
-            self.failed(settled)?;
+            let written = self.wait_for_write();
+            self.failed(written)?;
         }
         self.free.pop().ok_or_else(|| io::Error::other("all blocks of this writer are in use"))
     }
@@ -216,7 +225,7 @@ impl ObjectWriter for DirWriter {
     fn finish(mut self: Box<Self>) -> io::Result<()> {
         self.check()?;
         while self.in_flight > 0 {
-            self.settle()?;
+            self.wait_for_write()?;
         }
         if self.file_bytes != self.position {
             let bytes = self.position;
@@ -225,13 +234,13 @@ impl ObjectWriter for DirWriter {
         }
         faults::hit("save-fsync")?;
         self.temporary.sync()?;
-        self.forget(1);
+        self.evict(1);
         faults::hit("save-rename")?;
         self.temporary.publish_new()
     }
 }
 
-/// Whether the file lies in memory and nowhere else.
+/// Whether the file's file system is in memory.
 pub(super) fn is_in_memory(file: &File) -> io::Result<bool> {
     // linux/magic.h
     const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -243,7 +252,7 @@ pub(super) fn is_in_memory(file: &File) -> io::Result<bool> {
 /// Turns direct I/O on or off.
 ///
 /// # Errors
-/// EINVAL where the file system does not have it. (To ask for it in `open` would leave an empty file there.)
+/// EINVAL if the file system does not support it. (`open` with O_DIRECT would create an empty file before it fails.)
 pub(super) fn set_direct(file: &File, direct: bool) -> io::Result<()> {
     let mut flags = rustix::fs::fcntl_getfl(file)?;
     flags.set(OFlags::DIRECT, direct);
@@ -252,13 +261,6 @@ pub(super) fn set_direct(file: &File, direct: bool) -> io::Result<()> {
 
 fn is(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
-}
-
-fn copy(error: &io::Error) -> io::Error {
-    match error.raw_os_error() {
-        Some(number) => io::Error::from_raw_os_error(number),
-        None => io::Error::new(error.kind(), error.to_string()),
-    }
 }
 
 #[cfg(test)]
@@ -270,12 +272,12 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    /// A writer whose one write so far has ended with `result`; `done_bytes` of it are in the file.
+    /// A writer whose only write has completed with `result`, with `done_bytes` of it in the file.
     fn after(result: io::Result<usize>, done_bytes: usize) -> (tempfile::TempDir, Box<DirWriter>) {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let place = Place::new(dir.path().to_owned(), Notes::default());
-        let folder = place.make_folder_of(&RelPath::new("x").unwrap()).unwrap();
-        let mut writer = DirWriter::new(&place, folder, Ways::default(), 2, 4 * BLOCK_ALIGN).unwrap();
+        let root = Root::new(dir.path().to_owned(), Notes::default());
+        let folder = root.make_folder_of(&RelPath::new("x").unwrap()).unwrap();
+        let mut writer = DirWriter::new(&root, folder, Ways::default(), 2, 4 * BLOCK_ALIGN).unwrap();
         let mut block = writer.block().unwrap();
         block.fill(7);
         let bytes = block.len();
@@ -288,15 +290,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_write_has_left_is_written() {
-        let again = |errno: Errno| Err(errno.into());
+    fn short_and_interrupted_writes_are_completed() {
+        let failed = |errno: Errno| Err(errno.into());
         for (result, done_bytes) in [
             (Ok(BLOCK_ALIGN), BLOCK_ALIGN),
             (Ok(0), 0),
             (Ok(4 * BLOCK_ALIGN), 4 * BLOCK_ALIGN),
-            (again(Errno::INTR), 0),
-            (again(Errno::CANCELED), 0),
-            (again(Errno::AGAIN), 0),
+            (failed(Errno::INTR), 0),
+            (failed(Errno::CANCELED), 0),
+            (failed(Errno::AGAIN), 0),
         ] {
             let what = format!("{result:?}");
             let (dir, writer) = after(result, done_bytes);
@@ -306,13 +308,13 @@ mod tests {
     }
 
     #[test]
-    fn direct_writes_that_are_refused_go_through_the_page_cache() {
-        // 100 is in the middle of a sector: there is no direct write that goes on from there.
+    fn refused_direct_writes_fall_back_to_the_page_cache() {
+        // 100 is in the middle of a sector, where no direct write can continue.
         for (result, done_bytes) in [(Ok(100), BLOCK_ALIGN), (Err(Errno::INVAL.into()), 0)] {
             let is_short = result.is_ok();
             let (dir, mut writer) = after(result, done_bytes);
             assert!(writer.direct, "the file system of /var/tmp has direct I/O");
-            writer.settle().unwrap();
+            writer.wait_for_write().unwrap();
             assert!(!is_short || !writer.direct);
             writer.finish().unwrap();
             assert!(fs::read(dir.path().join("x")).unwrap() == [7; 4 * BLOCK_ALIGN]);
@@ -320,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_is_the_end() {
+    fn a_failed_write_makes_the_writer_unusable() {
         let (dir, mut writer) = after(Err(Errno::IO.into()), 0);
         writer.blocks_left = 0;
         let failed = writer.block().unwrap_err();

@@ -1,6 +1,6 @@
-//! The directories and names below the root of a [`DirMedium`](super::DirMedium). Every file is reached through the
-//! descriptor of the directory that it lies in, which is opened without following a symbolic link below the root:
-//! nothing outside of it is ever read, written or removed.
+//! The directories and names below the root of a [`DirMedium`](super::DirMedium). Every file is accessed through the
+//! descriptor of its directory, which is opened without following symbolic links below the root. So nothing outside
+//! the root is ever read, written or removed.
 
 use crate::files::{create_private_dir, open_beneath, sync_dir};
 use crate::medium::record::{Notes, Operation};
@@ -17,19 +17,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// How the names of unfinished files begin.
+/// The prefix of the names of unfinished files.
 pub(super) const TEMPORARY: &str = ".tmp-";
 
-/// The root.
+/// The root directory of a medium.
 #[derive(Debug)]
-pub(super) struct Place {
-    root: PathBuf,
-    /// Directories (relative to the root) that this process has seen to be durable.
+pub(super) struct Root {
+    directory: PathBuf,
+    /// Directories (relative to the root) that this process has made durable.
     durable: Mutex<BTreeSet<PathBuf>>,
     notes: Notes,
 }
 
-/// A directory with objects in it, and the name of one of them.
+/// The directory of an object, and the object's name in it.
 #[derive(Debug)]
 pub(super) struct Folder {
     dir: File,
@@ -39,30 +39,30 @@ pub(super) struct Folder {
     notes: Notes,
 }
 
-impl Place {
-    pub(super) fn new(root: PathBuf, notes: Notes) -> Self {
-        Self { root, durable: Mutex::default(), notes }
+impl Root {
+    pub(super) fn new(directory: PathBuf, notes: Notes) -> Self {
+        Self { directory, durable: Mutex::default(), notes }
     }
 
     pub(super) fn notes(&self) -> &Notes {
         &self.notes
     }
 
-    pub(super) fn root(&self) -> &Path {
-        &self.root
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     pub(super) fn path(&self, name: &RelPath) -> PathBuf {
-        self.root.join(name)
+        self.directory.join(name)
     }
 
-    /// Where the object `name` lies.
+    /// Opens the directory of the object `name`.
     pub(super) fn folder_of(&self, name: &RelPath) -> io::Result<Folder> {
         let (parent, name) = split(name)?;
         Ok(self.folder(self.open_dir(parent)?, parent, name))
     }
 
-    /// Where the object `name` is to lie; the directories are made, durably.
+    /// Opens the directory of the object `name`; creates it, durably, if it is missing.
     pub(super) fn make_folder_of(&self, name: &RelPath) -> io::Result<Folder> {
         let (parent, name) = split(name)?;
         let is_durable = self.lock_durable().contains(parent);
@@ -84,10 +84,10 @@ impl Place {
         self.durable.lock()
     }
 
-    /// Makes the directory `path` and those above it, as far as they are not there, and their entries durable.
+    /// Creates the directory `path` and its missing parents, and makes their entries durable.
     fn make_dir(&self, path: &Path) -> io::Result<File> {
-        make_root(&self.root)?;
-        let mut dir = File::open(&self.root)?;
+        make_root(&self.directory)?;
+        let mut dir = File::open(&self.directory)?;
         let mut above = PathBuf::new();
         for part in path {
             let below = above.join(part);
@@ -104,11 +104,11 @@ impl Place {
     }
 
     fn open_dir(&self, path: &Path) -> io::Result<File> {
-        let root = File::open(&self.root)?;
+        let root = File::open(&self.directory)?;
         if path.as_os_str().is_empty() { Ok(root) } else { open_dir_at(&root, path) }
     }
 
-    /// Name and facts of each object directly below `dir`.
+    /// Name and status of each object directly below `dir`.
     pub(super) fn files(&self, dir: &Path) -> io::Result<Vec<(String, Stat)>> {
         let dir = match self.open_dir(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -117,7 +117,7 @@ impl Place {
         let mut found = Vec::new();
         for (name, facts) in entries(&dir)? {
             if is_file(&facts) && !is_temporary(&name) {
-                // What is not UTF-8 is not ours.
+                // Names of objects are UTF-8: other files are ignored.
                 let Ok(name) = name.into_string() else { continue };
                 found.push((name, facts));
             }
@@ -125,7 +125,7 @@ impl Place {
         Ok(found)
     }
 
-    /// Removes all temporary files of that age or more; returns their paths below the root.
+    /// Removes all temporary files that are at least `age` old; returns their paths below the root.
     pub(super) fn sweep(&self, age: Duration) -> io::Result<Vec<String>> {
         let now = SystemTime::now();
         let is_old = |facts: &Stat| now.duration_since(written(facts)).unwrap_or_default() >= age;
@@ -145,7 +145,7 @@ impl Place {
                     let path = path.join(&name);
                     rustix::fs::unlinkat(&dir, &name, AtFlags::empty())?;
                     self.notes.note(|| Operation::Unlink { path: path.clone() });
-                    tracing::debug!("removed {}", self.root.join(&path).display());
+                    tracing::debug!("removed {}", self.directory.join(&path).display());
                     removed.push(path.display().to_string());
                 }
             }
@@ -158,12 +158,12 @@ impl Place {
 }
 
 impl Folder {
-    /// Where `name` lies below the root.
+    /// The path of `name`, relative to the root.
     pub(super) fn path_of(&self, name: &OsStr) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Makes a new, empty file that only its owner can read.
+    /// Creates an empty temporary file with mode 0600.
     pub(super) fn create_temporary(&self) -> io::Result<(File, OsString)> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -173,11 +173,11 @@ impl Folder {
             name.push(&self.name);
             match rustix::fs::openat(&self.dir, &name, flags, Mode::RUSR | Mode::WUSR) {
                 Ok(file) => {
-                    // Nobody else knows of it, so that this is early enough.
+                    // Recorded after the fact, but before any other operation on this file.
                     self.notes.note(|| Operation::Create { path: self.path_of(&name) });
                     return Ok((File::from(file), name));
                 }
-                // Left by an earlier process of the same number.
+                // Left by an earlier process with the same PID.
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -188,17 +188,16 @@ impl Folder {
     pub(super) fn open_file(&self) -> io::Result<File> {
         let file = open_beneath(&self.dir, &self.name)?;
         if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a plain file"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file"));
         }
         Ok(file)
     }
 
-    /// Gives the file `temporary` the object's name, unless there is something of that name.
+    /// Renames the file `temporary` to the object's name, unless that name exists.
     pub(super) fn rename_new(&self, temporary: &OsStr) -> io::Result<()> {
         let (dir, name) = (&self.dir, &self.name);
-        // What may turn out not to have happened is noted when it has.
         match rustix::fs::renameat_with(dir, temporary, dir, name, RenameFlags::NOREPLACE) {
-            // Some file systems (NFS among them) do not know the flag; they know links.
+            // Some file systems, such as NFS, do not support the flag, but they support hard links.
             Err(Errno::INVAL | Errno::NOSYS) => self.link_new(temporary),
             Err(error) => Err(error.into()),
             Ok(()) => {
@@ -208,19 +207,19 @@ impl Folder {
         }
     }
 
-    /// As [`Folder::rename_new`], by a second name.
+    /// As [`Folder::rename_new`], with a hard link.
     pub(super) fn link_new(&self, temporary: &OsStr) -> io::Result<()> {
         rustix::fs::linkat(&self.dir, temporary, &self.dir, &self.name, AtFlags::empty())?;
         let (from, to) = (self.path_of(temporary), self.path_of(&self.name));
         self.notes.note(|| Operation::Link { from, to });
         if let Err(error) = self.unlink(temporary) {
-            // The object is there; the next sweep takes the other name.
-            tracing::warn!("cannot remove the second name {}: {error}", temporary.display());
+            // The object exists; the next sweep removes the temporary name.
+            tracing::warn!("cannot remove the temporary name {}: {error}", temporary.display());
         }
         Ok(())
     }
 
-    /// Gives the file `temporary` the object's name; what had it is gone.
+    /// Renames the file `temporary` to the object's name and replaces any existing object.
     pub(super) fn rename_over(&self, temporary: &OsStr) -> io::Result<()> {
         rustix::fs::renameat(&self.dir, temporary, &self.dir, &self.name)?;
         self.note_rename(temporary);
@@ -259,7 +258,7 @@ fn split(name: &RelPath) -> io::Result<(&Path, &OsStr)> {
     let path: &Path = name.as_ref();
     let last = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     if is_temporary(last) {
-        let message = format!("names of objects do not begin with {TEMPORARY}");
+        let message = format!("the name of an object must not begin with {TEMPORARY}");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     Ok((path.parent().unwrap_or(Path::new("")), last))
@@ -270,7 +269,7 @@ fn open_dir_at(dir: &File, path: &Path) -> io::Result<File> {
     if found.metadata()?.is_dir() { Ok(found) } else { Err(io::ErrorKind::NotADirectory.into()) }
 }
 
-/// Makes the root and what is missing above it, durably.
+/// Creates the root and its missing parents, durably.
 fn make_root(root: &Path) -> io::Result<()> {
     if root.exists() {
         return Ok(());
@@ -281,12 +280,12 @@ fn make_root(root: &Path) -> io::Result<()> {
     sync_dir(parent)
 }
 
-/// Names and facts of all that lies in `dir`. What is removed meanwhile is left out.
-/// When a file was written last.
+/// The modification time of a file.
 pub(super) fn written(facts: &Stat) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(facts.st_mtime.try_into().unwrap_or(0))
 }
 
+/// Name and status of every entry of `dir`, without entries that are removed concurrently.
 fn entries(dir: &File) -> io::Result<Vec<(OsString, Stat)>> {
     let mut found = Vec::new();
     for entry in Dir::read_from(dir)? {

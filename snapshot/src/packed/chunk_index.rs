@@ -1,4 +1,4 @@
-//! Which chunks there are, and where: what the indexes of all packs say.
+//! The chunk index: the combined indexes of all packs, in memory.
 
 use crate::chunk::ChunkId;
 use crate::codec::Codec;
@@ -9,45 +9,45 @@ use crate::{ReadError, RelPath};
 use std::collections::{HashMap, HashSet};
 use std::io;
 
-/// Where a chunk lies.
+/// The location of a copy of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// In which pack.
+    /// The pack.
     pub pack: PackId,
-    /// Where in it, and how.
+    /// The chunk's entry in the pack's index.
     pub entry: Entry,
 }
 
-/// What the indexes say.
+/// The content of all indexes.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct ChunkIndex {
     chunks: HashMap<ChunkId, Location>,
-    /// Further places of chunks that lie in several packs.
+    /// Additional locations of chunks that are in several packs.
     further: HashMap<ChunkId, Vec<Location>>,
     /// Lengths of the packs (bytes).
     packs: HashMap<PackId, u64>,
-    /// Indexes that do not read or whose pack is not there, and why.
+    /// Unusable indexes, with the reasons: they are damaged, or their pack is missing.
     pub broken: Vec<(PackId, String)>,
-    /// Where a chunk should lie, and something else does, or nobody can tell.
+    /// Locations whose content is damaged or cannot be read.
     wrong: Vec<Location>,
 }
 
-/// What the indexes say and somebody did not know yet.
+/// Changes of the indexes since they were last read.
 #[derive(Debug, Default)]
-pub struct News {
+pub struct IndexUpdate {
     indexes: Vec<Index>,
-    /// Packs that are not there any more, or not as long as they were.
-    gone: HashSet<PackId>,
+    /// Packs that are missing or have another length now.
+    missing: HashSet<PackId>,
     broken: Vec<(PackId, String)>,
 }
 
-impl News {
-    /// Reads all indexes but those of the packs that are known `before`, with their lengths (bytes): an index never
+impl IndexUpdate {
+    /// Reads all indexes except those of the packs in `before`, a map of packs to their lengths (bytes): an index never
     /// changes.
     ///
     /// # Errors
-    /// When one cannot be read for a reason that is not its own; [`ReadError::Key`] and [`ReadError::NewerObject`] when
-    /// that is all that is amiss.
+    /// If the access to an index fails; [`ReadError::Key`] and [`ReadError::NewerObject`] if an index needs another key
+    /// or version.
     pub fn read(
         medium: &dyn Medium,
         codec: &Codec,
@@ -58,30 +58,30 @@ impl News {
         let listed = medium.list(&dir).map_err(failed)?;
         let lengths: HashMap<&str, u64> =
             listed.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
-        let mut news = Self { gone: before.keys().copied().collect(), ..Self::default() };
+        let mut update = Self { missing: before.keys().copied().collect(), ..Self::default() };
         for (name, _) in &listed {
             let Some(pack) = name.strip_suffix(".index").and_then(PackId::parse) else { continue };
             let index = match before.get(&pack) {
                 Some(_) => None,
-                None => match news.read_one(medium, codec, pack)? {
+                None => match update.read_one(medium, codec, pack)? {
                     Some(index) => Some(index),
                     None => continue,
                 },
             };
             let pack_bytes = before.get(&pack).copied().or(index.as_ref().map(|index| index.pack_bytes));
             if lengths.get(format!("{pack}.pack").as_str()).copied() == pack_bytes {
-                news.gone.remove(&pack);
-                news.indexes.extend(index);
+                update.missing.remove(&pack);
+                update.indexes.extend(index);
             } else {
-                // Nothing is to be built on a pack that is gone or cut short.
-                let reason = "its pack is not there, or is not as long as it was";
-                news.is_broken(medium, pack, reason.to_owned());
+                // New snapshots must not refer to a pack that is missing or truncated.
+                let reason = "its pack is missing or has another length than recorded";
+                update.report_unusable(medium, pack, reason.to_owned());
             }
         }
-        Ok(news)
+        Ok(update)
     }
 
-    /// The index of `pack`, unless it is broken or was removed meanwhile.
+    /// The index of `pack`, unless it is unusable or was removed concurrently.
     fn read_one(
         &mut self,
         medium: &dyn Medium,
@@ -96,7 +96,7 @@ impl News {
                 return Err(ReadError::Io { step: "read", path: what().into(), source });
             }
             Err(error) => {
-                self.is_broken(medium, pack, error.to_string());
+                self.report_unusable(medium, pack, error.to_string());
                 return Ok(None);
             }
         };
@@ -107,27 +107,27 @@ impl News {
                 Err(ReadError::NewerObject { what: what(), found, known })
             }
             Err(error) => {
-                self.is_broken(medium, pack, error.to_string());
+                self.report_unusable(medium, pack, error.to_string());
                 Ok(None)
             }
         }
     }
 
-    fn is_broken(&mut self, medium: &dyn Medium, pack: PackId, reason: String) {
-        tracing::warn!("{} does not serve: {reason}", medium.describe(&pack.index()));
+    fn report_unusable(&mut self, medium: &dyn Medium, pack: PackId, reason: String) {
+        tracing::warn!("the index {} is unusable: {reason}", medium.describe(&pack.index()));
         self.broken.push((pack, reason));
     }
 }
 
-impl Known {
-    /// Takes in what is new. What was added since it was read stays.
-    pub fn learn(&mut self, news: News) {
-        self.forget_packs(&news.gone);
-        news.indexes.iter().for_each(|index| self.add(index));
-        self.broken = news.broken;
+impl ChunkIndex {
+    /// Applies an update. Packs that were added since the update was read are kept.
+    pub fn apply(&mut self, update: IndexUpdate) {
+        self.forget_packs(&update.missing);
+        update.indexes.iter().for_each(|index| self.add(index));
+        self.broken = update.broken;
     }
 
-    /// Adds what `index` says, unless that is known.
+    /// Adds the entries of `index`, unless its pack was added before.
     pub fn add(&mut self, index: &Index) {
         if self.packs.insert(index.pack, index.pack_bytes).is_some() {
             return;
@@ -135,8 +135,8 @@ impl Known {
         for entry in &index.entries {
             let location = Location { pack: index.pack, entry: *entry };
             match self.chunks.entry(entry.id) {
-                std::collections::hash_map::Entry::Vacant(place) => {
-                    place.insert(location);
+                std::collections::hash_map::Entry::Vacant(slot) => {
+                    slot.insert(location);
                 }
                 std::collections::hash_map::Entry::Occupied(_) => {
                     self.further.entry(entry.id).or_default().push(location);
@@ -151,18 +151,18 @@ impl Known {
         self.chunks.contains_key(id)
     }
 
-    /// Whether the chunk is in a pack, and is so long.
+    /// Whether the chunk is in a pack with this length.
     #[must_use]
     pub fn has_of(&self, id: &ChunkId, bytes: usize) -> bool {
         self.chunks.get(id).is_some_and(|location| location.entry.raw_bytes as usize == bytes)
     }
 
-    /// Everywhere that the chunk lies.
+    /// All locations of the chunk.
     pub fn locations(&self, id: &ChunkId) -> impl Iterator<Item = &Location> {
         self.chunks.get(id).into_iter().chain(self.further.get(id).into_iter().flatten())
     }
 
-    /// The length of a pack (bytes), as its index says.
+    /// The length of a pack according to its index (bytes).
     #[must_use]
     pub fn pack_bytes(&self, pack: &PackId) -> Option<u64> {
         self.packs.get(pack).copied()
@@ -173,13 +173,13 @@ impl Known {
         &self.packs
     }
 
-    /// Where chunks should lie, and something else does, or nobody can tell.
+    /// Locations whose content is damaged or cannot be read.
     #[must_use]
     pub fn wrong(&self) -> &[Location] {
         &self.wrong
     }
 
-    /// Forgets all that lies in `packs`.
+    /// Removes all entries of `packs`.
     pub fn forget_packs(&mut self, packs: &HashSet<PackId>) {
         if packs.is_empty() {
             return;
@@ -205,14 +205,14 @@ impl Known {
         self.wrong.retain(stays);
     }
 
-    /// What lies there may not be what should: nobody can read it at present.
+    /// Notes that the content at `location` cannot be read and may be damaged.
     pub fn suspect(&mut self, location: &Location) {
         if !self.wrong.contains(location) {
             self.wrong.push(*location);
         }
     }
 
-    /// Forgets where the chunk lies: what lies there is not it.
+    /// Removes a location of the chunk whose content is damaged.
     pub fn forget(&mut self, id: &ChunkId, wrong: &Location) {
         if self.locations(id).any(|one| one == wrong) {
             self.suspect(wrong);
