@@ -2,6 +2,10 @@
 //!
 //! The descriptor table belongs to the application, which may close or replace any descriptor at any time
 //! (`closefrom`, `dup2` onto a fixed number). So the socket
+//! - is moved up to [`HIGH_DESCRIPTOR`] or above, away from the numbers that programs and shells pick;
+//! - is identified by its inode: each operation first checks that the number still means our socket, and closing leaves
+//!   other files alone;
+//! - is recorded in [`SLOT`], for a forked child and for the end of the main thread.
 
 use std::ffi::c_int;
 use std::io::{self, ErrorKind, Read, Write};

@@ -7,7 +7,7 @@
 //!   Starting --------------------> Connected ------------------------> Away
 //!      ^  |                        ^  |    |                            |
 //!      |  | not there,             |  |    | Refused,                   | launcher is there again:
-//!      |  | MAX_TRIES             |  |    | not understood             | Hello{away}, Deliver,
+//!      |  | MAX_TRIES              |  |    | not understood             | Hello{away}, Deliver,
 //!      |  v                        |  |    v                            | GPU's state is put back, Back
 //!      |  Silent                   |  |    Silent                       |
 //!      |                           +--|---------------------------------+

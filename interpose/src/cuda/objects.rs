@@ -43,13 +43,13 @@ impl ObjectKind {
 struct Object {
     /// 0 for what belongs to no context.
     context: usize,
-    /// The call for which it stands against a checkpoint.
+    /// The call because of which it blocks a checkpoint.
     obstacle: Option<&'static str>,
 }
 
 type Objects = BTreeMap<(ObjectKind, usize), Object>;
 
-/// Several, so that threads that make and destroy objects seldom wait for each other.
+/// Several maps, to reduce lock contention.
 static OBJECTS: [Mutex<Objects>; 16] = [const { Mutex::new(BTreeMap::new()) }; 16];
 
 /// The part that a handle is in; must not be locked across a driver call.
@@ -64,7 +64,7 @@ fn all() -> impl Iterator<Item = MutexGuard<'static, Objects>> {
     OBJECTS.iter().map(|part| part.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// How many there are. Allocations are counted by those who make them.
+/// Counts the objects. Allocations are counted by their allocators.
 pub(super) fn counts() -> Counts {
     let mut counts = Counts { contexts: context::all().len() as u64, ..Counts::default() };
     for part in all() {
@@ -81,7 +81,7 @@ pub(super) fn counts() -> Counts {
     counts
 }
 
-/// A context is there no more, or has been emptied.
+/// A context was removed or reset.
 pub(super) fn context_removed(context: CUcontext) {
     let context = context as usize;
     for mut part in all() {
@@ -111,7 +111,7 @@ fn note(kind: ObjectKind, handle: usize, obstacle: Option<&'static str>) {
     put(kind, handle, Object { context, obstacle });
 }
 
-/// Notes an object; its obstacle begins unless it has begun.
+/// Records an object; its obstacle begins unless it has begun.
 fn put(kind: ObjectKind, handle: usize, object: Object) {
     object.obstacle.into_iter().for_each(taint::begin);
     let before = part(handle).insert((kind, handle), object);
@@ -123,7 +123,7 @@ pub(super) fn captured(graph: CUgraph) {
     note(ObjectKind::Graph, graph as usize, None);
 }
 
-/// An object stands against a checkpoint for as long as it lives.
+/// An object that blocks a checkpoint as long as it lives.
 fn burden(kind: ObjectKind, handle: usize, call: &'static str) {
     if !is_started() {
         return;
@@ -136,7 +136,7 @@ fn burden(kind: ObjectKind, handle: usize, call: &'static str) {
     }
 }
 
-/// Notes what a call has made, if it has.
+/// Records the object that a call has created, if it succeeded.
 ///
 /// # Safety
 /// `out` is what the driver has written, if the call succeeded, or NULL; it is as large as a handle.
@@ -155,7 +155,7 @@ unsafe fn made<T>(
     result
 }
 
-/// Forgets an object while it is destroyed.
+/// Removes an object while it is destroyed.
 fn destroyed(kind: ObjectKind, handle: usize, destroy: impl FnOnce() -> CUresult) -> CUresult {
     if !is_started() {
         return destroy();
@@ -316,7 +316,7 @@ pub(super) unsafe fn cuLibraryGetManaged(
     result
 }
 
-/// Nothing tells of a module's managed variables but their addresses.
+/// A module's managed variables are only known by their addresses.
 ///
 /// # Safety
 /// As for the driver's.

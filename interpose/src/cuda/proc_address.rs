@@ -92,10 +92,10 @@ unsafe fn exchange(
     result
 }
 
-/// The private tables that were asked for, for anyone who has to find out why a program cannot be saved.
+/// The private tables that the program has asked for, as a diagnostic.
 static TABLES: [AtomicPtr<CUuuid>; 32] = [const { AtomicPtr::new(null_mut()) }; 32];
 
-/// Passes through: what the tables hold is not for us to change. That they were asked for is noted.
+/// Passes the call on, since the tables cannot be replaced; records that the program has asked for them.
 ///
 /// # Safety
 /// As for the driver's.

@@ -11,7 +11,7 @@ use cuda_abi::types::CUresult;
 
 use super::activity;
 
-/// Those of which the reference says that they stay, and what a driver answers that does not know what is wrong.
+/// The sticky errors of the reference, and the driver's error for unknown problems.
 const ERRORS: [Error; 14] = [
     Error::CUDA_ERROR_ECC_UNCORRECTABLE,
     Error::CUDA_ERROR_NVLINK_UNCORRECTABLE,
@@ -32,11 +32,11 @@ const ERRORS: [Error; 14] = [
 /// Below it there is none of them: the one comparison that every call pays.
 const LOWEST: CUresult = 200;
 
-/// Whether the program has been told such an error. It stays so: another context may be sound, and one that is
-/// recreated, so whoever wants to know asks.
+/// Whether the program has received such an error. It is never reset: other contexts may work, so the driver is asked
+/// each time.
 static WAS_TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Looks at an answer to the program's call, and hands it on.
+/// Inspects the result of the program's call and returns it.
 #[inline(always)]
 pub(super) fn observe(result: CUresult) -> CUresult {
     if result < LOWEST { result } else { inspect(result) }
@@ -60,7 +60,7 @@ pub(super) fn is_one(result: CUresult) -> bool {
     ERRORS.iter().any(|error| *error as CUresult == result)
 }
 
-/// Whether a context may be spoiled.
+/// Whether a context may be corrupted.
 pub(super) fn is_suspected() -> bool {
     WAS_TOLD.load(Relaxed)
 }

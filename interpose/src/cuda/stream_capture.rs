@@ -32,7 +32,8 @@ impl Capture {
         }
     }
 
-    /// Whether the driver, asked from another thread, has it still. What it does not answer counts as open.
+    /// Whether the driver, asked from another thread, has it still. If it does not answer, the capture counts as
+    /// open.
     fn is_open(self) -> bool {
         match self {
             Self::Of(stream) => is_capturing(stream as CUstream),
@@ -42,14 +43,14 @@ impl Capture {
     }
 }
 
-/// Streams that capture, as far as this library has seen.
+/// The captures that this library knows of.
 static CAPTURES: Mutex<Option<HashSet<Capture>>> = Mutex::new(None);
 
 fn captures() -> MutexGuard<'static, Option<HashSet<Capture>>> {
     CAPTURES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many streams are being captured. A capture that was dropped with its stream does not count.
+/// The number of open captures. A capture that was dropped with its stream does not count.
 pub(super) fn open_captures() -> usize {
     let noted: Vec<Capture> = captures().iter().flatten().copied().collect();
     let (open, ended): (Vec<_>, Vec<_>) = noted.into_iter().partition(|capture| capture.is_open());
@@ -68,20 +69,20 @@ fn ends(capture: Capture) {
     captures().as_mut().map(|captures| captures.remove(&capture));
 }
 
-/// Forgets the capture of a stream that is about to go, or is gone; returns it if there was one.
+/// Removes the capture of a stream that is being destroyed; returns it if there was one.
 pub(super) fn take_capture(stream: CUstream) -> Option<Capture> {
     let capture = Capture::of(stream);
     captures().as_mut().is_some_and(|captures| captures.remove(&capture)).then_some(capture)
 }
 
-/// The stream has stayed.
+/// Records a capture again whose stream was not destroyed.
 pub(super) fn put_back(capture: Capture) {
     captures().get_or_insert_default().insert(capture);
 }
 
-/// Asks the driver. A stream that is gone, with its context or without, captures no more.
+/// Asks the driver. A stream that was destroyed, with its context or without, captures no more.
 fn is_capturing(stream: CUstream) -> bool {
-    const GONE: [sys::CUresult; 4] = [
+    const REMOVED: [sys::CUresult; 4] = [
         sys::CUresult::CUDA_ERROR_INVALID_HANDLE,
         sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
         sys::CUresult::CUDA_ERROR_INVALID_CONTEXT,
@@ -91,11 +92,15 @@ fn is_capturing(stream: CUstream) -> bool {
     // SAFETY: `status` is a local variable; a stream that is gone is an error and not more.
     let result = unsafe { driver::cuStreamIsCapturing(stream, &raw mut status) };
     let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as CUstreamCaptureStatus;
-    if result == SUCCESS { status != none } else { !GONE.iter().any(|gone| *gone as CUresult == result) }
+    if result == SUCCESS {
+        status != none
+    } else {
+        !REMOVED.iter().any(|removed| *removed as CUresult == result)
+    }
 }
 
-/// While it lives, its thread may do what a capture in this or another thread would otherwise forbid, and be broken by;
-/// the thread's mode is what it was again afterwards.
+/// Sets the relaxed capture mode while it lives: the thread may make calls that a capture would otherwise forbid or
+/// be invalidated by. Restores the mode on drop.
 pub(super) struct Relaxed {
     before: Option<CUstreamCaptureMode>,
 }
@@ -118,7 +123,7 @@ impl Drop for Relaxed {
     }
 }
 
-/// Does something as [`Relaxed`] lets it.
+/// Runs `work` in the relaxed capture mode.
 pub(super) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let _relaxed = Relaxed::begin();
     work()
@@ -189,7 +194,7 @@ pub(super) unsafe fn cuStreamBeginRecaptureToGraph(
     begins(stream, unsafe { real(stream, mode, graph, callback, data) })
 }
 
-/// Notes what has become of a capture after a call that was to end it.
+/// Updates the record of a capture after a call that was to end it.
 pub(super) fn end_called(stream: CUstream, result: CUresult) {
     // An invalid capture ends with an error, and a call for another stream than the capture's does not end it.
     let capture = Capture::of(stream);

@@ -30,10 +30,10 @@ impl Counted {
     }
 }
 
-/// More than there are names.
+/// More than the table has names.
 static COUNTED: [Counted; 64] = [const { Counted::new() }; 64];
 
-/// The place of a call, taken if it has none yet; `None` if there is no room.
+/// The counter of a call, allocated if it has none yet; `None` if all are in use.
 fn counted<'a>(places: &'a [Counted], call: &'static str) -> Option<&'a Counted> {
     places.iter().find(|place| *place.call.get_or_init(|| call) == call)
 }
@@ -73,11 +73,11 @@ pub(super) fn obstacle() -> Option<String> {
         let is_there = |place: &&Counted| place.count.load(Acquire) > 0;
         COUNTED.iter().find(is_there).and_then(|place| place.call.get().copied())
     };
-    // NCCL first: what it does with the driver is not the program's to change.
+    // NCCL first: the program cannot change how NCCL uses the driver.
     nccl::obstacle().or_else(|| permanent.or_else(counted).map(describe))
 }
 
-/// Beginnings of calls' names, what such calls make, and what to change. The first that fits is taken.
+/// Prefixes of calls, what such calls create, and what to change. The first match is used.
 const WORDS: &[(&str, &str, &str)] = &[
     ("cuMemAllocManaged", "managed memory", "free it, or allocate with cuMemAlloc (cudaMalloc)"),
     ("cuModuleGetGlobal", "a module's __managed__ variable", "unload the module, or make it __device__"),

@@ -11,7 +11,7 @@ use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, ToAgent};
 use ckpt_protocol::frame::FrameError;
 use ckpt_protocol::{descriptors, frame};
 
-use super::{PATIENCE, until};
+use super::{TEST_TIMEOUT, until};
 
 pub fn listen(path: &Path) -> UnixListener {
     let listener = UnixListener::bind(path).expect("a listener");
@@ -24,7 +24,7 @@ pub fn accept(listener: &UnixListener) -> Option<UnixStream> {
     match listener.accept() {
         Ok((stream, _)) => {
             stream.set_nonblocking(false).expect("set");
-            stream.set_read_timeout(Some(PATIENCE)).expect("set");
+            stream.set_read_timeout(Some(TEST_TIMEOUT)).expect("set");
             Some(stream)
         }
         Err(error) => {
@@ -135,7 +135,7 @@ impl Agent {
 }
 
 pub fn quiesce(attempt: u64, park: bool) -> ToAgent {
-    ToAgent::Quiesce { attempt, timeout_ms: u64::try_from(PATIENCE.as_millis()).expect("fits"), park }
+    ToAgent::Quiesce { attempt, timeout_ms: u64::try_from(TEST_TIMEOUT.as_millis()).expect("fits"), park }
 }
 
 /// What the launcher has of one process: the mirror of its device memory, and what is parked.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 /// Longer than anything here takes on a machine that does other things too.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The interposer, built with this test.
 pub fn library() -> PathBuf {
@@ -35,7 +35,7 @@ pub fn directory() -> tempfile::TempDir {
 }
 
 pub fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TEST_TIMEOUT;
     loop {
         if let Some(done) = attempt() {
             return done;

@@ -32,10 +32,11 @@ use cuda_abi::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule, CUstream};
 use super::allocation::{Hash, MappedAllocation, in_context};
 use crate::cuda::driver::{self, DriverError, check};
 
-/// What the kernel takes for a chunk.
+/// The size of a chunk.
 pub(super) const CHUNK_BYTES: u64 = 2 << 20;
 const THREADS: c_uint = 512;
-/// As many as one launch hashes: enough to fill a GPU many times over, so that the last ones do not count.
+/// The number of chunks that one launch hashes: enough to fill a GPU many times over, so that the tail does not
+/// count.
 const MOST_CHUNKS: usize = 4096;
 
 const PTX: &str = concat!(include_str!("hash.ptx"), "\0");
@@ -47,7 +48,7 @@ fn kernels() -> MutexGuard<'static, Vec<(usize, usize)>> {
     KERNELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A context is gone, and the kernel in it with it.
+/// A context was removed, with the kernel in it.
 pub(super) fn forget(context: CUcontext) {
     kernels().retain(|(known, _)| *known != context as usize);
 }

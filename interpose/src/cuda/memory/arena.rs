@@ -146,7 +146,7 @@ pub(crate) fn take(address: CUdeviceptr, id: u64) -> Option<Allocation> {
     is_it.then(|| arena.allocations.remove(&address)).flatten()
 }
 
-/// Gives the memory of what was taken back. Nothing that is submitted may use it any more.
+/// Gives the memory of what was taken back. No submitted work may use it any more.
 pub(crate) fn reclaim(allocation: &Allocation) {
     let blocks = arena().give(allocation);
     blocks.into_iter().for_each(Block::give_back);
@@ -157,9 +157,9 @@ pub(crate) fn context_removed(context: CUcontext) {
     let mut blocks = Vec::new();
     let mut arena = arena();
     let is_of_it = |allocation: &&Allocation| allocation.context == context as usize;
-    let gone: Vec<_> =
+    let removed: Vec<_> =
         arena.allocations.values().filter(is_of_it).map(|allocation| allocation.address).collect();
-    for address in gone {
+    for address in removed {
         if let Some(allocation) = arena.allocations.remove(&address) {
             blocks.extend(arena.give(&allocation));
         }

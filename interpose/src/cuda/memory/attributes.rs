@@ -15,11 +15,11 @@ use super::{ipc, physical, pool, vmm};
 use crate::cuda::activation::is_started;
 use crate::cuda::result::SUCCESS;
 
-/// An address that nothing is ever allocated at.
+/// An address at which no memory is ever allocated.
 const NOWHERE: CUdeviceptr = 0;
 
-/// An allocation that the driver would answer for in another way.
-struct Known {
+/// An allocation for which the driver's answers would differ.
+struct AllocationAttributes {
     start: CUdeviceptr,
     bytes: u64,
     context: usize,
@@ -29,7 +29,7 @@ struct Known {
     is_ipc_capable: bool,
 }
 
-impl Known {
+impl AllocationAttributes {
     fn of_arena(found: &Allocation) -> Self {
         let Allocation { address, bytes, context, id, is_sync_memops, .. } = *found;
         Self { start: address, bytes, context, number: id, pool: 0, is_sync_memops, is_ipc_capable: true }
@@ -64,13 +64,13 @@ impl Known {
     }
 }
 
-/// The allocation that an address lies in, and the address to ask the driver about: another one where the driver would
-/// know more than the program may.
-fn look(address: CUdeviceptr) -> (Option<Known>, CUdeviceptr) {
+/// The allocation that an address lies in, and the address to ask the driver about: another one where the driver
+/// would report memory that the program has not allocated.
+fn inspect(address: CUdeviceptr) -> (Option<AllocationAttributes>, CUdeviceptr) {
     if !is_started() {
         return (None, address);
     }
-    let known = Known::at(address);
+    let known = AllocationAttributes::at(address);
     let is_idle = known.is_none() && is_shared_out(address);
     (known, if is_idle { NOWHERE } else { address })
 }
@@ -85,14 +85,18 @@ fn is_shared_out(address: CUdeviceptr) -> bool {
 
 /// An attribute's value and, by the variant, its size.
 enum Value {
-    /// The driver has written the value, and only its first byte may have to be another: how long a boolean is, is the
-    /// driver's affair.
+    /// The driver has written the value, and only its first byte may have to be another: the driver defines the size
+    /// of a boolean.
     Bool(bool),
     Long(u64),
 }
 
-/// What we answer; `None` for what the driver answers as it would for its own memory.
-fn value_of(address: CUdeviceptr, known: Option<&Known>, attribute: CUpointer_attribute) -> Option<Value> {
+/// Our answer; `None` if the driver's is the same as for its own memory.
+fn value_of(
+    address: CUdeviceptr,
+    known: Option<&AllocationAttributes>,
+    attribute: CUpointer_attribute,
+) -> Option<Value> {
     if !is_started() {
         return None;
     }
@@ -129,7 +133,7 @@ fn value_of(address: CUdeviceptr, known: Option<&Known>, attribute: CUpointer_at
     }
 }
 
-/// Puts the arena's answer in the place of the driver's.
+/// Replaces the driver's answer by ours.
 ///
 /// # Safety
 /// `data` is valid for a write of the value.
@@ -150,7 +154,7 @@ pub(crate) unsafe fn cuPointerGetAttribute(
     attribute: CUpointer_attribute,
     address: CUdeviceptr,
 ) -> CUresult {
-    let (known, asked) = look(address);
+    let (known, asked) = inspect(address);
     let value = value_of(address, known.as_ref(), attribute);
     if let Some(value @ Value::Long(_)) = &value
         && !data.is_null()
@@ -177,7 +181,7 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     data: *mut *mut c_void,
     address: CUdeviceptr,
 ) -> CUresult {
-    let (known, asked) = look(address);
+    let (known, asked) = inspect(address);
     // SAFETY: the parameters are those of our own caller, or an address that is none.
     let result = unsafe { real(count, attributes, data, asked) };
     if result != SUCCESS || count == 0 {
@@ -196,7 +200,7 @@ pub(crate) unsafe fn cuPointerGetAttributes(
     result
 }
 
-/// SYNC_MEMOPS is remembered. Drivers refuse it for mapped memory.
+/// SYNC_MEMOPS is recorded here, since drivers refuse it for mapped memory.
 ///
 /// # Safety
 /// As for the driver's.
@@ -207,7 +211,7 @@ pub(crate) unsafe fn cuPointerSetAttribute(
     address: CUdeviceptr,
 ) -> CUresult {
     const REFUSED: CUresult = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult;
-    let (known, asked) = look(address);
+    let (known, asked) = inspect(address);
     // SAFETY: the parameters are those of our own caller, or an address that is none.
     let result = unsafe { real(value, attribute, asked) };
     let is_sync_memops = attribute == Attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
@@ -233,7 +237,7 @@ pub(crate) unsafe fn cuMemGetAddressRange_v2(
     bytes_out: *mut usize,
     address: CUdeviceptr,
 ) -> CUresult {
-    let (known, asked) = look(address);
+    let (known, asked) = inspect(address);
     // SAFETY: the parameters are those of our own caller, or an address that is none.
     let result = unsafe { real(base_out, bytes_out, asked) };
     let Some((start, bytes)) = known.filter(|_| result == SUCCESS).map(|known| (known.start, known.bytes))

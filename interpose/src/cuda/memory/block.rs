@@ -22,7 +22,7 @@ impl Block {
     /// A block with the access rights that `allow` grants. `bytes` is a multiple of the device's granularity.
     ///
     /// # Errors
-    /// The driver's, and that of `allow`; nothing is left behind.
+    /// A driver call or `allow` failed; nothing is left behind.
     pub fn create(
         kind: RegionKind,
         bytes: u64,
@@ -33,7 +33,7 @@ impl Block {
         relaxed(|| Self::map(physical::create(kind, bytes, properties)?, bytes, allow))
     }
 
-    /// The same of a physical allocation that is there. The caller's reference to it goes, whatever comes of it.
+    /// Maps an existing physical allocation. The caller's reference is released in any case.
     ///
     /// # Errors
     /// As above.
@@ -57,7 +57,7 @@ impl Block {
         Ok(Self { address, bytes, allocation })
     }
 
-    /// Gives memory and addresses back to the driver. Nothing that is submitted may use it any more.
+    /// Gives memory and addresses back to the driver. No submitted work may use it any more.
     pub fn give_back(self) {
         published::withdraw(self.allocation);
         relaxed(|| give_back(self.address, self.bytes));

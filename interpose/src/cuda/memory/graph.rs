@@ -1,7 +1,7 @@
-//! Room for what graphs allocate (cuGraphAddMemAllocNode, captured cuMemAllocAsync).
+//! Makes room for memory that graphs allocate (cuGraphAddMemAllocNode, captured cuMemAllocAsync).
 //!
-//! That memory is the driver's own, which knows nothing of what our pools and slabs hold and nobody uses: without us it
-//! would have been free. So it is given back where a graph needs it:
+//! The driver allocates that memory itself and does not know what our pools and slabs hold unused: without us that
+//! memory would have been free. So unused memory is given back when a graph needs it:
 //!
 //! - Before a graph that allocates is made executable, uploaded, or launched for the first time, if its device has
 //!   less free than the graph's nodes allocate. A driver makes that memory at one of these calls (CUDA C++
@@ -37,7 +37,7 @@ const UPLOAD: c_ulonglong =
 /// How much a graph's nodes allocate on each device, in bytes.
 type Needs = BTreeMap<c_int, u64>;
 
-/// Whether the program has ever made a node that allocates: most have not, and pay nothing.
+/// Whether the program has ever created a node that allocates: most programs have not and pay nothing.
 static HAS_NODES: AtomicBool = AtomicBool::new(false);
 
 /// Executable graphs that allocate.
@@ -47,7 +47,7 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 struct Executable {
     needs: Needs,
-    /// The driver has made its memory.
+    /// The driver has allocated its memory.
     is_served: bool,
 }
 
@@ -64,8 +64,7 @@ fn make_room_on(devices: impl IntoIterator<Item = c_int>) -> bool {
     relaxed(|| devices.into_iter().fold(false, |is_any, device| make_room(device) | is_any))
 }
 
-/// Makes a call; if it fails for lack of memory, has done nothing, and there is some to be had on the devices, once
-/// more.
+/// Makes a call and retries it once, if it ran out of memory without any effect and the devices had unused memory.
 fn retried(
     call: impl Fn() -> CUresult,
     has_done_nothing: impl FnOnce() -> bool,
@@ -206,8 +205,8 @@ fn is_capturing(stream: CUstream) -> bool {
 
 // ---- graphs ----
 
-/// What the nodes of a graph allocate. Some may share memory, so it may be less that they need. Child graphs hardly
-/// ever have such nodes, and are not looked at.
+/// What the nodes of a graph allocate. Some may share memory, so it may be less that they need. Child graphs rarely
+/// have such nodes and are ignored.
 fn needs_of(graph: CUgraph) -> Needs {
     let mut needs = Needs::new();
     if !HAS_NODES.load(Relaxed) || !is_started() {
@@ -394,7 +393,7 @@ pub(crate) unsafe fn cuGraphExecDestroy(
     real: unsafe extern "C" fn(CUgraphExec) -> CUresult,
     executable: CUgraphExec,
 ) -> CUresult {
-    // From then on the handle may be another one's.
+    // Before the call: the driver may reuse the handle at once.
     let known = executables().remove(&(executable as usize));
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { objects::cuGraphExecDestroy(real, executable) };
@@ -408,7 +407,7 @@ pub(crate) unsafe fn cuGraphExecDestroy(
     result
 }
 
-/// The driver gives up what no graph is using: the next launch needs it again.
+/// The driver frees memory that no graph uses: the next launch needs it again.
 ///
 /// # Safety
 /// As for the driver's.

@@ -1,8 +1,8 @@
 //! Small parts out of large ranges: best fit, and neighbours join when they come back.
 //!
-//! Everything takes a time that grows with the logarithm of the number of free parts, and what is in use costs
-//! nothing. (The crate offset-allocator is faster still, but it sets aside about 30 bytes for every part that a range
-//! could have at most, in use or not: 5 % of the memory, and all of it would be in each dump.)
+//! Every operation takes O(log n) in the number of free parts, and used parts cost nothing. (The crate
+//! offset-allocator is faster still, but it sets aside about 30 bytes for every part that a range could have at most,
+//! in use or not: 5 % of the memory, and all of it would be in each dump.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,14 +22,14 @@ impl Heap {
         self.by_length.insert((length, start));
     }
 
-    /// Takes a free part out.
+    /// Removes a free part.
     pub fn remove(&mut self, start: u64) {
         if let Some(length) = self.free.remove(&start) {
             self.by_length.remove(&(length, start));
         }
     }
 
-    /// Takes the beginning of the shortest free part that is long enough, and says where it is.
+    /// Takes the beginning of the shortest free part that is long enough; returns its start.
     pub fn take(&mut self, length: u64) -> Option<u64> {
         let &(found, start) = self.by_length.range((length, 0)..).next()?;
         self.remove(start);
@@ -39,8 +39,8 @@ impl Heap {
         Some(start)
     }
 
-    /// Puts a part back and joins it with its free neighbours inside of the range that it is from; says how long the
-    /// free part is that it has become.
+    /// Puts a part back and joins it with its free neighbours in its range; returns the length of the resulting free
+    /// part.
     pub fn give(&mut self, start: u64, length: u64, range: std::ops::Range<u64>) -> u64 {
         let (mut start, mut end) = (start, start + length);
         if let Some((&before, &length)) = self.free.range(range.start..start).next_back()

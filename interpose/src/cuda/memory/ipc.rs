@@ -173,8 +173,8 @@ pub(crate) fn find_opened(address: CUdeviceptr) -> Option<OpenedAllocation> {
 
 /// Closes what a context has open, which is being destroyed.
 pub(crate) fn context_removed(context: CUcontext) {
-    let gone = imports().take_all_of(context as usize);
-    gone.into_iter().for_each(give_back);
+    let removed = imports().take_all_of(context as usize);
+    removed.into_iter().for_each(give_back);
 }
 
 /// Publishes a physical allocation, if it is not; returns its key.

@@ -51,7 +51,7 @@ pub(super) fn grant(device: c_int, address: CUdeviceptr, bytes: u64) -> Result<(
             .extend(granted.iter().filter(|peer| !wanted.contains(peer)).map(|peer| Access::none_of(*peer)));
         physical::set_access(address, bytes, &access)?;
         granted = wanted;
-        // Whoever changes it meanwhile may not have seen this mapping.
+        // A thread that changes it meanwhile may not have seen this mapping.
         wanted = devices_with_access_to(device);
         if wanted == granted {
             return Ok(());
@@ -112,24 +112,24 @@ fn pair_with(peer: CUcontext) -> Option<((usize, usize), Devices)> {
     Some(((context as usize, peer as usize), (device, accessed)))
 }
 
-/// Takes access away where no other pair of contexts gives it.
+/// Removes access that no other pair of contexts grants.
 fn ends(pairs: &[(usize, usize)]) {
     for pair in pairs {
         let Some((device, accessed)) = peers().remove(pair) else { continue };
         if !devices_with_access_to(accessed).contains(&device) {
-            // There is nothing to do about a failure: the device may then do more than it should.
+            // A failure is ignored: the device then keeps more access than it should have.
             let _ = set_for_all(accessed, Access::none_of(device));
         }
     }
 }
 
-/// Changes who may access what is allocated on a device.
+/// Changes the access rights to the memory of a device.
 fn set_for_all(device: c_int, access: Access) -> Result<(), CUresult> {
     const GONE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
     relaxed(|| {
         for (address, bytes) in mappings_on(device) {
             match physical::set_access(address, bytes, &[access]) {
-                // Unmapped since we have looked.
+                // Unmapped meanwhile.
                 Ok(()) | Err(GONE) => {}
                 Err(error) => return Err(error),
             }

@@ -11,8 +11,7 @@ use super::physical::{Mirrored, PhysicalAllocation, Registry, Source};
 /// Gaps may take a quarter of what is in use, and this.
 const GAPS_BYTES: u64 = 64 << 20;
 
-/// Gives every physical allocation that is to be captured a place; returns how large the mirror has to be for that,
-/// in bytes.
+/// Assigns an offset to every physical allocation that is captured; returns the size that the mirror needs, in bytes.
 pub(crate) fn place(registry: &mut Registry) -> u64 {
     let allocations: Vec<&mut PhysicalAllocation> =
         registry.allocations.values_mut().filter(|allocation| is_captured(allocation)).collect();
@@ -31,14 +30,14 @@ pub(crate) fn place(registry: &mut Registry) -> u64 {
     fill(&mut places)
 }
 
-/// Forgets the mirror: it is another one.
+/// Resets all offsets and hashes, for a new mirror.
 pub(crate) fn forget(registry: &mut Registry) {
     for allocation in registry.allocations.values_mut() {
         allocation.mirrored = Mirrored::default();
     }
 }
 
-/// Memory of another process is captured there.
+/// Memory of another process is captured by its owner.
 pub(crate) fn is_captured(allocation: &PhysicalAllocation) -> bool {
     matches!(allocation.source, Source::Created(_))
 }
@@ -47,7 +46,7 @@ struct Place<'a> {
     mirrored: &'a mut Mirrored,
 }
 
-/// Places those that have no place into the smallest gap that is large enough, or at the end; returns the end.
+/// Assigns the missing offsets: in the smallest gap that is large enough, or at the end; returns the end.
 fn fill(places: &mut [(u64, Place<'_>)]) -> u64 {
     let mut taken: Vec<(u64, u64)> =
         places.iter().filter_map(|(bytes, place)| Some((place.mirrored.offset?, *bytes))).collect();

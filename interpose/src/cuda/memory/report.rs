@@ -1,4 +1,4 @@
-//! What the report of a checkpoint says of device memory, beside where it is.
+//! What a checkpoint's report says of device memory, beside its location.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn allocations_in(kind: RegionKind, address: CUdeviceptr, bytes: u64) -> u64 {
     }
 }
 
-/// Adds to the regions what can be known once their memory is parked, or has been refused to be.
+/// Completes the regions once their memory is parked or parking was refused.
 pub(crate) fn complete(report: &mut GpuReport) {
     let registry = registry();
     let placed = |(id, allocation): (&Id, &PhysicalAllocation)| Some((allocation.mirrored.offset?, *id));
@@ -82,7 +82,7 @@ pub(crate) fn graph_memory() -> Vec<GraphMemory> {
         .collect()
 }
 
-/// 0 where the driver does not say.
+/// 0 if the driver does not report it.
 fn graph_attribute(device: i32, attribute: Attribute) -> u64 {
     let mut bytes: u64 = 0;
     let value = (&raw mut bytes).cast();

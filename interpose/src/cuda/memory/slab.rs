@@ -24,13 +24,13 @@ const GROWTH: u64 = 64;
 pub(super) struct Slabs {
     heap: Heap,
     slabs: BTreeMap<CUdeviceptr, Block>,
-    /// Length and start of those that are free altogether.
+    /// Length and start of the empty ones.
     empty: BTreeSet<(u64, CUdeviceptr)>,
     bytes: u64,
 }
 
 impl Slabs {
-    /// How large the next slab is to be.
+    /// The size of the next slab.
     pub fn next_bytes(&self, granularity: u64) -> u64 {
         let wanted = (self.bytes / GROWTH).min(LARGEST_BYTES);
         (wanted - wanted % granularity).max(granularity)
@@ -51,7 +51,7 @@ impl Slabs {
         Some((address, slab.allocation))
     }
 
-    /// Takes an allocation's room back. What is returned is no more used and goes back to the device.
+    /// Frees an allocation. The returned slabs are no longer used and go back to the device.
     pub fn give(&mut self, address: CUdeviceptr, bytes: u64) -> Vec<Block> {
         let Some(slab) = self.slab_around(address) else { return Vec::new() };
         let range = slab.address..slab.address + slab.bytes;
@@ -61,7 +61,7 @@ impl Slabs {
         self.drop_empty(1)
     }
 
-    /// Gives up the slabs that nothing is in.
+    /// Removes the empty slabs.
     pub fn take_empty(&mut self) -> Vec<Block> {
         self.drop_empty(0)
     }
@@ -74,7 +74,7 @@ impl Slabs {
         self.slabs.range(..=address).next_back().map(|(_, slab)| *slab)
     }
 
-    /// Gives up empty slabs until so many are left: the largest first.
+    /// Removes empty slabs until so many are left, the largest first.
     fn drop_empty(&mut self, left: usize) -> Vec<Block> {
         let mut dropped = Vec::new();
         while self.empty.len() > left

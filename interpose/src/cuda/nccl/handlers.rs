@@ -7,17 +7,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Communicator, Config, IN_PROGRESS, IS_PASSED, SUCCESS, Status, UniqueId};
 
-/// A communicator that is there, is being made or is being destroyed.
+/// A communicator that exists, is being created or is being destroyed.
 #[derive(Clone, Copy)]
 struct Noted {
-    /// 0 if it is not known: several.
+    /// 0 if unknown: several.
     ranks: c_int,
     call: &'static str,
 }
 
 struct Communicators {
     live: BTreeMap<usize, Noted>,
-    /// What threads are in the middle of, by their number.
+    /// Calls in progress, by their number.
     under_way: BTreeMap<u64, Noted>,
     last: u64,
 }
@@ -25,12 +25,12 @@ struct Communicators {
 static COMMUNICATORS: Mutex<Communicators> =
     Mutex::new(Communicators { live: BTreeMap::new(), under_way: BTreeMap::new(), last: 0 });
 
-/// Not to be held over a call of NCCL.
+/// The lock must not be held across a call of NCCL.
 fn communicators() -> MutexGuard<'static, Communicators> {
     COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why the process cannot be saved, in words for people, if it is for NCCL.
+/// The reason why the process cannot be saved, if it is NCCL.
 pub(crate) fn obstacle() -> Option<String> {
     const CHANGE: &str = "communicators of several ranks cannot be saved; destroy it (ncclCommDestroy), or \
                           run with one rank";
@@ -54,7 +54,7 @@ pub(crate) fn obstacle() -> Option<String> {
     live.or_else(under_way)
 }
 
-/// The ranks of a communicator; 0 if they are not known.
+/// The ranks of a communicator; 0 if unknown.
 fn ranks_of(communicator: Communicator) -> c_int {
     communicators().live.get(&(communicator as usize)).map_or(0, |noted| noted.ranks)
 }
@@ -76,7 +76,7 @@ fn under_way(noted: Noted, work: impl FnOnce() -> Status) -> Status {
     work()
 }
 
-/// Makes communicators and notes them: `count` from `out` on.
+/// Creates `count` communicators from `out` on, and records them.
 fn made(noted: Noted, out: *mut Communicator, count: c_int, make: impl FnOnce() -> Status) -> Status {
     under_way(noted, || {
         let result = make();
@@ -169,7 +169,7 @@ pub(super) unsafe fn ncclCommInitAll(
 /// `ncclCommCount`.
 type Count = unsafe extern "C" fn(Communicator, *mut c_int) -> Status;
 
-/// Asks NCCL for the ranks of a communicator. Of one that is not complete it does not say them.
+/// Asks NCCL for the ranks of a communicator. It does not report them for an incomplete one.
 fn learn_ranks(communicator: Communicator, count: Count) {
     let mut ranks = 0;
     // The colour for none gives no communicator.

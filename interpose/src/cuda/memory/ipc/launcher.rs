@@ -1,4 +1,4 @@
-//! What is said to the launcher about shared memory.
+//! Messages to the launcher about shared memory.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,7 +1,7 @@
 //! Memory of other processes that this one has opened.
 //!
-//! Each context has a mapping of its own of each physical allocation of memory that it has opened something in, as it
-//! has by the driver's own IPC. The allocations in it are counted one by one.
+//! Each context has a mapping of its own of each physical allocation in which it has opened memory, as with the
+//! driver's own IPC. The allocations in it are counted one by one.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! The entry points of stream-ordered allocation. What is not ours, and what makes no sense, the driver answers.
+//! The entry points of stream-ordered allocation. Calls for other pools, and invalid ones, are left to the driver.
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr::null_mut;
@@ -71,7 +71,7 @@ unsafe fn serve(
             Some(SUCCESS)
         }
         Err(OUT_OF_MEMORY) => Some(OUT_OF_MEMORY),
-        // What the driver refuses us, it may do for the program.
+        // The driver may serve the program's own call where ours failed.
         Err(_) => None,
     }
 }
@@ -84,7 +84,7 @@ fn current_pool(device: c_int) -> Option<Id> {
     if result == SUCCESS { meet(pool, device) } else { None }
 }
 
-/// A pool that the driver names: a device's default pool is met here for the first time.
+/// Looks a pool up by its handle; a device's default pool is recorded here first.
 fn meet(pool: CUmemoryPool, device: c_int) -> Option<Id> {
     let known = pools().id_of(pool as usize);
     if known.is_some() {
@@ -97,7 +97,7 @@ fn meet(pool: CUmemoryPool, device: c_int) -> Option<Id> {
         return None;
     }
     let mut pools = pools();
-    // Another thread may have met it meanwhile.
+    // Another thread may have recorded it meanwhile.
     let known = pools.id_of(pool as usize);
     Some(known.unwrap_or_else(|| pools.add(pool as usize, device, 0)))
 }
@@ -165,7 +165,7 @@ pub(crate) unsafe fn cuMemFreeAsync(
 }
 
 fn serve_free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
-    // The driver is asked nothing about what is not ours.
+    // No driver call for pools that are not ours.
     let is_ours = || is_allocation(address) || freed::is_allocation(address);
     if !is_started() || !is_ours() || context::current().is_none() {
         return None;
@@ -208,7 +208,7 @@ pub(crate) unsafe fn cuMemPoolDestroy(
     real: unsafe extern "C" fn(CUmemoryPool) -> CUresult,
     pool: CUmemoryPool,
 ) -> CUresult {
-    // From then on the handle may be another pool's: it is ours no more before the driver gives it out again.
+    // Before the call: the driver may reuse the handle at once.
     let id = if is_started() { pools().unname(pool as usize) } else { None };
     // SAFETY: the parameters are those of our own caller.
     let result = unsafe { real(pool) };

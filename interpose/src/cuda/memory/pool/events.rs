@@ -1,4 +1,4 @@
-//! Events of our own, which tell when a free has happened.
+//! Our own events, which show when a free has happened.
 
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
@@ -13,7 +13,7 @@ use crate::cuda::{context, driver};
 
 const FLAGS: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 
-/// So many events of a context are kept for later use.
+/// The number of events that are kept for reuse in each context.
 const KEPT: usize = 64;
 
 static CACHE: Mutex<Cache> = Mutex::new(Cache { by_context: BTreeMap::new() });
@@ -26,16 +26,17 @@ fn cache() -> MutexGuard<'static, Cache> {
     CACHE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An event of a context, which goes with it. Not to be dropped under a lock: that calls the driver.
+/// An event of a context, which is destroyed with it. It must not be dropped under a lock, since that calls the
+/// driver.
 pub(super) struct Event {
     event: usize,
     context: usize,
-    is_gone: AtomicBool,
+    is_removed: AtomicBool,
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if !self.is_gone.load(Relaxed) {
+        if !self.is_removed.load(Relaxed) {
             // SAFETY: the event is ours, and nobody else has it. There is nothing to do about a failure.
             let _ = unsafe { driver::cuEventDestroy_v2(self.event as CUevent) };
         }
@@ -49,41 +50,41 @@ impl Event {
             // SAFETY: `event` is a local variable.
             (unsafe { driver::cuEventCreate(&raw mut event, FLAGS) } == SUCCESS).then_some(event)
         };
-        // Going into a context where one is already costs more than asking.
+        // Entering the current context again costs more than comparing.
         let is_there = context::current().is_some_and(|(current, _)| current == context);
         let event = if is_there { make() } else { context::within(context, make).ok()? }?;
-        Some(Self { event: event as usize, context: context as usize, is_gone: AtomicBool::new(false) })
+        Some(Self { event: event as usize, context: context as usize, is_removed: AtomicBool::new(false) })
     }
 
     /// Whether all work has run that was in the stream when the event was recorded.
     pub fn has_happened(&self) -> bool {
         // SAFETY: the event is there as long as its context.
-        self.is_gone() || unsafe { driver::cuEventQuery(self.event as CUevent) } == SUCCESS
+        self.is_removed() || unsafe { driver::cuEventQuery(self.event as CUevent) } == SUCCESS
     }
 
     /// Waits until it has happened. Returns whether it has.
     pub fn wait(&self) -> bool {
         // SAFETY: as in `has_happened`.
-        self.is_gone() || unsafe { driver::cuEventSynchronize(self.event as CUevent) } == SUCCESS
+        self.is_removed() || unsafe { driver::cuEventSynchronize(self.event as CUevent) } == SUCCESS
     }
 
     /// Lets later work of a stream wait for it. Returns whether it will.
     pub fn holds_back(&self, stream: CUstream) -> bool {
         // SAFETY: as in `has_happened`; the stream is the caller's caller's.
-        self.is_gone() || unsafe { driver::cuStreamWaitEvent(stream, self.event as CUevent, 0) } == SUCCESS
+        self.is_removed() || unsafe { driver::cuStreamWaitEvent(stream, self.event as CUevent, 0) } == SUCCESS
     }
 
     pub fn is_of(&self, context: CUcontext) -> bool {
         self.context == context as usize
     }
 
-    /// Its context is gone, and all work in it.
-    pub fn goes_with_context(&self) {
-        self.is_gone.store(true, Relaxed);
+    /// Its context was removed, with all work in it.
+    pub fn removed_with_context(&self) {
+        self.is_removed.store(true, Relaxed);
     }
 
-    fn is_gone(&self) -> bool {
-        self.is_gone.load(Relaxed)
+    fn is_removed(&self) -> bool {
+        self.is_removed.load(Relaxed)
     }
 }
 
@@ -99,14 +100,14 @@ pub(super) fn record(stream: CUstream, context: CUcontext) -> Option<Event> {
     (result == SUCCESS).then_some(event)
 }
 
-/// Takes events back that have happened.
+/// Keeps events that have happened for reuse.
 pub(super) fn give_back(events: impl IntoIterator<Item = Arc<Event>>) {
     // Somebody may be about to wait for one: that one goes when they are done.
     for event in events.into_iter().filter_map(Arc::into_inner) {
         let mut surplus = None;
         let mut cache = cache();
         let kept = cache.by_context.entry(event.context).or_default();
-        if kept.len() < KEPT && !event.is_gone() {
+        if kept.len() < KEPT && !event.is_removed() {
             kept.push(event);
         } else {
             surplus = Some(event);
@@ -116,8 +117,8 @@ pub(super) fn give_back(events: impl IntoIterator<Item = Arc<Event>>) {
     }
 }
 
-/// A context is gone, and its events with it.
+/// A context was removed, and its events with it.
 pub(super) fn context_removed(context: CUcontext) {
     let gone = cache().by_context.remove(&(context as usize)).unwrap_or_default();
-    gone.iter().for_each(Event::goes_with_context);
+    gone.iter().for_each(Event::removed_with_context);
 }

@@ -1,4 +1,4 @@
-//! Memory of cuMemAlloc that was freed in a stream's order: it goes back once that free has happened.
+//! Memory of cuMemAlloc that was freed in stream order: it is given back once that free has happened.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -48,7 +48,7 @@ pub(super) fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
         Some(event) => {
             all_freed().push_back(Freed { allocation, event: Arc::new(event) });
             IS_TRIM_DUE.store(true, Relaxed);
-            // So that they do not pile up where nobody synchronises.
+            // Keeps them from accumulating in programs that never synchronise.
             while reclaim_oldest() {}
         }
         None => arena::reclaim(&allocation),
@@ -72,7 +72,7 @@ fn reclaim_oldest() -> bool {
 
 /// Gives back what has been freed by now; whether anything is left.
 pub(super) fn reclaim() -> bool {
-    // Whatever others free meanwhile is theirs to look at.
+    // Memory that other threads free meanwhile is polled by them.
     let all = std::mem::take(&mut *all_freed());
     let (done, left): (VecDeque<_>, VecDeque<_>) =
         all.into_iter().partition(|freed| freed.event.has_happened());
@@ -88,10 +88,13 @@ pub(super) fn settle() {
     all.into_iter().for_each(give_back);
 }
 
-/// A context is gone, with our events.
+/// A context was removed, with our events.
 pub(super) fn context_removed(context: CUcontext) {
     let freed = all_freed();
-    freed.iter().filter(|freed| freed.event.is_of(context)).for_each(|freed| freed.event.goes_with_context());
+    freed
+        .iter()
+        .filter(|freed| freed.event.is_of(context))
+        .for_each(|freed| freed.event.removed_with_context());
 }
 
 fn give_back(freed: Freed) {

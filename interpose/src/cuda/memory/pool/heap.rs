@@ -10,10 +10,10 @@
 //!    +----------------------------------------------------------------------+
 //! ```
 //!
-//! Memory that was freed in a stream is free for later work in that stream at once, for everybody else when the free
-//! is known to have happened. An allocator that knows only free and used would have to keep it apart until then, and
-//! could neither split nor join it; so this is one of our own: best fit, with neighbours in the same order joined.
-//! Nothing here calls the driver. Every operation that is made often takes O(log n).
+//! Memory that was freed in a stream is free for later work of that stream at once, and for other streams when the
+//! free has happened. An allocator that knows only free and used memory would have to set it aside until then, and
+//! could neither split nor join it. So this allocator is our own: best fit, with neighbours in the same order joined.
+//! Nothing here calls the driver. Every frequent operation takes O(log n).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// `TEXTURE_ALIGNMENT`), more than cuMemAlloc promises.
 pub(super) const GRAIN_BYTES: u64 = 512;
 
-/// The frees of a pool in the order in which they are noted, from 1.
+/// The sequence number of a free in its pool, from 1.
 pub(super) type Moment = u64;
 
 /// The driver's ID of a stream, which is never used again.
@@ -30,7 +30,7 @@ pub(super) type StreamId = u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Used {
-        /// As much as was asked for.
+        /// The requested size.
         asked_bytes: u64,
         /// Allocations are counted.
         number: u64,
@@ -59,7 +59,7 @@ pub(super) struct Heap {
     by_fit: BTreeSet<(Option<StreamId>, u64, u64)>,
     /// What is free in a stream's order only: stream, moment, start.
     by_moment: BTreeSet<(StreamId, Moment, u64)>,
-    /// Segments that are free altogether.
+    /// Segments that are entirely free.
     empty: BTreeSet<u64>,
     used_bytes: u64,
     last_number: u64,
@@ -102,7 +102,7 @@ impl Heap {
         self.insert(start, bytes, State::Free);
     }
 
-    /// Takes a segment out that is free altogether; returns its start and length.
+    /// Removes a segment that is entirely free; returns its start and length.
     pub fn remove_empty_segment(&mut self) -> Option<(u64, u64)> {
         let start = self.empty.pop_first()?;
         self.remove(start);
@@ -129,8 +129,8 @@ impl Heap {
         found.map(|(_, length, start)| (*length, *start))
     }
 
-    /// Memory that could be taken if its stream waited for frees of others. Looks through everything: for when
-    /// nothing else is left.
+    /// Memory that could be taken if its stream waited for frees of others. Searches everything, so it is the last
+    /// resort.
     pub fn find_run(&self, asked_bytes: u64, stream: StreamId) -> Option<Run> {
         let bytes = rounded(asked_bytes)?;
         for (&segment, &length) in &self.segments {
@@ -229,7 +229,7 @@ impl Heap {
         inside.filter(|(_, block)| matches!(block.state, State::Used { .. })).count() as u64
     }
 
-    /// Puts a block in that is not used, with its neighbours that are free in the same order.
+    /// Inserts a free block, joined with neighbours that are free in the same order.
     fn join(&mut self, mut start: u64, mut bytes: u64, mut state: State) {
         if !self.segments.contains_key(&start)
             && let Some((&before, block)) = self.blocks.range(..start).next_back()

@@ -75,7 +75,7 @@ const NUMBER_BITS: u32 = 40;
 /// An allocation of a pool.
 pub(crate) struct Found {
     pub start: CUdeviceptr,
-    /// As much as was asked for.
+    /// The requested size.
     pub bytes: u64,
     pub pool: CUmemoryPool,
     /// Never the same twice in the life of the process, and none that the driver or the arena would give.
@@ -133,7 +133,7 @@ pub(crate) fn settle() {
 pub(crate) fn context_removed(context: CUcontext) {
     let pools = pools();
     let pending = pools.by_id.values().flat_map(|pool| pool.pending.values().flatten());
-    pending.filter(|free| free.event.is_of(context)).for_each(|free| free.event.goes_with_context());
+    pending.filter(|free| free.event.is_of(context)).for_each(|free| free.event.removed_with_context());
     drop(pools);
     freed::context_removed(context);
     events::context_removed(context);

@@ -1,4 +1,4 @@
-//! What is known of the pools. Nothing here calls the driver.
+//! The state of the pools. Nothing here calls the driver.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
@@ -11,10 +11,11 @@ use super::events::Event;
 use super::heap::{Heap, Moment, Run, StreamId};
 use cuda_abi::layout::Access;
 
-/// Names a pool for the life of the process; a handle may be used again while memory of the pool before is in use.
+/// The ID of a pool, unique for the life of the process; a handle may be reused while memory of the former pool is in
+/// use.
 pub(super) type Id = u64;
 
-/// A number of bytes, and the highest that it has been.
+/// A number of bytes and its highest value so far.
 #[derive(Default, Clone, Copy)]
 pub(super) struct Gauge {
     pub current_bytes: u64,
@@ -31,7 +32,7 @@ impl Gauge {
 /// A free that may still have to happen.
 pub(super) struct Pending {
     pub moment: Moment,
-    /// Frees up to this moment were noted before the event was recorded: they have happened if the event has.
+    /// Frees up to this moment precede the event: they have happened if the event has.
     pub covers: Moment,
     pub event: Arc<Event>,
 }
@@ -39,7 +40,7 @@ pub(super) struct Pending {
 pub(super) struct Pool {
     pub handle: usize,
     pub device: c_int,
-    /// As large as it may become; 0 without a limit.
+    /// The maximum size; 0 without a limit.
     pub most_bytes: u64,
     pub release_threshold_bytes: u64,
     pub is_opportunistic: bool,
@@ -53,13 +54,13 @@ pub(super) struct Pool {
     /// The frees of each stream, oldest first.
     pub pending: BTreeMap<StreamId, VecDeque<Pending>>,
     pub last_moment: Moment,
-    /// Segments that are being given back, and may come back.
+    /// Segments that are being given back; the driver may refuse them.
     pub leaving: usize,
     /// It lives until its last allocation is freed.
     pub is_destroyed: bool,
 }
 
-/// A segment that was taken out of its pool.
+/// A segment that was removed from its pool.
 pub(super) struct Removed {
     pub start: CUdeviceptr,
     pub bytes: u64,
@@ -83,7 +84,7 @@ pub(super) static POOLS: Mutex<Pools> = Mutex::new(Pools {
     last_id: 0,
 });
 
-/// Some pool may have more than it is to keep.
+/// Whether a pool may have more memory than it is to keep.
 pub(super) static IS_TRIM_DUE: AtomicBool = AtomicBool::new(false);
 
 /// The lock must not be held across a driver call.
@@ -128,7 +129,7 @@ impl Pool {
         is_freed
     }
 
-    /// How much it keeps at a synchronisation.
+    /// The bytes that it keeps at a synchronisation.
     pub fn kept_bytes(&self) -> u64 {
         if self.is_destroyed { 0 } else { self.release_threshold_bytes }
     }
@@ -197,13 +198,13 @@ impl Pools {
         self.by_handle.get(&handle).copied()
     }
 
-    /// A pool that the program can still name.
+    /// A pool whose handle is still valid.
     pub fn named(&mut self, handle: usize) -> Option<&mut Pool> {
         let id = self.id_of(handle)?;
         self.pool(id)
     }
 
-    /// The handle is no more the pool's.
+    /// The handle no longer belongs to the pool.
     pub fn unname(&mut self, handle: usize) -> Option<Id> {
         self.by_handle.remove(&handle)
     }
@@ -239,7 +240,7 @@ impl Pools {
         self.pool(id)?.take(bytes, stream)
     }
 
-    /// Makes room in the books for a segment; who may access it, and the count of changes of that.
+    /// Reserves bytes for a new segment; returns its access rights and their version.
     pub fn begin_growth(&mut self, id: Id, bytes: u64) -> Option<(c_int, Vec<Access>, u64)> {
         let pool = self.pool(id)?;
         let reserved_bytes = pool.reserved.current_bytes.checked_add(bytes)?;
@@ -274,7 +275,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Takes a segment out that nobody uses, if the pool has more than it is to keep.
+    /// Removes an unused segment, if the pool has more memory than it is to keep.
     pub fn remove_empty_segment(&mut self, id: Id, keep_bytes: u64) -> Option<Removed> {
         let pool = self.by_id.get_mut(&id)?;
         if pool.reserved.current_bytes <= keep_bytes {
@@ -287,14 +288,14 @@ impl Pools {
         Some(Removed { start, bytes, access_changes: pool.access_changes })
     }
 
-    /// A segment that was taken out is the driver's again.
+    /// The driver has taken a removed segment back.
     pub fn has_left(&mut self, id: Id) {
         if let Some(pool) = self.pool(id) {
             pool.leaving -= 1;
         }
     }
 
-    /// Makes room in the books for a segment that the driver has not taken. Nothing else needs its memory.
+    /// Accounts again for a segment that the driver has refused to take back.
     pub fn comes_back(&mut self, id: Id, bytes: u64) {
         if let Some(pool) = self.pool(id) {
             pool.leaving -= 1;
@@ -302,8 +303,8 @@ impl Pools {
         }
     }
 
-    /// Takes a pool out that is destroyed and has no memory left. To be dropped without the lock: its events are the
-    /// driver's.
+    /// Removes a pool that is destroyed and has no memory left. It must be dropped without the lock, since that calls
+    /// the driver.
     pub fn remove_if_done(&mut self, id: Id) -> Option<Pool> {
         let is_done =
             |pool: &Pool| pool.is_destroyed && pool.reserved.current_bytes == 0 && pool.leaving == 0;

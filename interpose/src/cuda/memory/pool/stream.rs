@@ -1,4 +1,4 @@
-//! What has to be known of the stream of a call.
+//! Properties of the stream of a call.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -39,7 +39,7 @@ pub(super) fn is_captured(stream: CUstream) -> bool {
     if result == SUCCESS { status != NOT_CAPTURING } else { result == FORBIDDEN }
 }
 
-/// What tells a stream from every other that there has been, whatever its handle.
+/// The unique ID of a stream, which is never reused.
 pub(super) fn id(stream: CUstream) -> Option<StreamId> {
     let mut id = 0;
     // SAFETY: `id` is a local variable; the stream is that of our caller's caller.
