@@ -240,7 +240,7 @@ fn program(executed: Option<&[u8]>, first: &[u8], exe: &Path) -> Option<Vec<u8>>
 
 /// One message, in one piece.
 fn say(message: &str) {
-    // SAFETY: the buffer is as long as is said. Where there is no stderr, nobody wants to hear it.
+    // SAFETY: the buffer is as long as is said. Without a stderr the message is lost.
     unsafe { libc::write(libc::STDERR_FILENO, message.as_ptr().cast(), message.len()) };
 }
 

@@ -151,7 +151,7 @@ unsafe fn with_ours(
     // SAFETY: there is room for that many words.
     unsafe { fill(room.cast(), environment, entries, &missing) };
     let result = exec(room.cast());
-    // SAFETY: it was mapped above, and whoever was given it has returned. errno stays, as it succeeds.
+    // SAFETY: it was mapped above, and the function that used it has returned. errno stays, as it succeeds.
     unsafe { libc::munmap(room, bytes) };
     result
 }
@@ -200,7 +200,7 @@ static POSIX_SPAWN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static POSIX_SPAWNP: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// A function of the libraries behind this one. It is looked for in the constructor; looking takes the loader's lock,
-/// which a child of `fork` could find taken for ever.
+/// which could stay locked in a child of `fork`.
 fn next(slot: &AtomicPtr<c_void>, name: &CStr) -> Option<*const c_void> {
     if slot.load(Relaxed).is_null() {
         slot.store(elf::next(next as *const c_void, name).cast_mut(), Relaxed);

@@ -39,7 +39,7 @@ use ckpt_protocol::agent::SOCKET_VARIABLE;
 // handles, no standard streams).
 #[ctor::ctor(unsafe)]
 fn construct() {
-    // Nothing in there panics as far as anyone knows; this is for what nobody knows.
+    // Nothing in there is known to panic; this is for unknown bugs.
     let _ = catch_unwind(begin);
 }
 

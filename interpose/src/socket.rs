@@ -72,7 +72,7 @@ impl Address {
     }
 }
 
-/// A unix stream socket; the agent's is noted down in [`SLOT`] for as long as it is open.
+/// A unix stream socket; the agent's is recorded in [`SLOT`] for as long as it is open.
 pub struct Socket {
     descriptor: c_int,
     device: u64,
@@ -108,7 +108,7 @@ impl Socket {
         Ok(Self { descriptor, device, inode, is_noted: false })
     }
 
-    /// The socket that is noted down. It must have no other owner: it was kept with [`Socket::keep`], or its
+    /// The recorded socket. It must have no other owner: it was kept with [`Socket::keep`], or its
     /// owner was a thread of the parent that `fork` did not copy.
     pub fn noted() -> Option<Self> {
         let descriptor = SLOT.descriptor.load(SeqCst);
@@ -116,7 +116,7 @@ impl Socket {
         (descriptor != NONE).then_some(Self { descriptor, device, inode, is_noted: true })
     }
 
-    /// Leaves the socket open and noted down, for the thread that takes it up with [`Socket::noted`].
+    /// Leaves the socket open and recorded, for the thread that takes it over with [`Socket::noted`].
     pub fn keep(self) {
         std::mem::forget(self);
     }
@@ -129,7 +129,7 @@ impl Socket {
         // SAFETY: `address` points to a whole sockaddr_un of `bytes` bytes that outlives the call.
         checked(unsafe { libc::connect(descriptor, address, bytes) })?;
         // From here on reading waits.
-        // SAFETY: F_SETFL takes a number; the descriptor is our socket, nobody else relies on its flags.
+        // SAFETY: F_SETFL takes a number; the descriptor is our socket, and no other code relies on its flags.
         checked(unsafe { libc::fcntl(descriptor, libc::F_SETFL, libc::O_RDWR) })?;
         Ok(())
     }

@@ -89,7 +89,7 @@ fn start() {
 extern "C" fn thread_main(_: *mut c_void) -> *mut c_void {
     // SAFETY: takes no argument; it names the calling thread.
     let this = unsafe { libc::pthread_self() };
-    // SAFETY: the thread was made joinable, and nobody has kept its ID to join it.
+    // SAFETY: the thread was made joinable, and its ID is not kept to join it.
     unsafe { libc::pthread_detach(this) };
     // SAFETY: PR_SET_NAME reads a NUL-terminated string of at most 16 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"ckpt-agent".as_ptr()) };

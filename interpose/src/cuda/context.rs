@@ -55,7 +55,7 @@ static CONTEXTS: Mutex<Contexts> = Mutex::new(Contexts { known: Vec::new(), gree
 pub(crate) struct OnRemoval {
     /// The memory and the objects of a context are gone.
     pub contents_removed: fn(CUcontext),
-    /// The code that this library has loaded into a context is gone.
+    /// The code that this library has loaded into a context was unloaded.
     pub code_removed: fn(CUcontext),
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn current() -> Option<(CUcontext, c_int)> {
 /// # Errors
 /// The driver's, if the context is not one.
 pub(crate) fn within<T>(context: CUcontext, work: impl FnOnce() -> T) -> Result<T, CUresult> {
-    // SAFETY: a context that is gone is an error and not more.
+    // SAFETY: a context that was destroyed only gives an error.
     let result = unsafe { driver::cuCtxPushCurrent_v2(context) };
     if result != SUCCESS {
         return Err(result);
@@ -421,7 +421,7 @@ pub(super) unsafe fn cuGreenCtxCreate(
         // SAFETY: the driver has written it.
         let green = unsafe { *out } as usize;
         contexts().green.push((green, device));
-        // It has retained the primary context, which nobody may have met.
+        // It has retained the primary context, which may not be recorded yet.
         if let Some(primary) = ask_for_primary(device) {
             note(primary as CUcontext, device, ContextKind::Primary);
         }

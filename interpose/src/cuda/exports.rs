@@ -116,7 +116,7 @@ cuda_abi::entry_points!(export);
 /// The address of a function: nothing is ever read through it.
 struct Address(*const c_void);
 
-// SAFETY: it is a number to everybody.
+// SAFETY: it is only used as a number.
 unsafe impl Sync for Address {}
 
 /// Our function of an index.

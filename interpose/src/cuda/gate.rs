@@ -269,7 +269,7 @@ impl Word for AtomicU32 {
 
     fn wake_all(&self) {
         let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: futex(2) with FUTEX_WAKE only looks at who waits at the address.
+        // SAFETY: futex(2) with FUTEX_WAKE only wakes threads that wait at the address.
         unsafe { libc::syscall(libc::SYS_futex, self.as_ptr(), operation, i32::MAX) };
     }
 }
@@ -347,7 +347,7 @@ extern "C" fn take_slot(_none: *const Slot) -> *const Slot {
         let last = chunks().last().unwrap_or(&FIRST);
         if last.next.compare_exchange(null_mut(), fresh, SeqCst, Relaxed).is_err() {
             // Another thread was faster.
-            // SAFETY: it was made above and nobody else has seen it.
+            // SAFETY: it was made above and no other thread has seen it.
             drop(unsafe { Box::from_raw(fresh) });
         }
     };

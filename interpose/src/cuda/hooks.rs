@@ -29,7 +29,7 @@ unsafe extern "C" fn concerns_us(handle: *mut c_void, symbol: *const c_char) -> 
     if entry_points::index_of(name.to_bytes()).is_some() || nccl::concerns_us(name) {
         return true;
     }
-    // Only what one library has is the same whoever asks.
+    // Only what one library has is the same for every caller.
     !matches!(handle, libc::RTLD_DEFAULT | libc::RTLD_NEXT) && unknown_entry_points::may_be(name)
 }
 
@@ -100,7 +100,7 @@ fn answer(
         return found;
     }
     if found.is_null() && is_scope {
-        // The caller's own scope, which we do not see, may have a driver that nobody else sees.
+        // The caller's own scope, which we do not see, may have a driver that no other library sees.
         return substitute::ours_if_there(name);
     }
     substitute::substitute(name, found)

@@ -129,7 +129,7 @@ export! {
 /// The address of a function: nothing is ever read through it.
 struct Address(*const c_void);
 
-// SAFETY: it is a number to everybody.
+// SAFETY: it is only used as a number.
 unsafe impl Sync for Address {}
 
 fn ours(name: &CStr) -> Option<*mut c_void> {

@@ -89,7 +89,7 @@ fn is_capturing(stream: CUstream) -> bool {
         sys::CUresult::CUDA_ERROR_INVALID_VALUE,
     ];
     let mut status: CUstreamCaptureStatus = 0;
-    // SAFETY: `status` is a local variable; a stream that is gone is an error and not more.
+    // SAFETY: `status` is a local variable; a stream that was destroyed only gives an error.
     let result = unsafe { driver::cuStreamIsCapturing(stream, &raw mut status) };
     let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as CUstreamCaptureStatus;
     if result == SUCCESS {

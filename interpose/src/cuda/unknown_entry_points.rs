@@ -28,7 +28,7 @@ pub(super) fn note(name: &CStr) {
     let is_free =
         |slot: &AtomicPtr<c_char>| slot.compare_exchange(null_mut(), name, Relaxed, Relaxed).is_ok();
     if !FOUND.iter().any(is_free) {
-        // SAFETY: it was made above, and nobody else has seen it.
+        // SAFETY: it was made above, and no other thread has seen it.
         drop(unsafe { CString::from_raw(name) });
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn copy(
     for hasher in hashers {
         searches.push(Search::begin(hasher, allocations)?);
     }
-    // Those that nobody hashes.
+    // Allocations that no hasher can hash.
     for (allocation, found) in allocations.iter().zip(&mut found) {
         let is_searched = searches.iter().any(|search| search.hasher.can_hash(allocation));
         if !is_searched {

@@ -9,7 +9,7 @@ use super::allocation::in_context;
 use super::mirror::Memory;
 use crate::cuda::driver::{self, DriverError, check};
 
-/// As many as keep a copy engine busy: while one copy ends, the other goes on.
+/// Enough to keep a copy engine busy: while one copy ends, the other runs.
 const STREAMS: usize = 2;
 /// A longer copy is dealt out to the streams in parts.
 const MOST_BYTES: u64 = 64 << 20;
@@ -62,7 +62,7 @@ impl Drop for Stream {
         // After an error, copies that were begun before still use memory that its owner is about to give away.
         let _ = self.finish();
         let _ = in_context(self.context, || {
-            // SAFETY: the stream is ours, and nobody has it any more.
+            // SAFETY: the stream is ours, and no longer used.
             check("cuStreamDestroy", unsafe { driver::cuStreamDestroy_v2(self.handle) })
         });
     }

@@ -41,7 +41,7 @@ const MOST_CHUNKS: usize = 4096;
 
 const PTX: &str = concat!(include_str!("hash.ptx"), "\0");
 
-/// The kernel in each context that it was loaded in, where it stays: addresses that only the driver looks at.
+/// The kernel in each context that it was loaded in, where it stays: addresses that only the driver reads.
 static KERNELS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
 fn kernels() -> MutexGuard<'static, Vec<(usize, usize)>> {
@@ -192,12 +192,12 @@ impl Hasher {
 
 impl Drop for Hasher {
     fn drop(&mut self) {
-        // A context that is gone has taken its memory with it.
+        // A removed context has freed its memory.
         if !self.is_alive() {
             return;
         }
         let _ = in_context(self.context, || {
-            // SAFETY: the memory is ours, and whoever has begun something has waited for it.
+            // SAFETY: the memory is ours, and all work on it has been waited for.
             check("cuMemFreeHost", unsafe { driver::cuMemFreeHost(self.table.cast()) })
         });
     }

@@ -103,7 +103,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Pages of a mapping that is gone would stay pinned.
+        // Pages of a removed mapping would stay pinned.
         let _ = driver::retry(|| self.unpin());
     }
 }

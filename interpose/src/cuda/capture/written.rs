@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::hash::CHUNK_BYTES;
 
-/// As many ranges as are told at most.
+/// The maximum number of ranges that are reported.
 const MOST: usize = 4096;
 
-/// The ranges in order, joined where they meet. Where there are too many of them, what lies between is told too: they
+/// The ranges in order, joined where they meet. If there are too many, smaller gaps are reported as written too: they
 /// begin and end at multiples of ever longer steps.
 pub(crate) fn joined(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut joined = join(ranges);

@@ -150,7 +150,7 @@ impl Gpu {
         }
     }
 
-    /// Leaks the mirrors, so that the driver is not called again: a locked driver would block for ever.
+    /// Leaks the mirrors, so that the driver is not called again: a locked driver would block forever.
     fn abandon(&mut self) {
         std::mem::forget((self.mirror.take(), self.kept.take(), std::mem::take(&mut self.stale)));
     }
@@ -372,7 +372,7 @@ impl Gpu {
             transfer::copy_back(self.mirror.as_mut().map(|pinned| &mut pinned.mirror), &made)
         })?;
         offload::restrict(&made)?;
-        // First everybody's own, then the others': nobody waits for somebody who waits.
+        // First each process's own memory, then that of others, which avoids deadlocks.
         ipc::republish(link, &made)?;
         offload::claim_shared(Owner::Others, link)?;
         offload::remap(&[])?;

@@ -89,7 +89,7 @@ pub(super) fn begun(place: u64) -> u64 {
     place / BEGUN
 }
 
-/// Lets everybody in.
+/// Opens the gate for all threads.
 pub(super) fn open(gate: &impl Word) {
     gate.clear(CLOSED);
     gate.wake_all();
@@ -97,9 +97,9 @@ pub(super) fn open(gate: &impl Word) {
 
 /// Every way in which the threads can run, and every value that the memory model lets them read.
 ///
-/// The fence between a passing thread's write and its look at the gate stands for the closer's membarrier(2), which
+/// The fence between a passing thread's write and its read of the gate stands for the closer's membarrier(2), which
 /// makes every thread pass one at some point of its own: the model cannot have a fence that another thread inserts.
-/// So it leaves out a thread that is between its write and its look when the membarrier comes; that it then looks at
+/// So it leaves out a thread that is between its write and its read when the membarrier comes; that it then looks at
 /// the gate later than the gate was shut, or has its write seen, is what membarrier(2) promises. Left out as well:
 /// calls inside calls, deadlines, and slots that change hands.
 #[cfg(test)]
@@ -174,7 +174,7 @@ mod model {
             if Word::load(self, Acquire) != 0 {
                 wait(self, place);
             }
-            // SAFETY: a thread has its place to itself, and who closes looks when nobody is inside: loom checks it.
+            // SAFETY: a thread has its place to itself, and the closer reads when no thread is inside: loom checks it.
             work.with_mut(|work| unsafe { *work += 1 });
             place.store(SlotState::load(place, Relaxed) - INSIDE, Release);
         }
@@ -186,7 +186,7 @@ mod model {
                 thread::yield_now();
             }
             for thread in &self.threads {
-                // SAFETY: nobody is inside: loom checks it.
+                // SAFETY: no thread is inside: loom checks it.
                 thread.work.with(|work| unsafe { assert!(*work <= 2) });
             }
             open(self);

@@ -139,7 +139,7 @@ pub(super) fn set_sync_memops(address: CUdeviceptr, is_set: bool) {
     }
 }
 
-/// Takes an allocation out of the table: nobody finds it any more, and its memory stays until [`reclaim`].
+/// Takes an allocation out of the table: it is no longer found, and its memory stays until [`reclaim`].
 pub(crate) fn take(address: CUdeviceptr, id: u64) -> Option<Allocation> {
     let mut arena = arena();
     let is_it = arena.allocations.get(&address).is_some_and(|allocation| allocation.id == id);
@@ -152,7 +152,7 @@ pub(crate) fn reclaim(allocation: &Allocation) {
     blocks.into_iter().for_each(Block::give_back);
 }
 
-/// Frees what goes with a context that is gone, without waiting for anything.
+/// Frees the memory of a removed context, without waiting.
 pub(crate) fn context_removed(context: CUcontext) {
     let mut blocks = Vec::new();
     let mut arena = arena();
@@ -248,7 +248,7 @@ pub(super) fn synchronize() -> CUresult {
         // SAFETY: `address` is a local variable.
         let result = unsafe { driver::cuMemAlloc_v2(&raw mut address, 1) };
         if result == SUCCESS {
-            // SAFETY: it was allocated above, and nobody knows of it.
+            // SAFETY: it was allocated above and is not used.
             return unsafe { driver::cuMemFree_v2(address) };
         }
         if is_of_capture(result) {

@@ -141,7 +141,7 @@ unsafe fn overwrite(data: *mut c_void, value: &Value) {
     match value {
         // SAFETY: the caller vouches for `data`.
         Value::Bool(value) => unsafe { data.cast::<u8>().write(u8::from(*value)) },
-        // SAFETY: as above; C has it aligned, but nobody has checked.
+        // SAFETY: as above; C has it aligned, but that is not checked.
         Value::Long(value) => unsafe { data.cast::<u64>().write_unaligned(*value) },
     }
 }

@@ -108,7 +108,7 @@ unsafe extern "C" fn visit(context: *mut Context, data: *mut c_void) -> c_int {
     const NORMAL_STOP: c_int = 4;
     // SAFETY: the context is the unwinder's.
     let address = unsafe { _Unwind_GetIP(context) };
-    // SAFETY: it is the stack of `of_caller`, which nobody else has meanwhile.
+    // SAFETY: it is the stack of `of_caller`, which is not used elsewhere meanwhile.
     let stack = unsafe { &mut *data.cast::<Stack<'_>>() };
     if address != 0 && stack.add(address) { GO_ON } else { NORMAL_STOP }
 }
@@ -159,6 +159,6 @@ pub(crate) fn note(report: &mut GpuReport, ids: &BTreeMap<u64, Id>) {
     stacks.sort_unstable_by_key(|(index, _)| *index);
     report.origins = stacks.into_iter().map(|(_, stack)| stack).collect();
     if is_too_much {
-        report.remarks.push(format!("memory comes from more than {STACKS} places: not all are told"));
+        report.remarks.push(format!("memory comes from more than {STACKS} places: not all are reported"));
     }
 }

@@ -6,8 +6,8 @@
 //! - Before a graph that allocates is made executable, uploaded, or launched for the first time, if its device has
 //!   less free than the graph's nodes allocate. A driver makes that memory at one of these calls (CUDA C++
 //!   programming guide, "Graph Memory Nodes", "Physical Memory Footprint"), and keeps it until cuDeviceGraphMemTrim.
-//! - When a call failed for lack of memory that had done nothing: making a node, capturing one, making a graph
-//!   executable, uploading it. It is made once more then. A launch is not: what of it had been submitted nobody can
+//! - When a call ran out of memory without any effect: making a node, capturing one, making a graph
+//!   executable, uploading it. It is retried once. A launch is not: what of it had been submitted nobody can
 //!   tell. But the program's own next try may succeed.
 
 use std::collections::BTreeMap;

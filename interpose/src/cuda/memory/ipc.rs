@@ -152,7 +152,7 @@ pub(crate) unsafe fn cuIpcCloseMemHandle(
     if context::current().is_none() {
         return INVALID_CONTEXT;
     }
-    // What was submitted may still use it. In a context that is gone there is nothing.
+    // What was submitted may still use it. A removed context has no work.
     let result = context::within(found.context as CUcontext, arena::synchronize).unwrap_or(SUCCESS);
     if result != SUCCESS {
         return result;

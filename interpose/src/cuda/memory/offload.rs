@@ -114,7 +114,7 @@ pub(crate) fn release(ids: &[Id]) -> Result<(), DriverError> {
             check("cuMemUnmap", unsafe { driver::cuMemUnmap(address, bytes as usize) })?;
             note(*id, |allocation| set_mapped(allocation, address, false));
         }
-        // SAFETY: the handle is the registry's; nobody uses it while the process is being saved.
+        // SAFETY: the handle is the registry's; it is not used while the process is being saved.
         check("cuMemRelease", unsafe { driver::cuMemRelease(handle) })?;
         note(*id, |allocation| allocation.handle = 0);
     }

@@ -6,7 +6,7 @@
 //! may access it; its users know what it is for.
 //!
 //! The lock is held to look and to note, never over a call of the driver: what a call is about belongs to its caller,
-//! and while the process is being saved nobody is inside.
+//! and while the process is being saved no thread is inside.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -374,7 +374,7 @@ pub(crate) fn hinder(id: Id, call: &'static str) {
 /// The remaining work for a physical allocation that was removed.
 fn bury(allocation: PhysicalAllocation) {
     if allocation.handle != 0 {
-        // SAFETY: the handle is ours, and nobody has it any more. There is nothing to do about a failure.
+        // SAFETY: the handle is ours, and no longer used. There is nothing to do about a failure.
         let _ = unsafe { driver::cuMemRelease(allocation.handle) };
     }
     if let Some(call) = allocation.obstacle {

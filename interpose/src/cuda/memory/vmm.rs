@@ -206,8 +206,8 @@ pub(crate) unsafe fn cuMemSetAccess(
     if touches_allocations(address, bytes) {
         return INVALID_VALUE;
     }
-    // SAFETY: the program passes an array of that many descriptions, which nobody changes meanwhile; any bytes are a
-    // valid value of ours.
+    // SAFETY: the program passes an array of that many descriptions, which no other thread changes meanwhile; any
+    // bytes are a valid value of ours.
     let access = unsafe { std::slice::from_raw_parts(access, count) };
     code(physical::set_access(address, bytes as u64, access))
 }

@@ -37,7 +37,7 @@ pub(super) struct Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if !self.is_removed.load(Relaxed) {
-            // SAFETY: the event is ours, and nobody else has it. There is nothing to do about a failure.
+            // SAFETY: the event is ours, and not used elsewhere. There is nothing to do about a failure.
             let _ = unsafe { driver::cuEventDestroy_v2(self.event as CUevent) };
         }
     }

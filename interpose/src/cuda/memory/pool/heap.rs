@@ -96,7 +96,7 @@ impl Heap {
         self.used_bytes
     }
 
-    /// Adds memory that is free for everybody.
+    /// Adds memory that is free for all streams.
     pub fn add_segment(&mut self, start: u64, bytes: u64) {
         self.segments.insert(start, bytes);
         self.insert(start, bytes, State::Free);
