@@ -1,7 +1,7 @@
 //! Whether the driver supports checkpoints.
 //!
 //! The process checkpoints itself with cuCheckpointProcess* of NVIDIA's driver 570 (CUDA 12.8). Drivers from 550 on
-//! can only be checkpointed by a separate program (`cuda-checkpoint`), which is not used: see docs/design.md.
+//! can only be checkpointed by a separate program (`cuda-checkpoint`), which is not used: see docs/design/gpu.md.
 
 use std::ffi::c_int;
 

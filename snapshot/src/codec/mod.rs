@@ -1,5 +1,5 @@
-//! The codec of chunks: naming, compression and encryption. docs/format.md specifies the bytes, docs/design.md gives
-//! the reasons.
+//! The codec of chunks: naming, compression and encryption. docs/format.md specifies the bytes,
+//! docs/design/storage.md gives the reasons.
 
 mod compress;
 mod key;
