@@ -1,4 +1,4 @@
-//! From an address and the environment to a client of the service.
+//! Creates the client of a service from an address and the environment.
 
 use crate::retry::failure;
 use crate::url::{Service, StoreUrl};
@@ -12,34 +12,34 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Settings of a client by their names, such as `aws_endpoint`. Values may be secrets.
+/// Settings of a client by name, such as `aws_endpoint`. Values may be secrets.
 pub(crate) type Settings = [(String, String)];
 
-/// A client of one service. It may hold secrets: it is never shown.
+/// A client of one service. It may hold secrets and is never printed.
 pub(crate) struct Client {
     pub(crate) store: Arc<dyn ObjectStore>,
-    /// Uploads in parts; `None` where the service has no such thing and can only be read.
+    /// Multipart uploads; `None` if the service is read-only.
     pub(crate) parts: Option<Arc<dyn MultipartStore>>,
 }
 
-/// A request takes as long as it takes: [`crate::Retry`] says when it has failed.
-const NO_TIMEOUT: &str = "1 day";
+/// The timeout of the client library, effectively off: [`crate::Retry`] has the timeouts of requests.
+const CLIENT_TIMEOUT: &str = "1 day";
 
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() }
 }
 
-/// Makes a client; nothing is sent yet.
+/// Creates a client. Sends no request yet.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] when a setting is unknown or missing.
+/// [`io::ErrorKind::InvalidInput`] if a setting is unknown or missing.
 pub(crate) fn connect(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
     match url.service() {
         Service::S3 => s3(url, settings),
         Service::Gcs => gcs(url, settings),
         Service::Azure => azure(url, settings),
         Service::Http => http(url, settings),
-        Service::Directory => Err(invalid(url, &"a directory is no object store")),
+        Service::Directory => Err(invalid(url, &"it is a directory, not an object store")),
     }
 }
 
@@ -52,11 +52,11 @@ fn unknown_setting(url: &StoreUrl, name: &str) -> io::Error {
     failure(
         io::ErrorKind::InvalidInput,
         &format!("the store {url}"),
-        &format!("there is no setting {name:?}"),
+        &format!("its client has no setting {name:?}"),
     )
 }
 
-/// Whoever wants a connection that others can read has to say so.
+/// Refuses unencrypted connections unless the user has allowed them.
 fn check_endpoint(
     url: &StoreUrl,
     endpoint: Option<&str>,
@@ -68,7 +68,7 @@ fn check_endpoint(
         && !allow_http.is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1" | "on"))
     {
         let reason = format!(
-            "its endpoint is http://, over which everything is sent in the clear. Use https://, or set {name}_ALLOW_HTTP=true"
+            "its endpoint is http://, which is not encrypted. Use https://, or set {name}_ALLOW_HTTP=true"
         );
         return Err(failure(io::ErrorKind::InvalidInput, &format!("the store {url}"), &reason));
     }
@@ -76,7 +76,7 @@ fn check_endpoint(
 }
 
 fn s3(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
-    // Single deletes are known to every service of this kind, bulk ones are not.
+    // Not every S3-compatible service supports bulk deletes.
     let mut builder = AmazonS3Builder::from_env().with_disable_bulk_delete(true);
     for (name, value) in settings {
         let key: AmazonS3ConfigKey = name.parse().map_err(|_| unknown_setting(url, name))?;
@@ -85,7 +85,7 @@ fn s3(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
     let builder = builder
         .with_url(url.as_str())
         .with_retry(no_retries())
-        .with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), NO_TIMEOUT);
+        .with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), CLIENT_TIMEOUT);
     let value = |key| builder.get_config_value(&key);
     let allow_http = value(AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp));
     check_endpoint(url, value(AmazonS3ConfigKey::Endpoint).as_deref(), allow_http.as_deref(), "AWS")?;
@@ -102,7 +102,7 @@ fn gcs(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
     let builder = builder
         .with_url(url.as_str())
         .with_retry(no_retries())
-        .with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), NO_TIMEOUT);
+        .with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), CLIENT_TIMEOUT);
     let store = Arc::new(builder.build().map_err(|error| invalid(url, &error))?);
     Ok(Client { store: Arc::clone(&store) as _, parts: Some(store) })
 }
@@ -116,7 +116,7 @@ fn azure(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
     let builder = builder
         .with_url(url.as_str())
         .with_retry(no_retries())
-        .with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), NO_TIMEOUT);
+        .with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), CLIENT_TIMEOUT);
     let value = |key| builder.get_config_value(&key);
     let allow_http = value(AzureConfigKey::Client(ClientConfigKey::AllowHttp));
     check_endpoint(url, value(AzureConfigKey::Endpoint).as_deref(), allow_http.as_deref(), "AZURE")?;
@@ -124,7 +124,7 @@ fn azure(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
     Ok(Client { store: Arc::clone(&store) as _, parts: Some(store) })
 }
 
-/// Its address says whether it is http:// or https://.
+/// The address itself says whether the connection is encrypted.
 fn http(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
     let mut builder = HttpBuilder::new().with_config(ClientConfigKey::AllowHttp, "true");
     for (name, value) in settings {
@@ -134,7 +134,7 @@ fn http(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
     let builder = builder
         .with_url(url.origin())
         .with_retry(no_retries())
-        .with_config(ClientConfigKey::Timeout, NO_TIMEOUT);
+        .with_config(ClientConfigKey::Timeout, CLIENT_TIMEOUT);
     let store = Arc::new(builder.build().map_err(|error| invalid(url, &error))?);
     Ok(Client { store, parts: None })
 }

@@ -1,11 +1,11 @@
-//! The remote tier: snapshots in an object store. [`ObjectMedium`] is a [`ckpt_snapshot::medium::Medium`] over S3, Google Cloud
-//! Storage, Azure Blob Storage, and what speaks their protocols; a web server can be read from.
+//! Snapshots in an object store. [`ObjectMedium`] implements [`ckpt_snapshot::medium::Medium`] for Amazon S3, Google
+//! Cloud Storage, Azure Blob Storage and compatible services. A web server can be used for reading.
 //!
-//! - [`StoreUrl`] is the address that the user gives; secrets in it are refused.
-//! - [`Pace`] limits uploads, and pauses them while the job itself needs the network ([`PausePolicy`]).
-//! - [`Retry`] says what is tried again, and for how long.
+//! - [`StoreUrl`] is the address that the user gives; addresses with secrets are refused.
+//! - [`Pace`] limits the upload rate and pauses uploads while the job uses the network ([`PausePolicy`]).
+//! - [`Retry`] is the retry policy of requests.
 //!
-//! Objects never change, with the exception of small records, and a snapshot is committed by a conditional put.
+//! Objects never change, except for small records. A snapshot is committed by a conditional put.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +30,7 @@ use ckpt_snapshot::medium::{DirMedium, Medium};
 use std::io;
 use std::sync::Arc;
 
-/// The medium at `url`, whatever its kind: a directory's for `file://`, an [`ObjectMedium`] otherwise.
+/// Opens the medium at `url`: a directory for `file://`, an [`ObjectMedium`] otherwise.
 ///
 /// # Errors
 /// See [`ObjectMedium::open`].

@@ -1,9 +1,9 @@
-//! The medium: names to objects of the service, and everything but reading and writing large ones.
+//! The medium: maps names to objects of the service. Reading and writing large objects is in `reader` and `writer`.
 
 use crate::connect::{Client, connect};
 use crate::pace::Pace;
 use crate::reader::Reader;
-use crate::retry::{Patience, Retry, failure, may_pass, status, to_io};
+use crate::retry::{Backoff, Retry, failure, is_temporary, status, to_io};
 use crate::url::{Service, StoreUrl};
 use crate::writer::Writer;
 use ckpt_snapshot::RelPath;
@@ -22,18 +22,18 @@ use std::time::{Duration, SystemTime};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// What objects that find out what the service can do are called at the beginning. They are not listed.
+/// The name prefix of the objects that probe the features of a service. They are not listed.
 const PROBE: &str = ".probe-";
 
-/// How an [`ObjectMedium`] goes about its work.
+/// Options of an [`ObjectMedium`].
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Settings of the client by name (`aws_endpoint`, `google_service_account`, `azure_storage_account_name`, …);
-    /// they win over the environment. Values may be secrets and are never shown.
+    /// Settings of the client by name (`aws_endpoint`, `google_service_account`, `azure_storage_account_name`, …).
+    /// They override the environment. Values may be secrets and are never printed.
     pub settings: Vec<(String, String)>,
-    /// When and for how long what has failed is tried again.
+    /// The retry policy.
     pub retry: Retry,
-    /// How fast uploads may go.
+    /// The rate limit of uploads.
     pub pace: Arc<Pace>,
 }
 
@@ -48,27 +48,27 @@ impl fmt::Debug for Options {
     }
 }
 
-/// Objects in an object store. It has threads of its own for the network and blocks its callers, who must not be
-/// asynchronous themselves.
+/// Objects in an object store. Network I/O runs on threads of its own; calls block and must not be made from
+/// asynchronous code.
 #[derive(Clone)]
 pub struct ObjectMedium {
     url: StoreUrl,
     shared: Arc<Shared>,
 }
 
-/// What media of one connection have in common.
+/// The state that media of one connection share.
 pub(crate) struct Shared {
     pub(crate) core: Arc<Core>,
     pub(crate) runtime: Runtime,
 }
 
-/// What the tasks on the runtime need. They must not hold the runtime itself: it would end on a thread of its own.
+/// The state that tasks on the runtime use. Tasks must not own the runtime: it would be dropped on one of its threads.
 pub(crate) struct Core {
     pub(crate) client: Client,
     pub(crate) retry: Retry,
     pub(crate) pace: Arc<Pace>,
-    /// The service was seen to refuse a second object of the same name, or is known to.
-    refuses_seconds: AtomicBool,
+    /// Whether the service is known to support conditional puts.
+    has_conditional_puts: AtomicBool,
     probing: Mutex<()>,
 }
 
@@ -80,10 +80,10 @@ impl fmt::Debug for ObjectMedium {
 
 impl ObjectMedium {
     /// The objects below `url`. Credentials and endpoints come from the usual variables (`AWS_…`, `GOOGLE_…`,
-    /// `AZURE_…`) and from `options`. Nothing is sent yet: [`ObjectMedium::check`] tells whether it will work.
+    /// `AZURE_…`) and from `options`. Sends no request yet; [`ObjectMedium::check`] tests the connection.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] when settings are missing or do not read.
+    /// [`io::ErrorKind::InvalidInput`] if settings are missing or invalid.
     pub fn open(url: &StoreUrl, options: Options) -> io::Result<Self> {
         let client = connect(url, &options.settings)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -95,7 +95,7 @@ impl ObjectMedium {
             client,
             retry: options.retry,
             pace: options.pace,
-            refuses_seconds: AtomicBool::new(matches!(url.service(), Service::Gcs | Service::Azure)),
+            has_conditional_puts: AtomicBool::new(matches!(url.service(), Service::Gcs | Service::Azure)),
             probing: Mutex::new(()),
         };
         Ok(Self { url: url.clone(), shared: Arc::new(Shared { core: Arc::new(core), runtime }) })
@@ -113,24 +113,24 @@ impl ObjectMedium {
         &self.url
     }
 
-    /// Whether the service answers, takes the credentials, and can do what a commit needs. What may pass is tried
-    /// again for `patience` only.
+    /// Checks that the service answers, accepts the credentials, and supports conditional puts. Temporary failures are
+    /// retried for `retry_timeout`.
     ///
     /// # Errors
-    /// What stands in the way.
-    pub fn check(&self, patience: Duration) -> io::Result<()> {
-        let retry = Retry { give_up_after: patience, ..self.shared.core.retry.clone() };
-        let what = format!("looking into {}", self.url);
+    /// The failed request, or the missing feature.
+    pub fn check(&self, retry_timeout: Duration) -> io::Result<()> {
+        let retry = Retry { give_up_after: retry_timeout, ..self.shared.core.retry.clone() };
+        let what = format!("listing {}", self.url);
         let prefix = self.prefix()?;
         let store = &self.shared.core.client.store;
         self.shared.runtime.block_on(retry.run(&what, 0, || store.list_with_delimiter(prefix.as_ref())))?;
         if self.shared.core.client.parts.is_some() { self.probe(&retry) } else { Ok(()) }
     }
 
-    /// The names directly below `dir` (or the medium's own place) that have objects below them.
+    /// The names directly below `dir` (or the medium's address) that have objects below them.
     ///
     /// # Errors
-    /// When they cannot be listed.
+    /// If they cannot be listed.
     pub fn list_dirs(&self, dir: Option<&RelPath>) -> io::Result<Vec<String>> {
         let found = self.list_below(dir)?;
         let name = |path: &Path| path.filename().map(str::to_owned);
@@ -150,7 +150,7 @@ impl ObjectMedium {
     /// The objects directly below `dir`, by their names.
     fn objects(&self, dir: &RelPath) -> io::Result<Vec<(String, ObjectMeta)>> {
         let found = match self.list_below(Some(dir)) {
-            // A web server has directories, and may lack this one.
+            // Unlike object stores, web servers have real directories, and this one may be missing.
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.url.service() == Service::Http => {
                 return Ok(Vec::new());
             }
@@ -180,16 +180,16 @@ impl ObjectMedium {
         if self.shared.core.client.parts.is_some() {
             return Ok(());
         }
-        let reason = "a web server can only be read from. Use s3://, gs:// or az:// to write";
+        let reason = "a web server can only be read from. Use s3://, gs:// or az:// for writing";
         Err(failure(io::ErrorKind::Unsupported, what, &reason))
     }
 
-    /// Finds out, once, whether the service refuses a second object of the same name. Some that speak Amazon's
-    /// protocol take no notice of the condition and would let two snapshots of one name overwrite each other.
+    /// Checks once that the service supports conditional puts. Some S3-compatible services ignore the condition: two
+    /// snapshots of the same name could then overwrite each other.
     fn probe(&self, retry: &Retry) -> io::Result<()> {
         let core = &self.shared.core;
         let _one = core.probing.lock();
-        if core.refuses_seconds.load(Ordering::Acquire) {
+        if core.has_conditional_puts.load(Ordering::Acquire) {
             return Ok(());
         }
         let name = RelPath::new(format!("{PROBE}{}", random_name())).expect("a plain path");
@@ -202,11 +202,11 @@ impl ObjectMedium {
         })?;
         match outcome {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                core.refuses_seconds.store(true, Ordering::Release);
+                core.has_conditional_puts.store(true, Ordering::Release);
                 Ok(())
             }
             Err(error) => Err(error),
-            Ok(()) => Err(no_conditions(&self.url.to_string(), &"it made the same object twice")),
+            Ok(()) => Err(no_conditions(&self.url.to_string(), &"it created the same object twice")),
         }
     }
 }
@@ -218,20 +218,20 @@ fn no_conditions(what: &str, reason: &dyn fmt::Display) -> io::Error {
     failure(io::ErrorKind::Unsupported, what, &text)
 }
 
-/// 128 random bits: the standard library's keys are random.
+/// 128 random bits, from the random keys of the standard library's hasher.
 fn random_name() -> String {
     let half = || RandomState::new().hash_one(std::process::id());
     format!("{:016x}{:016x}", half(), half())
 }
 
 impl Core {
-    /// Makes the object, unless there is one.
+    /// Creates the object, unless it exists.
     ///
-    /// An attempt whose answer was lost may have made it: then the next one finds an object, which is ours if it has
-    /// our content. (Of two who put the same content under the same name, both may be told that they won.)
+    /// An attempt whose response was lost may have created the object. The next attempt then finds it and compares its
+    /// content with ours. (If two writers put the same content under the same name, both may succeed.)
     async fn put_new(&self, retry: &Retry, what: &str, path: &Path, content: &[u8]) -> io::Result<()> {
         let (payload, bytes) = (PutPayload::from(content.to_vec()), content.len() as u64);
-        let mut patience = Patience::new(retry);
+        let mut backoff = Backoff::new(retry);
         let mut may_be_ours = false;
         let failed = loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
@@ -242,11 +242,11 @@ impl Core {
                     if let Some(found) = self.present(retry, what, path).await? {
                         return settle(what, may_be_ours && found == content);
                     }
-                    // Somebody else was about to make one, and has not.
+                    // Another writer has failed to create it after all.
                     error.to_string()
                 }
                 Ok(Err(error)) if refuses_condition(&error) => return Err(no_conditions(what, &error)),
-                Ok(Err(error)) if !may_pass(&error) => break to_io(what, error),
+                Ok(Err(error)) if !is_temporary(&error) => break to_io(what, error),
                 Ok(Err(error)) => {
                     may_be_ours = true;
                     error.to_string()
@@ -256,11 +256,11 @@ impl Core {
                     retry.too_slow(bytes)
                 }
             };
-            if let Err(error) = patience.pause(what, &reason).await {
+            if let Err(error) = backoff.pause(what, &reason).await {
                 break error;
             }
         };
-        // Whoever hears that it failed may remove what is there: it must not be somebody else's.
+        // After an error the caller may remove the object, so report one that another writer has created.
         let last = Retry { give_up_after: Duration::ZERO, ..retry.clone() };
         match self.present(&last, what, path).await {
             Ok(Some(found)) => settle(what, may_be_ours && found == content),
@@ -268,7 +268,7 @@ impl Core {
         }
     }
 
-    /// The object's content, if it is there.
+    /// The object's content, if it exists.
     async fn present(&self, retry: &Retry, what: &str, path: &Path) -> io::Result<Option<Vec<u8>>> {
         let get = || async { self.client.store.get(path).await?.bytes().await };
         match retry.run(what, 0, get).await {
@@ -286,12 +286,16 @@ impl Core {
     }
 }
 
-/// There is an object of the name: ours, or another.
+/// The result of a conditional put that found an existing object.
 fn settle(what: &str, is_ours: bool) -> io::Result<()> {
-    if is_ours { Ok(()) } else { Err(failure(io::ErrorKind::AlreadyExists, what, &"there is one already")) }
+    if is_ours {
+        Ok(())
+    } else {
+        Err(failure(io::ErrorKind::AlreadyExists, what, &"the object exists already"))
+    }
 }
 
-/// The ways in which services say that they know no conditions.
+/// Whether the service reports that it does not support conditional puts.
 fn refuses_condition(error: &Error) -> bool {
     matches!(error, Error::NotImplemented { .. } | Error::NotSupported { .. })
         || status(error) == Some(501)
@@ -353,9 +357,9 @@ impl Medium for ObjectMedium {
         Ok(())
     }
 
-    /// Probes that were left. Uploads in parts that a killed process left are not seen by anybody, but may be
-    /// charged for: the service removes them if the bucket has a rule for it (S3, GCS: `AbortIncompleteMultipartUpload`;
-    /// Azure does so after a week by itself). The client library cannot list them.
+    /// Removes leftover probes. The client library cannot list incomplete multipart uploads of killed processes; they
+    /// are invisible, but the service may charge for them. S3 and GCS remove them if the bucket has the rule
+    /// `AbortIncompleteMultipartUpload`, Azure does so after a week.
     fn sweep(&self, age: Duration) -> io::Result<Vec<String>> {
         if self.shared.core.client.parts.is_none() {
             return Ok(Vec::new());
@@ -381,7 +385,7 @@ impl Medium for ObjectMedium {
 }
 
 impl Core {
-    /// Makes or replaces an object in one request.
+    /// Creates or replaces an object in one request.
     pub(crate) async fn put(&self, what: &str, path: &Path, content: PutPayload) -> io::Result<()> {
         let bytes = content.content_length() as u64;
         let store: &Arc<dyn ObjectStore> = &self.client.store;

@@ -1,4 +1,4 @@
-//! How fast uploads may go: a limit in bytes per second, and pauses while the job itself needs the network.
+//! The rate of uploads: a limit in bytes per second, and pauses while the job uses the network.
 
 use crate::traffic::{Decision, PausePolicy, Watch, sent_bytes};
 use parking_lot::{Mutex, MutexGuard};
@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// How often the network is looked at during a pause.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Where the kernel says what each interface has sent.
+/// Polling interval of the network traffic during a pause, and of changes of the limit.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// The kernel's byte counters of each network interface.
 const INTERFACES: &str = "/sys/class/net";
 
-/// The pace of uploads. One may serve several media; it can be changed while uploads are under way.
+/// The rate of uploads. Several media may share it, and it can be changed during uploads.
 #[derive(Debug)]
 pub struct Pace {
     state: Mutex<State>,
@@ -20,7 +20,7 @@ pub struct Pace {
 #[derive(Debug)]
 struct State {
     limit_bytes_per_s: Option<u64>,
-    /// When what was let through so far will have gone out at the limit.
+    /// When the admitted bytes will have been sent at the rate limit.
     busy_until: Instant,
     let_through_bytes: u64,
     watch: Option<Watch>,
@@ -35,7 +35,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// With a limit (bytes per second) and a policy for pauses, or without.
+    /// A rate with an optional limit (bytes per second) and an optional policy for pauses.
     #[must_use]
     pub fn new(limit_bytes_per_s: Option<u64>, pauses: Option<PausePolicy>) -> Self {
         let state = State {
@@ -55,18 +55,18 @@ impl Pace {
         self.lock().limit_bytes_per_s
     }
 
-    /// When it pauses.
+    /// The policy for pauses.
     #[must_use]
     pub fn pauses(&self) -> Option<PausePolicy> {
         self.lock().watch.as_ref().map(|watch| watch.policy().clone())
     }
 
-    /// Changes the limit. What waits already waits for as long as it was told to.
+    /// Changes the limit. Uploads that are waiting already keep their old start time.
     pub fn set_limit(&self, limit_bytes_per_s: Option<u64>) {
         self.lock().limit_bytes_per_s = limit_bytes_per_s;
     }
 
-    /// From now on without limit and pauses: the snapshot is needed elsewhere before this machine goes away.
+    /// Removes the limit and the pauses, for the last uploads before this machine is preempted.
     pub fn hurry(&self) {
         let mut state = self.lock();
         state.limit_bytes_per_s = None;
@@ -74,24 +74,24 @@ impl Pace {
         state.watch = None;
     }
 
-    /// Bytes of uploads that were let through so far, those that were sent again included.
+    /// Bytes of uploads admitted so far, including retries.
     #[must_use]
     pub fn let_through_bytes(&self) -> u64 {
         self.lock().let_through_bytes
     }
 
-    /// Waits until `bytes` may go out.
+    /// Waits until `bytes` may be sent.
     pub(crate) async fn wait(&self, bytes: u64) {
         while self.paused() {
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
         let begin = self.lock().reserve(Instant::now(), bytes);
-        // In steps, so that `hurry` is heard.
+        // In steps, to notice a call of `hurry`.
         while let Some(left) = begin.checked_duration_since(Instant::now()) {
             if left.is_zero() || self.lock().limit_bytes_per_s.is_none() {
                 break;
             }
-            sleep(left.min(LOOK_EVERY)).await;
+            sleep(left.min(POLL_INTERVAL)).await;
         }
     }
 
@@ -102,16 +102,19 @@ impl Pace {
         };
         match sent_bytes(interfaces) {
             Ok(sent) => {
-                let is_paused = watch.look(Instant::now(), sent, *let_through_bytes) == Decision::Pause;
+                let is_paused = watch.sample(Instant::now(), sent, *let_through_bytes) == Decision::Pause;
                 let job_bytes_per_s = watch.job_bytes_per_s();
                 if std::mem::replace(&mut state.is_paused, is_paused) != is_paused {
-                    let does = if is_paused { "pause" } else { "go on" };
-                    tracing::debug!("uploads {does}: the job sends {job_bytes_per_s} bytes per second");
+                    let action = if is_paused { "pausing" } else { "resuming" };
+                    tracing::debug!("{action} uploads: the job sends {job_bytes_per_s} bytes per second");
                 }
                 is_paused
             }
             Err(error) => {
-                tracing::warn!("cannot see how busy the network is, uploads do not pause: {error}");
+                tracing::warn!(
+                    "cannot read the network counters in {}, uploads will not pause for the job: {error}",
+                    interfaces.display()
+                );
                 state.watch = None;
                 false
             }
@@ -124,7 +127,7 @@ impl Pace {
 }
 
 impl State {
-    /// When `bytes` may begin to go out: when all that was let through before has gone at the limit.
+    /// Admits `bytes` and returns when to send them: when all bytes admitted before were sent at the limit.
     fn reserve(&mut self, now: Instant, bytes: u64) -> Instant {
         self.let_through_bytes += bytes;
         let begin = self.busy_until.max(now);
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn time_without_uploads_is_not_saved_up() {
+    fn idle_time_does_not_accumulate_credit() {
         let pace = Pace::new(Some(1000), None);
         let now = Instant::now();
         reserve(&pace, now, 1000);
@@ -190,17 +193,17 @@ mod tests {
             std::fs::write(statistics.join("tx_bytes"), sent_bytes.to_string()).unwrap();
             std::thread::sleep(Duration::from_millis(10));
         }
-        // From now on it sends nothing.
+        // From now on the job sends nothing.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let goes_on =
+        let resumed =
             runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), pace.wait(7)).await });
-        goes_on.expect("it goes on");
+        resumed.expect("uploads resume");
         assert_eq!(pace.let_through_bytes(), 7);
         assert!(!pace.lock().is_paused);
     }
 
     #[test]
-    fn those_who_wait_are_let_go_in_a_hurry() {
+    fn hurry_admits_waiting_uploads() {
         let pace = Pace::new(Some(1), None);
         pace.lock().reserve(Instant::now(), 1_000_000);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().unwrap();
@@ -208,7 +211,7 @@ mod tests {
             let waits = pace.wait(1);
             let hurries = async { pace.hurry() };
             let both = futures_util::future::join(waits, hurries);
-            tokio::time::timeout(Duration::from_secs(20), both).await.expect("it was let go");
+            tokio::time::timeout(Duration::from_secs(20), both).await.expect("it was admitted");
         });
         assert_eq!(reserve(&pace, Instant::now(), 1), Duration::ZERO);
     }

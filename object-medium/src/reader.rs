@@ -1,7 +1,7 @@
-//! Reading an object: ranges of it, several at once, each tried again from where it broke off.
+//! Reading an object: several concurrent ranged requests, each resumed from where it was interrupted.
 
 use crate::medium::{Core, Shared};
-use crate::retry::{Patience, failure, may_pass, status, to_io};
+use crate::retry::{Backoff, failure, is_temporary, status, to_io};
 use ckpt_snapshot::medium::ObjectReader;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -11,43 +11,43 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::time::timeout;
 
-/// So much comes with the first request: most objects but packs are no longer (bytes).
+/// The length of the first request (bytes): most objects except packs fit into it.
 const HEAD_BYTES: u64 = 64 << 10;
-/// A read that is longer is split into requests of this length (bytes).
+/// Longer reads are split into requests of this length (bytes).
 const RANGE_BYTES: usize = 4 << 20;
-/// Requests of one read that are under way at once.
+/// Concurrent requests per read.
 const RANGES_AT_ONCE: usize = 4;
-/// A request that brought this much has got on (bytes).
-const GOT_ON_BYTES: usize = 64 << 10;
+/// A failed request that received at least this much has made progress (bytes).
+const PROGRESS_BYTES: usize = 64 << 10;
 
 pub(crate) struct Reader {
     shared: Arc<Shared>,
     what: String,
     path: Path,
     bytes: u64,
-    /// Says that it is still the same object.
+    /// The object's ETag, which detects that the object was replaced.
     tag: Option<String>,
-    /// How it begins.
+    /// The first bytes of the object.
     head: Vec<u8>,
 }
 
-/// Why an attempt brought less than it should.
-enum Broken {
-    Again(String),
-    ForGood(io::Error),
+/// Why a request was incomplete.
+enum RequestError {
+    Temporary(String),
+    Permanent(io::Error),
 }
 
 impl Reader {
     pub(crate) fn open(shared: Arc<Shared>, what: String, path: Path) -> io::Result<Self> {
         let (meta, head) = shared.runtime.block_on(shared.core.open(&what, &path))?;
-        // A weak tag never compares as equal.
+        // A weak ETag never matches.
         let tag = meta.e_tag.filter(|tag| !tag.starts_with("W/"));
         Ok(Self { shared, what, path, bytes: meta.size, tag, head })
     }
 }
 
 impl Core {
-    /// What the object is, and how it begins, in one request where that works.
+    /// The object's metadata and first bytes, in one request if possible.
     async fn open(&self, what: &str, path: &Path) -> io::Result<(ObjectMeta, Vec<u8>)> {
         let first = || async {
             match self.get(path, 0..HEAD_BYTES, None).await {
@@ -55,7 +55,7 @@ impl Core {
                     let meta = found.meta.clone();
                     Ok((meta, found.bytes().await?.to_vec()))
                 }
-                // There is no first byte.
+                // Range not satisfiable: the object is empty.
                 Err(error) if status(&error) == Some(416) => {
                     Ok((self.client.store.head(path).await?, Vec::new()))
                 }
@@ -67,7 +67,7 @@ impl Core {
             return Err(failure(
                 io::ErrorKind::InvalidData,
                 what,
-                &"the service sent another length than it said",
+                &"the service sent another length than it announced",
             ));
         }
         Ok((meta, head))
@@ -86,63 +86,65 @@ impl Core {
 }
 
 impl Reader {
-    /// Fills `into` with what lies at `offset`, in one request if nothing happens.
+    /// Fills `into` with the content at `offset`, with a new request after each failure.
     async fn fill(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let mut patience = Patience::new(&self.shared.core.retry);
+        let mut backoff = Backoff::new(&self.shared.core.retry);
         let mut done = 0;
         while done < into.len() {
             let before = done;
             let reason = match self.attempt(offset, into, &mut done).await {
                 Ok(()) => continue,
-                Err(Broken::ForGood(error)) => return Err(error),
-                Err(Broken::Again(reason)) => reason,
+                Err(RequestError::Permanent(error)) => return Err(error),
+                Err(RequestError::Temporary(reason)) => reason,
             };
-            if done - before >= GOT_ON_BYTES {
-                patience.got_on();
+            if done - before >= PROGRESS_BYTES {
+                backoff.reset();
             }
-            patience.pause(&self.what, &reason).await?;
+            backoff.pause(&self.what, &reason).await?;
         }
         Ok(())
     }
 
-    /// One request for what is missing of `into`; `done` says how much is there, also when it fails.
-    async fn attempt(&self, offset: u64, into: &mut [u8], done: &mut usize) -> Result<(), Broken> {
+    /// One request for the missing part of `into`. Counts the received bytes in `done`, also on failure.
+    async fn attempt(&self, offset: u64, into: &mut [u8], done: &mut usize) -> Result<(), RequestError> {
         let core = &self.shared.core;
         let missing = (into.len() - *done) as u64;
         let deadline = Instant::now() + core.retry.attempt_limit(missing);
-        let stalled = || Broken::Again(format!("nothing came for {:?}", core.retry.stall));
+        let stalled = || RequestError::Temporary(format!("received nothing for {:?}", core.retry.stall));
         let from = offset + *done as u64;
         let get = core.get(&self.path, from..from + missing, self.tag.clone());
         let found = timeout(core.retry.stall, get).await.map_err(|_| stalled())?;
-        let mut body = found.map_err(|error| self.broken(error))?.into_stream();
+        let mut body = found.map_err(|error| self.request_failed(error))?.into_stream();
         loop {
             let piece = timeout(core.retry.stall, body.next()).await.map_err(|_| stalled())?;
             let Some(piece) = piece else { break };
-            let piece = piece.map_err(|error| self.broken(error))?;
+            let piece = piece.map_err(|error| self.request_failed(error))?;
             let room = into[*done..].get_mut(..piece.len()).ok_or_else(|| {
-                let reason = "the service sent more than was asked for";
-                Broken::ForGood(failure(io::ErrorKind::InvalidData, &self.what, &reason))
+                let reason = "the service sent more than was requested";
+                RequestError::Permanent(failure(io::ErrorKind::InvalidData, &self.what, &reason))
             })?;
             room.copy_from_slice(&piece);
             *done += piece.len();
             if *done < into.len() && Instant::now() > deadline {
-                return Err(Broken::Again("the connection is too slow".to_owned()));
+                return Err(RequestError::Temporary("the connection is too slow".to_owned()));
             }
         }
         if *done < into.len() {
-            return Err(Broken::Again(format!("it broke off after {} of {missing} bytes", from - offset)));
+            let received = missing - (into.len() - *done) as u64;
+            let reason = format!("the response ended after {received} of {missing} bytes");
+            return Err(RequestError::Temporary(reason));
         }
         Ok(())
     }
 
-    fn broken(&self, error: Error) -> Broken {
+    fn request_failed(&self, error: Error) -> RequestError {
         match error {
             Error::Precondition { .. } => {
-                let reason = "it was replaced while it was read";
-                Broken::ForGood(failure(io::ErrorKind::InvalidData, &self.what, &reason))
+                let reason = "the object was replaced while it was read";
+                RequestError::Permanent(failure(io::ErrorKind::InvalidData, &self.what, &reason))
             }
-            error if may_pass(&error) => Broken::Again(error.to_string()),
-            error => Broken::ForGood(to_io(&self.what, error)),
+            error if is_temporary(&error) => RequestError::Temporary(error.to_string()),
+            error => RequestError::Permanent(to_io(&self.what, error)),
         }
     }
 }
@@ -155,7 +157,7 @@ impl ObjectReader for Reader {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(into.len() as u64).filter(|&end| end <= self.bytes);
         let Some(end) = end else {
-            let reason = format!("it ends after {} bytes", self.bytes);
+            let reason = format!("the object ends after {} bytes", self.bytes);
             return Err(failure(io::ErrorKind::UnexpectedEof, &self.what, &reason));
         };
         if end <= self.head.len() as u64 {

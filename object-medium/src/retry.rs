@@ -1,5 +1,5 @@
-//! Which failures are tried again, for how long, and what the others mean. The client library's own retries are
-//! switched off: there is one place that decides, and it knows what may have happened at the other end.
+//! Retries: which failures are temporary, how long requests are retried, and the errors of the others. The client
+//! library's own retries are off, since it does not know which requests can be repeated safely.
 
 use object_store::Error;
 use std::fmt::Display;
@@ -7,18 +7,18 @@ use std::io;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// When an attempt counts as failed, and for how long it is tried again.
+/// The retry policy: when an attempt times out, and for how long an operation is retried.
 #[derive(Clone, Debug)]
 pub struct Retry {
-    /// An operation is given up when it has failed for this long without getting on.
+    /// An operation fails after this time without progress.
     pub give_up_after: Duration,
     /// The pause after the first failure; it doubles with each further one.
     pub first_pause: Duration,
     /// The longest pause.
     pub longest_pause: Duration,
-    /// An attempt has failed when nothing was heard for this long.
+    /// An attempt times out when nothing was received for this long.
     pub stall: Duration,
-    /// An attempt has failed when its bytes would have come at this speed and have not.
+    /// An attempt times out when it is slower than this, on average.
     pub slowest_bytes_per_s: u64,
 }
 
@@ -35,13 +35,13 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// How long an attempt to move so many bytes may take.
+    /// The timeout of an attempt to transfer `bytes`.
     pub(crate) fn attempt_limit(&self, bytes: u64) -> Duration {
         self.stall + Duration::from_millis(bytes.saturating_mul(1000) / self.slowest_bytes_per_s.max(1))
     }
 
-    /// Tries `attempt`, which moves `bytes`, until it works, fails for good, or the time is over. It must do no harm
-    /// when it is done twice.
+    /// Retries `attempt`, which transfers `bytes`, until it succeeds, fails permanently, or the retry timeout expires. The
+    /// attempt must be idempotent.
     pub(crate) async fn run<T, F>(
         &self,
         what: &str,
@@ -51,15 +51,15 @@ impl Retry {
     where
         F: Future<Output = Result<T, Error>>,
     {
-        let mut patience = Patience::new(self);
+        let mut backoff = Backoff::new(self);
         loop {
             let reason = match timeout(self.attempt_limit(bytes), attempt()).await {
                 Ok(Ok(done)) => return Ok(done),
-                Ok(Err(error)) if !may_pass(&error) => return Err(to_io(what, error)),
+                Ok(Err(error)) if !is_temporary(&error) => return Err(to_io(what, error)),
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => self.too_slow(bytes),
             };
-            patience.pause(what, &reason).await?;
+            backoff.pause(what, &reason).await?;
         }
     }
 
@@ -68,47 +68,46 @@ impl Retry {
     }
 }
 
-/// How long is left, and how long to wait before the next attempt.
-pub(crate) struct Patience<'a> {
+/// The retry state of one operation: exponential backoff with a timeout.
+pub(crate) struct Backoff<'a> {
     retry: &'a Retry,
     failing_since: Option<Instant>,
     pause: Duration,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> Backoff<'a> {
     pub(crate) fn new(retry: &'a Retry) -> Self {
         Self { retry, failing_since: None, pause: retry.first_pause }
     }
 
-    /// The operation has got on: its time begins anew.
-    pub(crate) fn got_on(&mut self) {
+    /// Restarts the timeout after progress.
+    pub(crate) fn reset(&mut self) {
         *self = Self::new(self.retry);
     }
 
-    /// After a failure: waits, or gives up.
+    /// Waits after a failure, or returns an error if the timeout has expired.
     pub(crate) async fn pause(&mut self, what: &str, reason: &str) -> io::Result<()> {
         let since = *self.failing_since.get_or_insert_with(Instant::now);
         if since.elapsed() + self.pause > self.retry.give_up_after {
-            let tried = self.retry.give_up_after;
-            let reason = format!("{reason} (tried again for {tried:?})");
+            let reason = format!("{reason} (retried for {:?})", self.retry.give_up_after);
             return Err(failure(io::ErrorKind::TimedOut, what, &reason));
         }
-        tracing::debug!("{what}: {reason}; trying again in {:?}", self.pause);
+        tracing::debug!("{what}: {reason}; retrying in {:?}", self.pause);
         sleep(self.pause.mul_f64(jitter())).await;
         self.pause = (self.pause * 2).min(self.retry.longest_pause);
         Ok(())
     }
 }
 
-/// From a half to one: those who failed at the same time do not come back at the same time.
+/// A random factor from 0.5 to 1, so that clients that failed together do not retry together.
 fn jitter() -> f64 {
     use std::hash::{BuildHasher, RandomState};
     let random = RandomState::new().hash_one(Instant::now());
     f64::from(u16::try_from(random & 0xffff).unwrap_or(0)) / f64::from(u16::MAX) / 2.0 + 0.5
 }
 
-/// Whether another attempt may have more luck: the connection, the service's own trouble, too many requests.
-pub(crate) fn may_pass(error: &Error) -> bool {
+/// Whether a retry may succeed: after a connection error, an error of the server, or too many requests.
+pub(crate) fn is_temporary(error: &Error) -> bool {
     match error {
         Error::Generic { .. } => match status(error) {
             Some(status) => status >= 500 && status != 501 || matches!(status, 408 | 425 | 429),
@@ -118,21 +117,21 @@ pub(crate) fn may_pass(error: &Error) -> bool {
     }
 }
 
-/// The HTTP status that the service answered with. The library has it in its messages only.
+/// The HTTP status of the response, which the client library has only in its messages.
 pub(crate) fn status(error: &Error) -> Option<u16> {
     let text = error.to_string();
     let (_, rest) = text.split_once("status code: ")?;
     rest.get(..3)?.parse().ok()
 }
 
-/// What an error that is not tried again means to the caller.
+/// Converts an error that is not retried.
 pub(crate) fn to_io(what: &str, error: Error) -> io::Error {
     let kind = match &error {
         Error::NotFound { .. } => io::ErrorKind::NotFound,
         Error::AlreadyExists { .. } | Error::Precondition { .. } => io::ErrorKind::AlreadyExists,
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => io::ErrorKind::PermissionDenied,
         Error::NotImplemented { .. } | Error::NotSupported { .. } => io::ErrorKind::Unsupported,
-        // Of a listing, all errors are alike to the library.
+        // The library does not distinguish the errors of a listing.
         other => match status(other) {
             Some(401 | 403) => io::ErrorKind::PermissionDenied,
             Some(404) => io::ErrorKind::NotFound,
@@ -146,7 +145,7 @@ pub(crate) fn failure(kind: io::ErrorKind, what: &str, reason: &dyn Display) -> 
     io::Error::new(kind, format!("{what}: {}", on_one_line(&reason.to_string())))
 }
 
-/// Services answer with pages of XML.
+/// Shortens error responses, which may be pages of XML, to one line.
 fn on_one_line(text: &str) -> String {
     const LONGEST: usize = 600;
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_tried_again_and_the_rest_is_not() {
+    fn only_temporary_errors_are_retried() {
         for (text, passes) in [
             ("connection reset", true),
             ("Server returned non-2xx status code: 500 Internal Server Error: ", true),
@@ -189,15 +188,15 @@ mod tests {
             ("Server returned non-2xx status code: 400 Bad Request: ", false),
             ("Server returned non-2xx status code: 501 Not Implemented: ", false),
         ] {
-            assert_eq!(may_pass(&generic(text)), passes, "{text}");
+            assert_eq!(is_temporary(&generic(text)), passes, "{text}");
         }
-        let gone = Error::NotFound { path: "a".into(), source: "gone".into() };
-        assert!(!may_pass(&gone));
-        assert_eq!(to_io("reading a", gone).kind(), io::ErrorKind::NotFound);
+        let missing = Error::NotFound { path: "a".into(), source: "no such key".into() };
+        assert!(!is_temporary(&missing));
+        assert_eq!(to_io("reading a", missing).kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    fn what_services_say_becomes_one_line() {
+    fn error_pages_become_one_line() {
         let page = format!("<Error>\n  <Code>é</Code>\n{}", "ü".repeat(2000));
         let error = failure(io::ErrorKind::Other, "reading a", &page).to_string();
         assert!(error.starts_with("reading a: <Error> <Code>é</Code> ü") && error.ends_with('…'), "{error}");
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn goes_on_until_it_works() {
+    fn retries_until_success() {
         let retry = Retry { give_up_after: Duration::from_secs(20), ..quick() };
         let attempts = Cell::new(0);
         let attempt = || {
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_up_in_the_end_and_says_why() {
+    fn the_timeout_error_has_the_reason() {
         let retry = quick();
         let error =
             block_on(retry.run("it", 0, || async { Err::<(), _>(generic("connection reset")) })).unwrap_err();
@@ -227,14 +226,14 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_hangs_has_failed() {
+    fn an_attempt_that_hangs_times_out() {
         let retry = quick();
         let error = block_on(retry.run("it", 0, std::future::pending::<Result<(), Error>>)).unwrap_err();
         assert!(error.to_string().contains("no answer within 20ms"), "{error}");
     }
 
     #[test]
-    fn attempts_have_time_for_their_bytes() {
+    fn the_attempt_timeout_grows_with_the_bytes() {
         assert_eq!(quick().attempt_limit(2 << 20), Duration::from_millis(2020));
     }
 

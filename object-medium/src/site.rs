@@ -1,4 +1,4 @@
-//! A whole store at an address: the places of its jobs, which of them there are, and whether it can be used at all.
+//! A store at an address: the media of its jobs, the list of jobs, and a check of the connection.
 
 use crate::{ObjectMedium, Options, StoreUrl};
 use ckpt_snapshot::RelPath;
@@ -8,61 +8,61 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A store at an address. All places below it share its connections.
+/// A store at an address. All media below it share its connections.
 #[derive(Clone, Debug)]
 pub struct Site {
-    kind: Kind,
+    root: Root,
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum Root {
     Directory(PathBuf),
     Objects(ObjectMedium),
 }
 
 impl Site {
-    /// The store at `url`. Nothing is sent yet.
+    /// The store at `url`. Sends no request yet.
     ///
     /// # Errors
     /// See [`ObjectMedium::open`].
     pub fn open(url: &StoreUrl, options: Options) -> io::Result<Self> {
-        let kind = match url.directory() {
-            Some(directory) => Kind::Directory(directory),
-            None => Kind::Objects(ObjectMedium::open(url, options)?),
+        let root = match url.directory() {
+            Some(directory) => Root::Directory(directory),
+            None => Root::Objects(ObjectMedium::open(url, options)?),
         };
-        Ok(Self { kind })
+        Ok(Self { root })
     }
 
     /// The objects below `path`.
     #[must_use]
     pub fn below(&self, path: &RelPath) -> Arc<dyn Medium> {
-        match &self.kind {
-            Kind::Directory(directory) => Arc::new(DirMedium::new(directory.join(path))),
-            Kind::Objects(medium) => Arc::new(medium.below(path)),
+        match &self.root {
+            Root::Directory(directory) => Arc::new(DirMedium::new(directory.join(path))),
+            Root::Objects(medium) => Arc::new(medium.below(path)),
         }
     }
 
-    /// The names directly below `path` that have objects below them, in order. No `path`, no names.
+    /// The names directly below `path` that have objects below them, sorted. Empty if `path` is missing.
     ///
     /// # Errors
-    /// When they cannot be listed.
+    /// If they cannot be listed.
     pub fn names(&self, path: &RelPath) -> io::Result<Vec<String>> {
-        let mut names = match &self.kind {
-            Kind::Directory(directory) => directories(&directory.join(path))?,
-            Kind::Objects(medium) => medium.list_dirs(Some(path))?,
+        let mut names = match &self.root {
+            Root::Directory(directory) => directories(&directory.join(path))?,
+            Root::Objects(medium) => medium.list_dirs(Some(path))?,
         };
         names.sort();
         Ok(names)
     }
 
-    /// Whether the store answers, takes the credentials, and can do what a commit needs, see [`ObjectMedium::check`].
+    /// Checks the connection to the store, see [`ObjectMedium::check`].
     ///
     /// # Errors
-    /// What stands in the way.
-    pub fn check(&self, patience: Duration) -> io::Result<()> {
-        match &self.kind {
-            Kind::Directory(directory) => DirMedium::new(directory.clone()).list(&jobs()).map(drop),
-            Kind::Objects(medium) => medium.check(patience),
+    /// The failed request, or the missing feature.
+    pub fn check(&self, retry_timeout: Duration) -> io::Result<()> {
+        match &self.root {
+            Root::Directory(directory) => DirMedium::new(directory.clone()).list(&jobs()).map(drop),
+            Root::Objects(medium) => medium.check(retry_timeout),
         }
     }
 }
@@ -80,7 +80,7 @@ fn directories(path: &Path) -> io::Result<Vec<String>> {
     for entry in entries {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            // What is not UTF-8 is not ours.
+            // Names of jobs are UTF-8: other directories are ignored.
             names.extend(entry.file_name().into_string());
         }
     }

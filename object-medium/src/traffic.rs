@@ -1,4 +1,4 @@
-//! Whether the job needs the network: its own traffic, from the byte counters of the interfaces.
+//! Detects network traffic of the job from the byte counters of the interfaces.
 
 use std::io;
 use std::path::Path;
@@ -7,34 +7,34 @@ use std::time::{Duration, Instant};
 /// When uploads pause for the job's own traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PausePolicy {
-    /// Uploads pause while the job sends more than this on one interface, and go on when it sends less than three
-    /// quarters of it (bytes per second).
+    /// Uploads pause while the job sends more than this on one interface. They resume when it sends less than three
+    /// quarters of this (bytes per second).
     pub above_bytes_per_s: u64,
-    /// After a pause of this length one part goes out all the same, so that uploads come to an end.
+    /// After a pause of this length one part is sent anyway, so that uploads make progress.
     pub longest_pause: Duration,
 }
 
-/// What to do now.
+/// Whether to send now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Send.
     Go,
-    /// Look again later.
+    /// Wait and sample again.
     Pause,
 }
 
-/// How the interfaces were used lately, and what follows from it.
+/// Monitors the traffic of the interfaces and decides when to pause.
 #[derive(Debug)]
 pub struct Watch {
     policy: PausePolicy,
-    last: Option<Look>,
-    /// The job's share of the busiest interface, when it was last known (bytes per second).
+    last: Option<Sample>,
+    /// The job's traffic on the busiest interface at the last sample (bytes per second).
     job_bytes_per_s: u64,
     paused_since: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Look {
+struct Sample {
     at: Instant,
     sent: Vec<Sent>,
     own_bytes: u64,
@@ -45,41 +45,41 @@ struct Look {
 pub struct Sent {
     /// Its name.
     pub interface: String,
-    /// So many.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
-/// Two looks that are closer than this say little.
-const SHORTEST_LOOK: Duration = Duration::from_millis(200);
+/// Samples closer together than this are too inaccurate.
+const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Watch {
-    /// Nothing is known yet: the first look says go.
+    /// A monitor without samples: its first decision is [`Decision::Go`].
     #[must_use]
     pub fn new(policy: PausePolicy) -> Self {
         Self { policy, last: None, job_bytes_per_s: 0, paused_since: None }
     }
 
-    /// What it goes by.
+    /// Its policy.
     #[must_use]
     pub fn policy(&self) -> &PausePolicy {
         &self.policy
     }
 
-    /// What the job was found to send on its busiest interface (bytes per second).
+    /// The job's traffic on its busiest interface (bytes per second).
     #[must_use]
     pub fn job_bytes_per_s(&self) -> u64 {
         self.job_bytes_per_s
     }
 
-    /// Takes the counters as they are `now`, and how many bytes of uploads have gone out themselves.
-    pub fn look(&mut self, now: Instant, sent: Vec<Sent>, own_bytes: u64) -> Decision {
+    /// Adds a sample of the counters and of our own uploaded bytes, and decides.
+    pub fn sample(&mut self, now: Instant, sent: Vec<Sent>, own_bytes: u64) -> Decision {
         match &self.last {
-            Some(last) if now.duration_since(last.at) < SHORTEST_LOOK => {}
+            Some(last) if now.duration_since(last.at) < MIN_SAMPLE_INTERVAL => {}
             last => {
                 if let Some(last) = last {
                     self.job_bytes_per_s = job_bytes_per_s(last, now, &sent, own_bytes);
                 }
-                self.last = Some(Look { at: now, sent, own_bytes });
+                self.last = Some(Sample { at: now, sent, own_bytes });
             }
         }
         self.decide(now)
@@ -101,24 +101,24 @@ impl Watch {
     }
 }
 
-/// The busiest interface counts, not the sum: a bond and its members would count twice.
-fn job_bytes_per_s(last: &Look, now: Instant, sent: &[Sent], own_bytes: u64) -> u64 {
+/// The traffic of the busiest interface, not the sum: a bond and its members would be counted twice.
+fn job_bytes_per_s(last: &Sample, now: Instant, sent: &[Sent], own_bytes: u64) -> u64 {
     let before = |name: &str| last.sent.iter().find(|one| one.interface == name).map(|one| one.bytes);
-    // An interface that is new, or whose counter began anew, counts from the next look on.
+    // A new interface, or one whose counter was reset, counts from the next sample on.
     let busiest =
         sent.iter().filter_map(|one| one.bytes.checked_sub(before(&one.interface)?)).max().unwrap_or(0);
     let own = own_bytes.saturating_sub(last.own_bytes);
-    // Headers, TLS and what was sent twice come on top of our own bytes.
+    // Our own traffic also has headers, TLS records and retransmissions.
     let job = busiest.saturating_sub(own.saturating_add(own / 10));
     let millis = now.duration_since(last.at).as_millis().max(1);
     u64::try_from(u128::from(job) * 1000 / millis).unwrap_or(u64::MAX)
 }
 
-/// What each interface but the loopback has sent, from a directory such as /sys/class/net (see the kernel's
+/// Bytes sent by each interface except the loopback, from a directory such as /sys/class/net (see the kernel's
 /// Documentation/ABI/testing/sysfs-class-net-statistics).
 ///
 /// # Errors
-/// When the directory cannot be read.
+/// If the directory cannot be read.
 pub fn sent_bytes(interfaces: &Path) -> io::Result<Vec<Sent>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(interfaces)? {
@@ -127,7 +127,7 @@ pub fn sent_bytes(interfaces: &Path) -> io::Result<Vec<Sent>> {
         if interface == "lo" {
             continue;
         }
-        // An interface may go away between listing and reading, and not every entry is one.
+        // An interface may be removed between listing and reading, and not every entry is an interface.
         let Ok(text) = std::fs::read_to_string(entry.path().join("statistics/tx_bytes")) else { continue };
         if let Ok(bytes) = text.trim().parse() {
             all.push(Sent { interface, bytes });
@@ -144,7 +144,7 @@ mod tests {
         all.iter().map(|&(name, bytes)| Sent { interface: name.to_owned(), bytes }).collect()
     }
 
-    /// A watch that pauses above 1000 bytes per second, for 10 s at most, and a clock.
+    /// A monitor that pauses above 1000 bytes per second, for 10 s at most, and a clock.
     struct Scene {
         watch: Watch,
         now: Instant,
@@ -165,7 +165,7 @@ mod tests {
             self.now += Duration::from_secs(1);
             self.eth += eth;
             self.own += own;
-            self.watch.look(self.now, sent(&[("eth0", self.eth)]), self.own)
+            self.watch.sample(self.now, sent(&[("eth0", self.eth)]), self.own)
         }
     }
 
@@ -190,25 +190,25 @@ mod tests {
     fn no_pause_is_for_ever() {
         let mut scene = Scene::new();
         let all: Vec<_> = (0..22).map(|_| scene.second(5000, 0)).collect();
-        let gone: Vec<_> = (0..22).filter(|&at| all[at] == Decision::Go).collect();
-        assert_eq!(gone, [10, 20], "{all:?}");
+        let sent_at: Vec<_> = (0..22).filter(|&at| all[at] == Decision::Go).collect();
+        assert_eq!(sent_at, [10, 20], "{all:?}");
     }
 
     #[test]
     fn the_busiest_interface_counts_and_new_ones_later() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let before =
-            Look { at: start, sent: sent(&[("bond0", 100), ("eth0", 100), ("eth1", 900)]), own_bytes: 0 };
+            Sample { at: start, sent: sent(&[("bond0", 100), ("eth0", 100), ("eth1", 900)]), own_bytes: 0 };
         let after = sent(&[("bond0", 900), ("eth0", 800), ("eth1", 3), ("ib0", 1 << 50)]);
         assert_eq!(job_bytes_per_s(&before, start + second, &after, 0), 800);
     }
 
     #[test]
-    fn looks_that_are_too_close_change_nothing() {
+    fn samples_that_are_too_close_are_ignored() {
         let mut scene = Scene::new();
         assert_eq!(scene.second(5000, 0), Decision::Pause);
         let soon = scene.now + Duration::from_millis(1);
-        assert_eq!(scene.watch.look(soon, sent(&[("eth0", scene.eth)]), 0), Decision::Pause);
+        assert_eq!(scene.watch.sample(soon, sent(&[("eth0", scene.eth)]), 0), Decision::Pause);
         assert_eq!(scene.second(0, 0), Decision::Go);
     }
 

@@ -1,5 +1,4 @@
-//! The address of a store: which kind of service, which bucket, which prefix in it. It holds no secrets and may be
-//! shown and logged.
+//! The address of a store: the service, the bucket and the prefix. It holds no secrets and may be printed and logged.
 
 use ckpt_snapshot::RelPath;
 use object_store::ObjectStoreScheme;
@@ -8,33 +7,33 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use url::Url;
 
-/// Where a store lies: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `http(s)://HOST/PREFIX`
-/// or `file:///PATH`. The prefix may be missing.
+/// The address of a store: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`,
+/// `http(s)://HOST/PREFIX` or `file:///PATH`. The prefix is optional.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreUrl {
     /// Without a slash at the end.
     text: String,
     service: Service,
-    /// Below the bucket; empty for all of it.
+    /// The prefix in the bucket, or empty.
     prefix: String,
 }
 
-/// The kind of service behind an address.
+/// The service of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// Amazon S3, and what speaks its protocol.
+    /// Amazon S3 and compatible services.
     S3,
     /// Google Cloud Storage.
     Gcs,
     /// Azure Blob Storage.
     Azure,
-    /// A web server: can only be read.
+    /// A web server, which is read-only.
     Http,
     /// A directory of this machine.
     Directory,
 }
 
-/// Why a text is not the address of a store. What may be a secret is not in it.
+/// Why a text is not the address of a store. The message never contains a part that may be a secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreUrlError {
     /// No such kind of store.
@@ -42,36 +41,36 @@ pub enum StoreUrlError {
         "{0}:// is not a kind of store: use s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, http(s)://HOST/PREFIX, file:///PATH, or the path of a directory"
     )]
     Scheme(String),
-    /// There is no scheme, or what follows it does not read.
+    /// There is no scheme, or the rest is not valid.
     #[error("{0} does not read as the address of a store ({1}): it looks like s3://BUCKET/PREFIX")]
     Malformed(String, String),
     /// The part that names the bucket is empty.
     #[error("{0} names no bucket: it looks like {1}")]
     NoBucket(String, &'static str),
-    /// `file://` with a host or with a relative path.
+    /// `file://` with a host or a relative path.
     #[error("{0} names no directory of this machine: it looks like file:///PATH, with three slashes")]
     NoDirectory(String),
     /// Something before an `@`.
     #[error(
-        "the address {scheme}://… has something before an '@'; a name or a key does not belong there, since addresses are shown and logged. Take it out and set {instead}"
+        "the address {scheme}://… has something before an '@'. Addresses are printed and logged, so they must not contain user names or keys. Take it out and set {instead}"
     )]
     Credentials {
-        /// Of the address.
+        /// The address's scheme.
         scheme: String,
-        /// Which variables to set.
+        /// The variables to set.
         instead: &'static str,
     },
     /// A `?` or a `#`.
     #[error(
-        "the address {scheme}://… has a '?' or a '#' in it; options and tokens do not belong there, since addresses are shown and logged. Take it out and set {instead}"
+        "the address {scheme}://… has a '?' or a '#' in it. Addresses are printed and logged, so they must not contain options or tokens. Take it out and set {instead}"
     )]
     Query {
-        /// Of the address.
+        /// The address's scheme.
         scheme: String,
-        /// Which variables to set.
+        /// The variables to set.
         instead: &'static str,
     },
-    /// `..`, empty parts, and the like.
+    /// The prefix has `..`, `.` or empty components.
     #[error(
         "the prefix {0:?} has an empty part, '.' or '..' in it: write it plainly, such as team/checkpoints"
     )]
@@ -90,7 +89,7 @@ impl Service {
         }
     }
 
-    /// What names the bucket in an address of this kind.
+    /// The form of an address of this service.
     fn form(self) -> &'static str {
         match self {
             Self::S3 => "s3://BUCKET/PREFIX",
@@ -101,7 +100,7 @@ impl Service {
         }
     }
 
-    /// The variables that credentials for it are read from.
+    /// The environment variables with its credentials.
     #[must_use]
     pub fn variables(self) -> &'static str {
         match self {
@@ -118,13 +117,13 @@ impl Service {
 }
 
 impl StoreUrl {
-    /// Whether `text` is meant as an address and not as the path of a directory.
+    /// Whether `text` is an address rather than the path of a directory.
     #[must_use]
     pub fn is_meant(text: &str) -> bool {
         text.split_once("://").is_some_and(|(scheme, _)| !scheme.contains('/'))
     }
 
-    /// The kind of service.
+    /// Its service.
     #[must_use]
     pub fn service(&self) -> Service {
         self.service
@@ -136,7 +135,7 @@ impl StoreUrl {
         (self.service == Service::Directory).then(|| PathBuf::from(format!("/{}", self.prefix)))
     }
 
-    /// The address of what lies at `path` below this one.
+    /// The address of `path` below this one.
     #[must_use]
     pub fn below(&self, path: &RelPath) -> Self {
         let prefix =
@@ -144,17 +143,17 @@ impl StoreUrl {
         Self { text: format!("{}/{path}", self.text), service: self.service, prefix }
     }
 
-    /// The prefix in the bucket; empty for all of it.
+    /// The prefix in the bucket, or empty.
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The address as the client library takes it.
+    /// The address as the client library expects it.
     pub(crate) fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Server and nothing else.
+    /// The scheme and host only.
     pub(crate) fn origin(&self) -> &str {
         self.text.strip_suffix(&self.prefix).map_or(&self.text, |origin| origin.trim_end_matches('/'))
     }
@@ -168,7 +167,7 @@ impl FromStr for StoreUrl {
             return Err(StoreUrlError::Malformed("this".to_owned(), "there is no '://' in it".to_owned()));
         };
         let scheme = scheme.to_ascii_lowercase();
-        // A text with a key in front of everything is not shown as an unknown scheme.
+        // The text before `://` may be a key: an unlikely scheme is not printed.
         let plain =
             !scheme.is_empty() && scheme.len() <= 16 && scheme.bytes().all(|b| b.is_ascii_alphanumeric());
         let service = Service::of_scheme(&scheme)
@@ -201,7 +200,7 @@ impl FromStr for StoreUrl {
 }
 
 impl StoreUrl {
-    /// Some services are reached by https:// addresses of a form of their own.
+    /// Some services also have https:// addresses, which the client library recognises.
     fn of_network(text: String) -> Result<Self, StoreUrlError> {
         let malformed =
             |reason: &dyn fmt::Display| StoreUrlError::Malformed(text.clone(), reason.to_string());
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_cannot_be_with_the_reason() {
+    fn refuses_invalid_addresses_with_the_reason() {
         for (text, reason) in [
             ("ftp://models/a", "ftp:// is not a kind of store"),
             ("models", "there is no '://'"),
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_refused_and_never_shown() {
+    fn secrets_are_refused_and_never_printed() {
         for text in [
             "s3://KEY:HUSHHUSH@models/a",
             "s3://KEY:HUSH/HUSH@models/a",

@@ -1,9 +1,9 @@
-//! Writing an object: blocks become parts of one length, several of which are under way at once. A block's memory
-//! goes to the network as it is and comes back when its parts are there.
+//! Writing an object: blocks become parts of equal length, several of which are uploaded concurrently. The memory of a
+//! block is sent without a copy, and is reused when its parts are uploaded.
 //!
 //! ```text
-//!   begun ──a part is full──▶ in parts ──finish──▶ completed
-//!     │                          └──failure, drop──▶ aborted: the service forgets the parts
+//!   begun ──a part is full──▶ multipart upload ──finish──▶ completed
+//!     │                          └──failure, drop──▶ aborted: the service discards the parts
 //!     └──finish──▶ put in one request
 //! ```
 
@@ -21,14 +21,14 @@ use std::time::Duration;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
-/// S3 takes no shorter parts, but for the last one (bytes).
+/// The minimum length of a part of S3, except for the last one (bytes).
 const SHORTEST_PART_BYTES: usize = 5 << 20;
-/// Longer ones do not make it faster (bytes).
+/// Longer parts are not faster (bytes).
 const LONGEST_PART_BYTES: usize = 32 << 20;
-/// S3 takes no more parts.
+/// The maximum number of parts of S3.
 const PARTS_MAX: usize = 10_000;
-/// How long giving an upload up may take.
-const ABORT_LIMIT: Duration = Duration::from_secs(10);
+/// The timeout for aborting an upload.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Writer {
     shared: Arc<Shared>,
@@ -36,38 +36,38 @@ pub(crate) struct Writer {
     path: Path,
     blocks: usize,
     block_bytes: usize,
-    /// Blocks that were made.
-    made: usize,
+    /// The number of blocks allocated so far.
+    allocated: usize,
     free: Receiver<Block>,
-    home: Sender<Block>,
+    free_sender: Sender<Block>,
     part_bytes: usize,
-    /// What is in no part yet.
+    /// Data that is in no part yet.
     rest: Vec<Bytes>,
     rest_bytes: usize,
     total_bytes: u64,
     upload: Option<MultipartId>,
-    under_way: JoinSet<(usize, io::Result<PartId>)>,
+    in_flight: JoinSet<(usize, io::Result<PartId>)>,
     parts: Vec<Option<PartId>>,
 }
 
-/// A block on its way to the network; its memory goes back to the writer.
-struct Lent {
+/// A block that is being sent. On drop it returns to the writer.
+struct BlockInFlight {
     block: Option<Block>,
-    home: Sender<Block>,
+    free: Sender<Block>,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for BlockInFlight {
     fn as_ref(&self) -> &[u8] {
         self.block.as_ref().map_or(&[], Block::content)
     }
 }
 
-impl Drop for Lent {
+impl Drop for BlockInFlight {
     fn drop(&mut self) {
         if let Some(mut block) = self.block.take() {
             block.set_filled(0);
-            // The writer may be gone.
-            let _ = self.home.send(block);
+            // The writer may have been dropped.
+            let _ = self.free.send(block);
         }
     }
 }
@@ -80,8 +80,8 @@ impl Writer {
         blocks: usize,
         block_bytes: usize,
     ) -> Self {
-        let (home, free) = channel();
-        // A quarter of the memory, so that three parts are under way while the next one is filled.
+        let (free_sender, free) = channel();
+        // A quarter of the memory, so that three parts are in flight while the next one is filled.
         let quarter = blocks.saturating_mul(block_bytes) / 4;
         Self {
             shared,
@@ -89,22 +89,22 @@ impl Writer {
             path,
             blocks: blocks.max(1),
             block_bytes,
-            made: 0,
+            allocated: 0,
             free,
-            home,
+            free_sender,
             part_bytes: quarter.clamp(SHORTEST_PART_BYTES, LONGEST_PART_BYTES),
             rest: Vec::new(),
             rest_bytes: 0,
             total_bytes: 0,
             upload: None,
-            under_way: JoinSet::new(),
+            in_flight: JoinSet::new(),
             parts: Vec::new(),
         }
     }
 
-    /// Waits for one of the parts that are under way.
+    /// Waits for one of the parts in flight.
     fn wait_for_one(&mut self) -> io::Result<()> {
-        match self.shared.runtime.block_on(self.under_way.join_next()) {
+        match self.shared.runtime.block_on(self.in_flight.join_next()) {
             Some(done) => self.note(done),
             None => Ok(()),
         }
@@ -116,11 +116,12 @@ impl Writer {
         Ok(())
     }
 
-    /// With less memory than a part takes, what waits is put together: the blocks become free.
+    /// Copies the pending data into one buffer, which frees its blocks. Needed if all blocks together are shorter than a
+    /// part.
     fn gather(&mut self) {
         let mut rest = std::mem::take(&mut self.rest).into_iter();
         let Some(first) = rest.next() else { return };
-        // What was put together before is added to where it is.
+        // Data gathered before stays in its buffer.
         let mut all = first.try_into_mut().unwrap_or_else(|block| {
             let mut all = BytesMut::with_capacity(self.part_bytes);
             all.extend_from_slice(&block);
@@ -130,7 +131,7 @@ impl Writer {
         self.rest = vec![all.freeze()];
     }
 
-    /// Takes the next part out of what waits.
+    /// Takes the next part from the pending data.
     fn cut(&mut self, bytes: usize) -> PutPayload {
         let mut part = Vec::new();
         let mut missing = bytes;
@@ -151,7 +152,7 @@ impl Writer {
     fn send(&mut self, bytes: usize) -> io::Result<()> {
         let number = self.parts.len();
         if number == PARTS_MAX {
-            let reason = format!("it is longer than {PARTS_MAX} parts of {} bytes", self.part_bytes);
+            let reason = format!("the object is longer than {PARTS_MAX} parts of {} bytes", self.part_bytes);
             return Err(failure(io::ErrorKind::FileTooLarge, &self.what, &reason));
         }
         let core = Arc::clone(&self.shared.core);
@@ -162,24 +163,31 @@ impl Writer {
         self.upload = Some(upload.clone());
         let (payload, what, path) = (self.cut(bytes), self.what.clone(), self.path.clone());
         let put = async move { (number, core.put_part(&what, &path, &upload, number, payload).await) };
-        self.under_way.spawn_on(put, self.shared.runtime.handle());
+        self.in_flight.spawn_on(put, self.shared.runtime.handle());
         self.parts.push(None);
         Ok(())
     }
 
-    /// Gives the upload up, so that the service keeps nothing of it.
+    /// Aborts the upload, so that the service discards its parts.
     fn abort(&mut self) {
         let Some(upload) = self.upload.take() else { return };
         let core = Arc::clone(&self.shared.core);
         let aborted = self.shared.runtime.block_on(async {
-            // A part that came after the end would stay.
-            self.under_way.shutdown().await;
-            timeout(ABORT_LIMIT, core.abort(&self.what, &self.path, &upload)).await
+            // The service would keep a part that arrives after the abort.
+            self.in_flight.shutdown().await;
+            timeout(ABORT_TIMEOUT, core.abort(&self.what, &self.path, &upload)).await
         });
         match aborted {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!("an unfinished upload stays at the service: {error}"),
-            Err(_) => tracing::warn!("an unfinished upload stays at the service: {}: no answer", self.what),
+            Ok(Err(error)) => {
+                tracing::warn!("cannot abort an unfinished upload, which may cost money: {error}");
+            }
+            Err(_) => {
+                tracing::warn!(
+                    "cannot abort an unfinished upload, which may cost money: {}: no answer within {ABORT_TIMEOUT:?}",
+                    self.what
+                );
+            }
         }
     }
 
@@ -192,7 +200,7 @@ impl Writer {
         if self.rest_bytes > 0 {
             self.send(self.rest_bytes)?;
         }
-        while !self.under_way.is_empty() {
+        while !self.in_flight.is_empty() {
             self.wait_for_one()?;
         }
         let parts: Option<Vec<_>> = self.parts.drain(..).collect();
@@ -207,7 +215,8 @@ impl Writer {
 
 impl Core {
     fn multipart(&self, what: &str) -> io::Result<&Arc<dyn MultipartStore>> {
-        let no_parts = || failure(io::ErrorKind::Unsupported, what, &"the service takes no uploads in parts");
+        let no_parts =
+            || failure(io::ErrorKind::Unsupported, what, &"the service does not support multipart uploads");
         self.client.parts.as_ref().ok_or_else(no_parts)
     }
 
@@ -230,8 +239,8 @@ impl Core {
         self.retry.run(what, bytes, || service.put_part(path, upload, number, content.clone())).await
     }
 
-    /// An attempt whose answer was lost may have worked; the next one then finds no upload. The object's name is
-    /// nobody else's, so one of the right length is this one.
+    /// An attempt whose response was lost may have succeeded; the next one then finds no upload. Nobody else uses the
+    /// object's name, so an object of the right length is ours.
     async fn complete(
         &self,
         what: &str,
@@ -256,7 +265,7 @@ impl Core {
     async fn abort(&self, what: &str, path: &Path, upload: &MultipartId) -> io::Result<()> {
         let service = self.multipart(what)?;
         match self.retry.run(what, 0, || service.abort_multipart(path, upload)).await {
-            // It is forgotten already.
+            // The service has discarded it already.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         }
@@ -266,33 +275,33 @@ impl Core {
 impl ObjectWriter for Writer {
     fn block(&mut self) -> io::Result<Block> {
         loop {
-            while let Some(done) = self.under_way.try_join_next() {
+            while let Some(done) = self.in_flight.try_join_next() {
                 self.note(done)?;
             }
             if let Ok(block) = self.free.try_recv() {
                 return Ok(block);
             }
-            if self.made < self.blocks {
+            if self.allocated < self.blocks {
                 break;
             }
-            if self.under_way.is_empty() {
+            if self.in_flight.is_empty() {
                 self.gather();
-                // None comes back if the caller has thrown blocks away.
+                // No block is free if the caller has dropped some.
                 return Ok(self.free.try_recv().unwrap_or_else(|_| Block::new(self.block_bytes)));
             }
             self.wait_for_one()?;
         }
-        self.made += 1;
+        self.allocated += 1;
         Ok(Block::new(self.block_bytes))
     }
 
     fn append(&mut self, block: Block) -> io::Result<()> {
         let bytes = block.filled();
-        let lent = Lent { block: Some(block), home: self.home.clone() };
+        let block = BlockInFlight { block: Some(block), free: self.free_sender.clone() };
         if bytes == 0 {
             return Ok(());
         }
-        self.rest.push(Bytes::from_owner(lent));
+        self.rest.push(Bytes::from_owner(block));
         self.rest_bytes += bytes;
         self.total_bytes += bytes as u64;
         while self.rest_bytes >= self.part_bytes {
