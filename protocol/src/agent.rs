@@ -1,43 +1,43 @@
-//! What the agent in a process of the job and the launcher say to each other.
+//! The agent protocol: messages between the launcher and the agent in a process of the job.
 //!
 //! ```text
 //! agent                                   launcher
 //!   Hello  ------------------------------->
-//!          <------------------------------- Welcome, or Refused and the end
-//!                     ... the job runs; as often as it is to be watched: ...
+//!          <------------------------------- Welcome, or Refused (ends the connection)
+//!                     ... the job runs; the watchdog polls its activity: ...
 //!          <------------------------------- Look
 //!   Activity{calls, is_waiting}  --------->
-//!                     ... and when it is to be saved: ...
+//!                     ... a checkpoint begins: ...
 //!          <------------------------------- Prepare{attempt}
 //!   Needs{attempt, mirror_bytes}  -------->
-//!   (a process with device memory of its own that is to be captured:)
+//!   (for a process with device memory to capture:)
 //!          <------------------------------- Stage{attempt, mirror, bytes} + the mirror's descriptor
 //!   (maps and pins it while the job runs)
 //!   Staged{attempt}, or Failed  ---------->
 //!                     ... all are prepared ...
 //!          <------------------------------- Quiesce{attempt, timeout_ms, park}, or Unstage
-//!   (takes its process's state off the GPU, if it has any; as often as it takes:)
+//!   (detaches the process's state from the GPU, if it has any; repeated as needed:)
 //!   Park + descriptors  ------------------>
 //!          <------------------------------- Parked
 //!   Quiesced{attempt, gpu}, or Failed{attempt, reason}  ------>
-//!   (Failed: the connection stays, and the job goes on as if nothing had been asked;
-//!    Quiesced: closes the connection; the process is dumped; it goes on, or is restored)
+//!   (Failed: the connection stays open, and the job continues;
+//!    Quiesced: closes the connection; the process is dumped, then continues or is restored)
 //!   Hello{away: attempt, is_detached}  --->
 //!          <------------------------------- Welcome
-//!   (if its state is off the GPU:)
+//!   (if its state is detached from the GPU:)
 //!          <------------------------------- Deliver{mirror, bytes} + the mirror's descriptor
-//!   (as often as it takes:)
+//!   (repeated as needed:)
 //!   Unpark  ------------------------------>
 //!          <------------------------------- Unparked + descriptors
 //!   Back{attempt, restored, lost}  ------->
 //! ```
 //!
-//! The mirror of a process is memory of the launcher that holds what the process has on its GPUs, as of its last
-//! capture; only what has changed is written to it anew. Physical device memory that is parked is kept alive by the
-//! launcher, which holds its exported descriptors, so that a process that goes on copies nothing back.
+//! The mirror of a process is memory of the launcher with the content of the process's device memory at its last
+//! capture. A capture writes only changes to it. Parked device memory stays on the GPU: the launcher keeps its exported
+//! descriptors, so a process that continues after the dump copies nothing back.
 //!
-//! Device memory that processes share is known to the launcher by keys (CUDA IPC). Each of these may be said between a
-//! Welcome and the agent's farewell, and as the first and only message on a connection of its own:
+//! The launcher identifies device memory that processes share (CUDA IPC) by keys. Each of these requests may be sent
+//! between a Welcome and the end of the conversation, or as the only request on a connection of its own:
 //!
 //! ```text
 //!   Publish{key} + the memory's descriptor  ------>
@@ -48,41 +48,39 @@
 //!          <------------------------------- Withdrawn
 //! ```
 //!
-//! What such memory holds is captured by the process that it belongs to, while no other one may write to it. So a
-//! process that has shared any waits, once its own work is done and before it captures, until all such have got so
-//! far:
+//! Shared memory is captured by its owner, and no other process may write to it at that time. So every process that
+//! shares memory first drains its own work, then waits until all such processes have drained theirs, before it captures:
 //!
 //! ```text
 //!   Drained{attempt}  -------------------->
 //!          <------------------------------- AllDrained
 //! ```
 //!
-//! The state is brought back at the pace of the GPU: no time limit of a conversation holds between Welcome and Back.
+//! No timeout applies between Welcome and Back: the GPU determines how long it takes to restore the state.
 //!
-//! What came later than version 3 is said only to agents whose Hello tells that they know it: an agent is in the snapshots
-//! of its process, and is older there than the launcher that resumes them.
+//! Messages added after version 3 are sent only to agents whose Hello announces support for them. The agent is part of
+//! its process's snapshot, so it may be older than the launcher that resumes it.
 //!
-//! The agent speaks first, and nothing follows a [`ToAgent::Refused`]. A message with a tag that the other
-//! side does not know ends the connection; fields that it does not know are skipped. Descriptors follow their
-//! message, see [`crate::descriptors`].
+//! The agent sends the first message, and nothing follows a [`ToAgent::Refused`]. A message with an unknown tag ends the
+//! connection; unknown fields are skipped. Descriptors follow their message, see [`crate::descriptors`].
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// The version of these messages. It changes whenever an older peer would misunderstand a newer one.
+/// The version of the protocol, incremented when an older peer would misunderstand a newer one.
 pub const PROTOCOL_VERSION: u32 = 3;
 
-/// The environment variable that names the launcher's socket to the processes of the job.
+/// The environment variable with the path of the launcher's socket, set for the processes of the job.
 ///
-/// Without it (and without [`AUTO_VARIABLE`]) the interposer does nothing at all.
+/// Without this variable and [`AUTO_VARIABLE`] the interposer does nothing.
 pub const SOCKET_VARIABLE: &str = "CKPT_AGENT_SOCKET";
 
-/// The environment variable by which a container's first process hands itself over to the launcher: `1`, or
-/// `required` if there shall be no job without checkpoints.
+/// The environment variable that makes a container's first process start the job under the launcher: `1`, or
+/// `required` if the job must not run without checkpoints.
 pub const AUTO_VARIABLE: &str = "CKPT_AUTO";
 
-/// What an agent says to the launcher.
+/// Messages from an agent to the launcher.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromAgent {
@@ -90,111 +88,110 @@ pub enum FromAgent {
     Hello(Hello),
     /// The answer to [`ToAgent::Prepare`].
     Needs {
-        /// The attempt that it named.
+        /// The attempt of the request.
         attempt: u64,
-        /// How large the process's mirror has to be, in bytes; 0 for a process without device memory to capture.
+        /// The required size of the process's mirror, in bytes; 0 without device memory to capture.
         mirror_bytes: u64,
     },
-    /// The mirror of [`ToAgent::Stage`] is mapped and pinned, as far as that was possible.
+    /// The mirror of [`ToAgent::Stage`] is mapped, and pinned as far as possible.
     Staged {
-        /// The attempt that it named.
+        /// The attempt of the request.
         attempt: u64,
     },
     /// The answer to [`ToAgent::Look`].
     Activity {
-        /// A number that is another one once the program has made a call that submits work to a GPU, changes its state, or
-        /// waits for it.
+        /// A number that changes when the program has made a call that submits work to a GPU, changes its state, or waits
+        /// for it.
         calls: u64,
-        /// Whether one of the program's threads is in a call that waits for a GPU, or has asked in vain since the last
-        /// look whether a GPU is done.
+        /// Whether a thread of the program is in a call that waits for a GPU, or has polled a busy GPU since the last
+        /// request.
         is_waiting: bool,
     },
-    /// Exported physical memory that the launcher is to keep alive; that many descriptors follow. They are counted
-    /// from 0 over all messages of one attempt.
+    /// Exported physical memory that the launcher must keep alive; its descriptors follow. They are numbered from 0 over
+    /// all messages of one attempt.
     Park {
-        /// How many descriptors follow, at most [`crate::descriptors::MOST`].
+        /// Number of descriptors that follow, at most [`crate::descriptors::MOST`].
         count: usize,
     },
-    /// Asks for parked memory back; the launcher forgets it once it is given out.
+    /// Requests parked memory; the launcher closes its descriptors after the answer.
     Unpark {
-        /// The first one.
+        /// The number of the first descriptor.
         first: usize,
-        /// How many, at most [`crate::descriptors::MOST`].
+        /// Number of descriptors, at most [`crate::descriptors::MOST`].
         count: usize,
     },
-    /// Device memory of this process that others may take up; its descriptor follows. The launcher keeps it, also over
-    /// a checkpoint of a job that runs on, until it is withdrawn or the process ends.
+    /// Device memory of this process that others may open; its descriptor follows. The launcher keeps it until it is
+    /// withdrawn or the process ends, also during a checkpoint of a job that continues.
     Publish {
         /// The process's ID in its own PID namespace.
         pid: u32,
-        /// What the memory is called from now on.
+        /// The key of the memory from now on.
         key: ShareKey,
         /// Its size, in bytes.
         bytes: u64,
     },
-    /// Asks for memory that a process has published, be it another one or the same.
+    /// Requests memory that another process, or this one, has published.
     Fetch {
-        /// The asking process's ID.
+        /// The ID of the requesting process.
         pid: u32,
-        /// Which memory.
+        /// The memory's key.
         key: ShareKey,
         /// The ID of the process that has published it.
         owner: u32,
     },
-    /// The process has no more to do with this memory, which it has published or fetched.
+    /// The process no longer uses this memory, which it has published or fetched.
     Withdraw {
         /// The process's ID.
         pid: u32,
-        /// Which memory.
+        /// The keys of the memory.
         keys: Vec<ShareKey>,
     },
-    /// This process submits no more work to its GPUs, and all that it had submitted is done.
+    /// This process submits no more work to its GPUs, and all submitted work is complete.
     Drained {
-        /// The attempt that [`ToAgent::Quiesce`] named.
+        /// The attempt of [`ToAgent::Quiesce`].
         attempt: u64,
         /// The process's ID.
         pid: u32,
     },
-    /// Nothing in this process stands against a dump any more, once this connection is closed, which is the
-    /// very next thing that the agent does.
+    /// The process can be dumped as soon as this connection is closed, which the agent does next.
     Quiesced {
-        /// The attempt that [`ToAgent::Quiesce`] named.
+        /// The attempt of [`ToAgent::Quiesce`].
         attempt: u64,
-        /// What was taken off the GPU; `None` for a process that has never used one.
+        /// The state detached from the GPU; `None` for a process that has never used one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         gpu: Option<GpuReport>,
     },
-    /// The process cannot be dumped this time. It runs on unharmed unless it is lost, and the agent goes on listening.
+    /// The process cannot be dumped in this attempt. The agent keeps listening; the process continues unless it is lost.
     Failed {
-        /// The attempt that [`ToAgent::Quiesce`] named.
+        /// The attempt of [`ToAgent::Quiesce`].
         attempt: u64,
-        /// Why, and what to change, for people.
+        /// Why, and what to change, for the user.
         reason: String,
-        /// The process does not run on: its state on the GPU could not be put back.
+        /// Whether the process is lost: its GPU state could not be restored.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_lost: bool,
     },
-    /// The agent is back after having gone away for a checkpoint.
+    /// The agent has reconnected after a checkpoint.
     Back {
-        /// The attempt that it went away for.
+        /// The attempt for which it disconnected.
         attempt: u64,
-        /// Whether this process was made anew from the checkpoint's images, and not merely let go on.
+        /// Whether the process was restored from the checkpoint's images, rather than continued after the dump.
         restored: bool,
-        /// How much device memory was copied back from the mirror, in bytes; the rest had been parked.
+        /// Bytes of device memory copied back from the mirror; the rest had been parked.
         #[serde(default)]
         copied_bytes: u64,
-        /// Why the process's state on the GPU could not be brought back: the process is of no use any more.
+        /// Why the process's GPU state could not be restored; the process is then unusable.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lost: Option<String>,
     },
 }
 
-/// Names device memory that processes of a job share; random, so that it is never used again.
+/// The key of device memory that processes of a job share. Keys are random and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "[u64; 2]", into = "[u64; 2]")]
 pub struct ShareKey(pub u128);
 
-/// The upper half first: JSON's numbers are taken for 64 bits at most.
+/// The upper half first: JSON numbers have at most 64 bits.
 impl From<[u64; 2]> for ShareKey {
     fn from([upper, lower]: [u64; 2]) -> Self {
         Self(u128::from(upper) << 64 | u128::from(lower))
@@ -207,127 +204,125 @@ impl From<ShareKey> for [u64; 2] {
     }
 }
 
-/// Who an agent is.
+/// The identity of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`PROTOCOL_VERSION`] of the agent.
     pub version: u32,
     /// The process's ID in its own PID namespace.
     pub pid: u32,
-    /// When the process started, in clock ticks since boot, as field 22 of `/proc/self/stat` has it in the
-    /// process's own time namespace; 0 if that could not be read.
+    /// Start time of the process in clock ticks since boot: field 22 of `/proc/self/stat` in the process's own time
+    /// namespace; 0 if it could not be read.
     pub start_time_ticks: u64,
-    /// Where the process's program lies, as `/proc/self/exe` has it; empty if that could not be read.
+    /// The process's program according to `/proc/self/exe`; empty if it could not be read.
     pub exe: String,
-    /// The attempt that this agent went away for, if it did; a [`FromAgent::Back`] then follows.
+    /// The attempt for which this agent disconnected, if it did; a [`FromAgent::Back`] then follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub away: Option<u64>,
-    /// Whether the state of the process is off the GPU, so that a [`ToAgent::Deliver`] is waited for.
+    /// Whether the process's state is detached from the GPU, so that the agent waits for a [`ToAgent::Deliver`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_detached: bool,
-    /// Whether the agent knows [`ToAgent::Look`].
+    /// Whether the agent supports [`ToAgent::Look`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tells_activity: bool,
 }
 
-/// What a process had on its GPUs when it was taken off them.
+/// The GPU state of a process at a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuReport {
-    /// Device memory that was captured, sorted by address.
+    /// The captured device memory, sorted by address.
     pub regions: Vec<Region>,
-    /// What the capture has done to the mirror; `None` if there was none, and from an agent that does not tell.
+    /// The changes of the mirror; `None` without a capture, and from older agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capture: Option<Box<Capture>>,
     /// Live objects of the driver, and allocations of the program.
     pub counts: Counts,
-    /// How long the steps took.
+    /// Duration of the steps.
     pub times: StepTimes,
-    /// How many bytes of device memory were parked rather than released.
+    /// Bytes of device memory that were parked rather than released.
     pub parked_bytes: u64,
-    /// Why nothing was parked although it was asked for, for people.
+    /// Why nothing was parked although it was requested, for the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unparked_because: Option<String>,
-    /// What was slower than it could be or is not known, and why, for people who look for a reason.
+    /// Reasons for slow steps and for missing information, for the user.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
-    /// What graphs have allocated, on each device where they have any: it is in no region, for the driver saves it.
+    /// Memory allocated by graphs, per device. It is in no region, since the driver saves it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub graph_memory: Vec<GraphMemory>,
-    /// The stacks of calls that regions name as their [`Region::origin`], innermost call first. Each is a file with an
-    /// offset in it, and the function where one is known: `FILE+0xOFFSET (FUNCTION+0xOFFSET)`.
+    /// The call stacks that [`Region::origin`] refers to, innermost call first. Each entry is a file and an offset, with
+    /// the function if known: `FILE+0xOFFSET (FUNCTION+0xOFFSET)`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub origins: Vec<Vec<String>>,
-    /// IDs of the driver's private tables that the process has asked for (cuGetExportTable), as UUIDs are written. What is
-    /// done by way of them is not seen.
+    /// UUIDs of the driver's private tables that the process has requested (cuGetExportTable). The interposer does not see
+    /// calls through them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub private_tables: Vec<String>,
 }
 
-/// What a capture has done to the mirror.
+/// The changes that a capture made to the mirror.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capture {
-    /// Which mirror, as [`ToAgent::Stage`] has named it.
+    /// The number of the mirror, from [`ToAgent::Stage`].
     pub mirror: u64,
-    /// Which capture of the process it was. Every one that was begun counts, also one that has failed and that nobody
-    /// was told of, and one without a mirror: if the number is by one higher than that of another capture into the same
-    /// mirror, nothing was written between the two.
+    /// The sequence number of the capture in the process. It counts every capture that was begun, including failed ones
+    /// and those without a mirror. So nothing was written to a mirror between two captures with consecutive numbers.
     pub number: u64,
-    /// Where it has written, in bytes from the mirror's beginning: sorted, without overlaps. More than that may be told,
-    /// never less. The launcher keeps it to itself: it is not in a snapshot.
+    /// The ranges that were written, in bytes from the mirror's beginning: sorted, without overlaps. They may cover more
+    /// than was written, never less. They are not stored in a snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub written: Vec<Range<u64>>,
 }
 
-/// What the allocation nodes of graphs have on a device (CUDA driver API reference, `CUgraphMem_attribute`).
+/// Memory of the allocation nodes of graphs on a device (CUDA driver API reference, `CUgraphMem_attribute`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphMemory {
     /// Ordinal of the device.
     pub device: i32,
-    /// How much of it is allocated, in bytes.
+    /// Allocated bytes.
     pub used_bytes: u64,
-    /// How much physical memory the driver has set aside for it, in bytes.
+    /// Bytes of physical memory that the driver has reserved for it.
     pub reserved_bytes: u64,
 }
 
-/// One piece of physical device memory, and where in the mirror its content is.
+/// A region of physical device memory, and the offset of its content in the mirror.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
-    /// Where the process sees it; 0 for memory that is mapped nowhere.
+    /// Its address in the process; 0 if it is not mapped.
     pub address: u64,
     /// Its length, in bytes.
     pub bytes: u64,
     /// Ordinal of the device.
     pub device: i32,
-    /// What it is for.
+    /// Its use.
     pub kind: RegionKind,
-    /// How many of the program's allocations lie in it.
+    /// Number of the program's allocations in it.
     pub allocations: u64,
-    /// Where its content begins in the mirror, in bytes.
+    /// The offset of its content in the mirror, in bytes.
     pub offset: u64,
-    /// How much of it was found changed since the capture before, in bytes; `None` if that was not looked for, and all of
-    /// it was copied.
+    /// Bytes changed since the previous capture; `None` if the change was not determined and all of it was copied.
     #[serde(default)]
     pub changed_bytes: Option<u64>,
-    /// What sets it apart from plain memory.
+    /// Its special properties.
     #[serde(default, skip_serializing_if = "RegionFlags::are_none")]
     pub flags: RegionFlags,
-    /// Which of [`GpuReport::origins`] has made it, where that was noted. With a slab or a pool it is the allocation for
-    /// which the first room was made there.
+    /// The index in [`GpuReport::origins`] of the call that allocated it, if recorded. For a slab or a pool, the call that
+    /// created the region.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<usize>,
 }
 
-/// What sets device memory apart from plain memory that its own process and device use and nobody else.
+/// Special properties of device memory. Plain memory, used by its own process and device only, has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegionFlags {
-    /// It stayed on the GPU while the process was dumped, held by the launcher.
+    /// It stayed on the GPU while the process was dumped; the launcher held its descriptor.
     #[serde(skip_serializing_if = "is_not")]
     pub is_parked: bool,
-    /// Other processes of the job may have it open (cuIpcGetMemHandle). The launcher holds it too.
+    /// Other processes of the job may have it open (cuIpcGetMemHandle). The launcher holds its descriptor too.
     #[serde(skip_serializing_if = "is_not")]
     pub is_shared: bool,
-    /// The program has asked for memory that can be exported (`CUmemAllocationProp::requestedHandleTypes`).
+    /// The program requested exportable memory (`CUmemAllocationProp::requestedHandleTypes`).
     #[serde(skip_serializing_if = "is_not")]
     pub is_exportable: bool,
     /// It may be compressed (`CU_MEM_ALLOCATION_COMP_GENERIC`).
@@ -336,7 +331,7 @@ pub struct RegionFlags {
     /// Network cards may read and write it (`gpuDirectRDMACapable`).
     #[serde(skip_serializing_if = "is_not")]
     pub is_rdma_capable: bool,
-    /// It is mapped at so many more addresses than [`Region::address`].
+    /// Number of additional addresses where it is mapped, besides [`Region::address`].
     #[serde(skip_serializing_if = "is_zero")]
     pub aliases: u64,
     /// Ordinals of the other devices that may access it, sorted.
@@ -345,7 +340,7 @@ pub struct RegionFlags {
 }
 
 impl RegionFlags {
-    /// Whether there is nothing to tell.
+    /// Whether no flag is set.
     #[must_use]
     pub fn are_none(&self) -> bool {
         *self == Self::default()
@@ -362,27 +357,27 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// What device memory is for.
+/// The use of device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RegionKind {
-    /// An allocation of cuMemAlloc or its kin of its own.
+    /// One allocation by cuMemAlloc or a similar function.
     Allocation,
     /// Many small allocations.
     Slab,
     /// Stream-ordered allocations.
     Pool,
-    /// What the program made by cuMemCreate.
+    /// Memory that the program created with cuMemCreate.
     Program,
 }
 
-/// How many objects of each kind a process has.
+/// Number of objects of each type in a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counts {
     /// Contexts.
     pub contexts: u64,
-    /// Streams that the program has made.
+    /// Streams created by the program.
     pub streams: u64,
     /// Events.
     pub events: u64,
@@ -394,13 +389,13 @@ pub struct Counts {
     pub allocations: u64,
 }
 
-/// How long each step of taking a process off its GPUs took, in seconds.
+/// Duration of each step of detaching a process from its GPUs, in seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepTimes {
-    /// Until no call was inside and all submitted work was done.
+    /// Waiting until no driver call was in progress and all submitted work was complete.
     pub drain_s: f64,
-    /// Finding and copying what had changed.
+    /// Finding and copying changes.
     pub capture_s: f64,
     /// Unmapping, parking and releasing device memory.
     pub release_s: f64,
@@ -408,23 +403,23 @@ pub struct StepTimes {
     pub driver_s: f64,
 }
 
-/// What the launcher says to an agent.
+/// Messages from the launcher to an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToAgent {
-    /// The answer to a [`FromAgent::Hello`] of a version that the launcher speaks.
+    /// The answer to a [`FromAgent::Hello`] with a version that the launcher supports.
     Welcome {
         /// [`PROTOCOL_VERSION`] of the launcher.
         version: u32,
     },
-    /// The answer to any other; the agent stays silent for the rest of its process's life.
+    /// The answer to any other Hello; the agent does not connect again.
     Refused {
-        /// Why, for people.
+        /// Why, for the user.
         reason: String,
     },
-    /// Asks what the process does with its GPUs; said only to an agent that [tells](Hello::tells_activity) it.
+    /// Requests the GPU activity of the process; only for agents that [support](Hello::tells_activity) it.
     Look,
-    /// Announces a checkpoint. The job runs on.
+    /// Announces a checkpoint. The job keeps running.
     Prepare {
         /// The number of this attempt, which the answers repeat.
         attempt: u64,
@@ -433,33 +428,33 @@ pub enum ToAgent {
     Stage {
         /// The attempt.
         attempt: u64,
-        /// Which mirror it is: as long as the number is the same, so is what the agent has left in it.
+        /// The number of the mirror. Mirrors with the same number still have the content of the last capture.
         mirror: u64,
-        /// Its size, in bytes, at least what the agent has asked for.
+        /// Its size in bytes, at least the requested one.
         bytes: u64,
     },
-    /// The attempt is given up: the mirror is to be let go of.
+    /// The attempt is cancelled: the agent releases the mirror.
     Unstage {
         /// The attempt.
         attempt: u64,
     },
     /// The answer to [`FromAgent::Park`].
     Parked {
-        /// Whether all descriptors of the attempt so far are kept. If not, none is.
+        /// Whether the launcher keeps all descriptors of the attempt so far. If not, it keeps none.
         is_kept: bool,
     },
-    /// What an agent needs to put its process's state back; the mirror's descriptor follows if there is one.
+    /// The data that an agent needs to restore its process's state; the mirror's descriptor follows if there is one.
     Deliver {
-        /// Which mirror it is.
+        /// The number of the mirror.
         mirror: u64,
         /// Its size, in bytes; 0 if there is none.
         bytes: u64,
-        /// How many pieces of memory are parked.
+        /// Number of parked allocations.
         parked: usize,
     },
-    /// The answer to [`FromAgent::Unpark`]; that many descriptors follow.
+    /// The answer to [`FromAgent::Unpark`]; its descriptors follow.
     Unparked {
-        /// As many as were asked for, or none.
+        /// The requested number, or 0.
         count: usize,
     },
     /// The answer to [`FromAgent::Publish`].
@@ -467,38 +462,37 @@ pub enum ToAgent {
         /// Whether the launcher keeps the memory.
         is_kept: bool,
     },
-    /// An answer to [`FromAgent::Fetch`]; the memory's descriptor follows.
+    /// The answer to [`FromAgent::Fetch`]; the memory's descriptor follows.
     Shared {
         /// The memory's size, in bytes.
         bytes: u64,
     },
-    /// The other answer: the launcher does not have it.
+    /// The other answer to [`FromAgent::Fetch`]: the launcher does not have the memory.
     NotShared {
-        /// Whether the process that it belongs to has nothing left to put back after a checkpoint, and would have
-        /// published it by now.
+        /// Whether the answer is final: the owner has restored all its memory after a checkpoint without publishing this.
         is_final: bool,
     },
     /// The answer to [`FromAgent::Withdraw`].
     Withdrawn,
     /// The answer to [`FromAgent::Drained`].
     AllDrained {
-        /// Whether that is so for all processes that share device memory; if not, the attempt has failed.
+        /// Whether all processes that share device memory have drained; if not, the attempt has failed.
         is_so: bool,
     },
-    /// Asks the agent to take its process's state off the GPU and to close the connection.
+    /// Requests that the agent detaches its process's state from the GPU and closes the connection.
     Quiesce {
         /// The attempt.
         attempt: u64,
-        /// How long the preparation may take, in milliseconds; the agent answers [`FromAgent::Failed`] after that.
+        /// The timeout of the preparation, in milliseconds; afterwards the agent answers [`FromAgent::Failed`].
         timeout_ms: u64,
-        /// Whether the process will run on, so that physical memory is worth parking.
+        /// Whether the process will continue after the dump, so that parking physical memory is worthwhile.
         #[serde(default)]
         park: bool,
     },
 }
 
 impl FromAgent {
-    /// How many descriptors follow this message.
+    /// Number of descriptors that follow this message.
     pub fn descriptors(&self) -> usize {
         match self {
             Self::Park { count } => *count,
@@ -509,7 +503,7 @@ impl FromAgent {
 }
 
 impl ToAgent {
-    /// How many descriptors follow this message.
+    /// Number of descriptors that follow this message.
     pub fn descriptors(&self) -> usize {
         match self {
             Self::Stage { .. } | Self::Shared { .. } => 1,
@@ -519,13 +513,13 @@ impl ToAgent {
         }
     }
 
-    /// The launcher's answer to a greeting.
+    /// The launcher's answer to a Hello.
     pub fn answer(hello: &Hello) -> Self {
         if hello.version == PROTOCOL_VERSION {
             Self::Welcome { version: PROTOCOL_VERSION }
         } else {
             let reason = format!(
-                "the launcher speaks version {PROTOCOL_VERSION} of the agent protocol, the agent version {}",
+                "the launcher uses version {PROTOCOL_VERSION} of the agent protocol, the agent version {}",
                 hello.version
             );
             Self::Refused { reason }
@@ -551,63 +545,63 @@ mod tests {
         }
     }
 
-    fn stands_for<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(message: &T, text: &str) {
+    fn has_json<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(message: &T, text: &str) {
         assert_eq!(serde_json::to_string(message).expect("JSON"), text);
         assert_eq!(&serde_json::from_str::<T>(text).expect("a message"), message);
     }
 
     #[test]
-    fn messages_keep_their_spelling() {
-        stands_for(
+    fn messages_keep_their_json() {
+        has_json(
             &FromAgent::Hello(hello(3, None)),
             r#"{"type":"hello","version":3,"pid":7,"start_time_ticks":99,"exe":"/bin/true"}"#,
         );
-        stands_for(
+        has_json(
             &FromAgent::Hello(hello(3, Some(4))),
             r#"{"type":"hello","version":3,"pid":7,"start_time_ticks":99,"exe":"/bin/true","away":4,"is_detached":true}"#,
         );
-        stands_for(&FromAgent::Quiesced { attempt: u64::MAX, gpu: None }, {
+        has_json(&FromAgent::Quiesced { attempt: u64::MAX, gpu: None }, {
             r#"{"type":"quiesced","attempt":18446744073709551615}"#
         });
-        stands_for(
+        has_json(
             &FromAgent::Failed { attempt: 3, reason: "managed memory".into(), is_lost: false },
             r#"{"type":"failed","attempt":3,"reason":"managed memory"}"#,
         );
-        stands_for(
+        has_json(
             &FromAgent::Back { attempt: 3, restored: true, copied_bytes: 0, lost: None },
             r#"{"type":"back","attempt":3,"restored":true,"copied_bytes":0}"#,
         );
-        stands_for(
+        has_json(
             &FromAgent::Back { attempt: 3, restored: false, copied_bytes: 7, lost: Some("gone".into()) },
             r#"{"type":"back","attempt":3,"restored":false,"copied_bytes":7,"lost":"gone"}"#,
         );
         let key = ShareKey(u128::MAX - 1);
-        stands_for(
+        has_json(
             &FromAgent::Publish { pid: 7, key, bytes: 9 },
             r#"{"type":"publish","pid":7,"key":[18446744073709551615,18446744073709551614],"bytes":9}"#,
         );
-        stands_for(
+        has_json(
             &FromAgent::Fetch { pid: 7, key: ShareKey(5), owner: 8 },
             r#"{"type":"fetch","pid":7,"key":[0,5],"owner":8}"#,
         );
-        stands_for(
+        has_json(
             &FromAgent::Withdraw { pid: 7, keys: vec![ShareKey(1 << 64)] },
             r#"{"type":"withdraw","pid":7,"keys":[[1,0]]}"#,
         );
-        let told = Hello { tells_activity: true, ..hello(3, None) };
-        stands_for(
-            &FromAgent::Hello(told),
+        let with_activity = Hello { tells_activity: true, ..hello(3, None) };
+        has_json(
+            &FromAgent::Hello(with_activity),
             r#"{"type":"hello","version":3,"pid":7,"start_time_ticks":99,"exe":"/bin/true","tells_activity":true}"#,
         );
-        stands_for(&ToAgent::Look, r#"{"type":"look"}"#);
-        stands_for(
+        has_json(&ToAgent::Look, r#"{"type":"look"}"#);
+        has_json(
             &FromAgent::Activity { calls: 9, is_waiting: true },
             r#"{"type":"activity","calls":9,"is_waiting":true}"#,
         );
-        stands_for(&ToAgent::NotShared { is_final: true }, r#"{"type":"not_shared","is_final":true}"#);
-        stands_for(&ToAgent::Welcome { version: 3 }, r#"{"type":"welcome","version":3}"#);
-        stands_for(&ToAgent::Refused { reason: "no".into() }, r#"{"type":"refused","reason":"no"}"#);
-        stands_for(
+        has_json(&ToAgent::NotShared { is_final: true }, r#"{"type":"not_shared","is_final":true}"#);
+        has_json(&ToAgent::Welcome { version: 3 }, r#"{"type":"welcome","version":3}"#);
+        has_json(&ToAgent::Refused { reason: "no".into() }, r#"{"type":"refused","reason":"no"}"#);
+        has_json(
             &ToAgent::Quiesce { attempt: 3, timeout_ms: 500, park: true },
             r#"{"type":"quiesce","attempt":3,"timeout_ms":500,"park":true}"#,
         );
@@ -624,14 +618,14 @@ mod tests {
     }
 
     #[test]
-    fn the_own_version_is_welcome() {
+    fn the_same_version_is_welcome() {
         let answer = ToAgent::answer(&hello(PROTOCOL_VERSION, None));
         assert_eq!(answer, ToAgent::Welcome { version: PROTOCOL_VERSION });
     }
 
-    /// What an agent says of a plain region, and what one of before there were flags said, read alike.
+    /// A region without flags has the same JSON as one of older agents, which knew no flags.
     #[test]
-    fn a_region_says_only_what_there_is_to_say() {
+    fn default_fields_of_a_region_are_omitted() {
         let text = r#"{"address":4096,"bytes":8,"device":0,"kind":"slab","allocations":1,"offset":0,"changed_bytes":null"#;
         let mut region = Region {
             address: 4096,
@@ -644,20 +638,20 @@ mod tests {
             flags: RegionFlags::default(),
             origin: None,
         };
-        stands_for(&region, &format!("{text}}}"));
+        has_json(&region, &format!("{text}}}"));
         region.flags =
             RegionFlags { is_parked: true, aliases: 2, peers: vec![1, 3], ..RegionFlags::default() };
         region.origin = Some(5);
         let flags = r#""flags":{"is_parked":true,"aliases":2,"peers":[1,3]},"origin":5"#;
-        stands_for(&region, &format!("{text},{flags}}}"));
+        has_json(&region, &format!("{text},{flags}}}"));
     }
 
-    /// As does the report of an agent that does not tell what it has written.
+    /// Reports of older agents have no capture.
     #[test]
-    fn a_capture_says_what_it_has_written() {
+    fn a_capture_lists_its_written_ranges() {
         let capture = |number, written| Capture { mirror: 3, number, written };
-        stands_for(&capture(1, Vec::new()), r#"{"mirror":3,"number":1}"#);
-        stands_for(
+        has_json(&capture(1, Vec::new()), r#"{"mirror":3,"number":1}"#);
+        has_json(
             &capture(7, vec![0..2, 5..9]),
             r#"{"mirror":3,"number":7,"written":[{"start":0,"end":2},{"start":5,"end":9}]}"#,
         );

@@ -1,9 +1,10 @@
-//! What the commands (`ckpt-run checkpoint`, `ckpt-run status`…) and a running launcher say to each other over the
-//! launcher's control socket: one [`Call`], then [`Reply`]s until one that is not [`Reply::Progress`].
+//! The control protocol: messages between commands (`ckpt-run checkpoint`, `ckpt-run status`, …) and a running launcher
+//! over the launcher's control socket. A command sends one [`Call`]; the launcher sends [`Reply`]s until one that is not
+//! [`Reply::Progress`].
 
 use serde::{Deserialize, Serialize};
 
-/// Raised when a message changes its meaning. A launcher refuses calls of another version by [`Reply::Error`].
+/// Incremented when a message changes its meaning. A launcher answers calls of another version with [`Reply::Error`].
 pub const CONTROL_VERSION: u32 = 1;
 
 /// From a command to the launcher.
@@ -11,19 +12,19 @@ pub const CONTROL_VERSION: u32 = 1;
 pub struct Call {
     /// [`CONTROL_VERSION`] of the caller.
     pub version: u32,
-    /// What is wanted.
+    /// The request.
     pub request: Request,
 }
 
-/// What a command can ask for.
+/// A request of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
-    /// Take a snapshot now; answered when it is durable or has failed.
+    /// Take a snapshot now; answered when the snapshot is durable or has failed.
     Checkpoint,
-    /// Say how the job is.
+    /// Report the status of the job.
     Status,
-    /// End the job with a snapshot; answered when it has ended.
+    /// Take a snapshot and stop the job; answered when the job has ended.
     Stop,
 }
 
@@ -31,35 +32,35 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
-    /// The checkpoint goes on.
+    /// Progress of the checkpoint.
     Progress(Progress),
     /// The snapshot is durable.
     Checkpointed(Saved),
-    /// How the job is.
+    /// The status of the job.
     Status(Box<JobStatus>),
     /// The job has ended.
     Stopped(Stopped),
-    /// It could not be done, in plain words.
+    /// The request failed, with a message for the user.
     Error(String),
 }
 
-/// What a checkpoint is doing.
+/// The phase of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Nothing: the job just runs.
+    /// No checkpoint is in progress.
     #[default]
     Idle,
-    /// The job stands still while its memory is copied.
+    /// The job is frozen while its memory is copied.
     Dump,
-    /// The job runs; its snapshot is being stored.
+    /// The job runs while its snapshot is stored.
     Persist,
 }
 
-/// How far a checkpoint is.
+/// The progress of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// What is being done.
+    /// The current phase.
     pub phase: Phase,
     /// Bytes stored so far.
     pub done_bytes: u64,
@@ -67,31 +68,31 @@ pub struct Progress {
     pub total_bytes: u64,
 }
 
-/// One snapshot.
+/// A snapshot that was saved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
     /// The snapshot's ID.
     pub id: String,
-    /// Bytes of what it holds.
+    /// Its size, bytes.
     pub bytes: u64,
-    /// Bytes that it has added to the store, if that is known: what was there already is not stored again.
+    /// Bytes that it added to the store, if known; the rest was stored already.
     #[serde(default)]
     pub stored_bytes: Option<u64>,
-    /// Bytes of what it holds that were not read for it, since they were known not to have changed.
+    /// Bytes that were not read, since they were known to be unchanged.
     #[serde(default)]
     pub unread_bytes: u64,
-    /// How long the job stood still, seconds.
+    /// How long the job was frozen, seconds.
     pub stall_s: f64,
-    /// From the beginning of the checkpoint until it was durable, seconds.
+    /// From the beginning of the checkpoint until the snapshot was durable, seconds.
     pub durable_s: f64,
     /// When it was taken, milliseconds since 1970 UTC.
     pub taken_unix_ms: u64,
-    /// It is in the launcher's memory only so far.
+    /// Whether it is only in the launcher's memory so far.
     #[serde(default)]
     pub in_memory: bool,
 }
 
-/// A snapshot in the launcher's memory; it may be in the store too.
+/// A snapshot in the launcher's memory; the store may have it too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Held {
     /// The snapshot's ID.
@@ -100,37 +101,37 @@ pub struct Held {
     pub run: u64,
     /// When it was taken, milliseconds since 1970 UTC.
     pub taken_unix_ms: u64,
-    /// Bytes of what it holds.
+    /// Its size, bytes.
     pub bytes: u64,
-    /// Bytes that it has added to what is in memory, if that is known.
+    /// Bytes that it added to the snapshots in memory, if known.
     pub stored_bytes: Option<u64>,
-    /// How long the job stood still, seconds.
+    /// How long the job was frozen, seconds.
     pub stall_s: f64,
 }
 
 /// Snapshots in the launcher's memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct InMemory {
-    /// Those that are there, oldest first.
+    /// The snapshots in memory, oldest first.
     pub snapshots: Vec<Held>,
-    /// The newest one that this launcher has brought to the store.
+    /// The newest snapshot that this launcher has copied to the store.
     pub newest_in_store: Option<String>,
-    /// Why the last one could not be copied to the store, unless one has been since.
+    /// Why the last copy to the store failed, unless one has succeeded since.
     pub last_failure: Option<String>,
 }
 
-/// What all snapshots of one launcher have cost.
+/// The total cost of all snapshots of one launcher.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
-    /// How long the job stood still for them, seconds.
+    /// How long the job was frozen for them, seconds.
     pub stall_s: f64,
-    /// From their beginning until they were durable, seconds.
+    /// From the beginning of each checkpoint until its snapshot was durable, seconds.
     pub durable_s: f64,
-    /// Bytes of what they hold.
+    /// Their size, bytes.
     pub bytes: u64,
-    /// Bytes that they have added to the store, as far as known.
+    /// Bytes that they added to the store, as far as known.
     pub stored_bytes: u64,
-    /// Bytes of what they hold that were not read for them.
+    /// Bytes that were not read, since they were known to be unchanged.
     #[serde(default)]
     pub unread_bytes: u64,
 }
@@ -138,47 +139,47 @@ pub struct Totals {
 /// Copies of snapshots in the object store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Uploads {
-    /// Snapshots uploaded by this launcher.
+    /// Number of snapshots uploaded by this launcher.
     pub uploaded: u64,
-    /// Uploads that failed.
+    /// Number of failed uploads.
     pub failed: u64,
-    /// Bytes that were new there.
+    /// Bytes that the uploads added to the object store.
     pub stored_bytes: u64,
     /// The snapshot that is being uploaded.
     pub uploading: Option<String>,
-    /// The newest one that was.
+    /// The newest uploaded snapshot.
     pub newest: Option<String>,
-    /// Why the last one failed, unless one has succeeded since.
+    /// Why the last upload failed, unless one has succeeded since.
     pub last_failure: Option<String>,
 }
 
-/// A job that was ended on demand.
+/// The answer to [`Request::Stop`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped {
-    /// The snapshot that was taken for it, durable.
+    /// The final snapshot, which is durable.
     pub snapshot: Option<String>,
-    /// Why there is none, in plain words.
+    /// Why there is no snapshot, for the user.
     pub problem: Option<String>,
 }
 
-/// What the last checkpoint did with the job's device memory.
+/// The device memory of the job at the last checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceMemory {
-    /// Processes that have any.
+    /// Number of processes with device memory.
     pub processes: u64,
-    /// How much there was, bytes.
+    /// Size of the device memory, bytes.
     pub bytes: u64,
-    /// How much of it had changed since the checkpoint before, bytes; `None` if that was not looked for.
+    /// Bytes changed since the checkpoint before; `None` if the change was not determined.
     pub changed_bytes: Option<u64>,
-    /// How much was parked: it stayed on the GPU, bytes.
+    /// Bytes that were parked, that is, stayed on the GPU.
     pub parked_bytes: u64,
-    /// How much was copied back to the GPU, bytes.
+    /// Bytes copied back to the GPU.
     pub copied_back_bytes: u64,
-    /// Why not all was parked, in plain words.
+    /// Why not all of it was parked, for the user.
     pub not_parked_because: Option<String>,
 }
 
-/// How a job is that runs now.
+/// The status of a running job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
     /// The job's name in the store.
@@ -189,40 +190,40 @@ pub struct JobStatus {
     pub started_unix_ms: u64,
     /// The snapshot it was resumed from, if it was.
     pub resumed_from: Option<String>,
-    /// What the launcher does at the moment.
+    /// The current phase and progress of a checkpoint.
     pub progress: Progress,
     /// The newest snapshot of this run.
     pub last_snapshot: Option<Saved>,
-    /// Snapshots saved by this launcher.
+    /// Number of snapshots saved by this launcher.
     pub saved: u64,
-    /// When the newest snapshot of the job's present history was taken, milliseconds since 1970 UTC.
+    /// When the newest snapshot that is not abandoned was taken, milliseconds since 1970 UTC.
     #[serde(default)]
     pub newest_unix_ms: Option<u64>,
-    /// What the snapshots of this launcher have cost.
+    /// The total cost of the snapshots of this launcher.
     #[serde(default)]
     pub totals: Totals,
-    /// Copies in the object store; `None` if there is none.
+    /// Copies in the object store; `None` without an object store.
     #[serde(default)]
     pub uploads: Option<Uploads>,
-    /// Snapshots in its memory; `None` if all go to the store at once.
+    /// Snapshots in the launcher's memory; `None` if all snapshots are stored immediately.
     #[serde(default)]
     pub in_memory: Option<InMemory>,
-    /// Checkpoints of this launcher that failed.
+    /// Number of failed checkpoints of this launcher.
     pub failed: u64,
-    /// Why the last one failed, unless one has succeeded since.
+    /// Why the last checkpoint failed, unless one has succeeded since.
     pub last_failure: Option<String>,
-    /// What the last checkpoint did with device memory, if the job has any.
+    /// The job's device memory at the last checkpoint, if it has any.
     #[serde(default)]
     pub device_memory: Option<DeviceMemory>,
-    /// Until the next checkpoint, seconds; `None` when there is no interval.
+    /// Time to the next checkpoint, seconds; `None` without an interval.
     pub next_checkpoint_s: Option<f64>,
     /// How often this launcher has restarted the job.
     #[serde(default)]
     pub restarts: u32,
-    /// How the job failed last, under this launcher.
+    /// The last failure of the job under this launcher.
     #[serde(default)]
     pub last_job_failure: Option<String>,
-    /// Until the job is restarted, seconds; `None` when it runs.
+    /// Time to the restart of the job, seconds; `None` while it runs.
     #[serde(default)]
     pub restart_s: Option<f64>,
 }

@@ -1,7 +1,7 @@
-//! Open files that follow a message.
+//! File descriptors that follow a message.
 //!
 //! A message that announces descriptors is followed by one byte, to which they are attached (`SCM_RIGHTS`,
-//! unix(7)). Messages are read to their last byte and no further, so the descriptors are received with that byte.
+//! unix(7)). A reader never reads beyond the last byte of a message, so it receives the descriptors with that byte.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,16 +12,16 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-/// The most descriptors that one message may announce: the kernel takes at most 253 (`SCM_MAX_FD`), and a process may
-/// not have many left.
+/// The maximum number of descriptors per message. The kernel's limit is 253 (`SCM_MAX_FD`), but a process may have few
+/// descriptors left.
 pub const MOST: usize = 64;
 
 const MARK: u8 = 0xfd;
 
-/// Sends descriptors after the message that has announced them; does nothing for none.
+/// Sends the descriptors that the last message has announced. Does nothing if there are none.
 ///
 /// # Errors
-/// What the kernel says, and `InvalidInput` for more than [`MOST`].
+/// The error of the system call, and `InvalidInput` for more than [`MOST`].
 pub fn send(socket: BorrowedFd<'_>, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     if descriptors.is_empty() {
         return Ok(());
@@ -40,8 +40,8 @@ pub fn send(socket: BorrowedFd<'_>, descriptors: &[BorrowedFd<'_>]) -> io::Resul
 /// Receives the `count` descriptors that a message has announced; they are close-on-exec.
 ///
 /// # Errors
-/// What the kernel says, `UnexpectedEof` if the peer is gone, and `InvalidData` if fewer came: the receiver may have as
-/// many open as it may.
+/// The error of the system call, `UnexpectedEof` if the peer has closed the connection, and `InvalidData` if fewer
+/// descriptors arrived: the receiver may have reached its limit of open files.
 pub fn receive(socket: BorrowedFd<'_>, count: usize) -> io::Result<Vec<OwnedFd>> {
     let mut received = Vec::with_capacity(count.min(MOST));
     if count == 0 {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_come_is_an_error() {
+    fn missing_descriptors_are_an_error() {
         let (mut here, there) = UnixStream::pair().expect("a pair");
         let file = tempfile::tempfile().expect("a file");
         send(here.as_fd(), &[file.as_fd()]).expect("sent");

@@ -1,11 +1,11 @@
-//! Frames: a length of four bytes, little-endian, then that many bytes of JSON.
+//! Frames: a little-endian length of four bytes, then that many bytes of JSON.
 //!
 //! ```text
 //! 0        4                 4 + length
 //! | length | one JSON value  |
 //! ```
 //!
-//! A length over [`MAX_BYTES`] is refused before anything is allocated for it.
+//! A length over [`MAX_BYTES`] is refused before any allocation.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// The longest JSON text that a frame may carry, in bytes: a report of some 200,000 pieces of device memory.
+/// The maximum length of a frame's JSON in bytes: enough for a report of some 200,000 regions of device memory.
 pub const MAX_BYTES: usize = 64 << 20;
 
 const HEADER_BYTES: usize = size_of::<u32>();
@@ -21,24 +21,24 @@ const HEADER_BYTES: usize = size_of::<u32>();
 /// Why a frame could not be read or written.
 #[derive(Debug, Error)]
 pub enum FrameError {
-    /// The peer closed the connection between two frames. This is how a conversation ends.
+    /// The peer closed the connection between two frames, which is the normal end of a conversation.
     #[error("the peer closed the connection")]
     Closed,
-    /// A frame is longer than [`MAX_BYTES`]; nothing of it was read or written beyond its length.
-    #[error("a frame of {bytes} bytes is longer than the {MAX_BYTES} that are allowed")]
+    /// A frame is longer than [`MAX_BYTES`]; no part of its body was read or written.
+    #[error("a frame of {bytes} bytes is longer than the allowed {MAX_BYTES}")]
     TooLong {
-        /// The length that was announced or that the value has, in bytes.
+        /// The announced length, or the length of the value, in bytes.
         bytes: usize,
     },
     /// The connection ended inside a frame.
     #[error("the connection ended after {got} of a frame's {want} bytes")]
     Truncated {
-        /// How many bytes came, those of the length included.
+        /// The number of bytes received, including the length field.
         got: usize,
-        /// How many were to come, as far as that was known.
+        /// The number of bytes expected, as far as known.
         want: usize,
     },
-    /// A frame came whole, but is not JSON or not of the expected shape.
+    /// A complete frame is not JSON, or not of the expected type.
     #[error("a frame does not hold the expected JSON")]
     NotJson(#[source] serde_json::Error),
     /// A value cannot be expressed as JSON.
@@ -47,17 +47,17 @@ pub enum FrameError {
     /// The connection failed.
     #[error("the connection failed to {step}")]
     Io {
-        /// What was being done.
+        /// The failed step.
         step: &'static str,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
 impl FrameError {
-    /// Whether the read or write came to the limit that was set on the socket.
+    /// Whether the timeout of the socket expired.
     ///
-    /// The connection is of no use afterwards: part of a frame may already have been taken from it.
+    /// The connection is unusable afterwards: part of a frame may have been read already.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::Io { source, .. }
             if matches!(source.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
@@ -67,8 +67,8 @@ impl FrameError {
 /// Reads one frame.
 ///
 /// # Errors
-/// [`FrameError::Closed`] if the connection ended before the frame's first byte; the others as they are
-/// described there. After any error the connection is of no more use.
+/// [`FrameError::Closed`] if the connection ended before the frame's first byte; see [`FrameError`] for the others.
+/// After any error the connection is unusable.
 pub fn read<T: DeserializeOwned>(source: &mut impl Read) -> Result<T, FrameError> {
     let mut header = [0; HEADER_BYTES];
     match fill(source, &mut header, "read a frame's length")? {
@@ -91,8 +91,8 @@ pub fn read<T: DeserializeOwned>(source: &mut impl Read) -> Result<T, FrameError
 /// Writes one frame, with a single call to [`Write::write_all`], and flushes.
 ///
 /// # Errors
-/// [`FrameError::TooLong`] and [`FrameError::NotSerialisable`] leave the connection as it was; after
-/// [`FrameError::Io`] it is of no more use.
+/// [`FrameError::TooLong`] and [`FrameError::NotSerialisable`] do not affect the connection; after [`FrameError::Io`]
+/// the connection is unusable.
 pub fn write<T: Serialize + ?Sized>(sink: &mut impl Write, value: &T) -> Result<(), FrameError> {
     let mut frame = vec![0; HEADER_BYTES];
     serde_json::to_writer(&mut frame, value).map_err(FrameError::NotSerialisable)?;
@@ -104,7 +104,7 @@ pub fn write<T: Serialize + ?Sized>(sink: &mut impl Write, value: &T) -> Result<
     sink.flush().map_err(|source| FrameError::Io { step: "flush a frame", source })
 }
 
-/// Reads until `buffer` is full or the source ends, and says how many bytes came.
+/// Reads until `buffer` is full or the source ends, and returns the number of bytes read.
 fn fill(source: &mut impl Read, buffer: &mut [u8], step: &'static str) -> Result<usize, FrameError> {
     let mut got = 0;
     while got < buffer.len() {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn truncation_is_told_at_every_byte() {
+    fn truncation_is_detected_at_every_byte() {
         let bytes = encoded();
         for cut in 1..bytes.len() {
             let error = read::<Sample>(&mut &bytes[..cut]).expect_err("cut off");
@@ -210,12 +210,12 @@ mod tests {
             let header = u32::try_from(bytes).expect("fits").to_le_bytes();
             let mut source = header.chain(io::repeat(b' '));
             let error = read::<String>(&mut source).expect_err("too long");
-            assert!(matches!(error, FrameError::TooLong { bytes: told } if told == bytes));
+            assert!(matches!(error, FrameError::TooLong { bytes: reported } if reported == bytes));
         }
     }
 
     #[test]
-    fn what_is_not_the_expected_json_is_told_apart() {
+    fn unexpected_json_is_an_error_of_its_own() {
         for body in [&b""[..], b"{", b"\xff", b"[]", b"{\"number\":-1,\"text\":\"\"}", b"\"a\" \"b\""] {
             let mut bytes = u32::try_from(body.len()).expect("fits").to_le_bytes().to_vec();
             bytes.extend_from_slice(body);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_connection_is_told_with_its_step() {
+    fn the_error_of_a_connection_names_the_step() {
         struct Broken;
         impl Read for Broken {
             fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {

@@ -1,8 +1,8 @@
-//! The messages between the parts of ckpt-run, and the one codec that carries them.
+//! The messages between the parts of ckpt-run, and their codec.
 //!
-//! Two kinds of peers talk to the launcher over unix stream sockets: the agents in the job's processes
-//! ([`agent`]) and the commands that ask a running launcher for something ([`control`]). Both speak JSON
-//! behind a length ([`frame`]). Agents and launcher also pass each other open files ([`descriptors`]).
+//! Two kinds of peers connect to the launcher over unix stream sockets: the agents in the job's processes
+//! ([`agent`]), and commands such as `ckpt-run status` ([`control`]). Both send length-prefixed JSON ([`frame`]).
+//! Agents and launcher also pass each other file descriptors ([`descriptors`]).
 
 #![forbid(unsafe_code)]
 
