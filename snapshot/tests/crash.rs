@@ -252,11 +252,11 @@ fn plain_life(dir: &Path, workers: usize) -> (History, Contents) {
     (History::new(life.recorder.operations()), life.contents)
 }
 
-/// Whatever comes, by dice: with two threads, so that several packs are in writing at once.
+/// Random operations, with two threads, so that several packs are written concurrently.
 fn random_life(dir: &Path, seed: u64) -> (History, Contents) {
     let mut life = Life::new(dir, 2);
-    let mut dice = noise(seed, 2000).into_iter().map(u64::from);
-    let mut roll = |sides: u64| dice.next().unwrap() % sides;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut roll = |sides: u64| random.u64(..sides);
     let mut there: Vec<u64> = Vec::new();
     for number in 1..=12 {
         let first = roll(20);
@@ -378,8 +378,8 @@ fn crash_everywhere(live: impl FnOnce(&Path) -> (History, Contents)) -> (usize, 
     let work = |thread: usize| {
         while let Some(&crash) = crashes.get(next.fetch_add(1, Ordering::Relaxed)) {
             let (count, choice) = crash;
-            let dice = noise(choice + 1000 * count as u64, count);
-            let left = history.left(count, |at| kept(&history, crash, at, &dice));
+            let bits = noise(choice + 1000 * count as u64, count);
+            let left = history.left(count, |at| kept(&history, crash, at, &bits));
             let expected = history.expected(count);
             if !seen.lock().unwrap().insert((left.clone(), expected.clone())) {
                 continue;

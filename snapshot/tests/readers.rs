@@ -319,7 +319,7 @@ fn a_file_that_is_all_zeroes_takes_no_more_than_a_small_one_may() {
     assert!(peak < SPARE_BYTES, "{peak}");
 }
 
-/// Makes the corpus anew: `cargo test -p ckpt-snapshot --test readers -- --ignored`.
+/// Regenerates the corpus: `cargo test -p ckpt-snapshot --test readers -- --ignored`.
 #[test]
 #[ignore = "writes the committed corpus"]
 fn write_the_corpus() {
@@ -328,6 +328,13 @@ fn write_the_corpus() {
         std::fs::create_dir_all(dir.join(entry)).unwrap();
         std::fs::write(dir.join(entry).join(name), bytes).unwrap();
     };
+    write_manifests(&put);
+    write_indexes(&put);
+    write_chunks(&put);
+}
+
+/// A manifest with every kind of data file.
+fn full_manifest() -> Manifest {
     let chunk = |number: u8| Chunk { id: ChunkId([number; 32]), bytes: 4096 };
     let file = |path: &str, chunks: Vec<Chunk>| DataFile {
         path: RelPath::new(path).unwrap(),
@@ -352,6 +359,11 @@ fn write_the_corpus() {
         report: RelPath::new("gpu/7.json").unwrap(),
     }];
     full.version = Manifest::version_for(&full.gpu);
+    full
+}
+
+fn write_manifests(put: &dyn Fn(&str, &str, &[u8])) {
+    let full = full_manifest();
     let small = sample(Vec::new(), Vec::new());
     for (name, manifest) in [("full", &full), ("small", &small)] {
         put("manifest_v1", name, &manifest.encode());
@@ -361,6 +373,9 @@ fn write_the_corpus() {
         put("manifest", name, &object);
     }
     put("manifest", "encrypted", &sealed::encode(&full, encrypting()).unwrap());
+}
+
+fn write_indexes(put: &dyn Fn(&str, &str, &[u8])) {
     let rows = |encrypted: bool| {
         let number =
             move |number: u8| Encoding::of_number(if encrypted { 0x80 | number } else { number }).unwrap();
@@ -378,6 +393,9 @@ fn write_the_corpus() {
         put("index", &format!("{name}-body"), &object[..object.len() - 32]);
         put("index", name, &object);
     }
+}
+
+fn write_chunks(put: &dyn Fn(&str, &str, &[u8])) {
     let text = b"loss 0.25 step ".repeat(100);
     let numbers: Vec<u8> = (0..400_u16).flat_map(|number| (f32::from(number) * 0.01).to_le_bytes()).collect();
     let halves: Vec<u8> = (0..800_u16).flat_map(|number| [(number * 77) as u8, 0x3f]).collect();

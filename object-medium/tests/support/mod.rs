@@ -74,16 +74,11 @@ pub fn name(text: &str) -> RelPath {
     RelPath::new(text).unwrap()
 }
 
-/// Bytes that differ from place to place.
+/// Random bytes, different for each seed.
 pub fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::repeat_with(&mut next).flatten().take(length).collect()
+    let mut out = vec![0; length];
+    fastrand::Rng::with_seed(seed).fill(&mut out);
+    out
 }
 
 /// Writes an object as a pack is written: block by block, the blocks of odd lengths.

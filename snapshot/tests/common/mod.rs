@@ -33,12 +33,10 @@ pub fn packed_with(dir: &Path, codec: codec::Codec) -> PackStore {
     PackStore::new(Arc::new(DirMedium::new(dir.to_owned())), codec, Limits::default())
 }
 
-/// Bytes that are different for each seed and do not compress.
+/// Random bytes, different for each seed.
 pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     let mut out = vec![0; bytes];
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&seed.to_le_bytes());
-    hasher.finalize_xof().fill(&mut out);
+    fastrand::Rng::with_seed(seed).fill(&mut out);
     out
 }
 
