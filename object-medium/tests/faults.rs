@@ -108,7 +108,7 @@ fn a_connection_that_crawls_is_left_for_another() {
     let (name, content) = (name("packs/a"), noise(MIB, 8));
     write(&medium, &name, &content, MIB).unwrap();
     let object = medium.open(&name).unwrap();
-    // 10 KiB every 100 ms never stands still, and would take 10 s.
+    // 10 KiB every 100 ms never stalls, but would take 10 s.
     let crawls = Fault::Trickle { piece_bytes: 10 << 10, pause: Duration::from_millis(100) };
     scene.proxy.break_next(1, "GET", "packs/a", crawls);
     let mut into = vec![0; content.len()];
@@ -198,7 +198,7 @@ fn a_commit_that_does_not_get_through_is_an_error() {
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(scene.server.objects().len(), 0);
 
-    // Whoever is told of another error would remove what lies there.
+    // After any other error the caller would remove the existing object.
     medium.replace(&name("manifests/2"), b"theirs").unwrap();
     scene.proxy.break_next(usize::MAX / 2, "PUT", "manifests/2", Fault::Status(503));
     let error = medium.put_new(&name("manifests/2"), b"mine").unwrap_err();

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 use support::{MIB, Scene, assert_same, hasty, name, noise};
 
-/// As for an object store, with short packs. What nobody needs is given back at once.
+/// Limits as for an object store, with short packs. Garbage is deleted immediately.
 fn limits() -> Limits {
     Limits { workers: 1, pack_bytes: 6 << 20, shared: Some(Duration::ZERO), ..Limits::remote() }
 }
@@ -133,7 +133,7 @@ fn what_another_machine_may_be_about_to_need_stays() {
 }
 
 #[test]
-fn an_interrupted_upload_that_nobody_goes_on_with_is_given_back() {
+fn an_interrupted_upload_that_is_not_continued_is_garbage_collected() {
     let scene = Scene::new();
     break_off(&scene, &noise(40 * MIB, 24));
     let later = store(scene.medium());

@@ -22,7 +22,7 @@ fn main() {
     let number = |at: usize| -> u64 { words[at].parse().expect("a number") };
     let dir = PathBuf::from(&words[1]);
     let store = PackStore::new(Arc::new(DirMedium::new(dir.clone())), Codec::default(), Limits::default());
-    let told = match words[0].as_str() {
+    let result = match words[0].as_str() {
         "save" => {
             let since = words.get(5).map(|text| text.parse().expect("a number"));
             save(&store, number(2), number(3) << 20, number(4), since)
@@ -39,7 +39,7 @@ fn main() {
         "linear" => linear(&store, &dir, number(2) << 30),
         other => panic!("{other} is no step"),
     };
-    println!("{told}");
+    println!("{result}");
 }
 
 /// Runs `work`; tells its seconds, CPU seconds, and the most memory that the process had more than before.
@@ -119,9 +119,9 @@ fn save(store: &PackStore, sequence: u64, bytes: u64, changed_percent: u64, sinc
     }
     let from = Told { content, known };
     let mut stored_bytes = None;
-    let mut told = measured(|| stored_bytes = put(store, sequence, &from, bytes).stored_bytes);
-    told["stored_bytes"] = json!(stored_bytes);
-    told
+    let mut result = measured(|| stored_bytes = put(store, sequence, &from, bytes).stored_bytes);
+    result["stored_bytes"] = json!(stored_bytes);
+    result
 }
 
 /// Memory that is there before it is wanted, as the launcher's mirrors are.
@@ -182,11 +182,11 @@ fn linear(store: &PackStore, dir: &Path, bytes: u64) -> Value {
         wanted.map(|path| path.metadata().expect("its length").len()).sum()
     };
     let same = Generated { bytes, chunk_bytes, distinct: 64 };
-    let mut told = measured(|| _ = put(store, 1, &same, 64 * chunk_bytes));
-    told["manifest_bytes"] = json!(lengths("manifests"));
+    let mut result = measured(|| _ = put(store, 1, &same, 64 * chunk_bytes));
+    result["manifest_bytes"] = json!(lengths("manifests"));
     let all = Generated { bytes: chunks * 4096, chunk_bytes: 4096, distinct: u64::MAX };
-    told["small_chunks"] = measured(|| _ = put(store, 2, &all, all.bytes));
-    told["index_bytes"] = json!(lengths("packs"));
-    told["chunks"] = json!(chunks);
-    told
+    result["small_chunks"] = measured(|| _ = put(store, 2, &all, all.bytes));
+    result["index_bytes"] = json!(lengths("packs"));
+    result["chunks"] = json!(chunks);
+    result
 }

@@ -51,7 +51,7 @@ impl Countdown {
 
 type Expected = BTreeMap<u64, Vec<u64>>;
 
-/// Snapshots 2 and 3, one half-used pack and one that nobody needs if 1 and 4 are `removed`.
+/// Snapshots 2 and 3, one half-used pack, and one pack that is garbage if 1 and 4 are `removed`.
 fn before(removed: bool) -> (Memory, Expected) {
     let memory = Memory::default();
     let store = store(memory.clone());
@@ -116,7 +116,7 @@ fn run(
         assert!(numbers.contains(&5) || result.is_err(), "{what}");
         assert!(!numbers.contains(&5) || result.is_ok() || !failure.once, "{what}: it failed and is there");
     }
-    // The same launcher goes on, and so does another one.
+    // The same launcher continues, and so does another one.
     save(&store, 6, &[3, 20, 30, 60]).unwrap_or_else(|error| panic!("{what}: {error}"));
     for store in [store, common::small::store(memory.clone())] {
         store.sweep().unwrap();

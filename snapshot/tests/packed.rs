@@ -128,7 +128,7 @@ fn a_known_chunk_has_to_be_as_long_as_its_range() {
     assert_eq!(claim([long, short]).save(&store, 3).1, []);
 }
 
-/// What is gone is not built upon, whatever a source knows.
+/// A new snapshot never refers to missing chunks, whatever names a source gives.
 #[test]
 fn a_known_chunk_that_is_gone_is_stored_anew() {
     let dir = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ fn a_known_chunk_that_is_gone_is_stored_anew() {
 }
 
 #[test]
-fn a_manifest_that_nobody_would_read_is_not_committed() {
+fn a_manifest_that_is_too_long_to_read_is_not_committed() {
     let dir = tempfile::tempdir().unwrap();
     let store = packed(dir.path());
     let content = noise(1, 1000);
