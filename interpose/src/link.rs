@@ -52,7 +52,7 @@ impl Link for Conversation<'_> {
                 unasked @ (ToAgent::Prepare { .. }
                 | ToAgent::Unstage { .. }
                 | ToAgent::Quiesce { .. }
-                | ToAgent::Look) => self.unheard.push_back(unasked),
+                | ToAgent::QueryActivity) => self.unheard.push_back(unasked),
                 answer => {
                     let descriptors = self.socket.receive(answer.descriptors()).ok()?;
                     return Some((answer, descriptors));

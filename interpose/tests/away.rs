@@ -69,7 +69,7 @@ impl Job {
         self.launcher.listen();
         self.agent = self.launcher.next();
         match self.kept.bring_back(&self.agent) {
-            FromAgent::Back { copied_bytes, lost: None, .. } => copied_bytes,
+            FromAgent::Reconnected { copied_bytes, lost: None, .. } => copied_bytes,
             other => panic!("{other:?}"),
         }
     }

@@ -105,7 +105,7 @@ fn meet(heard: &Mutex<Heard>, stream: UnixStream) {
     }
     while agent.hello.away.is_some() {
         match agent.hear() {
-            FromAgent::Back { lost, .. } => {
+            FromAgent::Reconnected { lost, .. } => {
                 assert_eq!(lost, None);
                 break;
             }

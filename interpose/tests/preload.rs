@@ -91,7 +91,7 @@ fn a_program_says_hello_and_is_otherwise_as_before() {
         exe: fs::read_link(format!("/proc/{}/exe", program.pid())).expect("a link").display().to_string(),
         away: None,
         is_detached: false,
-        tells_activity: true,
+        supports_activity: true,
     };
     assert_eq!(agent.hello, expected);
     let ours = sockets(program.pid());

@@ -23,7 +23,7 @@ pub use medium::{ObjectMedium, Options};
 pub use pace::Pace;
 pub use retry::Retry;
 pub use site::Site;
-pub use traffic::{Decision, PausePolicy, Sent, Watch, sent_bytes};
+pub use traffic::{Decision, InterfaceTraffic, PausePolicy, TrafficMonitor, sent_bytes};
 pub use url::{Service, StoreUrl, StoreUrlError};
 
 use ckpt_snapshot::medium::{DirMedium, Medium};

@@ -1,6 +1,6 @@
 //! The rate of uploads: a limit in bytes per second, and pauses while the job uses the network.
 
-use crate::traffic::{Decision, PausePolicy, Watch, sent_bytes};
+use crate::traffic::{Decision, PausePolicy, TrafficMonitor, sent_bytes};
 use parking_lot::{Mutex, MutexGuard};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ struct State {
     /// When the admitted bytes will have been sent at the rate limit.
     busy_until: Instant,
     let_through_bytes: u64,
-    watch: Option<Watch>,
+    watch: Option<TrafficMonitor>,
     is_paused: bool,
     interfaces: PathBuf,
 }
@@ -42,7 +42,7 @@ impl Pace {
             limit_bytes_per_s,
             busy_until: Instant::now(),
             let_through_bytes: 0,
-            watch: pauses.map(Watch::new),
+            watch: pauses.map(TrafficMonitor::new),
             is_paused: false,
             interfaces: INTERFACES.into(),
         };

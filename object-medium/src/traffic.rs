@@ -25,7 +25,7 @@ pub enum Decision {
 
 /// Monitors the traffic of the interfaces and decides when to pause.
 #[derive(Debug)]
-pub struct Watch {
+pub struct TrafficMonitor {
     policy: PausePolicy,
     last: Option<Sample>,
     /// The job's traffic on the busiest interface at the last sample (bytes per second).
@@ -36,13 +36,13 @@ pub struct Watch {
 #[derive(Debug)]
 struct Sample {
     at: Instant,
-    sent: Vec<Sent>,
+    sent: Vec<InterfaceTraffic>,
     own_bytes: u64,
 }
 
 /// Bytes that an interface has sent since it came up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sent {
+pub struct InterfaceTraffic {
     /// Its name.
     pub interface: String,
     /// The number of bytes.
@@ -52,7 +52,7 @@ pub struct Sent {
 /// Samples closer together than this are too inaccurate.
 const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 
-impl Watch {
+impl TrafficMonitor {
     /// A monitor without samples: its first decision is [`Decision::Go`].
     #[must_use]
     pub fn new(policy: PausePolicy) -> Self {
@@ -72,7 +72,7 @@ impl Watch {
     }
 
     /// Adds a sample of the counters and of our own uploaded bytes, and decides.
-    pub fn sample(&mut self, now: Instant, sent: Vec<Sent>, own_bytes: u64) -> Decision {
+    pub fn sample(&mut self, now: Instant, sent: Vec<InterfaceTraffic>, own_bytes: u64) -> Decision {
         match &self.last {
             Some(last) if now.duration_since(last.at) < MIN_SAMPLE_INTERVAL => {}
             last => {
@@ -102,7 +102,7 @@ impl Watch {
 }
 
 /// The traffic of the busiest interface, not the sum: a bond and its members would be counted twice.
-fn job_bytes_per_s(last: &Sample, now: Instant, sent: &[Sent], own_bytes: u64) -> u64 {
+fn job_bytes_per_s(last: &Sample, now: Instant, sent: &[InterfaceTraffic], own_bytes: u64) -> u64 {
     let before = |name: &str| last.sent.iter().find(|one| one.interface == name).map(|one| one.bytes);
     // A new interface, or one whose counter was reset, counts from the next sample on.
     let busiest =
@@ -119,7 +119,7 @@ fn job_bytes_per_s(last: &Sample, now: Instant, sent: &[Sent], own_bytes: u64) -
 ///
 /// # Errors
 /// If the directory cannot be read.
-pub fn sent_bytes(interfaces: &Path) -> io::Result<Vec<Sent>> {
+pub fn sent_bytes(interfaces: &Path) -> io::Result<Vec<InterfaceTraffic>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(interfaces)? {
         let entry = entry?;
@@ -130,7 +130,7 @@ pub fn sent_bytes(interfaces: &Path) -> io::Result<Vec<Sent>> {
         // An interface may be removed between listing and reading, and not every entry is an interface.
         let Ok(text) = std::fs::read_to_string(entry.path().join("statistics/tx_bytes")) else { continue };
         if let Ok(bytes) = text.trim().parse() {
-            all.push(Sent { interface, bytes });
+            all.push(InterfaceTraffic { interface, bytes });
         }
     }
     Ok(all)
@@ -140,13 +140,13 @@ pub fn sent_bytes(interfaces: &Path) -> io::Result<Vec<Sent>> {
 mod tests {
     use super::*;
 
-    fn sent(all: &[(&str, u64)]) -> Vec<Sent> {
-        all.iter().map(|&(name, bytes)| Sent { interface: name.to_owned(), bytes }).collect()
+    fn sent(all: &[(&str, u64)]) -> Vec<InterfaceTraffic> {
+        all.iter().map(|&(name, bytes)| InterfaceTraffic { interface: name.to_owned(), bytes }).collect()
     }
 
     /// A monitor that pauses above 1000 bytes per second, for 10 s at most, and a clock.
     struct Scene {
-        watch: Watch,
+        watch: TrafficMonitor,
         now: Instant,
         eth: u64,
         own: u64,
@@ -155,7 +155,8 @@ mod tests {
     impl Scene {
         fn new() -> Self {
             let policy = PausePolicy { above_bytes_per_s: 1000, longest_pause: Duration::from_secs(10) };
-            let mut scene = Self { watch: Watch::new(policy), now: Instant::now(), eth: 1 << 40, own: 0 };
+            let mut scene =
+                Self { watch: TrafficMonitor::new(policy), now: Instant::now(), eth: 1 << 40, own: 0 };
             assert_eq!(scene.second(0, 0), Decision::Go, "nothing is known yet");
             scene
         }

@@ -119,7 +119,7 @@ impl Service {
 impl StoreUrl {
     /// Whether `text` is an address rather than the path of a directory.
     #[must_use]
-    pub fn is_meant(text: &str) -> bool {
+    pub fn is_address(text: &str) -> bool {
         text.split_once("://").is_some_and(|(scheme, _)| !scheme.contains('/'))
     }
 
@@ -271,9 +271,11 @@ mod tests {
 
     #[test]
     fn tells_addresses_from_paths() {
-        assert!(StoreUrl::is_meant("s3://models") && StoreUrl::is_meant("ftp://x"));
+        assert!(StoreUrl::is_address("s3://models") && StoreUrl::is_address("ftp://x"));
         assert!(
-            !StoreUrl::is_meant("/mnt/a") && !StoreUrl::is_meant("a:b") && !StoreUrl::is_meant("./a://b")
+            !StoreUrl::is_address("/mnt/a")
+                && !StoreUrl::is_address("a:b")
+                && !StoreUrl::is_address("./a://b")
         );
     }
 

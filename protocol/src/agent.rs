@@ -5,7 +5,7 @@
 //!   Hello  ------------------------------->
 //!          <------------------------------- Welcome, or Refused (ends the connection)
 //!                     ... the job runs; the watchdog polls its activity: ...
-//!          <------------------------------- Look
+//!          <------------------------------- QueryActivity
 //!   Activity{calls, is_waiting}  --------->
 //!                     ... a checkpoint begins: ...
 //!          <------------------------------- Prepare{attempt}
@@ -29,7 +29,7 @@
 //!   (repeated as needed:)
 //!   Unpark  ------------------------------>
 //!          <------------------------------- Unparked + descriptors
-//!   Back{attempt, restored, lost}  ------->
+//!   Reconnected{attempt, restored, lost}  ->
 //! ```
 //!
 //! The mirror of a process is memory of the launcher with the content of the process's device memory at its last
@@ -56,7 +56,7 @@
 //!          <------------------------------- AllDrained
 //! ```
 //!
-//! No timeout applies between Welcome and Back: the GPU determines how long it takes to restore the state.
+//! No timeout applies between Welcome and Reconnected: the GPU determines how long it takes to restore the state.
 //!
 //! Messages added after version 3 are sent only to agents whose Hello announces support for them. The agent is part of
 //! its process's snapshot, so it may be older than the launcher that resumes it.
@@ -98,7 +98,7 @@ pub enum FromAgent {
         /// The attempt of the request.
         attempt: u64,
     },
-    /// The answer to [`ToAgent::Look`].
+    /// The answer to [`ToAgent::QueryActivity`].
     Activity {
         /// A number that changes when the program has made a call that submits work to a GPU, changes its state, or waits
         /// for it.
@@ -172,7 +172,8 @@ pub enum FromAgent {
         is_lost: bool,
     },
     /// The agent has reconnected after a checkpoint.
-    Back {
+    #[serde(rename = "back")]
+    Reconnected {
         /// The attempt for which it disconnected.
         attempt: u64,
         /// Whether the process was restored from the checkpoint's images, rather than continued after the dump.
@@ -216,15 +217,15 @@ pub struct Hello {
     pub start_time_ticks: u64,
     /// The process's program according to `/proc/self/exe`; empty if it could not be read.
     pub exe: String,
-    /// The attempt for which this agent disconnected, if it did; a [`FromAgent::Back`] then follows.
+    /// The attempt for which this agent disconnected, if it did; a [`FromAgent::Reconnected`] then follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub away: Option<u64>,
     /// Whether the process's state is detached from the GPU, so that the agent waits for a [`ToAgent::Deliver`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_detached: bool,
-    /// Whether the agent supports [`ToAgent::Look`].
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub tells_activity: bool,
+    /// Whether the agent supports [`ToAgent::QueryActivity`].
+    #[serde(default, rename = "tells_activity", skip_serializing_if = "std::ops::Not::not")]
+    pub supports_activity: bool,
 }
 
 /// The GPU state of a process at a checkpoint.
@@ -417,8 +418,9 @@ pub enum ToAgent {
         /// Why, for the user.
         reason: String,
     },
-    /// Requests the GPU activity of the process; only for agents that [support](Hello::tells_activity) it.
-    Look,
+    /// Requests the GPU activity of the process; only for agents that [support](Hello::supports_activity) it.
+    #[serde(rename = "look")]
+    QueryActivity,
     /// Announces a checkpoint. The job keeps running.
     Prepare {
         /// The number of this attempt, which the answers repeat.
@@ -477,7 +479,8 @@ pub enum ToAgent {
     /// The answer to [`FromAgent::Drained`].
     AllDrained {
         /// Whether all processes that share device memory have drained; if not, the attempt has failed.
-        is_so: bool,
+        #[serde(rename = "is_so")]
+        is_complete: bool,
     },
     /// Requests that the agent detaches its process's state from the GPU and closes the connection.
     Quiesce {
@@ -541,7 +544,7 @@ mod tests {
             exe: "/bin/true".into(),
             away,
             is_detached: away.is_some(),
-            tells_activity: false,
+            supports_activity: false,
         }
     }
 
@@ -568,11 +571,16 @@ mod tests {
             r#"{"type":"failed","attempt":3,"reason":"managed memory"}"#,
         );
         has_json(
-            &FromAgent::Back { attempt: 3, restored: true, copied_bytes: 0, lost: None },
+            &FromAgent::Reconnected { attempt: 3, restored: true, copied_bytes: 0, lost: None },
             r#"{"type":"back","attempt":3,"restored":true,"copied_bytes":0}"#,
         );
         has_json(
-            &FromAgent::Back { attempt: 3, restored: false, copied_bytes: 7, lost: Some("gone".into()) },
+            &FromAgent::Reconnected {
+                attempt: 3,
+                restored: false,
+                copied_bytes: 7,
+                lost: Some("gone".into()),
+            },
             r#"{"type":"back","attempt":3,"restored":false,"copied_bytes":7,"lost":"gone"}"#,
         );
         let key = ShareKey(u128::MAX - 1);
@@ -588,12 +596,12 @@ mod tests {
             &FromAgent::Withdraw { pid: 7, keys: vec![ShareKey(1 << 64)] },
             r#"{"type":"withdraw","pid":7,"keys":[[1,0]]}"#,
         );
-        let with_activity = Hello { tells_activity: true, ..hello(3, None) };
+        let with_activity = Hello { supports_activity: true, ..hello(3, None) };
         has_json(
             &FromAgent::Hello(with_activity),
             r#"{"type":"hello","version":3,"pid":7,"start_time_ticks":99,"exe":"/bin/true","tells_activity":true}"#,
         );
-        has_json(&ToAgent::Look, r#"{"type":"look"}"#);
+        has_json(&ToAgent::QueryActivity, r#"{"type":"look"}"#);
         has_json(
             &FromAgent::Activity { calls: 9, is_waiting: true },
             r#"{"type":"activity","calls":9,"is_waiting":true}"#,

@@ -7,7 +7,7 @@
 //! (5), `hash` (1: BLAKE3 over all of it, as a save does), `direct` (1), `ring` (1).
 
 use ckpt_snapshot::RelPath;
-use ckpt_snapshot::medium::{Block, DirMedium, Medium, Ways};
+use ckpt_snapshot::medium::{Block, DirMedium, IoFeatures, Medium};
 use std::collections::HashMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ struct Settings {
     read_bytes: usize,
     rounds: usize,
     hash: bool,
-    ways: Ways,
+    ways: IoFeatures,
 }
 
 impl Settings {
@@ -57,7 +57,7 @@ impl Settings {
             read_bytes: count("read_mib", 4)? << 20,
             rounds: count("rounds", 5)?,
             hash: number("hash", 1) != 0,
-            ways: Ways { direct: number("direct", 1) != 0, ring: number("ring", 1) != 0 },
+            ways: IoFeatures { direct: number("direct", 1) != 0, ring: number("ring", 1) != 0 },
         })
     }
 }
@@ -165,7 +165,7 @@ fn main() -> Outcome<()> {
     }
     let settings = Settings::of(&chosen)?;
     let dir = tempfile::tempdir_in(parent)?;
-    let medium = DirMedium::new(dir.path().join("ours")).with_ways(settings.ways);
+    let medium = DirMedium::new(dir.path().join("ours")).with_io_features(settings.ways);
     let fio_dir = dir.path().join("fio");
     std::fs::create_dir(&fio_dir)?;
     let mut times: HashMap<&str, Vec<f64>> = HashMap::new();

@@ -49,7 +49,7 @@ pub enum OpenError {
         /// The process that holds the lock, if known.
         pid: String,
         /// Whether it holds the lock for maintenance of the store, which ends by itself.
-        upkeep: bool,
+        is_maintenance: bool,
     },
     /// The name of a job is not a valid directory name.
     #[error(

@@ -264,12 +264,12 @@ pub struct JobRecord {
     /// Ranges (first and last number) of snapshots that were abandoned because the job was resumed from an older one.
     pub abandoned: Vec<(u64, u64)>,
     /// How often a machine that did not have this record claimed the job from an object store.
-    #[serde(default)]
-    pub taken_up: u64,
+    #[serde(default, rename = "taken_up")]
+    pub claims: u64,
     /// `last_sequence` when this machine last claimed the job, 0 if it never did. Of the snapshots up to that number,
     /// only those in the object store are valid: the others were taken here while the job ran on another machine.
-    #[serde(default)]
-    pub taken_up_at: u64,
+    #[serde(default, rename = "taken_up_at")]
+    pub claimed_at_sequence: u64,
     /// The owner of the job, which is the launcher that started last: 32 hexadecimal digits, '@', its host name.
     #[serde(default)]
     pub launcher: String,
@@ -311,7 +311,7 @@ impl JobDir {
 
     /// The medium with its snapshots and small records, if they are not in its directory.
     #[must_use]
-    pub fn elsewhere(&self) -> Option<&Arc<dyn Medium>> {
+    pub fn records_medium(&self) -> Option<&Arc<dyn Medium>> {
         self.records.as_ref()
     }
 
@@ -386,7 +386,7 @@ impl JobDir {
         let mut on_wait = Some(on_wait);
         loop {
             match self.lock("") {
-                Err(OpenError::Locked { pid, upkeep: true, .. }) => {
+                Err(OpenError::Locked { pid, is_maintenance: true, .. }) => {
                     if let Some(on_wait) = on_wait.take() {
                         on_wait(&pid);
                     }
@@ -401,7 +401,7 @@ impl JobDir {
     ///
     /// # Errors
     /// [`OpenError::Locked`] if the job is running, or another process does maintenance.
-    pub fn lock_for_upkeep(&self) -> Result<JobLock, OpenError> {
+    pub fn lock_for_maintenance(&self) -> Result<JobLock, OpenError> {
         self.lock(MAINTENANCE)
     }
 
@@ -430,8 +430,8 @@ impl JobDir {
         match locked {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                let (pid, upkeep) = holder(&mut file);
-                return Err(OpenError::Locked { job: self.key.to_string(), pid, upkeep });
+                let (pid, is_maintenance) = holder(&mut file);
+                return Err(OpenError::Locked { job: self.key.to_string(), pid, is_maintenance });
             }
             Err(error) => return Err(failed("lock", &path)(error.into())),
         }
@@ -612,8 +612,8 @@ mod tests {
             last_sequence: 7,
             sequence_before_run: 0,
             abandoned: vec![(2, 3)],
-            taken_up: 1,
-            taken_up_at: 5,
+            claims: 1,
+            claimed_at_sequence: 5,
             launcher: "0123@node".into(),
             outcome: JobOutcome::Failed { code: 137 },
         }
@@ -680,31 +680,34 @@ mod tests {
         assert!(job.is_locked());
         let error = lock(&job).unwrap_err();
         assert!(
-            matches!(&error, OpenError::Locked { pid, upkeep: false, .. } if *pid == std::process::id().to_string()),
+            matches!(&error, OpenError::Locked { pid, is_maintenance: false, .. } if *pid == std::process::id().to_string()),
             "{error}"
         );
-        assert!(matches!(job.lock_for_upkeep(), Err(OpenError::Locked { upkeep: false, .. })));
+        assert!(matches!(job.lock_for_maintenance(), Err(OpenError::Locked { is_maintenance: false, .. })));
         drop(held);
         assert!(!job.is_locked());
         lock(&job).unwrap();
     }
 
     #[test]
-    fn a_launcher_waits_for_upkeep() {
+    fn a_launcher_waits_for_maintenance() {
         let dir = tempfile::tempdir().unwrap();
         let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
         let job = root.job(&JobKey::named("a").unwrap());
-        let upkeep = std::cell::Cell::new(Some(job.lock_for_upkeep().unwrap()));
+        let maintenance = std::cell::Cell::new(Some(job.lock_for_maintenance().unwrap()));
         let mut reported_pid = String::new();
         let held = job.lock_to_run(|pid| {
             reported_pid = pid.to_owned();
             assert!(!job.is_locked());
-            assert!(matches!(job.lock_for_upkeep(), Err(OpenError::Locked { upkeep: true, .. })));
-            drop(upkeep.take());
+            assert!(matches!(
+                job.lock_for_maintenance(),
+                Err(OpenError::Locked { is_maintenance: true, .. })
+            ));
+            drop(maintenance.take());
         });
         assert_eq!(reported_pid, std::process::id().to_string());
         // Now a launcher holds it.
-        assert!(matches!(lock(&job), Err(OpenError::Locked { upkeep: false, .. })));
+        assert!(matches!(lock(&job), Err(OpenError::Locked { is_maintenance: false, .. })));
         drop(held.unwrap());
     }
 }

@@ -70,7 +70,7 @@ pub struct History {
     pub abandoned: Vec<(u64, u64)>,
     /// When the watchdog last saw progress, milliseconds since 1970 UTC; `None` without a watchdog. Later snapshots may
     /// be of a hung job.
-    pub worked_until_unix_ms: Option<u64>,
+    pub last_progress_unix_ms: Option<u64>,
 }
 
 impl History {
@@ -105,7 +105,7 @@ pub fn choose_prunable(
     let oldest = &good[good.len().saturating_sub(keep)].id;
     let stays = |id: &&SnapshotId| good.len() < keep || *id >= oldest;
     let mut kept: HashSet<&SnapshotId> = sound.iter().map(|manifest| &manifest.id).filter(stays).collect();
-    if let Some(until) = history.worked_until_unix_ms {
+    if let Some(until) = history.last_progress_unix_ms {
         let worked = good.iter().rev().find(|manifest| manifest.taken_unix_ms <= until);
         kept.extend(worked.or(good.first()).map(|manifest| &manifest.id));
     }
@@ -169,7 +169,7 @@ mod tests {
     fn the_newest_from_before_the_last_progress_stays() {
         let (two, marks) = (Retention::newest(2), Marks::default());
         let after =
-            |hours: u64| History { worked_until_unix_ms: Some(hours * 3_600_000), ..History::default() };
+            |hours: u64| History { last_progress_unix_ms: Some(hours * 3_600_000), ..History::default() };
         assert_eq!(pruned_after(&[true; 6], &two, &marks, &after(3)), [1, 2, 4]);
         assert_eq!(pruned_after(&[true; 6], &two, &marks, &after(6)), [1, 2, 3, 4], "it works");
         assert_eq!(pruned_after(&[true, true, false, true, true, true], &two, &marks, &after(3)), [1, 3, 4]);

@@ -70,16 +70,16 @@ fn are_copies(one: &Manifest, other: &Manifest) -> bool {
 
 /// A snapshot in a listing, with the tiers that have it.
 #[derive(Debug)]
-pub struct Placed {
+pub struct PlacedSnapshot {
     /// The manifest from the nearest tier that can read it.
     pub listed: Listed,
     /// The tiers that have the snapshot, nearest first.
-    pub tiers: Vec<Place>,
+    pub tiers: Vec<TierCopy>,
 }
 
 /// A copy of a snapshot in a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TierCopy {
     /// The tier's name.
     pub tier: String,
     /// Why the tier cannot read its manifest.
@@ -153,8 +153,8 @@ impl Tiers {
     ///
     /// # Errors
     /// If a tier cannot be read and no other tier has a snapshot: an empty list might be wrong.
-    pub fn placed(&self) -> Result<Vec<Placed>, ReadError> {
-        let mut found: BTreeMap<SnapshotId, Placed> = BTreeMap::new();
+    pub fn placed(&self) -> Result<Vec<PlacedSnapshot>, ReadError> {
+        let mut found: BTreeMap<SnapshotId, PlacedSnapshot> = BTreeMap::new();
         let mut failure = None;
         for tier in &self.tiers {
             match tier.store.list() {
@@ -219,7 +219,7 @@ impl Tiers {
         for tier in self.tiers.iter().filter(|tier| names.contains(&tier.name())) {
             tier.store.list()?.into_iter().for_each(|one| add(&mut found, tier, one));
         }
-        Ok(found.into_values().map(|placed: Placed| placed.listed).collect())
+        Ok(found.into_values().map(|placed: PlacedSnapshot| placed.listed).collect())
     }
 
     /// The snapshots in the tiers `names` that `retention` does not keep, oldest first, except those being copied.
@@ -285,12 +285,12 @@ fn is_certain(error: &ReadError) -> bool {
     matches!(error, ReadError::Damaged { damage, .. } if damage.is_certain())
 }
 
-fn add(found: &mut BTreeMap<SnapshotId, Placed>, tier: &Tier, one: Listed) {
+fn add(found: &mut BTreeMap<SnapshotId, PlacedSnapshot>, tier: &Tier, one: Listed) {
     let unreadable = one.manifest.as_ref().err().map(ToString::to_string);
-    let place = Place { tier: tier.name.clone(), unreadable };
+    let place = TierCopy { tier: tier.name.clone(), unreadable };
     match found.get_mut(&one.id) {
         None => {
-            found.insert(one.id.clone(), Placed { listed: one, tiers: vec![place] });
+            found.insert(one.id.clone(), PlacedSnapshot { listed: one, tiers: vec![place] });
         }
         Some(placed) => {
             let is_refused = matches!(placed.listed.manifest, Err(ReadError::Hostile { .. }));

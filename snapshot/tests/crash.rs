@@ -8,7 +8,7 @@
 mod common;
 
 use ckpt_snapshot::medium::record::{Operation, Recorder};
-use ckpt_snapshot::medium::{DirMedium, Ways};
+use ckpt_snapshot::medium::{DirMedium, IoFeatures};
 use ckpt_snapshot::packed::PackStore;
 use ckpt_snapshot::*;
 use common::small::{PART_BYTES, content, file, holds, save, store, store_with};
@@ -284,7 +284,7 @@ fn random_life(dir: &Path, seed: u64) -> (History, Contents) {
 
 /// A store that is opened after a crash; without what takes long to set up.
 fn open(dir: &Path) -> PackStore {
-    store(DirMedium::new(dir.to_owned()).with_ways(Ways { direct: false, ring: false }))
+    store(DirMedium::new(dir.to_owned()).with_io_features(IoFeatures { direct: false, ring: false }))
 }
 
 /// Takes over after a crash that left `left`.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
-/// Two snapshots, chunks that nobody needs, and a gap before a chunk that is aligned.
+/// Two snapshots, garbage chunks, and a gap before an aligned chunk.
 fn small_store() -> Memory {
     let memory = Memory::default();
     let store = store(memory.clone());
@@ -27,7 +27,7 @@ fn small_store() -> Memory {
     memory
 }
 
-/// What a look at all of the store finds amiss.
+/// The damage that a scrub of the store finds.
 fn amiss(store: &PackStore) -> usize {
     store.scrub(&|_| {}, &GO_ON).map_or(1, |found| found.damage.len())
 }
@@ -91,16 +91,16 @@ fn a_scrub_tells_how_far_it_is() {
     let store = store(memory.clone());
     let large = noise(1, 5 * CHUNK_BYTES + 100);
     common::save(&store, 1, &[("gpu/1.mem", &large), ("images/a.img", &noise(2, 10))]).unwrap();
-    let told = AtomicU64::new(0);
-    let found = store.scrub(&|bytes| _ = told.fetch_add(bytes, Ordering::Relaxed), &GO_ON).unwrap();
+    let scrubbed_bytes = AtomicU64::new(0);
+    let found = store.scrub(&|bytes| _ = scrubbed_bytes.fetch_add(bytes, Ordering::Relaxed), &GO_ON).unwrap();
     assert_eq!((found.packs, found.manifests), (1, 1));
-    assert_eq!(told.load(Ordering::Relaxed), found.pack_bytes);
+    assert_eq!(scrubbed_bytes.load(Ordering::Relaxed), found.pack_bytes);
     assert_eq!(store.pack_bytes().unwrap(), found.pack_bytes);
     assert!(found.pack_bytes > large.len() as u64);
     let stop = AtomicBool::new(true);
-    told.store(0, Ordering::Relaxed);
-    store.scrub(&|bytes| _ = told.fetch_add(bytes, Ordering::Relaxed), &stop).unwrap();
-    assert_eq!(told.load(Ordering::Relaxed), 0);
+    scrubbed_bytes.store(0, Ordering::Relaxed);
+    store.scrub(&|bytes| _ = scrubbed_bytes.fetch_add(bytes, Ordering::Relaxed), &stop).unwrap();
+    assert_eq!(scrubbed_bytes.load(Ordering::Relaxed), 0);
 }
 
 /// Each bit of a file, altered by itself, is found by whoever reads it.
@@ -135,8 +135,8 @@ fn every_bit_of_the_small_records_counts() {
         last_sequence: 41,
         sequence_before_run: 12,
         abandoned: vec![(20, 30)],
-        taken_up: 1,
-        taken_up_at: 0,
+        claims: 1,
+        claimed_at_sequence: 0,
         launcher: "0123@node".into(),
         outcome: JobOutcome::Unfinished,
     };

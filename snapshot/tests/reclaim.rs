@@ -1,4 +1,4 @@
-//! Room is given back, and nothing that somebody needs.
+//! Garbage collection frees space and never deletes live chunks.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn bytes(memory: &Memory) -> u64 {
 }
 
 #[test]
-fn packs_that_nobody_needs_go() {
+fn packs_without_live_chunks_are_deleted() {
     let memory = Memory::default();
     let store = store(memory.clone());
     save(&store, 1, &[1, 2, 3]).unwrap();
@@ -38,7 +38,7 @@ fn packs_that_nobody_needs_go() {
     assert_eq!(memory.names(".pack").len(), 1);
     assert_eq!(memory.names(".index").len(), 1);
     holds(&store, 2, &[4, 5, 6]).unwrap();
-    // What is gone is not known any more.
+    // Deleted chunks are no longer in the index.
     save(&store, 3, &[1, 2, 4]).unwrap();
     holds(&common::small::store(memory), 3, &[1, 2, 4]).unwrap();
 }
@@ -81,7 +81,7 @@ fn a_disk_that_is_almost_full_gets_emptier() {
     let writer = ten_used_in_part(&memory);
     assert_eq!(memory.names(".pack").len(), 10);
     // Room for two copies of one pack's remains, but not of all.
-    let done = store(memory.with_room(5000)).reclaim().unwrap();
+    let done = store(memory.with_free_bytes(5000)).reclaim().unwrap();
     assert_eq!(done.moved_bytes, 20_000, "{done:?}");
     assert!(bytes(&memory) < 30_000, "{} bytes are left", bytes(&memory));
     for number in 1..=10 {
@@ -91,16 +91,16 @@ fn a_disk_that_is_almost_full_gets_emptier() {
     save(&writer, 200, &parts(50)).unwrap();
     save(&writer, 201, &parts(50)[..4]).unwrap();
     remove(&writer, 200);
-    assert_eq!(store(memory.with_room(7000)).reclaim().unwrap().moved_bytes, 0);
-    assert_eq!(store(memory.with_room(8000)).reclaim().unwrap().moved_bytes, 4000);
+    assert_eq!(store(memory.with_free_bytes(7000)).reclaim().unwrap().moved_bytes, 0);
+    assert_eq!(store(memory.with_free_bytes(8000)).reclaim().unwrap().moved_bytes, 4000);
     holds(&store(memory), 201, &parts(50)[..4]).unwrap();
 }
 
 #[test]
-fn what_nobody_has_time_for_is_left_to_the_next_one() {
+fn a_cancelled_collection_is_continued_by_the_next_one() {
     let memory = Memory::default();
     ten_used_in_part(&memory);
-    // From the first chunk on that is copied, nobody has time any more.
+    // Cancelled from the first copied chunk on.
     let cancel = Arc::new(AtomicBool::new(false));
     let its = Arc::clone(&cancel);
     let medium = Judged::new(memory.clone(), move |_, kind, name| {
@@ -119,7 +119,7 @@ fn what_nobody_has_time_for_is_left_to_the_next_one() {
 }
 
 #[test]
-fn somebody_who_read_the_indexes_before_finds_what_was_moved() {
+fn a_reader_with_old_indexes_finds_moved_chunks() {
     let memory = Memory::default();
     let (launcher, other) = (store(memory.clone()), store(memory));
     save(&launcher, 1, &[1, 2, 3, 4, 5, 6, 7]).unwrap();
@@ -152,13 +152,13 @@ fn many_small_packs_become_one() {
 #[test]
 fn what_a_save_finds_known_stays() {
     let memory = Memory::default();
-    let (tell, told) = mpsc::channel();
-    let tell = Mutex::new(tell);
+    let (sender, receiver) = mpsc::channel();
+    let sender = Mutex::new(sender);
     let is_armed = Arc::new(AtomicBool::new(false));
     let armed = Arc::clone(&is_armed);
     let medium = Judged::new(memory.clone(), move |when, kind, name| {
         if armed.load(Ordering::SeqCst) && (when, kind, name) == (When::After, "list", "packs") {
-            tell.lock().unwrap().send(()).unwrap();
+            sender.lock().unwrap().send(()).unwrap();
         }
         Ok(())
     });
@@ -174,7 +174,7 @@ fn what_a_save_finds_known_stays() {
     std::thread::scope(|scope| {
         let reclaiming = scope.spawn(|| store.reclaim().unwrap());
         // It has looked at the snapshots by now.
-        told.recv().unwrap();
+        receiver.recv().unwrap();
         is_armed.store(false, Ordering::SeqCst);
         writer.commit(manifest(3)).unwrap();
         reclaiming.join().unwrap();
@@ -188,9 +188,9 @@ fn what_a_save_finds_known_stays() {
 #[test]
 fn what_is_committed_while_the_indexes_are_read_stays_known() {
     let memory = Memory::default();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (release, released) = mpsc::channel();
-    let ends = Mutex::new((tell, released));
+    let ends = Mutex::new((sender, released));
     let is_armed = Arc::new(AtomicBool::new(false));
     let armed = Arc::clone(&is_armed);
     let medium = Judged::new(memory.clone(), move |when, kind, name| {
@@ -210,7 +210,7 @@ fn what_is_committed_while_the_indexes_are_read_stays_known() {
     std::thread::scope(|scope| {
         let reclaiming = scope.spawn(|| store.reclaim().unwrap());
         // It has listed the packs, and reads them when the snapshot is there.
-        told.recv().unwrap();
+        receiver.recv().unwrap();
         writer.commit(manifest(2)).unwrap();
         release.send(()).unwrap();
         reclaiming.join().unwrap();
@@ -457,7 +457,7 @@ fn damage_is_made_good_by_the_next_save_that_has_the_chunk() {
 }
 
 #[test]
-fn damage_that_nobody_can_make_good_is_left_to_look_at() {
+fn damage_without_another_copy_is_kept_for_inspection() {
     let memory = Memory::default();
     let first = store(memory.clone());
     save(&first, 1, &[1, 2, 3, 4, 5, 6, 7]).unwrap();

@@ -103,7 +103,7 @@ fn answer(
             gpu.unstage();
             return Ok(None);
         }
-        ToAgent::Look => {
+        ToAgent::QueryActivity => {
             let Activity { calls, is_waiting } = gpu.activity();
             FromAgent::Activity { calls, is_waiting }
         }
@@ -175,7 +175,7 @@ fn come_back(
         Some(Err(reason)) => (0, Some(reason.clone())),
         None => (0, None),
     };
-    say(socket, &FromAgent::Back { attempt: absence.attempt, restored, copied_bytes, lost })
+    say(socket, &FromAgent::Reconnected { attempt: absence.attempt, restored, copied_bytes, lost })
 }
 
 /// The outcome of putting the state back from the mirror that the launcher delivers. Waits for the delivery first.
@@ -199,7 +199,7 @@ fn greet(
         exe: process::exe(),
         away: away.map(|absence| absence.attempt),
         is_detached,
-        tells_activity: true,
+        supports_activity: true,
     };
     say(socket, &FromAgent::Hello(hello))?;
     hear(socket)

@@ -196,7 +196,7 @@ fn deliver(stream: &mut UnixStream, text: &str) {
 }
 
 fn back(attempt: u64) -> FromAgent {
-    FromAgent::Back { attempt, restored: false, copied_bytes: 11, lost: None }
+    FromAgent::Reconnected { attempt, restored: false, copied_bytes: 11, lost: None }
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn what_is_said_while_an_answer_is_waited_for_is_heard_later() {
     quiesce(&mut stream, 1);
     assert_eq!(hear(&mut stream), FromAgent::Park { count: 2 });
     tell(&mut stream, &ToAgent::Unstage { attempt: 1 });
-    tell(&mut stream, &ToAgent::Look);
+    tell(&mut stream, &ToAgent::QueryActivity);
     tell(&mut stream, &ToAgent::Prepare { attempt: 2 });
     descriptors::receive(stream.as_fd(), 2).expect("received");
     tell(&mut stream, &ToAgent::Parked { is_kept: true });
@@ -326,7 +326,10 @@ fn state_that_is_lost_is_told() {
     let (mut stream, _) = launcher.welcomes();
     deliver(&mut stream, "");
     let lost = Some(AttachError::Lost.to_string());
-    assert_eq!(hear(&mut stream), FromAgent::Back { attempt: 4, restored: false, copied_bytes: 0, lost });
+    assert_eq!(
+        hear(&mut stream),
+        FromAgent::Reconnected { attempt: 4, restored: false, copied_bytes: 0, lost }
+    );
     launcher.ends(stream);
 }
 

@@ -129,7 +129,7 @@ impl Agent {
     /// It has come back, to a launcher that has kept nothing.
     pub fn is_back(&self, attempt: u64) {
         assert_eq!(self.hello.away, Some(attempt));
-        let back = FromAgent::Back { attempt, restored: false, copied_bytes: 0, lost: None };
+        let back = FromAgent::Reconnected { attempt, restored: false, copied_bytes: 0, lost: None };
         assert_eq!(Kept::new(0).bring_back(self), back);
     }
 }
@@ -216,7 +216,7 @@ impl Kept {
     fn serve(&mut self, agent: &Agent) -> FromAgent {
         loop {
             match agent.hear() {
-                FromAgent::Drained { .. } => agent.say(&ToAgent::AllDrained { is_so: true }),
+                FromAgent::Drained { .. } => agent.say(&ToAgent::AllDrained { is_complete: true }),
                 FromAgent::Withdraw { .. } => agent.say(&ToAgent::Withdrawn),
                 FromAgent::Park { count } => {
                     let received = descriptors::receive(agent.stream.as_fd(), count).expect("received");

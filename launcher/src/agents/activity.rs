@@ -78,7 +78,7 @@ impl Onlooker {
         }
         drop(state);
         for stream in streams {
-            if let Err(error) = say(&stream, &ToAgent::Look) {
+            if let Err(error) = say(&stream, &ToAgent::QueryActivity) {
                 debug!(error = &error as &dyn std::error::Error, "an agent cannot be asked what goes on");
             }
         }
@@ -122,7 +122,7 @@ mod tests {
     fn telling(path: &Path, pid: u32) -> UnixStream {
         let FromAgent::Hello(plain) = hello(pid, None) else { unreachable!("a hello") };
         let stream = connected(path);
-        tell(&stream, &FromAgent::Hello(Hello { tells_activity: true, ..plain }));
+        tell(&stream, &FromAgent::Hello(Hello { supports_activity: true, ..plain }));
         told(&stream).expect("a welcome");
         stream
     }
@@ -145,7 +145,7 @@ mod tests {
                 let onlooker = agents.onlooker();
                 move || onlooker.look(LONG)
             });
-            assert_eq!(told(&stream).expect("a question"), ToAgent::Look);
+            assert_eq!(told(&stream).expect("a question"), ToAgent::QueryActivity);
             tell(&stream, &FromAgent::Activity { calls, is_waiting: true });
             let expected = GpuActivity { calls, is_waiting: true };
             assert_eq!(looking.join().expect("a look"), BTreeMap::from([(own(), Some(expected))]));
@@ -164,7 +164,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(onlooker.look(SHORT), BTreeMap::from([(own(), None)]));
         }
-        assert_eq!(told(&stream).expect("a question"), ToAgent::Look);
+        assert_eq!(told(&stream).expect("a question"), ToAgent::QueryActivity);
         stream.set_read_timeout(Some(SHORT)).expect("set");
         assert!(told(&stream).is_err_and(|error| error.is_timeout()));
         // Who is away is no more waited for.

@@ -236,7 +236,7 @@ impl Shared {
                 .hear_back(id, stream, &hello)
                 .inspect_err(|_| self.drop_parked(hello.pid))?
             {
-                FromAgent::Back { attempt, restored, copied_bytes, lost } => {
+                FromAgent::Reconnected { attempt, restored, copied_bytes, lost } => {
                     debug!(id, pid = hello.pid, attempt, restored, copied_bytes, lost, "an agent is back");
                     Some(Returned { restored, copied_bytes, lost })
                 }
@@ -267,7 +267,7 @@ impl Shared {
         connection.process.pid = Some(hello.pid);
         connection.process.exe = hello.exe;
         connection.is_greeted = true;
-        connection.look = if hello.tells_activity { Look::Unasked } else { Look::Unknown };
+        connection.look = if hello.supports_activity { Look::Unasked } else { Look::Unknown };
         let attempt = match phase {
             Phase::Quiescing { attempt, end } if connection.asked.is_none() => {
                 connection.asked = Some(attempt);

@@ -140,7 +140,7 @@ impl Broker {
                 ToAgent::Withdrawn
             }
             FromAgent::Drained { attempt, pid } => {
-                ToAgent::AllDrained { is_so: self.await_drained(*attempt, *pid, end) }
+                ToAgent::AllDrained { is_complete: self.await_drained(*attempt, *pid, end) }
             }
             _ => return Ok(()),
         };
@@ -480,10 +480,11 @@ mod tests {
     }
 
     fn drained(job: &Job, attempt: u64, pid: u32) -> bool {
-        let ToAgent::AllDrained { is_so } = job.says(&FromAgent::Drained { attempt, pid }, None).0 else {
+        let ToAgent::AllDrained { is_complete } = job.says(&FromAgent::Drained { attempt, pid }, None).0
+        else {
             panic!("not an answer");
         };
-        is_so
+        is_complete
     }
 
     #[test]

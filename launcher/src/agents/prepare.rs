@@ -378,7 +378,7 @@ mod tests {
                 exe,
                 away,
                 is_detached: true,
-                tells_activity: true,
+                supports_activity: true,
             }),
         );
         assert_eq!(told(&stream).expect("told"), ToAgent::Welcome { version });
@@ -490,7 +490,7 @@ mod tests {
         assert_eq!(unparks(&stream, 1, 1), [""; 0], "once");
         assert_eq!(unparks(&stream, 0, usize::MAX), [""; 0]);
         assert_eq!(unparks(&stream, 0, 1), ["a"]);
-        tell(&stream, &FromAgent::Back { attempt: 2, restored: false, copied_bytes: 77, lost: None });
+        tell(&stream, &FromAgent::Reconnected { attempt: 2, restored: false, copied_bytes: 77, lost: None });
         let back = agents.await_back(&quiesced, LONG);
         assert_eq!((back.continued, back.copied_bytes), (1, 77));
 
@@ -610,7 +610,7 @@ mod tests {
         let (stream, number, bytes, file, parked) = detached(&path, 1, 1);
         assert_eq!((number, bytes, parked), (0, 0, 0));
         assert!(file.is_none());
-        tell(&stream, &FromAgent::Back { attempt: 1, restored: false, copied_bytes: 1, lost: None });
+        tell(&stream, &FromAgent::Reconnected { attempt: 1, restored: false, copied_bytes: 1, lost: None });
         assert_eq!(agents.await_back(&quiesced, LONG).copied_bytes, 1);
 
         // The next time is a new one.
@@ -643,7 +643,7 @@ mod tests {
         assert_eq!((number, bytes, parked), (71, 2 * MIB, 0));
         assert!(file.is_some());
         agents.settle(&Quiesced { attempt: 6, away: Vec::new(), gpu: Vec::new() });
-        tell(&stream, &FromAgent::Back { attempt: 6, restored: true, copied_bytes: 0, lost: None });
+        tell(&stream, &FromAgent::Reconnected { attempt: 6, restored: true, copied_bytes: 0, lost: None });
         until_count(&agents, 1);
         assert_eq!(detached(&path, 2, 6).2, 0, "it was taken for one that has exited");
         let agents = Arc::new(agents);

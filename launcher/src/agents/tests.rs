@@ -51,7 +51,7 @@ pub(super) fn hello(pid: u32, away: Option<u64>) -> FromAgent {
         exe,
         away,
         is_detached: false,
-        tells_activity: false,
+        supports_activity: false,
     })
 }
 
@@ -80,7 +80,7 @@ pub(super) fn agent(path: &Path, pid: u32, away: Option<u64>) -> UnixStream {
 
 pub(super) fn back(path: &Path, pid: u32, attempt: u64, restored: bool) -> UnixStream {
     let stream = agent(path, pid, Some(attempt));
-    tell(&stream, &FromAgent::Back { attempt, restored, copied_bytes: 0, lost: None });
+    tell(&stream, &FromAgent::Reconnected { attempt, restored, copied_bytes: 0, lost: None });
     stream
 }
 
@@ -420,7 +420,7 @@ fn a_loss_is_told_whenever_it_comes() {
     agents.resume_listening().expect("listening again");
     let stream = agent(&path, 1, Some(1));
     let lost = Some("GPU state is gone".to_owned());
-    tell(&stream, &FromAgent::Back { attempt: 1, restored: false, copied_bytes: 0, lost });
+    tell(&stream, &FromAgent::Reconnected { attempt: 1, restored: false, copied_bytes: 0, lost });
     let returned = agents.await_back(&quiesced, LONG);
     assert_eq!(returned.lost.len(), 1);
     assert!(returned.lost[0].to_string().ends_with("(/bin/1): GPU state is gone"), "{}", returned.lost[0]);
@@ -455,7 +455,7 @@ fn another_version_is_refused_and_nonsense_ends_the_connection() {
     tell(&stream, &FromAgent::Quiesced { attempt: 1, gpu: None });
     assert!(told(&stream).is_err());
     let stream = agent(&path, 1, None);
-    tell(&stream, &FromAgent::Back { attempt: 1, restored: true, copied_bytes: 0, lost: None });
+    tell(&stream, &FromAgent::Reconnected { attempt: 1, restored: true, copied_bytes: 0, lost: None });
     assert!(told(&stream).is_err());
     until_count(&agents, 0);
 }
@@ -515,7 +515,7 @@ fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
         exe,
         away: Some(4),
         is_detached: true,
-        tells_activity: true,
+        supports_activity: true,
     };
     tell(&stream, &FromAgent::Hello(hello));
     assert!(matches!(told(&stream).expect("an answer"), ToAgent::Refused { .. }));
@@ -566,7 +566,7 @@ fn memory_is_shared_over_connections_of_its_own_and_an_agents_own() {
     tell(&second, &FromAgent::Withdraw { pid: 2, keys: vec![key] });
     assert_eq!(told(&second).expect("an answer"), ToAgent::Withdrawn);
     let streams = [first, second].map(|stream| {
-        tell(&stream, &FromAgent::Back { attempt: 1, restored: false, copied_bytes: 0, lost: None });
+        tell(&stream, &FromAgent::Reconnected { attempt: 1, restored: false, copied_bytes: 0, lost: None });
         stream
     });
     until_count(&agents, 2);

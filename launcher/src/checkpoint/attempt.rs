@@ -235,7 +235,7 @@ impl Attempt<'_> {
         if let Some(uploader) = uploader {
             uploader.committed(id, matches!(self.after_dump, AfterDump::End(_)));
         }
-        tiers::prune(store, dir, retention, status.worked_until_unix_ms())
+        tiers::prune(store, dir, retention, status.last_progress_unix_ms())
     }
 
     /// Prepares the agents; the job runs meanwhile.

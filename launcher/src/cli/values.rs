@@ -103,7 +103,7 @@ impl Resolved {
     /// # Errors
     /// Bad input.
     pub fn store(&mut self) -> Result<(PathBuf, Option<StoreUrl>)> {
-        if !StoreUrl::is_meant(&self.value) {
+        if !StoreUrl::is_address(&self.value) {
             let dir = self.path();
             return Ok((self.parse("a directory, or a URL such as s3://BUCKET/PREFIX", |_| dir)?, None));
         }

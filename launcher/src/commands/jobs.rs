@@ -182,7 +182,7 @@ pub fn look(
         let snapshots = list(&*tiers::open(&config.store, job)?)?.len();
         let running = job.is_locked();
         let launcher = running.then(|| ask_status(job)).flatten();
-        let is_remote = job.elsewhere().is_some();
+        let is_remote = job.records_medium().is_some();
         all.push(Status { job: job.key().to_string(), running, outcome, snapshots, launcher, is_remote });
     }
     Ok(all)

@@ -14,7 +14,8 @@ use crate::sys::secrets;
 use anyhow::{Result, anyhow, bail};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::{
-    History, JobDir, JobOutcome, Manifest, Marks, OpenError, Placed, ReadError, SnapshotId, Store, Tiers,
+    History, JobDir, JobOutcome, Manifest, Marks, OpenError, PlacedSnapshot, ReadError, SnapshotId, Store,
+    Tiers,
 };
 use serde::Serialize;
 use std::io::{self, Write};
@@ -60,7 +61,7 @@ fn add_held(rows: &mut Vec<Row>, job: &JobDir, held: Vec<Held>) {
 }
 
 impl Row {
-    fn new(job: &JobDir, placed: &Placed, marks: &Marks) -> Self {
+    fn new(job: &JobDir, placed: &PlacedSnapshot, marks: &Marks) -> Self {
         let listed = &placed.listed;
         let manifest = listed.manifest.as_ref().ok();
         let mark = marks.of(&listed.id);
@@ -340,7 +341,7 @@ pub fn remove(config: &Config, text: &str) -> Result<i32> {
 
 /// Gives the room of what is gone back at once, unless the job runs: its launcher does it after its next checkpoint.
 fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
-    let _lock = match job.lock_for_upkeep() {
+    let _lock = match job.lock_for_maintenance() {
         Ok(lock) => lock,
         Err(OpenError::Locked { .. }) => return Ok(()),
         Err(error) => return Err(error.into()),
@@ -350,14 +351,14 @@ fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
         let record = job.record()?;
         Ok(record.is_none_or(|record| record.outcome == JobOutcome::Unfinished))
     };
-    if job.elsewhere().is_some() && may_run_elsewhere()? {
+    if job.records_medium().is_some() && may_run_elsewhere()? {
         tracing::warn!(
             "the job {} may be running on another machine: the room of what was removed is given back by its next run, or by the next `ckpt-run prune` after its end",
             job.key()
         );
         return Ok(());
     }
-    match job.elsewhere() {
+    match job.records_medium() {
         // No pack is that of another machine which is at work.
         Some(_) => {
             let store = tiers::alone(&config.store, job);

@@ -49,9 +49,9 @@ impl Handover {
     /// # Errors
     /// When it cannot be read.
     pub fn newer_claim(&mut self, local: Option<&JobRecord>) -> Result<Option<JobRecord>, OpenError> {
-        self.known_claims = local.map(|local| local.taken_up);
+        self.known_claims = local.map(|local| local.claims);
         self.previous = self.remote.record()?;
-        Ok(self.previous.clone().filter(|remote| local.is_none_or(|local| remote.taken_up > local.taken_up)))
+        Ok(self.previous.clone().filter(|remote| local.is_none_or(|local| remote.claims > local.claims)))
     }
 
     /// Sets the launcher names with which the remote record counts as ours: this launcher's, and those of the launchers
@@ -68,7 +68,7 @@ impl Handover {
         match self.remote.record() {
             Ok(Some(remote))
                 if !self.own_launchers.contains(&remote.launcher)
-                    && self.known_claims.is_none_or(|known| remote.taken_up > known) =>
+                    && self.known_claims.is_none_or(|known| remote.claims > known) =>
             {
                 Err(ClaimedElsewhere::by(&self.remote, &remote.launcher).into())
             }

@@ -113,9 +113,9 @@ impl Ownership {
 
     /// Restores the owner that the record named before this launcher claimed the job.
     pub fn release(&self) {
-        let JobRecord { launcher, taken_up, taken_up_at, .. } = self.previous.clone();
-        let released =
-            self.change(|record| *record = JobRecord { launcher, taken_up, taken_up_at, ..record.clone() });
+        let JobRecord { launcher, claims, claimed_at_sequence, .. } = self.previous.clone();
+        let released = self
+            .change(|record| *record = JobRecord { launcher, claims, claimed_at_sequence, ..record.clone() });
         if let Err(error) = released {
             tracing::debug!("the claim of the job is not released: {error}");
         }

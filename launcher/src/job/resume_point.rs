@@ -47,11 +47,11 @@ pub fn decide(
 ) -> Result<Decision> {
     let is_taken_up = theirs.is_some();
     let known = match theirs {
-        Some(theirs) => Some(JobRecord { taken_up: theirs.taken_up + 1, ..theirs }),
+        Some(theirs) => Some(JobRecord { claims: theirs.claims + 1, ..theirs }),
         None => dir.record()?,
     };
     let mut listed = tiers::list_local(store)?;
-    let old_up_to = known.as_ref().map_or(0, |record| record.taken_up_at);
+    let old_up_to = known.as_ref().map_or(0, |record| record.claimed_at_sequence);
     let is_old = |one: &Listed| one.id.sequence() <= old_up_to;
     if is_taken_up || (old_up_to > 0 && listed.iter().all(is_old)) {
         // What is here is old. If the rest cannot be listed, going on from it would throw work away.
@@ -67,7 +67,7 @@ pub fn decide(
     let mut before = known.unwrap_or_else(|| rebuilt(&listed));
     if is_taken_up {
         before.last_sequence = before.last_sequence.max(newest_sequence(&listed));
-        before.taken_up_at = before.last_sequence;
+        before.claimed_at_sequence = before.last_sequence;
     }
     let candidates = match resume {
         Resume::Never => Vec::new(),
@@ -86,7 +86,7 @@ pub fn decide(
         Resume::Snapshot(text) => vec![(store as &dyn Store).find(text)?],
     };
     let mut record = record(&before, &listed, &candidates, identity);
-    if dir.elsewhere().is_some() {
+    if dir.records_medium().is_some() {
         // Nothing needs them, and they would be there for all to read who can read the store, encrypted or not.
         (record.cwd, record.argv) = (String::new(), Vec::new());
     }
@@ -113,7 +113,7 @@ fn of_history(store: &Tiers, listed: &[Listed], record: &JobRecord) -> Vec<Snaps
 /// second have the same ID.
 fn is_of_this_history(store: &Tiers, record: &JobRecord, id: &SnapshotId) -> bool {
     let Ok(remote) = store.tier(REMOTE) else { return true };
-    if id.sequence() > record.taken_up_at {
+    if id.sequence() > record.claimed_at_sequence {
         return true;
     }
     let taken = |tier: &Tier| tier.store().manifest(id).map(|manifest| manifest.taken_unix_ms);
@@ -170,8 +170,8 @@ pub fn rebuilt(listed: &[Listed]) -> JobRecord {
         last_sequence: newest_sequence(listed),
         sequence_before_run: 0,
         abandoned: Vec::new(),
-        taken_up: 0,
-        taken_up_at: 0,
+        claims: 0,
+        claimed_at_sequence: 0,
         launcher: String::new(),
         outcome: JobOutcome::Unfinished,
     }
@@ -209,7 +209,7 @@ fn record(
         (None, _) => {
             record.run = before.run + 1;
             record.sequence_before_run = last_sequence;
-            record.taken_up_at = 0;
+            record.claimed_at_sequence = 0;
             record.abandoned = Vec::new();
         }
         // A snapshot of an earlier run, asked for by name: that run goes on.

@@ -19,7 +19,7 @@ pub struct SharedStatus {
     /// Odd while a checkpoint is at work on the job; counts up.
     disturbances: AtomicU64,
     /// 0: nobody looks.
-    worked_until_unix_ms: AtomicU64,
+    last_progress_unix_ms: AtomicU64,
     /// Apart from the rest: it changes with every chunk.
     done_bytes: AtomicU64,
 }
@@ -39,7 +39,7 @@ impl SharedStatus {
             next_checkpoint: Mutex::default(),
             restart: Mutex::default(),
             disturbances: AtomicU64::new(0),
-            worked_until_unix_ms: AtomicU64::new(0),
+            last_progress_unix_ms: AtomicU64::new(0),
             done_bytes: AtomicU64::new(0),
         }
     }
@@ -98,13 +98,13 @@ impl SharedStatus {
 
     /// The job was seen to work at that time.
     pub fn worked(&self, at: SystemTime) {
-        self.worked_until_unix_ms.store(unix_ms(at), Ordering::Relaxed);
+        self.last_progress_unix_ms.store(unix_ms(at), Ordering::Relaxed);
     }
 
     /// When the job was last seen to work, milliseconds since 1970 UTC; `None` if nobody looks.
     #[must_use]
-    pub fn worked_until_unix_ms(&self) -> Option<u64> {
-        Some(self.worked_until_unix_ms.load(Ordering::Relaxed)).filter(|at| *at > 0)
+    pub fn last_progress_unix_ms(&self) -> Option<u64> {
+        Some(self.last_progress_unix_ms.load(Ordering::Relaxed)).filter(|at| *at > 0)
     }
 
     /// A phase begins, with so many bytes ahead.

@@ -12,7 +12,7 @@ use crate::store::tiers::{self, MEMORY};
 use crate::sys::deadline::LAST_COPY_POLL_INTERVAL;
 use anyhow::{Context, Result};
 use ckpt_protocol::control::Held;
-use ckpt_snapshot::medium::{DirMedium, Ways};
+use ckpt_snapshot::medium::{DirMedium, IoFeatures};
 use ckpt_snapshot::{
     JobDir, Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers,
 };
@@ -46,8 +46,8 @@ impl Memory {
             Ok(staging::available_bytes()?.saturating_sub(spoken_for))
         };
         // Nothing is gained by going past a page cache that the files are.
-        let ways = Ways { direct: false, ring: false };
-        Ok(Self { medium: DirMedium::new(place).with_ways(ways).with_room(room), staged_bytes })
+        let ways = IoFeatures { direct: false, ring: false };
+        Ok(Self { medium: DirMedium::new(place).with_io_features(ways).with_free_bytes(room), staged_bytes })
     }
 }
 
@@ -251,7 +251,7 @@ impl Shared {
             uploader.committed(id, false);
         }
         if !wanted.bare.load(Ordering::Relaxed)
-            && tiers::prune(store, dir, retention, status.worked_until_unix_ms())
+            && tiers::prune(store, dir, retention, status.last_progress_unix_ms())
         {
             tiers::reclaim_and_tell(store, &wanted.bare);
         }
@@ -266,7 +266,7 @@ impl Shared {
                 &[MEMORY],
                 &Retention::newest(KEPT),
                 &Marks::default(),
-                &tiers::history(dir, status.worked_until_unix_ms())?,
+                &tiers::history(dir, status.last_progress_unix_ms())?,
             )? {
                 store.remove_from(&old, MEMORY)?;
                 tracing::debug!("removed the snapshot {old} from memory");
@@ -341,7 +341,7 @@ mod tests {
         let (asked, staged_bytes) = (Arc::clone(&room_bytes), Arc::<AtomicU64>::default());
         let staged = Arc::clone(&staged_bytes);
         let room = move || Ok(asked.load(Ordering::Relaxed).saturating_sub(staged.load(Ordering::Relaxed)));
-        let memory = DirMedium::new(dir.path().join("memory")).with_room(room);
+        let memory = DirMedium::new(dir.path().join("memory")).with_free_bytes(room);
         let store = Arc::new(Tiers::new(vec![
             Tier::new(MEMORY, packed(memory), true),
             Tier::new(tiers::DISK, packed(DirMedium::new(job.path().to_owned())), true),

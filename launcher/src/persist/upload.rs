@@ -132,7 +132,7 @@ impl Work {
 
     /// Lets older ones go, now that `id` is there.
     fn tidy(&self, id: &SnapshotId, cancel: &AtomicBool) -> Result<()> {
-        let history = tiers::history(&self.dir, self.status.worked_until_unix_ms())?;
+        let history = tiers::history(&self.dir, self.status.last_progress_unix_ms())?;
         let mut prunable = self.store.prunable(&[REMOTE], &self.retention, &self.dir.marks()?, &history)?;
         // Another machine may have brought others with higher numbers.
         prunable.retain(|old| old != id);

@@ -71,7 +71,7 @@ pub fn open_at(
         let memory = on_medium(options, Arc::new(memory), Limits::default());
         tiers.push(Tier::new(MEMORY, Box::new(memory), true));
     }
-    if dir.elsewhere().is_some() {
+    if dir.records_medium().is_some() {
         tiers.push(Tier::new(REMOTE, Box::new(packed(options, dir)), true));
         return Ok(Arc::new(Tiers::new(tiers)));
     }
@@ -101,7 +101,7 @@ pub fn place(key: &JobKey) -> RelPath {
 /// The packed store of the job in `dir`.
 #[must_use]
 pub fn packed(options: &StoreOptions, dir: &JobDir) -> PackStore {
-    match dir.elsewhere() {
+    match dir.records_medium() {
         Some(medium) => on_medium(options, Arc::clone(medium), Limits::remote()),
         None => on_medium(options, Arc::new(DirMedium::new(dir.path().to_owned())), Limits::default()),
     }
@@ -110,7 +110,7 @@ pub fn packed(options: &StoreOptions, dir: &JobDir) -> PackStore {
 /// The same for a job that surely runs nowhere: nothing has to wait for another machine.
 #[must_use]
 pub fn alone(options: &StoreOptions, dir: &JobDir) -> PackStore {
-    match dir.elsewhere() {
+    match dir.records_medium() {
         Some(medium) => on_medium(options, Arc::clone(medium), Limits { shared: None, ..Limits::remote() }),
         None => packed(options, dir),
     }
@@ -182,9 +182,9 @@ pub fn prunable(
 }
 
 /// Removes the snapshots that `retention` lets go; says whether there were any. What stays is told.
-pub fn prune(store: &Tiers, dir: &JobDir, retention: &Retention, worked_until_unix_ms: Option<u64>) -> bool {
+pub fn prune(store: &Tiers, dir: &JobDir, retention: &Retention, last_progress_unix_ms: Option<u64>) -> bool {
     let prunable = || -> Result<_> {
-        Ok(prunable(store, retention, &dir.marks()?, &history(dir, worked_until_unix_ms)?)?)
+        Ok(prunable(store, retention, &dir.marks()?, &history(dir, last_progress_unix_ms)?)?)
     };
     let prunable = match prunable() {
         Ok(prunable) => prunable,
@@ -206,9 +206,9 @@ pub fn prune(store: &Tiers, dir: &JobDir, retention: &Retention, worked_until_un
 ///
 /// # Errors
 /// When its record cannot be read.
-pub fn history(dir: &JobDir, worked_until_unix_ms: Option<u64>) -> Result<History> {
+pub fn history(dir: &JobDir, last_progress_unix_ms: Option<u64>) -> Result<History> {
     let abandoned = dir.record()?.map(|record| record.abandoned).unwrap_or_default();
-    Ok(History { abandoned, worked_until_unix_ms })
+    Ok(History { abandoned, last_progress_unix_ms })
 }
 
 /// Removes the snapshot from the store. What is known of it goes too, unless there may be a copy elsewhere.

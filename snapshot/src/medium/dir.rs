@@ -37,14 +37,14 @@ use writer::DirWriter;
 /// Which I/O features of the kernel to use, where available. All are on by default; tests and measurements turn some
 /// off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ways {
+pub struct IoFeatures {
     /// Large reads and writes bypass the page cache (O_DIRECT).
     pub direct: bool,
     /// Asynchronous writes use io_uring; otherwise each writer has a thread for them.
     pub ring: bool,
 }
 
-impl Default for Ways {
+impl Default for IoFeatures {
     fn default() -> Self {
         Self { direct: true, ring: true }
     }
@@ -54,7 +54,7 @@ impl Default for Ways {
 #[derive(Debug)]
 pub struct DirMedium {
     root: Root,
-    ways: Ways,
+    ways: IoFeatures,
     free_space: Option<FreeSpace>,
 }
 
@@ -74,19 +74,19 @@ impl DirMedium {
     /// links; below `root`, none is followed.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
-        Self { root: Root::new(root, Notes::default()), ways: Ways::default(), free_space: None }
+        Self { root: Root::new(root, Notes::default()), ways: IoFeatures::default(), free_space: None }
     }
 
     /// Gets the free space from `free_bytes` instead of the file system. The size of a tmpfs, for example, says nothing
     /// about the free memory.
     #[must_use]
-    pub fn with_room(self, free_bytes: impl Fn() -> io::Result<u64> + Send + Sync + 'static) -> Self {
+    pub fn with_free_bytes(self, free_bytes: impl Fn() -> io::Result<u64> + Send + Sync + 'static) -> Self {
         Self { free_space: Some(FreeSpace(Box::new(free_bytes))), ..self }
     }
 
     /// Uses only these I/O features.
     #[must_use]
-    pub fn with_ways(self, ways: Ways) -> Self {
+    pub fn with_io_features(self, ways: IoFeatures) -> Self {
         Self { ways, ..self }
     }
 
@@ -94,7 +94,7 @@ impl DirMedium {
     #[cfg(feature = "faults")]
     #[must_use]
     pub fn recorded(root: PathBuf, recorder: super::record::Recorder) -> Self {
-        Self { root: Root::new(root, Notes(Some(recorder))), ways: Ways::default(), free_space: None }
+        Self { root: Root::new(root, Notes(Some(recorder))), ways: IoFeatures::default(), free_space: None }
     }
 
     /// Writes a small object under a temporary name, durably.

@@ -1,4 +1,4 @@
-//! Media for tests: one in memory, and one around it that can be told to fail or to tell.
+//! Media for tests: one in memory, and a wrapper that can inject failures and observe operations.
 
 use ckpt_snapshot::RelPath;
 use ckpt_snapshot::medium::{Block, Medium, ObjectReader, ObjectWriter};
@@ -8,8 +8,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-/// How long ago that is which was long ago.
-const AGES: Duration = Duration::from_secs(7 * 24 * 3600);
+/// The age of old objects.
+const OLD_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 type Objects = BTreeMap<String, Arc<Vec<u8>>>;
 
@@ -17,9 +17,9 @@ type Objects = BTreeMap<String, Arc<Vec<u8>>>;
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     objects: Arc<Mutex<Objects>>,
-    /// Those that were written long ago. The others have just been.
+    /// Objects that count as old; all others were just written.
     old: Arc<Mutex<BTreeSet<String>>>,
-    /// How much there may be in it, for who looks for room (bytes).
+    /// Its capacity (bytes).
     size_bytes: Option<u64>,
 }
 
@@ -29,13 +29,13 @@ impl Memory {
         Self { objects: Arc::new(Mutex::new(self.objects())), ..self.clone() }
     }
 
-    /// From now on, all that there is was written long ago.
+    /// Makes all existing objects old.
     pub fn grow_old(&self) {
         self.old.lock().unwrap().extend(self.objects().into_keys());
     }
 
-    /// The same medium for somebody who finds so much room in it now (bytes).
-    pub fn with_room(&self, free_bytes: u64) -> Self {
+    /// The same medium with this much free space (bytes).
+    pub fn with_free_bytes(&self, free_bytes: u64) -> Self {
         Self { size_bytes: Some(self.bytes() + free_bytes), ..self.clone() }
     }
 
@@ -115,7 +115,7 @@ impl Medium for Memory {
     fn list_times(&self, dir: &RelPath) -> io::Result<Vec<(String, SystemTime)>> {
         let old = self.old.lock().unwrap();
         let time = |name: &str| {
-            let age = if old.contains(&format!("{dir}/{name}")) { AGES } else { Duration::ZERO };
+            let age = if old.contains(&format!("{dir}/{name}")) { OLD_AGE } else { Duration::ZERO };
             SystemTime::now() - age
         };
         Ok(self.list(dir)?.into_iter().map(|(name, _)| (name.clone(), time(&name))).collect())
@@ -171,7 +171,7 @@ impl ObjectReader for MemoryReader {
     }
 }
 
-/// When an operation is asked about: each is before it is done, those that change something after it, too.
+/// When `judge` is called: before each operation, and also after those that change something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     Before,
@@ -180,8 +180,8 @@ pub enum When {
 
 type Judge = dyn Fn(When, &str, &str) -> io::Result<()> + Send + Sync;
 
-/// A medium around another one. `judge` is asked about each operation, by its kind and its object's name; its error is
-/// the operation's.
+/// A medium around another one. It calls `judge` for each operation, with the operation's name and the object's name; an
+/// error of `judge` becomes the error of the operation.
 #[derive(Clone)]
 pub struct Judged {
     inner: Memory,
@@ -189,7 +189,7 @@ pub struct Judged {
     open: Arc<Mutex<Open>>,
 }
 
-/// How many objects are open for reading, and were at most.
+/// How many objects are open for reading now, and the maximum so far.
 #[derive(Default)]
 struct Open {
     now: usize,
@@ -204,7 +204,7 @@ impl Judged {
         Self { inner, judge: Arc::new(judge), open: Arc::default() }
     }
 
-    /// How many objects were open for reading at a time, at most.
+    /// The maximum number of objects that were open for reading at the same time.
     pub fn most_open(&self) -> usize {
         self.open.lock().unwrap().most
     }

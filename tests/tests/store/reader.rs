@@ -82,8 +82,8 @@ fn written(path: &Path, codec: Codec) -> JobDir {
         last_sequence: 2,
         sequence_before_run: 0,
         abandoned: Vec::new(),
-        taken_up: 0,
-        taken_up_at: 0,
+        claims: 0,
+        claimed_at_sequence: 0,
         launcher: "0123@node".into(),
         outcome,
     };

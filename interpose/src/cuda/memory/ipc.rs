@@ -319,8 +319,8 @@ pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(),
     }
     let message = FromAgent::Drained { attempt, pid: std::process::id() };
     match launcher.ask(&message, &[]) {
-        Some((ToAgent::AllDrained { is_so: true }, _)) => Ok(()),
-        Some((ToAgent::AllDrained { is_so: false }, _)) => Err(MemoryError::NotDrained),
+        Some((ToAgent::AllDrained { is_complete: true }, _)) => Ok(()),
+        Some((ToAgent::AllDrained { is_complete: false }, _)) => Err(MemoryError::NotDrained),
         _ => Err(MemoryError::LauncherLost),
     }
 }

@@ -107,7 +107,7 @@ fn of_the_store() {
         OpenError::NotAStore(_) => OpenError::NotAStore(path()), "/data/store";
         OpenError::Unreadable { .. } => OpenError::Unreadable { path: path(), reason: text("no JSON") }, "/data/store";
         OpenError::Newer { .. } => OpenError::Newer { path: path(), found: 9, known: 2 }, "/data/store";
-        OpenError::Locked { .. } => OpenError::Locked { job: text("train"), pid: text("77"), upkeep: false }, "process 77";
+        OpenError::Locked { .. } => OpenError::Locked { job: text("train"), pid: text("77"), is_maintenance: false }, "process 77";
         OpenError::BadName(_) => OpenError::BadName(text("a/b")), "a/b";
     });
     each!(ReadError {

@@ -1,6 +1,6 @@
 //! Reading an object: large reads bypass the page cache, where the file system supports that.
 
-use super::Ways;
+use super::IoFeatures;
 use super::root::Folder;
 use super::writer::{is_in_memory, set_direct};
 use crate::medium::{BLOCK_ALIGN, Block, ObjectReader};
@@ -28,7 +28,7 @@ pub(super) struct DirReader {
 }
 
 impl DirReader {
-    pub(super) fn new(folder: &Folder, ways: Ways) -> io::Result<Self> {
+    pub(super) fn new(folder: &Folder, ways: IoFeatures) -> io::Result<Self> {
         let file = folder.open_file()?;
         let facts = file.metadata()?;
         let in_memory = is_in_memory(&file)?;

@@ -45,11 +45,11 @@ fn tree(root: &Path) -> Vec<String> {
 }
 
 /// All of the ways, each with the file system that it is tried on.
-fn everywhere() -> Vec<(Ways, tempfile::TempDir, String)> {
+fn everywhere() -> Vec<(IoFeatures, tempfile::TempDir, String)> {
     let mut all = Vec::new();
     for (direct, ring) in [(true, true), (true, false), (false, true), (false, false)] {
         for parent in ["/var/tmp", "/dev/shm"] {
-            let ways = Ways { direct, ring };
+            let ways = IoFeatures { direct, ring };
             all.push((ways, tempfile::tempdir_in(parent).unwrap(), format!("{ways:?} in {parent}")));
         }
     }
@@ -59,7 +59,7 @@ fn everywhere() -> Vec<(Ways, tempfile::TempDir, String)> {
 #[test]
 fn objects_of_all_lengths_read_back() {
     for (ways, dir, what) in everywhere() {
-        let medium = DirMedium::new(dir.path().join("job")).with_ways(ways);
+        let medium = DirMedium::new(dir.path().join("job")).with_io_features(ways);
         let lengths = [
             0, 1, 511, 512, 4095, 4096, 4097, 8191, 8192, 8193, 16_383, 16_384, 40_959, 40_960, 100_000,
             300_001,
@@ -80,7 +80,7 @@ fn objects_of_all_lengths_read_back() {
 #[test]
 fn any_part_can_be_read_to_any_address() {
     for (ways, dir, what) in everywhere() {
-        let medium = DirMedium::new(dir.path().to_owned()).with_ways(ways);
+        let medium = DirMedium::new(dir.path().to_owned()).with_io_features(ways);
         let bytes = (3 << 20) + 1234;
         let whole = content(bytes);
         write(&medium, "packs/x", &whole, 2, 1 << 20);
@@ -107,7 +107,7 @@ fn any_part_can_be_read_to_any_address() {
 #[test]
 fn many_writers_at_once() {
     for (ways, dir, what) in everywhere() {
-        let medium = DirMedium::new(dir.path().to_owned()).with_ways(ways);
+        let medium = DirMedium::new(dir.path().to_owned()).with_io_features(ways);
         std::thread::scope(|scope| {
             for number in 0..8 {
                 let medium = &medium;
@@ -136,7 +136,7 @@ fn cached_bytes(path: &Path) -> u64 {
 fn the_page_cache_is_left_alone() {
     for (ways, dir, what) in everywhere().into_iter().filter(|(_, dir, _)| dir.path().starts_with("/var/tmp"))
     {
-        let medium = DirMedium::new(dir.path().to_owned()).with_ways(ways);
+        let medium = DirMedium::new(dir.path().to_owned()).with_io_features(ways);
         let whole = content(4 << 20);
         write(&medium, "packs/x", &whole, 2, 1 << 20);
         let path = dir.path().join("packs/x");
@@ -152,7 +152,7 @@ fn the_page_cache_is_left_alone() {
 #[test]
 fn a_writer_waits_for_what_is_in_flight_when_it_is_dropped() {
     for (ways, dir, what) in everywhere() {
-        let medium = DirMedium::new(dir.path().to_owned()).with_ways(ways);
+        let medium = DirMedium::new(dir.path().to_owned()).with_io_features(ways);
         for blocks in 1..4 {
             let mut writer = medium.create(&name("packs/x"), 4, 4 << 20).unwrap();
             for _ in 0..blocks {
@@ -310,7 +310,7 @@ mod recording {
     fn played_back_the_record_gives_the_same_files() {
         for (ways, dir, what) in everywhere() {
             let recorder = Recorder::new();
-            let medium = DirMedium::recorded(dir.path().to_owned(), recorder.clone()).with_ways(ways);
+            let medium = DirMedium::recorded(dir.path().to_owned(), recorder.clone()).with_io_features(ways);
             for bytes in [0, 100, 4096, 700_001] {
                 write(&medium, &format!("packs/{bytes}"), &content(bytes), 3, 16 * BLOCK_ALIGN);
                 medium.put_new(&name(&format!("manifests/{bytes}")), &content(bytes)).unwrap();
@@ -355,7 +355,7 @@ fn writes_until_a_file_is_too_large() {
         return;
     }
     for (ways, dir, what) in everywhere() {
-        let medium = DirMedium::new(dir.path().to_owned()).with_ways(ways);
+        let medium = DirMedium::new(dir.path().to_owned()).with_io_features(ways);
         let mut writer = medium.create(&name("packs/x"), 4, 64 << 10).unwrap();
         let mut blocks = 0;
         let error = loop {

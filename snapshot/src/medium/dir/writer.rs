@@ -1,6 +1,6 @@
 //! Writing an object: blocks go through a queue and bypass the page cache, where the file system supports that.
 
-use super::Ways;
+use super::IoFeatures;
 use super::queue::{Done, Queue, Write};
 use super::root::{Folder, Root};
 use super::temporary::Temporary;
@@ -53,7 +53,7 @@ impl DirWriter {
     pub(super) fn new(
         root: &Root,
         folder: Folder,
-        ways: Ways,
+        ways: IoFeatures,
         blocks: usize,
         block_bytes: usize,
     ) -> io::Result<Self> {
@@ -277,7 +277,7 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let root = Root::new(dir.path().to_owned(), Notes::default());
         let folder = root.make_folder_of(&RelPath::new("x").unwrap()).unwrap();
-        let mut writer = DirWriter::new(&root, folder, Ways::default(), 2, 4 * BLOCK_ALIGN).unwrap();
+        let mut writer = DirWriter::new(&root, folder, IoFeatures::default(), 2, 4 * BLOCK_ALIGN).unwrap();
         let mut block = writer.block().unwrap();
         block.fill(7);
         let bytes = block.len();
