@@ -77,7 +77,7 @@ impl Programs {
         let start = Instant::now();
         let mut cargo = workspace::cargo();
         cargo.args(["build", "--profile", PROFILE, "--quiet", "--package", "ckpt-run"]);
-        eprintln!("demo:  building ckpt-run: {}", process::describe(&cargo));
+        eprintln!("demo:  building ckpt-run, about two minutes on two cores: {}", process::describe(&cargo));
         let mut build = cargo.spawn().context("could not start cargo build")?;
         let tools = tools::criu().and_then(|criu| Ok((criu, tools::torchrun()?)));
         if tools.is_err() {
