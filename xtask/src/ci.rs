@@ -81,6 +81,7 @@ fn steps() -> Vec<(&'static str, Option<Command>)> {
     vec![
         ("fmt", Some(cargo(&["fmt", "--all", "--check"]))),
         ("deny", process::find_program("cargo-deny").map(|_| cargo(&["deny", "check"]))),
+        ("structure", Some(cargo(&["xtask", "structure", "--check"]))),
         ("clippy", Some(cargo(&[&clippy[..], &deny_warnings].concat()))),
         (
             "clippy with faults",
