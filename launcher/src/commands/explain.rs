@@ -11,19 +11,19 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
-/// As many lines as a person reads.
+/// The number of entries shown without --all.
 const SHOWN: usize = 40;
 
 #[derive(Serialize)]
 struct Story {
     job: String,
     running: bool,
-    /// What the journal cannot know: that its writer was killed.
+    /// The launcher was killed, which the journal cannot record.
     died_without_a_word: bool,
     entries: Vec<Entry>,
 }
 
-/// Prints the last attempts of a job, or of all jobs; all that is known with `all`.
+/// Prints the latest journal entries of a job, or of all jobs; every entry with `all`.
 ///
 /// # Errors
 /// Bad input; a journal that cannot be read.
@@ -38,7 +38,7 @@ pub fn explain(config: &Config, named: Option<&str>, all: bool, json: bool) -> R
     if stories.is_empty() {
         writeln!(out, "there is no job in {}", root.name())?;
     }
-    stories.iter().try_for_each(|story| tell(&mut out, story))?;
+    stories.iter().try_for_each(|story| report(&mut out, story))?;
     Ok(0)
 }
 
@@ -53,17 +53,17 @@ fn story(job: &JobDir, all: bool) -> Result<Story> {
     let entries = if all { entries } else { shortened(entries) };
     let running = job.is_locked();
     let unfinished = job.record()?.is_some_and(|record| record.outcome == JobOutcome::Unfinished);
-    // What this machine knows nothing of may run on another.
+    // A job without entries here may run on another machine.
     let died_without_a_word = unfinished && !running && !entries.is_empty();
     Ok(Story { job: job.key().to_string(), running, died_without_a_word, entries })
 }
 
-/// Without the snapshots that were followed by another, and without what is long past.
+/// Only the newest entries, and only the last of consecutive snapshots.
 fn shortened(entries: Vec<Entry>) -> Vec<Entry> {
     let mut kept: Vec<Entry> = Vec::new();
     for entry in entries {
         if is_snapshot(entry.kind) {
-            // Of snapshots in a row, the last of each kind.
+            // Of consecutive snapshots, the last of each kind is kept.
             let row = kept.iter().rev().take_while(|one| is_snapshot(one.kind)).count();
             let followed = (kept.len() - row..kept.len()).find(|&at| kept[at].kind == entry.kind);
             followed.map(|at| kept.remove(at));
@@ -95,8 +95,8 @@ fn title(kind: EventKind) -> &'static str {
     }
 }
 
-fn tell(out: &mut impl Write, story: &Story) -> Result<()> {
-    writeln!(out, "{}{}", story.job, if story.running { ", which runs now" } else { "" })?;
+fn report(out: &mut impl Write, story: &Story) -> Result<()> {
+    writeln!(out, "{}{}", story.job, if story.running { " (running)" } else { "" })?;
     if story.entries.is_empty() {
         writeln!(out, "  nothing is known of it")?;
     }
@@ -112,7 +112,7 @@ fn tell(out: &mut impl Write, story: &Story) -> Result<()> {
     if story.died_without_a_word {
         writeln!(
             out,
-            "  {:<20}  {:<11}  ckpt-run was killed, or the machine went down, and the job with it\n  {:<20}  {:<11}  run the same command again: it goes on from its newest snapshot",
+            "  {:<20}  {:<11}  ckpt-run was killed or the machine went down, and the job with it\n  {:<20}  {:<11}  run the same command again: it resumes from the newest snapshot",
             "then", "died", "", "to do"
         )?;
     }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_snapshots_in_a_row_the_last_is_told() {
+    fn of_consecutive_snapshots_the_last_is_shown() {
         let entry = |kind, what: &str| Entry::new(kind, what);
         let entries = vec![
             entry(EventKind::Started, "a"),
@@ -136,20 +136,20 @@ mod tests {
             entry(EventKind::Failed, "d"),
             entry(EventKind::Saved, "e"),
         ];
-        let told: Vec<_> = shortened(entries).into_iter().map(|entry| entry.what).collect();
-        assert_eq!(told, ["a", "c", "o", "d", "e"]);
+        let shown: Vec<_> = shortened(entries).into_iter().map(|entry| entry.what).collect();
+        assert_eq!(shown, ["a", "c", "o", "d", "e"]);
         let many = (0..100).map(|number| entry(EventKind::Failed, &number.to_string())).collect();
         assert_eq!(shortened(many)[0].what, "60");
     }
 
     #[test]
-    fn reason_and_remedy_are_told() {
+    fn reason_and_remedy_are_shown() {
         let failed =
             Entry::new(EventKind::Failed, "it died").remedy(Some("feed it")).snapshot(Some("000007"));
         let story =
             Story { job: "j".into(), running: false, died_without_a_word: true, entries: vec![failed] };
         let mut out = Vec::new();
-        tell(&mut out, &story).unwrap();
+        report(&mut out, &story).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(
             out.contains("failed       000007: it died") && out.contains("to do        feed it"),

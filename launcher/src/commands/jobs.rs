@@ -10,7 +10,7 @@ use crate::sys::error::bad_input;
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_protocol::control::{
-    CONTROL_VERSION, Call, DeviceMemory, Held, JobStatus, Phase, Reply, Request, Saved,
+    CONTROL_VERSION, Call, DeviceMemory, Held, JobStatus, Phase, Reply, Request, Saved, Uploads,
 };
 use ckpt_protocol::frame;
 use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, Listed, ReadError, Store, Tiers};
@@ -18,10 +18,12 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-/// A launcher of another version, or a fault of ours.
-const OTHER_ANSWER: &str = "the launcher answered something else";
 
-/// The jobs that `named` (or `--job`) means: all of them when nothing is named.
+/// A launcher of another version, or a bug.
+const UNEXPECTED_REPLY: &str =
+    "the launcher sent an unexpected reply: use the same version of ckpt-run for the job and its commands";
+
+/// The jobs that match `named` or `--job`; all jobs without a name.
 ///
 /// # Errors
 /// Bad input: no such job.
@@ -35,12 +37,12 @@ pub fn jobs(config: &Config, root: &Root, named: Option<&str>) -> Result<Vec<Job
     if matching.is_empty() {
         let names = all.iter().map(|job| job.key().to_string()).collect::<Vec<_>>().join(", ");
         let names = if names.is_empty() { "none".to_owned() } else { names };
-        bail!(bad_input(anyhow!("there is no job {name:?} in {}; there is: {names}", root.name())));
+        bail!(bad_input(anyhow!("there is no job {name:?} in {}; the jobs are: {names}", root.name())));
     }
     Ok(matching)
 }
 
-/// The one job that is meant: named, or the only one, or the only one that runs.
+/// The one job that matches: the named one, the only one, or the only running one.
 fn one_job(config: &Config, named: Option<&str>) -> Result<JobDir> {
     let root = Root::open(&config.store)?;
     let found = jobs(config, &root, named)?;
@@ -51,7 +53,7 @@ fn one_job(config: &Config, named: Option<&str>) -> Result<JobDir> {
         ([], _) => bail!(bad_input(anyhow!("there is no job in {}", root.name()))),
         (several, _) => {
             let names = several.iter().map(|job| job.key().to_string()).collect::<Vec<_>>().join(", ");
-            bail!(bad_input(anyhow!("which job? There are {names}")))
+            bail!(bad_input(anyhow!("name one of the jobs {names}")))
         }
     }
 }
@@ -60,7 +62,7 @@ fn call(job: &JobDir, request: Request) -> Result<UnixStream> {
     let path = socket_path(job)?;
     let mut stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            anyhow!("the job {} does not run (on this machine, under this user)", job.key())
+            anyhow!("the job {} is not running (on this machine, under this user)", job.key())
         }
         _ => anyhow!("cannot reach the launcher of the job {}: {error}", job.key()),
     })?;
@@ -68,12 +70,12 @@ fn call(job: &JobDir, request: Request) -> Result<UnixStream> {
     Ok(stream)
 }
 
-/// Asks for something that comes with a snapshot; shows how far that is, and returns the answer.
+/// Sends a request that takes a snapshot, shows its progress, and returns the reply.
 fn call_for_snapshot(job: &JobDir, request: Request) -> Result<Reply> {
     let mut stream = call(job, request)?;
     let bar = Bar::new("saving", 0);
     loop {
-        match frame::read(&mut stream).context("the launcher went away")? {
+        match frame::read(&mut stream).context("the launcher closed the connection")? {
             Reply::Progress(progress) if progress.phase == Phase::Persist => {
                 bar.set(progress.done_bytes, progress.total_bytes);
             }
@@ -87,11 +89,11 @@ fn call_for_snapshot(job: &JobDir, request: Request) -> Result<Reply> {
 /// `ckpt-run checkpoint`.
 ///
 /// # Errors
-/// When the job does not run, or cannot be saved.
+/// When the job is not running, or cannot be saved.
 pub fn checkpoint(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let job = one_job(config, named)?;
     let Reply::Checkpointed(saved) = call_for_snapshot(&job, Request::Checkpoint)? else {
-        bail!(OTHER_ANSWER);
+        bail!(UNEXPECTED_REPLY);
     };
     if json {
         return print::json(&saved);
@@ -103,11 +105,11 @@ pub fn checkpoint(config: &Config, named: Option<&str>, json: bool) -> Result<i3
 /// `ckpt-run stop`.
 ///
 /// # Errors
-/// When the job does not run, or ended without a snapshot.
+/// When the job is not running, or ended without a snapshot.
 pub fn stop(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let job = one_job(config, named)?;
-    let Reply::Stopped(stopped) = call_for_snapshot(&job, Request::Stop)? else { bail!(OTHER_ANSWER) };
-    // Whoever called this may start the job again at once: the launcher has to be gone by then.
+    let Reply::Stopped(stopped) = call_for_snapshot(&job, Request::Stop)? else { bail!(UNEXPECTED_REPLY) };
+    // The caller may start the job again immediately: the launcher must have exited by then.
     let deadline = Instant::now() + LAUNCHER_END_TIMEOUT;
     while job.is_locked() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
@@ -120,27 +122,27 @@ pub fn stop(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     match (stopped.snapshot, stopped.problem) {
         (Some(_), _) => Ok(0),
         (None, problem) => {
-            let problem = problem.unwrap_or_else(|| "it ended by itself before".to_owned());
-            bail!("the job {} was ended without a last snapshot: {problem}", job.key())
+            let problem = problem.unwrap_or_else(|| "it ended before the snapshot".to_owned());
+            bail!("the job {} ended without a final snapshot: {problem}", job.key())
         }
     }
 }
 
-/// How a job is.
+/// The state of a job.
 #[derive(Serialize)]
 pub struct Status {
-    /// Its name.
+    /// The name of the job.
     pub job: String,
-    /// Whether a launcher has it.
+    /// Whether a launcher holds the job.
     pub running: bool,
-    /// How its last run ended.
+    /// How the last run ended.
     pub outcome: JobOutcome,
-    /// How many snapshots it has.
+    /// The number of snapshots.
     pub snapshots: usize,
-    /// What its launcher says.
+    /// The report of the launcher.
     #[serde(flatten)]
     pub launcher: Option<JobStatus>,
-    /// Its store is at an address: other machines may run it.
+    /// The store is an object store: other machines may run the job.
     #[serde(skip)]
     pub is_remote: bool,
 }
@@ -151,7 +153,7 @@ pub struct Status {
 /// Bad input.
 pub fn status(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
-    let all = look(config, &root, named, Store::list)?;
+    let all = read(config, &root, named, Store::list)?;
     if json {
         return print::json(&all);
     }
@@ -161,16 +163,16 @@ pub fn status(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     }
     for status in &all {
         writeln!(out, "{}: {}, {} snapshots", status.job, state(status), status.snapshots)?;
-        tell(&mut out, status)?;
+        report(&mut out, status)?;
     }
     Ok(0)
 }
 
-/// How jobs are; `list` says which of their snapshots count.
+/// The states of jobs; `list` selects the snapshots that are counted.
 ///
 /// # Errors
 /// Bad input.
-pub fn look(
+pub fn read(
     config: &Config,
     root: &Root,
     named: Option<&str>,
@@ -196,14 +198,14 @@ fn ask_status(job: &JobDir) -> Option<JobStatus> {
     }
 }
 
-/// The snapshots that the job's launcher has in its memory, if there is one, oldest first.
+/// The snapshots in the memory of the job's launcher, oldest first.
 #[must_use]
 pub fn held(job: &JobDir) -> Vec<Held> {
     let status = job.is_locked().then(|| ask_status(job)).flatten();
     status.and_then(|status| status.in_memory).map(|memory| memory.snapshots).unwrap_or_default()
 }
 
-/// Whether it runs, and how it ended.
+/// Whether the job is running, and how it ended.
 #[must_use]
 pub fn state(status: &Status) -> String {
     match (status.running, status.outcome) {
@@ -225,18 +227,14 @@ fn unread(bytes: u64) -> String {
     if bytes == 0 { String::new() } else { format!(" ({} unchanged and not read)", print::bytes(bytes)) }
 }
 
-/// What its launcher says, one line for each thing.
+/// Writes the report of the job's launcher, one line per fact.
 ///
 /// # Errors
 /// When `out` cannot be written.
-pub fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
+pub fn report(out: &mut impl Write, status: &Status) -> Result<()> {
     let Some(launcher) = &status.launcher else { return Ok(()) };
-    writeln!(
-        out,
-        "  launcher         process {}, started {}",
-        launcher.launcher_pid,
-        print::ago(launcher.started_unix_ms)
-    )?;
+    let started = print::ago(launcher.started_unix_ms);
+    writeln!(out, "  launcher         process {}, started {started}", launcher.launcher_pid)?;
     if let Some(failure) = &launcher.last_job_failure {
         let when = launcher.restart_s.map_or_else(String::new, |left| format!("; the next in {left:.0} s"));
         writeln!(out, "  restarts         {}{when}; last failure: {failure}", launcher.restarts)?;
@@ -244,10 +242,21 @@ pub fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
     if let Some(id) = &launcher.resumed_from {
         writeln!(out, "  resumed from     {id}")?;
     }
+    report_newest(out, launcher)?;
+    report_activity(out, launcher)?;
+    writeln!(out, "  snapshots        {} saved, {} failed", launcher.saved, launcher.failed)?;
+    if let Some(failure) = &launcher.last_failure {
+        writeln!(out, "  last failure     {failure}")?;
+    }
+    launcher.uploads.as_ref().map_or(Ok(()), |uploads| report_uploads(out, uploads))
+}
+
+/// The newest snapshot, snapshots in memory, and device memory.
+fn report_newest(out: &mut impl Write, launcher: &JobStatus) -> Result<()> {
     match &launcher.last_snapshot {
         Some(saved) => writeln!(
             out,
-            "  newest snapshot  {} ({}{}), {}{}, the job stood still for {:.2} s",
+            "  newest snapshot  {} ({}{}), {}{}, job paused for {:.2} s",
             saved.id,
             print::ago(saved.taken_unix_ms),
             if is_in_memory_only(launcher, saved) { ", in memory only" } else { "" },
@@ -255,11 +264,12 @@ pub fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
             unread(saved.unread_bytes),
             saved.stall_s
         )?,
-        None => writeln!(out, "  newest snapshot  none since it was started")?,
+        None => writeln!(out, "  newest snapshot  none since the start")?,
     }
     if let Some(memory) = &launcher.in_memory {
-        let newest = memory.newest_in_store.as_deref().unwrap_or("none since it was started");
-        writeln!(out, "  in memory        {}; in the store: {newest}", snapshots(memory.snapshots.len()))?;
+        let newest = memory.newest_in_store.as_deref().unwrap_or("none since the start");
+        let count = print::count(memory.snapshots.len() as u64, "snapshot", "snapshots");
+        writeln!(out, "  in memory        {count}; in the store: {newest}")?;
         if let Some(failure) = &memory.last_failure {
             writeln!(out, "  last copy        failed: {failure}")?;
         }
@@ -267,10 +277,15 @@ pub fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
     if let Some(memory) = &launcher.device_memory {
         writeln!(out, "  device memory    {}", device_memory(memory))?;
     }
+    Ok(())
+}
+
+/// The checkpoint under way, and the time of the next.
+fn report_activity(out: &mut impl Write, launcher: &JobStatus) -> Result<()> {
     let progress = launcher.progress;
     match progress.phase {
         Phase::Idle => {}
-        Phase::Dump => writeln!(out, "  now              saving: the job stands still")?,
+        Phase::Dump => writeln!(out, "  now              saving: the job is paused")?,
         Phase::Persist => writeln!(
             out,
             "  now              storing a snapshot: {} of {}",
@@ -281,11 +296,10 @@ pub fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
     if let Some(next) = launcher.next_checkpoint_s {
         writeln!(out, "  next snapshot    in {next:.0} s")?;
     }
-    writeln!(out, "  snapshots        {} saved, {} failed", launcher.saved, launcher.failed)?;
-    if let Some(failure) = &launcher.last_failure {
-        writeln!(out, "  last failure     {failure}")?;
-    }
-    let Some(uploads) = &launcher.uploads else { return Ok(()) };
+    Ok(())
+}
+
+fn report_uploads(out: &mut impl Write, uploads: &Uploads) -> Result<()> {
     let newest = uploads.newest.as_ref().map_or_else(String::new, |id| format!("; newest {id}"));
     writeln!(out, "  uploads          {} uploaded, {} failed{newest}", uploads.uploaded, uploads.failed)?;
     if let Some(id) = &uploads.uploading {
@@ -297,10 +311,6 @@ pub fn tell(out: &mut impl Write, status: &Status) -> Result<()> {
     Ok(())
 }
 
-fn snapshots(count: usize) -> String {
-    print::count(count as u64, "snapshot", "snapshots")
-}
-
 fn is_in_memory_only(launcher: &JobStatus, saved: &Saved) -> bool {
     let newest = launcher.in_memory.as_ref().and_then(|memory| memory.newest_in_store.as_ref());
     saved.in_memory && newest != Some(&saved.id)
@@ -308,14 +318,14 @@ fn is_in_memory_only(launcher: &JobStatus, saved: &Saved) -> bool {
 
 /// What the last checkpoint did with device memory.
 fn device_memory(memory: &DeviceMemory) -> String {
-    let what = format!(
+    let size = format!(
         "{} in {}, {}",
         print::bytes(memory.bytes),
         print::count(memory.processes, "process", "processes"),
         print::changed(memory.changed_bytes)
     );
     let stayed = match (memory.parked_bytes, memory.copied_back_bytes) {
-        // Nobody has come back with it yet.
+        // No process has put its memory back yet.
         (0, 0) => String::new(),
         (_, 0) => "; it stayed on the GPU meanwhile".to_owned(),
         (0, copied) => format!("; {} were copied back", print::bytes(copied)),
@@ -326,7 +336,7 @@ fn device_memory(memory: &DeviceMemory) -> String {
         ),
     };
     let why = memory.not_parked_because.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
-    format!("{what}{stayed}{why}")
+    format!("{size}{stayed}{why}")
 }
 
 #[cfg(test)]
@@ -334,12 +344,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_copied_back_is_told_with_the_reason() {
+    fn memory_that_was_copied_back_is_shown_with_the_reason() {
         let parked = DeviceMemory { processes: 2, bytes: 4_000_000, ..DeviceMemory::default() };
         let parked = DeviceMemory { changed_bytes: Some(5000), parked_bytes: 4_000_000, ..parked };
         assert_eq!(
             device_memory(&parked),
-            "4.0 MB in 2 processes, 5.0 kB changed since the checkpoint before; it stayed on the GPU meanwhile"
+            "4.0 MB in 2 processes, 5.0 kB changed since the previous checkpoint; it stayed on the GPU meanwhile"
         );
         let part = DeviceMemory { parked_bytes: 3_000_000, copied_back_bytes: 1_000_000, ..parked.clone() };
         assert!(

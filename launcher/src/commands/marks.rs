@@ -1,4 +1,4 @@
-//! `ckpt-run tag`, `untag`, `pin`, `unpin`, `unmark`: what people say of snapshots.
+//! `ckpt-run tag`, `untag`, `pin`, `unpin`, `unmark`: marks of snapshots.
 
 use super::snapshots::find;
 use crate::cli::config::Config;
@@ -6,17 +6,17 @@ use crate::sys::error::{EXIT_NEGATIVE, bad_input};
 use anyhow::Result;
 use ckpt_snapshot::{Marks, SnapshotId};
 
-/// Gives a snapshot a tag.
+/// Adds a tag to a snapshot.
 ///
 /// # Errors
-/// Bad input: no such snapshot, no tag.
+/// Bad input: no such snapshot, an invalid tag.
 pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
     let (job, id) = find(config, text)?;
     job.change_marks(|marks| marks.tag(&id, tag))?.map_err(bad_input)?;
     Ok(0)
 }
 
-/// Takes a tag away; exit code 1 when the snapshot does not have it.
+/// Removes a tag; exit code 1 when the snapshot does not have it.
 ///
 /// # Errors
 /// Bad input: no such snapshot.
@@ -29,7 +29,7 @@ pub fn untag(config: &Config, text: &str, tag: &str) -> Result<i32> {
     Ok(EXIT_NEGATIVE)
 }
 
-/// Changes what is known of a snapshot.
+/// Changes the marks of a snapshot.
 ///
 /// # Errors
 /// Bad input: no such snapshot.

@@ -1,4 +1,4 @@
-//! What `ckpt-run show` says of device memory.
+//! Device memory in `ckpt-run show`.
 
 use super::print;
 use crate::gpu::device_memory;
@@ -8,13 +8,13 @@ use ckpt_snapshot::{Manifest, Store};
 use serde::Serialize;
 use std::cmp::Reverse;
 
-/// Regions of a process that are shown; there may be very many.
+/// The number of regions shown for each process.
 const SHOWN: usize = 12;
 
-/// Calls of a region's origin that are shown, the innermost ones.
+/// The number of calls shown for the origin of a region, innermost first.
 const CALLS: usize = 5;
 
-/// What a process had on its GPUs.
+/// The GPU state of a process.
 #[derive(Serialize)]
 pub struct OnGpu {
     pid: u32,
@@ -22,7 +22,7 @@ pub struct OnGpu {
     report: GpuReport,
 }
 
-/// What the processes of a snapshot had on their GPUs.
+/// The GPU state of the processes of a snapshot.
 ///
 /// # Errors
 /// Damage.
@@ -31,7 +31,7 @@ pub fn read(store: &dyn Store, manifest: &Manifest) -> Result<Vec<OnGpu>> {
     manifest.gpu.iter().map(|process| Ok(OnGpu { pid: process.pid, report: of(process)? })).collect()
 }
 
-/// The same for people: a total, then each process with its largest regions first.
+/// The lines of the report: a total, then each process with its largest regions first.
 #[must_use]
 pub fn lines(all: &[OnGpu]) -> Vec<String> {
     let sizes: Vec<_> = all.iter().map(|one| sizes(&one.report)).collect();
@@ -58,11 +58,13 @@ pub fn lines(all: &[OnGpu]) -> Vec<String> {
         lines.extend(one.report.graph_memory.iter().map(|memory| {
             let (reserved, used) = (print::bytes(memory.reserved_bytes), print::bytes(memory.used_bytes));
             format!(
-                "graphs have {reserved} on device {}, of which {used} are allocated; the driver saves it",
+                "graphs reserve {reserved} on device {}, of which {used} are allocated; the driver saves it",
                 memory.device
             )
         }));
-        lines.extend(one.report.unparked_because.iter().map(|why| format!("not all was parked: {why}")));
+        lines.extend(
+            one.report.unparked_because.iter().map(|why| format!("not all memory was parked: {why}")),
+        );
         lines.extend(one.report.remarks.iter().cloned());
         lines.extend(regions(&one.report));
     }
@@ -112,7 +114,7 @@ fn regions(report: &GpuReport) -> Vec<String> {
         lines.extend(origin(report, region));
     }
     if let Some(more) = largest.len().checked_sub(SHOWN).filter(|&more| more > 0) {
-        lines.push(format!("… and {more} more; --json has them all"));
+        lines.push(format!("… and {more} more; --json shows all"));
     }
     lines
 }
@@ -149,12 +151,12 @@ fn flags(flags: &RegionFlags) -> String {
     words.join(",")
 }
 
-/// The calls that have made a region, if they are known.
+/// The calls that allocated a region, if known.
 fn origin(report: &GpuReport, region: &Region) -> Vec<String> {
     let Some(calls) = region.origin.and_then(|index| report.origins.get(index)) else { return Vec::new() };
     let mut lines: Vec<String> = calls.iter().take(CALLS).map(|call| format!("    from {call}")).collect();
     if let Some(more) = calls.len().checked_sub(CALLS).filter(|&more| more > 0) {
-        lines.push(format!("    … and {}", print::count(more as u64, "call more", "calls more")));
+        lines.push(format!("    … and {}", print::count(more as u64, "more call", "more calls")));
     }
     lines
 }
@@ -194,19 +196,22 @@ mod tests {
         let lines = lines(&[process(7, 20), process(8, 1)]);
         assert_eq!(
             lines[0],
-            "device memory    190.0 kB in 2 processes, 210 B changed since the checkpoint before"
+            "device memory    190.0 kB in 2 processes, 210 B changed since the previous checkpoint"
         );
-        assert_eq!(lines[2], "process 7: 190.0 kB in 20 regions, 200 B changed since the checkpoint before");
+        assert_eq!(
+            lines[2],
+            "process 7: 190.0 kB in 20 regions, 200 B changed since the previous checkpoint"
+        );
         assert_eq!(lines[3], "0 contexts, 0 streams, 0 events, 0 modules, 0 graphs, 0 allocations");
         assert!(lines[4].starts_with("ADDRESS") && lines[4].ends_with("ALLOCATIONS  FLAGS"), "{}", lines[4]);
         assert!(lines[5].starts_with("0x000002600000  19.0 kB"), "{}", lines[5]);
         assert!(lines[16].starts_with("0x000001000000  8.0 kB"), "{}", lines[16]);
-        assert_eq!(lines[17], "… and 8 more; --json has them all");
+        assert_eq!(lines[17], "… and 8 more; --json shows all");
         assert!(lines[lines.len() - 1].starts_with("not mapped"), "{lines:?}");
     }
 
     #[test]
-    fn flags_origins_and_graphs_are_told() {
+    fn flags_origins_and_graphs_are_shown() {
         let mut process = process(7, 2);
         let report = &mut process.report;
         report.graph_memory = vec![GraphMemory { device: 1, used_bytes: 1000, reserved_bytes: 2000 }];
@@ -221,22 +226,22 @@ mod tests {
             peers: vec![1, 3],
         };
         report.regions[1].origin = Some(1);
-        // Not in the table: a report that somebody else has written.
+        // Not in the table: a report from another program.
         report.regions[0].origin = Some(2);
         let lines = lines(&[process]);
         assert_eq!(
             lines[4],
-            "graphs have 2.0 kB on device 1, of which 1.0 kB are allocated; the driver saves it"
+            "graphs reserve 2.0 kB on device 1, of which 1.0 kB are allocated; the driver saves it"
         );
         let flags = "  parked,shared,exportable,compressible,rdma,aliases=1,peers=1+3";
         assert!(lines[6].starts_with("0x000000200000") && lines[6].ends_with(flags), "{}", lines[6]);
         let calls: Vec<String> = (0..5).map(|call| format!("    from b+0x{call}")).collect();
         assert_eq!(lines[7..12], calls);
-        assert_eq!(lines[12], "    … and 2 calls more");
+        assert_eq!(lines[12], "    … and 2 more calls");
         assert!(lines[13].starts_with("not mapped") && lines.len() == 14, "{lines:?}");
     }
 
-    /// What was written before there were flags, origins and graphs' memory.
+    /// A report from before flags, origins and the memory of graphs.
     #[test]
     fn an_older_report_reads() {
         let text = r#"{"regions":[{"address":4096,"bytes":8,"device":0,"kind":"pool","allocations":1,"offset":0,
@@ -248,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_no_gpu() {
+    fn a_job_without_gpus_has_no_lines() {
         assert_eq!(lines(&[]), [""; 0]);
     }
 }

@@ -28,7 +28,7 @@ pub fn table(head: &[&str], rows: Vec<Vec<String>>) -> Result<i32> {
     Ok(0)
 }
 
-/// The lines of such a table.
+/// The lines of a table with columns as wide as their widest cell.
 #[must_use]
 pub fn columns(head: &[&str], rows: Vec<Vec<String>>) -> Vec<String> {
     let mut rows = rows;
@@ -48,12 +48,12 @@ pub fn count(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
-/// How much of something has changed since the checkpoint before, if that is known.
+/// The amount of memory that changed since the previous checkpoint, if known.
 #[must_use]
 pub fn changed(changed_bytes: Option<u64>) -> String {
     match changed_bytes {
-        Some(changed_bytes) => format!("{} changed since the checkpoint before", bytes(changed_bytes)),
-        None => "what has changed was not looked for".to_owned(),
+        Some(changed_bytes) => format!("{} changed since the previous checkpoint", bytes(changed_bytes)),
+        None => "changes were not tracked".to_owned(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `ckpt-run verify --scrub`: everything that is in the store is read, whether a snapshot needs it or not.
+//! `ckpt-run verify --scrub`: verifies everything in the store, whether a snapshot needs it or not.
 
 use super::jobs::jobs;
 use super::print;
@@ -22,7 +22,7 @@ struct Report {
     damage: Vec<String>,
 }
 
-/// Exit code 1 when something is damaged.
+/// Verifies the whole store; exit code 1 for damage.
 ///
 /// # Errors
 /// Bad input, or the store cannot be read.
@@ -64,7 +64,7 @@ fn scrub_job(config: &Config, job: &JobDir) -> Result<Report> {
         bytes: scrubbed.pack_bytes,
         damage: scrubbed.damage.iter().map(ToString::to_string).collect(),
     };
-    // Those of version 1 have no packs: there, each snapshot is read.
+    // Snapshots of version 1 have no packs: each one is read.
     let version_1 = job.version_1();
     for listed in version_1.list()? {
         report.manifests += 1;

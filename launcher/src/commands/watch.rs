@@ -1,8 +1,9 @@
-//! `ckpt-run status --watch`: how jobs are, on the whole terminal, always up to date.
+//! `ckpt-run status --watch`: the states of jobs on the whole terminal, kept up to date.
 
-use super::jobs::{Status, look, state, tell};
+use super::jobs::{self, Status, report, state};
 use super::print;
 use crate::cli::config::Config;
+use crate::report::failure::in_one_line;
 use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::deadline::{KEY_POLL_INTERVAL, WATCH_INTERVAL, WATCH_INTERVAL_OBJECT_STORE};
@@ -18,9 +19,10 @@ use ratatui::{DefaultTerminal, Frame};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-/// What a key asks for.
+
+/// The action of a key.
 #[derive(Debug, PartialEq, Eq)]
-enum Wish {
+enum KeyAction {
     Quit,
     Up,
     Down,
@@ -34,12 +36,12 @@ enum Wish {
 pub fn watch(config: &Config, named: Option<&str>) -> Result<i32> {
     if !rustix::termios::isatty(rustix::stdio::stdout()) || !rustix::termios::isatty(rustix::stdio::stdin()) {
         return Err(bad_input(anyhow!(
-            "status --watch needs a terminal: call it in one, or take `ckpt-run status --json`"
+            "status --watch needs a terminal: run it in one, or use `ckpt-run status --json`"
         )));
     }
-    // What is wrong from the beginning is told on the terminal as it is.
+    // An error at the start is printed before the terminal is taken over.
     let jobs = read(config, named)?;
-    // A terminal that is left as it is now would be of no use to anybody.
+    // After a signal too, the terminal must be restored.
     let ended = Arc::new(AtomicBool::new(false));
     for signal in signal_hook::consts::TERM_SIGNALS {
         signal_hook::flag::register(*signal, Arc::clone(&ended))?;
@@ -51,9 +53,9 @@ pub fn watch(config: &Config, named: Option<&str>) -> Result<i32> {
     result.map(|()| 0)
 }
 
-/// Snapshots in the store only: nobody asks the one that they are copied to every second.
+/// Counts the snapshots of the local tiers only: the object store that they are uploaded to is not polled.
 fn read(config: &Config, named: Option<&str>) -> Result<Vec<Status>> {
-    look(config, &Root::open(&config.store)?, named, tiers::list_local)
+    jobs::read(config, &Root::open(&config.store)?, named, tiers::list_local)
 }
 
 fn show(
@@ -68,7 +70,7 @@ fn show(
         if Instant::now() >= next {
             match read() {
                 Ok(now) => (jobs, problem) = (now, None),
-                Err(error) => problem = Some(format!("{error:#}")),
+                Err(error) => problem = Some(in_one_line(&error)),
             }
             next = Instant::now() + every;
         }
@@ -77,30 +79,30 @@ fn show(
         if !event::poll(wait)? {
             continue;
         }
-        match wish(&event::read()?) {
-            Wish::Quit => return Ok(()),
-            Wish::Up => first = first.saturating_sub(1),
-            Wish::Down => first = (first + 1).min(jobs.len().saturating_sub(1)),
-            Wish::Nothing => {}
+        match key_action(&event::read()?) {
+            KeyAction::Quit => return Ok(()),
+            KeyAction::Up => first = first.saturating_sub(1),
+            KeyAction::Down => first = (first + 1).min(jobs.len().saturating_sub(1)),
+            KeyAction::Nothing => {}
         }
     }
     Ok(())
 }
 
-fn wish(event: &Event) -> Wish {
+fn key_action(event: &Event) -> KeyAction {
     let Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press, .. }) = event else {
-        return Wish::Nothing;
+        return KeyAction::Nothing;
     };
     match code {
-        KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => Wish::Quit,
-        KeyCode::Char('q') | KeyCode::Esc => Wish::Quit,
-        KeyCode::Up | KeyCode::Char('k') => Wish::Up,
-        KeyCode::Down | KeyCode::Char('j') => Wish::Down,
-        _ => Wish::Nothing,
+        KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => KeyAction::Quit,
+        KeyCode::Char('q') | KeyCode::Esc => KeyAction::Quit,
+        KeyCode::Up | KeyCode::Char('k') => KeyAction::Up,
+        KeyCode::Down | KeyCode::Char('j') => KeyAction::Down,
+        _ => KeyAction::Nothing,
     }
 }
 
-/// Draws the jobs from the one of number `first` on, as many as there is room for.
+/// Draws the jobs from number `first` on, as many as fit.
 fn draw(frame: &mut Frame<'_>, jobs: &[Status], first: usize, problem: Option<&str>) {
     let [head, body, foot] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
@@ -118,18 +120,18 @@ fn draw(frame: &mut Frame<'_>, jobs: &[Status], first: usize, problem: Option<&s
         }
         rest = draw_job(frame, rest, job);
     }
-    let said = match problem {
-        Some(problem) => Line::from(format!("as it was before: {problem}")).red(),
-        None => Line::from("q quits, up and down move").dim(),
+    let footer = match problem {
+        Some(problem) => Line::from(format!("not up to date: {problem}")).red(),
+        None => Line::from("q quits, up and down scroll").dim(),
     };
-    frame.render_widget(said, foot);
+    frame.render_widget(footer, foot);
 }
 
-/// Draws one job at the top of `area`; returns what is left of it.
+/// Draws one job at the top of `area`; returns the rest of the area.
 fn draw_job(frame: &mut Frame<'_>, area: Rect, job: &Status) -> Rect {
     let mut text = Vec::new();
-    // A vector takes everything.
-    let _ = tell(&mut text, job);
+    // Writing to a vector does not fail.
+    let _ = report(&mut text, job);
     let lines = wrapped(&String::from_utf8_lossy(&text), area.width.saturating_sub(2));
     let progress = job.launcher.as_ref().map(|launcher| launcher.progress);
     let storing = progress.filter(|progress| progress.phase == Phase::Persist && progress.total_bytes > 0);
@@ -143,17 +145,17 @@ fn draw_job(frame: &mut Frame<'_>, area: Rect, job: &Status) -> Rect {
     let gauge_height = u16::from(storing.is_some());
     let wanted = u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_add(2 + gauge_height);
     let [mine, rest] = Layout::vertical([Constraint::Length(wanted), Constraint::Min(0)]).areas(area);
-    let [told, bar] =
+    let [facts, bar] =
         Layout::vertical([Constraint::Min(0), Constraint::Length(gauge_height)]).areas(block.inner(mine));
     frame.render_widget(block, mine);
-    frame.render_widget(Paragraph::new(lines), told);
+    frame.render_widget(Paragraph::new(lines), facts);
     if let Some(progress) = storing {
         frame.render_widget(gauge(progress), bar);
     }
     rest
 }
 
-/// Lines of at most `width` characters, so that what is long is read to its end.
+/// Lines of at most `width` characters, so that long ones can be read to their end.
 fn wrapped(text: &str, width: u16) -> Vec<Line<'static>> {
     let width = usize::from(width.max(1));
     let cut = |line: &str| {
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_are_shown_with_what_their_launchers_say() {
+    fn jobs_are_shown_with_the_reports_of_their_launchers() {
         let storing = Progress { phase: Phase::Persist, done_bytes: 250_000_000, total_bytes: 1_000_000_000 };
         let shown = drawn(&[running(storing), complete("other")], 0, None, 24);
         for wanted in [
@@ -225,7 +227,7 @@ mod tests {
     #[test]
     fn without_jobs_and_with_a_problem_it_says_so() {
         let shown = drawn(&[], 0, Some("cannot read the store"), 5);
-        assert!(shown.contains("no job yet") && shown.contains("as it was before: cannot read"), "{shown}");
+        assert!(shown.contains("no job yet") && shown.contains("not up to date: cannot read"), "{shown}");
         let mut waiting = running(Progress::default());
         waiting.launcher.as_mut().unwrap().restart_s = Some(4.0);
         waiting.launcher.as_mut().unwrap().last_job_failure = Some("killed by SIGKILL".to_owned());
@@ -235,9 +237,9 @@ mod tests {
         assert!(shown.contains("waiting for its restart") && shown.contains("killed by SIGKILL"), "{shown}");
     }
 
-    /// More jobs than lines: those that were moved past are not there; nothing panics where there is no room at all.
+    /// More jobs than lines: the scrolled ones are not drawn, and nothing panics without any room.
     #[test]
-    fn it_moves_and_small_terminals_are_enough() {
+    fn it_scrolls_and_small_terminals_are_enough() {
         let jobs: Vec<_> = (0..9).map(|number| complete(&format!("job{number}"))).collect();
         let shown = drawn(&jobs, 4, None, 8);
         assert!(!shown.contains("job3") && shown.contains("job4") && !shown.contains("job8"), "{shown}");
@@ -247,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn keys_do_what_is_written_below() {
+    fn keys_match_the_footer() {
         let key = |code, modifiers| Event::Key(KeyEvent::new(code, modifiers));
         let none = KeyModifiers::NONE;
-        assert_eq!(wish(&key(KeyCode::Char('q'), none)), Wish::Quit);
-        assert_eq!(wish(&key(KeyCode::Char('c'), KeyModifiers::CONTROL)), Wish::Quit);
-        assert_eq!(wish(&key(KeyCode::Char('c'), none)), Wish::Nothing);
-        assert_eq!(wish(&key(KeyCode::Down, none)), Wish::Down);
-        assert_eq!(wish(&key(KeyCode::Up, none)), Wish::Up);
-        assert_eq!(wish(&Event::FocusGained), Wish::Nothing);
+        assert_eq!(key_action(&key(KeyCode::Char('q'), none)), KeyAction::Quit);
+        assert_eq!(key_action(&key(KeyCode::Char('c'), KeyModifiers::CONTROL)), KeyAction::Quit);
+        assert_eq!(key_action(&key(KeyCode::Char('c'), none)), KeyAction::Nothing);
+        assert_eq!(key_action(&key(KeyCode::Down, none)), KeyAction::Down);
+        assert_eq!(key_action(&key(KeyCode::Up, none)), KeyAction::Up);
+        assert_eq!(key_action(&Event::FocusGained), KeyAction::Nothing);
     }
 }

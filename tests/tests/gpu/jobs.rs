@@ -165,7 +165,7 @@ fn memory_of_graphs_survives() {
     let memory = &shown["gpu_processes"][0]["graph_memory"][0];
     assert!(memory["device"] == 0 && memory["used_bytes"].as_u64() >= Some(1024), "{shown}");
     let text = job.sandbox.ok(["show", &id]);
-    assert!(text.contains("graphs have ") && text.contains("; the driver saves it"), "{text}");
+    assert!(text.contains("graphs reserve ") && text.contains("; the driver saves it"), "{text}");
 }
 
 /// `show` lists flags of device memory and the calls that allocated it, also for a resumed job.

@@ -205,7 +205,7 @@ fn other_commands_list_and_delete_snapshots() {
     assert!(sandbox.ok(["status"]).contains("complete"));
     let output = sandbox.call(["checkpoint"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("does not run"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is not running"));
 }
 
 #[test]
