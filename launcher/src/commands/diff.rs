@@ -1,4 +1,4 @@
-//! `ckpt-run diff`: which memory changed from one snapshot to another, and by how much.
+//! `ckpt-run diff`: the memory that changed between two snapshots.
 
 use super::print;
 use super::snapshots::find;
@@ -12,9 +12,9 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-/// What is compared at once: a change of one byte counts as so many.
+/// The unit of comparison: one changed byte counts as a whole page.
 const PAGE_BYTES: u64 = 4096;
-/// Regions that are shown; there may be very many.
+/// The number of regions shown.
 const SHOWN: usize = 20;
 
 #[derive(Serialize)]
@@ -41,11 +41,11 @@ struct Difference {
     to: String,
     device_memory: Sums,
     host_memory: Sums,
-    /// Those with changes.
+    /// The regions with changes.
     regions: Vec<Row>,
 }
 
-/// Prints what changed from the snapshot `one` to the snapshot `other`.
+/// Prints the changes from the snapshot `one` to the snapshot `other`.
 ///
 /// # Errors
 /// Bad input, or damage.
@@ -70,11 +70,11 @@ pub fn diff(config: &Config, one: &str, other: &str, json: bool) -> Result<i32> 
     if json {
         return print::json(&difference);
     }
-    tell(&mut difference)?;
+    report(&mut difference)?;
     Ok(0)
 }
 
-/// One of the snapshots.
+/// One of the two snapshots.
 struct Side<'a> {
     store: &'a dyn Store,
     manifest: Manifest,
@@ -99,12 +99,12 @@ impl<'a> Side<'a> {
             let reader = Reader::open(self.store, &self.manifest, file)?;
             self.readers.insert(file.clone(), reader);
         }
-        self.readers.get_mut(file).context("it was put there")
+        self.readers.get_mut(file).context("the reader was just inserted")
     }
 }
 
-/// Where two pieces meet: offsets in their files, and for how long.
-struct Meeting<'a> {
+/// The overlap of two pieces in the address space.
+struct Overlap<'a> {
     before: &'a Piece,
     after: &'a Piece,
     from: u64,
@@ -132,7 +132,7 @@ fn compare(owner: Owner, before: &mut Side, after: &mut Side, difference: &mut D
             let bytes = end.min(old_begin + old.bytes) - from;
             met_bytes[number] += bytes;
             same_place_bytes += bytes;
-            changed_bytes += changed(&Meeting { before: old, after: piece, from, bytes }, before, after)?;
+            changed_bytes += changed(&Overlap { before: old, after: piece, from, bytes }, before, after)?;
         }
         let new_bytes = piece.bytes - same_place_bytes;
         sums.bytes += piece.bytes;
@@ -161,15 +161,15 @@ fn compare(owner: Owner, before: &mut Side, after: &mut Side, difference: &mut D
     Ok(())
 }
 
-/// How many bytes differ, in whole pages. What is in the same chunk of both is not read.
-fn changed(meeting: &Meeting, before: &mut Side, after: &mut Side) -> Result<u64> {
-    let offset = |piece: &Piece| piece.offset + (meeting.from - piece.address.unwrap_or(0));
-    let (old, new) = (offset(meeting.before), offset(meeting.after));
-    let old_reader = before.reader(&meeting.before.file)?;
-    let new_reader = after.reader(&meeting.after.file)?;
+/// The number of bytes that differ, in whole pages. Parts in the same chunk of both are not read.
+fn changed(overlap: &Overlap, before: &mut Side, after: &mut Side) -> Result<u64> {
+    let offset = |piece: &Piece| piece.offset + (overlap.from - piece.address.unwrap_or(0));
+    let (old, new) = (offset(overlap.before), offset(overlap.after));
+    let old_reader = before.reader(&overlap.before.file)?;
+    let new_reader = after.reader(&overlap.after.file)?;
     let (mut done, mut changed_bytes) = (0, 0);
-    while done < meeting.bytes {
-        let left_bytes = meeting.bytes - done;
+    while done < overlap.bytes {
+        let left_bytes = overlap.bytes - done;
         let identities = old_reader.identity(old + done).zip(new_reader.identity(new + done));
         if let Some(((one, one_bytes), (other, other_bytes))) = identities
             && one == other
@@ -187,7 +187,7 @@ fn changed(meeting: &Meeting, before: &mut Side, after: &mut Side) -> Result<u64
     Ok(changed_bytes)
 }
 
-/// A page, also where it lies across the end of a chunk.
+/// A page, which may span two chunks.
 fn page(reader: &mut Reader, offset: u64, bytes: u64) -> Result<Vec<u8>> {
     let mut page = Vec::new();
     while (page.len() as u64) < bytes {
@@ -197,14 +197,14 @@ fn page(reader: &mut Reader, offset: u64, bytes: u64) -> Result<Vec<u8>> {
     Ok(page)
 }
 
-fn tell(difference: &mut Difference) -> Result<()> {
+fn report(difference: &mut Difference) -> Result<()> {
     let mut out = io::stdout().lock();
     for (name, sums) in
         [("device memory", &difference.device_memory), ("host memory", &difference.host_memory)]
     {
         writeln!(
             out,
-            "{name:14} {} changed, {} new, {} gone, of {}",
+            "{name:14} {} changed, {} new, {} removed, of {}",
             print::bytes(sums.changed_bytes),
             print::bytes(sums.new_bytes),
             print::bytes(sums.gone_bytes),
@@ -225,11 +225,11 @@ fn tell(difference: &mut Difference) -> Result<()> {
     });
     let rows: Vec<_> = rows.collect();
     if !rows.is_empty() {
-        let head = &["OWNER", "ADDRESS", "SIZE", "CHANGED", "NEW", "GONE"];
+        let head = &["OWNER", "ADDRESS", "SIZE", "CHANGED", "NEW", "REMOVED"];
         print::columns(head, rows).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     }
     if let Some(more) = difference.regions.len().checked_sub(SHOWN).filter(|&more| more > 0) {
-        writeln!(out, "… and {more} more; --json has them all")?;
+        writeln!(out, "… and {more} more; --json shows all")?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `ckpt-run doctor`: what this machine has and lacks, why it matters, how to get it.
+//! `ckpt-run doctor`: what this machine supports, what is missing, why it matters, and how to fix it.
 
 use super::print;
 use crate::cli::config::Config;
@@ -20,7 +20,7 @@ use std::path::Path;
 struct Finding {
     need: &'static str,
     state: State,
-    /// What was found.
+    /// The result of the check.
     found: String,
     why: &'static str,
     remedy: &'static str,
@@ -30,7 +30,7 @@ struct Finding {
 #[serde(rename_all = "lowercase")]
 enum State {
     Ok,
-    /// Works without it, less well.
+    /// ckpt-run works without it, with limits.
     Limited,
     Missing,
 }
@@ -49,12 +49,12 @@ fn finding(
     Finding { need, state, found, why, remedy }
 }
 
-/// Looks at everything; exit code 1 when something that is needed is missing.
+/// Runs all checks; exit code 1 when a requirement is missing.
 ///
 /// # Errors
 /// When stdout cannot be written.
 pub fn doctor(config: &Config, json: bool) -> Result<i32> {
-    let findings = [look_at_criu(config), look_at_system(config)].concat();
+    let findings = [check_criu(config), check_system(config)].concat();
     let code = if findings.iter().any(|one| one.state == State::Missing) { EXIT_NEGATIVE } else { 0 };
     if json {
         print::json(&findings)?;
@@ -75,7 +75,7 @@ pub fn doctor(config: &Config, json: bool) -> Result<i32> {
     Ok(code)
 }
 
-fn look_at_criu(config: &Config) -> Vec<Finding> {
+fn check_criu(config: &Config) -> Vec<Finding> {
     let criu = Criu::find(config.criu.as_deref());
     let found = match &criu {
         Ok(criu) => Ok(format!("{} at {}", criu.version, criu.path.display())),
@@ -89,28 +89,28 @@ fn look_at_criu(config: &Config) -> Vec<Finding> {
         "CRIU saves and restores the processes",
         "install CRIU 4.1 or newer (Debian 13: apt-get install criu), or name one with --criu PATH",
     )];
-    // In a user namespace it would be asked about rights that it has there only.
+    // Not for jobs in a user namespace: CRIU has its capabilities only there.
     if let (Ok(criu), false) = (criu, Privileges::look().wants_user_namespace()) {
         findings.push(finding(
             "criu check",
-            criu.check().map(|()| "this kernel has what CRIU needs".to_owned()),
+            criu.check().map(|()| "this kernel supports CRIU".to_owned()),
             State::Missing,
-            "CRIU needs certain kernel features and rights",
-            "run as root; on a kernel of your own, build it with CONFIG_CHECKPOINT_RESTORE",
+            "CRIU needs certain kernel features and capabilities",
+            "run as root; a custom kernel needs CONFIG_CHECKPOINT_RESTORE",
         ));
     }
     findings
 }
 
-fn look_at_system(config: &Config) -> Vec<Finding> {
+fn check_system(config: &Config) -> Vec<Finding> {
     let mut findings = vec![finding(
         "kernel",
         Ok(crate::sys::host::facts().kernel),
         State::Missing,
-        "CRIU and the namespaces are parts of it",
-        "Linux 5.11 or newer",
+        "CRIU and namespaces need kernel features",
+        "use Linux 5.11 or newer",
     )];
-    findings.extend(look_at_rights());
+    findings.extend(check_rights());
     findings.extend([
         pid_namespace(),
         ptrace_scope(),
@@ -124,19 +124,19 @@ fn look_at_system(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// A capability, and what of a job depends on it.
+/// A capability, and the jobs that need it.
 struct Right {
     name: &'static str,
     capability: CapabilitySet,
     why: &'static str,
 }
 
-/// Some of these are needed by every job, see `privileges`; the others by some, see docs/privileges.md.
+/// Every job needs some of these, see `privileges`; docs/privileges.md says which jobs need the others.
 const RIGHTS: &[Right] = &[
     Right {
         name: "CAP_SYS_ADMIN",
         capability: CapabilitySet::SYS_ADMIN,
-        why: "for the job's namespaces, files that are mapped and have lost their name (multiprocessing), io_uring, staging in memory",
+        why: "for the job's namespaces, mapped files without a name (multiprocessing), io_uring, staging in memory",
     },
     Right {
         name: "CAP_NET_ADMIN",
@@ -151,7 +151,7 @@ const RIGHTS: &[Right] = &[
     Right {
         name: "CAP_SYS_TIME",
         capability: CapabilitySet::SYS_TIME,
-        why: "for a monotonic clock that goes on after a reboot (root only)",
+        why: "for a monotonic clock that continues after a reboot (root only)",
     },
     Right {
         name: "CAP_SYS_CHROOT",
@@ -166,28 +166,28 @@ const RIGHTS: &[Right] = &[
     Right {
         name: "CAP_SYS_PTRACE",
         capability: CapabilitySet::SYS_PTRACE,
-        why: "for processes of the job with rights or users of their own",
+        why: "for processes of the job with other users or capabilities",
     },
     Right {
         name: "CAP_SYS_RESOURCE",
         capability: CapabilitySet::SYS_RESOURCE,
-        why: "to put back resource limits above one's own",
+        why: "to restore resource limits above those of the user",
     },
 ];
 
-fn look_at_rights() -> Vec<Finding> {
+fn check_rights() -> Vec<Finding> {
     let rights = Privileges::look();
     let uid = rustix::process::getuid().as_raw();
     let user = match (rights.is_root(), rights.wants_user_namespace()) {
         (true, _) => Ok("root".to_owned()),
-        (_, true) => Err(format!("user ID {uid}; its jobs run in a user namespace of their own")),
+        (_, true) => Err(format!("user ID {uid}; its jobs run in a user namespace")),
         _ => Err(format!("user ID {uid}, with capabilities")),
     };
     let user = finding(
         "user",
         user,
         State::Limited,
-        "everything works for root; docs/privileges.md says what does for others",
+        "everything works for root; see docs/privileges.md for other users",
         "run ckpt-run as root",
     );
     let needed = rights.needed();
@@ -208,9 +208,9 @@ fn pid_namespace() -> Finding {
     let made = Namespace::create(Network::Host);
     finding(
         "PID namespace",
-        made.map(|_| "can be made".to_owned()).map_err(|error| error.to_string()),
+        made.map(|_| "can be created".to_owned()).map_err(|error| error.to_string()),
         State::Missing,
-        "a resumed job needs the PIDs that it had; in a namespace of its own they are always free",
+        "a resumed job needs its old PIDs; in a PID namespace they are always free",
         "run as root, or allow user namespaces (sysctl user.max_user_namespaces); in a container, add the capability SYS_ADMIN and allow the mount and clone system calls",
     )
 }
@@ -223,17 +223,17 @@ fn ptrace_scope() -> Finding {
         "ptrace",
         if scope.trim() == "3" { Err(found) } else { Ok(found) },
         State::Missing,
-        "CRIU stops the processes by ptrace; 3 forbids it to everybody",
-        "sysctl kernel.yama.ptrace_scope=1 (after 3 it takes a reboot)",
+        "CRIU stops processes with ptrace; 3 forbids it for everybody",
+        "reboot with sysctl kernel.yama.ptrace_scope=1 (3 cannot be changed without a reboot)",
     )
 }
 
 fn staging_memory() -> Finding {
     finding(
         "staging in memory",
-        Staging::in_memory(0).map(|_| "a tmpfs can be made".to_owned()).map_err(|error| error.to_string()),
+        Staging::in_memory(0).map(|_| "a tmpfs can be created".to_owned()).map_err(|error| error.to_string()),
         State::Limited,
-        "images go to memory first, so that the job stands still only while memory is copied",
+        "images are staged in memory, so that the job is paused only while memory is copied",
         "run as root, on Linux 5.2 or newer",
     )
 }
@@ -245,9 +245,9 @@ fn nftables() -> Finding {
     let found = dirs.iter().map(|dir| dir.join("nft")).find(|path| path.is_file());
     finding(
         "nftables",
-        found.map(|path| path.display().to_string()).ok_or("there is no nft in PATH".to_owned()),
+        found.map(|path| path.display().to_string()).ok_or("nft is not in PATH".to_owned()),
         State::Limited,
-        "CRIU can lock connections with it; ckpt-run never asks it to, since both ends of the job's own stand still",
+        "CRIU can lock connections with it; ckpt-run does not need that, since both ends are paused",
         "nothing to do",
     )
 }
@@ -259,12 +259,12 @@ fn driver() -> Finding {
         "NVIDIA driver",
         version.and_then(|version| if is_new_enough(&version) { Ok(version) } else { Err(version) }),
         State::Limited,
-        "for jobs that use a GPU: from 570 on the driver can take its state off the GPU and put it back",
+        "for jobs that use a GPU: drivers from 570 on can save and restore their state",
         "nothing to do for jobs without a GPU; otherwise install version 570 or newer",
     )
 }
 
-/// Whether the driver has the checkpoint calls (CUDA 12.8, which came with driver 570).
+/// Whether the driver has the checkpoint API (CUDA 12.8, driver 570).
 fn is_new_enough(version: &str) -> bool {
     version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major >= 570)
 }
@@ -278,8 +278,8 @@ fn interposer(config: &Config) -> Finding {
         "interposer",
         outcome,
         State::Limited,
-        "for jobs that use a GPU: it is preloaded into them and takes their state off the GPU for a snapshot",
-        "nothing to do for jobs without a GPU; otherwise keep libckpt_interpose.so beside ckpt-run, or name it with --interpose PATH",
+        "for jobs that use a GPU: the preloaded library moves their GPU state to host memory for a snapshot",
+        "nothing to do for jobs without a GPU; otherwise put libckpt_interpose.so beside ckpt-run, or name it with --interpose PATH",
     )
 }
 
@@ -293,16 +293,22 @@ fn free_memory() -> Finding {
         "free memory",
         outcome,
         State::Limited,
-        "a checkpoint stages the job's memory in memory; without room for it, it goes to disk and the job waits",
-        "leave as much memory free as the job's processes use",
+        "a checkpoint copies the memory of the job to free memory; without enough of it, the copy goes to disk and the pause is longer",
+        "leave as much memory free as the job uses",
     )
 }
 
-/// A store at an address has to answer.
+/// An object store must be reachable.
 fn object_store(config: &Config) -> Finding {
     let checked = Root::open(&config.store).and_then(|root| root.check().map(|()| root.name()));
-    let checked = checked.map(|name| format!("{name} answers")).map_err(|error| in_one_line(&error));
-    finding("object store", checked, State::Missing, "all snapshots go there (--store)", "mend what it names")
+    let checked = checked.map(|name| format!("{name} is reachable")).map_err(|error| in_one_line(&error));
+    finding(
+        "object store",
+        checked,
+        State::Missing,
+        "all snapshots are stored there (--store)",
+        "fix the reported problem",
+    )
 }
 
 fn free_disk(config: &Config) -> Finding {

@@ -1,4 +1,4 @@
-//! `ckpt-run export`: what a snapshot holds, as files for other tools.
+//! `ckpt-run export`: the content of a snapshot as files for other tools.
 
 use super::print;
 use super::snapshots::find;
@@ -18,10 +18,10 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Writes files below a new directory.
+/// Writes files to a new or empty directory.
 ///
 /// # Errors
-/// Bad input: no such snapshot, a directory that is there. Damage, and what cannot be written.
+/// Bad input: no such snapshot, a directory that is not empty. Damage; a failed write.
 pub fn export(config: &Config, text: &str, format: ExportFormat, to: Option<PathBuf>) -> Result<i32> {
     let (job, id) = find(config, text)?;
     let store = tiers::open(&config.store, &job)?;
@@ -29,7 +29,10 @@ pub fn export(config: &Config, text: &str, format: ExportFormat, to: Option<Path
     let manifest = store.manifest(&id)?;
     let dir = to.unwrap_or_else(|| PathBuf::from(id.to_string()));
     if fs::read_dir(&dir).is_ok_and(|mut entries| entries.next().is_some()) || dir.is_file() {
-        return Err(bad_input(anyhow!("{} is there already: name another place with --to", dir.display())));
+        return Err(bad_input(anyhow!(
+            "{} exists and is not empty: name another directory with --to",
+            dir.display()
+        )));
     }
     make_dir(&dir)?;
     check_own(&dir)?;
@@ -48,20 +51,24 @@ pub fn export(config: &Config, text: &str, format: ExportFormat, to: Option<Path
     Ok(0)
 }
 
-/// It holds the memory of a process: it is for its owner only.
+/// Private to the owner: the files hold the memory of processes.
 fn make_dir(dir: &Path) -> Result<()> {
     let mut builder = fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(dir).with_context(|| format!("cannot make {}", dir.display()))
+    builder
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .with_context(|| format!("cannot create {}", dir.display()))
 }
 
-/// One that was there already may be somebody else's, who could put other files in the place of ours.
+/// Refuses an existing directory in which another user could replace our files.
 fn check_own(dir: &Path) -> Result<()> {
-    let meta = fs::symlink_metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
+    let meta = fs::symlink_metadata(dir).with_context(|| format!("cannot inspect {}", dir.display()))?;
     let is_own =
         meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw() && meta.mode() & 0o022 == 0;
     if !is_own {
         return Err(bad_input(anyhow!(
-            "{} is there already, and belongs to somebody else, can be written by others, or is a link: name another place with --to",
+            "{} belongs to another user, is writable by others, or is a link: name another directory with --to",
             dir.display()
         )));
     }
@@ -71,7 +78,7 @@ fn check_own(dir: &Path) -> Result<()> {
 fn make_file(path: &Path) -> Result<File> {
     let mut options = File::options();
     let file = options.write(true).create_new(true).mode(0o600).open(path);
-    file.with_context(|| format!("cannot make {}", path.display()))
+    file.with_context(|| format!("cannot create {}", path.display()))
 }
 
 fn criu(store: &dyn Store, manifest: &Manifest, dir: &Path) -> Result<u64> {
@@ -101,7 +108,7 @@ fn raw(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Path) -> R
             if !readers.contains_key(&piece.file) {
                 readers.insert(piece.file.clone(), Reader::open(store, manifest, &piece.file)?);
             }
-            let reader = readers.get_mut(&piece.file).context("it was put there")?;
+            let reader = readers.get_mut(&piece.file).context("the reader was just inserted")?;
             let mut done = 0;
             while done < piece.bytes {
                 let part = reader.read(piece.offset + done, piece.bytes - done)?;
@@ -114,7 +121,7 @@ fn raw(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Path) -> R
     Ok(bytes)
 }
 
-/// A region as a tensor of bytes; its content is read when it is written.
+/// A region as a tensor of bytes.
 struct Tensor {
     content: Vec<u8>,
     shape: [usize; 1],
@@ -138,7 +145,7 @@ impl View for &Tensor {
     }
 }
 
-/// One file for each process: a tensor for each region of its device memory.
+/// One file per process, with one tensor per region of its device memory.
 fn safetensors(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Path) -> Result<u64> {
     let mut processes: BTreeMap<u32, Vec<(String, &Piece)>> = BTreeMap::new();
     for (owner, pieces) in memory {
@@ -186,7 +193,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]
-    fn only_a_directory_of_ones_own_is_written_to() {
+    fn only_a_private_directory_is_written_to() {
         let dir = tempfile::tempdir().unwrap();
         let own = dir.path().join("own");
         make_dir(&own).unwrap();

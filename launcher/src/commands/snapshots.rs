@@ -14,12 +14,16 @@ use crate::sys::secrets;
 use anyhow::{Result, anyhow, bail};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::{
-    History, JobDir, JobOutcome, Manifest, Marks, OpenError, PlacedSnapshot, ReadError, SnapshotId, Store,
-    Tiers,
+    DataFile, History, JobDir, JobOutcome, Manifest, Mark, Marks, OpenError, OpenFile, PlacedSnapshot,
+    ReadError, SnapshotId, Store, Tiers,
 };
 use serde::Serialize;
+use std::cmp::Reverse;
 use std::io::{self, Write};
 use std::sync::atomic::AtomicBool;
+
+/// The number of files listed by `show`.
+const LARGEST_FILES_SHOWN: usize = 5;
 
 #[derive(Serialize)]
 struct Row {
@@ -36,7 +40,7 @@ struct Row {
     tiers: Vec<String>,
 }
 
-/// Adds what only the job's launcher has.
+/// Adds the snapshots in the memory of the job's launcher.
 fn add_held(rows: &mut Vec<Row>, job: &JobDir, held: Vec<Held>) {
     for held in held {
         let Ok(id) = held.id.parse::<SnapshotId>() else { continue };
@@ -87,7 +91,7 @@ impl Row {
 }
 
 impl Row {
-    /// Its state, and what people said of it.
+    /// The state with the marks.
     fn state(&self) -> String {
         let pinned = self.pinned.then(|| "pinned".to_owned());
         let marks: Vec<_> = pinned.into_iter().chain(self.tags.iter().cloned()).collect();
@@ -133,7 +137,7 @@ pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     print::table(&["ID", "JOB", "RUN", "TAKEN", "SIZE", "STORED", "STALL", "STATE"], cells.collect())
 }
 
-/// The one snapshot that is meant, in whichever job it is.
+/// The one snapshot that `text` names, in any job.
 ///
 /// # Errors
 /// Bad input: none, or several.
@@ -153,7 +157,7 @@ pub fn find(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
     match found.len() {
         1 => Ok(found.remove(0)),
         0 => {
-            refuse_what_is_in_memory(config, &root, text)?;
+            refuse_in_memory(config, &root, text)?;
             Err(ReadError::Missing(text.to_owned()).into())
         }
         _ => {
@@ -162,18 +166,18 @@ pub fn find(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
                 .map(|(job, id)| format!("{id} of job {}", job.key()))
                 .collect::<Vec<_>>()
                 .join(", ");
-            bail!(bad_input(anyhow!("{text:?} may mean {names}: say which with --job NAME")))
+            bail!(bad_input(anyhow!("{text:?} is ambiguous: it matches {names}. Choose one with --job NAME")))
         }
     }
 }
 
-/// What only a launcher has can be seen in `ls`, and not be looked into.
-fn refuse_what_is_in_memory(config: &Config, root: &Root, text: &str) -> Result<()> {
+/// A snapshot that only a launcher holds is listed by `ls`, but cannot be read.
+fn refuse_in_memory(config: &Config, root: &Root, text: &str) -> Result<()> {
     for job in jobs(config, root, None)? {
         let ids = held(&job).into_iter().filter_map(|held| held.id.parse::<SnapshotId>().ok());
         if let Some(id) = ids.into_iter().find(|id| id.answers_to(text)) {
             bail!(bad_input(anyhow!(
-                "the snapshot {id} is in the memory of the ckpt-run that runs the job {} only (--persist-every). `ckpt-run checkpoint` takes one that goes to the store",
+                "the snapshot {id} is not in the store, only in the memory of the ckpt-run that runs the job {} (--persist-every). Run `ckpt-run checkpoint` for a snapshot in the store",
                 job.key()
             )));
         }
@@ -201,60 +205,68 @@ pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     if json {
         return print::json(&Shown { manifest: &manifest, gpu_processes: &on_gpus });
     }
+    let mut facts = summary(&manifest);
+    facts.extend(job.marks()?.of(&id).into_iter().flat_map(mark_facts));
+    facts.extend(environment(&manifest));
     let mut out = io::stdout().lock();
-    let mut line = |name: &str, value: String| writeln!(out, "{name:16} {value}");
-    line("snapshot", manifest.id.to_string())?;
-    line("job", format!("{} (run {})", manifest.job.key, manifest.run))?;
-    line("command", manifest.job.argv.join(" "))?;
-    line("directory", manifest.job.cwd.clone())?;
-    line(
-        "taken",
-        format!("{} ({})", print::time(manifest.taken_unix_ms), print::ago(manifest.taken_unix_ms)),
-    )?;
-    line("stall", format!("{:.3} s", manifest.stall_s))?;
-    line("size", format!("{} in {} files", print::bytes(manifest.data_bytes()), manifest.files.len()))?;
-    if let Some(stored_bytes) = manifest.stored_bytes {
-        let shared_bytes = manifest.data_bytes().saturating_sub(stored_bytes);
-        line(
-            "stored",
-            format!(
-                "{} for it; {} it shares with others, or are zeroes or saved by compression",
-                print::bytes(stored_bytes),
-                print::bytes(shared_bytes)
-            ),
-        )?;
-    }
-    if let Some(mark) = job.marks()?.of(&id) {
-        line("tags", mark.tags.iter().cloned().collect::<Vec<_>>().join(", "))?;
-        line("pinned", if mark.pinned { "yes" } else { "no" }.to_owned())?;
-        for failed in &mark.failed_restores {
-            line("failed restore", format!("{}: {}", print::ago(failed.unix_ms), failed.reason))?;
-        }
-    }
-    line("threads", format!("{}, command is process {}", manifest.tree.threads, manifest.tree.command_pid))?;
-    line(
-        "machine",
-        format!(
-            "{}, {} {}, {}",
-            manifest.host.hostname, manifest.host.kernel, manifest.host.arch, manifest.host.cpu
-        ),
-    )?;
-    line("written by", format!("ckpt-run {}, CRIU {}", manifest.ckpt_run_version, manifest.criu_version))?;
-    for file in &manifest.open_files {
-        line("rolled back", format!("{} to {} bytes", file.path, file.size_bytes))?;
-    }
-    for file in &manifest.shm_files {
-        line("shared memory", file.path.clone())?;
-    }
-    let mut largest: Vec<_> = manifest.files.iter().collect();
-    largest.sort_by_key(|file| std::cmp::Reverse(file.bytes));
-    for file in largest.iter().take(5) {
-        line("file", format!("{} {}", file.path, print::bytes(file.bytes)))?;
-    }
-    for text in memory_map::lines(&on_gpus) {
-        writeln!(out, "{text}")?;
-    }
+    facts.iter().try_for_each(|(name, value)| writeln!(out, "{name:16} {value}"))?;
+    memory_map::lines(&on_gpus).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     Ok(0)
+}
+
+/// A line of `show`: name and value.
+type Fact = (&'static str, String);
+
+/// Job, time and size.
+fn summary(manifest: &Manifest) -> Vec<Fact> {
+    let (time, ago) = (print::time(manifest.taken_unix_ms), print::ago(manifest.taken_unix_ms));
+    let mut facts = vec![
+        ("snapshot", manifest.id.to_string()),
+        ("job", format!("{} (run {})", manifest.job.key, manifest.run)),
+        ("command", manifest.job.argv.join(" ")),
+        ("directory", manifest.job.cwd.clone()),
+        ("taken", format!("{time} ({ago})")),
+        ("stall", format!("{:.3} s", manifest.stall_s)),
+        ("size", format!("{} in {} files", print::bytes(manifest.data_bytes()), manifest.files.len())),
+    ];
+    facts.extend(manifest.stored_bytes.map(|stored_bytes| {
+        let saved = print::bytes(manifest.data_bytes().saturating_sub(stored_bytes));
+        let stored = print::bytes(stored_bytes);
+        ("stored", format!("{stored}; {saved} saved by sharing, compression, and omitted zeroes"))
+    }));
+    facts
+}
+
+fn mark_facts(mark: &Mark) -> Vec<Fact> {
+    let mut facts = vec![
+        ("tags", mark.tags.iter().cloned().collect::<Vec<_>>().join(", ")),
+        ("pinned", if mark.pinned { "yes" } else { "no" }.to_owned()),
+    ];
+    facts.extend(
+        mark.failed_restores
+            .iter()
+            .map(|failed| ("failed restore", format!("{}: {}", print::ago(failed.unix_ms), failed.reason))),
+    );
+    facts
+}
+
+/// Processes, machine and files.
+fn environment(manifest: &Manifest) -> Vec<Fact> {
+    let (tree, host) = (&manifest.tree, &manifest.host);
+    let mut facts = vec![
+        ("threads", format!("{}, command is process {}", tree.threads, tree.command_pid)),
+        ("machine", format!("{}, {} {}, {}", host.hostname, host.kernel, host.arch, host.cpu)),
+        ("written by", format!("ckpt-run {}, CRIU {}", manifest.ckpt_run_version, manifest.criu_version)),
+    ];
+    let rolled_back =
+        |file: &OpenFile| ("rolled back", format!("{} to {} bytes", file.path, file.size_bytes));
+    facts.extend(manifest.open_files.iter().map(rolled_back));
+    facts.extend(manifest.shm_files.iter().map(|file| ("shared memory", file.path.clone())));
+    let mut largest: Vec<_> = manifest.files.iter().collect();
+    largest.sort_by_key(|file| Reverse(file.bytes));
+    let size = |file: &&DataFile| ("file", format!("{} {}", file.path, print::bytes(file.bytes)));
+    facts.extend(largest.iter().take(LARGEST_FILES_SHOWN).map(size));
+    facts
 }
 
 #[derive(Serialize)]
@@ -292,7 +304,7 @@ pub fn verify(config: &Config, text: Option<&str>, json: bool) -> Result<i32> {
         let store = tiers::open(&config.store, &job)?;
         let (bytes, result) = verify_one(&*store, &id);
         if text.is_none() && result.is_err() && matches!(store.manifest(&id), Err(ReadError::Missing(_))) {
-            tracing::info!("{id} has given way to newer ones meanwhile");
+            tracing::info!("{id} was pruned meanwhile");
             continue;
         }
         let error = match result {
@@ -326,10 +338,10 @@ fn verify_one(store: &dyn Store, id: &SnapshotId) -> (u64, Result<(), ReadError>
     (manifest.data_bytes(), store.verify(&manifest, &|bytes| bar.advance(bytes)))
 }
 
-/// `ckpt-run rm ID`: with what resuming it has cut off files.
+/// `ckpt-run rm ID`: deletes the snapshot, and the tails that its resumes removed from files.
 ///
 /// # Errors
-/// Bad input, or it cannot be removed.
+/// Bad input, or a failed deletion.
 pub fn remove(config: &Config, text: &str) -> Result<i32> {
     let (job, id) = find(config, text)?;
     let store = tiers::open(&config.store, &job)?;
@@ -339,27 +351,27 @@ pub fn remove(config: &Config, text: &str) -> Result<i32> {
     Ok(0)
 }
 
-/// Gives the room of what is gone back at once, unless the job runs: its launcher does it after its next checkpoint.
+/// Reclaims the space of deleted snapshots, unless the job is running: its launcher does so after its next checkpoint.
 fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
     let _lock = match job.lock_for_maintenance() {
         Ok(lock) => lock,
         Err(OpenError::Locked { .. }) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    // The lock says nothing of other machines. What one of them is about to save may need what looks superfluous.
+    // The lock does not cover other machines. A snapshot that one of them is saving may need packs that look unused.
     let may_run_elsewhere = || -> Result<bool> {
         let record = job.record()?;
         Ok(record.is_none_or(|record| record.outcome == JobOutcome::Unfinished))
     };
     if job.records_medium().is_some() && may_run_elsewhere()? {
         tracing::warn!(
-            "the job {} may be running on another machine: the room of what was removed is given back by its next run, or by the next `ckpt-run prune` after its end",
+            "the job {} may be running on another machine: its next run reclaims the space, or the next `ckpt-run prune` after its end",
             job.key()
         );
         return Ok(());
     }
     match job.records_medium() {
-        // No pack is that of another machine which is at work.
+        // No other machine writes packs.
         Some(_) => {
             let store = tiers::alone(&config.store, job);
             store.sweep()?;
@@ -382,7 +394,7 @@ struct Pruned {
 /// `ckpt-run prune`.
 ///
 /// # Errors
-/// Bad input, or one cannot be removed.
+/// Bad input, or a failed deletion.
 pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
     let mut pruned = Vec::new();
@@ -408,7 +420,7 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
         writeln!(out, "{} {} of job {}", if dry_run { "would remove" } else { "removed" }, one.id, one.job)?;
     }
     if pruned.is_empty() {
-        writeln!(out, "nothing to remove: no job has more than {} whole snapshots", config.keep)?;
+        writeln!(out, "nothing to remove: no job has more than {} valid snapshots", config.keep)?;
     }
     Ok(0)
 }

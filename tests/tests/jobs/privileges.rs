@@ -302,10 +302,10 @@ fn doctor_tells_what_a_user_has() {
     };
     let found = lines(NOTHING);
     for line in [
-        "limited  user                 user ID 61006; its jobs run in a user namespace of their own",
+        "limited  user                 user ID 61006; its jobs run in a user namespace",
         "limited  CAP_SYS_ADMIN        not held",
         "limited  CAP_NET_ADMIN        not held",
-        "ok       PID namespace        can be made",
+        "ok       PID namespace        can be created",
         "limited  staging in memory    Operation not permitted",
     ] {
         assert!(found.contains(line), "{line}: {found}");
@@ -317,7 +317,7 @@ fn doctor_tells_what_a_user_has() {
         "ok       CAP_SYS_ADMIN        held",
         "ok       CAP_SETPCAP          held",
         "limited  CAP_SYS_TIME         not held",
-        "ok       staging in memory    a tmpfs can be made",
+        "ok       staging in memory    a tmpfs can be created",
     ] {
         assert!(found.contains(line), "{line}: {found}");
     }
