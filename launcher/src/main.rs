@@ -34,7 +34,7 @@ fn main() {
         namespace::init_main();
     }
     let auto = Auto::take();
-    pid1::stand_below_an_init();
+    pid1::fork_if_pid1();
     let code = run(std::env::args_os().collect(), auto);
     stdio::restore_terminal();
     std::process::exit(code);

@@ -97,7 +97,7 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
 /// the one that ckpt-run has given to the job.
 #[must_use]
 pub fn beyond_our_rights(proc: &Path, survey: &Survey, terminal: Option<String>) -> Vec<String> {
-    let rights = Privileges::look();
+    let rights = Privileges::detect();
     let mut found = Vec::new();
     if survey.lost_ipc > 0 {
         found.push(format!(

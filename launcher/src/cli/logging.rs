@@ -1,4 +1,4 @@
-//! ckpt-run's own messages: short ones on stderr, and full ones with times in `--log-file`.
+//! The messages of ckpt-run: short on stderr, with times and details in `--log-file`.
 
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow};
@@ -17,7 +17,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// `ckpt-run: message`, with `error:` or `warning:` where it matters.
+/// `ckpt-run: message`, with `error:` or `warning:` by level.
 struct Plain;
 
 struct Message<'a>(&'a mut dyn fmt::Write);
@@ -41,7 +41,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'stat
         };
         write!(out, "ckpt-run: {kind}")?;
         event.record(&mut Message(&mut out));
-        // The carriage return is for a terminal in raw mode, and does no harm on another.
+        // The carriage return is for terminals in raw mode.
         if rustix::termios::isatty(rustix::stdio::stderr()) { write!(out, "\r\n") } else { writeln!(out) }
     }
 }
@@ -56,17 +56,17 @@ fn level(verbosity: i32) -> LevelFilter {
     }
 }
 
-/// How messages are written.
+/// The format of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
+    /// Plain text.
     #[default]
     Text,
     /// One JSON object per line: `timestamp`, `level`, `target`, and `fields` with `message`.
     Json,
 }
 
-/// Starts logging. `verbosity` moves what goes to stderr; the file gets at least everything of level debug.
+/// Starts logging. `verbosity` shifts the level of stderr; the file has at least level debug.
 ///
 /// # Errors
 /// Bad input: the file cannot be opened.

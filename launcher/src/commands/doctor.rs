@@ -90,7 +90,7 @@ fn check_criu(config: &Config) -> Vec<Finding> {
         "install CRIU 4.1 or newer (Debian 13: apt-get install criu), or name one with --criu PATH",
     )];
     // Not for jobs in a user namespace: CRIU has its capabilities only there.
-    if let (Ok(criu), false) = (criu, Privileges::look().wants_user_namespace()) {
+    if let (Ok(criu), false) = (criu, Privileges::detect().wants_user_namespace()) {
         findings.push(finding(
             "criu check",
             criu.check().map(|()| "this kernel supports CRIU".to_owned()),
@@ -176,7 +176,7 @@ const RIGHTS: &[Right] = &[
 ];
 
 fn check_rights() -> Vec<Finding> {
-    let rights = Privileges::look();
+    let rights = Privileges::detect();
     let uid = rustix::process::getuid().as_raw();
     let user = match (rights.is_root(), rights.wants_user_namespace()) {
         (true, _) => Ok("root".to_owned()),

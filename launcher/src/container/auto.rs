@@ -1,7 +1,7 @@
-//! `CKPT_AUTO`: the job is a container's command that did not ask for ckpt-run by itself, see interpose/src/auto.rs.
+//! `CKPT_AUTO`: the command of a container is run under ckpt-run automatically, see interpose/src/auto.rs.
 //!
-//! Before anything else it is tried whether ckpt-run can work here at all. If it cannot, and there is no snapshot that
-//! such a start would waste, the job is executed as it is: it runs no worse than without ckpt-run.
+//! First it is checked whether ckpt-run can work here at all. If it cannot, and the job has no snapshots to resume from, the
+//! job is executed without ckpt-run.
 
 use crate::cli::config::Config;
 use crate::criu::Criu;
@@ -22,14 +22,14 @@ use std::process::Command;
 /// Whether a job may run without ckpt-run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auto {
-    /// Nobody spoke of that: it may not.
+    /// It may not: `CKPT_AUTO` is not set.
     Off,
     /// It may, where ckpt-run cannot work.
     IfPossible,
 }
 
 impl Auto {
-    /// Takes `CKPT_AUTO` out of the environment: the job is not to ask again. To be called while there is one thread.
+    /// Reads `CKPT_AUTO` and removes it from the environment of the job. To be called while there is one thread.
     #[must_use]
     pub fn take() -> Self {
         let value = std::env::var_os(AUTO_VARIABLE);
@@ -42,10 +42,10 @@ impl Auto {
     }
 }
 
-/// Executes `argv` without ckpt-run if that cannot work here; returns if it can, or if its own error is the better
-/// answer.
+/// Executes `argv` without ckpt-run if ckpt-run cannot work here. Returns if it can, or if the job has snapshots: the
+/// error of ckpt-run is then the right outcome.
 pub fn run_plain_where_needed(config: &Config, argv: &[OsString]) {
-    // Whoever names a snapshot or none at all has spoken of ckpt-run.
+    // An explicit --resume asks for ckpt-run.
     if config.resume != Resume::Auto {
         return;
     }
@@ -54,7 +54,7 @@ pub fn run_plain_where_needed(config: &Config, argv: &[OsString]) {
         return;
     }
     tracing::warn!(
-        "the job runs without checkpoints: {}. `ckpt-run doctor` says what this container lacks",
+        "the job runs without checkpoints: {}. `ckpt-run doctor` shows what this container lacks",
         in_one_line(&error)
     );
     let (program, arguments) = argv.split_first().expect("clap wants a command");
@@ -62,20 +62,20 @@ pub fn run_plain_where_needed(config: &Config, argv: &[OsString]) {
     tracing::error!("cannot run {program:?}: {error}");
 }
 
-/// What a first start needs of the machine.
+/// Checks the requirements of a first start.
 fn can_work(config: &Config) -> Result<()> {
     Criu::find(config.criu.as_deref())?;
     Root::open_or_create(&config.store, &config.store.pace())?;
-    // It ends at once: nothing runs in it.
+    // The namespace ends immediately: nothing runs in it.
     Namespace::create(config.network)?;
     Ok(())
 }
 
-/// Whether there is something that a start at the beginning would waste. What cannot be told is taken for a yes.
+/// Whether the job may have snapshots, which a start from the beginning would waste.
 fn has_snapshots(config: &Config, argv: &[OsString]) -> bool {
     let Ok(cwd) = std::env::current_dir() else { return true };
     let Ok(root) = Root::open(&config.store) else {
-        // There may be a store that we must not touch, or snapshots far away.
+        // There may be a store that cannot be opened, or snapshots in an object store.
         return config.store.upload.is_some()
             || config.store.url.is_some()
             || may_be_store(&config.store.dir);
@@ -85,8 +85,8 @@ fn has_snapshots(config: &Config, argv: &[OsString]) -> bool {
     listed.map_or(true, |listed| !listed.is_empty())
 }
 
-/// Whether a store may be at `path`, one that has lost its `store.json` included. Only what is surely not there is not:
-/// a file server that does not answer, or rights that are missing, say nothing of what lies behind.
+/// Whether a store may be at `path`, even without its `store.json`. Only a path that certainly does not exist is no store:
+/// an unreachable file server or missing permissions prove nothing.
 fn may_be_store(path: &Path) -> bool {
     let may_be = |name: &str| match std::fs::symlink_metadata(path.join(name)) {
         Ok(_) => true,
@@ -101,7 +101,7 @@ mod tests {
     use ckpt_snapshot::StoreRoot;
 
     #[test]
-    fn only_what_is_surely_not_there_is_no_store() {
+    fn only_a_missing_path_is_certainly_no_store() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         assert!(!may_be_store(&at("missing")));
@@ -109,7 +109,7 @@ mod tests {
         assert!(!may_be_store(&at("empty")));
         std::fs::create_dir_all(at("lost/jobs")).unwrap();
         assert!(may_be_store(&at("lost")), "store.json is lost, the jobs are there");
-        // As EACCES, ESTALE and EIO do, it says nothing of what is there.
+        // Like EACCES, ESTALE and EIO, ELOOP does not prove that there is no store.
         std::os::unix::fs::symlink(at("loop"), at("loop")).unwrap();
         assert!(may_be_store(&at("loop")));
         StoreRoot::open_or_create(&at("store")).unwrap();

@@ -1,27 +1,27 @@
-//! As PID 1 of a container: one process that passes signals on and reaps, with the launcher as its child.
+//! PID 1 of a container: a process that forwards signals and reaps, with the launcher as its child.
 //!
-//! The kernel makes PID 1 special: signals without a handler do nothing, and orphans become its children (those of
-//! processes that were brought into the container; the job's own stay in its namespace). With a process of its own for
-//! that, the launcher is an ordinary one.
+//! The kernel treats PID 1 specially: signals without a handler are ignored, and orphans become its children (those of
+//! processes that entered the container; orphans of the job stay in its namespace). With a separate process for these
+//! tasks, the launcher is an ordinary process.
 
 use rustix::process::{Pid, WaitOptions, wait};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-/// If this process is PID 1, forks and returns in the child, and never in the parent, which ends as the child does.
-/// To be called while there is one thread.
-pub fn stand_below_an_init() {
+/// If this process is PID 1, forks and returns in the child only. The parent serves as the init of the container and exits
+/// with the code of the child. To be called while there is one thread.
+pub fn fork_if_pid1() {
     if std::process::id() != 1 {
         return;
     }
     let mask = block_signals();
-    // SAFETY: this process has one thread, so the child may do whatever a process may do.
+    // SAFETY: this process has one thread, so the child may call any function.
     match unsafe { libc::fork() } {
-        // Then it does without: it runs as PID 1.
+        // The launcher runs as PID 1 itself.
         -1 => set_mask(&mask),
         0 => {
-            // SAFETY: a plain system call on integers. The launcher is not to outlive the container's PID 1.
+            // SAFETY: a plain system call on integers. The launcher must not outlive PID 1 of the container.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             set_mask(&mask);
         }
@@ -35,7 +35,7 @@ fn serve(child: i32) -> ! {
             std::process::exit(code);
         }
         let Some(signal) = next_signal() else { continue };
-        if let Some(signal) = signal.to_pass_on()
+        if let Some(signal) = signal.to_forward()
             && let Some(child) = Pid::from_raw(child)
         {
             // SAFETY: a plain system call on integers; the child has not been reaped yet.
@@ -44,7 +44,7 @@ fn serve(child: i32) -> ! {
     }
 }
 
-/// Reaps whoever has ended; the exit code if `child` is among them.
+/// Reaps all processes that have exited; the exit code if `child` is among them.
 fn reap(child: i32) -> Option<i32> {
     let mut ended = None;
     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -55,16 +55,17 @@ fn reap(child: i32) -> Option<i32> {
     ended
 }
 
-/// A signal that came, and whether from a process.
+/// A received signal.
 #[derive(Clone, Copy)]
 struct Signal {
     number: i32,
+    /// Sent by a process, not by the kernel.
     is_sent: bool,
 }
 
 impl Signal {
-    /// A terminal's signals have reached the child too: it is in the same process group.
-    fn to_pass_on(self) -> Option<i32> {
+    /// The signal to forward. Signals of a terminal have reached the child already: it is in the same process group.
+    fn to_forward(self) -> Option<i32> {
         (self.is_sent && self.number != libc::SIGCHLD).then_some(self.number)
     }
 }
@@ -79,7 +80,7 @@ fn next_signal() -> Option<Signal> {
     }
     // SAFETY: sigwaitinfo succeeded, so it has filled `info`.
     let info = unsafe { info.assume_init() };
-    // Below or equal: kill, sigqueue and their kin; above: the kernel (sigaction(2), si_code).
+    // Up to SI_USER: kill, sigqueue and similar calls; above: the kernel (sigaction(2), si_code).
     Some(Signal { number, is_sent: info.si_code <= libc::SI_USER })
 }
 

@@ -1,4 +1,4 @@
-//! What keeps `LD_PRELOAD` out of a program: static linking, and more rights than its user has (ld.so(8)).
+//! Obstacles to `LD_PRELOAD` in a program: static linking, set-user-ID and set-group-ID (ld.so(8)).
 
 use std::fs::File;
 use std::io::Read;
@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 const PT_INTERP: u32 = 3;
 /// The size of a program header of an ELF file of 64 bits.
 const PROGRAM_HEADER_BYTES: u16 = 56;
-/// As many as the kernel takes into account would fill 64 KiB; programs have a dozen.
+/// The kernel accepts program headers of up to 64 KiB; programs have a dozen.
 const MAX_PROGRAM_HEADERS: u16 = 1170;
 
-/// Why a library cannot be preloaded into `program`, if so, as "… is statically linked". A script is judged by its
-/// interpreter. What cannot be read is taken for a program that can.
+/// The reason why a library cannot be preloaded into `program`, such as "is statically linked". For a script, its
+/// interpreter counts. An unreadable program is taken for preloadable.
 #[must_use]
 pub fn obstacle(program: &Path) -> Option<&'static str> {
     let interpreter = interpreter_of(program);
@@ -30,7 +30,7 @@ pub fn obstacle(program: &Path) -> Option<&'static str> {
     (!has_loader(&file)?).then_some("is statically linked")
 }
 
-/// Named on a script's first line.
+/// The interpreter in the first line of a script.
 fn interpreter_of(program: &Path) -> Option<PathBuf> {
     let mut start = [0; 256];
     let read = File::open(program).ok()?.read(&mut start).ok()?;
@@ -39,7 +39,7 @@ fn interpreter_of(program: &Path) -> Option<PathBuf> {
     (!path.is_empty()).then(|| PathBuf::from(std::ffi::OsStr::from_bytes(path)))
 }
 
-/// Whether an ELF file of 64 bits names a dynamic loader; `None` if it is no such file.
+/// Whether a 64-bit ELF file names a dynamic loader; `None` for other files.
 fn has_loader(file: &File) -> Option<bool> {
     let mut header = [0; 64];
     file.read_exact_at(&mut header, 0).ok()?;
@@ -64,7 +64,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
-    /// An ELF file with these kinds of program headers.
+    /// An ELF file with program headers of these types.
     fn elf(kinds: &[u32]) -> Vec<u8> {
         let mut bytes = vec![0; 64];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -98,12 +98,12 @@ mod tests {
     }
 
     #[test]
-    fn more_rights_than_the_user_has_are_an_obstacle() {
+    fn set_user_id_of_another_user_is_an_obstacle() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("program");
         fs::write(&path, elf(&[PT_INTERP])).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
-        // One's own rights are no more than one has.
+        // Set-user-ID of the user itself adds no privileges.
         assert_eq!(obstacle(&path), None);
         if rustix::process::getuid().is_root() {
             std::os::unix::fs::chown(&path, Some(1), None).unwrap();

@@ -119,7 +119,7 @@ impl Criu {
     pub fn check(&self) -> Result<(), String> {
         let mut command = Command::new(&self.path);
         command.arg("check").stdin(Stdio::null());
-        if Privileges::look().is_limited() {
+        if Privileges::detect().is_limited() {
             command.arg("--unprivileged");
         }
         let handed_on = privileges::hand_on();

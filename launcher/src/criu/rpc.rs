@@ -101,7 +101,7 @@ impl Options {
             manage_cgroups_mode: Some(0),
             log_file: Some("criu.log".to_owned()),
             log_level: Some(CRIU_WARNINGS),
-            unprivileged: Some(Privileges::look().is_limited()),
+            unprivileged: Some(Privileges::detect().is_limited()),
             ..Self::default()
         }
     }

@@ -121,7 +121,7 @@ impl Namespace {
     /// [`NamespaceError::Create`] when the kernel refuses all the same, [`NamespaceError::Refused`] when the set-up
     /// fails.
     pub fn create(network: Network) -> Result<Self, NamespaceError> {
-        let rights = Privileges::look();
+        let rights = Privileges::detect();
         let uid = rustix::process::getuid().as_raw();
         let missing: Vec<_> =
             rights.missing().iter().map(|one| format!("{} ({})", one.name, one.why)).collect();

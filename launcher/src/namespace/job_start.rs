@@ -77,7 +77,7 @@ pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Resu
     let mut bytes = Vec::new();
     reports.read_to_end(&mut bytes)?;
     // The program has been executed by now, or never will be. A file that has lost its name CRIU may not always save.
-    if Privileges::look().has_real_rights() {
+    if Privileges::detect().has_real_rights() {
         let _ = std::fs::remove_file(&program);
     }
     let mut reports = bytes.chunks_exact(8).map(|chunk| Report::decode(chunk.try_into().expect("8 bytes")));
@@ -100,7 +100,7 @@ fn reaper_path() -> io::Result<PathBuf> {
 
 /// Puts the reaper's program where it was at the snapshot, if it had a name.
 pub(super) fn put_back_reaper(command_pid: i32) -> io::Result<()> {
-    if Privileges::look().has_real_rights() {
+    if Privileges::detect().has_real_rights() {
         return Ok(());
     }
     reaper::write_program(&reaper_path()?, command_pid)
@@ -115,7 +115,7 @@ fn become_reaper(
 ) -> io::Result<Infallible> {
     rustix::process::setsid()?;
     // SysV shared memory and message queues can be dumped only with a namespace of their own, and only by root.
-    if Privileges::look().is_root() {
+    if Privileges::detect().is_root() {
         // SAFETY: this process has one thread.
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWIPC) }?;
     }
@@ -163,7 +163,7 @@ fn spawn_command(job: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<i32>
     command.stdin(source(0)?).stdout(source(1)?).stderr(source(2)?);
     let terminal_fd = terminal.as_ref().map(AsRawFd::as_raw_fd);
     // CRIU may save a filter only with rights in the whole system.
-    let filters = Privileges::look().has_real_rights();
+    let filters = Privileges::detect().has_real_rights();
     let prepare = move || {
         rustix::process::setsid()?;
         if let Some(fd) = terminal_fd {

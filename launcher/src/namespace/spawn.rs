@@ -86,7 +86,7 @@ pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<S
         .collect();
     let mut envp: Vec<_> = environment.iter().map(|entry| entry.as_ptr()).collect();
     envp.push(std::ptr::null());
-    let rights = Privileges::look();
+    let rights = Privileges::detect();
     let identity = rights.wants_user_namespace().then(Identity::of_this_process);
     let mut pidfd: i32 = -1;
     let mut flags = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_PIDFD;

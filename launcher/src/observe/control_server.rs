@@ -1,4 +1,4 @@
-//! The running launcher's control socket: other `ckpt-run` commands ask it for checkpoints and its status.
+//! The control socket of a running launcher, on which other `ckpt-run` commands request checkpoints and the status.
 
 use crate::job::status::SharedStatus;
 use crate::sys::deadline::{ACCEPT_RETRY_INTERVAL, CALL_TIMEOUT, LAST_ANSWERS_TIMEOUT, PROGRESS_INTERVAL};
@@ -13,26 +13,27 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-/// A checkpoint that somebody waits for: the answer goes here.
+
+/// Where the reply to a waiting caller is sent.
 pub type Answer = Sender<Reply>;
 
-/// What a caller wants of the supervisor.
+/// A request of a caller to the supervisor.
 pub enum Demand {
     /// A snapshot.
     Checkpoint,
-    /// The end, with a snapshot.
+    /// A final snapshot and the end of the job.
     Stop,
 }
 
 /// The socket; removed when dropped.
 pub struct ControlServer {
     path: PathBuf,
-    /// Held by everyone who still has to answer.
+    /// Held by each thread that still has to reply.
     calls: Arc<()>,
 }
 
-/// Where the control socket of a job is: it depends on the store and the job only, so that other commands find it.
-/// It is not in the store, which may be on a file system without sockets, or too deep for a socket's path.
+/// The path of a job's control socket. It depends only on the store and the job, so that other commands find the socket.
+/// The socket is not in the store, which may be on a file system without sockets, or too deep for the path of a socket.
 ///
 /// # Errors
 /// When there is no private directory for it.
@@ -41,11 +42,11 @@ pub fn socket_path(job: &JobDir) -> io::Result<PathBuf> {
 }
 
 impl ControlServer {
-    /// Listens for the job; `on_demand` is called for everything that is asked of the supervisor. The job's lock has to
-    /// be held: a socket that is there already is a dead launcher's.
+    /// Listens for the job; `on_demand` is called for each request to the supervisor. The caller must hold the job's lock:
+    /// an existing socket is then the leftover of a dead launcher.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// When the socket cannot be created.
     pub fn listen(
         job: &JobDir,
         status: &Arc<SharedStatus>,
@@ -67,13 +68,13 @@ impl ControlServer {
                 let stream = next_caller(|| listener.accept().map(|(stream, _)| stream));
                 let (status, on_demand, call) =
                     (Arc::clone(&status), Arc::clone(&on_demand), Arc::clone(&call));
-                // A thread per caller: there are few, and one that waits must not keep the others waiting.
+                // A thread per caller: there are few, and a waiting caller must not block the others.
                 let served = std::thread::Builder::new().name("control-call".to_owned()).spawn(move || {
                     serve(stream, &status, &*on_demand);
                     drop(call);
                 });
                 if let Err(error) = served {
-                    tracing::warn!("a call cannot be answered: {error}");
+                    tracing::warn!("cannot start a thread for a call: {error}");
                 }
             }
         })?;
@@ -84,7 +85,7 @@ impl ControlServer {
 impl Drop for ControlServer {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
-        // Whoever was answered is to hear it: the process ends soon. The thread that accepts holds the second.
+        // Replies under way must be sent before the process exits. The accepting thread holds the second reference.
         let deadline = Instant::now() + LAST_ANSWERS_TIMEOUT;
         while Arc::strong_count(&self.calls) > 2 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -92,18 +93,18 @@ impl Drop for ControlServer {
     }
 }
 
-/// The next caller. A shortage of descriptors is waited out: it would be found again at once.
+/// The next caller. On a shortage of descriptors, waits before the next try.
 fn next_caller(mut accept: impl FnMut() -> io::Result<UnixStream>) -> UnixStream {
-    let mut told = false;
+    let mut is_reported = false;
     loop {
         match accept() {
             Ok(stream) => return stream,
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
             Err(error) => {
-                if !told {
-                    tracing::warn!("other ckpt-run commands cannot reach this job at the moment: {error}");
-                    told = true;
+                if !is_reported {
+                    tracing::warn!("other ckpt-run commands cannot reach this job for now: {error}");
+                    is_reported = true;
                 }
                 std::thread::sleep(ACCEPT_RETRY_INTERVAL);
             }
@@ -122,47 +123,47 @@ fn serve(mut stream: UnixStream, status: &SharedStatus, on_demand: &dyn Fn(Deman
         let call: Call = frame::read(&mut stream).map_err(|error| error.to_string())?;
         if call.version != CONTROL_VERSION {
             return Err(format!(
-                "this launcher speaks version {CONTROL_VERSION}, the command version {}",
+                "the launcher has control version {CONTROL_VERSION}, the command has {}: use the same version of ckpt-run for both",
                 call.version
             ));
         }
         Ok(call.request)
     });
-    let mut demand = |what| {
+    let mut forward = |demand| {
         let (answer, answered) = bounded(1);
-        on_demand(what, answer);
+        on_demand(demand, answer);
         await_answer(&mut stream, status, &answered)
     };
     let reply = match outcome {
         Err(reason) => Some(Reply::Error(reason)),
         Ok(Request::Status) => Some(Reply::Status(Box::new(status.snapshot()))),
-        Ok(Request::Checkpoint) => demand(Demand::Checkpoint),
-        Ok(Request::Stop) => demand(Demand::Stop),
+        Ok(Request::Checkpoint) => forward(Demand::Checkpoint),
+        Ok(Request::Stop) => forward(Demand::Stop),
     };
     let Some(reply) = reply else { return };
-    // The caller may be gone: its checkpoint was taken all the same.
+    // The caller may have disconnected; its checkpoint was taken regardless.
     let _ = frame::write(&mut stream, &reply);
 }
 
-/// Waits for the answer and tells the caller how far it is; `None` when the caller is gone.
+/// Waits for the reply and sends progress to the caller; `None` when the caller has disconnected.
 fn await_answer(stream: &mut UnixStream, status: &SharedStatus, answered: &Receiver<Reply>) -> Option<Reply> {
-    let mut told = Progress::default();
+    let mut reported = Progress::default();
     loop {
         match answered.recv_timeout(PROGRESS_INTERVAL) {
             Ok(reply) => return Some(reply),
             Err(RecvTimeoutError::Disconnected) => return Some(Reply::Error("the job has ended".to_owned())),
             Err(RecvTimeoutError::Timeout) => {
                 let now = status.progress();
-                if now != told {
+                if now != reported {
                     frame::write(stream, &Reply::Progress(now)).ok()?;
-                    told = now;
+                    reported = now;
                 }
             }
         }
     }
 }
 
-/// The job's user and root only. The socket's mode says so too; this holds where somebody has changed that.
+/// Only the user of the job and root are allowed. The mode of the socket says the same, but may have been changed.
 fn peer_is_allowed(stream: &UnixStream) -> Result<(), String> {
     let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| error.to_string())?;
     if peer.uid == getuid() || peer.uid.is_root() {
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
     use rustix::process::Uid;
 
-    /// A caller of that user; the kernel notes which thread connects, not who owns the process.
+    /// A caller with that user ID; the kernel records the credentials of the connecting thread.
     fn caller(listener: &UnixListener, path: &Path, uid: Uid) -> UnixStream {
         let path = path.to_owned();
         let connect = move || {
@@ -203,14 +204,14 @@ mod tests {
             }
             Ok(stream.take().unwrap())
         });
-        assert!(begun.elapsed() >= 3 * ACCEPT_RETRY_INTERVAL, "it has been asked for again and again");
+        assert!(begun.elapsed() >= 3 * ACCEPT_RETRY_INTERVAL, "accept was called without a pause");
     }
 
     #[test]
     fn strangers_are_refused_even_where_the_socket_is_open_to_all() {
         use std::os::unix::fs::PermissionsExt;
         if !getuid().is_root() {
-            eprintln!("skipped: only root can be somebody else");
+            eprintln!("skipped: only root can become another user");
             return;
         }
         let dir = tempfile::tempdir().unwrap();

@@ -1,11 +1,11 @@
-//! Metrics of a running job for Prometheus (`--metrics`): made from the status at each scrape.
+//! Prometheus metrics of a running job (`--metrics`), computed from the status at each scrape.
 
 use crate::job::status::{SharedStatus, unix_ms};
 use crate::sys::error::bad_input;
 use anyhow::{Context, Result, anyhow};
 use ckpt_protocol::control::{JobStatus, Phase};
 use prometheus::{CounterVec, GaugeVec, Opts, Registry, TextEncoder};
-use server::{Answer, Asked, Server};
+use server::{Answer, Request, Server};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -15,7 +15,7 @@ mod server;
 /// Listens at `address`.
 ///
 /// # Errors
-/// Bad input: the address is taken, or is none of this machine's.
+/// Bad input: the address is in use, or is not an address of this machine.
 pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).map_err(|error| {
         bad_input(anyhow!(
@@ -24,24 +24,24 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Serves what `status` says, until the server is dropped.
+/// Serves the metrics of `status` until the server is dropped.
 ///
 /// # Errors
-/// When there is no thread to be had.
+/// When no thread can be started.
 pub fn serve(listener: TcpListener, status: &Arc<SharedStatus>) -> Result<Server> {
-    let failed = "cannot serve metrics. Without --metrics, the job runs all the same";
+    let failed = "cannot serve metrics. The job runs without --metrics too";
     let address = listener.local_addr().context(failed)?;
     let status = Arc::clone(status);
-    let server = Server::start(listener, move |asked| answer(asked, &status)).context(failed)?;
+    let server = Server::start(listener, move |request| answer(request, &status)).context(failed)?;
     tracing::info!("metrics are at http://{address}/metrics");
     Ok(server)
 }
 
-fn answer(asked: &Asked, status: &SharedStatus) -> Answer {
-    let (status, text) = match (asked.method, asked.path) {
+fn answer(request: &Request, status: &SharedStatus) -> Answer {
+    let (status, text) = match (request.method, request.path) {
         ("GET" | "HEAD", "/metrics") => match text(&status.snapshot(), unix_ms(SystemTime::now())) {
             Ok(text) => ("200 OK", text),
-            Err(error) => ("500 Internal Server Error", format!("the metrics cannot be written: {error}\n")),
+            Err(error) => ("500 Internal Server Error", format!("cannot encode the metrics: {error}\n")),
         },
         ("GET" | "HEAD", _) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", "metrics can only be read\n".to_owned()),
@@ -56,18 +56,18 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// A number that only grows; one row for each value of the label.
+    /// Adds a counter with one row per value of the label.
     fn counter(&self, name: &str, help: &str, label: &str, rows: &[(&str, f64)]) -> prometheus::Result<()> {
         let labels = if label.is_empty() { vec!["job"] } else { vec!["job", label] };
         let counter = CounterVec::new(Opts::new(name, help), &labels)?;
         for &(row, value) in rows {
-            // What a launcher counts is never negative; what a damaged clock says may be.
+            // A count is never negative, but a duration may be after a clock jump.
             counter.get_metric_with_label_values(&[self.job, row][..labels.len()])?.inc_by(value.max(0.0));
         }
         self.registry.register(Box::new(counter))
     }
 
-    /// A number of now; one row for each value of the label.
+    /// Adds a gauge with one row per value of the label.
     fn gauge(&self, name: &str, help: &str, label: &str, rows: &[(&str, f64)]) -> prometheus::Result<()> {
         let labels = if label.is_empty() { vec!["job"] } else { vec!["job", label] };
         let gauge = GaugeVec::new(Opts::new(name, help), &labels)?;
@@ -85,17 +85,17 @@ fn text(status: &JobStatus, now_unix_ms: u64) -> prometheus::Result<String> {
     let restarts = f64::from(status.restarts);
     page.counter("ckpt_run_restarts_total", "Restarts of the job by this launcher.", "", &[("", restarts)])?;
     let running = f64::from(u8::from(status.restart_s.is_none()));
-    let help = "1 while the job runs, 0 while it waits for its restart.";
+    let help = "1 while the job is running, 0 while it waits for its restart.";
     page.gauge("ckpt_run_job_running", help, "", &[("", running)])?;
     let is = |phase| f64::from(u8::from(status.progress.phase == phase));
     let phases = [("idle", is(Phase::Idle)), ("dump", is(Phase::Dump)), ("persist", is(Phase::Persist))];
-    let help = "1 for what is being done: nothing, copying (the job stands still), or storing.";
+    let help = "1 for the current phase: idle, dump (the job is paused), or persist (a snapshot is stored).";
     page.gauge("ckpt_run_phase", help, "phase", &phases)?;
     if let Some(uploads) = &status.uploads {
         let rows = [("uploaded", uploads.uploaded as f64), ("failed", uploads.failed as f64)];
         let help = "Uploads of snapshots to the object store by this launcher.";
         page.counter("ckpt_run_uploads_total", help, "result", &rows)?;
-        let help = "Bytes that uploads have added to the object store.";
+        let help = "Bytes added to the object store by uploads.";
         page.counter("ckpt_run_upload_bytes_total", help, "", &[("", uploads.stored_bytes as f64)])?;
         let now = f64::from(u8::from(uploads.uploading.is_some()));
         page.gauge("ckpt_run_uploading", "1 while a snapshot is being uploaded.", "", &[("", now)])?;
@@ -107,26 +107,26 @@ fn snapshots(page: &Page<'_>, status: &JobStatus, now_unix_ms: u64) -> prometheu
     let rows = [("saved", status.saved as f64), ("failed", status.failed as f64)];
     page.counter("ckpt_run_snapshots_total", "Checkpoints by this launcher.", "result", &rows)?;
     let totals = &status.totals;
-    let help = "How long the job stood still for snapshots.";
+    let help = "Time that the job was paused for snapshots.";
     page.counter("ckpt_run_stall_seconds_total", help, "", &[("", totals.stall_s)])?;
-    let help = "From the beginning of each snapshot until it was durable.";
+    let help = "Time from the start of each checkpoint until its snapshot was durable.";
     page.counter("ckpt_run_durable_seconds_total", help, "", &[("", totals.durable_s)])?;
     let rows = [
         ("logical", totals.bytes as f64),
         ("stored", totals.stored_bytes as f64),
         ("unread", totals.unread_bytes as f64),
     ];
-    let help = "Bytes that snapshots hold (logical), that they have added to the store (stored), and that were known not to have changed and were not read (unread).";
+    let help = "Bytes in snapshots (logical), bytes added to the store (stored), and unchanged bytes that were not read (unread).";
     page.counter("ckpt_run_snapshot_bytes_total", help, "kind", &rows)?;
     if let Some(taken_unix_ms) = status.newest_unix_ms {
         let age_s = now_unix_ms.saturating_sub(taken_unix_ms) as f64 / 1000.0;
-        let help = "How old the newest snapshot is: what a failure now would lose.";
+        let help = "Age of the newest snapshot: the work that a failure now would lose.";
         page.gauge("ckpt_run_newest_snapshot_age_seconds", help, "", &[("", age_s)])?;
     }
     if let Some(saved) = &status.last_snapshot {
-        let help = "How long the job stood still for the newest snapshot.";
+        let help = "Time that the job was paused for the newest snapshot.";
         page.gauge("ckpt_run_last_stall_seconds", help, "", &[("", saved.stall_s)])?;
-        let help = "From the beginning of the newest snapshot until it was durable.";
+        let help = "Time from the start of the newest checkpoint until its snapshot was durable.";
         page.gauge("ckpt_run_last_durable_seconds", help, "", &[("", saved.durable_s)])?;
     }
     Ok(())
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_is_told() {
+    fn every_number_is_shown() {
         let status = JobStatus {
             job: "train".to_owned(),
             saved: 4,
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_none_of_is_left_out() {
+    fn missing_values_are_left_out() {
         let page = text(&JobStatus { job: "j".to_owned(), ..JobStatus::default() }, 1).unwrap();
         assert!(!page.contains("age") && !page.contains("upload") && !page.contains("last"), "{page}");
         has(&page, r#"ckpt_run_snapshots_total{job="j",result="saved"} 0"#);

@@ -329,7 +329,7 @@ impl Resumer<'_> {
             auto_dedup: Some(true),
             ..Options::of_every_job()
         };
-        let has_namespaces = Privileges::look().is_root();
+        let has_namespaces = Privileges::detect().is_root();
         let mut damage = None;
         let mut at_stage = |stage: &str| -> Result<(), String> {
             tracing::trace!("CRIU is at {stage}");

@@ -144,7 +144,7 @@ fn warn_of_lost_memory(journal: &Journal, resumed: &SnapshotId) {
 
 /// Tests whether a user other than root can create what a job needs, before anything is changed.
 fn check_privileges(config: &Config) -> Result<()> {
-    let rights = Privileges::look();
+    let rights = Privileges::detect();
     if !rights.is_limited() && rights.missing().is_empty() {
         return Ok(());
     }

@@ -1,28 +1,28 @@
-//! Threads that take second place to the job, until there is no job to be spared any more.
+//! Background threads: they run at a lower priority than the job, until the job has ended.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// How much less than the job such a thread gets (nice).
+/// The nice value of background threads.
 const NICE: i32 = 10;
 
-/// One such thread.
+/// A background thread.
 #[derive(Default)]
 pub struct Background {
-    /// The thread's number; 0 until it runs.
+    /// The ID of the thread; 0 before it runs.
     tid: AtomicI32,
 }
 
 impl Background {
-    /// The calling thread takes second place from now on.
+    /// Lowers the priority of the calling thread.
     pub fn enter(&self) {
         let _ = rustix::process::setpriority_process(None, NICE);
         self.tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
     }
 
-    /// It takes second place no more. To be called while it runs, if it ever did.
+    /// Restores the normal priority. To be called while the thread runs, or before it has started.
     pub fn hurry(&self) {
         if let Some(tid) = rustix::process::Pid::from_raw(self.tid.load(Ordering::Relaxed)) {
-            // The kernel does not let everybody do this; it goes on as slowly as before then.
+            // Needs CAP_SYS_NICE or a limit; otherwise the priority stays low.
             let _ = rustix::process::setpriority_process(Some(tid), 0);
         }
     }

@@ -1,5 +1,5 @@
-//! How many files this process may have open. Parked device memory takes a descriptor for each piece of it, so a launcher
-//! with agents takes as many as it may have. What it starts gets the limit that it was itself started with.
+//! The limit of open files. Parked device memory needs a descriptor per allocation, so a launcher with agents raises its
+//! soft limit to the hard limit. Child processes get the original limit.
 
 use rustix::io;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 static BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
-/// Raises the limit as far as that goes.
+/// Raises the soft limit to the hard limit.
 pub fn raise() {
     let before = BEFORE.get_or_init(|| getrlimit(Resource::Nofile));
     let raised = Rlimit { current: before.maximum, maximum: before.maximum };
@@ -16,7 +16,7 @@ pub fn raise() {
     }
 }
 
-/// Gives a process that we have just started the limit that it would have without [`raise`].
+/// Gives a child process the limit that it would have without [`raise`].
 ///
 /// # Errors
 /// What the kernel says.
@@ -33,7 +33,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn what_is_started_has_the_limit_from_before() {
+    fn child_processes_have_the_original_limit() {
         let maximum = getrlimit(Resource::Nofile).maximum;
         setrlimit(Resource::Nofile, Rlimit { current: Some(777), maximum }).unwrap();
         raise();

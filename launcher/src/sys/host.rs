@@ -1,8 +1,8 @@
-//! Facts about this machine that go into every snapshot.
+//! Facts about this machine, recorded in every snapshot.
 
 use ckpt_snapshot::HostFacts;
 
-/// This machine.
+/// The facts about this machine.
 #[must_use]
 pub fn facts() -> HostFacts {
     let uname = rustix::system::uname();

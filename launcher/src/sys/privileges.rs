@@ -1,13 +1,13 @@
-//! What this process may do, and which way of running a job follows from that. docs/privileges.md has what was tried.
+//! The privileges of this process, and how jobs are run with them. See docs/privileges.md.
 //!
 //! ```text
-//!   user ID 0 ───────────────────────► as it is
+//!   user ID 0 ───────────────────────► unchanged
 //!   others with CAP_SYS_ADMIN ───────► CRIU gets the capabilities as ambient ones, the job gets none of them
-//!   others ──────────────────────────► the same, in a user namespace of their own, in which the init has every right
+//!   others ──────────────────────────► the same, in a new user namespace, in which the init has all capabilities
 //! ```
 //!
-//! Some things the kernel does only for who has the right in the initial user namespace. Where nobody does, they are left
-//! out, and what then cannot be saved refuses the checkpoint.
+//! Some operations need a capability in the initial user namespace. Without it they are skipped, and a checkpoint of state
+//! that depends on them is refused.
 
 use rustix::process::getuid;
 use rustix::thread::{
@@ -16,14 +16,14 @@ use rustix::thread::{
 };
 use std::io;
 
-/// A capability that is needed: by this name, for this.
+/// A required capability.
 #[derive(Clone, Copy)]
 pub struct Needed {
     /// The capability.
     pub capability: CapabilitySet,
     /// Its name.
     pub name: &'static str,
-    /// What for.
+    /// The purpose.
     pub why: &'static str,
 }
 
@@ -39,58 +39,58 @@ const SYS_CHROOT: Needed =
     needed(CapabilitySet::SYS_CHROOT, "CAP_SYS_CHROOT", "root directories of resumed processes");
 const SYS_TIME: Needed =
     needed(CapabilitySet::SYS_TIME, "CAP_SYS_TIME", "the monotonic clock of a resumed job");
-/// CRIU drops what is not in the bounding set once more, and waits for ever when it may not.
+/// CRIU drops capabilities outside the bounding set again, and hangs when it is not allowed to.
 const SETPCAP: Needed =
     needed(CapabilitySet::SETPCAP, "CAP_SETPCAP", "resumed processes with a bounding set that is not full");
 
-/// What this process may do.
+/// The privileges of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Privileges {
-    /// Whether its user ID is 0, in whichever user namespace.
+    /// Whether the user ID is 0, in any user namespace.
     is_root: bool,
-    /// Its capabilities, in whichever user namespace.
+    /// The capabilities, in any user namespace.
     held: CapabilitySet,
-    /// Whether it is in the initial user namespace.
+    /// Whether the process is in the initial user namespace.
     is_initial: bool,
-    /// Whether the bounding set of a resumed process has to be made smaller.
+    /// Whether the bounding set of a resumed process must be reduced.
     is_bounded: bool,
 }
 
 impl Privileges {
-    /// Looks at this process.
+    /// Detects the privileges of this process.
     #[must_use]
-    pub fn look() -> Self {
+    pub fn detect() -> Self {
         let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         let is_initial = is_initial_user_namespace();
         let is_bounded = !no_new_privs().unwrap_or(false) && !has_full_bounding_set();
         Self { is_root: getuid().is_root(), held, is_initial, is_bounded }
     }
 
-    /// Whether the job's namespaces have to lie in a user namespace of their own.
+    /// Whether the namespaces of the job need a new user namespace.
     #[must_use]
     pub fn wants_user_namespace(self) -> bool {
         !self.is_root && !self.has(CapabilitySet::SYS_ADMIN)
     }
 
-    /// Whether CRIU has to accept that it may not do everything.
+    /// Whether CRIU must run in its unprivileged mode.
     #[must_use]
     pub fn is_limited(self) -> bool {
         !self.is_root || !self.has_real_rights()
     }
 
-    /// Whether the rights of this process, or of the init that it makes, count for the whole system.
+    /// Whether CAP_SYS_ADMIN of this process is valid in the initial user namespace.
     #[must_use]
     pub fn has_real_rights(self) -> bool {
         self.is_initial && self.has(CapabilitySet::SYS_ADMIN)
     }
 
-    /// Whether this is user ID 0 in its user namespace.
+    /// Whether the user ID is 0 in the user namespace.
     #[must_use]
     pub fn is_root(self) -> bool {
         self.is_root
     }
 
-    /// What any job needs that is not there: without one of them it cannot be saved, or not resumed.
+    /// The missing capabilities that every job needs to be saved and resumed.
     #[must_use]
     pub fn missing(self) -> Vec<Needed> {
         let mut needed = self.needed();
@@ -98,7 +98,7 @@ impl Privileges {
         needed
     }
 
-    /// What any job needs. In a user namespace of its own it has that.
+    /// The capabilities that every job needs. In a new user namespace it has them all.
     #[must_use]
     pub fn needed(self) -> Vec<Needed> {
         let mut needed = match (self.is_root, self.wants_user_namespace()) {
@@ -112,34 +112,34 @@ impl Privileges {
         needed
     }
 
-    /// Whether it has this capability.
+    /// Whether the process has this capability.
     #[must_use]
     pub fn has(self, capability: CapabilitySet) -> bool {
         self.held.contains(capability)
     }
 }
 
-/// The initial user namespace is the one that maps everybody to themselves.
+/// The initial user namespace maps every ID to itself.
 fn is_initial_user_namespace() -> bool {
     std::fs::read_to_string("/proc/self/uid_map")
         .is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
 
 fn has_full_bounding_set() -> bool {
-    // Beyond the last one that the kernel knows it is an error.
+    // Beyond the last capability of the kernel, the call fails.
     let mut answers = (0..u64::BITS)
         .map_while(|bit| capability_is_in_bounding_set(CapabilitySet::from_bits_retain(1 << bit)).ok());
     answers.all(|is_in| is_in)
 }
 
-/// Capabilities that CRIU is not given when it does not run as root: it would take them for a sign to become root.
+/// Capabilities that an unprivileged CRIU must not have: with them, it would try to become root.
 const NOT_FOR_CRIU: CapabilitySet = CapabilitySet::SETUID.union(CapabilitySet::SETGID);
 
-/// Makes the capabilities of this process those of the program that it is about to execute. Root has no need of it.
+/// Makes the capabilities of this process ambient, so that the next executed program has them. Does nothing for root.
 /// Makes system calls only.
 ///
 /// # Errors
-/// What the kernel says.
+/// A failed system call.
 pub fn hand_on() -> io::Result<()> {
     if getuid().is_root() {
         return Ok(());
@@ -152,11 +152,11 @@ pub fn hand_on() -> io::Result<()> {
     wanted.try_for_each(|one| Ok(configure_capability_in_ambient_set(one, true)?))
 }
 
-/// Lets the program that this process is about to execute have no capabilities: they are for ckpt-run and CRIU. Root is
-/// as it was: its programs have the rights of root without ckpt-run too. Makes system calls only.
+/// Removes the capabilities from the next executed program: they are for ckpt-run and CRIU only. Does nothing for root,
+/// whose programs have these rights without ckpt-run too. Makes system calls only.
 ///
 /// # Errors
-/// What the kernel says.
+/// A failed system call.
 pub fn keep_back() -> io::Result<()> {
     if getuid().is_root() {
         return Ok(());

@@ -1,26 +1,26 @@
-//! Progress of long work: a bar when a person watches, nothing otherwise.
+//! Progress bars of long operations, on a terminal only.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::time::Duration;
 
-/// Work shorter than this shows no bar: a flicker helps nobody.
-const QUIET_BYTES: u64 = 256 << 20;
+/// Shorter operations show no bar.
+const MIN_BYTES: u64 = 256 << 20;
 
-/// A bar for work that is measured in bytes: what, bytes, bytes per second, time left.
+/// A progress bar in bytes: operation, bytes, rate, time left.
 pub struct Bar {
     bar: ProgressBar,
 }
 
 impl Bar {
-    /// Begins a bar; it is drawn on stderr if that is a terminal.
+    /// Starts a bar, which is drawn on stderr if that is a terminal.
     #[must_use]
-    pub fn new(what: &'static str, total_bytes: u64) -> Self {
-        let target = if total_bytes < QUIET_BYTES {
+    pub fn new(operation: &'static str, total_bytes: u64) -> Self {
+        let target = if total_bytes < MIN_BYTES {
             ProgressDrawTarget::hidden()
         } else {
             ProgressDrawTarget::stderr_with_hz(5)
         };
-        let bar = ProgressBar::with_draw_target(Some(total_bytes), target).with_message(what);
+        let bar = ProgressBar::with_draw_target(Some(total_bytes), target).with_message(operation);
         let style = "ckpt-run: {msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} left";
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
@@ -29,12 +29,12 @@ impl Bar {
         Self { bar }
     }
 
-    /// So many bytes more.
+    /// Adds processed bytes.
     pub fn advance(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
-    /// So many bytes in all, of so many.
+    /// Sets processed and total bytes.
     pub fn set(&self, done_bytes: u64, total_bytes: u64) {
         self.bar.set_length(total_bytes);
         self.bar.set_position(done_bytes);

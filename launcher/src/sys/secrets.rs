@@ -1,24 +1,24 @@
-//! What may be a secret in a command line is not shown: values of options and assignments whose names say so, and
-//! names and passwords in addresses. A secret that nothing marks as one is not found.
+//! Hides secrets in command lines: values of options and assignments whose names suggest a secret, and users and passwords
+//! in URLs. A secret without such a mark is not found.
 
-/// What is shown instead.
+/// Shown instead of a secret.
 pub const HIDDEN: &str = "***";
 
-/// How a part of a name ends that names a secret. `tokens` and `tokenizer` do not.
+/// Endings of name parts that mark a secret. `tokens` and `tokenizer` are no secrets.
 const SECRET_ENDS: [&str; 9] =
     ["token", "secret", "password", "passwd", "passphrase", "apikey", "accesskey", "secretkey", "privatekey"];
-/// Whole parts of names that name a secret.
+/// Whole name parts that mark a secret.
 const SECRET_PARTS: [&str; 9] =
     ["pwd", "pass", "auth", "authorization", "credential", "credentials", "secrets", "signature", "sig"];
-/// What makes a secret of a `key` that follows it.
+/// Words that make a following `key` a secret.
 const SECRET_KEYS: [&str; 9] =
     ["api", "access", "secret", "private", "account", "session", "signing", "encryption", "sas"];
-/// The value is where something is, and not the secret.
-const PLACES: [&str; 4] = ["file", "path", "dir", "directory"];
+/// Words that mark the value as a location and not as the secret.
+const LOCATIONS: [&str; 4] = ["file", "path", "dir", "directory"];
 /// Words between `Authorization:` and the secret.
 const SCHEMES: [&str; 3] = ["bearer", "basic", "token"];
 
-/// The arguments as they may be shown.
+/// The arguments without secrets.
 #[must_use]
 pub fn hidden_in(argv: &[String]) -> Vec<String> {
     let mut is_next = false;
@@ -28,20 +28,20 @@ pub fn hidden_in(argv: &[String]) -> Vec<String> {
             return HIDDEN.to_owned();
         }
         is_next = false;
-        // All of the value, whatever is in it.
+        // The whole value.
         let name = argument.find(['=', ':']).and_then(|at| secret_name(&argument[..=at]));
         if let Some(name) = name.filter(|name| !name.starts_with(is_separator)) {
             return format!("{name}{HIDDEN}");
         }
         let shown = in_text(argument, &mut is_next);
-        // What is told by a word inside of an argument does not reach beyond it.
+        // A word inside an argument does not affect the next argument.
         is_next &= argument.starts_with('-') && !argument.contains(char::is_whitespace);
         shown
     });
     shown.collect()
 }
 
-/// A shell command, or another text, as it may be shown.
+/// A shell command, or another text, without secrets.
 #[must_use]
 pub fn hidden_in_text(text: &str) -> String {
     in_text(text, &mut false)
@@ -68,7 +68,7 @@ fn is_separator(letter: char) -> bool {
     letter.is_whitespace() || ";|&()<>,?{}[]".contains(letter)
 }
 
-/// Up to the next separator outside of quotes.
+/// The length up to the next separator outside of quotes.
 fn word_length(text: &str) -> usize {
     let mut quote = None;
     for (at, letter) in text.char_indices() {
@@ -92,12 +92,12 @@ fn in_word(word: &str, is_next: &mut bool) -> String {
     let quote = word.chars().next().filter(|&first| first == '\'' || first == '"');
     if let Some(name) = secret_name(word) {
         *is_next = name.len() == word.len();
-        // The quote that the name is in is closed after it.
+        // A quote that is open in the name is closed after it.
         let is_open = |quote: &char| name.matches(*quote).count() == 1 && word.ends_with(*quote);
         let closing = quote.filter(is_open).map(String::from).unwrap_or_default();
         return if *is_next { word.to_owned() } else { format!("{name}{HIDDEN}{closing}") };
     }
-    // A text within quotes: a command of its own.
+    // A quoted text: a command in itself.
     if let Some(quote) = quote
         && let Some(inner) = word[1..].strip_suffix(quote)
         && inner.contains(is_separator)
@@ -110,7 +110,7 @@ fn in_word(word: &str, is_next: &mut bool) -> String {
     word.to_owned()
 }
 
-/// The beginning of the word up to and with the `=` or `:` that follows a secret's name.
+/// The beginning of the word up to and including the `=` or `:` after the name of a secret.
 fn secret_name(word: &str) -> Option<&str> {
     let mut from = 0;
     for (at, letter) in word.char_indices() {
@@ -127,12 +127,12 @@ fn secret_name(word: &str) -> Option<&str> {
     None
 }
 
-/// Whether this is the name of a secret, however it is written: `--api-key`, `HF_TOKEN`, `db.password`.
+/// Whether this is the name of a secret, in any spelling: `--api-key`, `HF_TOKEN`, `db.password`.
 fn is_secret(name: &str) -> bool {
     let name = name.to_lowercase();
     let parts: Vec<&str> =
         name.split(|letter: char| !letter.is_alphanumeric()).filter(|part| !part.is_empty()).collect();
-    if parts.last().is_some_and(|last| PLACES.contains(last)) {
+    if parts.last().is_some_and(|last| LOCATIONS.contains(last)) {
         return false;
     }
     let is_part =
@@ -141,7 +141,7 @@ fn is_secret(name: &str) -> bool {
         || parts.windows(2).any(|pair| pair[1] == "key" && SECRET_KEYS.contains(&pair[0]))
 }
 
-/// Without what stands before an `@` in addresses.
+/// Hides the part before `@` in URLs.
 fn without_users(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_secret_stays_readable() {
+    fn other_values_stay_readable() {
         let plain = [
             "torchrun",
             "--nproc_per_node=8",

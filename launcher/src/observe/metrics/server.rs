@@ -1,5 +1,5 @@
-//! The HTTP of metrics: one answer for each connection. Whoever asks may be anybody who reaches the port, and this
-//! process holds the job: what a request can take of it (time, memory, threads) is bounded here, whatever it says.
+//! The HTTP server of metrics: one response per connection. Any program that reaches the port can send requests, and this
+//! process holds the job: the time, memory and threads that a request can use are bounded here.
 
 use crate::sys::deadline::{ACCEPT_RETRY_INTERVAL, SCRAPE_TIMEOUT};
 use std::io::{self, Read, Write};
@@ -10,36 +10,37 @@ use std::time::{Duration, Instant};
 
 /// The longest request that is read, line and headers (bytes).
 const REQUEST_MAX_BYTES: usize = 8 << 10;
-/// What is answered.
+
+/// A response.
 pub struct Answer {
-    /// The status line's number and words.
+    /// The code and the text of the status line.
     pub status: &'static str,
     /// The body.
     pub text: String,
 }
 
-/// What is asked: a method and a path without its query.
-pub struct Asked<'a> {
+/// A request: a method, and a path without the query.
+pub struct Request<'a> {
     /// `GET`, `HEAD`, …
     pub method: &'a str,
-    /// Begins with a slash, as a rule.
+    /// Usually begins with a slash.
     pub path: &'a str,
 }
 
-/// A socket on which there is somebody who answers, until it is dropped.
+/// A listening socket, served until it is dropped.
 pub struct Server {
     listener: Arc<TcpListener>,
     is_stopping: Arc<AtomicBool>,
 }
 
 impl Server {
-    /// Answers on `listener` in a thread of its own.
+    /// Serves `listener` in a new thread.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When no thread can be started.
     pub fn start(
         listener: TcpListener,
-        answer: impl Fn(&Asked) -> Answer + Send + 'static,
+        answer: impl Fn(&Request) -> Answer + Send + 'static,
     ) -> io::Result<Self> {
         let server = Self { listener: Arc::new(listener), is_stopping: Arc::default() };
         let (listener, is_stopping) = (Arc::clone(&server.listener), Arc::clone(&server.is_stopping));
@@ -52,7 +53,7 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// Nobody is accepted any more. The thread is not waited for: what it is at ends within its limits, or with us.
+    /// Stops accepting. Does not wait for the thread: its current connection ends within the limits, or with the process.
     fn drop(&mut self) {
         self.is_stopping.store(true, Ordering::SeqCst);
         if let Err(error) = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both) {
@@ -64,22 +65,22 @@ impl Drop for Server {
 fn serve(
     mut accept: impl FnMut() -> io::Result<TcpStream>,
     is_stopping: &AtomicBool,
-    answer: &dyn Fn(&Asked) -> Answer,
+    answer: &dyn Fn(&Request) -> Answer,
 ) {
-    let mut told = false;
+    let mut is_reported = false;
     while !is_stopping.load(Ordering::SeqCst) {
         match accept() {
             Ok(stream) => {
-                told = false;
+                is_reported = false;
                 if let Err(error) = converse(&stream, answer) {
-                    tracing::debug!("metrics were asked for and not taken: {error}");
+                    tracing::debug!("a scrape of the metrics failed: {error}");
                 }
             }
             Err(_) if is_stopping.load(Ordering::SeqCst) => return,
             Err(error) => {
-                if !told {
-                    tracing::warn!("metrics cannot be asked for at the moment: {error}");
-                    told = true;
+                if !is_reported {
+                    tracing::warn!("the metrics cannot be scraped for now: {error}");
+                    is_reported = true;
                 }
                 std::thread::sleep(ACCEPT_RETRY_INTERVAL);
             }
@@ -87,32 +88,32 @@ fn serve(
     }
 }
 
-/// One request and its answer. A body is not read: nothing that is answered here has one.
-fn converse(stream: &TcpStream, answer: &dyn Fn(&Asked) -> Answer) -> io::Result<()> {
+/// One request and its response. A body is not read: no supported request has one.
+fn converse(stream: &TcpStream, answer: &dyn Fn(&Request) -> Answer) -> io::Result<()> {
     let refused = |status, text: &str| Answer { status, text: text.to_owned() };
     let mut is_head = false;
     let answer = match read_head(stream)? {
         None => {
-            let text = "the request is longer than any that is answered here\n";
+            let text = "the request is too long\n";
             refused("431 Request Header Fields Too Large", text)
         }
-        Some(head) => match asked(&head) {
-            Some(asked) => {
-                is_head = asked.method == "HEAD";
-                answer(&asked)
+        Some(head) => match parse_request(&head) {
+            Some(request) => {
+                is_head = request.method == "HEAD";
+                answer(&request)
             }
             None => refused("400 Bad Request", "this is not HTTP\n"),
         },
     };
     let Answer { status, text } = answer;
-    let mut said = format!(
+    let mut response = format!(
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         text.len()
     );
     if !is_head {
-        said.push_str(&text);
+        response.push_str(&text);
     }
-    write_within(stream, said.as_bytes(), Instant::now() + SCRAPE_TIMEOUT)?;
+    write_within(stream, response.as_bytes(), Instant::now() + SCRAPE_TIMEOUT)?;
     stream.shutdown(Shutdown::Write)
 }
 
@@ -122,7 +123,7 @@ fn read_head(mut stream: &TcpStream) -> io::Result<Option<Vec<u8>>> {
     let mut head = Vec::new();
     let mut part = [0; 1024];
     loop {
-        stream.set_read_timeout(Some(left(deadline)?))?;
+        stream.set_read_timeout(Some(remaining(deadline)?))?;
         let count = match stream.read(&mut part) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => count,
@@ -142,18 +143,18 @@ fn read_head(mut stream: &TcpStream) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// What the first line of a request asks for.
-fn asked(head: &[u8]) -> Option<Asked<'_>> {
+/// Parses the first line of a request.
+fn parse_request(head: &[u8]) -> Option<Request<'_>> {
     let line = head.split(|&byte| byte == b'\n').next()?;
     let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
     let (method, target, version) = (words.next()?, words.next()?, words.next()?);
     let path = target.split('?').next().unwrap_or_default();
-    (version.starts_with("HTTP/1.") && words.next().is_none()).then_some(Asked { method, path })
+    (version.starts_with("HTTP/1.") && words.next().is_none()).then_some(Request { method, path })
 }
 
 fn write_within(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
-        stream.set_write_timeout(Some(left(deadline)?))?;
+        stream.set_write_timeout(Some(remaining(deadline)?))?;
         match stream.write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => bytes = &bytes[count..],
@@ -164,8 +165,8 @@ fn write_within(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> 
     Ok(())
 }
 
-/// The time until then, which is never none: a time limit of 0 would be refused.
-fn left(deadline: Instant) -> io::Result<Duration> {
+/// The time left until the deadline, never zero: a socket refuses a timeout of zero.
+fn remaining(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
@@ -175,25 +176,25 @@ mod tests {
     use super::*;
     use std::net::SocketAddr;
 
-    /// Longer than any conversation may take.
-    const PATIENCE: Duration = Duration::from_secs(300);
+    /// Longer than any connection may take.
+    const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
     fn start() -> (Server, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let answer = |asked: &Asked| Answer { status: "200 OK", text: format!("{}!\n", asked.path) };
+        let answer = |asked: &Request| Answer { status: "200 OK", text: format!("{}!\n", asked.path) };
         (Server::start(listener, answer).unwrap(), address)
     }
 
     fn connect(address: SocketAddr) -> TcpStream {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TEST_TIMEOUT)).unwrap();
         stream
     }
 
-    /// All that is said until the other side closes the connection, or breaks it off.
-    fn hear(mut stream: &TcpStream) -> String {
+    /// Reads until the server closes or resets the connection.
+    fn read_all(mut stream: &TcpStream) -> String {
         let mut said = Vec::new();
         match stream.read_to_end(&mut said) {
             Err(error) if error.kind() != io::ErrorKind::ConnectionReset => panic!("{error}"),
@@ -201,14 +202,14 @@ mod tests {
         }
     }
 
-    fn ask(address: SocketAddr, request: &str) -> String {
+    fn send(address: SocketAddr, request: &str) -> String {
         let mut stream = connect(address);
         stream.write_all(request.as_bytes()).unwrap();
-        hear(&stream)
+        read_all(&stream)
     }
 
     fn is_served(address: SocketAddr) {
-        let said = ask(address, "GET /metrics?x=1 HTTP/1.1\r\nHost: here\r\n\r\n");
+        let said = send(address, "GET /metrics?x=1 HTTP/1.1\r\nHost: here\r\n\r\n");
         assert!(said.starts_with("HTTP/1.1 200 OK\r\n") && said.ends_with("\r\n\r\n/metrics!\n"), "{said}");
         assert!(said.contains("Content-Length: 10\r\n") && said.contains("Connection: close\r\n"), "{said}");
     }
@@ -217,11 +218,11 @@ mod tests {
     fn a_body_is_never_waited_for_nor_made_room_for() {
         let (server, address) = start();
         for length in ["5000", "1000000000000000", "99999999999999999999", "-1"] {
-            let said = ask(address, &format!("GET /metrics HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"));
+            let said = send(address, &format!("GET /metrics HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"));
             assert!(said.starts_with("HTTP/1.1 200 OK"), "{said}");
         }
         let chunked = "GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
-        assert!(ask(address, chunked).starts_with("HTTP/1.1 200 OK"));
+        assert!(send(address, chunked).starts_with("HTTP/1.1 200 OK"));
         is_served(address);
         drop(server);
     }
@@ -231,7 +232,7 @@ mod tests {
         let (server, address) = start();
         let mut stream = connect(address);
         let line = [b'x'; 4096];
-        // Until nobody takes it any more.
+        // Until the server resets the connection.
         let sent = (0..1 << 16).take_while(|_| stream.write_all(&line).is_ok()).count() * line.len();
         assert!(sent < 1 << 28, "{sent} bytes were taken");
         drop(stream);
@@ -240,26 +241,26 @@ mod tests {
     }
 
     #[test]
-    fn a_few_bytes_too_many_are_told() {
+    fn a_few_bytes_too_many_are_refused() {
         let (server, address) = start();
-        let said = ask(address, &format!("GET /metrics HTTP/1.1\r\n{}", "x".repeat(REQUEST_MAX_BYTES - 20)));
+        let said = send(address, &format!("GET /metrics HTTP/1.1\r\n{}", "x".repeat(REQUEST_MAX_BYTES - 20)));
         assert!(said.is_empty() || said.starts_with("HTTP/1.1 431"), "{said}");
         for other in ["GET /metrics\r\n\r\n", "\u{1}\u{2}\n\n", "GET /a b HTTP/1.1\n\n"] {
-            assert!(ask(address, other).starts_with("HTTP/1.1 400"), "{other:?}");
+            assert!(send(address, other).starts_with("HTTP/1.1 400"), "{other:?}");
         }
-        let head = ask(address, "HEAD / HTTP/1.0\n\n");
+        let head = send(address, "HEAD / HTTP/1.0\n\n");
         assert!(head.contains("Content-Length: 3\r\n") && head.ends_with("\r\n\r\n"), "{head}");
         drop(server);
     }
 
-    /// A byte now and then must not hold the connection, nor those behind it.
+    /// A slow client must block neither its connection nor the next ones.
     #[test]
-    fn who_is_slow_to_ask_is_let_go() {
+    fn a_slow_client_is_disconnected() {
         let (server, address) = start();
         let mut slow = connect(address);
         let begun = Instant::now();
         while slow.write_all(b"x").is_ok() {
-            assert!(begun.elapsed() < PATIENCE, "it is listened to for ever");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "the server reads without a limit");
             std::thread::sleep(Duration::from_millis(20));
         }
         assert!(begun.elapsed() >= SCRAPE_TIMEOUT / 2);
@@ -268,20 +269,20 @@ mod tests {
     }
 
     #[test]
-    fn its_end_waits_for_nobody() {
+    fn dropping_the_server_waits_for_no_client() {
         let (server, address) = start();
         let mut silent = connect(address);
         silent.write_all(b"GET /metrics HTTP/1.1\r\nContent-Length: 5000\r\n").unwrap();
-        // It is being listened to, and another one waits.
+        // The server reads from it, and another client waits.
         let _other = connect(address);
         let begun = Instant::now();
         drop(server);
         assert!(begun.elapsed() < SCRAPE_TIMEOUT / 2, "{:?}", begun.elapsed());
-        assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+        assert!(TcpStream::connect(address).is_err(), "the server has stopped listening");
     }
 
     #[test]
-    fn a_failure_to_accept_is_waited_out() {
+    fn accept_is_retried_after_a_failure() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let client = connect(address);
@@ -299,6 +300,6 @@ mod tests {
         };
         (&client).write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
         serve(accept, &is_stopping, &|_| Answer { status: "200 OK", text: "here\n".to_owned() });
-        assert!(hear(&client).ends_with("here\n"));
+        assert!(read_all(&client).ends_with("here\n"));
     }
 }
