@@ -37,7 +37,7 @@ pub const CONFIG_FILE: Setting = Setting {
     value: Some("FILE"),
     default: "ckpt-run.toml",
     help: "Read options from this file; the default file may be missing",
-    long_help: "Read options from this file: one `name = value` per line, with the names of the flags. The default file is looked for in the working directory and may be missing. A flag takes precedence over a variable, and a variable over the file.",
+    long_help: "Read options from this file: one `name = value` per line, with the names of the flags. ckpt-run looks for the default file in the working directory; it may be missing. A flag takes precedence over a variable, and a variable over the file.",
     set: |_, _| Ok(()),
 };
 

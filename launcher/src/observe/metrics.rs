@@ -19,7 +19,7 @@ mod server;
 pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).map_err(|error| {
         bad_input(anyhow!(
-            "cannot serve metrics at {address}: {error}. Give --metrics a port that nobody uses (0 takes one that is free), and an address of this machine"
+            "cannot serve metrics at {address}: {error}. Give --metrics a free port (0 chooses one) and an address of this machine"
         ))
     })
 }
