@@ -1,13 +1,12 @@
-//! One checkpoint of a running job: prepare, room, dump, persist, commit, retention.
+//! One checkpoint attempt of a running job: prepare, check the space, dump, persist, commit, prune.
 //!
 //! ```text
-//!   prepare ──► room ──► dump (the job stands still) ──► persist (the job runs) ──► committed ──► older ones pruned
-//!    │           │        │  up to 3 tries                │
-//!    └───────────┴────────┴───────────────────────────────┴──► given up: the job runs on, older snapshots are as
-//!                                                               they were
+//!   prepare ──► space ──► dump (the job is paused) ──► persist (the job runs) ──► committed ──► older ones pruned
+//!    │           │         │  up to 3 tries             │
+//!    └───────────┴─────────┴────────────────────────────┴──► failed: the job continues, older snapshots are unchanged
 //! ```
 //!
-//! The mirrors of device memory stay as they are while they are stored: one attempt follows the other.
+//! Attempts run one after another, so that the mirrors of device memory do not change while they are stored.
 
 use crate::agents::{Prepared, QuiesceError};
 use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
@@ -33,10 +32,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// A checkpoint did not become a snapshot; the job runs on.
+/// Why a checkpoint attempt failed. The job continues.
 #[derive(Debug, thiserror::Error)]
 pub enum AttemptError {
-    /// The store has no room, or cannot be written.
+    /// The store has no space, or cannot be written.
     #[error(transparent)]
     Save(#[from] SaveError),
     /// The store cannot be read.
@@ -49,9 +48,9 @@ pub enum AttemptError {
     #[error(transparent)]
     List(#[from] ReadError),
     /// CRIU could not dump the job.
-    #[error("the job cannot be saved as it is: {reason}. Look into docs/limits.md for what to do about it. CRIU's log is in {log}", log = log.display())]
+    #[error("the job cannot be saved as it is: {reason}. Look at docs/limits.md for what to do about it. CRIU's log is in {log}", log = log.display())]
     Dump {
-        /// In plain words.
+        /// The reason, for people.
         reason: String,
         /// Directory of the logs.
         log: PathBuf,
@@ -61,17 +60,17 @@ pub enum AttemptError {
         "the process {0} is not below the job's root any more, so a snapshot would not have it: end it or start it again"
     )]
     Stray(i32),
-    /// CRIU would take it and bring it back wrong.
+    /// CRIU would save the job without an error and restore it wrong.
     #[error("the job cannot be saved as it is: {0}")]
     Broken(String),
-    /// The interposer in one of the processes says no, or says nothing; or there is no memory for what is on the GPUs.
+    /// An agent refuses or does not answer, or there is no memory for the GPU state.
     #[error("the job cannot be saved as it is: {0}")]
     Agents(#[from] QuiesceError),
-    /// What an agent has told of device memory cannot be.
+    /// An agent has reported impossible device memory.
     #[error(transparent)]
     DeviceMemory(#[from] device_memory::StoreDeviceMemoryError),
-    /// It took too long.
-    #[error("the job stood still for {}, so the checkpoint was given up: give it more time by --freeze-timeout, or let the job use less memory. CRIU's log is in {log}", humantime::format_duration(*.limit), log = log.display())]
+    /// The dump took longer than `--freeze-timeout`.
+    #[error("the checkpoint was given up because the job was paused for {}: raise --freeze-timeout, or let the job use less memory. CRIU's log is in {log}", humantime::format_duration(*.limit), log = log.display())]
     Frozen {
         /// The limit.
         limit: Duration,
@@ -81,19 +80,19 @@ pub enum AttemptError {
     /// Staging failed.
     #[error("cannot stage the images: {0}")]
     Staging(#[source] io::Error),
-    /// CRIU's images do not read.
+    /// CRIU's images cannot be read.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// A fault of ours.
-    #[error("ckpt-run made a mistake; please report what it printed before this")]
+    /// A bug in ckpt-run.
+    #[error("a bug in ckpt-run stopped the checkpoint; please report the messages before this one")]
     Crashed,
     /// The job ended meanwhile.
     #[error("the job ended during the checkpoint")]
     JobEnded,
-    /// It was wanted no more when its turn came.
+    /// The request was withdrawn before the attempt began.
     #[error("the job was asked to end by itself instead")]
     Withdrawn,
-    /// The namespace refuses.
+    /// The job's namespace reports an error.
     #[error(transparent)]
     Namespace(NamespaceError),
 }
@@ -177,7 +176,7 @@ impl Attempt<'_> {
         let (writer, in_memory) = self.begin(&id, needed_bytes, survey.resident_bytes)?;
         let staging = self.staging(survey.resident_bytes)?;
         if let Err(error) = staging.warm(survey.resident_bytes) {
-            tracing::debug!("memory for the images could not be fetched ahead: {error}");
+            tracing::debug!("memory for the images could not be allocated in advance: {error}");
         }
         self.parts.status.enter(Phase::Dump, survey.resident_bytes);
         let dumped = self.dump_with_retries(&id, &staging, prepared)?;
@@ -200,7 +199,8 @@ impl Attempt<'_> {
         Ok(saved)
     }
 
-    /// In memory if it is to go there and there is room, in the store otherwise. Says whether it is in memory.
+    /// Begins the snapshot: in memory if that is the destination and there is space, otherwise in the store. Also returns
+    /// whether it is in memory.
     fn begin(
         &self,
         id: &SnapshotId,
@@ -238,7 +238,7 @@ impl Attempt<'_> {
         tiers::prune(store, dir, retention, status.last_progress_unix_ms())
     }
 
-    /// Prepares the agents; the job runs meanwhile.
+    /// Prepares the agents while the job runs.
     pub(super) fn prepare(&self) -> Result<Option<Prepared>, AttemptError> {
         let Some(agents) = &self.parts.job.agents else { return Ok(None) };
         faults::hit("prepare").map_err(AttemptError::Staging)?;
@@ -256,18 +256,19 @@ impl Attempt<'_> {
         Ok(SnapshotId::new(sequence, SystemTime::now()))
     }
 
-    /// Memory if it is there, the disk of the store otherwise.
+    /// Where CRIU leaves its images: memory if there is enough, otherwise the store's disk.
     fn staging(&self, image_bytes: u64) -> Result<Arc<Staging>, AttemptError> {
         let tell = |why: &str| {
             tracing::warn!(
-                "the checkpoint cannot be staged in memory ({why}): it goes straight to disk, and the job stands still for as long as that takes"
+                "the checkpoint cannot be staged in memory ({why}): it is written to disk, and the job is paused until that is done"
             );
         };
         let staging = Staging::for_images(image_bytes, 0, &self.parts.dir.path().join("staging"), tell);
         staging.map(Arc::new).map_err(AttemptError::Staging)
     }
 
-    /// Stores the images and the device memory; the job runs meanwhile. Returns also how much was not read (bytes).
+    /// Stores the images and the device memory while the job runs. Also returns the bytes that were known to be stored
+    /// already, and not read.
     fn persist(
         &self,
         id: SnapshotId,
@@ -335,7 +336,7 @@ impl Attempt<'_> {
     }
 }
 
-/// Where chunks of images of pages end, by their names in the snapshot.
+/// The ends of the chunks of each image with memory pages, by its name in the snapshot.
 fn page_chunks(images: &StagedDir) -> io::Result<HashMap<String, Vec<u64>>> {
     let mut found = HashMap::new();
     for (name, _) in images.files()? {
@@ -348,7 +349,7 @@ fn page_chunks(images: &StagedDir) -> io::Result<HashMap<String, Vec<u64>>> {
     Ok(found)
 }
 
-/// What a dump has left, by its names in the snapshot.
+/// The staged files of a dump, by their names in the snapshot.
 fn staged_files(dumped: &Dumped) -> io::Result<Vec<(RelPath, StagedFile<'_>)>> {
     let mut all = Vec::new();
     let mut ends = page_chunks(&dumped.images)?;

@@ -1,4 +1,4 @@
-//! After a failed checkpoint: which process has something open that cannot be saved, in plain words.
+//! Names the processes and open files that prevent a checkpoint, for the error message.
 
 use crate::gpu::preload;
 use crate::namespace::Survey;
@@ -7,20 +7,20 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-/// Devices that are the same everywhere, or that CRIU knows how to bring back.
+/// Devices that are the same on every machine, or that CRIU can restore.
 const HARMLESS_DEVICES: &[&str] =
     &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx"];
 
 const STRANGE_SOCKET: &str = "is a socket of a kind that cannot be saved";
 
-/// (beginning of what a descriptor leads to, what it is, what to do about it)
+/// (prefix of the descriptor's target, what it is, what to do about it)
 const REFUSED: &[(&str, &str, &str)] = &[
     (
         "anon_inode:[perf_event]",
         "a performance counter (perf_event_open)",
         "stop profiling while checkpoints are wanted",
     ),
-    ("anon_inode:[userfaultfd]", "a userfaultfd", "it cannot be saved; the program has to do without it"),
+    ("anon_inode:[userfaultfd]", "a userfaultfd", "it cannot be saved; run the program without it"),
     (
         "anon_inode:[io_uring]",
         "an io_uring",
@@ -34,21 +34,21 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("/dev/vhost", "a virtual machine's network", "virtual machines have their own snapshots"),
 ];
 
-/// The beginning of the names of NVIDIA's devices.
+/// Prefix of the paths of NVIDIA's devices.
 const GPU: &str = "/dev/nvidia";
 
-/// Looks through the descriptors of every process of the job; `proc` is the job's /proc, `log` what CRIU said.
-/// `has_agents` is whether the launcher met agents of the interposer at all.
+/// After a failed dump: checks the descriptors of every process of the job. `proc` is the job's /proc, `log` is CRIU's
+/// log, `has_agents` is whether any agent of the interposer has connected.
 #[must_use]
 pub fn unsavable(proc: &Path, pids: &[i32], log: &str, has_agents: bool) -> Vec<String> {
     let mut found: Vec<String> =
         pids.iter().flat_map(|pid| of_process(&proc.join(pid.to_string()), *pid, has_agents)).collect();
-    // A TCP socket that is neither bound nor connected is in no table of the kernel either: the guess counts only if
-    // CRIU stumbled over a socket.
+    // A TCP socket that is neither bound nor connected is in no table of the kernel either. The guess is reported only if
+    // CRIU failed at a socket.
     if !log.lines().any(|line| line.contains("Error (") && line.contains("sock")) {
         found.retain(|one| !one.contains(STRANGE_SOCKET));
     }
-    // A hundred workers with the same device are told of three times.
+    // A hundred workers may have the same device: three are enough.
     let more = found.len().saturating_sub(3);
     found.truncate(3);
     if more > 0 {
@@ -57,8 +57,8 @@ pub fn unsavable(proc: &Path, pids: &[i32], log: &str, has_agents: bool) -> Vec<
     found
 }
 
-/// What CRIU dumps without complaint and does not bring back: found before the job is stopped for nothing, or, worse,
-/// for a snapshot that is none. `root_pid` is the root of the job's tree.
+/// Before a dump: finds what CRIU dumps without an error but does not restore. `root_pid` is the root of the job's
+/// process tree.
 #[must_use]
 pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<String> {
     let namespaces = |pid: i32| {
@@ -74,7 +74,7 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
         let apart = |kind: usize| theirs[kind].is_some() && theirs[kind] != ours[kind];
         if apart(0) || apart(1) {
             let kind = if apart(0) { "mount" } else { "network" };
-            found.push(format!("{who} has a {kind} namespace of its own, which CRIU cannot bring back: start it outside of the job"));
+            found.push(format!("{who} has a {kind} namespace of its own, which CRIU cannot restore: start it outside of the job"));
         }
         for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
             let is_eventfd =
@@ -83,7 +83,7 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
             if is_eventfd && info().lines().any(|line| line.replace('\t', " ") == "eventfd-semaphore: 1") {
                 let fd = entry.file_name();
                 found.push(format!(
-                    "{who}, descriptor {} is an event counter in semaphore mode, which CRIU brings back as a plain one",
+                    "{who}, descriptor {} is an eventfd in semaphore mode, which CRIU restores as a plain one",
                     fd.to_string_lossy()
                 ));
             }
@@ -93,8 +93,8 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
     found
 }
 
-/// What CRIU, for lack of rights, would take and bring back wrong or not at all, see docs/privileges.md. `terminal` is
-/// the one that ckpt-run has given to the job.
+/// Before a dump without root: finds what CRIU, for lack of privileges, would restore wrong or not at all, see
+/// docs/privileges.md. `terminal` is the terminal that ckpt-run has given to the job.
 #[must_use]
 pub fn beyond_our_rights(proc: &Path, survey: &Survey, terminal: Option<String>) -> Vec<String> {
     let rights = Privileges::detect();
@@ -108,8 +108,8 @@ pub fn beyond_our_rights(proc: &Path, survey: &Survey, terminal: Option<String>)
     if rights.has_real_rights() {
         return found;
     }
-    // CRIU takes a memfd that is mapped for shared memory without a name: if it is open too, or mapped privately, what
-    // comes back is something else.
+    // CRIU takes a mapped memfd for anonymous shared memory. If the memfd is also open, or mapped privately, the restored
+    // memory is not the same.
     let mut open_memfd = false;
     let mut mapped_memfd = None;
     for &pid in &survey.pids {
@@ -130,11 +130,11 @@ pub fn beyond_our_rights(proc: &Path, survey: &Survey, terminal: Option<String>)
             (target.starts_with("/dev/pts/") || target == "/dev/ptmx") && Some(target) != terminal.as_ref()
         };
         if rights.wants_user_namespace() && targets.iter().any(is_own_terminal) {
-            found.push(format!("{who} has made a terminal, whose group cannot be brought back without CAP_SYS_ADMIN: run ckpt-run as root"));
+            found.push(format!("{who} has created a terminal, whose group cannot be restored without CAP_SYS_ADMIN: run ckpt-run as root"));
         }
     }
     if let (Some(who), true) = (mapped_memfd, open_memfd) {
-        found.push(format!("{who} has a memfd mapped, which without CAP_SYS_ADMIN in the whole system is brought back as something else: run ckpt-run as root"));
+        found.push(format!("{who} has a memfd mapped, which cannot be restored as one without CAP_SYS_ADMIN in the initial user namespace: run ckpt-run as root"));
     }
     found.truncate(3);
     found
@@ -144,40 +144,40 @@ fn of_process(dir: &Path, pid: i32, has_agents: bool) -> Vec<String> {
     let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
     let who = |fd: &str| format!("process {pid} ({}), descriptor {fd}", name.trim());
     let mut known_sockets = None;
-    let mut said = Vec::new();
+    let mut found = Vec::new();
     let mut has_gpu = false;
     for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
         let Ok(target) = fs::read_link(entry.path()) else { continue };
         let (fd, target) = (entry.file_name(), target.to_string_lossy().into_owned());
         let fd = who(&fd.to_string_lossy());
         if let Some((_, what, remedy)) = REFUSED.iter().find(|(start, ..)| target.starts_with(start)) {
-            said.push(format!("{fd} is {what}: {remedy}"));
+            found.push(format!("{fd} is {what}: {remedy}"));
         } else if target.starts_with(GPU) {
-            // There are dozens, and one is as good as all.
+            // A process has dozens of them: one is enough.
             if !std::mem::replace(&mut has_gpu, true) {
-                said.push(format!("{fd} is the GPU: {}", gpu_remedy(dir, has_agents)));
+                found.push(format!("{fd} is the GPU: {}", gpu_remedy(dir, has_agents)));
             }
         } else if let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
             let known = known_sockets.get_or_insert_with(|| socket_inodes(dir));
             if !known.contains(inode) {
-                said.push(format!("{fd} {STRANGE_SOCKET} (vsock, AF_ALG or the like): close it"));
+                found.push(format!("{fd} {STRANGE_SOCKET} (vsock, AF_ALG or the like): close it"));
             }
         } else if target.starts_with("/dev/") && is_strange_device(&entry.path(), &target) {
-            said.push(format!("{fd} is the device {target}: it cannot be saved"));
+            found.push(format!("{fd} is the device {target}: it cannot be saved"));
         }
     }
-    said
+    found
 }
 
-/// Why the interposer has not taken the process off the GPU, and what to do.
+/// Why the interposer has not detached the process from the GPU, and what to do.
 fn gpu_remedy(dir: &Path, has_agents: bool) -> &'static str {
     let maps = fs::read_to_string(dir.join("maps")).unwrap_or_default();
     if maps.contains(preload::LIBRARY) {
-        "the interposer is in this process and has not seen how it opened the GPU; please report which program it is"
+        "the interposer is loaded but has not seen how the process opened the GPU; please report the program"
     } else if has_agents {
-        "the interposer is not in this process, because it was started without LD_PRELOAD, is statically linked, or runs with more rights than its user; /proc/PID/environ and `file PROGRAM` tell which"
+        "the interposer is not in this process: it was started without LD_PRELOAD, is statically linked, or is setuid; check /proc/PID/environ and `file PROGRAM`"
     } else {
-        "the job runs without the interposer, which saves GPU state; `ckpt-run config` says why (--interpose). It has to be there when the job is started"
+        "the job runs without the interposer, which saves GPU state; `ckpt-run config` says why (--interpose). It has to be loaded when the job starts"
     }
 }
 
@@ -191,7 +191,7 @@ fn is_strange_device(path: &Path, target: &str) -> bool {
             .is_ok_and(|meta| meta.file_type().is_char_device() || meta.file_type().is_block_device())
 }
 
-/// Inode numbers of all sockets of the kinds that CRIU knows, in the network namespace of the process.
+/// Inode numbers of all sockets of the kinds that CRIU supports, in the network namespace of the process.
 fn socket_inodes(dir: &Path) -> HashSet<String> {
     const TABLES: &[(&str, usize)] = &[
         ("tcp", 9),
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn an_ordinary_process_has_nothing_strange() {
-        // Not this one: other tests have what is strange.
+        // Not this process: other tests open strange descriptors in it.
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let (end, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut command = std::process::Command::new("sleep");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_gpu_is_told_of_once_and_with_what_fits() {
+    fn an_open_gpu_is_reported_once_with_the_fitting_remedy() {
         let map = "7f0000000000-7f0000001000 r-xp 00000000 08:01 5 /usr/lib/libckpt_interpose.so\n";
         for (maps, has_agents, wanted) in [
             ("", false, "the job runs without the interposer"),

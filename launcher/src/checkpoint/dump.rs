@@ -1,4 +1,5 @@
-//! The part of a checkpoint during which the job stands still: CRIU dumps it, and what CRIU does not save is noted.
+//! The part of a checkpoint during which the job is paused: CRIU dumps the processes, and ckpt-run records what CRIU does
+//! not save.
 
 use crate::agents::{Agents, GpuState, Prepared, QuiesceError, Quiesced};
 use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError};
@@ -25,14 +26,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Some dumps fail for reasons that are gone a moment later (a connection that is just being made).
+/// Some dumps fail for a transient reason, such as a connection that is being established.
 const DUMP_TRIES: u32 = 3;
-/// Unlinked files are saved with the job up to the largest size that CRIU can be given: 4 GiB.
+/// Unlinked files are saved up to 4 GiB, the largest limit that CRIU accepts.
 const GHOST_LIMIT_BYTES: u32 = u32::MAX;
-/// CRIU's name for "do not lock connections": both ends of ours stand still.
+/// CRIU's value for "do not lock connections": both ends of the job's connections are frozen.
 const NETWORK_LOCK_SKIP: i32 = 3;
 
-/// What was noted while the job stood still.
+/// What was recorded while the job was paused.
 pub(super) struct Frozen {
     pub(super) taken: SystemTime,
     pub(super) survey: Survey,
@@ -54,17 +55,17 @@ pub(super) struct Dumped {
     pub(super) frozen: Frozen,
     pub(super) stall_s: f64,
     pub(super) agents: Option<AgentsRecord>,
-    /// What was on the GPUs.
+    /// State from the GPUs.
     pub(super) gpu: Vec<GpuState>,
-    /// Keeps the images alive.
+    /// Holds the memory of the images.
     _staging: Arc<Staging>,
 }
 
 /// One try failed.
 enum DumpError {
-    /// The agents could not be sent away; trying again at once would not help.
+    /// The agents could not detach; an immediate retry would not help.
     Agents(QuiesceError),
-    /// The dump itself.
+    /// CRIU's dump failed.
     Session(SessionError),
 }
 
@@ -75,7 +76,7 @@ impl From<SessionError> for DumpError {
 }
 
 impl Attempt<'_> {
-    /// Dumps the job, trying again where that may help. The agents were `prepared` for the first try.
+    /// Dumps the job, with retries where these may help. The agents were `prepared` for the first try.
     pub(super) fn dump_with_retries(
         &self,
         id: &SnapshotId,
@@ -93,14 +94,14 @@ impl Attempt<'_> {
             };
             for kind in ["images", "shm", "spare"] {
                 if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
-                    tracing::debug!("what a failed dump had left stays for now: {error}");
+                    tracing::debug!("cannot remove the files of a failed dump: {error}");
                 }
             }
             if tries < DUMP_TRIES && matches!(error, SessionError::Failed(_)) {
                 tracing::debug!("try {tries} of the dump failed: {error}");
                 tries += 1;
                 std::thread::sleep(DUMP_RETRY_DELAY);
-                // The first is over before the next begins: it would undo that.
+                // The end of the first preparation would undo the next one.
                 drop(prepared.take());
                 prepared = self.prepare()?;
                 continue;
@@ -109,9 +110,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Dumps while the agents in the job's processes are away, and what their processes had on the GPU with them: a
-    /// dump may contain neither that nor a connection to us. The job waits from the first request to the agents until
-    /// the last one is back, as far as it uses the GPU.
+    /// Dumps while the agents in the job's processes are detached: a dump can contain neither GPU state nor a connection
+    /// to the launcher. Work on the GPU is paused from the first request to the agents until the last one is attached.
     fn dump_without_agents(
         &self,
         staging: &Arc<Staging>,
@@ -143,7 +143,7 @@ impl Attempt<'_> {
                 "the interposer in the job's processes cannot be reached any more: {error}"
             );
         }
-        // What is lost the supervisor hears of too, and ends the job.
+        // The supervisor receives losses too, and ends the job.
         let back = agents.await_back(away, self.freeze_timeout);
         crate::gpu::preload::tell(&back);
         self.parts.status.device_memory(device_memory::outcome(away.gpu(), back.copied_bytes));
@@ -162,40 +162,35 @@ impl Attempt<'_> {
         let spare = staging.subdir(&format!("spare-{name}"))?;
         let fds = [images.fd().as_fd(), work.fd().as_fd()];
         let _names = links::NamesLock::shared();
-        let stage_error = |error: NamespaceError| match error {
-            NamespaceError::Gone => SessionError::Died,
-            other => SessionError::Stage(other.to_string()),
-        };
         let process =
-            self.parts.job.namespace.start_criu(&self.parts.criu.swrk(), None, &fds).map_err(stage_error)?;
+            self.parts.job.namespace.start_criu(&self.parts.criu.swrk(), None, &fds).map_err(start_error)?;
         let session = Session::new(process);
         let mut options = self.dump_options(&session.process().fds, tries, deadline);
         if let Some(path) = self.parts.job.stdio.terminal_key() {
             options.external.push(path);
         }
-        let mut frozen = None;
         let criu_pid = session.process().pid;
-        let mut at_stage = |stage: &str| -> Result<(), String> {
+        let mut frozen = None;
+        let result = session.dump(options, deadline, &mut |stage| {
             tracing::trace!("CRIU is at {stage}");
             self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
             if stage == "post-dump" {
-                frozen = Some(self.note_frozen(&images, &shm, &spare)?);
+                frozen = Some(self.record_frozen(&images, &shm, &spare)?);
             }
             Ok(())
-        };
-        let result = session.dump(options, deadline, &mut at_stage);
+        });
         if let Err(SessionError::Timeout | SessionError::Io(_)) = result {
-            // Its parasites notice that it is gone, and the job goes on.
+            // CRIU's parasite code notices that CRIU has died, and the job continues.
             let _ = self.parts.job.namespace.signal(criu_pid, false, libc::SIGKILL);
         }
         result?;
-        if let (AfterDump::End(_), Some(frozen)) = (self.after_dump, &frozen) {
+        let frozen =
+            frozen.ok_or_else(|| SessionError::Stage("CRIU did not stop at its last stage".to_owned()))?;
+        if let AfterDump::End(_) = self.after_dump {
             links::forget(&frozen.links, &self.root());
         }
         self.hit("dump-done", criu_pid)?;
         arm_expired_timers(&images)?;
-        let frozen =
-            frozen.ok_or_else(|| SessionError::Stage("CRIU did not stop at its last stage".to_owned()))?;
         let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
             .map_err(|error| SessionError::Stage(error.to_string()))?;
         let stall_s = Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64();
@@ -226,8 +221,13 @@ impl Attempt<'_> {
         }
     }
 
-    /// With the job standing still: everything that CRIU does not save.
-    fn note_frozen(&self, images: &StagedDir, shm: &StagedDir, spare: &StagedDir) -> Result<Frozen, String> {
+    /// Records what CRIU does not save, while the job is frozen.
+    fn record_frozen(
+        &self,
+        images: &StagedDir,
+        shm: &StagedDir,
+        spare: &StagedDir,
+    ) -> Result<Frozen, String> {
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
         let (stdio, tty) = self
             .parts
@@ -246,7 +246,7 @@ impl Attempt<'_> {
         let shm_files = saved::save(shm_paths, &root, "shm", shm)
             .map_err(|error| failed("cannot copy the job's shared memory files", &error))?;
         let open_files = lengths(&writable, &root);
-        // Best effort: the snapshot is good without them as long as they are there.
+        // Best effort: the snapshot is valid without copies as long as the files exist.
         let readable = |path: &&String| fs::File::open(inside(&root, path)).is_ok();
         let spare_paths = saved::spare(&open_files);
         let spare_files = saved::save(spare_paths.iter().filter(readable), &root, "spare", spare)
@@ -272,7 +272,7 @@ impl Attempt<'_> {
         })
     }
 
-    /// The job's view of the file system.
+    /// The root of the job's file system.
     fn root(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root", self.parts.job.namespace.init_pid()))
     }
@@ -282,7 +282,7 @@ impl Attempt<'_> {
         self.root().join("proc")
     }
 
-    /// Passes a fault point that may concern CRIU or a process of the job.
+    /// Passes a fault point whose action may affect CRIU or a process of the job.
     fn hit(&self, point: &str, criu_pid: i32) -> io::Result<()> {
         #[cfg(feature = "faults")]
         crate::checkpoint::injected::aim(&self.parts.job, criu_pid);
@@ -291,7 +291,7 @@ impl Attempt<'_> {
         faults::hit(point)
     }
 
-    /// Keeps CRIU's log and says in plain words what went wrong.
+    /// Keeps CRIU's log, and turns the error into a message for the user.
     fn explain(&self, id: &SnapshotId, error: SessionError, work: &StagedDir) -> AttemptError {
         let Ok(survey) = self.parts.job.namespace.survey() else { return AttemptError::JobEnded };
         if !survey.pids.contains(&self.parts.job.root_pid) {
@@ -325,7 +325,14 @@ impl Attempt<'_> {
     }
 }
 
-/// The lengths of the files that are rolled back on a resume: not those in memory or of the kernel.
+fn start_error(error: NamespaceError) -> SessionError {
+    match error {
+        NamespaceError::Gone => SessionError::Died,
+        other => SessionError::Stage(other.to_string()),
+    }
+}
+
+/// The lengths of the files that a resume rolls back: not those in memory or of the kernel.
 fn lengths(writable: &[String], root: &Path) -> Vec<OpenFile> {
     let on_disk = |path: &&String| {
         !["/dev/", "/proc/", "/sys/", "/run/ckpt-run/"].iter().any(|dir| path.starts_with(dir))

@@ -1,4 +1,4 @@
-//! Fault actions that concern other processes (feature `faults`, for tests): `kill-criu`, `stop-criu`, `kill-rank`.
+//! Fault actions on other processes (feature `faults`, for tests): `kill-criu`, `stop-criu`, `kill-rank`.
 
 use crate::checkpoint::running_job::RunningJob;
 use ckpt_snapshot::faults;
@@ -9,13 +9,13 @@ use std::time::Duration;
 static TARGET: Mutex<Option<(Weak<RunningJob>, i32)>> = Mutex::new(None);
 static HANDLER: Once = Once::new();
 
-/// How long CRIU may be silent in a restore, if a test wants it otherwise.
+/// How long CRIU may be silent in a restore, if a test sets it.
 pub fn silence() -> Option<Duration> {
     let text = std::env::var("CKPT_FAULT_SILENCE_MS").ok()?;
     Some(Duration::from_millis(text.parse().expect("CKPT_FAULT_SILENCE_MS: milliseconds")))
 }
 
-/// Names the job and the CRIU that the next fault may hit.
+/// Sets the job and the CRIU that the next fault affects.
 pub fn aim(job: &Arc<RunningJob>, criu_pid: i32) {
     *TARGET.lock() = Some((Arc::downgrade(job), criu_pid));
     HANDLER.call_once(|| faults::on_other(act));

@@ -346,7 +346,7 @@ pub fn remove(config: &Config, text: &str) -> Result<i32> {
     let (job, id) = find(config, text)?;
     let store = tiers::open(&config.store, &job)?;
     tiers::remove(&store, &job, &id)?;
-    rollback::forget_of(&job, &id);
+    rollback::delete_kept_of(&job, &id);
     reclaim(config, &store, &job)?;
     Ok(0)
 }

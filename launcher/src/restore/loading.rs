@@ -1,4 +1,4 @@
-//! What a resume takes from the store: loaded to where it is needed, and compared with its checksums on the way.
+//! Loads a snapshot from the store for a resume, and verifies the checksums.
 //!
 //! ```text
 //!   small images, saved files  ████┤ CRIU starts
@@ -6,8 +6,8 @@
 //!   device memory              ██████████████████████┤ the processes run (post-restore)
 //! ```
 //!
-//! CRIU's images are put into memory that belongs to the launcher, as they were at the dump; CRIU gives their pages
-//! back as it restores them. Nothing is read by CRIU, and nothing runs, that was not compared before.
+//! CRIU's images are loaded into memory of the launcher, and CRIU frees each page as it restores it. CRIU reads nothing,
+//! and no process runs, before the data is verified.
 
 use crate::files::sources::StagedFile;
 use crate::files::staging::{StagedDir, Staging};
@@ -26,17 +26,17 @@ use std::thread::JoinHandle;
 
 /// The directory of CRIU's images in a snapshot.
 const IMAGES: &str = "images/";
-/// What the names of images with memory pages begin with.
+/// Prefix of the names of images with memory pages.
 const PAGES: &str = "images/pages-";
 
-/// The bytes of all of CRIU's images in a snapshot.
+/// Total size of CRIU's images in a snapshot (bytes).
 #[must_use]
 pub fn image_bytes(manifest: &Manifest) -> u64 {
     let images = manifest.files.iter().filter(|file| file.path.as_str().starts_with(IMAGES));
     images.map(|file| file.bytes).fold(0, u64::saturating_add)
 }
 
-/// A snapshot that is being loaded. Dropped before its end, the loading stops.
+/// A snapshot that is being loaded. Loading stops when this is dropped.
 pub struct Loading {
     images: Arc<StagedDir>,
     saved: StagedDir,
@@ -48,10 +48,11 @@ pub struct Loading {
 type Loader = JoinHandle<Result<(), ReadError>>;
 
 impl Loading {
-    /// Begins to load memory pages, and device memory to `mirrors`; loads all other images, and the files `saved`.
+    /// Starts to load memory pages, and device memory into `mirrors`. Loads all other images, and the files `saved`,
+    /// before it returns.
     ///
     /// # Errors
-    /// Damage among the latter, or there is no place for it.
+    /// Damage in those images and files, or no space for them.
     pub fn begin(
         store: &Arc<Tiers>,
         manifest: &Manifest,
@@ -59,7 +60,7 @@ impl Loading {
         saved: &[&SavedFile],
         mirrors: Vec<device_memory::Load>,
     ) -> Result<Self> {
-        let place = || "cannot make a place for the snapshot";
+        let place = || "cannot create a place for the snapshot";
         let images = Arc::new(staging.subdir("images").with_context(place)?);
         let is_pages = |file: &&DataFile| file.path.as_str().starts_with(PAGES);
         let all = manifest.files.iter().filter(|file| file.path.as_str().starts_with(IMAGES));
@@ -89,7 +90,7 @@ impl Loading {
         Ok(loading)
     }
 
-    /// The directory for CRIU.
+    /// The directory of CRIU's images.
     #[must_use]
     pub fn images(&self) -> &StagedDir {
         &self.images
@@ -106,7 +107,7 @@ impl Loading {
     /// Waits for the memory pages.
     ///
     /// # Errors
-    /// Damage, told once.
+    /// Damage. A second call returns no error.
     pub fn wait_for_pages(&mut self) -> Result<(), ReadError> {
         join(self.pages.take())
     }
@@ -114,7 +115,7 @@ impl Loading {
     /// Waits for everything.
     ///
     /// # Errors
-    /// Damage, told once.
+    /// Damage. A second call returns no error.
     pub fn wait_for_all(&mut self) -> Result<(), ReadError> {
         self.wait_for_pages().and_then(|()| join(self.device_memory.take()))
     }
@@ -124,7 +125,7 @@ impl Drop for Loading {
     fn drop(&mut self) {
         self.cancelled.store(true, Ordering::Relaxed);
         for thread in [self.pages.take(), self.device_memory.take()].into_iter().flatten() {
-            // Why it ended does not matter any more.
+            // The result does not matter any more.
             let _ = thread.join();
         }
     }
@@ -140,16 +141,16 @@ fn spawn(
 fn join(thread: Option<Loader>) -> Result<(), ReadError> {
     let Some(thread) = thread else { return Ok(()) };
     let name = thread.thread().name().unwrap_or_default().to_owned();
-    thread.join().unwrap_or_else(|panic| Err(broken_off(&name, &*panic)))
+    thread.join().unwrap_or_else(|panic| Err(panicked(&name, &*panic)))
 }
 
-/// A mistake of ours in a thread that loads is the end of this restore, not of what restarts the job.
-fn broken_off(name: &str, panic: &(dyn Any + Send)) -> ReadError {
+/// A bug in a loading thread ends this restore, not the supervisor that restarts the job.
+fn panicked(name: &str, panic: &(dyn Any + Send)) -> ReadError {
     let said =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let said = said.unwrap_or("it did not say why");
+    let said = said.unwrap_or("no reason given");
     let reason = format!(
-        "the thread `{name}` of ckpt-run has failed ({said}). That is a mistake in ckpt-run: report it"
+        "the thread `{name}` of ckpt-run has panicked ({said}). This is a bug in ckpt-run: please report it"
     );
     ReadError::Target { path: "the snapshot's memory".to_owned(), source: io::Error::other(reason) }
 }
@@ -159,7 +160,7 @@ fn staged_name(data: &RelPath) -> String {
     data.as_str().replace('/', "-")
 }
 
-/// What every part of the loading needs.
+/// What every loading thread needs.
 #[derive(Clone)]
 struct Work {
     store: Arc<Tiers>,

@@ -1,8 +1,9 @@
 //! Resuming a job from a snapshot.
 //!
-//! Newest first: manifest and small images are checked before anything is touched; then files are rolled back and CRIU
-//! starts while memory is loaded and compared with its checksums. The processes run only after that comparison. A damaged snapshot is passed over for the next older one, with the reason told; a sound one that
-//! cannot be restored is an error: going further back would throw away work for a reason that may be mended.
+//! The newest snapshot is tried first. Its manifest and small images are verified before anything is changed. Then files
+//! are rolled back, and CRIU starts while memory pages are loaded and verified. The processes run only after that. A
+//! damaged snapshot is skipped for the next older one, and reported. An intact snapshot that cannot be restored is an
+//! error: an older one would discard work for a reason that can be fixed.
 
 use crate::checkpoint::running_job::RunningJob;
 use crate::criu::{Criu, InheritFd, Options, Session, SessionError, explain};
@@ -32,19 +33,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// A restore may fail for a reason that is gone a moment later.
+/// A restore may fail for a transient reason.
 const TRIES: u32 = 2;
-/// What a resume needs to know.
+
+/// Resumes a job.
 pub struct Resumer<'a> {
-    /// The job's place in the store.
+    /// The job's directory in the store.
     pub dir: &'a JobDir,
-    /// Its snapshots.
+    /// The job's snapshots.
     pub store: &'a Arc<Tiers>,
     /// Which network the job sees.
     pub network: Network,
     /// Whether the interposer is preloaded into the job's processes.
     pub interposer: &'a Interposer,
-    /// Time for the agents to put the GPU state back.
+    /// Time for the agents to restore the GPU state.
     pub agents_timeout: Duration,
     /// The CRIU to use.
     pub criu: &'a Criu,
@@ -56,26 +58,26 @@ pub struct Resumer<'a> {
 pub struct Resumed {
     /// The job; its streams are not relayed yet.
     pub job: RunningJob,
-    /// What it was resumed from.
+    /// The snapshot that it was resumed from.
     pub manifest: Manifest,
 }
 
-/// One try failed.
+/// Why one try failed.
 enum Failure {
-    /// The snapshot is damaged: an older one may do.
+    /// The snapshot is damaged: an older one may be intact.
     Damaged(ReadError),
-    /// A port that the job listens on is taken, perhaps only for the moment.
+    /// A port that the job listens on is in use, perhaps only for a moment.
     PortTaken(anyhow::Error),
-    /// It was restored, and the GPU's state could not be brought back: the job was ended.
+    /// The processes were restored, but not their GPU state: the job was ended.
     Lost(anyhow::Error),
     /// CRIU could not restore it.
     Criu(anyhow::Error),
-    /// It is sound and cannot be restored.
+    /// The snapshot is intact and cannot be restored.
     Other(anyhow::Error),
 }
 
 impl Failure {
-    /// The same with more words. What is damaged says enough.
+    /// Adds context, except to damage, which is described in full.
     fn context(self, context: String) -> Self {
         match self {
             Self::Damaged(error) => Self::Damaged(error),
@@ -106,11 +108,11 @@ impl From<anyhow::Error> for Failure {
 }
 
 impl Resumer<'_> {
-    /// Resumes the newest of `candidates` (oldest first) that is whole. Those that could not be restored twice are
-    /// passed over, unless there are no others.
+    /// Resumes the newest intact snapshot of `candidates` (oldest first). Snapshots of which two restores have failed are
+    /// skipped, unless there are no others.
     ///
     /// # Errors
-    /// When none is whole, or a whole one cannot be restored.
+    /// When none is intact, or an intact one cannot be restored.
     pub fn newest_of(&self, candidates: &[SnapshotId]) -> Result<Resumed> {
         let mut reasons = Vec::new();
         let marks = self.dir.marks()?;
@@ -118,18 +120,18 @@ impl Resumer<'_> {
         let tried = if good.is_empty() { candidates.iter().collect() } else { good };
         for id in candidates.iter().rev() {
             if !tried.contains(&id) {
-                pass_over(id, marks.why_bad(id).unwrap_or_default());
+                report_skipped(id, marks.why_bad(id).unwrap_or_default());
                 continue;
             }
             let error = match self.resume(id) {
                 Ok(resumed) => {
-                    self.note(id, |marks| marks.restore_worked(id));
+                    self.record(id, |marks| marks.restore_worked(id));
                     return Ok(resumed);
                 }
                 Err(Failure::Other(error) | Failure::PortTaken(error)) => return Err(error),
                 Err(Failure::Criu(error) | Failure::Lost(error)) => {
                     let reason = error.root_cause().to_string();
-                    self.note(id, |marks| note_failure(marks, id, &reason, SystemTime::now()));
+                    self.record(id, |marks| note_failure(marks, id, &reason, SystemTime::now()));
                     return Err(error);
                 }
                 Err(Failure::Damaged(error)) => error,
@@ -144,10 +146,10 @@ impl Resumer<'_> {
         )
     }
 
-    /// Notes how a restore of `id` went: it must not be lost for not being noted.
-    fn note(&self, id: &SnapshotId, change: impl FnOnce(&mut Marks)) {
+    /// Records how a restore of `id` went. An error is only reported: the resume counts.
+    fn record(&self, id: &SnapshotId, change: impl FnOnce(&mut Marks)) {
         if let Err(error) = self.dir.change_marks(change) {
-            tracing::warn!("how the restore of {id} went is not noted: {error}");
+            tracing::warn!("cannot record how the restore of {id} went: {error}");
         }
     }
 
@@ -156,7 +158,7 @@ impl Resumer<'_> {
         let manifest = self.store.manifest(id)?;
         self.check_machine(&manifest)?;
         let mut tries = 1;
-        let mut told = false;
+        let mut is_reported = false;
         loop {
             match self.restore(&manifest) {
                 Ok(job) => {
@@ -170,17 +172,17 @@ impl Resumer<'_> {
                     return Ok(Resumed { job, manifest });
                 }
                 Err(Failure::PortTaken(error)) if begun.elapsed() < PORT_RETRY_TIMEOUT => {
-                    if !told {
+                    if !is_reported {
                         tracing::info!(
-                            "a port of the job is still taken; waiting for it for up to {} s",
+                            "a port of the job is still in use; waiting up to {} s for it",
                             PORT_RETRY_TIMEOUT.as_secs()
                         );
                         tracing::debug!("{error:#}");
-                        told = true;
+                        is_reported = true;
                     }
                     std::thread::sleep(PORT_RETRY_DELAY);
                 }
-                // What is left of the try before could hold what this one needs.
+                // Not while processes of the failed try still end: they may hold resources that the next try needs.
                 Err(Failure::Other(error) | Failure::Criu(error))
                     if tries < TRIES && !namespace::is_ending() =>
                 {
@@ -189,14 +191,14 @@ impl Resumer<'_> {
                 }
                 Err(failure @ (Failure::Other(_) | Failure::PortTaken(_) | Failure::Criu(_))) => {
                     let context = format!(
-                        "the snapshot {id} is whole but cannot be restored here; nothing was started, nothing is lost. When the reason is mended, run the same command again. Other ways: --resume with an older ID (`ckpt-run ls`), or --resume never"
+                        "the snapshot {id} is intact but cannot be restored here; nothing was started, nothing is lost. Fix the cause and run the same command again. Alternatives: --resume with an older ID (`ckpt-run ls`), or --resume never"
                     );
                     return Err(failure.context(context));
                 }
-                // The GPU was tried, which may have taken minutes; whether to try again is for the user to say.
+                // Restoring GPU state may have taken minutes: the user decides whether to try again.
                 Err(Failure::Lost(error)) => {
                     let context = format!(
-                        "the snapshot {id} is whole, but the job's GPU state could not be brought back from it, and the job was ended; nothing is lost. When the reason is mended, run the same command again"
+                        "the snapshot {id} is intact, but the job's GPU state could not be restored from it, and the job was ended; nothing is lost. Fix the cause and run the same command again"
                     );
                     return Err(Failure::Lost(error.context(context)));
                 }
@@ -222,7 +224,7 @@ impl Resumer<'_> {
             );
         }
         if !std::path::Path::new(&manifest.job.cwd).is_dir() {
-            bail!("the job's working directory {} is not there", manifest.job.cwd);
+            bail!("the job's working directory {} does not exist", manifest.job.cwd);
         }
         Ok(())
     }
@@ -230,32 +232,32 @@ impl Resumer<'_> {
     fn restore(&self, manifest: &Manifest) -> Result<RunningJob, Failure> {
         let loads = device_memory::plan(manifest)?;
         let mirrors: Vec<_> = loads.iter().map(|load| (load.pid, load.mirror.clone())).collect();
-        let is_gone = |file: &&SavedFile| std::fs::symlink_metadata(&file.path).is_err();
-        let gone: Vec<_> = manifest.spare_files.iter().filter(is_gone).collect();
-        let saved: Vec<_> = gone.iter().copied().chain(&manifest.shm_files).collect();
+        let is_missing = |file: &&SavedFile| std::fs::symlink_metadata(&file.path).is_err();
+        let missing: Vec<_> = manifest.spare_files.iter().filter(is_missing).collect();
+        let saved: Vec<_> = missing.iter().copied().chain(&manifest.shm_files).collect();
         let mirror_bytes = mirrors.iter().map(|(_, mirror)| mirror.bytes).sum();
         let staging = self.staging(manifest, mirror_bytes)?;
         let mut loading = Loading::begin(self.store, manifest, &staging, &saved, loads)?;
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::put_back(&manifest.directories)?;
-        for file in gone {
+        for file in missing {
             put_back(file, &loading)?;
-            tracing::info!("{}: it was gone, and is there again as it was at the snapshot", file.path);
+            tracing::info!("{}: this file was missing, and is restored as it was at the snapshot", file.path);
         }
         let rollback = Rollback::plan(manifest, &stdio::appended_files())?;
         let namespace = Namespace::create(self.network).context("cannot make the job's namespace")?;
-        self.leave_behind(&manifest.id)?;
+        self.abandon_newer(&manifest.id)?;
         self.roll_back(manifest, &rollback)?;
         for file in &manifest.shm_files {
             put_back(file, &loading)?;
         }
-        // Before the processes run: they connect as soon as they do. Those of the snapshot wait for it, whatever is
-        // wanted now.
+        // Listening begins before the processes run, since their agents connect at once. Agents in the snapshot wait for
+        // the connection, even if --interpose is now off.
         let wanted = self.interposer.library().is_some() || manifest.tree.agents.is_some();
         let agents = wanted.then(|| preload::listen(self.dir)).transpose()?;
         let _links = links::Links::put_back(&manifest.links)?;
-        let work = staging.subdir("work").context("cannot make a place for CRIU's log")?;
+        let work = staging.subdir("work").context("cannot create a directory for CRIU's log")?;
         if let Some(agents) = &agents {
             agents.adopt(mirrors);
         }
@@ -270,25 +272,26 @@ impl Resumer<'_> {
         Ok(job)
     }
 
-    /// Where CRIU's images are loaded to: memory if it is there, the disk of the store otherwise. What they hold is
-    /// not twice in memory, see `auto_dedup`.
+    /// Where CRIU's images are loaded to: memory if there is enough, otherwise the store's disk. Pages are not in memory
+    /// twice, see `auto_dedup`.
     fn staging(&self, manifest: &Manifest, mirror_bytes: u64) -> Result<Staging> {
-        let tell = |why: &str| {
+        let on_disk = |why: &str| {
             tracing::info!(
-                "the snapshot cannot be loaded to memory ({why}): it is copied to the store's disk first"
+                "the snapshot cannot be loaded into memory ({why}): it is copied to the store's disk first"
             );
         };
         Staging::for_images(
             loading::image_bytes(manifest),
             mirror_bytes,
             &self.dir.path().join("staging"),
-            tell,
+            on_disk,
         )
-        .context("cannot make a place for the snapshot")
+        .context("cannot create a place for the snapshot")
     }
 
-    /// Notes that the job goes back to `id`, before its files do: newer snapshots would not fit them any more.
-    fn leave_behind(&self, id: &SnapshotId) -> Result<()> {
+    /// Records that the job resumes from `id`, before its files are rolled back: newer snapshots do not match the files
+    /// after that.
+    fn abandon_newer(&self, id: &SnapshotId) -> Result<()> {
         Ok(self.ownership.change(|record| abandon_after(record, id))?)
     }
 
@@ -296,9 +299,9 @@ impl Resumer<'_> {
         if rollback.is_empty() {
             return Ok(());
         }
-        let kept = rollback::place(self.dir, &manifest.id)?;
+        let kept = rollback::create_kept_dir(self.dir, &manifest.id)?;
         rollback.apply(kept.as_deref())?;
-        rollback::forget_old(self.dir);
+        rollback::prune_kept(self.dir);
         Ok(())
     }
 
@@ -325,46 +328,55 @@ impl Resumer<'_> {
             images_dir_fd: session.process().fds[0],
             work_dir_fd: Some(session.process().fds[1]),
             inherit_fd,
-            // What has been restored is not in memory twice.
+            // Pages that are restored are freed in the images.
             auto_dedup: Some(true),
             ..Options::of_every_job()
         };
-        let has_namespaces = Privileges::detect().is_root();
         let mut damage = None;
-        let mut at_stage = |stage: &str| -> Result<(), String> {
-            tracing::trace!("CRIU is at {stage}");
-            let mut loaded =
-                |outcome: Result<(), ReadError>| outcome.map_err(|error| damage.insert(error).to_string());
-            match stage {
-                // From here on it makes the processes and their memory. Where a job has no namespace that CRIU would
-                // restore, this is the stage before.
-                "post-setup-namespaces" => loaded(loading.wait_for_pages()),
-                "pre-restore" if !has_namespaces => loaded(loading.wait_for_pages()),
-                "post-restore" => loaded(loading.wait_for_all()),
-                "setup-namespaces" => {
-                    // Without it the job is whole now; a later checkpoint that misses a process says so.
-                    if let Err(error) = namespace.make_subreaper(manifest.tree.root_pid) {
-                        tracing::warn!("{error}");
-                    }
-                    Ok(())
-                }
-                "pre-resume" => {
-                    let tree = &manifest.tree;
-                    // Now, while it cannot end yet: the end of a root that nobody knows is told to nobody.
-                    namespace.adopt(tree.root_pid).map_err(|error| error.to_string())?;
-                    let warnings =
-                        namespace.apply(&tree.affinity, tree.last_pid).map_err(|error| error.to_string())?;
-                    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-                    Ok(())
-                }
-                _ => Ok(()),
-            }
-        };
+        let mut at_stage = |stage: &str| self.restore_stage(stage, namespace, manifest, loading, &mut damage);
         let result = session.restore(options, silence(loading::image_bytes(manifest)), &mut at_stage);
         match (result, damage) {
             (_, Some(error)) => Err(error.into()),
             (Ok(outcome), None) => Ok(outcome.pid.unwrap_or(manifest.tree.root_pid)),
             (Err(error), None) => Err(self.explain(manifest, &error, work)),
+        }
+    }
+
+    /// Does what is due when CRIU reaches a stage of the restore. Damage that the loading has found goes to `damage`.
+    fn restore_stage(
+        &self,
+        stage: &str,
+        namespace: &Namespace,
+        manifest: &Manifest,
+        loading: &mut Loading,
+        damage: &mut Option<ReadError>,
+    ) -> Result<(), String> {
+        tracing::trace!("CRIU is at {stage}");
+        let mut check =
+            |loaded: Result<(), ReadError>| loaded.map_err(|error| damage.insert(error).to_string());
+        let tree = &manifest.tree;
+        match stage {
+            // After this stage, CRIU creates the processes and their memory.
+            "post-setup-namespaces" => check(loading.wait_for_pages()),
+            // The same, for a job without namespaces that CRIU would restore.
+            "pre-restore" if !Privileges::detect().is_root() => check(loading.wait_for_pages()),
+            "post-restore" => check(loading.wait_for_all()),
+            "setup-namespaces" => {
+                // A job without a subreaper is complete now; a later checkpoint reports processes outside of the tree.
+                if let Err(error) = namespace.make_subreaper(tree.root_pid) {
+                    tracing::warn!("{error}");
+                }
+                Ok(())
+            }
+            "pre-resume" => {
+                // The root must be known before it can exit: the exit of an unknown process is reported to nobody.
+                namespace.adopt(tree.root_pid).map_err(|error| error.to_string())?;
+                let warnings =
+                    namespace.apply(&tree.affinity, tree.last_pid).map_err(|error| error.to_string())?;
+                warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -390,7 +402,8 @@ impl Resumer<'_> {
     }
 }
 
-/// How long CRIU may be silent while it restores so much: ten minutes, and what a very slow disk takes to give it.
+/// How long CRIU may make no progress while it restores `image_bytes`: ten minutes, and the time that a very slow disk
+/// takes to read them.
 fn silence(image_bytes: u64) -> Duration {
     const LEAST: Duration = Duration::from_secs(600);
     const SLOWEST_BYTES_PER_S: u64 = 20_000_000;
@@ -401,11 +414,11 @@ fn silence(image_bytes: u64) -> Duration {
     LEAST + Duration::from_secs(image_bytes / SLOWEST_BYTES_PER_S)
 }
 
-/// Notes a failed restore, unless one has failed shortly before.
+/// Records a failed restore, unless another one failed shortly before.
 fn note_failure(marks: &mut Marks, id: &SnapshotId, reason: &str, now: SystemTime) {
     let last = marks.of(id).and_then(|mark| mark.failed_restores.last());
     let last = last.map(|failed| SystemTime::UNIX_EPOCH + Duration::from_millis(failed.unix_ms));
-    // A clock that was set back makes none of them recent.
+    // After the clock was set back, no failure counts as recent.
     let is_recent =
         last.is_some_and(|last| now.duration_since(last).is_ok_and(|past| past < RESTORE_FAILURE_WINDOW));
     if !is_recent {
@@ -413,9 +426,9 @@ fn note_failure(marks: &mut Marks, id: &SnapshotId, reason: &str, now: SystemTim
     }
 }
 
-fn pass_over(id: &SnapshotId, why: &str) {
+fn report_skipped(id: &SnapshotId, why: &str) {
     tracing::error!(
-        "the snapshot {id} could not be restored twice ({why}) and is passed over for an older one. When the reason is mended: `ckpt-run unmark {id}`, or --resume {id}"
+        "two restores of the snapshot {id} have failed ({why}): it is skipped for an older one. When the cause is fixed: `ckpt-run unmark {id}`, or --resume {id}"
     );
 }
 
@@ -426,7 +439,7 @@ fn put_back(file: &SavedFile, loading: &Loading) -> Result<()> {
         .with_context(|| format!("cannot put {} back", file.path))
 }
 
-/// The pipes of the snapshot by the names that CRIU has for them, with what takes their place.
+/// The pipes of the snapshot by CRIU's names, with the descriptors that replace them.
 fn pipes<'a>(manifest: &Manifest, stdio: &'a Stdio) -> Vec<(String, BorrowedFd<'a>)> {
     let mut found: Vec<(String, BorrowedFd)> = Vec::new();
     for record in manifest.stdio.iter().filter(|record| record.kind == StdioKind::Pipe) {
@@ -443,7 +456,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_trouble_makes_no_snapshot_bad() {
+    fn failures_in_a_short_time_count_once() {
         let (mut marks, id) = (Marks::default(), crate::checkpoint::attempt::tests::manifest(Vec::new()).id);
         let now = SystemTime::now();
         for _ in 0..20 {

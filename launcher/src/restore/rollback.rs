@@ -1,7 +1,7 @@
-//! Rolling files back with the job: what was appended after the snapshot is cut off, and kept aside first.
+//! Rolls files back to the snapshot: a file that has grown since is truncated, and its tail is kept.
 //!
-//! What is cut off is what the job did after the snapshot, and does again. It is kept for people, within limits; where
-//! there is no room for it the job goes on without, since a job that cannot be resumed loses more than that.
+//! A tail is output that the job will write again. Tails are kept for people, within limits. If there is no space for a
+//! tail, the job resumes without keeping it: a job that cannot be resumed loses more.
 
 use anyhow::{Context, Result, bail};
 use ckpt_snapshot::{JobDir, Manifest, OpenError, OpenFile, SnapshotId};
@@ -11,16 +11,15 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// What so many of the newest resumes have cut off is kept, as long as it has no more bytes than this; of the newest it
-/// is kept in any case.
+/// The tails of this many resumes are kept, up to `KEPT_MAX_BYTES`. The tails of the newest resume are always kept.
 const KEPT: usize = 20;
 const KEPT_MAX_BYTES: u64 = 1 << 30;
-/// So much of a file's name is in the name of its tail (bytes): with the rest it has to be a name still.
+/// Length of a file's name within the name of its tail (bytes): the result must still be a valid name.
 const NAME_MAX_BYTES: usize = 180;
 /// Between the snapshot and the time in the name of a directory of tails.
 const RESUMED: &str = "-resumed-";
 
-/// One file that is longer than it was at the snapshot.
+/// A file that is longer than it was at the snapshot.
 #[derive(Debug, PartialEq, Eq)]
 struct Cut {
     path: PathBuf,
@@ -28,18 +27,18 @@ struct Cut {
     then_bytes: u64,
 }
 
-/// What resuming a snapshot does to files; nothing has been done yet.
+/// The files that a resume truncates.
 #[derive(Debug, Default)]
 pub struct Rollback {
     cuts: Vec<Cut>,
 }
 
 impl Rollback {
-    /// Compares the files of the snapshot with what is there now. `appended` are the files that our own output is
-    /// appended to: they are cut if they are the ones that it went to then.
+    /// Compares the files of the snapshot with their present state, and changes nothing. `appended` are the files that
+    /// ckpt-run's own output is appended to: they are truncated if the output went to the same files at the snapshot.
     ///
     /// # Errors
-    /// When a file that the job needs is gone, is no regular file, or is shorter than it was.
+    /// When a file that the job needs is missing, is not a regular file, or is shorter than at the snapshot.
     pub fn plan(manifest: &Manifest, appended: &[OpenFile]) -> Result<Self> {
         let mut lengths: BTreeMap<&str, u64> = BTreeMap::new();
         for file in &manifest.open_files {
@@ -48,14 +47,14 @@ impl Rollback {
         let mut cuts = Vec::new();
         for (path, then_bytes) in lengths {
             let meta = fs::symlink_metadata(path).with_context(|| {
-                format!("the job had {path} open for writing, and it cannot be found now: put it back, or resume an older snapshot")
+                format!("the job had {path} open for writing, and it is missing now: restore it, or resume an older snapshot")
             })?;
             if !meta.is_file() {
-                bail!("the job had {path} open for writing, and it is no regular file any more");
+                bail!("the job had {path} open for writing, and it is not a regular file any more");
             }
             if meta.len() < then_bytes {
                 bail!(
-                    "{path} has {} bytes, at the snapshot it had {then_bytes}: it was cut or replaced since. Put the old file back, or resume an older snapshot",
+                    "{path} has {} bytes, at the snapshot it had {then_bytes}: it was truncated or replaced since. Restore the old file, or resume an older snapshot",
                     meta.len()
                 );
             }
@@ -76,17 +75,17 @@ impl Rollback {
         Ok(Self { cuts })
     }
 
-    /// Whether nothing has to be cut.
+    /// Whether no file has to be truncated.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cuts.is_empty()
     }
 
-    /// Keeps every tail in the directory `kept`, durably, then cuts the files. A tail for which there is no room is not
-    /// kept, nor is any without a directory, and that is told.
+    /// Stores every tail in the directory `kept`, durably, and truncates the files. A tail for which there is no space, or
+    /// no directory, is not kept, with a warning.
     ///
     /// # Errors
-    /// When a tail cannot be kept for another reason: its file is then not cut.
+    /// When a tail cannot be kept for another reason: its file is then not truncated.
     pub fn apply(&self, kept: Option<&Path>) -> Result<()> {
         for (number, cut) in self.cuts.iter().enumerate() {
             let tail = kept.map(|kept| kept.join(tail_name(number, cut)));
@@ -94,16 +93,16 @@ impl Rollback {
                 .with_context(|| format!("cannot keep the end of {}", cut.path.display()))?;
             let file = File::options().write(true).custom_flags(nofollow()).open(&cut.path);
             file.and_then(|file| file.set_len(cut.then_bytes).and_then(|()| file.sync_all())).with_context(
-                || format!("cannot cut {} to its length at the snapshot", cut.path.display()),
+                || format!("cannot truncate {} to its length at the snapshot", cut.path.display()),
             )?;
             let (path, now, then) = (cut.path.display(), cut.now_bytes, cut.then_bytes);
             match tail.filter(|_| is_kept) {
                 Some(tail) => tracing::info!(
-                    "{path}: rolled back from {now} to {then} bytes; what was cut off is in {}",
+                    "{path}: rolled back from {now} to {then} bytes; the removed end is in {}",
                     tail.display()
                 ),
                 None => tracing::warn!(
-                    "{path}: rolled back from {now} to {then} bytes; what was cut off is lost, since the store's disk has no room for it"
+                    "{path}: rolled back from {now} to {then} bytes; the removed end is lost, since the store's disk has no space for it"
                 ),
             }
         }
@@ -111,7 +110,7 @@ impl Rollback {
     }
 }
 
-/// Keeps a tail; says whether there was room for it.
+/// Stores a tail. Returns whether there was space for it.
 fn keep(cut: &Cut, tail: Option<&Path>) -> io::Result<bool> {
     let Some(tail) = tail else { return Ok(false) };
     let kept = keep_tail(cut, tail).and_then(|()| match tail.parent() {
@@ -120,8 +119,8 @@ fn keep(cut: &Cut, tail: Option<&Path>) -> io::Result<bool> {
     });
     match kept {
         Ok(()) => Ok(true),
-        Err(error) if is_no_room(&error) => {
-            // A part of it is of no use, and takes room that the job may need.
+        Err(error) if is_no_space(&error) => {
+            // A part of the tail is useless, and takes space that the job may need.
             let _ = fs::remove_file(tail);
             Ok(false)
         }
@@ -130,7 +129,7 @@ fn keep(cut: &Cut, tail: Option<&Path>) -> io::Result<bool> {
 }
 
 /// Whether the error says that a disk is full, or a quota or limit is reached.
-fn is_no_room(error: &io::Error) -> bool {
+fn is_no_space(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
@@ -142,26 +141,26 @@ fn tail_name(number: usize, cut: &Cut) -> String {
     format!("{number}-{short}.from-byte-{}", cut.then_bytes)
 }
 
-/// A new directory for what resuming `id` cuts off; `None` if there is no room for one.
+/// Creates the directory for the tails of a resume of `id`; `None` if there is no space for one.
 ///
 /// # Errors
-/// When it cannot be made for another reason.
-pub fn place(dir: &JobDir, id: &SnapshotId) -> Result<Option<PathBuf>, OpenError> {
+/// When it cannot be created for another reason.
+pub fn create_kept_dir(dir: &JobDir, id: &SnapshotId) -> Result<Option<PathBuf>, OpenError> {
     match dir.kept_dir(id, std::time::SystemTime::now()) {
         Ok(kept) => Ok(Some(kept)),
-        Err(OpenError::Io { source, .. }) if is_no_room(&source) => Ok(None),
+        Err(OpenError::Io { source, .. }) if is_no_space(&source) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Removes the oldest of what resumes have cut off, beyond what is kept.
-pub fn forget_old(dir: &JobDir) {
-    forget_beyond(dir, KEPT, KEPT_MAX_BYTES);
+/// Deletes the oldest tails, beyond those that are kept.
+pub fn prune_kept(dir: &JobDir) {
+    prune_kept_beyond(dir, KEPT, KEPT_MAX_BYTES);
 }
 
-fn forget_beyond(dir: &JobDir, count: usize, max_bytes: u64) {
+fn prune_kept_beyond(dir: &JobDir, count: usize, max_bytes: u64) {
     let mut all = all_kept(dir);
-    // Newest first: not by the snapshot, which stands first in a name, but by the time.
+    // Newest first, by the time in the name and not by the snapshot before it.
     all.sort_by(|(_, one), (_, other)| other.cmp(one));
     let mut bytes = 0_u64;
     for (position, (path, _)) in all.iter().enumerate() {
@@ -172,8 +171,8 @@ fn forget_beyond(dir: &JobDir, count: usize, max_bytes: u64) {
     }
 }
 
-/// Removes what resumes of `id` have cut off.
-pub fn forget_of(dir: &JobDir, id: &SnapshotId) {
+/// Deletes the tails of resumes of `id`.
+pub fn delete_kept_of(dir: &JobDir, id: &SnapshotId) {
     let of_it = format!("{id}{RESUMED}");
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     all_kept(dir)
@@ -199,7 +198,7 @@ fn bytes_in(dir: &Path) -> u64 {
 
 fn remove(path: &Path) {
     match fs::remove_dir_all(path) {
-        Ok(()) => tracing::info!("removed {}: what a resume had cut off files", path.display()),
+        Ok(()) => tracing::info!("removed {}: the ends of files that a resume had truncated", path.display()),
         Err(error) => tracing::warn!("cannot remove {}: {error}", path.display()),
     }
 }
@@ -287,7 +286,7 @@ mod tests {
 
     /// On a disk that is full: the file is cut all the same, and nothing that is cut short is left.
     #[test]
-    fn what_there_is_no_room_for_is_not_kept() {
+    fn what_there_is_no_space_for_is_not_kept() {
         if !rustix::process::getuid().is_root() {
             eprintln!("skipped: only root can make a small file system");
             return;
@@ -327,30 +326,30 @@ mod tests {
         };
         // The newest is of the oldest snapshot.
         (1..=4).for_each(|time| make(&format!("00000{}-x", 9 - time), time));
-        forget_beyond(&job, 3, 1 << 20);
+        prune_kept_beyond(&job, 3, 1 << 20);
         assert_eq!(there().len(), 3);
         assert!(there().iter().all(|name| !name.ends_with("T000001.000Z")), "{:?}", there());
-        forget_beyond(&job, 3, 16);
+        prune_kept_beyond(&job, 3, 16);
         assert_eq!(there().len(), 2);
-        forget_beyond(&job, 3, 1);
+        prune_kept_beyond(&job, 3, 1);
         assert!(
             there().len() == 1 && there()[0].ends_with("T000004.000Z"),
             "the newest stays: {:?}",
             there()
         );
         make(&id.to_string(), 5);
-        forget_of(&job, &id);
+        delete_kept_of(&job, &id);
         assert_eq!(there().len(), 1);
     }
 
     #[test]
-    fn refuses_files_that_are_gone_or_shorter() {
+    fn refuses_files_that_are_missing_or_shorter() {
         let dir = tempfile::tempdir().unwrap();
         let short = dir.path().join("short");
         fs::write(&short, "ab").unwrap();
         let message = |path: &Path| Rollback::plan(&manifest(&[(path, 3)]), &[]).unwrap_err().to_string();
         assert!(message(&short).contains("has 2 bytes, at the snapshot it had 3"));
-        assert!(message(&dir.path().join("gone")).contains("cannot be found"));
-        assert!(message(dir.path()).contains("no regular file"));
+        assert!(message(&dir.path().join("gone")).contains("it is missing now"));
+        assert!(message(dir.path()).contains("not a regular file"));
     }
 }

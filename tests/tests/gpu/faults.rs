@@ -317,7 +317,10 @@ fn a_driver_that_fails_in_a_resume_ends_the_job() {
         assert_eq!(failed.wait(), LAUNCHER_FAILED, "{call}: {}", failed.said());
         let said = failed.said();
         let name = call.split('_').next().unwrap();
-        assert!(said.contains(&format!("{name} failed with {error}")) && said.contains("is whole"), "{said}");
+        assert!(
+            said.contains(&format!("{name} failed with {error}")) && said.contains("is intact"),
+            "{said}"
+        );
     }
     job.disarm();
     let mut again = job.resume();

@@ -102,7 +102,7 @@ fn lost_gpu_state_ends_the_job_and_its_snapshot_is_good() {
     assert_eq!(job.wait(), 125, "{}", job.said());
     let said = job.said();
     assert!(
-        said.contains(&format!("the snapshot {id} is whole, but the job's GPU state could not")),
+        said.contains(&format!("the snapshot {id} is intact, but the job's GPU state could not")),
         "{said}"
     );
     assert_eq!(said.matches("the driver said 999").count(), 1, "the first run's are rolled back: {said}");

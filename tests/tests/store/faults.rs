@@ -154,7 +154,7 @@ fn a_job_that_stands_still_for_too_long_goes_on() {
     let output = sandbox.call(["checkpoint"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("stood still for 5s") && said.contains("--freeze-timeout"), "{said}");
+    assert!(said.contains("paused for 5s") && said.contains("--freeze-timeout"), "{said}");
     let lines = sandbox.read("lines.txt").lines().count();
     job.until("the job goes on", || (sandbox.read("lines.txt").lines().count() > lines).then_some(()));
     job.checkpoint(&sandbox);

@@ -248,7 +248,7 @@ fn of_checkpoints() {
         AttemptError::Frozen { .. } => AttemptError::Frozen { limit: Duration::from_secs(60), log: log() }, "1m";
         AttemptError::Staging(_) => AttemptError::Staging(fire()), "stage the images";
         AttemptError::Image(_) => ImageError::Format { name: "files.img", reason: text("it is cut off") }.into(), "files.img";
-        AttemptError::Crashed => AttemptError::Crashed, "ckpt-run made a mistake";
+        AttemptError::Crashed => AttemptError::Crashed, "a bug in ckpt-run";
         AttemptError::JobEnded => AttemptError::JobEnded, "the job ended";
         AttemptError::Withdrawn => AttemptError::Withdrawn, "asked to end by itself";
         AttemptError::Namespace(_) => AttemptError::Namespace(NamespaceError::Refused(text("cannot read /proc/7"))), "/proc/7";
