@@ -1,4 +1,4 @@
-//! What a supervisor hears of, and the signals among it.
+//! The events that the supervisor serves, and the thread that turns signals into events.
 
 use crate::agents::Loss;
 use crate::checkpoint::attempt::{AfterDump, AttemptError};
@@ -16,30 +16,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-/// Signals by which people and schedulers end things.
+/// Signals with which people and schedulers end a job.
 const STOPPING: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
-/// What happened.
+/// An event.
 pub enum Event {
-    /// The job's init tells something.
+    /// A message from the job's init.
     Init(InitEvent),
-    /// A signal came for us.
+    /// ckpt-run received a signal.
     Signal(i32),
     /// A command requests a snapshot.
     CheckpointRequested(Answer),
-    /// The machine is wanted, or somebody wants the job stopped: why, and who waits for it.
+    /// The job is preempted or stopped: the reason, and the caller that waits for it.
     Preempt(String, Option<Answer>),
-    /// A process has lost its state on the GPU.
+    /// A process has lost its GPU state.
     Lost(Loss),
     /// The job hangs.
     Hung(Hang),
     /// A checkpoint is over.
     Attempted {
-        /// What came of it.
+        /// The snapshot, or why there is none.
         result: Result<Saved, AttemptError>,
-        /// Who waits for it.
+        /// The caller that waits for it.
         answer: Option<Answer>,
-        /// What it did to the job.
+        /// What happened to the job.
         after_dump: AfterDump,
     },
 }
@@ -47,17 +47,17 @@ pub enum Event {
 /// A job that makes no progress.
 #[derive(Debug)]
 pub struct Hang {
-    /// The init of the life that hangs: by the time it is heard of, another one may have begun.
+    /// The init of the session that hangs: another session may have begun since.
     pub init_pid: i32,
-    /// What hangs, in plain words.
+    /// What hangs, for people.
     pub what: String,
     /// The last progress.
     pub since: SystemTime,
-    /// Where the stacks are kept, if they could be.
+    /// Where the stacks are saved, if that succeeded.
     pub stacks: Option<PathBuf>,
 }
 
-/// Whether a signal asks for the end.
+/// Whether a signal asks the job to end.
 #[must_use]
 pub fn is_stopping(signal: i32) -> bool {
     STOPPING.contains(&signal)
@@ -69,19 +69,18 @@ pub fn name(signal: i32) -> String {
     signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned)
 }
 
-/// The signals that come for us.
+/// Receives signals.
 pub struct Signals {
-    /// Nobody serves events: the supervisor is busy starting or resuming the job.
+    /// The supervisor is starting or resuming the job, and serves no events.
     busy: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Makes signals events. Those that were ignored when we started stay ignored, in us and in the job (nohup).
-    /// `preempting` is the one that asks for a snapshot and the end. `last_act` is done before everything is ended at
-    /// once.
+    /// Turns signals into events. Signals that were ignored at the start stay ignored, in ckpt-run and in the job (nohup).
+    /// `preempting` is the signal of `--on-signal`. `last_act` runs before a signal ends ckpt-run at once.
     ///
     /// # Errors
-    /// When the system does not let us listen.
+    /// When the signal handlers or the thread cannot be set up.
     pub fn listen(
         events: Sender<Event>,
         preempting: Option<i32>,
@@ -110,8 +109,8 @@ impl Signals {
         Ok(Self { busy })
     }
 
-    /// Does something during which events are not served. A signal that asks for the end ends ckpt-run at once then:
-    /// the job has not run since its last snapshot.
+    /// Runs `work`, during which no events are served. A signal that asks the job to end then ends ckpt-run at once: the
+    /// job has not run since its last snapshot.
     pub fn while_busy<T>(&self, work: impl FnOnce() -> T) -> T {
         self.busy.store(true, Ordering::SeqCst);
         let result = work();
@@ -123,12 +122,12 @@ impl Signals {
 fn end_at_once(signal: i32, preempting: Option<i32>, last_act: &dyn Fn()) -> ! {
     let code = if Some(signal) == preempting { EXIT_PREEMPTED } else { 128 + signal };
     tracing::info!(
-        "{} came while the job was being started or resumed: nothing runs any more. Run the same command again to go on",
+        "received {} while the job was being started or resumed: ckpt-run ends at once. Run the same command again to resume",
         name(signal)
     );
     last_act();
     stdio::restore_terminal();
-    // The job's namespace ends with us.
+    // The job's namespace ends with this process.
     std::process::exit(code)
 }
 

@@ -1,11 +1,12 @@
-//! `ckpt-run run`: starts or resumes the job, keeps it alive, and ends as it ends. This module owns the states:
+//! `ckpt-run run`: starts or resumes the job, restarts it after failures, and exits with its exit code. This module owns
+//! the states:
 //!
 //! ```text
 //!              ┌──────────── the newest snapshot, or an older one, or the beginning ──────────────┐
 //!              ▼                                                                                  │
 //!   decide ──► beginning ──► running ──► ended with 0 ──────────────────► over: 0, complete       │
-//!              │    │        (session) │                                                           │
-//!              │    │                 ├─► its user asked it to end ───────► over: its exit code   │
+//!              │    │      (session.rs)                                                           │
+//!              │    │                 ├─► stopped by its user ────────────► over: its exit code   │
 //!              │    │                 ├─► preempted, stopped ─────────────► over: 75              │
 //!              │    │                 └─► failed, or its GPU state lost ─┐                        │
 //!              │    └─ cannot be restarted ──────────────────────────────┴─► waiting ─────────────┘
@@ -15,8 +16,8 @@
 //!                                                                            └─► ended by a signal or a call ─► over
 //! ```
 //!
-//! Whatever ends it: as long as the job has not ended with 0, the next run of the same command resumes it. The
-//! launcher's death, by whatever means, ends the job (its namespace goes with the init).
+//! Until the job has ended with 0, the next run of the same command resumes it. If the launcher dies, the job ends too,
+//! since its namespace ends with the init.
 
 mod checkpoints;
 mod events;
@@ -72,17 +73,17 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     Supervisor::new(&context).supervise(candidates)
 }
 
-/// Where a job stands, apart from running: then there is a [`JobSession`].
+/// The state of a job that is not running. A running job is a [`JobSession`].
 enum State {
-    /// It is started, or resumed from the newest of these that is whole.
+    /// The job is started, or resumed from the newest of these snapshots that is intact.
     Beginning(Vec<SnapshotId>),
-    /// It is restarted when this time has come.
+    /// The job is restarted at this time.
     Waiting(Instant),
-    /// Nothing runs any more.
+    /// The run is over, with this exit code or error.
     Over(Result<i32>),
 }
 
-/// A failure, with what is said and returned if nothing follows.
+/// A failure, with the message and exit code if the job is not restarted.
 struct Failed {
     failure: Failure,
     what: String,
@@ -93,13 +94,13 @@ struct Failed {
 struct Supervisor<'a> {
     context: &'a RunContext<'a>,
     policy: Policy,
-    /// Nothing of the job has run under this launcher.
+    /// The job has not run under this launcher yet.
     is_first: bool,
-    /// What the present life was resumed from.
+    /// The snapshot from which the current session was resumed.
     began_from: Option<Manifest>,
-    /// The next life is resumed from a snapshot older than this one.
+    /// The next session is resumed from a snapshot older than this one.
     older_than: Option<SnapshotId>,
-    /// By when everything has to be over, if there is such a time.
+    /// The end of the grace period, if the job was preempted.
     ends_by: Option<Instant>,
     /// The next signal ends everything at once.
     is_signalled: Cell<bool>,
@@ -140,22 +141,22 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// What is in this process or on this machine only may be lost with it: the last snapshot goes on its way, in what
-    /// is left of the grace. A job that is complete needs none.
+    /// Copies the last snapshot from memory to the store, and to the object store, within the rest of the grace period.
+    /// A job that is complete needs no snapshot.
     fn save_rest(&self, result: &Result<i32>) {
         if matches!(result, Ok(0)) {
             return;
         }
         let until = self.ends_by.unwrap_or_else(|| Instant::now() + self.context.config.grace);
         if let Some(persister) = &self.context.persister {
-            persister.save_rest(until, || self.is_ended_again().then_some("a second signal"));
+            persister.save_rest(until, || self.has_second_signal().then_some("a second signal"));
         }
         if self.ends_by.is_some() {
             self.upload_last(until);
         }
     }
 
-    fn is_ended_again(&self) -> bool {
+    fn has_second_signal(&self) -> bool {
         let preempting = self.context.config.on_signal;
         let is_ending = |signal| events::is_stopping(signal) || preempting == Some(signal);
         let is_signal = |event| matches!(event, Event::Signal(signal) if is_ending(signal));
@@ -166,7 +167,7 @@ impl<'a> Supervisor<'a> {
             .any(|()| self.is_signalled.replace(true))
     }
 
-    /// Starts or resumes the job, and serves it until its end.
+    /// Starts or resumes the job, and serves its session until the end.
     fn begin(&mut self, candidates: &[SnapshotId]) -> State {
         let context = self.context;
         let started = context.signals.while_busy(|| self.start(candidates));
@@ -174,13 +175,13 @@ impl<'a> Supervisor<'a> {
             Ok(Ok(job)) => job,
             Ok(Err(code)) if self.is_first => return State::Over(Ok(code)),
             Ok(Err(code)) => {
-                return self.cannot_begin(code, "its command cannot be executed any more".into(), None);
+                return self.restart_failed(code, "its command cannot be executed any more".into(), None);
             }
-            Err(error) => return self.not_begun(error),
+            Err(error) => return self.start_failed(error),
         };
         let session = match JobSession::begin(context, job, self.began_from.as_ref()) {
             Ok(session) => session,
-            Err(error) => return self.not_begun(error),
+            Err(error) => return self.start_failed(error),
         };
         context.claimed.claim.confirm();
         let id = self.began_from.as_ref().map(|manifest| manifest.id.to_string());
@@ -188,7 +189,7 @@ impl<'a> Supervisor<'a> {
             .status
             .runs(self.began_from.as_ref().map(|manifest| (manifest.id.to_string(), manifest.taken_unix_ms)));
         if !self.is_first {
-            // A resume cuts what was said before off a log that the job's output is appended to.
+            // A resume truncates the log to which the output is appended, and removes the earlier message.
             let failure = context.status.snapshot().last_job_failure.unwrap_or_default();
             tracing::info!("restart {} of the job, which had failed: {failure}", self.policy.restarts());
         }
@@ -199,7 +200,7 @@ impl<'a> Supervisor<'a> {
         self.ended(session.serve())
     }
 
-    /// Starts the job or resumes it; the exit code if its command cannot be executed.
+    /// Starts or resumes the job. Returns the exit code if its command cannot be executed.
     fn start(&mut self, candidates: &[SnapshotId]) -> Result<Result<RunningJob, i32>> {
         let context = self.context;
         context.discard_staging()?;
@@ -222,7 +223,7 @@ impl<'a> Supervisor<'a> {
         Ok(Ok(job))
     }
 
-    /// Listens for other commands, once there is a job.
+    /// Starts to listen for other commands, when the job runs for the first time.
     fn listen(&mut self) {
         if self.control.is_some() {
             return;
@@ -250,7 +251,7 @@ impl<'a> Supervisor<'a> {
                 State::Over(Ok(0))
             }
             SessionOutcome::StoppedByUser { code } => {
-                let what = format!("the job was asked to end, and ended with exit code {code}");
+                let what = format!("the job was stopped by its user, and ended with exit code {code}");
                 journal.add(&Entry::new(EventKind::Ended, what));
                 State::Over(Ok(code))
             }
@@ -261,7 +262,7 @@ impl<'a> Supervisor<'a> {
             }
             SessionOutcome::Failed { code, what, error, hung_since } => {
                 let failure = Failure {
-                    // One that hung had begun to work.
+                    // A job that hung had begun to work.
                     is_first_start: self.is_first && self.began_from.is_none() && hung_since.is_none(),
                     is_resumed: self.began_from.is_some(),
                     has_run: true,
@@ -280,28 +281,28 @@ impl<'a> Supervisor<'a> {
         let Some(uploader) = &self.context.uploader else { return };
         uploader.hurry();
         while !uploader.is_idle_within(LAST_COPY_POLL_INTERVAL) {
-            let is_ended = self.is_ended_again();
-            if is_ended || Instant::now() >= until {
-                let why = if is_ended { "a second signal" } else { "the end of the grace (--grace)" };
+            let is_signalled = self.has_second_signal();
+            if is_signalled || Instant::now() >= until {
+                let why = if is_signalled { "a second signal" } else { "the end of the grace (--grace)" };
                 tracing::warn!(
-                    "the last snapshot is safe in the store on this machine, but {why} came before it was uploaded: the next run here uploads its next one"
+                    "the last snapshot is durable in the store on this machine, but was not uploaded before {why}: the next run here uploads its next snapshot"
                 );
                 return;
             }
         }
     }
 
-    /// A start or resume failed for a reason of ours. The first one's user is there to see it.
-    fn not_begun(&mut self, error: anyhow::Error) -> State {
+    /// A start or resume failed with an error. The first failure ends the run: the user is there to see it.
+    fn start_failed(&mut self, error: anyhow::Error) -> State {
         if self.is_first {
             self.context.opened.journal.add(&Entry::new(EventKind::NotStarted, with_remedy(&error)));
             return State::Over(Err(error));
         }
-        self.cannot_begin(EXIT_OWN, in_one_line(&error), Some(error))
+        self.restart_failed(EXIT_OWN, in_one_line(&error), Some(error))
     }
 
     /// A restart failed.
-    fn cannot_begin(&mut self, code: i32, what: String, error: Option<anyhow::Error>) -> State {
+    fn restart_failed(&mut self, code: i32, what: String, error: Option<anyhow::Error>) -> State {
         let failure = Failure {
             is_first_start: false,
             is_resumed: self.began_from.is_some(),
@@ -344,21 +345,21 @@ impl<'a> Supervisor<'a> {
         if let Some(reason) = reason {
             let next = match self.context.good_snapshot() {
                 Some(_) => {
-                    "When the reason is mended, run the same command again: it goes on from its newest snapshot"
+                    "Fix the cause, then run the same command again to resume from the newest snapshot"
                 }
-                None => "When the reason is mended, run the same command again",
+                None => "Fix the cause, then run the same command again",
             };
             tracing::error!("the job failed: {what}. It is not restarted: {reason}. {next}");
             self.context.opened.journal.add(&Entry::new(EventKind::GaveUp, reason).remedy(Some(next)));
         }
-        // It has run by now: whatever the error is, it is no bad input with which nothing was touched.
+        // The job has run: the error is only logged, since its exit code would mean that nothing was changed.
         if let Some(error) = error {
             log_error(&error);
         }
         State::Over(Ok(code))
     }
 
-    /// How much older the next older snapshot of the run is than the one that the present life began from.
+    /// How much older the next older snapshot is than the one from which the current session was resumed.
     fn next_older_by(&self) -> Option<Duration> {
         let began_from = self.began_from.as_ref()?;
         let candidates = of_present_run(&self.context.opened.dir, &self.context.opened.store).ok()?;
@@ -369,7 +370,7 @@ impl<'a> Supervisor<'a> {
         Some(Duration::from_millis(began_from.taken_unix_ms.saturating_sub(older.taken_unix_ms)))
     }
 
-    /// The oldest snapshot of the run that was taken when the job hung already.
+    /// The oldest snapshot of the run that was taken after the job began to hang.
     fn first_taken_after(&self, since: SystemTime) -> Option<SnapshotId> {
         let store = &self.context.opened.store;
         let since_ms = unix_ms(since);
@@ -378,10 +379,10 @@ impl<'a> Supervisor<'a> {
         of_present_run(&self.context.opened.dir, &self.context.opened.store).ok()?.into_iter().find(is_later)
     }
 
-    /// Waits for the time of the restart, and until nothing is left of the life before; signals and calls are served
+    /// Waits until the restart is due and the processes of the earlier session have ended. Signals and calls are served
     /// meanwhile.
     fn wait(&mut self, mut until: Instant) -> State {
-        let mut told = false;
+        let mut is_reported = false;
         let over = loop {
             match self.context.inbox.recv_deadline(until) {
                 Ok(Event::Signal(signal)) if self.context.config.on_signal == Some(signal) => {
@@ -397,23 +398,21 @@ impl<'a> Supervisor<'a> {
                     break EXIT_PREEMPTED;
                 }
                 Ok(Event::CheckpointRequested(answer)) => {
-                    let reply = "the job does not run at the moment: it failed, and is being restarted";
+                    let reply = "the job is not running: it failed, and is being restarted";
                     let _ = answer.send(Reply::Error(reply.to_owned()));
                 }
                 Ok(_) => {}
                 Err(_) if namespace::is_ending() => {
-                    if !told {
-                        tracing::warn!(
-                            "the restart waits until the processes of the job that was killed have ended"
-                        );
-                        told = true;
+                    if !is_reported {
+                        tracing::warn!("the restart waits until the processes of the killed job have ended");
+                        is_reported = true;
                     }
                     until = Instant::now() + KILLED_JOB_POLL_INTERVAL;
                 }
                 Err(_) => return self.restart(),
             }
         };
-        tracing::info!("the job is not restarted, as wanted. Run the same command again to go on");
+        tracing::info!("the job is not restarted, as requested. Run the same command again to resume it");
         self.context.opened.journal.add(&Entry::new(EventKind::Ended, "ended while it waited for a restart"));
         State::Over(Ok(over))
     }
@@ -448,33 +447,33 @@ impl<'a> Supervisor<'a> {
                 }
                 State::Beginning(candidates)
             }
-            // It is at work elsewhere.
+            // Another launcher is running the job.
             Err(error) if matches!(error.downcast_ref(), Some(OwnershipError::ClaimedElsewhere(_))) => {
                 let why = in_one_line(&error);
                 tracing::error!("the job is not restarted here: {why}");
                 context.opened.journal.add(&Entry::new(EventKind::GaveUp, why));
                 State::Over(Ok(EXIT_OWN))
             }
-            Err(error) => self.cannot_begin(EXIT_OWN, in_one_line(&error), Some(error)),
+            Err(error) => self.restart_failed(EXIT_OWN, in_one_line(&error), Some(error)),
         }
     }
 }
 
-/// What to look at after an exit code, where it says something.
+/// What to check after an exit code, where the code has a known meaning.
 fn remedy(code: i32) -> Option<&'static str> {
     match code {
         126 | 127 => {
             Some("the command, or one that it calls, is missing or cannot be executed: look at its output")
         }
-        134 => Some("it has aborted: its own output says why"),
+        134 => Some("it aborted: its own output says why"),
         135 => Some("a bus error: often a full /dev/shm or a truncated file"),
         137 => Some(
-            "somebody sent SIGKILL, often the kernel for want of memory: look at `dmesg` and at the job's memory limit",
+            "killed by SIGKILL, often by the kernel when out of memory: look at `dmesg` and at the job's memory limit",
         ),
         139 => Some(
             "a segmentation fault: a bug in the program, a library or the hardware. Its own output may say more",
         ),
-        143 => Some("somebody sent SIGTERM to it: the machine's administrator, or another program"),
+        143 => Some("killed by SIGTERM, from the machine's administrator or another program"),
         _ => None,
     }
 }

@@ -1,24 +1,24 @@
-//! What follows a failure of the job: again from the same snapshot, from an older one, or the end.
+//! Restart policy: after a failure, the job is restarted from the same snapshot, from an older one, or not at all.
 //!
-//! A *place* is the snapshot that the job was resumed from, or its beginning. A job that fails again and again without
-//! getting from there to the next snapshot is tried a few times, then from an older snapshot (what it holds may be
-//! what makes the job fail), and then no more: restarts that gain nothing would go on for weeks.
+//! A *restart point* is the snapshot that the job was resumed from, or its beginning. A job that fails repeatedly before
+//! the next snapshot is restarted a few times from the same point, and then from an older snapshot, since the newer one
+//! may contain the cause. If that fails too, the policy gives up: restarts without progress would repeat for weeks.
 //!
-//! A life that cannot even begin says nothing of its place: the store is out of reach, memory is short, a port is
-//! taken. That is counted for itself, and waited out for longer.
+//! A session that cannot begin says nothing about its restart point: the store is unreachable, memory is short, a port
+//! is in use. Such failures are counted separately, and retried for longer.
 
 use std::time::Duration;
 
-/// Tries from one place.
+/// Tries from one restart point.
 const TRIES: u32 = 3;
-/// So many lives in a row may fail to begin: with the waits between them, that is more than an hour.
-const BEGINNINGS: u32 = 30;
-/// How many times an older snapshot is tried before the end.
+/// Sessions in a row that may fail to begin. With the waits between them, that is more than an hour.
+const FAILED_STARTS_MAX: u32 = 30;
+/// How many older snapshots are tried.
 const STEPS_BACK: u32 = 2;
-/// A command that has failed so soon after its very first start has never got going: what is wrong is in its arguments
-/// or on the machine, and its user is likely there to see it.
-const NEVER_GOT_GOING: Duration = Duration::from_secs(5);
-/// The first restart comes after about so long, each further one without progress after twice the time.
+/// A command that fails this soon after its very first start has a problem with its arguments or the machine, and its
+/// user is likely there to see it.
+const FIRST_START_FAILURE: Duration = Duration::from_secs(5);
+/// Wait before the first restart. The wait doubles with each restart without progress.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
@@ -29,56 +29,56 @@ pub struct Failure {
     pub is_first_start: bool,
     /// It was resumed from a snapshot.
     pub is_resumed: bool,
-    /// It ran, rather than that it could not be started or resumed.
+    /// It ran, as opposed to a start or resume that failed.
     pub has_run: bool,
     /// How long it ran.
     pub ran_for: Duration,
-    /// When it took its last snapshot, after it had begun.
+    /// When its last snapshot was taken, counted from the begin of the session.
     pub saved_after: Option<Duration>,
-    /// How much older the next older snapshot is than the one that it was resumed from, if there is one.
+    /// How much older the next older snapshot is than the one that it was resumed from; `None` if there is none.
     pub next_older_by: Option<Duration>,
 }
 
-/// What to do.
+/// What to do after a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Wait, then go on from the newest snapshot.
+    /// Wait, then resume from the newest snapshot.
     Again(Duration),
-    /// Wait, then go on from a snapshot older than the one that the job was resumed from.
+    /// Wait, then resume from a snapshot older than the one that the job was resumed from.
     StepBack(Duration),
-    /// It makes no sense any more, for this reason; `None` if that needs no words.
+    /// Do not restart, for this reason; `None` if restarts are switched off.
     GiveUp(Option<String>),
 }
 
-/// What there is to remember between failures.
+/// The restart policy, with its state between failures.
 #[derive(Debug)]
 pub struct Policy {
     max_restarts: u32,
     restarts: u32,
-    failures_here: u32,
-    /// Since the last snapshot, from wherever.
+    failures_at_point: u32,
+    /// Since the last snapshot, from any restart point.
     failures_in_a_row: u32,
-    /// Lives in a row that could not begin.
-    failed_beginnings: u32,
+    /// Sessions in a row that could not begin.
+    failed_starts: u32,
     steps_back: u32,
-    /// How long the job has to run from the older snapshot to be past the point at which it had failed.
-    trouble_after: Duration,
-    /// How far it has come since, as far as snapshots have it.
+    /// How long the job has to run from the older snapshot to pass the point at which it had failed.
+    failure_point: Duration,
+    /// How much of that is contained in snapshots.
     gained: Duration,
 }
 
 impl Policy {
-    /// Nothing has happened yet.
+    /// A policy before the first failure.
     #[must_use]
     pub fn new(max_restarts: u32) -> Self {
         Self {
             max_restarts,
             restarts: 0,
-            failures_here: 0,
+            failures_at_point: 0,
             failures_in_a_row: 0,
-            failed_beginnings: 0,
+            failed_starts: 0,
             steps_back: 0,
-            trouble_after: Duration::ZERO,
+            failure_point: Duration::ZERO,
             gained: Duration::ZERO,
         }
     }
@@ -95,12 +95,12 @@ impl Policy {
             return Next::GiveUp(None);
         }
         if failure.has_run {
-            self.failed_beginnings = 0;
+            self.failed_starts = 0;
             self.count(failure);
         } else {
-            self.failed_beginnings += 1;
+            self.failed_starts += 1;
         }
-        if failure.is_first_start && failure.saved_after.is_none() && failure.ran_for < NEVER_GOT_GOING {
+        if failure.is_first_start && failure.saved_after.is_none() && failure.ran_for < FIRST_START_FAILURE {
             return Next::GiveUp(Some(format!(
                 "it failed {:.1} s after its first start, before there was a snapshot, and would fail again",
                 failure.ran_for.as_secs_f64()
@@ -108,15 +108,15 @@ impl Policy {
         }
         if self.restarts >= self.max_restarts {
             return Next::GiveUp(Some(format!(
-                "it was restarted {} times, and more is not wanted (--max-restarts)",
+                "it was restarted {} times, which is the limit (--max-restarts)",
                 self.restarts
             )));
         }
         if !failure.has_run {
-            return self.after_no_beginning();
+            return self.after_failed_start();
         }
         let wait = wait(self.failures_in_a_row);
-        if self.failures_here < TRIES {
+        if self.failures_at_point < TRIES {
             self.restarts += 1;
             return Next::Again(wait);
         }
@@ -130,40 +130,40 @@ impl Policy {
         }
     }
 
-    /// What cannot begin may be mended; an older snapshot would throw work away.
-    fn after_no_beginning(&mut self) -> Next {
-        if self.failed_beginnings >= BEGINNINGS {
-            let times = self.failed_beginnings;
+    /// The cause may be fixed meanwhile; an older snapshot would discard work.
+    fn after_failed_start(&mut self) -> Next {
+        if self.failed_starts >= FAILED_STARTS_MAX {
+            let times = self.failed_starts;
             return Next::GiveUp(Some(format!("it could not be started {times} times in a row")));
         }
         self.restarts += 1;
-        Next::Again(wait(self.failed_beginnings))
+        Next::Again(wait(self.failed_starts))
     }
 
     fn count(&mut self, failure: &Failure) {
         match failure.saved_after {
             None => {
-                self.failures_here += 1;
+                self.failures_at_point += 1;
                 self.failures_in_a_row += 1;
             }
             Some(saved_after) => {
-                (self.failures_here, self.failures_in_a_row) = (0, 1);
+                (self.failures_at_point, self.failures_in_a_row) = (0, 1);
                 self.gained += saved_after;
             }
         }
-        if self.gained > self.trouble_after {
+        if self.gained > self.failure_point {
             self.steps_back = 0;
         }
     }
 
     fn step_back(&mut self, failure: &Failure, older_by: Duration) {
-        // A second step goes back further, and the point of trouble stays where it was or is a later one.
+        // A second step goes back further. The failure point stays where it was, or is a later one.
         let behind =
-            if self.steps_back > 0 { self.trouble_after.saturating_sub(self.gained) } else { Duration::ZERO };
-        self.trouble_after = older_by + failure.ran_for.max(behind);
+            if self.steps_back > 0 { self.failure_point.saturating_sub(self.gained) } else { Duration::ZERO };
+        self.failure_point = older_by + failure.ran_for.max(behind);
         self.gained = Duration::ZERO;
         self.steps_back += 1;
-        self.failures_here = 0;
+        self.failures_at_point = 0;
     }
 
     fn no_progress(&self, failure: &Failure) -> String {
@@ -176,12 +176,12 @@ impl Policy {
             0 => String::new(),
             _ => ", after newer snapshots had been tried in the same way".to_owned(),
         };
-        format!("{from} and failed before the next snapshot, {} times in a row{back}", self.failures_here)
+        format!("{from} and failed before the next snapshot, {} times in a row{back}", self.failures_at_point)
     }
 }
 
-/// How long to wait after so many failures in a row: somewhere between half of it and all of it, since many jobs that
-/// fail together need not come back together.
+/// The wait after this many failures in a row. Between 50% and 100% of it at random, so that many jobs that fail
+/// together are not restarted together.
 fn wait(failures_in_a_row: u32) -> Duration {
     let doublings = (failures_in_a_row.max(1) - 1).min(16);
     let longest = FIRST_WAIT.saturating_mul(1 << doublings).min(LONGEST_WAIT);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_goes_on_for_as_long_as_restarts_last() {
+    fn a_job_with_progress_is_restarted_up_to_the_limit() {
         let mut policy = Policy::new(1000);
         for _ in 0..1000 {
             assert!(matches!(policy.after(&saved()), Next::Again(_)));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_got_going_is_not_started_again() {
+    fn a_command_that_fails_at_its_first_start_is_not_restarted() {
         let first = Failure { is_first_start: true, is_resumed: false, ran_for: SECOND, ..resumed() };
         assert!(reason(Policy::new(9).after(&first)).contains("first start"));
         let later = Failure { ran_for: 6 * SECOND, ..first };
@@ -236,9 +236,9 @@ mod tests {
     }
 
     #[test]
-    fn the_same_place_is_tried_then_older_ones_then_no_more() {
+    fn the_same_point_is_tried_then_older_snapshots_then_none() {
         let mut policy = Policy::new(1000);
-        // The life that took the snapshots ends.
+        // The session that took the snapshots ends.
         assert!(matches!(policy.after(&saved()), Next::Again(_)));
         for _ in 0..STEPS_BACK {
             for _ in 1..TRIES {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_older_snapshot_it_ends_earlier() {
+    fn without_an_older_snapshot_the_policy_gives_up_earlier() {
         let mut policy = Policy::new(1000);
         let only = Failure { next_older_by: None, ..resumed() };
         assert!(matches!(policy.after(&only), Next::Again(_)));
@@ -261,16 +261,16 @@ mod tests {
         assert!(reason(policy.after(&only)).contains("3 times in a row"));
     }
 
-    /// It is waited out for long enough that a machine in trouble is well again, and no older snapshot is taken.
+    /// Retries last long enough for a machine to recover, and no older snapshot is used.
     #[test]
-    fn what_cannot_begin_is_tried_for_an_hour() {
+    fn failed_starts_are_retried_for_an_hour() {
         let mut policy = Policy::new(1000);
         let not = Failure { has_run: false, ..resumed() };
         let mut waited = Duration::ZERO;
         let reason = loop {
             match policy.after(&not) {
                 Next::Again(wait) => waited += wait,
-                Next::StepBack(_) => panic!("work is thrown away"),
+                Next::StepBack(_) => panic!("work is discarded"),
                 Next::GiveUp(reason) => break reason.unwrap(),
             }
         };
@@ -279,35 +279,41 @@ mod tests {
         let mut policy = Policy::new(2);
         assert!(matches!(policy.after(&not), Next::Again(_)));
         assert!(matches!(policy.after(&not), Next::Again(_)));
-        let Next::GiveUp(Some(reason)) = policy.after(&not) else { panic!("more than was wanted") };
+        let Next::GiveUp(Some(reason)) = policy.after(&not) else { panic!("more restarts than the limit") };
         assert!(reason.contains("--max-restarts"), "{reason}");
     }
 
     #[test]
-    fn lives_that_fail_and_beginnings_that_fail_are_counted_apart() {
+    fn failed_sessions_and_failed_starts_are_counted_separately() {
         let not = Failure { has_run: false, ..resumed() };
         let only = Failure { next_older_by: None, ..resumed() };
         let mut policy = Policy::new(1000);
         assert!(matches!(policy.after(&only), Next::Again(_)));
         assert!(matches!(policy.after(&only), Next::Again(_)));
-        for _ in 1..BEGINNINGS {
-            assert!(matches!(policy.after(&not), Next::Again(_)), "the machine's trouble is not the job's");
+        for _ in 1..FAILED_STARTS_MAX {
+            assert!(
+                matches!(policy.after(&not), Next::Again(_)),
+                "a problem of the machine is not the job's"
+            );
         }
-        assert!(reason(policy.after(&only)).contains("3 times in a row"), "the third life from there");
-        // One that has begun has done away with what was wrong.
-        for _ in 1..BEGINNINGS {
+        assert!(
+            reason(policy.after(&only)).contains("3 times in a row"),
+            "the third session from that point"
+        );
+        // A session that has begun resets the count.
+        for _ in 1..FAILED_STARTS_MAX {
             assert!(matches!(policy.after(&not), Next::Again(_)));
         }
     }
 
-    /// A job that fails at the same point for ever takes snapshots between the older one and that point: they must not
-    /// count as a way out.
+    /// A job that always fails at the same point takes snapshots between the older one and that point. These must not
+    /// count as progress.
     #[test]
-    fn snapshots_before_the_point_of_trouble_are_no_progress() {
+    fn snapshots_before_the_failure_point_are_no_progress() {
         let mut policy = Policy::new(1000);
         let mut restarts = 0;
         loop {
-            // It was resumed 600 s before the trouble at the most, and comes to 5 s before it.
+            // Resumed at most 600 s before the failure point, the job takes snapshots up to 5 s before it.
             let failure = if restarts % 4 == 0 {
                 Failure { saved_after: Some(600 * SECOND), ran_for: 605 * SECOND, ..resumed() }
             } else {
@@ -319,7 +325,7 @@ mod tests {
             }
         }
         assert!(restarts < 20, "{restarts}");
-        // Past it, all is forgotten.
+        // Past the failure point, the steps back are reset.
         let mut policy = Policy::new(1000);
         (0..TRIES).for_each(|_| drop(policy.after(&resumed())));
         assert_eq!(policy.steps_back, 1);
@@ -328,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_grow_and_have_an_end() {
+    fn waits_grow_up_to_a_limit() {
         let mut longest = Duration::ZERO;
         for failures in 1..40 {
             let wait = wait(failures);

@@ -1,4 +1,4 @@
-//! What preempts besides a signal and a call: a file that appears, a shell command that ends with 0.
+//! Preemption triggers besides signals and calls: a file that appears, and a shell command that exits with 0.
 
 use super::events::Event;
 use crate::sys::secrets;
@@ -14,16 +14,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Watches for a file; `None` watches for none.
+/// Preempts the job when the file `path` appears (`--preempt-file`).
 ///
 /// # Errors
-/// When there is no thread for it.
+/// When the thread cannot be started.
 pub fn watch_file(path: Option<PathBuf>, every: Duration, events: Sender<Event>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let before = identity(&path);
     if before.is_some() {
         tracing::warn!(
-            "{} (--preempt-file) is there already, and counts as an old one: make it anew to preempt the job",
+            "{} (--preempt-file) exists already and is ignored: delete and create it again to preempt the job",
             path.display()
         );
     }
@@ -48,29 +48,29 @@ pub fn watch_file(path: Option<PathBuf>, every: Duration, events: Sender<Event>)
         .context("cannot watch for --preempt-file")
 }
 
-/// What tells one making of a file from the next.
+/// Tells a file from its replacement at the same path.
 fn identity(path: &Path) -> Option<(u64, u64, i64, i64)> {
     let meta = std::fs::metadata(path).ok()?;
     Some((meta.dev(), meta.ino(), meta.mtime(), meta.mtime_nsec()))
 }
 
-/// Calls a shell command until it ends with 0. It is ended when this is dropped.
+/// Runs a shell command repeatedly until it exits with 0 (`--preempt-probe`). The command is killed when this is dropped.
 pub struct Probe {
     running: Arc<Mutex<Running>>,
 }
 
 #[derive(Default)]
 struct Running {
-    /// The process group of the command that runs.
+    /// The process group of the running command.
     group: Option<Pid>,
     is_over: bool,
 }
 
 impl Probe {
-    /// Begins; `None` calls nothing.
+    /// Starts the probe, if there is a command.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// When the thread cannot be started.
     pub fn begin(command: Option<String>, every: Duration, events: Sender<Event>) -> Result<Option<Self>> {
         let Some(command) = command else { return Ok(None) };
         let said = secrets::hidden_in_text(&command);
@@ -85,43 +85,44 @@ impl Probe {
     }
 }
 
-/// What became of one call.
+/// The result of one call.
 enum Call {
-    /// Nobody wants it any more.
-    Unwanted,
-    /// It ended, with this code if it was not killed.
+    /// The probe was dropped.
+    Cancelled,
+    /// The command ended, with this exit code unless it was killed.
     Ended(Option<i32>),
 }
 
-/// Calls until one ends with 0. What cannot be called for the moment (no process, no memory) is called again.
+/// Runs the command until it exits with 0. A command that cannot be started for the moment (no process, no memory) is
+/// retried.
 fn watch_calls(
     mut call: impl FnMut() -> io::Result<Call>,
     said: &str,
     every: Duration,
     events: &Sender<Event>,
 ) {
-    let mut told = None;
-    let mut told_failure = false;
+    let mut reported_code = None;
+    let mut is_failure_reported = false;
     loop {
         match call() {
-            Ok(Call::Unwanted) => return,
+            Ok(Call::Cancelled) => return,
             Ok(Call::Ended(Some(0))) => {
                 let why = format!("`{said}` has ended with 0 (--preempt-probe)");
                 let _ = events.send(Event::Preempt(why, None));
                 return;
             }
-            Ok(Call::Ended(Some(code @ (126 | 127)))) if told != Some(code) => {
+            Ok(Call::Ended(Some(code @ (126 | 127)))) if reported_code != Some(code) => {
                 tracing::warn!(
-                    "`{said}` (--preempt-probe) ends with {code}: it cannot be executed, so it will never preempt the job. It is called again all the same"
+                    "`{said}` (--preempt-probe) exits with {code}: it cannot be executed, so it will never preempt the job. ckpt-run keeps trying"
                 );
-                told = Some(code);
+                reported_code = Some(code);
             }
             Ok(Call::Ended(_)) => {}
-            Err(error) if !told_failure => {
+            Err(error) if !is_failure_reported => {
                 tracing::warn!(
-                    "`{said}` (--preempt-probe) cannot be called at the moment: {error}. It is tried again"
+                    "`{said}` (--preempt-probe) cannot be started at the moment: {error}. ckpt-run keeps trying"
                 );
-                told_failure = true;
+                is_failure_reported = true;
             }
             Err(_) => {}
         }
@@ -129,19 +130,19 @@ fn watch_calls(
     }
 }
 
-/// Calls the command and waits for its end.
+/// Runs the command and waits for its end.
 fn call(command: &str, running: &Mutex<Running>) -> io::Result<Call> {
-    let Some(mut child) = spawn(command, running)? else { return Ok(Call::Unwanted) };
+    let Some(mut child) = spawn(command, running)? else { return Ok(Call::Cancelled) };
     let pid = Pid::from_child(&child);
-    // Not reaped yet: as long as `running` has its number, that is its own.
+    // The process is not reaped yet: while `running` has its PID, no other process can have it.
     let until_ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), until_ended) {}
     let is_over = finished(running);
     let code = child.wait()?.code();
-    Ok(if is_over { Call::Unwanted } else { Call::Ended(code) })
+    Ok(if is_over { Call::Cancelled } else { Call::Ended(code) })
 }
 
-/// Starts the command in a process group of its own, so that Ctrl-C is not for it; `None` when nobody wants it.
+/// Starts the command in a process group of its own, so that Ctrl-C does not reach it; `None` if the probe was dropped.
 fn spawn(command: &str, running: &Mutex<Running>) -> io::Result<Option<Child>> {
     let mut running = running.lock();
     if running.is_over {
@@ -154,7 +155,7 @@ fn spawn(command: &str, running: &Mutex<Running>) -> io::Result<Option<Child>> {
     Ok(Some(child))
 }
 
-/// Notes that the command has ended; says whether nobody wants it any more.
+/// Records that the command has ended. Returns whether the probe was dropped.
 fn finished(running: &Mutex<Running>) -> bool {
     let mut running = running.lock();
     running.group = None;
@@ -166,7 +167,7 @@ impl Drop for Probe {
         let mut running = self.running.lock();
         running.is_over = true;
         if let Some(group) = running.group {
-            // It may have ended by now; it is reaped only after `finished`, so the number is its own.
+            // The command may have ended, but it is reaped only after `finished`: the PID is still its own.
             let _ = rustix::process::kill_process_group(group, Signal::KILL);
         }
     }
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_counts_when_it_is_made() {
+    fn a_file_counts_when_it_is_created() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("leave");
         std::fs::write(&path, "").unwrap();
@@ -219,14 +220,14 @@ mod tests {
         let mut calls =
             [shortage(), shortage(), Ok(Call::Ended(Some(1))), shortage(), Ok(Call::Ended(Some(0)))];
         let mut next = calls.iter_mut();
-        let calls = || std::mem::replace(next.next().unwrap(), Ok(Call::Unwanted));
+        let calls = || std::mem::replace(next.next().unwrap(), Ok(Call::Cancelled));
         watch_calls(calls, "look", EVERY, &events);
         assert!(why(inbox.try_recv().unwrap()).contains("`look` has ended with 0"));
-        // One that can never be called is no end of the watch either.
+        // A command that can never be started does not end the watch either.
         let running = Mutex::new(Running::default());
         assert!(call(&"x".repeat(1 << 20), &running).is_err(), "an argument may not have so many bytes");
         running.lock().is_over = true;
-        assert!(matches!(call("true", &running), Ok(Call::Unwanted)));
+        assert!(matches!(call("true", &running), Ok(Call::Cancelled)));
     }
 
     #[test]

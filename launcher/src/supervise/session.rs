@@ -22,7 +22,7 @@ mod ending;
 
 use super::checkpoints::Checkpoints;
 use super::events::{self, Event, Hang};
-use super::pace::{Pace, Wanted};
+use super::pace::{Pace, PaceOptions};
 use super::services::RunContext;
 use super::stacks::Tree;
 use super::watchdog::{Watchdog, Watched};
@@ -89,13 +89,13 @@ impl<'a> JobSession<'a> {
             job.agents.as_ref().map_or_else(crossbeam_channel::never, |agents| agents.losses().clone());
         let job = Arc::new(job);
         let config = shared.config;
-        let wanted = Wanted { interval: config.interval, overhead: config.overhead, mtbf: config.mtbf };
+        let options = PaceOptions { interval: config.interval, overhead: config.overhead, mtbf: config.mtbf };
         let mut session = Self {
             shared,
             _watchdog: start_watchdog(shared, &job)?,
             begun: Instant::now(),
             begun_at: SystemTime::now(),
-            pace: Pace::new(wanted),
+            pace: Pace::new(options),
             next_checkpoint: None,
             failures_in_a_row: 0,
             snapshot_times: Vec::new(),

@@ -1,4 +1,4 @@
-//! What the processes of a hung job are doing: the kernel's view of each thread, and Python's where py-spy is installed.
+//! Stacks of a hung job: the kernel's view of each thread, and Python stacks where py-spy is installed.
 
 use crate::job::attempt_logs::forget_old_attempts;
 use crate::job::status::unix_ms;
@@ -13,16 +13,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
-/// Where the processes of a job are found.
+
+/// Identifies the process tree of a job.
 #[derive(Clone, Copy, Debug)]
 pub struct Tree {
-    /// The init of their PID namespace, as we see it.
+    /// PID of the namespace's init, in the launcher's PID namespace.
     pub init_pid: i32,
-    /// The root of the tree, as it is called in there. What is not below it is ours: CRIU.
+    /// PID of the tree's root, in the job's PID namespace. Processes outside of the tree are ckpt-run's, such as CRIU.
     pub root_pid: i32,
 }
 
-/// The processes of a job: (PID as we see it, PID in the job's own namespace).
+/// The processes of a job: (PID in the launcher's namespace, PID in the job's namespace).
 pub(super) fn processes(tree: Tree) -> Vec<(i32, i32)> {
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let Some(wanted) = namespace(tree.init_pid) else { return Vec::new() };
@@ -41,7 +42,7 @@ pub(super) fn processes(tree: Tree) -> Vec<(i32, i32)> {
     all.iter().filter(|(pid, _)| is_below(**pid)).map(|(&pid, &(inside, _))| (pid, inside)).collect()
 }
 
-/// A process's PID in its own namespace, and its parent's as we see it.
+/// A process's PID in its own namespace, and its parent's PID in the launcher's namespace.
 fn numbers_of(pid: i32) -> Option<(i32, i32)> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let last = |name: &str| {
@@ -59,7 +60,7 @@ fn numbers_in(dir: impl AsRef<Path>) -> Vec<i32> {
     numbers
 }
 
-/// Keeps the stacks of all threads under the job's `attempts/`; returns the directory.
+/// Saves the stacks of all threads under the job's `attempts/`. Returns the directory.
 ///
 /// # Errors
 /// When they cannot be written.
@@ -73,7 +74,7 @@ pub(super) fn keep(dir: &JobDir, tree: Tree, what: &str) -> Result<PathBuf> {
     if let Some(py_spy) = find_py_spy() {
         for &(host_pid, pid) in processes.iter().filter(|&&(host_pid, _)| is_python(host_pid)) {
             if let Err(error) = keep_python(&py_spy, host_pid, &kept.join(format!("python-{pid}.txt"))) {
-                tracing::warn!("py-spy says nothing of process {pid}: {error:#}");
+                tracing::warn!("py-spy cannot read process {pid}: {error:#}");
             }
         }
     }
@@ -113,7 +114,7 @@ fn find_py_spy() -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join("py-spy")).find(|path| path.is_file())
 }
 
-/// A hung process does not move, so it need not be stopped to be looked at.
+/// Runs py-spy without pausing the process: a hung process does not change.
 fn keep_python(py_spy: &Path, host_pid: i32, path: &Path) -> Result<()> {
     let output = fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
     let mut command = Command::new(py_spy);
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_are_told_with_what_they_wait_for() {
+    fn threads_are_listed_with_what_they_wait_for() {
         let own = std::process::id().cast_signed();
         let text = describe(&[(own, 5)], "it hangs");
         assert!(text.starts_with("it hangs\n\nprocess 5 ("), "{text}");

@@ -15,7 +15,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where a command is.
+/// Finds the file of a command.
 fn find(program: &OsStr) -> Option<PathBuf> {
     let places = match Path::new(program).components().count() {
         1 => {
@@ -27,7 +27,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     places.into_iter().find(|path| path.is_file())
 }
 
-/// Says so when the command does not exist, before anything is touched.
+/// Reports a missing command before anything is changed.
 ///
 /// # Errors
 /// The exit code.
@@ -46,17 +46,17 @@ pub fn find_command(program: &OsStr) -> Result<(), i32> {
     Err(EXIT_NOT_FOUND)
 }
 
-/// Starts `argv`; the exit code if it cannot be executed.
+/// Starts `argv`. Returns the exit code if the command cannot be executed.
 ///
 /// # Errors
-/// When there is no place for it to run in.
+/// When the job's namespace or streams cannot be created.
 pub fn start(config: &Config, argv: &[OsString], dir: &JobDir) -> Result<Result<RunningJob, i32>> {
-    let stdio = Stdio::prepare(None).context("cannot make the job's standard streams")?;
+    let stdio = Stdio::prepare(None).context("cannot create the job's standard streams")?;
     let namespace = Namespace::create(config.network)?;
     let wanted = config.interpose.library().is_some();
     if wanted && let Some(why) = find(&argv[0]).as_deref().and_then(preloadable::obstacle) {
         tracing::warn!(
-            "{:?} {why}, so that the interposer cannot be loaded into it: if it uses the GPU itself, there is no snapshot of it. Programs that it starts are no matter",
+            "{:?} {why}, so that the interposer cannot be loaded into it: if it uses the GPU itself, it cannot be saved. Programs that it starts are not affected",
             argv[0]
         );
     }

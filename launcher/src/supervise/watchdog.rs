@@ -1,14 +1,14 @@
-//! Whether the job makes progress: a job in which no process has used the CPU or called its GPU for `--hang-timeout`, or
-//! in which one has been stopped for that long, hangs.
+//! Hang detection. A job hangs if, for `--hang-timeout`, no process has used the CPU or called its GPU, or if one process
+//! has been stopped for that long.
 //!
-//! CPU time is no progress in a process that waits for its GPU: drivers spin. A process waits as long as one of its
-//! threads is in one and the same call that waits, or asks again and again in vain whether the GPU is done, and none of
-//! its threads submits anything; what else its threads do meanwhile (NCCL's spin for the network) does not count. Its
-//! interposer tells all that. Without one, CPU time is all there is.
+//! CPU time is no progress in a process that waits for its GPU, since drivers spin. A process waits while one of its
+//! threads stays in the same waiting call, or polls in vain whether the GPU is done, and no thread submits work. Other
+//! threads do not count meanwhile, since NCCL spins for the network. The process's interposer reports all that. Without an
+//! interposer, there is only CPU time.
 //!
-//! Idle is not the same as no CPU time at all: libraries have threads that wake up now and then to look whether all is
-//! well. So a process counts as idle while it stays below a hundredth of one CPU. What a checkpoint costs the processes
-//! is not counted as theirs: a hung job that is saved again and again still hangs.
+//! An idle process still uses some CPU time: threads of libraries wake up from time to time. A process counts as idle
+//! while it uses less than 1% of one CPU. CPU time that a checkpoint costs is not counted: a hung job that is saved
+//! repeatedly still hangs.
 
 use super::events::{Event, Hang};
 use super::stacks::{self, Tree};
@@ -24,34 +24,35 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Looks at least so often within the limit.
-const LOOKS: u32 = 8;
-/// Of one CPU: below it a process is idle in the long run.
+/// Polls at least this many times within the limit.
+const POLLS: u32 = 8;
+/// Share of one CPU below which a process is idle in the long run.
 const IDLE_SHARE: f64 = 0.01;
-/// CPU time between two looks that is progress at once, however long the job was idle before.
+/// CPU time between two polls that counts as progress at once, however long the job was idle before.
 const BURST: Duration = Duration::from_millis(100);
-/// How late a look may be on a busy machine, besides.
+/// How late a poll may be on a busy machine.
 const SLACK: Duration = Duration::from_secs(2);
-/// What the kernel's clock of CPU time cannot tell apart (USER_HZ is 100 on x86-64).
+/// Resolution of the kernel's CPU times (USER_HZ is 100 on x86-64).
 const TICK: Duration = Duration::from_millis(10);
+
 /// What is watched.
 pub struct Watched {
     /// The job's processes.
     pub tree: Tree,
-    /// Who asks their interposers, if they have any.
+    /// Asks their interposers, if they have any.
     pub onlooker: Option<Onlooker>,
 }
 
-/// Watches one life of the job; ends when it is dropped.
+/// Watches one job session; ends when it is dropped.
 pub struct Watchdog {
     _stop: Sender<()>,
 }
 
 impl Watchdog {
-    /// Begins to watch the processes of a job.
+    /// Starts to watch the processes of a job.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// When the thread cannot be started.
     pub fn begin(
         watched: Watched,
         limit: Duration,
@@ -61,14 +62,15 @@ impl Watchdog {
         events: Sender<Event>,
     ) -> Result<Self> {
         let (stop, stopped) = bounded(0);
-        let every = every.min(limit / LOOKS);
+        let every = every.min(limit / POLLS);
         std::thread::Builder::new()
             .name("watchdog".to_owned())
             .spawn(move || {
                 let Some((what, since)) = watch(&watched, limit, every, &status, &stopped) else { return };
                 let stacks = stacks::keep(&dir, watched.tree, &what);
-                let stacks =
-                    stacks.inspect_err(|error| tracing::warn!("the stacks are lost: {error:#}")).ok();
+                let stacks = stacks
+                    .inspect_err(|error| tracing::warn!("cannot save the stacks of the hung job: {error:#}"))
+                    .ok();
                 let _ =
                     events.send(Event::Hung(Hang { init_pid: watched.tree.init_pid, what, since, stacks }));
             })
@@ -77,7 +79,7 @@ impl Watchdog {
     }
 }
 
-/// Watches until the job hangs, or until nobody wants it watched any more.
+/// Watches until the job hangs, or until the [`Watchdog`] is dropped.
 fn watch(
     watched: &Watched,
     limit: Duration,
@@ -87,20 +89,20 @@ fn watch(
 ) -> Option<(String, SystemTime)> {
     let mut progress: Option<Progress> = None;
     let mut disturbances = status.disturbances();
-    let mut looked = Instant::now();
+    let mut polled = Instant::now();
     loop {
         match stopped.recv_timeout(every) {
             Err(RecvTimeoutError::Timeout) => {}
             _ => return None,
         }
-        let seen = look(watched);
+        let seen = poll(watched);
         let now = Instant::now();
-        // Odd: a checkpoint is at work on the job.
+        // Odd: a checkpoint is in progress.
         let before = std::mem::replace(&mut disturbances, status.disturbances());
         let is_disturbed = before != disturbances || disturbances % 2 == 1;
-        // Who is put to sleep with the job (docker pause, a machine that is suspended) learns nothing of it.
+        // After `docker pause` or a suspend, the watchdog has slept with the job and has seen nothing.
         let was_asleep =
-            now.saturating_duration_since(std::mem::replace(&mut looked, now)) > every * 3 + SLACK;
+            now.saturating_duration_since(std::mem::replace(&mut polled, now)) > every * 3 + SLACK;
         let Some(progress) = &mut progress else {
             progress = Some(Progress::new(seen, now));
             continue;
@@ -116,7 +118,7 @@ fn watch(
 /// One process at one moment.
 #[derive(Clone, Debug, PartialEq)]
 struct Process {
-    /// In the job's own PID namespace.
+    /// In the job's PID namespace.
     pid: i32,
     name: String,
     cpu: Duration,
@@ -124,37 +126,37 @@ struct Process {
     gpu: Gpu,
 }
 
-/// What is known of a process and its GPUs.
+/// What is known about a process and its GPUs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Gpu {
-    /// Nothing: it has no interposer.
+    /// Nothing: the process has no interposer.
     Unseen,
     /// Nothing this time: the interposer has not answered.
     Unanswered,
-    Told(GpuActivity),
+    Reported(GpuActivity),
 }
 
 impl Gpu {
     fn calls(self) -> Option<u64> {
         match self {
-            Self::Told(activity) => Some(activity.calls),
+            Self::Reported(activity) => Some(activity.calls),
             Self::Unseen | Self::Unanswered => None,
         }
     }
 }
 
-/// A PID as we see it and a start time, so that no process is taken for another one.
+/// A PID in the launcher's namespace and a start time: unique even if PIDs are reused.
 type Key = (i32, u64);
 type Seen = BTreeMap<Key, Process>;
 
-fn look(watched: &Watched) -> Seen {
-    // First, so that what is told is not newer than the CPU time.
-    let told =
+fn poll(watched: &Watched) -> Seen {
+    // Before the CPU times are read, so that the reports are not newer.
+    let reports =
         watched.onlooker.as_ref().map(|onlooker| onlooker.look(ACTIVITY_ANSWER_TIMEOUT)).unwrap_or_default();
-    let gpu = |host_pid| match told.get(&host_pid) {
+    let gpu = |host_pid| match reports.get(&host_pid) {
         None => Gpu::Unseen,
         Some(None) => Gpu::Unanswered,
-        Some(Some(activity)) => Gpu::Told(*activity),
+        Some(Some(activity)) => Gpu::Reported(*activity),
     };
     let processes = stacks::processes(watched.tree).into_iter();
     processes.filter_map(|(host_pid, pid)| read(host_pid, pid, gpu(host_pid))).collect()
@@ -168,39 +170,39 @@ fn read(host_pid: i32, pid: i32, gpu: Gpu) -> Option<(Key, Process)> {
     Some(((host_pid, stat.starttime), process))
 }
 
-/// What a process had done when the job made progress last.
+/// What a process had done when the job last made progress.
 #[derive(Default)]
 struct Done {
     cpu: Duration,
-    /// Of its GPUs; `None` if that was not known.
+    /// Calls to its GPUs; `None` if unknown.
     calls: Option<u64>,
 }
 
-/// What a process has done since then.
+/// What a process has done since the job last made progress.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Since {
     Nothing,
-    /// It has used the CPU, waiting for its GPU.
+    /// It has used the CPU while it waited for its GPU.
     Waited,
-    /// It has used the CPU, and nobody says what for.
+    /// It has used the CPU for an unknown purpose.
     Unclear,
     Progress,
 }
 
-/// What has been seen since the last progress.
+/// Observations since the last progress.
 struct Progress {
     seen: Seen,
-    looked: Instant,
-    /// When the job made progress last.
+    polled: Instant,
+    /// When the job last made progress.
     last: Instant,
-    /// The same, moved on by the time that checkpoints have taken; and what its processes had done then.
+    /// The same, plus the time that checkpoints have taken; and what the processes had done then.
     since: Instant,
     then: BTreeMap<Key, Done>,
     /// Since when processes have been stopped.
     stopped: BTreeMap<Key, Instant>,
-    /// One that has waited for its GPU since then.
+    /// A process that has waited for its GPU since then.
     waited: Option<Key>,
-    /// Whether it is unclear what some process did.
+    /// Whether the activity of some process is unknown.
     is_unclear: bool,
 }
 
@@ -209,7 +211,7 @@ impl Progress {
         let mut progress = Self {
             then: BTreeMap::new(),
             stopped: BTreeMap::new(),
-            looked: now,
+            polled: now,
             last: now,
             since: now,
             seen: Seen::new(),
@@ -220,11 +222,11 @@ impl Progress {
         progress
     }
 
-    /// Takes in what is seen now. While it `is_disturbed`, time stands still.
+    /// Adds an observation. While the job `is_disturbed` by a checkpoint, time does not count.
     fn update(&mut self, seen: Seen, now: Instant, is_disturbed: bool) {
-        let passed = now.saturating_duration_since(self.looked);
+        let passed = now.saturating_duration_since(self.polled);
         let before = std::mem::replace(&mut self.seen, seen);
-        self.looked = now;
+        self.polled = now;
         self.stopped.retain(|key, _| self.seen.get(key).is_some_and(|process| process.is_stopped));
         for (key, _) in self.seen.iter().filter(|(_, process)| process.is_stopped) {
             self.stopped.entry(*key).or_insert(now);
@@ -255,7 +257,7 @@ impl Progress {
                 Since::Progress => is_progress = true,
             }
         }
-        // Processes that come or go are progress too.
+        // Processes that start or end are progress too.
         if is_progress {
             (self.last, self.since) = (now, now);
             let done = |process: &Process| Done { cpu: process.cpu, calls: process.gpu.calls() };
@@ -263,30 +265,30 @@ impl Progress {
         }
     }
 
-    /// Whether a process has submitted anything to its GPUs.
+    /// Whether a process has submitted work to its GPUs.
     fn has_called(&self, key: &Key, process: &Process) -> bool {
         let then = self.then.get(key).and_then(|done| done.calls);
         then.zip(process.gpu.calls()).is_some_and(|(then, now)| then != now)
     }
 
-    /// What a process has done that has used the CPU, or not.
+    /// What a process has done; `is_busy` is whether it has used the CPU.
     fn since_then(&self, key: &Key, process: &Process, is_busy: bool) -> Since {
         let then = self.then.get(key).and_then(|done| done.calls);
         match process.gpu {
             _ if self.has_called(key, process) => Since::Progress,
             _ if !is_busy => Since::Nothing,
-            Gpu::Told(GpuActivity { calls, is_waiting: true }) if then == Some(calls) => Since::Waited,
+            Gpu::Reported(GpuActivity { calls, is_waiting: true }) if then == Some(calls) => Since::Waited,
             Gpu::Unanswered => Since::Unclear,
-            Gpu::Unseen | Gpu::Told(_) => Since::Progress,
+            Gpu::Unseen | Gpu::Reported(_) => Since::Progress,
         }
     }
 
-    /// When all of the job was last seen to work: if it hangs, snapshots from then are good.
+    /// When every process was last seen to work: if the job hangs, snapshots until then are good.
     fn worked_until(&self) -> Instant {
         self.stopped.values().copied().fold(self.last, Instant::min)
     }
 
-    /// What hangs, and how long ago it began to.
+    /// What hangs, and for how long.
     fn hang(&self, now: Instant, limit: Duration) -> Option<(String, Duration)> {
         let ago = |at: Instant| now.saturating_duration_since(at);
         let is_idle = ago(self.since) >= limit && !self.is_unclear;
@@ -337,7 +339,7 @@ mod tests {
         (10..).zip(cpu_ms).map(process).collect()
     }
 
-    /// Looks once a second at what `at` makes of the second; returns when it was taken for hung.
+    /// Polls the state `at` each second. Returns the second in which the job was found to hang.
     fn hangs_after(at: impl Fn(u64) -> (Seen, bool)) -> Option<u64> {
         let begun = Instant::now();
         let mut progress = Progress::new(at(0).0, begun);
@@ -390,30 +392,30 @@ mod tests {
         assert_eq!(hangs_after(one_stopped), Some(25));
     }
 
-    /// Two processes; the first uses a CPU, and its interposer tells this.
+    /// Two processes; the first uses a CPU, and its interposer reports `gpu`.
     fn with_gpu(second: u64, gpu: Gpu) -> Seen {
         let mut seen = job(&[second * 900, 70]);
         seen.get_mut(&(10, 1)).unwrap().gpu = gpu;
         seen
     }
 
-    fn told(calls: u64, is_waiting: bool) -> Gpu {
-        Gpu::Told(GpuActivity { calls, is_waiting })
+    fn reported(calls: u64, is_waiting: bool) -> Gpu {
+        Gpu::Reported(GpuActivity { calls, is_waiting })
     }
 
     #[test]
-    fn who_waits_for_its_gpu_uses_its_cpu_for_nothing() {
-        let waits = |second| (with_gpu(second, told(5, true)), false);
+    fn cpu_time_of_a_process_that_waits_for_its_gpu_is_no_progress() {
+        let waits = |second| (with_gpu(second, reported(5, true)), false);
         assert_eq!(hangs_after(waits), Some(20));
         // Waiting begins after ten seconds, in a call that counts as one.
-        let begins = |second| (with_gpu(second, told(5 + u64::from(second > 10), second > 10)), false);
+        let begins = |second| (with_gpu(second, reported(5 + u64::from(second > 10), second > 10)), false);
         assert_eq!(hangs_after(begins), Some(31));
         // What is computed without the GPU is progress, whatever was done with it before.
-        assert_eq!(hangs_after(|second| (with_gpu(second, told(5, false)), false)), None);
+        assert_eq!(hangs_after(|second| (with_gpu(second, reported(5, false)), false)), None);
         // So is what is computed between two waits, and what a process beside it does.
-        assert_eq!(hangs_after(|second| (with_gpu(second, told(5, second % 15 != 0)), false)), None);
+        assert_eq!(hangs_after(|second| (with_gpu(second, reported(5, second % 15 != 0)), false)), None);
         let beside = |second| {
-            let mut seen = with_gpu(second, told(5, true));
+            let mut seen = with_gpu(second, reported(5, true));
             seen.get_mut(&(11, 1)).unwrap().cpu = SECOND * u32::try_from(second).unwrap();
             (seen, false)
         };
@@ -421,32 +423,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_submitted_is_progress() {
-        let submits = |second: u64| (with_gpu(second, told(second / 15, true)), false);
+    fn submitted_work_is_progress() {
+        let submits = |second: u64| (with_gpu(second, reported(second / 15, true)), false);
         assert_eq!(hangs_after(submits), None);
         // Also by a process that hardly uses the CPU, and during checkpoints.
         let sleeps = |second: u64| {
             let mut seen = job(&[70]);
-            seen.get_mut(&(10, 1)).unwrap().gpu = told(second / 15, false);
+            seen.get_mut(&(10, 1)).unwrap().gpu = reported(second / 15, false);
             (seen, second % 2 == 1)
         };
         assert_eq!(hangs_after(sleeps), None);
     }
 
     #[test]
-    fn nobody_is_taken_for_hung_who_cannot_tell() {
+    fn a_process_without_an_answer_is_not_hung() {
         let silent =
-            |second| (with_gpu(second, if second < 5 { told(5, true) } else { Gpu::Unanswered }), false);
+            |second| (with_gpu(second, if second < 5 { reported(5, true) } else { Gpu::Unanswered }), false);
         assert_eq!(hangs_after(silent), None);
         // The answer comes late, and says that it has waited all the time.
         let late = |second| {
-            (with_gpu(second, if second % 30 == 0 { told(5, true) } else { Gpu::Unanswered }), false)
+            (with_gpu(second, if second % 30 == 0 { reported(5, true) } else { Gpu::Unanswered }), false)
         };
         assert_eq!(hangs_after(late), Some(30));
         // Or that it has not.
         let late = |second| {
-            let told = told(5 + second / 30, true);
-            (with_gpu(second, if second % 30 == 0 { told } else { Gpu::Unanswered }), false)
+            let report = reported(5 + second / 30, true);
+            (with_gpu(second, if second % 30 == 0 { report } else { Gpu::Unanswered }), false)
         };
         assert_eq!(hangs_after(late), None);
         // One that is idle needs no answer.
@@ -456,16 +458,16 @@ mod tests {
         // Agents are away during a checkpoint.
         let saved = |second: u64| {
             let is_away = second % 10 == 1;
-            (with_gpu(second, if is_away { Gpu::Unseen } else { told(5, true) }), is_away)
+            (with_gpu(second, if is_away { Gpu::Unseen } else { reported(5, true) }), is_away)
         };
         assert_eq!(hangs_after(saved), Some(23), "three of the seconds were the checkpoints'");
     }
 
     #[test]
-    fn the_message_names_who_waits() {
+    fn the_message_names_the_waiting_process() {
         let begun = Instant::now();
-        let mut progress = Progress::new(with_gpu(0, told(5, true)), begun);
-        progress.update(with_gpu(20, told(5, true)), begun + LIMIT, false);
+        let mut progress = Progress::new(with_gpu(0, reported(5, true)), begun);
+        progress.update(with_gpu(20, reported(5, true)), begun + LIMIT, false);
         let (what, idle) = progress.hang(begun + LIMIT, LIMIT).unwrap();
         assert!(what.starts_with("process 10 (p) has waited for its GPU for 20s"), "{what}");
         assert_eq!(idle, LIMIT);
