@@ -121,7 +121,7 @@ impl Checkpointer {
         let may_collect = is_saved || tiers::is_on_disk(store);
         if history.has_garbage && may_collect && ownership.check().is_ok() {
             history.has_garbage = false;
-            tiers::reclaim_and_tell(store, is_over);
+            tiers::reclaim_and_report(store, is_over);
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::files::links;
 use crate::files::saved;
 use crate::files::staging::{StagedDir, Staging};
 use crate::gpu::device_memory;
-use crate::job::attempt_logs::forget_old_attempts;
+use crate::job::attempt_logs::prune_attempt_logs;
 use crate::namespace::{NamespaceError, Survey, inside};
 use crate::sys::deadline::{DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT};
 use ckpt_snapshot::{
@@ -306,7 +306,7 @@ impl Attempt<'_> {
         if let Err(error) = write_atomically(&log.join("criu.log"), text.as_bytes()) {
             tracing::warn!("cannot keep CRIU's log: {error}");
         }
-        forget_old_attempts(&self.parts.dir);
+        prune_attempt_logs(&self.parts.dir);
         if matches!(error, SessionError::Timeout) {
             return AttemptError::Frozen { limit: self.freeze_timeout, log };
         }

@@ -3,13 +3,13 @@
 use ckpt_snapshot::JobDir;
 use std::fs;
 
-/// Failed attempts whose logs are kept.
+/// Number of failed attempts whose logs are kept.
 const ATTEMPTS_KEPT: usize = 10;
 
-/// Removes the oldest of what is kept of failed attempts.
-pub fn forget_old_attempts(dir: &JobDir) {
+/// Deletes the oldest logs, beyond [`ATTEMPTS_KEPT`].
+pub fn prune_attempt_logs(dir: &JobDir) {
     let Ok(entries) = fs::read_dir(dir.path().join("attempts")) else { return };
-    // By age, not by name: an old snapshot may have failed to restore just now.
+    // By age, not by name: the restore of an old snapshot may have failed just now.
     let age = |entry: fs::DirEntry| Some((entry.metadata().ok()?.modified().ok()?, entry.path()));
     let mut attempts: Vec<_> = entries.flatten().filter_map(age).collect();
     attempts.sort();

@@ -1,8 +1,8 @@
-//! What a run begins with: the beginning, or a snapshot of the run before.
+//! The resume point: whether a job starts from the beginning or from a snapshot, and from which.
 //!
-//! A *run* of a job goes from one start at the beginning to the next; it may be resumed any number of times. Snapshots
-//! of earlier runs are never resumed by themselves, and neither are those that were left behind when an older one was
-//! resumed, on purpose or for want of a better one: the files have been rolled back past them.
+//! A *run* of a job lasts from one start at the beginning to the next, and may be resumed any number of times. Snapshots
+//! of earlier runs are resumed only on request. So are abandoned ones: when an older snapshot is resumed, the files are
+//! rolled back, and newer snapshots do not match them any more.
 
 use crate::store::tiers::{self, REMOTE};
 use crate::sys::error::bad_input;
@@ -11,61 +11,60 @@ use ckpt_snapshot::{
     JobDir, JobIdentity, JobOutcome, JobRecord, Listed, ReadError, SnapshotId, Store, Tier, Tiers,
 };
 
-/// What to do about earlier snapshots.
+/// What `--resume` asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
-    /// Resume if there is something to resume.
+    /// Resume if there is a snapshot.
     #[default]
     Auto,
     /// Start from the beginning.
     Never,
     /// Resume or fail.
     Required,
-    /// Resume this one.
+    /// Resume this snapshot.
     Snapshot(String),
 }
 
-/// What a run begins with.
+/// Where a run begins.
 pub struct Decision {
     /// The job's record from now on.
     pub record: JobRecord,
-    /// The snapshots it may be resumed from, oldest first; none means the beginning.
+    /// The snapshots to resume from, oldest first; none means the beginning.
     pub candidates: Vec<SnapshotId>,
 }
 
-/// Decides from what is in the store and what the user wants; `theirs` is the record of another machine, on which the
-/// job has gone on since it ran here.
+/// Decides where a run begins. `newer` is the record of another machine that has claimed the job since it ran here.
 ///
 /// # Errors
-/// Bad input: nothing to resume, no such snapshot, or one that this version must not read.
+/// Bad input: nothing to resume, no such snapshot, or a snapshot that this version must not read.
 pub fn decide(
     resume: &Resume,
     dir: &JobDir,
     store: &Tiers,
     identity: &JobIdentity,
-    theirs: Option<JobRecord>,
+    newer: Option<JobRecord>,
 ) -> Result<Decision> {
-    let is_taken_up = theirs.is_some();
-    let known = match theirs {
-        Some(theirs) => Some(JobRecord { claims: theirs.claims + 1, ..theirs }),
+    let is_claimed_elsewhere = newer.is_some();
+    let known = match newer {
+        Some(newer) => Some(JobRecord { claims: newer.claims + 1, ..newer }),
         None => dir.record()?,
     };
     let mut listed = tiers::list_local(store)?;
     let old_up_to = known.as_ref().map_or(0, |record| record.claimed_at_sequence);
     let is_old = |one: &Listed| one.id.sequence() <= old_up_to;
-    if is_taken_up || (old_up_to > 0 && listed.iter().all(is_old)) {
-        // What is here is old. If the rest cannot be listed, going on from it would throw work away.
+    if is_claimed_elsewhere || (old_up_to > 0 && listed.iter().all(is_old)) {
+        // The snapshots here are old. If the others cannot be listed, resuming from an old one would discard work.
         let all: Vec<_> = store.tiers().iter().map(Tier::name).collect();
         listed = store.list_in(&all)?;
     } else if listed.is_empty() {
-        // What is far away is looked at only if there is nothing here.
+        // The object store is listed only if there is no snapshot here.
         listed = store.list()?;
     }
     if *resume != Resume::Never {
-        refuse_what_is_not_damage(&listed)?;
+        refuse_unless_damage(&listed)?;
     }
     let mut before = known.unwrap_or_else(|| rebuilt(&listed));
-    if is_taken_up {
+    if is_claimed_elsewhere {
         before.last_sequence = before.last_sequence.max(newest_sequence(&listed));
         before.claimed_at_sequence = before.last_sequence;
     }
@@ -87,13 +86,13 @@ pub fn decide(
     };
     let mut record = record(&before, &listed, &candidates, identity);
     if dir.records_medium().is_some() {
-        // Nothing needs them, and they would be there for all to read who can read the store, encrypted or not.
+        // Other machines do not need the command, and the record is not encrypted.
         (record.cwd, record.argv) = (String::new(), Vec::new());
     }
     Ok(Decision { record, candidates })
 }
 
-/// The snapshots from which the present run may go on, oldest first.
+/// The snapshots from which the current run may be resumed, oldest first.
 ///
 /// # Errors
 /// When the store cannot be read.
@@ -103,14 +102,14 @@ pub fn of_present_run(dir: &JobDir, store: &Tiers) -> Result<Vec<SnapshotId>> {
     Ok(of_history(store, &listed, &record))
 }
 
-/// The snapshots of the present run that are not of a machine on which it did not go on, oldest first.
+/// The snapshots of the current run, oldest first, without those of a machine that lost the job to another one.
 fn of_history(store: &Tiers, listed: &[Listed], record: &JobRecord) -> Vec<SnapshotId> {
     let of_run = of_run(listed, record).into_iter();
     of_run.filter(|id| is_of_this_history(store, record, id)).collect()
 }
 
-/// Whether the snapshot is not one that was taken here while the job went on elsewhere. Two of the same number and
-/// second have the same ID.
+/// Whether the snapshot belongs to the job's history. One that was taken here while another machine owned the job does
+/// not. Two snapshots of the same number and second have the same ID.
 fn is_of_this_history(store: &Tiers, record: &JobRecord, id: &SnapshotId) -> bool {
     let Ok(remote) = store.tier(REMOTE) else { return true };
     if id.sequence() > record.claimed_at_sequence {
@@ -122,13 +121,13 @@ fn is_of_this_history(store: &Tiers, record: &JobRecord, id: &SnapshotId) -> boo
             let mut others = store.tiers().iter().filter(|tier| tier.name() != REMOTE);
             others.all(|tier| taken(tier).map_or(true, |here| here == there))
         }
-        // It is told when it is its turn.
+        // The error is reported when the snapshot is resumed.
         Err(error) => !matches!(error, ReadError::Missing(_)),
     }
 }
 
-/// Whether it is no damage, so that going on without the snapshot would throw away work that is there: a newer version,
-/// a path that climbs out, a missing key.
+/// Whether an error needs the user's decision, since the snapshot is not damaged and skipping it would discard work: a
+/// newer version, a path outside of the store, a missing key.
 pub fn is_for_the_user(error: &ReadError) -> bool {
     matches!(
         error,
@@ -139,8 +138,8 @@ pub fn is_for_the_user(error: &ReadError) -> bool {
     )
 }
 
-/// What is nobody's accident is not passed over.
-fn refuse_what_is_not_damage(listed: &[Listed]) -> Result<()> {
+/// Refuses snapshots that cannot be read for another reason than damage: they must not be skipped.
+fn refuse_unless_damage(listed: &[Listed]) -> Result<()> {
     for one in listed {
         if let Err(error) = &one.manifest
             && is_for_the_user(error)
@@ -159,7 +158,7 @@ fn run_of(one: &Listed) -> Option<u64> {
     one.manifest.as_ref().ok().map(|manifest| manifest.run)
 }
 
-/// The record of a job that has lost it.
+/// A new record for a job whose record is missing or damaged.
 #[must_use]
 pub fn rebuilt(listed: &[Listed]) -> JobRecord {
     JobRecord {
@@ -177,7 +176,7 @@ pub fn rebuilt(listed: &[Listed]) -> JobRecord {
     }
 }
 
-/// The snapshots of the present run. A damaged manifest does not say which run it belongs to, but its number does.
+/// The snapshots of the current run. With a damaged manifest, the number of the snapshot tells the run.
 fn of_run(listed: &[Listed], record: &JobRecord) -> Vec<SnapshotId> {
     let belongs = |one: &&Listed| match run_of(one) {
         Some(run) => run == record.run,
@@ -212,7 +211,7 @@ fn record(
             record.claimed_at_sequence = 0;
             record.abandoned = Vec::new();
         }
-        // A snapshot of an earlier run, asked for by name: that run goes on.
+        // A snapshot of an earlier run was requested: that run continues.
         (Some(_), Some(run)) if run != before.run => {
             record.run = run;
             record.sequence_before_run = 0;
@@ -223,7 +222,7 @@ fn record(
     record
 }
 
-/// The job is resumed from `id`: what is newer is of a history that did not happen.
+/// Marks all snapshots newer than `id` as abandoned, since the job is resumed from `id`.
 pub fn abandon_after(record: &mut JobRecord, id: &SnapshotId) {
     let newer = (id.sequence() + 1, record.last_sequence);
     if newer.0 <= newer.1 && !record.abandoned.contains(&newer) {

@@ -1,4 +1,4 @@
-//! What a running launcher knows about its job, shared between its threads.
+//! The status of a running launcher and its job, shared between its threads.
 
 use ckpt_protocol::control::{DeviceMemory, InMemory, JobStatus, Phase, Progress, Saved, Uploads};
 use parking_lot::Mutex;
@@ -11,21 +11,21 @@ pub fn unix_ms(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().try_into().unwrap_or(u64::MAX)
 }
 
-/// The status, kept up to date by whoever does something.
+/// The status. Every thread updates its part.
 pub struct SharedStatus {
     status: Mutex<JobStatus>,
     next_checkpoint: Mutex<Option<Instant>>,
     restart: Mutex<Option<Instant>>,
-    /// Odd while a checkpoint is at work on the job; counts up.
+    /// Counts the begins and ends of checkpoints: odd while one works on the job.
     disturbances: AtomicU64,
-    /// 0: nobody looks.
+    /// 0 without a watchdog.
     last_progress_unix_ms: AtomicU64,
-    /// Apart from the rest: it changes with every chunk.
+    /// Not part of `status`, since it changes with every chunk.
     done_bytes: AtomicU64,
 }
 
 impl SharedStatus {
-    /// A launcher that starts now.
+    /// The status of a launcher that starts now.
     #[must_use]
     pub fn new(job: String) -> Self {
         let status = JobStatus {
@@ -44,13 +44,13 @@ impl SharedStatus {
         }
     }
 
-    /// The job runs, from its beginning or resumed from a snapshot (and when that was taken, milliseconds since 1970
-    /// UTC).
+    /// The job runs, from its beginning or resumed from a snapshot (its ID, and when it was taken in milliseconds since
+    /// 1970 UTC).
     pub fn runs(&self, resumed_from: Option<(String, u64)>) {
         let (resumed_from, taken_unix_ms) = resumed_from.unzip();
         *self.restart.lock() = None;
         let mut status = self.status.lock();
-        // One that was left behind by a step back is not what the job goes on from.
+        // A snapshot that was abandoned by a step back is not the newest any more.
         status.last_snapshot =
             status.last_snapshot.take().filter(|saved| Some(&saved.id) == resumed_from.as_ref());
         status.resumed_from = resumed_from;
@@ -65,7 +65,7 @@ impl SharedStatus {
         status.restarts = restarts;
     }
 
-    /// A copy for somebody who asks.
+    /// A copy of the status.
     #[must_use]
     pub fn snapshot(&self) -> JobStatus {
         let mut status = self.status.lock().clone();
@@ -76,13 +76,13 @@ impl SharedStatus {
         status
     }
 
-    /// How far the present checkpoint is.
+    /// The progress of the current checkpoint.
     #[must_use]
     pub fn progress(&self) -> Progress {
         Progress { done_bytes: self.done_bytes.load(Ordering::Relaxed), ..self.status.lock().progress }
     }
 
-    /// A checkpoint begins to work on the job, or has ended that: what its processes do is not only their own doing.
+    /// A checkpoint begins to work on the job, or has finished that: meanwhile, CPU time is not only the job's own.
     pub fn disturb(&self, begins: bool) {
         let now = self.disturbances.load(Ordering::SeqCst);
         if (now % 2 == 1) != begins {
@@ -90,30 +90,30 @@ impl SharedStatus {
         }
     }
 
-    /// A number that is odd while a checkpoint is at work on the job, and is another one afterwards.
+    /// A number that is odd while a checkpoint works on the job, and changes with each checkpoint.
     #[must_use]
     pub fn disturbances(&self) -> u64 {
         self.disturbances.load(Ordering::SeqCst)
     }
 
-    /// The job was seen to work at that time.
+    /// The watchdog saw the job work at that time.
     pub fn worked(&self, at: SystemTime) {
         self.last_progress_unix_ms.store(unix_ms(at), Ordering::Relaxed);
     }
 
-    /// When the job was last seen to work, milliseconds since 1970 UTC; `None` if nobody looks.
+    /// When the job was last seen to work, milliseconds since 1970 UTC; `None` without a watchdog.
     #[must_use]
     pub fn last_progress_unix_ms(&self) -> Option<u64> {
         Some(self.last_progress_unix_ms.load(Ordering::Relaxed)).filter(|at| *at > 0)
     }
 
-    /// A phase begins, with so many bytes ahead.
+    /// A phase begins, with `total_bytes` to process.
     pub fn enter(&self, phase: Phase, total_bytes: u64) {
         self.done_bytes.store(0, Ordering::Relaxed);
         self.status.lock().progress = Progress { phase, done_bytes: 0, total_bytes };
     }
 
-    /// So many more bytes are stored.
+    /// More bytes are stored.
     pub fn advance(&self, bytes: u64) {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -133,22 +133,22 @@ impl SharedStatus {
         totals.unread_bytes += saved.unread_bytes;
     }
 
-    /// Something has become of uploads.
+    /// Updates the status of uploads.
     pub fn uploads(&self, change: impl FnOnce(&mut Uploads)) {
         change(self.status.lock().uploads.get_or_insert_default());
     }
 
-    /// Something has become of snapshots in memory.
+    /// Updates the status of snapshots in memory.
     pub fn in_memory(&self, change: impl FnOnce(&mut InMemory)) {
         change(self.status.lock().in_memory.get_or_insert_default());
     }
 
-    /// What a checkpoint did with device memory; `None` if the job has none.
+    /// How a checkpoint saved device memory; `None` if the job has none.
     pub fn device_memory(&self, outcome: Option<DeviceMemory>) {
         self.status.lock().device_memory = outcome;
     }
 
-    /// A checkpoint failed. Returns whether the reason is a new one.
+    /// A checkpoint failed. Returns whether the reason is new.
     pub fn failed(&self, reason: &str) -> bool {
         let mut status = self.status.lock();
         status.failed += 1;
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_that_was_left_behind_is_not_the_newest() {
+    fn an_abandoned_snapshot_is_not_the_newest() {
         let status = SharedStatus::new("job".to_owned());
         let saved = Saved {
             id: "000002-x".to_owned(),
@@ -184,8 +184,8 @@ mod tests {
         status.runs(Some(("000002-x".to_owned(), 5)));
         assert_eq!(status.snapshot().last_snapshot, Some(saved));
         status.runs(Some(("000001-x".to_owned(), 3)));
-        let told = status.snapshot();
-        assert_eq!((told.last_snapshot, told.newest_unix_ms), (None, Some(3)));
+        let now = status.snapshot();
+        assert_eq!((now.last_snapshot, now.newest_unix_ms), (None, Some(3)));
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! A thread that copies snapshots from one tier of the store to another while the job runs. No checkpoint waits for
-//! it; where it is slower than snapshots come, the newest one is next. It goes on over all lives of the job.
+//! A low-priority thread that copies snapshots from one tier of the store to another while the job runs. No checkpoint
+//! waits for it: if snapshots are taken faster than they are copied, only the newest one is copied next. The thread runs
+//! through all sessions of the job.
 
 use crate::sys::background::Background;
 use crate::sys::deadline::COPIER_END_TIMEOUT;
@@ -10,35 +11,36 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-/// The thread. Dropped, it stops; what was not finished is not there.
+
+/// The thread. It stops when this is dropped; an unfinished copy is not committed.
 pub struct Copier {
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
 }
 
-/// What a copy looks at while it is made.
+/// Flags that a copy checks while it runs.
 #[derive(Default)]
-pub struct Wanted {
-    /// Nobody needs the copy any more.
-    pub not: AtomicBool,
-    /// What comes with a copy, as tidying, is not worth its time: the end is near, or nobody needs the copy.
-    pub bare: AtomicBool,
+pub struct CopyControl {
+    /// The copy is not needed any more.
+    pub cancelled: AtomicBool,
+    /// ckpt-run is ending, or the copy was cancelled: pruning after a copy is skipped.
+    pub is_ending: AtomicBool,
 }
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    wanted: Wanted,
+    control: CopyControl,
     background: Background,
 }
 
 #[derive(Default)]
 struct State {
-    /// What is copied next.
+    /// The snapshot to copy next.
     next: Option<SnapshotId>,
-    /// What is being copied.
-    present: Option<SnapshotId>,
+    /// The snapshot that is being copied.
+    current: Option<SnapshotId>,
 }
 
 impl Shared {
@@ -46,84 +48,84 @@ impl Shared {
         self.state.lock()
     }
 
-    /// What to copy; `None` when nothing is to be any more.
+    /// Waits for the next snapshot to copy; `None` when the thread has to end.
     fn next(&self) -> Option<SnapshotId> {
         let has_nothing =
-            |state: &mut State| state.next.is_none() && !self.wanted.not.load(Ordering::Relaxed);
+            |state: &mut State| state.next.is_none() && !self.control.cancelled.load(Ordering::Relaxed);
         let mut state = self.lock();
         self.changed.wait_while(&mut state, has_nothing);
-        if self.wanted.not.load(Ordering::Relaxed) {
+        if self.control.cancelled.load(Ordering::Relaxed) {
             return None;
         }
-        state.present = state.next.take();
-        state.present.clone()
+        state.current = state.next.take();
+        state.current.clone()
     }
 }
 
 impl Copier {
-    /// Begins the thread `name`. `copy` is called with each snapshot in turn; it tells by itself what came of it.
+    /// Starts the thread `name`. It calls `copy` with each snapshot in turn; `copy` reports its errors itself.
     ///
     /// # Errors
-    /// When there is no thread to be had.
-    pub fn start(name: &str, copy: impl Fn(&SnapshotId, &Wanted) + Send + 'static) -> Result<Self> {
+    /// When the thread cannot be started.
+    pub fn start(name: &str, copy: impl Fn(&SnapshotId, &CopyControl) + Send + 'static) -> Result<Self> {
         let shared = Arc::<Shared>::default();
         let its = Arc::clone(&shared);
         let work = move || {
             its.background.enter();
             while let Some(id) = its.next() {
-                // A fault of ours costs this one copy.
-                let copy = std::panic::AssertUnwindSafe(|| copy(&id, &its.wanted));
+                // A bug in ckpt-run costs this one copy.
+                let copy = std::panic::AssertUnwindSafe(|| copy(&id, &its.control));
                 let _ = std::panic::catch_unwind(copy);
-                its.lock().present = None;
+                its.lock().current = None;
                 its.changed.notify_all();
             }
         };
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-        let thread = thread.context("cannot start to copy snapshots")?;
+        let thread = thread.context("cannot start the thread that copies snapshots")?;
         Ok(Self { shared, thread })
     }
 
-    /// Copies the snapshot `id` next, unless it is being copied; one that waits already is passed over for it.
-    pub fn want(&self, id: &SnapshotId) {
+    /// Copies the snapshot `id` next, unless it is being copied. It replaces a snapshot that is waiting.
+    pub fn request(&self, id: &SnapshotId) {
         let mut state = self.shared.lock();
-        if state.present.as_ref() != Some(id) {
+        if state.current.as_ref() != Some(id) {
             state.next = Some(id.clone());
             self.shared.changed.notify_all();
         }
     }
 
-    /// The end is near: only copies count from now on, and the job is not to be spared any more.
+    /// ckpt-run is ending: copies get normal priority, and pruning is skipped.
     pub fn hurry(&self) {
-        self.shared.wanted.bare.store(true, Ordering::Relaxed);
+        self.shared.control.is_ending.store(true, Ordering::Relaxed);
         if !self.thread.is_finished() {
             self.shared.background.hurry();
         }
     }
 
-    /// Whether a snapshot waits to be copied.
+    /// Whether a snapshot is waiting to be copied.
     #[must_use]
     pub fn has_next(&self) -> bool {
         self.shared.lock().next.is_some()
     }
 
-    /// Waits until nothing is left to copy, for `limit` at most; says whether that is so.
+    /// Waits until nothing is left to copy, for `limit` at most. Returns whether that was reached.
     #[must_use]
     pub fn is_idle_within(&self, limit: Duration) -> bool {
-        let is_at_it = |state: &mut State| state.present.is_some() || state.next.is_some();
+        let is_busy = |state: &mut State| state.current.is_some() || state.next.is_some();
         let mut state = self.shared.lock();
-        let _ = self.shared.changed.wait_while_for(&mut state, is_at_it, limit);
-        !is_at_it(&mut state)
+        let _ = self.shared.changed.wait_while_for(&mut state, is_busy, limit);
+        !is_busy(&mut state)
     }
 }
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        self.shared.wanted.bare.store(true, Ordering::Relaxed);
-        self.shared.wanted.not.store(true, Ordering::Relaxed);
-        // Under the lock: the thread either sees it or waits already.
+        self.shared.control.is_ending.store(true, Ordering::Relaxed);
+        self.shared.control.cancelled.store(true, Ordering::Relaxed);
+        // The lock ensures that the thread either sees the flag or is waiting already.
         drop(self.shared.lock());
         self.shared.changed.notify_all();
-        // What waits for a disk or a network ends with the process.
+        // A copy that waits for a disk or a network ends with the process.
         let deadline = Instant::now() + COPIER_END_TIMEOUT;
         while !self.thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn of_those_that_wait_the_newest_is_copied() {
+    fn the_newest_waiting_snapshot_is_copied() {
         let (begun, begins) = mpsc::channel();
         let (go_on, may_go_on) = mpsc::channel();
         let copier = Copier::start("test", move |id, _| {
@@ -150,11 +152,11 @@ mod tests {
             may_go_on.recv().unwrap();
         })
         .unwrap();
-        copier.want(&id(1));
+        copier.request(&id(1));
         assert_eq!(begins.recv().unwrap(), 1);
         assert!(!copier.has_next());
-        copier.want(&id(2));
-        copier.want(&id(3));
+        copier.request(&id(2));
+        copier.request(&id(3));
         assert!(copier.has_next() && !copier.is_idle_within(Duration::from_millis(1)));
         go_on.send(()).unwrap();
         go_on.send(()).unwrap();
@@ -163,19 +165,19 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_told_when_nobody_needs_it_and_a_fault_costs_one() {
+    fn a_copy_can_be_cancelled_and_a_panic_costs_one_copy() {
         let (ended, ends) = mpsc::channel();
-        let copier = Copier::start("test", move |id, wanted| {
-            assert_ne!(id.sequence(), 1, "a fault of ours");
-            while !wanted.not.load(Ordering::Relaxed) {
+        let copier = Copier::start("test", move |id, control| {
+            assert_ne!(id.sequence(), 1, "a bug");
+            while !control.cancelled.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
             ended.send(id.sequence()).unwrap();
         })
         .unwrap();
-        copier.want(&id(1));
+        copier.request(&id(1));
         assert!(copier.is_idle_within(Duration::from_secs(60)));
-        copier.want(&id(2));
+        copier.request(&id(2));
         while copier.has_next() {
             std::thread::yield_now();
         }
@@ -184,26 +186,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_being_copied_is_not_copied_again_and_a_hurry_is_told() {
+    fn a_snapshot_is_not_copied_twice_at_once_and_a_hurry_is_seen() {
         let (begun, begins) = mpsc::channel();
         let (go_on, may_go_on) = mpsc::channel();
-        let copier = Copier::start("test", move |id, wanted| {
+        let copier = Copier::start("test", move |id, control| {
             let priority = rustix::process::getpriority_process(None).unwrap();
-            begun.send((id.sequence(), wanted.bare.load(Ordering::Relaxed), priority)).unwrap();
+            begun.send((id.sequence(), control.is_ending.load(Ordering::Relaxed), priority)).unwrap();
             may_go_on.recv().unwrap();
         })
         .unwrap();
-        copier.want(&id(1));
-        let (number, bare, priority) = begins.recv().unwrap();
-        assert!(number == 1 && !bare && priority >= 10);
-        copier.want(&id(1));
+        copier.request(&id(1));
+        let (number, is_ending, priority) = begins.recv().unwrap();
+        assert!(number == 1 && !is_ending && priority >= 10);
+        copier.request(&id(1));
         assert!(!copier.has_next());
         copier.hurry();
-        copier.want(&id(2));
+        copier.request(&id(2));
         go_on.send(()).unwrap();
-        let (number, bare, priority) = begins.recv().unwrap();
-        assert!(number == 2 && bare);
-        // Not everybody may have more than before.
+        let (number, is_ending, priority) = begins.recv().unwrap();
+        assert!(number == 2 && is_ending);
+        // Not every user may raise a priority again.
         let may = std::thread::spawn(|| {
             let set = |nice| rustix::process::setpriority_process(None, nice);
             set(10).and_then(|()| set(0)).is_ok()
@@ -211,8 +213,8 @@ mod tests {
         assert_eq!(priority == 0, may.join().unwrap());
         go_on.send(()).unwrap();
         assert!(copier.is_idle_within(Duration::from_secs(60)));
-        // One that failed may be tried again.
-        copier.want(&id(2));
+        // A failed copy may be requested again.
+        copier.request(&id(2));
         go_on.send(()).unwrap();
         assert!(copier.is_idle_within(Duration::from_secs(60)));
         assert_eq!(begins.try_iter().map(|(number, ..)| number).collect::<Vec<_>>(), [2]);

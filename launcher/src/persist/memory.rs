@@ -1,12 +1,12 @@
-//! Snapshots in memory (`--persist-every N`): a tier of the store that belongs to this process. It outlives the job,
-//! not ckpt-run and not the machine. Each N-th snapshot is copied to the store beside the running job, and the newest
-//! one before ckpt-run ends.
+//! Snapshots in memory (`--persist-every N`): a tier of the store in memory of this process. It survives the job, but not
+//! ckpt-run or the machine. Every Nth snapshot is copied to the store while the job runs, and the newest one before
+//! ckpt-run ends.
 
 use crate::files::staging;
 use crate::job::journal::{Entry, EventKind, Journal};
 use crate::job::ownership::Ownership;
 use crate::job::status::SharedStatus;
-use crate::persist::copier::{Copier, Wanted};
+use crate::persist::copier::{Copier, CopyControl};
 use crate::persist::upload::Uploader;
 use crate::store::tiers::{self, MEMORY};
 use crate::sys::deadline::LAST_COPY_POLL_INTERVAL;
@@ -21,84 +21,86 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// So many snapshots stay in memory: the newest, and one more if that turns out bad.
+/// Number of snapshots kept in memory: the newest, and one more in case the newest is bad.
 const KEPT: usize = 2;
+
 /// Memory for the tier.
 pub struct Memory {
-    /// Where it lies.
+    /// Where the snapshots are.
     pub medium: DirMedium,
-    /// Memory that the images of the present checkpoint will take besides (bytes).
+    /// Memory that the images of the current checkpoint will need (bytes).
     pub staged_bytes: Arc<AtomicU64>,
 }
 
 impl Memory {
-    /// Memory that is given back when this process ends.
+    /// Allocates memory that is freed when this process ends.
     ///
     /// # Errors
-    /// When the kernel refuses: no CAP_SYS_ADMIN, or older than 5.2.
+    /// When the kernel refuses: no CAP_SYS_ADMIN, or a kernel older than 5.2.
     pub fn new() -> Result<Self> {
-        let place = staging::own_memory()
-            .context("there can be no snapshots in memory here (--persist-every): the kernel refuses")?;
+        let place = staging::own_memory().context(
+            "cannot keep snapshots in memory on this machine (--persist-every): the kernel refuses",
+        )?;
         let staged_bytes = Arc::<AtomicU64>::default();
         let theirs = Arc::clone(&staged_bytes);
         let room = move || {
-            let spoken_for = theirs.load(Ordering::Relaxed).saturating_add(staging::SPARE_BYTES);
-            Ok(staging::available_bytes()?.saturating_sub(spoken_for))
+            let reserved = theirs.load(Ordering::Relaxed).saturating_add(staging::SPARE_BYTES);
+            Ok(staging::available_bytes()?.saturating_sub(reserved))
         };
-        // Nothing is gained by going past a page cache that the files are.
+        // The files are in the page cache: direct I/O would gain nothing.
         let ways = IoFeatures { direct: false, ring: false };
         Ok(Self { medium: DirMedium::new(place).with_io_features(ways).with_free_bytes(room), staged_bytes })
     }
 }
 
-/// What goes to memory, and from there to the store.
+/// Takes snapshots into memory, and copies them from there to the store.
 pub struct Persister {
     shared: Arc<Shared>,
     copier: Copier,
     every: u64,
     staged_bytes: Arc<AtomicU64>,
-    /// It was told that there is no room.
-    told: AtomicBool,
+    /// A lack of memory was reported.
+    is_shortage_reported: AtomicBool,
 }
 
-/// What it works with.
+/// What a [`Persister`] works with.
 pub struct PersistParts {
-    /// With a tier in memory.
+    /// The job's store, with a tier in memory.
     pub store: Arc<Tiers>,
     /// The job.
     pub dir: JobDir,
-    /// Which snapshots stay in the store.
+    /// Snapshots to keep in the store.
     pub retention: Retention,
-    /// Told of everything.
+    /// Receives progress and results.
     pub status: Arc<SharedStatus>,
-    /// Told of what is in the store.
+    /// Receives an entry for each copy.
     pub journal: Arc<Journal>,
-    /// Asked before anything goes to the store.
+    /// Checked before a snapshot is copied to the store.
     pub ownership: Arc<Ownership>,
-    /// What is in the store goes on from there.
+    /// Uploads the snapshots that are copied to the store.
     pub uploader: Option<Arc<Uploader>>,
 }
 
 struct Shared {
     parts: PersistParts,
-    /// Snapshots since the last one that went to the store; `None` when the next one is to.
+    /// Number of snapshots since the last one that was copied to the store; `None` if the next one has to be.
     since: Mutex<Option<u64>>,
 }
 
 impl Persister {
-    /// Copies each `every`-th snapshot.
+    /// Starts the thread, which copies every `every`th snapshot.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When the thread cannot be started.
     pub fn start(parts: PersistParts, every: u64, staged_bytes: Arc<AtomicU64>) -> Result<Self> {
         parts.status.in_memory(|_| {});
         let shared = Arc::new(Shared { parts, since: Mutex::new(None) });
         let its = Arc::clone(&shared);
-        let copier = Copier::start("persist", move |id, wanted| its.copy(id, wanted))?;
-        Ok(Self { shared, copier, every, staged_bytes, told: AtomicBool::new(false) })
+        let copier = Copier::start("persist", move |id, control| its.copy(id, control))?;
+        Ok(Self { shared, copier, every, staged_bytes, is_shortage_reported: AtomicBool::new(false) })
     }
 
-    /// Begins the snapshot `id` in memory; `None` when there is no room for it and for `staged_bytes` of images.
+    /// Begins the snapshot `id` in memory; `None` if there is no space for it and for `staged_bytes` of images.
     #[must_use]
     pub fn begin<'a>(
         &self,
@@ -112,54 +114,54 @@ impl Persister {
         let why = match begun {
             Ok(Ok(writer)) => return Some(writer),
             Ok(Err(SaveError::NoSpace { needed_bytes, available_bytes, .. })) => format!(
-                "it needs about {needed_bytes} bytes, and {available_bytes} are left beside the images of the checkpoint"
+                "it needs about {needed_bytes} bytes, and {available_bytes} bytes are left beside the images of the checkpoint"
             ),
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
         let home = tiers::home_name(store);
-        if self.told.swap(true, Ordering::Relaxed) {
-            tracing::debug!("no room in memory for the snapshot: {why}");
+        if self.is_shortage_reported.swap(true, Ordering::Relaxed) {
+            tracing::debug!("no space in memory for the snapshot: {why}");
         } else {
             tracing::warn!(
-                "there is no room in memory for the snapshot ({why}): it goes straight to {home}, and so does each that finds no room. To keep snapshots in memory, leave more of it free"
+                "there is no space in memory for the snapshot ({why}): this one, and others without space, are written to {home}. To keep snapshots in memory, leave more memory free"
             );
         }
         None
     }
 
-    /// A snapshot is in memory.
+    /// A snapshot was committed in memory.
     pub fn committed(&self, id: &SnapshotId) {
         {
             let mut since = self.shared.since();
             let is_due = since.is_none_or(|since| since + 1 >= self.every);
-            // One that waits to be copied gives way to a newer one: it might not stay in memory for long enough.
+            // A newer snapshot replaces one that waits to be copied, which might be pruned from memory before.
             if is_due || self.copier.has_next() {
-                self.copier.want(id);
+                self.copier.request(id);
             }
             *since = if is_due { Some(0) } else { since.map(|since| since + 1) };
         }
-        self.shared.tidy();
+        self.shared.prune_memory();
     }
 
     fn home(&self) -> &'static str {
         tiers::home_name(&self.shared.parts.store)
     }
 
-    /// A snapshot went straight to the store.
+    /// A snapshot was written to the store without a stop in memory.
     pub fn is_in_store(&self, id: &SnapshotId) {
         *self.shared.since() = Some(0);
         self.shared.parts.status.in_memory(|memory| memory.newest_in_store = Some(id.to_string()));
     }
 
-    /// The end is near: only copies count from now on.
+    /// ckpt-run is ending: copies get normal priority, and pruning is skipped.
     pub fn hurry(&self) {
         self.copier.hurry();
     }
 
-    /// The job is about to end without another snapshot: what is in memory only goes on its way meanwhile. Waits for
-    /// nothing, the store included.
-    pub fn begin_rest(&self) {
+    /// The job is about to end without another snapshot: starts to copy the newest one if it is only in memory. Waits for
+    /// nothing, not even the store.
+    pub fn begin_last_copy(&self) {
         let Some(held) = self.shared.parts.status.snapshot().in_memory else { return };
         let number = |id: &String| id.parse::<SnapshotId>().ok();
         let newest = held.snapshots.last().and_then(|newest| number(&newest.id));
@@ -169,38 +171,38 @@ impl Persister {
             return;
         };
         tracing::info!("snapshot {newest} is in memory only: it is copied to {} now", self.home());
-        self.copier.want(&newest);
+        self.copier.request(&newest);
     }
 
-    /// ckpt-run ends: what is in memory only is copied, if it is newer than what is in the store. Given up at `until`,
-    /// or when `interrupted` says why.
-    pub fn save_rest(&self, until: Instant, mut interrupted: impl FnMut() -> Option<&'static str>) {
+    /// ckpt-run ends: copies the newest snapshot if it is only in memory. Gives up at `until`, or when `interrupted`
+    /// returns a reason.
+    pub fn complete_last_copy(&self, until: Instant, mut interrupted: impl FnMut() -> Option<&'static str>) {
         self.hurry();
         let Some(id) = self.shared.newest_in_memory_only() else { return };
         tracing::info!(
             "snapshot {id} is in memory only: it is copied to {} before ckpt-run ends",
             self.home()
         );
-        let mut because = None;
-        // A copy that is under way may fail, as any may; it is tried once more.
+        let mut interruption = None;
+        // A copy in progress may fail, and is retried once.
         for _ in 0..2 {
-            if because.is_some() || self.shared.newest_in_memory_only().is_none() {
+            if interruption.is_some() || self.shared.newest_in_memory_only().is_none() {
                 break;
             }
-            self.copier.want(&id);
-            while !self.copier.is_idle_within(LAST_COPY_POLL_INTERVAL) && because.is_none() {
-                because = interrupted()
-                    .or_else(|| (Instant::now() >= until).then_some("the end of the grace (--grace)"));
+            self.copier.request(&id);
+            while !self.copier.is_idle_within(LAST_COPY_POLL_INTERVAL) && interruption.is_none() {
+                interruption = interrupted()
+                    .or_else(|| (Instant::now() >= until).then_some("the end of the grace period (--grace)"));
             }
         }
         let Some(lost) = self.shared.newest_in_memory_only() else { return };
-        let because = because.map(|why| format!(": {why} came before it was copied")).unwrap_or_default();
+        let because = interruption.map(|why| format!(": it was not copied before {why}")).unwrap_or_default();
         let next = match self.shared.newest_in_store() {
             Some(id) => format!("the snapshot {id}"),
             None => "the beginning".to_owned(),
         };
         tracing::error!(
-            "the snapshot {lost} was in memory only, and is lost with this ckpt-run{because}. The next run goes on from {next}"
+            "the snapshot {lost} was in memory only, and is lost with this ckpt-run{because}. The next run resumes from {next}"
         );
     }
 }
@@ -210,31 +212,31 @@ impl Shared {
         self.since.lock()
     }
 
-    /// What the thread does with a snapshot.
-    fn copy(&self, id: &SnapshotId, wanted: &Wanted) {
+    /// Copies a snapshot to the store, in the thread.
+    fn copy(&self, id: &SnapshotId, control: &CopyControl) {
         let home = tiers::home_name(&self.parts.store);
-        match self.try_copy(id, wanted) {
+        match self.try_copy(id, control) {
             Ok(()) => {}
-            Err(_) if wanted.not.load(Ordering::Relaxed) => {}
+            Err(_) if control.cancelled.load(Ordering::Relaxed) => {}
             Err(error) => {
-                // The next one is not to wait for its turn.
+                // The next snapshot is copied whatever its number.
                 *self.since() = None;
                 self.parts.status.in_memory(|memory| memory.last_failure = Some(error.to_string()));
                 tracing::warn!(
-                    "the snapshot {id} is in memory only, since it could not be copied to {home}: {error}. The next snapshot is tried"
+                    "the snapshot {id} is in memory only, since it could not be copied to {home}: {error}. The next snapshot will be copied instead"
                 );
             }
         }
-        self.tidy();
+        self.prune_memory();
     }
 
-    fn try_copy(&self, id: &SnapshotId, wanted: &Wanted) -> Result<()> {
+    fn try_copy(&self, id: &SnapshotId, control: &CopyControl) -> Result<()> {
         let PersistParts { store, dir, retention, status, journal, ownership, uploader } = &self.parts;
         if let Some(claim) = ownership.claimed_elsewhere() {
             return Err(claim.into());
         }
         let begun = Instant::now();
-        let manifest = store.copy(id, MEMORY, tiers::home(store), &|_| {}, &wanted.not)?;
+        let manifest = store.copy(id, MEMORY, tiers::home(store), &|_| {}, &control.cancelled)?;
         let what = format!(
             "copied from memory to {} in {:.1} s; {:.1} MB were new there",
             tiers::home_name(store),
@@ -250,18 +252,18 @@ impl Shared {
         if let Some(uploader) = uploader {
             uploader.committed(id, false);
         }
-        if !wanted.bare.load(Ordering::Relaxed)
+        if !control.is_ending.load(Ordering::Relaxed)
             && tiers::prune(store, dir, retention, status.last_progress_unix_ms())
         {
-            tiers::reclaim_and_tell(store, &wanted.bare);
+            tiers::reclaim_and_report(store, &control.is_ending);
         }
         Ok(())
     }
 
-    /// Leaves the newest snapshots in memory, and the one that is being copied.
-    fn tidy(&self) {
+    /// Prunes memory, except the newest snapshots and the one that is being copied.
+    fn prune_memory(&self) {
         let PersistParts { store, dir, status, .. } = &self.parts;
-        let tidied = || -> Result<()> {
+        let pruned = || -> Result<()> {
             for old in store.prunable(
                 &[MEMORY],
                 &Retention::newest(KEPT),
@@ -274,8 +276,8 @@ impl Shared {
             store.tier(MEMORY)?.store().reclaim()?;
             Ok(())
         };
-        if let Err(error) = tidied() {
-            tracing::warn!("older snapshots stay in memory: {error:#}");
+        if let Err(error) = pruned() {
+            tracing::warn!("cannot prune the snapshots in memory: {error:#}");
         }
         let held = self.list(&[MEMORY]).into_iter().filter_map(|one| one.manifest.ok());
         status.in_memory(|memory| memory.snapshots = held.map(|manifest| held_of(&manifest)).collect());
@@ -332,7 +334,7 @@ mod tests {
         Box::new(PackStore::new(Arc::new(medium), Codec::default(), Limits::default()))
     }
 
-    /// A job with a tier in memory, which here is a directory.
+    /// A job with a tier for memory, which in tests is a directory.
     fn scene(every: u64) -> Scene {
         let dir = tempfile::tempdir().unwrap();
         let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
@@ -381,7 +383,7 @@ mod tests {
     }
 
     impl Scene {
-        /// Takes a snapshot; says whether it went to memory. What is to be copied is copied then.
+        /// Takes a snapshot, and waits for its copy if it is due. Returns whether it was taken into memory.
         fn take(&self, number: u64) -> bool {
             let manifest = manifest(number);
             let begun = self.persister.begin(&self.store, &manifest.id, 1 << 20, 1 << 20);
@@ -406,39 +408,43 @@ mod tests {
             self.store.list_in(&[tier]).unwrap().iter().map(|one| one.id.sequence()).collect()
         }
 
-        fn told(&self) -> Vec<u64> {
+        fn reported(&self) -> Vec<u64> {
             let held = self.status.snapshot().in_memory.unwrap().snapshots;
             held.iter().map(|one| one.id.parse::<SnapshotId>().unwrap().sequence()).collect()
         }
     }
 
     #[test]
-    fn the_first_and_each_nth_go_on_to_the_store_and_the_newest_two_stay() {
+    fn the_first_and_every_nth_are_copied_and_the_newest_two_stay() {
         let scene = scene(3);
         assert!((1..=6).all(|number| scene.take(number)));
         assert_eq!(scene.numbers(tiers::DISK), [1, 4]);
         assert_eq!(scene.numbers(MEMORY), [5, 6]);
-        assert_eq!(scene.told(), [5, 6]);
+        assert_eq!(scene.reported(), [5, 6]);
         let newest = scene.status.snapshot().in_memory.unwrap().newest_in_store.unwrap();
         assert!(newest.starts_with("000004"), "{newest}");
         let packs = std::fs::read_dir(scene.dir.path().join("memory/packs")).unwrap().count();
-        assert_eq!(packs, 4, "the room of the others is given back: a pack and an index for each");
+        assert_eq!(packs, 4, "the space of the others is freed: a pack and an index for each");
     }
 
     #[test]
-    fn what_finds_no_room_goes_straight_to_the_store() {
+    fn without_space_snapshots_are_written_to_the_store() {
         let scene = scene(3);
         assert!(scene.take(1));
-        // Room for the snapshot alone, not for its images beside it.
+        // Space for the snapshot alone, not for its images.
         scene.room_bytes.store((2 << 20) + (1 << 19), Ordering::Relaxed);
         assert!(!scene.take(2));
         scene.room_bytes.store(1 << 30, Ordering::Relaxed);
         assert!([3, 4, 5].iter().all(|&number| scene.take(number)));
-        assert_eq!(scene.numbers(tiers::DISK), [1, 2, 5], "the third after the one that went straight");
+        assert_eq!(
+            scene.numbers(tiers::DISK),
+            [1, 2, 5],
+            "the third after the one that was written to the store"
+        );
     }
 
     #[test]
-    fn a_copy_that_fails_is_made_good_by_the_next() {
+    fn the_next_snapshot_is_copied_after_a_failed_copy() {
         let scene = scene(100);
         let packs = scene.dir.path().join("store/jobs/job");
         std::fs::create_dir_all(&packs).unwrap();
@@ -456,22 +462,22 @@ mod tests {
     fn the_newest_is_copied_before_the_end() {
         let scene = scene(100);
         assert!((1..=4).all(|number| scene.take(number)));
-        scene.persister.begin_rest();
+        scene.persister.begin_last_copy();
         assert!(scene.persister.copier.is_idle_within(ENOUGH));
         assert_eq!(scene.numbers(tiers::DISK), [1, 4]);
         assert!(scene.take(5));
-        scene.persister.save_rest(Instant::now() + ENOUGH, || None);
+        scene.persister.complete_last_copy(Instant::now() + ENOUGH, || None);
         assert_eq!(scene.numbers(tiers::DISK), [1, 4, 5]);
-        scene.persister.begin_rest();
-        // Once more, there is nothing to do.
-        scene.persister.save_rest(Instant::now(), || panic!("nothing is waited for"));
+        scene.persister.begin_last_copy();
+        // The second time there is nothing to do.
+        scene.persister.complete_last_copy(Instant::now(), || panic!("nothing is waited for"));
         assert!(scene.take(6));
-        scene.persister.save_rest(Instant::now() + ENOUGH, || Some("a second signal"));
+        scene.persister.complete_last_copy(Instant::now() + ENOUGH, || Some("a second signal"));
         assert!(scene.persister.copier.is_idle_within(ENOUGH));
     }
 
     #[test]
-    fn memory_of_ones_own_is_a_place_for_snapshots() {
+    fn a_store_works_in_memory() {
         let Ok(memory) = Memory::new() else {
             return eprintln!("skipped: only root can have such memory");
         };

@@ -1,9 +1,9 @@
-//! Snapshots are copied from the disk to the object store while the job runs.
+//! Uploads: copies of snapshots from the disk to the object store while the job runs.
 
 use crate::job::handover::Handover;
 use crate::job::ownership::{Ownership, OwnershipError};
 use crate::job::status::SharedStatus;
-use crate::persist::copier::{Copier, Wanted};
+use crate::persist::copier::{Copier, CopyControl};
 use crate::store::tiers::{self, DISK, REMOTE};
 use anyhow::Result;
 use ckpt_snapshot::{JobDir, Retention, SnapshotId, Tiers};
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Uploads in the background. Dropped, it stops; what was not finished is not there.
+/// Uploads in the background until it is dropped. An unfinished upload is not committed.
 pub struct Uploader {
     copier: Copier,
     every: u64,
-    /// Snapshots that were taken.
+    /// Number of snapshots taken.
     taken: AtomicU64,
 }
 
@@ -26,16 +26,16 @@ struct Work {
     status: Arc<SharedStatus>,
     ownership: Arc<Ownership>,
     handover: Option<Arc<Handover>>,
-    /// What uploads have left that were killed, those of other machines too, was looked for.
+    /// Leftovers of interrupted uploads, of other machines too, were removed.
     is_swept: AtomicBool,
 }
 
 impl Uploader {
-    /// Uploads each `every`-th snapshot; in the object store `retention` holds too. `status` is told of
-    /// everything; `handover` gets the job's record with each of them.
+    /// Uploads every `every`th snapshot, and applies `retention` in the object store. `handover` publishes the job's record
+    /// after each upload.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When the thread cannot be started.
     pub fn start(
         store: &Arc<Tiers>,
         dir: &JobDir,
@@ -45,29 +45,29 @@ impl Uploader {
         ownership: Arc<Ownership>,
         handover: Option<Arc<Handover>>,
     ) -> Result<Self> {
-        // From now on there are uploads, even if none has begun.
+        // From now on the status has uploads, even before the first one.
         status.uploads(|_| {});
         let is_swept = AtomicBool::new(false);
         let (store, dir) = (Arc::clone(store), dir.clone());
         let work = Work { store, dir, retention, status, ownership, handover, is_swept };
-        let copier = Copier::start("upload", move |id, wanted| work.perform(id, wanted))?;
+        let copier = Copier::start("upload", move |id, control| work.perform(id, control))?;
         Ok(Self { copier, every, taken: AtomicU64::new(0) })
     }
 
-    /// A snapshot is safe on disk. The last one of a job that is ended is uploaded in any case.
+    /// A snapshot is durable on disk. The last snapshot of a job that is being ended is always uploaded.
     pub fn committed(&self, id: &SnapshotId, is_last: bool) {
-        // The first one is uploaded: something is better than nothing.
+        // The first snapshot is always uploaded.
         if is_last | self.taken.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.every) {
-            self.copier.want(id);
+            self.copier.request(id);
         }
     }
 
-    /// The end is near: only uploads count from now on.
+    /// ckpt-run is ending: uploads get normal priority, and pruning is skipped.
     pub fn hurry(&self) {
         self.copier.hurry();
     }
 
-    /// Waits until nothing is left to upload, for `limit` at most; says whether that is so.
+    /// Waits until nothing is left to upload, for `limit` at most. Returns whether that was reached.
     #[must_use]
     pub fn is_idle_within(&self, limit: Duration) -> bool {
         self.copier.is_idle_within(limit)
@@ -75,29 +75,29 @@ impl Uploader {
 }
 
 impl Work {
-    fn perform(&self, id: &SnapshotId, wanted: &Wanted) {
+    fn perform(&self, id: &SnapshotId, control: &CopyControl) {
         self.status.uploads(|uploads| uploads.uploading = Some(id.to_string()));
-        let result = self.upload(id, wanted);
+        let result = self.upload(id, control);
         self.status.uploads(|uploads| uploads.uploading = None);
         if let Err(error) = result
-            && !wanted.not.load(Ordering::Relaxed)
+            && !control.cancelled.load(Ordering::Relaxed)
         {
             self.status.uploads(|uploads| {
                 uploads.failed += 1;
                 uploads.last_failure = Some(error.to_string());
             });
-            tracing::warn!("the snapshot {id} is safe on disk, but was not uploaded: {error}");
+            tracing::warn!("the snapshot {id} is durable on disk, but was not uploaded: {error}");
         }
     }
 
-    fn upload(&self, id: &SnapshotId, wanted: &Wanted) -> Result<()> {
+    fn upload(&self, id: &SnapshotId, control: &CopyControl) -> Result<()> {
         let begun = Instant::now();
         let checked = self.handover.as_deref().map(Handover::check);
-        // What is wrong with the object store, the upload finds out, which has more patience.
+        // Other errors of the object store are left to the upload, which retries for longer.
         if let Some(Err(OwnershipError::ClaimedElsewhere(claim))) = checked {
             return Err(claim.into());
         }
-        let manifest = self.store.copy(id, DISK, REMOTE, &|_| {}, &wanted.not)?;
+        let manifest = self.store.copy(id, DISK, REMOTE, &|_| {}, &control.cancelled)?;
         tracing::info!(
             "snapshot {id} uploaded: {:.1} MB were new there, in {:.1} s",
             manifest.stored_bytes.unwrap_or(0) as f64 / 1e6,
@@ -112,29 +112,29 @@ impl Work {
         if let Some(handover) = &self.handover {
             handover.publish(&self.ownership);
         }
-        if !wanted.bare.load(Ordering::Relaxed)
-            && let Err(error) = self.tidy(id, &wanted.bare)
+        if !control.is_ending.load(Ordering::Relaxed)
+            && let Err(error) = self.prune(id, &control.is_ending)
         {
-            tracing::warn!("older snapshots stay in the object store: {error:#}");
+            tracing::warn!("cannot prune the snapshots in the object store: {error:#}");
         }
-        if !wanted.bare.load(Ordering::Relaxed) && !self.is_swept.swap(true, Ordering::Relaxed) {
+        if !control.is_ending.load(Ordering::Relaxed) && !self.is_swept.swap(true, Ordering::Relaxed) {
             match self.store.tier(REMOTE)?.store().sweep() {
                 Ok(swept) => swept.iter().for_each(|one| {
                     tracing::info!(
-                        "removed {one} from the object store, which an interrupted upload had left"
+                        "removed {one} from the object store, a leftover of an interrupted upload"
                     );
                 }),
-                Err(error) => tracing::warn!("what interrupted uploads have left stays: {error}"),
+                Err(error) => tracing::warn!("cannot remove the leftovers of interrupted uploads: {error}"),
             }
         }
         Ok(())
     }
 
-    /// Lets older ones go, now that `id` is there.
-    fn tidy(&self, id: &SnapshotId, cancel: &AtomicBool) -> Result<()> {
+    /// Prunes the object store after the upload of `id`.
+    fn prune(&self, id: &SnapshotId, cancel: &AtomicBool) -> Result<()> {
         let history = tiers::history(&self.dir, self.status.last_progress_unix_ms())?;
         let mut prunable = self.store.prunable(&[REMOTE], &self.retention, &self.dir.marks()?, &history)?;
-        // Another machine may have brought others with higher numbers.
+        // Another machine may have uploaded snapshots with higher numbers.
         prunable.retain(|old| old != id);
         for old in &prunable {
             self.store.remove_from(old, REMOTE)?;

@@ -13,7 +13,7 @@ use crate::files::saved;
 use crate::files::staging::{StagedDir, Staging};
 use crate::gpu::device_memory;
 use crate::gpu::preload::{self, Interposer};
-use crate::job::attempt_logs::forget_old_attempts;
+use crate::job::attempt_logs::prune_attempt_logs;
 use crate::job::ownership::Ownership;
 use crate::job::resume_point::abandon_after;
 use crate::namespace::stdio::{self, Stdio, terminal_key};
@@ -392,7 +392,7 @@ impl Resumer<'_> {
                 Err(source) => Err(ckpt_snapshot::OpenError::Io { step: "write", path, source }),
             }
         });
-        forget_old_attempts(self.dir);
+        prune_attempt_logs(self.dir);
         let error = match kept {
             Ok(path) => anyhow!("the restore failed: {reason}. CRIU's log is in {}", path.display()),
             Err(problem) => anyhow!("the restore failed: {reason} (and {problem})"),

@@ -1,4 +1,4 @@
-//! The options that say where a job's snapshots are stored, and how.
+//! The options that say where and how a job's snapshots are stored.
 
 use ckpt_object_medium::{Pace, PausePolicy, StoreUrl};
 use ckpt_snapshot::codec::{Compression, Key};
@@ -10,11 +10,11 @@ use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
 /// Where snapshots are stored, and how.
 #[derive(Clone, Debug, Default)]
 pub struct StoreOptions {
-    /// The store's directory; of a store at an address, the directory for the part that stays on this machine.
+    /// The store's directory. For a store at an address: the directory for the part that stays on this machine.
     pub dir: PathBuf,
-    /// The store's address, if it is not in a directory.
+    /// The store's address, unless it is a directory.
     pub url: Option<StoreUrl>,
-    /// The object store that snapshots are copied to.
+    /// The object store to which snapshots are uploaded.
     pub upload: Option<StoreUrl>,
     /// The limit of uploads (bytes per second).
     pub upload_limit_bytes_per_s: Option<u64>,
@@ -27,7 +27,7 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
-    /// How fast snapshots are uploaded.
+    /// The rate of uploads.
     #[must_use]
     pub fn pace(&self) -> Arc<Pace> {
         let policy =

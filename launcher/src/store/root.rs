@@ -1,5 +1,5 @@
-//! What `--store` names: a directory, or an address in an object store with a directory of this machine for what is of
-//! no use elsewhere: locks, the journal, logs of failures, tails of files.
+//! What `--store` names: a directory, or an address in an object store. An address comes with a directory on this machine
+//! for local data: locks, the journal, logs of failures, tails of files.
 
 use crate::store::options::StoreOptions;
 use crate::store::tiers;
@@ -10,6 +10,7 @@ use ckpt_object_medium::{Options, Pace, Retry, Service, Site, StoreUrl};
 use ckpt_snapshot::{JobDir, JobKey, OpenError, RelPath, StoreRoot};
 use std::io;
 use std::sync::Arc;
+
 /// The store.
 pub struct Root {
     local: StoreRoot,
@@ -22,7 +23,7 @@ struct Remote {
 }
 
 impl Root {
-    /// Opens the store for a command; one in a directory has to be there.
+    /// Opens the store for a command. A directory has to exist.
     ///
     /// # Errors
     /// Bad input.
@@ -33,7 +34,7 @@ impl Root {
         }
         let local = StoreRoot::open(&options.dir).map_err(|error| match error {
             OpenError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => bad_input(anyhow!(
-                "there is no store at {}: name the one that the job uses with --store, or call this in the directory in which the job was started",
+                "there is no store at {}: name the job's store with --store, or run this command in the directory in which the job was started",
                 options.dir.display()
             )),
             other => other.into(),
@@ -41,8 +42,8 @@ impl Root {
         Ok(Self { local, remote: None })
     }
 
-    /// Opens the store for a run, which uploads at `pace`; one in a directory is made if it is not there, one at an
-    /// address has to answer.
+    /// Opens the store for a run, which uploads at `pace`. A missing directory is created; a store at an address has to
+    /// answer.
     ///
     /// # Errors
     /// Bad input.
@@ -57,21 +58,22 @@ impl Root {
 
     fn at(options: &StoreOptions, url: &StoreUrl, client: Options) -> Result<Self> {
         let site = Site::open(url, client).map_err(bad_input)?;
-        let local = StoreRoot::open_or_create(&options.dir)
-            .with_context(|| format!("a place on this machine is needed for locks and logs of {url}"))?;
+        let local = StoreRoot::open_or_create(&options.dir).with_context(|| {
+            format!("cannot create the directory on this machine for locks and logs of {url}")
+        })?;
         Ok(Self { local, remote: Some(Remote { url: url.clone(), site }) })
     }
 
-    /// Whether a store at an address can be used. One in a directory can.
+    /// Checks that a store at an address can be used. A directory passes.
     ///
     /// # Errors
-    /// Bad input: what stands in the way, and what to do about it.
+    /// Bad input: the problem, and what to do about it.
     pub fn check(&self) -> Result<()> {
         let Some(Remote { url, site }) = &self.remote else { return Ok(()) };
         site.check(STORE_RETRY_TIMEOUT).map_err(|error| bad_input(anyhow!("{}", unusable(url, &error))))
     }
 
-    /// Its path or address.
+    /// The store's path or address.
     #[must_use]
     pub fn name(&self) -> String {
         match &self.remote {
@@ -90,7 +92,7 @@ impl Root {
         }
     }
 
-    /// All jobs that there are, by name.
+    /// All jobs, by name.
     ///
     /// # Errors
     /// When they cannot be listed.
@@ -102,7 +104,7 @@ impl Root {
     }
 }
 
-/// What keeps us from a store at an address, and what to do about it.
+/// Why a store at an address cannot be used, and what to do about it.
 fn unusable(url: &StoreUrl, error: &io::Error) -> String {
     let said = error.to_string();
     let variables = url.service().variables();
@@ -127,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_in_the_way_is_told_with_what_to_do() {
+    fn an_unusable_store_is_reported_with_a_remedy() {
         let url: StoreUrl = "s3://bucket/x".parse().unwrap();
         let said = |kind, text: &str| unusable(&url, &io::Error::new(kind, text.to_owned()));
         for (kind, remedy) in [

@@ -1,6 +1,5 @@
-//! The store of a job, as the options make it: the packed store on disk, with the snapshots of version 1 that are
-//! still there behind it, and the object store that snapshots are copied to; or an object store alone. In front of
-//! either, the launcher's memory.
+//! The tiers of a job's store, as the options define them. Either the packed store on disk, with snapshots of version 1
+//! behind it and the object store of `--upload`; or an object store alone. The launcher's memory comes before either.
 
 use crate::store::options::StoreOptions;
 use crate::sys::error::bad_input;
@@ -16,33 +15,34 @@ use ckpt_snapshot::{
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Snapshots in the launcher's own memory, if it keeps any there.
+/// Snapshots in the launcher's memory (`--persist-every`).
 pub const MEMORY: &str = "memory";
 /// The store on disk.
 pub const DISK: &str = "disk";
-/// Snapshots that an older ckpt-run has taken: they are read and removed.
+/// Snapshots of an older ckpt-run, which are only read and removed.
 pub const VERSION_1: &str = "version 1";
-/// Where snapshots are copied to, or all there is.
+/// The object store: the target of uploads, or the whole store.
 pub const REMOTE: &str = "remote";
-/// The tier in which a snapshot is safe: it outlives ckpt-run.
+
+/// The tier in which a snapshot is durable: it survives ckpt-run.
 #[must_use]
 pub fn home(store: &Tiers) -> &'static str {
     if is_on_disk(store) { DISK } else { REMOTE }
 }
 
-/// Whether there is a store on disk; otherwise the object store is all there is.
+/// Whether the store is on disk; otherwise it is an object store alone.
 #[must_use]
 pub fn is_on_disk(store: &Tiers) -> bool {
     store.tier(DISK).is_ok()
 }
 
-/// That tier in plain words.
+/// The name of that tier, for people.
 #[must_use]
 pub fn home_name(store: &Tiers) -> &'static str {
     if is_on_disk(store) { "the store on disk" } else { "the object store" }
 }
 
-/// The tiers that are the store, of which `--keep` speaks. What a checkpoint does goes no further: others may be slow or away.
+/// The tiers to which `--keep` applies. A checkpoint uses no others, which may be slow or unreachable.
 #[must_use]
 pub fn kept(store: &Tiers) -> &'static [&'static str] {
     if is_on_disk(store) { &[DISK, VERSION_1] } else { &[REMOTE] }
@@ -51,12 +51,12 @@ pub fn kept(store: &Tiers) -> &'static [&'static str] {
 /// Opens the snapshots of the job in `dir`. Nothing is read or sent yet.
 ///
 /// # Errors
-/// Bad input: an address that does not fit what the environment says of it.
+/// Bad input: an address that contradicts the environment.
 pub fn open(options: &StoreOptions, dir: &JobDir) -> Result<Arc<Tiers>> {
     open_at(options, dir, &options.pace(), None)
 }
 
-/// [`open`], with uploads at a pace that can be changed, and with a tier in memory if there is one.
+/// [`open`] with a shared upload rate, and with a tier in memory if there is one.
 ///
 /// # Errors
 /// As [`open`].
@@ -83,16 +83,16 @@ pub fn open_at(
     Ok(Arc::new(Tiers::new(tiers)))
 }
 
-/// Where the snapshots of the job in `dir` are uploaded to, if they are. Nothing is sent yet.
+/// The object store to which the snapshots of the job in `dir` are uploaded, if any. Nothing is sent yet.
 ///
 /// # Errors
-/// Bad input: an address that does not fit what the environment says of it.
+/// Bad input: an address that contradicts the environment.
 pub fn uploads(options: &StoreOptions, dir: &JobDir, client: Options) -> Result<Option<Arc<dyn Medium>>> {
     let open = |url: &StoreUrl| ckpt_object_medium::open(&url.below(&place(dir.key())), client);
     options.upload.as_ref().map(open).transpose().map_err(bad_input)
 }
 
-/// Where a job is in an object store.
+/// The path of a job in an object store.
 #[must_use]
 pub fn place(key: &JobKey) -> RelPath {
     RelPath::new(format!("jobs/{key}")).expect("a plain path")
@@ -107,7 +107,7 @@ pub fn packed(options: &StoreOptions, dir: &JobDir) -> PackStore {
     }
 }
 
-/// The same for a job that surely runs nowhere: nothing has to wait for another machine.
+/// The packed store of a job that certainly runs on no machine: garbage collection need not wait for other machines.
 #[must_use]
 pub fn alone(options: &StoreOptions, dir: &JobDir) -> PackStore {
     match dir.records_medium() {
@@ -120,7 +120,7 @@ fn on_medium(options: &StoreOptions, medium: Arc<dyn Medium>, limits: Limits) ->
     PackStore::new(medium, Codec::new(options.compression, options.key.as_ref()), limits)
 }
 
-/// The snapshots at hand, in memory and in the store, oldest first.
+/// The snapshots in memory and in the store, oldest first.
 ///
 /// # Errors
 /// When they cannot be listed.
@@ -133,16 +133,16 @@ fn each_kept(store: &Tiers) -> impl Iterator<Item = &dyn Store> {
     tiers.map(Tier::store)
 }
 
-/// Removes what interrupted saves have left in the store.
+/// Removes leftovers of interrupted saves from the store.
 ///
 /// # Errors
-/// When something stays.
+/// When something cannot be removed.
 pub fn sweep_local(store: &Tiers) -> Result<Vec<String>, SaveError> {
     let swept: Result<Vec<_>, _> = each_kept(store).map(Store::sweep).collect();
     Ok(swept?.concat())
 }
 
-/// Gives the room back of what no snapshot in the store needs, until nobody has time for it any more.
+/// Garbage collection: frees the space of data that no snapshot in the store needs, until `cancel` is set.
 ///
 /// # Errors
 /// When a step fails.
@@ -156,19 +156,19 @@ pub fn reclaim_local(store: &Tiers, cancel: &AtomicBool) -> Result<Reclaimed, Sa
     Ok(all)
 }
 
-/// [`reclaim_local`], where nobody waits for it.
-pub fn reclaim_and_tell(store: &Tiers, cancel: &AtomicBool) {
+/// [`reclaim_local`] with the result logged.
+pub fn reclaim_and_report(store: &Tiers, cancel: &AtomicBool) {
     match reclaim_local(store, cancel) {
         Ok(done) => tracing::debug!(
-            "{} bytes of the store were given back, {} were copied for that",
+            "garbage collection freed {} bytes of the store, and rewrote {}",
             done.freed_bytes,
             done.moved_bytes
         ),
-        Err(error) => tracing::warn!("room that no snapshot needs is not given back: {error}"),
+        Err(error) => tracing::warn!("garbage collection of the store failed: {error}"),
     }
 }
 
-/// The snapshots in the store that `retention` lets go, oldest first.
+/// The snapshots in the store that `retention` does not keep, oldest first.
 ///
 /// # Errors
 /// When they cannot be listed.
@@ -181,7 +181,7 @@ pub fn prunable(
     store.prunable(kept(store), retention, marks, history)
 }
 
-/// Removes the snapshots that `retention` lets go; says whether there were any. What stays is told.
+/// Removes the snapshots that `retention` does not keep. Returns whether there were any. Errors are logged.
 pub fn prune(store: &Tiers, dir: &JobDir, retention: &Retention, last_progress_unix_ms: Option<u64>) -> bool {
     let prunable = || -> Result<_> {
         Ok(prunable(store, retention, &dir.marks()?, &history(dir, last_progress_unix_ms)?)?)
@@ -189,7 +189,7 @@ pub fn prune(store: &Tiers, dir: &JobDir, retention: &Retention, last_progress_u
     let prunable = match prunable() {
         Ok(prunable) => prunable,
         Err(error) => {
-            tracing::warn!("older snapshots stay: {error:#}");
+            tracing::warn!("cannot prune older snapshots: {error:#}");
             return false;
         }
     };
@@ -202,7 +202,7 @@ pub fn prune(store: &Tiers, dir: &JobDir, retention: &Retention, last_progress_u
     !prunable.is_empty()
 }
 
-/// What happened to a job that is running.
+/// What retention has to know of a running job's past.
 ///
 /// # Errors
 /// When its record cannot be read.
@@ -211,10 +211,10 @@ pub fn history(dir: &JobDir, last_progress_unix_ms: Option<u64>) -> Result<Histo
     Ok(History { abandoned, last_progress_unix_ms })
 }
 
-/// Removes the snapshot from the store. What is known of it goes too, unless there may be a copy elsewhere.
+/// Removes the snapshot from the store. Its marks are removed too, unless another tier may have a copy.
 ///
 /// # Errors
-/// When it stays.
+/// When the snapshot cannot be removed.
 pub fn remove_local(store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> {
     kept(store).iter().rev().try_for_each(|name| store.remove_from(id, name))?;
     let is_all = store.tiers().iter().all(|tier| tier.name() == MEMORY || kept(store).contains(&tier.name()));
@@ -228,10 +228,10 @@ fn forget(dir: &JobDir, id: &SnapshotId) -> Result<()> {
     Ok(())
 }
 
-/// Removes the snapshot from wherever it is, and what is known of it.
+/// Removes the snapshot from all tiers, and its marks.
 ///
 /// # Errors
-/// When it stays.
+/// When the snapshot cannot be removed.
 pub fn remove(store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> {
     store.remove(id)?;
     forget(dir, id)

@@ -149,7 +149,7 @@ impl<'a> Supervisor<'a> {
         }
         let until = self.ends_by.unwrap_or_else(|| Instant::now() + self.context.config.grace);
         if let Some(persister) = &self.context.persister {
-            persister.save_rest(until, || self.has_second_signal().then_some("a second signal"));
+            persister.complete_last_copy(until, || self.has_second_signal().then_some("a second signal"));
         }
         if self.ends_by.is_some() {
             self.upload_last(until);
@@ -283,7 +283,8 @@ impl<'a> Supervisor<'a> {
         while !uploader.is_idle_within(LAST_COPY_POLL_INTERVAL) {
             let is_signalled = self.has_second_signal();
             if is_signalled || Instant::now() >= until {
-                let why = if is_signalled { "a second signal" } else { "the end of the grace (--grace)" };
+                let why =
+                    if is_signalled { "a second signal" } else { "the end of the grace period (--grace)" };
                 tracing::warn!(
                     "the last snapshot is durable in the store on this machine, but was not uploaded before {why}: the next run here uploads its next snapshot"
                 );

@@ -135,7 +135,7 @@ fn last_act(
     move || {
         claim.release();
         if let Some(persister) = &persister {
-            persister.save_rest(Instant::now() + grace, || None);
+            persister.complete_last_copy(Instant::now() + grace, || None);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Stacks of a hung job: the kernel's view of each thread, and Python stacks where py-spy is installed.
 
-use crate::job::attempt_logs::forget_old_attempts;
+use crate::job::attempt_logs::prune_attempt_logs;
 use crate::job::status::unix_ms;
 use crate::sys::deadline::PY_SPY_TIMEOUT;
 use anyhow::{Context, Result};
@@ -78,7 +78,7 @@ pub(super) fn keep(dir: &JobDir, tree: Tree, what: &str) -> Result<PathBuf> {
             }
         }
     }
-    forget_old_attempts(dir);
+    prune_attempt_logs(dir);
     Ok(kept)
 }
 

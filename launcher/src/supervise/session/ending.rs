@@ -183,7 +183,7 @@ impl JobSession<'_> {
         ending.problem = Some(reason.to_owned());
         // Meanwhile, a snapshot that is only in memory is copied to the store.
         if let Some(persister) = &self.shared.persister {
-            persister.begin_rest();
+            persister.begin_last_copy();
         }
         if self.exit_code.is_none() {
             ending.sigterm_sent = true;
