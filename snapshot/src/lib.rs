@@ -24,6 +24,7 @@ mod checked_json;
 mod dir_store;
 mod error;
 mod files;
+mod format;
 mod id;
 mod job;
 mod manifest;

@@ -6,7 +6,7 @@
 
 use super::reserve;
 use crate::chunk::CHUNK_BYTES;
-use crate::pack::FormatError;
+use crate::format::FormatError;
 use std::cell::RefCell;
 use std::fmt;
 use std::str::FromStr;

@@ -4,7 +4,7 @@
 //! from a random salt. The nonce of a chunk is its offset in the pack, which is unique; the key of a record is used
 //! once. So no nonce is used twice with the same key, however many snapshots there are.
 
-use crate::pack::{FormatError, PackId};
+use crate::format::{FormatError, PackId};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use std::fmt;
 use std::fs::File;

@@ -8,7 +8,7 @@ pub use compress::{Compression, CompressionError, Packing};
 pub use key::{Key, KeyError};
 
 use crate::chunk::{CHUNK_BYTES, ChunkId};
-use crate::pack::{FormatError, PackId};
+use crate::format::{FormatError, PackId};
 use key::{SALT_BYTES, Secrets, TAG_BYTES};
 use std::sync::Arc;
 

@@ -1,0 +1,86 @@
+//! Definitions that the codec and the formats of packs and manifests share.
+
+use crate::RelPath;
+use std::fmt;
+
+/// The directory of packs and their indexes.
+pub const PACKS: &str = "packs";
+
+/// Why an index, a manifest or a chunk cannot be decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// Written by a newer ckpt-run.
+    #[error("it has version {found}, this ckpt-run reads versions up to {known}")]
+    Newer {
+        /// Its version.
+        found: u32,
+        /// The newest version that this build reads.
+        known: u32,
+    },
+    /// The encryption key is missing, wrong, or not needed.
+    #[error("{0}")]
+    Key(&'static str),
+    /// The checksum does not match.
+    #[error("its checksum does not match")]
+    Checksum,
+    /// The content breaks a rule of the format.
+    #[error("it does not read: {0}")]
+    Invalid(&'static str),
+}
+
+/// The random name of a pack.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PackId(pub [u8; 16]);
+
+impl PackId {
+    /// A new random name.
+    ///
+    /// # Errors
+    /// If the kernel has no random numbers.
+    pub fn random() -> std::io::Result<Self> {
+        let mut id = [0; 16];
+        let mut filled = 0;
+        while filled < id.len() {
+            filled += rustix::rand::getrandom(&mut id[filled..], rustix::rand::GetRandomFlags::empty())?;
+        }
+        Ok(Self(id))
+    }
+
+    /// Parses the text form of a [`PackId`].
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut id = [0; 16];
+        let digits = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+        if text.len() != 32 || !text.as_bytes().iter().all(digits) {
+            return None;
+        }
+        for (byte, pair) in id.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            *byte = u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Self(id))
+    }
+
+    /// The object with the chunks.
+    #[must_use]
+    pub fn pack(&self) -> RelPath {
+        RelPath::new(format!("{PACKS}/{self}.pack")).expect("a plain path")
+    }
+
+    /// The object with the index.
+    #[must_use]
+    pub fn index(&self) -> RelPath {
+        RelPath::new(format!("{PACKS}/{self}.index")).expect("a plain path")
+    }
+}
+
+impl fmt::Display for PackId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(out, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for PackId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{self}")
+    }
+}
