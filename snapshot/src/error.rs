@@ -65,7 +65,7 @@ pub enum Damage {
     #[error("its manifest does not read: {0}")]
     Manifest(String),
     /// The checksum of the manifest does not match.
-    #[error("its manifest has been altered: its checksum is {found}, {recorded} was recorded")]
+    #[error("its manifest has been altered: its checksum is {found}, not the recorded {recorded}")]
     ManifestChecksum {
         /// Computed now.
         found: String,
