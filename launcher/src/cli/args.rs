@@ -258,7 +258,8 @@ pub struct CompletionsArgs {
 /// The whole command line.
 #[must_use]
 pub fn command() -> clap::Command {
-    let command = clap::Command::new("ckpt-run")
+    // The enum's doc comment would replace an `about` that is set before.
+    Command::augment_subcommands(clap::Command::new("ckpt-run").args(settings::args()))
         .version(env!("CARGO_PKG_VERSION"))
         .about("Makes any training job survive crashes: run it under ckpt-run, and resume it with the same command")
         .after_help(StyledStr::from(EXAMPLES))
@@ -266,8 +267,6 @@ pub fn command() -> clap::Command {
         .override_usage("ckpt-run [OPTIONS] [--] CMD [ARGS]...\n       ckpt-run [OPTIONS] COMMAND [ARGS]...")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .args(settings::args());
-    Command::augment_subcommands(command)
 }
 
 /// Inserts `run` into a command line that names no command of ours: `ckpt-run --store X python train.py`.
@@ -333,6 +332,13 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
+        let about = |command: &clap::Command| command.get_about().unwrap().to_string();
+        assert!(about(&command()).starts_with("Makes any training job survive crashes"));
+        // Not the doc comments of the types.
+        for ours in command().get_subcommands() {
+            let about = about(ours);
+            assert!(!about.starts_with("Arguments of") && !about.contains(" command is about"), "{about}");
+        }
     }
 
     #[test]
