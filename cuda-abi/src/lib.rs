@@ -5,9 +5,12 @@
 //! data are [`ENTRY_POINTS`]; [`lookup`] is cuGetProcAddress's rule over them, [`api::Api`] a driver that was
 //! opened by path.
 
+#![deny(unsafe_code)]
+
 #[macro_use]
 mod table;
 
+#[allow(unsafe_code)]
 pub mod api;
 pub mod layout;
 #[expect(non_camel_case_types, reason = "C's names")]

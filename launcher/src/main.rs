@@ -1,4 +1,4 @@
-//! `ckpt-run`: runs jobs that survive crashes. See docs/design.md for the design and ARCHITECTURE.md for the map of the
+//! `ckpt-run`: runs jobs that survive crashes. See docs/design/README.md for the design and ARCHITECTURE.md for the map of the
 //! code.
 
 mod agents;

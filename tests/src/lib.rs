@@ -4,6 +4,8 @@
 //! The tests use the real CRIU and the real Python with PyTorch that `cargo xtask test` provides. Their paths
 //! come from the environment (see `xtask`); the defaults are the paths that xtask uses.
 
+#![forbid(unsafe_code)]
+
 pub mod gpu;
 pub mod packs;
 pub mod processes;

@@ -1,6 +1,8 @@
 //! An S3 server on the loopback interface, and a proxy in front of it that injects faults: for tests of the object
 //! store and of jobs that use one.
 
+#![forbid(unsafe_code)]
+
 pub mod proxy;
 pub mod server;
 
