@@ -173,7 +173,7 @@ fn spawn_command(job: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<i32>
             }
         }
         if filters {
-            seccomp::deny_io_uring()?;
+            seccomp::deny_unsavable_features()?;
         }
         privileges::keep_back()
     };

@@ -94,7 +94,7 @@ impl Job {
         self.replace("points", points);
     }
 
-    /// Makes calls of the driver fail: `SYMBOL:N=ACTION;...`. See docs/simcuda.md.
+    /// Makes calls of the driver fail: `SYMBOL:N=ACTION;...`. See simulator/README.md.
     pub fn fail(&self, rules: &str) {
         let _ = fs::remove_file(self.sandbox.path().join("rules.hits"));
         self.replace("rules", rules);

@@ -155,3 +155,14 @@ fn io_uring_is_not_there() {
     sandbox.verify_all();
     go_on(&sandbox, job);
 }
+
+/// Not refused: a request for AMX is answered as on a CPU without it. CRIU saves neither the tile registers nor the
+/// permission to use them, and a resumed job would be killed by SIGILL.
+#[test]
+fn amx_is_not_available() {
+    let sandbox = Sandbox::new();
+    let Some(job) = start(&sandbox, "amx.py", &[]) else { return };
+    job.checkpoint(&sandbox);
+    sandbox.verify_all();
+    go_on(&sandbox, job);
+}
