@@ -1,4 +1,4 @@
-//! The socket on which agents are met, and the end of listening on it.
+//! The listening socket for agents.
 
 use crate::sys::deadline::ACCEPT_RETRY_INTERVAL;
 use std::ffi::OsString;
@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use tracing::warn;
 
 use super::STACK_BYTES;
+
 /// The listening socket and the thread that accepts on it.
 pub struct Acceptor {
     listener: Arc<UnixListener>,
@@ -22,43 +23,43 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Listens at `path`; hands each connection to `take_up`.
+    /// Listens at `path`; passes each connection to `on_connection`.
     ///
     /// # Errors
-    /// What the system says to making the socket, and `AlreadyExists` if something else than a socket is there.
+    /// When the socket cannot be created, and `AlreadyExists` if the path exists and is not a socket.
     pub fn start(
         path: &Path,
-        take_up: impl Fn(UnixStream) -> io::Result<()> + Send + 'static,
+        on_connection: impl Fn(UnixStream) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
         let listener = Arc::new(bind(path)?);
         let is_stopping = Arc::new(AtomicBool::new(false));
         let (theirs, stop) = (Arc::clone(&listener), Arc::clone(&is_stopping));
         let thread = thread::Builder::new().name("agents".into()).stack_size(STACK_BYTES);
-        let thread = thread.spawn(move || accept(&take_up, &theirs, &stop))?;
+        let thread = thread.spawn(move || accept(&on_connection, &theirs, &stop))?;
         Ok(Self { listener, is_stopping, thread })
     }
 
-    /// Returns when no new connection can come, and all that came have been handed on.
+    /// Returns when no new connection can be made, and all existing ones were passed on.
     pub fn stop(self) {
         self.is_stopping.store(true, Ordering::SeqCst);
         if let Err(error) = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both) {
             warn!(%error, "the agents' socket cannot be shut down");
         }
         if self.thread.join().is_err() {
-            warn!("the thread that accepts agents had failed");
+            warn!("the thread that accepts agents panicked");
         }
     }
 }
 
-/// Accepts until the listener is shut down and everything from before that is accepted.
+/// Accepts until the listener is shut down and all earlier connections are accepted.
 fn accept(
-    take_up: &impl Fn(UnixStream) -> io::Result<()>,
+    on_connection: &impl Fn(UnixStream) -> io::Result<()>,
     listener: &UnixListener,
     is_stopping: &AtomicBool,
 ) {
     loop {
-        let taken = listener.accept().and_then(|(stream, _)| take_up(stream));
-        match taken {
+        let accepted = listener.accept().and_then(|(stream, _)| on_connection(stream));
+        match accepted {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::InvalidInput && is_stopping.load(Ordering::SeqCst) => {
                 return;
@@ -72,11 +73,11 @@ fn accept(
     }
 }
 
-/// A listener at `path` that the launcher's user alone can connect to. It is there all at once, listening.
+/// A listener at `path` that only the launcher's user can connect to. It appears at `path` when it already listens.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(io::Error::new(ErrorKind::AlreadyExists, "there is something else than a socket"));
+            return Err(io::Error::new(ErrorKind::AlreadyExists, "the path exists and is not a socket"));
         }
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {}

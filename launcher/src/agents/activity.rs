@@ -7,56 +7,54 @@ use std::time::{Duration, Instant};
 use ckpt_protocol::agent::ToAgent;
 use tracing::debug;
 
-use super::attend::say;
 use super::state::{Connection, Phase};
 use super::{Agents, Shared};
 
-/// What a process does with its GPUs, as its agent tells it.
+/// What a process does with its GPUs, as its agent reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuActivity {
-    /// A number that is another one once the program has made a call that submits work, changes a GPU's state or waits
-    /// for it.
+    /// Changes whenever the program calls a function that submits work, changes a GPU's state or waits for a GPU.
     pub calls: u64,
-    /// Whether a thread of it waits for a GPU.
+    /// Whether one of its threads waits for a GPU.
     pub is_waiting: bool,
 }
 
-/// How far an agent is that is asked.
+/// The state of the question to one agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Look {
-    /// It does not know the question.
-    Unknown,
-    Unasked,
-    /// It is not asked again before it has answered: a stopped process would have its connection fill up.
-    Asked,
-    Told(GpuActivity),
+pub(super) enum ActivityQuery {
+    /// The agent's version does not support the question.
+    Unsupported,
+    NotAsked,
+    /// The agent is not asked again before it has answered: the connection to a stopped process would fill up.
+    Pending,
+    Answered(GpuActivity),
 }
 
-/// Asks the agents of a job, for as long as there are any.
+/// Asks the agents of a job for their GPU activity.
 #[derive(Clone)]
-pub struct Onlooker {
+pub struct ActivityProbe {
     shared: Arc<Shared>,
 }
 
 impl Agents {
-    /// One who asks the agents what their processes do.
-    pub fn onlooker(&self) -> Onlooker {
-        Onlooker { shared: Arc::clone(&self.shared) }
+    /// A probe for the GPU activity of the job's processes.
+    pub fn activity_probe(&self) -> ActivityProbe {
+        ActivityProbe { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl Onlooker {
-    /// What the processes do with their GPUs, by their IDs as the launcher sees them; `None` for one whose agent has not
-    /// answered `within` that time, or has other things to do now. Without an entry is a process that has no agent, or
-    /// one that does not know the question.
-    pub fn look(&self, within: Duration) -> BTreeMap<i32, Option<GpuActivity>> {
-        let end = Instant::now() + within;
+impl ActivityProbe {
+    /// The GPU activity by process ID in the launcher's PID namespace. `None` for a process whose agent has not answered
+    /// within `timeout`, or is detaching. Processes without an agent, or whose agent does not support the question, have
+    /// no entry.
+    pub fn poll(&self, timeout: Duration) -> BTreeMap<i32, Option<GpuActivity>> {
+        let end = Instant::now() + timeout;
         self.ask();
         let mut state = self.shared.lock();
         loop {
-            let is_quiet = |one: &Connection| one.look != Look::Asked;
+            let is_settled = |one: &Connection| one.activity_query != ActivityQuery::Pending;
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() || state.connections.values().all(is_quiet) {
+            if left.is_zero() || state.connections.values().all(is_settled) {
                 break;
             }
             self.shared.wait(&mut state, left);
@@ -69,17 +67,21 @@ impl Onlooker {
         let mut state = self.shared.lock();
         let is_listening = state.phase == Phase::Listening;
         for connection in state.connections.values_mut() {
-            if matches!(connection.look, Look::Unasked | Look::Told(_)) {
-                // One that is on its way out may have no time, or nobody to answer to.
-                let is_here = is_listening && connection.is_greeted && connection.asked.is_none();
-                connection.look = if is_here { Look::Asked } else { Look::Unasked };
-                streams.extend(is_here.then(|| Arc::clone(&connection.stream)));
+            if matches!(connection.activity_query, ActivityQuery::NotAsked | ActivityQuery::Answered(_)) {
+                // An agent that is detaching may be busy, or close its connection before it answers.
+                let is_free = is_listening && connection.is_registered && connection.asked.is_none();
+                connection.activity_query =
+                    if is_free { ActivityQuery::Pending } else { ActivityQuery::NotAsked };
+                streams.extend(is_free.then(|| Arc::clone(&connection.stream)));
             }
         }
         drop(state);
         for stream in streams {
-            if let Err(error) = say(&stream, &ToAgent::QueryActivity) {
-                debug!(error = &error as &dyn std::error::Error, "an agent cannot be asked what goes on");
+            if let Err(error) = stream.send(&ToAgent::QueryActivity) {
+                debug!(
+                    error = &error as &dyn std::error::Error,
+                    "an agent cannot be asked for its GPU activity"
+                );
             }
         }
     }
@@ -88,19 +90,19 @@ impl Onlooker {
 impl Connection {
     fn activity(&self) -> Option<(i32, Option<GpuActivity>)> {
         let pid = self.process.host_pid?.try_into().ok()?;
-        match self.look {
-            Look::Unknown => None,
-            Look::Unasked | Look::Asked => Some((pid, None)),
-            Look::Told(activity) => Some((pid, Some(activity))),
+        match self.activity_query {
+            ActivityQuery::Unsupported => None,
+            ActivityQuery::NotAsked | ActivityQuery::Pending => Some((pid, None)),
+            ActivityQuery::Answered(activity) => Some((pid, Some(activity))),
         }
     }
 }
 
 impl Shared {
-    /// An agent has answered.
-    pub(super) fn told_activity(&self, id: u64, activity: GpuActivity) {
+    /// Records an agent's answer.
+    pub(super) fn record_activity(&self, id: u64, activity: GpuActivity) {
         if let Some(connection) = self.lock().connections.get_mut(&id) {
-            connection.look = Look::Told(activity);
+            connection.activity_query = ActivityQuery::Answered(activity);
         }
         self.changed.notify_all();
     }
@@ -115,74 +117,74 @@ mod tests {
     use ckpt_protocol::agent::{FromAgent, Hello};
 
     use super::super::tests::{
-        LONG, SHORT, agent, connected, hello, is_asked, place, tell, told, until_count,
+        LONG, SHORT, connect, connect_agent, expect_quiesce, hello, receive, send, socket_dir, until_count,
     };
     use super::*;
 
-    fn telling(path: &Path, pid: u32) -> UnixStream {
+    fn connect_with_activity(path: &Path, pid: u32) -> UnixStream {
         let FromAgent::Hello(plain) = hello(pid, None) else { unreachable!("a hello") };
-        let stream = connected(path);
-        tell(&stream, &FromAgent::Hello(Hello { supports_activity: true, ..plain }));
-        told(&stream).expect("a welcome");
+        let stream = connect(path);
+        send(&stream, &FromAgent::Hello(Hello { supports_activity: true, ..plain }));
+        receive(&stream).expect("a welcome");
         stream
     }
 
-    fn own() -> i32 {
+    fn own_pid() -> i32 {
         std::process::id().cast_signed()
     }
 
     #[test]
-    fn agents_are_asked_and_those_of_before_are_not() {
-        let (_directory, path) = place();
+    fn agents_are_asked_unless_their_version_does_not_support_it() {
+        let (_directory, path) = socket_dir();
         let agents = Agents::listen(&path).expect("listening");
-        let old = agent(&path, 1, None);
+        let old = connect_agent(&path, 1, None);
         until_count(&agents, 1);
-        assert_eq!(agents.onlooker().look(LONG), BTreeMap::new());
-        let stream = telling(&path, 2);
+        assert_eq!(agents.activity_probe().poll(LONG), BTreeMap::new());
+        let stream = connect_with_activity(&path, 2);
         until_count(&agents, 2);
         for calls in [3, 8] {
-            let looking = thread::spawn({
-                let onlooker = agents.onlooker();
-                move || onlooker.look(LONG)
+            let polling = thread::spawn({
+                let activity_probe = agents.activity_probe();
+                move || activity_probe.poll(LONG)
             });
-            assert_eq!(told(&stream).expect("a question"), ToAgent::QueryActivity);
-            tell(&stream, &FromAgent::Activity { calls, is_waiting: true });
+            assert_eq!(receive(&stream).expect("a question"), ToAgent::QueryActivity);
+            send(&stream, &FromAgent::Activity { calls, is_waiting: true });
             let expected = GpuActivity { calls, is_waiting: true };
-            assert_eq!(looking.join().expect("a look"), BTreeMap::from([(own(), Some(expected))]));
+            assert_eq!(polling.join().expect("an answer"), BTreeMap::from([(own_pid(), Some(expected))]));
         }
         old.set_read_timeout(Some(SHORT)).expect("set");
-        assert!(told(&old).is_err_and(|error| error.is_timeout()), "it was asked nothing");
+        assert!(receive(&old).is_err_and(|error| error.is_timeout()), "it was asked nothing");
     }
 
     #[test]
-    fn who_does_not_answer_is_asked_once() {
-        let (_directory, path) = place();
+    fn an_agent_that_does_not_answer_is_asked_once() {
+        let (_directory, path) = socket_dir();
         let agents = Agents::listen(&path).expect("listening");
-        let stream = telling(&path, 1);
+        let stream = connect_with_activity(&path, 1);
         until_count(&agents, 1);
-        let onlooker = agents.onlooker();
+        let activity_probe = agents.activity_probe();
         for _ in 0..3 {
-            assert_eq!(onlooker.look(SHORT), BTreeMap::from([(own(), None)]));
+            assert_eq!(activity_probe.poll(SHORT), BTreeMap::from([(own_pid(), None)]));
         }
-        assert_eq!(told(&stream).expect("a question"), ToAgent::QueryActivity);
+        assert_eq!(receive(&stream).expect("a question"), ToAgent::QueryActivity);
         stream.set_read_timeout(Some(SHORT)).expect("set");
-        assert!(told(&stream).is_err_and(|error| error.is_timeout()));
-        // Who is away is no more waited for.
+        assert!(receive(&stream).is_err_and(|error| error.is_timeout()));
+        // A process that has ended is not waited for.
         drop(stream);
-        assert_eq!(onlooker.look(LONG), BTreeMap::new());
+        assert_eq!(activity_probe.poll(LONG), BTreeMap::new());
     }
 
     #[test]
-    fn who_is_sent_away_is_not_asked() {
-        let (_directory, path) = place();
+    fn a_detaching_agent_is_not_asked() {
+        let (_directory, path) = socket_dir();
         let agents = Agents::listen(&path).expect("listening");
-        let stream = telling(&path, 1);
+        let stream = connect_with_activity(&path, 1);
         until_count(&agents, 1);
-        let onlooker = agents.onlooker();
+        let activity_probe = agents.activity_probe();
         let leaving = thread::spawn(move || {
-            is_asked(&stream, 1);
-            assert_eq!(onlooker.look(LONG), BTreeMap::from([(own(), None)]));
-            tell(&stream, &FromAgent::Quiesced { attempt: 1, gpu: None });
+            expect_quiesce(&stream, 1);
+            assert_eq!(activity_probe.poll(LONG), BTreeMap::from([(own_pid(), None)]));
+            send(&stream, &FromAgent::Quiesced { attempt: 1, gpu: None });
         });
         agents.quiesce(1, LONG).expect("quiesced");
         leaving.join().expect("an agent");

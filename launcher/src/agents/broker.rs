@@ -1,5 +1,5 @@
-//! Device memory that processes of the job share (CUDA IPC): the launcher keeps its exported descriptors and hands
-//! them out by key.
+//! Device memory that processes of the job share (CUDA IPC): the launcher keeps the exported descriptors and hands them
+//! out by key.
 //!
 //! ```text
 //!          Publish            owner: Withdraw, or it has ended
@@ -8,17 +8,18 @@
 //!     |               |   +---------------------------------------+
 //!     |               |            Publish (in a resumed job)     |
 //!     +---------------+-------------------------------------------+
-//!       owner gone, and nobody is left who has fetched it
+//!       owner ended, and no importer is left
 //! ```
 //!
-//! What is kept here outlives the absence of its owner for a dump, so that in a job that runs on owner and importers
-//! take the same memory up again. A launcher that resumes a job begins with nothing: owners publish anew what they
-//! have put back.
+//! Shared memory stays here while its owner is detached for a dump. In a job that runs on, owner and importers then open
+//! the same memory again. A launcher that resumes a job starts without shared memory: owners publish their restored memory
+//! again.
 //!
-//! Orphaned memory is still used by a process that has opened it, and nobody captures it: a snapshot would be wrong.
+//! Orphaned memory is still in use by a process that has opened it, but no process captures it: a snapshot would be
+//! wrong.
 //!
-//! What one process captures another may not write to meanwhile, so those who share wait for each other between
-//! being drained and capturing.
+//! No process may write to memory that another process is capturing. So processes that share memory wait for each other
+//! between draining and capturing.
 
 use crate::sys::deadline::{AGENT_EXIT_TIMEOUT, PROCESS_POLL_INTERVAL};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -32,53 +33,54 @@ use ckpt_protocol::agent::{FromAgent, ShareKey, ToAgent};
 use ckpt_protocol::frame::FrameError;
 use tracing::debug;
 
-use super::line::Line;
-use super::process::{Life, Process, QuiesceError};
+use super::process::{Process, ProcessHandle, QuiesceError};
+use super::stream::AgentStream;
+
 /// Shared device memory of a job.
 #[derive(Default)]
 pub struct Broker {
     table: Mutex<Table>,
-    /// Told whenever a process is drained, or an attempt is given up.
+    /// Notified whenever a process is drained, or an attempt is aborted.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct Table {
-    /// Who has anything to do with what is shared, by ID in the job.
-    parties: BTreeMap<u32, Party>,
-    shared: BTreeMap<ShareKey, Shared>,
+    /// Processes that share memory, by ID in the job.
+    participants: BTreeMap<u32, Participant>,
+    shared: BTreeMap<ShareKey, SharedMemory>,
     drain: Drain,
 }
 
 /// Memory that was published.
-struct Shared {
+struct SharedMemory {
     memory: Arc<OwnedFd>,
     bytes: u64,
-    /// Stays known when it is gone.
+    /// Kept after the owner has ended.
     owner: u32,
     is_orphaned: bool,
     importers: BTreeSet<u32>,
 }
 
 /// A process that shares memory.
-pub struct Party {
-    /// Who it is.
+pub struct Participant {
+    /// The process.
     pub process: Process,
-    /// Whether it still is there.
-    pub life: Arc<Life>,
+    /// Tells whether it still runs.
+    pub handle: Arc<ProcessHandle>,
 }
 
-/// Who is drained in the present attempt; no attempt is under way if there is no number.
+/// Processes that are drained in the current attempt, if one is under way.
 #[derive(Default)]
 struct Drain {
     attempt: Option<u64>,
     pids: BTreeSet<u32>,
 }
 
-/// Memory that somebody uses and nobody can save.
+/// Memory that is in use and that no process can save.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Orphan {
-    /// Who uses it.
+    /// A process that uses it.
     pub importer: Process,
     /// Why it cannot be saved.
     pub reason: String,
@@ -90,7 +92,7 @@ impl From<Orphan> for QuiesceError {
     }
 }
 
-/// Who has sent a message that is for the broker; as the first one on a connection, it is the only one.
+/// The sender of a message for the broker. If such a message is the first of a connection, it is the only one.
 pub fn sender(message: &FromAgent) -> Option<u32> {
     match message {
         FromAgent::Publish { pid, .. }
@@ -102,26 +104,26 @@ pub fn sender(message: &FromAgent) -> Option<u32> {
 }
 
 impl Broker {
-    /// Answers a message that has a [`sender`]. `is_here` tells whether the agent of a process is connected and has
-    /// nothing left to put back; until `end` others may be waited for.
+    /// Answers a message that has a [`sender`]. `is_registered` tells whether the agent of a process is connected and has
+    /// restored its GPU state. Waits for other processes until `end`.
     ///
     /// # Errors
     /// The connection failed.
     pub fn serve(
         &self,
-        stream: &Line,
-        party: Party,
+        stream: &AgentStream,
+        participant: Participant,
         message: &FromAgent,
-        is_here: impl Fn(u32) -> bool,
+        is_registered: impl Fn(u32) -> bool,
         end: Instant,
     ) -> Result<(), FrameError> {
         if let Some(pid) = sender(message) {
-            self.pruned().parties.insert(pid, party);
+            self.pruned().participants.insert(pid, participant);
         }
         let mut memory = None;
         let answer = match message {
             FromAgent::Publish { pid, key, bytes } => {
-                let received = stream.receive(1).or_else(none_if_short)?;
+                let received = stream.receive_files(1).or_else(none_if_dropped)?;
                 let is_kept = received.into_iter().next().is_some_and(|received| {
                     debug!(pid, bytes, "device memory is shared");
                     self.publish(*key, received, *bytes, *pid)
@@ -133,7 +135,7 @@ impl Broker {
                     memory = Some(found);
                     ToAgent::Shared { bytes }
                 }
-                None => ToAgent::NotShared { is_final: is_here(*owner) },
+                None => ToAgent::NotShared { is_final: is_registered(*owner) },
             },
             FromAgent::Withdraw { pid, keys } => {
                 self.withdraw(keys, *pid);
@@ -145,10 +147,10 @@ impl Broker {
             _ => return Ok(()),
         };
         let memory: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
-        stream.say_with(&answer, &memory)
+        stream.send_with_files(&answer, &memory)
     }
 
-    /// Says whether it is kept. Nobody replaces the memory of another process.
+    /// Returns whether the memory is kept. A process cannot replace the memory of another process.
     fn publish(&self, key: ShareKey, memory: OwnedFd, bytes: u64, owner: u32) -> bool {
         let mut table = self.pruned();
         let before = table.shared.get(&key);
@@ -157,11 +159,11 @@ impl Broker {
         }
         let importers = before.map(|before| before.importers.clone()).unwrap_or_default();
         let memory = Arc::new(memory);
-        table.shared.insert(key, Shared { memory, bytes, owner, is_orphaned: false, importers });
+        table.shared.insert(key, SharedMemory { memory, bytes, owner, is_orphaned: false, importers });
         true
     }
 
-    /// Orphaned memory is found by those who had fetched it before.
+    /// Only processes that had fetched orphaned memory before can fetch it again.
     fn fetch(&self, key: ShareKey, pid: u32) -> Option<(Arc<OwnedFd>, u64)> {
         let mut table = self.pruned();
         let shared = table.shared.get_mut(&key)?;
@@ -181,26 +183,26 @@ impl Broker {
                 shared.withdraw(pid);
             }
         }
-        table.sweep();
+        table.remove_unused();
     }
 
-    /// Forgets what a process has shared whose agent's connection has ended, as soon as it has ended itself: what is
-    /// kept here takes room on the GPU. One that lives on keeps it.
-    pub fn outlive(&self, life: &Life) {
+    /// Called when the connection of a process was lost: removes its shared memory, which occupies the GPU, once the
+    /// process has ended. A process that runs on keeps it.
+    pub fn forget_after_exit(&self, handle: &ProcessHandle) {
         let end = Instant::now() + AGENT_EXIT_TIMEOUT;
-        while !self.pruned().shared.is_empty() && !life.is_over() && Instant::now() < end {
+        while !self.pruned().shared.is_empty() && !handle.has_ended() && Instant::now() < end {
             std::thread::sleep(PROCESS_POLL_INTERVAL);
         }
         self.lock().prune();
     }
 
-    /// Memory that stands against a snapshot, by who will be in that.
+    /// Memory that prevents a snapshot of the processes for which `is_saved` holds.
     pub fn orphan(&self, is_saved: impl Fn(u32) -> bool) -> Option<Orphan> {
         let table = self.pruned();
-        // Who has ended just now may not look like it yet.
-        let is_lost = |shared: &&Shared| shared.is_orphaned || !is_saved(shared.owner);
+        // A process that has just ended may not be recognized as ended yet.
+        let is_lost = |shared: &&SharedMemory| shared.is_orphaned || !is_saved(shared.owner);
         let orphan = table.shared.values().filter(is_lost).find(|shared| !shared.importers.is_empty())?;
-        let importer = table.parties.get(orphan.importers.first()?)?.process.clone();
+        let importer = table.participants.get(orphan.importers.first()?)?.process.clone();
         let reason = format!(
             "it has opened device memory (cuIpcOpenMemHandle) of process {}, which has freed it or ended",
             orphan.owner
@@ -208,13 +210,13 @@ impl Broker {
         Some(Orphan { importer, reason })
     }
 
-    /// An attempt begins: nobody is drained.
+    /// Begins an attempt, in which no process is drained yet.
     pub fn begin(&self, attempt: u64) {
         self.lock().drain = Drain { attempt: Some(attempt), pids: BTreeSet::new() };
     }
 
-    /// The present attempt has failed: nobody waits for it any more.
-    pub fn give_up(&self) {
+    /// Aborts the current attempt: processes no longer wait for it.
+    pub fn abort_attempt(&self) {
         self.lock().drain = Drain::default();
         self.changed.notify_all();
     }
@@ -242,7 +244,7 @@ impl Broker {
         }
     }
 
-    /// The table without those whose life is over.
+    /// The table, after processes that have ended were removed.
     fn pruned(&self) -> MutexGuard<'_, Table> {
         let mut table = self.lock();
         table.prune();
@@ -254,8 +256,8 @@ impl Broker {
     }
 }
 
-/// The launcher may have no room for one more descriptor, which the agent is to hear.
-fn none_if_short(error: io::Error) -> Result<Vec<OwnedFd>, FrameError> {
+/// No descriptor if it was dropped because the launcher has reached its limit of open files: the agent is answered.
+fn none_if_dropped(error: io::Error) -> Result<Vec<OwnedFd>, FrameError> {
     if error.kind() == io::ErrorKind::InvalidData {
         Ok(Vec::new())
     } else {
@@ -264,22 +266,23 @@ fn none_if_short(error: io::Error) -> Result<Vec<OwnedFd>, FrameError> {
 }
 
 impl Table {
-    /// Takes out those whose life is over.
+    /// Removes processes that have ended.
     fn prune(&mut self) {
-        let is_over = |(pid, party): (&u32, &Party)| party.life.is_over().then_some(*pid);
-        let ended: Vec<u32> = self.parties.iter().filter_map(is_over).collect();
+        let has_ended =
+            |(pid, participant): (&u32, &Participant)| participant.handle.has_ended().then_some(*pid);
+        let ended: Vec<u32> = self.participants.iter().filter_map(has_ended).collect();
         for pid in ended {
-            self.parties.remove(&pid);
+            self.participants.remove(&pid);
             self.shared.values_mut().for_each(|shared| shared.withdraw(pid));
-            self.sweep();
+            self.remove_unused();
         }
     }
 
-    fn sweep(&mut self) {
+    fn remove_unused(&mut self) {
         self.shared.retain(|_, shared| !shared.is_orphaned || !shared.importers.is_empty());
     }
 
-    /// The processes that use memory which others use too.
+    /// The processes that use memory together with others.
     fn sharing(&self) -> impl Iterator<Item = u32> {
         let used = self.shared.values().filter(|shared| !shared.importers.is_empty());
         used.flat_map(|shared| {
@@ -289,8 +292,8 @@ impl Table {
     }
 }
 
-impl Shared {
-    /// A process has no more to do with it.
+impl SharedMemory {
+    /// Removes a process from its users.
     fn withdraw(&mut self, pid: u32) {
         self.is_orphaned |= pid == self.owner;
         self.importers.remove(&pid);
@@ -316,7 +319,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(300);
     const SHORT: Duration = Duration::from_millis(60);
 
-    /// Processes 1 and 2 and so on, with lives of their own.
+    /// A broker and real processes, by their IDs in the job.
     struct Job {
         broker: Broker,
         processes: BTreeMap<u32, Child>,
@@ -329,29 +332,29 @@ mod tests {
             Self { broker: Broker::default(), processes }
         }
 
-        fn life(&self, pid: u32) -> Life {
+        fn handle(&self, pid: u32) -> ProcessHandle {
             let host_pid = self.processes[&pid].id();
             let number = rustix::process::Pid::from_raw(host_pid.cast_signed()).and_then(pidfd);
-            Life::of(number, Path::new("/proc").join(host_pid.to_string()))
+            ProcessHandle::new(number, Path::new("/proc").join(host_pid.to_string()))
         }
 
-        fn ends(&mut self, pid: u32) {
+        fn end(&mut self, pid: u32) {
             let process = self.processes.get_mut(&pid).expect("a process");
             process.kill().expect("killed");
             process.wait().expect("reaped");
         }
 
         /// What the broker answers to a message, and the content of the memory that comes with it.
-        fn says(&self, message: &FromAgent, memory: Option<&File>) -> (ToAgent, Option<String>) {
+        fn ask(&self, message: &FromAgent, memory: Option<&File>) -> (ToAgent, Option<String>) {
             let pid = sender(message).expect("a message for the broker");
             let (here, there) = UnixStream::pair().expect("a pair");
             descriptors::send(here.as_fd(), &memory.map(AsFd::as_fd).into_iter().collect::<Vec<_>>())
                 .expect("sent");
             let process = Process { pid: Some(pid), host_pid: None, exe: format!("/bin/{pid}") };
-            let party = Party { process, life: Arc::new(self.life(pid)) };
-            let is_here = |pid| self.processes.contains_key(&pid);
+            let participant = Participant { process, handle: Arc::new(self.handle(pid)) };
+            let is_registered = |pid| self.processes.contains_key(&pid);
             self.broker
-                .serve(&Line::new(there), party, message, is_here, Instant::now() + LONG)
+                .serve(&AgentStream::new(there), participant, message, is_registered, Instant::now() + LONG)
                 .expect("served");
             let answer: ToAgent = frame::read(&mut &here).expect("an answer");
             let count = usize::from(matches!(answer, ToAgent::Shared { .. }));
@@ -369,7 +372,7 @@ mod tests {
             let mut memory = tempfile::tempfile().expect("a file");
             memory.write_all(content.as_bytes()).expect("written");
             let message = FromAgent::Publish { pid, key: KEY, bytes: 99 };
-            let ToAgent::Published { is_kept } = self.says(&message, Some(&memory)).0 else {
+            let ToAgent::Published { is_kept } = self.ask(&message, Some(&memory)).0 else {
                 panic!("not an answer");
             };
             is_kept
@@ -377,7 +380,7 @@ mod tests {
 
         /// The content of the memory, or whether it is final that there is none.
         fn fetch(&self, pid: u32, owner: u32) -> Result<String, bool> {
-            match self.says(&FromAgent::Fetch { pid, key: KEY, owner }, None) {
+            match self.ask(&FromAgent::Fetch { pid, key: KEY, owner }, None) {
                 (ToAgent::Shared { bytes: 99 }, Some(content)) => Ok(content),
                 (ToAgent::NotShared { is_final }, None) => Err(is_final),
                 other => panic!("{other:?}"),
@@ -386,7 +389,7 @@ mod tests {
 
         fn withdraw(&self, pid: u32) {
             let message = FromAgent::Withdraw { pid, keys: vec![KEY, ShareKey(5)] };
-            assert_eq!(self.says(&message, None), (ToAgent::Withdrawn, None));
+            assert_eq!(self.ask(&message, None), (ToAgent::Withdrawn, None));
         }
 
         fn orphan(&self) -> Option<Orphan> {
@@ -408,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_found_until_it_is_withdrawn() {
+    fn published_memory_can_be_fetched_until_it_is_withdrawn() {
         let job = Job::of([1, 2, 3]);
         assert_eq!(job.fetch(2, 1), Err(true));
         assert_eq!(job.fetch(2, 9), Err(false), "its owner may still publish it");
@@ -425,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_publishes_anew_and_nobody_else_in_its_place() {
+    fn only_the_owner_can_publish_a_key_again() {
         let job = Job::of([1, 2]);
         assert!(job.publish(1, "one"));
         assert!(!job.publish(2, "two"));
@@ -435,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_owner_has_freed_belongs_to_who_has_opened_it_and_stands_against_a_snapshot() {
+    fn memory_freed_by_its_owner_stays_open_for_importers_and_prevents_a_snapshot() {
         let mut job = Job::of([1, 2, 3]);
         assert!(job.publish(1, "one"));
         assert!(job.fetch(2, 1).is_ok());
@@ -445,18 +448,18 @@ mod tests {
         let orphan = job.orphan().expect("an orphan");
         assert_eq!((orphan.importer.pid, orphan.importer.exe.as_str()), (Some(2), "/bin/2"));
         assert!(orphan.reason.contains("of process 1, which has freed it"), "{}", orphan.reason);
-        job.ends(2);
+        job.end(2);
         assert_eq!(job.orphan(), None);
         assert!(job.is_empty());
     }
 
     #[test]
-    fn what_a_process_has_shared_goes_with_it() {
+    fn shared_memory_is_removed_when_its_owner_ends() {
         let mut job = Job::of([1, 2]);
         assert!(job.publish(1, "one"));
-        let (life, begun) = (job.life(1), Instant::now());
+        let (handle, begun) = (job.handle(1), Instant::now());
         thread::scope(|scope| {
-            let waits = scope.spawn(|| job.broker.outlive(&life));
+            let waits = scope.spawn(|| job.broker.forget_after_exit(&handle));
             thread::sleep(SHORT);
             assert!(!waits.is_finished(), "it has not ended");
             assert!(!job.is_empty());
@@ -465,7 +468,7 @@ mod tests {
         });
         assert!(begun.elapsed() < LONG);
         assert!(job.is_empty());
-        job.ends(1);
+        job.end(1);
     }
 
     #[test]
@@ -473,14 +476,14 @@ mod tests {
         let job = Job::of([1, 2]);
         assert!(job.publish(1, "one"));
         let is_saved = |pid| pid == 2;
-        assert_eq!(job.broker.orphan(is_saved), None, "nobody else uses it");
+        assert_eq!(job.broker.orphan(is_saved), None, "no other process uses it");
         assert!(job.fetch(2, 1).is_ok());
         assert_eq!(job.orphan(), None);
         assert_eq!(job.broker.orphan(is_saved).map(|orphan| orphan.importer.pid), Some(Some(2)));
     }
 
     fn drained(job: &Job, attempt: u64, pid: u32) -> bool {
-        let ToAgent::AllDrained { is_complete } = job.says(&FromAgent::Drained { attempt, pid }, None).0
+        let ToAgent::AllDrained { is_complete } = job.ask(&FromAgent::Drained { attempt, pid }, None).0
         else {
             panic!("not an answer");
         };
@@ -488,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_share_wait_until_all_of_them_are_drained() {
+    fn processes_that_share_memory_wait_until_all_are_drained() {
         let mut job = Job::of([1, 2, 3, 4]);
         assert!(job.publish(1, "one"));
         assert!(job.fetch(2, 1).is_ok() && job.fetch(4, 1).is_ok());
@@ -503,11 +506,11 @@ mod tests {
             rustix::process::kill_process(id, rustix::process::Signal::KILL).expect("killed");
             assert!(first.join().expect("joined") && second.join().expect("joined"));
         });
-        job.ends(4);
+        job.end(4);
     }
 
     #[test]
-    fn nobody_waits_for_an_attempt_that_has_failed() {
+    fn an_aborted_attempt_ends_the_wait() {
         let job = Job::of([1, 2]);
         assert!(job.publish(1, "one"));
         assert!(job.fetch(2, 1).is_ok());
@@ -517,7 +520,7 @@ mod tests {
             while job.broker.lock().drain.pids.is_empty() {
                 thread::yield_now();
             }
-            job.broker.give_up();
+            job.broker.abort_attempt();
             assert!(!first.join().expect("joined"));
         });
         assert!(!drained(&job, 5, 2));

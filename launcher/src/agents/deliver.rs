@@ -1,4 +1,4 @@
-//! What a process needs to put its state back on its GPUs: its mirror, and its parked memory.
+//! Delivering what a process needs to restore its GPU state: its mirror, and its parked memory.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
@@ -9,56 +9,62 @@ use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::faults;
 use tracing::debug;
 
-use super::attend::{hear, say};
-use super::line::Line;
+use super::stream::AgentStream;
 use super::{Shared, broker};
 
 impl Shared {
-    /// Hears what an agent says that was away, after giving its process what that needs. Putting the state back takes
-    /// as long as it takes.
-    pub(super) fn hear_back(&self, id: u64, stream: &Line, hello: &Hello) -> Result<FromAgent, FrameError> {
+    /// Delivers what a returning process needs, and receives the agent's report of its return. Restoring the GPU state has
+    /// no time limit.
+    pub(super) fn receive_return(
+        &self,
+        id: u64,
+        stream: &AgentStream,
+        hello: &Hello,
+    ) -> Result<FromAgent, FrameError> {
         if hello.is_detached {
-            stream.limit_wait(None)?;
+            stream.set_read_timeout(None)?;
             self.deliver(id, stream, hello.pid)?;
         }
         loop {
-            match hear(stream)? {
+            match stream.receive()? {
                 FromAgent::Unpark { first, count } => self.unpark(stream, hello.pid, first, count)?,
-                message if broker::sender(&message).is_some() => self.broker(id, stream, &message)?,
+                message if broker::sender(&message).is_some() => {
+                    self.serve_broker_message(id, stream, &message)?;
+                }
                 message => return Ok(message),
             }
         }
     }
 
-    fn deliver(&self, id: u64, stream: &Line, pid: u32) -> Result<(), FrameError> {
+    fn deliver(&self, id: u64, stream: &AgentStream, pid: u32) -> Result<(), FrameError> {
         let mut state = self.lock();
-        if let Some(life) = state.connections.get(&id).map(|connection| connection.life.clone()) {
-            state.holdings.is_back(pid, &life);
+        if let Some(handle) = state.connections.get(&id).map(|connection| connection.handle.clone()) {
+            state.holdings.set_handle(pid, &handle);
         }
         let mirror = state.holdings.mirror(pid).cloned();
         let parked = state.holdings.parked_count(pid);
         drop(state);
         let (number, bytes) = mirror.as_ref().map_or((0, 0), |mirror| (mirror.number, mirror.bytes));
-        debug!(id, pid, bytes, parked, "an agent gets what it needs to put its state back");
+        debug!(id, pid, bytes, parked, "delivering mirror and parked memory to an agent");
         let files: Vec<_> = mirror.iter().map(|mirror| mirror.file.as_fd()).collect();
-        stream.say_with(&ToAgent::Deliver { mirror: number, bytes, parked }, &files)?;
+        stream.send_with_files(&ToAgent::Deliver { mirror: number, bytes, parked }, &files)?;
         faults::hit("delivered").map_err(|source| FrameError::Io { step: "go on", source })
     }
 
-    fn unpark(&self, stream: &Line, pid: u32, first: usize, count: usize) -> Result<(), FrameError> {
+    fn unpark(&self, stream: &AgentStream, pid: u32, first: usize, count: usize) -> Result<(), FrameError> {
         let given = match count {
             0..=descriptors::MOST => self.lock().holdings.unpark(pid, first, count),
             _ => Vec::new(),
         };
         let files: Vec<_> = given.iter().map(AsFd::as_fd).collect();
-        stream.say_with(&ToAgent::Unparked { count: files.len() }, &files)
+        stream.send_with_files(&ToAgent::Unparked { count: files.len() }, &files)
     }
 
-    /// Gives an agent back what it has parked in the attempt that is under way.
-    pub(super) fn take_back(
+    /// Returns memory that an agent has parked in the current attempt.
+    pub(super) fn return_parked(
         &self,
         id: u64,
-        stream: &Line,
+        stream: &AgentStream,
         first: usize,
         count: usize,
     ) -> Result<(), FrameError> {
@@ -66,15 +72,18 @@ impl Shared {
         self.unpark(stream, pid.ok_or(FrameError::Closed)?, first, count)
     }
 
-    /// Keeps what a process parks.
-    pub(super) fn park(&self, id: u64, stream: &Line, count: usize) -> Result<(), FrameError> {
+    /// Keeps memory that a process parks.
+    pub(super) fn park(&self, id: u64, stream: &AgentStream, count: usize) -> Result<(), FrameError> {
         if count > descriptors::MOST {
-            let source = io::Error::new(ErrorKind::InvalidData, format!("{count} are too many"));
+            let source = io::Error::new(
+                ErrorKind::InvalidData,
+                format!("{count} descriptors in one message are too many"),
+            );
             return Err(FrameError::Io { step: "take open files", source });
         }
-        let descriptors = match stream.receive(count) {
+        let descriptors = match stream.receive_files(count) {
             Ok(descriptors) => Some(descriptors),
-            // Not all came: this process has as many open as it may.
+            // Some descriptors were dropped: this process has reached its limit of open files.
             Err(error) if error.kind() == ErrorKind::InvalidData => {
                 debug!(id, count, "parked memory cannot be kept: there are too many open files");
                 None
@@ -83,11 +92,11 @@ impl Shared {
         };
         let mut state = self.lock();
         let connection = state.connections.get(&id);
-        let known = connection.and_then(|one| Some((one.process.pid?, one.life.clone())));
-        let Some((pid, life)) = known else { return Err(FrameError::Closed) };
-        let (is_kept, dropped) = state.holdings.park(pid, &life, descriptors);
+        let owner = connection.and_then(|one| Some((one.process.pid?, one.handle.clone())));
+        let Some((pid, handle)) = owner else { return Err(FrameError::Closed) };
+        let (is_kept, dropped) = state.holdings.park(pid, &handle, descriptors);
         drop(state);
         drop(dropped);
-        say(stream, &ToAgent::Parked { is_kept })
+        stream.send(&ToAgent::Parked { is_kept })
     }
 }

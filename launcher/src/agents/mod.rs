@@ -1,45 +1,57 @@
-//! The launcher's side of the agents: who is there, sending them away for a dump, and seeing them come back.
+//! The launcher's side of the agents: who is connected, detaching them for a dump, and awaiting their return.
 //!
 //! ```text
-//!               quiesce: all are back,
+//!               quiesce: all have returned,
 //!               path removed,                           all connections closed
 //!               listener drained and closed
-//!   Listening ------------------------------> Quiescing ---------------------> Deaf
-//!     ^   ^                                       |                              |
-//!     |   |  deadline, or all have answered and   |                              |
-//!     |   |  one has refused: listening again     |                              |
-//!     |   +---------------------------------------+                              |
-//!     |                          resume_listening                                |
-//!     +--------------------------------------------------------------------------+
+//!   Listening ------------------------------> Quiescing ---------------------> NotListening
+//!     ^   ^                                       |                                 |
+//!     |   |  deadline, or all have answered and   |                                 |
+//!     |   |  one has refused: listening again     |                                 |
+//!     |   +---------------------------------------+                                 |
+//!     |                          resume_listening                                   |
+//!     +-----------------------------------------------------------------------------+
 //! ```
 //!
-//! Deaf is when the job may be dumped: no process of it has a connection to the launcher, and none can get
-//! one. The order in `quiesce` sees to that. The path goes first, so that nobody finds it any more. Then the
-//! listening socket is shut down: a connect that is under way is refused by the kernel from then on, and what
-//! was accepted by the kernel before that is still handed out, so that every connection that ever came to be
-//! is known here. Only then is everyone asked, those too who have not got as far as saying hello.
+//! The job may be dumped in the phase NotListening: no process of the job has a connection to the launcher, and none can
+//! get one. `quiesce` ensures that by its order:
 //!
-//! A process that exits, or executes another program, closes its connection and is no more waited for.
+//! 1. It removes the path, so that no process finds the socket.
+//! 2. It shuts the listening socket down. The kernel refuses pending connects from then on, and still hands out the
+//!    connections that it had accepted before. So every connection ever made is known here.
+//! 3. It asks all agents to detach, including those that have not sent their hello yet.
 //!
-//! An agent that was away puts its process's state back on the GPU as soon as it sees the path, which takes its
-//! time and may not be interrupted by a dump. So nobody is sent away before all who were away are back.
+//! A process that exits or executes another program closes its connection and is not waited for.
 //!
-//! Before they are sent away, while the job runs, they are prepared (`prepare.rs`): whoever has device memory gets a
-//! mirror for it. Coming back, they are given what they need to put their state back (`deliver.rs`). What each connection
-//! says is heard by a thread of its own (`attend.rs`), which notes it in the state that all share (`state.rs`). What of a
-//! mirror need not be read for the store is in `known.rs`.
+//! An agent that had detached restores its process's GPU state as soon as it sees the path. That takes time and must not
+//! be interrupted by a dump. So no agent is asked to detach before all detached agents have returned.
+//!
+//! | module | does |
+//! |---|---|
+//! | `acceptor.rs` | the listening socket |
+//! | `stream.rs`, `peer.rs` | messages and open files over a connection; who has connected |
+//! | `serve.rs` | one thread per connection: handles what the agent sends |
+//! | `state.rs` | the state that all connections share |
+//! | `prepare.rs` | before a dump, while the job runs: every process with device memory gets a mirror |
+//! | `deliver.rs` | after a dump: gives processes what they need to restore their GPU state |
+//! | `mirrors.rs` | mirrors and parked memory |
+//! | `unchanged.rs` | which parts of a mirror need not be read again for the store |
+//! | `broker.rs` | device memory that processes share |
+//! | `activity.rs` | GPU activity, for the watchdog |
+//! | `process.rs` | process handles, the results of quiesce and return, errors |
 
 mod acceptor;
 mod activity;
-mod attend;
 mod broker;
 mod deliver;
-mod known;
-mod line;
 mod mirrors;
+mod peer;
 mod prepare;
 mod process;
+mod serve;
 mod state;
+mod stream;
+mod unchanged;
 
 use crate::sys::deadline::{AGENT_CLOSE_TIMEOUT, PROCESS_POLL_INTERVAL};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -56,15 +68,16 @@ use crossbeam_channel::{Receiver, Sender};
 use tracing::warn;
 
 use acceptor::Acceptor;
-pub use activity::{GpuActivity, Onlooker};
+pub use activity::{ActivityProbe, GpuActivity};
 use broker::Broker;
-pub use known::{Known, joined};
 use mirrors::Holdings;
 pub use mirrors::Mirror;
 pub use prepare::Prepared;
-pub use process::{Back, GpuState, Loss, Process, QuiesceError, Quiesced};
+pub use process::{GpuState, Loss, Process, QuiesceError, Quiesced, ReturnSummary};
 use state::{Phase, State};
-/// Of each thread.
+pub use unchanged::{UnchangedChunks, merge_ranges};
+
+/// Stack of each thread.
 const STACK_BYTES: usize = 256 * 1024;
 
 /// The agents of a job.
@@ -78,10 +91,10 @@ struct Shared {
     path: PathBuf,
     losses: Sender<Loss>,
     broker: Broker,
-    /// Whether those who are asked to go away run on afterwards, so that their memory is worth parking.
-    parks: AtomicBool,
+    /// Whether the job runs on after the dump, so that parking device memory is worthwhile.
+    parks_memory: AtomicBool,
     state: Mutex<State>,
-    /// Told whenever somebody comes or goes.
+    /// Notified whenever the state changes.
     changed: Condvar,
 }
 
@@ -89,24 +102,24 @@ impl Agents {
     /// Listens at `path` for the agents of a job. The socket is for the launcher's own user only.
     ///
     /// # Errors
-    /// What the system says to making the socket, and `AlreadyExists` if something else than a socket is
-    /// there. A socket that is there is replaced.
+    /// When the socket cannot be created, and `AlreadyExists` if the path exists and is not a socket. An existing socket
+    /// is replaced.
     pub fn listen(path: &Path) -> io::Result<Self> {
         let state = State {
             phase: Phase::Listening,
             next_id: 0,
             connections: BTreeMap::new(),
-            away: Vec::new(),
+            detached: Vec::new(),
             arrivals: Vec::new(),
-            torn: Vec::new(),
+            disconnected: Vec::new(),
             holdings: Holdings::default(),
         };
-        let (tell, losses) = crossbeam_channel::unbounded();
+        let (loss_sender, losses) = crossbeam_channel::unbounded();
         let shared = Arc::new(Shared {
             path: path.into(),
-            losses: tell,
+            losses: loss_sender,
             broker: Broker::default(),
-            parks: AtomicBool::new(true),
+            parks_memory: AtomicBool::new(true),
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
@@ -114,27 +127,27 @@ impl Agents {
         Ok(Self { shared, acceptor: Mutex::new(Some(acceptor)), losses })
     }
 
-    /// Every loss that an agent tells of, whenever that is.
+    /// Receives every loss of GPU state that an agent reports.
     pub fn losses(&self) -> &Receiver<Loss> {
         &self.losses
     }
 
-    /// How many agents are connected and have said hello.
+    /// How many agents are registered.
     #[cfg(test)]
     pub fn count(&self) -> usize {
-        self.shared.lock().connections.values().filter(|connection| connection.is_greeted).count()
+        self.shared.lock().connections.values().filter(|connection| connection.is_registered).count()
     }
 
-    /// Says whether the job runs on after the dumps to come: it does, unless this says otherwise.
-    pub fn will_run_on(&self, will: bool) {
-        self.shared.parks.store(will, Ordering::Relaxed);
+    /// Sets whether the job runs on after the next dumps; the default is `true`.
+    pub fn set_continues_after_dump(&self, continues: bool) {
+        self.shared.parks_memory.store(continues, Ordering::Relaxed);
     }
 
-    /// Sends all agents away and stops listening, so that the job can be dumped.
+    /// Detaches all agents and stops listening, so that the job can be dumped.
     ///
     /// # Errors
-    /// [`QuiesceError::Refused`] if one says that its process cannot be dumped, [`QuiesceError::Deadline`] if
-    /// one does not answer in time or is not back from the time before. The launcher then listens again.
+    /// [`QuiesceError::Refused`] if an agent reports that its process cannot be dumped, [`QuiesceError::Deadline`] if an
+    /// agent does not answer in time or has not returned from the previous dump. The launcher then listens again.
     pub fn quiesce(&self, attempt: u64, deadline: Duration) -> Result<Quiesced, QuiesceError> {
         let end = Instant::now() + deadline;
         if let Some(orphan) = self.shared.broker.orphan(|_| true) {
@@ -143,32 +156,32 @@ impl Agents {
         self.begin(attempt, deadline, end)?;
         self.shared.broker.begin(attempt);
         self.stop_listening();
-        let unasked = self.shared.lock().unasked(attempt);
+        let unasked = self.shared.lock().mark_asked(attempt);
         for stream in &unasked {
-            self.shared.ask(stream, attempt, end);
+            self.shared.send_quiesce(stream, attempt, end);
         }
         drop(unasked);
         let mut orphan = None;
-        let mut torn_since = None;
+        let mut disconnected_since = None;
         let mut state = self.shared.lock();
         loop {
-            state.torn.retain(|torn| !torn.life.is_over());
-            if state.connections.is_empty() && !state.torn.is_empty() {
-                // One that exits has closed its connection a moment earlier.
-                if torn_since.get_or_insert_with(Instant::now).elapsed() >= AGENT_CLOSE_TIMEOUT {
+            state.disconnected.retain(|disconnected| !disconnected.handle.has_ended());
+            if state.connections.is_empty() && !state.disconnected.is_empty() {
+                // A process that exits closes its connection a moment earlier.
+                if disconnected_since.get_or_insert_with(Instant::now).elapsed() >= AGENT_CLOSE_TIMEOUT {
                     break;
                 }
                 self.shared.wait(&mut state, PROCESS_POLL_INTERVAL);
                 continue;
             }
             if state.connections.is_empty() {
-                // Now that nobody can free anything any more.
-                orphan = self.shared.broker.orphan(|owner| state.is_away(owner));
+                // No process can free memory any more.
+                orphan = self.shared.broker.orphan(|owner| state.is_detached(owner));
                 if orphan.is_some() {
                     break;
                 }
-                state.phase = Phase::Deaf;
-                return Ok(state.quiesced(attempt));
+                state.phase = Phase::NotListening;
+                return Ok(state.take_quiesced(attempt));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || state.connections.values().all(|one| one.refusal.is_some()) {
@@ -176,14 +189,15 @@ impl Agents {
             }
             self.shared.wait(&mut state, left);
         }
-        self.shared.broker.give_up();
-        let given_up = state.refused().or(orphan.map(QuiesceError::from)).unwrap_or_else(|| {
-            let torn = mem::take(&mut state.torn).into_iter().map(|torn| torn.process);
+        self.shared.broker.abort_attempt();
+        let given_up = state.take_refusals().or(orphan.map(QuiesceError::from)).unwrap_or_else(|| {
+            let disconnected =
+                mem::take(&mut state.disconnected).into_iter().map(|disconnected| disconnected.process);
             let silent = state.connections.values().map(|one| one.process.clone());
-            let unanswered = torn.chain(silent).collect();
+            let unanswered = disconnected.chain(silent).collect();
             QuiesceError::Deadline { deadline, unanswered }
         });
-        state.phase = Phase::Deaf;
+        state.phase = Phase::NotListening;
         drop(state);
         match self.resume_listening() {
             Ok(()) => Err(given_up),
@@ -191,29 +205,33 @@ impl Agents {
         }
     }
 
-    /// Waits for those who are still away, and begins an attempt.
+    /// Waits until all detached agents have returned, and begins an attempt.
     fn begin(&self, attempt: u64, deadline: Duration, end: Instant) -> Result<(), QuiesceError> {
-        let mut state = self.all_back(deadline, end)?;
+        let mut state = self.await_all_returned(deadline, end)?;
         state.phase = Phase::Quiescing { attempt, end };
         state.arrivals.clear();
-        state.torn.clear();
+        state.disconnected.clear();
         Ok(())
     }
 
-    /// Waits for those who are still away.
-    fn all_back(&self, deadline: Duration, end: Instant) -> Result<MutexGuard<'_, State>, QuiesceError> {
+    /// Waits until all detached agents have returned.
+    fn await_all_returned(
+        &self,
+        deadline: Duration,
+        end: Instant,
+    ) -> Result<MutexGuard<'_, State>, QuiesceError> {
         let mut state = self.shared.lock();
         loop {
             if state.phase != Phase::Listening {
                 return Err(QuiesceError::NotListening);
             }
-            state.away.retain(|away| !away.life.is_over());
-            if state.away.is_empty() {
+            state.detached.retain(|one| !one.handle.has_ended());
+            if state.detached.is_empty() {
                 return Ok(state);
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let unanswered = state.away.iter().map(|away| away.process.clone()).collect();
+                let unanswered = state.detached.iter().map(|one| one.process.clone()).collect();
                 return Err(QuiesceError::Deadline { deadline, unanswered });
             }
             self.shared.wait(&mut state, left.min(PROCESS_POLL_INTERVAL));
@@ -230,7 +248,7 @@ impl Agents {
     pub fn resume_listening(&self) -> io::Result<()> {
         let mut acceptor = self.acceptor.lock();
         let phase = self.shared.lock().phase;
-        assert!(!matches!(phase, Phase::Quiescing { .. }), "agents are being sent away");
+        assert!(!matches!(phase, Phase::Quiescing { .. }), "agents are being detached");
         if acceptor.is_none() {
             *acceptor = Some(self.shared.acceptor()?);
         }
@@ -238,32 +256,32 @@ impl Agents {
         Ok(())
     }
 
-    /// Waits until all who went away are back, have exited, or have executed another program.
+    /// Waits until every detached process has returned, exited, or executed another program.
     ///
-    /// For processes that were killed after the dump and restored by this same launcher, `quiesced` has to be
-    /// made by [`Quiesced::expected`]: they count as exited otherwise. Who is missing at the end is waited for
-    /// again before the next dump.
-    pub fn await_back(&self, quiesced: &Quiesced, deadline: Duration) -> Back {
-        let back = self.await_all(quiesced, deadline);
-        let over = self.shared.lock().holdings.sweep();
-        drop(over);
-        back
+    /// For processes that were killed after the dump and restored by this same launcher, `quiesced` has to be made by
+    /// [`Quiesced::expected`]: they count as exited otherwise. The next dump waits for the processes that are still
+    /// missing at the end.
+    pub fn await_return(&self, quiesced: &Quiesced, deadline: Duration) -> ReturnSummary {
+        let summary = self.await_all(quiesced, deadline);
+        let ended = self.shared.lock().holdings.remove_ended();
+        drop(ended);
+        summary
     }
 
-    fn await_all(&self, quiesced: &Quiesced, deadline: Duration) -> Back {
+    fn await_all(&self, quiesced: &Quiesced, deadline: Duration) -> ReturnSummary {
         let end = Instant::now() + deadline;
         let mut state = self.shared.lock();
         loop {
-            let mut back = state.who_is_back(&quiesced.away);
-            if back.missing.is_empty() {
-                return back;
+            let mut summary = state.summarize_return(&quiesced.detached);
+            if summary.missing.is_empty() {
+                return summary;
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                back.missing.sort_by_key(|process| process.pid);
-                let missing = quiesced.away.iter().filter(|away| back.missing.contains(&away.process));
-                state.away.extend(missing.cloned());
-                return back;
+                summary.missing.sort_by_key(|process| process.pid);
+                let missing = quiesced.detached.iter().filter(|one| summary.missing.contains(&one.process));
+                state.detached.extend(missing.cloned());
+                return summary;
             }
             self.shared.wait(&mut state, left.min(PROCESS_POLL_INTERVAL));
         }
@@ -275,14 +293,14 @@ impl Agents {
         mirrors.into_iter().for_each(|(pid, mirror)| state.holdings.adopt(pid, mirror));
     }
 
-    /// Lets go of what was taken over for processes that are not among those that are expected: they have exited.
-    pub fn settle(&self, expected: &Quiesced) {
-        let of = |pid| expected.away.iter().find(|away| away.process.pid == Some(pid));
-        let exited = self.shared.lock().holdings.settle(|pid| of(pid).map(|away| &away.life));
+    /// Drops adopted mirrors of processes that are not expected: those processes have exited.
+    pub fn drop_unexpected_mirrors(&self, expected: &Quiesced) {
+        let of = |pid| expected.detached.iter().find(|one| one.process.pid == Some(pid));
+        let exited = self.shared.lock().holdings.remove_unexpected(|pid| of(pid).map(|one| &one.handle));
         drop(exited);
     }
 
-    /// Returns when no new connection can come and all that came are known.
+    /// Returns when no new connection can be made and all existing ones are known.
     fn stop_listening(&self) {
         if let Err(error) = fs::remove_file(&self.shared.path)
             && error.kind() != ErrorKind::NotFound
@@ -301,7 +319,7 @@ impl Drop for Agents {
         self.stop_listening();
         for connection in self.shared.lock().connections.values() {
             // Its thread wakes and ends.
-            connection.stream.cut();
+            connection.stream.shut_down();
         }
     }
 }
@@ -317,7 +335,7 @@ impl Shared {
 
     fn acceptor(self: &Arc<Self>) -> io::Result<Acceptor> {
         let shared = Arc::clone(self);
-        Acceptor::start(&self.path, move |stream| shared.take_up(stream))
+        Acceptor::start(&self.path, move |stream| shared.accept_connection(stream))
     }
 }
 

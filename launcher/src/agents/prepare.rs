@@ -1,15 +1,15 @@
 //! Preparing the agents for a checkpoint, while the job runs on.
 //!
 //! ```text
-//!   (none) --Prepare--> Announced --Needs--> Needs --Stage--> Staging --Staged--> Staged --Quiesce--> gone
+//!   (none) --Prepare--> Announced --Needs--> Needs --Stage--> Staging --Staged--> Staged --Quiesce--> detached
 //!     ^                     |                  |                 |                   |
 //!     |                     +------------------+--- Failed: Refused -----------------+
 //!     |                                        |                                     |
-//!     +----------------------------------------+--- given up: Unstage (if staged) ---+
+//!     +----------------------------------------+--- aborted: Unstage (if staged) ----+
 //! ```
 //!
-//! A process without device memory needs no mirror and stays at Needs. Whoever connects after the announcement is not
-//! prepared: it is asked to go away all the same, and does what it can.
+//! A process without device memory needs no mirror and stays at Needs. An agent that connects after the announcement is
+//! not prepared: it is asked to detach nevertheless, without a mirror.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -18,40 +18,39 @@ use std::time::{Duration, Instant};
 use ckpt_protocol::agent::ToAgent;
 use tracing::debug;
 
-use super::attend::say;
-use super::line::Line;
 use super::mirrors::Mirror;
-use super::process::{Life, Process, QuiesceError};
+use super::process::{Process, ProcessHandle, QuiesceError};
 use super::state::{Connection, State};
+use super::stream::AgentStream;
 use super::{Agents, Shared};
 use crate::files::staging;
 
-/// Pinning a mirror goes at this pace at least; the agent's answer is waited for accordingly.
+/// The least speed at which a mirror is pinned; determines how long an agent's answer is waited for.
 const STAGED_BYTES_PER_S: u64 = 256 << 20;
 
-/// How far a connection is in an attempt that has not yet begun to send agents away.
+/// Progress of a connection in an attempt that has not yet begun to detach agents.
 pub(super) struct Preparation {
     attempt: u64,
     step: Step,
-    /// A mirror was sent, which is to be let go of if the attempt is given up.
+    /// A mirror was sent, which the agent has to release if the attempt is aborted.
     is_staged: bool,
 }
 
-/// What is the newest of it.
+/// The last step of the preparation.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Announced,
-    /// Says how large its mirror has to be, in bytes.
+    /// The mirror size that the process needs, in bytes.
     Needs(u64),
     Staging,
     Staged,
-    /// Says why it cannot be dumped.
+    /// Why the process cannot be dumped.
     Refused(String),
 }
 
 impl Connection {
-    /// Takes what the agent says of an attempt; what it says of any other has come too late.
-    pub(super) fn advance(&mut self, attempt: u64, step: Step) {
+    /// Records a step; ignores one that belongs to another attempt.
+    pub(super) fn record_step(&mut self, attempt: u64, step: Step) {
         if let Some(preparation) = &mut self.preparation
             && preparation.attempt == attempt
         {
@@ -59,14 +58,14 @@ impl Connection {
         }
     }
 
-    /// How far it is in the attempt.
+    /// The last step in this attempt.
     fn step(&self, attempt: u64) -> Option<&Step> {
         let preparation = self.preparation.as_ref()?;
         (preparation.attempt == attempt).then_some(&preparation.step)
     }
 }
 
-/// The agents are prepared. If they are not sent away, they let go of their mirrors when this is dropped.
+/// The agents are prepared. Dropping this makes agents that have not detached release their mirrors.
 pub struct Prepared {
     shared: Arc<Shared>,
     attempt: u64,
@@ -74,7 +73,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// How much device memory is to be saved, at most.
+    /// Upper limit of the device memory to save.
     pub fn mirror_bytes(&self) -> u64 {
         self.mirror_bytes
     }
@@ -91,37 +90,43 @@ impl Drop for Prepared {
             }
         }
         for stream in streams {
-            if let Err(error) = say(&stream, &ToAgent::Unstage { attempt: self.attempt }) {
-                debug!(error = &error as &dyn std::error::Error, "an agent keeps its mirror for now");
+            if let Err(error) = stream.send(&ToAgent::Unstage { attempt: self.attempt }) {
+                debug!(
+                    error = &error as &dyn std::error::Error,
+                    "an agent cannot be asked to release its mirror"
+                );
             }
         }
     }
 }
 
 /// A process that needs a mirror.
-struct Need {
+struct MirrorRequest {
     connection: u64,
     process: Process,
     pid: u32,
-    life: Arc<Life>,
+    handle: Arc<ProcessHandle>,
     mirror_bytes: u64,
-    present: Option<Mirror>,
+    current: Option<Mirror>,
 }
 
-impl Need {
+impl MirrorRequest {
     fn bytes(&self) -> u64 {
-        let present_bytes = self.present.as_ref().map_or(0, |mirror| mirror.bytes);
-        Mirror::bytes_for(self.mirror_bytes, present_bytes)
+        Mirror::bytes_for(self.mirror_bytes, self.current_bytes())
+    }
+
+    fn current_bytes(&self) -> u64 {
+        self.current.as_ref().map_or(0, |mirror| mirror.bytes)
     }
 
     fn growth_bytes(&self) -> u64 {
-        self.bytes().saturating_sub(self.present.as_ref().map_or(0, |mirror| mirror.bytes))
+        self.bytes().saturating_sub(self.current_bytes())
     }
 
-    /// The mirror, in the size that it has to have.
+    /// The mirror, in the size that is needed.
     fn provide(&self) -> Result<Mirror, QuiesceError> {
-        let mirror = match &self.present {
-            Some(present) => present.resized(self.bytes()),
+        let mirror = match &self.current {
+            Some(current) => current.resized(self.bytes()),
             None => Mirror::new(self.bytes()),
         };
         mirror.map_err(|source| QuiesceError::Mirror { process: self.process.clone(), source })
@@ -129,18 +134,18 @@ impl Need {
 }
 
 impl Agents {
-    /// Announces a checkpoint to all who are connected, once those who were away are back, and gives them mirrors for
-    /// their device memory. The job runs on meanwhile.
+    /// Waits until all detached agents have returned, announces a checkpoint to all connected agents, and gives them
+    /// mirrors for their device memory. The job runs on meanwhile.
     ///
     /// # Errors
-    /// [`QuiesceError::Refused`] if a process cannot be dumped, [`QuiesceError::Deadline`] if one does not answer in
-    /// time or is not back, [`QuiesceError::NoMemory`] or [`QuiesceError::Mirror`]. Nothing is prepared any more then.
+    /// [`QuiesceError::Refused`] if a process cannot be dumped, [`QuiesceError::Deadline`] if an agent does not answer in
+    /// time or has not returned, [`QuiesceError::NoMemory`] or [`QuiesceError::Mirror`]. No agent is prepared then.
     pub fn prepare(&self, attempt: u64, deadline: Duration) -> Result<Prepared, QuiesceError> {
         let end = Instant::now() + deadline;
         let announced = self.announce(attempt, deadline, end)?;
         let mut prepared = Prepared { shared: Arc::clone(&self.shared), attempt, mirror_bytes: 0 };
         for stream in &announced {
-            if let Err(error) = say(stream, &ToAgent::Prepare { attempt }) {
+            if let Err(error) = stream.send(&ToAgent::Prepare { attempt }) {
                 debug!(
                     error = &error as &dyn std::error::Error,
                     "a checkpoint cannot be announced to an agent"
@@ -148,39 +153,39 @@ impl Agents {
             }
         }
         self.await_answers(attempt, deadline, end)?;
-        let (needs, not_needed) = self.shared.lock().needs(attempt);
+        let (requests, not_needed) = self.shared.lock().mirror_requests(attempt);
         drop(not_needed);
-        let growth_bytes = needs.iter().fold(0, |sum: u64, need| sum.saturating_add(need.growth_bytes()));
+        let growth_bytes = requests.iter().map(MirrorRequest::growth_bytes).fold(0, u64::saturating_add);
         check_memory(growth_bytes)?;
-        for need in &needs {
-            prepared.mirror_bytes = prepared.mirror_bytes.saturating_add(need.mirror_bytes);
-            self.stage(attempt, need)?;
+        for request in &requests {
+            prepared.mirror_bytes = prepared.mirror_bytes.saturating_add(request.mirror_bytes);
+            self.stage(attempt, request)?;
         }
         let deadline = deadline + Duration::from_secs(prepared.mirror_bytes / STAGED_BYTES_PER_S);
         self.await_answers(attempt, deadline, Instant::now() + deadline)?;
         Ok(prepared)
     }
 
-    /// Begins to prepare those who are there.
+    /// Begins to prepare the registered agents.
     fn announce(
         &self,
         attempt: u64,
         deadline: Duration,
         end: Instant,
-    ) -> Result<Vec<Arc<Line>>, QuiesceError> {
-        let mut state = self.all_back(deadline, end)?;
-        let over = state.holdings.sweep();
+    ) -> Result<Vec<Arc<AgentStream>>, QuiesceError> {
+        let mut state = self.await_all_returned(deadline, end)?;
+        let ended = state.holdings.remove_ended();
         let mut announced = Vec::new();
-        for connection in state.connections.values_mut().filter(|connection| connection.is_greeted) {
+        for connection in state.connections.values_mut().filter(|connection| connection.is_registered) {
             connection.preparation = Some(Preparation { attempt, step: Step::Announced, is_staged: false });
             announced.push(Arc::clone(&connection.stream));
         }
         drop(state);
-        drop(over);
+        drop(ended);
         Ok(announced)
     }
 
-    /// Waits until everybody has answered what it was sent last, or is gone.
+    /// Waits until every agent has answered its last message, or its connection has ended.
     fn await_answers(&self, attempt: u64, deadline: Duration, end: Instant) -> Result<(), QuiesceError> {
         let mut state = self.shared.lock();
         loop {
@@ -200,20 +205,20 @@ impl Agents {
     }
 
     /// Gives a process its mirror.
-    fn stage(&self, attempt: u64, need: &Need) -> Result<(), QuiesceError> {
-        let mirror = need.provide()?;
+    fn stage(&self, attempt: u64, request: &MirrorRequest) -> Result<(), QuiesceError> {
+        let mirror = request.provide()?;
         let mut state = self.shared.lock();
-        let old = state.holdings.set_mirror(need.pid, &need.life, Some(mirror.clone()));
-        let stream = state.connections.get_mut(&need.connection).map(|connection| {
+        let old = state.holdings.set_mirror(request.pid, &request.handle, Some(mirror.clone()));
+        let stream = state.connections.get_mut(&request.connection).map(|connection| {
             connection.preparation = Some(Preparation { attempt, step: Step::Staging, is_staged: true });
             Arc::clone(&connection.stream)
         });
         drop(state);
         drop(old);
-        // It may have gone meanwhile.
+        // The connection may have ended meanwhile.
         let Some(stream) = stream else { return Ok(()) };
         let message = ToAgent::Stage { attempt, mirror: mirror.number, bytes: mirror.bytes };
-        if let Err(error) = stream.say_with(&message, &[mirror.file.as_fd()]) {
+        if let Err(error) = stream.send_with_files(&message, &[mirror.file.as_fd()]) {
             debug!(error = &error as &dyn std::error::Error, "a mirror cannot be given to an agent");
         }
         Ok(())
@@ -221,32 +226,32 @@ impl Agents {
 }
 
 impl Shared {
-    /// Notes what an agent says while it is being prepared.
-    pub(super) fn advance(&self, id: u64, attempt: u64, step: Step) {
+    /// Records a step of an agent's preparation.
+    pub(super) fn record_step(&self, id: u64, attempt: u64, step: Step) {
         if let Some(connection) = self.lock().connections.get_mut(&id) {
-            connection.advance(attempt, step);
+            connection.record_step(attempt, step);
         }
         self.changed.notify_all();
     }
 }
 
 impl State {
-    /// Who needs a mirror; and the mirrors of those who do not any more, to be dropped.
-    fn needs(&mut self, attempt: u64) -> (Vec<Need>, Vec<Mirror>) {
-        let (mut needs, mut not_needed) = (Vec::new(), Vec::new());
+    /// Requests of the processes that need a mirror; and mirrors that are no longer needed, to be dropped.
+    fn mirror_requests(&mut self, attempt: u64) -> (Vec<MirrorRequest>, Vec<Mirror>) {
+        let (mut requests, mut not_needed) = (Vec::new(), Vec::new());
         for (&connection, one) in &self.connections {
             let (Some(&Step::Needs(mirror_bytes)), Some(pid)) = (one.step(attempt), one.process.pid) else {
                 continue;
             };
-            let (process, life) = (one.process.clone(), Arc::clone(&one.life));
+            let (process, handle) = (one.process.clone(), Arc::clone(&one.handle));
             if mirror_bytes > 0 {
-                let present = self.holdings.mirror(pid).cloned();
-                needs.push(Need { connection, process, pid, life, mirror_bytes, present });
+                let current = self.holdings.mirror(pid).cloned();
+                requests.push(MirrorRequest { connection, process, pid, handle, mirror_bytes, current });
             } else if self.holdings.mirror(pid).is_some() {
-                not_needed.extend(self.holdings.set_mirror(pid, &life, None));
+                not_needed.extend(self.holdings.set_mirror(pid, &handle, None));
             }
         }
-        (needs, not_needed)
+        (requests, not_needed)
     }
 
     fn refused_to_prepare(&self, attempt: u64) -> Option<QuiesceError> {
@@ -259,12 +264,12 @@ impl State {
     }
 }
 
-/// Refuses to take more memory than there is, with some to spare for the rest of the machine.
+/// Fails if less than `needed_bytes` of memory are free, with a reserve for the rest of the machine.
 fn check_memory(needed_bytes: u64) -> Result<(), QuiesceError> {
     if needed_bytes == 0 {
         return Ok(());
     }
-    // Not to be found out by taking it: what the kernel ends when memory is used up may be anybody's.
+    // Allocating to find out is no option: if memory runs out, the kernel may kill any process.
     let available_bytes = staging::available_bytes().unwrap_or(0);
     if needed_bytes.saturating_add(staging::SPARE_BYTES) <= available_bytes {
         return Ok(());
@@ -289,34 +294,37 @@ mod tests {
     use ckpt_snapshot::{DataFile, RelPath};
 
     use super::super::process::{GpuState, Quiesced};
-    use super::super::tests::{LONG, SHORT, agent, connected, is_asked, place, tell, told, until_count};
+    use super::super::tests::{
+        LONG, SHORT, agents_with, connect, connect_agent, expect_quiesce, hello, receive, send, socket_dir,
+        until_count,
+    };
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
-    /// An agent's side of the announcement.
-    fn needs(stream: &UnixStream, attempt: u64, mirror_bytes: u64) {
-        assert_eq!(told(stream).expect("told"), ToAgent::Prepare { attempt });
-        tell(stream, &FromAgent::Needs { attempt, mirror_bytes });
+    /// Answers the announcement as an agent.
+    fn answer_prepare(stream: &UnixStream, attempt: u64, mirror_bytes: u64) {
+        assert_eq!(receive(stream).expect("a message"), ToAgent::Prepare { attempt });
+        send(stream, &FromAgent::Needs { attempt, mirror_bytes });
     }
 
-    /// An agent's side of getting a mirror, up to its answer.
-    fn gets(stream: &UnixStream, wanted: u64) -> (u64, u64, File) {
-        let message = told(stream).expect("told");
+    /// Receives a mirror as an agent, without answering.
+    fn receive_mirror(stream: &UnixStream, wanted: u64) -> (u64, u64, File) {
+        let message = receive(stream).expect("a message");
         let ToAgent::Stage { attempt, mirror, bytes } = message else { panic!("{message:?}") };
         assert_eq!(attempt, wanted);
         let file = descriptors::receive(stream.as_fd(), 1).expect("a file").pop().expect("one");
         (mirror, bytes, file.into())
     }
 
-    fn stages(stream: &UnixStream, attempt: u64, mirror_bytes: u64) -> (u64, u64, File) {
-        needs(stream, attempt, mirror_bytes);
-        let mirror = gets(stream, attempt);
-        tell(stream, &FromAgent::Staged { attempt });
+    fn stage(stream: &UnixStream, attempt: u64, mirror_bytes: u64) -> (u64, u64, File) {
+        answer_prepare(stream, attempt, mirror_bytes);
+        let mirror = receive_mirror(stream, attempt);
+        send(stream, &FromAgent::Staged { attempt });
         mirror
     }
 
-    fn prepare(
+    fn start_prepare(
         agents: &Arc<Agents>,
         attempt: u64,
         deadline: Duration,
@@ -325,7 +333,7 @@ mod tests {
         thread::spawn(move || agents.prepare(attempt, deadline))
     }
 
-    fn prepared(preparing: JoinHandle<Result<Prepared, QuiesceError>>) -> Prepared {
+    fn finish_prepare(preparing: JoinHandle<Result<Prepared, QuiesceError>>) -> Prepared {
         preparing.join().expect("no panic").expect("prepared")
     }
 
@@ -341,9 +349,9 @@ mod tests {
         String::from_utf8_lossy(&content[..bytes]).into_owned()
     }
 
-    fn parks(stream: &UnixStream, texts: &[&str]) {
+    fn park(stream: &UnixStream, texts: &[&str]) {
         let files: Vec<_> = texts.iter().map(|text| file_with(text)).collect();
-        tell(stream, &FromAgent::Park { count: files.len() });
+        send(stream, &FromAgent::Park { count: files.len() });
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         descriptors::send(stream.as_fd(), &files).expect("sent");
     }
@@ -364,65 +372,48 @@ mod tests {
         GpuReport { regions: vec![region], ..GpuReport::default() }
     }
 
-    /// An agent that is back and waits for what it needs: number, size and file of its mirror, and what is parked.
-    fn detached(path: &Path, pid: u32, attempt: u64) -> (UnixStream, u64, u64, Option<File>, usize) {
-        let stream = connected(path);
-        let (away, exe) = (Some(attempt), format!("/bin/{pid}"));
+    /// Returns as an agent whose process is off the GPU. The result is the stream, number, size and file of the mirror, and
+    /// the number of parked descriptors.
+    fn return_detached(path: &Path, pid: u32, attempt: u64) -> (UnixStream, u64, u64, Option<File>, usize) {
+        let stream = connect(path);
         let version = PROTOCOL_VERSION;
-        tell(
-            &stream,
-            &FromAgent::Hello(Hello {
-                version,
-                pid,
-                start_time_ticks: 1,
-                exe,
-                away,
-                is_detached: true,
-                supports_activity: true,
-            }),
-        );
-        assert_eq!(told(&stream).expect("told"), ToAgent::Welcome { version });
-        let message = told(&stream).expect("told");
+        let FromAgent::Hello(plain) = hello(pid, Some(attempt)) else { unreachable!("a hello") };
+        send(&stream, &FromAgent::Hello(Hello { is_detached: true, supports_activity: true, ..plain }));
+        assert_eq!(receive(&stream).expect("a message"), ToAgent::Welcome { version });
+        let message = receive(&stream).expect("a message");
         let ToAgent::Deliver { mirror, bytes, parked } = message else { panic!("{message:?}") };
         let file = (bytes > 0).then(|| descriptors::receive(stream.as_fd(), 1).expect("a file"));
         (stream, mirror, bytes, file.and_then(|mut files| files.pop()).map(File::from), parked)
     }
 
-    fn unparks(stream: &UnixStream, first: usize, count: usize) -> Vec<String> {
-        tell(stream, &FromAgent::Unpark { first, count });
-        let message = told(stream).expect("told");
+    fn unpark(stream: &UnixStream, first: usize, count: usize) -> Vec<String> {
+        send(stream, &FromAgent::Unpark { first, count });
+        let message = receive(stream).expect("a message");
         let ToAgent::Unparked { count } = message else { panic!("{message:?}") };
         descriptors::receive(stream.as_fd(), count).expect("files").into_iter().map(text_in).collect()
     }
 
-    fn goes_away(agents: &Agents, stream: UnixStream, attempt: u64) -> Quiesced {
-        goes_away_with(agents, stream, attempt, report())
-    }
-
-    fn goes_away_with(agents: &Agents, stream: UnixStream, attempt: u64, report: GpuReport) -> Quiesced {
-        let leaves = thread::spawn(move || {
-            is_asked(&stream, attempt);
-            tell(&stream, &FromAgent::Quiesced { attempt, gpu: Some(report) });
+    fn quiesce_agent(agents: &Agents, stream: UnixStream, attempt: u64, report: GpuReport) -> Quiesced {
+        let detaching = thread::spawn(move || {
+            expect_quiesce(&stream, attempt);
+            send(&stream, &FromAgent::Quiesced { attempt, gpu: Some(report) });
         });
         let quiesced = agents.quiesce(attempt, LONG).expect("quiesced");
-        leaves.join().expect("an agent");
+        detaching.join().expect("an agent");
         quiesced
     }
 
-    /// Where it has written goes to the mirror's record, and no further; of another mirror nothing is noted.
+    /// The written ranges go to the mirror's history only; a capture into another mirror is not recorded.
     #[test]
-    fn what_a_capture_has_written_is_noted() {
+    fn written_ranges_of_a_capture_are_recorded() {
         for skew in [0, 1] {
-            let (_directory, path) = place();
-            let agents = Arc::new(Agents::listen(&path).expect("listening"));
-            let stream = agent(&path, 1, None);
-            until_count(&agents, 1);
-            let preparing = prepare(&agents, 1, LONG);
-            let (number, _, _) = stages(&stream, 1, MIB);
-            let prepared = prepared(preparing);
+            let (_directory, _path, agents, [stream]) = agents_with([1]);
+            let preparing = start_prepare(&agents, 1, LONG);
+            let (number, _, _) = stage(&stream, 1, MIB);
+            let prepared = finish_prepare(preparing);
             let capture = Capture { mirror: number + skew, number: 4, written: vec![0..8] };
             let report = GpuReport { capture: Some(Box::new(capture)), ..report() };
-            let quiesced = goes_away_with(&agents, stream, 1, report);
+            let quiesced = quiesce_agent(&agents, stream, 1, report);
             drop(prepared);
             let [GpuState { mirror: Some(mirror), report, .. }] = quiesced.gpu() else {
                 panic!("{quiesced:?}")
@@ -433,48 +424,45 @@ mod tests {
                 blake3: None,
                 chunks: Vec::new(),
             };
-            mirror.record().committed(Some(4), vec![0..8], &file);
-            assert_eq!(mirror.record().of(Some(4)).is_some(), skew == 0);
-            let told = report.capture.as_ref().expect("a capture");
-            assert_eq!((told.number, told.written.is_empty()), (4, skew == 0));
+            mirror.history().record_commit(Some(4), vec![0..8], &file);
+            assert_eq!(mirror.history().unchanged_in(Some(4)).is_some(), skew == 0);
+            let reported = report.capture.as_ref().expect("a capture");
+            assert_eq!((reported.number, reported.written.is_empty()), (4, skew == 0));
         }
     }
 
     #[test]
     fn a_mirror_and_parked_memory_outlast_a_checkpoint() {
-        let (_directory, path) = place();
-        let agents = Arc::new(Agents::listen(&path).expect("listening"));
-        let (first, second) = (agent(&path, 1, None), agent(&path, 2, None));
-        until_count(&agents, 2);
-        let preparing = prepare(&agents, 1, LONG);
-        needs(&second, 1, 0);
-        let (number, bytes, file) = stages(&first, 1, 3 * MIB);
+        let (_directory, path, agents, [first, second]) = agents_with([1, 2]);
+        let preparing = start_prepare(&agents, 1, LONG);
+        answer_prepare(&second, 1, 0);
+        let (number, bytes, file) = stage(&first, 1, 3 * MIB);
         assert_eq!((bytes, file.metadata().expect("facts").len()), (4 * MIB, 4 * MIB));
         file.write_all_at(b"captured", MIB).expect("written");
-        let given_up = prepared(preparing);
-        assert_eq!(given_up.mirror_bytes(), 3 * MIB);
-        drop(given_up);
-        assert_eq!(told(&first).expect("told"), ToAgent::Unstage { attempt: 1 });
+        let aborted = finish_prepare(preparing);
+        assert_eq!(aborted.mirror_bytes(), 3 * MIB);
+        drop(aborted);
+        assert_eq!(receive(&first).expect("a message"), ToAgent::Unstage { attempt: 1 });
 
-        // The next time it is larger, and the same.
-        let preparing = prepare(&agents, 2, LONG);
-        needs(&second, 2, 0);
-        let (again, bytes, _) = stages(&first, 2, 5 * MIB);
+        // In the next attempt the same mirror is larger.
+        let preparing = start_prepare(&agents, 2, LONG);
+        answer_prepare(&second, 2, 0);
+        let (again, bytes, _) = stage(&first, 2, 5 * MIB);
         assert_eq!((again, bytes), (number, 6 * MIB));
-        let go_on = prepared(preparing);
+        let prepared = finish_prepare(preparing);
         drop(second);
         until_count(&agents, 1);
-        let leaves = thread::spawn(move || {
-            is_asked(&first, 2);
-            parks(&first, &["a", "b"]);
-            assert_eq!(told(&first).expect("told"), ToAgent::Parked { is_kept: true });
-            parks(&first, &["c"]);
-            assert_eq!(told(&first).expect("told"), ToAgent::Parked { is_kept: true });
-            tell(&first, &FromAgent::Quiesced { attempt: 2, gpu: Some(report()) });
+        let detaching = thread::spawn(move || {
+            expect_quiesce(&first, 2);
+            park(&first, &["a", "b"]);
+            assert_eq!(receive(&first).expect("a message"), ToAgent::Parked { is_kept: true });
+            park(&first, &["c"]);
+            assert_eq!(receive(&first).expect("a message"), ToAgent::Parked { is_kept: true });
+            send(&first, &FromAgent::Quiesced { attempt: 2, gpu: Some(report()) });
         });
         let quiesced = agents.quiesce(2, LONG).expect("quiesced");
-        leaves.join().expect("an agent");
-        drop(go_on);
+        detaching.join().expect("an agent");
+        drop(prepared);
         let [gpu] = quiesced.gpu() else { panic!("{quiesced:?}") };
         assert_eq!((gpu.process.pid, &gpu.report), (Some(1), &report()));
         let mut content = [0; 8];
@@ -482,173 +470,163 @@ mod tests {
         assert_eq!(&content, b"captured");
 
         agents.resume_listening().expect("listening again");
-        let (stream, again, bytes, file, parked) = detached(&path, 1, 2);
+        let (stream, again, bytes, file, parked) = return_detached(&path, 1, 2);
         assert_eq!((again, bytes, parked), (number, 6 * MIB, 3));
         file.expect("a mirror").read_exact_at(&mut content, MIB).expect("read");
         assert_eq!(&content, b"captured");
-        assert_eq!(unparks(&stream, 1, 2), ["b", "c"]);
-        assert_eq!(unparks(&stream, 1, 1), [""; 0], "once");
-        assert_eq!(unparks(&stream, 0, usize::MAX), [""; 0]);
-        assert_eq!(unparks(&stream, 0, 1), ["a"]);
-        tell(&stream, &FromAgent::Reconnected { attempt: 2, restored: false, copied_bytes: 77, lost: None });
-        let back = agents.await_back(&quiesced, LONG);
-        assert_eq!((back.continued, back.copied_bytes), (1, 77));
+        assert_eq!(unpark(&stream, 1, 2), ["b", "c"]);
+        assert_eq!(unpark(&stream, 1, 1), [""; 0], "already returned");
+        assert_eq!(unpark(&stream, 0, usize::MAX), [""; 0]);
+        assert_eq!(unpark(&stream, 0, 1), ["a"]);
+        send(&stream, &FromAgent::Reconnected { attempt: 2, restored: false, copied_bytes: 77, lost: None });
+        let summary = agents.await_return(&quiesced, LONG);
+        assert_eq!((summary.continued, summary.copied_bytes), (1, 77));
 
-        // It needs none any more; when it does again, it is another one.
-        let preparing = prepare(&agents, 3, LONG);
-        needs(&stream, 3, 0);
-        drop(prepared(preparing));
-        let preparing = prepare(&agents, 4, LONG);
-        let (another, ..) = stages(&stream, 4, 1);
+        // The process needs no mirror any more, and gets another one when it needs one again.
+        let preparing = start_prepare(&agents, 3, LONG);
+        answer_prepare(&stream, 3, 0);
+        drop(finish_prepare(preparing));
+        let preparing = start_prepare(&agents, 4, LONG);
+        let (another, ..) = stage(&stream, 4, 1);
         assert_ne!(another, number);
-        drop(prepared(preparing));
+        drop(finish_prepare(preparing));
     }
 
     #[test]
-    fn whoever_begins_anew_gets_another_mirror() {
-        let (_directory, path) = place();
-        let agents = Arc::new(Agents::listen(&path).expect("listening"));
-        let stream = agent(&path, 1, None);
-        until_count(&agents, 1);
-        let preparing = prepare(&agents, 1, LONG);
-        let (number, ..) = stages(&stream, 1, 1);
-        drop(prepared(preparing));
+    fn a_restarted_process_gets_another_mirror() {
+        let (_directory, path, agents, [stream]) = agents_with([1]);
+        let preparing = start_prepare(&agents, 1, LONG);
+        let (number, ..) = stage(&stream, 1, 1);
+        drop(finish_prepare(preparing));
         drop(stream);
         until_count(&agents, 0);
-        let stream = agent(&path, 1, None);
+        let stream = connect_agent(&path, 1, None);
         until_count(&agents, 1);
-        let preparing = prepare(&agents, 2, LONG);
-        assert_ne!(stages(&stream, 2, 1).0, number);
-        drop(prepared(preparing));
+        let preparing = start_prepare(&agents, 2, LONG);
+        assert_ne!(stage(&stream, 2, 1).0, number);
+        drop(finish_prepare(preparing));
     }
 
     #[test]
-    fn a_refusal_to_be_prepared_is_told_and_the_others_let_go() {
-        let (_directory, path) = place();
-        let agents = Arc::new(Agents::listen(&path).expect("listening"));
-        let (first, second) = (agent(&path, 1, None), agent(&path, 2, None));
-        until_count(&agents, 2);
-        let preparing = prepare(&agents, 1, LONG);
-        needs(&first, 1, 1);
-        stages(&second, 1, 1);
-        gets(&first, 1);
-        tell(&first, &FromAgent::Failed { attempt: 1, reason: "no memory to pin".into(), is_lost: false });
+    fn a_refusal_to_prepare_is_reported_and_the_others_release_their_mirrors() {
+        let (_directory, _path, agents, [first, second]) = agents_with([1, 2]);
+        let preparing = start_prepare(&agents, 1, LONG);
+        answer_prepare(&first, 1, 1);
+        stage(&second, 1, 1);
+        receive_mirror(&first, 1);
+        send(&first, &FromAgent::Failed { attempt: 1, reason: "no memory to pin".into(), is_lost: false });
         let error = preparing.join().expect("no panic").err().expect("refused");
         assert!(error.to_string().ends_with("(/bin/1): no memory to pin"), "{error}");
         for stream in [&first, &second] {
-            assert_eq!(told(stream).expect("told"), ToAgent::Unstage { attempt: 1 });
+            assert_eq!(receive(stream).expect("a message"), ToAgent::Unstage { attempt: 1 });
         }
-        // Nothing of it is left.
-        let preparing = prepare(&agents, 2, LONG);
-        needs(&second, 2, 0);
-        stages(&first, 2, 1);
-        drop(prepared(preparing));
+        // The refusal does not affect the next attempt.
+        let preparing = start_prepare(&agents, 2, LONG);
+        answer_prepare(&second, 2, 0);
+        stage(&first, 2, 1);
+        drop(finish_prepare(preparing));
     }
 
     #[test]
-    fn whoever_does_not_answer_in_time_is_named_and_answers_too_late() {
-        let (_directory, path) = place();
-        let agents = Arc::new(Agents::listen(&path).expect("listening"));
-        let deaf = agent(&path, 7, None);
-        until_count(&agents, 1);
+    fn an_agent_that_misses_the_deadline_is_named_and_its_late_answer_is_ignored() {
+        let (_directory, _path, agents, [slow]) = agents_with([7]);
         let error = agents.prepare(1, SHORT).err().expect("no answer");
         let QuiesceError::Deadline { unanswered, .. } = &error else { panic!("{error:?}") };
         assert_eq!(unanswered[0].pid, Some(7));
-        let preparing = prepare(&agents, 2, LONG);
-        needs(&deaf, 1, 1);
-        tell(&deaf, &FromAgent::Failed { attempt: 1, reason: "late".into(), is_lost: false });
-        stages(&deaf, 2, 2 * MIB);
-        assert_eq!(prepared(preparing).mirror_bytes(), 2 * MIB);
-        assert_eq!(told(&deaf).expect("told"), ToAgent::Unstage { attempt: 2 });
+        let preparing = start_prepare(&agents, 2, LONG);
+        answer_prepare(&slow, 1, 1);
+        send(&slow, &FromAgent::Failed { attempt: 1, reason: "late".into(), is_lost: false });
+        stage(&slow, 2, 2 * MIB);
+        assert_eq!(finish_prepare(preparing).mirror_bytes(), 2 * MIB);
+        assert_eq!(receive(&slow).expect("a message"), ToAgent::Unstage { attempt: 2 });
 
-        // Nor is it asked twice for having said no too late.
-        let preparing = prepare(&agents, 3, LONG);
-        stages(&deaf, 3, 1);
-        let go_on = prepared(preparing);
-        tell(&deaf, &FromAgent::Failed { attempt: 2, reason: "late".into(), is_lost: false });
-        assert_eq!(goes_away(&agents, deaf, 3).gpu().len(), 1);
-        drop(go_on);
+        // A late refusal does not make the launcher ask twice.
+        let preparing = start_prepare(&agents, 3, LONG);
+        stage(&slow, 3, 1);
+        let prepared = finish_prepare(preparing);
+        send(&slow, &FromAgent::Failed { attempt: 2, reason: "late".into(), is_lost: false });
+        assert_eq!(quiesce_agent(&agents, slow, 3, report()).gpu().len(), 1);
+        drop(prepared);
     }
 
     #[test]
-    fn more_memory_than_there_is_is_not_taken() {
-        let (_directory, path) = place();
-        let agents = Arc::new(Agents::listen(&path).expect("listening"));
-        let (first, second) = (agent(&path, 1, None), agent(&path, 2, None));
-        until_count(&agents, 2);
-        let preparing = prepare(&agents, 1, LONG);
-        needs(&first, 1, 1);
-        needs(&second, 1, u64::MAX / 2);
+    fn mirrors_larger_than_free_memory_are_refused() {
+        let (_directory, _path, agents, [first, second]) = agents_with([1, 2]);
+        let preparing = start_prepare(&agents, 1, LONG);
+        answer_prepare(&first, 1, 1);
+        answer_prepare(&second, 1, u64::MAX / 2);
         let error = preparing.join().expect("no panic").err().expect("refused").to_string();
         assert!(error.contains("bytes of memory are needed") && error.contains("are free"), "{error}");
-        // Nobody was given anything.
-        let preparing = prepare(&agents, 2, LONG);
-        needs(&first, 2, 0);
-        needs(&second, 2, 0);
-        assert_eq!(prepared(preparing).mirror_bytes(), 0);
+        // No agent was given a mirror.
+        let preparing = start_prepare(&agents, 2, LONG);
+        answer_prepare(&first, 2, 0);
+        answer_prepare(&second, 2, 0);
+        assert_eq!(finish_prepare(preparing).mirror_bytes(), 0);
     }
 
     #[test]
     fn memory_that_cannot_be_parked_is_copied_back() {
-        let (_directory, path) = place();
-        let agents = Arc::new(Agents::listen(&path).expect("listening"));
-        let stream = agent(&path, 1, None);
-        let leaves = thread::spawn(move || {
-            is_asked(&stream, 1);
-            parks(&stream, &["a"]);
-            assert_eq!(told(&stream).expect("told"), ToAgent::Parked { is_kept: true });
-            // One is announced that does not arrive, as when there are too many open files.
-            tell(&stream, &FromAgent::Park { count: 2 });
+        let (_directory, path, agents, [stream]) = agents_with([1]);
+        let detaching = thread::spawn(move || {
+            expect_quiesce(&stream, 1);
+            park(&stream, &["a"]);
+            assert_eq!(receive(&stream).expect("a message"), ToAgent::Parked { is_kept: true });
+            // Two descriptors are announced and one arrives, as when there are too many open files.
+            send(&stream, &FromAgent::Park { count: 2 });
             descriptors::send(stream.as_fd(), &[file_with("b").as_fd()]).expect("sent");
-            assert_eq!(told(&stream).expect("told"), ToAgent::Parked { is_kept: false });
-            tell(&stream, &FromAgent::Quiesced { attempt: 1, gpu: Some(report()) });
+            assert_eq!(receive(&stream).expect("a message"), ToAgent::Parked { is_kept: false });
+            send(&stream, &FromAgent::Quiesced { attempt: 1, gpu: Some(report()) });
         });
         let quiesced = agents.quiesce(1, LONG).expect("quiesced");
-        leaves.join().expect("an agent");
+        detaching.join().expect("an agent");
         assert!(quiesced.gpu()[0].mirror.is_none(), "it was not prepared");
         agents.resume_listening().expect("listening again");
-        let (stream, number, bytes, file, parked) = detached(&path, 1, 1);
+        let (stream, number, bytes, file, parked) = return_detached(&path, 1, 1);
         assert_eq!((number, bytes, parked), (0, 0, 0));
         assert!(file.is_none());
-        tell(&stream, &FromAgent::Reconnected { attempt: 1, restored: false, copied_bytes: 1, lost: None });
-        assert_eq!(agents.await_back(&quiesced, LONG).copied_bytes, 1);
+        send(&stream, &FromAgent::Reconnected { attempt: 1, restored: false, copied_bytes: 1, lost: None });
+        assert_eq!(agents.await_return(&quiesced, LONG).copied_bytes, 1);
 
-        // The next time is a new one.
-        let leaves = thread::spawn(move || {
-            is_asked(&stream, 2);
-            parks(&stream, &["a"]);
-            assert_eq!(told(&stream).expect("told"), ToAgent::Parked { is_kept: true });
-            tell(
+        // The next attempt starts without parked memory.
+        let detaching = thread::spawn(move || {
+            expect_quiesce(&stream, 2);
+            park(&stream, &["a"]);
+            assert_eq!(receive(&stream).expect("a message"), ToAgent::Parked { is_kept: true });
+            send(
                 &stream,
                 &FromAgent::Failed { attempt: 2, reason: "changed my mind".into(), is_lost: false },
             );
-            is_asked(&stream, 3);
-            tell(&stream, &FromAgent::Quiesced { attempt: 3, gpu: None });
+            expect_quiesce(&stream, 3);
+            send(&stream, &FromAgent::Quiesced { attempt: 3, gpu: None });
         });
         assert!(matches!(agents.quiesce(2, LONG), Err(QuiesceError::Refused { .. })));
         let quiesced = agents.quiesce(3, LONG).expect("quiesced");
-        leaves.join().expect("an agent");
+        detaching.join().expect("an agent");
         assert!(quiesced.gpu().is_empty());
         agents.resume_listening().expect("listening again");
-        assert_eq!(detached(&path, 1, 3).4, 0, "what was parked for the one that was refused is gone");
+        assert_eq!(
+            return_detached(&path, 1, 3).4,
+            0,
+            "memory parked in the refused attempt was returned to the process"
+        );
     }
 
     #[test]
     fn a_restored_process_gets_the_mirror_that_was_loaded() {
-        let (_directory, path) = place();
+        let (_directory, path) = socket_dir();
         let agents = Agents::listen(&path).expect("listening");
         let mirror = |number| Mirror::to_be_filled(number, 2 * MIB).expect("a mirror");
         agents.adopt([(1, mirror(71)), (2, mirror(72))]);
-        let (stream, number, bytes, file, parked) = detached(&path, 1, 6);
+        let (stream, number, bytes, file, parked) = return_detached(&path, 1, 6);
         assert_eq!((number, bytes, parked), (71, 2 * MIB, 0));
         assert!(file.is_some());
-        agents.settle(&Quiesced { attempt: 6, away: Vec::new(), gpu: Vec::new() });
-        tell(&stream, &FromAgent::Reconnected { attempt: 6, restored: true, copied_bytes: 0, lost: None });
+        agents.drop_unexpected_mirrors(&Quiesced { attempt: 6, detached: Vec::new(), gpu: Vec::new() });
+        send(&stream, &FromAgent::Reconnected { attempt: 6, restored: true, copied_bytes: 0, lost: None });
         until_count(&agents, 1);
-        assert_eq!(detached(&path, 2, 6).2, 0, "it was taken for one that has exited");
+        assert_eq!(return_detached(&path, 2, 6).2, 0, "process 2 counts as exited");
         let agents = Arc::new(agents);
-        let preparing = prepare(&agents, 7, LONG);
-        assert_eq!(stages(&stream, 7, MIB).0, 71);
-        drop(prepared(preparing));
+        let preparing = start_prepare(&agents, 7, LONG);
+        assert_eq!(stage(&stream, 7, MIB).0, 71);
+        drop(finish_prepare(preparing));
     }
 }

@@ -1,4 +1,4 @@
-//! The processes whose agents the launcher knows: who is away, who is back, and whether one still is the one it was.
+//! The processes of the agents: handles to them, and the results of detaching and returning.
 
 use std::fmt;
 use std::fs;
@@ -17,14 +17,14 @@ use tracing::debug;
 
 use super::mirrors::Mirror;
 
-/// A process of the job, as far as it is known.
+/// What is known about a process of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its ID in its own PID namespace, which stays the same over a restore. `None` before it said hello.
+    /// Its ID in its own PID namespace, which a restore preserves. `None` before the hello.
     pub pid: Option<u32>,
-    /// Its ID as the launcher sees it. `None` for a process that is only known from a snapshot.
+    /// Its ID in the launcher's PID namespace. `None` for a process that is known from a snapshot only.
     pub host_pid: Option<u32>,
-    /// Its program, or nothing.
+    /// The path of its program; empty if unknown.
     pub exe: String,
 }
 
@@ -41,76 +41,80 @@ impl fmt::Display for Process {
     }
 }
 
-/// Who has gone away for a dump, and for which attempt.
+/// The processes that have detached for a dump.
 #[derive(Debug)]
 pub struct Quiesced {
     pub(super) attempt: u64,
-    pub(super) away: Vec<Away>,
+    pub(super) detached: Vec<DetachedProcess>,
     pub(super) gpu: Vec<GpuState>,
 }
 
-/// What a process had on its GPUs when it went away.
+/// What a process had on its GPUs when it detached.
 #[derive(Debug, Clone)]
 pub struct GpuState {
     /// The process.
     pub process: Process,
-    /// Where the content of its device memory is. It stays as it is until the next checkpoint.
+    /// Holds the content of its device memory, unchanged until the next checkpoint.
     pub mirror: Option<Mirror>,
-    /// What was there.
+    /// The agent's description of that content.
     pub report: GpuReport,
 }
 
 impl Quiesced {
-    /// What a launcher that restores a snapshot waits for: the IDs, in the job's PID namespace, of the
-    /// processes that had gone away when it was taken.
+    /// The processes that a launcher waits for after it has restored a snapshot. `pids` are the processes that had
+    /// detached when the snapshot was taken, by their IDs in the job's PID namespace.
     ///
-    /// `proc` is the job's own `/proc`, in which they are by now. Who is not there has exited since.
+    /// `proc` is the job's own `/proc`. A process that is not there has exited since the restore.
     pub fn expected(attempt: u64, pids: impl IntoIterator<Item = u32>, proc: &Path) -> Self {
-        let away = |pid: u32| {
-            let life = Life::of(None, proc.join(pid.to_string()));
+        let detached = |pid: u32| {
+            let handle = ProcessHandle::new(None, proc.join(pid.to_string()));
             let process = Process { pid: Some(pid), host_pid: None, exe: String::new() };
-            life.program.is_some().then(|| Away { process, life: Arc::new(life), report: None })
+            handle.program.is_some().then(|| DetachedProcess {
+                process,
+                handle: Arc::new(handle),
+                report: None,
+            })
         };
-        Self { attempt, away: pids.into_iter().filter_map(away).collect(), gpu: Vec::new() }
+        Self { attempt, detached: pids.into_iter().filter_map(detached).collect(), gpu: Vec::new() }
     }
 
-    /// The attempt that was given to `Agents::quiesce`.
+    /// The attempt that was passed to `Agents::quiesce`.
     pub fn attempt(&self) -> u64 {
         self.attempt
     }
 
-    /// The processes that have gone away.
+    /// The processes that have detached.
     pub fn processes(&self) -> impl ExactSizeIterator<Item = &Process> {
-        self.away.iter().map(|away| &away.process)
+        self.detached.iter().map(|one| &one.process)
     }
 
-    /// Those of them that had something on their GPUs.
+    /// The GPU state of those processes that had any.
     pub fn gpu(&self) -> &[GpuState] {
         &self.gpu
     }
 }
 
-/// Who came back after a dump or a restore.
+/// Which processes returned after a dump or a restore.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Back {
-    /// How many processes were let go on.
+pub struct ReturnSummary {
+    /// Number of processes that continued after the dump.
     pub continued: usize,
-    /// How many processes were made anew from images.
+    /// Number of processes that were restored from images.
     pub restored: usize,
-    /// How much device memory was copied back rather than having been parked, bytes.
+    /// Device memory that was copied back because it was not parked, bytes.
     pub copied_bytes: u64,
-    /// Who is still not back, and did not exit or execute another program either.
+    /// Processes that have not returned, although they did not exit or execute another program.
     pub missing: Vec<Process>,
-    /// Whose state on the GPU could not be brought back.
+    /// Processes whose GPU state could not be restored.
     pub lost: Vec<Loss>,
 }
 
-/// A process whose state on the GPU could not be brought back. It is of no use any more, nor is its job.
+/// A process whose GPU state could not be restored. The process and its job are unusable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loss {
     /// The process.
     pub process: Process,
-    /// Why, in the words of its agent.
+    /// The reason that its agent gives.
     pub reason: String,
 }
 
@@ -120,55 +124,55 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Why the agents could not all be sent away.
+/// Why not all agents could be detached.
 #[derive(Debug, Error)]
 pub enum QuiesceError {
-    /// One process cannot be dumped. The launcher listens again; those who went away come back by themselves.
+    /// A process cannot be dumped. The launcher listens again; processes that have detached return by themselves.
     #[error("{process}: {reason}{}", and_others(*.others))]
     Refused {
-        /// The first one to say so.
+        /// The first process that refused.
         process: Process,
-        /// Why, in the words of its agent.
+        /// The reason that its agent gives.
         reason: String,
-        /// How many others refused.
+        /// Number of other processes that refused.
         others: usize,
     },
-    /// Some did not answer, or are not back from the attempt before. The launcher listens again; those who went
-    /// away come back by themselves.
+    /// Some agents did not answer, or have not returned from the previous attempt. The launcher listens again; processes
+    /// that have detached return by themselves.
     #[error("the interposer did not answer within {}s in {}", .deadline.as_secs_f32(), listed(.unanswered))]
     Deadline {
-        /// How long they were given.
+        /// How long the agents had.
         deadline: Duration,
-        /// Who did not answer.
+        /// Processes whose agents did not answer.
         unanswered: Vec<Process>,
     },
-    /// The launcher could not listen again after some did not answer, so those who went away cannot come back.
+    /// The launcher could not listen again after a failed attempt, so processes that have detached cannot return.
     #[error("{given_up}; and the launcher cannot listen for the interposer any more: {source}")]
     Resume {
-        /// Why the attempt was given up.
+        /// Why the attempt failed.
         given_up: Box<QuiesceError>,
         /// Why the launcher cannot listen.
         source: io::Error,
     },
-    /// The agents are being sent away already, or have gone.
-    #[error("the agents have already been sent away")]
+    /// The agents are being detached already, or have detached.
+    #[error("the agents have already been detached")]
     NotListening,
-    /// There is not enough memory for what is on the GPUs.
+    /// There is not enough memory for the content of device memory.
     #[error(
         "{needed_bytes} bytes of memory are needed to hold what the job has on its GPUs, {available_bytes} are free: let the job use less, or give it a machine or a container with more memory"
     )]
     NoMemory {
-        /// How much more is needed.
+        /// Additional memory that is needed.
         needed_bytes: u64,
-        /// How much there is.
+        /// Memory that is free.
         available_bytes: u64,
     },
-    /// Memory for what a process has on its GPUs could not be had.
-    #[error("memory for what {process} has on its GPUs cannot be had: {source}")]
+    /// Memory for the content of a process's device memory could not be allocated.
+    #[error("cannot allocate memory for what {process} has on its GPUs: {source}")]
     Mirror {
         /// The process.
         process: Process,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -181,38 +185,38 @@ fn and_others(others: usize) -> String {
     if others == 0 { String::new() } else { format!(" (and {others} more processes)") }
 }
 
-/// A process whose agent has gone away.
+/// A process whose agent has detached.
 #[derive(Debug, Clone)]
-pub struct Away {
+pub struct DetachedProcess {
     /// The process.
     pub process: Process,
-    /// Whether it still is that process.
-    pub life: Arc<Life>,
-    /// What it had on its GPUs.
+    /// Tells whether the process still runs the same program.
+    pub handle: Arc<ProcessHandle>,
+    /// What the process had on its GPUs.
     pub report: Option<GpuReport>,
 }
 
-/// Tells whether a process still is the one that it was.
+/// A handle to a process: tells whether the process still runs, and still runs the same program.
 #[derive(Debug)]
-pub struct Life {
+pub struct ProcessHandle {
     pidfd: Option<OwnedFd>,
-    /// Its program's link in `/proc`.
+    /// The link to its program in `/proc`.
     exe: PathBuf,
-    /// Device and inode of the program; `None` if that could not be read.
+    /// Device and inode of the program; `None` if they could not be read.
     program: Option<(u64, u64)>,
 }
 
-impl Life {
-    /// `dir` is the process's directory in a `/proc` that shows it.
-    pub fn of(pidfd: Option<OwnedFd>, dir: PathBuf) -> Self {
+impl ProcessHandle {
+    /// `dir` is the process's directory in a `/proc` that shows the process.
+    pub fn new(pidfd: Option<OwnedFd>, dir: PathBuf) -> Self {
         let exe = dir.join("exe");
         let program = fs::metadata(&exe).ok().map(|program| (program.dev(), program.ino()));
         Self { pidfd, exe, program }
     }
 
-    /// Waits for the process's exit, within reason: one that has closed its files is not quite gone.
-    pub fn wait_for_exit(&self, most: Duration) {
-        self.has_exited(Timespec::try_from(most).unwrap_or_default());
+    /// Waits for the process's exit, at most for `timeout`: a process closes its files a moment before it exits.
+    pub fn wait_for_exit(&self, timeout: Duration) {
+        self.has_exited(Timespec::try_from(timeout).unwrap_or_default());
     }
 
     fn has_exited(&self, within: Timespec) -> bool {
@@ -222,19 +226,19 @@ impl Life {
         })
     }
 
-    /// Whether the process has exited, or executed another program: its agent will not come back.
-    pub fn is_over(&self) -> bool {
+    /// Whether the process has exited or executed another program: its agent will not return.
+    pub fn has_ended(&self) -> bool {
         self.has_exited(Timespec::default())
             || match (fs::metadata(&self.exe), self.program) {
                 (Ok(now), Some(before)) => (now.dev(), now.ino()) != before,
-                // A zombie has no program.
+                // The program of a zombie cannot be read.
                 (Err(error), Some(_)) => error.kind() == ErrorKind::NotFound,
                 (_, None) => false,
             }
     }
 }
 
-/// A descriptor that tells when the process has exited, whoever gets its ID next.
+/// A descriptor that becomes readable when the process exits, even if its ID is reused.
 pub fn pidfd(pid: Pid) -> Option<OwnedFd> {
     let opened = rustix::process::pidfd_open(pid, PidfdFlags::empty());
     opened.inspect_err(|error| debug!(%error, "no pidfd for an agent's process")).ok()

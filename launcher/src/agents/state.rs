@@ -1,4 +1,4 @@
-//! Who is connected, who is away and who has come back.
+//! The state that all connections share: which agents are connected, detached or returned.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -7,57 +7,60 @@ use std::time::Instant;
 
 use ckpt_protocol::agent::GpuReport;
 
-use super::activity::Look;
-use super::line::Line;
+use super::activity::ActivityQuery;
 use super::mirrors::Holdings;
 use super::prepare::Preparation;
-use super::process::{Away, Back, GpuState, Life, Loss, Process, QuiesceError, Quiesced};
+use super::process::{
+    DetachedProcess, GpuState, Loss, Process, ProcessHandle, QuiesceError, Quiesced, ReturnSummary,
+};
+use super::stream::AgentStream;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Listening,
     Quiescing { attempt: u64, end: Instant },
-    Deaf,
+    NotListening,
 }
 
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) next_id: u64,
     pub(super) connections: BTreeMap<u64, Connection>,
-    /// Who has gone away and is not back, unless [`Agents::quiesce`](super::Agents::quiesce) has handed it out.
-    pub(super) away: Vec<Away>,
-    /// Who has device memory, and whose connection was lost since the last quiesce began: nobody knows what it has
-    /// done with that memory.
-    pub(super) torn: Vec<Away>,
-    /// Who said hello since the last quiesce began.
+    /// Processes that have detached and not returned, except those that [`Agents::quiesce`](super::Agents::quiesce) has
+    /// handed out.
+    pub(super) detached: Vec<DetachedProcess>,
+    /// Processes with device memory whose connection was lost since the last quiesce began. What they have done with
+    /// that memory is unknown.
+    pub(super) disconnected: Vec<DetachedProcess>,
+    /// Agents that registered since the last quiesce began.
     pub(super) arrivals: Vec<Arrival>,
     pub(super) holdings: Holdings,
 }
 
 pub(super) struct Connection {
-    pub(super) stream: Arc<Line>,
+    pub(super) stream: Arc<AgentStream>,
     pub(super) process: Process,
-    pub(super) life: Arc<Life>,
-    /// The agent has said hello and all that belongs to it.
-    pub(super) is_greeted: bool,
-    /// The attempt of a Quiesce that the agent has not answered, or has refused in the present attempt.
+    pub(super) handle: Arc<ProcessHandle>,
+    /// The handshake is complete.
+    pub(super) is_registered: bool,
+    /// The attempt of a Quiesce that the agent has not answered, or has refused in the current attempt.
     pub(super) asked: Option<u64>,
-    /// How far it is in an attempt that has not begun to send agents away.
+    /// Progress in an attempt that has not yet begun to detach agents.
     pub(super) preparation: Option<Preparation>,
-    /// What the agent said when it refused the present attempt.
+    /// The agent's reason for refusing the current attempt.
     pub(super) refusal: Option<String>,
-    /// Whether it was asked what its process does with GPUs.
-    pub(super) look: Look,
+    /// State of the question what the process does with its GPUs.
+    pub(super) activity_query: ActivityQuery,
 }
 
 pub(super) struct Arrival {
     pub(super) connection: u64,
     pub(super) process: Process,
-    /// What a Back said; `None` for an agent that begins.
-    pub(super) back: Option<Returned>,
+    /// Content of the agent's Back message; `None` for an agent that starts.
+    pub(super) returned: Option<Returned>,
 }
 
-/// What an agent says of its return.
+/// What an agent reports about its return.
 pub(super) struct Returned {
     pub(super) restored: bool,
     pub(super) copied_bytes: u64,
@@ -65,33 +68,33 @@ pub(super) struct Returned {
 }
 
 /// How a connection ended.
-pub(super) enum Parting {
-    /// The agent is gone.
+pub(super) enum ConnectionEnd {
+    /// The connection failed or the process ended.
     Lost,
-    /// It has gone away for a dump, and has told what was on its process's GPUs.
-    Farewell(Option<Box<GpuReport>>),
+    /// The agent has detached for a dump and reported what was on its process's GPUs.
+    Detached(Option<Box<GpuReport>>),
 }
 
 impl Arrival {
-    /// Whether this is the process that went away, be it let go on, restored, or with another program.
-    pub(super) fn is(&self, gone: &Process) -> bool {
-        let restored = self.back.as_ref().is_some_and(|back| back.restored);
-        let elsewhere = restored || gone.host_pid.is_none();
-        self.process.pid == gone.pid && (elsewhere || self.process.host_pid == gone.host_pid)
+    /// Whether this is the process that had detached, whether it was continued, restored, or executed another program.
+    pub(super) fn is(&self, detached: &Process) -> bool {
+        let restored = self.returned.as_ref().is_some_and(|returned| returned.restored);
+        let ignores_host_pid = restored || detached.host_pid.is_none();
+        self.process.pid == detached.pid && (ignores_host_pid || self.process.host_pid == detached.host_pid)
     }
 
     pub(super) fn loss(&self) -> Option<Loss> {
-        let reason = self.back.as_ref()?.lost.clone()?;
+        let reason = self.returned.as_ref()?.lost.clone()?;
         Some(Loss { process: self.process.clone(), reason })
     }
 }
 
 impl State {
-    /// Those who have said hello and were not asked to go yet. They count as asked from now on.
-    pub(super) fn unasked(&mut self, attempt: u64) -> Vec<Arc<Line>> {
+    /// Registered agents that have not been asked to detach. They count as asked from now on.
+    pub(super) fn mark_asked(&mut self, attempt: u64) -> Vec<Arc<AgentStream>> {
         let mut streams = Vec::new();
         for connection in self.connections.values_mut() {
-            if connection.is_greeted && connection.asked.is_none() {
+            if connection.is_registered && connection.asked.is_none() {
                 connection.asked = Some(attempt);
                 streams.push(Arc::clone(&connection.stream));
             }
@@ -99,29 +102,29 @@ impl State {
         streams
     }
 
-    /// Hands out those who have gone away, with what they had on their GPUs.
-    pub(super) fn quiesced(&mut self, attempt: u64) -> Quiesced {
-        let mut away = mem::take(&mut self.away);
-        let state = |away: &mut Away| {
-            let report = away.report.take()?;
-            let mirror = away.process.pid.and_then(|pid| self.holdings.mirror(pid)).cloned();
-            Some(GpuState { process: away.process.clone(), mirror, report })
+    /// Hands out the processes that have detached, with what they had on their GPUs.
+    pub(super) fn take_quiesced(&mut self, attempt: u64) -> Quiesced {
+        let mut detached = mem::take(&mut self.detached);
+        let state = |one: &mut DetachedProcess| {
+            let report = one.report.take()?;
+            let mirror = one.process.pid.and_then(|pid| self.holdings.mirror(pid)).cloned();
+            Some(GpuState { process: one.process.clone(), mirror, report })
         };
-        let gpu = away.iter_mut().filter_map(state).collect();
-        Quiesced { attempt, away, gpu }
+        let gpu = detached.iter_mut().filter_map(state).collect();
+        Quiesced { attempt, detached, gpu }
     }
 
-    pub(super) fn is_away(&self, pid: u32) -> bool {
-        self.away.iter().any(|away| away.process.pid == Some(pid))
+    pub(super) fn is_detached(&self, pid: u32) -> bool {
+        self.detached.iter().any(|one| one.process.pid == Some(pid))
     }
 
-    /// Whether an agent is there, and has put back what its process had on the GPU.
-    pub(super) fn is_here(&self, pid: u32) -> bool {
-        self.connections.values().any(|one| one.is_greeted && one.process.pid == Some(pid))
+    /// Whether a process has a registered agent, and has its GPU state back.
+    pub(super) fn is_registered(&self, pid: u32) -> bool {
+        self.connections.values().any(|one| one.is_registered && one.process.pid == Some(pid))
     }
 
-    /// The end of an attempt that somebody refused. Whoever did can be asked again.
-    pub(super) fn refused(&mut self) -> Option<QuiesceError> {
+    /// The error of an attempt that agents refused. Those agents can be asked again.
+    pub(super) fn take_refusals(&mut self) -> Option<QuiesceError> {
         let mut refusals = Vec::new();
         for connection in self.connections.values_mut() {
             if let Some(reason) = connection.refusal.take() {
@@ -134,24 +137,25 @@ impl State {
         Some(QuiesceError::Refused { process, reason, others })
     }
 
-    pub(super) fn who_is_back(&self, expected: &[Away]) -> Back {
+    pub(super) fn summarize_return(&self, expected: &[DetachedProcess]) -> ReturnSummary {
         let lost = self.arrivals.iter().filter_map(Arrival::loss).collect();
-        let mut back = Back { lost, ..Back::default() };
+        let mut summary = ReturnSummary { lost, ..ReturnSummary::default() };
         let mut arrivals: Vec<_> = self.arrivals.iter().collect();
-        for away in expected {
-            let arrival = arrivals.iter().position(|arrival| arrival.is(&away.process));
-            match arrival.map(|place| arrivals.swap_remove(place).back.as_ref()) {
+        for detached in expected {
+            let arrival = arrivals.iter().position(|arrival| arrival.is(&detached.process));
+            match arrival.map(|index| arrivals.swap_remove(index).returned.as_ref()) {
                 Some(Some(returned)) => {
-                    let count = if returned.restored { &mut back.restored } else { &mut back.continued };
+                    let count =
+                        if returned.restored { &mut summary.restored } else { &mut summary.continued };
                     *count += 1;
-                    back.copied_bytes = back.copied_bytes.saturating_add(returned.copied_bytes);
+                    summary.copied_bytes = summary.copied_bytes.saturating_add(returned.copied_bytes);
                 }
-                // Another program in the same process: what went away will not come back.
+                // The process executed another program: the agent that detached will not return.
                 Some(None) => {}
-                None if away.life.is_over() => {}
-                None => back.missing.push(away.process.clone()),
+                None if detached.handle.has_ended() => {}
+                None => summary.missing.push(detached.process.clone()),
             }
         }
-        back
+        summary
     }
 }

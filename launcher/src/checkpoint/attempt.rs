@@ -100,7 +100,7 @@ pub enum AttemptError {
 impl From<NamespaceError> for AttemptError {
     fn from(error: NamespaceError) -> Self {
         match error {
-            NamespaceError::Gone => Self::JobEnded,
+            NamespaceError::Ended => Self::JobEnded,
             other => Self::Namespace(other),
         }
     }
@@ -278,7 +278,8 @@ impl Attempt<'_> {
         let staged = staged_files(&dumped).map_err(AttemptError::Staging)?;
         let gpu = device_memory::to_store(&dumped.gpu)?;
         let staged = staged.iter().map(|(path, file)| (path, file as &dyn Source));
-        let sources: Vec<_> = staged.chain(gpu.iter().flat_map(device_memory::Stored::sources)).collect();
+        let sources: Vec<_> =
+            staged.chain(gpu.iter().flat_map(device_memory::StoredProcess::sources)).collect();
         self.parts.status.enter(Phase::Persist, sources.iter().map(|(_, source)| source.bytes()).sum());
         let cancellable =
             sources.into_iter().map(|(path, from)| (path, Cancellable::new(from, &self.parts.cancelled)));
@@ -292,8 +293,8 @@ impl Attempt<'_> {
             return Err(claim.into());
         }
         let manifest = writer.commit(Manifest { version, gpu: processes, ..manifest })?;
-        gpu.iter().for_each(|stored| stored.committed(&manifest));
-        Ok((manifest, gpu.iter().map(device_memory::Stored::unread_bytes).sum()))
+        gpu.iter().for_each(|stored| stored.record_commit(&manifest));
+        Ok((manifest, gpu.iter().map(device_memory::StoredProcess::unread_bytes).sum()))
     }
 
     fn manifest(

@@ -124,7 +124,7 @@ impl Attempt<'_> {
         let Some(agents) = &self.parts.job.agents else {
             return Ok(self.dump(staging, name, work, tries, deadline)?);
         };
-        agents.will_run_on(self.after_dump == AfterDump::KeepRunning);
+        agents.set_continues_after_dump(self.after_dump == AfterDump::KeepRunning);
         let away = agents.quiesce(self.number, self.freeze_timeout).map_err(DumpError::Agents)?;
         let result = self.dump(staging, name, work, tries, deadline);
         if self.after_dump == AfterDump::KeepRunning || result.is_err() {
@@ -144,8 +144,8 @@ impl Attempt<'_> {
             );
         }
         // The supervisor receives losses too, and ends the job.
-        let back = agents.await_back(away, self.freeze_timeout);
-        crate::gpu::preload::tell(&back);
+        let back = agents.await_return(away, self.freeze_timeout);
+        crate::gpu::preload::log_return(&back);
         self.parts.status.device_memory(device_memory::outcome(away.gpu(), back.copied_bytes));
     }
 
@@ -248,7 +248,7 @@ impl Attempt<'_> {
         let open_files = lengths(&writable, &root);
         // Best effort: the snapshot is valid without copies as long as the files exist.
         let readable = |path: &&String| fs::File::open(inside(&root, path)).is_ok();
-        let spare_paths = saved::spare(&open_files);
+        let spare_paths = saved::small_files(&open_files);
         let spare_files = saved::save(spare_paths.iter().filter(readable), &root, "spare", spare)
             .map_err(|error| failed("cannot copy the job's open files", &error))?;
         let survey = self.parts.job.namespace.survey().map_err(|error| error.to_string())?;
@@ -257,7 +257,7 @@ impl Attempt<'_> {
         directories.extend(
             spare_files.iter().filter_map(|file| Some(Path::new(&file.path).parent()?.to_str()?.to_owned())),
         );
-        let directories = directories::look(&directories, &root);
+        let directories = directories::inspect(&directories, &root);
         Ok(Frozen {
             taken: SystemTime::now(),
             survey,
@@ -327,7 +327,7 @@ impl Attempt<'_> {
 
 fn start_error(error: NamespaceError) -> SessionError {
     match error {
-        NamespaceError::Gone => SessionError::Died,
+        NamespaceError::Ended => SessionError::Died,
         other => SessionError::Stage(other.to_string()),
     }
 }

@@ -3,7 +3,7 @@
 use super::print;
 use super::snapshots::find;
 use crate::cli::config::Config;
-use crate::gpu::regions::{self, Memory, Owner, Piece, Reader};
+use crate::gpu::regions::{self, Memory, MemoryRegion, Owner, Reader};
 use crate::store::tiers;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{Manifest, RelPath, Store};
@@ -89,7 +89,7 @@ impl<'a> Side<'a> {
         Ok(Self { store, manifest, memory, readers: HashMap::new() })
     }
 
-    fn pieces(&self, owner: Owner) -> Vec<Piece> {
+    fn pieces(&self, owner: Owner) -> Vec<MemoryRegion> {
         let mapped = self.memory.get(&owner).into_iter().flatten().filter(|piece| piece.address.is_some());
         mapped.cloned().collect()
     }
@@ -105,8 +105,8 @@ impl<'a> Side<'a> {
 
 /// The overlap of two pieces in the address space.
 struct Overlap<'a> {
-    before: &'a Piece,
-    after: &'a Piece,
+    before: &'a MemoryRegion,
+    after: &'a MemoryRegion,
     from: u64,
     bytes: u64,
 }
@@ -163,7 +163,7 @@ fn compare(owner: Owner, before: &mut Side, after: &mut Side, difference: &mut D
 
 /// The number of bytes that differ, in whole pages. Parts in the same chunk of both are not read.
 fn changed(overlap: &Overlap, before: &mut Side, after: &mut Side) -> Result<u64> {
-    let offset = |piece: &Piece| piece.offset + (overlap.from - piece.address.unwrap_or(0));
+    let offset = |piece: &MemoryRegion| piece.offset + (overlap.from - piece.address.unwrap_or(0));
     let (old, new) = (offset(overlap.before), offset(overlap.after));
     let old_reader = before.reader(&overlap.before.file)?;
     let new_reader = after.reader(&overlap.after.file)?;

@@ -4,7 +4,7 @@ use super::print;
 use super::snapshots::find;
 use crate::cli::args::ExportFormat;
 use crate::cli::config::Config;
-use crate::gpu::regions::{self, Memory, Owner, Piece, Reader};
+use crate::gpu::regions::{self, Memory, MemoryRegion, Owner, Reader};
 use crate::store::tiers;
 use crate::sys::error::bad_input;
 use crate::sys::progress::Bar;
@@ -147,7 +147,7 @@ impl View for &Tensor {
 
 /// One file per process, with one tensor per region of its device memory.
 fn safetensors(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Path) -> Result<u64> {
-    let mut processes: BTreeMap<u32, Vec<(String, &Piece)>> = BTreeMap::new();
+    let mut processes: BTreeMap<u32, Vec<(String, &MemoryRegion)>> = BTreeMap::new();
     for (owner, pieces) in memory {
         let Owner::Device { pid, device } = owner else { continue };
         let named = pieces.iter().map(|piece| (format!("device-{device}/{}", piece.name()), piece));

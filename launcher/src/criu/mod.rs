@@ -2,7 +2,7 @@
 
 mod find;
 mod images;
-mod log;
+mod known_errors;
 mod pagemap;
 mod rpc;
 mod session;
@@ -12,7 +12,7 @@ mod timers;
 pub use find::CriuMissing;
 pub use find::{Criu, MIN_VERSION};
 pub use images::{Descriptors, ImageError};
-pub use log::explain;
+pub use known_errors::explain;
 pub use pagemap::{Pagemap, chunk_ends};
 pub use rpc::{CRIU_EVERYTHING, CRIU_WARNINGS, InheritFd, Options};
 pub use session::{Session, SessionError};

@@ -9,7 +9,7 @@ use prost::Message;
 /// `criu_req_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
-pub(super) enum Kind {
+pub(super) enum RequestType {
     Dump = 1,
     Restore = 2,
     Notify = 6,

@@ -1,6 +1,6 @@
 //! One dump or restore by `criu swrk`, over its socket.
 
-use super::rpc::{Kind, Options, Request, Response};
+use super::rpc::{Options, Request, RequestType, Response};
 use crate::namespace::CriuProcess;
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,9 +37,9 @@ pub struct Outcome {
 
 /// How long to wait for CRIU.
 #[derive(Clone, Copy)]
-enum Patience {
+enum TimeLimit {
     /// Until it has done what was asked.
-    Until(Instant),
+    Deadline(Instant),
     /// Until it says something again: what is done at its stages does not count.
     Silence(Duration),
 }
@@ -73,7 +73,7 @@ impl Session {
         deadline: Instant,
         at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
     ) -> Result<Outcome, SessionError> {
-        self.perform(Kind::Dump, options, Patience::Until(deadline), at_stage)
+        self.perform(RequestType::Dump, options, TimeLimit::Deadline(deadline), at_stage)
     }
 
     /// Restores, with no more than `silence` between two of CRIU's stages. An error from `at_stage` at `post-restore`
@@ -87,23 +87,23 @@ impl Session {
         silence: Duration,
         at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
     ) -> Result<Outcome, SessionError> {
-        self.perform(Kind::Restore, options, Patience::Silence(silence), at_stage)
+        self.perform(RequestType::Restore, options, TimeLimit::Silence(silence), at_stage)
     }
 
     fn perform(
         &self,
-        kind: Kind,
+        request_type: RequestType,
         options: Options,
-        patience: Patience,
+        limit: TimeLimit,
         at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
     ) -> Result<Outcome, SessionError> {
         let options = Options { notify_scripts: Some(true), ..options };
-        self.send(&Request { kind: kind as i32, opts: Some(options), notify_success: None })?;
+        self.send(&Request { kind: request_type as i32, opts: Some(options), notify_success: None })?;
         let mut refused = None;
         loop {
-            let deadline = match patience {
-                Patience::Until(deadline) => deadline,
-                Patience::Silence(limit) => Instant::now() + limit,
+            let deadline = match limit {
+                TimeLimit::Deadline(deadline) => deadline,
+                TimeLimit::Silence(timeout) => Instant::now() + timeout,
             };
             let response = match self.receive(deadline) {
                 Err(SessionError::Died) if refused.is_some() => {
@@ -111,7 +111,7 @@ impl Session {
                 }
                 other => other?,
             };
-            if response.kind != Kind::Notify as i32 {
+            if response.kind != RequestType::Notify as i32 {
                 return match (response.success, refused) {
                     (true, _) => Ok(Outcome { pid: response.restore.map(|restored| restored.pid) }),
                     (false, Some(reason)) => Err(SessionError::Stage(reason)),
@@ -122,7 +122,7 @@ impl Session {
             let result = at_stage(&stage);
             let notify_success = Some(result.is_ok());
             refused = result.err().or(refused);
-            self.send(&Request { kind: Kind::Notify as i32, opts: None, notify_success })?;
+            self.send(&Request { kind: RequestType::Notify as i32, opts: None, notify_success })?;
         }
     }
 

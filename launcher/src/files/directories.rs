@@ -15,13 +15,13 @@ use std::path::Path;
 /// What the directories `paths` (absolute) look like; one that is gone already is left out. `root` leads to the job's
 /// view of the file system.
 #[must_use]
-pub fn look(paths: &BTreeSet<String>, root: &Path) -> Vec<Directory> {
-    let look = |path: &String| {
+pub fn inspect(paths: &BTreeSet<String>, root: &Path) -> Vec<Directory> {
+    let inspect = |path: &String| {
         let meta = fs::metadata(inside(root, path)).ok()?;
         let (mode, uid, gid) = (meta.mode() & 0o7777, meta.uid(), meta.gid());
         meta.is_dir().then(|| Directory { path: path.clone(), mode, uid, gid })
     };
-    paths.iter().filter_map(look).collect()
+    paths.iter().filter_map(inspect).collect()
 }
 
 /// Makes those that are not there.
@@ -70,7 +70,7 @@ mod tests {
         fs::set_permissions(&path, Permissions::from_mode(0o710)).unwrap();
         let missing = dir.path().join("never").to_str().unwrap().to_owned();
         let paths = BTreeSet::from([path.to_str().unwrap().to_owned(), missing]);
-        let seen = look(&paths, Path::new("/"));
+        let seen = inspect(&paths, Path::new("/"));
         assert_eq!(seen.len(), 1);
         fs::remove_dir_all(dir.path().join("gone")).unwrap();
         put_back(&seen).unwrap();

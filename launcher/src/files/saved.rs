@@ -17,8 +17,8 @@ use std::path::Path;
 const PREFIX: &str = "/dev/shm/";
 
 /// Files on disk up to this size are kept, and not more than so many bytes of them.
-const SPARE_LIMIT_BYTES: u64 = 1 << 20;
-const ALL_SPARE_LIMIT_BYTES: u64 = 64 << 20;
+const SMALL_FILE_LIMIT_BYTES: u64 = 1 << 20;
+const ALL_SMALL_FILES_LIMIT_BYTES: u64 = 64 << 20;
 
 /// Whether the file `path` (absolute) is shared memory.
 #[must_use]
@@ -28,11 +28,11 @@ pub fn is_shared_memory(path: &str) -> bool {
 
 /// Those of `files` that are small enough to be kept.
 #[must_use]
-pub fn spare(files: &[OpenFile]) -> Vec<String> {
+pub fn small_files(files: &[OpenFile]) -> Vec<String> {
     let mut all_bytes = 0;
     let mut fits = |file: &&OpenFile| {
-        let fits =
-            file.size_bytes <= SPARE_LIMIT_BYTES && all_bytes + file.size_bytes <= ALL_SPARE_LIMIT_BYTES;
+        let fits = file.size_bytes <= SMALL_FILE_LIMIT_BYTES
+            && all_bytes + file.size_bytes <= ALL_SMALL_FILES_LIMIT_BYTES;
         all_bytes += if fits { file.size_bytes } else { 0 };
         fits
     };
@@ -116,10 +116,10 @@ mod tests {
     fn small_files_are_kept_up_to_a_limit() {
         let file = |name: &str, size_bytes| OpenFile { path: name.into(), size_bytes };
         let mut files =
-            vec![file("a", 10), file("large", SPARE_LIMIT_BYTES + 1), file("b", SPARE_LIMIT_BYTES)];
-        assert_eq!(spare(&files), ["a", "b"]);
-        files.extend((0..100).map(|_| file("more", SPARE_LIMIT_BYTES)));
-        assert_eq!(spare(&files).len(), 64, "with the ten bytes of the first, one less than 65");
+            vec![file("a", 10), file("large", SMALL_FILE_LIMIT_BYTES + 1), file("b", SMALL_FILE_LIMIT_BYTES)];
+        assert_eq!(small_files(&files), ["a", "b"]);
+        files.extend((0..100).map(|_| file("more", SMALL_FILE_LIMIT_BYTES)));
+        assert_eq!(small_files(&files).len(), 64, "with the ten bytes of the first, one less than 65");
     }
 
     #[test]

@@ -55,17 +55,17 @@ pub fn unnamed_file() -> io::Result<File> {
 
 /// A place for the images of one checkpoint.
 pub struct Staging {
-    kind: Kind,
+    location: Location,
 }
 
-enum Kind {
+enum Location {
     Memory(OwnedFd),
     Disk(PathBuf),
 }
 
 impl Staging {
     /// In memory, if there is room for images of so many bytes and for `more_bytes` beside them; otherwise on disk, in
-    /// the directory `on_disk`, which is emptied. Then `tell` gets the reason first.
+    /// the directory `on_disk`, which is emptied. `report_fallback` is then called with the reason first.
     ///
     /// # Errors
     /// When the directory cannot be made.
@@ -73,7 +73,7 @@ impl Staging {
         image_bytes: u64,
         more_bytes: u64,
         on_disk: &Path,
-        tell: impl FnOnce(&str),
+        report_fallback: impl FnOnce(&str),
     ) -> io::Result<Self> {
         let parts = [image_bytes, image_bytes / 8, more_bytes, SPARE_BYTES];
         let needed_bytes = parts.into_iter().fold(0, u64::saturating_add);
@@ -84,8 +84,8 @@ impl Staging {
             Ok(_) => Self::in_memory(image_bytes).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        memory.or_else(|why| {
-            tell(&why);
+        memory.or_else(|reason| {
+            report_fallback(&reason);
             Self::on_disk(on_disk)
         })
     }
@@ -99,7 +99,7 @@ impl Staging {
     pub fn in_memory(expected_bytes: u64) -> io::Result<Self> {
         let huge = expected_bytes >= HUGE_PAGES_FROM_BYTES;
         let mount = tmpfs(huge).or_else(|_| tmpfs(false))?;
-        Ok(Self { kind: Kind::Memory(mount) })
+        Ok(Self { location: Location::Memory(mount) })
     }
 
     /// On disk, in the directory `path`, which is emptied: for when memory is short. The job then stands still for
@@ -114,7 +114,7 @@ impl Staging {
             _ => {}
         }
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        Ok(Self { kind: Kind::Disk(path.to_owned()) })
+        Ok(Self { location: Location::Disk(path.to_owned()) })
     }
 
     /// Takes and gives back `bytes` of memory. On a virtual machine, memory that was not used for a while has to be
@@ -124,7 +124,7 @@ impl Staging {
     /// # Errors
     /// When the memory is not there.
     pub fn warm(&self, bytes: u64) -> io::Result<()> {
-        let Kind::Memory(mount) = &self.kind else { return Ok(()) };
+        let Location::Memory(mount) = &self.location else { return Ok(()) };
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mut file = File::from(rustix::fs::openat(mount, "warm", flags, Mode::RUSR | Mode::WUSR)?);
         rustix::fs::unlinkat(mount, "warm", AtFlags::empty())?;
@@ -137,12 +137,12 @@ impl Staging {
     /// When it cannot be made.
     pub fn subdir(&self, name: &str) -> io::Result<StagedDir> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let fd = match &self.kind {
-            Kind::Memory(mount) => {
+        let fd = match &self.location {
+            Location::Memory(mount) => {
                 rustix::fs::mkdirat(mount, name, Mode::RWXU)?;
                 rustix::fs::openat(mount, name, flags, Mode::empty())?
             }
-            Kind::Disk(path) => {
+            Location::Disk(path) => {
                 let path = path.join(name);
                 rustix::fs::mkdirat(CWD, &path, Mode::RWXU)?;
                 rustix::fs::openat(CWD, &path, flags, Mode::empty())?
@@ -167,16 +167,16 @@ impl Staging {
             dir.files()?.iter().try_for_each(|(file, _)| dir.remove(file))?;
             Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
         };
-        match &self.kind {
-            Kind::Memory(mount) => remove(mount.as_fd()),
-            Kind::Disk(path) => remove(File::open(path)?.as_fd()),
+        match &self.location {
+            Location::Memory(mount) => remove(mount.as_fd()),
+            Location::Disk(path) => remove(File::open(path)?.as_fd()),
         }
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if let Kind::Disk(path) = &self.kind
+        if let Location::Disk(path) = &self.location
             && let Err(error) = std::fs::remove_dir_all(path)
         {
             tracing::warn!("cannot remove {}: {error}", path.display());

@@ -1,9 +1,8 @@
 //! Device memory in snapshots: from mirrors to the store, and from the store to mirrors.
 //!
-//! A process's mirror becomes `gpu/PID.mem`, as far as something lies in it, and what its agent told of it
-//! `gpu/PID.json`.
+//! The used parts of a process's mirror become `gpu/PID.mem`, and its agent's report becomes `gpu/PID.json`.
 
-use crate::agents::{GpuState, Known, Mirror, Process, joined};
+use crate::agents::{GpuState, Mirror, Process, UnchangedChunks, merge_ranges};
 use crate::files::staging;
 use anyhow::{Context, Result, bail};
 use ckpt_protocol::agent::{GpuReport, Region};
@@ -16,16 +15,16 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An agent has told of memory that is not in its mirror.
+/// An agent has reported memory that is not in its mirror.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the interposer in {process} made a mistake: it speaks of {told_bytes} bytes of device memory, its mirror has {mirror_bytes}. Please report it"
+    "bug in the interposer in {process}: it reports {reported_bytes} bytes of device memory, but its mirror has {mirror_bytes}. Please report this bug"
 )]
 pub struct ReportError {
     /// The process.
     process: Process,
     /// Where the last region ends.
-    told_bytes: u64,
+    reported_bytes: u64,
     /// Size of the mirror.
     mirror_bytes: u64,
 }
@@ -43,48 +42,47 @@ pub enum StoreDeviceMemoryError {
 
 #[cfg(test)]
 impl ReportError {
-    /// One of this process.
+    /// An example for this process.
     pub(crate) fn example(process: Process) -> Self {
-        Self { process, told_bytes: 2, mirror_bytes: 1 }
+        Self { process, reported_bytes: 2, mirror_bytes: 1 }
     }
 }
 
-/// Where in a mirror something lies: in order, without overlaps.
+/// The used ranges of a mirror, sorted, without overlaps.
 fn extents(state: &GpuState) -> Result<Vec<Range<u64>>, ReportError> {
     let of = |region: &Region| region.offset..region.offset.saturating_add(region.bytes);
     let regions = state.report.regions.iter().filter(|region| region.bytes > 0);
-    let joined = joined(regions.map(of).collect());
-    let told_bytes = joined.last().map_or(0, |last| last.end);
+    let extents = merge_ranges(regions.map(of).collect());
+    let reported_bytes = extents.last().map_or(0, |last| last.end);
     let mirror_bytes = state.mirror.as_ref().map_or(0, |mirror| mirror.bytes);
-    if told_bytes <= mirror_bytes {
-        return Ok(joined);
+    if reported_bytes <= mirror_bytes {
+        return Ok(extents);
     }
-    Err(ReportError { process: state.process.clone(), told_bytes, mirror_bytes })
+    Err(ReportError { process: state.process.clone(), reported_bytes, mirror_bytes })
 }
 
-/// The content of a mirror from its beginning to the last thing that lies in it. What lies between is nobody's, and
-/// reads as zeroes.
-struct Content {
-    /// `None` for a process without a mirror: it has no extents then.
+/// The content of a mirror from its beginning to the end of its last used range. Unused ranges read as zeroes.
+struct MirrorContent {
+    /// `None` for a process without a mirror, which has no extents.
     mirror: Option<Mirror>,
     extents: Vec<Range<u64>>,
-    /// Which capture has left it.
+    /// The number of the capture that wrote the content.
     capture: Option<u64>,
-    /// What of it need not be read.
-    known: Option<Known>,
+    /// Chunks that need not be read.
+    unchanged: Option<UnchangedChunks>,
     read_bytes: AtomicU64,
 }
 
-impl Content {
+impl MirrorContent {
     fn of(state: &GpuState) -> Result<Self, ReportError> {
         let capture = state.report.capture.as_ref().map(|capture| capture.number);
-        let known = state.mirror.as_ref().and_then(|mirror| mirror.record().of(capture));
+        let unchanged = state.mirror.as_ref().and_then(|mirror| mirror.history().unchanged_in(capture));
         let (mirror, extents) = (state.mirror.clone(), extents(state)?);
-        Ok(Self { mirror, extents, capture, known, read_bytes: AtomicU64::new(0) })
+        Ok(Self { mirror, extents, capture, unchanged, read_bytes: AtomicU64::new(0) })
     }
 }
 
-impl Source for Content {
+impl Source for MirrorContent {
     fn bytes(&self) -> u64 {
         self.extents.last().map_or(0, |last| last.end)
     }
@@ -110,37 +108,37 @@ impl Source for Content {
     }
 
     fn known(&self, range: Range<u64>) -> Option<ChunkId> {
-        self.known.as_ref()?.chunk(&range, &self.extents)
+        self.unchanged.as_ref()?.chunk(&range, &self.extents)
     }
 }
 
-/// What a process had on its GPUs, ready to be stored.
-pub struct Stored {
+/// The device memory of a process, ready to be stored.
+pub struct StoredProcess {
     /// Its entry in the manifest.
     pub process: GpuProcess,
-    content: Content,
+    content: MirrorContent,
     report: Vec<u8>,
 }
 
-impl Stored {
+impl StoredProcess {
     /// Its data files.
     pub fn sources(&self) -> impl Iterator<Item = (&RelPath, &dyn Source)> {
         let memory = self.process.memory.as_ref().map(|path| (path, &self.content as &dyn Source));
         memory.into_iter().chain([(&self.process.report, &self.report as &dyn Source)])
     }
 
-    /// How much of its memory was not read: the store had it already (bytes).
+    /// Memory that was not read because the store had it already, bytes.
     #[must_use]
     pub fn unread_bytes(&self) -> u64 {
         self.content.bytes().saturating_sub(self.content.read_bytes.load(Ordering::Relaxed))
     }
 
-    /// It is committed: what does not change until the next capture need not be read for that.
-    pub fn committed(&self, manifest: &Manifest) {
-        let Content { mirror: Some(mirror), extents, capture, .. } = &self.content else { return };
+    /// Records that the snapshot was committed: chunks that do not change until the next capture need not be read again.
+    pub fn record_commit(&self, manifest: &Manifest) {
+        let MirrorContent { mirror: Some(mirror), extents, capture, .. } = &self.content else { return };
         let file = self.process.memory.as_ref().and_then(|path| data_file(manifest, path));
         if let Some(file) = file {
-            mirror.record().committed(*capture, extents.clone(), file);
+            mirror.history().record_commit(*capture, extents.clone(), file);
         }
     }
 }
@@ -149,16 +147,16 @@ fn data_file<'a>(manifest: &'a Manifest, path: &RelPath) -> Option<&'a DataFile>
     manifest.files.iter().find(|file| &file.path == path)
 }
 
-/// What processes had on their GPUs, ready to be stored.
+/// Prepares the device memory of processes for the store.
 ///
 /// # Errors
 /// See [`StoreDeviceMemoryError`].
-pub fn to_store(states: &[GpuState]) -> Result<Vec<Stored>, StoreDeviceMemoryError> {
+pub fn to_store(states: &[GpuState]) -> Result<Vec<StoredProcess>, StoreDeviceMemoryError> {
     let mut stored = Vec::new();
     for state in states {
         let Some(pid) = state.process.pid else { continue };
         let path = |kind: &str| RelPath::new(format!("gpu/{pid}.{kind}")).expect("a plain path");
-        let content = Content::of(state)?;
+        let content = MirrorContent::of(state)?;
         let mirror = state.mirror.as_ref();
         let report = serde_json::to_vec(&state.report).map_err(StoreDeviceMemoryError::Encode)?;
         let process = GpuProcess {
@@ -168,12 +166,12 @@ pub fn to_store(states: &[GpuState]) -> Result<Vec<Stored>, StoreDeviceMemoryErr
             memory: (!content.extents.is_empty()).then(|| path("mem")),
             report: path("json"),
         };
-        stored.push(Stored { process, content, report });
+        stored.push(StoredProcess { process, content, report });
     }
     Ok(stored)
 }
 
-/// What a checkpoint did with device memory; `None` if there was none.
+/// Summary of a checkpoint's device memory; `None` if there was none.
 #[must_use]
 pub fn outcome(states: &[GpuState], copied_back_bytes: u64) -> Option<DeviceMemory> {
     let reports = || states.iter().map(|state| &state.report);
@@ -193,22 +191,22 @@ pub fn outcome(states: &[GpuState], copied_back_bytes: u64) -> Option<DeviceMemo
     (outcome.processes > 0).then_some(outcome)
 }
 
-/// A mirror that a snapshot's process will ask for, and the data file of its content.
+/// The mirror of a process in a snapshot, and the data file of its content.
 pub struct Load {
     /// The process, as the job itself sees it.
     pub pid: u32,
-    /// Its mirror, still empty.
+    /// Its mirror, not loaded yet.
     pub mirror: Mirror,
     /// The data file.
     memory: Option<RelPath>,
-    /// Its length.
+    /// The length of the data file.
     pub bytes: u64,
 }
 
-/// Makes the mirrors of a snapshot's processes.
+/// Creates the mirrors of a snapshot's processes.
 ///
 /// # Errors
-/// Too little memory. And [`ReadError::Damaged`], when the manifest contradicts itself.
+/// When there is not enough memory, and [`ReadError::Damaged`] when the manifest is inconsistent.
 pub fn plan(manifest: &Manifest) -> Result<Vec<Load>> {
     let mut loads = Vec::new();
     for process in manifest.gpu.iter().filter(|process| process.mirror_bytes > 0) {
@@ -219,39 +217,40 @@ pub fn plan(manifest: &Manifest) -> Result<Vec<Load>> {
             bail!(ReadError::Damaged { id: manifest.id.to_string(), damage: Damage::Manifest(damage) });
         }
         let mirror = Mirror::to_be_filled(process.mirror, process.mirror_bytes)
-            .context("cannot make a place for device memory")?;
+            .context("cannot create a file for device memory")?;
         loads.push(Load { pid: process.pid, mirror, memory: process.memory.clone(), bytes });
     }
     let needed_bytes = loads.iter().map(|load| load.mirror.bytes).fold(0, u64::saturating_add);
     let available_bytes = staging::available_bytes().unwrap_or(0);
     if needed_bytes > 0 && needed_bytes.saturating_add(staging::SPARE_BYTES) > available_bytes {
         bail!(
-            "the snapshot has {needed_bytes} bytes of device memory, for which there is not enough memory: {available_bytes} bytes are free. Free some, or take a machine or a container with more"
+            "not enough memory for the snapshot's {needed_bytes} bytes of device memory: {available_bytes} bytes are free. Free some memory, or use a machine or a container with more"
         );
     }
     Ok(loads)
 }
 
 impl Load {
-    /// The data file and where it goes; `None` when there is nothing to load. The mirror is not to be used before it
-    /// is loaded and [`Load::finish`] has returned without an error.
+    /// The data file and its target; `None` when there is nothing to load. The mirror must not be used before it is loaded
+    /// and [`Load::finish`] has succeeded.
     #[must_use]
     pub fn wanted(&self) -> Option<(&RelPath, &dyn Target)> {
         self.memory.as_ref().map(|path| (path, self as &dyn Target))
     }
 
-    /// All of a mirror is pinned in the end: what is short of memory is to learn it here.
+    /// Allocates the whole mirror, because it will be pinned: a lack of memory shows here.
     ///
     /// # Errors
-    /// The memory cannot be had.
+    /// When the memory cannot be allocated.
     pub fn finish(&self) -> Result<(), ReadError> {
         let Some(path) = &self.memory else { return Ok(()) };
-        let taken = rustix::fs::fallocate(&*self.mirror.file, FallocateFlags::empty(), 0, self.mirror.bytes);
-        taken.map_err(|error| ReadError::Target { path: path.to_string(), source: error.into() })
+        let allocated =
+            rustix::fs::fallocate(&*self.mirror.file, FallocateFlags::empty(), 0, self.mirror.bytes);
+        allocated.map_err(|error| ReadError::Target { path: path.to_string(), source: error.into() })
     }
 }
 
-/// The mirror keeps its own size: behind what is loaded nothing is in use.
+/// The mirror keeps its own size: the part after the loaded content is unused.
 impl Target for Load {
     fn set_bytes(&self, _bytes: u64) -> io::Result<()> {
         self.mirror.file.set_len(0)?;
@@ -263,13 +262,13 @@ impl Target for Load {
     }
 }
 
-/// What the agent of a process told of its device memory.
+/// The agent's report about a process's device memory.
 ///
 /// # Errors
-/// Damage.
+/// When the report is damaged.
 pub fn read_report(store: &dyn Store, manifest: &Manifest, process: &GpuProcess) -> Result<GpuReport> {
     serde_json::from_slice(&store.read(manifest, &process.report)?)
-        .with_context(|| format!("{} of the snapshot {} does not read", process.report, manifest.id))
+        .with_context(|| format!("cannot parse {} of the snapshot {}", process.report, manifest.id))
 }
 
 #[cfg(test)]
@@ -304,7 +303,7 @@ mod tests {
         GpuState { process, mirror, report: GpuReport { regions, ..GpuReport::default() } }
     }
 
-    /// The content, read in steps of every size: boundaries of steps and extents meet in all ways.
+    /// The content, read in steps of several sizes, so that boundaries of steps and extents meet in all combinations.
     fn content(state: &GpuState) -> Vec<u8> {
         let [stored] = &to_store(std::slice::from_ref(state)).unwrap()[..] else { panic!("one process") };
         let mut whole = vec![1; usize::try_from(stored.content.bytes()).unwrap()];
@@ -320,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_in_use_is_stored() {
+    fn only_used_memory_is_stored() {
         let mirror = Mirror::new(4 << 20).unwrap();
         mirror.file.write_all_at(&[7; 3 << 20], 0).unwrap();
         let some = |regions| state(5, Some(mirror.clone()), regions);
@@ -334,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_in_the_mirror_is_a_mistake() {
+    fn memory_outside_of_the_mirror_is_refused() {
         let mirror = Mirror::new(2 << 20).unwrap();
         let whole = state(5, Some(mirror.clone()), vec![region(1 << 20, 1 << 20)]);
         assert!(to_store(&[whole]).is_ok());
@@ -350,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_is_loaded_into_the_same_mirror() {
+    fn stored_memory_is_loaded_into_the_same_mirror() {
         let dir = tempfile::tempdir().unwrap();
         let snapshots = DirStore::new(dir.path().join("snapshots"));
         let mirror = Mirror::new(6 << 20).unwrap();
@@ -359,7 +358,7 @@ mod tests {
         let manifest = crate::checkpoint::attempt::tests::manifest(Vec::new());
         let mut writer = snapshots.begin(&manifest.id, 100).unwrap();
         let stored = to_store(&states).unwrap();
-        let inputs = stored.iter().flat_map(Stored::sources);
+        let inputs = stored.iter().flat_map(StoredProcess::sources);
         let inputs: Vec<_> = inputs.map(|(path, from)| Input { path: path.clone(), from }).collect();
         writer.put(&inputs, &|_| {}).unwrap();
         let gpu: Vec<_> = stored.iter().map(|stored| stored.process.clone()).collect();
@@ -392,7 +391,7 @@ mod tests {
         assert!(error.contains("bytes are free"), "{error}");
     }
 
-    /// Saves the state; returns what was stored, read back, and how much was not read.
+    /// Saves the state; returns the stored content, read back, and how many bytes were not read for saving.
     fn saved(store: &dyn Store, sequence: u64, state: &GpuState, is_committed: bool) -> (Vec<u8>, u64) {
         let [stored] = &to_store(std::slice::from_ref(state)).unwrap()[..] else { panic!("one process") };
         let id = ckpt_snapshot::SnapshotId::new(sequence, std::time::SystemTime::UNIX_EPOCH);
@@ -402,14 +401,14 @@ mod tests {
         writer.put(&inputs.collect::<Vec<_>>(), &|_| {}).unwrap();
         let manifest = writer.commit(manifest).unwrap();
         if is_committed {
-            stored.committed(&manifest);
+            stored.record_commit(&manifest);
         }
         let memory = store.read(&manifest, stored.process.memory.as_ref().unwrap()).unwrap();
         (memory, stored.unread_bytes())
     }
 
     #[test]
-    fn what_has_not_changed_is_not_read_again() {
+    fn unchanged_memory_is_not_read_again() {
         const CHUNK: u64 = ckpt_snapshot::chunk::CHUNK_BYTES as u64;
         let dir = tempfile::tempdir().unwrap();
         let store = PackStore::new(
@@ -428,47 +427,54 @@ mod tests {
             number += 1;
             sequence += 1;
             let mut capture = Capture { mirror: mirror.number, number, written: written.to_vec() };
-            mirror.captured(Some(&mut capture));
+            mirror.record_capture(Some(&mut capture));
             let regions = regions.iter().map(|(offset, bytes)| region(*offset, *bytes)).collect();
             let mut state = state(5, Some(mirror.clone()), regions);
             state.report.capture = Some(Box::new(capture));
             let (found, unread_bytes) = saved(&store, sequence, &state, is_committed);
-            let content = Content::of(&state).unwrap();
+            let content = MirrorContent::of(&state).unwrap();
             let mut whole = vec![1; found.len()];
             content.read_at(0, &mut whole).unwrap();
-            assert!(content.bytes() == whole.len() as u64 && found == whole, "it is not what is there");
+            assert!(
+                content.bytes() == whole.len() as u64 && found == whole,
+                "the stored content differs from the mirror"
+            );
             unread_bytes
         };
         let whole = [(0, 5 * CHUNK)];
         assert_eq!(save(&whole, &[0..5 * CHUNK], true), 0, "the first time");
         assert_eq!(save(&whole, &[], true), 5 * CHUNK);
-        // One that comes to nothing, and the next one.
+        // A capture that is not committed, and the next one.
         write(8, CHUNK, 10);
         assert_eq!(save(&whole, &[CHUNK..CHUNK + 10], false), 4 * CHUNK);
         write(9, 3 * CHUNK - 10, 10);
         assert_eq!(save(&whole, &[3 * CHUNK - 10..3 * CHUNK], true), 3 * CHUNK);
         assert_eq!(save(&whole, &[], true), 5 * CHUNK);
-        // Memory goes in the middle, and comes again.
+        // Memory in the middle is freed, and allocated again.
         let parts = [(0, CHUNK), (2 * CHUNK, 3 * CHUNK)];
         assert_eq!(save(&parts, &[], true), 4 * CHUNK);
         write(7, CHUNK, CHUNK);
         assert_eq!(save(&whole, &[CHUNK..2 * CHUNK], true), 4 * CHUNK);
-        // There is less at its end.
+        // Memory at the end is freed.
         let small = [(0, 4 * CHUNK + 10)];
         assert_eq!(save(&small, &[], true), 4 * CHUNK);
-        // The mirror grows, and is cut.
+        // The mirror grows, and shrinks.
         let larger = mirror.resized(6 * CHUNK).unwrap();
         assert_eq!(save(&small, &[], true), 4 * CHUNK + 10);
         larger.resized(5 * CHUNK).unwrap();
         assert_eq!(save(&small, &[], true), 0);
         assert_eq!(save(&small, &[], true), 4 * CHUNK + 10);
         // A capture into another mirror.
-        mirror.captured(Some(&mut Capture { mirror: mirror.number + 1, number: 11, written: Vec::new() }));
+        mirror.record_capture(Some(&mut Capture {
+            mirror: mirror.number + 1,
+            number: 11,
+            written: Vec::new(),
+        }));
         assert_eq!(save(&small, &[], true), 0);
     }
 
     #[test]
-    fn a_checkpoint_is_summed_up() {
+    fn device_memory_is_summarized() {
         assert_eq!(outcome(&[state(5, None, Vec::new())], 0), None);
         let mut states =
             [state(5, None, vec![region(0, 100), region(0, u64::MAX)]), state(6, None, vec![region(0, 8)])];

@@ -1,10 +1,10 @@
-//! Preloading the interposer: whether, from where, and the socket on which its agents are met.
+//! Preloading the interposer: whether and from where to preload it, and the socket for its agents.
 //!
-//! `--interpose auto` preloads it if it lies where it is installed and there is a CUDA driver for a job to find. The
-//! driver is looked for in the places where the dynamic loader would look, without loading it: that would be a driver's
-//! code in our own process. A job that brings a driver along in a place of its own needs `--interpose PATH`.
+//! `--interpose auto` preloads the interposer if it is installed and a CUDA driver is installed. The driver is searched
+//! where the dynamic loader would search, but not loaded, to keep driver code out of this process. A job with a driver in
+//! a directory of its own needs `--interpose PATH`.
 
-use crate::agents::{Agents, Back, Loss, Quiesced};
+use crate::agents::{Agents, Loss, Quiesced, ReturnSummary};
 use crate::sys::descriptor_limit;
 use crate::sys::runtime_dir::{runtime_dir, short_name};
 use anyhow::{Context, Result};
@@ -18,21 +18,21 @@ use std::time::Duration;
 
 /// The interposer's file name.
 pub const LIBRARY: &str = "libckpt_interpose.so";
-/// The CUDA driver's.
+/// The CUDA driver's file name.
 const DRIVER: &str = "libcuda.so.1";
 
-/// The dynamic loader's list of the libraries that there are.
+/// The dynamic loader's cache of installed libraries.
 const LOADER_CACHE: &str = "/etc/ld.so.cache";
-/// Where the loader looks besides; the list may be older than what lies there.
+/// Default directories of the loader, because its cache may be outdated.
 const LOADER_DIRS: &[&str] =
     &["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
 /// Whether the interposer is preloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Interposer {
-    /// It is, from here.
+    /// Preloaded from this path.
     On(PathBuf),
-    /// It is not, and why.
+    /// Not preloaded, for this reason.
     Off(String),
 }
 
@@ -43,7 +43,7 @@ impl Default for Interposer {
 }
 
 impl Interposer {
-    /// What an option's value comes to; `None` if it is not one.
+    /// Parses the value of `--interpose`; `None` if it is invalid.
     #[must_use]
     pub fn parse(value: &str) -> Option<Self> {
         match value {
@@ -60,7 +60,7 @@ impl Interposer {
         }
     }
 
-    /// The library, if it is to be preloaded.
+    /// The library to preload, if any.
     #[must_use]
     pub fn library(&self) -> Option<&Path> {
         match self {
@@ -75,7 +75,7 @@ impl Interposer {
         };
         if !can_be_preloaded(&library) {
             return Self::Off(format!(
-                "LD_PRELOAD cannot name {}: there is a space or a colon in it",
+                "LD_PRELOAD cannot name {}: its path contains a space or a colon",
                 library.display()
             ));
         }
@@ -95,22 +95,22 @@ impl std::fmt::Display for Interposer {
     }
 }
 
-/// Where the interposer is installed with `program`: beside it, or in `../lib`.
+/// The interposer installed with `program`: in the same directory, or in `../lib`.
 fn installed(program: &Path) -> Option<PathBuf> {
     let dir = program.parent()?;
-    let places = [dir.join(LIBRARY), dir.join("../lib").join(LIBRARY)];
-    places.iter().find_map(|place| fs::canonicalize(place).ok().filter(|place| place.is_file()))
+    let candidates = [dir.join(LIBRARY), dir.join("../lib").join(LIBRARY)];
+    candidates.iter().find_map(|path| fs::canonicalize(path).ok().filter(|path| path.is_file()))
 }
 
-/// `LD_PRELOAD` is a list with spaces and colons between (ld.so(8)).
+/// Spaces and colons separate the entries of `LD_PRELOAD` (ld.so(8)).
 fn can_be_preloaded(path: &Path) -> bool {
     !path.as_os_str().as_bytes().iter().any(|byte| b": \t\n".contains(byte))
 }
 
-/// The directories in which the dynamic loader looks without its cache, given `LD_LIBRARY_PATH`.
+/// The directories that the dynamic loader searches besides its cache, for this `LD_LIBRARY_PATH`.
 fn driver_dirs(library_path: Option<OsString>) -> Vec<PathBuf> {
     let library_path = library_path.unwrap_or_default();
-    // Semicolons are as good as colons, and nothing between two of them is the working directory (ld.so(8)).
+    // Semicolons separate like colons, and an empty entry is the working directory (ld.so(8)).
     let listed = library_path.as_bytes().split(|byte| b":;".contains(byte)).filter(|dir| !dir.is_empty());
     let listed = listed.map(|dir| PathBuf::from(OsStr::from_bytes(dir)));
     listed.chain(LOADER_DIRS.iter().map(PathBuf::from)).collect()
@@ -118,12 +118,12 @@ fn driver_dirs(library_path: Option<OsString>) -> Vec<PathBuf> {
 
 fn has_driver(dirs: &[PathBuf], cache: &Path) -> bool {
     dirs.iter().any(|dir| dir.join(DRIVER).is_file())
-        || fs::read(cache).is_ok_and(|cache| cached(&cache, DRIVER).any(|path| path.is_file()))
+        || fs::read(cache).is_ok_and(|cache| cache_entries(&cache, DRIVER).any(|path| path.is_file()))
 }
 
-/// The paths of `library` in a loader's cache. Its table of strings has them whole, each with a zero byte before and
-/// after it; what else is in the cache does not matter here.
-fn cached<'a>(cache: &'a [u8], library: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
+/// The paths of `library` in a loader's cache. Its string table contains them between zero bytes; the rest of the cache is
+/// irrelevant here.
+fn cache_entries<'a>(cache: &'a [u8], library: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
     let strings = cache.split(|&byte| byte == 0);
     let path = |string: &&[u8]| {
         let slash = string.iter().rposition(|&byte| byte == b'/');
@@ -132,7 +132,7 @@ fn cached<'a>(cache: &'a [u8], library: &'a str) -> impl Iterator<Item = PathBuf
     strings.filter(path).map(|string| PathBuf::from(OsStr::from_bytes(string)))
 }
 
-/// The same path in every run of a job: its processes find it again when they are resumed.
+/// The path is the same in every run of a job, so that resumed processes find the socket.
 fn socket_path(dir: &JobDir) -> Result<PathBuf> {
     Ok(runtime_dir()?.join(format!("{}.agents", short_name(dir.path()))))
 }
@@ -140,15 +140,15 @@ fn socket_path(dir: &JobDir) -> Result<PathBuf> {
 /// Listens for agents.
 ///
 /// # Errors
-/// When the socket cannot be made.
+/// When the socket cannot be created.
 pub fn listen(dir: &JobDir) -> Result<Agents> {
     let path = socket_path(dir)?;
     descriptor_limit::raise();
     Agents::listen(&path).with_context(|| format!("cannot listen for the interposer at {}", path.display()))
 }
 
-/// The variables by which the interposer gets into the job's processes and finds its way back here. It comes before
-/// what the user preloads: it has to be the first that a program's look for the driver meets.
+/// The environment variables that preload the interposer into the job's processes and name the launcher's socket. The
+/// interposer comes before the libraries that the user preloads, because it has to be found before the driver.
 ///
 /// # Errors
 /// When there is no directory for the socket.
@@ -163,29 +163,33 @@ pub fn variables(interposer: &Interposer, dir: &JobDir) -> Result<Vec<(String, O
     Ok(vec![("LD_PRELOAD".to_owned(), preload), (SOCKET_VARIABLE.to_owned(), socket)])
 }
 
-/// Waits for the agents of a job that was resumed; `proc` is the job's /proc.
+/// Waits until the agents of a resumed job have returned; `proc` is the job's /proc.
 ///
 /// # Errors
-/// When a process has lost its state on the GPU.
-pub fn welcome_back(
+/// When a process has lost its GPU state.
+pub fn await_return(
     agents: &Agents,
     record: &AgentsRecord,
     proc: &Path,
-    limit: Duration,
+    timeout: Duration,
 ) -> Result<(), Loss> {
     let expected = Quiesced::expected(record.attempt, record.pids.iter().copied(), proc);
-    agents.settle(&expected);
-    let back = agents.await_back(&expected, limit);
-    tell(&back);
-    back.lost.into_iter().next().map_or(Ok(()), Err)
+    agents.drop_unexpected_mirrors(&expected);
+    let summary = agents.await_return(&expected, timeout);
+    log_return(&summary);
+    summary.lost.into_iter().next().map_or(Ok(()), Err)
 }
 
-/// Says who is back.
-pub fn tell(back: &Back) {
-    tracing::debug!("interposer: {} processes went on, {} were restored", back.continued, back.restored);
-    for process in &back.missing {
+/// Logs which processes have returned.
+pub fn log_return(summary: &ReturnSummary) {
+    tracing::debug!(
+        "interposer: {} processes continued, {} were restored",
+        summary.continued,
+        summary.restored
+    );
+    for process in &summary.missing {
         tracing::warn!(
-            "the interposer in {process} has not come back yet; there is no further snapshot before it has"
+            "the interposer in {process} has not returned yet; no further snapshot is taken until it has"
         );
     }
 }
@@ -200,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_a_library_and_a_driver() {
+    fn auto_needs_a_library_and_a_driver() {
         let dir = tempfile::tempdir().unwrap();
         let at = |path: &str| dir.path().canonicalize().unwrap().join(path);
         let find = || Interposer::find(Some(&at("bin/ckpt-run")), &[at("driver")], &at("cache"));
@@ -213,7 +217,7 @@ mod tests {
         assert_eq!(find(), Interposer::On(at("bin/libckpt_interpose.so")));
         fs::remove_file(at("driver/libcuda.so.1")).unwrap();
         assert!(find().to_string().contains("no CUDA driver"), "{}", find());
-        // The cache may name what is not there any more.
+        // The cache may name a file that no longer exists.
         let driver = at("elsewhere/libcuda.so.1");
         fs::write(at("cache"), format!("glibc-ld.so.cache1.1\0\x01\0{}\0tail\0", driver.display())).unwrap();
         assert!(find().library().is_none());
@@ -222,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_ld_preload_would_take_apart_is_refused() {
+    fn a_path_that_ld_preload_would_split_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let library = dir.path().canonicalize().unwrap().join("my programs").join(LIBRARY);
         touch(&library);
@@ -238,7 +242,7 @@ mod tests {
     fn the_cache_is_searched_for_whole_names() {
         let cache =
             b"\0\x03/a/libcuda.so.1\0/b/libcuda.so.1\0/c/libcuda.so.11\0/d/xlibcuda.so.1\0libcuda.so.1\0";
-        assert_eq!(cached(cache, DRIVER).collect::<Vec<_>>(), [Path::new("/b/libcuda.so.1")]);
+        assert_eq!(cache_entries(cache, DRIVER).collect::<Vec<_>>(), [Path::new("/b/libcuda.so.1")]);
     }
 
     #[test]

@@ -34,9 +34,9 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A piece of memory, and where in the snapshot its content is.
+/// A region of memory, and where in the snapshot its content is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct MemoryRegion {
     /// Where its owner sees it; `None` for device memory that is mapped nowhere.
     pub address: Option<u64>,
     /// Its length.
@@ -47,8 +47,8 @@ pub struct Piece {
     pub offset: u64,
 }
 
-impl Piece {
-    /// A name that no other piece of the same owner has.
+impl MemoryRegion {
+    /// A name that no other region of the same owner has.
     #[must_use]
     pub fn name(&self) -> String {
         match self.address {
@@ -59,7 +59,7 @@ impl Piece {
 }
 
 /// All memory of a snapshot, by owner, in the order of the addresses.
-pub type Memory = BTreeMap<Owner, Vec<Piece>>;
+pub type Memory = BTreeMap<Owner, Vec<MemoryRegion>>;
 
 /// The device memory of a snapshot.
 ///
@@ -72,11 +72,12 @@ pub fn of_devices(store: &dyn Store, manifest: &Manifest) -> Result<Memory> {
         for region in device_memory::read_report(store, manifest, process)?.regions {
             let owner = Owner::Device { pid: process.pid, device: region.device };
             let address = Some(region.address).filter(|&address| address != 0);
-            let piece = Piece { address, bytes: region.bytes, file: file.clone(), offset: region.offset };
-            all.entry(owner).or_default().push(piece);
+            let region =
+                MemoryRegion { address, bytes: region.bytes, file: file.clone(), offset: region.offset };
+            all.entry(owner).or_default().push(region);
         }
     }
-    all.values_mut().for_each(|pieces| pieces.sort_by_key(|piece| (piece.address, piece.offset)));
+    all.values_mut().for_each(|regions| regions.sort_by_key(|region| (region.address, region.offset)));
     Ok(all)
 }
 
@@ -94,8 +95,8 @@ pub fn of_processes(store: &dyn Store, manifest: &Manifest) -> Result<Memory> {
         let mut offset = 0;
         for run in pagemap.runs {
             let bytes = run.end - run.start;
-            let piece = Piece { address: Some(run.start), bytes, file: pages.clone(), offset };
-            all.entry(owner).or_default().push(piece);
+            let region = MemoryRegion { address: Some(run.start), bytes, file: pages.clone(), offset };
+            all.entry(owner).or_default().push(region);
             offset += bytes;
         }
     }
@@ -110,7 +111,7 @@ fn pagemap_of(path: &str) -> Option<Owner> {
     }
 }
 
-/// Reads pieces of a data file; a chunk of which several small ones are wanted is read once.
+/// Reads regions of a data file; a chunk of which several small ones are wanted is read once.
 pub struct Reader<'a> {
     source: Box<dyn Source + 'a>,
     /// Where each chunk ends, and its name. None in version 1 of the store.
@@ -150,7 +151,7 @@ impl<'a> Reader<'a> {
     /// What lies at `offset`: at least one byte, at most `bytes`.
     ///
     /// # Errors
-    /// Damage, and a piece that is not in the file.
+    /// Damage, and a region that is not in the file.
     pub fn read(&mut self, offset: u64, bytes: u64) -> Result<&[u8]> {
         if !(self.held_from..self.held_from + self.held.len() as u64).contains(&offset) {
             if offset >= self.source.bytes() {

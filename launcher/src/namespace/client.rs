@@ -26,7 +26,7 @@ pub enum InitEvent {
         code: i32,
     },
     /// The init is gone, and everything in the namespace with it.
-    Gone,
+    Ended,
 }
 
 /// The namespace cannot be made, or does not answer.
@@ -62,7 +62,7 @@ pub enum NamespaceError {
     Refused(String),
     /// The init died.
     #[error("the job's namespace has ended")]
-    Gone,
+    Ended,
 }
 
 /// The job could not be started.
@@ -110,7 +110,7 @@ pub struct Namespace {
     spawned: Arc<Spawned>,
     /// One request at a time.
     requests: Mutex<(UnixStream, Receiver<Answer>)>,
-    news: Receiver<InitEvent>,
+    events: Receiver<InitEvent>,
 }
 
 impl Namespace {
@@ -145,12 +145,12 @@ impl Namespace {
         descriptor_limit::restore_in(spawned.pid).map_err(|error| NamespaceError::Create(error.into()))?;
         let reader = ours.try_clone().map_err(NamespaceError::Create)?;
         let (answers, replies) = crossbeam_channel::unbounded();
-        let (events, news) = crossbeam_channel::unbounded();
+        let (event_sender, events) = crossbeam_channel::unbounded();
         std::thread::Builder::new()
             .name("init-reader".to_owned())
-            .spawn(move || read_replies(&reader, &answers, &events))
+            .spawn(move || read_replies(&reader, &answers, &event_sender))
             .map_err(NamespaceError::Create)?;
-        let namespace = Self { spawned: Arc::new(spawned), requests: Mutex::new((ours, replies)), news };
+        let namespace = Self { spawned: Arc::new(spawned), requests: Mutex::new((ours, replies)), events };
         match namespace.answer()? {
             (Reply::Ready, _) => Ok(namespace),
             (other, _) => Err(unexpected(other)),
@@ -165,22 +165,22 @@ impl Namespace {
 
     /// What the init tells unasked.
     #[must_use]
-    pub fn news(&self) -> &Receiver<InitEvent> {
-        &self.news
+    pub fn events(&self) -> &Receiver<InitEvent> {
+        &self.events
     }
 
     fn answer(&self) -> Result<Answer, NamespaceError> {
         let requests = self.requests.lock();
-        requests.1.recv().map_err(|_| NamespaceError::Gone)
+        requests.1.recv().map_err(|_| NamespaceError::Ended)
     }
 
-    fn ask(&self, request: &Request, fds: &[BorrowedFd]) -> Result<Answer, NamespaceError> {
+    fn request(&self, request: &Request, fds: &[BorrowedFd]) -> Result<Answer, NamespaceError> {
         let requests = self.requests.lock();
-        send(&requests.0, request, fds).map_err(|_| NamespaceError::Gone)?;
+        send(&requests.0, request, fds).map_err(|_| NamespaceError::Ended)?;
         match requests.1.recv() {
             Ok((Reply::Failed { message }, _)) => Err(NamespaceError::Refused(message)),
             Ok(answer) => Ok(answer),
-            Err(_) => Err(NamespaceError::Gone),
+            Err(_) => Err(NamespaceError::Ended),
         }
     }
 
@@ -198,7 +198,7 @@ impl Namespace {
     ) -> Result<(i32, i32), StartError> {
         let argv = argv.iter().cloned().map(OsStringExt::into_vec).collect();
         let variables = variables.into_iter().map(|(name, value)| (name, value.into_vec())).collect();
-        match self.ask(&Request::StartJob { argv, variables, terminal, stdio }, fds)? {
+        match self.request(&Request::StartJob { argv, variables, terminal, stdio }, fds)? {
             (Reply::Started { root_pid, command_pid }, _) => Ok((root_pid, command_pid)),
             (Reply::NotStarted { errno }, _) => Err(StartError::Command(io::Error::from_raw_os_error(errno))),
             (other, _) => Err(unexpected(other).into()),
@@ -216,7 +216,7 @@ impl Namespace {
         fds: &[BorrowedFd],
     ) -> Result<CriuProcess, NamespaceError> {
         let argv = argv.iter().cloned().map(OsStringExt::into_vec).collect();
-        match self.ask(&Request::Criu { argv, terminal }, fds)? {
+        match self.request(&Request::Criu { argv, terminal }, fds)? {
             (Reply::CriuStarted { pid, fds }, mut sockets) => {
                 let socket = sockets
                     .pop()
@@ -232,7 +232,7 @@ impl Namespace {
     /// # Errors
     /// When the program of its root cannot be written.
     pub fn put_back_reaper(&self, command_pid: i32) -> Result<(), NamespaceError> {
-        self.ask(&Request::PutBackReaper { command_pid }, &[]).map(drop)
+        self.request(&Request::PutBackReaper { command_pid }, &[]).map(drop)
     }
 
     /// Lets the root of a tree that is being restored adopt orphans from now on.
@@ -240,7 +240,7 @@ impl Namespace {
     /// # Errors
     /// When it cannot be stopped for that.
     pub fn make_subreaper(&self, root_pid: i32) -> Result<(), NamespaceError> {
-        self.ask(&Request::MakeSubreaper { root_pid }, &[]).map(drop)
+        self.request(&Request::MakeSubreaper { root_pid }, &[]).map(drop)
     }
 
     /// Makes the end of `root_pid` an [`InitEvent`].
@@ -248,7 +248,7 @@ impl Namespace {
     /// # Errors
     /// When the init is gone.
     pub fn adopt(&self, root_pid: i32) -> Result<(), NamespaceError> {
-        self.ask(&Request::Adopt { root_pid }, &[]).map(drop)
+        self.request(&Request::Adopt { root_pid }, &[]).map(drop)
     }
 
     /// Sends a signal to a process inside, or to a process group; -1 is everything but the init.
@@ -256,7 +256,7 @@ impl Namespace {
     /// # Errors
     /// When there is no such process, or the init is gone.
     pub fn signal(&self, pid: i32, group: bool, signal: i32) -> Result<(), NamespaceError> {
-        self.ask(&Request::Signal { pid, group, signal }, &[]).map(drop)
+        self.request(&Request::Signal { pid, group, signal }, &[]).map(drop)
     }
 
     /// Looks at the job's threads.
@@ -264,7 +264,7 @@ impl Namespace {
     /// # Errors
     /// When the init is gone.
     pub fn survey(&self) -> Result<Survey, NamespaceError> {
-        match self.ask(&Request::Survey, &[])? {
+        match self.request(&Request::Survey, &[])? {
             (Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays, lost_ipc }, _) => {
                 Ok(Survey { affinity, last_pid, resident_bytes, pids, strays, lost_ipc })
             }
@@ -277,7 +277,7 @@ impl Namespace {
     /// # Errors
     /// When the init is gone.
     pub fn apply(&self, affinity: &[AffinityGroup], last_pid: i32) -> Result<Vec<String>, NamespaceError> {
-        match self.ask(&Request::Apply { affinity: affinity.to_vec(), last_pid }, &[])? {
+        match self.request(&Request::Apply { affinity: affinity.to_vec(), last_pid }, &[])? {
             (Reply::Done { warnings }, _) => Ok(warnings),
             (other, _) => Err(unexpected(other)),
         }
@@ -291,23 +291,23 @@ fn unexpected(reply: Reply) -> NamespaceError {
     }
 }
 
-fn read_replies(socket: &UnixStream, answers: &Sender<Answer>, news: &Sender<InitEvent>) {
+fn read_replies(socket: &UnixStream, answers: &Sender<Answer>, events: &Sender<InitEvent>) {
     // Nobody may listen any more: then nobody needs to know.
-    let tell = |event| {
-        let _ = news.send(event);
+    let report = |event| {
+        let _ = events.send(event);
     };
     loop {
         match receive::<Reply>(socket) {
-            Ok(Some((Reply::Exited { pid, code }, _))) => tell(InitEvent::Exited { pid, code }),
+            Ok(Some((Reply::Exited { pid, code }, _))) => report(InitEvent::Exited { pid, code }),
             Ok(Some(answer)) => {
                 if answers.send(answer).is_err() {
                     return;
                 }
             }
-            Ok(None) => return tell(InitEvent::Gone),
+            Ok(None) => return report(InitEvent::Ended),
             Err(error) => {
                 tracing::warn!("the job's init cannot be heard: {error}");
-                return tell(InitEvent::Gone);
+                return report(InitEvent::Ended);
             }
         }
     }

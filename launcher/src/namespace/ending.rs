@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 /// So many processes are named.
-const NAMED: usize = 5;
+const MAX_NAMED_PROCESSES: usize = 5;
 
 /// Those that were killed and have not ended.
 static ENDING: Mutex<Vec<Arc<Spawned>>> = Mutex::new(Vec::new());
@@ -45,7 +45,7 @@ pub(super) fn end(spawned: Arc<Spawned>) {
     tracing::warn!(
         "the job was killed {} s ago and has not ended: {}. What waits for a device or a file system that does not answer cannot be ended: look at `dmesg`, at GPUs and at network file systems",
         NAMESPACE_END_TIMEOUT.as_secs(),
-        who_is_left(inside, pid).join(", ")
+        remaining_processes(inside, pid).join(", ")
     );
     ending().push(spawned);
 }
@@ -83,7 +83,7 @@ fn namespace_of(pid: i32) -> Option<u64> {
 }
 
 /// The processes of the namespace in words; its init waits for them, and is named only if it is alone.
-fn who_is_left(inside: Option<u64>, init: i32) -> Vec<String> {
+fn remaining_processes(inside: Option<u64>, init: i32) -> Vec<String> {
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let mut left: Vec<_> =
@@ -91,8 +91,8 @@ fn who_is_left(inside: Option<u64>, init: i32) -> Vec<String> {
     if left.is_empty() {
         left.push(init);
     }
-    let more = left.len().saturating_sub(NAMED);
-    let mut said: Vec<_> = left.iter().take(NAMED).map(|&pid| describe(pid)).collect();
+    let more = left.len().saturating_sub(MAX_NAMED_PROCESSES);
+    let mut said: Vec<_> = left.iter().take(MAX_NAMED_PROCESSES).map(|&pid| describe(pid)).collect();
     said.extend((more > 0).then(|| format!("and {more} more")));
     said
 }
@@ -102,11 +102,11 @@ fn describe(pid: i32) -> String {
     let of = format!("/proc/{pid}");
     let threads =
         fs::read_dir(format!("{of}/task")).into_iter().flatten().flatten().map(|entry| entry.path());
-    let looks: Vec<_> = threads.filter_map(|thread| Some((state(&thread)?, thread))).collect();
-    let found = looks
+    let threads_with_state: Vec<_> = threads.filter_map(|thread| Some((state(&thread)?, thread))).collect();
+    let found = threads_with_state
         .iter()
         .find(|(state, _)| *state == 'D')
-        .or_else(|| looks.iter().find(|(state, _)| *state != 'Z'));
+        .or_else(|| threads_with_state.iter().find(|(state, _)| *state != 'Z'));
     let line = |path: String| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let comm = line(format!("{of}/comm"));
     match found {
@@ -155,8 +155,8 @@ mod tests {
         assert!(said.starts_with(&format!("process {pid} (sleep) is in state S")), "{said}");
         let here = namespace_of(pid);
         assert!(here.is_some() && here == namespace_of(std::process::id().cast_signed()));
-        assert!(who_is_left(here, pid).len() <= NAMED + 1);
-        assert_eq!(who_is_left(None, pid), [describe(pid)]);
+        assert!(remaining_processes(here, pid).len() <= MAX_NAMED_PROCESSES + 1);
+        assert_eq!(remaining_processes(None, pid), [describe(pid)]);
         child.kill().unwrap();
         assert!(reap(&spawned, NAMESPACE_END_TIMEOUT) && reap(&spawned, NAMESPACE_END_TIMEOUT));
     }

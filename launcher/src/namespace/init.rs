@@ -70,12 +70,12 @@ pub(super) fn close_from(first: i32, flags: u32) {
 
 type Step<T> = Result<T, (&'static str, io::Error)>;
 
-trait Named<T> {
-    fn named(self, step: &'static str) -> Step<T>;
+trait AtStep<T> {
+    fn at_step(self, step: &'static str) -> Step<T>;
 }
 
-impl<T, E: Into<io::Error>> Named<T> for Result<T, E> {
-    fn named(self, step: &'static str) -> Step<T> {
+impl<T, E: Into<io::Error>> AtStep<T> for Result<T, E> {
+    fn at_step(self, step: &'static str) -> Step<T> {
         self.map_err(|error| (step, error.into()))
     }
 }
@@ -83,13 +83,13 @@ impl<T, E: Into<io::Error>> Named<T> for Result<T, E> {
 fn set_up() -> Step<()> {
     // Mounts that appear outside still show up inside, never the other way round.
     let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-    mount_change("/", slave).named("separate the job's mounts from the system's")?;
+    mount_change("/", slave).at_step("separate the job's mounts from the system's")?;
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
-    mount("proc", "/proc", "proc", plain | MountFlags::NOEXEC, c"").named("mount /proc for the job")?;
-    let private = private_dir().named("create a directory of its own")?;
-    mount("tmpfs", &private, "tmpfs", plain, c"size=1m,mode=0700").named("mount a directory of its own")?;
+    mount("proc", "/proc", "proc", plain | MountFlags::NOEXEC, c"").at_step("mount /proc for the job")?;
+    let private = private_dir().at_step("create a directory of its own")?;
+    mount("tmpfs", &private, "tmpfs", plain, c"size=1m,mode=0700").at_step("mount a directory of its own")?;
     if std::env::args().nth(2).as_deref() == Some(PRIVATE_NETWORK) {
-        loopback_up().named("bring up the loopback interface")?;
+        loopback_up().at_step("bring up the loopback interface")?;
     }
     Ok(())
 }
@@ -151,8 +151,8 @@ impl Init<'_> {
                 let variables = variables.into_iter().map(|(name, value)| (name, OsString::from_vec(value)));
                 let command = job_start::JobCommand { argv, variables: variables.collect(), stdio, fds };
                 let terminal = terminal.map(|path| open_terminal(&path)).transpose()?;
-                set_last_pid(FIRST_JOB_PID).named("choose the job's PIDs")?;
-                let reply = job_start::start(&command, terminal).named("start the job")?;
+                set_last_pid(FIRST_JOB_PID).at_step("choose the job's PIDs")?;
+                let reply = job_start::start(&command, terminal).at_step("start the job")?;
                 if let Reply::Started { root_pid, .. } = reply {
                     self.root_pid = Some(root_pid);
                 }
@@ -162,14 +162,14 @@ impl Init<'_> {
                 let argv: Vec<_> = argv.into_iter().map(OsString::from_vec).collect();
                 let terminal = terminal.map(|path| open_terminal(&path)).transpose()?;
                 let kept: Vec<OwnedFd> = fds.into_iter().chain(terminal).collect();
-                self.start_criu(&argv, kept).named("start CRIU")
+                self.start_criu(&argv, kept).at_step("start CRIU")
             }
             Request::PutBackReaper { command_pid } => {
-                job_start::put_back_reaper(command_pid).named("put back the program of the job's root")?;
+                job_start::put_back_reaper(command_pid).at_step("put back the program of the job's root")?;
                 done(Vec::new())
             }
             Request::MakeSubreaper { root_pid } => {
-                subreaper::make_subreaper(root_pid).named("make the job's root adopt orphans")?;
+                subreaper::make_subreaper(root_pid).at_step("make the job's root adopt orphans")?;
                 done(Vec::new())
             }
             Request::Adopt { root_pid } => {
@@ -177,12 +177,12 @@ impl Init<'_> {
                 done(Vec::new())
             }
             Request::Signal { pid, group, signal } => {
-                send_signal(pid, group, signal).named("send a signal to the job")?;
+                send_signal(pid, group, signal).at_step("send a signal to the job")?;
                 done(Vec::new())
             }
             Request::Survey => {
                 let criu: Vec<i32> = self.criu.keys().copied().collect();
-                Ok((survey::look(&criu, self.root_pid).named("look at the job's processes")?, None))
+                Ok((survey::scan(&criu, self.root_pid).at_step("look at the job's processes")?, None))
             }
             Request::Apply { affinity, last_pid } => {
                 let mut warnings = survey::set_affinity(&affinity);
@@ -232,7 +232,7 @@ impl Init<'_> {
 /// Opens a terminal in this mount namespace, where CRIU can find out what it is.
 fn open_terminal(path: &str) -> Step<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).named("open the job's terminal")
+    rustix::fs::open(path, flags, Mode::empty()).at_step("open the job's terminal")
 }
 
 fn set_last_pid(last_pid: i32) -> io::Result<()> {

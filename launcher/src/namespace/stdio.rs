@@ -398,7 +398,7 @@ impl Output {
     }
 
     fn write_loop(&self) {
-        let mut told = false;
+        let mut is_reported = false;
         let mut queue = self.queue.lock();
         loop {
             if let Some(chunk) = queue.waiting.pop_front() {
@@ -409,9 +409,9 @@ impl Output {
                         drop(self.source.lock().take());
                     }
                     // A full disk under a log: the job need not die of it.
-                    Err(error) if !told => {
+                    Err(error) if !is_reported => {
                         tracing::warn!("the job's output cannot be written and is dropped: {error}");
-                        told = true;
+                        is_reported = true;
                     }
                     _ => {}
                 }
@@ -581,7 +581,7 @@ fn in_foreground() -> bool {
     rustix::termios::tcgetpgrp(own_stream(0)).is_ok_and(|foreground| foreground == rustix::process::getpgrp())
 }
 
-/// Our terminal's settings from before it was told to pass every key through, while the job's own terminal interprets
+/// Our terminal's settings from before it was is_reported to pass every key through, while the job's own terminal interprets
 /// them.
 static BEFORE_RAW: Mutex<Option<Termios>> = Mutex::new(None);
 

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 /// All threads of all processes but the init and those in `except`; `root_pid` is the root of the job's tree.
-pub(super) fn look(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
+pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
     let mut groups: BTreeMap<Vec<u32>, Vec<i32>> = BTreeMap::new();
     let mut resident_bytes = 0;
     let mut parents = BTreeMap::new();

@@ -216,7 +216,7 @@ fn of_parts(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if error.is::<SessionError>() || error.is::<ImageError>() {
         return Some(OF_CRIU);
     }
-    if let Some(NamespaceError::Refused(_) | NamespaceError::Gone) = error.downcast_ref() {
+    if let Some(NamespaceError::Refused(_) | NamespaceError::Ended) = error.downcast_ref() {
         return Some(OF_NAMESPACE);
     }
     if let Some(StartError::Command(_)) = error.downcast_ref() {

@@ -264,7 +264,7 @@ impl Resumer<'_> {
         let root_pid = self.run_criu(&namespace, &stdio, manifest, &mut loading, &work)?;
         if let (Some(agents), Some(record)) = (&agents, &manifest.tree.agents) {
             let proc = PathBuf::from(format!("/proc/{}/root/proc", namespace.init_pid()));
-            preload::welcome_back(agents, record, &proc, self.agents_timeout)
+            preload::await_return(agents, record, &proc, self.agents_timeout)
                 .map_err(|loss| Failure::Lost(anyhow!("{loss}")))?;
         }
         let command_pid = manifest.tree.command_pid;

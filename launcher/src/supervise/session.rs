@@ -132,7 +132,7 @@ impl<'a> JobSession<'a> {
                     self.job_ended(code);
                 }
                 Some(Event::Init(InitEvent::Exited { .. })) => {}
-                Some(Event::Init(InitEvent::Gone)) => {
+                Some(Event::Init(InitEvent::Ended)) => {
                     tracing::error!("the job's namespace was ended by another process");
                     self.exit_code = Some(EXIT_OWN);
                 }
@@ -159,13 +159,13 @@ impl<'a> JobSession<'a> {
         let next = self.next_checkpoint.into_iter().chain(deadline).min();
         let timer = next.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
         let news = match self.exit_code {
-            None => self.job.namespace.news().clone(),
+            None => self.job.namespace.events().clone(),
             Some(_) => crossbeam_channel::never(),
         };
         crossbeam_channel::select! {
             recv(self.shared.inbox) -> event => event.ok(),
             recv(self.losses) -> loss => loss.ok().map(Event::Lost),
-            recv(news) -> event => Some(Event::Init(event.unwrap_or(InitEvent::Gone))),
+            recv(news) -> event => Some(Event::Init(event.unwrap_or(InitEvent::Ended))),
             recv(timer) -> _ => None,
         }
     }
@@ -309,7 +309,7 @@ fn start_watchdog(shared: &RunContext, job: &RunningJob) -> Result<Option<Watchd
     let config = shared.config;
     let Some(limit) = config.hang_timeout else { return Ok(None) };
     let tree = Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid };
-    let watched = Watched { tree, onlooker: job.agents.as_ref().map(Agents::onlooker) };
+    let watched = Watched { tree, activity_probe: job.agents.as_ref().map(Agents::activity_probe) };
     let (dir, status, events) =
         (shared.opened.dir.clone(), Arc::clone(&shared.status), shared.events.clone());
     Watchdog::begin(watched, limit, config.monitor_interval, dir, status, events).map(Some)

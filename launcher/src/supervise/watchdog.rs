@@ -12,7 +12,7 @@
 
 use super::events::{Event, Hang};
 use super::stacks::{self, Tree};
-use crate::agents::{GpuActivity, Onlooker};
+use crate::agents::{ActivityProbe, GpuActivity};
 use crate::job::status::SharedStatus;
 use crate::sys::deadline::ACTIVITY_ANSWER_TIMEOUT;
 use anyhow::{Context, Result};
@@ -40,7 +40,7 @@ pub struct Watched {
     /// The job's processes.
     pub tree: Tree,
     /// Asks their interposers, if they have any.
-    pub onlooker: Option<Onlooker>,
+    pub activity_probe: Option<ActivityProbe>,
 }
 
 /// Watches one job session; ends when it is dropped.
@@ -152,7 +152,7 @@ type Seen = BTreeMap<Key, Process>;
 fn poll(watched: &Watched) -> Seen {
     // Before the CPU times are read, so that the reports are not newer.
     let reports =
-        watched.onlooker.as_ref().map(|onlooker| onlooker.look(ACTIVITY_ANSWER_TIMEOUT)).unwrap_or_default();
+        watched.activity_probe.as_ref().map(|probe| probe.poll(ACTIVITY_ANSWER_TIMEOUT)).unwrap_or_default();
     let gpu = |host_pid| match reports.get(&host_pid) {
         None => Gpu::Unseen,
         Some(None) => Gpu::Unanswered,

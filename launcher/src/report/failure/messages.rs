@@ -201,7 +201,7 @@ fn of_criu_and_namespaces() {
         NamespaceError::Rights { .. } => NamespaceError::Rights { uid: 7, missing: text("CAP_SYS_PTRACE (looking)") }, "user ID 7";
         NamespaceError::NoUserNamespace { .. } => NamespaceError::NoUserNamespace { uid: 7, reason: text("no space") }, "user ID 7";
         NamespaceError::Refused(_) => NamespaceError::Refused(text("cannot mount /proc")), "/proc";
-        NamespaceError::Gone => NamespaceError::Gone, "namespace";
+        NamespaceError::Ended => NamespaceError::Ended, "namespace";
     });
     each!(StartError {
         StartError::Command(_) => StartError::Command(fire()), "the command";

@@ -1,0 +1,359 @@
+//! Serving one agent's connection: the hello, the messages while the job runs and during a checkpoint attempt, and the
+//! end of the connection.
+
+use crate::sys::deadline::{
+    AGENT_CLOSE_TIMEOUT, AGENT_EXIT_TIMEOUT, AGENT_HELLO_TIMEOUT, AGENT_WRITE_TIMEOUT,
+};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Instant;
+
+use ckpt_protocol::agent::{FromAgent, Hello, ToAgent};
+use ckpt_protocol::frame::FrameError;
+use rustix::process::Pid;
+use tracing::{debug, warn};
+
+use super::activity::{ActivityQuery, GpuActivity};
+use super::broker::{self, Participant};
+use super::prepare::Step;
+use super::process::{DetachedProcess, Loss, Process, ProcessHandle, pidfd};
+use super::state::{Arrival, Connection, ConnectionEnd, Phase, Returned};
+use super::stream::AgentStream;
+use super::{STACK_BYTES, Shared, peer};
+
+impl Shared {
+    /// Asks an agent to detach. An agent that cannot be asked has ended, or is reported later as one that did not answer.
+    ///
+    /// The agent gets a little less time than is left until `end`, so that its own error arrives before the deadline.
+    pub(super) fn send_quiesce(&self, stream: &AgentStream, attempt: u64, end: Instant) {
+        let timeout = end.saturating_duration_since(Instant::now()) / 8 * 7;
+        let timeout_ms = timeout.as_millis().try_into().unwrap_or(u64::MAX);
+        let park = self.parks_memory.load(Ordering::Relaxed);
+        if let Err(error) = stream.send(&ToAgent::Quiesce { attempt, timeout_ms, park }) {
+            debug!(error = &error as &dyn std::error::Error, "an agent cannot be asked to detach");
+        }
+    }
+
+    /// Accepts a connection and starts its thread.
+    pub(super) fn accept_connection(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
+        let peer = peer::credentials(&stream)?;
+        if peer.uid != rustix::process::geteuid().as_raw() {
+            warn!(pid = peer.pid, uid = peer.uid, "refused a connection of another user");
+            return Ok(());
+        }
+        stream.set_read_timeout(Some(AGENT_HELLO_TIMEOUT))?;
+        stream.set_write_timeout(Some(AGENT_WRITE_TIMEOUT))?;
+        let stream = Arc::new(AgentStream::new(stream));
+        let proc_dir = Path::new("/proc").join(peer.pid.to_string());
+        let handle = Arc::new(ProcessHandle::new(Pid::from_raw(peer.pid).and_then(pidfd), proc_dir));
+        let connection = Connection {
+            stream: Arc::clone(&stream),
+            process: Process {
+                pid: None,
+                host_pid: u32::try_from(peer.pid).ok().filter(|&pid| pid != 0),
+                exe: String::new(),
+            },
+            handle: Arc::clone(&handle),
+            is_registered: false,
+            asked: None,
+            preparation: None,
+            refusal: None,
+            activity_query: ActivityQuery::Unsupported,
+        };
+        let mut state = self.lock();
+        let id = state.next_id;
+        state.next_id += 1;
+        state.connections.insert(id, connection);
+        drop(state);
+        let shared = Arc::clone(self);
+        let serve = move || match shared.serve_connection(id, &stream) {
+            ConnectionEnd::Lost => {
+                shared.unregister(id, ConnectionEnd::Lost);
+                handle.wait_for_exit(AGENT_EXIT_TIMEOUT);
+                let ended = shared.lock().holdings.remove_ended();
+                drop(ended);
+            }
+            detached => shared.unregister(id, detached),
+        };
+        let thread = thread::Builder::new().name(format!("agent-{id}")).stack_size(STACK_BYTES);
+        thread.spawn(serve).map(drop).inspect_err(|_| self.unregister(id, ConnectionEnd::Lost))
+    }
+
+    /// Serves a connection from the hello to its end.
+    fn serve_connection(&self, id: u64, stream: &AgentStream) -> ConnectionEnd {
+        match self.handshake(id, stream) {
+            Ok(true) => {}
+            Ok(false) => return ConnectionEnd::Lost,
+            Err(error) => {
+                debug!(id, error = &error as &dyn std::error::Error, "the handshake with an agent failed");
+                return ConnectionEnd::Lost;
+            }
+        }
+        loop {
+            match stream.receive().and_then(|message| self.handle_message(id, stream, message)) {
+                Ok(None) => {}
+                Ok(Some(end)) => return end,
+                Err(FrameError::Closed) => return ConnectionEnd::Lost,
+                Err(error) => {
+                    debug!(id, error = &error as &dyn std::error::Error, "the connection to an agent failed");
+                    return ConnectionEnd::Lost;
+                }
+            }
+        }
+    }
+
+    /// Handles one message of a registered agent. Returns how the connection ended, if the message ends it.
+    fn handle_message(
+        &self,
+        id: u64,
+        stream: &AgentStream,
+        message: FromAgent,
+    ) -> Result<Option<ConnectionEnd>, FrameError> {
+        match message {
+            FromAgent::Quiesced { attempt, gpu } => {
+                debug!(id, attempt, "an agent has detached");
+                wait_for_close(id, stream);
+                return Ok(Some(ConnectionEnd::Detached(gpu.map(Box::new))));
+            }
+            FromAgent::Needs { attempt, mirror_bytes } => {
+                self.record_step(id, attempt, Step::Needs(mirror_bytes));
+            }
+            FromAgent::Activity { calls, is_waiting } => {
+                self.record_activity(id, GpuActivity { calls, is_waiting });
+            }
+            FromAgent::Staged { attempt } => self.record_step(id, attempt, Step::Staged),
+            FromAgent::Park { count } => self.park(id, stream, count)?,
+            // An attempt that fails after memory was parked takes the memory back before reporting the failure.
+            FromAgent::Unpark { first, count } => self.return_parked(id, stream, first, count)?,
+            FromAgent::Failed { attempt, reason, is_lost } => {
+                debug!(id, attempt, reason, is_lost, "an agent has refused");
+                if is_lost {
+                    self.report_loss(id, &reason);
+                }
+                if let Some((attempt, end)) = self.record_refusal(id, attempt, reason) {
+                    self.send_quiesce(stream, attempt, end);
+                }
+            }
+            message if broker::sender(&message).is_some() => {
+                self.serve_broker_message(id, stream, &message)?;
+            }
+            message => {
+                warn!(id, ?message, "an agent sent an unexpected message");
+                return Ok(Some(ConnectionEnd::Lost));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reports that a process lost its GPU state while detaching.
+    fn report_loss(&self, id: u64, reason: &str) {
+        let process = self.lock().connections.get(&id).map(|connection| connection.process.clone());
+        if let Some(process) = process {
+            // The receiver is dropped only when nothing is left that could act on the loss.
+            let _ = self.losses.send(Loss { process, reason: reason.to_owned() });
+        }
+    }
+
+    /// Has the broker answer a message.
+    pub(super) fn serve_broker_message(
+        &self,
+        id: u64,
+        stream: &AgentStream,
+        message: &FromAgent,
+    ) -> Result<(), FrameError> {
+        let state = self.lock();
+        let Some(connection) = state.connections.get(&id) else { return Ok(()) };
+        let sender = broker::sender(message);
+        // A connection that carries only this message does not say which program it belongs to.
+        let agent = state.connections.values().find(|one| one.process.pid == sender);
+        let process = Process { pid: sender, ..agent.unwrap_or(connection).process.clone() };
+        let participant = Participant { process, handle: Arc::clone(&connection.handle) };
+        let end = match state.phase {
+            Phase::Quiescing { end, .. } => end,
+            Phase::Listening | Phase::NotListening => Instant::now(),
+        };
+        drop(state);
+        self.broker.serve(stream, participant, message, |pid| self.lock().is_registered(pid), end)
+    }
+
+    /// Records a refusal. Returns the current attempt if the refusal was about an older one: the agent is asked again.
+    fn record_refusal(&self, id: u64, attempt: u64, reason: String) -> Option<(u64, Instant)> {
+        let mut state = self.lock();
+        let phase = state.phase;
+        // The process runs on with all its memory.
+        let pid = state.connections.get(&id)?.process.pid;
+        let parked = pid.map(|pid| state.holdings.take_parked(pid));
+        let connection = state.connections.get_mut(&id)?;
+        let again = match phase {
+            Phase::Quiescing { attempt: current, .. } if current == attempt => {
+                connection.refusal = Some(reason);
+                self.broker.abort_attempt();
+                None
+            }
+            Phase::Quiescing { attempt: current, end } if connection.asked == Some(attempt) => {
+                connection.asked = Some(current);
+                Some((current, end))
+            }
+            // The agent refused to prepare for an earlier attempt, and was already asked about the current one.
+            Phase::Quiescing { .. } => None,
+            Phase::Listening | Phase::NotListening => {
+                connection.asked = None;
+                connection.record_step(attempt, Step::Refused(reason));
+                None
+            }
+        };
+        self.changed.notify_all();
+        drop(state);
+        drop(parked);
+        again
+    }
+
+    /// Receives the hello and the messages that belong to it. Returns whether the connection is to be served further.
+    fn handshake(&self, id: u64, stream: &AgentStream) -> Result<bool, FrameError> {
+        let hello = match stream.receive()? {
+            FromAgent::Hello(hello) => hello,
+            message if broker::sender(&message).is_some() => {
+                self.serve_broker_message(id, stream, &message)?;
+                return Ok(false);
+            }
+            message => {
+                warn!(id, ?message, "an agent did not begin with a hello");
+                return Ok(false);
+            }
+        };
+        let answer = ToAgent::answer(&hello);
+        stream.send(&answer)?;
+        if let ToAgent::Refused { reason } = answer {
+            warn!(pid = hello.pid, exe = hello.exe, reason, "an agent was refused");
+            if hello.is_detached {
+                // No other launcher can give the process its GPU state.
+                let reason = format!("{reason}: resume the job with the ckpt-run that took the snapshot");
+                let lost = Returned { restored: true, copied_bytes: 0, lost: Some(reason) };
+                self.register(id, hello, Some(lost));
+            }
+            return Ok(false);
+        }
+        let returned = match hello.away {
+            None => None,
+            Some(_) => {
+                match self.receive_return(id, stream, &hello).inspect_err(|_| self.drop_parked(hello.pid))? {
+                    FromAgent::Reconnected { attempt, restored, copied_bytes, lost } => {
+                        debug!(
+                            id,
+                            pid = hello.pid,
+                            attempt,
+                            restored,
+                            copied_bytes,
+                            lost,
+                            "an agent has returned"
+                        );
+                        Some(Returned { restored, copied_bytes, lost })
+                    }
+                    message => {
+                        warn!(id, ?message, "an agent that had detached did not report its return");
+                        return Ok(false);
+                    }
+                }
+            }
+        };
+        stream.set_read_timeout(None)?;
+        if let Some((attempt, end)) = self.register(id, hello, returned) {
+            self.send_quiesce(stream, attempt, end);
+        }
+        Ok(true)
+    }
+
+    /// Frees parked memory that is no longer asked for: the process allocates its memory anew, and the device needs the
+    /// room.
+    fn drop_parked(&self, pid: u32) {
+        let parked = self.lock().holdings.take_parked(pid);
+        drop(parked);
+    }
+
+    /// Registers an agent. Returns the attempt for which it has to detach, if one is under way.
+    fn register(&self, id: u64, hello: Hello, returned: Option<Returned>) -> Option<(u64, Instant)> {
+        let mut state = self.lock();
+        let phase = state.phase;
+        let connection = state.connections.get_mut(&id)?;
+        connection.process.pid = Some(hello.pid);
+        connection.process.exe = hello.exe;
+        connection.is_registered = true;
+        connection.activity_query =
+            if hello.supports_activity { ActivityQuery::NotAsked } else { ActivityQuery::Unsupported };
+        let attempt = match phase {
+            Phase::Quiescing { attempt, end } if connection.asked.is_none() => {
+                connection.asked = Some(attempt);
+                Some((attempt, end))
+            }
+            _ => None,
+        };
+        let arrival = Arrival { connection: id, process: connection.process.clone(), returned };
+        let parked = state.holdings.take_parked(hello.pid);
+        let restarted = arrival.returned.is_none().then(|| state.holdings.forget(hello.pid));
+        debug!(id, process = %arrival.process, "an agent has registered");
+        if let Some(loss) = arrival.loss() {
+            // The receiver is dropped only when nothing is left that could act on the loss.
+            let _ = self.losses.send(loss);
+        }
+        state.detached.retain(|detached| !arrival.is(&detached.process));
+        state.arrivals.push(arrival);
+        self.changed.notify_all();
+        drop(state);
+        drop((parked, restarted));
+        attempt
+    }
+
+    /// Removes a connection.
+    fn unregister(&self, id: u64, end: ConnectionEnd) {
+        let mut state = self.lock();
+        let mut lost = None;
+        if let Some(Connection { stream, process, handle, is_registered, .. }) = state.connections.remove(&id)
+        {
+            // Another process may still hold the other end, and has to see that the connection has ended.
+            stream.shut_down();
+            let mirror = process.pid.and_then(|pid| state.holdings.mirror(pid));
+            let has_mirror = mirror.is_some();
+            if let ConnectionEnd::Detached(mut report) = end {
+                if let Some(mirror) = mirror {
+                    mirror.record_capture(report.as_mut().and_then(|report| report.capture.as_deref_mut()));
+                }
+                state.detached.push(DetachedProcess {
+                    process,
+                    handle,
+                    report: report.map(|report| *report),
+                });
+            } else if is_registered {
+                if has_mirror && matches!(state.phase, Phase::Quiescing { .. }) {
+                    let handle = Arc::clone(&handle);
+                    state.disconnected.push(DetachedProcess { process, handle, report: None });
+                }
+                lost = Some(handle);
+            }
+        }
+        // A returned process counts as returned even if it exits. Other arrivals would accumulate over a job's lifetime.
+        state.arrivals.retain(|arrival| arrival.connection != id || arrival.returned.is_some());
+        self.changed.notify_all();
+        drop(state);
+        if let Some(handle) = lost {
+            self.broker.forget_after_exit(&handle);
+        }
+    }
+}
+
+/// Waits for a limited time until every copy of the other end is closed.
+fn wait_for_close(id: u64, stream: &AgentStream) {
+    if stream.set_read_timeout(Some(AGENT_CLOSE_TIMEOUT)).is_err() {
+        return;
+    }
+    match stream.receive() {
+        Err(error) if error.is_timeout() => {
+            debug!(id, "a process still holds the connection of an agent that has detached");
+        }
+        Ok(message) => warn!(id, ?message, "an agent sent a message after it had detached"),
+        Err(_) => {}
+    }
+}

@@ -1,0 +1,75 @@
+//! The byte stream to an agent: messages, and the open files that follow some of them.
+
+use parking_lot::Mutex;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use ckpt_protocol::agent::{FromAgent, ToAgent};
+use ckpt_protocol::descriptors;
+use ckpt_protocol::frame::{self, FrameError};
+
+/// A stream to an agent. One thread reads from it; any thread may write.
+pub struct AgentStream {
+    stream: UnixStream,
+    /// Held while a message and its files are written, so that no other message comes between them.
+    writing: Mutex<()>,
+}
+
+impl AgentStream {
+    pub fn new(stream: UnixStream) -> Self {
+        Self { stream, writing: Mutex::default() }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// See [`frame::write`].
+    pub fn send(&self, message: &ToAgent) -> Result<(), FrameError> {
+        self.send_with_files(message, &[])
+    }
+
+    /// Sends a message and the open files that the message announces.
+    ///
+    /// # Errors
+    /// See [`frame::write`] and [`descriptors::send`]. The connection is unusable then.
+    pub fn send_with_files(&self, message: &ToAgent, files: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
+        let _writing = self.writing.lock();
+        frame::write(&mut &self.stream, message)?;
+        descriptors::send(self.stream.as_fd(), files)
+            .map_err(|source| FrameError::Io { step: "send open files", source })
+    }
+
+    /// Waits for a message.
+    ///
+    /// # Errors
+    /// See [`frame::read`].
+    pub fn receive(&self) -> Result<FromAgent, FrameError> {
+        frame::read(&mut &self.stream)
+    }
+
+    /// Receives the open files that a message has announced.
+    ///
+    /// # Errors
+    /// See [`descriptors::receive`].
+    pub fn receive_files(&self, count: usize) -> io::Result<Vec<OwnedFd>> {
+        descriptors::receive(self.stream.as_fd(), count)
+    }
+
+    /// Limits how long [`AgentStream::receive`] may wait.
+    ///
+    /// # Errors
+    /// The error of `setsockopt`.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> Result<(), FrameError> {
+        let set = self.stream.set_read_timeout(timeout);
+        set.map_err(|source| FrameError::Io { step: "change its time limit", source })
+    }
+
+    /// Ends the connection, even if other processes hold the other end.
+    pub fn shut_down(&self) {
+        // This fails only if the connection has already ended.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
