@@ -187,7 +187,7 @@ impl Attempt<'_> {
         let frozen =
             frozen.ok_or_else(|| SessionError::Stage("CRIU did not stop at its last stage".to_owned()))?;
         if let AfterDump::End(_) = self.after_dump {
-            links::forget(&frozen.links, &self.root());
+            links::remove(&frozen.links, &self.root());
         }
         self.hit("dump-done", criu_pid)?;
         arm_expired_timers(&images)?;
@@ -217,7 +217,7 @@ impl Attempt<'_> {
             network_lock: Some(NETWORK_LOCK_SKIP),
             log_level: Some(if tries == 1 { CRIU_WARNINGS } else { CRIU_EVERYTHING }),
             timeout: Some(u32::try_from(left.as_secs()).unwrap_or(u32::MAX).max(1)),
-            ..Options::of_every_job()
+            ..Options::common()
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which CRIU to use.
+//! Finding CRIU and checking its version.
 
 use crate::sys::privileges::{self, Privileges};
 use std::ffi::OsString;
@@ -6,14 +6,15 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The oldest CRIU that is known to work with today's kernels (an older one fails on the layout of the vDSO).
+/// The oldest supported CRIU: older versions fail on the vDSO layout of current kernels.
 pub const MIN_VERSION: Version = Version { major: 4, minor: 1, patch: 0 };
 
-/// The oldest that works where [`restricts_socket_options`]: an older one fails on every TCP or UDP socket.
+/// The oldest CRIU for kernels that [restrict socket options](restricts_socket_options): older versions fail on every TCP
+/// or UDP socket there.
 const MIN_VERSION_NEW_KERNEL: Version = Version { major: 4, minor: 2, patch: 0 };
 
-/// Whether this kernel has the options SO_PASSCRED and SO_PASSSEC for unix sockets only (Linux 6.16 and newer):
-/// CRIU before 4.2 asks every socket for them and takes the refusal for an error.
+/// Whether this kernel supports SO_PASSCRED and SO_PASSSEC for unix sockets only (Linux 6.16 and newer). CRIU before 4.2
+/// queries both for every socket and treats the refusal as an error.
 fn restricts_socket_options() -> bool {
     let Ok(socket) = std::net::UdpSocket::bind("127.0.0.1:0") else { return false };
     rustix::net::sockopt::socket_passcred(&socket).is_err()
@@ -34,7 +35,7 @@ impl fmt::Display for Version {
 }
 
 impl Version {
-    /// Reads the output of `criu --version`.
+    /// Parses the output of `criu --version`.
     fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.strip_prefix("Version:"))?;
         let mut numbers = line.trim().split(['.', '-', ' ']).map(str::parse::<u32>);
@@ -55,33 +56,33 @@ pub struct Criu {
 /// There is no usable CRIU.
 #[derive(Debug, thiserror::Error)]
 pub enum CriuMissing {
-    /// None was found.
+    /// No CRIU was found.
     #[error(
         "CRIU is not installed: there is no `criu` in PATH. Install criu {MIN_VERSION} or newer, or name one with --criu PATH"
     )]
     NotFound,
-    /// It does not run.
-    #[error("{path} does not run as CRIU: {reason}. Name another with --criu PATH", path = path.display())]
+    /// The program is not a working CRIU.
+    #[error("{path} does not run as CRIU: {reason}. Name another one with --criu PATH", path = path.display())]
     Broken {
         /// The program.
         path: PathBuf,
-        /// What it said.
+        /// What failed.
         reason: String,
     },
-    /// It is too old.
-    #[error("{path} is CRIU {found}, at least {needed} is needed on this kernel. Name another with --criu PATH", path = path.display())]
+    /// CRIU is too old.
+    #[error("{path} is CRIU {found}, but this kernel needs at least {needed}. Name another one with --criu PATH", path = path.display())]
     TooOld {
         /// The program.
         path: PathBuf,
         /// Its version.
         found: Version,
-        /// The oldest that works here.
+        /// The oldest version that works on this kernel.
         needed: Version,
     },
 }
 
 impl Criu {
-    /// Finds the CRIU that the user named, or else the one in PATH or in the administrator's directories.
+    /// Finds the CRIU that the user named, or else one in PATH or in the sbin directories.
     ///
     /// # Errors
     /// See [`CriuMissing`].
@@ -112,10 +113,10 @@ impl Criu {
         Ok(Self { path, version })
     }
 
-    /// Runs `criu check`: whether this kernel has what CRIU needs.
+    /// Runs `criu check`, which checks the kernel for the features that CRIU needs.
     ///
     /// # Errors
-    /// With CRIU's first complaint.
+    /// CRIU's first error message.
     pub fn check(&self) -> Result<(), String> {
         let mut command = Command::new(&self.path);
         command.arg("check").stdin(Stdio::null());
@@ -129,8 +130,8 @@ impl Criu {
         if output.status.success() {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Err(said.lines().find(|line| line.contains("Error")).unwrap_or(said.trim()).to_owned())
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(text.lines().find(|line| line.contains("Error")).unwrap_or(text.trim()).to_owned())
     }
 
     /// The command line of `criu swrk`, without the number of its socket.

@@ -1,6 +1,6 @@
-//! What is read from CRIU's images: which files the job had open, in the moment in which it stood still.
+//! Reading CRIU's images: the files that the job had open when it was frozen.
 //!
-//! An image is two magic numbers, then entries: a length (32-bit, little-endian) and a protobuf message. Field
+//! An image consists of two magic numbers and entries: a length (32-bit, little-endian) and a protobuf message. Field
 //! numbers are those of CRIU's images/fdinfo.proto, regfile.proto, pipe.proto, remap-file-path.proto, stats.proto.
 
 use prost::Message;
@@ -11,16 +11,16 @@ use std::path::Path;
 
 /// First word of every image.
 const COMMON_MAGIC: u32 = 0x5456_4319;
-/// First word of the images that serve CRIU itself (statistics).
+/// First word of the images that are not part of a dump (statistics).
 const SERVICE_MAGIC: u32 = 0x5510_5940;
 const FILES_MAGIC: u32 = 0x5630_3138;
 const REMAP_MAGIC: u32 = 0x5913_3954;
 const STATS_MAGIC: u32 = 0x5709_3306;
 
-/// An image does not read.
+/// An image cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// It cannot be opened or read.
+    /// The file cannot be opened or read.
     #[error("cannot read CRIU's {name}: {source}")]
     Io {
         /// The image.
@@ -28,8 +28,8 @@ pub enum ImageError {
         /// Why.
         source: io::Error,
     },
-    /// It is not what it should be.
-    #[error("CRIU's {name} does not read: {reason}")]
+    /// The content is not valid.
+    #[error("cannot parse CRIU's {name}: {reason}")]
     Format {
         /// The image.
         name: &'static str,
@@ -98,7 +98,7 @@ struct UnixEntry {
 }
 
 impl UnixEntry {
-    /// The directory in which the socket's name is; abstract and nameless sockets have none.
+    /// The directory of the socket's path; abstract and unnamed sockets have none.
     fn directory(&self) -> Option<String> {
         let name = std::str::from_utf8(&self.name).ok()?.trim_end_matches('\0');
         if name.is_empty() || name.starts_with('\0') {
@@ -115,7 +115,8 @@ struct RemapEntry {
     orig_id: u32,
     #[prost(uint32, required, tag = "2")]
     remap_id: u32,
-    /// 0: the file has another name, and CRIU has given it one more. 1: it has none, and its content is in an image.
+    /// 0: the file has another name, and CRIU has created an additional one. 1: the file has no name, and its content is in
+    /// an image.
     #[prost(int32, optional, tag = "3")]
     kind: Option<i32>,
 }
@@ -132,26 +133,26 @@ struct DumpStats {
     frozen_us: u32,
 }
 
-/// What the job's open files say that is of use beside CRIU.
+/// The open files and sockets of the job, as far as the launcher needs them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptors {
-    /// Absolute paths of regular files that are open for writing and still have their name, each once. Their lengths
-    /// are not here: CRIU notes none for files that are open for appending.
+    /// Absolute paths of regular files that are open for writing and still have their name, each once. Lengths are not
+    /// included: CRIU does not record them for files that are open for appending.
     pub writable: Vec<String>,
-    /// Absolute paths of the names that CRIU gave to files that are open under a name that they have lost.
+    /// Absolute paths of the links that CRIU created for open files whose name was removed.
     pub links: Vec<String>,
-    /// Absolute paths of the directories in which unix sockets have their names.
+    /// Absolute paths of the directories of unix sockets.
     pub socket_directories: BTreeSet<String>,
-    /// The other ends (address and port) of TCP connections that lead out of the job.
+    /// Remote ends (address and port) of TCP connections to processes outside of the job.
     pub outside_tcp: Vec<String>,
 }
 
 impl Descriptors {
-    /// Reads the images `files.img` and `remap-fpath.img`; `read` returns the content of an image, or `None` when
-    /// CRIU wrote none.
+    /// Reads the images `files.img` and `remap-fpath.img`; `read` returns the content of an image, or `None` if CRIU did
+    /// not write it.
     ///
     /// # Errors
-    /// When one of them does not read.
+    /// When an image cannot be read.
     pub fn read(read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Result<Self, ImageError> {
         let (mut unnamed, mut linked) = (HashSet::new(), HashSet::new());
         entries(read, "remap-fpath.img", COMMON_MAGIC, REMAP_MAGIC, |entry: RemapEntry| {
@@ -183,10 +184,10 @@ impl Descriptors {
         Ok(found)
     }
 
-    /// Microseconds for which the job stood still, from CRIU's statistics.
+    /// How long the job was frozen, in microseconds, from CRIU's statistics.
     ///
     /// # Errors
-    /// When the statistics do not read.
+    /// When the statistics cannot be read.
     pub fn frozen_us(read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Result<Option<u32>, ImageError> {
         let mut frozen_us = None;
         entries(read, "stats-dump", SERVICE_MAGIC, STATS_MAGIC, |entry: StatsEntry| {
@@ -196,7 +197,7 @@ impl Descriptors {
     }
 }
 
-/// Other ends of established TCP connections of which only one end is in the tree.
+/// Remote ends of established TCP connections of which only one end is in the job.
 fn outside(sockets: &[InetEntry]) -> Vec<String> {
     const STREAM: u32 = 1;
     const ESTABLISHED: u32 = 1;
@@ -205,11 +206,11 @@ fn outside(sockets: &[InetEntry]) -> Vec<String> {
         .filter(|one| one.kind == STREAM && one.state == ESTABLISHED && one.family != 0)
         .collect();
     let ends: HashSet<_> = connected.iter().map(|one| (one.source_port, one.peer_port)).collect();
-    let lonely = connected.iter().filter(|one| !ends.contains(&(one.peer_port, one.source_port)));
-    lonely.map(|one| one.peer()).collect()
+    let one_sided = connected.iter().filter(|one| !ends.contains(&(one.peer_port, one.source_port)));
+    one_sided.map(|one| one.peer()).collect()
 }
 
-/// Calls `each` with every entry of an image.
+/// Calls `each` for every entry of an image.
 fn entries<T: Message + Default>(
     read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>,
     name: &'static str,
@@ -219,26 +220,26 @@ fn entries<T: Message + Default>(
 ) -> Result<(), ImageError> {
     let content = read(name).map_err(|source| ImageError::Io { name, source })?;
     let Some(content) = content else { return Ok(()) };
-    let wrong = |reason: String| ImageError::Format { name, reason };
+    let malformed = |reason: String| ImageError::Format { name, reason };
     let mut rest = &content[..];
     let mut word = || -> Result<Option<u32>, ImageError> {
         let (bytes, after) = match rest.split_first_chunk::<4>() {
             Some(parts) => parts,
             None if rest.is_empty() => return Ok(None),
-            None => return Err(wrong("it ends in the middle of a number".to_owned())),
+            None => return Err(malformed("it is truncated".to_owned())),
         };
         rest = after;
         Ok(Some(u32::from_le_bytes(*bytes)))
     };
     let found = (word()?, word()?);
     if found != (Some(kind), Some(magic)) {
-        return Err(wrong(format!("its magic numbers are {found:x?}, not {kind:x} {magic:x}")));
+        return Err(malformed(format!("its magic numbers are {found:x?}, not {kind:x} {magic:x}")));
     }
     while let Some((length, after)) = rest.split_first_chunk::<4>() {
         let length = u32::from_le_bytes(*length) as usize;
-        let body = after.get(..length).ok_or_else(|| wrong("it is cut short".to_owned()))?;
-        each(T::decode(body).map_err(|error| wrong(error.to_string()))?);
+        let body = after.get(..length).ok_or_else(|| malformed("it is truncated".to_owned()))?;
+        each(T::decode(body).map_err(|error| malformed(error.to_string()))?);
         rest = &after[length..];
     }
-    if rest.is_empty() { Ok(()) } else { Err(wrong("it ends in the middle of a number".to_owned())) }
+    if rest.is_empty() { Ok(()) } else { Err(malformed("it is truncated".to_owned())) }
 }

@@ -1,7 +1,8 @@
-//! What CRIU's log says, in plain words.
+//! Explanations of CRIU's error messages. To explain another message, add a row to [`KNOWN_ERRORS`].
 
-/// What CRIU's first error usually means: (part of the message, what it is, what to do).
-const KNOWN: &[(&str, &str)] = &[
+/// Known errors: a part of CRIU's message, and an explanation with what to do. The first row that matches a line of the
+/// log counts, so specific rows come before general ones.
+const KNOWN_ERRORS: &[(&str, &str)] = &[
     (
         "unix connection",
         "a unix socket is connected to a process outside of the job: close it before the checkpoint, or start that other process inside the job",
@@ -13,18 +14,18 @@ const KNOWN: &[(&str, &str)] = &[
     ("Can't dump ghost file", "an unlinked file is too large to be saved"),
     (
         "Can't open mapped",
-        "a process has a file mapped that has no name any more (semaphores and shared memory of multiprocessing): CRIU saves that with CAP_SYS_ADMIN in the whole system only, see docs/privileges.md",
+        "a process has mapped a file that has been removed (semaphores and shared memory of multiprocessing): CRIU can save that only with CAP_SYS_ADMIN in the initial user namespace, see docs/privileges.md",
     ),
     (
         "TCP repair mode",
-        "a process has a TCP connection, which CRIU saves with CAP_NET_ADMIN only: run the job with --network private, or give ckpt-run that capability",
+        "a process has a TCP connection, which CRIU can save only with CAP_NET_ADMIN: run the job with --network private, or give ckpt-run that capability",
     ),
     (
         "Can't dump that handle",
-        "a process watches files with inotify or fanotify: CRIU saves that with CAP_DAC_READ_SEARCH in the whole system only, see docs/privileges.md",
+        "a process watches files with inotify or fanotify: CRIU can save that only with CAP_DAC_READ_SEARCH in the initial user namespace, see docs/privileges.md",
     ),
     ("io_uring", "a process uses io_uring"),
-    ("Can't dump file", "a process has something open that cannot be saved"),
+    ("Can't dump file", "a process has a file or device open that cannot be saved"),
     ("Unsupported socket", "a process has a socket of a kind that cannot be saved"),
     (
         "Can't lookup mount",
@@ -36,7 +37,7 @@ const KNOWN: &[(&str, &str)] = &[
         "has bad build-id",
         "a program or library that the job uses has been replaced by another version since the snapshot",
     ),
-    ("Can't open file", "a file that the job uses is not there any more"),
+    ("Can't open file", "a file that the job uses is missing"),
     (
         "Can't bind inet socket",
         "a port that the job listens on is taken by another process: end that one, or run the job with --network private",
@@ -46,18 +47,18 @@ const KNOWN: &[(&str, &str)] = &[
         "the loopback interface is down, and CRIU needs it: `ip link set lo up`",
     ),
     ("Can't fork for", "a PID that the job needs is taken"),
-    ("No space left on device", "there was no room for the images"),
-    ("Cannot allocate memory", "there was not enough memory for the images"),
+    ("No space left on device", "not enough disk space or memory for the images"),
+    ("Cannot allocate memory", "not enough memory for the images"),
     ("Timeout reached", "the processes did not stop in time"),
-    ("Compel injection", "a process could not be stopped in the right place (another try may do)"),
+    ("Compel injection", "a process could not be stopped at a suitable point (another attempt may succeed)"),
     ("is already being traced", "a debugger or strace is attached to a process of the job: detach it"),
     ("Unable to interrupt task", "a process could not be stopped (a debugger, or a hanging file system)"),
 ];
 
-/// Errors that CRIU logs and gets over.
+/// Errors that CRIU logs and recovers from.
 const HARMLESS: &[&str] = &["Can't setup RLIMIT_NOFILE for self", "net: Unexpected error"];
 
-/// The first error in CRIU's log, with what it means where that is known.
+/// The first error in CRIU's log, with its explanation if it is known.
 #[must_use]
 pub fn explain(log: &str) -> Option<String> {
     let counts = |line: &&str| line.contains("Error (") && !HARMLESS.iter().any(|part| line.contains(part));
@@ -68,9 +69,10 @@ pub fn explain(log: &str) -> Option<String> {
     let message = message
         .rsplit_once("Error (")
         .map_or(message, |(_, rest)| rest.split_once("): ").map_or(rest, |(_, text)| text));
-    let meaning = errors.iter().find_map(|line| KNOWN.iter().find(|(part, _)| line.contains(part)));
-    Some(match meaning {
-        Some((_, meaning)) => format!("{meaning} (CRIU: {})", message.trim()),
+    let explanation =
+        errors.iter().find_map(|line| KNOWN_ERRORS.iter().find(|(part, _)| line.contains(part)));
+    Some(match explanation {
+        Some((_, explanation)) => format!("{explanation} (CRIU: {})", message.trim()),
         None => format!("CRIU: {}", message.trim()),
     })
 }
@@ -82,8 +84,8 @@ mod tests {
     #[test]
     fn quotes_the_first_error() {
         let log = "(00.1) Warn  (criu/a.c:1): nothing\n(00.2) Error (criu/files-reg.c:2242): File x has bad size 3\n(00.3) Error (criu/cr.c:1): late\n";
-        let said = explain(log).unwrap();
-        assert!(said.contains("changed its length") && said.contains("File x has bad size 3"), "{said}");
+        let text = explain(log).unwrap();
+        assert!(text.contains("changed its length") && text.contains("File x has bad size 3"), "{text}");
         assert_eq!(explain("(00.1) Error (criu/q.c:1): odd thing\n").unwrap(), "CRIU: odd thing");
         assert_eq!(explain("all well\n"), None);
     }

@@ -1,4 +1,4 @@
-//! CRIU: which one, how it is spoken to, and what is read from its images.
+//! CRIU: finding it, controlling it over its RPC, reading its images, and explaining its errors (`known_errors.rs`).
 
 mod find;
 mod images;

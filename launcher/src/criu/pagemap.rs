@@ -1,5 +1,5 @@
-//! `pagemap-*.img`: which pages of a process lie in `pages-N.img`, and in what order. Field numbers and flags are those
-//! of CRIU's images/pagemap.proto.
+//! `pagemap-*.img`: which pages of a process are in `pages-N.img`, and in what order. Field numbers and flags are those of
+//! CRIU's images/pagemap.proto.
 
 use prost::Message;
 use std::ops::Range;
@@ -25,7 +25,7 @@ struct Head {
 struct Entry {
     #[prost(uint64, required, tag = "1")]
     address: u64,
-    /// Up to CRIU 4.1.
+    /// Used up to CRIU 4.1.
     #[prost(uint32, optional, tag = "2")]
     pages_32: Option<u32>,
     #[prost(bool, optional, tag = "3")]
@@ -36,7 +36,7 @@ struct Entry {
     pages: Option<u64>,
 }
 
-/// What lies in an image of pages, in its order.
+/// The content of an image of pages, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Pagemap {
     /// The number in the name of `pages-N.img`.
@@ -46,7 +46,7 @@ pub struct Pagemap {
 }
 
 impl Pagemap {
-    /// Reads an image; `None` if it is none.
+    /// Parses an image; `None` if it is not a pagemap.
     #[must_use]
     pub fn parse(image: &[u8]) -> Option<Self> {
         let mut rest = image.strip_prefix(&MAGIC)?;
@@ -68,7 +68,7 @@ impl Pagemap {
     }
 }
 
-/// The next message: `None` at the end, `Some(None)` where there is no message.
+/// The next message: `None` at the end, `Some(None)` if the message cannot be parsed.
 fn next<T: Message + Default>(rest: &mut &[u8]) -> Option<Option<T>> {
     let (length, after) = rest.split_first_chunk::<4>()?;
     let length = u32::from_le_bytes(*length) as usize;
@@ -77,15 +77,15 @@ fn next<T: Message + Default>(rest: &mut &[u8]) -> Option<Option<T>> {
     Some(T::decode(body).ok())
 }
 
-/// Boundaries of chunks follow multiples of a window in the addresses, by how much is in the image: in images of less
-/// than this (bytes), windows of that (bytes). What changes in a heap is here and there, and each chunk that is not the
-/// same is stored as a whole; but of chunks without number nobody could keep track.
+/// Window sizes by image size: (image smaller than, window), in bytes. Chunk boundaries are at multiples of the window in
+/// the address space. Changes in a heap are scattered, and every changed chunk is stored as a whole, so small chunks
+/// deduplicate better; large images need larger chunks to limit their number.
 ///
-/// The steps are few and far from each other. An image that passes one is stored as a whole once.
+/// There are few steps, far apart: an image that grows beyond one is stored as a whole once.
 const WINDOWS: [(u64, u64); 3] = [(8 << 30, 64 << 10), (64 << 30, 512 << 10), (u64::MAX, 4 << 20)];
-/// No boundary is set after less than this, unless much follows that may be found again.
+/// The least size of a chunk, unless a large run follows.
 const SMALL_BYTES: u64 = 64 << 10;
-/// From this length on a run of pages begins a chunk of its own.
+/// A run of at least this length begins a new chunk.
 const LARGE_BYTES: u64 = 128 << 10;
 
 fn window_bytes(runs: &[Range<u64>]) -> u64 {
@@ -94,13 +94,13 @@ fn window_bytes(runs: &[Range<u64>]) -> u64 {
     found.map_or(WINDOWS[0].1, |(_, window_bytes)| *window_bytes)
 }
 
-/// Where chunks of the image of pages end: so that memory that has not changed is in the same chunks again when there
-/// are more pages before it. At each multiple of the window in the addresses, and before each large run; what is small
-/// is put together.
+/// The ends of the chunks of an image of pages. Unchanged memory gets the same chunks again even if more pages precede it
+/// in the image: boundaries are at multiples of the window in the address space, and before each large run. Small runs
+/// share a chunk.
 #[must_use]
 pub fn chunk_ends(runs: &[Range<u64>]) -> Vec<u64> {
     let mut ends = Vec::new();
-    // Where the chunk began, and where we are, in the image.
+    // Offsets in the image: start of the current chunk, current position.
     let (mut began, mut position) = (0, 0);
     let window_bytes = window_bytes(runs);
     for run in runs {
@@ -108,13 +108,12 @@ pub fn chunk_ends(runs: &[Range<u64>]) -> Vec<u64> {
         let is_large = run.end - run.start >= LARGE_BYTES;
         while address < run.end {
             let next = run.end.min((address / window_bytes + 1) * window_bytes);
-            let piece_bytes = next - address;
-            let so_far = position - began;
-            if so_far > 0 && (is_large || so_far >= SMALL_BYTES) {
+            let chunk_bytes = position - began;
+            if chunk_bytes > 0 && (is_large || chunk_bytes >= SMALL_BYTES) {
                 ends.push(position);
                 began = position;
             }
-            position += piece_bytes;
+            position += next - address;
             address = next;
         }
     }
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_in_the_image_are_read() {
+    fn only_pages_in_the_image_are_listed() {
         let read = Pagemap::parse(&image(&[(0x1000, 2, 4), (0x3000, 1, 6), (0x8000, 5, 1), (0x9000, 1, 4)]));
         let read = read.unwrap();
         assert_eq!(read.pages_id, 7);
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pagemap_is_told_from_one() {
+    fn truncated_and_invalid_images_are_refused() {
         let whole = image(&[(0x1000, 2, 4), (0x8000, 5, 4)]);
         assert!(Pagemap::parse(&whole).is_some());
         for length in 0..whole.len() {
@@ -165,7 +164,7 @@ mod tests {
         assert!(Pagemap::parse(&image(&[(0x1000, u64::MAX, 4)])).is_none());
     }
 
-    /// What `chunk_ends` makes of pages, by address.
+    /// The chunks that `chunk_ends` makes, by address.
     fn chunks(runs: &[Range<u64>]) -> BTreeSet<Vec<(u64, u64)>> {
         let mut ends = chunk_ends(runs).into_iter();
         let (mut position, mut all, mut chunk) = (0, BTreeSet::new(), Vec::new());
@@ -183,7 +182,7 @@ mod tests {
                 }
             }
         }
-        assert!(chunk.is_empty() && end == u64::MAX, "they end where the image ends");
+        assert!(chunk.is_empty() && end == u64::MAX, "the last chunk does not end where the image ends");
         all
     }
 
@@ -191,7 +190,7 @@ mod tests {
         chunk.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// How much is in chunks that were not there before (bytes).
+    /// Bytes in chunks that did not exist before.
     fn new_bytes(before: &[Range<u64>], after: &[Range<u64>]) -> u64 {
         chunks(after).difference(&chunks(before)).map(|chunk| bytes(chunk)).sum()
     }
@@ -199,7 +198,7 @@ mod tests {
     const BASE: u64 = 0x7f00_0000_0000;
 
     #[test]
-    fn what_is_before_and_within_changes_little() {
+    fn inserted_and_removed_pages_change_few_chunks() {
         let large = |first: u64, pages: Range<u64>| {
             let small = 0x40_0000..0x40_0000 + first * PAGE_BYTES;
             let hole = BASE + pages.start * PAGE_BYTES..BASE + pages.end * PAGE_BYTES;
@@ -207,9 +206,9 @@ mod tests {
         };
         let whole = large(3, 5000..5000);
         assert_eq!(new_bytes(&whole, &whole), 0);
-        assert!(new_bytes(&whole, &large(10, 5000..5000)) < 128 << 10, "something small has grown");
-        assert!(new_bytes(&whole, &large(3, 5000..5001)) <= 64 << 10, "a page is gone");
-        assert!(new_bytes(&large(3, 5000..5001), &whole) <= 64 << 10, "it is there again");
+        assert!(new_bytes(&whole, &large(10, 5000..5000)) < 128 << 10, "a small run has grown");
+        assert!(new_bytes(&whole, &large(3, 5000..5001)) <= 64 << 10, "a page was removed");
+        assert!(new_bytes(&large(3, 5000..5001), &whole) <= 64 << 10, "the page was added again");
         for length in [16 * MIB, 64 * MIB, 1024 * MIB, 4096 * MIB] {
             let run = |bytes: u64| BASE..BASE + bytes;
             let new = new_bytes(&[run(length - PAGE_BYTES)], &[run(length + PAGE_BYTES)]);
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_as_long_as_their_image_allows() {
+    fn chunk_size_depends_on_image_size() {
         let all_and_longest = |image_bytes: u64| {
             let odd = BASE + 3 * PAGE_BYTES;
             let chunks = chunks(std::slice::from_ref(&(odd..odd + image_bytes)));
@@ -236,7 +235,7 @@ mod tests {
         assert_eq!(all_and_longest(22 * MIB), (353, 64 << 10));
         assert_eq!(all_and_longest(10_240 * MIB), (20_481, 512 << 10));
         assert_eq!(all_and_longest(102_400 * MIB), (25_601, 4 * MIB));
-        // The longest that is put together: less than a small one, and no large run.
+        // The longest shared chunk: less than the least chunk size, plus a run that is not large.
         let runs = [BASE..BASE + 60 * 1024, BASE + MIB..BASE + MIB + 124 * 1024];
         assert!(chunks(&runs).iter().all(|chunk| bytes(chunk) <= 188 << 10), "{:?}", chunks(&runs));
         assert_eq!(chunk_ends(&[]), [0; 0]);

@@ -1,7 +1,7 @@
-//! The messages of CRIU's RPC that are used here. Field numbers are those of CRIU's images/rpc.proto.
+//! The subset of CRIU's RPC messages that ckpt-run uses. Field numbers are those of CRIU's images/rpc.proto.
 //!
-//! The crate rust-criu was looked at: it starts CRIU itself, outside of the job's namespace, and has no way to do
-//! work while the job stands still.
+//! The crate rust-criu cannot be used: it starts CRIU outside of the job's namespace, and cannot run code while the job is
+//! frozen.
 
 use crate::sys::privileges::Privileges;
 use prost::Message;
@@ -15,7 +15,7 @@ pub(super) enum RequestType {
     Notify = 6,
 }
 
-/// A descriptor that takes the place of one in the images.
+/// A descriptor that replaces one in the images.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct InheritFd {
     /// The name in the images: `pipe:[INODE]` or `tty[RDEV:DEV]`, the numbers of a terminal in hexadecimal.
@@ -35,7 +35,7 @@ pub struct Options {
     /// Root of the tree to dump.
     #[prost(int32, optional, tag = "2")]
     pub pid: Option<i32>,
-    /// The job goes on after the dump.
+    /// The job continues after the dump.
     #[prost(bool, optional, tag = "3")]
     pub leave_running: Option<bool>,
     /// Established TCP connections are saved.
@@ -50,50 +50,51 @@ pub struct Options {
     /// Name of the log in the work directory.
     #[prost(string, optional, tag = "10")]
     pub log_file: Option<String>,
-    /// Stop for an answer at each stage.
+    /// Stop at each stage and wait for an answer.
     #[prost(bool, optional, tag = "12")]
     pub notify_scripts: Option<bool>,
-    /// Memory pages go from the images as they are restored.
+    /// Restored memory pages are freed in the images.
     #[prost(bool, optional, tag = "16")]
     pub auto_dedup: Option<bool>,
     /// Directory of the log and the statistics.
     #[prost(int32, optional, tag = "17")]
     pub work_dir_fd: Option<i32>,
-    /// Files that were renamed or unlinked but have another name are found again.
+    /// Files that were renamed or unlinked but have another name are supported.
     #[prost(bool, optional, tag = "18")]
     pub link_remap: Option<bool>,
-    /// Descriptors that take the place of those in the images.
+    /// Descriptors that replace those in the images.
     #[prost(message, repeated, tag = "27")]
     pub inherit_fd: Vec<InheritFd>,
-    /// 0 means that the restored tasks stay in the cgroup of CRIU.
+    /// 0: restored tasks stay in CRIU's cgroup.
     #[prost(int32, optional, tag = "34")]
     pub manage_cgroups_mode: Option<i32>,
     /// The largest unlinked file that is saved, bytes.
     #[prost(uint32, optional, tag = "35")]
     pub ghost_limit: Option<u32>,
-    /// Things that stay outside of the images, such as `tty[RDEV:DEV]`.
+    /// Resources that are not in the images, such as `tty[RDEV:DEV]`.
     #[prost(string, repeated, tag = "37")]
     pub external: Vec<String>,
-    /// Seconds in which the tasks have to stop.
+    /// Time limit for stopping the tasks, in seconds.
     #[prost(uint32, optional, tag = "45")]
     pub timeout: Option<u32>,
-    /// 3: connections are not locked while the job stands still; both ends do.
+    /// 3: connections are not locked while the job is frozen, because both ends are frozen.
     #[prost(int32, optional, tag = "64")]
     pub network_lock: Option<i32>,
-    /// CRIU does without what needs root or rights in the whole system.
+    /// CRIU runs without features that need root or capabilities in the initial user namespace.
     #[prost(bool, optional, tag = "67")]
     pub unprivileged: Option<bool>,
 }
 
-/// CRIU logs its warnings and errors.
+/// Log level: warnings and errors.
 pub const CRIU_WARNINGS: i32 = 2;
-/// CRIU logs everything.
+/// Log level: everything.
 pub const CRIU_EVERYTHING: i32 = 4;
 
 impl Options {
-    /// What a dump and the restore from it have in common: locks are silently lost if only one of them has the option.
+    /// Options that a dump and its restore share. For example, file locks are silently lost if only one of them has the
+    /// option.
     #[must_use]
-    pub fn of_every_job() -> Self {
+    pub fn common() -> Self {
         Self {
             tcp_established: Some(true),
             file_locks: Some(true),

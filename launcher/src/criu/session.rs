@@ -1,4 +1,4 @@
-//! One dump or restore by `criu swrk`, over its socket.
+//! One dump or restore by `criu swrk`, controlled over its socket.
 
 use super::rpc::{Options, Request, RequestType, Response};
 use crate::namespace::CriuProcess;
@@ -8,27 +8,27 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// CRIU did not do what was asked.
+/// Why a dump or restore failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// It took too long; nobody has ended it yet.
+    /// CRIU took too long. The process still runs.
     #[error("CRIU did not finish in time")]
     Timeout,
-    /// It ended without an answer.
+    /// CRIU ended without an answer.
     #[error("CRIU ended without an answer")]
     Died,
-    /// It refused; its log says why.
+    /// CRIU reported a failure; its log has the reason.
     #[error("CRIU failed{}", .0.as_deref().map(|text| format!(": {text}")).unwrap_or_default())]
     Failed(Option<String>),
-    /// Our own work at one of its stages failed, so that it was told to give up.
+    /// The launcher's work at one of CRIU's stages failed, so CRIU was told to abort.
     #[error("{0}")]
     Stage(String),
     /// The socket failed.
-    #[error("cannot talk to CRIU: {0}")]
+    #[error("cannot communicate with CRIU: {0}")]
     Io(#[from] io::Error),
 }
 
-/// What CRIU reports when it is done.
+/// CRIU's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// For a restore: the root of the tree.
@@ -38,19 +38,19 @@ pub struct Outcome {
 /// How long to wait for CRIU.
 #[derive(Clone, Copy)]
 enum TimeLimit {
-    /// Until it has done what was asked.
+    /// For the whole operation.
     Deadline(Instant),
-    /// Until it says something again: what is done at its stages does not count.
+    /// Until CRIU's next message; the launcher's work at CRIU's stages does not count.
     Silence(Duration),
 }
 
-/// A conversation with one `criu swrk`.
+/// The session with one `criu swrk`.
 pub struct Session {
     process: CriuProcess,
 }
 
 impl Session {
-    /// Takes over a started CRIU.
+    /// A session with a running CRIU.
     #[must_use]
     pub fn new(process: CriuProcess) -> Self {
         Self { process }
@@ -62,8 +62,8 @@ impl Session {
         &self.process
     }
 
-    /// Dumps. `at_stage` is called at each of CRIU's stages (`pre-dump`, `post-dump`…), with the job frozen at
-    /// `post-dump`; an error from it makes CRIU give up and let the job go on.
+    /// Dumps. `at_stage` is called at each of CRIU's stages (`pre-dump`, `post-dump`…); the job is frozen at `post-dump`.
+    /// An error of `at_stage` makes CRIU abort, and the job continues.
     ///
     /// # Errors
     /// See [`SessionError`].
@@ -76,8 +76,8 @@ impl Session {
         self.perform(RequestType::Dump, options, TimeLimit::Deadline(deadline), at_stage)
     }
 
-    /// Restores, with no more than `silence` between two of CRIU's stages. An error from `at_stage` at `post-restore`
-    /// ends the restored processes before they have run.
+    /// Restores. `silence` limits the time between two messages of CRIU. An error of `at_stage` at `post-restore` ends the
+    /// restored processes before they have run.
     ///
     /// # Errors
     /// See [`SessionError`].
@@ -146,7 +146,7 @@ impl Session {
                 Err(error) => return Err(io::Error::from(error).into()),
             }
         }
-        // A message is one datagram: its size first, then all of it.
+        // A message is one datagram: peek at its size first, then receive it.
         let peeked = recv(&self.process.socket, &mut [0_u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC);
         let bytes = match peeked {
             Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET) => return Err(SessionError::Died),

@@ -1,7 +1,7 @@
-//! A mend for one thing that CRIU brings back wrong: a periodic timer descriptor that had fired and not been read has
-//! no time left until it fires, and CRIU arms it with that time, which disarms it for ever. One nanosecond in its place
-//! lets it fire at once, as it would have. The number is changed where it stands in `files.img` (field numbers:
-//! CRIU's images/fdinfo.proto, timerfd.proto); nothing else of the image is touched.
+//! A fix for timer descriptors that CRIU restores incorrectly. A periodic timer that has fired and was not read has no
+//! time left until it fires. CRIU arms the timer with a time of zero, which disarms it forever. This module changes the
+//! time to one nanosecond, so that the timer fires immediately. The number is changed in place in `files.img` (field
+//! numbers: CRIU's images/fdinfo.proto, timerfd.proto); the rest of the image stays as it is.
 
 use crate::files::staging::StagedDir;
 use std::io;
@@ -22,33 +22,33 @@ const INTERVAL_NANOSECONDS: u64 = 10;
 /// When `files.img` cannot be read or changed.
 pub fn arm_expired_timers(dir: &StagedDir) -> io::Result<()> {
     let Some(image) = dir.read("files.img")? else { return Ok(()) };
-    let places = disarmed(&image).ok_or_else(|| io::Error::other("CRIU's files.img does not read"))?;
-    if places.is_empty() {
+    let offsets = disarmed_timers(&image).ok_or_else(|| io::Error::other("cannot parse CRIU's files.img"))?;
+    if offsets.is_empty() {
         return Ok(());
     }
     let file = dir.change("files.img")?;
-    places.into_iter().try_for_each(|place| file.write_all_at(&[1], place as u64))
+    offsets.into_iter().try_for_each(|offset| file.write_all_at(&[1], offset as u64))
 }
 
-/// Places of the zeroes that have to become ones; `None` when the image does not parse.
-fn disarmed(image: &[u8]) -> Option<Vec<usize>> {
-    let mut places = Vec::new();
+/// Offsets of the zeroes that have to become ones; `None` if the image cannot be parsed.
+fn disarmed_timers(image: &[u8]) -> Option<Vec<usize>> {
+    let mut offsets = Vec::new();
     let mut at = HEADER_BYTES;
     while at < image.len() {
         let length = u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize;
         let entry = at + 4..at + 4 + length;
         for (number, field) in fields(image, entry.clone())? {
             if let (TIMER_OF_FILE, Field::Bytes(timer)) = (number, field) {
-                places.extend(disarmed_timer(image, timer)?);
+                offsets.extend(nanoseconds_if_disarmed(image, timer)?);
             }
         }
         at = entry.end;
     }
-    Some(places)
+    Some(offsets)
 }
 
-/// The place of the nanoseconds of one timer, if it is one of those.
-fn disarmed_timer(image: &[u8], range: Range<usize>) -> Option<Option<usize>> {
+/// The offset of a timer's nanoseconds, if CRIU would disarm the timer.
+fn nanoseconds_if_disarmed(image: &[u8], range: Range<usize>) -> Option<Option<usize>> {
     let fields = fields(image, range)?;
     let number = |wanted: u64| {
         fields.iter().find_map(|(number, field)| match field {
@@ -68,7 +68,7 @@ enum Field {
     Fixed,
 }
 
-/// The fields of one protobuf message with their places.
+/// The fields of one protobuf message with their offsets.
 fn fields(image: &[u8], range: Range<usize>) -> Option<Vec<(u64, Field)>> {
     let message = image.get(..range.end)?;
     let mut found = Vec::new();
@@ -77,8 +77,8 @@ fn fields(image: &[u8], range: Range<usize>) -> Option<Vec<(u64, Field)>> {
         let tag = varint(message, &mut at)?;
         let field = match tag & 7 {
             0 => {
-                let place = at;
-                Field::Number { value: varint(message, &mut at)?, at: place }
+                let offset = at;
+                Field::Number { value: varint(message, &mut at)?, at: offset }
             }
             2 => {
                 let length = usize::try_from(varint(message, &mut at)?).ok()?;
@@ -135,19 +135,19 @@ mod tests {
     #[test]
     fn only_expired_periodic_timers_are_changed() {
         let expired = image(1, 0, 0, 50);
-        let places = disarmed(&expired).unwrap();
-        assert_eq!(places.len(), 1);
-        assert_eq!((expired[places[0] - 1], expired[places[0]]), ((NANOSECONDS_LEFT << 3) as u8, 0));
+        let offsets = disarmed_timers(&expired).unwrap();
+        assert_eq!(offsets.len(), 1);
+        assert_eq!((expired[offsets[0] - 1], expired[offsets[0]]), ((NANOSECONDS_LEFT << 3) as u8, 0));
         for other in [image(0, 0, 0, 50), image(1, 0, 9, 50), image(1, 3, 0, 50), image(1, 0, 0, 0)] {
-            assert_eq!(disarmed(&other), Some(Vec::new()));
+            assert_eq!(disarmed_timers(&other), Some(Vec::new()));
         }
     }
 
     #[test]
-    fn cut_images_are_refused() {
+    fn truncated_images_are_refused() {
         let whole = image(1, 0, 0, 50);
         for length in HEADER_BYTES + 1..whole.len() {
-            assert_eq!(disarmed(&whole[..length]), None, "{length}");
+            assert_eq!(disarmed_timers(&whole[..length]), None, "{length}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Directories of unix sockets. A job that goes on after a snapshot may remove a directory (Python's multiprocessing
-//! removes its temporary ones when a worker ends) in which a process of the snapshot has a socket bound: CRIU binds it
-//! anew and needs the directory.
+//! Directories of unix sockets. CRIU binds sockets again on restore and needs their directories. A job that continues
+//! after a snapshot may remove such a directory: Python's multiprocessing removes its temporary directories when a worker
+//! ends.
 
 use crate::namespace::inside;
 use anyhow::{Context, Result};
@@ -12,8 +12,8 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 
-/// What the directories `paths` (absolute) look like; one that is gone already is left out. `root` leads to the job's
-/// view of the file system.
+/// Records owner and mode of the directories `paths` (absolute); missing ones are skipped. `root` is the job's root
+/// directory.
 #[must_use]
 pub fn inspect(paths: &BTreeSet<String>, root: &Path) -> Vec<Directory> {
     let inspect = |path: &String| {
@@ -24,38 +24,38 @@ pub fn inspect(paths: &BTreeSet<String>, root: &Path) -> Vec<Directory> {
     paths.iter().filter_map(inspect).collect()
 }
 
-/// Makes those that are not there.
+/// Creates the directories that are missing.
 ///
 /// # Errors
-/// When one cannot be made.
-pub fn put_back(directories: &[Directory]) -> Result<()> {
+/// When a directory cannot be created.
+pub fn restore(directories: &[Directory]) -> Result<()> {
     for directory in directories.iter().filter(|directory| !Path::new(&directory.path).exists()) {
-        make(directory).with_context(|| {
-            format!("cannot make the directory {} of a socket of the job", directory.path)
+        create(directory).with_context(|| {
+            format!("cannot create the directory {} of a socket of the job", directory.path)
         })?;
-        tracing::debug!("made the directory {} again", directory.path);
+        tracing::debug!("created the directory {} again", directory.path);
     }
     Ok(())
 }
 
-/// It may lie in a directory of somebody else's, who may put another thing in its place at any time: owner and mode are
-/// given to the directory that was made, and to nothing else.
-fn make(directory: &Directory) -> io::Result<()> {
+/// The parent directory may belong to another user, who can replace the new directory at any time. So owner and mode are
+/// set through a descriptor of the directory that was created.
+fn create(directory: &Directory) -> io::Result<()> {
     let path = Path::new(&directory.path);
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }
     match fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => return Ok(()),
-        made => made?,
+        created => created?,
     }
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
-    let made = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
-    if made.metadata()?.uid() != rustix::process::geteuid().as_raw() {
-        return Err(io::Error::other("somebody else has put another directory in its place"));
+    let created = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    if created.metadata()?.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other("another user has replaced the directory"));
     }
-    fchown(&made, Some(directory.uid), Some(directory.gid))?;
-    made.set_permissions(Permissions::from_mode(directory.mode))
+    fchown(&created, Some(directory.uid), Some(directory.gid))?;
+    created.set_permissions(Permissions::from_mode(directory.mode))
 }
 
 #[cfg(test)]
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_comes_back_as_it_was() {
+    fn a_directory_is_restored_with_its_mode() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("gone").join("too");
         fs::create_dir_all(&path).unwrap();
@@ -73,13 +73,13 @@ mod tests {
         let seen = inspect(&paths, Path::new("/"));
         assert_eq!(seen.len(), 1);
         fs::remove_dir_all(dir.path().join("gone")).unwrap();
-        put_back(&seen).unwrap();
+        restore(&seen).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o710);
-        // A link that leads nowhere is in its place: nothing is made where it leads to.
+        // A dangling link in its place is not followed.
         fs::remove_dir(&path).unwrap();
         let elsewhere = dir.path().join("elsewhere");
         std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
-        assert!(put_back(&seen).is_err());
+        assert!(restore(&seen).is_err());
         assert!(!elsewhere.exists());
     }
 }

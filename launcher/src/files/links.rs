@@ -1,6 +1,6 @@
-//! Files that are open under a name that they have lost while they have another (`sem_open` makes such). CRIU gives
-//! them a name of its own, `link_remap.N`, beside the lost one; as the job runs on, CRIU removes it again. So the name
-//! is made anew for the time of a restore.
+//! Open files whose name was removed while the file has another name (`sem_open` creates such files). For a dump, CRIU
+//! links such a file as `link_remap.N` in the directory of the removed name, and removes the link when the job continues.
+//! This module creates the link again for the duration of a restore.
 
 use crate::namespace::inside;
 use crate::sys::deadline::{NAMES_LOCK_POLL_INTERVAL, NAMES_LOCK_TIMEOUT};
@@ -14,15 +14,18 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-const CRIU_NAME: &str = "link_remap.";
-/// CRIU's names are numbers of the job's own: two jobs that have files in one directory (/dev/shm) may use the same
-/// ones. So while one job makes such names to be resumed, no other is dumped or resumed.
+/// Prefix of the links that CRIU creates.
+const CRIU_LINK_PREFIX: &str = "link_remap.";
+
+/// Lock on the names of CRIU's links in all directories of this machine. CRIU numbers its links per job, so two jobs with
+/// files in one directory (/dev/shm) may use the same names. While one job creates links to be resumed, no other job may
+/// be dumped or resumed.
 pub struct NamesLock {
     _file: Option<File>,
 }
 
 impl NamesLock {
-    /// For a dump: other dumps may go on, CRIU sees to it that names are free.
+    /// For a dump. Other dumps can run at the same time, because CRIU chooses unused names.
     #[must_use]
     pub fn shared() -> Self {
         Self::take(FlockOperation::NonBlockingLockShared)
@@ -45,7 +48,8 @@ impl NamesLock {
                 }
                 if Instant::now() > deadline {
                     tracing::warn!(
-                        "another job on this machine is being dumped or resumed, and has been for long: this one goes on beside it"
+                        "another job on this machine has been dumping or resuming for over {} s; no longer waiting for that job",
+                        NAMES_LOCK_TIMEOUT.as_secs()
                     );
                     return Ok(file);
                 }
@@ -53,24 +57,23 @@ impl NamesLock {
             }
             Ok(file)
         };
-        // A job alone on its machine needs none.
+        // If this is the only job on the machine, no lock is needed.
         let file =
-            open().inspect_err(|error| tracing::debug!("jobs on this machine cannot be told apart: {error}"));
+            open().inspect_err(|error| tracing::debug!("cannot lock the names of CRIU's links: {error}"));
         Self { _file: file.ok() }
     }
 }
 
-/// Finds the other name of each of `paths` (CRIU's names), in the same directory. `root` leads to the job's view of
-/// the file system.
+/// Finds another name in the same directory for each of `paths` (CRIU's links). `root` is the job's root directory.
 ///
 /// # Errors
-/// When one has none there: the file was moved to another directory.
+/// When a file has no other name there: the file was moved to another directory.
 pub fn find(paths: &[String], root: &Path) -> Result<Vec<LinkedFile>, String> {
     paths.iter().map(|path| find_one(path, root)).collect()
 }
 
 fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
-    let cannot = |error: io::Error| format!("cannot find out which file {path} is: {error}");
+    let cannot = |error: io::Error| format!("cannot find another name of the file {path}: {error}");
     let dir = Path::new(path).parent().unwrap_or(Path::new("/"));
     let wanted = fs::symlink_metadata(inside(root, path)).map_err(cannot)?;
     for entry in fs::read_dir(inside(root, dir)).map_err(cannot)? {
@@ -78,7 +81,7 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
         let name = entry.file_name();
         let meta = entry.metadata().map_err(cannot)?;
         if (meta.dev(), meta.ino()) == (wanted.dev(), wanted.ino())
-            && !name.to_string_lossy().starts_with(CRIU_NAME)
+            && !name.to_string_lossy().starts_with(CRIU_LINK_PREFIX)
         {
             let target = dir.join(name).to_string_lossy().into_owned();
             return Ok(LinkedFile { path: path.to_owned(), target });
@@ -87,34 +90,39 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
     Err(format!("a file that the job has open was moved out of {}: close it or move it back", dir.display()))
 }
 
-/// Removes CRIU's names after a dump that has ended the job; after others CRIU does so itself.
-pub fn forget(links: &[LinkedFile], root: &Path) {
+/// Removes CRIU's links after a dump that has ended the job. After other dumps CRIU removes them itself.
+pub fn remove(links: &[LinkedFile], root: &Path) {
     for link in links {
         if let Err(error) = fs::remove_file(inside(root, &link.path)) {
-            tracing::debug!("{} stays: {error}", link.path);
+            tracing::debug!("cannot remove {}: {error}", link.path);
         }
     }
 }
 
-/// CRIU's names, for as long as a restore takes.
+/// CRIU's links, for the duration of a restore.
 pub struct Links {
-    made: Vec<PathBuf>,
+    created: Vec<PathBuf>,
     _lock: Option<NamesLock>,
 }
 
 impl Links {
-    /// Makes the names.
+    /// Creates the links.
     ///
     /// # Errors
-    /// When one cannot be made.
-    pub fn put_back(links: &[LinkedFile]) -> Result<Self> {
+    /// When a link cannot be created.
+    pub fn create(links: &[LinkedFile]) -> Result<Self> {
         let lock = (!links.is_empty()).then(NamesLock::exclusive);
-        let mut made = Self { made: Vec::new(), _lock: lock };
+        let mut all = Self { created: Vec::new(), _lock: lock };
         for link in links {
             let path = Path::new(&link.path);
-            let ours = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(CRIU_NAME));
-            anyhow::ensure!(ours, "the snapshot names {} as one of CRIU's files, which it is not", link.path);
-            // One that is there was left by a CRIU that was killed.
+            let is_criu_link =
+                path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(CRIU_LINK_PREFIX));
+            anyhow::ensure!(
+                is_criu_link,
+                "the snapshot lists {} as a link of CRIU, which it is not",
+                link.path
+            );
+            // An existing link was left behind by a CRIU that was killed.
             match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(error).with_context(|| format!("cannot remove {}", link.path));
@@ -122,17 +130,17 @@ impl Links {
                 _ => {}
             }
             fs::hard_link(&link.target, path)
-                .with_context(|| format!("the job had {} open, and it cannot be found now", link.target))?;
-            made.made.push(path.to_owned());
+                .with_context(|| format!("cannot link {}, which the job had open", link.target))?;
+            all.created.push(path.to_owned());
         }
-        Ok(made)
+        Ok(all)
     }
 }
 
 impl Drop for Links {
     fn drop(&mut self) {
-        for path in &self.made {
-            // CRIU removes them when the restore succeeds.
+        for path in &self.created {
+            // CRIU has removed the links if the restore succeeded.
             let _ = fs::remove_file(path);
         }
     }
@@ -143,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_other_name_is_found_and_linked() {
+    fn another_name_is_found_and_linked() {
         let dir = tempfile::tempdir().unwrap();
         let name = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
         fs::write(name("kept"), "x").unwrap();
@@ -151,15 +159,15 @@ mod tests {
         let found = find(&[name("link_remap.7")], Path::new("/")).unwrap();
         assert_eq!(found, [LinkedFile { path: name("link_remap.7"), target: name("kept") }]);
         fs::remove_file(name("link_remap.7")).unwrap();
-        let links = Links::put_back(&found).unwrap();
+        let links = Links::create(&found).unwrap();
         assert_eq!(fs::read_to_string(name("link_remap.7")).unwrap(), "x");
         drop(links);
         assert!(!Path::new(&name("link_remap.7")).exists());
-        assert!(Links::put_back(&[LinkedFile { path: name("other"), target: name("kept") }]).is_err());
+        assert!(Links::create(&[LinkedFile { path: name("other"), target: name("kept") }]).is_err());
     }
 
     #[test]
-    fn a_file_that_moved_away_is_told() {
+    fn a_file_that_was_moved_to_another_directory_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("link_remap.1").to_str().unwrap().to_owned();
         fs::write(&path, "").unwrap();

@@ -1,9 +1,9 @@
-//! Files whose content goes into the snapshot beside CRIU's images.
+//! Files that are stored in the snapshot in addition to CRIU's images.
 //!
-//! - Files in /dev/shm that the job writes to. They are memory, not storage: CRIU takes them for files that will be
-//!   there, with the content they have by then; after a reboot they are gone. They are always put back.
-//! - Small files on disk that the job has open for writing. A job that goes on after a snapshot, or that fails, removes
-//!   its temporary files, and the snapshot needs them. They are put back if they are gone.
+//! - Files in /dev/shm that the job writes to. CRIU expects them to exist on restore with their content, but they are in
+//!   memory and lost on reboot. They are always restored.
+//! - Small files on disk that the job has open for writing. A job that continues after a snapshot, or fails, may remove its
+//!   temporary files, which the snapshot needs. They are restored if they are missing.
 
 use crate::files::staging::StagedDir;
 use crate::namespace::inside;
@@ -16,17 +16,17 @@ use std::path::Path;
 
 const PREFIX: &str = "/dev/shm/";
 
-/// Files on disk up to this size are kept, and not more than so many bytes of them.
+/// Files on disk up to this size are saved, up to a total size.
 const SMALL_FILE_LIMIT_BYTES: u64 = 1 << 20;
 const ALL_SMALL_FILES_LIMIT_BYTES: u64 = 64 << 20;
 
-/// Whether the file `path` (absolute) is shared memory.
+/// Whether the file `path` (absolute) is in /dev/shm.
 #[must_use]
 pub fn is_shared_memory(path: &str) -> bool {
     path.starts_with(PREFIX)
 }
 
-/// Those of `files` that are small enough to be kept.
+/// The paths of those `files` that are small enough to be saved.
 #[must_use]
 pub fn small_files(files: &[OpenFile]) -> Vec<String> {
     let mut all_bytes = 0;
@@ -39,11 +39,11 @@ pub fn small_files(files: &[OpenFile]) -> Vec<String> {
     files.iter().filter(|file| fits(file)).map(|file| file.path.clone()).collect()
 }
 
-/// Copies the files `paths` (absolute) to `to`, with the job standing still. `root` leads to the job's view of the file
-/// system, `kind` is the directory that the copies will have in the snapshot.
+/// Copies the files `paths` (absolute) to `to` while the job is frozen. `root` is the job's root directory, `kind` the
+/// directory of the copies in the snapshot.
 ///
 /// # Errors
-/// The first that cannot be copied.
+/// When a file cannot be copied.
 pub fn save<'a>(
     paths: impl IntoIterator<Item = &'a String>,
     root: &Path,
@@ -63,11 +63,11 @@ pub fn save<'a>(
     Ok(saved)
 }
 
-/// Puts one file back, replacing what has its name.
+/// Restores one file, replacing an existing one.
 ///
 /// # Errors
-/// When it cannot be written; what was there is then still there.
-pub fn put_back(file: &SavedFile, mut content: File) -> io::Result<()> {
+/// When the file cannot be written; an existing file is then unchanged.
+pub fn restore(file: &SavedFile, mut content: File) -> io::Result<()> {
     let path = Path::new(&file.path);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
@@ -75,7 +75,7 @@ pub fn put_back(file: &SavedFile, mut content: File) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".ckpt-run");
     let temporary = Path::new(&temporary);
-    // One that is there is left from a resume that was interrupted, or somebody's trap: it is not written to.
+    // An existing one was left by an interrupted resume, or is a link planted by another user: it is not written to.
     match std::fs::remove_file(temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -83,13 +83,13 @@ pub fn put_back(file: &SavedFile, mut content: File) -> io::Result<()> {
     let mut to = File::options().write(true).create_new(true).mode(0o600).open(temporary)?;
     let length_bytes = content.metadata()?.len();
     copy_sparse(&mut content, &mut to, length_bytes)?;
-    // By descriptor: in a directory of somebody else's, the name may mean another file by now.
+    // By descriptor: if another user owns the directory, the name may refer to another file by now.
     fchown(&to, Some(file.uid), Some(file.gid))?;
     to.set_permissions(Permissions::from_mode(file.mode))?;
     std::fs::rename(temporary, path)
 }
 
-/// Copies the parts of a file that hold data: a segment of gigabytes of which little was touched stays small.
+/// Copies the data of a file and skips holes: a large, mostly untouched segment stays small.
 fn copy_sparse(from: &mut File, to: &mut File, length_bytes: u64) -> io::Result<()> {
     to.set_len(length_bytes)?;
     let mut at = 0;
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_files_are_kept_up_to_a_limit() {
+    fn small_files_are_saved_up_to_a_limit() {
         let file = |name: &str, size_bytes| OpenFile { path: name.into(), size_bytes };
         let mut files =
             vec![file("a", 10), file("large", SMALL_FILE_LIMIT_BYTES + 1), file("b", SMALL_FILE_LIMIT_BYTES)];
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_comes_back_with_its_owner_and_mode() {
+    fn a_file_is_restored_with_its_owner_and_mode() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("below").join("file");
         std::fs::write(dir.path().join("content"), "saved").unwrap();
@@ -135,13 +135,13 @@ mod tests {
         };
         let data = RelPath::new("shm/0").unwrap();
         let file = SavedFile { path: path.to_str().unwrap().to_owned(), data, mode: 0o640, uid, gid };
-        // What lies in the way of it is replaced, and a link to somewhere else is not written through.
+        // Existing files are replaced, and a link is not followed.
         std::fs::create_dir(dir.path().join("below")).unwrap();
         let trap = dir.path().join("trap");
         std::fs::write(&trap, "theirs").unwrap();
         std::os::unix::fs::symlink(&trap, dir.path().join("below/file.ckpt-run")).unwrap();
         std::os::unix::fs::symlink(&trap, &path).unwrap();
-        put_back(&file, File::open(dir.path().join("content")).unwrap()).unwrap();
+        restore(&file, File::open(dir.path().join("content")).unwrap()).unwrap();
         let meta = std::fs::symlink_metadata(&path).unwrap();
         assert_eq!((meta.mode(), meta.uid(), meta.gid()), (0o100_640, uid, gid));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "saved");
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn sparse_files_stay_sparse_and_right() {
+    fn sparse_files_stay_sparse_and_intact() {
         let dir = tempfile::tempdir().unwrap();
         let mut from = File::create_new(dir.path().join("from")).unwrap();
         from.set_len(64 << 20).unwrap();

@@ -1,4 +1,4 @@
-//! Files in memory on their way to the store, and back.
+//! Staged files as sources and targets of the store.
 
 use crate::files::staging::StagedDir;
 use ckpt_snapshot::chunk::CHUNK_BYTES;
@@ -6,24 +6,24 @@ use ckpt_snapshot::{Source, Target};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// A file in a staging directory. It is opened for each piece: a job may have more of them than a process may have
-/// files open.
+/// A file in a staging directory. The file is opened for each access, because there may be more files than a process may
+/// have open.
 pub struct StagedFile<'a> {
     dir: &'a StagedDir,
     name: String,
     bytes: u64,
-    /// Where its chunks end, in order, if that is not everywhere the same.
+    /// The ends of its chunks, sorted; empty for chunks of the maximum size.
     ends: Vec<u64>,
 }
 
 impl<'a> StagedFile<'a> {
-    /// The file `name` in `dir`, which is `bytes` long, or is to be made.
+    /// The file `name` in `dir`, which is `bytes` long or will be created.
     #[must_use]
     pub fn new(dir: &'a StagedDir, name: String, bytes: u64) -> Self {
         Self { dir, name, bytes, ends: Vec::new() }
     }
 
-    /// The same, with chunks that end there; none may be longer than the longest.
+    /// The same file with these chunk ends. Chunks are split at the maximum size.
     #[must_use]
     pub fn with_ends(self, ends: Vec<u64>) -> Self {
         Self { ends, ..self }
@@ -45,7 +45,7 @@ impl Source for StagedFile<'_> {
         next.map_or(longest, |&end| end.min(longest))
     }
 
-    /// Its memory is free again as soon as it is stored.
+    /// Frees the file's memory as soon as it is stored.
     fn taken(&self) -> io::Result<()> {
         self.dir.remove(&self.name)
     }
@@ -67,7 +67,7 @@ mod tests {
     use crate::files::staging::Staging;
 
     #[test]
-    fn a_staged_file_goes_and_comes() {
+    fn a_staged_file_is_written_read_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let staging = Staging::on_disk(&dir.path().join("staging")).unwrap();
         let staged = staging.subdir("images").unwrap();
@@ -77,7 +77,7 @@ mod tests {
         let mut content = [1; 5];
         file.read_at(1, &mut content).unwrap();
         assert_eq!(&content, b"\0\0abc");
-        assert!(file.read_at(2, &mut content).is_err(), "there is no more");
+        assert!(file.read_at(2, &mut content).is_err(), "beyond the end");
         let cut = StagedFile::new(&staged, "a.img".into(), 6).with_ends(vec![2, 5]);
         let ends = [0, 1, 2, 4, 5].map(|offset| cut.chunk_end(offset));
         assert_eq!((ends, file.chunk_end(1)), ([2, 2, 5, 5, 6], 6));

@@ -1,6 +1,6 @@
-//! Memory that belongs to the launcher, in which CRIU leaves its images: the job stands still only while they are
-//! copied there. It is a tmpfs that is mounted nowhere, reached through a descriptor only: when the launcher dies,
-//! however it dies, the kernel takes the memory back.
+//! Staging: the launcher's memory in which CRIU writes its images, so that the job is frozen only while memory is copied.
+//! It is a detached tmpfs, accessible through a descriptor only. When the launcher ends in any way, the kernel frees the
+//! memory.
 
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::mount::{
@@ -11,13 +11,13 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// From this size on huge pages are faster.
+/// Huge pages are faster for images of at least this size.
 const HUGE_PAGES_FROM_BYTES: u64 = 1 << 30;
 
-/// Memory to leave to everybody else.
+/// Memory to leave free for other processes.
 pub const SPARE_BYTES: u64 = 256 << 20;
 
-/// A tmpfs that is mounted nowhere.
+/// A detached tmpfs.
 fn tmpfs(huge: bool) -> rustix::io::Result<OwnedFd> {
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(context.as_fd(), "mode", "0700")?;
@@ -30,19 +30,18 @@ fn tmpfs(huge: bool) -> rustix::io::Result<OwnedFd> {
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }
 
-/// An empty directory in memory, for as long as this process lives, however it ends. Its path means something to this
-/// process only.
+/// An empty directory in memory that exists until this process ends. Its path is valid in this process only.
 ///
 /// # Errors
 /// When the kernel refuses: no CAP_SYS_ADMIN, or older than 5.2.
 pub fn own_memory() -> io::Result<PathBuf> {
-    // Never closed: whoever uses the path later must not find another file behind it.
+    // Never closed, so that the path never refers to another file.
     let mount = tmpfs(false)?.into_raw_fd();
     Ok(format!("/proc/self/fd/{mount}").into())
 }
 
-/// An empty file in memory that has no name: it is gone with its last descriptor. It gets huge pages where the kernel
-/// has them for tmpfs.
+/// An empty file in memory without a name, freed with its last descriptor. It has huge pages if the kernel supports them
+/// for tmpfs.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -53,7 +52,7 @@ pub fn unnamed_file() -> io::Result<File> {
     Ok(File::from(file))
 }
 
-/// A place for the images of one checkpoint.
+/// Storage for the images of one checkpoint.
 pub struct Staging {
     location: Location,
 }
@@ -64,11 +63,11 @@ enum Location {
 }
 
 impl Staging {
-    /// In memory, if there is room for images of so many bytes and for `more_bytes` beside them; otherwise on disk, in
-    /// the directory `on_disk`, which is emptied. `report_fallback` is then called with the reason first.
+    /// In memory, if there is room for images of this size and `more_bytes`. Otherwise on disk, in the directory `on_disk`,
+    /// which is emptied first; `report_fallback` is then called with the reason.
     ///
     /// # Errors
-    /// When the directory cannot be made.
+    /// When the directory cannot be created.
     pub fn for_images(
         image_bytes: u64,
         more_bytes: u64,
@@ -90,9 +89,9 @@ impl Staging {
         })
     }
 
-    /// In memory, for images of about `expected_bytes`. For large ones huge pages are used where the kernel has them
-    /// for tmpfs: copying is about twice as fast. Small ones are slower with them, since each of CRIU's many small
-    /// files would cost a huge page that has to be zeroed first.
+    /// In memory, for images of about `expected_bytes`. Large images use huge pages if the kernel supports them for tmpfs,
+    /// which makes copying about twice as fast. Small images would be slower: each of CRIU's many small files would need a
+    /// zeroed huge page.
     ///
     /// # Errors
     /// When the kernel refuses: no CAP_SYS_ADMIN, or older than 5.2.
@@ -102,11 +101,11 @@ impl Staging {
         Ok(Self { location: Location::Memory(mount) })
     }
 
-    /// On disk, in the directory `path`, which is emptied: for when memory is short. The job then stands still for
-    /// as long as the disk takes.
+    /// On disk, in the directory `path`, which is emptied first. Used if memory is short. The job is then frozen for as long
+    /// as writing to the disk takes.
     ///
     /// # Errors
-    /// When the directory cannot be made.
+    /// When the directory cannot be created.
     pub fn on_disk(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::DirBuilderExt;
         match std::fs::remove_dir_all(path) {
@@ -117,12 +116,12 @@ impl Staging {
         Ok(Self { location: Location::Disk(path.to_owned()) })
     }
 
-    /// Takes and gives back `bytes` of memory. On a virtual machine, memory that was not used for a while has to be
-    /// fetched from the host page by page, at a fraction of the usual speed: better before the job stands still.
-    /// On disk there is nothing to do.
+    /// Allocates and frees `bytes` of memory. On a virtual machine, memory that was not used for a while is fetched from
+    /// the host page by page, which is slow. Doing that in advance shortens the time for which the job is frozen. On disk
+    /// this does nothing.
     ///
     /// # Errors
-    /// When the memory is not there.
+    /// When the memory cannot be allocated.
     pub fn warm(&self, bytes: u64) -> io::Result<()> {
         let Location::Memory(mount) = &self.location else { return Ok(()) };
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -131,10 +130,10 @@ impl Staging {
         io::copy(&mut io::repeat(0).take(bytes), &mut file).map(drop)
     }
 
-    /// Makes the subdirectory `name` and opens it.
+    /// Creates the subdirectory `name` and opens it.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn subdir(&self, name: &str) -> io::Result<StagedDir> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = match &self.location {
@@ -153,10 +152,10 @@ impl Staging {
 }
 
 impl Staging {
-    /// Removes the subdirectory `name` with its files, to give their memory back.
+    /// Removes the subdirectory `name` with its files, which frees their memory.
     ///
     /// # Errors
-    /// When something stays.
+    /// When a file or the directory cannot be removed.
     pub fn remove_subdir(&self, name: &str) -> io::Result<()> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let remove = |parent: BorrowedFd| -> io::Result<()> {
@@ -199,16 +198,16 @@ impl StagedDir {
     /// Opens the file `name` for reading.
     ///
     /// # Errors
-    /// When it is not there or cannot be opened.
+    /// When it does not exist or cannot be opened.
     pub fn open(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         Ok(File::from(rustix::fs::openat(&self.fd, name, flags, Mode::empty())?))
     }
 
-    /// Opens the file `name` for changing a part of it.
+    /// Opens the file `name` for writing, without truncating it.
     ///
     /// # Errors
-    /// When it is not there or cannot be opened.
+    /// When it does not exist or cannot be opened.
     pub fn change(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         Ok(File::from(rustix::fs::openat(&self.fd, name, flags, Mode::empty())?))
@@ -223,7 +222,7 @@ impl StagedDir {
         Ok(File::from(rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?))
     }
 
-    /// The content of the file `name`; `None` when there is none.
+    /// The content of the file `name`; `None` if it does not exist.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -236,7 +235,7 @@ impl StagedDir {
         }
     }
 
-    /// Names and lengths of the regular files, by name.
+    /// Names and lengths of the regular files, sorted by name.
     ///
     /// # Errors
     /// When the directory cannot be read.
@@ -255,7 +254,7 @@ impl StagedDir {
         Ok(found)
     }
 
-    /// Removes the file `name`, to give its memory back early.
+    /// Removes the file `name`, which frees its memory.
     ///
     /// # Errors
     /// When it cannot be removed.
@@ -264,7 +263,7 @@ impl StagedDir {
     }
 }
 
-/// Memory that may still be taken without driving the machine, or this cgroup, out of it: bytes.
+/// Memory that can still be allocated before the machine or this cgroup runs out of memory, bytes.
 ///
 /// # Errors
 /// When /proc/meminfo cannot be read.
@@ -276,7 +275,7 @@ pub fn available_bytes() -> io::Result<u64> {
     Ok(machine.min(cgroup_available_bytes().unwrap_or(u64::MAX)))
 }
 
-/// What the memory limit of this process's cgroup leaves (version 2 or 1), if it has one.
+/// Memory left below the memory limit of this process's cgroup (version 2 or 1), if there is a limit.
 fn cgroup_available_bytes() -> Option<u64> {
     let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
@@ -303,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_known() {
+    fn available_memory_can_be_read() {
         assert!(available_bytes().unwrap() > 1 << 20);
     }
 

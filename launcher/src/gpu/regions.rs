@@ -1,4 +1,4 @@
-//! The memory in a snapshot, by what the job knows it by: process, device, address.
+//! The memory regions of a snapshot by process, device and address.
 
 use crate::criu::Pagemap;
 use crate::gpu::device_memory;
@@ -8,19 +8,19 @@ use ckpt_snapshot::{DataFile, Manifest, RelPath, Source, Store};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Whose memory it is.
+/// The owner of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
-    /// Of a process, on a device.
+    /// Device memory of a process.
     Device {
         /// The process, as the job itself sees it.
         pid: u32,
         /// Ordinal of the device.
         device: i32,
     },
-    /// Of a process.
+    /// Host memory of a process.
     Process(u32),
-    /// A segment that processes share, by CRIU's number; its addresses are offsets.
+    /// A shared memory segment, by CRIU's number; its addresses are offsets.
     Shared(u32),
 }
 
@@ -34,21 +34,21 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A region of memory, and where in the snapshot its content is.
+/// A region of memory, and the location of its content in the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
-    /// Where its owner sees it; `None` for device memory that is mapped nowhere.
+    /// The address in the owner; `None` for device memory that is not mapped.
     pub address: Option<u64>,
     /// Its length.
     pub bytes: u64,
     /// The data file.
     pub file: RelPath,
-    /// Where it begins in the data file.
+    /// Its offset in the data file.
     pub offset: u64,
 }
 
 impl MemoryRegion {
-    /// A name that no other region of the same owner has.
+    /// A name that is unique among the regions of the same owner.
     #[must_use]
     pub fn name(&self) -> String {
         match self.address {
@@ -64,7 +64,7 @@ pub type Memory = BTreeMap<Owner, Vec<MemoryRegion>>;
 /// The device memory of a snapshot.
 ///
 /// # Errors
-/// Damage.
+/// When the snapshot is damaged.
 pub fn of_devices(store: &dyn Store, manifest: &Manifest) -> Result<Memory> {
     let mut all = Memory::new();
     for process in &manifest.gpu {
@@ -81,16 +81,16 @@ pub fn of_devices(store: &dyn Store, manifest: &Manifest) -> Result<Memory> {
     Ok(all)
 }
 
-/// The memory of a snapshot's processes that is in it: what they have not touched is not, nor what is in files.
+/// The host memory in a snapshot. Untouched memory and the content of mapped files are not in a snapshot.
 ///
 /// # Errors
-/// Damage, and images that do not read.
+/// When the snapshot is damaged, or an image cannot be parsed.
 pub fn of_processes(store: &dyn Store, manifest: &Manifest) -> Result<Memory> {
     let mut all = Memory::new();
     for file in &manifest.files {
         let Some(owner) = pagemap_of(file.path.as_str()) else { continue };
         let image = store.read(manifest, &file.path)?;
-        let pagemap = Pagemap::parse(&image).ok_or_else(|| anyhow!("{} does not read", file.path))?;
+        let pagemap = Pagemap::parse(&image).ok_or_else(|| anyhow!("cannot parse {}", file.path))?;
         let pages = RelPath::new(format!("images/pages-{}.img", pagemap.pages_id)).context("a plain path")?;
         let mut offset = 0;
         for run in pagemap.runs {
@@ -111,20 +111,20 @@ fn pagemap_of(path: &str) -> Option<Owner> {
     }
 }
 
-/// Reads regions of a data file; a chunk of which several small ones are wanted is read once.
+/// Reads regions of a data file; a chunk with several small regions is read once.
 pub struct Reader<'a> {
     source: Box<dyn Source + 'a>,
-    /// Where each chunk ends, and its name. None in version 1 of the store.
+    /// The end of each chunk, and its name. Empty in version 1 of the store.
     chunks: Vec<(u64, ChunkId)>,
-    held: Vec<u8>,
-    held_from: u64,
+    buffer: Vec<u8>,
+    buffer_offset: u64,
 }
 
 impl<'a> Reader<'a> {
-    /// Of the data file `path`.
+    /// Opens the data file `path`.
     ///
     /// # Errors
-    /// Damage.
+    /// When the snapshot is damaged.
     pub fn open(store: &'a dyn Store, manifest: &Manifest, path: &RelPath) -> Result<Self> {
         let source = store.source(manifest, path)?;
         let file = manifest.files.iter().find(|file| &file.path == path);
@@ -133,17 +133,17 @@ impl<'a> Reader<'a> {
             end += u64::from(chunk.bytes);
             (end, chunk.id)
         });
-        Ok(Self { source, chunks: chunks.collect(), held: Vec::new(), held_from: 0 })
+        Ok(Self { source, chunks: chunks.collect(), buffer: Vec::new(), buffer_offset: 0 })
     }
 
-    /// Which content lies at `offset`, and for how many bytes it is that, if it can be told without reading: equal
-    /// answers, equal content.
+    /// Identifies the content at `offset` without reading it, if possible: equal identities mean equal content. The second
+    /// number is the length of that content in bytes.
     #[must_use]
     pub fn identity(&self, offset: u64) -> Option<((ChunkId, u64), u64)> {
         let number = self.chunks.partition_point(|(end, _)| *end <= offset);
         let (end, id) = self.chunks.get(number)?;
         let begin = number.checked_sub(1).map_or(0, |before| self.chunks[before].0);
-        // Zeroes are zeroes wherever they are.
+        // In a chunk of zeroes the content is the same at every offset.
         let within = if id.is_zeroes() { 0 } else { offset - begin };
         Some(((*id, within), end - offset))
     }
@@ -153,11 +153,9 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// Damage, and a region that is not in the file.
     pub fn read(&mut self, offset: u64, bytes: u64) -> Result<&[u8]> {
-        if !(self.held_from..self.held_from + self.held.len() as u64).contains(&offset) {
+        if !(self.buffer_offset..self.buffer_offset + self.buffer.len() as u64).contains(&offset) {
             if offset >= self.source.bytes() {
-                return Err(anyhow!(
-                    "the snapshot contradicts itself: memory lies behind the end of its file"
-                ));
+                return Err(anyhow!("the snapshot is inconsistent: a memory region is outside of its file"));
             }
             let number = self.chunks.partition_point(|(end, _)| *end <= offset);
             let begin = match number.checked_sub(1) {
@@ -165,19 +163,19 @@ impl<'a> Reader<'a> {
                 before => before.map_or(0, |before| self.chunks[before].0),
             };
             let mut end = self.source.chunk_end(begin).max(begin + 1);
-            // Small chunks together: in an object store each would be a request.
+            // Reads small chunks together: in an object store each read is a request.
             while end < self.source.bytes() && self.source.chunk_end(end) - begin <= CHUNK_BYTES as u64 {
                 end = self.source.chunk_end(end);
             }
-            self.held.resize(usize::try_from(end - begin)?, 0);
-            self.held_from = begin;
-            if let Err(error) = self.source.read_at(begin, &mut self.held) {
-                self.held.clear();
-                return Err(error).context("the snapshot cannot be read");
+            self.buffer.resize(usize::try_from(end - begin)?, 0);
+            self.buffer_offset = begin;
+            if let Err(error) = self.source.read_at(begin, &mut self.buffer) {
+                self.buffer.clear();
+                return Err(error).context("cannot read the snapshot");
             }
         }
-        let from = usize::try_from(offset - self.held_from)?;
-        let left = &self.held[from..];
+        let from = usize::try_from(offset - self.buffer_offset)?;
+        let left = &self.buffer[from..];
         Ok(&left[..left.len().min(usize::try_from(bytes).unwrap_or(usize::MAX))])
     }
 }

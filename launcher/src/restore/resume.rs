@@ -240,7 +240,7 @@ impl Resumer<'_> {
         let mut loading = Loading::begin(self.store, manifest, &staging, &saved, loads)?;
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
-        directories::put_back(&manifest.directories)?;
+        directories::restore(&manifest.directories)?;
         for file in missing {
             put_back(file, &loading)?;
             tracing::info!("{}: this file was missing, and is restored as it was at the snapshot", file.path);
@@ -256,7 +256,7 @@ impl Resumer<'_> {
         // the connection, even if --interpose is now off.
         let wanted = self.interposer.library().is_some() || manifest.tree.agents.is_some();
         let agents = wanted.then(|| preload::listen(self.dir)).transpose()?;
-        let _links = links::Links::put_back(&manifest.links)?;
+        let _links = links::Links::create(&manifest.links)?;
         let work = staging.subdir("work").context("cannot create a directory for CRIU's log")?;
         if let Some(agents) = &agents {
             agents.adopt(mirrors);
@@ -330,7 +330,7 @@ impl Resumer<'_> {
             inherit_fd,
             // Pages that are restored are freed in the images.
             auto_dedup: Some(true),
-            ..Options::of_every_job()
+            ..Options::common()
         };
         let mut damage = None;
         let mut at_stage = |stage: &str| self.restore_stage(stage, namespace, manifest, loading, &mut damage);
@@ -435,7 +435,7 @@ fn report_skipped(id: &SnapshotId, why: &str) {
 fn put_back(file: &SavedFile, loading: &Loading) -> Result<()> {
     loading
         .open(file)
-        .and_then(|content| saved::put_back(file, content))
+        .and_then(|content| saved::restore(file, content))
         .with_context(|| format!("cannot put {} back", file.path))
 }
 
