@@ -100,10 +100,10 @@ fn uploads_pause_while_the_job_sends() {
     job.until("the job is ready", || file("ready").exists().then_some(()));
     job.until_answering(&sandbox);
     job.checkpoint(&sandbox);
-    job.until("a pause", || has_said(&sandbox, "job", "uploads pause: the job sends"));
+    job.until("a pause", || has_said(&sandbox, "job", "pausing uploads: the job sends"));
     assert!(has_said(&sandbox, "job", " uploaded: ").is_none(), "{}", job.said());
     fs::remove_file(file("busy")).unwrap();
-    job.until("the upload goes on", || has_said(&sandbox, "job", "uploads go on"));
+    job.until("the upload resumes", || has_said(&sandbox, "job", "resuming uploads"));
     job.until("the upload", || has_said(&sandbox, "job", " uploaded: "));
     assert_eq!(finish(&sandbox, "job", job), format!("{}\n", 4 << 20));
 }
