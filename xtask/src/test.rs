@@ -15,9 +15,6 @@ const KILLS: &str = "20";
 /// How long the tests of one program may take: a program that hangs is ended and named, and the others still run.
 const PROGRAM_LIMIT: &str = "25m";
 
-/// Tests that run at once, for each core: most of them wait most of the time, for a step of a job or for a time limit.
-const THREADS_PER_CORE: usize = 2;
-
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -43,10 +40,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let limited = ["timeout"].into_iter().chain(process::TIMEOUT).chain([PROGRAM_LIMIT]);
     test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", limited.collect::<Vec<_>>().join(" "));
     test.env("CKPT_TEST_BUNDLE", bundle::for_tests()?);
-    if std::env::var_os("RUST_TEST_THREADS").is_none() {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        test.env("RUST_TEST_THREADS", (cores * THREADS_PER_CORE).to_string());
-    }
     if let Some(rootfs) = rootfs {
         test.env("CKPT_TEST_ROOTFS", rootfs)
             .env("CKPT_TEST_STRESS_S", STRESS_S)
