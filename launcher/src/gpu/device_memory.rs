@@ -422,16 +422,14 @@ mod tests {
         };
         (0..5).for_each(|chunk| write(chunk as u8 + 1, chunk * CHUNK, CHUNK));
         let mut number = 0;
-        let mut sequence = 0;
         let mut save = |regions: &[(u64, u64)], written: &[Range<u64>], is_committed| {
             number += 1;
-            sequence += 1;
             let mut capture = Capture { mirror: mirror.number, number, written: written.to_vec() };
             mirror.record_capture(Some(&mut capture));
             let regions = regions.iter().map(|(offset, bytes)| region(*offset, *bytes)).collect();
             let mut state = state(5, Some(mirror.clone()), regions);
             state.report.capture = Some(Box::new(capture));
-            let (found, unread_bytes) = saved(&store, sequence, &state, is_committed);
+            let (found, unread_bytes) = saved(&store, number, &state, is_committed);
             let content = MirrorContent::of(&state).unwrap();
             let mut whole = vec![1; found.len()];
             content.read_at(0, &mut whole).unwrap();
@@ -465,11 +463,8 @@ mod tests {
         assert_eq!(save(&small, &[], true), 0);
         assert_eq!(save(&small, &[], true), 4 * CHUNK + 10);
         // A capture into another mirror.
-        mirror.record_capture(Some(&mut Capture {
-            mirror: mirror.number + 1,
-            number: 11,
-            written: Vec::new(),
-        }));
+        let mut other = Capture { mirror: mirror.number + 1, number: 11, written: Vec::new() };
+        mirror.record_capture(Some(&mut other));
         assert_eq!(save(&small, &[], true), 0);
     }
 
