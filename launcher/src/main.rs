@@ -1,6 +1,9 @@
 //! `ckpt-run`: runs jobs that survive crashes. See docs/design/README.md for the design and ARCHITECTURE.md for the map of the
 //! code.
 
+// The modules with unsafe code are listed in ARCHITECTURE.md.
+#![deny(unsafe_code)]
+
 mod agents;
 mod checkpoint;
 mod cli;

@@ -45,6 +45,7 @@ mod activity;
 mod broker;
 mod deliver;
 mod mirrors;
+#[allow(unsafe_code)]
 mod peer;
 mod prepare;
 mod process;

@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -131,12 +131,9 @@ fn become_reaper(
     };
     reaper::write_program(program, command_pid)?;
     let null = File::options().read(true).write(true).open("/dev/null")?;
-    for fd in 0..3 {
-        // SAFETY: plain system call; nothing in this process owns 0, 1 or 2.
-        if unsafe { libc::dup2(null.as_raw_fd(), fd) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
     // The job may signal every process that it sees; its reaper hears none of it.
     block_all_signals()?;
     privileges::keep_back()?;
@@ -161,16 +158,12 @@ fn spawn_command(job: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<i32>
         Ok(Stdio::from(fd.ok_or(io::ErrorKind::InvalidInput)?.try_clone()?))
     };
     command.stdin(source(0)?).stdout(source(1)?).stderr(source(2)?);
-    let terminal_fd = terminal.as_ref().map(AsRawFd::as_raw_fd);
     // CRIU may save a filter only with rights in the whole system.
     let filters = Privileges::detect().has_real_rights();
     let prepare = move || {
         rustix::process::setsid()?;
-        if let Some(fd) = terminal_fd {
-            // SAFETY: a plain system call on integers; the descriptor is still open here.
-            if unsafe { libc::ioctl(fd, libc::TIOCSCTTY, 0) } < 0 {
-                return Err(io::Error::last_os_error());
-            }
+        if let Some(terminal) = &terminal {
+            rustix::process::ioctl_tiocsctty(terminal)?;
         }
         if filters {
             seccomp::deny_unsavable_features()?;

@@ -18,13 +18,19 @@ use std::path::{Path, PathBuf};
 
 mod client;
 mod ending;
+#[allow(unsafe_code)]
 mod init;
+#[allow(unsafe_code)]
 mod job_start;
 mod messages;
+#[allow(unsafe_code)]
 mod reaper;
+#[allow(unsafe_code)]
 mod seccomp;
+#[allow(unsafe_code)]
 mod spawn;
 pub mod stdio;
+#[allow(unsafe_code)]
 mod subreaper;
 mod survey;
 

@@ -291,8 +291,11 @@ pub fn terminal_key(record: &TtyRecord) -> String {
 }
 
 fn own_stream(fd: usize) -> BorrowedFd<'static> {
-    // SAFETY: the three standard descriptors are open for the life of the process (the Rust runtime sees to it).
-    unsafe { BorrowedFd::borrow_raw(fd as i32) }
+    match fd {
+        0 => rustix::stdio::stdin(),
+        1 => rustix::stdio::stdout(),
+        _ => rustix::stdio::stderr(),
+    }
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
