@@ -1,4 +1,4 @@
-//! The launcher's side of the init.
+//! The launcher's side of the conversation with the init.
 
 use super::ending;
 use super::messages::{Network, Reply, Request, StdioSource, receive, send};
@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// News from the init that nobody asked for.
+/// An event that the init reports unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitEvent {
     /// The job's root, or a CRIU, ended.
@@ -25,42 +25,42 @@ pub enum InitEvent {
         /// Its exit code, 128 + n for signal n.
         code: i32,
     },
-    /// The init is gone, and everything in the namespace with it.
+    /// The init has ended, and all processes in the namespace with it.
     Ended,
 }
 
-/// The namespace cannot be made, or does not answer.
+/// The namespace cannot be created, or the init does not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
     /// The kernel refuses the namespaces.
     #[error(
-        "cannot make a PID namespace for the job: {0}. ckpt-run needs root, or CAP_SYS_ADMIN: give it that; `ckpt-run doctor` says what else"
+        "cannot make a PID namespace for the job: {0}. Run ckpt-run as root or give it CAP_SYS_ADMIN; `ckpt-run doctor` lists the other requirements"
     )]
     Create(io::Error),
-    /// Rights are missing.
+    /// Capabilities are missing.
     #[error(
-        "cannot make a PID namespace for the job and save it: user ID {uid} lacks {missing}. Give ckpt-run these capabilities, or run it as root; `ckpt-run doctor` says more"
+        "cannot make a PID namespace for the job and save it: user ID {uid} lacks {missing}. Give ckpt-run these capabilities, or run it as root; see `ckpt-run doctor`"
     )]
     Rights {
-        /// Who.
+        /// The user ID of the launcher.
         uid: u32,
         /// Names and purposes.
         missing: String,
     },
-    /// There are no rights, and the way without them is closed.
+    /// The launcher has no capabilities, and user namespaces are not allowed either.
     #[error(
-        "cannot make a PID namespace for the job: user ID {uid} has no CAP_SYS_ADMIN, and may not make a user namespace either: {reason}. Run ckpt-run as root, or give it the capabilities that `ckpt-run doctor` names, or let the system allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+        "cannot make a PID namespace for the job: user ID {uid} has no CAP_SYS_ADMIN, and may not make a user namespace either: {reason}. Run ckpt-run as root, or give it the capabilities that `ckpt-run doctor` lists, or allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
     )]
     NoUserNamespace {
-        /// Who.
+        /// The user ID of the launcher.
         uid: u32,
-        /// What the system says.
+        /// The error of the system.
         reason: String,
     },
-    /// A request failed inside.
+    /// The init could not perform a request.
     #[error("{0}")]
     Refused(String),
-    /// The init died.
+    /// The init has ended.
     #[error("the job's namespace has ended")]
     Ended,
 }
@@ -71,7 +71,7 @@ pub enum StartError {
     /// The command cannot be executed.
     #[error("cannot run the command: {0}")]
     Command(io::Error),
-    /// The rest.
+    /// The namespace failed.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
 }
@@ -82,30 +82,31 @@ pub struct CriuProcess {
     pub pid: i32,
     /// Its request socket.
     pub socket: OwnedFd,
-    /// The numbers that the descriptors sent along have in CRIU and in the init; the terminal's comes last.
+    /// The numbers, in CRIU and in the init, of the descriptors that were sent along. The terminal's is the last.
     pub fds: Vec<i32>,
 }
 
-/// What the processes of a job look like at one moment.
+/// A survey of the job's processes.
 #[derive(Clone, Debug, Default)]
 pub struct Survey {
     /// Threads by the CPUs they may run on.
     pub affinity: Vec<AffinityGroup>,
-    /// The last PID given out.
+    /// The last PID that was assigned.
     pub last_pid: i32,
-    /// Memory that a dump would hold, bytes.
+    /// Memory that a dump would contain, bytes.
     pub resident_bytes: u64,
     /// PIDs of the processes.
     pub pids: Vec<i32>,
-    /// Of these, the ones that are not below the job's root: a dump would not have them.
+    /// Those of the processes that are not descendants of the job's root: a dump would not contain them.
     pub strays: Vec<i32>,
-    /// SysV shared memory, semaphores and message queues that a dump would not have.
+    /// Number of SysV shared memory segments, semaphores and message queues that a dump would not contain.
     pub lost_ipc: usize,
 }
 
 type Answer = (Reply, Vec<OwnedFd>);
 
-/// The job's namespaces. Dropping it ends everything in them, or says what does not end (see [`super::is_ending`]).
+/// The job's namespaces. Dropping this ends all processes in them, and reports those that do not end (see
+/// [`super::is_ending`]).
 pub struct Namespace {
     spawned: Arc<Spawned>,
     /// One request at a time.
@@ -114,11 +115,11 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes the namespaces and their init. Call it on a thread that lives as long as the job: the init ends with it.
+    /// Creates the namespaces and their init. The calling thread has to live as long as the job: the init ends with it.
     ///
     /// # Errors
-    /// [`NamespaceError::Rights`] and [`NamespaceError::NoUserNamespace`] when rights are missing,
-    /// [`NamespaceError::Create`] when the kernel refuses all the same, [`NamespaceError::Refused`] when the set-up
+    /// [`NamespaceError::Rights`] and [`NamespaceError::NoUserNamespace`] when capabilities are missing,
+    /// [`NamespaceError::Create`] when the kernel refuses the namespaces, [`NamespaceError::Refused`] when the set-up
     /// fails.
     pub fn create(network: Network) -> Result<Self, NamespaceError> {
         let rights = Privileges::detect();
@@ -157,13 +158,13 @@ impl Namespace {
         }
     }
 
-    /// The init's PID as this process sees it: `/proc/PID/root` is the job's view of the file system.
+    /// The init's PID in the launcher's PID namespace: `/proc/PID/root` is the job's root directory.
     #[must_use]
     pub fn init_pid(&self) -> i32 {
         self.spawned.pid.as_raw_nonzero().get()
     }
 
-    /// What the init tells unasked.
+    /// Events that the init reports.
     #[must_use]
     pub fn events(&self) -> &Receiver<InitEvent> {
         &self.events
@@ -184,7 +185,7 @@ impl Namespace {
         }
     }
 
-    /// Starts the command; returns (PID of the tree's root, PID of the command), as seen inside.
+    /// Starts the command. Returns the PIDs of the tree's root and of the command in the namespace.
     ///
     /// # Errors
     /// [`StartError::Command`] when it cannot be executed.
@@ -205,7 +206,7 @@ impl Namespace {
         }
     }
 
-    /// Starts `criu swrk` inside.
+    /// Starts `criu swrk` in the namespace.
     ///
     /// # Errors
     /// When it cannot be executed.
@@ -218,51 +219,51 @@ impl Namespace {
         let argv = argv.iter().cloned().map(OsStringExt::into_vec).collect();
         match self.request(&Request::Criu { argv, terminal }, fds)? {
             (Reply::CriuStarted { pid, fds }, mut sockets) => {
-                let socket = sockets
-                    .pop()
-                    .ok_or_else(|| NamespaceError::Refused("CRIU came without its socket".into()))?;
+                let socket = sockets.pop().ok_or_else(|| {
+                    NamespaceError::Refused("the init did not send the socket of CRIU".into())
+                })?;
                 Ok(CriuProcess { pid, socket, fds })
             }
             (other, _) => Err(unexpected(other)),
         }
     }
 
-    /// Prepares the namespace for a restore of the job with this command.
+    /// Prepares the namespace for restoring the job with this command.
     ///
     /// # Errors
-    /// When the program of its root cannot be written.
-    pub fn put_back_reaper(&self, command_pid: i32) -> Result<(), NamespaceError> {
-        self.request(&Request::PutBackReaper { command_pid }, &[]).map(drop)
+    /// When the reaper's program cannot be written.
+    pub fn restore_reaper_program(&self, command_pid: i32) -> Result<(), NamespaceError> {
+        self.request(&Request::RestoreReaperProgram { command_pid }, &[]).map(drop)
     }
 
-    /// Lets the root of a tree that is being restored adopt orphans from now on.
+    /// Makes the root of a tree that is being restored a subreaper, so that it adopts orphans.
     ///
     /// # Errors
-    /// When it cannot be stopped for that.
+    /// When the process cannot be traced.
     pub fn make_subreaper(&self, root_pid: i32) -> Result<(), NamespaceError> {
         self.request(&Request::MakeSubreaper { root_pid }, &[]).map(drop)
     }
 
-    /// Makes the end of `root_pid` an [`InitEvent`].
+    /// Reports the end of `root_pid` as an [`InitEvent`].
     ///
     /// # Errors
-    /// When the init is gone.
+    /// When the init has ended.
     pub fn adopt(&self, root_pid: i32) -> Result<(), NamespaceError> {
         self.request(&Request::Adopt { root_pid }, &[]).map(drop)
     }
 
-    /// Sends a signal to a process inside, or to a process group; -1 is everything but the init.
+    /// Sends a signal to a process in the namespace, or to a process group; -1 means all processes but the init.
     ///
     /// # Errors
-    /// When there is no such process, or the init is gone.
+    /// When there is no such process, or the init has ended.
     pub fn signal(&self, pid: i32, group: bool, signal: i32) -> Result<(), NamespaceError> {
         self.request(&Request::Signal { pid, group, signal }, &[]).map(drop)
     }
 
-    /// Looks at the job's threads.
+    /// Surveys the job's processes and threads.
     ///
     /// # Errors
-    /// When the init is gone.
+    /// When the init has ended.
     pub fn survey(&self) -> Result<Survey, NamespaceError> {
         match self.request(&Request::Survey, &[])? {
             (Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays, lost_ipc }, _) => {
@@ -272,10 +273,10 @@ impl Namespace {
         }
     }
 
-    /// Puts back what CRIU does not; returns what could not be put back.
+    /// Restores CPU affinity and the last PID, which CRIU does not. Returns warnings for what could not be restored.
     ///
     /// # Errors
-    /// When the init is gone.
+    /// When the init has ended.
     pub fn apply(&self, affinity: &[AffinityGroup], last_pid: i32) -> Result<Vec<String>, NamespaceError> {
         match self.request(&Request::Apply { affinity: affinity.to_vec(), last_pid }, &[])? {
             (Reply::Done { warnings }, _) => Ok(warnings),
@@ -292,7 +293,7 @@ fn unexpected(reply: Reply) -> NamespaceError {
 }
 
 fn read_replies(socket: &UnixStream, answers: &Sender<Answer>, events: &Sender<InitEvent>) {
-    // Nobody may listen any more: then nobody needs to know.
+    // The receiver may have been dropped.
     let report = |event| {
         let _ = events.send(event);
     };
@@ -306,7 +307,7 @@ fn read_replies(socket: &UnixStream, answers: &Sender<Answer>, events: &Sender<I
             }
             Ok(None) => return report(InitEvent::Ended),
             Err(error) => {
-                tracing::warn!("the job's init cannot be heard: {error}");
+                tracing::warn!("cannot read from the job's init: {error}");
                 return report(InitEvent::Ended);
             }
         }

@@ -1,6 +1,6 @@
-//! The end of a namespace. The kernel ends everything in it once its init is killed, and the init is gone only after
-//! all others are. A process that waits for a device or a file system that does not answer (state D) ends for nobody:
-//! such a wait must not become ours, since a launcher that waits for it hears no signal and tells nothing.
+//! Ending a namespace. When its init is killed, the kernel kills all processes in the namespace, and the init ends after
+//! all others. A process that waits for an unresponsive device or file system (state D) cannot be killed. The launcher
+//! must not wait for such a process without a limit: it would not handle signals meanwhile.
 
 use super::spawn::{self, Spawned};
 use crate::sys::deadline::NAMESPACE_END_TIMEOUT;
@@ -15,18 +15,19 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-/// So many processes are named.
+
+/// The most processes that the warning names.
 const MAX_NAMED_PROCESSES: usize = 5;
 
-/// Those that were killed and have not ended.
+/// Namespaces that were killed and have not ended.
 static ENDING: Mutex<Vec<Arc<Spawned>>> = Mutex::new(Vec::new());
 
 fn ending() -> MutexGuard<'static, Vec<Arc<Spawned>>> {
     ENDING.lock()
 }
 
-/// Whether processes of a namespace that was dropped are still there. They run no more, and may hold what they had: a
-/// GPU, ports, files that are being written.
+/// Whether processes of a dropped namespace still exist. They no longer run, but may hold resources: GPUs, ports, files
+/// that are being written.
 #[must_use]
 pub fn is_ending() -> bool {
     let mut ending = ending();
@@ -34,7 +35,7 @@ pub fn is_ending() -> bool {
     !ending.is_empty()
 }
 
-/// Ends it, and waits for that for some seconds. What has not ended by then is told, and is [`is_ending`].
+/// Kills the namespace and waits for its end for some seconds. If processes remain, it logs them, and [`is_ending`] holds.
 pub(super) fn end(spawned: Arc<Spawned>) {
     let pid = spawned.pid.as_raw_nonzero().get();
     let inside = namespace_of(pid);
@@ -43,19 +44,19 @@ pub(super) fn end(spawned: Arc<Spawned>) {
         return;
     }
     tracing::warn!(
-        "the job was killed {} s ago and has not ended: {}. What waits for a device or a file system that does not answer cannot be ended: look at `dmesg`, at GPUs and at network file systems",
+        "the job was killed {} s ago and has not ended: {}. A process that waits for an unresponsive device or file system cannot be killed: check `dmesg`, GPUs and network file systems",
         NAMESPACE_END_TIMEOUT.as_secs(),
         remaining_processes(inside, pid).join(", ")
     );
     ending().push(spawned);
 }
 
-/// Waits for its end, at most for `limit`; says whether it has ended.
+/// Waits at most `limit` for the init's end; returns whether it has ended.
 fn reap(spawned: &Spawned, limit: Duration) -> bool {
     if !has_ended(spawned.pidfd.as_fd(), limit) {
         return false;
     }
-    // This does not wait any more. Somebody else may have reaped it.
+    // This does not block. Another thread may have reaped the process.
     let _ = waitpid(Some(spawned.pid), WaitOptions::NOHANG);
     true
 }
@@ -71,7 +72,7 @@ fn has_ended(pidfd: BorrowedFd, limit: Duration) -> bool {
             Ok(_) => return true,
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
-                tracing::warn!("the end of the job cannot be waited for: {error}");
+                tracing::warn!("cannot wait for the end of the job: {error}");
                 return false;
             }
         }
@@ -82,7 +83,7 @@ fn namespace_of(pid: i32) -> Option<u64> {
     fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|meta| meta.ino())
 }
 
-/// The processes of the namespace in words; its init waits for them, and is named only if it is alone.
+/// Descriptions of the remaining processes of the namespace. The init is described only if no other process remains.
 fn remaining_processes(inside: Option<u64>, init: i32) -> Vec<String> {
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -92,12 +93,12 @@ fn remaining_processes(inside: Option<u64>, init: i32) -> Vec<String> {
         left.push(init);
     }
     let more = left.len().saturating_sub(MAX_NAMED_PROCESSES);
-    let mut said: Vec<_> = left.iter().take(MAX_NAMED_PROCESSES).map(|&pid| describe(pid)).collect();
-    said.extend((more > 0).then(|| format!("and {more} more")));
-    said
+    let mut descriptions: Vec<_> = left.iter().take(MAX_NAMED_PROCESSES).map(|&pid| describe(pid)).collect();
+    descriptions.extend((more > 0).then(|| format!("and {more} more")));
+    descriptions
 }
 
-/// A process, by the thread of it that cannot end.
+/// Describes a process by its thread that cannot end.
 fn describe(pid: i32) -> String {
     let of = format!("/proc/{pid}");
     let threads =
@@ -112,14 +113,15 @@ fn describe(pid: i32) -> String {
     match found {
         Some((state, thread)) => {
             let wchan = line(thread.join("wchan").display().to_string());
-            let place = if wchan.is_empty() || wchan == "0" { String::new() } else { format!(" in {wchan}") };
-            format!("process {pid} ({comm}) is in state {state}{place}")
+            let function =
+                if wchan.is_empty() || wchan == "0" { String::new() } else { format!(" in {wchan}") };
+            format!("process {pid} ({comm}) is in state {state}{function}")
         }
         None => format!("process {pid} ({comm})"),
     }
 }
 
-/// The letter that the kernel has for what a thread does.
+/// The state letter of a thread, as in /proc/PID/stat.
 fn state(thread: &Path) -> Option<char> {
     Stat::from_file(thread.join("stat")).ok().map(|stat| stat.state)
 }
@@ -139,20 +141,20 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_is_not_waited_for() {
+    fn waiting_for_a_process_that_does_not_end_times_out() {
         let (mut child, spawned) = sleeper();
         let started = Instant::now();
-        // It has to load its program first.
+        // The process has to execute its program first.
         while state(Path::new(&format!("/proc/{}", spawned.pid.as_raw_nonzero()))) != Some('S') {
-            assert!(started.elapsed() < Duration::from_secs(300), "it does not sleep");
+            assert!(started.elapsed() < Duration::from_secs(300), "the process does not sleep");
             std::thread::sleep(Duration::from_millis(1));
         }
         let begun = Instant::now();
         assert!(!reap(&spawned, Duration::from_millis(50)));
         assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < NAMESPACE_END_TIMEOUT);
         let pid = spawned.pid.as_raw_nonzero().get();
-        let said = describe(pid);
-        assert!(said.starts_with(&format!("process {pid} (sleep) is in state S")), "{said}");
+        let text = describe(pid);
+        assert!(text.starts_with(&format!("process {pid} (sleep) is in state S")), "{text}");
         let here = namespace_of(pid);
         assert!(here.is_some() && here == namespace_of(std::process::id().cast_signed()));
         assert!(remaining_processes(here, pid).len() <= MAX_NAMED_PROCESSES + 1);
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_is_reaped() {
+    fn an_ended_process_is_reaped() {
         let (_child, spawned) = sleeper();
         let path = format!("/proc/{}", spawned.pid.as_raw_nonzero());
         end(Arc::new(spawned));

@@ -1,5 +1,5 @@
-//! The init: PID 1 of the job's namespace. Single-threaded; it sets the namespace up, then serves the launcher's
-//! requests and reaps, until the launcher goes away.
+//! The init: PID 1 of the job's namespace, with one thread. It sets up the namespace, then serves the launcher's requests
+//! and reaps children until the launcher closes the control socket.
 
 use super::messages::{Reply, Request, receive, send};
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
@@ -20,7 +20,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Runs the init; its arguments are those of the process. Never returns: when it ends, so does the namespace.
+/// Runs the init with the arguments of the process. Never returns: the namespace ends with the init.
 pub fn init_main() -> ! {
     // SAFETY: the launcher put the control socket there, and nothing else in this process has touched it.
     let control = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
@@ -50,11 +50,11 @@ fn serve(control: &UnixStream) -> io::Result<()> {
             Err(rustix::io::Errno::INTR) | Ok(_) => {}
             Err(error) => return Err(error.into()),
         }
-        let asked = !waits[0].revents().is_empty();
-        // Emptied before the children are counted: one that ends in between wakes us again.
+        let has_request = !waits[0].revents().is_empty();
+        // Drained before reaping: a child that ends in between wakes the loop again.
         while child_ended.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
         init.reap()?;
-        if asked {
+        if has_request {
             let Some((request, fds)) = receive(control)? else { return Ok(()) };
             init.answer(request, fds)?;
         }
@@ -81,13 +81,13 @@ impl<T, E: Into<io::Error>> AtStep<T> for Result<T, E> {
 }
 
 fn set_up() -> Step<()> {
-    // Mounts that appear outside still show up inside, never the other way round.
+    // Mounts of the system propagate into the namespace, but not out of it.
     let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", slave).at_step("separate the job's mounts from the system's")?;
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     mount("proc", "/proc", "proc", plain | MountFlags::NOEXEC, c"").at_step("mount /proc for the job")?;
-    let private = private_dir().at_step("create a directory of its own")?;
-    mount("tmpfs", &private, "tmpfs", plain, c"size=1m,mode=0700").at_step("mount a directory of its own")?;
+    let private = private_dir().at_step("create a private directory")?;
+    mount("tmpfs", &private, "tmpfs", plain, c"size=1m,mode=0700").at_step("mount a private directory")?;
     if std::env::args().nth(2).as_deref() == Some(PRIVATE_NETWORK) {
         loopback_up().at_step("bring up the loopback interface")?;
     }
@@ -109,9 +109,9 @@ fn loopback_up() -> io::Result<()> {
 
 struct Init<'a> {
     control: &'a UnixStream,
-    /// The root of the job's tree: its end is told.
+    /// The root of the job's tree; its end is reported.
     root_pid: Option<i32>,
-    /// CRIU processes, with the descriptors that they find under /proc/1/fd.
+    /// CRIU processes, with the descriptors that they open through /proc/1/fd.
     criu: HashMap<i32, Vec<OwnedFd>>,
 }
 
@@ -132,7 +132,7 @@ impl Init<'_> {
         Ok(())
     }
 
-    /// Serves one request. An error means that the launcher cannot be answered; a request that fails is answered.
+    /// Serves one request. A failed request is answered; an error means that the answer could not be sent.
     fn answer(&mut self, request: Request, fds: Vec<OwnedFd>) -> io::Result<()> {
         match self.perform(request, fds) {
             Ok((reply, None)) => send(self.control, &reply, &[]),
@@ -164,8 +164,9 @@ impl Init<'_> {
                 let kept: Vec<OwnedFd> = fds.into_iter().chain(terminal).collect();
                 self.start_criu(&argv, kept).at_step("start CRIU")
             }
-            Request::PutBackReaper { command_pid } => {
-                job_start::put_back_reaper(command_pid).at_step("put back the program of the job's root")?;
+            Request::RestoreReaperProgram { command_pid } => {
+                job_start::restore_reaper_program(command_pid)
+                    .at_step("restore the program of the job's root")?;
                 done(Vec::new())
             }
             Request::MakeSubreaper { root_pid } => {
@@ -182,12 +183,12 @@ impl Init<'_> {
             }
             Request::Survey => {
                 let criu: Vec<i32> = self.criu.keys().copied().collect();
-                Ok((survey::scan(&criu, self.root_pid).at_step("look at the job's processes")?, None))
+                Ok((survey::scan(&criu, self.root_pid).at_step("survey the job's processes")?, None))
             }
             Request::Apply { affinity, last_pid } => {
                 let mut warnings = survey::set_affinity(&affinity);
                 if let Err(error) = set_last_pid(last_pid.max(FIRST_JOB_PID)) {
-                    warnings.push(format!("the job's next PIDs could not be chosen: {error}"));
+                    warnings.push(format!("cannot set the job's next PID: {error}"));
                 }
                 done(warnings)
             }
@@ -195,7 +196,7 @@ impl Init<'_> {
     }
 
     fn start_criu(&mut self, argv: &[OsString], kept: Vec<OwnedFd>) -> io::Result<(Reply, Option<OwnedFd>)> {
-        // Made here and not in the launcher: CRIU looks up directories as /proc/<maker of the socket>/fd/N, and the
+        // Created here and not in the launcher: CRIU opens directories as /proc/<creator of the socket>/fd/N, and the
         // launcher has no PID in this namespace.
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) =
@@ -203,7 +204,7 @@ impl Init<'_> {
         let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command.args(arguments).arg(theirs.as_raw_fd().to_string());
-        // CRIU keeps there what it has found out of the kernel, which is something else for others.
+        // CRIU caches kernel features there; the cache is wrong for other users.
         if !rustix::process::getuid().is_root() {
             command.env_remove("XDG_RUNTIME_DIR");
         }
@@ -229,7 +230,7 @@ impl Init<'_> {
     }
 }
 
-/// Opens a terminal in this mount namespace, where CRIU can find out what it is.
+/// Opens a terminal in this mount namespace, so that CRIU can resolve its path.
 fn open_terminal(path: &str) -> Step<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).at_step("open the job's terminal")
@@ -241,7 +242,7 @@ fn set_last_pid(last_pid: i32) -> io::Result<()> {
 
 fn send_signal(pid: i32, group: bool, signal: i32) -> io::Result<()> {
     if pid == -1 {
-        // Everything but this process.
+        // All processes but this one.
         // SAFETY: a plain system call on integers.
         return match unsafe { libc::kill(-1, signal) } {
             0 => Ok(()),

@@ -1,4 +1,4 @@
-//! Starting the command below its reaper, from the (single-threaded) init.
+//! Starting the command below its reaper, from the single-threaded init.
 
 use super::init::close_from;
 use super::messages::{Reply, StdioSource};
@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// What the forked process reports: the command's PID, or the `errno` of its exec, or of our own failure.
+/// The report of the forked process: the command's PID, the `errno` of its exec, or the `errno` of another failure.
 #[derive(Clone, Copy)]
 enum Report {
     Command(i32),
@@ -46,13 +46,13 @@ impl Report {
     }
 }
 
-/// What to execute, and with what.
+/// The command to execute, with its environment and streams.
 pub(super) struct JobCommand {
     pub(super) argv: Vec<OsString>,
-    /// Besides those of this process.
+    /// In addition to the variables of this process.
     pub(super) variables: Vec<(String, OsString)>,
     pub(super) stdio: [StdioSource; 3],
-    /// What `stdio` refers to.
+    /// The descriptors that `stdio` refers to.
     pub(super) fds: Vec<OwnedFd>,
 }
 
@@ -73,10 +73,10 @@ pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Resu
         std::process::exit(255);
     }
     drop(report_to);
-    // The other end closes when the reaper runs, or ends.
+    // The other end closes when the reaper's program is executed, or the process ends.
     let mut bytes = Vec::new();
     reports.read_to_end(&mut bytes)?;
-    // The program has been executed by now, or never will be. A file that has lost its name CRIU may not always save.
+    // The program is not executed after this point. Without real rights CRIU cannot save a removed file, so it stays then.
     if Privileges::detect().has_real_rights() {
         let _ = std::fs::remove_file(&program);
     }
@@ -84,13 +84,13 @@ pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Resu
     match reports.next_back() {
         Some(Report::Command(command_pid)) => Ok(Reply::Started { root_pid, command_pid }),
         Some(Report::NotStarted(errno)) => {
-            // Not the job's root: it is reaped here and its end is told to nobody.
+            // The job has no root: the process is reaped here, and its end is not reported.
             let _ =
                 Pid::from_raw(root_pid).map(|pid| rustix::process::waitpid(Some(pid), WaitOptions::empty()));
             Ok(Reply::NotStarted { errno })
         }
         Some(Report::Failed(errno)) => Err(io::Error::from_raw_os_error(errno)),
-        None => Err(io::Error::other("the job's first process ended without a word")),
+        None => Err(io::Error::other("the job's first process ended without a report")),
     }
 }
 
@@ -98,15 +98,15 @@ fn reaper_path() -> io::Result<PathBuf> {
     Ok(private_dir()?.join("ckpt-reaper"))
 }
 
-/// Puts the reaper's program where it was at the snapshot, if it had a name.
-pub(super) fn put_back_reaper(command_pid: i32) -> io::Result<()> {
+/// Writes the reaper's program to its path in the snapshot, unless it was removed there.
+pub(super) fn restore_reaper_program(command_pid: i32) -> io::Result<()> {
     if Privileges::detect().has_real_rights() {
         return Ok(());
     }
     reaper::write_program(&reaper_path()?, command_pid)
 }
 
-/// In the forked process: start the command, report, turn into the reaper.
+/// In the forked process: starts the command, reports, and executes the reaper's program.
 fn become_reaper(
     command: &JobCommand,
     terminal: Option<OwnedFd>,
@@ -114,7 +114,7 @@ fn become_reaper(
     mut report_to: &io::PipeWriter,
 ) -> io::Result<Infallible> {
     rustix::process::setsid()?;
-    // SysV shared memory and message queues can be dumped only with a namespace of their own, and only by root.
+    // SysV shared memory and message queues can be dumped only in a separate namespace, and only by root.
     if Privileges::detect().is_root() {
         // SAFETY: this process has one thread.
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWIPC) }?;
@@ -134,7 +134,7 @@ fn become_reaper(
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
-    // The job may signal every process that it sees; its reaper hears none of it.
+    // The job may signal every process in the namespace; the reaper ignores all signals.
     block_all_signals()?;
     privileges::keep_back()?;
     report_to.write_all(&Report::Command(command_pid).encode())?;
@@ -152,13 +152,13 @@ fn spawn_command(job: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<i32>
     command.args(arguments).envs(job.variables.iter().map(|(name, value)| (name, value)));
     let source = |which: usize| -> io::Result<Stdio> {
         let fd = match job.stdio[which] {
-            StdioSource::Sent(place) => job.fds.get(place),
+            StdioSource::Sent(index) => job.fds.get(index),
             StdioSource::Terminal => terminal.as_ref(),
         };
         Ok(Stdio::from(fd.ok_or(io::ErrorKind::InvalidInput)?.try_clone()?))
     };
     command.stdin(source(0)?).stdout(source(1)?).stderr(source(2)?);
-    // CRIU may save a filter only with rights in the whole system.
+    // CRIU can save a filter only with capabilities in the initial user namespace.
     let filters = Privileges::detect().has_real_rights();
     let prepare = move || {
         rustix::process::setsid()?;

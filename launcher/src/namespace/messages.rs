@@ -1,5 +1,5 @@
-//! What launcher and init say to each other. One socket, frames of JSON after a header that also carries
-//! descriptors; both ends are the same build of the same program, so there is no version.
+//! Messages between launcher and init. Each message on the socket is a header, which also carries descriptors, and JSON.
+//! Both ends are the same build of the same program, so the protocol has no version.
 
 use ckpt_snapshot::AffinityGroup;
 use rustix::net::{
@@ -18,21 +18,21 @@ const MAX_FDS: usize = 16;
 /// The longest message: command lines are at most 2 MiB, in JSON at most four times that.
 const MAX_BYTES: u32 = 64 << 20;
 
-/// Which network the job sees.
+/// The network of the job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Network {
-    /// The machine's.
+    /// The machine's network.
     #[default]
     Host,
-    /// One of its own, with a loopback interface only: its ports are never taken when it is resumed.
+    /// A private network with a loopback interface only: its ports are always free when the job is resumed.
     Private,
 }
 
-/// Where one of the job's standard streams comes from.
+/// The source of one of the job's standard streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StdioSource {
-    /// The descriptor with this place in the message.
+    /// The descriptor with this index in the message.
     Sent(usize),
     /// The job's terminal, opened by the init inside the namespace.
     Terminal,
@@ -45,9 +45,9 @@ pub(super) enum Request {
     StartJob {
         /// The command line, as bytes.
         argv: Vec<Vec<u8>>,
-        /// Variables to set besides those of the launcher.
+        /// Variables in addition to those of the launcher.
         variables: Vec<(String, Vec<u8>)>,
-        /// Path of the terminal's slave side, when the job has one.
+        /// Path of the terminal's slave side, if the job has a terminal.
         terminal: Option<String>,
         /// The three standard streams.
         stdio: [StdioSource; 3],
@@ -60,17 +60,17 @@ pub(super) enum Request {
         /// Path of the terminal's slave side.
         terminal: Option<String>,
     },
-    /// The job of this command is to be restored: put back what its root is executed from.
-    PutBackReaper {
+    /// The job of this command will be restored: write the program of its root.
+    RestoreReaperProgram {
         /// The command.
         command_pid: i32,
     },
-    /// Let this process, the root of a tree that CRIU is restoring, adopt orphans from now on.
+    /// Make this process, the root of a tree that CRIU is restoring, adopt orphans.
     MakeSubreaper {
         /// The root.
         root_pid: i32,
     },
-    /// A restored tree has this root: tell when it ends.
+    /// A restored tree has this root: report its end.
     Adopt {
         /// Its root, the reaper.
         root_pid: i32,
@@ -79,18 +79,18 @@ pub(super) enum Request {
     Signal {
         /// To this process…
         pid: i32,
-        /// …or to the process group that it leads.
+        /// …or to its process group.
         group: bool,
         /// The signal's number.
         signal: i32,
     },
-    /// Look at the threads of everything but the init and CRIU.
+    /// Survey all processes but the init and CRIU.
     Survey,
-    /// Put back what CRIU does not.
+    /// Restore what CRIU does not.
     Apply {
         /// CPU affinity.
         affinity: Vec<AffinityGroup>,
-        /// The last PID that had been given out.
+        /// The last PID that had been assigned.
         last_pid: i32,
     },
 }
@@ -100,7 +100,7 @@ pub(super) enum Request {
 pub(super) enum Reply {
     /// The namespace is set up.
     Ready,
-    /// The job runs.
+    /// The job was started.
     Started {
         /// The reaper.
         root_pid: i32,
@@ -112,41 +112,41 @@ pub(super) enum Reply {
         /// `errno` of the exec.
         errno: i32,
     },
-    /// CRIU runs; its socket comes with this message.
+    /// CRIU was started; its socket is sent with this message.
     CriuStarted {
         /// Its PID.
         pid: i32,
         /// The numbers of the descriptors that were sent along, then the terminal's.
         fds: Vec<i32>,
     },
-    /// What [`Request::Survey`] found.
+    /// The result of [`Request::Survey`].
     Surveyed {
-        /// All threads, by the CPUs they may run on.
+        /// All threads, grouped by the CPUs they may run on.
         affinity: Vec<AffinityGroup>,
-        /// The last PID given out.
+        /// The last PID that was assigned.
         last_pid: i32,
-        /// Memory that a dump would hold, bytes: anonymous, shared and swapped pages.
+        /// Memory that a dump would contain, bytes: anonymous, shared and swapped pages.
         resident_bytes: u64,
         /// PIDs of the processes.
         pids: Vec<i32>,
-        /// Of these, the ones that are not below the job's root.
+        /// Those of the processes that are not descendants of the job's root.
         strays: Vec<i32>,
-        /// SysV objects that a dump would not have.
+        /// Number of SysV objects that a dump would not contain.
         lost_ipc: usize,
     },
     /// Done.
     Done {
-        /// What could not be put back, in plain words.
+        /// What could not be restored.
         warnings: Vec<String>,
     },
     /// The request failed.
     Failed {
-        /// What could not be done and why.
+        /// What failed and why.
         message: String,
     },
-    /// Not a reply but news: a child of the init ended.
+    /// An event, not a reply: a child of the init ended.
     Exited {
-        /// Which.
+        /// Its PID.
         pid: i32,
         /// Its exit code, 128 + n for signal n.
         code: i32,
@@ -168,7 +168,7 @@ pub(super) fn send(socket: &UnixStream, message: &impl Serialize, fds: &[Borrowe
     socket.write_all(&body)
 }
 
-/// Receives one message; `None` when the other side is gone.
+/// Receives one message; `None` if the other end is closed.
 pub(super) fn receive<T: DeserializeOwned>(socket: &UnixStream) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut header = [0; 4];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -191,13 +191,13 @@ pub(super) fn receive<T: DeserializeOwned>(socket: &UnixStream) -> io::Result<Op
         return Ok(None);
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(io::Error::other("descriptors were lost on the way: too many are open"));
+        return Err(io::Error::other("descriptors were dropped: too many files are open"));
     }
     let mut socket = socket;
     socket.read_exact(&mut header[received.bytes..])?;
     let length = u32::from_le_bytes(header);
     if length > MAX_BYTES {
-        return Err(io::Error::other(format!("a message of {length} bytes")));
+        return Err(io::Error::other(format!("a message of {length} bytes is too long")));
     }
     let mut body = vec![0; length as usize];
     socket.read_exact(&mut body)?;

@@ -1,15 +1,15 @@
-//! The job's own namespaces: a PID and a mount namespace (and, when asked for, a network namespace) with an init of
-//! ours as PID 1, the job's tree beside it, and CRIU started in the same namespaces when it is needed.
+//! The job's namespaces: a PID and a mount namespace, and a network namespace if requested. The init of ckpt-run is PID 1;
+//! the job's process tree and, during a dump or restore, CRIU run in the same namespaces.
 //!
 //! ```text
 //! launcher ─── control socket ─── init (PID 1, `ckpt-run __init`)
 //!                                   ├─ reaper (10001, a few hundred bytes of machine code: the root of what is dumped)
 //!                                   │    └─ the command (10002…) and all its descendants, orphans included
-//!                                   └─ criu (only while it works)
+//!                                   └─ criu (only during a dump or restore)
 //! ```
 //!
-//! The init never is in a dump; it stays for the next restore. When the launcher dies, however it dies, the control
-//! socket closes, the init ends, and the kernel ends everything in the namespace with it.
+//! The init is never part of a dump. When the launcher ends in any way, the control socket closes, the init ends, and the
+//! kernel kills all processes in the namespace.
 
 use crate::sys::runtime_dir::fixed_dir;
 use std::io;
@@ -42,20 +42,20 @@ pub use messages::{Network, StdioSource};
 /// The first argument that turns this program into the namespace's init.
 pub const INIT_ARGUMENT: &str = "__init";
 
-/// PIDs of a job begin after this number, so that CRIU's own processes, which take the low ones in a fresh
-/// namespace, never collide with those that it has to bring back.
+/// PIDs of a job begin after this number. CRIU's own processes use low PIDs in a new namespace, so they never collide with
+/// the PIDs to restore.
 pub const FIRST_JOB_PID: i32 = 10_000;
 
-/// Where the init mounts a small private tmpfs: the reaper's program is executed from there. It has to be the same
-/// path in the namespace of every later resume, since CRIU puts the (unlinked) program file back at its path. The
-/// directory is made if need be.
+/// The directory where the init mounts a small private tmpfs, from which the reaper's program is executed. CRIU restores
+/// the (unlinked) program file at its path, so the path must be the same in every later resume. The directory is created
+/// if it does not exist.
 fn private_dir() -> io::Result<PathBuf> {
     let path = fixed_dir()?.join("private");
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
     Ok(path)
 }
 
-/// Where `path` (absolute, as the job names it) is when the job's root directory is `root`.
+/// The path of the job's file `path` (absolute) below the job's root directory `root`.
 #[must_use]
 pub fn inside(root: &Path, path: impl AsRef<Path>) -> PathBuf {
     let path = path.as_ref();

@@ -1,9 +1,9 @@
-//! The root of the dumped tree: a process that only waits. It adopts orphans (so that a daemonised child stays in
-//! the tree that CRIU dumps) and ends as the command ends.
+//! The reaper: the root of the dumped tree, a process that only waits. It adopts orphans, so that a daemonised child stays
+//! in the tree that CRIU dumps, and ends with the command's exit code.
 //!
-//! It is in every snapshot, so it must not depend on this program's file being there, the same, years later: it runs
-//! from a file of a few hundred bytes that is unlinked as soon as it runs, and that CRIU therefore puts into the
-//! snapshot. Hence machine code: it maps one page, no libc, no heap.
+//! The reaper is in every snapshot, so it must not depend on the file of this program still existing unchanged years later.
+//! It is executed from a file of a few hundred bytes that is unlinked immediately, and that CRIU therefore stores in the
+//! snapshot. Hence it is machine code that maps one page, without libc and heap.
 
 use std::io;
 use std::io::Write;
@@ -12,9 +12,9 @@ use std::path::Path;
 
 #[cfg(target_arch = "x86_64")]
 mod code {
-    // wait4(-1, &status, 0, NULL) until it returns the command's PID; exit_group with its code, 128 + n for
-    // signal n. Any other child that ends is an adopted orphan: nobody waits for it but us. ECHILD cannot happen
-    // before the command was waited for; if it does, 255 is the exit code rather than an endless loop.
+    // wait4(-1, &status, 0, NULL) until it returns the command's PID; exit_group with its code, 128 + n for signal n. Any
+    // other child is an adopted orphan, which has to be reaped here. ECHILD cannot happen before the command was reaped; if
+    // it does nevertheless, the exit code is 255, to avoid an endless loop.
     std::arch::global_asm!(
         ".pushsection .rodata.ckpt_reaper, \"a\"",
         ".globl ckpt_reaper_start",
@@ -112,15 +112,15 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 
-    /// Runs `script` as the command below a reaper and returns the reaper's exit code. A shell starts the command,
-    /// which waits at a fifo until the shell has become the reaper: before, the shell would wait for it itself.
+    /// Runs `script` as the command below a reaper and returns the reaper's exit code. A shell starts the command, which
+    /// waits at a fifo until the shell has executed the reaper: until then the shell itself would reap the command.
     fn reaped(script: &str) -> i32 {
         let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().canonicalize().unwrap();
-        let path = |name: &str| place.join(name);
+        let dir_path = dir.path().canonicalize().unwrap();
+        let path = |name: &str| dir_path.join(name);
         let deadline = Instant::now() + Duration::from_secs(300);
         let pause = |what: &str| {
-            assert!(Instant::now() < deadline, "{what} does not come");
+            assert!(Instant::now() < deadline, "timed out waiting for {what}");
             std::thread::sleep(Duration::from_millis(1));
         };
         rustix::fs::mknodat(
@@ -135,17 +135,17 @@ mod tests {
             "sh -c 'read x < gate; {script}' & echo $! > pid.tmp; mv pid.tmp pid; while [ ! -e ok ]; do sleep 0.01; done; cp -p reaper.new reaper; exec ./reaper"
         );
         let mut command = Command::new("/bin/sh");
-        // What stays behind when this fails holds nothing of ours.
+        // If the test fails, remaining processes do not hold its standard streams.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = command.arg("-c").arg(starter).current_dir(&place).spawn().unwrap();
+        let mut child = command.arg("-c").arg(starter).current_dir(&dir_path).spawn().unwrap();
         let pid = loop {
             match std::fs::read_to_string(path("pid")) {
                 Ok(text) => break text.trim().parse().unwrap(),
                 Err(_) => pause("the command"),
             }
         };
-        // Copied by another process: a child of this one may be forked while it is written, and a file that is open
-        // for writing cannot be executed.
+        // The shell copies the file: another test may fork a child while this process has the file open for writing, and
+        // such a file cannot be executed.
         write_program(&path("reaper.new"), pid).unwrap();
         std::fs::write(path("ok"), "").unwrap();
         let exe = format!("/proc/{}/exe", child.id());

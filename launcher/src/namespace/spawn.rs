@@ -1,4 +1,4 @@
-//! Starting the init as PID 1 of fresh namespaces.
+//! Starting the init as PID 1 of new namespaces.
 
 use super::INIT_ARGUMENT;
 use super::messages::Network;
@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
 
-/// The descriptor under which the init finds its socket.
+/// The number of the init's control socket.
 pub(super) const CONTROL_FD: i32 = 3;
 
 /// The init's second argument when it has a network namespace to set up.
@@ -19,13 +19,13 @@ pub(super) const PRIVATE_NETWORK: &str = "private-network";
 
 /// A started init.
 pub(super) struct Spawned {
-    /// Its PID here.
+    /// Its PID in the launcher's namespace.
     pub(super) pid: Pid,
-    /// Refers to it, however PIDs are reused.
+    /// Refers to the init even if its PID is reused.
     pub(super) pidfd: OwnedFd,
 }
 
-/// The arguments of `clone3`, as far as this kernel interface needs them (linux/sched.h, `struct clone_args`).
+/// The arguments of `clone3` in its first version (linux/sched.h, `struct clone_args`).
 #[repr(C)]
 #[derive(Default)]
 struct CloneArgs {
@@ -39,7 +39,7 @@ struct CloneArgs {
     tls: u64,
 }
 
-/// What a process in a fresh user namespace writes, to be there who it was outside: (file, content).
+/// The files that a process in a new user namespace writes to keep its user and group ID: (file, content).
 struct Identity([(CString, CString); 3]);
 
 impl Identity {
@@ -48,7 +48,7 @@ impl Identity {
         let file =
             |name: &str, content: String| (CString::new(format!("/proc/self/{name}")), CString::new(content));
         let files = [
-            // Without it the kernel does not let an ordinary user say anything of groups.
+            // The kernel requires this before an unprivileged user may write gid_map.
             file("setgroups", "deny".to_owned()),
             file("gid_map", format!("{group} {group} 1")),
             file("uid_map", format!("{user} {user} 1")),
@@ -56,8 +56,8 @@ impl Identity {
         Self(files.map(|(path, content)| (path.expect("no NUL"), content.expect("no NUL"))))
     }
 
-    /// Makes system calls only; whether it worked.
-    fn take(&self) -> bool {
+    /// Writes the files; returns whether that succeeded. Makes system calls only.
+    fn apply(&self) -> bool {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         self.0.iter().all(|(path, content)| {
             let file = rustix::fs::open(path.as_c_str(), flags, Mode::empty());
@@ -67,10 +67,10 @@ impl Identity {
 }
 
 /// Starts `ckpt-run __init` in new PID and mount namespaces, with `control` as its descriptor 3. If this process has no
-/// right to make them, they lie in a user namespace of their own, in which the init has every right; there is then an
-/// IPC namespace too, which for root the job's first process makes.
+/// capability to create them, they are in a new user namespace, in which the init has all capabilities. Without root there
+/// is also a new IPC namespace; for root the job's first process creates it.
 ///
-/// To be called on a thread that lives as long as the init shall: the init dies with it.
+/// The calling thread has to live as long as the init: the init ends with it.
 pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<Spawned> {
     let path = CString::new("/proc/self/exe").expect("no NUL");
     let kind = if network == Network::Private { PRIVATE_NETWORK } else { "host-network" };
@@ -123,7 +123,7 @@ pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<S
     }
 }
 
-/// What the child of the fork does: be who it was, keep its rights, give the socket its number and become the init.
+/// Runs in the child of the fork: keeps user ID and capabilities, gives the socket its number and executes the init.
 ///
 /// # Safety
 /// To be called in the child of a fork only; the pointers are NUL-terminated strings and NULL-terminated arrays.
@@ -136,8 +136,8 @@ unsafe fn child(
 ) -> ! {
     // SAFETY: plain system calls on integers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    // Where something fails here, the init finds out what it may not do, and says so.
-    let _ = identity.is_none_or(Identity::take);
+    // If this fails, the init's set-up fails later and reports the error.
+    let _ = identity.is_none_or(Identity::apply);
     let _ = privileges::hand_on();
     if control == CONTROL_FD {
         // SAFETY: as above; dup2 onto itself would leave the close-on-exec flag set.
@@ -152,7 +152,7 @@ unsafe fn child(
     unsafe { libc::_exit(127) }
 }
 
-/// Ends the init, and with it everything in its namespace.
+/// Kills the init, and with it all processes in its namespace.
 pub(super) fn kill(spawned: &Spawned) {
     // It may have ended already.
     let _ = rustix::process::pidfd_send_signal(&spawned.pidfd, Signal::KILL);

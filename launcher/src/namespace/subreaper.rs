@@ -1,15 +1,15 @@
-//! Making the root of a tree that CRIU is restoring adopt orphans, before CRIU makes any.
+//! Making the root of a tree that CRIU is restoring a subreaper before CRIU creates orphans.
 //!
-//! CRIU brings back a process of a session whose leader is dead by way of a helper that exits: the process then is
-//! an orphan, as it was. But it gives the root its "child subreaper" attribute only at the very end, so such orphans
-//! would go to the init, out of the tree, and the next dump would not have them. So the attribute is set from
-//! outside, by ptrace, at the stage `setup-namespaces`, where the root waits for CRIU and has no children yet.
+//! CRIU restores a process whose session leader is dead through a helper that exits, which makes the process an orphan as
+//! before. But CRIU sets the root's "child subreaper" attribute only at the end of a restore. The init would adopt such
+//! orphans, and the next dump would not contain them. So this module sets the attribute with ptrace at the stage
+//! `setup-namespaces`, where the root waits for CRIU and has no children yet.
 
 use std::io;
 
 const PTRACE_ANY_CHILD: i32 = libc::__WALL;
 
-/// A process that is traced and stands still; it is let go when this is dropped.
+/// A traced and stopped process. Dropping this detaches from the process.
 struct Traced {
     pid: i32,
 }
@@ -60,17 +60,17 @@ impl Traced {
         word.to_le_bytes()[..2] == [0x0f, 0x05]
     }
 
-    /// Lets the process execute one system call in place of the one in which it waits; that one is then begun again.
+    /// Makes the process execute one system call instead of the one in which it waits, which is then restarted.
     fn call(&self, number: libc::c_long, first: u64, second: u64) -> io::Result<()> {
         let before = self.registers()?;
         let instruction = before.rip.wrapping_sub(2);
         if !self.is_syscall(instruction) {
-            return Err(io::Error::other("it does not wait in a system call"));
+            return Err(io::Error::other("the process does not wait in a system call"));
         }
         let mut registers = before;
         registers.rip = instruction;
         registers.rax = number.cast_unsigned();
-        // Not in a system call: the kernel must not begin the old one again when this one is stepped over.
+        // Not in a system call: the kernel must not restart the old one on the single step.
         registers.orig_rax = u64::MAX;
         (registers.rdi, registers.rsi) = (first, second);
         (registers.rdx, registers.r10, registers.r8) = (0, 0, 0);
@@ -107,7 +107,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn orphans_of_a_waiting_process_go_to_it() {
+    fn a_waiting_process_adopts_orphans() {
         let mut shell = Command::new("/bin/sh");
         shell
             .arg("-c")
@@ -120,7 +120,7 @@ mod tests {
             std::thread::yield_now();
         }
         make_subreaper(pid).unwrap();
-        // It reads on: the system call in which it waited was begun again.
+        // The system call in which the shell waited was restarted: it still reads its input.
         child.stdin.take().unwrap().write_all(b"go\n").unwrap();
         assert_eq!(out.next().unwrap().unwrap(), "on");
         assert_eq!(out.next().unwrap().unwrap().trim(), pid.to_string(), "the orphan's parent");

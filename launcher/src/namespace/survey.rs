@@ -1,4 +1,4 @@
-//! Looking at the job's processes from inside their namespace, and putting back what CRIU does not.
+//! Surveying the job's processes inside their namespace, and restoring CPU affinity, which CRIU does not.
 
 use super::messages::Reply;
 use crate::sys::privileges::Privileges;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-/// All threads of all processes but the init and those in `except`; `root_pid` is the root of the job's tree.
+/// Surveys all processes but the init and those in `except`; `root_pid` is the root of the job's tree.
 pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
     let mut groups: BTreeMap<Vec<u32>, Vec<i32>> = BTreeMap::new();
     let mut resident_bytes = 0;
@@ -18,7 +18,7 @@ pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
         if pid == 1 || except.contains(&pid) {
             continue;
         }
-        // A process may end while we look; what is gone does not count.
+        // A process that ends during the survey is skipped.
         let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
         parents.insert(pid, parent(&status));
         resident_bytes += dumped_bytes(&status);
@@ -36,7 +36,7 @@ pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
     Ok(Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays, lost_ipc: lost_ipc() })
 }
 
-/// Objects in the IPC namespace of the init. Root's jobs have another one, which is in the dump.
+/// Number of objects in the IPC namespace of the init. A job of root has a separate IPC namespace, which is in the dump.
 fn lost_ipc() -> usize {
     if Privileges::detect().is_root() {
         return 0;
@@ -56,8 +56,8 @@ fn is_below(pid: i32, root_pid: Option<i32>, parents: &BTreeMap<i32, i32>) -> bo
     while Some(at) != root_pid {
         match parents.get(&at) {
             Some(&parent) => at = parent,
-            // A parent that is not known: it is the init, or it has just ended and its child is on its way to the
-            // root. Only the first is out of the tree for good.
+            // An unknown parent is the init, or has just ended and its child will be adopted by the root. Only a child of
+            // the init is outside of the tree.
             None => return at != 1,
         }
     }
@@ -69,7 +69,7 @@ fn numbers_in(dir: &Path) -> io::Result<Vec<i32>> {
     Ok(names.collect())
 }
 
-/// Bytes of a process's memory that a dump holds: what /proc/PID/status counts as anonymous, shared or swapped.
+/// Bytes of a process's memory that a dump contains: anonymous, shared and swapped memory in /proc/PID/status.
 fn dumped_bytes(status: &str) -> u64 {
     let kilobytes = |line: &str| {
         let value = ["RssAnon:", "RssShmem:", "VmSwap:"].iter().find_map(|name| line.strip_prefix(name))?;
@@ -83,7 +83,7 @@ fn cpu_numbers(cpus: &CpuSet) -> Vec<u32> {
     numbers.filter_map(|cpu| u32::try_from(cpu).ok()).collect()
 }
 
-/// Sets CPU affinity per thread; returns what could not be set, in plain words.
+/// Sets the CPU affinity of each thread; returns warnings for threads that could not be set.
 pub(super) fn set_affinity(groups: &[AffinityGroup]) -> Vec<String> {
     let mut warnings = Vec::new();
     for group in groups {
@@ -98,7 +98,7 @@ pub(super) fn set_affinity(groups: &[AffinityGroup]) -> Vec<String> {
         let failed: Vec<_> = failed.collect();
         if let Some(error) = failed.first() {
             let (count, cpus) = (failed.len(), &group.cpus);
-            warnings.push(format!("{count} threads could not be bound to the CPUs {cpus:?} again: {error}"));
+            warnings.push(format!("cannot bind {count} threads to the CPUs {cpus:?} again: {error}"));
         }
     }
     warnings
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strays_are_told_from_the_tree() {
+    fn processes_outside_of_the_tree_are_recognized() {
         let parents = BTreeMap::from([(10, 1), (11, 10), (12, 11), (20, 1), (21, 20), (30, 29)]);
         let below = |pid| is_below(pid, Some(10), &parents);
         assert!(below(10) && below(12) && below(30));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_what_a_dump_holds() {
+    fn counts_anonymous_shared_and_swapped_memory() {
         let status = "VmRSS:\t    9000 kB\nRssAnon:\t    1000 kB\nRssFile:\t 500 kB\nRssShmem:\t  20 kB\nVmSwap:\t 3 kB\n";
         assert_eq!(dumped_bytes(status), 1023 * 1024);
     }

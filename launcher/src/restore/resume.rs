@@ -313,7 +313,9 @@ impl Resumer<'_> {
         loading: &mut Loading,
         work: &StagedDir,
     ) -> Result<i32, Failure> {
-        namespace.put_back_reaper(manifest.tree.command_pid).context("cannot prepare the job's namespace")?;
+        namespace
+            .restore_reaper_program(manifest.tree.command_pid)
+            .context("cannot prepare the job's namespace")?;
         let pipes = pipes(manifest, stdio);
         let mut fds: Vec<BorrowedFd> = vec![loading.images().fd().as_fd(), work.fd().as_fd()];
         fds.extend(pipes.iter().map(|(_, fd)| *fd));

@@ -1,0 +1,186 @@
+//! Forwarding the launcher's input to the job, and the raw mode of the launcher's terminal.
+
+use super::{STEP_BYTES, own_stream};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, OFlags};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// The launcher's input, forwarded to the job.
+pub(super) struct Input {
+    /// The start offset of the input, if it is a regular file.
+    start: Option<u64>,
+    /// Bytes written to the job's pipe. Locked during a write, so that the number agrees with the content of the pipe.
+    forwarded_bytes: Mutex<u64>,
+    /// The job's end of its pipe, kept to determine how much the job has not read yet.
+    pub(super) pipe: Option<Arc<OwnedFd>>,
+    /// The launcher's end; owned by the forwarding thread, so that the job sees the end of the input.
+    writer: Mutex<Option<OwnedFd>>,
+    /// The forwarding thread ends when the other end of this pipe (`stop_sender`) is closed. The next session of the job has
+    /// its own thread.
+    stop: OwnedFd,
+    stop_sender: Mutex<Option<OwnedFd>>,
+    /// When an interrupt key (such as Ctrl-C) was last typed for the job.
+    interrupted: Mutex<Option<Instant>>,
+}
+
+impl Input {
+    pub(super) fn new(pipe: Option<(Arc<OwnedFd>, OwnedFd)>) -> io::Result<Self> {
+        let own = own_stream(0);
+        let is_file = FileType::from_raw_mode(rustix::fs::fstat(own)?.st_mode) == FileType::RegularFile;
+        let position = || rustix::fs::seek(own, rustix::fs::SeekFrom::Current(0)).ok();
+        // A job that the same launcher restarts reads its input from the same offset.
+        static START: OnceLock<Option<u64>> = OnceLock::new();
+        let start = *START.get_or_init(|| is_file.then(position).flatten());
+        let (stop, stop_sender) = super::pipe()?;
+        let (pipe, writer) = pipe.unzip();
+        if let Some(writer) = &writer {
+            // A write must not block while the count is locked.
+            rustix::fs::fcntl_setfl(writer, rustix::fs::fcntl_getfl(writer)? | OFlags::NONBLOCK)?;
+        }
+        Ok(Self {
+            start,
+            forwarded_bytes: Mutex::new(0),
+            pipe,
+            writer: Mutex::new(writer),
+            stop,
+            stop_sender: Mutex::new(Some(stop_sender)),
+            interrupted: Mutex::new(None),
+        })
+    }
+
+    /// How much the job has read: the bytes written to its pipe minus those that are still there.
+    pub(super) fn consumed_bytes(&self) -> Option<u64> {
+        self.start?;
+        let forwarded_bytes = self.forwarded_bytes.lock();
+        let in_pipe = rustix::io::ioctl_fionread(self.pipe.as_ref()?).ok()?;
+        Some(forwarded_bytes.saturating_sub(in_pipe))
+    }
+
+    pub(super) fn skip(&self, consumed_bytes: u64) -> io::Result<()> {
+        if let Some(start) = self.start {
+            let mut file = File::from(own_stream(0).try_clone_to_owned()?);
+            file.seek(SeekFrom::Start(start + consumed_bytes))?;
+            *self.forwarded_bytes.lock() = consumed_bytes;
+        }
+        Ok(())
+    }
+
+    /// Writes all bytes; does not hold the count while it waits for room.
+    fn write_all(&self, mut to: &File, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let mut forwarded_bytes = self.forwarded_bytes.lock();
+            match to.write(bytes) {
+                Ok(written) => {
+                    *forwarded_bytes += written as u64;
+                    bytes = &bytes[written..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    drop(forwarded_bytes);
+                    if !self.wait(PollFd::new(&to, PollFlags::OUT)) {
+                        return Err(io::ErrorKind::BrokenPipe.into());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the forwarding thread.
+    pub(super) fn stop(&self) {
+        drop(self.stop_sender.lock().take());
+    }
+
+    /// When an interrupt key (such as Ctrl-C) was last typed for the job.
+    pub(super) fn interrupted(&self) -> Option<Instant> {
+        *self.interrupted.lock()
+    }
+
+    /// Waits until `fd` is ready; returns `false` if forwarding was stopped.
+    fn wait(&self, fd: PollFd) -> bool {
+        let mut waits = [fd, PollFd::new(&self.stop, PollFlags::IN)];
+        loop {
+            match poll(&mut waits, None) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return false,
+                Ok(_) => return waits[1].revents().is_empty(),
+            }
+        }
+    }
+
+    /// Records interrupt keys: the job's terminal turns them into signals that the launcher does not see.
+    fn record_interrupt(&self, master: Option<&OwnedFd>, typed: &[u8]) {
+        let Some(Ok(settings)) = master.map(rustix::termios::tcgetattr) else { return };
+        let signals =
+            [SpecialCodeIndex::VINTR, SpecialCodeIndex::VQUIT].map(|key| settings.special_codes[key]);
+        let is_on = settings.local_modes.contains(LocalModes::ISIG);
+        if is_on && typed.iter().any(|key| signals.contains(key)) {
+            *self.interrupted.lock() = Some(Instant::now());
+        }
+    }
+
+    pub(super) fn forward(&self, master: Option<&OwnedFd>) {
+        let Ok(mut from) = own_stream(0).try_clone_to_owned().map(File::from) else { return };
+        let to = match master {
+            Some(master) => master.try_clone().ok(),
+            None => self.writer.lock().take(),
+        };
+        let Some(to) = to.map(File::from) else { return };
+        let mut buffer = vec![0; STEP_BYTES];
+        while self.wait(PollFd::new(&own_stream(0), PollFlags::IN)) {
+            match from.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => {
+                    self.record_interrupt(master, &buffer[..read]);
+                    if self.write_all(&to, &buffer[..read]).is_err() {
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+pub(super) fn in_foreground() -> bool {
+    rustix::termios::tcgetpgrp(own_stream(0)).is_ok_and(|foreground| foreground == rustix::process::getpgrp())
+}
+
+/// Our terminal's settings from before it was is_reported to pass every key through, while the job's own terminal interprets
+/// them.
+static BEFORE_RAW: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// Restores the settings of the launcher's terminal. Has to be called before the process ends in any way.
+pub fn restore_terminal() {
+    if let Some(before) = BEFORE_RAW.lock().take() {
+        let _ = rustix::termios::tcsetattr(own_stream(0), OptionalActions::Drain, &before);
+    }
+}
+
+pub(super) struct RawMode;
+
+impl RawMode {
+    pub(super) fn enter() -> Option<Self> {
+        let terminal = own_stream(0);
+        let before = rustix::termios::tcgetattr(terminal).ok()?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        rustix::termios::tcsetattr(terminal, OptionalActions::Drain, &raw).ok()?;
+        *BEFORE_RAW.lock() = Some(before);
+        Some(Self)
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        restore_terminal();
+    }
+}

@@ -1,0 +1,154 @@
+//! Relaying one output stream of the job: one thread reads, another writes.
+
+use super::{STEP_BYTES, own_stream, regular_file};
+use ckpt_snapshot::OpenFile;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::OFlags;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The most output that a relay buffers.
+const QUEUE_LIMIT_BYTES: usize = 1 << 20;
+
+/// One stream from the job to the launcher.
+pub(super) struct Output {
+    /// The job's descriptors that the stream serves.
+    pub(super) job_fds: Vec<u32>,
+    /// The inode, by which CRIU identifies the pipe.
+    pub(super) inode: u64,
+    /// `None` once the launcher's output is closed: the job's end is then closed too, as without a launcher.
+    source: Mutex<Option<Arc<OwnedFd>>>,
+    sink: File,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Vec<u8>>,
+    waiting_bytes: usize,
+    /// A chunk was removed from `waiting` and is being written.
+    writing: bool,
+    ended: bool,
+}
+
+impl Output {
+    pub(super) fn new(job_fds: Vec<u32>, source: Arc<OwnedFd>, ours: usize) -> io::Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(&source)?;
+        rustix::fs::fcntl_setfl(&source, flags | OFlags::NONBLOCK)?;
+        let sink = File::from(own_stream(ours).try_clone_to_owned()?);
+        let inode = rustix::fs::fstat(&source)?.st_ino;
+        let source = Mutex::new(Some(source));
+        Ok(Self { job_fds, inode, source, sink, queue: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// Reads once; `None` if nothing can be read now, or the stream has ended.
+    fn read_some(&self, queue: &mut Queue) -> io::Result<Option<usize>> {
+        let mut buffer = vec![0; STEP_BYTES];
+        let Some(source) = self.source.lock().clone() else { return Ok(None) };
+        match rustix::io::read(&source, &mut buffer[..]) {
+            Ok(0) => queue.ended = true,
+            Ok(read) => {
+                buffer.truncate(read);
+                queue.waiting.push_back(buffer);
+                queue.waiting_bytes += read;
+                self.changed.notify_all();
+                return Ok(Some(read));
+            }
+            // No process has the terminal open any more.
+            Err(rustix::io::Errno::IO) => queue.ended = true,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        self.changed.notify_all();
+        Ok(None)
+    }
+
+    pub(super) fn read_all(&self) -> io::Result<()> {
+        let mut queue = self.queue.lock();
+        while self.read_some(&mut queue)?.is_some() {}
+        Ok(())
+    }
+
+    pub(super) fn read_loop(&self) {
+        loop {
+            let Some(source) = self.source.lock().clone() else { return };
+            let _ = poll(&mut [PollFd::new(&source, PollFlags::IN)], None);
+            drop(source);
+            let mut queue = self.queue.lock();
+            while queue.waiting_bytes >= QUEUE_LIMIT_BYTES && !queue.ended {
+                self.changed.wait(&mut queue);
+            }
+            if !queue.ended && self.read_some(&mut queue).is_err() {
+                queue.ended = true;
+                self.changed.notify_all();
+            }
+            if queue.ended {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn write_loop(&self) {
+        let mut is_reported = false;
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some(chunk) = queue.waiting.pop_front() {
+                queue.writing = true;
+                drop(queue);
+                match (&self.sink).write_all(&chunk) {
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                        drop(self.source.lock().take());
+                    }
+                    // For example a full disk under a log file: the job continues.
+                    Err(error) if !is_reported => {
+                        tracing::warn!("the job's output cannot be written and is discarded: {error}");
+                        is_reported = true;
+                    }
+                    _ => {}
+                }
+                queue = self.queue.lock();
+                queue.writing = false;
+                queue.waiting_bytes -= chunk.len();
+                self.changed.notify_all();
+            } else if queue.ended {
+                return;
+            } else {
+                self.changed.wait(&mut queue);
+            }
+        }
+    }
+
+    /// Ends the relay: writes the remaining output, at most until `deadline`.
+    pub(super) fn finish(&self, deadline: Instant) {
+        let _ = self.read_all();
+        // A terminal's master, and a pipe that a process outside of the job holds, never reach their end.
+        self.queue.lock().ended = true;
+        self.changed.notify_all();
+        self.wait_written(deadline);
+    }
+
+    fn wait_written(&self, deadline: Instant) -> bool {
+        let mut queue = self.queue.lock();
+        while queue.waiting_bytes > 0 || queue.writing {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let _ = self.changed.wait_for(&mut queue, left);
+        }
+        true
+    }
+
+    /// The regular file that this stream is written to, with its length after all output read so far is written.
+    pub(super) fn file_once_written(&self, deadline: Instant) -> Option<OpenFile> {
+        let file = regular_file(self.sink.as_fd())?;
+        self.wait_written(deadline).then_some(())?;
+        Some(OpenFile { size_bytes: rustix::fs::fstat(&self.sink).ok()?.st_size.cast_unsigned(), ..file })
+    }
+}
