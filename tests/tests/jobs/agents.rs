@@ -112,7 +112,7 @@ fn lost_gpu_state_ends_the_job_and_its_snapshot_is_good() {
     let mut job = start(&sandbox, "off");
     // A process that ends right after its return may not be counted.
     job.until_answering(&sandbox);
-    assert!(job.said().contains("0 processes went on, 1 were restored"), "{}", job.said());
+    assert!(job.said().contains("0 processes continued, 1 were restored"), "{}", job.said());
     write(&sandbox, "go", "");
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert_eq!(sandbox.read("log"), "started\npass\n");

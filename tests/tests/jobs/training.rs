@@ -234,13 +234,13 @@ fn training_with_the_interposer_survives() {
     let mut job = start();
     until_step(&mut job, &sandbox, 5);
     let id = job.checkpoint(&sandbox);
-    assert!(job.said().contains("interposer: 3 processes went on, 0 were restored"), "{}", job.said());
+    assert!(job.said().contains("interposer: 3 processes continued, 0 were restored"), "{}", job.said());
     let agents = sandbox.json(["show", &id, "--json"])["tree"]["agents"]["pids"].clone();
     assert_eq!(agents.as_array().unwrap().len(), 3, "the trainer and its two workers: {agents}");
     job.kill_everything();
     let mut job = start();
     job.until_answering(&sandbox);
-    assert!(job.said().contains("interposer: 0 processes went on, 3 were restored"), "{}", job.said());
+    assert!(job.said().contains("interposer: 0 processes continued, 3 were restored"), "{}", job.said());
     full_speed(&sandbox);
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert_eq!(sandbox.read("losses.txt"), training.run_unbroken());
