@@ -267,7 +267,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Frees parked memory that is no longer asked for: the process allocates its memory anew, and the device needs the
+    /// Frees parked memory that is no longer asked for: the process allocates new memory, and the device needs the
     /// room.
     fn drop_parked(&self, pid: u32) {
         let parked = self.lock().holdings.take_parked(pid);

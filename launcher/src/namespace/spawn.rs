@@ -115,7 +115,7 @@ pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<S
             child(control.as_raw_fd(), identity.as_ref(), path.as_ptr(), argv.as_ptr(), envp.as_ptr())
         },
         _ => {
-            // SAFETY: the kernel has stored a new descriptor there, which nobody else owns.
+            // SAFETY: the kernel has stored a new descriptor there, which nothing else owns.
             let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
             let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::Other)?;
             Ok(Spawned { pid, pidfd })

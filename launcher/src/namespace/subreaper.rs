@@ -55,7 +55,7 @@ impl Traced {
 
     /// Whether the instruction at `address` is `syscall`.
     fn is_syscall(&self, address: u64) -> bool {
-        // SAFETY: reads a word of the other process; an address that is not mapped there is an error, told as -1.
+        // SAFETY: reads a word of the other process; an address that is not mapped there is an error, reported as -1.
         let word = unsafe { libc::ptrace(libc::PTRACE_PEEKTEXT, self.pid, address, 0) };
         word.to_le_bytes()[..2] == [0x0f, 0x05]
     }
@@ -89,7 +89,7 @@ impl Traced {
 
 impl Drop for Traced {
     fn drop(&mut self) {
-        // SAFETY: no memory is handed over. If the process is gone there is nothing to let go.
+        // SAFETY: no memory is handed over. If the process has ended, the call fails without effect.
         unsafe { libc::ptrace(libc::PTRACE_DETACH, self.pid, 0, 0) };
     }
 }
