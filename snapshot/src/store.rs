@@ -260,7 +260,7 @@ impl dyn Store + '_ {
         }
     }
 
-    /// The content of the small data file `path`. The limit of [`READ_MAX_BYTES`] protects against a damaged or hostile
+    /// The content of the small data file `path`. The limit of `READ_MAX_BYTES` protects against a damaged or hostile
     /// manifest: a few megabytes of manifest can describe a file of any length that is all zeroes.
     ///
     /// # Errors
