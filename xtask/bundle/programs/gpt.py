@@ -13,6 +13,8 @@ import os
 import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# On a CPU: a job has no AMX (docs/limits.md), and a run without ckpt-run must compute the same bits.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 import torch.nn.functional as F
