@@ -2,6 +2,8 @@
 
 mod common;
 
+use procfs_core::FromRead as _;
+use procfs_core::process::Stat;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -73,9 +75,7 @@ fn agent_thread(pid: u32, field: &str) -> Option<String> {
 }
 
 fn start_time(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
-    let (_, fields) = stat.rsplit_once(')').expect("a name");
-    fields.split_whitespace().nth(19).expect("a start time").parse().expect("a number")
+    Stat::from_file(format!("/proc/{pid}/stat")).expect("a process").starttime
 }
 
 #[test]

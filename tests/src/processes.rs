@@ -1,7 +1,8 @@
 //! What `/proc` says about processes.
 
+use procfs_core::process::Stat;
+use procfs_core::{FromRead, ProcError};
 use std::fs;
-use std::io::ErrorKind;
 
 /// The state of a process, the letter in `/proc/PID/stat`; `None` if there is no such process.
 ///
@@ -9,10 +10,11 @@ use std::io::ErrorKind;
 /// When the file cannot be read for another reason.
 #[must_use]
 pub fn state(pid: i32) -> Option<char> {
-    match fs::read_to_string(format!("/proc/{pid}/stat")) {
-        // The name of the program comes before the state, and may contain parentheses.
-        Ok(stat) => stat.rsplit_once(") ").and_then(|(_, fields)| fields.chars().next()),
-        Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(3) => None,
+    match Stat::from_file(format!("/proc/{pid}/stat")) {
+        Ok(stat) => Some(stat.state),
+        Err(ProcError::NotFound(_)) => None,
+        // ESRCH: the process ended between the opening and the reading.
+        Err(ProcError::Io(error, _)) if error.raw_os_error() == Some(3) => None,
         Err(error) => panic!("/proc/{pid}/stat: {error}"),
     }
 }

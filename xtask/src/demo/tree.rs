@@ -6,6 +6,8 @@ use std::fs;
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result};
+use procfs_core::FromRead as _;
+use procfs_core::process::Stat;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A process, told from a later one with the same number by the time of its start.
@@ -35,20 +37,9 @@ impl Handle {
 
 impl Proc {
     fn read(pid: u32) -> Option<Self> {
-        Self::parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-    }
-
-    /// Reads a line of `/proc/PID/stat`, see proc_pid_stat(5). The name may itself hold spaces and brackets.
-    fn parse(pid: u32, stat: &str) -> Option<Self> {
-        let (head, rest) = stat.rsplit_once(") ")?;
-        let fields: Vec<&str> = rest.split_whitespace().collect();
-        Some(Self {
-            pid,
-            parent: fields.get(1)?.parse().ok()?,
-            start_ticks: fields.get(19)?.parse().ok()?,
-            name: head.split_once('(')?.1.to_owned(),
-            state: fields.first()?.chars().next()?,
-        })
+        let stat = Stat::from_file(format!("/proc/{pid}/stat")).ok()?;
+        let parent = stat.ppid.try_into().ok()?;
+        Some(Self { pid, parent, start_ticks: stat.starttime, name: stat.comm, state: stat.state })
     }
 
     /// Holds the process by descriptor, if it is still there.
@@ -101,9 +92,20 @@ mod tests {
 
     #[test]
     fn reads_a_name_with_brackets() {
-        let stat = format!("7 (a) b (c) S 3 {} 99 0 0\n", ["0"; 17].join(" "));
-        let proc = Proc::parse(7, &stat).unwrap();
-        assert_eq!((proc.parent, proc.start_ticks, proc.name.as_str(), proc.state), (3, 99, "a) b (c", 'S'));
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("a) b (c");
+        fs::copy("/bin/sleep", &program).unwrap();
+        // A thread of this process that forks meanwhile may hold the copy open for writing.
+        let mut child = loop {
+            match Command::new(&program).arg("60").spawn() {
+                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
+                spawned => break spawned.unwrap(),
+            }
+        };
+        let proc = Proc::read(child.id()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((proc.parent, proc.name.as_str()), (std::process::id(), "a) b (c"));
     }
 
     #[test]
