@@ -89,8 +89,8 @@ impl Handover {
         }
     }
 
-    /// Publishes the record for other machines, whoever owned the job before. An error is only reported: the snapshots
-    /// are there without the record.
+    /// Publishes the record for other machines, even if another launcher owned the job before. An error is only logged:
+    /// the snapshots exist without the record.
     pub fn claim(&self, record: &JobRecord) {
         // Other machines do not need the command, and the record is not encrypted.
         let record = JobRecord { cwd: String::new(), argv: Vec::new(), ..record.clone() };

@@ -291,8 +291,8 @@ fn asked_handle_types(id: Id) -> Option<u32> {
     }
 }
 
-/// What the program is told of memory of its own at an address, instead of what the driver would say of it by now:
-/// that it can be exported, and how it is numbered since it was recreated.
+/// A pointer attribute of the program's own memory as it was when the program created the memory. The driver would answer
+/// for the recreated memory: other handle types, another buffer ID.
 pub(crate) fn attribute(address: CUdeviceptr, attribute: CUpointer_attribute) -> Option<u64> {
     use sys::CUpointer_attribute as Attribute;
     const HANDLE_TYPES: CUpointer_attribute =
