@@ -7,10 +7,9 @@ use ckpt_protocol::agent::{FromAgent, Hello, PROTOCOL_VERSION, ToAgent};
 use ckpt_protocol::frame::FrameError;
 use thiserror::Error;
 
-use super::gpu::Gpu;
 use super::main_thread;
-use crate::cuda::Delivered;
 use crate::cuda::activity::Activity;
+use crate::cuda::{Delivered, Gpu};
 use crate::link::{self, Conversation, Link, describe};
 use crate::process;
 use crate::socket::Socket;

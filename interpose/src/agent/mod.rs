@@ -30,7 +30,6 @@
 //! agent ends as soon as the main thread has ended, or as soon as the state is back.
 
 mod conversation;
-mod gpu;
 mod main_thread;
 mod serve;
 #[cfg(test)]
@@ -93,7 +92,9 @@ extern "C" fn thread_main(_: *mut c_void) -> *mut c_void {
     unsafe { libc::pthread_detach(this) };
     // SAFETY: PR_SET_NAME reads a NUL-terminated string of at most 16 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"ckpt-agent".as_ptr()) };
-    let life = || launcher::address().map_or(End::Silent, |address| serve(address, &mut cuda::Gpu::new()));
+    let life = || {
+        launcher::address().map_or(End::Silent, |address| serve(address, &mut cuda::ProcessGpu::default()))
+    };
     if !catch_unwind(life).is_ok_and(|end| end == End::MainThread) {
         launcher::silence();
     }

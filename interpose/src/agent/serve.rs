@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use super::conversation::{Absence, Found, Hangup, converse};
-use super::gpu::Gpu;
 use super::main_thread;
+use crate::cuda::Gpu;
 use crate::socket::{Address, Socket};
 use crate::{fork, process};
 

@@ -14,10 +14,9 @@ use std::time::Duration;
 use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, PROTOCOL_VERSION, ToAgent};
 use ckpt_protocol::{descriptors, frame};
 
-use super::gpu::Gpu;
 use super::serve::{End, LONGEST_POLL_INTERVAL, serve};
 use crate::cuda::activity::Activity;
-use crate::cuda::{AttachError, CaptureError, Delivered, DetachError};
+use crate::cuda::{AttachError, CaptureError, Delivered, DetachError, Gpu};
 use crate::link::Link;
 use crate::socket::Address;
 

@@ -61,8 +61,11 @@ mod taint;
 mod testing;
 mod unknown_entry_points;
 
+#[cfg(test)]
 pub use capture::CaptureError;
-pub use checkpoint::{AttachError, Delivered, DetachError, Gpu};
+#[cfg(test)]
+pub use checkpoint::{AttachError, DetachError};
+pub use checkpoint::{Delivered, Gpu, ProcessGpu};
 
 /// Lets the library stand in front of the driver: from the constructor.
 pub fn activate() {

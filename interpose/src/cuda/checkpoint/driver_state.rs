@@ -21,8 +21,9 @@ use crate::cuda::driver::{self, DriverError, check};
 use crate::cuda::driver_support::UnsupportedDriver;
 use crate::cuda::faults;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum DriverState {
+    #[default]
     Running,
     Locked,
     Checkpointed,

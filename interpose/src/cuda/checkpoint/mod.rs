@@ -38,6 +38,7 @@ use ckpt_protocol::agent::{Capture, GpuReport};
 use cuda_abi::sys;
 use cuda_abi::types::CUstreamCaptureMode;
 
+use super::activity::{self, Activity};
 use super::capture::{CaptureError, Mirror};
 use super::driver::DriverError;
 use super::memory::offload::{self, Owner};
@@ -78,8 +79,56 @@ fn enter(phase: Phase) {
 /// The polling interval for the end of a stream capture.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// The state of a process on its GPUs, as far as the agent has to do with it; tests replace it.
+pub trait Gpu {
+    /// See [`activity::read`].
+    fn activity(&self) -> Activity;
+
+    /// How large the mirror has to be for what is on the devices now, in bytes.
+    fn mirror_bytes(&mut self) -> u64;
+
+    /// Maps and pins the mirror.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    fn stage(&mut self, mirror: Delivered) -> Result<(), CaptureError>;
+
+    /// The mirror is not used until it is staged again.
+    fn unstage(&mut self);
+
+    /// Whether the state is off the GPU.
+    fn is_detached(&self) -> bool;
+
+    /// Takes the state off the GPU; nothing for a process that has none. With `park`, device memory is handed to the
+    /// launcher rather than released.
+    ///
+    /// # Errors
+    /// Why the process cannot be dumped now; unless it is lost, it runs on as before.
+    fn detach(
+        &mut self,
+        attempt: u64,
+        timeout: Duration,
+        park: bool,
+        link: &mut dyn Link,
+    ) -> Result<Option<GpuReport>, DetachError>;
+
+    /// Undoes what has been done of [`Gpu::detach`], and opens the gate.
+    ///
+    /// # Errors
+    /// The process's GPU state is lost.
+    fn undo(&mut self, link: &mut dyn Link) -> Result<(), AttachError>;
+
+    /// Brings the state back, in the process that was detached or in one restored from its image; returns how many
+    /// bytes were copied back.
+    ///
+    /// # Errors
+    /// The process's GPU state is lost.
+    fn attach(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError>;
+}
+
 /// The state of this process on its GPUs, which the agent detaches and attaches.
-pub struct Gpu {
+#[derive(Default)]
+pub struct ProcessGpu {
     driver: DriverState,
     /// The current mirror, from its staging to its release.
     mirror: Option<PinnedMirror>,
@@ -95,31 +144,18 @@ pub struct Gpu {
     captures: u64,
 }
 
-impl Gpu {
-    /// Of a process that has just begun.
-    pub fn new() -> Self {
-        Self {
-            driver: DriverState::Running,
-            mirror: None,
-            kept: None,
-            stale: Vec::new(),
-            mirror_id: 0,
-            captures: 0,
-        }
+impl Gpu for ProcessGpu {
+    fn activity(&self) -> Activity {
+        activity::read()
     }
 
-    /// How large the mirror has to be for what is on the devices now, in bytes.
-    pub fn mirror_bytes(&mut self) -> u64 {
+    fn mirror_bytes(&mut self) -> u64 {
         // A process that will be refused needs none.
         let can_be_saved = is_started() && phase() == Phase::Running && driver_support::check().is_ok();
         if can_be_saved { placement::place(&mut registry()) } else { 0 }
     }
 
-    /// Maps and pins the mirror.
-    ///
-    /// # Errors
-    /// It cannot be mapped.
-    pub fn stage(&mut self, mirror: Delivered) -> Result<(), CaptureError> {
+    fn stage(&mut self, mirror: Delivered) -> Result<(), CaptureError> {
         self.unstage();
         relax();
         if mirror.id != self.mirror_id {
@@ -142,30 +178,18 @@ impl Gpu {
         Ok(())
     }
 
-    /// The mirror is not used until it is staged again.
-    pub fn unstage(&mut self) {
+    fn unstage(&mut self) {
         match self.mirror.take() {
             Some(mirror) if mirror.mirror.is_pinned() => self.stale.extend(self.kept.replace(mirror)),
             other => self.stale.extend(other),
         }
     }
 
-    /// Leaks the mirrors, so that the driver is not called again: a locked driver would block forever.
-    fn abandon(&mut self) {
-        std::mem::forget((self.mirror.take(), self.kept.take(), std::mem::take(&mut self.stale)));
-    }
-
-    /// Whether the state is off the GPU.
-    pub fn is_detached(&self) -> bool {
+    fn is_detached(&self) -> bool {
         phase() == Phase::Detached
     }
 
-    /// Takes the state off the GPU; nothing for a process that has none. With `park`, device memory is handed to the
-    /// launcher rather than released.
-    ///
-    /// # Errors
-    /// Why the process cannot be dumped now; unless it is lost, it runs on as before.
-    pub fn detach(
+    fn detach(
         &mut self,
         attempt: u64,
         timeout: Duration,
@@ -202,11 +226,7 @@ impl Gpu {
         }
     }
 
-    /// Undoes what has been done of [`Gpu::detach`], and opens the gate.
-    ///
-    /// # Errors
-    /// The process's GPU state is lost.
-    pub fn undo(&mut self, link: &mut dyn Link) -> Result<(), AttachError> {
+    fn undo(&mut self, link: &mut dyn Link) -> Result<(), AttachError> {
         match self.bring_back(None, link) {
             Ok(_) => {
                 self.unstage();
@@ -220,6 +240,33 @@ impl Gpu {
                 Err(error)
             }
         }
+    }
+
+    fn attach(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
+        match phase() {
+            Phase::Running => return Ok(0),
+            Phase::Detached => {}
+            Phase::Lost => return Err(AttachError::Lost),
+        }
+        faults::hit("attach-begun");
+        let attached = self.bring_back(delivered, link);
+        if attached.is_ok() {
+            self.mirror = None;
+            faults::hit("attach-done");
+            enter(Phase::Running);
+            gate::open();
+        } else {
+            self.abandon();
+            enter(Phase::Lost);
+        }
+        attached
+    }
+}
+
+impl ProcessGpu {
+    /// Leaks the mirrors, so that the driver is not called again: a locked driver would block forever.
+    fn abandon(&mut self) {
+        std::mem::forget((self.mirror.take(), self.kept.take(), std::mem::take(&mut self.stale)));
     }
 
     /// Runs behind the closed gate, so that no call can add an obstacle meanwhile.
@@ -327,31 +374,6 @@ impl Gpu {
         let (mirror, number, written) = (self.mirror_id, self.captures, captured.written);
         report.capture = Some(Box::new(Capture { mirror, number, written }));
         Ok(())
-    }
-
-    /// Brings the state back, in the process that was detached or in one restored from its image; returns how many
-    /// bytes were copied back.
-    ///
-    /// # Errors
-    /// The process's GPU state is lost.
-    pub fn attach(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
-        match phase() {
-            Phase::Running => return Ok(0),
-            Phase::Detached => {}
-            Phase::Lost => return Err(AttachError::Lost),
-        }
-        faults::hit("attach-begun");
-        let attached = self.bring_back(delivered, link);
-        if attached.is_ok() {
-            self.mirror = None;
-            faults::hit("attach-done");
-            enter(Phase::Running);
-            gate::open();
-        } else {
-            self.abandon();
-            enter(Phase::Lost);
-        }
-        attached
     }
 
     /// Undoes the steps that were done. The mirror is mapped if memory has to be copied back.
