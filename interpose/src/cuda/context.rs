@@ -21,6 +21,7 @@ use cuda_abi::sys::{CUctxCreateParams, CUdevResourceDesc, CUexecAffinityParam, C
 use cuda_abi::types::{CUcontext, CUdevice, CUresult};
 
 use super::driver;
+use super::handler::handlers;
 use crate::cuda::activation::is_started;
 use crate::cuda::result::SUCCESS;
 
@@ -36,6 +37,9 @@ enum ContextKind {
         green: usize,
     },
 }
+
+/// As the program makes one.
+const MADE: ContextKind = ContextKind::Own { uses: 1 };
 
 struct KnownContext {
     context: usize,
@@ -106,7 +110,7 @@ pub(crate) fn current() -> Option<(CUcontext, c_int)> {
         return None;
     }
     let is_primary = ask_for_primary(device) == Some(context as usize);
-    note(context, device, if is_primary { ContextKind::Primary } else { ContextKind::Own { uses: 1 } });
+    note(context, device, if is_primary { ContextKind::Primary } else { MADE });
     Some((context, device))
 }
 
@@ -257,216 +261,132 @@ unsafe fn noted(result: CUresult, out: *mut CUcontext, device: c_int, kind: Cont
     result
 }
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuCtxCreate_v2(
-    real: unsafe extern "C" fn(*mut CUcontext, c_uint, CUdevice) -> CUresult,
-    out: *mut CUcontext,
-    flags: c_uint,
-    device: CUdevice,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, flags, device) };
-    // SAFETY: as above.
-    unsafe { noted(result, out, device, ContextKind::Own { uses: 1 }) }
-}
-
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuCtxCreate_v3(
-    real: unsafe extern "C" fn(*mut CUcontext, *mut CUexecAffinityParam, c_int, c_uint, CUdevice) -> CUresult,
-    out: *mut CUcontext,
-    parameters: *mut CUexecAffinityParam,
-    count: c_int,
-    flags: c_uint,
-    device: CUdevice,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, parameters, count, flags, device) };
-    // SAFETY: as above.
-    unsafe { noted(result, out, device, ContextKind::Own { uses: 1 }) }
-}
-
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuCtxCreate_v4(
-    real: unsafe extern "C" fn(*mut CUcontext, *mut CUctxCreateParams, c_uint, CUdevice) -> CUresult,
-    out: *mut CUcontext,
-    parameters: *mut CUctxCreateParams,
-    flags: c_uint,
-    device: CUdevice,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, parameters, flags, device) };
-    // SAFETY: as above.
-    unsafe { noted(result, out, device, ContextKind::Own { uses: 1 }) }
-}
-
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuCtxDestroy_v2(
-    real: unsafe extern "C" fn(CUcontext) -> CUresult,
-    context: CUcontext,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(context) };
-    if result == SUCCESS && is_started() {
-        removed(context as usize);
+handlers! {
+    fn cuCtxCreate_v2(out: *mut CUcontext, flags: c_uint, device: CUdevice) |call| {
+        // SAFETY: the caller's out parameter.
+        unsafe { noted(call(), out, device, MADE) }
     }
-    result
-}
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuCtxAttach(
-    real: unsafe extern "C" fn(*mut CUcontext, c_uint) -> CUresult,
-    out: *mut CUcontext,
-    flags: c_uint,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, flags) };
-    // What is attached to is the thread's own: here it is noted if it was not yet.
-    if result == SUCCESS
-        && is_started()
-        && let Some((context, _)) = current()
-        && let Some(KnownContext { kind: ContextKind::Own { uses }, .. }) = contexts().find(context as usize)
-    {
-        *uses += 1;
+    fn cuCtxCreate_v3(
+        out: *mut CUcontext, parameters: *mut CUexecAffinityParam, count: c_int, flags: c_uint,
+        device: CUdevice
+    ) |call| {
+        // SAFETY: the caller's out parameter.
+        unsafe { noted(call(), out, device, MADE) }
     }
-    result
-}
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuCtxDetach(
-    real: unsafe extern "C" fn(CUcontext) -> CUresult,
-    context: CUcontext,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(context) };
-    if result != SUCCESS || !is_started() {
-        return result;
+    fn cuCtxCreate_v4(
+        out: *mut CUcontext, parameters: *mut CUctxCreateParams, flags: c_uint, device: CUdevice
+    ) |call| {
+        // SAFETY: the caller's out parameter.
+        unsafe { noted(call(), out, device, MADE) }
     }
-    let left = contexts().find(context as usize).and_then(|known| match &mut known.kind {
-        ContextKind::Own { uses } => {
-            *uses = uses.saturating_sub(1);
-            Some(*uses)
+
+    fn cuCtxDestroy_v2(context: CUcontext) |call| {
+        let result = call();
+        if result == SUCCESS && is_started() {
+            removed(context as usize);
         }
-        _ => None,
-    });
-    if left == Some(0) {
-        removed(context as usize);
+        result
     }
-    result
-}
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuDevicePrimaryCtxRetain(
-    real: unsafe extern "C" fn(*mut CUcontext, CUdevice) -> CUresult,
-    out: *mut CUcontext,
-    device: CUdevice,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, device) };
-    // SAFETY: as above.
-    unsafe { noted(result, out, device, ContextKind::Primary) }
-}
-
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuDevicePrimaryCtxRelease_v2(
-    real: unsafe extern "C" fn(CUdevice) -> CUresult,
-    device: CUdevice,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(device) };
-    if result == SUCCESS && is_started() {
-        primary_given_back(device);
+    fn cuCtxAttach(out: *mut CUcontext, flags: c_uint) |call| {
+        let result = call();
+        // What is attached to is the thread's own: here it is noted if it was not yet.
+        if result == SUCCESS
+            && is_started()
+            && let Some((context, _)) = current()
+            && let Some(KnownContext { kind: ContextKind::Own { uses }, .. }) =
+                contexts().find(context as usize)
+        {
+            *uses += 1;
+        }
+        result
     }
-    result
-}
 
-/// What is in the context goes; the context itself stays as long as it is retained (CUDA driver API reference,
-/// cuDevicePrimaryCtxReset).
-///
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuDevicePrimaryCtxReset_v2(
-    real: unsafe extern "C" fn(CUdevice) -> CUresult,
-    device: CUdevice,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(device) };
-    let primary = (result == SUCCESS && is_started()).then(|| contexts().primary_of(device)).flatten();
-    if let Some(context) = primary {
-        contents_removed(context);
-        primary_given_back(device);
+    fn cuCtxDetach(context: CUcontext) |call| {
+        let result = call();
+        if result == SUCCESS && is_started() {
+            let mut contexts = contexts();
+            if let Some(KnownContext { kind: ContextKind::Own { uses }, .. }) =
+                contexts.find(context as usize)
+            {
+                *uses = uses.saturating_sub(1);
+                if *uses == 0 {
+                    drop(contexts);
+                    removed(context as usize);
+                }
+            }
+        }
+        result
     }
-    result
-}
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuGreenCtxCreate(
-    real: unsafe extern "C" fn(*mut CUgreenCtx, CUdevResourceDesc, CUdevice, c_uint) -> CUresult,
-    out: *mut CUgreenCtx,
-    resources: CUdevResourceDesc,
-    device: CUdevice,
-    flags: c_uint,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, resources, device, flags) };
-    if result == SUCCESS && is_started() && !out.is_null() {
-        // SAFETY: the driver has written it.
-        let green = unsafe { *out } as usize;
-        contexts().green.push((green, device));
-        // It has retained the primary context, which may not be recorded yet.
-        if let Some(primary) = ask_for_primary(device) {
-            note(primary as CUcontext, device, ContextKind::Primary);
+    fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, device: CUdevice) |call| {
+        // SAFETY: the caller's out parameter.
+        unsafe { noted(call(), out, device, ContextKind::Primary) }
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) |call| {
+        let result = call();
+        if result == SUCCESS && is_started() {
+            primary_given_back(device);
+        }
+        result
+    }
+
+    /// What is in the context goes; the context itself stays as long as it is retained (CUDA driver API reference,
+    /// cuDevicePrimaryCtxReset).
+    fn cuDevicePrimaryCtxReset_v2(device: CUdevice) |call| {
+        let result = call();
+        let primary = (result == SUCCESS && is_started()).then(|| contexts().primary_of(device)).flatten();
+        if let Some(context) = primary {
+            contents_removed(context);
+            primary_given_back(device);
+        }
+        result
+    }
+
+    fn cuGreenCtxCreate(
+        out: *mut CUgreenCtx, resources: CUdevResourceDesc, device: CUdevice, flags: c_uint
+    ) |call| {
+        let result = call();
+        if result == SUCCESS && is_started() && !out.is_null() {
+            // SAFETY: the driver has written it.
+            let green = unsafe { *out } as usize;
+            contexts().green.push((green, device));
+            // It has retained the primary context, which may not be recorded yet.
+            if let Some(primary) = ask_for_primary(device) {
+                note(primary as CUcontext, device, ContextKind::Primary);
+            }
+        }
+        result
+    }
+
+    fn cuCtxFromGreenCtx(out: *mut CUcontext, green: CUgreenCtx) |call| {
+        let result = call();
+        let green = green as usize;
+        let device = contexts().green.iter().find(|(known, _)| *known == green).map(|(_, device)| *device);
+        match device {
+            // SAFETY: the caller's out parameter.
+            Some(device) => unsafe { noted(result, out, device, ContextKind::Green { green }) },
+            None => result,
         }
     }
-    result
-}
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuCtxFromGreenCtx(
-    real: unsafe extern "C" fn(*mut CUcontext, CUgreenCtx) -> CUresult,
-    out: *mut CUcontext,
-    green: CUgreenCtx,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, green) };
-    let green = green as usize;
-    let device = contexts().green.iter().find(|(known, _)| *known == green).map(|(_, device)| *device);
-    match device {
-        // SAFETY: as above.
-        Some(device) => unsafe { noted(result, out, device, ContextKind::Green { green }) },
-        None => result,
+    /// Memory and streams that were made in it stay (CUDA driver API reference, cuGreenCtxDestroy).
+    fn cuGreenCtxDestroy(green: CUgreenCtx) |call| {
+        let result = call();
+        if result != SUCCESS || !is_started() {
+            return result;
+        }
+        let green = green as usize;
+        let mut contexts = contexts();
+        contexts.known.retain(|known| known.kind != ContextKind::Green { green });
+        let place = contexts.green.iter().position(|(known, _)| *known == green);
+        let device = place.map(|place| contexts.green.swap_remove(place).1);
+        drop(contexts);
+        // It has given the primary context back.
+        device.into_iter().for_each(primary_given_back);
+        result
     }
-}
-
-/// Memory and streams that were made in it stay (CUDA driver API reference, cuGreenCtxDestroy).
-///
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuGreenCtxDestroy(
-    real: unsafe extern "C" fn(CUgreenCtx) -> CUresult,
-    green: CUgreenCtx,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(green) };
-    if result != SUCCESS || !is_started() {
-        return result;
-    }
-    let green = green as usize;
-    let mut contexts = contexts();
-    contexts.known.retain(|known| known.kind != ContextKind::Green { green });
-    let place = contexts.green.iter().position(|(known, _)| *known == green);
-    let device = place.map(|place| contexts.green.swap_remove(place).1);
-    drop(contexts);
-    // It has given the primary context back.
-    device.into_iter().for_each(primary_given_back);
-    result
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `activation`, `init` | whether the library is active; cuInit, from which on it takes part |
 //! | `entry_points`, `exports` | the index of entry points; one exported function for each |
-//! | `handlers` | names the handler of each intercepted call |
+//! | `handler`, `handlers` | the signature of a handler; which call has which handler |
 //! | `hooks`, `proc_address` | `dlsym` and cuGetProcAddress, by which programs find the driver's functions |
 //! | `real`, `substitute` | the driver's functions; which exported function replaces which of them |
 //! | `libc_symbols`, `elf` | the C library's `dlsym`; symbols of a loaded library without it |
@@ -43,6 +43,7 @@ mod entry_points;
 pub mod exports;
 mod faults;
 mod gate;
+mod handler;
 mod handlers;
 pub mod hooks;
 mod init;

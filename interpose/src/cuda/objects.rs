@@ -6,7 +6,7 @@
 //! Objects that belong to a context are removed with the context (CUDA driver API reference, cuCtxDestroy).
 
 use std::collections::BTreeMap;
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ckpt_protocol::agent::Counts;
@@ -15,10 +15,11 @@ use cuda_abi::types::*;
 
 use super::{context, driver, stream_capture, taint};
 use crate::cuda::activation::is_started;
+use crate::cuda::handler::handlers;
 use crate::cuda::result::SUCCESS;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum ObjectKind {
+pub(super) enum ObjectKind {
     Stream,
     Event,
     Module,
@@ -118,11 +119,6 @@ fn put(kind: ObjectKind, handle: usize, object: Object) {
     before.into_iter().for_each(ended);
 }
 
-/// A graph that the program has from the end of a capture.
-pub(super) fn captured(graph: CUgraph) {
-    note(ObjectKind::Graph, graph as usize, None);
-}
-
 /// An object that blocks a checkpoint as long as it lives.
 fn burden(kind: ObjectKind, handle: usize, call: &'static str) {
     if !is_started() {
@@ -140,7 +136,7 @@ fn burden(kind: ObjectKind, handle: usize, call: &'static str) {
 ///
 /// # Safety
 /// `out` is what the driver has written, if the call succeeded, or NULL; it is as large as a handle.
-unsafe fn made<T>(
+pub(super) unsafe fn made<T>(
     kind: ObjectKind,
     obstacle: Option<&'static str>,
     result: CUresult,
@@ -156,7 +152,7 @@ unsafe fn made<T>(
 }
 
 /// Removes an object while it is destroyed.
-fn destroyed(kind: ObjectKind, handle: usize, destroy: impl FnOnce() -> CUresult) -> CUresult {
+pub(super) fn destroyed(kind: ObjectKind, handle: usize, destroy: impl FnOnce() -> CUresult) -> CUresult {
     if !is_started() {
         return destroy();
     }
@@ -215,13 +211,6 @@ makers! {
     ) = Library;
     cuGraphCreate(out: *mut CUgraph, flags: c_uint) = Graph;
     cuGraphClone(out: *mut CUgraph, original: CUgraph) = Graph;
-    cuGraphInstantiate_v2(
-        out: *mut CUgraphExec, graph: CUgraph, node: *mut CUgraphNode, log: *mut c_char, bytes: usize
-    ) = GraphExec;
-    cuGraphInstantiateWithFlags(out: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) = GraphExec;
-    cuGraphInstantiateWithParams(
-        out: *mut CUgraphExec, graph: CUgraph, parameters: *mut CUDA_GRAPH_INSTANTIATE_PARAMS
-    ) = GraphExec;
     cuMemAllocManaged(out: *mut CUdeviceptr, bytes: usize, flags: c_uint)
         = ForeignMemory, "cuMemAllocManaged";
     cuImportExternalMemory(out: *mut CUexternalMemory, from: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC)
@@ -259,84 +248,9 @@ destroyers! {
     cuModuleUnload(CUmodule) = Module;
     cuLibraryUnload(CUlibrary) = Library;
     cuGraphDestroy(CUgraph) = Graph;
-    cuGraphExecDestroy(CUgraphExec) = GraphExec;
-    // For addresses that are not of memory of our own.
-    cuMemFree_v2(CUdeviceptr) = ForeignMemory;
     cuDestroyExternalMemory(CUexternalMemory) = ExternalMemory;
     cuMipmappedArrayDestroy(CUmipmappedArray) = ExternalArray;
     cuDestroyExternalSemaphore(CUexternalSemaphore) = ExternalSemaphore;
-}
-
-/// What the stream was capturing is dropped with it.
-///
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuStreamDestroy_v2(
-    real: unsafe extern "C" fn(CUstream) -> CUresult,
-    stream: CUstream,
-) -> CUresult {
-    let capture = if is_started() { stream_capture::take_capture(stream) } else { None };
-    // SAFETY: the parameters are those of our own caller.
-    let result = destroyed(ObjectKind::Stream, stream as usize, || unsafe { real(stream) });
-    if result != SUCCESS {
-        capture.into_iter().for_each(stream_capture::put_back);
-    }
-    result
-}
-
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuIpcGetEventHandle(
-    real: unsafe extern "C" fn(*mut CUipcEventHandle, CUevent) -> CUresult,
-    out: *mut CUipcEventHandle,
-    event: CUevent,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, event) };
-    if result == SUCCESS {
-        burden(ObjectKind::Event, event as usize, "cuIpcGetEventHandle");
-    }
-    result
-}
-
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuLibraryGetManaged(
-    real: unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUlibrary, *const c_char) -> CUresult,
-    address: *mut CUdeviceptr,
-    bytes: *mut usize,
-    library: CUlibrary,
-    name: *const c_char,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(address, bytes, library, name) };
-    if result == SUCCESS {
-        burden(ObjectKind::Library, library as usize, "cuLibraryGetManaged");
-    }
-    result
-}
-
-/// A module's managed variables are only known by their addresses.
-///
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuModuleGetGlobal_v2(
-    real: unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUmodule, *const c_char) -> CUresult,
-    address: *mut CUdeviceptr,
-    bytes: *mut usize,
-    module: CUmodule,
-    name: *const c_char,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(address, bytes, module, name) };
-    if result == SUCCESS && !address.is_null() {
-        // SAFETY: the driver has written it.
-        let address = unsafe { *address };
-        if is_managed(address) {
-            burden(ObjectKind::Module, module as usize, "cuModuleGetGlobal");
-        }
-    }
-    result
 }
 
 fn is_managed(address: CUdeviceptr) -> bool {
@@ -348,21 +262,56 @@ fn is_managed(address: CUdeviceptr) -> bool {
     result == SUCCESS && is_managed != 0
 }
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuStreamEndCapture(
-    real: unsafe extern "C" fn(CUstream, *mut CUgraph) -> CUresult,
-    stream: CUstream,
-    graph: *mut CUgraph,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(stream, graph) };
-    if result == SUCCESS && !graph.is_null() {
-        // SAFETY: the driver has written it.
-        captured(unsafe { *graph });
+handlers! {
+    /// What the stream was capturing is dropped with it.
+    fn cuStreamDestroy_v2(stream: CUstream) |call| {
+        let capture = if is_started() { stream_capture::take_capture(stream) } else { None };
+        let result = destroyed(ObjectKind::Stream, stream as usize, call);
+        if result != SUCCESS {
+            capture.into_iter().for_each(stream_capture::put_back);
+        }
+        result
     }
-    stream_capture::end_called(stream, result);
-    result
+
+    fn cuIpcGetEventHandle(out: *mut CUipcEventHandle, event: CUevent) |call| {
+        let result = call();
+        if result == SUCCESS {
+            burden(ObjectKind::Event, event as usize, "cuIpcGetEventHandle");
+        }
+        result
+    }
+
+    fn cuLibraryGetManaged(
+        address: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char
+    ) |call| {
+        let result = call();
+        if result == SUCCESS {
+            burden(ObjectKind::Library, library as usize, "cuLibraryGetManaged");
+        }
+        result
+    }
+
+    /// A module's managed variables are only known by their addresses.
+    fn cuModuleGetGlobal_v2(
+        address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char
+    ) |call| {
+        let result = call();
+        if result == SUCCESS && !address.is_null() {
+            // SAFETY: the driver has written it.
+            let address = unsafe { *address };
+            if is_managed(address) {
+                burden(ObjectKind::Module, module as usize, "cuModuleGetGlobal");
+            }
+        }
+        result
+    }
+
+    fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) |call| {
+        // SAFETY: the caller's out parameter.
+        let result = unsafe { made(ObjectKind::Graph, None, call(), graph) };
+        stream_capture::end_called(stream, result);
+        result
+    }
 }
 
 #[cfg(test)]

@@ -8,54 +8,11 @@ use cuda_abi::sys::{self, CUuuid};
 use cuda_abi::types::{CUdriverProcAddressQueryResult, CUresult};
 use cuda_abi::{Lookup, lookup};
 
+use super::handler::handlers;
 use super::{substitute, unknown_entry_points};
 use crate::cuda::result::SUCCESS;
 
 const PER_THREAD: u64 = sys::CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM as u64;
-
-type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> CUresult;
-type GetProcAddressV2 = unsafe extern "C" fn(
-    *const c_char,
-    *mut *mut c_void,
-    c_int,
-    u64,
-    *mut CUdriverProcAddressQueryResult,
-) -> CUresult;
-
-/// The form of before CUDA 12.
-///
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuGetProcAddress(
-    real: GetProcAddress,
-    symbol: *const c_char,
-    out: *mut *mut c_void,
-    version: c_int,
-    flags: u64,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(symbol, out, version, flags) };
-    // SAFETY: as above.
-    unsafe { exchange(result, symbol, out, version, flags) }
-}
-
-/// The form with a status.
-///
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuGetProcAddress_v2(
-    real: GetProcAddressV2,
-    symbol: *const c_char,
-    out: *mut *mut c_void,
-    version: c_int,
-    flags: u64,
-    status: *mut CUdriverProcAddressQueryResult,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(symbol, out, version, flags, status) };
-    // SAFETY: as above.
-    unsafe { exchange(result, symbol, out, version, flags) }
-}
 
 /// Puts our function in the place of the driver's that was handed out. What it is, its address says; where the
 /// driver hands out another address than its symbol table has, the driver's own rule does.
@@ -95,22 +52,31 @@ unsafe fn exchange(
 /// The private tables that the program has asked for, as a diagnostic.
 static TABLES: [AtomicPtr<CUuuid>; 32] = [const { AtomicPtr::new(null_mut()) }; 32];
 
-/// Passes the call on, since the tables cannot be replaced; records that the program has asked for them.
-///
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuGetExportTable(
-    real: unsafe extern "C" fn(*mut *const c_void, *const CUuuid) -> CUresult,
-    table: *mut *const c_void,
-    id: *const CUuuid,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(table, id) };
-    if result == SUCCESS && !id.is_null() {
-        // SAFETY: the driver has read it.
-        note_table(unsafe { *id });
+handlers! {
+    /// The form of before CUDA 12.
+    fn cuGetProcAddress(symbol: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) |call| {
+        // SAFETY: the parameters are those of our own caller.
+        unsafe { exchange(call(), symbol, out, version, flags) }
     }
-    result
+
+    /// The form with a status.
+    fn cuGetProcAddress_v2(
+        symbol: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64,
+        status: *mut CUdriverProcAddressQueryResult
+    ) |call| {
+        // SAFETY: the parameters are those of our own caller.
+        unsafe { exchange(call(), symbol, out, version, flags) }
+    }
+
+    /// Passes the call on, since the tables cannot be replaced; records that the program has asked for them.
+    fn cuGetExportTable(table: *mut *const c_void, id: *const CUuuid) |call| {
+        let result = call();
+        if result == SUCCESS && !id.is_null() {
+            // SAFETY: the driver has read it.
+            note_table(unsafe { *id });
+        }
+        result
+    }
 }
 
 fn note_table(id: CUuuid) {

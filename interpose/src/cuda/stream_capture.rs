@@ -9,6 +9,7 @@ use cuda_abi::sys::{self, CUgraphEdgeData, CUgraphRecaptureCallback};
 use cuda_abi::types::{CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 use super::driver;
+use super::handler::handlers;
 use crate::cuda::result::SUCCESS;
 
 /// `CU_STREAM_PER_THREAD` (CUDA driver API reference, "Stream synchronization behavior").
@@ -129,69 +130,28 @@ pub(super) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuStreamBeginCapture(
-    real: unsafe extern "C" fn(CUstream) -> CUresult,
-    stream: CUstream,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    begins(stream, unsafe { real(stream) })
-}
+handlers! {
+    fn cuStreamBeginCapture(stream: CUstream) |call| {
+        begins(stream, call())
+    }
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuStreamBeginCapture_v2(
-    real: unsafe extern "C" fn(CUstream, CUstreamCaptureMode) -> CUresult,
-    stream: CUstream,
-    mode: CUstreamCaptureMode,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    begins(stream, unsafe { real(stream, mode) })
-}
+    fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) |call| {
+        begins(stream, call())
+    }
 
-type BeginCaptureToGraph = unsafe extern "C" fn(
-    CUstream,
-    CUgraph,
-    *const CUgraphNode,
-    *const CUgraphEdgeData,
-    usize,
-    CUstreamCaptureMode,
-) -> CUresult;
+    fn cuStreamBeginCaptureToGraph(
+        stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const CUgraphEdgeData,
+        count: usize, mode: CUstreamCaptureMode
+    ) |call| {
+        begins(stream, call())
+    }
 
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuStreamBeginCaptureToGraph(
-    real: BeginCaptureToGraph,
-    stream: CUstream,
-    graph: CUgraph,
-    dependencies: *const CUgraphNode,
-    edges: *const CUgraphEdgeData,
-    count: usize,
-    mode: CUstreamCaptureMode,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    begins(stream, unsafe { real(stream, graph, dependencies, edges, count, mode) })
-}
-
-/// # Safety
-/// As for the driver's.
-pub(super) unsafe fn cuStreamBeginRecaptureToGraph(
-    real: unsafe extern "C" fn(
-        CUstream,
-        CUstreamCaptureMode,
-        CUgraph,
-        CUgraphRecaptureCallback,
-        *mut c_void,
-    ) -> CUresult,
-    stream: CUstream,
-    mode: CUstreamCaptureMode,
-    graph: CUgraph,
-    callback: CUgraphRecaptureCallback,
-    data: *mut c_void,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    begins(stream, unsafe { real(stream, mode, graph, callback, data) })
+    fn cuStreamBeginRecaptureToGraph(
+        stream: CUstream, mode: CUstreamCaptureMode, graph: CUgraph, callback: CUgraphRecaptureCallback,
+        data: *mut c_void
+    ) |call| {
+        begins(stream, call())
+    }
 }
 
 /// Updates the record of a capture after a call that was to end it.

@@ -21,6 +21,7 @@ use super::peer;
 use super::reclaim::make_room;
 use super::slab::Slabs;
 use crate::cuda::activation::is_started;
+use crate::cuda::handler::handlers;
 use crate::cuda::result::{OUT_OF_MEMORY, SUCCESS};
 use crate::cuda::{context, driver, sticky, stream_capture};
 
@@ -259,81 +260,58 @@ pub(super) fn synchronize() -> CUresult {
     unsafe { driver::cuCtxSynchronize() }
 }
 
-type AllocPitch = unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, usize, usize, c_uint) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemAlloc_v2(
-    real: unsafe extern "C" fn(*mut CUdeviceptr, usize) -> CUresult,
-    out: *mut CUdeviceptr,
-    bytes: usize,
-) -> CUresult {
-    let owner = if out.is_null() || bytes == 0 { None } else { owner() };
-    if let Some(owner) = owner
-        && permitted().is_ok()
-        && let Ok(address) = allocate(owner, bytes as u64)
-    {
-        // SAFETY: the caller's out parameter, which is not NULL.
-        unsafe { out.write(address) };
-        return SUCCESS;
-    }
-    // SAFETY: the parameters are those of our own caller.
-    unsafe { real(out, bytes) }
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemAllocPitch_v2(
-    real: AllocPitch,
-    out: *mut CUdeviceptr,
-    pitch_out: *mut usize,
-    width_bytes: usize,
-    height: usize,
-    element_bytes: c_uint,
-) -> CUresult {
-    let is_valid = !out.is_null() && !pitch_out.is_null() && width_bytes > 0 && height > 0;
-    let owner = if is_valid && matches!(element_bytes, 4 | 8 | 16) { owner() } else { None };
-    if let Some(owner) = owner
-        && let Some((pitch, bytes)) = pitched(owner.device, width_bytes, height)
-        && permitted().is_ok()
-        && let Ok(address) = allocate(owner, bytes)
-    {
-        // SAFETY: the caller's out parameter, which is not NULL.
-        unsafe { out.write(address) };
-        // SAFETY: as above.
-        unsafe { pitch_out.write(pitch) };
-        return SUCCESS;
-    }
-    // SAFETY: the parameters are those of our own caller.
-    unsafe { real(out, pitch_out, width_bytes, height, element_bytes) }
-}
-
 /// The pitch of rows on a device, and the length of so many.
 fn pitched(device: c_int, width_bytes: usize, height: usize) -> Option<(usize, u64)> {
     let pitch = (width_bytes as u64).checked_next_multiple_of(Device::of(device)?.pitch)?;
     Some((usize::try_from(pitch).ok()?, pitch.checked_mul(height as u64)?))
 }
 
-/// Slabs that nothing is in count as free: they are given back before an allocation fails.
-///
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemGetInfo_v2(
-    real: unsafe extern "C" fn(*mut usize, *mut usize) -> CUresult,
-    free: *mut usize,
-    total: *mut usize,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(free, total) };
-    if result == SUCCESS
-        && !free.is_null()
-        && let Some(owner) = owner()
-    {
-        let idle_bytes = arena().slabs.get(&owner.device).map_or(0, Slabs::empty_bytes);
-        // SAFETY: the caller's out parameter, which the driver has written to.
-        let free_bytes = unsafe { free.read() };
-        // SAFETY: as above.
-        unsafe { free.write(free_bytes.saturating_add(idle_bytes as usize)) };
+handlers! {
+    fn cuMemAlloc_v2(out: *mut CUdeviceptr, bytes: usize) |call| {
+        let owner = if out.is_null() || bytes == 0 { None } else { owner() };
+        if let Some(owner) = owner
+            && permitted().is_ok()
+            && let Ok(address) = allocate(owner, bytes as u64)
+        {
+            // SAFETY: the caller's out parameter, which is not NULL.
+            unsafe { out.write(address) };
+            return SUCCESS;
+        }
+        call()
     }
-    result
+
+    fn cuMemAllocPitch_v2(
+        out: *mut CUdeviceptr, pitch_out: *mut usize, width_bytes: usize, height: usize, element_bytes: c_uint
+    ) |call| {
+        let is_valid = !out.is_null() && !pitch_out.is_null() && width_bytes > 0 && height > 0;
+        let owner = if is_valid && matches!(element_bytes, 4 | 8 | 16) { owner() } else { None };
+        if let Some(owner) = owner
+            && let Some((pitch, bytes)) = pitched(owner.device, width_bytes, height)
+            && permitted().is_ok()
+            && let Ok(address) = allocate(owner, bytes)
+        {
+            // SAFETY: the caller's out parameter, which is not NULL.
+            unsafe { out.write(address) };
+            // SAFETY: as above.
+            unsafe { pitch_out.write(pitch) };
+            return SUCCESS;
+        }
+        call()
+    }
+
+    /// Slabs that nothing is in count as free: they are given back before an allocation fails.
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |call| {
+        let result = call();
+        if result == SUCCESS
+            && !free.is_null()
+            && let Some(owner) = owner()
+        {
+            let idle_bytes = arena().slabs.get(&owner.device).map_or(0, Slabs::empty_bytes);
+            // SAFETY: the caller's out parameter, which the driver has written to.
+            let free_bytes = unsafe { free.read() };
+            // SAFETY: as above.
+            unsafe { free.write(free_bytes.saturating_add(idle_bytes as usize)) };
+        }
+        result
+    }
 }

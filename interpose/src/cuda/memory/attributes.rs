@@ -13,6 +13,7 @@ use cuda_abi::types::{CUdeviceptr, CUpointer_attribute, CUresult};
 use super::arena::{self, Allocation};
 use super::{ipc, physical, pool, vmm};
 use crate::cuda::activation::is_started;
+use crate::cuda::handler::handlers;
 use crate::cuda::result::SUCCESS;
 
 /// An address at which no memory is ever allocated.
@@ -146,111 +147,92 @@ unsafe fn overwrite(data: *mut c_void, value: &Value) {
     }
 }
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuPointerGetAttribute(
-    real: unsafe extern "C" fn(*mut c_void, CUpointer_attribute, CUdeviceptr) -> CUresult,
-    data: *mut c_void,
-    attribute: CUpointer_attribute,
-    address: CUdeviceptr,
-) -> CUresult {
-    let (known, asked) = inspect(address);
-    let value = value_of(address, known.as_ref(), attribute);
-    if let Some(value @ Value::Long(_)) = &value
-        && !data.is_null()
-    {
-        // SAFETY: the caller's out parameter for this attribute.
-        unsafe { overwrite(data, value) };
-        return SUCCESS;
-    }
-    // SAFETY: the parameters are those of our own caller, or an address that is none.
-    let result = unsafe { real(data, attribute, asked) };
-    if let (SUCCESS, Some(value)) = (result, &value) {
-        // SAFETY: the driver has just written to it.
-        unsafe { overwrite(data, value) };
-    }
-    result
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuPointerGetAttributes(
-    real: unsafe extern "C" fn(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr) -> CUresult,
-    count: c_uint,
-    attributes: *mut CUpointer_attribute,
-    data: *mut *mut c_void,
-    address: CUdeviceptr,
-) -> CUresult {
-    let (known, asked) = inspect(address);
-    // SAFETY: the parameters are those of our own caller, or an address that is none.
-    let result = unsafe { real(count, attributes, data, asked) };
-    if result != SUCCESS || count == 0 {
-        return result;
-    }
-    // SAFETY: the driver has read the array just now.
-    let attributes = unsafe { slice::from_raw_parts(attributes, count as usize) };
-    // SAFETY: as above.
-    let data = unsafe { slice::from_raw_parts(data, count as usize) };
-    for (attribute, data) in attributes.iter().zip(data) {
-        if let Some(value) = value_of(address, known.as_ref(), *attribute) {
-            // SAFETY: the driver has written to it just now.
-            unsafe { overwrite(*data, &value) };
+handlers! {
+    fn cuPointerGetAttribute(
+        data: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr
+    ) |_, real| {
+        let (known, asked) = inspect(address);
+        let value = value_of(address, known.as_ref(), attribute);
+        if let Some(value @ Value::Long(_)) = &value
+            && !data.is_null()
+        {
+            // SAFETY: the caller's out parameter for this attribute.
+            unsafe { overwrite(data, value) };
+            return SUCCESS;
         }
+        // SAFETY: the parameters are those of our own caller, or an address that is none.
+        let result = unsafe { real(data, attribute, asked) };
+        if let (SUCCESS, Some(value)) = (result, &value) {
+            // SAFETY: the driver has just written to it.
+            unsafe { overwrite(data, value) };
+        }
+        result
     }
-    result
-}
 
-/// SYNC_MEMOPS is recorded here, since drivers refuse it for mapped memory.
-///
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuPointerSetAttribute(
-    real: unsafe extern "C" fn(*const c_void, CUpointer_attribute, CUdeviceptr) -> CUresult,
-    value: *const c_void,
-    attribute: CUpointer_attribute,
-    address: CUdeviceptr,
-) -> CUresult {
-    const REFUSED: CUresult = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult;
-    let (known, asked) = inspect(address);
-    // SAFETY: the parameters are those of our own caller, or an address that is none.
-    let result = unsafe { real(value, attribute, asked) };
-    let is_sync_memops = attribute == Attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
-    // What other processes may open is the arena's.
-    if !known.is_some_and(|known| known.is_ipc_capable)
-        || !is_sync_memops
-        || value.is_null()
-        || !matches!(result, SUCCESS | REFUSED)
-    {
-        return result;
-    }
-    // SAFETY: the caller passes the address of a boolean, of which the first byte is there at any size.
-    let is_set = unsafe { value.cast::<u8>().read() } != 0;
-    arena::set_sync_memops(address, is_set);
-    SUCCESS
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemGetAddressRange_v2(
-    real: unsafe extern "C" fn(*mut CUdeviceptr, *mut usize, CUdeviceptr) -> CUresult,
-    base_out: *mut CUdeviceptr,
-    bytes_out: *mut usize,
-    address: CUdeviceptr,
-) -> CUresult {
-    let (known, asked) = inspect(address);
-    // SAFETY: the parameters are those of our own caller, or an address that is none.
-    let result = unsafe { real(base_out, bytes_out, asked) };
-    let Some((start, bytes)) = known.filter(|_| result == SUCCESS).map(|known| (known.start, known.bytes))
-    else {
-        return result;
-    };
-    if !base_out.is_null() {
-        // SAFETY: the caller's out parameter, which the driver has written to.
-        unsafe { base_out.write(start) };
-    }
-    if !bytes_out.is_null() {
+    fn cuPointerGetAttributes(
+        count: c_uint, attributes: *mut CUpointer_attribute, data: *mut *mut c_void, address: CUdeviceptr
+    ) |_, real| {
+        let (known, asked) = inspect(address);
+        // SAFETY: the parameters are those of our own caller, or an address that is none.
+        let result = unsafe { real(count, attributes, data, asked) };
+        if result != SUCCESS || count == 0 {
+            return result;
+        }
+        // SAFETY: the driver has read the array just now.
+        let attributes = unsafe { slice::from_raw_parts(attributes, count as usize) };
         // SAFETY: as above.
-        unsafe { bytes_out.write(bytes as usize) };
+        let data = unsafe { slice::from_raw_parts(data, count as usize) };
+        for (attribute, data) in attributes.iter().zip(data) {
+            if let Some(value) = value_of(address, known.as_ref(), *attribute) {
+                // SAFETY: the driver has written to it just now.
+                unsafe { overwrite(*data, &value) };
+            }
+        }
+        result
     }
-    result
+
+    /// SYNC_MEMOPS is recorded here, since drivers refuse it for mapped memory.
+    fn cuPointerSetAttribute(
+        value: *const c_void, attribute: CUpointer_attribute, address: CUdeviceptr
+    ) |_, real| {
+        const REFUSED: CUresult = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult;
+        let (known, asked) = inspect(address);
+        // SAFETY: the parameters are those of our own caller, or an address that is none.
+        let result = unsafe { real(value, attribute, asked) };
+        let is_sync_memops = attribute == Attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
+        // What other processes may open is the arena's.
+        if !known.is_some_and(|known| known.is_ipc_capable)
+            || !is_sync_memops
+            || value.is_null()
+            || !matches!(result, SUCCESS | REFUSED)
+        {
+            return result;
+        }
+        // SAFETY: the caller passes the address of a boolean, of which the first byte is there at any size.
+        let is_set = unsafe { value.cast::<u8>().read() } != 0;
+        arena::set_sync_memops(address, is_set);
+        SUCCESS
+    }
+
+    fn cuMemGetAddressRange_v2(
+        base_out: *mut CUdeviceptr, bytes_out: *mut usize, address: CUdeviceptr
+    ) |_, real| {
+        let (known, asked) = inspect(address);
+        // SAFETY: the parameters are those of our own caller, or an address that is none.
+        let result = unsafe { real(base_out, bytes_out, asked) };
+        let Some((start, bytes)) =
+            known.filter(|_| result == SUCCESS).map(|known| (known.start, known.bytes))
+        else {
+            return result;
+        };
+        if !base_out.is_null() {
+            // SAFETY: the caller's out parameter, which the driver has written to.
+            unsafe { base_out.write(start) };
+        }
+        if !bytes_out.is_null() {
+            // SAFETY: as above.
+            unsafe { bytes_out.write(bytes as usize) };
+        }
+        result
+    }
 }

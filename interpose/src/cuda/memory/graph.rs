@@ -25,9 +25,11 @@ use cuda_abi::types::{
 
 use super::reclaim::make_room;
 use crate::cuda::activation::is_started;
+use crate::cuda::handler::handlers;
+use crate::cuda::objects::{self, ObjectKind};
 use crate::cuda::result::{OUT_OF_MEMORY, SUCCESS};
 use crate::cuda::stream_capture::relaxed;
-use crate::cuda::{context, driver, objects};
+use crate::cuda::{context, driver};
 use cuda_abi::layout::PoolProperties;
 
 const ALLOCATION: CUgraphNodeType = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as CUgraphNodeType;
@@ -87,45 +89,15 @@ fn node_count(graph: CUgraph) -> Option<usize> {
     (unsafe { driver::cuGraphGetNodes(graph, null_mut(), &raw mut count) } == SUCCESS).then_some(count)
 }
 
-/// Makes a node that allocates on a device.
-fn adding(graph: CUgraph, device: c_int, add: impl Fn() -> CUresult) -> CUresult {
-    if !is_started() {
-        return add();
-    }
+/// Makes a node, which allocates if it is given a device.
+fn adding(graph: CUgraph, device: Option<c_int>, add: impl Fn() -> CUresult) -> CUresult {
+    let Some(device) = device.filter(|_| is_started()) else { return add() };
     let before = node_count(graph);
     let result = retried(add, || before.is_some() && before == node_count(graph), || vec![device]);
     if result == SUCCESS {
         HAS_NODES.store(true, Relaxed);
     }
     result
-}
-
-type AddMemAllocNode = unsafe extern "C" fn(
-    *mut CUgraphNode,
-    CUgraph,
-    *const CUgraphNode,
-    usize,
-    *mut CUDA_MEM_ALLOC_NODE_PARAMS,
-) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuGraphAddMemAllocNode(
-    real: AddMemAllocNode,
-    node: *mut CUgraphNode,
-    graph: CUgraph,
-    dependencies: *const CUgraphNode,
-    count: usize,
-    parameters: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let add = || unsafe { real(node, graph, dependencies, count, parameters) };
-    if parameters.is_null() {
-        return add();
-    }
-    // SAFETY: the structure begins with the pool's properties; ours has the same layout, with plain numbers.
-    let pool = unsafe { parameters.cast::<PoolProperties>().read_unaligned() };
-    adding(graph, pool.location.id, add)
 }
 
 /// The device of a node that allocates, for parameters of any node.
@@ -147,37 +119,37 @@ unsafe fn device_of(parameters: *const CUgraphNodeParams) -> Option<c_int> {
     Some(unsafe { pool.cast::<PoolProperties>().read_unaligned() }.location.id)
 }
 
-macro_rules! adders {
-    ($( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => {
-        $(
-            /// # Safety
-            /// As for the driver's.
-            pub(crate) unsafe fn $name(
-                real: unsafe extern "C" fn(
-                    *mut CUgraphNode, CUgraph, $($ty,)* *mut CUgraphNodeParams
-                ) -> CUresult,
-                node: *mut CUgraphNode,
-                graph: CUgraph,
-                $($arg: $ty,)*
-                parameters: *mut CUgraphNodeParams,
-            ) -> CUresult {
-                // SAFETY: the parameters are those of our own caller.
-                let add = || unsafe { real(node, graph, $($arg,)* parameters) };
-                // SAFETY: as above.
-                match unsafe { device_of(parameters) } {
-                    Some(device) => adding(graph, device, add),
-                    None => add(),
-                }
-            }
-        )*
-    };
+handlers! {
+    fn cuGraphAddMemAllocNode(
+        node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, count: usize,
+        parameters: *mut CUDA_MEM_ALLOC_NODE_PARAMS
+    ) |call| {
+        // SAFETY: NULL, or the program's structure, which begins with the pool's properties; ours has the same layout,
+        // with plain numbers.
+        let pool =
+            (!parameters.is_null()).then(|| unsafe { parameters.cast::<PoolProperties>().read_unaligned() });
+        adding(graph, pool.map(|pool| pool.location.id), call)
+    }
+
+    fn cuGraphAddNode(
+        node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, count: usize,
+        parameters: *mut CUgraphNodeParams
+    ) |call| {
+        // SAFETY: the parameters are those of our own caller.
+        adding(graph, unsafe { device_of(parameters) }, call)
+    }
+
+    fn cuGraphAddNode_v2(
+        node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
+        edges: *const CUgraphEdgeData, count: usize, parameters: *mut CUgraphNodeParams
+    ) |call| {
+        // SAFETY: the parameters are those of our own caller.
+        adding(graph, unsafe { device_of(parameters) }, call)
+    }
 }
 
-adders! {
-    cuGraphAddNode(dependencies: *const CUgraphNode, count: usize);
-    cuGraphAddNode_v2(dependencies: *const CUgraphNode, edges: *const CUgraphEdgeData, count: usize);
-    cuGraphAddNode_v3(dependencies: *const CUgraphNode, edges: *const CUgraphEdgeData, count: usize);
-}
+/// The parameters are the same.
+pub(crate) use cuGraphAddNode_v2 as cuGraphAddNode_v3;
 
 /// Makes a call that allocates in a stream, which becomes a node if the stream is being captured. One that fails
 /// half-way ends the capture.
@@ -271,7 +243,10 @@ fn free_bytes(device: c_int) -> Option<u64> {
 }
 
 /// Makes a graph executable.
-fn instantiating(
+///
+/// # Safety
+/// `out` is what the driver writes if the call succeeds, or NULL.
+unsafe fn instantiating(
     out: *mut CUgraphExec,
     graph: CUgraph,
     is_uploaded: bool,
@@ -279,7 +254,9 @@ fn instantiating(
 ) -> CUresult {
     let needs = needs_of(graph);
     provide(&needs);
-    let result = retried(instantiate, || !is_uploaded, context::devices);
+    // SAFETY: the caller vouches for it.
+    let made = || unsafe { objects::made(ObjectKind::GraphExec, None, instantiate(), out) };
+    let result = retried(made, || !is_uploaded, context::devices);
     if result == SUCCESS && !needs.is_empty() && !out.is_null() {
         // SAFETY: the driver has written it.
         let executable = unsafe { out.read() } as usize;
@@ -288,55 +265,6 @@ fn instantiating(
         count_waiting(&executables);
     }
     result
-}
-
-type Instantiate =
-    unsafe extern "C" fn(*mut CUgraphExec, CUgraph, *mut CUgraphNode, *mut c_char, usize) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuGraphInstantiate_v2(
-    real: Instantiate,
-    out: *mut CUgraphExec,
-    graph: CUgraph,
-    node: *mut CUgraphNode,
-    log: *mut c_char,
-    bytes: usize,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let call = || unsafe { objects::cuGraphInstantiate_v2(real, out, graph, node, log, bytes) };
-    instantiating(out, graph, false, call)
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuGraphInstantiateWithFlags(
-    real: unsafe extern "C" fn(*mut CUgraphExec, CUgraph, c_ulonglong) -> CUresult,
-    out: *mut CUgraphExec,
-    graph: CUgraph,
-    flags: c_ulonglong,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let call = || unsafe { objects::cuGraphInstantiateWithFlags(real, out, graph, flags) };
-    instantiating(out, graph, flags & UPLOAD != 0, call)
-}
-
-type InstantiateWithParams =
-    unsafe extern "C" fn(*mut CUgraphExec, CUgraph, *mut CUDA_GRAPH_INSTANTIATE_PARAMS) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuGraphInstantiateWithParams(
-    real: InstantiateWithParams,
-    out: *mut CUgraphExec,
-    graph: CUgraph,
-    parameters: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let call = || unsafe { objects::cuGraphInstantiateWithParams(real, out, graph, parameters) };
-    // SAFETY: NULL, or the program's structure, which begins with the flags.
-    let flags = unsafe { parameters.cast::<c_ulonglong>().as_ref() };
-    instantiating(out, graph, flags.is_some_and(|flags| flags & UPLOAD != 0), call)
 }
 
 /// An executable graph is about to be given its memory by the driver, if it has none yet.
@@ -354,76 +282,73 @@ fn first_use(executable: CUgraphExec) {
     provide(&needs);
 }
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuGraphUpload(
-    real: unsafe extern "C" fn(CUgraphExec, CUstream) -> CUresult,
-    executable: CUgraphExec,
-    stream: CUstream,
-) -> CUresult {
-    if WAITING.load(Relaxed) > 0 {
-        first_use(executable);
+handlers! {
+    fn cuGraphInstantiate_v2(
+        out: *mut CUgraphExec, graph: CUgraph, node: *mut CUgraphNode, log: *mut c_char, bytes: usize
+    ) |call| {
+        // SAFETY: the caller's out parameter.
+        unsafe { instantiating(out, graph, false, call) }
     }
-    // What was uploaded already is not uploaded again, and nothing runs (CUDA driver API reference, cuGraphUpload).
-    // SAFETY: the parameters are those of our own caller.
-    retried(|| unsafe { real(executable, stream) }, || true, context::devices)
-}
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuGraphLaunch(
-    real: unsafe extern "C" fn(CUgraphExec, CUstream) -> CUresult,
-    executable: CUgraphExec,
-    stream: CUstream,
-) -> CUresult {
-    if WAITING.load(Relaxed) > 0 {
-        first_use(executable);
+    fn cuGraphInstantiateWithFlags(out: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) |call| {
+        // SAFETY: the caller's out parameter.
+        unsafe { instantiating(out, graph, flags & UPLOAD != 0, call) }
     }
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(executable, stream) };
-    if result == OUT_OF_MEMORY && is_started() {
-        make_room_on(context::devices());
-    }
-    result
-}
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuGraphExecDestroy(
-    real: unsafe extern "C" fn(CUgraphExec) -> CUresult,
-    executable: CUgraphExec,
-) -> CUresult {
-    // Before the call: the driver may reuse the handle at once.
-    let known = executables().remove(&(executable as usize));
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { objects::cuGraphExecDestroy(real, executable) };
-    if let Some(known) = known {
-        let mut executables = executables();
-        if result != SUCCESS {
-            executables.insert(executable as usize, known);
+    fn cuGraphInstantiateWithParams(
+        out: *mut CUgraphExec, graph: CUgraph, parameters: *mut CUDA_GRAPH_INSTANTIATE_PARAMS
+    ) |call| {
+        // SAFETY: NULL, or the program's structure, which begins with the flags.
+        let flags = unsafe { parameters.cast::<c_ulonglong>().as_ref() };
+        // SAFETY: the caller's out parameter.
+        unsafe { instantiating(out, graph, flags.is_some_and(|flags| flags & UPLOAD != 0), call) }
+    }
+
+    fn cuGraphUpload(executable: CUgraphExec, stream: CUstream) |call| {
+        if WAITING.load(Relaxed) > 0 {
+            first_use(executable);
         }
-        count_waiting(&executables);
+        // What was uploaded already is not uploaded again, and nothing runs (CUDA driver API reference, cuGraphUpload).
+        retried(call, || true, context::devices)
     }
-    result
-}
 
-/// The driver frees memory that no graph uses: the next launch needs it again.
-///
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuDeviceGraphMemTrim(
-    real: unsafe extern "C" fn(CUdevice) -> CUresult,
-    device: CUdevice,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(device) };
-    if result == SUCCESS {
-        let mut executables = executables();
-        for executable in executables.values_mut().filter(|executable| executable.needs.contains_key(&device))
-        {
-            executable.is_served = false;
+    fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) |call| {
+        if WAITING.load(Relaxed) > 0 {
+            first_use(executable);
         }
-        count_waiting(&executables);
+        let result = call();
+        if result == OUT_OF_MEMORY && is_started() {
+            make_room_on(context::devices());
+        }
+        result
     }
-    result
+
+    fn cuGraphExecDestroy(executable: CUgraphExec) |call| {
+        // Before the call: the driver may reuse the handle at once.
+        let known = executables().remove(&(executable as usize));
+        let result = objects::destroyed(ObjectKind::GraphExec, executable as usize, call);
+        if let Some(known) = known {
+            let mut executables = executables();
+            if result != SUCCESS {
+                executables.insert(executable as usize, known);
+            }
+            count_waiting(&executables);
+        }
+        result
+    }
+
+    /// The driver frees memory that no graph uses: the next launch needs it again.
+    fn cuDeviceGraphMemTrim(device: CUdevice) |call| {
+        let result = call();
+        if result == SUCCESS {
+            let mut executables = executables();
+            for executable in
+                executables.values_mut().filter(|executable| executable.needs.contains_key(&device))
+            {
+                executable.is_served = false;
+            }
+            count_waiting(&executables);
+        }
+        result
+    }
 }

@@ -47,6 +47,7 @@ use super::physical::{self, Id};
 use super::{arena, peer};
 use crate::cuda::activation::is_started;
 use crate::cuda::driver::DriverError;
+use crate::cuda::handler::handlers;
 use crate::cuda::result::{INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::cuda::stream_capture::relaxed;
 use crate::cuda::{context, driver};
@@ -80,91 +81,71 @@ fn own(address: CUdeviceptr) -> Option<Own> {
     Some(Own { allocation, offset: address - start, bytes: found.bytes })
 }
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuIpcGetMemHandle(
-    real: unsafe extern "C" fn(*mut CUipcMemHandle, CUdeviceptr) -> CUresult,
-    out: *mut CUipcMemHandle,
-    address: CUdeviceptr,
-) -> CUresult {
-    let own = if is_started() { own(address) } else { None };
-    let Some(own) = own.filter(|_| !out.is_null() && context::current().is_some()) else {
-        // SAFETY: the parameters are those of our own caller.
-        return unsafe { real(out, address) };
-    };
-    match tried(|| share(own.allocation)) {
-        Ok(key) => {
-            let handle = Handle { key, offset: own.offset, bytes: own.bytes, owner: std::process::id() };
-            let handle = CUipcMemHandle { reserved: handle.encode().map(u8::cast_signed) };
-            // SAFETY: the parameter is the caller's, of that type, and not null.
-            unsafe { out.write_unaligned(handle) };
-            SUCCESS
+handlers! {
+    fn cuIpcGetMemHandle(out: *mut CUipcMemHandle, address: CUdeviceptr) |call| {
+        let own = if is_started() { own(address) } else { None };
+        let Some(own) = own.filter(|_| !out.is_null() && context::current().is_some()) else {
+            return call();
+        };
+        match tried(|| share(own.allocation)) {
+            Ok(key) => {
+                let handle = Handle { key, offset: own.offset, bytes: own.bytes, owner: std::process::id() };
+                let handle = CUipcMemHandle { reserved: handle.encode().map(u8::cast_signed) };
+                // SAFETY: the parameter is the caller's, of that type, and not null.
+                unsafe { out.write_unaligned(handle) };
+                SUCCESS
+            }
+            Err(ShareError::Failed(result)) => result,
+            // There is no launcher that could pass the memory on: the driver says how that is with memory such as ours.
+            Err(_) => call(),
         }
-        Err(ShareError::Failed(result)) => result,
-        // There is no launcher that could pass the memory on: the driver says how that is with memory such as ours.
-        // SAFETY: the parameters are those of our own caller.
-        Err(_) => unsafe { real(out, address) },
     }
-}
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuIpcOpenMemHandle_v2(
-    real: unsafe extern "C" fn(*mut CUdeviceptr, CUipcMemHandle, c_uint) -> CUresult,
-    out: *mut CUdeviceptr,
-    handle: CUipcMemHandle,
-    flags: c_uint,
-) -> CUresult {
-    let ours = Handle::decode(&handle.reserved.map(i8::cast_unsigned));
-    let Some(ours) = ours.filter(|_| is_started()) else {
-        // SAFETY: the parameters are those of our own caller.
-        return unsafe { real(out, handle, flags) };
-    };
-    if out.is_null() || flags != LAZY_ENABLE_PEER_ACCESS {
-        return INVALID_VALUE;
-    }
-    match tried(|| open(&ours)) {
-        Ok(address) => {
-            // SAFETY: the parameter is the caller's, of that type, and not null.
-            unsafe { out.write_unaligned(address) };
-            SUCCESS
+    fn cuIpcOpenMemHandle_v2(out: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) |call| {
+        let ours = Handle::decode(&handle.reserved.map(i8::cast_unsigned));
+        let Some(ours) = ours.filter(|_| is_started()) else {
+            return call();
+        };
+        if out.is_null() || flags != LAZY_ENABLE_PEER_ACCESS {
+            return INVALID_VALUE;
         }
-        Err(ShareError::Failed(result)) => result,
-        Err(ShareError::Away) => MAP_FAILED,
-        Err(ShareError::NotYet) => INVALID_VALUE,
+        match tried(|| open(&ours)) {
+            Ok(address) => {
+                // SAFETY: the parameter is the caller's, of that type, and not null.
+                unsafe { out.write_unaligned(address) };
+                SUCCESS
+            }
+            Err(ShareError::Failed(result)) => result,
+            Err(ShareError::Away) => MAP_FAILED,
+            Err(ShareError::NotYet) => INVALID_VALUE,
+        }
+    }
+
+    fn cuIpcCloseMemHandle(address: CUdeviceptr) |call| {
+        let found = if is_started() { find_opened(address) } else { None };
+        let Some(found) = found.filter(|found| found.address == address) else {
+            return call();
+        };
+        if context::current().is_none() {
+            return INVALID_CONTEXT;
+        }
+        // What was submitted may still use it. A removed context has no work.
+        let result = context::within(found.context as CUcontext, arena::synchronize).unwrap_or(SUCCESS);
+        if result != SUCCESS {
+            return result;
+        }
+        let closed = imports().close(address);
+        match closed {
+            Some(Closed::Unused(import)) => give_back(import),
+            Some(Closed::Open) => {}
+            None => return INVALID_VALUE,
+        }
+        SUCCESS
     }
 }
 
 /// What programs built before CUDA 11.0 call; the parameters are the same.
 pub(crate) use cuIpcOpenMemHandle_v2 as cuIpcOpenMemHandle;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuIpcCloseMemHandle(
-    real: unsafe extern "C" fn(CUdeviceptr) -> CUresult,
-    address: CUdeviceptr,
-) -> CUresult {
-    let found = if is_started() { find_opened(address) } else { None };
-    let Some(found) = found.filter(|found| found.address == address) else {
-        // SAFETY: the parameters are those of our own caller.
-        return unsafe { real(address) };
-    };
-    if context::current().is_none() {
-        return INVALID_CONTEXT;
-    }
-    // What was submitted may still use it. A removed context has no work.
-    let result = context::within(found.context as CUcontext, arena::synchronize).unwrap_or(SUCCESS);
-    if result != SUCCESS {
-        return result;
-    }
-    let closed = imports().close(address);
-    match closed {
-        Some(Closed::Unused(import)) => give_back(import),
-        Some(Closed::Open) => {}
-        None => return INVALID_VALUE,
-    }
-    SUCCESS
-}
 
 /// The allocation of another process that an address lies in.
 pub(crate) fn find_opened(address: CUdeviceptr) -> Option<OpenedAllocation> {

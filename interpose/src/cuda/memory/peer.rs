@@ -13,6 +13,7 @@ use cuda_abi::types::{CUcontext, CUdeviceptr, CUresult};
 
 use super::physical;
 use crate::cuda::activation::is_started;
+use crate::cuda::handler::handlers;
 use crate::cuda::result::SUCCESS;
 use crate::cuda::stream_capture::relaxed;
 use crate::cuda::{context, driver};
@@ -59,42 +60,31 @@ pub(super) fn grant(device: c_int, address: CUdeviceptr, bytes: u64) -> Result<(
     }
 }
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuCtxEnablePeerAccess(
-    real: unsafe extern "C" fn(CUcontext, c_uint) -> CUresult,
-    peer: CUcontext,
-    flags: c_uint,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(peer, flags) };
-    if result != SUCCESS || !is_started() {
-        return result;
+handlers! {
+    fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) |call| {
+        let result = call();
+        if result != SUCCESS || !is_started() {
+            return result;
+        }
+        let Some((pair, devices)) = pair_with(peer) else { return result };
+        peers().insert(pair, devices);
+        let Err(error) = set_for_all(devices.1, Access::of(devices.0)) else { return result };
+        // SAFETY: it was enabled above.
+        let _ = unsafe { driver::cuCtxDisablePeerAccess(peer) };
+        ends(&[pair]);
+        error
     }
-    let Some((pair, devices)) = pair_with(peer) else { return result };
-    peers().insert(pair, devices);
-    let Err(error) = set_for_all(devices.1, Access::of(devices.0)) else { return result };
-    // SAFETY: it was enabled above.
-    let _ = unsafe { driver::cuCtxDisablePeerAccess(peer) };
-    ends(&[pair]);
-    error
-}
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuCtxDisablePeerAccess(
-    real: unsafe extern "C" fn(CUcontext) -> CUresult,
-    peer: CUcontext,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(peer) };
-    if result == SUCCESS
-        && is_started()
-        && let Some((current, _)) = context::current()
-    {
-        ends(&[(current as usize, peer as usize)]);
+    fn cuCtxDisablePeerAccess(peer: CUcontext) |call| {
+        let result = call();
+        if result == SUCCESS
+            && is_started()
+            && let Some((current, _)) = context::current()
+        {
+            ends(&[(current as usize, peer as usize)]);
+        }
+        result
     }
-    result
 }
 
 /// Peer access ends with either context.

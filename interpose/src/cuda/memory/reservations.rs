@@ -2,12 +2,13 @@
 //! so `address_space` has to know them.
 
 use crate::cuda::activation::is_started;
+use crate::cuda::handler::handlers;
 use crate::cuda::result::SUCCESS;
 use std::collections::BTreeMap;
 use std::ffi::c_ulonglong;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cuda_abi::types::{CUdeviceptr, CUresult};
+use cuda_abi::types::CUdeviceptr;
 
 /// How long each one is, by its address.
 static RESERVATIONS: Mutex<BTreeMap<CUdeviceptr, u64>> = Mutex::new(BTreeMap::new());
@@ -21,46 +22,33 @@ pub(crate) fn all() -> Vec<(CUdeviceptr, u64)> {
     reservations().iter().map(|(address, bytes)| (*address, address.saturating_add(*bytes))).collect()
 }
 
-type Reserve = unsafe extern "C" fn(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemAddressReserve(
-    real: Reserve,
-    address: *mut CUdeviceptr,
-    bytes: usize,
-    alignment: usize,
-    hint: CUdeviceptr,
-    flags: c_ulonglong,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(address, bytes, alignment, hint, flags) };
-    if result == SUCCESS && is_started() {
-        // SAFETY: the driver has just written it.
-        reservations().insert(unsafe { address.read_unaligned() }, bytes as u64);
+handlers! {
+    fn cuMemAddressReserve(
+        address: *mut CUdeviceptr, bytes: usize, alignment: usize, hint: CUdeviceptr, flags: c_ulonglong
+    ) |call| {
+        let result = call();
+        if result == SUCCESS && is_started() {
+            // SAFETY: the driver has just written it.
+            reservations().insert(unsafe { address.read_unaligned() }, bytes as u64);
+        }
+        result
     }
-    result
-}
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemAddressFree(
-    real: unsafe extern "C" fn(CUdeviceptr, usize) -> CUresult,
-    address: CUdeviceptr,
-    bytes: usize,
-) -> CUresult {
-    // Before: once they are free, another thread may be given them.
-    let known = reservations().remove(&address);
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(address, bytes) };
-    if let Some(known) = known.filter(|_| result != SUCCESS) {
-        reservations().insert(address, known);
+    fn cuMemAddressFree(address: CUdeviceptr, bytes: usize) |call| {
+        // Before: once they are free, another thread may be given them.
+        let known = reservations().remove(&address);
+        let result = call();
+        if let Some(known) = known.filter(|_| result != SUCCESS) {
+            reservations().insert(address, known);
+        }
+        result
     }
-    result
 }
 
 #[cfg(test)]
 mod tests {
+    use cuda_abi::types::CUresult;
+
     use super::*;
 
     const INVALID_VALUE: CUresult = cuda_abi::sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;

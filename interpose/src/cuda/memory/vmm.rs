@@ -18,6 +18,7 @@ use cuda_abi::types::*;
 use super::physical::{self, Id, PhysicalAllocation, Source};
 use super::reclaim::make_room;
 use crate::cuda::activation::is_started;
+use crate::cuda::handler::handlers;
 use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::cuda::{driver, taint};
 use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
@@ -84,202 +85,11 @@ fn code(result: Result<(), CUresult>) -> CUresult {
     result.err().unwrap_or(SUCCESS)
 }
 
-type Create = unsafe extern "C" fn(
-    *mut CUmemGenericAllocationHandle,
-    usize,
-    *const CUmemAllocationProp,
-    c_ulonglong,
-) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemCreate(
-    real: Create,
-    handle: *mut CUmemGenericAllocationHandle,
-    bytes: usize,
-    properties: *const CUmemAllocationProp,
-    flags: c_ulonglong,
-) -> CUresult {
-    if !is_started() || handle.is_null() || properties.is_null() || flags != 0 {
-        // SAFETY: the parameters are those of our own caller.
-        return unsafe { real(handle, bytes, properties, flags) };
-    }
-    // SAFETY: the program passes such a structure; any bytes are a valid value of ours.
-    let properties = unsafe { properties.cast::<Properties>().read_unaligned() };
-    let create = || physical::create(RegionKind::Program, bytes as u64, &properties);
-    let created = match create() {
-        Err(OUT_OF_MEMORY) if make_room(properties.location.id) => create(),
-        result => result,
-    };
-    match created {
-        Ok(id) => {
-            if !properties.is_of_device() {
-                physical::hinder(id, "cuMemCreate");
-            }
-            // SAFETY: the program passes the address of a handle, which is not null.
-            unsafe { handle.write_unaligned(handle_of(id)) };
-            SUCCESS
-        }
-        Err(error) => error,
-    }
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemRelease(
-    real: unsafe extern "C" fn(CUmemGenericAllocationHandle) -> CUresult,
-    handle: CUmemGenericAllocationHandle,
-) -> CUresult {
-    match named(handle) {
-        Named::MappedAllocation { id, .. } if physical::try_release(id) => SUCCESS,
-        Named::MappedAllocation { .. } | Named::Gone => INVALID_VALUE,
-        // SAFETY: the parameters are those of our own caller.
-        Named::Other => unsafe { real(handle) },
-    }
-}
-
-type Map =
-    unsafe extern "C" fn(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemMap(
-    real: Map,
-    address: CUdeviceptr,
-    bytes: usize,
-    offset: usize,
-    handle: CUmemGenericAllocationHandle,
-    flags: c_ulonglong,
-) -> CUresult {
-    match named(handle) {
-        Named::MappedAllocation { id, .. } if offset == 0 && flags == 0 => {
-            code(physical::map(id, address, bytes as u64))
-        }
-        Named::MappedAllocation { id, handle } => {
-            // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
-            let result = unsafe { real(address, bytes, offset, handle, flags) };
-            if result == SUCCESS {
-                physical::hinder(id, "cuMemMap");
-            }
-            result
-        }
-        Named::Gone => INVALID_VALUE,
-        // SAFETY: the parameters are those of our own caller.
-        Named::Other => unsafe { real(address, bytes, offset, handle, flags) },
-    }
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemUnmap(
-    real: unsafe extern "C" fn(CUdeviceptr, usize) -> CUresult,
-    address: CUdeviceptr,
-    bytes: usize,
-) -> CUresult {
-    if !is_started() {
-        // SAFETY: the parameters are those of our own caller.
-        return unsafe { real(address, bytes) };
-    }
-    if touches_allocations(address, bytes) {
-        return INVALID_VALUE;
-    }
-    code(physical::unmap(address, bytes as u64))
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemSetAccess(
-    real: unsafe extern "C" fn(CUdeviceptr, usize, *const CUmemAccessDesc, usize) -> CUresult,
-    address: CUdeviceptr,
-    bytes: usize,
-    descriptions: *const CUmemAccessDesc,
-    count: usize,
-) -> CUresult {
-    let access = descriptions.cast::<Access>();
-    // A slice has an address and a length that an array of any program's has.
-    let is_array =
-        !access.is_null() && access.is_aligned() && count <= isize::MAX as usize / size_of::<Access>();
-    if !is_started() || !is_array {
-        // SAFETY: the parameters are those of our own caller.
-        return unsafe { real(address, bytes, descriptions, count) };
-    }
-    if touches_allocations(address, bytes) {
-        return INVALID_VALUE;
-    }
-    // SAFETY: the program passes an array of that many descriptions, which no other thread changes meanwhile; any
-    // bytes are a valid value of ours.
-    let access = unsafe { std::slice::from_raw_parts(access, count) };
-    code(physical::set_access(address, bytes as u64, access))
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemGetAccess(
-    real: unsafe extern "C" fn(*mut c_ulonglong, *const CUmemLocation, CUdeviceptr) -> CUresult,
-    flags: *mut c_ulonglong,
-    location: *const CUmemLocation,
-    address: CUdeviceptr,
-) -> CUresult {
-    if touches_allocations(address, 1) {
-        return INVALID_VALUE;
-    }
-    // SAFETY: the parameters are those of our own caller.
-    unsafe { real(flags, location, address) }
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemRetainAllocationHandle(
-    real: unsafe extern "C" fn(*mut CUmemGenericAllocationHandle, *mut c_void) -> CUresult,
-    handle: *mut CUmemGenericAllocationHandle,
-    address: *mut c_void,
-) -> CUresult {
-    if !is_started() || handle.is_null() {
-        // SAFETY: the parameters are those of our own caller.
-        return unsafe { real(handle, address) };
-    }
-    match program_allocation_at(address as CUdeviceptr) {
-        Some(Some(id)) if physical::retain(id) => {
-            // SAFETY: the program passes the address of a handle, which is not null.
-            unsafe { handle.write_unaligned(handle_of(id)) };
-            SUCCESS
-        }
-        Some(_) => INVALID_VALUE,
-        // SAFETY: the parameters are those of our own caller.
-        None => unsafe { real(handle, address) },
-    }
-}
-
 /// Whether memory of ours is mapped at an address, and which physical allocation it is if it is the program's own.
 fn program_allocation_at(address: CUdeviceptr) -> Option<Option<Id>> {
     let registry = physical::registry();
     let (id, allocation) = registry.allocations_in(address, 1).next()?;
     Some(is_program(allocation).then_some(id))
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
-    real: unsafe extern "C" fn(*mut CUmemAllocationProp, CUmemGenericAllocationHandle) -> CUresult,
-    properties: *mut CUmemAllocationProp,
-    handle: CUmemGenericAllocationHandle,
-) -> CUresult {
-    let translated = match to_driver(handle) {
-        Ok(handle) => handle,
-        Err(error) => return error,
-    };
-    // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
-    let result = unsafe { real(properties, translated) };
-    if result == SUCCESS
-        && !properties.is_null()
-        && let Some(asked) = id_of(handle).and_then(asked_handle_types)
-    {
-        // SAFETY: the field of a structure that the driver has just written.
-        let handle_types = unsafe { &raw mut (*properties.cast::<Properties>()).handle_types };
-        // SAFETY: as above.
-        unsafe { handle_types.write_unaligned(asked) };
-    }
-    result
 }
 
 /// The kinds of handles that the program has asked for when it created a physical allocation, without the one that
@@ -307,72 +117,6 @@ pub(crate) fn attribute(address: CUdeviceptr, attribute: CUpointer_attribute) ->
     }
 }
 
-type Export = unsafe extern "C" fn(
-    *mut c_void,
-    CUmemGenericAllocationHandle,
-    CUmemAllocationHandleType,
-    c_ulonglong,
-) -> CUresult;
-
-/// Which other processes hold the memory from then on is unknown.
-///
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemExportToShareableHandle(
-    real: Export,
-    shareable: *mut c_void,
-    handle: CUmemGenericAllocationHandle,
-    kind: CUmemAllocationHandleType,
-    flags: c_ulonglong,
-) -> CUresult {
-    match named(handle) {
-        Named::MappedAllocation { id, handle } => {
-            let is_asked = asked_handle_types(id).is_none_or(|types| types & POSIX_DESCRIPTOR.0 != 0);
-            if kind == POSIX_DESCRIPTOR && !is_asked {
-                return INVALID_VALUE;
-            }
-            // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
-            let result = unsafe { real(shareable, handle, kind, flags) };
-            if result == SUCCESS {
-                physical::hinder(id, "cuMemExportToShareableHandle");
-            }
-            result
-        }
-        Named::Gone => INVALID_VALUE,
-        // SAFETY: the parameters are those of our own caller.
-        Named::Other => unsafe { real(shareable, handle, kind, flags) },
-    }
-}
-
-type Import = unsafe extern "C" fn(
-    *mut CUmemGenericAllocationHandle,
-    *mut c_void,
-    CUmemAllocationHandleType,
-) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemImportFromShareableHandle(
-    real: Import,
-    handle: *mut CUmemGenericAllocationHandle,
-    shareable: *mut c_void,
-    kind: CUmemAllocationHandleType,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(handle, shareable, kind) };
-    if result != SUCCESS || !is_started() || handle.is_null() {
-        return result;
-    }
-    // SAFETY: the driver has just written it.
-    let imported = unsafe { handle.read_unaligned() };
-    // Its size is unknown.
-    let id = physical::adopt(RegionKind::Program, 0, device_of(imported), Source::Unknown, imported);
-    physical::hinder(id, "cuMemImportFromShareableHandle");
-    // SAFETY: as above.
-    unsafe { handle.write_unaligned(handle_of(id)) };
-    result
-}
-
 /// The device whose memory a driver's handle stands for; the first one if the driver does not report it.
 fn device_of(handle: CUmemGenericAllocationHandle) -> c_int {
     let mut properties = Properties::of(0);
@@ -382,77 +126,227 @@ fn device_of(handle: CUmemGenericAllocationHandle) -> c_int {
     if result == SUCCESS { properties.location.id } else { 0 }
 }
 
-type MapArray = unsafe extern "C" fn(*mut CUarrayMapInfo, c_uint, CUstream) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemMapArrayAsync(
-    real: MapArray,
-    list: *mut CUarrayMapInfo,
-    count: c_uint,
-    stream: CUstream,
-) -> CUresult {
-    /// Any bytes are a valid value.
-    type Info = MaybeUninit<CUarrayMapInfo>;
-    let mut infos: Vec<Info> = Vec::new();
-    if !is_started() || list.is_null() || infos.try_reserve_exact(count as usize).is_err() {
-        // SAFETY: the parameters are those of our own caller.
-        return unsafe { real(list, count, stream) };
-    }
-    let mut ids = Vec::new();
-    for index in 0..count as usize {
-        // SAFETY: the program passes an array of `count` of them.
-        let place = unsafe { list.add(index) };
-        // SAFETY: as above.
-        let mut info = unsafe { place.cast::<Info>().read_unaligned() };
-        // SAFETY: the field of a local variable.
-        let handle =
-            unsafe { &raw mut (*info.as_mut_ptr()).memHandle }.cast::<CUmemGenericAllocationHandle>();
-        // SAFETY: the program has filled it in, with any number.
-        match named(unsafe { handle.read_unaligned() }) {
-            Named::MappedAllocation { id, handle: translated } => {
-                // SAFETY: as above.
-                unsafe { handle.write_unaligned(translated) };
-                ids.push(id);
+handlers! {
+    fn cuMemCreate(
+        handle: *mut CUmemGenericAllocationHandle, bytes: usize, properties: *const CUmemAllocationProp,
+        flags: c_ulonglong
+    ) |call| {
+        if !is_started() || handle.is_null() || properties.is_null() || flags != 0 {
+            return call();
+        }
+        // SAFETY: the program passes such a structure; any bytes are a valid value of ours.
+        let properties = unsafe { properties.cast::<Properties>().read_unaligned() };
+        let create = || physical::create(RegionKind::Program, bytes as u64, &properties);
+        let created = match create() {
+            Err(OUT_OF_MEMORY) if make_room(properties.location.id) => create(),
+            result => result,
+        };
+        match created {
+            Ok(id) => {
+                if !properties.is_of_device() {
+                    physical::hinder(id, "cuMemCreate");
+                }
+                // SAFETY: the program passes the address of a handle, which is not null.
+                unsafe { handle.write_unaligned(handle_of(id)) };
+                SUCCESS
             }
-            Named::Gone => return INVALID_VALUE,
-            Named::Other => {}
+            Err(error) => error,
         }
-        infos.push(info);
     }
-    // SAFETY: the parameters are those of our own caller, with the driver's handles.
-    let result = unsafe { real(infos.as_mut_ptr().cast(), count, stream) };
-    if result == SUCCESS {
-        ids.into_iter().for_each(|id| physical::hinder(id, "cuMemMapArrayAsync"));
-    }
-    result
-}
 
-type HandleForRange =
-    unsafe extern "C" fn(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemGetHandleForAddressRange(
-    real: HandleForRange,
-    handle: *mut c_void,
-    address: CUdeviceptr,
-    bytes: usize,
-    kind: CUmemRangeHandleType,
-    flags: c_ulonglong,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(handle, address, bytes, kind, flags) };
-    if result == SUCCESS && is_started() {
-        let ids: Vec<Id> =
-            physical::registry().allocations_in(address, bytes as u64).map(|(id, _)| id).collect();
-        if ids.is_empty() {
-            // Not ours: when it is freed is not seen.
-            taint::mark("cuMemGetHandleForAddressRange", result);
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle) |call| {
+        match named(handle) {
+            Named::MappedAllocation { id, .. } if physical::try_release(id) => SUCCESS,
+            Named::MappedAllocation { .. } | Named::Gone => INVALID_VALUE,
+            Named::Other => call(),
         }
-        ids.into_iter().for_each(|id| physical::hinder(id, "cuMemGetHandleForAddressRange"));
     }
-    result
+
+    fn cuMemMap(
+        address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle,
+        flags: c_ulonglong
+    ) |call, real| {
+        match named(handle) {
+            Named::MappedAllocation { id, .. } if offset == 0 && flags == 0 => {
+                code(physical::map(id, address, bytes as u64))
+            }
+            Named::MappedAllocation { id, handle } => {
+                // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
+                let result = unsafe { real(address, bytes, offset, handle, flags) };
+                if result == SUCCESS {
+                    physical::hinder(id, "cuMemMap");
+                }
+                result
+            }
+            Named::Gone => INVALID_VALUE,
+            Named::Other => call(),
+        }
+    }
+
+    fn cuMemUnmap(address: CUdeviceptr, bytes: usize) |call| {
+        if !is_started() {
+            return call();
+        }
+        if touches_allocations(address, bytes) {
+            return INVALID_VALUE;
+        }
+        code(physical::unmap(address, bytes as u64))
+    }
+
+    fn cuMemSetAccess(
+        address: CUdeviceptr, bytes: usize, descriptions: *const CUmemAccessDesc, count: usize
+    ) |call| {
+        let access = descriptions.cast::<Access>();
+        // A slice has an address and a length that an array of any program's has.
+        let is_array =
+            !access.is_null() && access.is_aligned() && count <= isize::MAX as usize / size_of::<Access>();
+        if !is_started() || !is_array {
+            return call();
+        }
+        if touches_allocations(address, bytes) {
+            return INVALID_VALUE;
+        }
+        // SAFETY: the program passes an array of that many descriptions, which no other thread changes meanwhile; any
+        // bytes are a valid value of ours.
+        let access = unsafe { std::slice::from_raw_parts(access, count) };
+        code(physical::set_access(address, bytes as u64, access))
+    }
+
+    fn cuMemGetAccess(flags: *mut c_ulonglong, location: *const CUmemLocation, address: CUdeviceptr) |call| {
+        if touches_allocations(address, 1) {
+            return INVALID_VALUE;
+        }
+        call()
+    }
+
+    fn cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) |call| {
+        if !is_started() || handle.is_null() {
+            return call();
+        }
+        match program_allocation_at(address as CUdeviceptr) {
+            Some(Some(id)) if physical::retain(id) => {
+                // SAFETY: the program passes the address of a handle, which is not null.
+                unsafe { handle.write_unaligned(handle_of(id)) };
+                SUCCESS
+            }
+            Some(_) => INVALID_VALUE,
+            None => call(),
+        }
+    }
+
+    fn cuMemGetAllocationPropertiesFromHandle(
+        properties: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle
+    ) |_, real| {
+        let translated = match to_driver(handle) {
+            Ok(handle) => handle,
+            Err(error) => return error,
+        };
+        // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
+        let result = unsafe { real(properties, translated) };
+        if result == SUCCESS
+            && !properties.is_null()
+            && let Some(asked) = id_of(handle).and_then(asked_handle_types)
+        {
+            // SAFETY: the field of a structure that the driver has just written.
+            let handle_types = unsafe { &raw mut (*properties.cast::<Properties>()).handle_types };
+            // SAFETY: as above.
+            unsafe { handle_types.write_unaligned(asked) };
+        }
+        result
+    }
+
+    /// Which other processes hold the memory from then on is unknown.
+    fn cuMemExportToShareableHandle(
+        shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType,
+        flags: c_ulonglong
+    ) |call, real| {
+        match named(handle) {
+            Named::MappedAllocation { id, handle } => {
+                let is_asked = asked_handle_types(id).is_none_or(|types| types & POSIX_DESCRIPTOR.0 != 0);
+                if kind == POSIX_DESCRIPTOR && !is_asked {
+                    return INVALID_VALUE;
+                }
+                // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
+                let result = unsafe { real(shareable, handle, kind, flags) };
+                if result == SUCCESS {
+                    physical::hinder(id, "cuMemExportToShareableHandle");
+                }
+                result
+            }
+            Named::Gone => INVALID_VALUE,
+            Named::Other => call(),
+        }
+    }
+
+    fn cuMemImportFromShareableHandle(
+        handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType
+    ) |call| {
+        let result = call();
+        if result != SUCCESS || !is_started() || handle.is_null() {
+            return result;
+        }
+        // SAFETY: the driver has just written it.
+        let imported = unsafe { handle.read_unaligned() };
+        // Its size is unknown.
+        let id = physical::adopt(RegionKind::Program, 0, device_of(imported), Source::Unknown, imported);
+        physical::hinder(id, "cuMemImportFromShareableHandle");
+        // SAFETY: as above.
+        unsafe { handle.write_unaligned(handle_of(id)) };
+        result
+    }
+
+    fn cuMemMapArrayAsync(list: *mut CUarrayMapInfo, count: c_uint, stream: CUstream) |call, real| {
+        /// Any bytes are a valid value.
+        type Info = MaybeUninit<CUarrayMapInfo>;
+        let mut infos: Vec<Info> = Vec::new();
+        if !is_started() || list.is_null() || infos.try_reserve_exact(count as usize).is_err() {
+            return call();
+        }
+        let mut ids = Vec::new();
+        for index in 0..count as usize {
+            // SAFETY: the program passes an array of `count` of them.
+            let place = unsafe { list.add(index) };
+            // SAFETY: as above.
+            let mut info = unsafe { place.cast::<Info>().read_unaligned() };
+            // SAFETY: the field of a local variable.
+            let handle =
+                unsafe { &raw mut (*info.as_mut_ptr()).memHandle }.cast::<CUmemGenericAllocationHandle>();
+            // SAFETY: the program has filled it in, with any number.
+            match named(unsafe { handle.read_unaligned() }) {
+                Named::MappedAllocation { id, handle: translated } => {
+                    // SAFETY: as above.
+                    unsafe { handle.write_unaligned(translated) };
+                    ids.push(id);
+                }
+                Named::Gone => return INVALID_VALUE,
+                Named::Other => {}
+            }
+            infos.push(info);
+        }
+        // SAFETY: the parameters are those of our own caller, with the driver's handles.
+        let result = unsafe { real(infos.as_mut_ptr().cast(), count, stream) };
+        if result == SUCCESS {
+            ids.into_iter().for_each(|id| physical::hinder(id, "cuMemMapArrayAsync"));
+        }
+        result
+    }
+
+    fn cuMemGetHandleForAddressRange(
+        handle: *mut c_void, address: CUdeviceptr, bytes: usize, kind: CUmemRangeHandleType,
+        flags: c_ulonglong
+    ) |call| {
+        let result = call();
+        if result == SUCCESS && is_started() {
+            let ids: Vec<Id> =
+                physical::registry().allocations_in(address, bytes as u64).map(|(id, _)| id).collect();
+            if ids.is_empty() {
+                // Not ours: when it is freed is not seen.
+                taint::mark("cuMemGetHandleForAddressRange", result);
+            }
+            ids.into_iter().for_each(|id| physical::hinder(id, "cuMemGetHandleForAddressRange"));
+        }
+        result
+    }
 }
 
 /// Handlers of calls that take handles and are passed on with the driver's in their place.

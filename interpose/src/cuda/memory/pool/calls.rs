@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr::null_mut;
 
-use cuda_abi::sys;
+use cuda_abi::sys::CUmemPool_attribute as Attribute;
 use cuda_abi::types::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationHandleType,
     CUmemAllocationType, CUmemLocation, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUresult,
@@ -13,30 +13,23 @@ use cuda_abi::types::{
 use super::super::graph;
 use super::state::{Id, Pool, pools};
 use super::stream;
-use super::{after_synchronization, allocate, free, freed, is_allocation, poll_frees, set_access, trim};
+use super::{after_synchronization, allocate, free, freed, is_allocation, poll_and_trim, set_access};
 use crate::cuda::activation::is_started;
 use crate::cuda::entry_points::Index;
+use crate::cuda::handler::handlers;
 use crate::cuda::result::{OUT_OF_MEMORY, SUCCESS};
 use crate::cuda::stream_capture::relaxed;
 use crate::cuda::{context, driver, gate, taint};
 use cuda_abi::layout::{Access, PoolProperties};
 
-const FOLLOW_EVENTS: CUmemPool_attribute =
-    sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES as CUmemPool_attribute;
-const OPPORTUNISTIC: CUmemPool_attribute =
-    sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC as CUmemPool_attribute;
-const INTERNAL: CUmemPool_attribute =
-    sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES as CUmemPool_attribute;
-const THRESHOLD: CUmemPool_attribute =
-    sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as CUmemPool_attribute;
-const RESERVED: CUmemPool_attribute =
-    sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as CUmemPool_attribute;
-const RESERVED_HIGH: CUmemPool_attribute =
-    sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH as CUmemPool_attribute;
-const USED: CUmemPool_attribute =
-    sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT as CUmemPool_attribute;
-const USED_HIGH: CUmemPool_attribute =
-    sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH as CUmemPool_attribute;
+const FOLLOW_EVENTS: u32 = Attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES as u32;
+const OPPORTUNISTIC: u32 = Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC as u32;
+const INTERNAL: u32 = Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES as u32;
+const THRESHOLD: u32 = Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32;
+const RESERVED: u32 = Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as u32;
+const RESERVED_HIGH: u32 = Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH as u32;
+const USED: u32 = Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT as u32;
+const USED_HIGH: u32 = Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH as u32;
 
 // ---- allocations ----
 
@@ -102,65 +95,31 @@ fn meet(pool: CUmemoryPool, device: c_int) -> Option<Id> {
     Some(known.unwrap_or_else(|| pools.add(pool as usize, device, 0)))
 }
 
-type AllocAsync = unsafe extern "C" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemAllocAsync(
-    real: AllocAsync,
-    out: *mut CUdeviceptr,
-    bytes: usize,
-    stream: CUstream,
-) -> CUresult {
-    let meant = stream::of_call(stream, real as usize, Index::cuMemAllocAsync_ptsz);
-    // SAFETY: the parameters are those of our own caller.
-    match unsafe { serve(out, bytes, None, meant) } {
-        Some(result) => result,
-        // SAFETY: as above.
-        None => by_the_driver(meant, || unsafe { real(out, bytes, stream) }),
-    }
-}
-
-type AllocFromPoolAsync = unsafe extern "C" fn(*mut CUdeviceptr, usize, CUmemoryPool, CUstream) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemAllocFromPoolAsync(
-    real: AllocFromPoolAsync,
-    out: *mut CUdeviceptr,
-    bytes: usize,
-    pool: CUmemoryPool,
-    stream: CUstream,
-) -> CUresult {
-    let meant = stream::of_call(stream, real as usize, Index::cuMemAllocFromPoolAsync_ptsz);
-    // SAFETY: the parameters are those of our own caller.
-    match unsafe { serve(out, bytes, Some(pool), meant) } {
-        Some(result) => result,
-        // SAFETY: as above.
-        None => by_the_driver(meant, || unsafe { real(out, bytes, pool, stream) }),
-    }
-}
-
 /// In a capture it becomes a node of the graph.
 fn by_the_driver(stream: CUstream, allocate: impl Fn() -> CUresult) -> CUresult {
     graph::capturing(stream, || stream::device(stream), allocate)
 }
 
-/// What is freed in a capture becomes a node of its graph, which can be only what a graph has allocated: memory of
-/// ours the driver does not know, and refuses (CUDA driver API reference, cuMemFreeAsync).
-///
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemFreeAsync(
-    real: unsafe extern "C" fn(CUdeviceptr, CUstream) -> CUresult,
-    address: CUdeviceptr,
-    stream: CUstream,
-) -> CUresult {
-    let meant = stream::of_call(stream, real as usize, Index::cuMemFreeAsync_ptsz);
-    match serve_free(address, meant) {
-        Some(result) => result,
-        // SAFETY: the parameters are those of our own caller.
-        None => unsafe { real(address, stream) },
+handlers! {
+    fn cuMemAllocAsync(out: *mut CUdeviceptr, bytes: usize, stream: CUstream) |call, real| {
+        let meant = stream::of_call(stream, real as usize, Index::cuMemAllocAsync_ptsz);
+        // SAFETY: the caller's out parameter.
+        unsafe { serve(out, bytes, None, meant) }.unwrap_or_else(|| by_the_driver(meant, call))
+    }
+
+    fn cuMemAllocFromPoolAsync(
+        out: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream
+    ) |call, real| {
+        let meant = stream::of_call(stream, real as usize, Index::cuMemAllocFromPoolAsync_ptsz);
+        // SAFETY: the caller's out parameter.
+        unsafe { serve(out, bytes, Some(pool), meant) }.unwrap_or_else(|| by_the_driver(meant, call))
+    }
+
+    /// What is freed in a capture becomes a node of its graph, which can be only what a graph has allocated: memory of
+    /// ours the driver does not know, and refuses (CUDA driver API reference, cuMemFreeAsync).
+    fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) |call, real| {
+        let meant = stream::of_call(stream, real as usize, Index::cuMemFreeAsync_ptsz);
+        serve_free(address, meant).unwrap_or_else(call)
     }
 }
 
@@ -180,71 +139,62 @@ fn serve_free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
 
 // ---- pools ----
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemPoolCreate(
-    real: unsafe extern "C" fn(*mut CUmemoryPool, *const CUmemPoolProps) -> CUresult,
-    out: *mut CUmemoryPool,
-    properties: *const CUmemPoolProps,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, properties) };
-    if result != SUCCESS || !is_started() || out.is_null() || properties.is_null() {
-        return result;
+handlers! {
+    fn cuMemPoolCreate(out: *mut CUmemoryPool, properties: *const CUmemPoolProps) |call| {
+        let result = call();
+        if result != SUCCESS || !is_started() || out.is_null() || properties.is_null() {
+            return result;
+        }
+        // SAFETY: the driver has read it; ours has the same layout, with plain numbers.
+        let properties = unsafe { properties.cast::<PoolProperties>().read() };
+        if properties.is_plain() {
+            // SAFETY: the driver has written it.
+            let pool = unsafe { *out };
+            pools().add(pool as usize, properties.location.id, properties.most_bytes as u64);
+        }
+        result
     }
-    // SAFETY: the driver has read it; ours has the same layout, with plain numbers.
-    let properties = unsafe { properties.cast::<PoolProperties>().read() };
-    if properties.is_plain() {
-        // SAFETY: the driver has written it.
-        let pool = unsafe { *out };
-        pools().add(pool as usize, properties.location.id, properties.most_bytes as u64);
+
+    fn cuMemPoolDestroy(pool: CUmemoryPool) |call| {
+        // Before the call: the driver may reuse the handle at once.
+        let id = if is_started() { pools().unname(pool as usize) } else { None };
+        let result = call();
+        let Some(id) = id else { return result };
+        if result == SUCCESS {
+            pools().destroy(id);
+            poll_and_trim(id, Pool::kept_bytes);
+        } else {
+            pools().name(pool as usize, id);
+        }
+        result
     }
-    result
+
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, keep_bytes: usize) |call| {
+        let result = call();
+        if result == SUCCESS
+            && is_started()
+            && let Some(id) = known(pool)
+        {
+            poll_and_trim(id, |_| keep_bytes as u64);
+        }
+        result
+    }
+
+    fn cuDeviceGetMemPool(out: *mut CUmemoryPool, device: CUdevice) |call| {
+        // SAFETY: the caller's out parameter.
+        unsafe { handed_out(call(), out, device) }
+    }
+
+    fn cuMemGetMemPool(
+        out: *mut CUmemoryPool, location: *mut CUmemLocation, kind: CUmemAllocationType
+    ) |call| {
+        // SAFETY: the caller's out parameter; the driver has read the location.
+        unsafe { handed_out_for(call(), out, location) }
+    }
 }
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemPoolDestroy(
-    real: unsafe extern "C" fn(CUmemoryPool) -> CUresult,
-    pool: CUmemoryPool,
-) -> CUresult {
-    // Before the call: the driver may reuse the handle at once.
-    let id = if is_started() { pools().unname(pool as usize) } else { None };
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(pool) };
-    let Some(id) = id else { return result };
-    if result == SUCCESS {
-        pools().destroy(id);
-        relaxed(|| {
-            poll_frees(id);
-            trim(id, Pool::kept_bytes);
-        });
-    } else {
-        pools().name(pool as usize, id);
-    }
-    result
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemPoolTrimTo(
-    real: unsafe extern "C" fn(CUmemoryPool, usize) -> CUresult,
-    pool: CUmemoryPool,
-    keep_bytes: usize,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(pool, keep_bytes) };
-    if result == SUCCESS
-        && is_started()
-        && let Some(id) = known(pool)
-    {
-        relaxed(|| {
-            poll_frees(id);
-            trim(id, |_| keep_bytes as u64);
-        });
-    }
-    result
-}
+/// What is done with a device's default pool is the same.
+pub(crate) use {cuDeviceGetMemPool as cuDeviceGetDefaultMemPool, cuMemGetMemPool as cuMemGetDefaultMemPool};
 
 fn known(pool: CUmemoryPool) -> Option<Id> {
     pools().id_of(pool as usize)
@@ -263,65 +213,6 @@ unsafe fn handed_out(result: CUresult, out: *mut CUmemoryPool, device: c_int) ->
     result
 }
 
-type DevicePool = unsafe extern "C" fn(*mut CUmemoryPool, CUdevice) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuDeviceGetDefaultMemPool(
-    real: DevicePool,
-    out: *mut CUmemoryPool,
-    device: CUdevice,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, device) };
-    // SAFETY: as above.
-    unsafe { handed_out(result, out, device) }
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuDeviceGetMemPool(
-    real: DevicePool,
-    out: *mut CUmemoryPool,
-    device: CUdevice,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, device) };
-    // SAFETY: as above.
-    unsafe { handed_out(result, out, device) }
-}
-
-type LocationPool =
-    unsafe extern "C" fn(*mut CUmemoryPool, *mut CUmemLocation, CUmemAllocationType) -> CUresult;
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemGetDefaultMemPool(
-    real: LocationPool,
-    out: *mut CUmemoryPool,
-    location: *mut CUmemLocation,
-    kind: CUmemAllocationType,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, location, kind) };
-    // SAFETY: as above; the driver has read the location.
-    unsafe { handed_out_for(result, out, location) }
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemGetMemPool(
-    real: LocationPool,
-    out: *mut CUmemoryPool,
-    location: *mut CUmemLocation,
-    kind: CUmemAllocationType,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, location, kind) };
-    // SAFETY: as above; the driver has read the location.
-    unsafe { handed_out_for(result, out, location) }
-}
-
 /// # Safety
 /// As for [`handed_out`]; the location can be read if the call succeeded.
 unsafe fn handed_out_for(result: CUresult, out: *mut CUmemoryPool, location: *mut CUmemLocation) -> CUresult {
@@ -337,82 +228,59 @@ unsafe fn handed_out_for(result: CUresult, out: *mut CUmemoryPool, location: *mu
 
 // ---- access and attributes ----
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemPoolSetAccess(
-    real: unsafe extern "C" fn(CUmemoryPool, *const CUmemAccessDesc, usize) -> CUresult,
-    pool: CUmemoryPool,
-    access: *const CUmemAccessDesc,
-    count: usize,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(pool, access, count) };
-    if result != SUCCESS || !is_started() || access.is_null() || count == 0 {
-        return result;
-    }
-    // SAFETY: the driver has read that many; ours have the same layout, with plain numbers.
-    let access = unsafe { std::slice::from_raw_parts(access.cast::<Access>(), count) };
-    relaxed(|| set_access(pool as usize, access))
-}
-
-/// What the driver's own pool has is what graphs have allocated.
-///
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemPoolGetAttribute(
-    real: unsafe extern "C" fn(CUmemoryPool, CUmemPool_attribute, *mut c_void) -> CUresult,
-    pool: CUmemoryPool,
-    attribute: CUmemPool_attribute,
-    value: *mut c_void,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(pool, attribute, value) };
-    if result != SUCCESS || !is_started() || value.is_null() {
-        return result;
-    }
-    let ours = pools().named(pool as usize).and_then(|pool| match attribute {
-        RESERVED => Some(pool.reserved.current_bytes),
-        RESERVED_HIGH => Some(pool.reserved.high_bytes),
-        USED => Some(pool.used.current_bytes),
-        USED_HIGH => Some(pool.used.high_bytes),
-        _ => None,
-    });
-    if let Some(ours) = ours {
-        let value = value.cast::<u64>();
-        // SAFETY: the driver has written a number of this size.
-        let drivers = unsafe { value.read_unaligned() };
-        // SAFETY: as above.
-        unsafe { value.write_unaligned(drivers + ours) };
-    }
-    result
-}
-
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemPoolSetAttribute(
-    real: unsafe extern "C" fn(CUmemoryPool, CUmemPool_attribute, *mut c_void) -> CUresult,
-    pool: CUmemoryPool,
-    attribute: CUmemPool_attribute,
-    value: *mut c_void,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(pool, attribute, value) };
-    if result != SUCCESS || !is_started() || value.is_null() {
-        return result;
-    }
-    let number = match attribute {
-        FOLLOW_EVENTS | OPPORTUNISTIC | INTERNAL => {
-            // SAFETY: the driver has read a number of this size.
-            let is_on = unsafe { value.cast::<c_int>().read_unaligned() };
-            u64::from(is_on != 0)
+handlers! {
+    fn cuMemPoolSetAccess(pool: CUmemoryPool, access: *const CUmemAccessDesc, count: usize) |call| {
+        let result = call();
+        if result != SUCCESS || !is_started() || access.is_null() || count == 0 {
+            return result;
         }
-        // SAFETY: as above.
-        _ => unsafe { value.cast::<u64>().read_unaligned() },
-    };
-    if let Some(pool) = pools().named(pool as usize) {
-        pool.set_attribute(attribute, number);
+        // SAFETY: the driver has read that many; ours have the same layout, with plain numbers.
+        let access = unsafe { std::slice::from_raw_parts(access.cast::<Access>(), count) };
+        relaxed(|| set_access(pool as usize, access))
     }
-    result
+
+    /// What the driver's own pool has is what graphs have allocated.
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void) |call| {
+        let result = call();
+        if result != SUCCESS || !is_started() || value.is_null() {
+            return result;
+        }
+        let ours = pools().named(pool as usize).and_then(|pool| match attribute {
+            RESERVED => Some(pool.reserved.current_bytes),
+            RESERVED_HIGH => Some(pool.reserved.high_bytes),
+            USED => Some(pool.used.current_bytes),
+            USED_HIGH => Some(pool.used.high_bytes),
+            _ => None,
+        });
+        if let Some(ours) = ours {
+            let value = value.cast::<u64>();
+            // SAFETY: the driver has written a number of this size.
+            let drivers = unsafe { value.read_unaligned() };
+            // SAFETY: as above.
+            unsafe { value.write_unaligned(drivers + ours) };
+        }
+        result
+    }
+
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void) |call| {
+        let result = call();
+        if result != SUCCESS || !is_started() || value.is_null() {
+            return result;
+        }
+        let number = match attribute {
+            FOLLOW_EVENTS | OPPORTUNISTIC | INTERNAL => {
+                // SAFETY: the driver has read a number of this size.
+                let is_on = unsafe { value.cast::<c_int>().read_unaligned() };
+                u64::from(is_on != 0)
+            }
+            // SAFETY: as above.
+            _ => unsafe { value.cast::<u64>().read_unaligned() },
+        };
+        if let Some(pool) = pools().named(pool as usize) {
+            pool.set_attribute(attribute, number);
+        }
+        result
+    }
 }
 
 impl Pool {
@@ -430,39 +298,22 @@ impl Pool {
 
 // ---- other processes ----
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemPoolExportToShareableHandle(
-    real: unsafe extern "C" fn(*mut c_void, CUmemoryPool, CUmemAllocationHandleType, c_ulonglong) -> CUresult,
-    out: *mut c_void,
-    pool: CUmemoryPool,
-    kind: CUmemAllocationHandleType,
-    flags: c_ulonglong,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, pool, kind, flags) };
-    taint::mark("cuMemPoolExportToShareableHandle", result);
-    result
-}
+handlers! {
+    fn cuMemPoolExportToShareableHandle(
+        out: *mut c_void, pool: CUmemoryPool, kind: CUmemAllocationHandleType, flags: c_ulonglong
+    ) |call| {
+        let result = call();
+        taint::mark("cuMemPoolExportToShareableHandle", result);
+        result
+    }
 
-/// # Safety
-/// As for the driver's.
-pub(crate) unsafe fn cuMemPoolImportFromShareableHandle(
-    real: unsafe extern "C" fn(
-        *mut CUmemoryPool,
-        *mut c_void,
-        CUmemAllocationHandleType,
-        c_ulonglong,
-    ) -> CUresult,
-    out: *mut CUmemoryPool,
-    handle: *mut c_void,
-    kind: CUmemAllocationHandleType,
-    flags: c_ulonglong,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    let result = unsafe { real(out, handle, kind, flags) };
-    taint::mark("cuMemPoolImportFromShareableHandle", result);
-    result
+    fn cuMemPoolImportFromShareableHandle(
+        out: *mut CUmemoryPool, handle: *mut c_void, kind: CUmemAllocationHandleType, flags: c_ulonglong
+    ) |call| {
+        let result = call();
+        taint::mark("cuMemPoolImportFromShareableHandle", result);
+        result
+    }
 }
 
 // ---- synchronisation ----
@@ -479,43 +330,24 @@ fn synchronized(wait: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// # Safety
-/// As for the driver's.
-#[inline]
-pub(crate) unsafe fn cuStreamSynchronize(
-    real: unsafe extern "C" fn(CUstream) -> CUresult,
-    stream: CUstream,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    synchronized(|| unsafe { real(stream) })
-}
+handlers! {
+    #[inline]
+    fn cuStreamSynchronize(stream: CUstream) |call| {
+        synchronized(call)
+    }
 
-/// # Safety
-/// As for the driver's.
-#[inline]
-pub(crate) unsafe fn cuEventSynchronize(
-    real: unsafe extern "C" fn(CUevent) -> CUresult,
-    event: CUevent,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    synchronized(|| unsafe { real(event) })
-}
+    #[inline]
+    fn cuEventSynchronize(event: CUevent) |call| {
+        synchronized(call)
+    }
 
-/// # Safety
-/// As for the driver's.
-#[inline]
-pub(crate) unsafe fn cuCtxSynchronize(real: unsafe extern "C" fn() -> CUresult) -> CUresult {
-    // SAFETY: as for our own caller.
-    synchronized(|| unsafe { real() })
-}
+    #[inline]
+    fn cuCtxSynchronize() |call| {
+        synchronized(call)
+    }
 
-/// # Safety
-/// As for the driver's.
-#[inline]
-pub(crate) unsafe fn cuCtxSynchronize_v2(
-    real: unsafe extern "C" fn(CUcontext) -> CUresult,
-    context: CUcontext,
-) -> CUresult {
-    // SAFETY: the parameters are those of our own caller.
-    synchronized(|| unsafe { real(context) })
+    #[inline]
+    fn cuCtxSynchronize_v2(context: CUcontext) |call| {
+        synchronized(call)
+    }
 }

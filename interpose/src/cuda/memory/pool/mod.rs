@@ -165,10 +165,7 @@ fn after_synchronization() {
     let _inside = gate::enter();
     let ids = pools().ids(|pool| pool.reserved.current_bytes > pool.kept_bytes());
     for id in ids {
-        relaxed(|| {
-            poll_frees(id);
-            trim(id, Pool::kept_bytes);
-        });
+        poll_and_trim(id, Pool::kept_bytes);
     }
     let is_freed_left = relaxed(freed::reclaim);
     // Frees that have not happened yet are polled the next time.
@@ -176,6 +173,14 @@ fn after_synchronization() {
     if is_freed_left || !pools().ids(is_left).is_empty() {
         IS_TRIM_DUE.store(true, Relaxed);
     }
+}
+
+/// Gives memory back beyond what a pool is to keep, that of frees which have happened included.
+fn poll_and_trim(id: Id, keep_bytes: impl Fn(&Pool) -> u64) {
+    relaxed(|| {
+        poll_frees(id);
+        trim(id, keep_bytes);
+    });
 }
 
 /// Gives free memory back while a pool has more than it is to keep. Memory that the driver refuses to unmap stays
