@@ -1,6 +1,6 @@
 //! Interception of NCCL: communicators of several ranks cannot be saved yet.
 //!
-//! One table, as for the driver: a row is an exported function, and `handlers` defines what is done with the call.
+//! One table, as for the driver: a row is an exported function with what is done with the call.
 //! Communicators will be destroyed and recreated from here once that is supported. No call here passes the gate,
 //! since creating a communicator waits for other processes.
 //!
@@ -18,9 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::{elf, libc_symbols};
 
-mod handlers;
+mod communicators;
 
-pub(super) use handlers::obstacle;
+pub(super) use communicators::obstacle;
+use communicators::{Noted, destroyed, made, ranks_of, split};
 
 /// What marks NCCL among the loaded libraries.
 const LIBRARY: &CStr = c"libnccl.so.2";
@@ -53,7 +54,7 @@ extern "C" fn note_caller(caller: *const c_void) {
 }
 
 macro_rules! export {
-    ($( fn $name:ident ( $($arg:ident : $ty:ty),* ); )*) => {
+    ($( fn $name:ident ( $($arg:ident : $ty:ty),* ) |$call:ident| $body:block )*) => {
         #[allow(non_camel_case_types, reason = "NCCL's names")]
         #[repr(usize)]
         enum Index { $( $name, )* Count }
@@ -84,7 +85,8 @@ macro_rules! export {
                     // SAFETY: the address is that of a symbol of this name, which has the type of NCCL's header.
                     let real = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
                     // SAFETY: the parameters are those of our own caller.
-                    unsafe { handlers::$name(real, $($arg),*) }
+                    let $call = || unsafe { real($($arg),*) };
+                    $body
                 }
                 // The six integer parameters are kept over the call, and the stack is aligned by a seventh push; what
                 // is on the stack stays where it is.
@@ -103,27 +105,47 @@ macro_rules! export {
 }
 
 export! {
-    fn ncclCommInitRank(out: *mut Communicator, ranks: c_int, id: UniqueId, rank: c_int);
+    fn ncclCommInitRank(out: *mut Communicator, ranks: c_int, id: UniqueId, rank: c_int) |call| {
+        made(Noted { ranks, call: "ncclCommInitRank" }, out, 1, call)
+    }
     fn ncclCommInitRankConfig(
         out: *mut Communicator, ranks: c_int, id: UniqueId, rank: c_int, config: Config
-    );
+    ) |call| {
+        made(Noted { ranks, call: "ncclCommInitRankConfig" }, out, 1, call)
+    }
     fn ncclCommInitRankScalable(
         out: *mut Communicator, ranks: c_int, rank: c_int, id_count: c_int, ids: *mut UniqueId, config: Config
-    );
-    fn ncclCommInitAll(out: *mut Communicator, count: c_int, devices: *const c_int);
+    ) |call| {
+        made(Noted { ranks, call: "ncclCommInitRankScalable" }, out, 1, call)
+    }
+    fn ncclCommInitAll(out: *mut Communicator, count: c_int, devices: *const c_int) |call| {
+        made(Noted { ranks: count, call: "ncclCommInitAll" }, out, count, call)
+    }
     fn ncclCommSplit(
         of: Communicator, color: c_int, key: c_int, out: *mut Communicator, config: Config
-    );
+    ) |call| {
+        split(of, out, call)
+    }
     fn ncclCommShrink(
         of: Communicator, excluded: *mut c_int, excluded_count: c_int, out: *mut Communicator,
         config: Config, flags: c_int
-    );
+    ) |call| {
+        // Less than one would be none of which we know.
+        let ranks = ranks_of(of).saturating_sub(excluded_count).max(0);
+        made(Noted { ranks, call: "ncclCommShrink" }, out, 1, call)
+    }
     fn ncclCommGrow(
         of: Communicator, ranks: c_int, id: *const UniqueId, rank: c_int, out: *mut Communicator,
         config: Config
-    );
-    fn ncclCommDestroy(communicator: Communicator);
-    fn ncclCommAbort(communicator: Communicator);
+    ) |call| {
+        made(Noted { ranks, call: "ncclCommGrow" }, out, 1, call)
+    }
+    fn ncclCommDestroy(communicator: Communicator) |call| {
+        destroyed(communicator, call)
+    }
+    fn ncclCommAbort(communicator: Communicator) |call| {
+        destroyed(communicator, call)
+    }
 }
 
 /// The address of a function: nothing is ever read through it.

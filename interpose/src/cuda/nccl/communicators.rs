@@ -1,18 +1,18 @@
-//! Handlers of NCCL's calls: communicators are recorded from before their creation until their destruction.
+//! NCCL's communicators: recorded from before their creation until their destruction.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Communicator, Config, IN_PROGRESS, IS_PASSED, SUCCESS, Status, UniqueId};
+use super::{Communicator, IN_PROGRESS, IS_PASSED, SUCCESS, Status};
 
 /// A communicator that exists, is being created or is being destroyed.
 #[derive(Clone, Copy)]
-struct Noted {
+pub(super) struct Noted {
     /// 0 if unknown: several.
-    ranks: c_int,
-    call: &'static str,
+    pub ranks: c_int,
+    pub call: &'static str,
 }
 
 struct Communicators {
@@ -55,7 +55,7 @@ pub(crate) fn obstacle() -> Option<String> {
 }
 
 /// The ranks of a communicator; 0 if unknown.
-fn ranks_of(communicator: Communicator) -> c_int {
+pub(super) fn ranks_of(communicator: Communicator) -> c_int {
     communicators().live.get(&(communicator as usize)).map_or(0, |noted| noted.ranks)
 }
 
@@ -77,7 +77,12 @@ fn under_way(noted: Noted, work: impl FnOnce() -> Status) -> Status {
 }
 
 /// Creates `count` communicators from `out` on, and records them.
-fn made(noted: Noted, out: *mut Communicator, count: c_int, make: impl FnOnce() -> Status) -> Status {
+pub(super) fn made(
+    noted: Noted,
+    out: *mut Communicator,
+    count: c_int,
+    make: impl FnOnce() -> Status,
+) -> Status {
     under_way(noted, || {
         let result = make();
         // In a group, or if it is not to block, it is there before it is complete.
@@ -95,7 +100,7 @@ fn made(noted: Noted, out: *mut Communicator, count: c_int, make: impl FnOnce() 
 }
 
 /// Destroys a communicator, which is forgotten before: its handle may be another one's at once.
-fn destroyed(communicator: Communicator, destroy: impl FnOnce() -> Status) -> Status {
+pub(super) fn destroyed(communicator: Communicator, destroy: impl FnOnce() -> Status) -> Status {
     let known = communicators().live.get(&(communicator as usize)).copied();
     let Some(noted) = known else { return destroy() };
     under_way(noted, || {
@@ -106,64 +111,6 @@ fn destroyed(communicator: Communicator, destroy: impl FnOnce() -> Status) -> St
         }
         result
     })
-}
-
-/// # Safety
-/// As for NCCL's.
-pub(super) unsafe fn ncclCommInitRank(
-    real: unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int) -> Status,
-    out: *mut Communicator,
-    ranks: c_int,
-    id: UniqueId,
-    rank: c_int,
-) -> Status {
-    let noted = Noted { ranks, call: "ncclCommInitRank" };
-    // SAFETY: the parameters are those of our own caller.
-    made(noted, out, 1, || unsafe { real(out, ranks, id, rank) })
-}
-
-/// # Safety
-/// As for NCCL's.
-pub(super) unsafe fn ncclCommInitRankConfig(
-    real: unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int, Config) -> Status,
-    out: *mut Communicator,
-    ranks: c_int,
-    id: UniqueId,
-    rank: c_int,
-    config: Config,
-) -> Status {
-    let noted = Noted { ranks, call: "ncclCommInitRankConfig" };
-    // SAFETY: the parameters are those of our own caller.
-    made(noted, out, 1, || unsafe { real(out, ranks, id, rank, config) })
-}
-
-/// # Safety
-/// As for NCCL's.
-pub(super) unsafe fn ncclCommInitRankScalable(
-    real: unsafe extern "C" fn(*mut Communicator, c_int, c_int, c_int, *mut UniqueId, Config) -> Status,
-    out: *mut Communicator,
-    ranks: c_int,
-    rank: c_int,
-    id_count: c_int,
-    ids: *mut UniqueId,
-    config: Config,
-) -> Status {
-    let noted = Noted { ranks, call: "ncclCommInitRankScalable" };
-    // SAFETY: the parameters are those of our own caller.
-    made(noted, out, 1, || unsafe { real(out, ranks, rank, id_count, ids, config) })
-}
-
-/// # Safety
-/// As for NCCL's.
-pub(super) unsafe fn ncclCommInitAll(
-    real: unsafe extern "C" fn(*mut Communicator, c_int, *const c_int) -> Status,
-    out: *mut Communicator,
-    count: c_int,
-    devices: *const c_int,
-) -> Status {
-    let noted = Noted { ranks: count, call: "ncclCommInitAll" };
-    // SAFETY: the parameters are those of our own caller.
-    made(noted, out, count, || unsafe { real(out, count, devices) })
 }
 
 /// `ncclCommCount`.
@@ -181,23 +128,12 @@ fn learn_ranks(communicator: Communicator, count: Count) {
     }
 }
 
-/// How many ranks there are in a part, the other ranks decide; of one rank there is no smaller part.
-///
-/// # Safety
-/// As for NCCL's.
-pub(super) unsafe fn ncclCommSplit(
-    real: unsafe extern "C" fn(Communicator, c_int, c_int, *mut Communicator, Config) -> Status,
-    of: Communicator,
-    color: c_int,
-    key: c_int,
-    out: *mut Communicator,
-    config: Config,
-) -> Status {
+/// Splits a communicator. How many ranks there are in a part, the other ranks decide; of one rank there is no smaller
+/// part.
+pub(super) fn split(of: Communicator, out: *mut Communicator, split: impl FnOnce() -> Status) -> Status {
     let ranks = if ranks_of(of) == 1 { 1 } else { 0 };
-    let noted = Noted { ranks, call: "ncclCommSplit" };
     let count = super::of_caller(c"ncclCommCount");
-    // SAFETY: the parameters are those of our own caller.
-    let result = made(noted, out, 1, || unsafe { real(of, color, key, out, config) });
+    let result = made(Noted { ranks, call: "ncclCommSplit" }, out, 1, split);
     if result == SUCCESS && ranks == 0 && !out.is_null() && !count.is_null() {
         // SAFETY: NCCL has written it.
         let part = unsafe { *out };
@@ -206,65 +142,4 @@ pub(super) unsafe fn ncclCommSplit(
         learn_ranks(part, count);
     }
     result
-}
-
-/// # Safety
-/// As for NCCL's.
-pub(super) unsafe fn ncclCommShrink(
-    real: unsafe extern "C" fn(Communicator, *mut c_int, c_int, *mut Communicator, Config, c_int) -> Status,
-    of: Communicator,
-    excluded: *mut c_int,
-    excluded_count: c_int,
-    out: *mut Communicator,
-    config: Config,
-    flags: c_int,
-) -> Status {
-    // Less than one would be none of which we know.
-    let ranks = ranks_of(of).saturating_sub(excluded_count).max(0);
-    let noted = Noted { ranks, call: "ncclCommShrink" };
-    // SAFETY: the parameters are those of our own caller.
-    made(noted, out, 1, || unsafe { real(of, excluded, excluded_count, out, config, flags) })
-}
-
-/// # Safety
-/// As for NCCL's.
-pub(super) unsafe fn ncclCommGrow(
-    real: unsafe extern "C" fn(
-        Communicator,
-        c_int,
-        *const UniqueId,
-        c_int,
-        *mut Communicator,
-        Config,
-    ) -> Status,
-    of: Communicator,
-    ranks: c_int,
-    id: *const UniqueId,
-    rank: c_int,
-    out: *mut Communicator,
-    config: Config,
-) -> Status {
-    let noted = Noted { ranks, call: "ncclCommGrow" };
-    // SAFETY: the parameters are those of our own caller.
-    made(noted, out, 1, || unsafe { real(of, ranks, id, rank, out, config) })
-}
-
-/// # Safety
-/// As for NCCL's.
-pub(super) unsafe fn ncclCommDestroy(
-    real: unsafe extern "C" fn(Communicator) -> Status,
-    communicator: Communicator,
-) -> Status {
-    // SAFETY: the parameters are those of our own caller.
-    destroyed(communicator, || unsafe { real(communicator) })
-}
-
-/// # Safety
-/// As for NCCL's.
-pub(super) unsafe fn ncclCommAbort(
-    real: unsafe extern "C" fn(Communicator) -> Status,
-    communicator: Communicator,
-) -> Status {
-    // SAFETY: the parameters are those of our own caller.
-    destroyed(communicator, || unsafe { real(communicator) })
 }
