@@ -33,12 +33,7 @@ static ENTRIES: OnceLock<Entries> = OnceLock::new();
 
 /// Makes programs that this process starts part of the job. To be called from the constructor only.
 pub fn follow(socket: &[u8]) {
-    let _ = next(&EXECVE, c"execve");
-    let _ = next(&EXECVPE, c"execvpe");
-    let _ = next(&FEXECVE, c"fexecve");
-    let _ = next(&EXECVEAT, c"execveat");
-    let _ = next(&POSIX_SPAWN, c"posix_spawn");
-    let _ = next(&POSIX_SPAWNP, c"posix_spawnp");
+    look_up_all();
     let Some(library) = own_path() else { return };
     // If this library was loaded by other means, the children load it in the same way.
     if !process::variable(b"LD_PRELOAD").is_some_and(|list| has(list, library.to_bytes())) {
@@ -191,14 +186,6 @@ unsafe fn fill(room: *mut *const c_char, environment: Strings, entries: &Entries
     }
 }
 
-/// The next library's functions, usually the C library's.
-static EXECVE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static EXECVPE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static FEXECVE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static EXECVEAT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static POSIX_SPAWN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static POSIX_SPAWNP: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-
 /// A function of the libraries behind this one. It is looked for in the constructor; looking takes the loader's lock,
 /// which could stay locked in a child of `fork`.
 fn next(slot: &AtomicPtr<c_void>, name: &CStr) -> Option<*const c_void> {
@@ -228,50 +215,61 @@ fn own_environment() -> Strings {
     unsafe { environ }
 }
 
-type Execve = unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
-type Fexecve = unsafe extern "C" fn(c_int, Strings, Strings) -> c_int;
-type Execveat = unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int;
-type Spawn = unsafe extern "C" fn(
-    *mut libc::pid_t,
-    *const c_char,
-    *const libc::posix_spawn_file_actions_t,
-    *const libc::posix_spawnattr_t,
-    Strings,
-    Strings,
-) -> c_int;
+/// Functions that add to the environment what it lacks and call the next library's function, usually the C library's.
+macro_rules! replaced {
+    ($( $(#[$doc:meta])* $next:ident = $text:literal,
+        fn $name:ident ( $($arg:ident : $ty:ty),* ) with $environment:ident, or $absent:expr ; )*) => {
+        $( static $next: AtomicPtr<c_void> = AtomicPtr::new(null_mut()); )*
 
-/// See execve(2).
-///
-/// # Safety
-/// As for the C library's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn execve(path: *const c_char, argv: Strings, environment: Strings) -> c_int {
-    let Some(real) = next(&EXECVE, c"execve") else { return no_such_function() };
-    // SAFETY: the address is that of the function of this name, which has this type.
-    let real: Execve = unsafe { transmute(real) };
-    let exec = |environment| {
-        // SAFETY: the parameters are those of our own caller.
-        unsafe { real(path, argv, environment) }
+        /// Looks up all of the next functions.
+        fn look_up_all() {
+            $( let _ = next(&$next, $text); )*
+        }
+
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As for the C library's.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
+                type Function = unsafe extern "C" fn($($ty),*) -> c_int;
+                let Some(real) = next(&$next, $text) else { return $absent };
+                // SAFETY: the address is that of the function of this name, which has this type.
+                let real = unsafe { transmute::<*const c_void, Function>(real) };
+                // SAFETY: the parameters are those of our own caller.
+                let exec = |$environment| unsafe { real($($arg),*) };
+                // SAFETY: as above.
+                unsafe { with_ours(ENTRIES.get(), $environment, exec) }
+            }
+        )*
     };
-    // SAFETY: as above.
-    unsafe { with_ours(ENTRIES.get(), environment, exec) }
 }
 
-/// See exec(3).
-///
-/// # Safety
-/// As for the C library's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, environment: Strings) -> c_int {
-    let Some(real) = next(&EXECVPE, c"execvpe") else { return no_such_function() };
-    // SAFETY: the address is that of the function of this name, which has this type.
-    let real: Execve = unsafe { transmute(real) };
-    let exec = |environment| {
-        // SAFETY: the parameters are those of our own caller.
-        unsafe { real(file, argv, environment) }
-    };
-    // SAFETY: as above.
-    unsafe { with_ours(ENTRIES.get(), environment, exec) }
+replaced! {
+    /// See execve(2).
+    EXECVE = c"execve", fn execve(path: *const c_char, argv: Strings, environment: Strings)
+        with environment, or no_such_function();
+    /// See exec(3).
+    EXECVPE = c"execvpe", fn execvpe(file: *const c_char, argv: Strings, environment: Strings)
+        with environment, or no_such_function();
+    /// See fexecve(3).
+    FEXECVE = c"fexecve", fn fexecve(descriptor: c_int, argv: Strings, environment: Strings)
+        with environment, or no_such_function();
+    /// See execveat(2).
+    EXECVEAT = c"execveat", fn execveat(
+        directory: c_int, path: *const c_char, argv: Strings, environment: Strings, flags: c_int
+    ) with environment, or no_such_function();
+    /// See posix_spawn(3).
+    POSIX_SPAWN = c"posix_spawn", fn posix_spawn(
+        pid: *mut libc::pid_t, path: *const c_char, actions: *const libc::posix_spawn_file_actions_t,
+        attributes: *const libc::posix_spawnattr_t, argv: Strings, environment: Strings
+    ) with environment, or libc::ENOSYS;
+    /// See posix_spawn(3).
+    POSIX_SPAWNP = c"posix_spawnp", fn posix_spawnp(
+        pid: *mut libc::pid_t, file: *const c_char, actions: *const libc::posix_spawn_file_actions_t,
+        attributes: *const libc::posix_spawnattr_t, argv: Strings, environment: Strings
+    ) with environment, or libc::ENOSYS;
 }
 
 /// See exec(3).
@@ -293,77 +291,6 @@ pub unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
     // SAFETY: the parameters are those of our own caller.
     unsafe { execvpe(file, argv, own_environment()) }
 }
-
-/// See fexecve(3).
-///
-/// # Safety
-/// As for the C library's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn fexecve(descriptor: c_int, argv: Strings, environment: Strings) -> c_int {
-    let Some(real) = next(&FEXECVE, c"fexecve") else { return no_such_function() };
-    // SAFETY: the address is that of the function of this name, which has this type.
-    let real: Fexecve = unsafe { transmute(real) };
-    let exec = |environment| {
-        // SAFETY: the parameters are those of our own caller.
-        unsafe { real(descriptor, argv, environment) }
-    };
-    // SAFETY: as above.
-    unsafe { with_ours(ENTRIES.get(), environment, exec) }
-}
-
-/// See execveat(2).
-///
-/// # Safety
-/// As for the C library's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn execveat(
-    directory: c_int,
-    path: *const c_char,
-    argv: Strings,
-    environment: Strings,
-    flags: c_int,
-) -> c_int {
-    let Some(real) = next(&EXECVEAT, c"execveat") else { return no_such_function() };
-    // SAFETY: the address is that of the function of this name, which has this type.
-    let real: Execveat = unsafe { transmute(real) };
-    let exec = |environment| {
-        // SAFETY: the parameters are those of our own caller.
-        unsafe { real(directory, path, argv, environment, flags) }
-    };
-    // SAFETY: as above.
-    unsafe { with_ours(ENTRIES.get(), environment, exec) }
-}
-
-macro_rules! spawn {
-    ($name:ident, $slot:ident, $text:literal) => {
-        /// See posix_spawn(3).
-        ///
-        /// # Safety
-        /// As for the C library's.
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $name(
-            pid: *mut libc::pid_t,
-            path: *const c_char,
-            actions: *const libc::posix_spawn_file_actions_t,
-            attributes: *const libc::posix_spawnattr_t,
-            argv: Strings,
-            environment: Strings,
-        ) -> c_int {
-            let Some(real) = next(&$slot, $text) else { return libc::ENOSYS };
-            // SAFETY: the address is that of the function of this name, which has this type.
-            let real: Spawn = unsafe { transmute(real) };
-            let spawn = |environment| {
-                // SAFETY: the parameters are those of our own caller.
-                unsafe { real(pid, path, actions, attributes, argv, environment) }
-            };
-            // SAFETY: as above.
-            unsafe { with_ours(ENTRIES.get(), environment, spawn) }
-        }
-    };
-}
-
-spawn!(posix_spawn, POSIX_SPAWN, c"posix_spawn");
-spawn!(posix_spawnp, POSIX_SPAWNP, c"posix_spawnp");
 
 /// `execle`'s environment follows the null pointer that ends its arguments.
 ///
