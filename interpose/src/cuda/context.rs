@@ -93,9 +93,9 @@ impl Contexts {
 /// The calling thread's context and its device; `None` without one. In a green context it is the primary one of the
 /// device, to which everything belongs that is made there.
 pub(crate) fn current() -> Option<(CUcontext, c_int)> {
-    let mut context: CUcontext = null_mut();
-    // SAFETY: `context` is a local variable.
-    if unsafe { driver::cuCtxGetCurrent(&raw mut context) } != SUCCESS || context.is_null() {
+    // SAFETY: the call writes to a local variable.
+    let context = driver::ask(null_mut(), |context| unsafe { driver::cuCtxGetCurrent(context) }).ok()?;
+    if context.is_null() {
         return None;
     }
     let known = contexts().find(context as usize).map(|known| (known.device, known.kind));
@@ -104,11 +104,8 @@ pub(crate) fn current() -> Option<(CUcontext, c_int)> {
         let whole = is_part.then(|| contexts().primary_of(device)).flatten();
         return Some((whole.map_or(context, |primary| primary as CUcontext), device));
     }
-    let mut device = 0;
-    // SAFETY: `device` is a local variable.
-    if unsafe { driver::cuCtxGetDevice(&raw mut device) } != SUCCESS {
-        return None;
-    }
+    // SAFETY: as above.
+    let device = driver::ask(0, |device| unsafe { driver::cuCtxGetDevice(device) }).ok()?;
     let is_primary = ask_for_primary(device) == Some(context as usize);
     note(context, device, if is_primary { ContextKind::Primary } else { MADE });
     Some((context, device))
@@ -120,10 +117,7 @@ pub(crate) fn current() -> Option<(CUcontext, c_int)> {
 /// The driver's, if the context is not one.
 pub(crate) fn within<T>(context: CUcontext, work: impl FnOnce() -> T) -> Result<T, CUresult> {
     // SAFETY: a context that was destroyed only gives an error.
-    let result = unsafe { driver::cuCtxPushCurrent_v2(context) };
-    if result != SUCCESS {
-        return Err(result);
-    }
+    driver::checked(unsafe { driver::cuCtxPushCurrent_v2(context) })?;
     let done = work();
     let mut popped: CUcontext = null_mut();
     // SAFETY: `popped` is a local variable. The context was pushed above, so there is one to pop.
@@ -187,10 +181,9 @@ pub(crate) fn on_device(device: c_int) -> Option<OnDevice> {
 }
 
 fn retain_primary(device: c_int) -> Option<CUcontext> {
-    let mut context: CUcontext = null_mut();
-    // SAFETY: `context` is a local variable.
-    let result = unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device) };
-    (result == SUCCESS && !context.is_null()).then_some(context)
+    // SAFETY: the call writes to a local variable.
+    let retain = |context| unsafe { driver::cuDevicePrimaryCtxRetain(context, device) };
+    driver::ask(null_mut(), retain).ok().filter(|context| !context.is_null())
 }
 
 fn give_back_primary(device: c_int) {

@@ -36,6 +36,17 @@ macro_rules! call {
 
 cuda_abi::entry_points!(call);
 
+/// Success, or the driver's error.
+pub(super) fn checked(result: CUresult) -> Result<(), CUresult> {
+    if result == SUCCESS { Ok(()) } else { Err(result) }
+}
+
+/// What a call writes to its out parameter, which is `value` before.
+pub(super) fn ask<T>(mut value: T, call: impl FnOnce(*mut T) -> CUresult) -> Result<T, CUresult> {
+    checked(call(&raw mut value))?;
+    Ok(value)
+}
+
 /// The number of attempts of a step without which a process cannot be restored, and the pause between two of them.
 const ATTEMPTS: u32 = 5;
 const RETRY_PAUSE: Duration = Duration::from_millis(20);

@@ -9,7 +9,6 @@ use thiserror::Error;
 
 use super::entry_points::{self, Index};
 use super::{driver, real};
-use crate::cuda::result::SUCCESS;
 
 /// What taking the state off and bringing it back takes.
 const CALLS: [Index; 4] = [
@@ -76,10 +75,9 @@ fn describe_driver(module: Option<&str>, cuda: Option<c_int>) -> String {
 }
 
 fn cuda_version() -> Option<c_int> {
-    let mut version = 0;
-    // SAFETY: `version` is a local variable.
-    let result = unsafe { driver::cuDriverGetVersion(&raw mut version) };
-    (result == SUCCESS && version > 0).then_some(version)
+    // SAFETY: the call writes to a local variable.
+    let version = driver::ask(0, |version| unsafe { driver::cuDriverGetVersion(version) });
+    version.ok().filter(|version| *version > 0)
 }
 
 #[cfg(test)]

@@ -256,10 +256,11 @@ destroyers! {
 fn is_managed(address: CUdeviceptr) -> bool {
     const IS_MANAGED: CUpointer_attribute =
         sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as CUpointer_attribute;
-    let mut is_managed: c_uint = 0;
-    // SAFETY: the attribute is written as an `unsigned int`, which the variable is.
-    let result = unsafe { driver::cuPointerGetAttribute((&raw mut is_managed).cast(), IS_MANAGED, address) };
-    result == SUCCESS && is_managed != 0
+    let is_managed = driver::ask(0, |is_managed: *mut c_uint| {
+        // SAFETY: the attribute is written as an `unsigned int`, which the variable is.
+        unsafe { driver::cuPointerGetAttribute(is_managed.cast(), IS_MANAGED, address) }
+    });
+    is_managed.is_ok_and(|is_managed| is_managed != 0)
 }
 
 handlers! {

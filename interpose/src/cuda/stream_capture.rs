@@ -89,14 +89,11 @@ fn is_capturing(stream: CUstream) -> bool {
         sys::CUresult::CUDA_ERROR_INVALID_CONTEXT,
         sys::CUresult::CUDA_ERROR_INVALID_VALUE,
     ];
-    let mut status: CUstreamCaptureStatus = 0;
-    // SAFETY: `status` is a local variable; a stream that was destroyed only gives an error.
-    let result = unsafe { driver::cuStreamIsCapturing(stream, &raw mut status) };
     let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as CUstreamCaptureStatus;
-    if result == SUCCESS {
-        status != none
-    } else {
-        !REMOVED.iter().any(|removed| *removed as CUresult == result)
+    // SAFETY: the call writes to a local variable; a stream that was destroyed only gives an error.
+    match driver::ask(none, |status| unsafe { driver::cuStreamIsCapturing(stream, status) }) {
+        Ok(status) => status != none,
+        Err(error) => !REMOVED.iter().any(|removed| *removed as CUresult == error),
     }
 }
 

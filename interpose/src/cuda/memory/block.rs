@@ -6,7 +6,6 @@ use cuda_abi::types::{CUdeviceptr, CUresult};
 use super::ipc::published;
 use super::physical::{self, Id};
 use crate::cuda::driver;
-use crate::cuda::result::SUCCESS;
 use crate::cuda::stream_capture::relaxed;
 use cuda_abi::layout::Properties;
 
@@ -75,10 +74,8 @@ pub(super) fn give_back(address: CUdeviceptr, bytes: u64) -> bool {
 }
 
 fn reserve(bytes: u64) -> Result<CUdeviceptr, CUresult> {
-    let mut address = 0;
-    // SAFETY: `address` is a local variable; 0: any alignment, anywhere, no flags.
-    let result = unsafe { driver::cuMemAddressReserve(&raw mut address, bytes as usize, 0, 0, 0) };
-    if result == SUCCESS { Ok(address) } else { Err(result) }
+    // SAFETY: the call writes to a local variable; 0: any alignment, anywhere, no flags.
+    driver::ask(0, |address| unsafe { driver::cuMemAddressReserve(address, bytes as usize, 0, 0, 0) })
 }
 
 fn free_addresses(address: CUdeviceptr, bytes: u64) {

@@ -8,7 +8,6 @@ use cuda_abi::sys::{CUdevice_attribute as Attribute, CUmemAllocationGranularity_
 use cuda_abi::types::CUresult;
 
 use crate::cuda::driver;
-use crate::cuda::result::SUCCESS;
 use cuda_abi::layout::{POSIX_DESCRIPTOR, Properties};
 
 #[derive(Clone, Copy)]
@@ -63,17 +62,14 @@ impl Device {
 }
 
 fn attribute_of(ordinal: c_int, attribute: Attribute) -> Result<c_int, CUresult> {
-    let mut value = 0;
-    // SAFETY: `value` is a local variable.
-    let result = unsafe { driver::cuDeviceGetAttribute(&raw mut value, attribute as u32, ordinal) };
-    if result == SUCCESS { Ok(value) } else { Err(result) }
+    // SAFETY: the call writes to a local variable.
+    driver::ask(0, |value| unsafe { driver::cuDeviceGetAttribute(value, attribute as u32, ordinal) })
 }
 
 fn granularity(properties: &Properties) -> Result<u64, CUresult> {
-    let mut bytes = 0;
     let least = Granularity::CU_MEM_ALLOC_GRANULARITY_MINIMUM as u32;
     let properties = (&raw const *properties).cast();
-    // SAFETY: `bytes` is a local variable, the properties are a whole structure.
-    let result = unsafe { driver::cuMemGetAllocationGranularity(&raw mut bytes, properties, least) };
-    if result == SUCCESS { Ok(bytes as u64) } else { Err(result) }
+    // SAFETY: the call writes to a local variable, the properties are a whole structure.
+    let ask = |bytes| unsafe { driver::cuMemGetAllocationGranularity(bytes, properties, least) };
+    driver::ask(0, ask).map(|bytes| bytes as u64)
 }

@@ -84,9 +84,8 @@ fn retried(
 
 /// How many nodes a graph has. NULL instead of an array asks for that (CUDA driver API reference, cuGraphGetNodes).
 fn node_count(graph: CUgraph) -> Option<usize> {
-    let mut count = 0;
-    // SAFETY: `count` is a local variable; a graph that is none is an error and not more.
-    (unsafe { driver::cuGraphGetNodes(graph, null_mut(), &raw mut count) } == SUCCESS).then_some(count)
+    // SAFETY: the call writes to a local variable; a graph that is none is an error and not more.
+    driver::ask(0, |count| unsafe { driver::cuGraphGetNodes(graph, null_mut(), count) }).ok()
 }
 
 /// Makes a node, which allocates if it is given a device.
@@ -169,10 +168,8 @@ pub(super) fn capturing(
 fn is_capturing(stream: CUstream) -> bool {
     const ACTIVE: CUstreamCaptureStatus =
         sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as CUstreamCaptureStatus;
-    let mut status: CUstreamCaptureStatus = 0;
-    // SAFETY: `status` is a local variable; the stream is the program's.
-    let result = unsafe { driver::cuStreamIsCapturing(stream, &raw mut status) };
-    result == SUCCESS && status == ACTIVE
+    // SAFETY: the call writes to a local variable; the stream is the program's.
+    driver::ask(0, |status| unsafe { driver::cuStreamIsCapturing(stream, status) }) == Ok(ACTIVE)
 }
 
 // ---- graphs ----
@@ -185,11 +182,11 @@ fn needs_of(graph: CUgraph) -> Needs {
         return needs;
     }
     for node in nodes_of(graph) {
-        let mut kind: CUgraphNodeType = 0;
-        // SAFETY: `kind` is a local variable, and the node is of a graph that the program is using.
-        let result = unsafe { driver::cuGraphNodeGetType(node, &raw mut kind) };
-        let allocation = if result == SUCCESS && kind == ALLOCATION { allocation(node) } else { None };
-        if let Some((device, bytes)) = allocation {
+        // SAFETY: the call writes to a local variable, and the node is of a graph that the program is using.
+        let kind = driver::ask(0, |kind| unsafe { driver::cuGraphNodeGetType(node, kind) });
+        if kind == Ok(ALLOCATION)
+            && let Some((device, bytes)) = allocation(node)
+        {
             *needs.entry(device).or_default() += bytes;
         }
     }

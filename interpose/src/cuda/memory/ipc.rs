@@ -53,7 +53,7 @@ use crate::cuda::stream_capture::relaxed;
 use crate::cuda::{context, driver};
 use crate::fork;
 use crate::link::Link;
-use cuda_abi::layout::{Access, Properties};
+use cuda_abi::layout::Access;
 use handle::Handle;
 use opened::{Closed, Import, imports};
 use published::{key_of, published, send_notices};
@@ -164,11 +164,7 @@ fn share(allocation: Id) -> Result<Key, ShareError> {
         if let Some(key) = published().get(&allocation) {
             return Ok(*key);
         }
-        let found = physical::registry()
-            .allocations
-            .get(&allocation)
-            .map(|allocation| (allocation.handle, allocation.bytes));
-        let (handle, bytes) = found.ok_or(INVALID_VALUE)?;
+        let (handle, bytes) = physical::handle_and_bytes(allocation).ok_or(INVALID_VALUE)?;
         let memory = physical::export(handle)?;
         let key = random_key().ok_or(OUT_OF_MEMORY)?;
         if !launcher::publish(&mut connect()?, key, bytes, &memory)? {
@@ -257,14 +253,8 @@ fn allow(block: &Block, device: c_int) -> Result<(), CUresult> {
 
 /// Finds out the device of a physical allocation and records it.
 fn home_of(allocation: Id) -> Option<c_int> {
-    let handle = physical::registry().allocations.get(&allocation)?.handle;
-    let mut properties = Properties::of(0);
-    let to = (&raw mut properties).cast();
-    // SAFETY: `properties` is a local variable, and a whole structure.
-    if unsafe { driver::cuMemGetAllocationPropertiesFromHandle(to, handle) } != SUCCESS {
-        return None;
-    }
-    let home = properties.location.id;
+    let (handle, _) = physical::handle_and_bytes(allocation)?;
+    let home = physical::device_of(handle)?;
     physical::registry().allocations.get_mut(&allocation)?.device = home;
     Some(home)
 }
@@ -340,11 +330,7 @@ pub(crate) fn republish(launcher: &mut dyn Link, allocations: &[Id]) -> Result<(
     let _ = notices().send(launcher);
     for allocation in allocations {
         let Some(key) = key_of(*allocation) else { continue };
-        let found = physical::registry()
-            .allocations
-            .get(allocation)
-            .map(|allocation| (allocation.handle, allocation.bytes));
-        let Some((handle, bytes)) = found else { continue };
+        let Some((handle, bytes)) = physical::handle_and_bytes(*allocation) else { continue };
         let failed = |result| MemoryError::Export(DriverError::new("cuMemExportToShareableHandle", result));
         let is_kept = fork::while_none(|| {
             let memory = driver::retry(|| physical::export(handle)).map_err(failed)?;

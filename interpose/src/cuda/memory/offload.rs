@@ -71,8 +71,7 @@ struct Exported {
 fn export(ids: &[Id]) -> (Vec<Exported>, Option<ParkError>) {
     let (mut exported, mut refusal) = (Vec::with_capacity(ids.len()), None);
     for id in ids {
-        let known = registry().allocations.get(id).map(|allocation| (allocation.handle, allocation.bytes));
-        let Some((handle, bytes)) = known else { continue };
+        let Some((handle, bytes)) = physical::handle_and_bytes(*id) else { continue };
         match physical::export(handle) {
             Ok(descriptor) => exported.push(Exported { id: *id, bytes, descriptor }),
             Err(result) if refusal.is_none() => {

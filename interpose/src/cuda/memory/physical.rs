@@ -17,8 +17,9 @@ use ckpt_protocol::agent::{RegionKind, ShareKey as Key};
 use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
 
 use super::backtrace::Backtrace;
-use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
-use crate::cuda::{driver, taint};
+use crate::cuda::driver::{self, checked};
+use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY};
+use crate::cuda::taint;
 use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
 
 /// The ID of a physical allocation: unique for the life of the process and never 0.
@@ -91,10 +92,6 @@ static REGISTRY: Mutex<Registry> =
 /// The lock must not be held across a driver call.
 pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn checked(result: CUresult) -> Result<(), CUresult> {
-    if result == SUCCESS { Ok(()) } else { Err(result) }
 }
 
 impl Registry {
@@ -214,6 +211,20 @@ pub(crate) fn adopt(
     })
 }
 
+/// The driver's handle of a physical allocation, and its size.
+pub(crate) fn handle_and_bytes(id: Id) -> Option<(CUmemGenericAllocationHandle, u64)> {
+    registry().allocations.get(&id).map(|allocation| (allocation.handle, allocation.bytes))
+}
+
+/// The device whose memory a driver's handle stands for, if the driver reports it.
+pub(crate) fn device_of(handle: CUmemGenericAllocationHandle) -> Option<c_int> {
+    let properties = driver::ask(Properties::of(0), |properties| {
+        // SAFETY: the call writes to a local variable of the structure's layout, whose fields may have any value.
+        unsafe { driver::cuMemGetAllocationPropertiesFromHandle(properties.cast(), handle) }
+    });
+    Some(properties.ok()?.location.id)
+}
+
 /// Imports physical memory of another process.
 ///
 /// # Errors
@@ -249,21 +260,17 @@ fn create_handle_exactly(
     bytes: u64,
     properties: &Properties,
 ) -> Result<CUmemGenericAllocationHandle, CUresult> {
-    let mut handle = 0;
-    // SAFETY: `handle` is a local variable, the properties are a whole structure.
-    checked(unsafe {
-        driver::cuMemCreate(&raw mut handle, bytes as usize, (&raw const *properties).cast(), 0)
-    })?;
-    Ok(handle)
+    let properties = (&raw const *properties).cast();
+    // SAFETY: the call writes to a local variable, the properties are a whole structure.
+    driver::ask(0, |handle| unsafe { driver::cuMemCreate(handle, bytes as usize, properties, 0) })
 }
 
 pub(crate) fn import_handle(descriptor: BorrowedFd<'_>) -> Result<CUmemGenericAllocationHandle, CUresult> {
-    let mut handle = 0;
     // The descriptor itself takes the pointer's place (CUDA driver API reference, cuMemImportFromShareableHandle).
     let value = descriptor.as_raw_fd() as usize as *mut std::ffi::c_void;
-    // SAFETY: `handle` is a local variable; the descriptor is open for the length of the call.
-    checked(unsafe { driver::cuMemImportFromShareableHandle(&raw mut handle, value, POSIX_DESCRIPTOR) })?;
-    Ok(handle)
+    // SAFETY: the call writes to a local variable; the descriptor is open for the length of the call.
+    let import = |handle| unsafe { driver::cuMemImportFromShareableHandle(handle, value, POSIX_DESCRIPTOR) };
+    driver::ask(0, import)
 }
 
 /// A descriptor by which another process can import physical memory, and which keeps it alive.
@@ -271,11 +278,11 @@ pub(crate) fn import_handle(descriptor: BorrowedFd<'_>) -> Result<CUmemGenericAl
 /// # Errors
 /// A driver call failed.
 pub(crate) fn export(handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, CUresult> {
-    let mut descriptor: c_int = -1;
-    // SAFETY: `descriptor` is a local variable, of the type that this kind of handle is written as.
-    checked(unsafe {
-        driver::cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle, POSIX_DESCRIPTOR, 0)
-    })?;
+    let export = |descriptor: *mut c_int| {
+        // SAFETY: the call writes to a local variable, of the type that this kind of handle is written as.
+        unsafe { driver::cuMemExportToShareableHandle(descriptor.cast(), handle, POSIX_DESCRIPTOR, 0) }
+    };
+    let descriptor = driver::ask(-1, export)?;
     // SAFETY: the driver has made it for the caller.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }

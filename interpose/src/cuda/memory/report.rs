@@ -8,7 +8,6 @@ use cuda_abi::types::CUdeviceptr;
 
 use super::physical::{Id, PhysicalAllocation, Source, registry};
 use super::{arena, backtrace, ipc, pool};
-use crate::cuda::result::SUCCESS;
 use crate::cuda::{context, driver};
 
 /// How many of the program's allocations lie in a physical allocation.
@@ -84,12 +83,12 @@ pub(crate) fn graph_memory() -> Vec<GraphMemory> {
 
 /// 0 if the driver does not report it.
 fn graph_attribute(device: i32, attribute: Attribute) -> u64 {
-    let mut bytes: u64 = 0;
-    let value = (&raw mut bytes).cast();
-    // SAFETY: these attributes are written as 64 bits, which the variable has (CUDA driver API reference,
-    // cuDeviceGetGraphMemAttribute).
-    let result = unsafe { driver::cuDeviceGetGraphMemAttribute(device, attribute as u32, value) };
-    if result == SUCCESS { bytes } else { 0 }
+    let ask = |bytes: *mut u64| {
+        // SAFETY: these attributes are written as 64 bits, which the variable has (CUDA driver API reference,
+        // cuDeviceGetGraphMemAttribute).
+        unsafe { driver::cuDeviceGetGraphMemAttribute(device, attribute as u32, bytes.cast()) }
+    };
+    driver::ask(0, ask).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! Invalid calls are left to the driver, and so is memory that is not ours, which the driver saves itself. Memory of
 //! cuMemAlloc is mapped in the same way, but the program may not use these calls on it.
 
-use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_uint, c_ulonglong, c_void};
 use std::mem::MaybeUninit;
 
 use ckpt_protocol::agent::RegionKind;
@@ -20,7 +20,7 @@ use super::reclaim::make_room;
 use crate::cuda::activation::is_started;
 use crate::cuda::handler::handlers;
 use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
-use crate::cuda::{driver, taint};
+use crate::cuda::taint;
 use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
 
 /// The prefix of our handles: an invalid pointer on this machine, and larger than any counter.
@@ -115,15 +115,6 @@ pub(crate) fn attribute(address: CUdeviceptr, attribute: CUpointer_attribute) ->
         BUFFER | BLOCK => Some(handle_of(id)),
         _ => None,
     }
-}
-
-/// The device whose memory a driver's handle stands for; the first one if the driver does not report it.
-fn device_of(handle: CUmemGenericAllocationHandle) -> c_int {
-    let mut properties = Properties::of(0);
-    // SAFETY: `properties` is a local variable of the structure's layout, whose fields may have any value.
-    let result =
-        unsafe { driver::cuMemGetAllocationPropertiesFromHandle((&raw mut properties).cast(), handle) };
-    if result == SUCCESS { properties.location.id } else { 0 }
 }
 
 handlers! {
@@ -288,7 +279,8 @@ handlers! {
         // SAFETY: the driver has just written it.
         let imported = unsafe { handle.read_unaligned() };
         // Its size is unknown.
-        let id = physical::adopt(RegionKind::Program, 0, device_of(imported), Source::Unknown, imported);
+        let device = physical::device_of(imported).unwrap_or(0);
+        let id = physical::adopt(RegionKind::Program, 0, device, Source::Unknown, imported);
         physical::hinder(id, "cuMemImportFromShareableHandle");
         // SAFETY: as above.
         unsafe { handle.write_unaligned(handle_of(id)) };

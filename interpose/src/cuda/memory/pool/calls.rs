@@ -71,10 +71,9 @@ unsafe fn serve(
 
 /// The pool from which a device's allocations are taken, if it is one of ours.
 fn current_pool(device: c_int) -> Option<Id> {
-    let mut pool: CUmemoryPool = null_mut();
-    // SAFETY: `pool` is a local variable.
-    let result = unsafe { driver::cuDeviceGetMemPool(&raw mut pool, device) };
-    if result == SUCCESS { meet(pool, device) } else { None }
+    // SAFETY: the call writes to a local variable.
+    let pool = driver::ask(null_mut(), |pool| unsafe { driver::cuDeviceGetMemPool(pool, device) });
+    meet(pool.ok()?, device)
 }
 
 /// Looks a pool up by its handle; a device's default pool is recorded here first.
@@ -83,10 +82,9 @@ fn meet(pool: CUmemoryPool, device: c_int) -> Option<Id> {
     if known.is_some() {
         return known;
     }
-    let mut default: CUmemoryPool = null_mut();
-    // SAFETY: `default` is a local variable.
-    let result = unsafe { driver::cuDeviceGetDefaultMemPool(&raw mut default, device) };
-    if result != SUCCESS || default != pool {
+    // SAFETY: the call writes to a local variable.
+    let default = driver::ask(null_mut(), |pool| unsafe { driver::cuDeviceGetDefaultMemPool(pool, device) });
+    if default != Ok(pool) {
         return None;
     }
     let mut pools = pools();

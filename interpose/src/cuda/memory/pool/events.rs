@@ -46,9 +46,8 @@ impl Drop for Event {
 impl Event {
     fn create(context: CUcontext) -> Option<Self> {
         let make = || {
-            let mut event: CUevent = null_mut();
-            // SAFETY: `event` is a local variable.
-            (unsafe { driver::cuEventCreate(&raw mut event, FLAGS) } == SUCCESS).then_some(event)
+            // SAFETY: the call writes to a local variable.
+            driver::ask(null_mut(), |event| unsafe { driver::cuEventCreate(event, FLAGS) }).ok()
         };
         // Entering the current context again costs more than comparing.
         let is_there = context::current().is_some_and(|(current, _)| current == context);

@@ -8,7 +8,6 @@ use cuda_abi::types::{CUcontext, CUresult, CUstream, CUstreamCaptureStatus};
 
 use super::heap::StreamId;
 use crate::cuda::entry_points::Index;
-use crate::cuda::result::SUCCESS;
 use crate::cuda::{driver, real};
 
 /// `CU_STREAM_PER_THREAD` (CUDA driver API reference, "Stream synchronization behavior").
@@ -33,29 +32,27 @@ pub(super) fn of_call(stream: CUstream, called: usize, per_thread: Index) -> CUs
 /// use it: the driver knows what to say, and asking does not end that capture (CUDA driver API reference,
 /// cuStreamIsCapturing).
 pub(super) fn is_captured(stream: CUstream) -> bool {
-    let mut status: CUstreamCaptureStatus = NOT_CAPTURING;
-    // SAFETY: `status` is a local variable; the stream is that of our caller's caller.
-    let result = unsafe { driver::cuStreamIsCapturing(stream, &raw mut status) };
-    if result == SUCCESS { status != NOT_CAPTURING } else { result == FORBIDDEN }
+    // SAFETY: the call writes to a local variable; the stream is that of our caller's caller.
+    match driver::ask(NOT_CAPTURING, |status| unsafe { driver::cuStreamIsCapturing(stream, status) }) {
+        Ok(status) => status != NOT_CAPTURING,
+        Err(error) => error == FORBIDDEN,
+    }
 }
 
 /// The unique ID of a stream, which is never reused.
 pub(super) fn id(stream: CUstream) -> Option<StreamId> {
-    let mut id = 0;
-    // SAFETY: `id` is a local variable; the stream is that of our caller's caller.
-    (unsafe { driver::cuStreamGetId(stream, &raw mut id) } == SUCCESS).then_some(id)
+    // SAFETY: the call writes to a local variable; the stream is that of our caller's caller.
+    driver::ask(0, |id| unsafe { driver::cuStreamGetId(stream, id) }).ok()
 }
 
 pub(super) fn device(stream: CUstream) -> Option<c_int> {
-    let mut device = 0;
     // SAFETY: as in `id`.
-    (unsafe { driver::cuStreamGetDevice(stream, &raw mut device) } == SUCCESS).then_some(device)
+    driver::ask(0, |device| unsafe { driver::cuStreamGetDevice(stream, device) }).ok()
 }
 
 /// The stream's context; `None` for a stream of a green context.
 pub(super) fn context(stream: CUstream) -> Option<CUcontext> {
-    let mut context: CUcontext = null_mut();
     // SAFETY: as in `id`.
-    let result = unsafe { driver::cuStreamGetCtx(stream, &raw mut context) };
-    (result == SUCCESS && !context.is_null()).then_some(context)
+    let context = driver::ask(null_mut(), |context| unsafe { driver::cuStreamGetCtx(stream, context) });
+    context.ok().filter(|context| !context.is_null())
 }

@@ -3,6 +3,7 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use super::*;
+use crate::cuda::driver;
 use crate::cuda::exports as program;
 use crate::cuda::memory::physical::registry;
 use crate::cuda::testing::alone;
