@@ -15,7 +15,7 @@
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use cuda_abi::sys::{CUctxCreateParams, CUdevResourceDesc, CUexecAffinityParam, CUgreenCtx};
 use cuda_abi::types::{CUcontext, CUdevice, CUresult};
@@ -24,6 +24,7 @@ use super::driver;
 use super::handler::handlers;
 use crate::cuda::activation::is_started;
 use crate::cuda::result::SUCCESS;
+use crate::cuda::shared::Shared;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ContextKind {
@@ -53,7 +54,7 @@ struct Contexts {
     green: Vec<(usize, c_int)>,
 }
 
-static CONTEXTS: Mutex<Contexts> = Mutex::new(Contexts { known: Vec::new(), green: Vec::new() });
+static CONTEXTS: Shared<Contexts> = Shared::new(Contexts { known: Vec::new(), green: Vec::new() });
 
 /// What other modules do when a context is removed.
 pub(crate) struct OnRemoval {
@@ -68,11 +69,6 @@ static ON_REMOVAL: OnceLock<OnRemoval> = OnceLock::new();
 /// Registers what other modules do when a context is removed; the first registration stays.
 pub(crate) fn on_removal(callbacks: OnRemoval) {
     let _ = ON_REMOVAL.set(callbacks);
-}
-
-/// The lock must not be held across a driver call.
-fn contexts() -> MutexGuard<'static, Contexts> {
-    CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Contexts {
@@ -98,10 +94,10 @@ pub(crate) fn current() -> Option<(CUcontext, c_int)> {
     if context.is_null() {
         return None;
     }
-    let known = contexts().find(context as usize).map(|known| (known.device, known.kind));
+    let known = CONTEXTS.lock().find(context as usize).map(|known| (known.device, known.kind));
     if let Some((device, kind)) = known {
         let is_part = matches!(kind, ContextKind::Green { .. });
-        let whole = is_part.then(|| contexts().primary_of(device)).flatten();
+        let whole = is_part.then(|| CONTEXTS.lock().primary_of(device)).flatten();
         return Some((whole.map_or(context, |primary| primary as CUcontext), device));
     }
     // SAFETY: as above.
@@ -127,7 +123,7 @@ pub(crate) fn within<T>(context: CUcontext, work: impl FnOnce() -> T) -> Result<
 
 /// The program's contexts and their devices; what is done in one waits for its green parts too.
 pub(crate) fn all() -> Vec<(CUcontext, c_int)> {
-    let contexts = contexts();
+    let contexts = CONTEXTS.lock();
     let whole = contexts.known.iter().filter(|known| !matches!(known.kind, ContextKind::Green { .. }));
     whole.map(|known| (known.context as CUcontext, known.device)).collect()
 }
@@ -215,7 +211,7 @@ fn note(context: CUcontext, device: c_int, kind: ContextKind) {
     if !is_started() || context.is_null() {
         return;
     }
-    let mut contexts = contexts();
+    let mut contexts = CONTEXTS.lock();
     let context = context as usize;
     match contexts.find(context) {
         Some(known) => (known.device, known.kind) = (device, kind),
@@ -225,7 +221,7 @@ fn note(context: CUcontext, device: c_int, kind: ContextKind) {
 
 /// A context was removed, with everything in it.
 fn removed(context: usize) {
-    contexts().forget(context);
+    CONTEXTS.lock().forget(context);
     contents_removed(context);
 }
 
@@ -238,7 +234,7 @@ fn contents_removed(context: usize) {
 
 /// A device's primary context was released.
 fn primary_given_back(device: c_int) {
-    let Some(context) = contexts().primary_of(device) else { return };
+    let Some(context) = CONTEXTS.lock().primary_of(device) else { return };
     if !is_primary_active(device) {
         removed(context);
     }
@@ -290,7 +286,7 @@ handlers! {
             && is_started()
             && let Some((context, _)) = current()
             && let Some(KnownContext { kind: ContextKind::Own { uses }, .. }) =
-                contexts().find(context as usize)
+                CONTEXTS.lock().find(context as usize)
         {
             *uses += 1;
         }
@@ -300,7 +296,7 @@ handlers! {
     fn cuCtxDetach(context: CUcontext) |call| {
         let result = call();
         if result == SUCCESS && is_started() {
-            let mut contexts = contexts();
+            let mut contexts = CONTEXTS.lock();
             if let Some(KnownContext { kind: ContextKind::Own { uses }, .. }) =
                 contexts.find(context as usize)
             {
@@ -331,7 +327,8 @@ handlers! {
     /// cuDevicePrimaryCtxReset).
     fn cuDevicePrimaryCtxReset_v2(device: CUdevice) |call| {
         let result = call();
-        let primary = (result == SUCCESS && is_started()).then(|| contexts().primary_of(device)).flatten();
+        let primary =
+            (result == SUCCESS && is_started()).then(|| CONTEXTS.lock().primary_of(device)).flatten();
         if let Some(context) = primary {
             contents_removed(context);
             primary_given_back(device);
@@ -346,7 +343,7 @@ handlers! {
         if result == SUCCESS && is_started() && !out.is_null() {
             // SAFETY: the driver has written it.
             let green = unsafe { *out } as usize;
-            contexts().green.push((green, device));
+            CONTEXTS.lock().green.push((green, device));
             // It has retained the primary context, which may not be recorded yet.
             if let Some(primary) = ask_for_primary(device) {
                 note(primary as CUcontext, device, ContextKind::Primary);
@@ -358,7 +355,8 @@ handlers! {
     fn cuCtxFromGreenCtx(out: *mut CUcontext, green: CUgreenCtx) |call| {
         let result = call();
         let green = green as usize;
-        let device = contexts().green.iter().find(|(known, _)| *known == green).map(|(_, device)| *device);
+        let device =
+            CONTEXTS.lock().green.iter().find(|(known, _)| *known == green).map(|(_, device)| *device);
         match device {
             // SAFETY: the caller's out parameter.
             Some(device) => unsafe { noted(result, out, device, ContextKind::Green { green }) },
@@ -373,7 +371,7 @@ handlers! {
             return result;
         }
         let green = green as usize;
-        let mut contexts = contexts();
+        let mut contexts = CONTEXTS.lock();
         contexts.known.retain(|known| known.kind != ContextKind::Green { green });
         let place = contexts.green.iter().position(|(known, _)| *known == green);
         let device = place.map(|place| contexts.green.swap_remove(place).1);

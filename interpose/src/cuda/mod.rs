@@ -10,6 +10,7 @@
 //! | `libc_symbols`, `elf` | the C library's `dlsym`; symbols of a loaded library without it |
 //! | `unknown_entry_points`, `bypass` | calls that the library does not see |
 //! | `driver`, `result` | our own calls of the driver, and their results |
+//! | `shared` | state behind a lock |
 //! | `driver_support` | whether the driver supports checkpoints |
 //! | `gate`, `cold_call` | keeps calls out during a checkpoint, at almost no cost otherwise |
 //! | `activity` | GPU activity, for the hang detection |
@@ -54,6 +55,7 @@ mod objects;
 mod proc_address;
 mod real;
 mod result;
+mod shared;
 mod sticky;
 mod stream_capture;
 mod substitute;

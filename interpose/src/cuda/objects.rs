@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use ckpt_protocol::agent::Counts;
 use cuda_abi::sys::{self, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC};
@@ -17,6 +17,7 @@ use super::{context, driver, stream_capture, taint};
 use crate::cuda::activation::is_started;
 use crate::cuda::handler::handlers;
 use crate::cuda::result::SUCCESS;
+use crate::cuda::shared::Shared;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum ObjectKind {
@@ -51,18 +52,18 @@ struct Object {
 type Objects = BTreeMap<(ObjectKind, usize), Object>;
 
 /// Several maps, to reduce lock contention.
-static OBJECTS: [Mutex<Objects>; 16] = [const { Mutex::new(BTreeMap::new()) }; 16];
+static OBJECTS: [Shared<Objects>; 16] = [const { Shared::new(BTreeMap::new()) }; 16];
 
 /// The part that a handle is in; must not be locked across a driver call.
 fn part(handle: usize) -> MutexGuard<'static, Objects> {
     // Handles are addresses: their low bits are the same. The high bits of the product depend on all others.
     let mixed = (handle as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let index = (mixed >> 60) as usize % OBJECTS.len();
-    OBJECTS[index].lock().unwrap_or_else(PoisonError::into_inner)
+    OBJECTS[index].lock()
 }
 
 fn all() -> impl Iterator<Item = MutexGuard<'static, Objects>> {
-    OBJECTS.iter().map(|part| part.lock().unwrap_or_else(PoisonError::into_inner))
+    OBJECTS.iter().map(Shared::lock)
 }
 
 /// Counts the objects. Allocations are counted by their allocators.

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::ffi::c_void;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_abi::sys::{self, CUgraphEdgeData, CUgraphRecaptureCallback};
 use cuda_abi::types::{CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
@@ -11,6 +10,7 @@ use cuda_abi::types::{CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureM
 use super::driver;
 use super::handler::handlers;
 use crate::cuda::result::SUCCESS;
+use crate::cuda::shared::Shared;
 
 /// `CU_STREAM_PER_THREAD` (CUDA driver API reference, "Stream synchronization behavior").
 const PER_THREAD: usize = 2;
@@ -45,15 +45,11 @@ impl Capture {
 }
 
 /// The captures that this library knows of.
-static CAPTURES: Mutex<Option<HashSet<Capture>>> = Mutex::new(None);
-
-fn captures() -> MutexGuard<'static, Option<HashSet<Capture>>> {
-    CAPTURES.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static CAPTURES: Shared<Option<HashSet<Capture>>> = Shared::new(None);
 
 /// The number of open captures. A capture that was dropped with its stream does not count.
 pub(super) fn open_captures() -> usize {
-    let noted: Vec<Capture> = captures().iter().flatten().copied().collect();
+    let noted: Vec<Capture> = CAPTURES.lock().iter().flatten().copied().collect();
     let (open, ended): (Vec<_>, Vec<_>) = noted.into_iter().partition(|capture| capture.is_open());
     ended.into_iter().for_each(ends);
     open.len()
@@ -61,24 +57,24 @@ pub(super) fn open_captures() -> usize {
 
 fn begins(stream: CUstream, result: CUresult) -> CUresult {
     if result == SUCCESS {
-        captures().get_or_insert_default().insert(Capture::of(stream));
+        CAPTURES.lock().get_or_insert_default().insert(Capture::of(stream));
     }
     result
 }
 
 fn ends(capture: Capture) {
-    captures().as_mut().map(|captures| captures.remove(&capture));
+    CAPTURES.lock().as_mut().map(|captures| captures.remove(&capture));
 }
 
 /// Removes the capture of a stream that is being destroyed; returns it if there was one.
 pub(super) fn take_capture(stream: CUstream) -> Option<Capture> {
     let capture = Capture::of(stream);
-    captures().as_mut().is_some_and(|captures| captures.remove(&capture)).then_some(capture)
+    CAPTURES.lock().as_mut().is_some_and(|captures| captures.remove(&capture)).then_some(capture)
 }
 
 /// Records a capture again whose stream was not destroyed.
 pub(super) fn put_back(capture: Capture) {
-    captures().get_or_insert_default().insert(capture);
+    CAPTURES.lock().get_or_insert_default().insert(capture);
 }
 
 /// Asks the driver. A stream that was destroyed, with its context or without, captures no more.

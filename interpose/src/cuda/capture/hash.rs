@@ -24,13 +24,14 @@
 
 use std::ffi::{c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUfunction, CUmodule, CUstream};
 
 use super::allocation::{Hash, MappedAllocation, in_context};
 use crate::cuda::driver::{self, DriverError, check};
+use crate::cuda::shared::Shared;
 
 /// The size of a chunk.
 pub(super) const CHUNK_BYTES: u64 = 2 << 20;
@@ -42,28 +43,25 @@ const MOST_CHUNKS: usize = 4096;
 const PTX: &str = concat!(include_str!("hash.ptx"), "\0");
 
 /// The kernel in each context that it was loaded in, where it stays: addresses that only the driver reads.
-static KERNELS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
-
-fn kernels() -> MutexGuard<'static, Vec<(usize, usize)>> {
-    KERNELS.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static KERNELS: Shared<Vec<(usize, usize)>> = Shared::new(Vec::new());
 
 /// A context was removed, with the kernel in it.
 pub(super) fn forget(context: CUcontext) {
-    kernels().retain(|(known, _)| *known != context as usize);
+    KERNELS.lock().retain(|(known, _)| *known != context as usize);
 }
 
 fn is_loaded(context: CUcontext, kernel: CUfunction) -> bool {
-    kernels().contains(&(context as usize, kernel as usize))
+    KERNELS.lock().contains(&(context as usize, kernel as usize))
 }
 
 fn kernel(context: CUcontext) -> Result<CUfunction, DriverError> {
-    let known = kernels().iter().find(|(known, _)| *known == context as usize).map(|(_, kernel)| *kernel);
+    let known =
+        KERNELS.lock().iter().find(|(known, _)| *known == context as usize).map(|(_, kernel)| *kernel);
     if let Some(kernel) = known {
         return Ok(kernel as CUfunction);
     }
     let kernel = in_context(context, load)?;
-    kernels().push((context as usize, kernel as usize));
+    KERNELS.lock().push((context as usize, kernel as usize));
     Ok(kernel)
 }
 

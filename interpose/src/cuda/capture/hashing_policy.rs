@@ -5,7 +5,6 @@
 //! never does; any other value is ignored.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::allocation::{MappedAllocation, in_context};
@@ -13,6 +12,7 @@ use super::copy::{Copies, Direction, Stream};
 use super::hash::{CHUNK_BYTES, Hasher};
 use super::mirror::Memory;
 use crate::cuda::driver::DriverError;
+use crate::cuda::shared::Shared;
 use crate::process;
 
 const VARIABLE: &[u8] = b"CKPT_CAPTURE";
@@ -36,11 +36,7 @@ struct Decision {
     captures_left: u32,
 }
 
-static DECISION: Mutex<Option<Decision>> = Mutex::new(None);
-
-fn decision() -> MutexGuard<'static, Option<Decision>> {
-    DECISION.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static DECISION: Shared<Option<Decision>> = Shared::new(None);
 
 /// Reads the environment: from the constructor only.
 pub(crate) fn activate() {
@@ -77,7 +73,7 @@ pub(super) fn should_hash(
     if sample.is_empty() {
         return Ok(false);
     }
-    if let Some(known) = &mut *decision()
+    if let Some(known) = &mut *DECISION.lock()
         && known.captures_left > 0
         && known.chunks >= sample.len()
     {
@@ -88,7 +84,7 @@ pub(super) fn should_hash(
     times(memory, hasher, sample.get(..1).unwrap_or_default())?;
     let (hashing, copying) = times(memory, hasher, &sample)?;
     let should_hash = hashing < copying;
-    *decision() = Some(Decision { should_hash, chunks: sample.len(), captures_left: CAPTURES });
+    *DECISION.lock() = Some(Decision { should_hash, chunks: sample.len(), captures_left: CAPTURES });
     Ok(should_hash)
 }
 
@@ -134,5 +130,5 @@ fn times(
 /// What is remembered: whether it is worth it, by how many chunks, for how many captures more.
 #[cfg(test)]
 pub(super) fn remembered() -> Option<(bool, usize, u32)> {
-    decision().as_ref().map(|known| (known.should_hash, known.chunks, known.captures_left))
+    DECISION.lock().as_ref().map(|known| (known.should_hash, known.chunks, known.captures_left))
 }

@@ -9,7 +9,6 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ckpt_protocol::agent::RegionKind;
 use cuda_abi::sys;
@@ -23,6 +22,7 @@ use super::slab::Slabs;
 use crate::cuda::activation::is_started;
 use crate::cuda::handler::handlers;
 use crate::cuda::result::{OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::shared::Shared;
 use crate::cuda::{context, driver, sticky, stream_capture};
 
 /// More than any device has, and asked for only to learn whether the driver refuses for another reason.
@@ -65,11 +65,7 @@ fn new_number() -> u64 {
     LAST_NUMBER.fetch_add(1, Relaxed)
 }
 
-static ARENA: Mutex<Arena> = Mutex::new(Arena { allocations: BTreeMap::new(), slabs: BTreeMap::new() });
-
-fn arena() -> MutexGuard<'static, Arena> {
-    ARENA.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static ARENA: Shared<Arena> = Shared::new(Arena { allocations: BTreeMap::new(), slabs: BTreeMap::new() });
 
 impl Arena {
     fn note(&mut self, owner: Owner, address: CUdeviceptr, bytes: u64, room: Room) {
@@ -118,22 +114,22 @@ struct Owner {
 
 /// The allocation that an address lies in.
 pub(crate) fn find(address: CUdeviceptr) -> Option<Allocation> {
-    arena().around(address).cloned()
+    ARENA.lock().around(address).cloned()
 }
 
 /// How many allocations there are.
 pub(crate) fn count() -> u64 {
-    arena().allocations.len() as u64
+    ARENA.lock().allocations.len() as u64
 }
 
 /// How many allocations begin in a range.
 pub(crate) fn count_in(address: CUdeviceptr, bytes: u64) -> u64 {
-    arena().allocations.range(address..address.saturating_add(bytes)).count() as u64
+    ARENA.lock().allocations.range(address..address.saturating_add(bytes)).count() as u64
 }
 
 /// Notes `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` of the allocation that an address lies in.
 pub(super) fn set_sync_memops(address: CUdeviceptr, is_set: bool) {
-    let mut arena = arena();
+    let mut arena = ARENA.lock();
     let start = arena.around(address).map(|allocation| allocation.address);
     if let Some(allocation) = start.and_then(|start| arena.allocations.get_mut(&start)) {
         allocation.is_sync_memops = is_set;
@@ -142,21 +138,21 @@ pub(super) fn set_sync_memops(address: CUdeviceptr, is_set: bool) {
 
 /// Takes an allocation out of the table: it is no longer found, and its memory stays until [`reclaim`].
 pub(crate) fn take(address: CUdeviceptr, id: u64) -> Option<Allocation> {
-    let mut arena = arena();
+    let mut arena = ARENA.lock();
     let is_it = arena.allocations.get(&address).is_some_and(|allocation| allocation.id == id);
     is_it.then(|| arena.allocations.remove(&address)).flatten()
 }
 
 /// Gives the memory of what was taken back. No submitted work may use it any more.
 pub(crate) fn reclaim(allocation: &Allocation) {
-    let blocks = arena().give(allocation);
+    let blocks = ARENA.lock().give(allocation);
     blocks.into_iter().for_each(Block::give_back);
 }
 
 /// Frees the memory of a removed context, without waiting.
 pub(crate) fn context_removed(context: CUcontext) {
     let mut blocks = Vec::new();
-    let mut arena = arena();
+    let mut arena = ARENA.lock();
     let is_of_it = |allocation: &&Allocation| allocation.context == context as usize;
     let removed: Vec<_> =
         arena.allocations.values().filter(is_of_it).map(|allocation| allocation.address).collect();
@@ -171,7 +167,7 @@ pub(crate) fn context_removed(context: CUcontext) {
 
 /// Gives memory back to a device that is allocated and not used; whether there was any.
 pub(crate) fn trim(device: c_int) -> bool {
-    let blocks = arena().slabs.get_mut(&device).map(Slabs::take_empty).unwrap_or_default();
+    let blocks = ARENA.lock().slabs.get_mut(&device).map(Slabs::take_empty).unwrap_or_default();
     let is_any = !blocks.is_empty();
     blocks.into_iter().for_each(Block::give_back);
     is_any
@@ -197,11 +193,11 @@ fn allocate(owner: Owner, bytes: u64) -> Result<CUdeviceptr, CUresult> {
     if bytes >= device.granularity {
         let rounded = bytes.checked_next_multiple_of(device.granularity).ok_or(OUT_OF_MEMORY)?;
         let block = create(RegionKind::Allocation, &device, rounded)?;
-        arena().note(owner, block.address, bytes, Room::Own(block));
+        ARENA.lock().note(owner, block.address, bytes, Room::Own(block));
         return Ok(block.address);
     }
     loop {
-        let wanted = match arena().allocate_small(owner, bytes, &device) {
+        let wanted = match ARENA.lock().allocate_small(owner, bytes, &device) {
             Ok(address) => return Ok(address),
             Err(wanted) => wanted,
         };
@@ -210,7 +206,7 @@ fn allocate(owner: Owner, bytes: u64) -> Result<CUdeviceptr, CUresult> {
             result => result,
         }?;
         // Other threads may have taken all of it before the next turn.
-        arena().slabs.entry(owner.device).or_default().add(slab);
+        ARENA.lock().slabs.entry(owner.device).or_default().add(slab);
     }
 }
 
@@ -306,7 +302,7 @@ handlers! {
             && !free.is_null()
             && let Some(owner) = owner()
         {
-            let idle_bytes = arena().slabs.get(&owner.device).map_or(0, Slabs::empty_bytes);
+            let idle_bytes = ARENA.lock().slabs.get(&owner.device).map_or(0, Slabs::empty_bytes);
             // SAFETY: the caller's out parameter, which the driver has written to.
             let free_bytes = unsafe { free.read() };
             // SAFETY: as above.

@@ -8,12 +8,13 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use ckpt_protocol::agent::{GpuReport, Region};
 
 use super::physical::{Id, registry};
 use crate::cuda::elf;
+use crate::cuda::shared::Shared;
 use crate::process;
 
 const VARIABLE: &[u8] = b"CKPT_ORIGINS";
@@ -29,7 +30,7 @@ const STACKS: usize = 1024;
 static IS_ON: OnceLock<Range<usize>> = OnceLock::new();
 
 /// The names of the addresses that were seen so far.
-static NAMES: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
+static NAMES: Shared<BTreeMap<usize, String>> = Shared::new(BTreeMap::new());
 
 /// Reads the environment: from the constructor only.
 pub(crate) fn activate() {
@@ -124,7 +125,7 @@ pub(crate) fn resolve_names() {
         .flat_map(|allocation| allocation.origin.addresses())
         .copied()
         .collect();
-    let mut names = NAMES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut names = NAMES.lock();
     for address in addresses {
         // The call itself lies before the address that it returns to.
         names.entry(address).or_insert_with(|| elf::name_of(address.wrapping_sub(1)));
@@ -152,7 +153,7 @@ pub(crate) fn note(report: &mut GpuReport, ids: &BTreeMap<u64, Id>) {
         *origin = Some(*known.entry(allocation.origin.clone()).or_insert(next));
     }
     drop(registry);
-    let names = NAMES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let names = NAMES.lock();
     let name = |address: &usize| names.get(address).cloned().unwrap_or_else(|| format!("{address:#x}"));
     let mut stacks: Vec<(usize, Vec<String>)> =
         known.iter().map(|(origin, index)| (*index, origin.addresses().iter().map(name).collect())).collect();

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::{Mutex, PoisonError};
 
 use cuda_abi::sys::{CUdevice_attribute as Attribute, CUmemAllocationGranularity_flags as Granularity};
 use cuda_abi::types::CUresult;
 
 use crate::cuda::driver;
+use crate::cuda::shared::Shared;
 use cuda_abi::layout::{POSIX_DESCRIPTOR, Properties};
 
 #[derive(Clone, Copy)]
@@ -22,17 +22,16 @@ pub(crate) struct Device {
 }
 
 /// `None`: the driver says that it cannot do with the device what the arena needs.
-static KNOWN: Mutex<BTreeMap<c_int, Option<Device>>> = Mutex::new(BTreeMap::new());
+static KNOWN: Shared<BTreeMap<c_int, Option<Device>>> = Shared::new(BTreeMap::new());
 
 impl Device {
     /// A device; `None` if its memory cannot be served as the arena does it, and the driver's own way has to do.
     pub fn of(ordinal: c_int) -> Option<Self> {
-        let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(device) = known().get(&ordinal) {
+        if let Some(device) = KNOWN.lock().get(&ordinal) {
             return *device;
         }
         let device = Self::ask(ordinal).ok()?;
-        known().insert(ordinal, device);
+        KNOWN.lock().insert(ordinal, device);
         device
     }
 

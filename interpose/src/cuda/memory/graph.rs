@@ -15,7 +15,6 @@ use std::ffi::{c_char, c_int, c_ulonglong};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_abi::sys::{self, CUgraphEdgeData, CUgraphNodeParams};
 use cuda_abi::types::{
@@ -28,6 +27,7 @@ use crate::cuda::activation::is_started;
 use crate::cuda::handler::handlers;
 use crate::cuda::objects::{self, ObjectKind};
 use crate::cuda::result::{OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::shared::Shared;
 use crate::cuda::stream_capture::relaxed;
 use crate::cuda::{context, driver};
 use cuda_abi::layout::PoolProperties;
@@ -43,7 +43,7 @@ type Needs = BTreeMap<c_int, u64>;
 static HAS_NODES: AtomicBool = AtomicBool::new(false);
 
 /// Executable graphs that allocate.
-static EXECUTABLES: Mutex<BTreeMap<usize, Executable>> = Mutex::new(BTreeMap::new());
+static EXECUTABLES: Shared<BTreeMap<usize, Executable>> = Shared::new(BTreeMap::new());
 /// How many of them may still need memory.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
@@ -51,10 +51,6 @@ struct Executable {
     needs: Needs,
     /// The driver has allocated its memory.
     is_served: bool,
-}
-
-fn executables() -> MutexGuard<'static, BTreeMap<usize, Executable>> {
-    EXECUTABLES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn count_waiting(executables: &BTreeMap<usize, Executable>) {
@@ -257,7 +253,7 @@ unsafe fn instantiating(
     if result == SUCCESS && !needs.is_empty() && !out.is_null() {
         // SAFETY: the driver has written it.
         let executable = unsafe { out.read() } as usize;
-        let mut executables = executables();
+        let mut executables = EXECUTABLES.lock();
         executables.insert(executable, Executable { needs, is_served: is_uploaded });
         count_waiting(&executables);
     }
@@ -267,7 +263,7 @@ unsafe fn instantiating(
 /// An executable graph is about to be given its memory by the driver, if it has none yet.
 fn first_use(executable: CUgraphExec) {
     let needs = {
-        let mut executables = executables();
+        let mut executables = EXECUTABLES.lock();
         let Some(found) = executables.get_mut(&(executable as usize)).filter(|found| !found.is_served) else {
             return;
         };
@@ -322,10 +318,10 @@ handlers! {
 
     fn cuGraphExecDestroy(executable: CUgraphExec) |call| {
         // Before the call: the driver may reuse the handle at once.
-        let known = executables().remove(&(executable as usize));
+        let known = EXECUTABLES.lock().remove(&(executable as usize));
         let result = objects::destroyed(ObjectKind::GraphExec, executable as usize, call);
         if let Some(known) = known {
-            let mut executables = executables();
+            let mut executables = EXECUTABLES.lock();
             if result != SUCCESS {
                 executables.insert(executable as usize, known);
             }
@@ -338,7 +334,7 @@ handlers! {
     fn cuDeviceGraphMemTrim(device: CUdevice) |call| {
         let result = call();
         if result == SUCCESS {
-            let mut executables = executables();
+            let mut executables = EXECUTABLES.lock();
             for executable in
                 executables.values_mut().filter(|executable| executable.needs.contains_key(&device))
             {

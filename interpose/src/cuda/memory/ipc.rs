@@ -55,12 +55,12 @@ use crate::fork;
 use crate::link::Link;
 use cuda_abi::layout::Access;
 use handle::Handle;
-use opened::{Closed, Import, imports};
-use published::{key_of, published, send_notices};
+use opened::{Closed, IMPORTS, Import};
+use published::{PUBLISHED, key_of, send_notices};
 
 pub(crate) use opened::Allocation as OpenedAllocation;
 
-use launcher::{OWNER_TIMEOUT, ShareError, connect, notices, tried};
+use launcher::{NOTICES, OWNER_TIMEOUT, ShareError, connect, tried};
 
 /// The one flag that cuIpcOpenMemHandle has and needs.
 const LAZY_ENABLE_PEER_ACCESS: c_uint = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
@@ -134,7 +134,7 @@ handlers! {
         if result != SUCCESS {
             return result;
         }
-        let closed = imports().close(address);
+        let closed = IMPORTS.lock().close(address);
         match closed {
             Some(Closed::Unused(import)) => give_back(import),
             Some(Closed::Open) => {}
@@ -149,19 +149,19 @@ pub(crate) use cuIpcOpenMemHandle_v2 as cuIpcOpenMemHandle;
 
 /// The allocation of another process that an address lies in.
 pub(crate) fn find_opened(address: CUdeviceptr) -> Option<OpenedAllocation> {
-    imports().find(address)
+    IMPORTS.lock().find(address)
 }
 
 /// Closes what a context has open, which is being destroyed.
 pub(crate) fn context_removed(context: CUcontext) {
-    let removed = imports().take_all_of(context as usize);
+    let removed = IMPORTS.lock().take_all_of(context as usize);
     removed.into_iter().for_each(give_back);
 }
 
 /// Publishes a physical allocation, if it is not; returns its key.
 fn share(allocation: Id) -> Result<Key, ShareError> {
     let shared = fork::while_none(|| {
-        if let Some(key) = published().get(&allocation) {
+        if let Some(key) = PUBLISHED.lock().get(&allocation) {
             return Ok(*key);
         }
         let (handle, bytes) = physical::handle_and_bytes(allocation).ok_or(INVALID_VALUE)?;
@@ -170,10 +170,10 @@ fn share(allocation: Id) -> Result<Key, ShareError> {
         if !launcher::publish(&mut connect()?, key, bytes, &memory)? {
             return Err(OUT_OF_MEMORY.into());
         }
-        let first = *published().entry(allocation).or_insert(key);
+        let first = *PUBLISHED.lock().entry(allocation).or_insert(key);
         if first != key {
             // Another thread has been faster.
-            notices().withdraw(key);
+            NOTICES.lock().withdraw(key);
         }
         Ok(first)
     });
@@ -193,23 +193,23 @@ fn open(handle: &Handle) -> Result<CUdeviceptr, ShareError> {
     let (context, device) = context::current().ok_or(INVALID_CONTEXT)?;
     arena::permitted()?;
     // CUDA driver API reference, cuIpcOpenMemHandle.
-    if published().values().any(|key| *key == handle.key) {
+    if PUBLISHED.lock().values().any(|key| *key == handle.key) {
         return Err(INVALID_CONTEXT.into());
     }
     loop {
-        let address = imports().open(handle, context as usize);
+        let address = IMPORTS.lock().open(handle, context as usize);
         if let Some(address) = address {
             return Ok(address);
         }
         let import = fork::while_none(|| {
             let mut launcher = connect()?;
-            let found = notices().fetch(&mut launcher, handle.key, handle.owner)?;
+            let found = NOTICES.lock().fetch(&mut launcher, handle.key, handle.owner)?;
             let (memory, bytes) = found.ok_or(INVALID_VALUE)?;
             drop(launcher);
             import(handle, bytes, memory.as_fd(), context, device).inspect_err(|_| unmapped(handle.key))
         });
         let import = import.inspect_err(|_| send_notices())?;
-        let added = imports().add(import);
+        let added = IMPORTS.lock().add(import);
         if let Err(surplus) = added {
             give_back(surplus);
         }
@@ -267,14 +267,14 @@ fn give_back(import: Import) {
 }
 
 fn unmapped(key: Key) {
-    notices().unmapped(key);
+    NOTICES.lock().unmapped(key);
 }
 
 // Over a checkpoint, by the agent, on its own connection. Nobody is inside the gate then.
 
 /// Whether this process shares memory with another one, so that it may not capture before all are drained.
 pub(crate) fn is_sharing() -> bool {
-    !published().is_empty() || !imports().is_empty()
+    !PUBLISHED.lock().is_empty() || !IMPORTS.lock().is_empty()
 }
 
 /// Waits until no process can write any more to memory that this one has shared: between draining and capturing.
@@ -284,7 +284,7 @@ pub(crate) fn is_sharing() -> bool {
 pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(), MemoryError> {
     // Processes that wait for this one have to know what it has closed meanwhile. A failure is not fatal: it is sent
     // again later.
-    let _ = notices().send(launcher);
+    let _ = NOTICES.lock().send(launcher);
     if !is_sharing() {
         return Ok(());
     }
@@ -302,7 +302,7 @@ pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(),
 /// # Errors
 /// The memory is lost.
 pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>, MemoryError> {
-    let owner = imports().owner_of(key);
+    let owner = IMPORTS.lock().owner_of(key);
     let begun = Instant::now();
     loop {
         match launcher::fetch(launcher, key, owner.unwrap_or_else(std::process::id)) {
@@ -327,7 +327,7 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
 pub(crate) fn republish(launcher: &mut dyn Link, allocations: &[Id]) -> Result<(), MemoryError> {
     let lost = |launcher::ConnectionLost| MemoryError::LauncherLost;
     // A failure is not fatal: it is sent again later.
-    let _ = notices().send(launcher);
+    let _ = NOTICES.lock().send(launcher);
     for allocation in allocations {
         let Some(key) = key_of(*allocation) else { continue };
         let Some((handle, bytes)) = physical::handle_and_bytes(*allocation) else { continue };

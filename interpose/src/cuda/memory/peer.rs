@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ckpt_protocol::agent::RegionKind;
 use cuda_abi::sys;
@@ -15,6 +14,7 @@ use super::physical;
 use crate::cuda::activation::is_started;
 use crate::cuda::handler::handlers;
 use crate::cuda::result::SUCCESS;
+use crate::cuda::shared::Shared;
 use crate::cuda::stream_capture::relaxed;
 use crate::cuda::{context, driver};
 use cuda_abi::layout::Access;
@@ -23,16 +23,12 @@ use cuda_abi::layout::Access;
 type Devices = (c_int, c_int);
 
 /// A context, and the one whose memory it may access, to their devices.
-static PEERS: Mutex<BTreeMap<(usize, usize), Devices>> = Mutex::new(BTreeMap::new());
-
-fn peers() -> MutexGuard<'static, BTreeMap<(usize, usize), Devices>> {
-    PEERS.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static PEERS: Shared<BTreeMap<(usize, usize), Devices>> = Shared::new(BTreeMap::new());
 
 /// The devices, beside itself, that may access a device's memory.
 pub(crate) fn devices_with_access_to(device: c_int) -> Vec<c_int> {
     let mut devices: Vec<c_int> =
-        peers().values().filter(|(_, accessed)| *accessed == device).map(|(peer, _)| *peer).collect();
+        PEERS.lock().values().filter(|(_, accessed)| *accessed == device).map(|(peer, _)| *peer).collect();
     devices.sort_unstable();
     devices.dedup();
     devices
@@ -67,7 +63,7 @@ handlers! {
             return result;
         }
         let Some((pair, devices)) = pair_with(peer) else { return result };
-        peers().insert(pair, devices);
+        PEERS.lock().insert(pair, devices);
         let Err(error) = set_for_all(devices.1, Access::of(devices.0)) else { return result };
         // SAFETY: it was enabled above.
         let _ = unsafe { driver::cuCtxDisablePeerAccess(peer) };
@@ -91,7 +87,7 @@ handlers! {
 pub(super) fn context_removed(context: CUcontext) {
     let context = context as usize;
     let is_part = |pair: &&(usize, usize)| pair.0 == context || pair.1 == context;
-    let pairs: Vec<_> = peers().keys().filter(is_part).copied().collect();
+    let pairs: Vec<_> = PEERS.lock().keys().filter(is_part).copied().collect();
     ends(&pairs);
 }
 
@@ -105,7 +101,7 @@ fn pair_with(peer: CUcontext) -> Option<((usize, usize), Devices)> {
 /// Removes access that no other pair of contexts grants.
 fn ends(pairs: &[(usize, usize)]) {
     for pair in pairs {
-        let Some((device, accessed)) = peers().remove(pair) else { continue };
+        let Some((device, accessed)) = PEERS.lock().remove(pair) else { continue };
         if !devices_with_access_to(accessed).contains(&device) {
             // A failure is ignored: the device then keeps more access than it should have.
             let _ = set_for_all(accessed, Access::none_of(device));

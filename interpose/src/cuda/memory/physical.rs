@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use ckpt_protocol::agent::{RegionKind, ShareKey as Key};
 use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
@@ -19,6 +19,7 @@ use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
 use super::backtrace::Backtrace;
 use crate::cuda::driver::{self, checked};
 use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY};
+use crate::cuda::shared::Shared;
 use crate::cuda::taint;
 use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
 
@@ -86,12 +87,12 @@ pub(crate) struct Registry {
     last_id: Id,
 }
 
-static REGISTRY: Mutex<Registry> =
-    Mutex::new(Registry { allocations: BTreeMap::new(), by_address: BTreeMap::new(), last_id: 0 });
+static REGISTRY: Shared<Registry> =
+    Shared::new(Registry { allocations: BTreeMap::new(), by_address: BTreeMap::new(), last_id: 0 });
 
 /// The lock must not be held across a driver call.
 pub(crate) fn registry() -> MutexGuard<'static, Registry> {
-    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+    REGISTRY.lock()
 }
 
 impl Registry {

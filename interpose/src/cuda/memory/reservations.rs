@@ -4,22 +4,18 @@
 use crate::cuda::activation::is_started;
 use crate::cuda::handler::handlers;
 use crate::cuda::result::SUCCESS;
+use crate::cuda::shared::Shared;
 use std::collections::BTreeMap;
 use std::ffi::c_ulonglong;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_abi::types::CUdeviceptr;
 
 /// How long each one is, by its address.
-static RESERVATIONS: Mutex<BTreeMap<CUdeviceptr, u64>> = Mutex::new(BTreeMap::new());
-
-fn reservations() -> MutexGuard<'static, BTreeMap<CUdeviceptr, u64>> {
-    RESERVATIONS.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static RESERVATIONS: Shared<BTreeMap<CUdeviceptr, u64>> = Shared::new(BTreeMap::new());
 
 /// The ranges, their ends not included.
 pub(crate) fn all() -> Vec<(CUdeviceptr, u64)> {
-    reservations().iter().map(|(address, bytes)| (*address, address.saturating_add(*bytes))).collect()
+    RESERVATIONS.lock().iter().map(|(address, bytes)| (*address, address.saturating_add(*bytes))).collect()
 }
 
 handlers! {
@@ -29,17 +25,17 @@ handlers! {
         let result = call();
         if result == SUCCESS && is_started() {
             // SAFETY: the driver has just written it.
-            reservations().insert(unsafe { address.read_unaligned() }, bytes as u64);
+            RESERVATIONS.lock().insert(unsafe { address.read_unaligned() }, bytes as u64);
         }
         result
     }
 
     fn cuMemAddressFree(address: CUdeviceptr, bytes: usize) |call| {
         // Before: once they are free, another thread may be given them.
-        let known = reservations().remove(&address);
+        let known = RESERVATIONS.lock().remove(&address);
         let result = call();
         if let Some(known) = known.filter(|_| result != SUCCESS) {
-            reservations().insert(address, known);
+            RESERVATIONS.lock().insert(address, known);
         }
         result
     }
@@ -65,7 +61,7 @@ mod tests {
     fn what_is_reserved_is_known_until_it_is_freed() {
         const ADDRESS: CUdeviceptr = 0x7000_0000;
         let is_known = || all().contains(&(ADDRESS, ADDRESS + 4096));
-        reservations().insert(ADDRESS, 4096);
+        RESERVATIONS.lock().insert(ADDRESS, 4096);
         // SAFETY: neither function does anything.
         assert_eq!(unsafe { cuMemAddressFree(refuses, ADDRESS, 4096) }, INVALID_VALUE);
         assert!(is_known());

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Communicator, IN_PROGRESS, IS_PASSED, SUCCESS, Status};
+use crate::cuda::shared::Shared;
 
 /// A communicator that exists, is being created or is being destroyed.
 #[derive(Clone, Copy)]
@@ -22,13 +22,9 @@ struct Communicators {
     last: u64,
 }
 
-static COMMUNICATORS: Mutex<Communicators> =
-    Mutex::new(Communicators { live: BTreeMap::new(), under_way: BTreeMap::new(), last: 0 });
-
 /// The lock must not be held across a call of NCCL.
-fn communicators() -> MutexGuard<'static, Communicators> {
-    COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static COMMUNICATORS: Shared<Communicators> =
+    Shared::new(Communicators { live: BTreeMap::new(), under_way: BTreeMap::new(), last: 0 });
 
 /// The reason why the process cannot be saved, if it is NCCL.
 pub(crate) fn obstacle() -> Option<String> {
@@ -39,7 +35,7 @@ pub(crate) fn obstacle() -> Option<String> {
             "it uses a second copy of NCCL, whose communicators are not seen; use one only".to_owned(),
         );
     }
-    let communicators = communicators();
+    let communicators = COMMUNICATORS.lock();
     let told = |noted: &Noted, state: &str| {
         let Noted { ranks, call } = noted;
         let ranks = if *ranks == 0 { "several".to_owned() } else { ranks.to_string() };
@@ -56,7 +52,7 @@ pub(crate) fn obstacle() -> Option<String> {
 
 /// The ranks of a communicator; 0 if unknown.
 pub(super) fn ranks_of(communicator: Communicator) -> c_int {
-    communicators().live.get(&(communicator as usize)).map_or(0, |noted| noted.ranks)
+    COMMUNICATORS.lock().live.get(&(communicator as usize)).map_or(0, |noted| noted.ranks)
 }
 
 /// Does what makes or destroys a communicator.
@@ -64,10 +60,10 @@ fn under_way(noted: Noted, work: impl FnOnce() -> Status) -> Status {
     struct UnderWay(u64);
     impl Drop for UnderWay {
         fn drop(&mut self) {
-            communicators().under_way.remove(&self.0);
+            COMMUNICATORS.lock().under_way.remove(&self.0);
         }
     }
-    let mut communicators = communicators();
+    let mut communicators = COMMUNICATORS.lock();
     communicators.last += 1;
     let number = communicators.last;
     communicators.under_way.insert(number, noted);
@@ -91,7 +87,7 @@ pub(super) fn made(
                 // SAFETY: NCCL has written that many.
                 let made = unsafe { out.wrapping_add(index).read() };
                 if !made.is_null() {
-                    communicators().live.insert(made as usize, noted);
+                    COMMUNICATORS.lock().live.insert(made as usize, noted);
                 }
             }
         }
@@ -101,13 +97,13 @@ pub(super) fn made(
 
 /// Destroys a communicator, which is forgotten before: its handle may be another one's at once.
 pub(super) fn destroyed(communicator: Communicator, destroy: impl FnOnce() -> Status) -> Status {
-    let known = communicators().live.get(&(communicator as usize)).copied();
+    let known = COMMUNICATORS.lock().live.get(&(communicator as usize)).copied();
     let Some(noted) = known else { return destroy() };
     under_way(noted, || {
-        communicators().live.remove(&(communicator as usize));
+        COMMUNICATORS.lock().live.remove(&(communicator as usize));
         let result = destroy();
         if result != SUCCESS && result != IN_PROGRESS {
-            communicators().live.insert(communicator as usize, noted);
+            COMMUNICATORS.lock().live.insert(communicator as usize, noted);
         }
         result
     })
@@ -122,7 +118,7 @@ fn learn_ranks(communicator: Communicator, count: Count) {
     // The colour for none gives no communicator.
     // SAFETY: the communicator was made just now, `ranks` is a local variable.
     if !communicator.is_null() && unsafe { count(communicator, &raw mut ranks) } == SUCCESS {
-        let mut communicators = communicators();
+        let mut communicators = COMMUNICATORS.lock();
         let known = communicators.live.get_mut(&(communicator as usize));
         known.into_iter().for_each(|noted| noted.ranks = ranks);
     }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ckpt_protocol::agent::{FromAgent, ShareKey as Key, ToAgent};
 use cuda_abi::types::CUresult;
 
 use crate::cuda::gate;
+use crate::cuda::shared::Shared;
 use crate::link::{Conversation, Link};
 use crate::socket::Socket;
 
@@ -136,11 +136,8 @@ pub(super) struct Notices {
     withdrawn: Vec<Key>,
 }
 
-static NOTICES: Mutex<Notices> = Mutex::new(Notices { uses: BTreeMap::new(), withdrawn: Vec::new() });
-
-pub(super) fn notices() -> MutexGuard<'static, Notices> {
-    NOTICES.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(super) static NOTICES: Shared<Notices> =
+    Shared::new(Notices { uses: BTreeMap::new(), withdrawn: Vec::new() });
 
 impl Notices {
     /// Fetches memory for one more mapping.

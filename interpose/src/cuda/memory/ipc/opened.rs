@@ -4,12 +4,12 @@
 //! driver's own IPC. The allocations in it are counted one by one.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ckpt_protocol::agent::ShareKey as Key;
 use cuda_abi::types::CUdeviceptr;
 
 use super::handle::Handle;
+use crate::cuda::shared::Shared;
 
 /// A physical allocation of another process's memory, mapped for one context.
 pub(super) struct Import {
@@ -57,13 +57,8 @@ pub(super) struct Imports {
 /// The arena counts its own from 2^40.
 const FIRST_ID: u64 = 1 << 56;
 
-static IMPORTS: Mutex<Imports> =
-    Mutex::new(Imports { by_address: BTreeMap::new(), by_key: BTreeMap::new(), last_id: FIRST_ID });
-
-/// The lock must not be held across a driver call.
-pub(super) fn imports() -> MutexGuard<'static, Imports> {
-    IMPORTS.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(super) static IMPORTS: Shared<Imports> =
+    Shared::new(Imports { by_address: BTreeMap::new(), by_key: BTreeMap::new(), last_id: FIRST_ID });
 
 impl Imports {
     /// Opens an allocation in memory that is mapped for the context already; returns its address.

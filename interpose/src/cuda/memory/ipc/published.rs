@@ -1,32 +1,28 @@
 //! Which memory of this process others may open.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ckpt_protocol::agent::ShareKey as Key;
 
-use super::launcher::{connect, notices};
+use super::launcher::{NOTICES, connect};
 use crate::cuda::memory::physical::Id;
+use crate::cuda::shared::Shared;
 use crate::fork;
 
 /// The key of each physical allocation that others may open.
-static PUBLISHED: Mutex<BTreeMap<Id, Key>> = Mutex::new(BTreeMap::new());
-
-pub(super) fn published() -> MutexGuard<'static, BTreeMap<Id, Key>> {
-    PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(super) static PUBLISHED: Shared<BTreeMap<Id, Key>> = Shared::new(BTreeMap::new());
 
 /// The key of a physical allocation of this process that others may have open; the launcher keeps the memory of such
 /// a physical allocation.
 pub(crate) fn key_of(allocation: Id) -> Option<Key> {
-    published().get(&allocation).copied()
+    PUBLISHED.lock().get(&allocation).copied()
 }
 
 /// A physical allocation's memory is going away: no process can open it any more.
 pub(crate) fn withdraw(allocation: Id) {
-    let key = published().remove(&allocation);
+    let key = PUBLISHED.lock().remove(&allocation);
     if let Some(key) = key {
-        fork::while_none(|| notices().withdraw(key));
+        fork::while_none(|| NOTICES.lock().withdraw(key));
         send_notices();
     }
 }
@@ -34,7 +30,7 @@ pub(crate) fn withdraw(allocation: Id) {
 /// Sends pending messages to the launcher. If that fails, they are sent with the next message.
 pub(super) fn send_notices() {
     fork::while_none(|| {
-        let mut notices = notices();
+        let mut notices = NOTICES.lock();
         if notices.has_pending()
             && let Ok(mut launcher) = connect()
         {

@@ -11,7 +11,7 @@ use cuda_abi::types::{
 };
 
 use super::super::graph;
-use super::state::{Id, Pool, pools};
+use super::state::{Id, POOLS, Pool};
 use super::stream;
 use super::{after_synchronization, allocate, free, freed, is_allocation, poll_and_trim, set_access};
 use crate::cuda::activation::is_started;
@@ -78,7 +78,7 @@ fn current_pool(device: c_int) -> Option<Id> {
 
 /// Looks a pool up by its handle; a device's default pool is recorded here first.
 fn meet(pool: CUmemoryPool, device: c_int) -> Option<Id> {
-    let known = pools().id_of(pool as usize);
+    let known = POOLS.lock().id_of(pool as usize);
     if known.is_some() {
         return known;
     }
@@ -87,7 +87,7 @@ fn meet(pool: CUmemoryPool, device: c_int) -> Option<Id> {
     if default != Ok(pool) {
         return None;
     }
-    let mut pools = pools();
+    let mut pools = POOLS.lock();
     // Another thread may have recorded it meanwhile.
     let known = pools.id_of(pool as usize);
     Some(known.unwrap_or_else(|| pools.add(pool as usize, device, 0)))
@@ -148,21 +148,21 @@ handlers! {
         if properties.is_plain() {
             // SAFETY: the driver has written it.
             let pool = unsafe { *out };
-            pools().add(pool as usize, properties.location.id, properties.most_bytes as u64);
+            POOLS.lock().add(pool as usize, properties.location.id, properties.most_bytes as u64);
         }
         result
     }
 
     fn cuMemPoolDestroy(pool: CUmemoryPool) |call| {
         // Before the call: the driver may reuse the handle at once.
-        let id = if is_started() { pools().unname(pool as usize) } else { None };
+        let id = if is_started() { POOLS.lock().unname(pool as usize) } else { None };
         let result = call();
         let Some(id) = id else { return result };
         if result == SUCCESS {
-            pools().destroy(id);
+            POOLS.lock().destroy(id);
             poll_and_trim(id, Pool::kept_bytes);
         } else {
-            pools().name(pool as usize, id);
+            POOLS.lock().name(pool as usize, id);
         }
         result
     }
@@ -195,7 +195,7 @@ handlers! {
 pub(crate) use {cuDeviceGetMemPool as cuDeviceGetDefaultMemPool, cuMemGetMemPool as cuMemGetDefaultMemPool};
 
 fn known(pool: CUmemoryPool) -> Option<Id> {
-    pools().id_of(pool as usize)
+    POOLS.lock().id_of(pool as usize)
 }
 
 /// Notes a pool that the driver has handed out.
@@ -243,7 +243,7 @@ handlers! {
         if result != SUCCESS || !is_started() || value.is_null() {
             return result;
         }
-        let ours = pools().named(pool as usize).and_then(|pool| match attribute {
+        let ours = POOLS.lock().named(pool as usize).and_then(|pool| match attribute {
             RESERVED => Some(pool.reserved.current_bytes),
             RESERVED_HIGH => Some(pool.reserved.high_bytes),
             USED => Some(pool.used.current_bytes),
@@ -274,7 +274,7 @@ handlers! {
             // SAFETY: as above.
             _ => unsafe { value.cast::<u64>().read_unaligned() },
         };
-        if let Some(pool) = pools().named(pool as usize) {
+        if let Some(pool) = POOLS.lock().named(pool as usize) {
             pool.set_attribute(attribute, number);
         }
         result

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUevent, CUstream};
 
 use crate::cuda::result::SUCCESS;
+use crate::cuda::shared::Shared;
 use crate::cuda::{context, driver};
 
 const FLAGS: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -16,14 +17,10 @@ const FLAGS: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 /// The number of events that are kept for reuse in each context.
 const KEPT: usize = 64;
 
-static CACHE: Mutex<Cache> = Mutex::new(Cache { by_context: BTreeMap::new() });
+static CACHE: Shared<Cache> = Shared::new(Cache { by_context: BTreeMap::new() });
 
 struct Cache {
     by_context: BTreeMap<usize, Vec<Event>>,
-}
-
-fn cache() -> MutexGuard<'static, Cache> {
-    CACHE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An event of a context, which is destroyed with it. It must not be dropped under a lock, since that calls the
@@ -89,7 +86,7 @@ impl Event {
 
 /// Records an event in a stream of a context; `None` if the driver refuses.
 pub(super) fn record(stream: CUstream, context: CUcontext) -> Option<Event> {
-    let kept = cache().by_context.get_mut(&(context as usize)).and_then(Vec::pop);
+    let kept = CACHE.lock().by_context.get_mut(&(context as usize)).and_then(Vec::pop);
     let event = match kept {
         Some(event) => event,
         None => Event::create(context)?,
@@ -104,7 +101,7 @@ pub(super) fn give_back(events: impl IntoIterator<Item = Arc<Event>>) {
     // Somebody may be about to wait for one: that one goes when they are done.
     for event in events.into_iter().filter_map(Arc::into_inner) {
         let mut surplus = None;
-        let mut cache = cache();
+        let mut cache = CACHE.lock();
         let kept = cache.by_context.entry(event.context).or_default();
         if kept.len() < KEPT && !event.is_removed() {
             kept.push(event);
@@ -118,6 +115,6 @@ pub(super) fn give_back(events: impl IntoIterator<Item = Arc<Event>>) {
 
 /// A context was removed, and its events with it.
 pub(super) fn context_removed(context: CUcontext) {
-    let gone = cache().by_context.remove(&(context as usize)).unwrap_or_default();
+    let gone = CACHE.lock().by_context.remove(&(context as usize)).unwrap_or_default();
     gone.iter().for_each(Event::removed_with_context);
 }

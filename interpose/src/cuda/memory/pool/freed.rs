@@ -1,8 +1,8 @@
 //! Memory of cuMemAlloc that was freed in stream order: it is given back once that free has happened.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUresult, CUstream};
 
@@ -12,6 +12,7 @@ use super::state::IS_TRIM_DUE;
 use super::stream;
 use crate::cuda::driver;
 use crate::cuda::result::{INVALID_VALUE, SUCCESS};
+use crate::cuda::shared::Shared;
 
 struct Freed {
     allocation: Allocation,
@@ -19,12 +20,7 @@ struct Freed {
 }
 
 /// Oldest first.
-static FREED: Mutex<VecDeque<Freed>> = Mutex::new(VecDeque::new());
-
-/// The lock must not be held across a driver call.
-fn all_freed() -> MutexGuard<'static, VecDeque<Freed>> {
-    FREED.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static FREED: Shared<VecDeque<Freed>> = Shared::new(VecDeque::new());
 
 /// Whether an allocation of the arena begins at an address.
 pub(super) fn is_allocation(address: CUdeviceptr) -> bool {
@@ -46,7 +42,7 @@ pub(super) fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
     let Some(allocation) = arena::take(address, found.id) else { return Some(INVALID_VALUE) };
     match recorded {
         Some(event) => {
-            all_freed().push_back(Freed { allocation, event: Arc::new(event) });
+            FREED.lock().push_back(Freed { allocation, event: Arc::new(event) });
             IS_TRIM_DUE.store(true, Relaxed);
             // Keeps them from accumulating in programs that never synchronise.
             while reclaim_oldest() {}
@@ -58,9 +54,9 @@ pub(super) fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
 
 /// Gives the oldest back if its free has happened; whether it has.
 fn reclaim_oldest() -> bool {
-    let oldest = all_freed().front().map(|freed| Arc::clone(&freed.event));
+    let oldest = FREED.lock().front().map(|freed| Arc::clone(&freed.event));
     let Some(event) = oldest.filter(|event| event.has_happened()) else { return false };
-    let mut freed = all_freed();
+    let mut freed = FREED.lock();
     // Another thread may have been faster.
     let is_same = freed.front().is_some_and(|freed| Arc::ptr_eq(&freed.event, &event));
     let done = if is_same { freed.pop_front() } else { None };
@@ -73,24 +69,24 @@ fn reclaim_oldest() -> bool {
 /// Gives back what has been freed by now; whether anything is left.
 pub(super) fn reclaim() -> bool {
     // Memory that other threads free meanwhile is polled by them.
-    let all = std::mem::take(&mut *all_freed());
+    let all = std::mem::take(&mut *FREED.lock());
     let (done, left): (VecDeque<_>, VecDeque<_>) =
         all.into_iter().partition(|freed| freed.event.has_happened());
     done.into_iter().for_each(give_back);
-    let mut freed = all_freed();
+    let mut freed = FREED.lock();
     freed.extend(left);
     !freed.is_empty()
 }
 
 /// All work has ended.
 pub(super) fn settle() {
-    let all = std::mem::take(&mut *all_freed());
+    let all = std::mem::take(&mut *FREED.lock());
     all.into_iter().for_each(give_back);
 }
 
 /// A context was removed, with our events.
 pub(super) fn context_removed(context: CUcontext) {
-    let freed = all_freed();
+    let freed = FREED.lock();
     freed
         .iter()
         .filter(|freed| freed.event.is_of(context))

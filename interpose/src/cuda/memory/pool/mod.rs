@@ -51,7 +51,7 @@ use crate::cuda::stream_capture::relaxed;
 use crate::cuda::{driver, gate};
 use cuda_abi::layout::{Access, Properties};
 use heap::StreamId;
-use state::{IS_TRIM_DUE, Id, Pending, Pool, Pools, Removed, pools};
+use state::{IS_TRIM_DUE, Id, POOLS, Pending, Pool, Pools, Removed};
 
 /// The granularity of device memory, in bytes (cuMemGetAllocationGranularity on every part so far).
 const GRANULE_BYTES: u64 = 2 << 20;
@@ -84,7 +84,7 @@ pub(crate) struct Found {
 
 /// The allocation in which an address lies.
 pub(crate) fn find(address: CUdeviceptr) -> Option<Found> {
-    let mut pools = pools();
+    let mut pools = POOLS.lock();
     let id = pools.owner(address)?;
     let pool = pools.pool(id)?;
     let (start, bytes, number) = pool.heap.allocation_at(address)?;
@@ -94,34 +94,34 @@ pub(crate) fn find(address: CUdeviceptr) -> Option<Found> {
 
 /// Whether an allocation of a pool begins at an address.
 pub(crate) fn is_allocation(address: CUdeviceptr) -> bool {
-    pools().pool_of_allocation(address).is_some()
+    POOLS.lock().pool_of_allocation(address).is_some()
 }
 
 /// How many allocations of pools begin in a range.
 pub(crate) fn count_in(address: CUdeviceptr, bytes: u64) -> u64 {
-    let mut pools = pools();
+    let mut pools = POOLS.lock();
     let owner = pools.owner(address);
     owner.and_then(|id| pools.pool(id)).map_or(0, |pool| pool.heap.count_in(address, bytes))
 }
 
 /// How many allocations pools have.
 pub(crate) fn count() -> u64 {
-    pools().by_id.values().map(|pool| pool.heap.count_in(0, CUdeviceptr::MAX)).sum()
+    POOLS.lock().by_id.values().map(|pool| pool.heap.count_in(0, CUdeviceptr::MAX)).sum()
 }
 
 /// Frees an allocation of a pool, by cuMemFree; false if none begins there. As in the original, the program has seen
 /// to it that nobody uses it any more: nothing is waited for (CUDA C++ programming guide, "Stream Ordered Memory
 /// Allocator").
 pub(crate) fn free_synchronously(address: CUdeviceptr) -> bool {
-    let mut pools = pools();
+    let mut pools = POOLS.lock();
     pools.pool_of_allocation(address).is_some_and(|(_, pool)| pool.free(address, None))
 }
 
 /// All work on all devices has ended, and so have all frees. Pools give back memory beyond their thresholds.
 pub(crate) fn settle() {
-    let ids = pools().ids(|_| true);
+    let ids = POOLS.lock().ids(|_| true);
     for id in ids {
-        let events = pools().pool(id).map(Pool::settle_all);
+        let events = POOLS.lock().pool(id).map(Pool::settle_all);
         events::give_back(events.unwrap_or_default());
         trim(id, Pool::kept_bytes);
     }
@@ -131,7 +131,7 @@ pub(crate) fn settle() {
 
 /// A context was removed, with its work and our events.
 pub(crate) fn context_removed(context: CUcontext) {
-    let pools = pools();
+    let pools = POOLS.lock();
     let pending = pools.by_id.values().flat_map(|pool| pool.pending.values().flatten());
     pending.filter(|free| free.event.is_of(context)).for_each(|free| free.event.removed_with_context());
     drop(pools);
@@ -141,7 +141,7 @@ pub(crate) fn context_removed(context: CUcontext) {
 
 /// Gives unused memory of a device's pools back. Returns whether there was any.
 pub(crate) fn give_back_unused(device: i32) -> bool {
-    let ids = pools().ids(|pool| pool.device == device);
+    let ids = POOLS.lock().ids(|pool| pool.device == device);
     let before = reserved_bytes(&ids);
     freed::reclaim();
     for id in &ids {
@@ -152,7 +152,7 @@ pub(crate) fn give_back_unused(device: i32) -> bool {
 }
 
 fn reserved_bytes(ids: &[Id]) -> u64 {
-    let mut pools = pools();
+    let mut pools = POOLS.lock();
     ids.iter().filter_map(|id| pools.pool(*id).map(|pool| pool.reserved.current_bytes)).sum()
 }
 
@@ -163,14 +163,14 @@ fn after_synchronization() {
         return;
     }
     let _inside = gate::enter();
-    let ids = pools().ids(|pool| pool.reserved.current_bytes > pool.kept_bytes());
+    let ids = POOLS.lock().ids(|pool| pool.reserved.current_bytes > pool.kept_bytes());
     for id in ids {
         poll_and_trim(id, Pool::kept_bytes);
     }
     let is_freed_left = relaxed(freed::reclaim);
     // Frees that have not happened yet are polled the next time.
     let is_left = |pool: &Pool| !pool.pending.is_empty() && pool.reserved.current_bytes > pool.kept_bytes();
-    if is_freed_left || !pools().ids(is_left).is_empty() {
+    if is_freed_left || !POOLS.lock().ids(is_left).is_empty() {
         IS_TRIM_DUE.store(true, Relaxed);
     }
 }
@@ -188,28 +188,28 @@ fn poll_and_trim(id: Id, keep_bytes: impl Fn(&Pool) -> u64) {
 fn trim(id: Id, keep_bytes: impl Fn(&Pool) -> u64) {
     let mut refused = Vec::new();
     loop {
-        let keep_bytes = pools().pool(id).map(|pool| keep_bytes(pool));
-        let removed = keep_bytes.and_then(|keep_bytes| pools().remove_empty_segment(id, keep_bytes));
+        let keep_bytes = POOLS.lock().pool(id).map(|pool| keep_bytes(pool));
+        let removed = keep_bytes.and_then(|keep_bytes| POOLS.lock().remove_empty_segment(id, keep_bytes));
         let Some(removed) = removed else { break };
         if block::give_back(removed.start, removed.bytes) {
-            pools().has_left(id);
+            POOLS.lock().has_left(id);
         } else {
             refused.push(removed);
         }
     }
     // Not before: it would be the next one again.
     for Removed { start, bytes, access_changes } in refused {
-        pools().comes_back(id, bytes);
+        POOLS.lock().comes_back(id, bytes);
         drop(add_segment(id, start, bytes, access_changes));
     }
-    let done = pools().remove_if_done(id);
+    let done = POOLS.lock().remove_if_done(id);
     drop(done);
 }
 
 /// Polls which frees of a pool have happened.
 fn poll_frees(id: Id) {
     let streams: Vec<StreamId> =
-        pools().pool(id).map(|pool| pool.pending.keys().copied().collect()).unwrap_or_default();
+        POOLS.lock().pool(id).map(|pool| pool.pending.keys().copied().collect()).unwrap_or_default();
     for stream in streams {
         poll_newest(id, stream);
         while poll_stream(id, stream, POLL_BATCH) == POLL_BATCH {}
@@ -218,20 +218,20 @@ fn poll_frees(id: Id) {
 
 /// Most often all frees of a stream have happened, or none.
 fn poll_newest(id: Id, stream: StreamId) {
-    let newest = pools().pool(id).and_then(|pool| pool.newest(stream));
+    let newest = POOLS.lock().pool(id).and_then(|pool| pool.newest(stream));
     let Some((moment, event)) = newest.filter(|(moment, _)| *moment > 0) else { return };
     if event.has_happened() {
-        let events = pools().pool(id).map(|pool| pool.settle(stream, moment));
+        let events = POOLS.lock().pool(id).map(|pool| pool.settle(stream, moment));
         events::give_back(events.unwrap_or_default());
     }
 }
 
 /// Polls the oldest frees of a stream; returns how many have happened.
 fn poll_stream(id: Id, stream: StreamId, most: usize) -> usize {
-    let oldest = pools().pool(id).map(|pool| pool.oldest(stream, most)).unwrap_or_default();
+    let oldest = POOLS.lock().pool(id).map(|pool| pool.oldest(stream, most)).unwrap_or_default();
     let count = oldest.iter().take_while(|(_, event)| event.has_happened()).count();
     let Some((moment, _)) = count.checked_sub(1).and_then(|last| oldest.get(last)) else { return 0 };
-    let events = pools().pool(id).map(|pool| pool.settle(stream, *moment));
+    let events = POOLS.lock().pool(id).map(|pool| pool.settle(stream, *moment));
     // The last owner of an event gives it back.
     drop(oldest);
     events::give_back(events.unwrap_or_default());
@@ -240,7 +240,7 @@ fn poll_stream(id: Id, stream: StreamId, most: usize) -> usize {
 
 /// Serves an allocation in a stream.
 fn allocate(id: Id, bytes: u64, stream: CUstream, stream_id: StreamId) -> Result<CUdeviceptr, CUresult> {
-    let mut pools_now = pools();
+    let mut pools_now = POOLS.lock();
     let pool = pools_now.pool(id).ok_or(INVALID_VALUE)?;
     if let Some(address) = pool.take(bytes, stream_id) {
         return Ok(address);
@@ -269,11 +269,11 @@ fn allocate(id: Id, bytes: u64, stream: CUstream, stream_id: StreamId) -> Result
 }
 
 fn take_or_grow(id: Id, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUresult> {
-    if let Some(address) = pools().take(id, bytes, stream) {
+    if let Some(address) = POOLS.lock().take(id, bytes, stream) {
         return Ok(address);
     }
     let exact = bytes.checked_next_multiple_of(GRANULE_BYTES).ok_or(OUT_OF_MEMORY)?;
-    let has = pools().pool(id).map_or(0, |pool| pool.reserved.current_bytes);
+    let has = POOLS.lock().pool(id).map_or(0, |pool| pool.reserved.current_bytes);
     let wanted = exact.max(has.min(GROWTH_BYTES));
     let grown = grow(id, wanted, bytes, stream);
     if grown == Err(OUT_OF_MEMORY) && exact < wanted {
@@ -284,10 +284,10 @@ fn take_or_grow(id: Id, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUr
 
 /// Makes a segment and takes an allocation out of it.
 fn grow(id: Id, segment_bytes: u64, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUresult> {
-    let (device, access, changes) = pools().begin_growth(id, segment_bytes).ok_or(OUT_OF_MEMORY)?;
+    let (device, access, changes) = POOLS.lock().begin_growth(id, segment_bytes).ok_or(OUT_OF_MEMORY)?;
     let allow = |block: &Block| physical::set_access(block.address, segment_bytes, &access);
     let made = Block::create(RegionKind::Pool, segment_bytes, &Properties::of(device), allow);
-    let start = made.inspect_err(|_| pools().growth_failed(id, segment_bytes))?.address;
+    let start = made.inspect_err(|_| POOLS.lock().growth_failed(id, segment_bytes))?.address;
     add_segment(id, start, segment_bytes, changes).take(id, bytes, stream).ok_or(OUT_OF_MEMORY)
 }
 
@@ -295,7 +295,7 @@ fn grow(id: Id, segment_bytes: u64, bytes: u64, stream: StreamId) -> Result<CUde
 /// when its own were set. Returns the pools as they are with it.
 fn add_segment(id: Id, start: CUdeviceptr, bytes: u64, mut changes: u64) -> MutexGuard<'static, Pools> {
     loop {
-        let mut pools = pools();
+        let mut pools = POOLS.lock();
         match pools.add_segment(id, start, bytes, changes) {
             Ok(()) => return pools,
             Err((access, now)) => {
@@ -312,7 +312,7 @@ fn add_segment(id: Id, start: CUdeviceptr, bytes: u64, mut changes: u64) -> Mute
 fn take_by_waiting(id: Id, bytes: u64, stream: CUstream, stream_id: StreamId) -> Option<CUdeviceptr> {
     let mut waited_for = BTreeMap::new();
     for _ in 0..TRIES {
-        let (run, events) = pools().find_run(id, bytes, stream_id)?;
+        let (run, events) = POOLS.lock().find_run(id, bytes, stream_id)?;
         if !events.iter().all(|event| event.holds_back(stream)) {
             return None;
         }
@@ -320,7 +320,7 @@ fn take_by_waiting(id: Id, bytes: u64, stream: CUstream, stream_id: StreamId) ->
             let latest = waited_for.entry(other).or_insert(moment);
             *latest = moment.max(*latest);
         }
-        let taken = pools().take_run(id, bytes, stream_id, &waited_for);
+        let taken = POOLS.lock().take_run(id, bytes, stream_id, &waited_for);
         if taken.is_some() {
             return taken;
         }
@@ -330,16 +330,16 @@ fn take_by_waiting(id: Id, bytes: u64, stream: CUstream, stream_id: StreamId) ->
 
 /// Waits for all frees in pools of a device that are under way.
 fn wait_for_frees(device: i32) {
-    let ids = pools().ids(|pool| pool.device == device);
+    let ids = POOLS.lock().ids(|pool| pool.device == device);
     for id in ids {
-        let all = pools().pool(id).map(|pool| pool.all_events()).unwrap_or_default();
+        let all = POOLS.lock().pool(id).map(|pool| pool.all_events()).unwrap_or_default();
         let _ = all.iter().all(|event| event.wait());
     }
 }
 
 /// Frees an allocation in a stream's order; `None` if none begins there.
 fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
-    let begun = pools().pool_of_allocation(address).map(|(id, pool)| (id, pool.last_moment));
+    let begun = POOLS.lock().pool_of_allocation(address).map(|(id, pool)| (id, pool.last_moment));
     let (id, covers) = begun?;
     let recorded =
         stream::id(stream).zip(stream::context(stream).and_then(|context| events::record(stream, context)));
@@ -347,7 +347,7 @@ fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
         return Some(free_after_waiting(address, stream));
     };
     let event = Arc::new(event);
-    let mut pools_now = pools();
+    let mut pools_now = POOLS.lock();
     let freed = pools_now.pool(id).map(|pool| {
         let moment = pool.last_moment + 1;
         // Another thread may have freed it meanwhile.
@@ -382,7 +382,7 @@ fn free_after_waiting(address: CUdeviceptr, stream: CUstream) -> CUresult {
 
 /// Sets who may access a pool's memory, what it has now and what it will have.
 fn set_access(handle: usize, access: &[Access]) -> CUresult {
-    let mut pools_now = pools();
+    let mut pools_now = POOLS.lock();
     let Some(pool) = pools_now.named(handle) else { return SUCCESS };
     for one in access {
         pool.access.retain(|known| !known.is_of_same(one));
@@ -395,7 +395,7 @@ fn set_access(handle: usize, access: &[Access]) -> CUresult {
         let result = physical::set_access(start, bytes, access);
         // One may have been given back meanwhile.
         if let Err(error) = result
-            && pools().owner(start).is_some()
+            && POOLS.lock().owner(start).is_some()
         {
             return error;
         }

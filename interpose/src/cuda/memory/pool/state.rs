@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_abi::types::CUdeviceptr;
 
 use super::events::Event;
 use super::heap::{Heap, Moment, Run, StreamId};
+use crate::cuda::shared::Shared;
 use cuda_abi::layout::Access;
 
 /// The ID of a pool, unique for the life of the process; a handle may be reused while memory of the former pool is in
@@ -77,7 +78,7 @@ pub(super) struct Pools {
     pub last_id: Id,
 }
 
-pub(super) static POOLS: Mutex<Pools> = Mutex::new(Pools {
+pub(super) static POOLS: Shared<Pools> = Shared::new(Pools {
     by_id: BTreeMap::new(),
     by_handle: BTreeMap::new(),
     owners: BTreeMap::new(),
@@ -86,11 +87,6 @@ pub(super) static POOLS: Mutex<Pools> = Mutex::new(Pools {
 
 /// Whether a pool may have more memory than it is to keep.
 pub(super) static IS_TRIM_DUE: AtomicBool = AtomicBool::new(false);
-
-/// The lock must not be held across a driver call.
-pub(super) fn pools() -> MutexGuard<'static, Pools> {
-    POOLS.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Pool {
     pub fn new(handle: usize, device: c_int, most_bytes: u64) -> Self {
