@@ -138,15 +138,9 @@ pub(crate) fn devices() -> Vec<c_int> {
 
 /// A context of a device to work in, until it is dropped.
 pub(crate) struct OnDevice {
-    context: CUcontext,
+    pub context: CUcontext,
     /// The device, if its primary context was retained for this.
     retained: Option<c_int>,
-}
-
-impl OnDevice {
-    pub fn context(&self) -> CUcontext {
-        self.context
-    }
 }
 
 impl Drop for OnDevice {

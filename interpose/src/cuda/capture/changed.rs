@@ -129,7 +129,7 @@ struct Search<'a> {
 
 impl<'a> Search<'a> {
     fn begin(hasher: &'a mut Hasher, allocations: &[MappedAllocation]) -> Result<Self, DriverError> {
-        let stream = Stream::new(hasher.context())?;
+        let stream = Stream::new(hasher.context)?;
         let mut search = Self { hasher, stream, chunks: Vec::new(), begun: 0..0 };
         for (number, allocation) in allocations.iter().enumerate() {
             if search.hasher.can_hash(allocation) {
@@ -159,7 +159,7 @@ impl<'a> Search<'a> {
             return Ok(());
         }
         let (hasher, stream) = (&mut *self.hasher, &self.stream);
-        in_context(hasher.context(), || hasher.begin(&addresses, stream.handle))
+        in_context(hasher.context, || hasher.begin(&addresses, stream.handle))
     }
 
     /// Waits for the part that was begun, and begins the next.

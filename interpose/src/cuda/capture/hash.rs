@@ -45,8 +45,9 @@ const PTX: &str = concat!(include_str!("hash.ptx"), "\0");
 /// The kernel in each context that it was loaded in, where it stays: addresses that only the driver reads.
 static KERNELS: Shared<Vec<(usize, usize)>> = Shared::new(Vec::new());
 
-/// A context was removed, with the kernel in it.
-pub(super) fn forget(context: CUcontext) {
+/// To be called when a context is removed (destroyed, or reset if it is a primary one): our code in it is not used
+/// again, nor mistaken for that of a new context at the same address.
+pub(crate) fn forget(context: CUcontext) {
     KERNELS.lock().retain(|(known, _)| *known != context as usize);
 }
 
@@ -100,7 +101,7 @@ struct Table {
 
 /// Hashes chunks in one context.
 pub(super) struct Hasher {
-    context: CUcontext,
+    pub context: CUcontext,
     function: CUfunction,
     table: *mut Table,
     /// Where the device sees the table.
@@ -126,10 +127,6 @@ impl Hasher {
             check("cuMemHostGetDevicePointer", result)?;
             Ok(hasher)
         })
-    }
-
-    pub fn context(&self) -> CUcontext {
-        self.context
     }
 
     /// Whether its context is still there.

@@ -113,10 +113,10 @@ fn times(
     sample: &[Sample],
 ) -> Result<(Duration, Duration), DriverError> {
     let addresses: Vec<u64> = sample.iter().map(|(address, _)| *address).collect();
-    let stream = Stream::new(hasher.context())?;
-    let mut copies = Copies::new(hasher.context())?;
+    let stream = Stream::new(hasher.context)?;
+    let mut copies = Copies::new(hasher.context)?;
     let begun = Instant::now();
-    in_context(hasher.context(), || hasher.begin(&addresses, stream.handle))?;
+    in_context(hasher.context, || hasher.begin(&addresses, stream.handle))?;
     stream.finish()?;
     let hashing = begun.elapsed();
     let begun = Instant::now();

@@ -38,6 +38,7 @@ pub(crate) use allocation::MappedAllocation;
 use copy::{Copies, Direction};
 pub use error::CaptureError;
 use hash::Hasher;
+pub(crate) use hash::forget;
 pub(crate) use hashing_policy::activate;
 use mirror::Memory;
 pub(crate) use written::joined;
@@ -46,7 +47,8 @@ pub(crate) use written::joined;
 pub(crate) struct Mirror {
     memory: Memory,
     hashers: Vec<Hasher>,
-    shortcomings: Vec<String>,
+    /// The reasons why copies are slower than possible, for the report.
+    pub shortcomings: Vec<String>,
 }
 
 // SAFETY: what it points to is memory of its own, and handles of the driver, which any thread may use.
@@ -81,8 +83,7 @@ impl Mirror {
         let _relaxed = Relaxed::begin();
         self.hashers.retain(Hasher::is_alive);
         for context in contexts {
-            if hashing_policy::is_ruled_out()
-                || self.hashers.iter().any(|hasher| hasher.context() == *context)
+            if hashing_policy::is_ruled_out() || self.hashers.iter().any(|hasher| hasher.context == *context)
             {
                 continue;
             }
@@ -91,11 +92,6 @@ impl Mirror {
                 Err(error) => self.shortcomings.push(format!("what has changed is not known: {error}")),
             }
         }
-    }
-
-    /// The reasons why copies are slower than possible, for the report.
-    pub fn shortcomings(&self) -> &[String] {
-        &self.shortcomings
     }
 
     /// Copies changed memory to the mirror and stores each allocation's hashes. Returns the ranges of the mirror that
@@ -197,10 +193,4 @@ impl Mirror {
         self.hashers.clear();
         self.memory.unpin()
     }
-}
-
-/// To be called when a context is removed (destroyed, or reset if it is a primary one): our code in it is not used
-/// again, nor mistaken for that of a new context at the same address.
-pub(crate) fn forget(context: CUcontext) {
-    hash::forget(context);
 }

@@ -324,7 +324,7 @@ fn it_comes_back_as_it_was() {
     let file = job.file.try_clone().expect("a descriptor");
     let mut mirror = Mirror::map(file.into(), job.bytes(), &job.contexts).expect("mapped");
     mirror.copy_back(&job.allocations).expect("copied");
-    assert!(mirror.shortcomings().is_empty(), "{:?}", mirror.shortcomings());
+    assert!(mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
     mirror.unpin().expect("unpinned");
     for (allocation, before) in before.iter().enumerate() {
         assert!(job.read(allocation) == *before, "allocation {allocation}");
@@ -389,7 +389,7 @@ fn what_cannot_be_hashed_is_copied() {
     job.write(1, 5, &[1]);
     let mut mirror = job.stage();
     assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
-    assert!(mirror.shortcomings()[0].contains("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"));
+    assert!(mirror.shortcomings[0].contains("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"));
     mirror.unpin().expect("unpinned");
     assert_eq!(job.has_hashes(), [false, false]);
     assert!(job.is_mirrored());
@@ -405,7 +405,7 @@ fn a_driver_that_compiles_nothing_copies_everything() {
     }
     let mut job = Job::new(1, &[CHUNK]);
     let mut mirror = job.stage();
-    assert!(mirror.shortcomings()[0].contains("CUDA_ERROR_JIT_COMPILER_NOT_FOUND"));
+    assert!(mirror.shortcomings[0].contains("CUDA_ERROR_JIT_COMPILER_NOT_FOUND"));
     assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
     mirror.unpin().expect("unpinned");
     assert!(job.is_mirrored());
@@ -449,7 +449,7 @@ fn a_mirror_that_cannot_be_pinned_is_used_as_it_is() {
     }
     let mut job = Job::new(1, &[2 * CHUNK]);
     let mut mirror = job.stage();
-    assert!(mirror.shortcomings()[0].contains("CUDA_ERROR_NOT_SUPPORTED"));
+    assert!(mirror.shortcomings[0].contains("CUDA_ERROR_NOT_SUPPORTED"));
     assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
     mirror.copy_back(&job.allocations).expect("copied");
     mirror.unpin().expect("unpinned");
@@ -500,7 +500,7 @@ fn children_do_not_inherit_it_and_nothing_is_left_of_it() {
     assert_eq!(flags(&job.file), None);
     // Addresses that the driver still thought pinned would not be pinned again.
     let mirror = job.stage();
-    assert!(mirror.shortcomings().is_empty(), "{:?}", mirror.shortcomings());
+    assert!(mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
 }
 
 #[test]
@@ -524,7 +524,7 @@ fn nobodys_stream_capture_is_disturbed() {
     let agent = std::thread::spawn(move || {
         let mirror = Mirror::stage(file.into(), CHUNK_BYTES, &contexts.map(|context| context as CUcontext));
         let mut mirror = mirror.expect("staged");
-        assert!(mirror.shortcomings().is_empty(), "{:?}", mirror.shortcomings());
+        assert!(mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
         mirror.unpin().expect("unpinned");
     });
     agent.join().expect("staged");

@@ -320,7 +320,7 @@ impl ProcessGpu {
     fn drain(&mut self, deadline: Instant) -> Result<(), DetachError> {
         self.driver.lock(deadline)?;
         self.driver.unlock()?;
-        memory::settle();
+        memory::pool::settle();
         faults::hit("detach-drained");
         Ok(())
     }
@@ -356,7 +356,7 @@ impl ProcessGpu {
     /// Unpins the mirror, even if nothing was captured: a locked driver could not.
     fn unpin(&mut self, report: &mut GpuReport) -> Result<(), DriverError> {
         let Some(mirror) = &mut self.mirror else { return Ok(()) };
-        report.remarks.extend_from_slice(mirror.mirror.shortcomings());
+        report.remarks.extend_from_slice(&mirror.mirror.shortcomings);
         mirror.unpin()
     }
 

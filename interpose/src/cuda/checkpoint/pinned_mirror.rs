@@ -48,7 +48,7 @@ impl PinnedMirror {
         let devices: Vec<c_int> =
             registry().allocations.values().map(|allocation| allocation.device).collect();
         let contexts: Vec<_> = contexts_of_devices(devices).into_values().collect();
-        let handles = contexts.iter().map(OnDevice::context).collect();
+        let handles = contexts.iter().map(|on_device: &OnDevice| on_device.context).collect();
         (contexts, handles)
     }
 

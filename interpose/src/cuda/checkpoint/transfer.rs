@@ -29,7 +29,7 @@ pub(super) fn capture(mirror: &mut Mirror) -> Result<Captured, DetachError> {
         let context = contexts.get(&device).ok_or(DetachError::NoContext { device })?;
         let view = MappedView::of(seen)?;
         allocations.push(capture::MappedAllocation {
-            context: context.context(),
+            context: context.context,
             address: view.address,
             bytes: seen.bytes,
             offset: *offset,
@@ -127,7 +127,7 @@ pub(super) fn copy_back(mirror: Option<&mut Mirror>, ids: &[Id]) -> Result<u64, 
         let context = contexts.get(&device).ok_or(AttachError::NoContext { device })?;
         let view = MappedView::of(seen)?;
         allocations.push(capture::MappedAllocation {
-            context: context.context(),
+            context: context.context,
             address: view.address,
             bytes: seen.bytes,
             offset: offset.ok_or(AttachError::NoOffset)?,

@@ -167,7 +167,7 @@ pub(crate) fn context_removed(context: CUcontext) {
 
 /// Gives memory back to a device that is allocated and not used; whether there was any.
 pub(crate) fn trim(device: c_int) -> bool {
-    let blocks = ARENA.lock().slabs.get_mut(&device).map(Slabs::take_empty).unwrap_or_default();
+    let blocks = ARENA.lock().slabs.get_mut(&device).map(|slabs| slabs.drop_empty(0)).unwrap_or_default();
     let is_any = !blocks.is_empty();
     blocks.into_iter().for_each(Block::give_back);
     is_any

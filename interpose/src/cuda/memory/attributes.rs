@@ -16,6 +16,18 @@ use crate::cuda::activation::is_started;
 use crate::cuda::handler::handlers;
 use crate::cuda::result::SUCCESS;
 
+const START: u32 = Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as u32;
+const MAPPING_START: u32 = Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR as u32;
+const BYTES: u32 = Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as u32;
+const MAPPING_BYTES: u32 = Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE as u32;
+const BUFFER: u32 = Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as u32;
+const BLOCK: u32 = Attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID as u32;
+const CONTEXT: u32 = Attribute::CU_POINTER_ATTRIBUTE_CONTEXT as u32;
+const POOL: u32 = Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as u32;
+const HANDLE_TYPES: u32 = Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as u32;
+const SYNC_MEMOPS: u32 = Attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
+const IPC_CAPABLE: u32 = Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as u32;
+
 /// An address at which no memory is ever allocated.
 const NOWHERE: CUdeviceptr = 0;
 
@@ -92,6 +104,17 @@ enum Value {
     Long(u64),
 }
 
+/// A pointer attribute of the program's own memory as it was when the program created the memory. The driver would answer
+/// for the recreated memory: other handle types, another buffer ID.
+pub(super) fn program_attribute(address: CUdeviceptr, attribute: CUpointer_attribute) -> Option<u64> {
+    let id = vmm::program_allocation_at(address).flatten()?;
+    match attribute {
+        HANDLE_TYPES => vmm::asked_handle_types(id).map(u64::from),
+        BUFFER | BLOCK => Some(vmm::handle_of(id)),
+        _ => None,
+    }
+}
+
 /// Our answer; `None` if the driver's is the same as for its own memory.
 fn value_of(
     address: CUdeviceptr,
@@ -101,37 +124,18 @@ fn value_of(
     if !is_started() {
         return None;
     }
-    let Some(known) = known else { return vmm::attribute(address, attribute).map(Value::Long) };
-    let is = |other: Attribute| attribute == other as u32;
-    let is_any = |others: &[Attribute]| others.iter().any(|other| is(*other));
-    if is_any(&[
-        Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-        Attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR,
-    ]) {
-        Some(Value::Long(known.start))
-    } else if is_any(&[
-        Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-        Attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
-    ]) {
-        Some(Value::Long(known.bytes))
-    } else if is_any(&[
-        Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
-        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID,
-    ]) {
-        Some(Value::Long(known.number))
-    } else if is(Attribute::CU_POINTER_ATTRIBUTE_CONTEXT) {
-        Some(Value::Long(known.context as u64))
-    } else if is(Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) {
-        Some(Value::Long(known.pool as u64))
-    } else if is(Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) {
-        Some(Value::Long(0))
-    } else if is(Attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
-        Some(Value::Bool(known.is_sync_memops))
-    } else if is(Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) {
-        Some(Value::Bool(known.is_ipc_capable))
-    } else {
-        None
-    }
+    let Some(known) = known else { return program_attribute(address, attribute).map(Value::Long) };
+    Some(match attribute {
+        START | MAPPING_START => Value::Long(known.start),
+        BYTES | MAPPING_BYTES => Value::Long(known.bytes),
+        BUFFER | BLOCK => Value::Long(known.number),
+        CONTEXT => Value::Long(known.context as u64),
+        POOL => Value::Long(known.pool as u64),
+        HANDLE_TYPES => Value::Long(0),
+        SYNC_MEMOPS => Value::Bool(known.is_sync_memops),
+        IPC_CAPABLE => Value::Bool(known.is_ipc_capable),
+        _ => return None,
+    })
 }
 
 /// Replaces the driver's answer by ours.
@@ -199,10 +203,9 @@ handlers! {
         let (known, asked) = inspect(address);
         // SAFETY: the parameters are those of our own caller, or an address that is none.
         let result = unsafe { real(value, attribute, asked) };
-        let is_sync_memops = attribute == Attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
         // What other processes may open is the arena's.
         if !known.is_some_and(|known| known.is_ipc_capable)
-            || !is_sync_memops
+            || attribute != SYNC_MEMOPS
             || value.is_null()
             || !matches!(result, SUCCESS | REFUSED)
         {

@@ -231,7 +231,7 @@ fn free_bytes(device: c_int) -> Option<u64> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: both are local variables.
     let ask = || unsafe { driver::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
-    let result = context::within(context.context(), ask).ok()?;
+    let result = context::within(context.context, ask).ok()?;
     (result == SUCCESS).then_some(free as u64)
 }
 

@@ -43,7 +43,7 @@ use cuda_abi::types::{CUcontext, CUdeviceptr, CUipcMemHandle, CUresult};
 
 use super::block::{self, Block};
 use super::error::MemoryError;
-use super::physical::{self, Id};
+use super::physical::{self, Id, Source};
 use super::{arena, peer};
 use crate::cuda::activation::is_started;
 use crate::cuda::driver::DriverError;
@@ -206,7 +206,8 @@ fn open(handle: &Handle) -> Result<CUdeviceptr, ShareError> {
             let found = NOTICES.lock().fetch(&mut launcher, handle.key, handle.owner)?;
             let (memory, bytes) = found.ok_or(INVALID_VALUE)?;
             drop(launcher);
-            import(handle, bytes, memory.as_fd(), context, device).inspect_err(|_| unmapped(handle.key))
+            import(handle, bytes, memory.as_fd(), context, device)
+                .inspect_err(|_| NOTICES.lock().unmapped(handle.key))
         });
         let import = import.inspect_err(|_| send_notices())?;
         let added = IMPORTS.lock().add(import);
@@ -228,7 +229,9 @@ fn import(
         return Err(INVALID_VALUE.into());
     }
     relaxed(|| {
-        let allocation = physical::import(RegionKind::Allocation, bytes, device, handle.key, memory)?;
+        let imported = physical::import_handle(memory)?;
+        let source = Source::Shared(handle.key);
+        let allocation = physical::adopt(RegionKind::Allocation, bytes, device, source, imported);
         let address = Block::map(allocation, bytes, |block| allow(block, device))?.address;
         Ok(Import {
             key: handle.key,
@@ -262,12 +265,8 @@ fn home_of(allocation: Id) -> Option<c_int> {
 /// Unmaps memory that is no longer open.
 fn give_back(import: Import) {
     relaxed(|| block::give_back(import.address, import.bytes));
-    fork::while_none(|| unmapped(import.key));
+    fork::while_none(|| NOTICES.lock().unmapped(import.key));
     send_notices();
-}
-
-fn unmapped(key: Key) {
-    NOTICES.lock().unmapped(key);
 }
 
 // Over a checkpoint, by the agent, on its own connection. Nobody is inside the gate then.

@@ -66,8 +66,3 @@ pub(crate) fn context_removed(context: CUcontext) {
 pub(crate) fn counts(counts: Counts) -> Counts {
     Counts { allocations: arena::count() + pool::count(), ..counts }
 }
-
-/// All submitted work has ended.
-pub(crate) fn settle() {
-    pool::settle();
-}

@@ -226,21 +226,6 @@ pub(crate) fn device_of(handle: CUmemGenericAllocationHandle) -> Option<c_int> {
     Some(properties.ok()?.location.id)
 }
 
-/// Imports physical memory of another process.
-///
-/// # Errors
-/// A driver call failed.
-pub(crate) fn import(
-    kind: RegionKind,
-    bytes: u64,
-    device: c_int,
-    key: Key,
-    descriptor: BorrowedFd<'_>,
-) -> Result<Id, CUresult> {
-    let handle = import_handle(descriptor)?;
-    Ok(adopt(kind, bytes, device, Source::Shared(key), handle))
-}
-
 /// A driver's handle of physical memory, which can be exported wherever the device can do that.
 ///
 /// # Errors

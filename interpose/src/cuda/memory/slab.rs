@@ -61,11 +61,6 @@ impl Slabs {
         self.drop_empty(1)
     }
 
-    /// Removes the empty slabs.
-    pub fn take_empty(&mut self) -> Vec<Block> {
-        self.drop_empty(0)
-    }
-
     pub fn empty_bytes(&self) -> u64 {
         self.empty.iter().map(|(bytes, _)| bytes).sum()
     }
@@ -75,7 +70,7 @@ impl Slabs {
     }
 
     /// Removes empty slabs until so many are left, the largest first.
-    fn drop_empty(&mut self, left: usize) -> Vec<Block> {
+    pub fn drop_empty(&mut self, left: usize) -> Vec<Block> {
         let mut dropped = Vec::new();
         while self.empty.len() > left
             && let Some((bytes, address)) = self.empty.pop_last()
@@ -173,7 +168,7 @@ mod tests {
         }
         assert_eq!(device.given.len(), 1, "one empty slab stays");
         assert_eq!(device.slabs.empty_bytes(), device.given_bytes());
-        for slab in device.slabs.take_empty() {
+        for slab in device.slabs.drop_empty(0) {
             device.forget(slab);
         }
         assert!(device.given.is_empty() && device.slabs.heap.free_bytes() == 0);

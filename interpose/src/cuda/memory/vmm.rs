@@ -12,7 +12,6 @@ use std::ffi::{c_uint, c_ulonglong, c_void};
 use std::mem::MaybeUninit;
 
 use ckpt_protocol::agent::RegionKind;
-use cuda_abi::sys;
 use cuda_abi::types::*;
 
 use super::physical::{self, Id, PhysicalAllocation, Source};
@@ -27,7 +26,7 @@ use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
 const MARK: u64 = 0x436b << ID_BITS;
 const ID_BITS: u32 = 48;
 
-fn handle_of(id: Id) -> CUmemGenericAllocationHandle {
+pub(super) fn handle_of(id: Id) -> CUmemGenericAllocationHandle {
     MARK | id
 }
 
@@ -86,7 +85,7 @@ fn code(result: Result<(), CUresult>) -> CUresult {
 }
 
 /// Whether memory of ours is mapped at an address, and which physical allocation it is if it is the program's own.
-fn program_allocation_at(address: CUdeviceptr) -> Option<Option<Id>> {
+pub(super) fn program_allocation_at(address: CUdeviceptr) -> Option<Option<Id>> {
     let registry = physical::registry();
     let (id, allocation) = registry.allocations_in(address, 1).next()?;
     Some(is_program(allocation).then_some(id))
@@ -94,26 +93,10 @@ fn program_allocation_at(address: CUdeviceptr) -> Option<Option<Id>> {
 
 /// The kinds of handles that the program has asked for when it created a physical allocation, without the one that
 /// was added.
-fn asked_handle_types(id: Id) -> Option<u32> {
+pub(super) fn asked_handle_types(id: Id) -> Option<u32> {
     match physical::registry().allocations.get(&id)?.source {
         Source::Created(properties) => Some(properties.handle_types),
         Source::Shared(_) | Source::Unknown => None,
-    }
-}
-
-/// A pointer attribute of the program's own memory as it was when the program created the memory. The driver would answer
-/// for the recreated memory: other handle types, another buffer ID.
-pub(crate) fn attribute(address: CUdeviceptr, attribute: CUpointer_attribute) -> Option<u64> {
-    use sys::CUpointer_attribute as Attribute;
-    const HANDLE_TYPES: CUpointer_attribute =
-        Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as CUpointer_attribute;
-    const BUFFER: CUpointer_attribute = Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as CUpointer_attribute;
-    const BLOCK: CUpointer_attribute = Attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID as CUpointer_attribute;
-    let id = program_allocation_at(address).flatten()?;
-    match attribute {
-        HANDLE_TYPES => asked_handle_types(id).map(u64::from),
-        BUFFER | BLOCK => Some(handle_of(id)),
-        _ => None,
     }
 }
 

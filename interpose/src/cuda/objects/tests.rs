@@ -149,7 +149,7 @@ fn there_is_a_context_to_work_in_on_each_device() {
         let own = context_on(0);
         call!(cuCtxSetCurrent(null_mut()));
         let on_first = context::on_device(0).expect("the program's");
-        assert_eq!(on_first.context(), own);
+        assert_eq!(on_first.context, own);
         let mut is_active = 0;
         let mut look = |device| {
             let mut flags = 0;
@@ -159,8 +159,8 @@ fn there_is_a_context_to_work_in_on_each_device() {
         assert_eq!(look(0), 0);
         let on_second = context::on_device(1).expect("the primary one");
         assert_eq!(look(1), 1);
-        let device = context::within(on_second.context(), context::current).expect("a context");
-        assert_eq!(device, Some((on_second.context(), 1)));
+        let device = context::within(on_second.context, context::current).expect("a context");
+        assert_eq!(device, Some((on_second.context, 1)));
         assert_eq!(context::current(), None, "the thread's own is current again");
         drop(on_second);
         assert_eq!(look(1), 0);

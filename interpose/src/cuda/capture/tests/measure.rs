@@ -59,7 +59,7 @@ fn ratios() {
     let (device, other) = (job.allocations[0].address, device_memory(context, bytes));
     let addresses: Vec<u64> = (0..(bytes / CHUNK) as u64).map(|chunk| device + chunk * CHUNK_BYTES).collect();
     let mut mirror = job.stage();
-    assert!(mirror.shortcomings().is_empty(), "{:?}", mirror.shortcomings());
+    assert!(mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
     let streams = [0; 2].map(|_| Stream::new(context).expect("a stream"));
     let host = mirror.memory.at(0);
     let from_device = |at: usize, bytes, stream| {

@@ -61,7 +61,8 @@ pub(super) struct Heap {
     by_moment: BTreeSet<(StreamId, Moment, u64)>,
     /// Segments that are entirely free.
     empty: BTreeSet<u64>,
-    used_bytes: u64,
+    /// How much is in use.
+    pub used_bytes: u64,
     last_number: u64,
 }
 
@@ -79,23 +80,6 @@ pub(super) fn rounded(bytes: u64) -> Option<u64> {
 }
 
 impl Heap {
-    pub const fn new() -> Self {
-        Self {
-            segments: BTreeMap::new(),
-            blocks: BTreeMap::new(),
-            by_fit: BTreeSet::new(),
-            by_moment: BTreeSet::new(),
-            empty: BTreeSet::new(),
-            used_bytes: 0,
-            last_number: 0,
-        }
-    }
-
-    /// How much is in use, in bytes.
-    pub fn used_bytes(&self) -> u64 {
-        self.used_bytes
-    }
-
     /// Adds memory that is free for all streams.
     pub fn add_segment(&mut self, start: u64, bytes: u64) {
         self.segments.insert(start, bytes);

@@ -101,7 +101,7 @@ impl Pool {
             access_changes: 0,
             reserved: Gauge::default(),
             used: Gauge::default(),
-            heap: Heap::new(),
+            heap: Heap::default(),
             pending: BTreeMap::new(),
             last_moment: 0,
             leaving: 0,
@@ -111,14 +111,14 @@ impl Pool {
 
     pub fn take(&mut self, bytes: u64, stream: StreamId) -> Option<CUdeviceptr> {
         let address = self.heap.take(bytes, stream)?;
-        self.used.set(self.heap.used_bytes());
+        self.used.set(self.heap.used_bytes);
         Some(address)
     }
 
     /// Frees an allocation in a stream's order, or altogether. Returns whether there was one.
     pub fn free(&mut self, address: CUdeviceptr, order: Option<(StreamId, Moment)>) -> bool {
         let is_freed = self.heap.free(address, order);
-        self.used.set(self.heap.used_bytes());
+        self.used.set(self.heap.used_bytes);
         if is_freed && self.reserved.current_bytes > self.kept_bytes() {
             IS_TRIM_DUE.store(true, Relaxed);
         }
@@ -332,7 +332,7 @@ impl Pools {
             .iter()
             .all(|(other, moment)| waited_for.get(other).is_some_and(|until| moment <= until));
         let address = if has_waited { pool.heap.take_run(&run, bytes) } else { None };
-        pool.used.set(pool.heap.used_bytes());
+        pool.used.set(pool.heap.used_bytes);
         address
     }
 }

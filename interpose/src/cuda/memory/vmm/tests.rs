@@ -2,9 +2,12 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::null;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+use cuda_abi::sys;
+
 use super::*;
 use crate::cuda::driver;
 use crate::cuda::exports as program;
+use crate::cuda::memory::attributes::program_attribute;
 use crate::cuda::memory::physical::registry;
 use crate::cuda::testing::alone;
 
@@ -137,10 +140,10 @@ fn what_was_added_to_a_handle_is_not_shown() {
         call!(cuMemMap(second, UNIT, 0, exportable, 0));
         let types = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as u32;
         let buffer = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as u32;
-        assert_eq!(attribute(address + 5, types), Some(0));
-        assert_eq!(attribute(second, types), Some(POSIX_DESCRIPTOR.0.into()));
-        assert_eq!(attribute(second + 5, buffer), Some(exportable));
-        assert_eq!(attribute(second + UNIT as u64, buffer), None);
+        assert_eq!(program_attribute(address + 5, types), Some(0));
+        assert_eq!(program_attribute(second, types), Some(POSIX_DESCRIPTOR.0.into()));
+        assert_eq!(program_attribute(second + 5, buffer), Some(exportable));
+        assert_eq!(program_attribute(second + UNIT as u64, buffer), None);
     });
 }
 

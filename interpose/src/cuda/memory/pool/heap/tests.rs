@@ -68,7 +68,7 @@ struct Model {
 impl Model {
     fn new() -> Self {
         let mut model =
-            Self { heap: Heap::new(), grains: BTreeMap::new(), living: BTreeMap::new(), moment: 0 };
+            Self { heap: Heap::default(), grains: BTreeMap::new(), living: BTreeMap::new(), moment: 0 };
         for segment in SEGMENTS {
             model.add(segment);
         }
@@ -217,7 +217,7 @@ impl Model {
             }
         }
         let used: u64 = self.living.values().map(|bytes| bytes.next_multiple_of(GRAIN_BYTES)).sum();
-        assert_eq!(self.heap.used_bytes(), used);
+        assert_eq!(self.heap.used_bytes, used);
         let free =
             self.heap.blocks.values().filter(|block| !matches!(block.state, State::Used { .. })).count();
         assert_eq!(self.heap.by_fit.len(), free);
@@ -251,7 +251,7 @@ proptest! {
 
 #[test]
 fn a_stream_gets_its_own_at_once_and_others_only_what_has_settled() {
-    let mut heap = Heap::new();
+    let mut heap = Heap::default();
     heap.add_segment(SEGMENTS[2], 4 * GRAIN_BYTES);
     let all = heap.take(4 * GRAIN_BYTES, 1).expect("room");
     assert_eq!(heap.take(1, 1), None);
@@ -268,7 +268,7 @@ fn a_stream_gets_its_own_at_once_and_others_only_what_has_settled() {
 
 #[test]
 fn sizes_that_there_cannot_be_are_refused() {
-    let mut heap = Heap::new();
+    let mut heap = Heap::default();
     heap.add_segment(SEGMENTS[2], 4 * GRAIN_BYTES);
     assert_eq!(heap.take(u64::MAX, 1), None);
     assert_eq!(heap.find_run(u64::MAX, 1), None);
@@ -278,7 +278,7 @@ fn sizes_that_there_cannot_be_are_refused() {
 #[test]
 fn a_hundred_thousand_allocations_are_nothing_special() {
     const COUNT: u64 = 100_000;
-    let mut heap = Heap::new();
+    let mut heap = Heap::default();
     heap.add_segment(0, COUNT * GRAIN_BYTES);
     let taken: Vec<u64> = (0..COUNT).filter_map(|index| heap.take(GRAIN_BYTES, index % 8)).collect();
     assert_eq!(taken.len() as u64, COUNT);
