@@ -1,33 +1,26 @@
-//! Version 1 of the store: a directory per snapshot, `snapshots/ID/manifest.json` beside plain data files.
+//! Version 1 of the store: a directory per snapshot, `snapshots/ID/manifest.json` beside plain data files. Such
+//! snapshots are read and removed, no longer written.
 //!
-//! Commit protocol: fsync the data files and their directories; write and fsync `manifest.json.tmp`; rename it to
-//! `manifest.json`; fsync the directory. A directory without `manifest.json` is not a snapshot.
-//!
-//! Assumptions about the file system: a rename within a directory is atomic, and durable after an fsync of the
-//! directory; fsync of a file makes its content durable. After a failed fsync the save fails; fsync is never retried.
+//! A directory without `manifest.json` is not a snapshot: its removal or its save was interrupted.
 
 use crate::chunk::is_zeroes;
-use crate::files::{
-    SparseWriter, copy_hashed, create_private, create_private_dir, free_bytes, open_beneath, sync_dir,
-};
+use crate::files::{open_beneath, sync_dir};
 use crate::read_failure::{ReadFailure, classify};
 use crate::store::{
-    Input, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, Target, damaged, recorded,
+    Discard, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, Target, damaged, recorded,
 };
 use crate::{Damage, DataFile, Manifest, ReadError, RelPath, SaveError, SnapshotId, faults};
-use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 const MANIFEST: &str = "manifest.json";
-const MANIFEST_TMP: &str = "manifest.json.tmp";
 /// A larger manifest is not read: it is damaged or hostile.
 const MANIFEST_MAX_BYTES: u64 = 256 << 20;
-/// Free space required beyond the estimate: an eighth of it, and at least this.
-const SPARE_MIN_BYTES: u64 = 1 << 20;
+/// Bytes read per step: large enough to amortise the system calls, small enough for progress reports.
+const STEP_BYTES: usize = 4 << 20;
 
 /// A [`Store`] in a directory of the local (or a mounted) file system.
 #[derive(Debug)]
@@ -36,7 +29,7 @@ pub struct DirStore {
 }
 
 impl DirStore {
-    /// The store in the directory `snapshots`, which the first save creates.
+    /// The store in the directory `snapshots`, which may be missing.
     #[must_use]
     pub fn new(snapshots: PathBuf) -> Self {
         Self { snapshots }
@@ -109,32 +102,9 @@ impl DirStore {
 }
 
 impl Store for DirStore {
-    fn begin(&self, id: &SnapshotId, needed_bytes: u64) -> Result<Box<dyn SnapshotWriter + '_>, SaveError> {
-        let failed = |step, path: &Path| {
-            let path = path.to_owned();
-            move |source| SaveError::Io { step, path, source }
-        };
-        if !self.snapshots.exists() {
-            create_private_dir(&self.snapshots).map_err(failed("create", &self.snapshots))?;
-            let parent = self.snapshots.parent().unwrap_or(Path::new("/"));
-            sync_dir(parent).map_err(failed("sync", parent))?;
-        }
-        let available_bytes =
-            free_bytes(&self.snapshots).map_err(failed("get the free space of", &self.snapshots))?;
-        let wanted_bytes = needed_bytes + (needed_bytes / 8).max(SPARE_MIN_BYTES);
-        if available_bytes < wanted_bytes {
-            let path = self.snapshots.clone();
-            return Err(SaveError::NoSpace { path, needed_bytes: wanted_bytes, available_bytes });
-        }
-        let dir = self.dir(id);
-        create_private_dir(&dir).map_err(failed("create", &dir))?;
-        Ok(Box::new(DirWriter {
-            dir,
-            needed_bytes: wanted_bytes,
-            files: Vec::new(),
-            subdirs: BTreeSet::new(),
-            kept: false,
-        }))
+    fn begin(&self, id: &SnapshotId, _bytes: u64) -> Result<Box<dyn SnapshotWriter + '_>, SaveError> {
+        let source = io::ErrorKind::Unsupported.into();
+        Err(SaveError::Io { step: "save a snapshot of version 1 in", path: self.dir(id), source })
     }
 
     fn list(&self) -> Result<Vec<Listed>, ReadError> {
@@ -157,21 +127,18 @@ impl Store for DirStore {
 
     fn verify(&self, manifest: &Manifest, progress: ProgressFn) -> Result<(), ReadError> {
         let dir = self.open_dir(&manifest.id)?;
-        manifest.files.iter().try_for_each(|file| self.check_file(&dir, &manifest.id, file, progress))
+        manifest
+            .files
+            .iter()
+            .try_for_each(|file| self.copy_checked(&dir, &manifest.id, file, &Discard, progress))
     }
 
     fn load(&self, manifest: &Manifest, wanted: &[Load<'_>], progress: ProgressFn) -> Result<(), ReadError> {
         let dir = self.open_dir(&manifest.id)?;
         for one in wanted {
             let file = recorded(manifest, one.path)?;
-            let failed = |source| ReadError::Target { path: one.path.to_string(), source };
-            one.into.set_bytes(file.bytes).map_err(failed)?;
-            let mut to = Sequential { into: one.into, position: 0, failure: None };
-            let copied = self.copy_checked(&dir, &manifest.id, file, &mut to, progress);
-            match to.failure {
-                Some(source) => return Err(failed(source)),
-                None => copied?,
-            }
+            one.into.set_bytes(file.bytes).map_err(target_failed(file))?;
+            self.copy_checked(&dir, &manifest.id, file, one.into, progress)?;
         }
         Ok(())
     }
@@ -180,7 +147,7 @@ impl Store for DirStore {
     fn source(&self, manifest: &Manifest, path: &RelPath) -> Result<Box<dyn Source + '_>, ReadError> {
         let dir = self.open_dir(&manifest.id)?;
         let recorded = recorded(manifest, path)?;
-        self.check_file(&dir, &manifest.id, recorded, &|_| {})?;
+        self.copy_checked(&dir, &manifest.id, recorded, &Discard, &|_| {})?;
         let file = self.open_checked_length(&dir, &manifest.id, recorded)?;
         Ok(Box::new(PlainFile { file, bytes: recorded.bytes }))
     }
@@ -200,29 +167,8 @@ impl Store for DirStore {
     }
 }
 
-/// Writes to a target sequentially. Keeps a write error separate from read errors, since it is not damage.
-struct Sequential<'a> {
-    into: &'a dyn Target,
-    position: u64,
-    failure: Option<io::Error>,
-}
-
-impl Write for Sequential<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A hole smaller than a page saves nothing.
-        let is_hole = bytes.len() >= 4096 && is_zeroes(bytes);
-        let written = if is_hole { Ok(()) } else { self.into.write_at(self.position, bytes) };
-        self.position += bytes.len() as u64;
-        written.map(|()| bytes.len()).map_err(|error| {
-            let kind = error.kind();
-            self.failure = Some(error);
-            io::Error::from(kind)
-        })
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+fn target_failed(file: &DataFile) -> impl FnOnce(io::Error) -> ReadError {
+    |source| ReadError::Target { path: file.path.to_string(), source }
 }
 
 /// A data file as a source.
@@ -238,22 +184,6 @@ impl Source for PlainFile {
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(into, offset)
-    }
-}
-
-/// Reads a source sequentially.
-struct Reading<'a> {
-    from: &'a dyn Source,
-    position: u64,
-}
-
-impl Read for Reading<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left_bytes = self.from.bytes() - self.position;
-        let bytes = buffer.len().min(usize::try_from(left_bytes).unwrap_or(usize::MAX));
-        self.from.read_at(self.position, &mut buffer[..bytes])?;
-        self.position += bytes as u64;
-        Ok(bytes)
     }
 }
 
@@ -274,124 +204,30 @@ impl DirStore {
         Ok(file)
     }
 
-    fn check_file(
-        &self,
-        dir: &File,
-        id: &SnapshotId,
-        recorded: &DataFile,
-        progress: ProgressFn,
-    ) -> Result<(), ReadError> {
-        self.copy_checked(dir, id, recorded, &mut io::sink(), progress)
-    }
-
+    /// Copies a data file to its target and checks it. Errors of the target are not damage.
     fn copy_checked(
         &self,
         dir: &File,
         id: &SnapshotId,
         recorded: &DataFile,
-        to: &mut dyn Write,
+        into: &dyn Target,
         progress: ProgressFn,
     ) -> Result<(), ReadError> {
-        let mut file = self.open_checked_length(dir, id, recorded)?;
+        let file = self.open_checked_length(dir, id, recorded)?;
         let path = recorded.path.to_string();
-        let (_, found) = copy_hashed(&mut file, to, &|bytes| progress(bytes))
-            .map_err(|source| self.unreadable(id, &path, source))?;
-        if Some(found) == recorded.blake3 { Ok(()) } else { Err(damaged(id, Damage::Checksum { path })) }
-    }
-}
-
-struct DirWriter {
-    dir: PathBuf,
-    needed_bytes: u64,
-    files: Vec<DataFile>,
-    subdirs: BTreeSet<PathBuf>,
-    kept: bool,
-}
-
-impl DirWriter {
-    /// Names the failed step. A full disk becomes [`SaveError::NoSpace`].
-    fn failed(&self, step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SaveError {
-        let (store, path) = (self.dir.clone(), path.to_owned());
-        let needed_bytes = self.needed_bytes;
-        move |source| match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                let available_bytes = free_bytes(&store).unwrap_or(0);
-                SaveError::NoSpace { path: store, needed_bytes, available_bytes }
+        let mut hasher = blake3::Hasher::new();
+        let mut buffer = Vec::new();
+        for offset in (0..recorded.bytes).step_by(STEP_BYTES) {
+            let left_bytes = usize::try_from(recorded.bytes - offset).unwrap_or(usize::MAX);
+            buffer.resize(left_bytes.min(STEP_BYTES), 0);
+            file.read_exact_at(&mut buffer, offset).map_err(|source| self.unreadable(id, &path, source))?;
+            hasher.update(&buffer);
+            if !is_zeroes(&buffer) {
+                into.write_at(offset, &buffer).map_err(target_failed(recorded))?;
             }
-            _ => SaveError::Io { step, path, source },
+            progress(buffer.len() as u64);
         }
-    }
-
-    fn put_one(
-        &mut self,
-        path: &RelPath,
-        from: &mut dyn Read,
-        progress: ProgressFn,
-    ) -> Result<(), SaveError> {
-        let target = self.dir.join(path);
-        if let Some(parent) = target.parent().filter(|parent| *parent != self.dir) {
-            create_private_dir(parent).map_err(self.failed("create", parent))?;
-            self.subdirs.insert(parent.to_owned());
-        }
-        let mut write = || -> io::Result<(u64, String)> {
-            let mut file = create_private(&target)?;
-            faults::hit("save-file")?;
-            let mut sparse = SparseWriter::new(&mut file);
-            let copied = copy_hashed(from, &mut sparse, &|bytes| progress(bytes))?;
-            sparse.finish()?;
-            faults::hit("save-sync")?;
-            file.sync_all()?;
-            Ok(copied)
-        };
-        let (bytes, blake3) = write().map_err(self.failed("write", &target))?;
-        self.files.push(DataFile { path: path.clone(), bytes, blake3: Some(blake3), chunks: Vec::new() });
-        Ok(())
-    }
-
-    fn write_manifest(&self, manifest: &Manifest) -> io::Result<()> {
-        let mut file = create_private(&self.dir.join(MANIFEST_TMP))?;
-        file.write_all(&manifest.encode())?;
-        file.sync_all()?;
-        faults::hit("save-before-commit")?;
-        std::fs::rename(self.dir.join(MANIFEST_TMP), self.dir.join(MANIFEST))
-    }
-}
-
-impl SnapshotWriter for DirWriter {
-    fn put(&mut self, files: &[Input<'_>], progress: ProgressFn) -> Result<(), SaveError> {
-        for file in files {
-            self.put_one(&file.path, &mut Reading { from: file.from, position: 0 }, progress)?;
-            let failed = |source| SaveError::Source { path: file.path.to_string(), source };
-            file.from.taken().map_err(failed)?;
-        }
-        Ok(())
-    }
-
-    fn commit(mut self: Box<Self>, mut manifest: Manifest) -> Result<Manifest, SaveError> {
-        manifest.files = std::mem::take(&mut self.files);
-        for subdir in &self.subdirs {
-            sync_dir(subdir).map_err(self.failed("sync", subdir))?;
-        }
-        let parent = self.dir.parent().unwrap_or(Path::new(".")).to_owned();
-        for dir in [&self.dir, &parent] {
-            sync_dir(dir).map_err(self.failed("sync", dir))?;
-        }
-        self.write_manifest(&manifest).map_err(self.failed("commit", &self.dir))?;
-        // If this fails, `drop` removes the snapshot: it might not survive a crash.
-        sync_dir(&self.dir).map_err(self.failed("sync", &self.dir))?;
-        self.kept = true;
-        faults::hit("save-after-commit").map_err(self.failed("commit", &self.dir))?;
-        Ok(manifest)
-    }
-}
-
-impl Drop for DirWriter {
-    fn drop(&mut self) {
-        if !self.kept
-            && let Err(error) = std::fs::remove_dir_all(&self.dir)
-        {
-            // Without a manifest it is not a snapshot, and the next start sweeps it.
-            tracing::warn!("cannot remove the unfinished snapshot {}: {error}", self.dir.display());
-        }
+        let found = hasher.finalize().to_hex().to_string();
+        if Some(found) == recorded.blake3 { Ok(()) } else { Err(damaged(id, Damage::Checksum { path })) }
     }
 }

@@ -1,79 +1,11 @@
-//! File helpers: hashed copies, durable writes, free space.
+//! File helpers: durable writes, opening below a directory, free space.
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-
-/// Bytes copied per step: large enough to amortise the system calls, small enough for progress reports.
-const STEP_BYTES: usize = 4 << 20;
-
-/// Copies all of `from` to `to` and calls `progress` with the bytes of each step. Returns (bytes, BLAKE3 in hex).
-///
-/// # Errors
-/// The first failed read or write.
-pub fn copy_hashed(
-    from: &mut dyn Read,
-    to: &mut dyn Write,
-    progress: &dyn Fn(u64),
-) -> io::Result<(u64, String)> {
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; STEP_BYTES];
-    let mut total_bytes = 0;
-    loop {
-        let read = match from.read(&mut buffer) {
-            Ok(0) => return Ok((total_bytes, hasher.finalize().to_hex().to_string())),
-            Ok(read) => read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        hasher.update(&buffer[..read]);
-        to.write_all(&buffer[..read])?;
-        total_bytes += read as u64;
-        progress(read as u64);
-    }
-}
-
-/// Writes a sparse file: long runs of zeroes become holes, so a large memory segment that is mostly untouched stays
-/// small.
-pub struct SparseWriter<'a> {
-    file: &'a mut File,
-    length_bytes: u64,
-}
-
-impl<'a> SparseWriter<'a> {
-    /// Writes to `file`, which must be empty.
-    pub fn new(file: &'a mut File) -> Self {
-        Self { file, length_bytes: 0 }
-    }
-
-    /// Sets the length of the file. Call it after the last write.
-    ///
-    /// # Errors
-    /// If the length cannot be set.
-    pub fn finish(self) -> io::Result<()> {
-        self.file.set_len(self.length_bytes)
-    }
-}
-
-impl Write for SparseWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A hole smaller than a page saves nothing.
-        if bytes.len() >= 4096 && bytes.iter().all(|&byte| byte == 0) {
-            self.file.seek(io::SeekFrom::Current(bytes.len().try_into().map_err(io::Error::other)?))?;
-        } else {
-            self.file.write_all(bytes)?;
-        }
-        self.length_bytes += bytes.len() as u64;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Makes the entries of the directory `path` durable (fsync).
 ///

@@ -38,7 +38,7 @@ mod tiers;
 pub use cancel::Cancellable;
 pub use dir_store::DirStore;
 pub use error::{Damage, OpenError, ReadError, SaveError};
-pub use files::{SparseWriter, copy_hashed, free_bytes, sync_dir, write_atomically};
+pub use files::{free_bytes, sync_dir, write_atomically};
 pub use id::{IdError, SnapshotId};
 pub use job::{JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
 pub use manifest::{

@@ -219,6 +219,19 @@ impl Target for Mutex<Vec<u8>> {
     }
 }
 
+/// A target that discards everything.
+pub(crate) struct Discard;
+
+impl Target for Discard {
+    fn set_bytes(&self, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write_at(&self, _offset: u64, _bytes: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// A data file to be loaded.
 pub struct Load<'a> {
     /// Its name in the snapshot.

@@ -615,6 +615,20 @@ mod tests {
         Three { near, far, tiers, dir }
     }
 
+    impl Three {
+        /// A snapshot as the builds before packed stores wrote it.
+        fn save_old(&self, number: u64) -> Manifest {
+            let (mut manifest, content) = (sample(number), content(number));
+            let file = self.dir.path().join(format!("snapshots/{}/images/a.img", manifest.id));
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(&file, &content).unwrap();
+            manifest.files[0].bytes = content.len() as u64;
+            manifest.files[0].blake3 = Some(blake3::hash(&content).to_hex().to_string());
+            std::fs::write(file.with_file_name("../manifest.json"), manifest.encode()).unwrap();
+            manifest
+        }
+    }
+
     fn content(number: u64) -> Vec<u8> {
         // 5 chunks, of which the snapshots share the first.
         let mut content = vec![7; 4500];
@@ -643,7 +657,7 @@ mod tests {
     fn a_listing_says_where_each_snapshot_is() {
         let three = three();
         save(&three.tiers, 3);
-        save(&*three.tiers.tiers()[1].store, 1);
+        three.save_old(1);
         save(&three.far, 2);
         save(&three.far, 3);
         let placed = three.tiers.placed().unwrap();
@@ -662,8 +676,8 @@ mod tests {
         for number in [2, 3] {
             save(&three.near, number);
         }
-        save(&*three.tiers.tiers()[1].store, 1);
-        save(&*three.tiers.tiers()[1].store, 2);
+        three.save_old(1);
+        three.save_old(2);
         save(&three.far, 4);
         let near = &sample(2).id;
         three.near.manifests.lock().get_mut(near).unwrap().stall_s = 7.0;
@@ -698,7 +712,7 @@ mod tests {
         let three = three();
         let near = save(&three.near, 1);
         let far = save(&three.far, 1);
-        let old = save(&*three.tiers.tiers()[1].store, 1);
+        let old = three.save_old(1);
         assert_ne!(near.files, old.files, "the old store has other checksums");
         let read = || (&three.tiers as &dyn Store).read(&near, &path());
         assert_eq!(read().unwrap(), content(1));
@@ -769,7 +783,7 @@ mod tests {
     #[test]
     fn snapshots_of_version_1_can_be_copied_unless_they_are_damaged() {
         let three = three();
-        let old = save(&*three.tiers.tiers()[1].store, 1);
+        let old = three.save_old(1);
         let copy = three.tiers.copy(&old.id, "old", "far", &|_| {}, &NOT_CANCELLED).unwrap();
         assert_eq!((&three.far as &dyn Store).read(&copy, &path()).unwrap(), content(1));
         three.tiers.remove_from(&old.id, "far").unwrap();
@@ -830,7 +844,7 @@ mod tests {
         let three = three();
         save(&three.near, 1);
         save(&three.far, 1);
-        let old = save(&*three.tiers.tiers()[1].store, 1);
+        let old = three.save_old(1);
         three.tiers.remove_from(&old.id, "old").unwrap();
         three.tiers.remove_from(&old.id, "old").unwrap();
         let tiers = || three.tiers.placed().unwrap().iter().map(|one| one.tiers.len()).sum::<usize>();

@@ -276,10 +276,10 @@ pub fn read_report(store: &dyn Store, manifest: &Manifest, process: &GpuProcess)
 mod tests {
     use super::*;
     use ckpt_protocol::agent::{Capture, RegionFlags, RegionKind};
+    use ckpt_snapshot::Input;
     use ckpt_snapshot::codec::Codec;
     use ckpt_snapshot::medium::DirMedium;
     use ckpt_snapshot::packed::{Limits, PackStore};
-    use ckpt_snapshot::{DirStore, Input};
     use std::sync::Arc;
 
     fn region(offset: u64, bytes: u64) -> Region {
@@ -351,7 +351,8 @@ mod tests {
     #[test]
     fn stored_memory_is_loaded_into_the_same_mirror() {
         let dir = tempfile::tempdir().unwrap();
-        let snapshots = DirStore::new(dir.path().join("snapshots"));
+        let medium = Arc::new(DirMedium::new(dir.path().to_owned()));
+        let snapshots = PackStore::new(medium, Codec::default(), Limits::default());
         let mirror = Mirror::new(6 << 20).unwrap();
         mirror.file.write_all_at(b"device memory", 5 << 20).unwrap();
         let states = [state(5, Some(mirror.clone()), vec![region(5 << 20, 13)]), state(6, None, Vec::new())];

@@ -23,7 +23,7 @@ use crate::medium::{Medium, read_all};
 use crate::pack::{Index, PACK_MAX_BYTES, PackId};
 use crate::read_failure::{ReadFailure, classify};
 use crate::store::{
-    Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, Target, damaged, recorded,
+    Discard, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, damaged, recorded,
 };
 use crate::{Damage, Manifest, ReadError, RelPath, SaveError, SnapshotId, sealed};
 use chunk_index::{ChunkIndex, IndexUpdate};
@@ -245,19 +245,6 @@ impl Store for PackStore {
 
     fn reclaim_until(&self, cancel: &AtomicBool) -> Result<Reclaimed, SaveError> {
         reclaim::reclaim(self, cancel)
-    }
-}
-
-/// A target that discards everything.
-struct Discard;
-
-impl Target for Discard {
-    fn set_bytes(&self, _bytes: u64) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn write_at(&self, _offset: u64, _bytes: &[u8]) -> io::Result<()> {
-        Ok(())
     }
 }
 
