@@ -4,7 +4,9 @@ use crate::RelPath;
 use std::fmt;
 
 /// The directory of packs and their indexes.
-pub const PACKS: &str = "packs";
+pub(crate) fn packs_dir() -> RelPath {
+    RelPath::new("packs").expect("a plain path")
+}
 
 /// Why an index, a manifest or a chunk cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -39,43 +41,34 @@ impl PackId {
     /// If the kernel has no random numbers.
     pub fn random() -> std::io::Result<Self> {
         let mut id = [0; 16];
-        let mut filled = 0;
-        while filled < id.len() {
-            filled += rustix::rand::getrandom(&mut id[filled..], rustix::rand::GetRandomFlags::empty())?;
-        }
+        aws_lc_rs::rand::fill(&mut id).map_err(std::io::Error::other)?;
         Ok(Self(id))
     }
 
     /// Parses the text form of a [`PackId`].
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let mut id = [0; 16];
-        let digits = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
-        if text.len() != 32 || !text.as_bytes().iter().all(digits) {
-            return None;
-        }
-        for (byte, pair) in id.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            *byte = u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?;
-        }
-        Some(Self(id))
+        let id = Self(u128::from_str_radix(text, 16).ok()?.to_be_bytes());
+        // Each name has one spelling: 32 lower-case digits.
+        (id.to_string() == text).then_some(id)
     }
 
     /// The object with the chunks.
     #[must_use]
     pub fn pack(&self) -> RelPath {
-        RelPath::new(format!("{PACKS}/{self}.pack")).expect("a plain path")
+        RelPath::new(format!("packs/{self}.pack")).expect("a plain path")
     }
 
     /// The object with the index.
     #[must_use]
     pub fn index(&self) -> RelPath {
-        RelPath::new(format!("{PACKS}/{self}.index")).expect("a plain path")
+        RelPath::new(format!("packs/{self}.index")).expect("a plain path")
     }
 }
 
 impl fmt::Display for PackId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(out, "{byte:02x}"))
+        write!(out, "{:032x}", u128::from_be_bytes(self.0))
     }
 }
 

@@ -5,7 +5,8 @@
 
 use crate::chunk::{CHUNK_BYTES, ChunkId};
 use crate::codec::{Codec, Encoding};
-pub use crate::format::{FormatError, PACKS, PackId};
+pub(crate) use crate::format::packs_dir;
+pub use crate::format::{FormatError, PackId};
 
 /// The length of a pack's header; the first chunk begins after it (bytes).
 pub const HEADER_BYTES: usize = 64;

@@ -6,8 +6,6 @@ use crate::codec::Codec;
 use crate::pack::{FormatError, check_key, u32_at, u64_at};
 use crate::{Damage, Manifest, ReadError, RelPath, SnapshotId};
 
-/// The directory of manifests.
-pub const MANIFESTS: &str = "manifests";
 /// A longer manifest is not read (bytes): it is damaged.
 pub const MANIFEST_MAX_BYTES: u64 = 1 << 30;
 
@@ -20,10 +18,15 @@ const HEADER_BYTES: usize = 32;
 const CHECKSUM_BYTES: usize = 32;
 const ROW_BYTES: usize = 36;
 
+/// The directory of manifests.
+pub(crate) fn manifests_dir() -> RelPath {
+    RelPath::new("manifests").expect("a plain path")
+}
+
 /// The object with the manifest of `id`.
 #[must_use]
 pub fn name(id: &SnapshotId) -> RelPath {
-    RelPath::new(format!("{MANIFESTS}/{id}")).expect("a plain path")
+    RelPath::new(format!("manifests/{id}")).expect("a plain path")
 }
 
 /// The manifest is too long to be read again.

@@ -77,22 +77,13 @@ impl Key {
     fn parse(content: &[u8]) -> Result<Self, &'static str> {
         let key = match <[u8; KEY_BYTES]>::try_from(content) {
             Ok(key) => key,
-            Err(_) => Self::parse_hex(content.trim_ascii()).ok_or("does not hold a key")?,
+            Err(_) => match blake3::Hash::from_hex(content.trim_ascii()) {
+                Ok(key) => key.into(),
+                Err(_) => return Err("does not hold a key"),
+            },
         };
         // A file made by `truncate`, or a placeholder.
         if key.iter().all(|&byte| byte == key[0]) { Err("holds one byte value only") } else { Ok(Self(key)) }
-    }
-
-    fn parse_hex(digits: &[u8]) -> Option<[u8; KEY_BYTES]> {
-        if digits.len() != 2 * KEY_BYTES {
-            return None;
-        }
-        let mut key = [0; KEY_BYTES];
-        for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
-            let value = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
-            *byte = value(pair[0])? << 4 | value(pair[1])?;
-        }
-        Some(key)
     }
 
     fn derive(&self, context: &str, of: &[u8]) -> [u8; KEY_BYTES] {

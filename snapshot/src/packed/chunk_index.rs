@@ -1,11 +1,11 @@
 //! The chunk index: the combined indexes of all packs, in memory.
 
+use crate::ReadError;
 use crate::chunk::ChunkId;
 use crate::codec::Codec;
 use crate::medium::{Medium, read_all};
-use crate::pack::{Entry, FormatError, INDEX_MAX_BYTES, Index, PACKS, PackId};
+use crate::pack::{Entry, FormatError, INDEX_MAX_BYTES, Index, PackId, packs_dir};
 use crate::read_failure::{ReadFailure, classify};
-use crate::{ReadError, RelPath};
 use std::collections::{HashMap, HashSet};
 use std::io;
 
@@ -21,9 +21,8 @@ pub struct Location {
 /// The content of all indexes.
 #[derive(Debug, Default)]
 pub struct ChunkIndex {
-    chunks: HashMap<ChunkId, Location>,
-    /// Additional locations of chunks that are in several packs.
-    further: HashMap<ChunkId, Vec<Location>>,
+    /// The locations of each chunk, at least one.
+    chunks: HashMap<ChunkId, Vec<Location>>,
     /// Lengths of the packs (bytes).
     packs: HashMap<PackId, u64>,
     /// Unusable indexes, with the reasons: they are damaged, or their pack is missing.
@@ -53,23 +52,23 @@ impl IndexUpdate {
         codec: &Codec,
         before: &HashMap<PackId, u64>,
     ) -> Result<Self, ReadError> {
-        let dir = RelPath::new(PACKS).expect("a plain path");
-        let failed = |source| ReadError::Io { step: "read", path: medium.describe(&dir).into(), source };
-        let listed = medium.list(&dir).map_err(failed)?;
+        let failed =
+            |source| ReadError::Io { step: "read", path: medium.describe(&packs_dir()).into(), source };
+        let listed = medium.list(&packs_dir()).map_err(failed)?;
         let lengths: HashMap<&str, u64> =
             listed.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
         let mut update = Self { missing: before.keys().copied().collect(), ..Self::default() };
         for (name, _) in &listed {
             let Some(pack) = name.strip_suffix(".index").and_then(PackId::parse) else { continue };
-            let index = match before.get(&pack) {
-                Some(_) => None,
-                None => match update.read_one(medium, codec, pack)? {
-                    Some(index) => Some(index),
-                    None => continue,
-                },
+            let (pack_bytes, index) = match before.get(&pack) {
+                Some(pack_bytes) => (*pack_bytes, None),
+                None => {
+                    let report = |reason| update.report_unusable(medium, pack, reason);
+                    let Some(index) = read_index(medium, codec, pack, report)? else { continue };
+                    (index.pack_bytes, Some(index))
+                }
             };
-            let pack_bytes = before.get(&pack).copied().or(index.as_ref().map(|index| index.pack_bytes));
-            if lengths.get(format!("{pack}.pack").as_str()).copied() == pack_bytes {
+            if lengths.get(format!("{pack}.pack").as_str()) == Some(&pack_bytes) {
                 update.missing.remove(&pack);
                 update.indexes.extend(index);
             } else {
@@ -81,41 +80,44 @@ impl IndexUpdate {
         Ok(update)
     }
 
-    /// The index of `pack`, unless it is unusable or was removed concurrently.
-    fn read_one(
-        &mut self,
-        medium: &dyn Medium,
-        codec: &Codec,
-        pack: PackId,
-    ) -> Result<Option<Index>, ReadError> {
-        let what = || medium.describe(&pack.index());
-        let bytes = match read_all(medium, &pack.index(), INDEX_MAX_BYTES) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) if classify(&source) == ReadFailure::Access => {
-                return Err(ReadError::Io { step: "read", path: what().into(), source });
-            }
-            Err(error) => {
-                self.report_unusable(medium, pack, error.to_string());
-                return Ok(None);
-            }
-        };
-        match Index::decode(&pack, &bytes, codec) {
-            Ok(index) => Ok(Some(index)),
-            Err(FormatError::Key(reason)) => Err(ReadError::Key { what: what(), reason }),
-            Err(FormatError::Newer { found, known }) => {
-                Err(ReadError::NewerObject { what: what(), found, known })
-            }
-            Err(error) => {
-                self.report_unusable(medium, pack, error.to_string());
-                Ok(None)
-            }
-        }
-    }
-
     fn report_unusable(&mut self, medium: &dyn Medium, pack: PackId, reason: String) {
         tracing::warn!("the index {} is unusable: {reason}", medium.describe(&pack.index()));
         self.broken.push((pack, reason));
+    }
+}
+
+/// The index of `pack`, unless it was removed concurrently. Calls `report` with the reason if it is unusable.
+///
+/// # Errors
+/// As [`IndexUpdate::read`].
+pub fn read_index(
+    medium: &dyn Medium,
+    codec: &Codec,
+    pack: PackId,
+    report: impl FnOnce(String),
+) -> Result<Option<Index>, ReadError> {
+    let what = || medium.describe(&pack.index());
+    let bytes = match read_all(medium, &pack.index(), INDEX_MAX_BYTES) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) if classify(&source) == ReadFailure::Access => {
+            return Err(ReadError::Io { step: "read", path: what().into(), source });
+        }
+        Err(error) => {
+            report(error.to_string());
+            return Ok(None);
+        }
+    };
+    match Index::decode(&pack, &bytes, codec) {
+        Ok(index) => Ok(Some(index)),
+        Err(FormatError::Key(reason)) => Err(ReadError::Key { what: what(), reason }),
+        Err(FormatError::Newer { found, known }) => {
+            Err(ReadError::NewerObject { what: what(), found, known })
+        }
+        Err(error) => {
+            report(error.to_string());
+            Ok(None)
+        }
     }
 }
 
@@ -133,15 +135,9 @@ impl ChunkIndex {
             return;
         }
         for entry in &index.entries {
-            let location = Location { pack: index.pack, entry: *entry };
-            match self.chunks.entry(entry.id) {
-                std::collections::hash_map::Entry::Vacant(slot) => {
-                    slot.insert(location);
-                }
-                std::collections::hash_map::Entry::Occupied(_) => {
-                    self.further.entry(entry.id).or_default().push(location);
-                }
-            }
+            // Almost all chunks have one location.
+            let locations = self.chunks.entry(entry.id).or_insert_with(|| Vec::with_capacity(1));
+            locations.push(Location { pack: index.pack, entry: *entry });
         }
     }
 
@@ -154,12 +150,13 @@ impl ChunkIndex {
     /// Whether the chunk is in a pack with this length.
     #[must_use]
     pub fn has_of(&self, id: &ChunkId, bytes: usize) -> bool {
-        self.chunks.get(id).is_some_and(|location| location.entry.raw_bytes as usize == bytes)
+        self.locations(id).first().is_some_and(|location| location.entry.raw_bytes as usize == bytes)
     }
 
     /// All locations of the chunk.
-    pub fn locations(&self, id: &ChunkId) -> impl Iterator<Item = &Location> {
-        self.chunks.get(id).into_iter().chain(self.further.get(id).into_iter().flatten())
+    #[must_use]
+    pub fn locations(&self, id: &ChunkId) -> &[Location] {
+        self.chunks.get(id).map_or(&[], Vec::as_slice)
     }
 
     /// The length of a pack according to its index (bytes).
@@ -185,21 +182,9 @@ impl ChunkIndex {
             return;
         }
         let stays = |location: &Location| !packs.contains(&location.pack);
-        self.further.retain(|_, locations| {
+        self.chunks.retain(|_, locations| {
             locations.retain(stays);
             !locations.is_empty()
-        });
-        let further = &mut self.further;
-        self.chunks.retain(|id, location| {
-            if stays(location) {
-                return true;
-            }
-            let Some(mut others) = further.remove(id) else { return false };
-            *location = others.remove(0);
-            if !others.is_empty() {
-                further.insert(*id, others);
-            }
-            true
         });
         self.packs.retain(|pack, _| !packs.contains(pack));
         self.wrong.retain(stays);
@@ -214,21 +199,14 @@ impl ChunkIndex {
 
     /// Removes a location of the chunk whose content is damaged.
     pub fn forget(&mut self, id: &ChunkId, wrong: &Location) {
-        if self.locations(id).any(|one| one == wrong) {
+        let Some(locations) = self.chunks.get_mut(id) else { return };
+        let before = locations.len();
+        locations.retain(|one| one != wrong);
+        if locations.len() < before {
             self.suspect(wrong);
         }
-        let mut left: Vec<Location> = self.locations(id).filter(|one| *one != wrong).copied().collect();
-        self.further.remove(id);
-        match left.pop() {
-            Some(first) => {
-                self.chunks.insert(*id, first);
-                if !left.is_empty() {
-                    self.further.insert(*id, left);
-                }
-            }
-            None => {
-                self.chunks.remove(id);
-            }
+        if self.locations(id).is_empty() {
+            self.chunks.remove(id);
         }
     }
 }

@@ -144,22 +144,17 @@ impl<'a> Chunks<'a> {
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] if the chunk is damaged, and read errors.
     pub fn read<'r>(&self, location: &Location, buffers: &'r mut Buffers) -> io::Result<&'r [u8]> {
-        let (entry, codec) = (&location.entry, &self.store.codec);
-        let length = entry.stored_bytes as usize;
+        let length = location.entry.stored_bytes as usize;
         let Buffers { block, scratch, ahead } = buffers;
         let stored = match ahead.find(location) {
             Some(stored) => stored,
             None => {
                 let stored = block.get_mut(..length).ok_or_else(|| damaged(location))?;
-                self.open(location.pack)?.read_at(entry.offset, stored)?;
+                self.open(location.pack)?.read_at(location.entry.offset, stored)?;
                 stored
             }
         };
-        let raw_bytes = entry.raw_bytes as usize;
-        let content = codec
-            .decode(&location.pack, entry.offset, entry.encoding, stored, raw_bytes, scratch)
-            .map_err(|_| damaged(location))?;
-        if codec.id(content) == entry.id { Ok(content) } else { Err(damaged(location)) }
+        self.store.decode(location, stored, scratch).ok_or_else(|| damaged(location))
     }
 
     /// Reads the chunk at `location` to `into`, without a copy if possible.

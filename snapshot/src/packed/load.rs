@@ -1,19 +1,18 @@
 //! Loading: reads each chunk once, in the order of the packs, checks its name, and writes it to all its targets.
 
-use super::PackStore;
 use super::chunk_index::{ChunkIndex, Location};
 use super::chunks::OpenPacks;
+use super::{PackStore, on_threads};
 use crate::chunk::{CHUNK_BYTES, ChunkId};
 use crate::medium::{BLOCK_ALIGN, Block, ObjectReader};
 use crate::pack::{self, HEADER_BYTES, PackId};
-use crate::read_failure::{ReadFailure, classify, copy_of};
-use crate::store::{Load, ProgressFn, recorded};
+use crate::read_failure::copy_of;
+use crate::store::{Load, ProgressFn, damaged, recorded};
 use crate::{Damage, Manifest, ReadError};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// A chunk to load.
 struct Wanted {
@@ -55,20 +54,10 @@ pub fn load(
             loading.locate(loading.plan()?)?
         }
     };
-    let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let threads = store.limits.threads().min(runs.len());
-    let work = || {
-        let mut reading = Reading { block: Block::new(2 * CHUNK_BYTES), scratch: Vec::new() };
-        while !stop.load(Ordering::Relaxed)
-            && let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed))
-        {
-            loading.read_run(run, &mut reading).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        running.into_iter().map(|thread| thread.join().expect("no panic in a load")).fold(Ok(()), Result::and)
+    let mut buffers: Vec<_> = (0..threads).map(|_| None).collect();
+    on_threads(&mut buffers, &runs, |reading, run| {
+        loading.read_run(run, reading.get_or_insert_with(Reading::new))
     })
 }
 
@@ -76,6 +65,12 @@ pub fn load(
 struct Reading {
     block: Block,
     scratch: Vec<u8>,
+}
+
+impl Reading {
+    fn new() -> Self {
+        Self { block: Block::new(2 * CHUNK_BYTES), scratch: Vec::new() }
+    }
 }
 
 struct Loading<'a> {
@@ -100,7 +95,7 @@ impl Loading<'_> {
     }
 
     fn damaged(&self, damage: Damage) -> ReadError {
-        ReadError::Damaged { id: self.manifest.id.to_string(), damage }
+        damaged(&self.manifest.id, damage)
     }
 
     /// Collects the destinations of each chunk, and sets the lengths of the targets.
@@ -148,7 +143,7 @@ impl Loading<'_> {
     fn locate(&self, chunks: HashMap<ChunkId, Wanted>) -> Result<Vec<Run>, ReadError> {
         let mut located = self.store.with_index(|index| {
             let one = |wanted: Wanted| {
-                let location = index.locations(&wanted.id).next().copied();
+                let location = index.locations(&wanted.id).first().copied();
                 let location = location.ok_or_else(|| self.damaged(self.missing(index, &wanted)))?;
                 Ok::<_, ReadError>((location, wanted))
             };
@@ -212,15 +207,8 @@ impl Loading<'_> {
         })
     }
 
-    /// The error for a pack that cannot be read: damage, unless the access failed.
     fn unreadable(&self, pack: PackId, source: io::Error) -> ReadError {
-        let path = self.store.medium.describe(&pack.pack());
-        match classify(&source) {
-            ReadFailure::Access => ReadError::Io { step: "read", path: path.into(), source },
-            ReadFailure::Damaged | ReadFailure::Unreadable => {
-                self.damaged(Damage::Unreadable { path, source })
-            }
-        }
+        self.store.unreadable(&self.manifest.id, &pack.pack(), source)
     }
 
     /// Reads the range `begin..end` of a pack to the beginning of the block.
@@ -240,7 +228,7 @@ impl Loading<'_> {
             let at = usize::try_from(location.entry.offset - run.begin).expect("a run is small");
             let stored = &reading.block[at..at + location.entry.stored_bytes as usize];
             let found = match &read {
-                Ok(()) => self.content(location, wanted, stored, &mut reading.scratch),
+                Ok(()) => self.store.decode(location, stored, &mut reading.scratch),
                 Err(_) => None,
             };
             match found {
@@ -250,21 +238,6 @@ impl Loading<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Decodes `stored`, if it is the chunk.
-    fn content<'b>(
-        &self,
-        location: &Location,
-        wanted: &Wanted,
-        stored: &'b [u8],
-        scratch: &'b mut Vec<u8>,
-    ) -> Option<&'b [u8]> {
-        let (codec, entry) = (&self.store.codec, &location.entry);
-        let bytes = wanted.bytes as usize;
-        let content =
-            codec.decode(&location.pack, entry.offset, entry.encoding, stored, bytes, scratch).ok()?;
-        (codec.id(content) == wanted.id).then_some(content)
     }
 
     /// Reads a chunk from another pack, since the copy at `wrong` is not usable. `read` is the result of reading that.
@@ -282,17 +255,16 @@ impl Loading<'_> {
             // The chunk is damaged: the next save stores it again.
             Ok(()) => self.store.change_index(|index| index.forget(&wanted.id, wrong)),
         }
-        let others: Vec<Location> =
-            self.store.with_index(|index| index.locations(&wanted.id).copied().collect())?;
-        let mut reading = Reading { block: Block::new(2 * CHUNK_BYTES), scratch: Vec::new() };
-        for other in others {
+        let others = self.store.with_index(|index| index.locations(&wanted.id).to_vec())?;
+        let mut reading = Reading::new();
+        for other in others.iter().filter(|other| other.entry.raw_bytes == wanted.bytes) {
             let (begin, stored_bytes) = (other.entry.offset, other.entry.stored_bytes);
             let end = begin + u64::from(stored_bytes);
             if self.read_range(other.pack, begin, end, &mut reading.block).is_err() {
                 continue;
             }
             let stored = &reading.block[..stored_bytes as usize];
-            if let Some(content) = self.content(&other, wanted, stored, &mut reading.scratch) {
+            if let Some(content) = self.store.decode(other, stored, &mut reading.scratch) {
                 return self.deliver(wanted, content);
             }
         }

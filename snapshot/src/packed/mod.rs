@@ -26,14 +26,14 @@ use crate::store::{
     Discard, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, damaged, recorded,
 };
 use crate::{Damage, Manifest, ReadError, RelPath, SaveError, SnapshotId, sealed};
-use chunk_index::{ChunkIndex, IndexUpdate};
+use chunk_index::{ChunkIndex, IndexUpdate, Location};
 use packer::{BLOCK_BYTES, BLOCKS};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Mutex, RwLock};
 use source::PackedFile;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ pub struct PackStore {
     /// The content of all indexes; read when it is first needed.
     index: RwLock<Option<ChunkIndex>>,
     /// Held by a save until it is committed: chunks that it found in the index must not be removed before.
-    saving: SaveLock,
+    saving: Mutex<()>,
     /// Held while packs are removed, and while the indexes are refreshed: a refresh must not bring removed packs back.
     removing: Mutex<()>,
     /// Serialises garbage collection.
@@ -118,7 +118,7 @@ impl PackStore {
             codec,
             limits,
             index: RwLock::new(None),
-            saving: SaveLock::default(),
+            saving: Mutex::default(),
             removing: Mutex::default(),
             reclaiming: Mutex::default(),
             own: Mutex::default(),
@@ -136,15 +136,43 @@ impl PackStore {
         self.medium.describe(name).into()
     }
 
-    fn manifests() -> RelPath {
-        RelPath::new(sealed::MANIFESTS).expect("a plain path")
+    /// The error of a failed read of `name`.
+    fn read_failed(&self, name: &RelPath) -> impl FnOnce(io::Error) -> ReadError + use<> {
+        let path = self.address(name);
+        move |source| ReadError::Io { step: "read", path, source }
+    }
+
+    /// The error of a failed step with `name`.
+    fn failed(&self, step: &'static str, name: &RelPath) -> impl FnOnce(io::Error) -> SaveError + use<> {
+        let path = self.address(name);
+        move |source| SaveError::Io { step, path, source }
+    }
+
+    /// The error for a part of the snapshot `id` that cannot be read: damage, unless the access failed.
+    fn unreadable(&self, id: &SnapshotId, name: &RelPath, source: io::Error) -> ReadError {
+        match classify(&source) {
+            ReadFailure::Access => self.read_failed(name)(source),
+            _ => damaged(id, Damage::Unreadable { path: self.medium.describe(name), source }),
+        }
+    }
+
+    /// The content of a chunk from its stored form, if it is intact.
+    fn decode<'b>(
+        &self,
+        location: &Location,
+        stored: &'b [u8],
+        scratch: &'b mut Vec<u8>,
+    ) -> Option<&'b [u8]> {
+        let (pack, entry) = (&location.pack, &location.entry);
+        let bytes = entry.raw_bytes as usize;
+        let content = self.codec.decode(pack, entry.offset, entry.encoding, stored, bytes, scratch).ok()?;
+        (self.codec.id(content) == entry.id).then_some(content)
     }
 
     /// IDs of all committed snapshots, oldest first.
     fn ids(&self) -> Result<Vec<SnapshotId>, ReadError> {
-        let dir = Self::manifests();
-        let failed = |source| ReadError::Io { step: "read", path: self.address(&dir), source };
-        let listed = self.medium.list(&dir).map_err(failed)?;
+        let dir = sealed::manifests_dir();
+        let listed = self.medium.list(&dir).map_err(self.read_failed(&dir))?;
         let mut ids: Vec<SnapshotId> = listed.iter().filter_map(|(name, _)| name.parse().ok()).collect();
         ids.sort();
         Ok(ids)
@@ -204,15 +232,12 @@ impl Store for PackStore {
 
     fn manifest(&self, id: &SnapshotId) -> Result<Manifest, ReadError> {
         let name = sealed::name(id);
-        let unreadable = |source: io::Error| match classify(&source) {
-            ReadFailure::Damaged if source.kind() == io::ErrorKind::NotFound => {
-                ReadError::Missing(id.to_string())
+        let unreadable = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => ReadError::Missing(id.to_string()),
+            _ if classify(&source) == ReadFailure::Damaged => {
+                damaged(id, Damage::Manifest(source.to_string()))
             }
-            ReadFailure::Damaged => damaged(id, Damage::Manifest(source.to_string())),
-            ReadFailure::Unreadable => {
-                damaged(id, Damage::Unreadable { path: self.medium.describe(&name), source })
-            }
-            ReadFailure::Access => ReadError::Io { step: "read", path: self.address(&name), source },
+            _ => self.unreadable(id, &name, source),
         };
         let content = read_all(&*self.medium, &name, sealed::MANIFEST_MAX_BYTES).map_err(unreadable)?;
         sealed::decode(id, &content, &self.codec)
@@ -235,8 +260,7 @@ impl Store for PackStore {
     fn remove(&self, id: &SnapshotId) -> Result<(), SaveError> {
         let name = sealed::name(id);
         tracing::debug!("removing {}", self.medium.describe(&name));
-        let failed = |source| SaveError::Io { step: "remove", path: self.address(&name), source };
-        self.medium.remove(&name).map_err(failed)
+        self.medium.remove(&name).map_err(self.failed("remove", &name))
     }
 
     fn sweep(&self) -> Result<Vec<String>, SaveError> {
@@ -248,30 +272,27 @@ impl Store for PackStore {
     }
 }
 
-/// A lock whose guard may be sent to another thread.
-#[derive(Debug, Default)]
-struct SaveLock {
-    taken: Mutex<bool>,
-    free: Condvar,
-}
-
-impl SaveLock {
-    /// Waits for the lock and takes it.
-    fn take(&self) -> SaveGuard<'_> {
-        let mut taken = self.taken.lock();
-        self.free.wait_while(&mut taken, |taken| *taken);
-        *taken = true;
-        SaveGuard(self)
-    }
-}
-
-/// Releases the [`SaveLock`] when it is dropped.
-#[derive(Debug)]
-struct SaveGuard<'a>(&'a SaveLock);
-
-impl Drop for SaveGuard<'_> {
-    fn drop(&mut self) {
-        *self.0.taken.lock() = false;
-        self.0.free.notify_one();
-    }
+/// Calls `work` for each of `items`, with a thread for each of `slots`. The first error stops all threads.
+fn on_threads<S: Send, T: Sync, E: Send>(
+    slots: &mut [Option<S>],
+    items: &[T],
+    work: impl Fn(&mut Option<S>, &T) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let run = |slot: &mut Option<S>| {
+        while !stop.load(Ordering::Relaxed)
+            && let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            work(slot, item).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let run = &run;
+        let running: Vec<_> = slots.iter_mut().map(|slot| scope.spawn(move || run(slot))).collect();
+        running
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic in a worker"))
+            .fold(Ok(()), Result::and)
+    })
 }

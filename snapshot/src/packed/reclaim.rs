@@ -9,12 +9,12 @@
 //! Copying runs concurrently with a save. Deletion waits until no save is running and then rescans the manifests: a save
 //! may have reused a chunk that was garbage before.
 
+use super::PackStore;
 use super::chunk_index::{ChunkIndex, Location};
 use super::chunks::{Buffers, Chunks};
 use super::packer::Packer;
-use super::{PackStore, SaveGuard};
 use crate::chunk::ChunkId;
-use crate::pack::{Index, PACKS, PackId};
+use crate::pack::{Index, PackId, packs_dir};
 use crate::read_failure::{ReadFailure, classify};
 use crate::store::{Reclaimed, Store};
 use crate::{ReadError, RelPath, SaveError, SnapshotId, faults};
@@ -131,15 +131,14 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn failed(&self, step: &'static str, name: &RelPath) -> impl FnOnce(io::Error) -> SaveError + use<> {
-        let path = self.store.address(name);
-        move |source| SaveError::Io { step, path, source }
+        self.store.failed(step, name)
     }
 
     /// The live chunks of every pack.
     fn pack_use(&self) -> Result<BTreeMap<PackId, PackUse>, SaveError> {
         let duplicates = |index: &ChunkIndex| -> Vec<Vec<Location>> {
-            let all = self.live.chunks.iter().map(|id| index.locations(id).copied().collect::<Vec<_>>());
-            all.filter(|locations| locations.len() > 1).collect()
+            let all = self.live.chunks.iter().map(|id| index.locations(id));
+            all.filter(|locations| locations.len() > 1).map(<[Location]>::to_vec).collect()
         };
         let mut unreadable = Vec::new();
         for locations in self.store.with_index(duplicates)? {
@@ -147,15 +146,14 @@ impl Work<'_> {
                 unreadable.extend(locations);
             }
         }
-        let folder = RelPath::new(PACKS).expect("a plain path");
-        let young = young(self.store).map_err(self.failed("list", &folder))?;
+        let young = young(self.store).map_err(self.failed("list", &packs_dir()))?;
         Ok(self.store.with_index(|index| {
             let new = |pack_bytes| PackUse { pack_bytes, ..PackUse::default() };
             let mut packs: BTreeMap<_, _> =
                 index.packs().iter().map(|(pack, &bytes)| (*pack, new(bytes))).collect();
             for id in &self.live.chunks {
                 // Of several intact copies, the first one is live.
-                let Some(location) = index.locations(id).next() else { continue };
+                let Some(location) = index.locations(id).first() else { continue };
                 let pack_use = packs.get_mut(&location.pack).expect("the index has its pack");
                 pack_use.live_bytes += u64::from(location.entry.stored_bytes);
                 pack_use.live.push(*location);
@@ -169,7 +167,7 @@ impl Work<'_> {
             for wrong in index.wrong() {
                 let pack_use = packs.get_mut(&wrong.pack).expect("the index has its pack");
                 pack_use.is_damaged = true;
-                let is_elsewhere = index.locations(&wrong.entry.id).any(|location| location != wrong);
+                let is_elsewhere = index.locations(&wrong.entry.id).iter().any(|location| location != wrong);
                 if self.live.chunks.contains(&wrong.entry.id) && !is_elsewhere {
                     pack_use.live.push(*wrong);
                     pack_use.is_held = true;
@@ -212,9 +210,8 @@ impl Work<'_> {
         packs: &BTreeMap<PackId, PackUse>,
         waiting: &mut Vec<PackId>,
     ) -> Result<Vec<PackId>, SaveError> {
-        let folder = RelPath::new(PACKS).expect("a plain path");
         let free_bytes =
-            self.store.medium.free_bytes().map_err(self.failed("get the free space of", &folder))?;
+            self.store.medium.free_bytes().map_err(self.failed("get the free space of", &packs_dir()))?;
         let mut left_bytes = free_bytes.map_or(u64::MAX, |free_bytes| free_bytes / 2);
         let mut taken = Vec::new();
         waiting.retain(|pack| {
@@ -289,11 +286,10 @@ impl Work<'_> {
     ) -> Result<(), SaveError> {
         self.finish(slot.take_if(|packer| packer.bytes() >= self.store.limits.pack_bytes))?;
         let codec = &self.store.codec;
-        let folder = RelPath::new(PACKS).expect("a plain path");
+        let begin = || Packer::new(&*self.store.medium, codec).map_err(self.failed("write to", &packs_dir()));
         let packer = match slot {
             Some(packer) => packer,
-            None => slot
-                .insert(Packer::new(&*self.store.medium, codec).map_err(self.failed("write to", &folder))?),
+            None => slot.insert(begin()?),
         };
         let name = packer.pack().pack();
         faults::hit("reclaim-copy").map_err(self.failed("write", &name))?;
@@ -322,7 +318,7 @@ impl Work<'_> {
         if packs.is_empty() {
             return Ok(());
         }
-        let _no_save: SaveGuard<'_> = self.store.saving.take();
+        let _no_save = self.store.saving.lock();
         self.fresh.extend(self.live.scan(self.store)?);
         let _removing = self.store.removing.lock();
         let still_used: HashSet<PackId> = self.store.with_index(|index| {
@@ -363,7 +359,7 @@ fn worth_rewriting(packs: &BTreeMap<PackId, PackUse>) -> Vec<PackId> {
 /// Packs that are too young to be deleted: see [`super::Limits::shared`].
 fn young(store: &PackStore) -> io::Result<HashSet<PackId>> {
     let Some(age) = store.limits.shared else { return Ok(HashSet::new()) };
-    let listed = store.medium.list_times(&RelPath::new(PACKS).expect("a plain path"))?;
+    let listed = store.medium.list_times(&packs_dir())?;
     let now = SystemTime::now();
     let is_young = |time: SystemTime| !now.duration_since(time).is_ok_and(|passed| passed >= age);
     let packs = listed.iter().filter(|(_, time)| is_young(*time));
@@ -376,12 +372,9 @@ fn young(store: &PackStore) -> io::Result<HashSet<PackId>> {
 /// See [`crate::Store::sweep`]: removes unfinished objects and packs without an index.
 pub fn sweep(store: &PackStore) -> Result<Vec<String>, SaveError> {
     let _alone = store.reclaiming.lock();
-    let _no_save = store.saving.take();
-    let folder = RelPath::new(PACKS).expect("a plain path");
-    let failed = |name: &RelPath| {
-        let path = store.address(name);
-        move |source| SaveError::Io { step: "sweep", path, source }
-    };
+    let _no_save = store.saving.lock();
+    let folder = packs_dir();
+    let failed = |name: &RelPath| store.failed("sweep", name);
     let mut swept = store.medium.sweep(store.limits.shared.unwrap_or_default()).map_err(failed(&folder))?;
     let listed = store.medium.list(&folder).map_err(failed(&folder))?;
     // After the listing: a concurrent writer creates the pack first and its index next.

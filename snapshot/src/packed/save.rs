@@ -2,17 +2,17 @@
 //! it is new.
 
 use super::packer::Packer;
-use super::{PackStore, SaveGuard};
+use super::{PackStore, on_threads};
 use crate::chunk::{Chunk, ChunkId, is_zeroes};
 use crate::medium::read_all;
-use crate::pack::{Index, PACKS, PackId};
+use crate::pack::{Index, packs_dir};
 use crate::store::{Input, ProgressFn, SnapshotWriter, Store};
 use crate::{DataFile, Manifest, RelPath, SaveError, SnapshotId, faults, sealed};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Free space required beyond the estimate: an eighth of it, and at least this (bytes).
 const SPARE_MIN_BYTES: u64 = 1 << 20;
@@ -20,7 +20,7 @@ const SPARE_MIN_BYTES: u64 = 1 << 20;
 /// A snapshot that is being written.
 pub struct Saving<'a> {
     common: Common<'a>,
-    _lock: SaveGuard<'a>,
+    _lock: MutexGuard<'a, ()>,
     id: SnapshotId,
     /// One for each thread that has found a new chunk.
     packers: Vec<Option<Packer>>,
@@ -42,9 +42,7 @@ struct Common<'a> {
 impl<'a> Saving<'a> {
     /// Waits for the save lock and begins the snapshot `id`; see [`crate::Store::begin`].
     pub fn begin(store: &'a PackStore, id: &SnapshotId, needed_bytes: u64) -> Result<Self, SaveError> {
-        let lock = store.saving.take();
-        let name = sealed::name(id);
-        let failed = |step| move |source| SaveError::Io { step, path: store.address(&name), source };
+        let lock = store.saving.lock();
         if store.limits.shared.is_some() {
             // Another machine may have removed packs.
             store.refresh()?;
@@ -52,10 +50,11 @@ impl<'a> Saving<'a> {
         store.with_index(|_| ())?;
         let wanted_bytes = needed_bytes.min(expected_bytes(store, needed_bytes)?);
         let wanted_bytes = wanted_bytes + (wanted_bytes / 8).max(SPARE_MIN_BYTES);
-        if let Some(available_bytes) = store.medium.free_bytes().map_err(failed("get the free space for"))?
+        let failed = store.failed("get the free space for", &sealed::name(id));
+        if let Some(available_bytes) = store.medium.free_bytes().map_err(failed)?
             && available_bytes < wanted_bytes
         {
-            let path = store.address(&PackStore::manifests());
+            let path = store.address(&sealed::manifests_dir());
             return Err(SaveError::NoSpace { path, needed_bytes: wanted_bytes, available_bytes });
         }
         let common = Common {
@@ -88,11 +87,6 @@ impl Common<'_> {
             }
             _ => SaveError::Io { step, path, source },
         }
-    }
-
-    fn failed_pack(&self, pack: Option<PackId>) -> impl FnOnce(io::Error) -> SaveError + use<> {
-        let name = pack.map_or_else(|| RelPath::new(PACKS).expect("a plain path"), |pack| pack.pack());
-        self.failed("write", &name)
     }
 
     /// Claims a chunk. Returns whether the caller must store it: no pack has it, and no other thread has claimed it.
@@ -131,14 +125,13 @@ impl Common<'_> {
         let packer = match slot {
             Some(packer) => packer,
             None => {
-                let begun = Packer::new(&*self.store.medium, codec).map_err(self.failed_pack(None))?;
-                slot.insert(begun)
+                let begun = Packer::new(&*self.store.medium, codec);
+                slot.insert(begun.map_err(self.failed("write", &packs_dir()))?)
             }
         };
-        let failed = self.failed_pack(Some(packer.pack()));
+        let failed = self.failed("write", &packer.pack().pack());
         let content = packer.buffer(length, codec).map_err(failed)?;
-        let unreadable = |source| SaveError::Source { path: input.path.to_string(), source };
-        input.from.read_at(task.begin, content).map_err(unreadable)?;
+        input.from.read_at(task.begin, content).map_err(source_failed(input))?;
         if is_zeroes(content) {
             return Ok(chunk(ChunkId::ZEROES));
         }
@@ -153,7 +146,7 @@ impl Common<'_> {
     /// Makes a pack durable and returns its index. With `keeps_unfinished`, writes the index immediately and returns
     /// `None`: the pack then stays even if this save fails.
     fn finish(&self, packer: Packer) -> Result<Option<Index>, SaveError> {
-        let failed = self.failed_pack(Some(packer.pack()));
+        let failed = self.failed("write", &packer.pack().pack());
         let index = packer.finish().map_err(failed)?;
         if !self.store.limits.keeps_unfinished {
             return Ok(Some(index));
@@ -168,28 +161,27 @@ impl Common<'_> {
         self.store.write_index(index).map_err(self.failed("write", &name))
     }
 
-    /// The work of one thread.
+    /// Stores the chunk `task`, and notes it.
     fn work(
         &self,
         work: &Work<'_>,
+        task: &Task,
         slot: &mut Option<Packer>,
         progress: ProgressFn,
     ) -> Result<(), SaveError> {
-        while let Some((number, task)) = work.next() {
-            let input = &work.inputs[task.input];
-            let chunk = self.store_chunk(input, task, slot, &work.finished)?;
-            let bytes = chunk.bytes.into();
-            work.chunks[number].set(chunk).expect("each is taken once");
-            if work.left[task.input].fetch_sub(1, Ordering::AcqRel) == 1 {
-                input
-                    .from
-                    .taken()
-                    .map_err(|source| SaveError::Source { path: input.path.to_string(), source })?;
-            }
-            progress(bytes);
+        let input = &work.inputs[task.input];
+        let chunk = self.store_chunk(input, task, slot, &work.finished)?;
+        task.chunk.set(chunk).expect("each is taken once");
+        if work.left[task.input].fetch_sub(1, Ordering::AcqRel) == 1 {
+            input.from.taken().map_err(source_failed(input))?;
         }
+        progress(chunk.bytes.into());
         Ok(())
     }
+}
+
+fn source_failed(input: &Input<'_>) -> impl FnOnce(io::Error) -> SaveError {
+    |source| SaveError::Source { path: input.path.to_string(), source }
 }
 
 impl Saving<'_> {
@@ -199,7 +191,7 @@ impl Saving<'_> {
             if packer.is_empty() {
                 continue;
             }
-            faults::hit("save-sync").map_err(self.common.failed_pack(None))?;
+            faults::hit("save-sync").map_err(self.common.failed("write", &packs_dir()))?;
             self.finished.extend(self.common.finish(packer)?);
         }
         self.finished.iter().try_for_each(|index| self.common.write_index(index))
@@ -262,23 +254,13 @@ impl SnapshotWriter for Saving<'_> {
     fn put(&mut self, files: &[Input<'_>], progress: ProgressFn) -> Result<(), SaveError> {
         let work = Work::new(files);
         for input in files.iter().filter(|input| input.from.bytes() == 0) {
-            let failed = |source| SaveError::Source { path: input.path.to_string(), source };
-            input.from.taken().map_err(failed)?;
+            input.from.taken().map_err(source_failed(input))?;
         }
         let threads = self.common.store.limits.threads().min(work.tasks.len());
-        let mut packers = std::mem::take(&mut self.packers);
-        packers.resize_with(packers.len().max(threads), || None);
-        let result = std::thread::scope(|scope| {
-            let (common, work) = (&self.common, &work);
-            let run = |slot| {
-                common.work(work, slot, progress).inspect_err(|_| work.stop.store(true, Ordering::Relaxed))
-            };
-            let running: Vec<_> =
-                packers.iter_mut().take(threads).map(|slot| scope.spawn(move || run(slot))).collect();
-            let ended = running.into_iter().map(|thread| thread.join().expect("no panic in a save"));
-            ended.fold(Ok(()), Result::and)
+        self.packers.resize_with(self.packers.len().max(threads), || None);
+        let result = on_threads(&mut self.packers[..threads], &work.tasks, |slot, task| {
+            self.common.work(&work, task, slot, progress)
         });
-        self.packers = packers;
         self.finished.extend(std::mem::take(&mut *work.finished.lock()));
         result?;
         self.files.extend(work.into_files());
@@ -337,16 +319,14 @@ struct Task {
     input: usize,
     begin: u64,
     end: u64,
+    /// The result.
+    chunk: OnceLock<Chunk>,
 }
 
-/// All chunks to store, and their results.
+/// All chunks to store.
 struct Work<'a> {
     inputs: &'a [Input<'a>],
     tasks: Vec<Task>,
-    next: AtomicUsize,
-    stop: AtomicBool,
-    /// The result of each task.
-    chunks: Vec<OnceLock<Chunk>>,
     /// For each input: the number of unfinished tasks.
     left: Vec<AtomicUsize>,
     finished: Mutex<Vec<Index>>,
@@ -365,22 +345,12 @@ impl<'a> Work<'a> {
                     end > begin && end - begin <= crate::chunk::CHUNK_BYTES as u64,
                     "a chunk of {begin}..{end}"
                 );
-                tasks.push(Task { input, begin, end });
+                tasks.push(Task { input, begin, end, chunk: OnceLock::new() });
                 begin = end;
             }
             left.push(AtomicUsize::new(tasks.len() - before));
         }
-        let chunks = tasks.iter().map(|_| OnceLock::new()).collect();
-        let (next, stop, finished) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::default());
-        Self { inputs, tasks, next, stop, chunks, left, finished }
-    }
-
-    fn next(&self) -> Option<(usize, &Task)> {
-        if self.stop.load(Ordering::Relaxed) {
-            return None;
-        }
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        Some((number, self.tasks.get(number)?))
+        Self { inputs, tasks, left, finished: Mutex::default() }
     }
 
     fn into_files(self) -> Vec<DataFile> {
@@ -391,8 +361,8 @@ impl<'a> Work<'a> {
             chunks: Vec::new(),
         };
         let mut files: Vec<_> = self.inputs.iter().map(file).collect();
-        for (task, chunk) in self.tasks.iter().zip(self.chunks) {
-            files[task.input].chunks.push(chunk.into_inner().expect("all were taken"));
+        for task in self.tasks {
+            files[task.input].chunks.push(task.chunk.into_inner().expect("all were taken"));
         }
         files
     }

@@ -1,11 +1,11 @@
 //! Scrubbing: reads and checks everything in a store, whether a snapshot uses it or not.
 
-use super::PackStore;
-use super::chunk_index::Location;
+use super::chunk_index::{Location, read_index};
 use super::chunks::OpenPacks;
+use super::{PackStore, on_threads};
 use crate::chunk::CHUNK_BYTES;
-use crate::medium::{BLOCK_ALIGN, Block, ObjectReader, read_all};
-use crate::pack::{self, Entry, FormatError, HEADER_BYTES, INDEX_MAX_BYTES, Index, PACKS, PackId};
+use crate::medium::{BLOCK_ALIGN, Block, ObjectReader};
+use crate::pack::{self, Entry, HEADER_BYTES, Index, PackId, packs_dir};
 use crate::read_failure::{ReadFailure, classify};
 use crate::store::{ProgressFn, Store};
 use crate::{Damage, ReadError, RelPath};
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The length of one read (bytes).
 const SEGMENT_BYTES: usize = 2 * CHUNK_BYTES;
@@ -84,9 +84,7 @@ impl PackStore {
     }
 
     fn list_packs(&self) -> Result<Vec<(String, u64)>, ReadError> {
-        let folder = RelPath::new(PACKS).expect("a plain path");
-        let failed = |source| ReadError::Io { step: "read", path: self.address(&folder), source };
-        self.medium.list(&folder).map_err(failed)
+        self.medium.list(&packs_dir()).map_err(self.read_failed(&packs_dir()))
     }
 }
 
@@ -117,7 +115,7 @@ impl Scrubbing<'_> {
     /// Handles a read error of the object `name`: reports damage, unless the access failed.
     fn report_unreadable(&self, name: &RelPath, source: io::Error) -> Result<(), ReadError> {
         if classify(&source) == ReadFailure::Access {
-            return Err(ReadError::Io { step: "read", path: self.store.address(name), source });
+            return Err(self.store.read_failed(name)(source));
         }
         self.report_object(name, source.to_string());
         Ok(())
@@ -131,22 +129,9 @@ impl Scrubbing<'_> {
             .filter_map(|(name, _)| name.strip_suffix(".index").and_then(PackId::parse))
             .collect();
         for id in ids {
-            let bytes = match read_all(&*self.store.medium, &id.index(), INDEX_MAX_BYTES) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => {
-                    self.report_unreadable(&id.index(), error)?;
-                    continue;
-                }
-                Ok(bytes) => bytes,
-            };
-            let what = || self.store.medium.describe(&id.index());
-            match Index::decode(&id, &bytes, &self.store.codec) {
-                Ok(index) => self.divide(id, &index)?,
-                Err(FormatError::Key(reason)) => return Err(ReadError::Key { what: what(), reason }),
-                Err(FormatError::Newer { found, known }) => {
-                    return Err(ReadError::NewerObject { what: what(), found, known });
-                }
-                Err(error) => self.report_object(&id.index(), error.to_string()),
+            let report = |reason| self.report_object(&id.index(), reason);
+            if let Some(index) = read_index(&*self.store.medium, &self.store.codec, id, report)? {
+                self.divide(id, &index)?;
             }
         }
         Ok(())
@@ -190,24 +175,17 @@ impl Scrubbing<'_> {
     }
 
     fn read_packs(&self, progress: ProgressFn, cancel: &AtomicBool) -> Result<(), ReadError> {
-        let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         let threads = self.store.limits.threads().min(self.segments.len());
-        let work = || -> Result<(), ReadError> {
-            let mut buffers = (Block::new(SEGMENT_BYTES + 2 * BLOCK_ALIGN), Vec::new());
-            while !cancel.load(Ordering::Relaxed)
-                && !stop.load(Ordering::Relaxed)
-                && let Some(segment) = self.segments.get(next.fetch_add(1, Ordering::Relaxed))
-            {
-                let read = self.read_segment(segment, &mut buffers.0, &mut buffers.1);
-                read.inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
-                progress(segment.end - segment.begin);
+        let mut buffers: Vec<_> = (0..threads).map(|_| None).collect();
+        on_threads(&mut buffers, &self.segments, |buffers, segment| {
+            if cancel.load(Ordering::Relaxed) {
+                return Ok(());
             }
+            let (block, scratch) =
+                buffers.get_or_insert_with(|| (Block::new(SEGMENT_BYTES + 2 * BLOCK_ALIGN), Vec::new()));
+            self.read_segment(segment, block, scratch)?;
+            progress(segment.end - segment.begin);
             Ok(())
-        };
-        std::thread::scope(|scope| {
-            let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            let ended = running.into_iter().map(|thread| thread.join().expect("no panic in a scrub"));
-            ended.fold(Ok(()), Result::and)
         })
     }
 
@@ -242,16 +220,13 @@ impl Scrubbing<'_> {
                 self.report_object(&pack.id.pack(), "its header has been altered");
             }
         }
-        let codec = &self.store.codec;
         for entry in &segment.entries {
             self.compare_gap(pack, position, part(position, entry.offset));
             position = entry.offset + u64::from(entry.stored_bytes);
-            let (stored, raw_bytes) = (part(entry.offset, position), entry.raw_bytes as usize);
-            let content = codec.decode(&pack.id, entry.offset, entry.encoding, stored, raw_bytes, scratch);
-            if content.is_ok_and(|content| codec.id(content) == entry.id) {
+            let location = Location { pack: pack.id, entry: *entry };
+            if self.store.decode(&location, part(entry.offset, position), scratch).is_some() {
                 continue;
             }
-            let location = Location { pack: pack.id, entry: *entry };
             self.store.change_index(|index| index.forget(&entry.id, &location));
             self.report_object(&pack.id.pack(), format!("the chunk at {} is damaged", entry.offset));
         }

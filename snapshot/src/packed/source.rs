@@ -46,7 +46,7 @@ impl<'a> PackedFile<'a> {
                 // Another process may have moved the chunk since the indexes were read.
                 self.store.refresh().map_err(io::Error::other)?;
             }
-            let found = |index: &ChunkIndex| index.locations(&chunk.id).copied().collect::<Vec<Location>>();
+            let found = |index: &ChunkIndex| index.locations(&chunk.id).to_vec();
             for location in self.store.with_index(found).map_err(io::Error::other)? {
                 match self.chunks.read_to(&location, into, buffers) {
                     Ok(()) => return Ok(()),
@@ -65,7 +65,7 @@ impl<'a> PackedFile<'a> {
         let wanted = wanted.map(|(chunk, _)| chunk.id).filter(|id| !id.is_zeroes());
         let located = |index: &ChunkIndex| {
             let mut found: Vec<Location> = Vec::new();
-            for location in wanted.map_while(|id| index.locations(&id).next().copied()) {
+            for location in wanted.map_while(|id| index.locations(&id).first().copied()) {
                 let follows =
                     |last: &Location| last.pack == location.pack && last.entry.offset < location.entry.offset;
                 if buffers.has(&location) || !found.last().is_none_or(follows) {
