@@ -196,7 +196,7 @@ struct Life {
 
 impl Life {
     fn new(dir: &Path, workers: usize) -> Self {
-        let recorder = Recorder::new();
+        let recorder = Recorder::default();
         let root = dir.join("recorded");
         std::fs::create_dir(&root).unwrap();
         let store = store_with(DirMedium::recorded(root, recorder.clone()), workers);

@@ -25,13 +25,13 @@ use super::{Medium, ObjectReader, ObjectWriter};
 use crate::files::free_bytes;
 use crate::{RelPath, faults};
 use reader::DirReader;
-use root::{Root, written};
+use root::{Folder, Root, written};
 use std::fmt::{self, Debug};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use temporary::Temporary;
+use temporary::{Rename, Temporary};
 use writer::DirWriter;
 
 /// Which I/O features of the kernel to use, where available. All are on by default; tests and measurements turn some
@@ -51,21 +51,18 @@ impl Default for IoFeatures {
 }
 
 /// A directory of objects.
-#[derive(Debug)]
 pub struct DirMedium {
     root: Root,
     ways: IoFeatures,
-    free_space: Option<FreeSpace>,
+    /// Replaces the free space that the file system reports.
+    free_space: Option<Box<FreeBytesFn>>,
 }
 
 type FreeBytesFn = dyn Fn() -> io::Result<u64> + Send + Sync;
 
-/// Replaces the free space that the file system reports.
-struct FreeSpace(Box<FreeBytesFn>);
-
-impl Debug for FreeSpace {
+impl Debug for DirMedium {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("FreeSpace")
+        write!(out, "DirMedium({})", self.root.directory.display())
     }
 }
 
@@ -81,7 +78,7 @@ impl DirMedium {
     /// about the free memory.
     #[must_use]
     pub fn with_free_bytes(self, free_bytes: impl Fn() -> io::Result<u64> + Send + Sync + 'static) -> Self {
-        Self { free_space: Some(FreeSpace(Box::new(free_bytes))), ..self }
+        Self { free_space: Some(Box::new(free_bytes)), ..self }
     }
 
     /// Uses only these I/O features.
@@ -94,42 +91,39 @@ impl DirMedium {
     #[cfg(feature = "faults")]
     #[must_use]
     pub fn recorded(root: PathBuf, recorder: super::record::Recorder) -> Self {
-        Self { root: Root::new(root, Notes(Some(recorder))), ways: IoFeatures::default(), free_space: None }
+        Self { root: Root::new(root.clone(), Notes(Some(recorder))), ..Self::new(root) }
     }
 
-    /// Writes a small object under a temporary name, durably.
-    fn write_temporary(&self, name: &RelPath, content: &[u8]) -> io::Result<Temporary> {
+    /// Writes a small object durably under a temporary name, then renames it.
+    fn put(&self, name: &RelPath, content: &[u8], rename: Rename) -> io::Result<()> {
         faults::hit("put-write")?;
-        let temporary = Temporary::new(&self.root, self.root.make_folder_of(name)?)?;
+        let temporary = Temporary::new(self.root.make_folder_of(name)?)?;
         temporary.note(|path| Operation::Write { path, offset: 0, content: content.to_vec() });
         temporary.file.write_all_at(content, 0)?;
         faults::hit("put-fsync")?;
         temporary.sync()?;
-        Ok(temporary)
+        faults::hit("put-rename")?;
+        temporary.publish(rename)
     }
 }
 
 impl Medium for DirMedium {
     fn describe(&self, name: &RelPath) -> String {
-        self.root.path(name).display().to_string()
+        self.root.directory.join(name).display().to_string()
     }
 
     fn create(&self, name: &RelPath, blocks: usize, block_bytes: usize) -> io::Result<Box<dyn ObjectWriter>> {
         faults::hit("save-file")?;
         let folder = self.root.make_folder_of(name)?;
-        Ok(Box::new(DirWriter::new(&self.root, folder, self.ways, blocks, block_bytes)?))
+        Ok(Box::new(DirWriter::new(folder, self.ways, blocks, block_bytes)?))
     }
 
     fn put_new(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
-        let temporary = self.write_temporary(name, content)?;
-        faults::hit("put-rename")?;
-        temporary.publish_new()
+        self.put(name, content, Folder::rename_new)
     }
 
     fn replace(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
-        let temporary = self.write_temporary(name, content)?;
-        faults::hit("put-rename")?;
-        temporary.publish_over()
+        self.put(name, content, Folder::rename_over)
     }
 
     fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>> {
@@ -169,10 +163,10 @@ impl Medium for DirMedium {
     }
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
-        if let Some(FreeSpace(free_bytes)) = &self.free_space {
+        if let Some(free_bytes) = &self.free_space {
             return free_bytes().map(Some);
         }
-        let mut path = self.root.directory();
+        let mut path = self.root.directory.as_path();
         while !path.exists() {
             path = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         }

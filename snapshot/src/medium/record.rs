@@ -7,6 +7,8 @@
 //! partially durable.
 
 use parking_lot::Mutex;
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -86,25 +88,15 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// An empty record.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// All operations so far.
     #[must_use]
     pub fn operations(&self) -> Vec<Operation> {
-        self.lock().clone()
+        self.operations.lock().clone()
     }
 
     /// Adds a marker to the record, for example that a commit has returned.
     pub fn mark(&self, text: impl Into<String>) {
-        self.lock().push(Operation::Mark(text.into()));
-    }
-
-    fn lock(&self) -> parking_lot::MutexGuard<'_, Vec<Operation>> {
-        self.operations.lock()
+        self.operations.lock().push(Operation::Mark(text.into()));
     }
 }
 
@@ -116,27 +108,24 @@ impl Notes {
     /// Records an operation: a write just before it begins, any other after it.
     pub(super) fn note(&self, operation: impl FnOnce() -> Operation) {
         if let Some(recorder) = &self.0 {
-            recorder.lock().push(operation());
+            recorder.operations.lock().push(operation());
         }
     }
 
-    /// Does `sync` and records that it covers the operations recorded before it began.
-    pub(super) fn sync_file<E>(&self, path: &Path, sync: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        let begun = self.begun();
+    /// Does `sync` and records it, with the number of operations before it began: it covers them.
+    pub(super) fn sync<E>(
+        &self,
+        sync: impl FnOnce() -> Result<(), E>,
+        operation: impl FnOnce(usize) -> Operation,
+    ) -> Result<(), E> {
+        let begun = self.0.as_ref().map_or(0, |recorder| recorder.operations.lock().len());
         sync()?;
-        self.note(|| Operation::SyncFile { path: path.to_owned(), begun });
+        self.note(|| operation(begun));
         Ok(())
     }
 
-    /// Does `sync` and records that it covers the operations recorded before it began.
-    pub(super) fn sync_dir<E>(&self, path: &Path, sync: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        let begun = self.begun();
-        sync()?;
-        self.note(|| Operation::SyncDir { path: path.to_owned(), begun });
-        Ok(())
-    }
-
-    fn begun(&self) -> usize {
-        self.0.as_ref().map_or(0, |recorder| recorder.lock().len())
+    /// As [`Notes::sync`], for the entries of a directory.
+    pub(super) fn sync_dir(&self, path: &Path, dir: &File) -> io::Result<()> {
+        self.sync(|| dir.sync_all(), |begun| Operation::SyncDir { path: path.to_owned(), begun })
     }
 }

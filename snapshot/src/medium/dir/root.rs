@@ -23,7 +23,7 @@ pub(super) const TEMPORARY: &str = ".tmp-";
 /// The root directory of a medium.
 #[derive(Debug)]
 pub(super) struct Root {
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     /// Directories (relative to the root) that this process has made durable.
     durable: Mutex<BTreeSet<PathBuf>>,
     notes: Notes,
@@ -36,24 +36,12 @@ pub(super) struct Folder {
     /// The directory, relative to the root.
     path: PathBuf,
     pub(super) name: OsString,
-    notes: Notes,
+    pub(super) notes: Notes,
 }
 
 impl Root {
     pub(super) fn new(directory: PathBuf, notes: Notes) -> Self {
         Self { directory, durable: Mutex::default(), notes }
-    }
-
-    pub(super) fn notes(&self) -> &Notes {
-        &self.notes
-    }
-
-    pub(super) fn directory(&self) -> &Path {
-        &self.directory
-    }
-
-    pub(super) fn path(&self, name: &RelPath) -> PathBuf {
-        self.directory.join(name)
     }
 
     /// Opens the directory of the object `name`.
@@ -65,23 +53,19 @@ impl Root {
     /// Opens the directory of the object `name`; creates it, durably, if it is missing.
     pub(super) fn make_folder_of(&self, name: &RelPath) -> io::Result<Folder> {
         let (parent, name) = split(name)?;
-        let is_durable = self.lock_durable().contains(parent);
+        let is_durable = self.durable.lock().contains(parent);
         let dir = match self.open_dir(parent) {
             Ok(dir) if is_durable => dir,
             Ok(_) => self.make_dir(parent)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.make_dir(parent)?,
             Err(error) => return Err(error),
         };
-        self.lock_durable().insert(parent.to_owned());
+        self.durable.lock().insert(parent.to_owned());
         Ok(self.folder(dir, parent, name))
     }
 
     fn folder(&self, dir: File, path: &Path, name: &OsStr) -> Folder {
         Folder { dir, path: path.to_owned(), name: name.to_owned(), notes: self.notes.clone() }
-    }
-
-    fn lock_durable(&self) -> parking_lot::MutexGuard<'_, BTreeSet<PathBuf>> {
-        self.durable.lock()
     }
 
     /// Creates the directory `path` and its missing parents, and makes their entries durable.
@@ -96,7 +80,7 @@ impl Root {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
-            self.notes.sync_dir(&above, || dir.sync_all())?;
+            self.notes.sync_dir(&above, &dir)?;
             dir = open_dir_at(&dir, Path::new(part))?;
             above = below;
         }
@@ -150,7 +134,7 @@ impl Root {
                 }
             }
             if removed.len() > before {
-                self.notes.sync_dir(&path, || dir.sync_all())?;
+                self.notes.sync_dir(&path, &dir)?;
             }
         }
         Ok(removed)
@@ -198,13 +182,11 @@ impl Folder {
         let (dir, name) = (&self.dir, &self.name);
         match rustix::fs::renameat_with(dir, temporary, dir, name, RenameFlags::NOREPLACE) {
             // Some file systems, such as NFS, do not support the flag, but they support hard links.
-            Err(Errno::INVAL | Errno::NOSYS) => self.link_new(temporary),
-            Err(error) => Err(error.into()),
-            Ok(()) => {
-                self.note_rename(temporary);
-                Ok(())
-            }
+            Err(Errno::INVAL | Errno::NOSYS) => return self.link_new(temporary),
+            renamed => renamed?,
         }
+        self.note_rename(temporary);
+        Ok(())
     }
 
     /// As [`Folder::rename_new`], with a hard link.
@@ -241,7 +223,7 @@ impl Folder {
     /// Makes the directory's entries durable.
     pub(super) fn sync(&self) -> io::Result<()> {
         faults::hit("sync-dir")?;
-        self.notes.sync_dir(&self.path, || self.dir.sync_all())
+        self.notes.sync_dir(&self.path, &self.dir)
     }
 }
 

@@ -1,12 +1,15 @@
 //! A file that is not yet an object.
 
-use super::root::{Folder, Root};
-use crate::medium::record::{Notes, Operation};
-use std::ffi::OsString;
+use super::root::Folder;
+use crate::medium::record::Operation;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// Renames a file with this temporary name to the name of the object.
+pub(super) type Rename = fn(&Folder, &OsStr) -> io::Result<()>;
 
 /// A file under a temporary name. It is removed on drop unless it was published.
 pub(super) struct Temporary {
@@ -14,35 +17,28 @@ pub(super) struct Temporary {
     folder: Folder,
     name: OsString,
     published: bool,
-    notes: Notes,
 }
 
 impl Temporary {
-    pub(super) fn new(root: &Root, folder: Folder) -> io::Result<Self> {
+    pub(super) fn new(folder: Folder) -> io::Result<Self> {
         let (file, name) = folder.create_temporary()?;
-        Ok(Self { file: Arc::new(file), folder, name, published: false, notes: root.notes().clone() })
+        Ok(Self { file: Arc::new(file), folder, name, published: false })
     }
 
     /// Records an operation on this file, given its path below the root.
     pub(super) fn note(&self, operation: impl FnOnce(PathBuf) -> Operation) {
-        self.notes.note(|| operation(self.folder.path_of(&self.name)));
+        self.folder.notes.note(|| operation(self.folder.path_of(&self.name)));
     }
 
     /// Makes its content and length durable. After an error their state is unknown, and the file must be dropped.
     pub(super) fn sync(&self) -> io::Result<()> {
-        self.notes.sync_file(&self.folder.path_of(&self.name), || self.file.sync_data())
+        let path = || self.folder.path_of(&self.name);
+        self.folder.notes.sync(|| self.file.sync_data(), |begun| Operation::SyncFile { path: path(), begun })
     }
 
-    /// Renames it to the object's name, durably, unless that name exists.
-    pub(super) fn publish_new(mut self) -> io::Result<()> {
-        self.folder.rename_new(&self.name)?;
-        self.published = true;
-        self.folder.sync()
-    }
-
-    /// Renames it to the object's name, durably, and replaces any existing object.
-    pub(super) fn publish_over(mut self) -> io::Result<()> {
-        self.folder.rename_over(&self.name)?;
+    /// Gives it the object's name, durably, by [`Folder::rename_new`] or [`Folder::rename_over`].
+    pub(super) fn publish(mut self, rename: Rename) -> io::Result<()> {
+        rename(&self.folder, &self.name)?;
         self.published = true;
         self.folder.sync()
     }

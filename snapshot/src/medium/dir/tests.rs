@@ -189,7 +189,7 @@ fn a_file_system_without_exclusive_renames_gets_links() {
     let dir = tempfile::tempdir().unwrap();
     let root = Root::new(dir.path().to_owned(), Notes::default());
     for attempt in 0..2 {
-        let temporary = Temporary::new(&root, root.make_folder_of(&name("packs/x")).unwrap()).unwrap();
+        let temporary = Temporary::new(root.make_folder_of(&name("packs/x")).unwrap()).unwrap();
         let linked = temporary.link_new();
         match attempt {
             0 => linked.unwrap(),
@@ -261,7 +261,7 @@ mod recording {
     #[test]
     fn everything_that_is_done_is_recorded_in_order() {
         let dir = tempfile::tempdir().unwrap();
-        let recorder = Recorder::new();
+        let recorder = Recorder::default();
         let medium = DirMedium::recorded(dir.path().to_owned(), recorder.clone());
         write(&medium, "packs/x", &content(2 * BLOCK_ALIGN + 1), 2, BLOCK_ALIGN);
         medium.put_new(&name("packs/y"), b"small").unwrap();
@@ -309,7 +309,7 @@ mod recording {
     #[test]
     fn played_back_the_record_gives_the_same_files() {
         for (ways, dir, what) in everywhere() {
-            let recorder = Recorder::new();
+            let recorder = Recorder::default();
             let medium = DirMedium::recorded(dir.path().to_owned(), recorder.clone()).with_io_features(ways);
             for bytes in [0, 100, 4096, 700_001] {
                 write(&medium, &format!("packs/{bytes}"), &content(bytes), 3, 16 * BLOCK_ALIGN);

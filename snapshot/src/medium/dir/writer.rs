@@ -2,7 +2,7 @@
 
 use super::IoFeatures;
 use super::queue::{Done, Queue, Write};
-use super::root::{Folder, Root};
+use super::root::Folder;
 use super::temporary::Temporary;
 use crate::faults;
 use crate::medium::record::Operation;
@@ -51,19 +51,15 @@ pub(super) struct DirWriter {
 
 impl DirWriter {
     pub(super) fn new(
-        root: &Root,
         folder: Folder,
         ways: IoFeatures,
         blocks: usize,
         block_bytes: usize,
     ) -> io::Result<Self> {
         if block_bytes == 0 || !block_bytes.is_multiple_of(BLOCK_ALIGN) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "the length of the blocks is not aligned",
-            ));
+            return Err(invalid("the length of the blocks is not aligned"));
         }
-        let temporary = Temporary::new(root, folder)?;
+        let temporary = Temporary::new(folder)?;
         let in_memory = is_in_memory(&temporary.file)?;
         let direct = ways.direct && !in_memory && set_direct(&temporary.file, true).is_ok();
         let blocks = blocks.max(1);
@@ -123,10 +119,7 @@ impl DirWriter {
     fn submit(&mut self, mut block: Block) -> io::Result<()> {
         faults::hit("save-write")?;
         if !self.position.is_multiple_of(BLOCK_ALIGN as u64) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "a block follows an unaligned last block",
-            ));
+            return Err(invalid("a block follows an unaligned last block"));
         }
         let filled = block.filled();
         let mut bytes = filled;
@@ -154,15 +147,13 @@ impl DirWriter {
         self.in_flight -= 1;
         let done = match written {
             Ok(written) => written,
-            // The file system supports direct writes, but refuses this one.
-            Err(error) if is(&error, Errno::INVAL) && self.tried_direct => 0,
-            // io_uring cancels writes whose submitting thread has ended.
-            Err(error)
-                if [Errno::INTR, Errno::AGAIN, Errno::CANCELED].iter().any(|&errno| is(&error, errno)) =>
-            {
-                0
-            }
-            Err(error) => return Err(error),
+            Err(error) => match Errno::from_io_error(&error) {
+                // The file system supports direct writes, but refuses this one.
+                Some(Errno::INVAL) if self.tried_direct => 0,
+                // io_uring cancels writes whose submitting thread has ended.
+                Some(Errno::INTR | Errno::AGAIN | Errno::CANCELED) => 0,
+                _ => return Err(error),
+            },
         };
         if done < write.bytes {
             self.write_rest(&write, done)?;
@@ -177,7 +168,7 @@ impl DirWriter {
     fn write_rest(&mut self, write: &Write, done: usize) -> io::Result<()> {
         let (rest, offset) = (&write.block[done..write.bytes], write.offset + done as u64);
         match self.temporary.file.write_all_at(rest, offset) {
-            Err(error) if is(&error, Errno::INVAL) && self.tried_direct => {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) && self.tried_direct => {
                 tracing::debug!("direct writes are refused here: writing through the page cache");
                 set_direct(&self.temporary.file, false)?;
                 (self.direct, self.preallocates) = (false, false);
@@ -236,7 +227,7 @@ impl ObjectWriter for DirWriter {
         self.temporary.sync()?;
         self.evict(1);
         faults::hit("save-rename")?;
-        self.temporary.publish_new()
+        self.temporary.publish(Folder::rename_new)
     }
 }
 
@@ -259,14 +250,15 @@ pub(super) fn set_direct(file: &File, direct: bool) -> io::Result<()> {
     Ok(rustix::fs::fcntl_setfl(file, flags)?)
 }
 
-fn is(error: &io::Error, errno: Errno) -> bool {
-    error.raw_os_error() == Some(errno.raw_os_error())
+fn invalid(reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::RelPath;
+    use crate::medium::dir::root::Root;
     use crate::medium::record::Notes;
     use std::collections::VecDeque;
     use std::fs;
@@ -277,7 +269,7 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let root = Root::new(dir.path().to_owned(), Notes::default());
         let folder = root.make_folder_of(&RelPath::new("x").unwrap()).unwrap();
-        let mut writer = DirWriter::new(&root, folder, IoFeatures::default(), 2, 4 * BLOCK_ALIGN).unwrap();
+        let mut writer = DirWriter::new(folder, IoFeatures::default(), 2, 4 * BLOCK_ALIGN).unwrap();
         let mut block = writer.block().unwrap();
         block.fill(7);
         let bytes = block.len();
