@@ -5,8 +5,8 @@
 
 use crate::chunk::{CHUNK_BYTES, ChunkId};
 use crate::codec::{Codec, Encoding};
-pub(crate) use crate::format::packs_dir;
 pub use crate::format::{FormatError, PackId};
+pub(crate) use crate::format::{packs_dir, u32_at, u64_at};
 
 /// The length of a pack's header; the first chunk begins after it (bytes).
 pub const HEADER_BYTES: usize = 64;
@@ -158,8 +158,7 @@ pub(crate) fn check_key(found: u64, codec: &Codec) -> Result<(), FormatError> {
 }
 
 fn entry(row: &[u8]) -> Result<Entry, FormatError> {
-    let mut id = [0; 32];
-    id.copy_from_slice(&row[..32]);
+    let id = ChunkId(*row.first_chunk().expect("a whole row"));
     let (stored_bytes, raw_bytes) = (u32_at(row, 40), u32_at(row, 44));
     let encoding = Encoding::of_number(row[48]).ok_or(FormatError::Invalid("an unknown encoding"))?;
     if row[49..56] != [0; 7] {
@@ -168,17 +167,5 @@ fn entry(row: &[u8]) -> Result<Entry, FormatError> {
     if raw_bytes == 0 || raw_bytes as usize > CHUNK_BYTES || stored_bytes == 0 {
         return Err(FormatError::Invalid("a chunk of an impossible length"));
     }
-    Ok(Entry { id: ChunkId(id), offset: u64_at(row, 32), stored_bytes, raw_bytes, encoding })
-}
-
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut number = [0; 4];
-    number.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(number)
-}
-
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut number = [0; 8];
-    number.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(number)
+    Ok(Entry { id, offset: u64_at(row, 32), stored_bytes, raw_bytes, encoding })
 }

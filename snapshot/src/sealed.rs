@@ -4,7 +4,9 @@
 use crate::chunk::{CHUNK_BYTES, Chunk, ChunkId};
 use crate::codec::Codec;
 use crate::pack::{FormatError, check_key, u32_at, u64_at};
+use crate::store::damaged;
 use crate::{Damage, Manifest, ReadError, RelPath, SnapshotId};
+use std::io;
 
 /// A longer manifest is not read (bytes): it is damaged.
 pub const MANIFEST_MAX_BYTES: u64 = 1 << 30;
@@ -29,27 +31,21 @@ pub fn name(id: &SnapshotId) -> RelPath {
     RelPath::new(format!("manifests/{id}")).expect("a plain path")
 }
 
-/// The manifest is too long to be read again.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the manifest has {bytes} bytes of {what}, and ckpt-run reads {max_bytes}: the job has too many files and processes, or too much memory, for one snapshot"
-)]
-pub struct TooLong {
-    what: &'static str,
-    bytes: usize,
-    max_bytes: u64,
-}
-
 /// Encodes the manifest object.
 ///
 /// # Errors
-/// [`TooLong`] if [`decode`] would refuse the object for its length.
+/// If [`decode`] would refuse the object for its length.
 ///
 /// # Panics
 /// Never: every field has a JSON form, and no data file has 2^32 chunks.
-pub fn encode(manifest: &Manifest, codec: &Codec) -> Result<Vec<u8>, TooLong> {
-    let at_most = |what, bytes, max_bytes| {
-        if bytes as u64 > max_bytes { Err(TooLong { what, bytes, max_bytes }) } else { Ok(()) }
+pub fn encode(manifest: &Manifest, codec: &Codec) -> io::Result<Vec<u8>> {
+    let at_most = |what: &str, bytes: usize, max_bytes: u64| {
+        let reason = || {
+            format!(
+                "the manifest has {bytes} bytes of {what}, and ckpt-run reads {max_bytes}: the job has too many files and processes, or too much memory, for one snapshot"
+            )
+        };
+        if bytes as u64 > max_bytes { Err(io::Error::other(reason())) } else { Ok(()) }
     };
     let json = serde_json::to_vec(manifest).expect("a manifest has a JSON form");
     at_most("text", json.len(), JSON_MAX_BYTES as u64)?;
@@ -86,7 +82,7 @@ pub fn decode(id: &SnapshotId, bytes: &[u8], codec: &Codec) -> Result<Manifest, 
     let wrong = |error: FormatError| match error {
         FormatError::Newer { found, known } => ReadError::Newer { id: id.to_string(), found, known },
         FormatError::Key(reason) => ReadError::Key { what: format!("the snapshot {id}"), reason },
-        other => ReadError::Damaged { id: id.to_string(), damage: Damage::Manifest(other.to_string()) },
+        other => damaged(id, Damage::Manifest(other.to_string())),
     };
     let body = open(id, bytes, codec).map_err(wrong)?;
     let (json, table) = split(&body).map_err(wrong)?;
@@ -145,11 +141,10 @@ fn fill_in(manifest: &mut Manifest, table: &[u8]) -> Result<(), FormatError> {
 }
 
 fn chunk(row: &[u8]) -> Result<Chunk, FormatError> {
-    let mut id = [0; 32];
-    id.copy_from_slice(&row[..32]);
+    let id = ChunkId(*row.first_chunk().expect("a whole row"));
     let bytes = u32_at(row, 32);
     if bytes == 0 || bytes as usize > CHUNK_BYTES {
         return Err(FormatError::Invalid("a chunk of an impossible length"));
     }
-    Ok(Chunk { id: ChunkId(id), bytes })
+    Ok(Chunk { id, bytes })
 }

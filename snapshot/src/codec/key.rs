@@ -4,7 +4,7 @@
 //! from a random salt. The nonce of a chunk is its offset in the pack, which is unique; the key of a record is used
 //! once. So no nonce is used twice with the same key, however many snapshots there are.
 
-use crate::format::{FormatError, PackId};
+use crate::format::{FormatError, PackId, u64_at};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use std::fmt;
 use std::fs::File;
@@ -102,37 +102,23 @@ impl fmt::Debug for Key {
 /// A key with the derived keys that do not depend on a pack or record.
 pub(super) struct Secrets {
     key: Key,
-    names: [u8; KEY_BYTES],
-    records: [u8; KEY_BYTES],
-    number: u64,
+    /// The key for the names of chunks.
+    pub(super) names: [u8; KEY_BYTES],
+    /// The key for the checksums of records.
+    pub(super) records: [u8; KEY_BYTES],
+    /// The number that identifies the key.
+    pub(super) number: u64,
 }
 
 impl Secrets {
     pub(super) fn new(key: &Key) -> Self {
-        let mut number = [0; 8];
-        number.copy_from_slice(&key.derive(NUMBER, &[])[..8]);
         Self {
             names: key.derive(NAMES, &[]),
             records: key.derive(RECORDS, &[]),
             // 0 stands for no key.
-            number: u64::from_le_bytes(number).max(1),
+            number: u64_at(&key.derive(NUMBER, &[]), 0).max(1),
             key: key.clone(),
         }
-    }
-
-    /// The key for the names of chunks.
-    pub(super) fn names(&self) -> &[u8; KEY_BYTES] {
-        &self.names
-    }
-
-    /// The key for the checksums of records.
-    pub(super) fn records(&self) -> &[u8; KEY_BYTES] {
-        &self.records
-    }
-
-    /// The number that identifies the key.
-    pub(super) fn number(&self) -> u64 {
-        self.number
     }
 
     /// The cipher for the chunks of `pack`.

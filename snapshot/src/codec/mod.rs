@@ -72,7 +72,7 @@ impl Codec {
     pub fn id(&self, content: &[u8]) -> ChunkId {
         let hash = match &self.secrets {
             None => blake3::hash(content),
-            Some(secrets) => blake3::keyed_hash(secrets.names(), content),
+            Some(secrets) => blake3::keyed_hash(&secrets.names, content),
         };
         ChunkId(*hash.as_bytes())
     }
@@ -82,7 +82,7 @@ impl Codec {
     pub fn checksum(&self, record: &[u8]) -> [u8; 32] {
         let hash = match &self.secrets {
             None => blake3::hash(record),
-            Some(secrets) => blake3::keyed_hash(secrets.records(), record),
+            Some(secrets) => blake3::keyed_hash(&secrets.records, record),
         };
         *hash.as_bytes()
     }
@@ -151,14 +151,11 @@ impl Codec {
         if raw_bytes > CHUNK_BYTES || stored.len() > raw_bytes + TAG_BYTES {
             return Err(FormatError::Invalid("a chunk of an impossible length"));
         }
-        match encoding {
-            Encoding::Raw if stored.len() == raw_bytes => Ok(stored),
-            Encoding::Raw => Err(FormatError::Invalid("a chunk of the wrong length")),
+        let (packing, packed, rest) = match encoding {
+            Encoding::Raw => (None, stored, &mut scratch[..]),
             Encoding::Compressed(packing) => {
                 reserve(scratch, 2 * raw_bytes);
-                let (content, planes) = scratch.split_at_mut(raw_bytes);
-                compress::unpack(packing, stored, content, planes)?;
-                Ok(content)
+                (Some(packing), stored, &mut scratch[..])
             }
             Encoding::Encrypted(packing) => {
                 let secrets = self.secrets.as_ref().ok_or(FormatError::Key(NO_KEY))?;
@@ -169,19 +166,16 @@ impl Codec {
                 let (plain, rest) = scratch.split_at_mut(text.len());
                 let associated = associated(encoding, raw_bytes);
                 secrets.of_pack(pack).open(offset, &associated, text, tag, plain)?;
-                let Some(packing) = packing else {
-                    let whole = plain.len() == raw_bytes;
-                    return if whole {
-                        Ok(plain)
-                    } else {
-                        Err(FormatError::Invalid("a chunk of the wrong length"))
-                    };
-                };
-                let (content, planes) = rest.split_at_mut(raw_bytes);
-                compress::unpack(packing, plain, content, planes)?;
-                Ok(content)
+                (packing, &*plain, rest)
             }
-        }
+        };
+        let Some(packing) = packing else {
+            let is_whole = packed.len() == raw_bytes;
+            return is_whole.then_some(packed).ok_or(FormatError::Invalid("a chunk of the wrong length"));
+        };
+        let (content, planes) = rest.split_at_mut(raw_bytes);
+        compress::unpack(packing, packed, content, planes)?;
+        Ok(content)
     }
 
     /// Encrypts a record (the body of a manifest), if there is a key. `context` is authenticated with it.
@@ -215,7 +209,7 @@ impl Codec {
     /// A number that identifies the key without revealing it; 0 without a key.
     #[must_use]
     pub fn key_number(&self) -> u64 {
-        self.secrets.as_ref().map_or(0, |secrets| secrets.number())
+        self.secrets.as_ref().map_or(0, |secrets| secrets.number)
     }
 }
 

@@ -274,7 +274,7 @@ impl SnapshotWriter for Saving<'_> {
         let name = sealed::name(&self.id);
         faults::hit("save-before-commit").map_err(self.common.failed("commit", &name))?;
         let content = sealed::encode(&manifest, &self.common.store.codec)
-            .map_err(|error| self.common.failed("commit", &name)(io::Error::other(error)))?;
+            .map_err(self.common.failed("commit", &name))?;
         if let Err(error) = self.common.store.medium.put_new(&name, &content) {
             if error.kind() == io::ErrorKind::AlreadyExists {
                 return Err(SaveError::Taken(self.id.to_string()));
