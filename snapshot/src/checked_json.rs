@@ -56,3 +56,12 @@ pub(crate) fn open(text: &[u8]) -> Result<&str, InvalidRecord> {
     let plain_bytes = r#"{"checksum":"","body":}"#.len() + record.checksum.len() + body.len();
     if plain_bytes == text.len() { Ok(body) } else { Err(InvalidRecord::ExtraBytes) }
 }
+
+/// The version of a record, given its body.
+pub(crate) fn version(body: &str) -> serde_json::Result<u32> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    serde_json::from_str(body).map(|Version { version }| version)
+}

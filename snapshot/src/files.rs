@@ -37,12 +37,13 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
         .create(true)
         .truncate(true)
         .mode(0o600)
-        .custom_flags(libc_o_nofollow())
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
         .open(path)
 }
 
-fn libc_o_nofollow() -> i32 {
-    OFlags::NOFOLLOW.bits().cast_signed()
+/// Opens (or creates with mode 0600) a file that is locked.
+pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
 /// Creates a directory and its parents with mode 0700.

@@ -10,7 +10,7 @@
 //! ```
 
 use crate::checked_json::{self, InvalidRecord};
-use crate::files::{create_private_dir, sync_dir, write_atomically};
+use crate::files::{create_private_dir, open_lock, sync_dir, write_atomically};
 use crate::medium::{Medium, read_all};
 use crate::{DirStore, OpenError, RelPath, SnapshotId};
 use rustix::fs::FlockOperation;
@@ -20,7 +20,6 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,7 +173,7 @@ fn has_entries(path: &Path) -> Result<bool, OpenError> {
     }
 }
 
-fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+pub(crate) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
     let path = path.to_owned();
     move |source| OpenError::Io { step, path, source }
 }
@@ -412,9 +411,7 @@ impl JobDir {
             sync_dir(parent).map_err(failed("sync", parent))?;
         }
         let path = self.path.join("lock");
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let mut file = options.open(&path).map_err(failed("open", &path))?;
+        let mut file = open_lock(&path).map_err(failed("open", &path))?;
         // `is_locked` holds a shared lock for a moment. In that case a shared lock can be taken here too: try again.
         let lock = |how| rustix::fs::flock(&file, how);
         let locked = loop {

@@ -3,6 +3,7 @@
 
 use crate::checked_json::{self, InvalidRecord};
 use crate::chunk::Chunk;
+use crate::store::damaged;
 use crate::{Damage, ReadError, RelPath, RelPathError, SnapshotId};
 use serde::{Deserialize, Serialize};
 
@@ -280,12 +281,11 @@ impl Manifest {
     /// # Errors
     /// [`ReadError::Damaged`], [`ReadError::Newer`] or [`ReadError::Hostile`].
     pub fn decode(id: &SnapshotId, text: &[u8]) -> Result<Self, ReadError> {
-        let damaged = |damage| ReadError::Damaged { id: id.to_string(), damage };
         let body = checked_json::open(text).map_err(|error| match error {
             InvalidRecord::Checksum { found, recorded } => {
-                damaged(Damage::ManifestChecksum { found, recorded })
+                damaged(id, Damage::ManifestChecksum { found, recorded })
             }
-            other => damaged(Damage::Manifest(other.to_string())),
+            other => damaged(id, Damage::Manifest(other.to_string())),
         })?;
         Self::from_body(id, body)
     }
@@ -295,36 +295,23 @@ impl Manifest {
     /// # Errors
     /// As [`Manifest::decode`].
     pub(crate) fn from_body(id: &SnapshotId, body: &str) -> Result<Self, ReadError> {
-        let damaged = |damage| ReadError::Damaged { id: id.to_string(), damage };
-        Self::check_version(id, body)?;
+        let unreadable = |error: serde_json::Error| damaged(id, Damage::Manifest(error.to_string()));
+        let found = checked_json::version(body).map_err(unreadable)?;
+        if found > MANIFEST_VERSION {
+            return Err(ReadError::Newer { id: id.to_string(), found, known: MANIFEST_VERSION });
+        }
         let hostile = |source| ReadError::Hostile { id: id.to_string(), source };
         let manifest: Self =
             serde_json::from_str(body).map_err(|error| match RelPathError::within(&error) {
                 // Not damage: somebody has changed the manifest.
                 Some(source) => hostile(source),
-                None => damaged(Damage::Manifest(error.to_string())),
+                None => unreadable(error),
             })?;
         manifest.check_shared_memory().map_err(hostile)?;
         if &manifest.id != id {
-            return Err(damaged(Damage::WrongId(manifest.id.to_string())));
+            return Err(damaged(id, Damage::WrongId(manifest.id.to_string())));
         }
         Ok(manifest)
-    }
-
-    fn check_version(id: &SnapshotId, body: &str) -> Result<(), ReadError> {
-        #[derive(Deserialize)]
-        struct Version {
-            version: u32,
-        }
-        let damaged = |error: serde_json::Error| ReadError::Damaged {
-            id: id.to_string(),
-            damage: Damage::Manifest(error.to_string()),
-        };
-        let Version { version } = serde_json::from_str(body).map_err(damaged)?;
-        if version > MANIFEST_VERSION {
-            return Err(ReadError::Newer { id: id.to_string(), found: version, known: MANIFEST_VERSION });
-        }
-        Ok(())
     }
 
     /// A restore overwrites these files, so they must be in /dev/shm even if the manifest is hostile.

@@ -1,13 +1,13 @@
 //! Marks of a job's snapshots: tags, pins, failed restores. One small record per job, `marks.json` (see
 //! [`checked_json`]), which is replaced as a whole.
 
-use crate::files::create_private_dir;
+use crate::files::{create_private_dir, open_lock};
+use crate::job::failed;
 use crate::{JobDir, OpenError, SnapshotId, checked_json};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fmt::Display;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -174,20 +174,16 @@ impl Marks {
     /// # Errors
     /// [`OpenError::Unreadable`] or [`OpenError::Newer`].
     pub fn decode(path: &Path, text: &[u8]) -> Result<Self, OpenError> {
-        let damaged = |reason: String| OpenError::Unreadable {
+        let damaged = |error: &dyn Display| OpenError::Unreadable {
             path: path.to_owned(),
-            reason: format!("{reason}; without this file tags and pins are lost, but no snapshot"),
+            reason: format!("{error}; without this file tags and pins are lost, but no snapshot"),
         };
-        let body = checked_json::open(text).map_err(|error| damaged(error.to_string()))?;
-        #[derive(Deserialize)]
-        struct Version {
-            version: u32,
+        let body = checked_json::open(text).map_err(|error| damaged(&error))?;
+        let found = checked_json::version(body).map_err(|error| damaged(&error))?;
+        if found > VERSION {
+            return Err(OpenError::Newer { path: path.to_owned(), found, known: VERSION });
         }
-        let Version { version } = serde_json::from_str(body).map_err(|error| damaged(error.to_string()))?;
-        if version > VERSION {
-            return Err(OpenError::Newer { path: path.to_owned(), found: version, known: VERSION });
-        }
-        let body: Body = serde_json::from_str(body).map_err(|error| damaged(error.to_string()))?;
+        let body: Body = serde_json::from_str(body).map_err(|error| damaged(&error))?;
         Ok(Self { snapshots: body.snapshots })
     }
 }
@@ -210,15 +206,9 @@ impl JobDir {
     /// # Errors
     /// If the record cannot be read or written.
     pub fn change_marks<T>(&self, change: impl FnOnce(&mut Marks) -> T) -> Result<T, OpenError> {
-        let failed = |step, path: &Path| {
-            let path = path.to_owned();
-            move |source| OpenError::Io { step, path, source }
-        };
         create_private_dir(self.path()).map_err(failed("create", self.path()))?;
         let lock = self.path().join("marks.lock");
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let held = options.open(&lock).map_err(failed("open", &lock))?;
+        let held = open_lock(&lock).map_err(failed("open", &lock))?;
         rustix::fs::flock(&held, FlockOperation::LockExclusive)
             .map_err(|error| failed("lock", &lock)(error.into()))?;
         let before = self.marks()?;

@@ -7,7 +7,7 @@ use std::path::{Component, Path};
 /// A path below a snapshot's directory: not empty, not absolute, no `.` or `..`, no NUL. Manifests are untrusted
 /// input: deserialising any other path fails.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub struct RelPath(String);
 
 /// Why a string is not a [`RelPath`].
@@ -62,12 +62,6 @@ impl TryFrom<String> for RelPath {
     type Error = RelPathError;
     fn try_from(path: String) -> Result<Self, RelPathError> {
         Self::new(path)
-    }
-}
-
-impl From<RelPath> for String {
-    fn from(path: RelPath) -> Self {
-        path.0
     }
 }
 

@@ -141,26 +141,16 @@ pub trait Source: Sync {
     }
 }
 
-impl Source for &[u8] {
+impl<T: AsRef<[u8]> + Sync> Source for T {
     fn bytes(&self) -> u64 {
-        self.len() as u64
+        self.as_ref().len() as u64
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let offset = usize::try_from(offset).map_err(io::Error::other)?;
-        let from = self.get(offset..).and_then(|rest| rest.get(..into.len()));
+        let from = self.as_ref().get(offset..).and_then(|rest| rest.get(..into.len()));
         into.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
-    }
-}
-
-impl Source for Vec<u8> {
-    fn bytes(&self) -> u64 {
-        self.len() as u64
-    }
-
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        (&self[..]).read_at(offset, into)
     }
 }
 
