@@ -7,7 +7,7 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::multipart::MultipartStore;
-use object_store::{ClientConfigKey, ObjectStore, RetryConfig};
+use object_store::{ClientConfigKey, Error, ObjectStore, RetryConfig};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,98 +43,78 @@ pub(crate) fn connect(url: &StoreUrl, settings: &Settings) -> io::Result<Client>
     }
 }
 
-fn invalid(url: &StoreUrl, reason: &dyn std::fmt::Display) -> io::Error {
-    let hint = url.service().variables();
-    failure(io::ErrorKind::InvalidInput, &format!("the store {url}"), &format!("{reason} (set {hint})"))
+fn refused(url: &StoreUrl, reason: &str) -> io::Error {
+    failure(io::ErrorKind::InvalidInput, &format!("the store {url}"), &reason)
 }
 
-fn unknown_setting(url: &StoreUrl, name: &str) -> io::Error {
-    failure(
-        io::ErrorKind::InvalidInput,
-        &format!("the store {url}"),
-        &format!("its client has no setting {name:?}"),
-    )
+fn invalid(url: &StoreUrl, reason: &dyn std::fmt::Display) -> io::Error {
+    refused(url, &format!("{reason} (set {})", url.service().variables()))
 }
 
 /// Refuses unencrypted connections unless the user has allowed them.
 fn check_endpoint(
     url: &StoreUrl,
-    endpoint: Option<&str>,
-    allow_http: Option<&str>,
+    endpoint: Option<String>,
+    allow_http: Option<String>,
     name: &str,
 ) -> io::Result<()> {
-    let plain = endpoint.is_some_and(|endpoint| endpoint.to_ascii_lowercase().starts_with("http://"));
-    if plain
-        && !allow_http.is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1" | "on"))
-    {
+    let is_plain = endpoint.is_some_and(|endpoint| endpoint.to_ascii_lowercase().starts_with("http://"));
+    let allows = |value: String| matches!(value.to_ascii_lowercase().as_str(), "true" | "1" | "on");
+    if is_plain && !allow_http.is_some_and(allows) {
         let reason = format!(
             "its endpoint is http://, which is not encrypted. Use https://, or set {name}_ALLOW_HTTP=true"
         );
-        return Err(failure(io::ErrorKind::InvalidInput, &format!("the store {url}"), &reason));
+        return Err(refused(url, &reason));
     }
     Ok(())
 }
 
+/// The builder of a client with the user's settings, and then with what ckpt-run decides.
+macro_rules! configured {
+    ($builder:expr, $key:ty, $url:expr, $address:expr, $settings:expr) => {{
+        let mut builder = $builder;
+        for (name, value) in $settings {
+            let key: $key =
+                name.parse().map_err(|_| refused($url, &format!("its client has no setting {name:?}")))?;
+            builder = builder.with_config(key, value);
+        }
+        let timeout: $key = "timeout".parse().expect("every client has this setting");
+        builder.with_url($address).with_retry(no_retries()).with_config(timeout, CLIENT_TIMEOUT)
+    }};
+}
+
 fn s3(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
     // Not every S3-compatible service supports bulk deletes.
-    let mut builder = AmazonS3Builder::from_env().with_disable_bulk_delete(true);
-    for (name, value) in settings {
-        let key: AmazonS3ConfigKey = name.parse().map_err(|_| unknown_setting(url, name))?;
-        builder = builder.with_config(key, value);
-    }
-    let builder = builder
-        .with_url(url.as_str())
-        .with_retry(no_retries())
-        .with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), CLIENT_TIMEOUT);
+    let builder = AmazonS3Builder::from_env().with_disable_bulk_delete(true);
+    let builder = configured!(builder, AmazonS3ConfigKey, url, url.as_str(), settings);
     let value = |key| builder.get_config_value(&key);
     let allow_http = value(AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp));
-    check_endpoint(url, value(AmazonS3ConfigKey::Endpoint).as_deref(), allow_http.as_deref(), "AWS")?;
-    let store = Arc::new(builder.build().map_err(|error| invalid(url, &error))?);
-    Ok(Client { store: Arc::clone(&store) as _, parts: Some(store) })
+    check_endpoint(url, value(AmazonS3ConfigKey::Endpoint), allow_http, "AWS")?;
+    writable(url, builder.build())
 }
 
 fn gcs(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
-    let mut builder = GoogleCloudStorageBuilder::from_env();
-    for (name, value) in settings {
-        let key: GoogleConfigKey = name.parse().map_err(|_| unknown_setting(url, name))?;
-        builder = builder.with_config(key, value);
-    }
-    let builder = builder
-        .with_url(url.as_str())
-        .with_retry(no_retries())
-        .with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), CLIENT_TIMEOUT);
-    let store = Arc::new(builder.build().map_err(|error| invalid(url, &error))?);
-    Ok(Client { store: Arc::clone(&store) as _, parts: Some(store) })
+    let builder = GoogleCloudStorageBuilder::from_env();
+    writable(url, configured!(builder, GoogleConfigKey, url, url.as_str(), settings).build())
 }
 
 fn azure(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
-    let mut builder = MicrosoftAzureBuilder::from_env();
-    for (name, value) in settings {
-        let key: AzureConfigKey = name.parse().map_err(|_| unknown_setting(url, name))?;
-        builder = builder.with_config(key, value);
-    }
-    let builder = builder
-        .with_url(url.as_str())
-        .with_retry(no_retries())
-        .with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), CLIENT_TIMEOUT);
+    let builder = MicrosoftAzureBuilder::from_env();
+    let builder = configured!(builder, AzureConfigKey, url, url.as_str(), settings);
     let value = |key| builder.get_config_value(&key);
     let allow_http = value(AzureConfigKey::Client(ClientConfigKey::AllowHttp));
-    check_endpoint(url, value(AzureConfigKey::Endpoint).as_deref(), allow_http.as_deref(), "AZURE")?;
-    let store = Arc::new(builder.build().map_err(|error| invalid(url, &error))?);
+    check_endpoint(url, value(AzureConfigKey::Endpoint), allow_http, "AZURE")?;
+    writable(url, builder.build())
+}
+
+fn writable<S: ObjectStore + MultipartStore>(url: &StoreUrl, built: Result<S, Error>) -> io::Result<Client> {
+    let store = Arc::new(built.map_err(|error| invalid(url, &error))?);
     Ok(Client { store: Arc::clone(&store) as _, parts: Some(store) })
 }
 
 /// The address itself says whether the connection is encrypted.
 fn http(url: &StoreUrl, settings: &Settings) -> io::Result<Client> {
-    let mut builder = HttpBuilder::new().with_config(ClientConfigKey::AllowHttp, "true");
-    for (name, value) in settings {
-        let key: ClientConfigKey = name.parse().map_err(|_| unknown_setting(url, name))?;
-        builder = builder.with_config(key, value);
-    }
-    let builder = builder
-        .with_url(url.origin())
-        .with_retry(no_retries())
-        .with_config(ClientConfigKey::Timeout, CLIENT_TIMEOUT);
-    let store = Arc::new(builder.build().map_err(|error| invalid(url, &error))?);
-    Ok(Client { store, parts: None })
+    let builder = HttpBuilder::new().with_config(ClientConfigKey::AllowHttp, "true");
+    let built = configured!(builder, ClientConfigKey, url, url.origin(), settings).build();
+    Ok(Client { store: Arc::new(built.map_err(|error| invalid(url, &error))?), parts: None })
 }
