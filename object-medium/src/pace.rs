@@ -1,7 +1,7 @@
 //! The rate of uploads: a limit in bytes per second, and pauses while the job uses the network.
 
 use crate::traffic::{Decision, PausePolicy, TrafficMonitor, sent_bytes};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
@@ -52,23 +52,23 @@ impl Pace {
     /// The limit (bytes per second).
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
-        self.lock().limit_bytes_per_s
+        self.state.lock().limit_bytes_per_s
     }
 
     /// The policy for pauses.
     #[must_use]
     pub fn pauses(&self) -> Option<PausePolicy> {
-        self.lock().watch.as_ref().map(|watch| watch.policy().clone())
+        self.state.lock().watch.as_ref().map(|watch| watch.policy.clone())
     }
 
     /// Changes the limit. Uploads that are waiting already keep their old start time.
     pub fn set_limit(&self, limit_bytes_per_s: Option<u64>) {
-        self.lock().limit_bytes_per_s = limit_bytes_per_s;
+        self.state.lock().limit_bytes_per_s = limit_bytes_per_s;
     }
 
     /// Removes the limit and the pauses, for the last uploads before this machine is preempted.
     pub fn hurry(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.limit_bytes_per_s = None;
         state.busy_until = Instant::now();
         state.watch = None;
@@ -77,7 +77,7 @@ impl Pace {
     /// Bytes of uploads admitted so far, including retries.
     #[must_use]
     pub fn let_through_bytes(&self) -> u64 {
-        self.lock().let_through_bytes
+        self.state.lock().let_through_bytes
     }
 
     /// Waits until `bytes` may be sent.
@@ -85,10 +85,10 @@ impl Pace {
         while self.paused() {
             sleep(POLL_INTERVAL).await;
         }
-        let begin = self.lock().reserve(Instant::now(), bytes);
+        let begin = self.state.lock().reserve(Instant::now(), bytes);
         // In steps, to notice a call of `hurry`.
         while let Some(left) = begin.checked_duration_since(Instant::now()) {
-            if left.is_zero() || self.lock().limit_bytes_per_s.is_none() {
+            if left.is_zero() || self.state.lock().limit_bytes_per_s.is_none() {
                 break;
             }
             sleep(left.min(POLL_INTERVAL)).await;
@@ -96,14 +96,14 @@ impl Pace {
     }
 
     fn paused(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let State { let_through_bytes, watch: Some(watch), interfaces, .. } = &mut *state else {
             return false;
         };
         match sent_bytes(interfaces) {
             Ok(sent) => {
                 let is_paused = watch.sample(Instant::now(), sent, *let_through_bytes) == Decision::Pause;
-                let job_bytes_per_s = watch.job_bytes_per_s();
+                let job_bytes_per_s = watch.job_bytes_per_s;
                 if std::mem::replace(&mut state.is_paused, is_paused) != is_paused {
                     let action = if is_paused { "pausing" } else { "resuming" };
                     tracing::debug!("{action} uploads: the job sends {job_bytes_per_s} bytes per second");
@@ -119,10 +119,6 @@ impl Pace {
                 false
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
@@ -145,7 +141,7 @@ mod tests {
     use super::*;
 
     fn reserve(pace: &Pace, now: Instant, bytes: u64) -> Duration {
-        pace.lock().reserve(now, bytes).duration_since(now)
+        pace.state.lock().reserve(now, bytes).duration_since(now)
     }
 
     #[test]
@@ -184,7 +180,7 @@ mod tests {
         std::fs::create_dir_all(&statistics).unwrap();
         let policy = PausePolicy { above_bytes_per_s: 1000, longest_pause: Duration::from_secs(1000) };
         let pace = Pace::new(None, Some(policy));
-        pace.lock().interfaces = interfaces.path().to_owned();
+        pace.state.lock().interfaces = interfaces.path().to_owned();
         let deadline = Instant::now() + Duration::from_secs(20);
         let mut sent_bytes = 0;
         while !pace.paused() {
@@ -199,13 +195,13 @@ mod tests {
             runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), pace.wait(7)).await });
         resumed.expect("uploads resume");
         assert_eq!(pace.let_through_bytes(), 7);
-        assert!(!pace.lock().is_paused);
+        assert!(!pace.state.lock().is_paused);
     }
 
     #[test]
     fn hurry_admits_waiting_uploads() {
         let pace = Pace::new(Some(1), None);
-        pace.lock().reserve(Instant::now(), 1_000_000);
+        pace.state.lock().reserve(Instant::now(), 1_000_000);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let waits = pace.wait(1);

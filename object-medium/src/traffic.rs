@@ -1,5 +1,6 @@
 //! Detects network traffic of the job from the byte counters of the interfaces.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -26,28 +27,22 @@ pub enum Decision {
 /// Monitors the traffic of the interfaces and decides when to pause.
 #[derive(Debug)]
 pub struct TrafficMonitor {
-    policy: PausePolicy,
+    pub(crate) policy: PausePolicy,
     last: Option<Sample>,
     /// The job's traffic on the busiest interface at the last sample (bytes per second).
-    job_bytes_per_s: u64,
+    pub(crate) job_bytes_per_s: u64,
     paused_since: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Sample {
     at: Instant,
-    sent: Vec<InterfaceTraffic>,
+    sent: InterfaceTraffic,
     own_bytes: u64,
 }
 
-/// Bytes that an interface has sent since it came up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InterfaceTraffic {
-    /// Its name.
-    pub interface: String,
-    /// The number of bytes.
-    pub bytes: u64,
-}
+/// Bytes that each interface has sent since it came up, by its name.
+pub type InterfaceTraffic = BTreeMap<String, u64>;
 
 /// Samples closer together than this are too inaccurate.
 const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
@@ -59,20 +54,8 @@ impl TrafficMonitor {
         Self { policy, last: None, job_bytes_per_s: 0, paused_since: None }
     }
 
-    /// Its policy.
-    #[must_use]
-    pub fn policy(&self) -> &PausePolicy {
-        &self.policy
-    }
-
-    /// The job's traffic on its busiest interface (bytes per second).
-    #[must_use]
-    pub fn job_bytes_per_s(&self) -> u64 {
-        self.job_bytes_per_s
-    }
-
     /// Adds a sample of the counters and of our own uploaded bytes, and decides.
-    pub fn sample(&mut self, now: Instant, sent: Vec<InterfaceTraffic>, own_bytes: u64) -> Decision {
+    pub fn sample(&mut self, now: Instant, sent: InterfaceTraffic, own_bytes: u64) -> Decision {
         match &self.last {
             Some(last) if now.duration_since(last.at) < MIN_SAMPLE_INTERVAL => {}
             last => {
@@ -102,11 +85,10 @@ impl TrafficMonitor {
 }
 
 /// The traffic of the busiest interface, not the sum: a bond and its members would be counted twice.
-fn job_bytes_per_s(last: &Sample, now: Instant, sent: &[InterfaceTraffic], own_bytes: u64) -> u64 {
-    let before = |name: &str| last.sent.iter().find(|one| one.interface == name).map(|one| one.bytes);
+fn job_bytes_per_s(last: &Sample, now: Instant, sent: &InterfaceTraffic, own_bytes: u64) -> u64 {
     // A new interface, or one whose counter was reset, counts from the next sample on.
-    let busiest =
-        sent.iter().filter_map(|one| one.bytes.checked_sub(before(&one.interface)?)).max().unwrap_or(0);
+    let since = |(name, bytes): (&String, &u64)| bytes.checked_sub(*last.sent.get(name)?);
+    let busiest = sent.iter().filter_map(since).max().unwrap_or(0);
     let own = own_bytes.saturating_sub(last.own_bytes);
     // Our own traffic also has headers, TLS records and retransmissions.
     let job = busiest.saturating_sub(own.saturating_add(own / 10));
@@ -119,8 +101,8 @@ fn job_bytes_per_s(last: &Sample, now: Instant, sent: &[InterfaceTraffic], own_b
 ///
 /// # Errors
 /// If the directory cannot be read.
-pub fn sent_bytes(interfaces: &Path) -> io::Result<Vec<InterfaceTraffic>> {
-    let mut all = Vec::new();
+pub fn sent_bytes(interfaces: &Path) -> io::Result<InterfaceTraffic> {
+    let mut all = InterfaceTraffic::new();
     for entry in std::fs::read_dir(interfaces)? {
         let entry = entry?;
         let interface = entry.file_name().to_string_lossy().into_owned();
@@ -130,7 +112,7 @@ pub fn sent_bytes(interfaces: &Path) -> io::Result<Vec<InterfaceTraffic>> {
         // An interface may be removed between listing and reading, and not every entry is an interface.
         let Ok(text) = std::fs::read_to_string(entry.path().join("statistics/tx_bytes")) else { continue };
         if let Ok(bytes) = text.trim().parse() {
-            all.push(InterfaceTraffic { interface, bytes });
+            all.insert(interface, bytes);
         }
     }
     Ok(all)
@@ -140,8 +122,8 @@ pub fn sent_bytes(interfaces: &Path) -> io::Result<Vec<InterfaceTraffic>> {
 mod tests {
     use super::*;
 
-    fn sent(all: &[(&str, u64)]) -> Vec<InterfaceTraffic> {
-        all.iter().map(|&(name, bytes)| InterfaceTraffic { interface: name.to_owned(), bytes }).collect()
+    fn sent(all: &[(&str, u64)]) -> InterfaceTraffic {
+        all.iter().map(|&(name, bytes)| (name.to_owned(), bytes)).collect()
     }
 
     /// A monitor that pauses above 1000 bytes per second, for 10 s at most, and a clock.
