@@ -8,10 +8,9 @@ use crate::url::{Service, StoreUrl};
 use crate::writer::Writer;
 use ckpt_snapshot::RelPath;
 use ckpt_snapshot::medium::{Medium, ObjectReader, ObjectWriter};
+use object_store::multipart::MultipartStore;
 use object_store::path::Path;
-use object_store::{
-    Error, ListResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-};
+use object_store::{Error, ListResult, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use parking_lot::Mutex;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -70,6 +69,15 @@ pub(crate) struct Core {
     /// Whether the service is known to support conditional puts.
     has_conditional_puts: AtomicBool,
     probing: Mutex<()>,
+}
+
+/// An object to be written or removed.
+pub(crate) struct Object {
+    pub(crate) core: Arc<Core>,
+    pub(crate) service: Arc<dyn MultipartStore>,
+    /// What is done with it, for messages.
+    pub(crate) what: String,
+    pub(crate) path: Path,
 }
 
 impl fmt::Debug for ObjectMedium {
@@ -176,12 +184,14 @@ impl ObjectMedium {
         Path::parse(path).map_err(|error| failure(io::ErrorKind::InvalidInput, &self.url.to_string(), &error))
     }
 
-    fn writable(&self, what: &str) -> io::Result<()> {
-        if self.shared.core.client.parts.is_some() {
-            return Ok(());
-        }
-        let reason = "a web server can only be read from. Use s3://, gs:// or az:// for writing";
-        Err(failure(io::ErrorKind::Unsupported, what, &reason))
+    /// The object `name`, for writing or removing.
+    fn object(&self, doing: &str, name: &RelPath) -> io::Result<Object> {
+        let (what, core) = (format!("{doing} {}", self.describe(name)), Arc::clone(&self.shared.core));
+        let Some(service) = core.client.parts.clone() else {
+            let reason = "a web server can only be read from. Use s3://, gs:// or az:// for writing";
+            return Err(failure(io::ErrorKind::Unsupported, &what, &reason));
+        };
+        Ok(Object { core, service, what, path: self.path(name)? })
     }
 
     /// Checks once that the service supports conditional puts. Some S3-compatible services ignore the condition: two
@@ -193,11 +203,11 @@ impl ObjectMedium {
             return Ok(());
         }
         let name = RelPath::new(format!("{PROBE}{}", random_name())).expect("a plain path");
-        let (what, path) = (self.describe(&name), self.path(&name)?);
+        let object = Object { what: self.describe(&name), ..self.object("writing", &name)? };
         let outcome = self.shared.runtime.block_on(async {
-            core.put_new(retry, &what, &path, b"1").await?;
-            let second = core.put_new(retry, &what, &path, b"2").await;
-            let _ = core.remove(&what, &path).await;
+            object.put_new(retry, b"1").await?;
+            let second = object.put_new(retry, b"2").await;
+            let _ = object.remove().await;
             Ok::<_, io::Error>(second)
         })?;
         match outcome {
@@ -224,22 +234,33 @@ fn random_name() -> String {
     format!("{:016x}{:016x}", half(), half())
 }
 
-impl Core {
-    /// Creates the object, unless it exists.
+impl Object {
+    /// Creates or replaces it in one request.
+    pub(crate) async fn put(&self, content: PutPayload) -> io::Result<()> {
+        let bytes = content.content_length() as u64;
+        let put = || async {
+            self.core.pace.wait(bytes).await;
+            self.core.client.store.put(&self.path, content.clone()).await
+        };
+        self.core.retry.run(&self.what, bytes, put).await.map(drop)
+    }
+
+    /// Creates it, unless it exists.
     ///
     /// An attempt whose response was lost may have created the object. The next attempt then finds it and compares its
     /// content with ours. (If two writers put the same content under the same name, both may succeed.)
-    async fn put_new(&self, retry: &Retry, what: &str, path: &Path, content: &[u8]) -> io::Result<()> {
+    async fn put_new(&self, retry: &Retry, content: &[u8]) -> io::Result<()> {
+        let (store, what) = (&self.core.client.store, &self.what);
         let (payload, bytes) = (PutPayload::from(content.to_vec()), content.len() as u64);
         let mut backoff = Backoff::new(retry);
         let mut may_be_ours = false;
         let failed = loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-            let put = self.client.store.put_opts(path, payload.clone(), options);
+            let put = store.put_opts(&self.path, payload.clone(), options);
             let reason = match timeout(retry.attempt_limit(bytes), put).await {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(error @ (Error::AlreadyExists { .. } | Error::Precondition { .. }))) => {
-                    if let Some(found) = self.present(retry, what, path).await? {
+                    if let Some(found) = self.present(retry).await? {
                         return settle(what, may_be_ours && found == content);
                     }
                     // Another writer has failed to create it after all.
@@ -262,24 +283,25 @@ impl Core {
         };
         // After an error the caller may remove the object, so report one that another writer has created.
         let last = Retry { give_up_after: Duration::ZERO, ..retry.clone() };
-        match self.present(&last, what, path).await {
+        match self.present(&last).await {
             Ok(Some(found)) => settle(what, may_be_ours && found == content),
             _ => Err(failed),
         }
     }
 
-    /// The object's content, if it exists.
-    async fn present(&self, retry: &Retry, what: &str, path: &Path) -> io::Result<Option<Vec<u8>>> {
-        let get = || async { self.client.store.get(path).await?.bytes().await };
-        match retry.run(what, 0, get).await {
+    /// Its content, if it exists.
+    async fn present(&self, retry: &Retry) -> io::Result<Option<Vec<u8>>> {
+        let get = || async { self.core.client.store.get(&self.path).await?.bytes().await };
+        match retry.run(&self.what, 0, get).await {
             Ok(content) => Ok(Some(content.into())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    async fn remove(&self, what: &str, path: &Path) -> io::Result<()> {
-        match self.retry.run(what, 0, || self.client.store.delete(path)).await {
+    async fn remove(&self) -> io::Result<()> {
+        let core = &self.core;
+        match core.retry.run(&self.what, 0, || core.client.store.delete(&self.path)).await {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         }
@@ -308,29 +330,22 @@ impl Medium for ObjectMedium {
     }
 
     fn create(&self, name: &RelPath, blocks: usize, block_bytes: usize) -> io::Result<Box<dyn ObjectWriter>> {
-        let what = format!("writing {}", self.describe(name));
-        self.writable(&what)?;
-        let path = self.path(name)?;
-        Ok(Box::new(Writer::new(Arc::clone(&self.shared), what, path, blocks, block_bytes)))
+        let object = self.object("writing", name)?;
+        Ok(Box::new(Writer::new(Arc::clone(&self.shared), object, blocks, block_bytes)))
     }
 
     fn put_new(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
-        let what = format!("writing {}", self.describe(name));
-        self.writable(&what)?;
-        let path = self.path(name)?;
-        let core = &self.shared.core;
+        let (object, core) = (self.object("writing", name)?, &self.shared.core);
         self.probe(&core.retry)?;
         self.shared.runtime.block_on(async {
             core.pace.wait(content.len() as u64).await;
-            core.put_new(&core.retry, &what, &path, content).await
+            object.put_new(&core.retry, content).await
         })
     }
 
     fn replace(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
-        let what = format!("writing {}", self.describe(name));
-        self.writable(&what)?;
-        let path = self.path(name)?;
-        self.shared.runtime.block_on(self.shared.core.put(&what, &path, content.to_vec().into()))
+        let object = self.object("writing", name)?;
+        self.shared.runtime.block_on(object.put(content.to_vec().into()))
     }
 
     fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>> {
@@ -349,10 +364,8 @@ impl Medium for ObjectMedium {
     }
 
     fn remove(&self, name: &RelPath) -> io::Result<()> {
-        let what = format!("removing {}", self.describe(name));
-        self.writable(&what)?;
-        let path = self.path(name)?;
-        self.shared.runtime.block_on(self.shared.core.remove(&what, &path))?;
+        let object = self.object("removing", name)?;
+        self.shared.runtime.block_on(object.remove())?;
         tracing::debug!("removed {}", self.describe(name));
         Ok(())
     }
@@ -381,18 +394,5 @@ impl Medium for ObjectMedium {
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
         Ok(None)
-    }
-}
-
-impl Core {
-    /// Creates or replaces an object in one request.
-    pub(crate) async fn put(&self, what: &str, path: &Path, content: PutPayload) -> io::Result<()> {
-        let bytes = content.content_length() as u64;
-        let store: &Arc<dyn ObjectStore> = &self.client.store;
-        let put = || async {
-            self.pace.wait(bytes).await;
-            store.put(path, content.clone()).await
-        };
-        self.retry.run(what, bytes, put).await.map(|_| ())
     }
 }

@@ -7,12 +7,11 @@
 //!     └──finish──▶ put in one request
 //! ```
 
-use crate::medium::{Core, Shared};
+use crate::medium::{Object, Shared};
 use crate::retry::failure;
 use bytes::{Bytes, BytesMut};
 use ckpt_snapshot::medium::{Block, ObjectWriter};
-use object_store::multipart::{MultipartStore, PartId};
-use object_store::path::Path;
+use object_store::multipart::PartId;
 use object_store::{MultipartId, ObjectStoreExt, PutPayload};
 use std::io;
 use std::sync::Arc;
@@ -32,8 +31,7 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Writer {
     shared: Arc<Shared>,
-    what: String,
-    path: Path,
+    object: Arc<Object>,
     blocks: usize,
     block_bytes: usize,
     /// The number of blocks allocated so far.
@@ -73,20 +71,13 @@ impl Drop for BlockInFlight {
 }
 
 impl Writer {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        what: String,
-        path: Path,
-        blocks: usize,
-        block_bytes: usize,
-    ) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, object: Object, blocks: usize, block_bytes: usize) -> Self {
         let (free_sender, free) = channel();
         // A quarter of the memory, so that three parts are in flight while the next one is filled.
         let quarter = blocks.saturating_mul(block_bytes) / 4;
         Self {
             shared,
-            what,
-            path,
+            object: Arc::new(object),
             blocks: blocks.max(1),
             block_bytes,
             allocated: 0,
@@ -153,16 +144,16 @@ impl Writer {
         let number = self.parts.len();
         if number == PARTS_MAX {
             let reason = format!("the object is longer than {PARTS_MAX} parts of {} bytes", self.part_bytes);
-            return Err(failure(io::ErrorKind::FileTooLarge, &self.what, &reason));
+            return Err(failure(io::ErrorKind::FileTooLarge, &self.object.what, &reason));
         }
-        let core = Arc::clone(&self.shared.core);
+        let object = Arc::clone(&self.object);
         let upload = match &self.upload {
             Some(upload) => upload.clone(),
-            None => self.shared.runtime.block_on(core.begin(&self.what, &self.path))?,
+            None => self.shared.runtime.block_on(object.begin())?,
         };
         self.upload = Some(upload.clone());
-        let (payload, what, path) = (self.cut(bytes), self.what.clone(), self.path.clone());
-        let put = async move { (number, core.put_part(&what, &path, &upload, number, payload).await) };
+        let payload = self.cut(bytes);
+        let put = async move { (number, object.put_part(&upload, number, payload).await) };
         self.in_flight.spawn_on(put, self.shared.runtime.handle());
         self.parts.push(None);
         Ok(())
@@ -171,31 +162,25 @@ impl Writer {
     /// Aborts the upload, so that the service discards its parts.
     fn abort(&mut self) {
         let Some(upload) = self.upload.take() else { return };
-        let core = Arc::clone(&self.shared.core);
+        let object = Arc::clone(&self.object);
         let aborted = self.shared.runtime.block_on(async {
             // The service would keep a part that arrives after the abort.
             self.in_flight.shutdown().await;
-            timeout(ABORT_TIMEOUT, core.abort(&self.what, &self.path, &upload)).await
+            timeout(ABORT_TIMEOUT, object.abort(&upload)).await
         });
-        match aborted {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::warn!("cannot abort an unfinished upload, which may cost money: {error}");
-            }
-            Err(_) => {
-                tracing::warn!(
-                    "cannot abort an unfinished upload, which may cost money: {}: no answer within {ABORT_TIMEOUT:?}",
-                    self.what
-                );
-            }
-        }
+        let error = match aborted {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("{}: no answer within {ABORT_TIMEOUT:?}", self.object.what),
+        };
+        tracing::warn!("cannot abort an unfinished upload, which may cost money: {error}");
     }
 
     fn complete(&mut self) -> io::Result<()> {
         let Some(upload) = self.upload.clone() else {
             let bytes = self.rest_bytes;
             let content = self.cut(bytes);
-            return self.shared.runtime.block_on(self.shared.core.put(&self.what, &self.path, content));
+            return self.shared.runtime.block_on(self.object.put(content));
         };
         if self.rest_bytes > 0 {
             self.send(self.rest_bytes)?;
@@ -204,67 +189,45 @@ impl Writer {
             self.wait_for_one()?;
         }
         let parts: Option<Vec<_>> = self.parts.drain(..).collect();
-        let parts = parts.ok_or_else(|| failure(io::ErrorKind::Other, &self.what, &"a part is missing"))?;
-        let core = &self.shared.core;
-        let complete = core.complete(&self.what, &self.path, &upload, parts, self.total_bytes);
+        let parts =
+            parts.ok_or_else(|| failure(io::ErrorKind::Other, &self.object.what, &"a part is missing"))?;
+        let complete = self.object.complete(&upload, parts, self.total_bytes);
         self.shared.runtime.block_on(complete)?;
         self.upload = None;
         Ok(())
     }
 }
 
-impl Core {
-    fn multipart(&self, what: &str) -> io::Result<&Arc<dyn MultipartStore>> {
-        let no_parts =
-            || failure(io::ErrorKind::Unsupported, what, &"the service does not support multipart uploads");
-        self.client.parts.as_ref().ok_or_else(no_parts)
+impl Object {
+    async fn begin(&self) -> io::Result<MultipartId> {
+        self.core.retry.run(&self.what, 0, || self.service.create_multipart(&self.path)).await
     }
 
-    async fn begin(&self, what: &str, path: &Path) -> io::Result<MultipartId> {
-        let service = self.multipart(what)?;
-        self.retry.run(what, 0, || service.create_multipart(path)).await
-    }
-
-    async fn put_part(
-        &self,
-        what: &str,
-        path: &Path,
-        upload: &MultipartId,
-        number: usize,
-        content: PutPayload,
-    ) -> io::Result<PartId> {
-        let service = self.multipart(what)?;
+    async fn put_part(&self, upload: &MultipartId, number: usize, content: PutPayload) -> io::Result<PartId> {
         let bytes = content.content_length() as u64;
-        self.pace.wait(bytes).await;
-        self.retry.run(what, bytes, || service.put_part(path, upload, number, content.clone())).await
+        self.core.pace.wait(bytes).await;
+        let put = || self.service.put_part(&self.path, upload, number, content.clone());
+        self.core.retry.run(&self.what, bytes, put).await
     }
 
     /// An attempt whose response was lost may have succeeded; the next one then finds no upload. Nobody else uses the
     /// object's name, so an object of the right length is ours.
-    async fn complete(
-        &self,
-        what: &str,
-        path: &Path,
-        upload: &MultipartId,
-        parts: Vec<PartId>,
-        bytes: u64,
-    ) -> io::Result<()> {
-        let service = self.multipart(what)?;
+    async fn complete(&self, upload: &MultipartId, parts: Vec<PartId>, bytes: u64) -> io::Result<()> {
         let complete = || async {
-            let Err(error) = service.complete_multipart(path, upload, parts.clone()).await else {
+            let Err(error) = self.service.complete_multipart(&self.path, upload, parts.clone()).await else {
                 return Ok(());
             };
-            match self.client.store.head(path).await {
+            match self.core.client.store.head(&self.path).await {
                 Ok(found) if found.size == bytes => Ok(()),
                 _ => Err(error),
             }
         };
-        self.retry.run(what, 0, complete).await
+        self.core.retry.run(&self.what, 0, complete).await
     }
 
-    async fn abort(&self, what: &str, path: &Path, upload: &MultipartId) -> io::Result<()> {
-        let service = self.multipart(what)?;
-        match self.retry.run(what, 0, || service.abort_multipart(path, upload)).await {
+    async fn abort(&self, upload: &MultipartId) -> io::Result<()> {
+        let abort = || self.service.abort_multipart(&self.path, upload);
+        match self.core.retry.run(&self.what, 0, abort).await {
             // The service has discarded it already.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
