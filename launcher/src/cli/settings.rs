@@ -41,6 +41,12 @@ pub const CONFIG_FILE: Setting = Setting {
     set: |_, _| Ok(()),
 };
 
+/// Puts a value into the configuration.
+fn put<T>(place: &mut T, value: Result<T>) -> Result<()> {
+    *place = value?;
+    Ok(())
+}
+
 /// All options, in the order of the help.
 pub const SETTINGS: &[Setting] = &[
     Setting {
@@ -76,8 +82,7 @@ pub const SETTINGS: &[Setting] = &[
         help: "Time between snapshots, or `off`",
         long_help: "Time between snapshots (`90s`, `10m`, `1h 30m`). With `off`, only `ckpt-run checkpoint` takes snapshots.",
         set: |config, option| {
-            config.interval = option.parse("a time such as 10m, or off", or_off(duration))?;
-            Ok(())
+            put(&mut config.interval, option.parse("a time such as 10m, or off", or_off(duration)))
         },
     },
     Setting {
@@ -88,9 +93,10 @@ pub const SETTINGS: &[Setting] = &[
         help: "Choose the interval so that snapshots pause the job for at most this share of the time",
         long_help: "Choose the interval so that snapshots pause the job for at most this share of the time (`1%`), based on the cost of the last snapshots. The first snapshot is taken after --interval, or after a minute if that is sooner.",
         set: |config, option| {
-            let expected = "a share such as 1%, more than 0% and at most 50%";
-            config.overhead = option.parse_optional(expected, share)?;
-            Ok(())
+            put(
+                &mut config.overhead,
+                option.parse_optional("a share such as 1%, more than 0% and at most 50%", share),
+            )
         },
     },
     Setting {
@@ -100,10 +106,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "",
         help: "Choose the best interval for this mean time between failures",
         long_help: "Choose the interval that minimizes the time lost to snapshots and failures together. The value is the mean time between failures of the whole job, on all its machines together (`24h`). The cost of the last snapshots is taken into account. With --overhead, the longer of the two intervals is used.",
-        set: |config, option| {
-            config.mtbf = option.parse_optional("a time such as 24h", duration)?;
-            Ok(())
-        },
+        set: |config, option| put(&mut config.mtbf, option.parse_optional("a time such as 24h", duration)),
     },
     Setting {
         name: "persist-every",
@@ -112,10 +115,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "1",
         help: "Keep snapshots in memory, and store every Nth",
         long_help: "Keep snapshots in the memory of ckpt-run, and copy the first and then every Nth to the store while the job runs; 1 stores each snapshot directly. A job that dies is restarted from memory. Snapshots in memory outlive the job, but not ckpt-run or the machine: the newest is copied to the store before ckpt-run exits, unless ckpt-run is killed. These snapshots are stored directly: the final one of a job that is preempted or stopped, one taken by `ckpt-run checkpoint`, and one that does not fit into memory. At most two snapshots stay in memory, plus one that is being copied.",
-        set: |config, option| {
-            config.persist_every = option.parse("a number from 1", positive)?;
-            Ok(())
-        },
+        set: |config, option| put(&mut config.persist_every, option.parse("a number from 1", positive)),
     },
     Setting {
         name: "keep",
@@ -124,10 +124,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "3",
         help: "Keep this many snapshots of a job",
         long_help: "Keep this many snapshots of a job. Older ones are deleted only after a newer one is stored; the last good one is never deleted.",
-        set: |config, option| {
-            config.keep = option.parse("a number from 1", positive)?;
-            Ok(())
-        },
+        set: |config, option| put(&mut config.keep, option.parse("a number from 1", positive)),
     },
     Setting {
         name: "keep-every",
@@ -137,9 +134,10 @@ pub const SETTINGS: &[Setting] = &[
         help: "Also keep every Nth snapshot, or one per period",
         long_help: "Also keep the first of every N snapshots (`100`), or the first of each period (`6h`), without limit. Snapshots that are tagged or pinned are always kept.",
         set: |config, option| {
-            let expected = "a number from 1, or a time such as 6h";
-            config.keep_every = option.parse_optional(expected, |text| text.parse().ok())?;
-            Ok(())
+            put(
+                &mut config.keep_every,
+                option.parse_optional("a number from 1, or a time such as 6h", |text| text.parse().ok()),
+            )
         },
     },
     Setting {
@@ -176,10 +174,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "",
         help: "Also upload snapshots to an object store: s3://BUCKET/PREFIX, gs://, az://, file:///",
         long_help: "Also upload snapshots to an object store (`s3://BUCKET/PREFIX`, `gs://…`, `az://…`, `file:///…`) while the job runs, after they are stored on disk. Credentials come from the variables that the service's own tools use. A resume reads from disk, and from the object store what is missing on disk.",
-        set: |config, option| {
-            config.store.upload = option.url()?;
-            Ok(())
-        },
+        set: |config, option| put(&mut config.store.upload, option.url()),
     },
     Setting {
         name: "upload-every",
@@ -188,10 +183,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "1",
         help: "Upload every Nth snapshot",
         long_help: "Upload every Nth snapshot. A snapshot that is taken during an upload waits; only the newest of the waiting snapshots is uploaded.",
-        set: |config, option| {
-            config.upload_every = option.parse("a number from 1", positive)?;
-            Ok(())
-        },
+        set: |config, option| put(&mut config.upload_every, option.parse("a number from 1", positive)),
     },
     Setting {
         name: "upload-limit",
@@ -201,8 +193,10 @@ pub const SETTINGS: &[Setting] = &[
         help: "Limit the upload rate, such as 200MiB/s",
         long_help: "Limit uploads to this many bytes per second (`200MiB/s`, `1GB/s`). The limit does not apply to a directory (`file:///…`).",
         set: |config, option| {
-            config.store.upload_limit_bytes_per_s = option.parse_optional("a rate such as 200MiB/s", rate)?;
-            Ok(())
+            put(
+                &mut config.store.upload_limit_bytes_per_s,
+                option.parse_optional("a rate such as 200MiB/s", rate),
+            )
         },
     },
     Setting {
@@ -254,10 +248,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "60s",
         help: "Cancel a checkpoint that pauses the job for longer than this",
         long_help: "Cancel a checkpoint that pauses the job for longer than this. The job continues without a snapshot.",
-        set: |config, option| {
-            config.freeze_timeout = option.parse("a time such as 60s", duration)?;
-            Ok(())
-        },
+        set: |config, option| put(&mut config.freeze_timeout, option.parse("a time such as 60s", duration)),
     },
     Setting {
         name: "network",
@@ -267,12 +258,14 @@ pub const SETTINGS: &[Setting] = &[
         help: "The network of the job: host, or private (loopback only)",
         long_help: "The network of the job:\n  host     the network of the machine. When the job is resumed, the ports that it used must be free\n  private  a network namespace with a loopback interface only: ports never clash, and nothing outside is reachable",
         set: |config, option| {
-            config.network = option.parse("host or private", |text| match text {
-                "host" => Some(Network::Host),
-                "private" => Some(Network::Private),
-                _ => None,
-            })?;
-            Ok(())
+            put(
+                &mut config.network,
+                option.parse("host or private", |text| match text {
+                    "host" => Some(Network::Host),
+                    "private" => Some(Network::Private),
+                    _ => None,
+                }),
+            )
         },
     },
     Setting {
@@ -297,8 +290,7 @@ pub const SETTINGS: &[Setting] = &[
         help: "Restart a failed job at most this many times; 0 disables restarts",
         long_help: "Restart a failed job (it exits with a code other than 0, or is killed) at most this many times, from its newest snapshot, or from the beginning if there is none; 0 disables restarts. The delay grows with each failure, up to 5 minutes, until there is a new snapshot. A job that fails 3 times from the same snapshot is restarted from an older one, at most twice; then ckpt-run gives up. It also gives up on a command that fails in its first 5 s. A job that its user interrupts (Ctrl-C) is not restarted.",
         set: |config, option| {
-            config.max_restarts = option.parse("a number from 0", |text| text.parse().ok())?;
-            Ok(())
+            put(&mut config.max_restarts, option.parse("a number from 0", |text| text.parse().ok()))
         },
     },
     Setting {
@@ -308,10 +300,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "1s",
         help: "Polling interval for preemption triggers and hang detection",
         long_help: "Polling interval for preemption triggers and hang detection: how often --preempt-file is looked for and progress is checked (--hang-timeout), and the delay between two calls of --preempt-probe.",
-        set: |config, option| {
-            config.monitor_interval = option.parse("a time such as 1s", duration)?;
-            Ok(())
-        },
+        set: |config, option| put(&mut config.monitor_interval, option.parse("a time such as 1s", duration)),
     },
     Setting {
         name: "hang-timeout",
@@ -321,8 +310,7 @@ pub const SETTINGS: &[Setting] = &[
         help: "Restart a job that makes no progress for this long, or `off`",
         long_help: "Restart a job that makes no progress for this long, or `off`. No progress means: no process used more than 1% of a CPU or submitted work to a GPU, or one process was stopped (SIGSTOP) all the time. The CPU time of a process that waits for its GPU does not count. Before the restart, the stacks of its threads are written to the store, with Python stacks if py-spy is on the PATH. Choose a value longer than the longest wait of the job, for example for GPU kernels or a slow disk.",
         set: |config, option| {
-            config.hang_timeout = option.parse("a time such as 10m, or off", or_off(duration))?;
-            Ok(())
+            put(&mut config.hang_timeout, option.parse("a time such as 10m, or off", or_off(duration)))
         },
     },
     Setting {
@@ -333,9 +321,10 @@ pub const SETTINGS: &[Setting] = &[
         help: "Preempt the job on this signal: final snapshot, then exit code 75; or `off`",
         long_help: "When ckpt-run receives this signal (TERM, USR1, USR2, HUP, INT, QUIT or XCPU), it takes a final snapshot, ends the job, and exits with code 75, on which schedulers queue the job again. A second signal ends everything immediately. With `off`, SIGTERM is passed on to the job, as other signals are.",
         set: |config, option| {
-            let expected = "TERM, USR1, USR2, HUP, INT, QUIT, XCPU, or off";
-            config.on_signal = option.parse(expected, or_off(preempting_signal))?;
-            Ok(())
+            put(
+                &mut config.on_signal,
+                option.parse("TERM, USR1, USR2, HUP, INT, QUIT, XCPU, or off", or_off(preempting_signal)),
+            )
         },
     },
     Setting {
@@ -369,10 +358,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "30s",
         help: "Time to save and end a preempted job",
         long_help: "Time to save and end a preempted job, counted from the signal. If the snapshot is not stored in this time, the job is ended without it, and the next run resumes from an older snapshot. Choose a value a little shorter than the grace period of the scheduler.",
-        set: |config, option| {
-            config.grace = option.parse("a time such as 30s", duration)?;
-            Ok(())
-        },
+        set: |config, option| put(&mut config.grace, option.parse("a time such as 30s", duration)),
     },
     Setting {
         name: "log-file",
@@ -394,12 +380,14 @@ pub const SETTINGS: &[Setting] = &[
         help: "Format of the messages of ckpt-run: text or json",
         long_help: "Format of the messages of ckpt-run: `text`, or `json` for one object per line with timestamp, level, target and fields.message. Applies to stderr and --log-file.",
         set: |config, option| {
-            config.log_format = option.parse("text or json", |text| match text {
-                "text" => Some(Format::Text),
-                "json" => Some(Format::Json),
-                _ => None,
-            })?;
-            Ok(())
+            put(
+                &mut config.log_format,
+                option.parse("text or json", |text| match text {
+                    "text" => Some(Format::Text),
+                    "json" => Some(Format::Json),
+                    _ => None,
+                }),
+            )
         },
     },
     Setting {
@@ -410,9 +398,7 @@ pub const SETTINGS: &[Setting] = &[
         help: "Serve Prometheus metrics on this port (loopback only), or on IP:PORT",
         long_help: "Serve Prometheus metrics at `http://ADDR/metrics` while the job runs. A port alone (`9400`) is reachable from this machine only; `IP:PORT` is used as given (`0.0.0.0:9400`: reachable from every network of this machine). Port 0 chooses a free port, which is logged.",
         set: |config, option| {
-            let expected = "a port such as 9400, or IP:PORT";
-            config.metrics = option.parse_optional(expected, listen_address)?;
-            Ok(())
+            put(&mut config.metrics, option.parse_optional("a port such as 9400, or IP:PORT", listen_address))
         },
     },
     Setting {
