@@ -2,6 +2,7 @@
 
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow};
+use serde::Deserialize;
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -57,7 +58,8 @@ fn level(verbosity: i32) -> LevelFilter {
 }
 
 /// The format of messages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Format {
     /// Plain text.
     #[default]

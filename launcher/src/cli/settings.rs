@@ -2,13 +2,12 @@
 //! and the table in docs/options.md are made from it. A new option is one row here and one field of [`Config`].
 
 use crate::cli::config::Config;
-use crate::cli::logging::Format;
 use crate::cli::values::{
-    Resolved, count, duration, listen_address, or_off, positive, preempting_signal, rate, share,
+    Resolved, count, duration, listen_address, named, optional, or_off, parsed, positive, preempting_signal,
+    rate, share,
 };
 use crate::gpu::preload::Interposer;
 use crate::job::resume_point::Resume;
-use crate::namespace::Network;
 use crate::sys::error::bad_input;
 use anyhow::Result;
 use ckpt_snapshot::JobKey;
@@ -19,7 +18,6 @@ use clap::{Arg, ArgAction};
 pub struct Setting {
     /// Flag and key; the variable is `CKPT_` and the name in capitals.
     pub name: &'static str,
-    short: Option<char>,
     /// What the value is called in the help; `None` for a flag that is counted.
     pub value: Option<&'static str>,
     /// The value when none is given.
@@ -33,7 +31,6 @@ pub struct Setting {
 /// The file with options. It is read before the other options, and is no key of the file itself.
 pub const CONFIG_FILE: Setting = Setting {
     name: "config",
-    short: None,
     value: Some("FILE"),
     default: "ckpt-run.toml",
     help: "Read options from this file; the default file may be missing",
@@ -41,17 +38,21 @@ pub const CONFIG_FILE: Setting = Setting {
     set: |_, _| Ok(()),
 };
 
-/// Puts a value into the configuration.
-fn put<T>(place: &mut T, value: Result<T>) -> Result<()> {
-    *place = value?;
-    Ok(())
-}
+/// The flags that have a short form.
+const SHORT: &[(&str, char)] = &[
+    ("store", 's'),
+    ("job", 'j'),
+    ("interval", 'i'),
+    ("keep", 'k'),
+    ("resume", 'r'),
+    ("verbose", 'v'),
+    ("quiet", 'q'),
+];
 
 /// All options, in the order of the help.
 pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "store",
-        short: Some('s'),
         value: Some("DIR|URL"),
         default: "./.ckpt-run",
         help: "Store snapshots here: a directory, or the URL of an object store (see --upload)",
@@ -63,7 +64,6 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "job",
-        short: Some('j'),
         value: Some("NAME"),
         default: "",
         help: "The name of the job [default: derived from its command line and directory]",
@@ -76,87 +76,77 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "interval",
-        short: Some('i'),
         value: Some("TIME"),
         default: "10m",
         help: "Time between snapshots, or `off`",
         long_help: "Time between snapshots (`90s`, `10m`, `1h 30m`). With `off`, only `ckpt-run checkpoint` takes snapshots.",
         set: |config, option| {
-            put(&mut config.interval, option.parse("a time such as 10m, or off", or_off(duration)))
+            option.put(&mut config.interval, "a time such as 10m, or off", or_off(duration))
         },
     },
     Setting {
         name: "overhead",
-        short: None,
         value: Some("SHARE"),
         default: "",
         help: "Choose the interval so that snapshots pause the job for at most this share of the time",
         long_help: "Choose the interval so that snapshots pause the job for at most this share of the time (`1%`), based on the cost of the last snapshots. The first snapshot is taken after --interval, or after a minute if that is sooner.",
         set: |config, option| {
-            put(
+            option.put(
                 &mut config.overhead,
-                option.parse_optional("a share such as 1%, more than 0% and at most 50%", share),
+                "a share such as 1%, more than 0% and at most 50%",
+                optional(share),
             )
         },
     },
     Setting {
         name: "mtbf",
-        short: None,
         value: Some("TIME"),
         default: "",
         help: "Choose the best interval for this mean time between failures",
         long_help: "Choose the interval that minimizes the time lost to snapshots and failures together. The value is the mean time between failures of the whole job, on all its machines together (`24h`). The cost of the last snapshots is taken into account. With --overhead, the longer of the two intervals is used.",
-        set: |config, option| put(&mut config.mtbf, option.parse_optional("a time such as 24h", duration)),
+        set: |config, option| option.put(&mut config.mtbf, "a time such as 24h", optional(duration)),
     },
     Setting {
         name: "persist-every",
-        short: None,
         value: Some("N"),
         default: "1",
         help: "Keep snapshots in memory, and store every Nth",
         long_help: "Keep snapshots in the memory of ckpt-run, and copy the first and then every Nth to the store while the job runs; 1 stores each snapshot directly. A job that dies is restarted from memory. Snapshots in memory outlive the job, but not ckpt-run or the machine: the newest is copied to the store before ckpt-run exits, unless ckpt-run is killed. These snapshots are stored directly: the final one of a job that is preempted or stopped, one taken by `ckpt-run checkpoint`, and one that does not fit into memory. At most two snapshots stay in memory, plus one that is being copied.",
-        set: |config, option| put(&mut config.persist_every, option.parse("a number from 1", positive)),
+        set: |config, option| option.put(&mut config.persist_every, "a number from 1", positive),
     },
     Setting {
         name: "keep",
-        short: Some('k'),
         value: Some("N"),
         default: "3",
         help: "Keep this many snapshots of a job",
         long_help: "Keep this many snapshots of a job. Older ones are deleted only after a newer one is stored; the last good one is never deleted.",
-        set: |config, option| put(&mut config.keep, option.parse("a number from 1", positive)),
+        set: |config, option| option.put(&mut config.keep, "a number from 1", positive),
     },
     Setting {
         name: "keep-every",
-        short: None,
         value: Some("N|TIME"),
         default: "",
         help: "Also keep every Nth snapshot, or one per period",
         long_help: "Also keep the first of every N snapshots (`100`), or the first of each period (`6h`), without limit. Snapshots that are tagged or pinned are always kept.",
         set: |config, option| {
-            put(
-                &mut config.keep_every,
-                option.parse_optional("a number from 1, or a time such as 6h", |text| text.parse().ok()),
-            )
+            option.put(&mut config.keep_every, "a number from 1, or a time such as 6h", optional(parsed))
         },
     },
     Setting {
         name: "compress",
-        short: None,
         value: Some("METHOD"),
         default: "off",
         help: "Compress snapshots: off, auto, zstd, or zstd:LEVEL",
         long_help: "How chunks of snapshots are compressed:\n  off         not at all: the fastest where the disk is fast\n  auto        for each chunk, the method that compresses a sample of it best, if any does\n  zstd:LEVEL  Zstandard at this level, from 1 to 19; zstd alone is zstd:3\nExisting snapshots can be read regardless of this option.",
         set: |config, option| {
             let expected = "off, auto, zstd, or zstd:LEVEL with a level from 1 to 19";
-            let compression = option.parse(expected, or_off(|text| text.parse().ok()))?;
+            let compression = option.parse(expected, or_off(parsed))?;
             config.store.compression = compression.unwrap_or(Compression::None);
             Ok(())
         },
     },
     Setting {
         name: "encrypt-key-file",
-        short: None,
         value: Some("FILE"),
         default: "",
         help: "Encrypt snapshots with the key in this file",
@@ -169,52 +159,49 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "upload",
-        short: None,
         value: Some("URL"),
         default: "",
         help: "Also upload snapshots to an object store: s3://BUCKET/PREFIX, gs://, az://, file:///",
         long_help: "Also upload snapshots to an object store (`s3://BUCKET/PREFIX`, `gs://…`, `az://…`, `file:///…`) while the job runs, after they are stored on disk. Credentials come from the variables that the service's own tools use. A resume reads from disk, and from the object store what is missing on disk.",
-        set: |config, option| put(&mut config.store.upload, option.url()),
+        set: |config, option| {
+            config.store.upload = option.url()?;
+            Ok(())
+        },
     },
     Setting {
         name: "upload-every",
-        short: None,
         value: Some("N"),
         default: "1",
         help: "Upload every Nth snapshot",
         long_help: "Upload every Nth snapshot. A snapshot that is taken during an upload waits; only the newest of the waiting snapshots is uploaded.",
-        set: |config, option| put(&mut config.upload_every, option.parse("a number from 1", positive)),
+        set: |config, option| option.put(&mut config.upload_every, "a number from 1", positive),
     },
     Setting {
         name: "upload-limit",
-        short: None,
         value: Some("RATE"),
         default: "",
         help: "Limit the upload rate, such as 200MiB/s",
         long_help: "Limit uploads to this many bytes per second (`200MiB/s`, `1GB/s`). The limit does not apply to a directory (`file:///…`).",
         set: |config, option| {
-            put(
-                &mut config.store.upload_limit_bytes_per_s,
-                option.parse_optional("a rate such as 200MiB/s", rate),
-            )
+            option.put(&mut config.store.upload_limit_bytes_per_s, "a rate such as 200MiB/s", optional(rate))
         },
     },
     Setting {
         name: "upload-pause-above",
-        short: None,
         value: Some("RATE"),
         default: "",
         help: "Pause uploads while the job sends more than this rate, such as 1GB/s",
         long_help: "Pause uploads while this machine sends more than this many bytes per second in addition to them, on its busiest interface other than the loopback. Uploads continue when the rate falls below three quarters of that, and one part is sent every 30 s in any case. Traffic that the interface counters do not include (RDMA) is not seen. Does not apply to a directory (`file:///…`), nor to the final snapshot of a job.",
         set: |config, option| {
-            config.store.upload_pause_above_bytes_per_s =
-                option.parse_optional("a rate such as 1GB/s", rate)?;
-            Ok(())
+            option.put(
+                &mut config.store.upload_pause_above_bytes_per_s,
+                "a rate such as 1GB/s",
+                optional(rate),
+            )
         },
     },
     Setting {
         name: "resume",
-        short: Some('r'),
         value: Some("WHICH"),
         default: "auto",
         help: "What to resume: auto, never, required, or the ID of a snapshot",
@@ -231,46 +218,30 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "criu",
-        short: None,
         value: Some("PATH"),
         default: "",
         help: "The CRIU program [default: the one in PATH]",
         long_help: "The CRIU program, version 4.1 or newer. Default: the one in PATH, then /usr/local/sbin, /usr/sbin, /sbin.",
-        set: |config, option| {
-            config.criu = option.path();
-            Ok(())
-        },
+        set: |config, option| option.put(&mut config.criu, "a path", optional(parsed)),
     },
     Setting {
         name: "freeze-timeout",
-        short: None,
         value: Some("TIME"),
         default: "60s",
         help: "Cancel a checkpoint that pauses the job for longer than this",
         long_help: "Cancel a checkpoint that pauses the job for longer than this. The job continues without a snapshot.",
-        set: |config, option| put(&mut config.freeze_timeout, option.parse("a time such as 60s", duration)),
+        set: |config, option| option.put(&mut config.freeze_timeout, "a time such as 60s", duration),
     },
     Setting {
         name: "network",
-        short: None,
         value: Some("WHICH"),
         default: "host",
         help: "The network of the job: host, or private (loopback only)",
         long_help: "The network of the job:\n  host     the network of the machine. When the job is resumed, the ports that it used must be free\n  private  a network namespace with a loopback interface only: ports never clash, and nothing outside is reachable",
-        set: |config, option| {
-            put(
-                &mut config.network,
-                option.parse("host or private", |text| match text {
-                    "host" => Some(Network::Host),
-                    "private" => Some(Network::Private),
-                    _ => None,
-                }),
-            )
-        },
+        set: |config, option| option.put(&mut config.network, "host or private", named),
     },
     Setting {
         name: "interpose",
-        short: None,
         value: Some("WHICH"),
         default: "auto",
         help: "Preload libckpt_interpose.so for GPU jobs: auto, off, or its path",
@@ -284,126 +255,96 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "max-restarts",
-        short: None,
         value: Some("N"),
         default: "32767",
         help: "Restart a failed job at most this many times; 0 disables restarts",
         long_help: "Restart a failed job (it exits with a code other than 0, or is killed) at most this many times, from its newest snapshot, or from the beginning if there is none; 0 disables restarts. The delay grows with each failure, up to 5 minutes, until there is a new snapshot. A job that fails 3 times from the same snapshot is restarted from an older one, at most twice; then ckpt-run gives up. It also gives up on a command that fails in its first 5 s. A job that its user interrupts (Ctrl-C) is not restarted.",
-        set: |config, option| {
-            put(&mut config.max_restarts, option.parse("a number from 0", |text| text.parse().ok()))
-        },
+        set: |config, option| option.put(&mut config.max_restarts, "a number from 0", parsed),
     },
     Setting {
         name: "monitor-interval",
-        short: None,
         value: Some("TIME"),
         default: "1s",
         help: "Polling interval for preemption triggers and hang detection",
         long_help: "Polling interval for preemption triggers and hang detection: how often --preempt-file is looked for and progress is checked (--hang-timeout), and the delay between two calls of --preempt-probe.",
-        set: |config, option| put(&mut config.monitor_interval, option.parse("a time such as 1s", duration)),
+        set: |config, option| option.put(&mut config.monitor_interval, "a time such as 1s", duration),
     },
     Setting {
         name: "hang-timeout",
-        short: None,
         value: Some("TIME"),
         default: "off",
         help: "Restart a job that makes no progress for this long, or `off`",
         long_help: "Restart a job that makes no progress for this long, or `off`. No progress means: no process used more than 1% of a CPU or submitted work to a GPU, or one process was stopped (SIGSTOP) all the time. The CPU time of a process that waits for its GPU does not count. Before the restart, the stacks of its threads are written to the store, with Python stacks if py-spy is on the PATH. Choose a value longer than the longest wait of the job, for example for GPU kernels or a slow disk.",
         set: |config, option| {
-            put(&mut config.hang_timeout, option.parse("a time such as 10m, or off", or_off(duration)))
+            option.put(&mut config.hang_timeout, "a time such as 10m, or off", or_off(duration))
         },
     },
     Setting {
         name: "on-signal",
-        short: None,
         value: Some("SIGNAL"),
         default: "TERM",
         help: "Preempt the job on this signal: final snapshot, then exit code 75; or `off`",
         long_help: "When ckpt-run receives this signal (TERM, USR1, USR2, HUP, INT, QUIT or XCPU), it takes a final snapshot, ends the job, and exits with code 75, on which schedulers queue the job again. A second signal ends everything immediately. With `off`, SIGTERM is passed on to the job, as other signals are.",
         set: |config, option| {
-            put(
+            option.put(
                 &mut config.on_signal,
-                option.parse("TERM, USR1, USR2, HUP, INT, QUIT, XCPU, or off", or_off(preempting_signal)),
+                "TERM, USR1, USR2, HUP, INT, QUIT, XCPU, or off",
+                or_off(preempting_signal),
             )
         },
     },
     Setting {
         name: "preempt-file",
-        short: None,
         value: Some("PATH"),
         default: "",
         help: "Preempt the job when this file appears",
         long_help: "Preempt the job, as --on-signal does, when this file is created or replaced. A file that exists when ckpt-run starts is ignored.",
-        set: |config, option| {
-            config.preempt_file = option.path();
-            Ok(())
-        },
+        set: |config, option| option.put(&mut config.preempt_file, "a path", optional(parsed)),
     },
     Setting {
         name: "preempt-probe",
-        short: None,
         value: Some("CMD"),
         default: "",
         help: "Preempt the job when this shell command exits with 0",
         long_help: "Preempt the job, as --on-signal does, when this shell command exits with 0. The command runs beside the job, outside of its namespaces. When it exits with another code, it is called again: it may wait for the event, or check once and exit.",
-        set: |config, option| {
-            config.preempt_probe = Some(option.value.clone()).filter(|command| !command.is_empty());
-            Ok(())
-        },
+        set: |config, option| option.put(&mut config.preempt_probe, "a command", optional(parsed)),
     },
     Setting {
         name: "grace",
-        short: None,
         value: Some("TIME"),
         default: "30s",
         help: "Time to save and end a preempted job",
         long_help: "Time to save and end a preempted job, counted from the signal. If the snapshot is not stored in this time, the job is ended without it, and the next run resumes from an older snapshot. Choose a value a little shorter than the grace period of the scheduler.",
-        set: |config, option| put(&mut config.grace, option.parse("a time such as 30s", duration)),
+        set: |config, option| option.put(&mut config.grace, "a time such as 30s", duration),
     },
     Setting {
         name: "log-file",
-        short: None,
         value: Some("FILE"),
         default: "",
         help: "Also write the messages of ckpt-run to this file",
         long_help: "Also write the messages of ckpt-run to this file, with times and details.",
-        set: |config, option| {
-            config.log_file = option.path();
-            Ok(())
-        },
+        set: |config, option| option.put(&mut config.log_file, "a path", optional(parsed)),
     },
     Setting {
         name: "log-format",
-        short: None,
         value: Some("FORMAT"),
         default: "text",
         help: "Format of the messages of ckpt-run: text or json",
         long_help: "Format of the messages of ckpt-run: `text`, or `json` for one object per line with timestamp, level, target and fields.message. Applies to stderr and --log-file.",
-        set: |config, option| {
-            put(
-                &mut config.log_format,
-                option.parse("text or json", |text| match text {
-                    "text" => Some(Format::Text),
-                    "json" => Some(Format::Json),
-                    _ => None,
-                }),
-            )
-        },
+        set: |config, option| option.put(&mut config.log_format, "text or json", named),
     },
     Setting {
         name: "metrics",
-        short: None,
         value: Some("ADDR"),
         default: "",
         help: "Serve Prometheus metrics on this port (loopback only), or on IP:PORT",
         long_help: "Serve Prometheus metrics at `http://ADDR/metrics` while the job runs. A port alone (`9400`) is reachable from this machine only; `IP:PORT` is used as given (`0.0.0.0:9400`: reachable from every network of this machine). Port 0 chooses a free port, which is logged.",
         set: |config, option| {
-            put(&mut config.metrics, option.parse_optional("a port such as 9400, or IP:PORT", listen_address))
+            option.put(&mut config.metrics, "a port such as 9400, or IP:PORT", optional(listen_address))
         },
     },
     Setting {
         name: "verbose",
-        short: Some('v'),
         value: None,
         default: "0",
         help: "Log more (-vv: everything)",
@@ -415,7 +356,6 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "quiet",
-        short: Some('q'),
         value: None,
         default: "0",
         help: "Log less (-qq: errors only)",
@@ -429,6 +369,10 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 impl Setting {
+    fn short(&self) -> Option<char> {
+        SHORT.iter().find(|(name, _)| *name == self.name).map(|(_, short)| *short)
+    }
+
     /// The name of the environment variable.
     #[must_use]
     pub fn variable(&self) -> String {
@@ -448,7 +392,7 @@ impl Setting {
         };
         let arg = Arg::new(self.name)
             .long(self.name)
-            .short(self.short)
+            .short(self.short())
             .global(true)
             .help(format!("{}{default}", self.help))
             .long_help(format!("{}\n{default} [variable: {variable}]", self.long_help));
@@ -478,7 +422,7 @@ mod tests {
         let mut table = "| flag | variable | default | meaning |\n|---|---|---|---|\n".to_owned();
         let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
         for setting in SETTINGS {
-            let short = setting.short.map(|short| format!("`-{short}`, ")).unwrap_or_default();
+            let short = setting.short().map(|short| format!("`-{short}`, ")).unwrap_or_default();
             let value = setting.value.map(|value| format!(" {value}")).unwrap_or_default();
             let cells = [
                 format!("{short}`--{}{value}`", setting.name),

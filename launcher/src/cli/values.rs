@@ -6,6 +6,7 @@ use crate::sys::secrets;
 use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::StoreUrl;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -68,16 +69,13 @@ impl Resolved {
         })
     }
 
-    /// The same for an option that may be empty.
+    /// Puts the value into a field of the configuration.
     ///
     /// # Errors
-    /// Bad input.
-    pub fn parse_optional<T>(
-        &self,
-        expected: &str,
-        parse: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<Option<T>> {
-        if self.value.is_empty() { Ok(None) } else { self.parse(expected, parse).map(Some) }
+    /// As [`Self::parse`].
+    pub fn put<T>(&self, field: &mut T, expected: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<()> {
+        *field = self.parse(expected, parse)?;
+        Ok(())
     }
 
     /// The value as a path, if there is one.
@@ -139,6 +137,23 @@ pub fn duration(text: &str) -> Option<Duration> {
 /// Another value, or `None` for `off`.
 pub fn or_off<T>(parse: impl FnOnce(&str) -> Option<T>) -> impl FnOnce(&str) -> Option<Option<T>> {
     |text| if text == "off" { Some(None) } else { parse(text).map(Some) }
+}
+
+/// A value of a type that has a text form.
+#[must_use]
+pub fn parsed<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok()
+}
+
+/// One of the names of an enum, as serde knows them.
+#[must_use]
+pub fn named<T: DeserializeOwned>(text: &str) -> Option<T> {
+    serde_json::from_value(text.into()).ok()
+}
+
+/// Another value, or `None` for an empty one.
+pub fn optional<T>(parse: impl FnOnce(&str) -> Option<T>) -> impl FnOnce(&str) -> Option<Option<T>> {
+    |text| if text.is_empty() { Some(None) } else { parse(text).map(Some) }
 }
 
 /// A percentage above 0 and up to 50, as a fraction of 1.
