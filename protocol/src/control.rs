@@ -2,6 +2,8 @@
 //! over the launcher's control socket. A command sends one [`Call`]; the launcher sends [`Reply`]s until one that is not
 //! [`Reply::Progress`].
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// Incremented when a message changes its meaning. A launcher answers calls of another version with [`Reply::Error`].
@@ -90,6 +92,9 @@ pub struct Saved {
     /// Whether it is only in the launcher's memory so far.
     #[serde(default)]
     pub in_memory: bool,
+    /// Files of the job that a resume could not put back, with the reason.
+    #[serde(default)]
+    pub uncovered_files: BTreeMap<String, String>,
 }
 
 /// A snapshot in the launcher's memory; the store may have it too.

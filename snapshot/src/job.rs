@@ -370,6 +370,12 @@ impl JobDir {
         self.subdir("kept", &format!("{id}-resumed-{now}"))
     }
 
+    /// The directory of the second names and reflinks of files of the snapshot `id`. It may not exist.
+    #[must_use]
+    pub fn held_dir(&self, id: &SnapshotId) -> PathBuf {
+        self.path.join("held").join(id.to_string())
+    }
+
     fn subdir(&self, parent: &str, name: &str) -> Result<PathBuf, OpenError> {
         let path = self.path.join(parent).join(name);
         create_private_dir(&path).map_err(failed("create", &path))?;

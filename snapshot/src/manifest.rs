@@ -7,15 +7,17 @@ use crate::store::damaged;
 use crate::{Damage, ReadError, RelPath, RelPathError, SnapshotId};
 use serde::{Deserialize, Serialize};
 
-/// The newest version that this build reads; written for snapshots with device memory.
-pub const MANIFEST_VERSION: u32 = 2;
-/// The version written for all other snapshots, so that older builds can restore them.
-const VERSION_WITHOUT_DEVICE_MEMORY: u32 = 1;
+/// The newest version that this build reads; written for snapshots with an inventory of the job's files.
+pub const MANIFEST_VERSION: u32 = 3;
+/// Written for snapshots with device memory.
+const VERSION_WITH_DEVICE_MEMORY: u32 = 2;
+/// Written for all other snapshots, so that older builds can restore them.
+const FIRST_VERSION: u32 = 1;
 
 /// One snapshot: its job, the state that CRIU's images do not cover, and every data file with its checksum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Layout version, at most [`MANIFEST_VERSION`]; see [`Manifest::version_for`].
+    /// Layout version, at most [`MANIFEST_VERSION`]; see [`Manifest::least_version`].
     pub version: u32,
     /// The snapshot's ID, which is also the name of its object or directory.
     pub id: SnapshotId,
@@ -50,6 +52,9 @@ pub struct Manifest {
     pub directories: Vec<Directory>,
     /// Hard links that CRIU expects during a restore.
     pub links: Vec<LinkedFile>,
+    /// The data file with the inventory of the job's files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inventory: Option<RelPath>,
     /// Device memory of the job's processes that is not in CRIU's images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<GpuProcess>,
@@ -237,7 +242,7 @@ impl Manifest {
     #[must_use]
     pub fn new(id: SnapshotId, job: JobIdentity) -> Self {
         Self {
-            version: Self::version_for(&[]),
+            version: FIRST_VERSION,
             id,
             job,
             run: 1,
@@ -254,16 +259,21 @@ impl Manifest {
             spare_files: Vec::new(),
             directories: Vec::new(),
             links: Vec::new(),
+            inventory: None,
             gpu: Vec::new(),
             stored_bytes: None,
             files: Vec::new(),
         }
     }
 
-    /// The manifest version for a snapshot with this device memory.
+    /// The oldest version that has what this manifest has.
     #[must_use]
-    pub fn version_for(gpu: &[GpuProcess]) -> u32 {
-        if gpu.is_empty() { VERSION_WITHOUT_DEVICE_MEMORY } else { MANIFEST_VERSION }
+    pub fn least_version(&self) -> u32 {
+        match (&self.inventory, &self.gpu[..]) {
+            (Some(_), _) => MANIFEST_VERSION,
+            (None, []) => FIRST_VERSION,
+            (None, _) => VERSION_WITH_DEVICE_MEMORY,
+        }
     }
 
     /// Encodes the manifest as version 1 of the store keeps it.
@@ -377,7 +387,8 @@ pub(crate) mod tests {
         assert_eq!(without.version, 1, "older builds may restore it");
         assert!(!String::from_utf8(without.encode()).unwrap().contains("gpu"));
         let gpu = vec![gpu];
-        let with = Manifest { version: Manifest::version_for(&gpu), gpu, ..without };
+        let mut with = Manifest { gpu, ..without };
+        with.version = with.least_version();
         assert_eq!(with.version, 2);
         assert_eq!(Manifest::decode(&with.id, &with.encode()).unwrap(), with);
         for key in ["memory", "report"] {

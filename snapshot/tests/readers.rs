@@ -358,7 +358,7 @@ fn full_manifest() -> Manifest {
         memory: Some(RelPath::new("gpu/7.mem").unwrap()),
         report: RelPath::new("gpu/7.json").unwrap(),
     }];
-    full.version = Manifest::version_for(&full.gpu);
+    full.version = full.least_version();
     full
 }
 

@@ -150,7 +150,7 @@ def check_path(path):
 
 
 def check_json(snapshot, body):
-    need(body["version"] <= 2, "a newer manifest")
+    need(body["version"] <= 3, "a newer manifest")
     for file in body["files"]:
         check_path(file["path"])
     for file in body["shm_files"] + body["spare_files"]:

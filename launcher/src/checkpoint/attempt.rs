@@ -13,8 +13,12 @@ use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
 use crate::checkpoint::diagnose;
 use crate::checkpoint::dump::{Dumped, Frozen};
 use crate::criu::{ImageError, Pagemap, chunk_ends};
+use crate::files::capture::Capture;
+use crate::files::held;
+use crate::files::inventory::{INVENTORY, Inventory};
 use crate::files::sources::StagedFile;
 use crate::files::staging::{StagedDir, Staging};
+use crate::files::tracking;
 use crate::gpu::device_memory;
 use crate::job::ownership::{ClaimedElsewhere, OwnershipError};
 use crate::job::status::unix_ms;
@@ -178,12 +182,23 @@ impl Attempt<'_> {
         if let Err(error) = staging.warm(survey.resident_bytes) {
             tracing::debug!("memory for the images could not be allocated in advance: {error}");
         }
+        let copies = staging.subdir("files").map_err(AttemptError::Staging)?;
+        let held = self.parts.dir.held_dir(&id);
+        let CheckpointerParts { file_rules, identity, .. } = self.parts;
+        let mut capture =
+            Capture::new(file_rules, &mut history.files, self.root(), &identity.cwd, &copies, held);
+        capture.touch(self.parts.job.namespace.written_files(None).ok().flatten());
+        capture.prepare();
         self.parts.status.enter(Phase::Dump, survey.resident_bytes);
-        let dumped = self.dump_with_retries(&id, &staging, prepared)?;
+        let mut dumped = self.dump_with_retries(&id, &staging, prepared, &mut capture)?;
+        drop(capture);
         drop(staging);
         self.parts.status.disturb(false);
         history.warn_of_outside_connections(&dumped.frozen.outside_tcp);
-        let (manifest, unread_bytes) = self.persist(id, writer, dumped)?;
+        let inventory = dumped.frozen.files.take_inventory();
+        let (manifest, unread_bytes) = self.persist(id, writer, dumped, &copies, &inventory)?;
+        let uncovered_files = inventory.uncovered.clone();
+        history.files.committed(&manifest, inventory);
         let saved = Saved {
             id: manifest.id.to_string(),
             bytes: manifest.data_bytes(),
@@ -193,6 +208,7 @@ impl Attempt<'_> {
             durable_s: self.begun.elapsed().as_secs_f64(),
             taken_unix_ms: manifest.taken_unix_ms,
             in_memory,
+            uncovered_files,
         };
         self.parts.status.saved(&saved);
         history.has_garbage |= self.committed(&manifest.id, in_memory);
@@ -235,7 +251,18 @@ impl Attempt<'_> {
         if let Some(uploader) = uploader {
             uploader.committed(id, matches!(self.after_dump, AfterDump::End(_)));
         }
-        tiers::prune(store, dir, retention, status.last_progress_unix_ms())
+        let is_pruned = tiers::prune(store, dir, retention, status.last_progress_unix_ms());
+        let present = || -> Result<_, ReadError> {
+            let listed = tiers::list_local(store)?;
+            if let Some(oldest) = listed.first() {
+                tracking::sweep(dir, &oldest.id);
+            }
+            Ok(listed.iter().map(|listed| listed.id.to_string()).collect())
+        };
+        if let Err(error) = held::sweep(dir, present) {
+            tracing::debug!("cannot delete files that were held for deleted snapshots: {error}");
+        }
+        is_pruned
     }
 
     /// Prepares the agents while the job runs.
@@ -274,25 +301,34 @@ impl Attempt<'_> {
         id: SnapshotId,
         mut writer: Box<dyn SnapshotWriter + '_>,
         dumped: Dumped,
+        copies: &StagedDir,
+        inventory: &Inventory,
     ) -> Result<(Manifest, u64), AttemptError> {
+        let list = serde_json::to_vec(inventory).map_err(|error| AttemptError::Staging(error.into()))?;
+        let list_path = RelPath::new(INVENTORY).expect("a plain path");
+        let files = dumped.frozen.files.sources(copies);
         let staged = staged_files(&dumped).map_err(AttemptError::Staging)?;
         let gpu = device_memory::to_store(&dumped.gpu)?;
         let staged = staged.iter().map(|(path, file)| (path, file as &dyn Source));
-        let sources: Vec<_> =
-            staged.chain(gpu.iter().flat_map(device_memory::StoredProcess::sources)).collect();
+        let sources: Vec<_> = staged
+            .chain(gpu.iter().flat_map(device_memory::StoredProcess::sources))
+            .chain(files.iter().map(|(path, from)| (*path, &**from)))
+            .chain([(&list_path, &list as &dyn Source)])
+            .collect();
         self.parts.status.enter(Phase::Persist, sources.iter().map(|(_, source)| source.bytes()).sum());
         let cancellable =
             sources.into_iter().map(|(path, from)| (path, Cancellable::new(from, &self.parts.cancelled)));
         let cancellable: Vec<_> = cancellable.collect();
         let inputs = cancellable.iter().map(|(path, from)| Input { path: (*path).clone(), from });
         writer.put(&inputs.collect::<Vec<_>>(), &|bytes| self.parts.status.advance(bytes))?;
+        drop(files);
         let processes: Vec<_> = gpu.iter().map(|stored| stored.process.clone()).collect();
         let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
-        let version = Manifest::version_for(&processes);
+        let manifest = Manifest { gpu: processes, inventory: Some(list_path), ..manifest };
         if let Some(claim) = self.parts.ownership.claimed_elsewhere() {
             return Err(claim.into());
         }
-        let manifest = writer.commit(Manifest { version, gpu: processes, ..manifest })?;
+        let manifest = writer.commit(Manifest { version: manifest.least_version(), ..manifest })?;
         gpu.iter().for_each(|stored| stored.record_commit(&manifest));
         Ok((manifest, gpu.iter().map(device_memory::StoredProcess::unread_bytes).sum()))
     }
@@ -306,8 +342,7 @@ impl Attempt<'_> {
     ) -> Manifest {
         let survey = frozen.survey;
         Manifest {
-            version: Manifest::version_for(&[]),
-            id,
+            id: id.clone(),
             job: self.parts.identity.clone(),
             run: self.parts.ownership.record().run,
             taken_unix_ms: unix_ms(frozen.taken),
@@ -327,12 +362,10 @@ impl Attempt<'_> {
             tty: frozen.tty,
             open_files: frozen.open_files,
             shm_files: frozen.shm_files,
-            spare_files: frozen.spare_files,
+            spare_files: Vec::new(),
             directories: frozen.directories,
             links: frozen.links,
-            gpu: Vec::new(),
-            files: Vec::new(),
-            stored_bytes: None,
+            ..Manifest::new(id, self.parts.identity.clone())
         }
     }
 }
@@ -354,7 +387,7 @@ fn page_chunks(images: &StagedDir) -> io::Result<HashMap<String, Vec<u64>>> {
 fn staged_files(dumped: &Dumped) -> io::Result<Vec<(RelPath, StagedFile<'_>)>> {
     let mut all = Vec::new();
     let mut ends = page_chunks(&dumped.images)?;
-    for (kind, dir) in [("images", &dumped.images), ("shm", &dumped.shm), ("spare", &dumped.spare)] {
+    for (kind, dir) in [("images", &dumped.images), ("shm", &dumped.shm)] {
         for (name, bytes) in dir.files()? {
             let path = RelPath::new(format!("{kind}/{name}")).map_err(io::Error::other)?;
             let file = StagedFile::new(dir, name, bytes);

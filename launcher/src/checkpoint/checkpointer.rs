@@ -6,6 +6,8 @@
 use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError, Destination};
 use crate::checkpoint::running_job::RunningJob;
 use crate::criu::Criu;
+use crate::files::history::FileHistory;
+use crate::files::rules::FileRules;
 use crate::job::ownership::Ownership;
 use crate::job::status::SharedStatus;
 use crate::persist::memory::Persister;
@@ -34,6 +36,8 @@ pub struct CheckpointerParts {
     pub criu: Criu,
     /// The longest that the job may be paused.
     pub freeze_timeout: Duration,
+    /// Which files are the job's.
+    pub file_rules: Arc<FileRules>,
     /// Snapshots to keep.
     pub retention: Retention,
     /// Receives progress and results.
@@ -51,6 +55,8 @@ pub struct CheckpointerParts {
 /// What attempts of one job session leave for later ones.
 pub struct AttemptHistory {
     attempts: u64,
+    /// The job's files at the last committed snapshot.
+    pub(super) files: FileHistory,
     /// Snapshots were removed, and the data that only they needed is still in the store.
     pub(super) has_garbage: bool,
     /// Remote ends of connections out of the job that were reported.
@@ -60,8 +66,8 @@ pub struct AttemptHistory {
 impl AttemptHistory {
     /// Before the first attempt. An earlier session may have left garbage.
     #[must_use]
-    pub fn new() -> Self {
-        Self { attempts: 0, has_garbage: true, reported_peers: HashSet::new() }
+    pub fn new(files: FileHistory) -> Self {
+        Self { attempts: 0, files, has_garbage: true, reported_peers: HashSet::new() }
     }
 
     /// Reports each connection that a resume will not restore, once.

@@ -7,10 +7,12 @@ use crate::checkpoint::diagnose;
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, arm_expired_timers,
 };
+use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
 use crate::files::directories;
 use crate::files::links;
 use crate::files::saved;
 use crate::files::staging::{StagedDir, Staging};
+use crate::files::tracking;
 use crate::gpu::device_memory;
 use crate::job::attempt_logs::prune_attempt_logs;
 use crate::namespace::{NamespaceError, Survey, inside};
@@ -42,7 +44,7 @@ pub(super) struct Frozen {
     pub(super) open_files: Vec<OpenFile>,
     pub(super) outside_tcp: Vec<String>,
     pub(super) shm_files: Vec<SavedFile>,
-    pub(super) spare_files: Vec<SavedFile>,
+    pub(super) files: CapturedFiles,
     pub(super) directories: Vec<Directory>,
     pub(super) links: Vec<LinkedFile>,
 }
@@ -51,7 +53,6 @@ pub(super) struct Frozen {
 pub(super) struct Dumped {
     pub(super) images: StagedDir,
     pub(super) shm: StagedDir,
-    pub(super) spare: StagedDir,
     pub(super) frozen: Frozen,
     pub(super) stall_s: f64,
     pub(super) agents: Option<AgentsRecord>,
@@ -82,17 +83,18 @@ impl Attempt<'_> {
         id: &SnapshotId,
         staging: &Arc<Staging>,
         mut prepared: Option<Prepared>,
+        files: &mut Capture,
     ) -> Result<Dumped, AttemptError> {
         let mut tries = 1;
         loop {
             let name = format!("{id}-{tries}");
             let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
-            let error = match self.dump_without_agents(staging, &name, &work, tries) {
+            let error = match self.dump_without_agents(id, staging, &work, tries, files) {
                 Ok(dumped) => return Ok(dumped),
                 Err(DumpError::Agents(error)) => return Err(AttemptError::Agents(error)),
                 Err(DumpError::Session(error)) => error,
             };
-            for kind in ["images", "shm", "spare"] {
+            for kind in ["images", "shm"] {
                 if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
                     tracing::debug!("cannot remove the files of a failed dump: {error}");
                 }
@@ -114,19 +116,20 @@ impl Attempt<'_> {
     /// to the launcher. Work on the GPU is paused from the first request to the agents until the last one is attached.
     fn dump_without_agents(
         &self,
+        id: &SnapshotId,
         staging: &Arc<Staging>,
-        name: &str,
         work: &StagedDir,
         tries: u32,
+        files: &mut Capture,
     ) -> Result<Dumped, DumpError> {
         let begun = Instant::now();
         let deadline = begun + self.freeze_timeout;
         let Some(agents) = &self.parts.job.agents else {
-            return Ok(self.dump(staging, name, work, tries, deadline)?);
+            return Ok(self.dump(id, staging, work, tries, deadline, files)?);
         };
         agents.set_continues_after_dump(self.after_dump == AfterDump::KeepRunning);
         let away = agents.quiesce(self.number, self.freeze_timeout).map_err(DumpError::Agents)?;
-        let result = self.dump(staging, name, work, tries, deadline);
+        let result = self.dump(id, staging, work, tries, deadline, files);
         if self.after_dump == AfterDump::KeepRunning || result.is_err() {
             self.call_back(agents, &away);
         }
@@ -151,15 +154,15 @@ impl Attempt<'_> {
 
     fn dump(
         &self,
+        id: &SnapshotId,
         staging: &Arc<Staging>,
-        name: &str,
         work: &StagedDir,
         tries: u32,
         deadline: Instant,
+        files: &mut Capture,
     ) -> Result<Dumped, SessionError> {
-        let images = staging.subdir(&format!("images-{name}"))?;
-        let shm = staging.subdir(&format!("shm-{name}"))?;
-        let spare = staging.subdir(&format!("spare-{name}"))?;
+        let images = staging.subdir(&format!("images-{id}-{tries}"))?;
+        let shm = staging.subdir(&format!("shm-{id}-{tries}"))?;
         let fds = [images.fd().as_fd(), work.fd().as_fd()];
         let _names = links::NamesLock::shared();
         let process =
@@ -175,7 +178,8 @@ impl Attempt<'_> {
             tracing::trace!("CRIU is at {stage}");
             self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
             if stage == "post-dump" {
-                frozen = Some(self.record_frozen(&images, &shm, &spare)?);
+                files.touch(tracking::next(&self.parts.job.namespace, &self.parts.dir, id));
+                frozen = Some(self.record_frozen(&images, &shm, files, deadline)?);
             }
             Ok(())
         });
@@ -197,7 +201,6 @@ impl Attempt<'_> {
         Ok(Dumped {
             images,
             shm,
-            spare,
             frozen,
             stall_s,
             agents: None,
@@ -226,7 +229,8 @@ impl Attempt<'_> {
         &self,
         images: &StagedDir,
         shm: &StagedDir,
-        spare: &StagedDir,
+        files: &mut Capture,
+        deadline: Instant,
     ) -> Result<Frozen, String> {
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
         let (stdio, tty) = self
@@ -246,18 +250,18 @@ impl Attempt<'_> {
         let shm_files = saved::save(shm_paths, &root, "shm", shm)
             .map_err(|error| failed("cannot copy the job's shared memory files", &error))?;
         let open_files = lengths(&writable, &root);
-        // Best effort: the snapshot is valid without copies as long as the files exist.
-        let readable = |path: &&String| fs::File::open(inside(&root, path)).is_ok();
-        let spare_paths = saved::small_files(&open_files);
-        let spare_files = saved::save(spare_paths.iter().filter(readable), &root, "spare", spare)
-            .map_err(|error| failed("cannot copy the job's open files", &error))?;
         let survey = self.parts.job.namespace.survey().map_err(|error| error.to_string())?;
+        let mut open = OpenForWriting {
+            writable: writable.iter().cloned().collect(),
+            append_only: descriptors.append_only,
+            ..OpenForWriting::default()
+        };
+        open.add_mapped(&self.proc(), &survey.pids);
+        let files = files
+            .freeze(&open, deadline)
+            .map_err(|error| failed("cannot copy the files that the job writes", &error))?;
         let outside_tcp = descriptors.outside_tcp;
-        let mut directories = descriptors.socket_directories;
-        directories.extend(
-            spare_files.iter().filter_map(|file| Some(Path::new(&file.path).parent()?.to_str()?.to_owned())),
-        );
-        let directories = directories::inspect(&directories, &root);
+        let directories = directories::inspect(&descriptors.socket_directories, &root);
         Ok(Frozen {
             taken: SystemTime::now(),
             survey,
@@ -266,14 +270,14 @@ impl Attempt<'_> {
             open_files,
             outside_tcp,
             shm_files,
-            spare_files,
+            files,
             directories,
             links,
         })
     }
 
     /// The root of the job's file system.
-    fn root(&self) -> PathBuf {
+    pub(super) fn root(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root", self.parts.job.namespace.init_pid()))
     }
 

@@ -1,6 +1,7 @@
 //! A job whose processes are running, freshly started or restored.
 
 use crate::agents::Agents;
+use crate::files::history::FileHistory;
 use crate::namespace::Namespace;
 use crate::namespace::stdio::Stdio;
 
@@ -16,4 +17,6 @@ pub struct RunningJob {
     pub command_pid: i32,
     /// The agents in its processes, if the interposer is preloaded.
     pub agents: Option<Agents>,
+    /// Its files, as the snapshot that it was resumed from has them.
+    pub files: FileHistory,
 }

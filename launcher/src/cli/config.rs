@@ -2,6 +2,7 @@
 
 use crate::cli::logging::Format;
 use crate::cli::values::Resolved;
+use crate::files::rules::FileOptions;
 use crate::gpu::preload::Interposer;
 use crate::job::resume_point::Resume;
 use crate::namespace::Network;
@@ -34,6 +35,8 @@ pub struct Config {
     pub upload_every: u64,
     /// What to do about earlier snapshots.
     pub resume: Resume,
+    /// The job's files.
+    pub files: FileOptions,
     /// The CRIU to use.
     pub criu: Option<PathBuf>,
     /// The longest pause of the job for a checkpoint.

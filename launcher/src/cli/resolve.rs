@@ -70,7 +70,7 @@ impl File {
         };
         let table = text.parse::<toml::Table>();
         let table = table.with_context(|| format!("{} is not valid TOML", path.display()));
-        let file = Self { path, table: table.map_err(bad_input)? };
+        let file = Self { path, table: table.map(without_sections).map_err(bad_input)? };
         file.check().map_err(bad_input)?;
         Ok(file)
     }
@@ -86,8 +86,10 @@ impl File {
                 };
                 return Err(anyhow!("{path}: there is no option {key:?}. {hint}"));
             }
-            if !value.is_str() && !value.is_integer() {
-                return Err(anyhow!("{path}: {key} must be a string in quotes or a number"));
+            if !value.is_str() && !value.is_integer() && !is_list(value) {
+                return Err(anyhow!(
+                    "{path}: {key} must be a string in quotes, a number, or a list of strings"
+                ));
             }
         }
         Ok(())
@@ -96,16 +98,41 @@ impl File {
     fn value(&self, name: &str) -> Option<(String, Origin)> {
         let text = match self.table.get(name)? {
             toml::Value::String(text) => text.clone(),
+            toml::Value::Array(list) => {
+                list.iter().filter_map(toml::Value::as_str).collect::<Vec<_>>().join(",")
+            }
             other => other.to_string(),
         };
         Some((text, Origin::File(self.path.clone())))
     }
 }
 
+/// Whether a value is a list of strings. An option with several values takes them separated by commas, or as a list.
+fn is_list(value: &toml::Value) -> bool {
+    value.as_array().is_some_and(|list| list.iter().all(toml::Value::is_str))
+}
+
+/// The keys of a section, such as `exclude` in `[files]`, with the names of the options: `files-exclude`. The key `mode`
+/// is the option of the section's name.
+fn without_sections(table: toml::Table) -> toml::Table {
+    let mut flat = toml::Table::new();
+    for (key, value) in table {
+        match value {
+            toml::Value::Table(section) => {
+                let option = |name: &str| if name == "mode" { key.clone() } else { format!("{key}-{name}") };
+                flat.extend(section.into_iter().map(|(name, value)| (option(&name), value)));
+            }
+            value => drop(flat.insert(key, value)),
+        }
+    }
+    flat
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cli::settings;
+    use crate::files::rules::Missing;
     use ckpt_snapshot::codec::Compression;
     use std::io::Write;
     use std::path::Path;
@@ -139,6 +166,25 @@ mod tests {
         assert_eq!(origin("interval"), Origin::Variable("CKPT_INTERVAL".into()));
         assert_eq!(origin("keep"), Origin::File(path.into()));
         assert_eq!(origin("network"), Origin::Default);
+    }
+
+    #[test]
+    fn a_section_has_the_options_of_its_name() {
+        let file = file(
+            "keep = 7\n[files]\nmode = \"lenient\"\nexclude = [\"*.tmp\", \"/data\"]\nbudget = \"2GiB\"\n",
+        );
+        let path = file.path().to_str().unwrap();
+        let config = resolve(&[], &[("CKPT_CONFIG", path)]).unwrap();
+        assert_eq!(config.files.exclude, ["*.tmp", "/data"]);
+        assert_eq!((config.files.budget_bytes, config.keep), (2 << 30, 7));
+        assert_eq!(config.files.missing, Some(Missing::Lenient));
+        let unknown = self::file("[files]\nexclud = \"x\"\n");
+        let path = unknown.path().to_str().unwrap();
+        let message = resolve(&[], &[("CKPT_CONFIG", path)]).unwrap_err().to_string();
+        assert!(
+            message.contains("files-exclud") && message.contains("Did you mean \"files-exclude\""),
+            "{message}"
+        );
     }
 
     #[test]

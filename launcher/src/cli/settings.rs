@@ -4,8 +4,9 @@
 use crate::cli::config::Config;
 use crate::cli::values::{
     Resolved, count, duration, listen_address, named, optional, or_off, parsed, positive, preempting_signal,
-    rate, share,
+    rate, share, size,
 };
+use crate::files::rules::FileRules;
 use crate::gpu::preload::Interposer;
 use crate::job::resume_point::Resume;
 use crate::sys::error::bad_input;
@@ -215,6 +216,34 @@ pub const SETTINGS: &[Setting] = &[
             };
             Ok(())
         },
+    },
+    Setting {
+        name: "files",
+        value: Some("WHICH"),
+        default: "off",
+        help: "Put back the files that the job has written: off, strict, or lenient",
+        long_help: "Whether the files that the job writes are part of its snapshots, so that a resume puts them back. New, and therefore not on by default:\n  off      only files that are open for writing: they are cut to their length at the snapshot\n  strict   all files that the job has written. If one cannot be put back, the resume is refused, and the file is named. Nothing is changed then\n  lenient  the same, but a file that cannot be put back stays as it is, with a warning. The job may then fail, or compute something else",
+        set: |config, option| option.put(&mut config.files.missing, "off, strict, or lenient", or_off(named)),
+    },
+    Setting {
+        name: "files-exclude",
+        value: Some("GLOB,…"),
+        default: "",
+        help: "Files that are not the job's: left alone by snapshots and resumes",
+        long_help: "Patterns of files that are not the job's, separated by commas: caches, data sets, files of other programs (`*.tmp,/data/sets,**/wandb/**`). Snapshots do not contain them and a resume leaves them as they are. A pattern without a slash matches in every directory; a directory stands for everything below it. Always excluded: .git, __pycache__, .cache, .venv, node_modules.",
+        set: |config, option| {
+            let patterns = option.value.split(',').map(str::trim).filter(|pattern| !pattern.is_empty());
+            config.files.exclude = patterns.map(str::to_owned).collect();
+            FileRules::new(&config.files, Vec::new()).map(drop).map_err(bad_input)
+        },
+    },
+    Setting {
+        name: "files-budget",
+        value: Some("SIZE"),
+        default: "1GiB",
+        help: "Copy at most this much of the job's files into one snapshot",
+        long_help: "Copy at most this much of the job's changed files into one snapshot (`1GiB`, `500MB`). Larger files are shared by reflink where the file system has it (XFS, Btrfs). Otherwise a closed file is kept by a hard link until the snapshot is deleted, and a file that only grows by a checksum. `ckpt-run show` lists files that a resume could not put back.",
+        set: |config, option| option.put(&mut config.files.budget_bytes, "a size such as 1GiB", size),
     },
     Setting {
         name: "criu",

@@ -191,7 +191,13 @@ pub fn listen_address(text: &str) -> Option<SocketAddr> {
 /// Bytes per second: `200MiB/s`.
 #[must_use]
 pub fn rate(text: &str) -> Option<u64> {
-    let amount = text.strip_suffix("/s").unwrap_or(text).trim();
+    size(text.strip_suffix("/s").unwrap_or(text)).filter(|&rate| rate > 0)
+}
+
+/// Bytes: `1GiB`.
+#[must_use]
+pub fn size(text: &str) -> Option<u64> {
+    let amount = text.trim();
     let digits = amount.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(amount.len());
     let (number, unit) = amount.split_at(digits);
     let unit: u64 = match unit.trim() {
@@ -204,7 +210,7 @@ pub fn rate(text: &str) -> Option<u64> {
         "GiB" => 1 << 30,
         _ => return None,
     };
-    number.parse::<u64>().ok()?.checked_mul(unit).filter(|&rate| rate > 0)
+    number.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 #[cfg(test)]

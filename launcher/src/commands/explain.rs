@@ -1,10 +1,13 @@
 //! `ckpt-run explain`: what happened to a job, why, and what to do.
 
+use super::job_files;
 use super::jobs::jobs;
 use super::print;
 use crate::cli::config::Config;
+use crate::files::inventory::Inventory;
 use crate::job::journal::{Entry, EventKind, Journal};
 use crate::store::root::Root;
+use crate::store::tiers;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{JobDir, JobOutcome};
 use serde::Serialize;
@@ -21,6 +24,8 @@ struct Story {
     /// The launcher was killed, which the journal cannot record.
     died_without_a_word: bool,
     entries: Vec<Entry>,
+    /// Files that the newest snapshot on this machine does not cover.
+    uncovered_files: Vec<String>,
 }
 
 /// Prints the latest journal entries of a job, or of all jobs; every entry with `all`.
@@ -30,7 +35,7 @@ struct Story {
 pub fn explain(config: &Config, named: Option<&str>, all: bool, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
     let stories =
-        jobs(config, &root, named)?.iter().map(|job| story(job, all)).collect::<Result<Vec<_>>>()?;
+        jobs(config, &root, named)?.iter().map(|job| story(config, job, all)).collect::<Result<Vec<_>>>()?;
     if json {
         return print::json(&stories);
     }
@@ -42,7 +47,7 @@ pub fn explain(config: &Config, named: Option<&str>, all: bool, json: bool) -> R
     Ok(0)
 }
 
-fn story(job: &JobDir, all: bool) -> Result<Story> {
+fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
     let entries = Journal::of(job).entries().with_context(|| {
         format!(
             "cannot read the journal of the job {}: {}",
@@ -55,7 +60,17 @@ fn story(job: &JobDir, all: bool) -> Result<Story> {
     let unfinished = job.record()?.is_some_and(|record| record.outcome == JobOutcome::Unfinished);
     // A job without entries here may run on another machine.
     let died_without_a_word = unfinished && !running && !entries.is_empty();
-    Ok(Story { job: job.key().to_string(), running, died_without_a_word, entries })
+    let uncovered_files = uncovered_files(config, job).unwrap_or_default();
+    Ok(Story { job: job.key().to_string(), running, died_without_a_word, entries, uncovered_files })
+}
+
+/// Files that a resume from the newest snapshot could not put back. `None` if there is none, or it cannot be read: other
+/// commands say why.
+fn uncovered_files(config: &Config, job: &JobDir) -> Option<Vec<String>> {
+    let store = tiers::open(&config.store, job).ok()?;
+    let newest = tiers::list_local(&store).ok()?.pop()?.manifest.ok()?;
+    let inventory = Inventory::read(&*store, &newest).ok()??;
+    Some(job_files::uncovered(&inventory).map(|(_, text)| text).collect())
 }
 
 /// Only the newest entries, and only the last of consecutive snapshots.
@@ -109,6 +124,9 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
             writeln!(out, "  {:<20}  {:<11}  {remedy}", "", "to do")?;
         }
     }
+    for text in &story.uncovered_files {
+        writeln!(out, "  {:<20}  {:<11}  {text}", "newest snapshot", "not covered")?;
+    }
     if story.died_without_a_word {
         writeln!(
             out,
@@ -146,8 +164,13 @@ mod tests {
     fn reason_and_remedy_are_shown() {
         let failed =
             Entry::new(EventKind::Failed, "it died").remedy(Some("feed it")).snapshot(Some("000007"));
-        let story =
-            Story { job: "j".into(), running: false, died_without_a_word: true, entries: vec![failed] };
+        let story = Story {
+            job: "j".into(),
+            running: false,
+            died_without_a_word: true,
+            entries: vec![failed],
+            uncovered_files: vec!["/work/model: too large".into()],
+        };
         let mut out = Vec::new();
         report(&mut out, &story).unwrap();
         let out = String::from_utf8(out).unwrap();
@@ -156,5 +179,6 @@ mod tests {
             "{out}"
         );
         assert!(out.contains("the machine went down"), "{out}");
+        assert!(out.contains("not covered  /work/model: too large"), "{out}");
     }
 }

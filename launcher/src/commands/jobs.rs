@@ -266,6 +266,9 @@ fn report_newest(out: &mut impl Write, launcher: &JobStatus) -> Result<()> {
         )?,
         None => writeln!(out, "  newest snapshot  none since the start")?,
     }
+    for (path, reason) in launcher.last_snapshot.iter().flat_map(|saved| &saved.uncovered_files) {
+        writeln!(out, "  not covered      {path}: {reason}")?;
+    }
     if let Some(memory) = &launcher.in_memory {
         let newest = memory.newest_in_store.as_deref().unwrap_or("none since the start");
         let count = print::count(memory.snapshots.len() as u64, "snapshot", "snapshots");

@@ -4,6 +4,7 @@ mod diff;
 mod doctor;
 mod explain;
 mod export;
+mod job_files;
 mod jobs;
 mod marks;
 mod memory_map;

@@ -1,11 +1,14 @@
 //! Commands about snapshots: `ls`, `show`, `verify`, `rm`, `prune`.
 
+use super::job_files;
 use super::jobs::{held, jobs};
 use super::memory_map::{self, OnGpu};
 use super::print;
 use crate::cli::config::Config;
+use crate::files::held as held_files;
+use crate::files::inventory::Inventory;
 use crate::job::resume_point::is_for_the_user;
-use crate::restore::rollback;
+use crate::restore::kept;
 use crate::store::root::Root;
 use crate::store::tiers::{self, MEMORY};
 use crate::sys::error::{EXIT_NEGATIVE, bad_input};
@@ -190,6 +193,8 @@ struct Shown<'a> {
     #[serde(flatten)]
     manifest: &'a Manifest,
     gpu_processes: &'a [OnGpu],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job_files: Option<&'a Inventory>,
 }
 
 /// `ckpt-run show ID`.
@@ -202,12 +207,15 @@ pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     let mut manifest = store.manifest(&id)?;
     manifest.job.argv = secrets::hidden_in(&manifest.job.argv);
     let on_gpus = memory_map::read(&*store, &manifest)?;
+    let job_files = Inventory::read(&*store, &manifest)?;
     if json {
-        return print::json(&Shown { manifest: &manifest, gpu_processes: &on_gpus });
+        let job_files = job_files.as_ref();
+        return print::json(&Shown { manifest: &manifest, gpu_processes: &on_gpus, job_files });
     }
     let mut facts = summary(&manifest);
     facts.extend(job.marks()?.of(&id).into_iter().flat_map(mark_facts));
     facts.extend(environment(&manifest));
+    facts.extend(job_files.iter().flat_map(job_files::facts));
     let mut out = io::stdout().lock();
     facts.iter().try_for_each(|(name, value)| writeln!(out, "{name:16} {value}"))?;
     memory_map::lines(&on_gpus).iter().try_for_each(|line| writeln!(out, "{line}"))?;
@@ -260,7 +268,9 @@ fn environment(manifest: &Manifest) -> Vec<Fact> {
     ];
     let rolled_back =
         |file: &OpenFile| ("rolled back", format!("{} to {} bytes", file.path, file.size_bytes));
-    facts.extend(manifest.open_files.iter().map(rolled_back));
+    // A newer snapshot lists all files of the job.
+    let open_files = manifest.open_files.iter().filter(|_| manifest.inventory.is_none());
+    facts.extend(open_files.map(rolled_back));
     facts.extend(manifest.shm_files.iter().map(|file| ("shared memory", file.path.clone())));
     let mut largest: Vec<_> = manifest.files.iter().collect();
     largest.sort_by_key(|file| Reverse(file.bytes));
@@ -346,7 +356,8 @@ pub fn remove(config: &Config, text: &str) -> Result<i32> {
     let (job, id) = find(config, text)?;
     let store = tiers::open(&config.store, &job)?;
     tiers::remove(&store, &job, &id)?;
-    rollback::delete_kept_of(&job, &id);
+    kept::delete_kept_of(&job, &id);
+    held_files::delete(&job, &id);
     reclaim(config, &store, &job)?;
     Ok(0)
 }

@@ -16,6 +16,8 @@ const SERVICE_MAGIC: u32 = 0x5510_5940;
 const FILES_MAGIC: u32 = 0x5630_3138;
 const REMAP_MAGIC: u32 = 0x5913_3954;
 const STATS_MAGIC: u32 = 0x5709_3306;
+/// O_APPEND.
+const APPEND: u32 = 0o2000;
 
 /// An image cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -139,6 +141,8 @@ pub struct Descriptors {
     /// Absolute paths of regular files that are open for writing and still have their name, each once. Lengths are not
     /// included: CRIU does not record them for files that are open for appending.
     pub writable: Vec<String>,
+    /// Those of them that are open for appending only.
+    pub append_only: BTreeSet<String>,
     /// Absolute paths of the links that CRIU created for open files whose name was removed.
     pub links: Vec<String>,
     /// Absolute paths of the directories of unix sockets.
@@ -162,6 +166,7 @@ impl Descriptors {
             }
         })?;
         let mut found = Self::default();
+        let mut not_append_only = BTreeSet::new();
         let mut seen = HashSet::new();
         let mut tcp = Vec::new();
         entries(read, "files.img", COMMON_MAGIC, FILES_MAGIC, |entry: FileEntry| {
@@ -176,10 +181,18 @@ impl Descriptors {
             }
             let writable = regular.flags & 3 != 0;
             let is_file = regular.mode.is_none_or(|mode| mode & 0o170_000 == 0o100_000);
-            if writable && is_file && seen.insert(name.clone()) {
+            if !writable || !is_file {
+                return;
+            }
+            if regular.flags & APPEND == 0 {
+                not_append_only.insert(name.clone());
+            }
+            if seen.insert(name.clone()) {
                 found.writable.push(name);
             }
         })?;
+        let appended = found.writable.iter().filter(|name| !not_append_only.contains(*name));
+        found.append_only = appended.cloned().collect();
         found.outside_tcp = outside(&tcp);
         Ok(found)
     }

@@ -1,13 +1,11 @@
 //! Files that are stored in the snapshot in addition to CRIU's images.
 //!
-//! - Files in /dev/shm that the job writes to. CRIU expects them to exist on restore with their content, but they are in
-//!   memory and lost on reboot. They are always restored.
-//! - Small files on disk that the job has open for writing. A job that continues after a snapshot, or fails, may remove its
-//!   temporary files, which the snapshot needs. They are restored if they are missing.
+//! Files in /dev/shm that the job writes to: CRIU expects them to exist on restore with their content, but they are in
+//! memory and lost on reboot. They are always restored.
 
 use crate::files::staging::StagedDir;
 use crate::namespace::inside;
-use ckpt_snapshot::{OpenFile, RelPath, SavedFile};
+use ckpt_snapshot::{RelPath, SavedFile};
 use rustix::fs::{SeekFrom, seek};
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Seek, Write};
@@ -16,27 +14,10 @@ use std::path::Path;
 
 const PREFIX: &str = "/dev/shm/";
 
-/// Files on disk up to this size are saved, up to a total size.
-const SMALL_FILE_LIMIT_BYTES: u64 = 1 << 20;
-const ALL_SMALL_FILES_LIMIT_BYTES: u64 = 64 << 20;
-
 /// Whether the file `path` (absolute) is in /dev/shm.
 #[must_use]
 pub fn is_shared_memory(path: &str) -> bool {
     path.starts_with(PREFIX)
-}
-
-/// The paths of those `files` that are small enough to be saved.
-#[must_use]
-pub fn small_files(files: &[OpenFile]) -> Vec<String> {
-    let mut all_bytes = 0;
-    let mut fits = |file: &&OpenFile| {
-        let fits = file.size_bytes <= SMALL_FILE_LIMIT_BYTES
-            && all_bytes + file.size_bytes <= ALL_SMALL_FILES_LIMIT_BYTES;
-        all_bytes += if fits { file.size_bytes } else { 0 };
-        fits
-    };
-    files.iter().filter(|file| fits(file)).map(|file| file.path.clone()).collect()
 }
 
 /// Copies the files `paths` (absolute) to `to` while the job is frozen. `root` is the job's root directory, `kind` the
@@ -90,7 +71,7 @@ pub fn restore(file: &SavedFile, mut content: File) -> io::Result<()> {
 }
 
 /// Copies the data of a file and skips holes: a large, mostly untouched segment stays small.
-fn copy_sparse(from: &mut File, to: &mut File, length_bytes: u64) -> io::Result<()> {
+pub fn copy_sparse(from: &mut File, to: &mut File, length_bytes: u64) -> io::Result<()> {
     to.set_len(length_bytes)?;
     let mut at = 0;
     while at < length_bytes {
@@ -111,16 +92,6 @@ fn copy_sparse(from: &mut File, to: &mut File, length_bytes: u64) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn small_files_are_saved_up_to_a_limit() {
-        let file = |name: &str, size_bytes| OpenFile { path: name.into(), size_bytes };
-        let mut files =
-            vec![file("a", 10), file("large", SMALL_FILE_LIMIT_BYTES + 1), file("b", SMALL_FILE_LIMIT_BYTES)];
-        assert_eq!(small_files(&files), ["a", "b"]);
-        files.extend((0..100).map(|_| file("more", SMALL_FILE_LIMIT_BYTES)));
-        assert_eq!(small_files(&files).len(), 64, "with the ten bytes of the first, one less than 65");
-    }
 
     #[test]
     fn a_file_is_restored_with_its_owner_and_mode() {

@@ -1,5 +1,6 @@
 //! A job in the store: its record, which launcher owns it, its journal, where a run resumes.
 
+pub mod alive;
 pub mod attempt_logs;
 pub mod claim;
 pub mod handover;

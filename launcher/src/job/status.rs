@@ -179,6 +179,7 @@ mod tests {
             durable_s: 0.0,
             taken_unix_ms: 5,
             in_memory: false,
+            uncovered_files: std::collections::BTreeMap::new(),
         };
         status.saved(&saved);
         status.runs(Some(("000002-x".to_owned(), 5)));

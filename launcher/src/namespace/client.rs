@@ -9,10 +9,13 @@ use ckpt_snapshot::AffinityGroup;
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// An event that the init reports unasked.
@@ -260,6 +263,32 @@ impl Namespace {
         self.request(&Request::Signal { pid, group, signal }, &[]).map(drop)
     }
 
+    /// Watches the files that the job's processes write, except those below `excluded`. Returns the file systems that
+    /// cannot be watched, with the reason.
+    ///
+    /// # Errors
+    /// When the rights for it are missing (CAP_SYS_ADMIN outside of user namespaces), or the init has ended.
+    pub fn track_files(&self, excluded: &[PathBuf]) -> Result<Vec<(String, String)>, NamespaceError> {
+        let excluded = excluded.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
+        match self.request(&Request::TrackFiles { excluded }, &[])? {
+            (Reply::Tracking { unwatched }, _) => Ok(unwatched),
+            (other, _) => Err(unexpected(other)),
+        }
+    }
+
+    /// The absolute paths of files that the job has written since the last call with a journal, or since tracking began;
+    /// `None` if some are missing. Those that follow are appended to `journal`, see [`super::written_files::read_journal`].
+    ///
+    /// # Errors
+    /// When the init has ended.
+    pub fn written_files(&self, journal: Option<&File>) -> Result<Option<Vec<String>>, NamespaceError> {
+        let fds: Vec<_> = journal.iter().map(|journal| journal.as_fd()).collect();
+        match self.request(&Request::WrittenFiles, &fds)? {
+            (Reply::Written { paths, is_complete }, _) => Ok(is_complete.then_some(paths)),
+            (other, _) => Err(unexpected(other)),
+        }
+    }
+
     /// Surveys the job's processes and threads.
     ///
     /// # Errors
@@ -316,6 +345,8 @@ fn read_replies(socket: &UnixStream, answers: &Sender<Answer>, events: &Sender<I
 
 impl Drop for Namespace {
     fn drop(&mut self) {
+        // The init ends the job, records what it has written, and exits.
+        let _ = self.requests.lock().0.shutdown(Shutdown::Both);
         ending::end(Arc::clone(&self.spawned));
     }
 }

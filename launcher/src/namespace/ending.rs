@@ -3,7 +3,7 @@
 //! must not wait for such a process without a limit: it would not handle signals meanwhile.
 
 use super::spawn::{self, Spawned};
-use crate::sys::deadline::NAMESPACE_END_TIMEOUT;
+use crate::sys::deadline::{INIT_END_TIMEOUT, NAMESPACE_END_TIMEOUT};
 use parking_lot::{Mutex, MutexGuard};
 use procfs_core::FromRead as _;
 use procfs_core::process::Stat;
@@ -39,6 +39,9 @@ pub fn is_ending() -> bool {
 pub(super) fn end(spawned: Arc<Spawned>) {
     let pid = spawned.pid.as_raw_nonzero().get();
     let inside = namespace_of(pid);
+    if reap(&spawned, INIT_END_TIMEOUT) {
+        return;
+    }
     spawn::kill(&spawned);
     if reap(&spawned, NAMESPACE_END_TIMEOUT) {
         return;

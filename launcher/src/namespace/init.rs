@@ -3,15 +3,17 @@
 
 use super::messages::{Reply, Request, receive, send};
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
+use super::written_files::{DRAIN_INTERVAL_MS, Tracker};
 use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey};
 use crate::sys::privileges;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitOptions, wait};
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
@@ -19,6 +21,12 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The init ends this long after its launcher at the latest, seconds.
+const END_LIMIT_S: u32 = 5;
+/// Time for killed processes to end before the init does.
+const FINISH_LIMIT: Duration = Duration::from_millis(500);
 
 /// Runs the init with the arguments of the process. Never returns: the namespace ends with the init.
 pub fn init_main() -> ! {
@@ -41,24 +49,65 @@ fn serve(control: &UnixStream) -> io::Result<()> {
     let (mut child_ended, wake) = UnixStream::pair()?;
     child_ended.set_nonblocking(true)?;
     signal_hook::low_level::pipe::register(signal_hook::consts::SIGCHLD, wake)?;
+    end_after_launcher()?;
     set_up().map_err(|(step, error)| io::Error::other(format!("cannot {step}: {error}")))?;
     send(control, &Reply::Ready, &[])?;
-    let mut init = Init { control, root_pid: None, criu: HashMap::new() };
+    let mut init = Init { control, root_pid: None, criu: HashMap::new(), tracker: None };
+    let mut is_writing = false;
     loop {
-        let mut waits = [PollFd::new(control, PollFlags::IN), PollFd::new(&child_ended, PollFlags::IN)];
-        match poll(&mut waits, None) {
-            Err(rustix::io::Errno::INTR) | Ok(_) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let has_request = !waits[0].revents().is_empty();
+        let has_request = wait_for_work(control, &child_ended, init.tracker.as_ref(), is_writing)?;
         // Drained before reaping: a child that ends in between wakes the loop again.
         while child_ended.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
+        is_writing = init.drain();
         init.reap()?;
         if has_request {
-            let Some((request, fds)) = receive(control)? else { return Ok(()) };
+            let Some((request, fds)) = receive(control)? else {
+                init.finish();
+                return Ok(());
+            };
             init.answer(request, fds)?;
         }
     }
+}
+
+/// Waits for a request, the end of a child, or files that the job writes. While the job writes, events are collected for
+/// a moment, so that the init does not wake for each. Returns whether there is a request, or the launcher has ended.
+fn wait_for_work(
+    control: &UnixStream,
+    child_ended: &UnixStream,
+    tracker: Option<&Tracker>,
+    is_writing: bool,
+) -> io::Result<bool> {
+    let mut waits = vec![PollFd::new(control, PollFlags::IN), PollFd::new(child_ended, PollFlags::IN)];
+    waits.extend(tracker.filter(|_| !is_writing).map(|tracker| PollFd::new(tracker.events(), PollFlags::IN)));
+    let drain_interval = Timespec { tv_sec: 0, tv_nsec: DRAIN_INTERVAL_MS * 1_000_000 };
+    match poll(&mut waits, is_writing.then_some(&drain_interval)) {
+        Err(rustix::io::Errno::INTR) | Ok(_) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(!waits[0].revents().is_empty())
+}
+
+/// When the launcher has died, the kernel sends SIGTERM, and the init notices the closed socket at once. If the init is
+/// stuck then, it ends some seconds later, and the job with it.
+fn end_after_launcher() -> io::Result<()> {
+    extern "C" fn end_soon(_: libc::c_int) {
+        // SAFETY: async-signal-safe (signal-safety(7)).
+        unsafe { libc::alarm(END_LIMIT_S) };
+    }
+    extern "C" fn end_now(_: libc::c_int) {
+        // SAFETY: async-signal-safe (signal-safety(7)).
+        unsafe { libc::_exit(1) };
+    }
+    for (signal, handler) in
+        [(libc::SIGTERM, end_soon as extern "C" fn(libc::c_int)), (libc::SIGALRM, end_now)]
+    {
+        // SAFETY: the handlers only make async-signal-safe calls.
+        if unsafe { libc::signal(signal, handler as libc::sighandler_t) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 /// Closes (or, with `CLOSE_RANGE_CLOEXEC`, marks) every descriptor from `first` on.
@@ -113,9 +162,47 @@ struct Init<'a> {
     root_pid: Option<i32>,
     /// CRIU processes, with the descriptors that they open through /proc/1/fd.
     criu: HashMap<i32, Vec<OwnedFd>>,
+    tracker: Option<Tracker>,
 }
 
 impl Init<'_> {
+    /// Records the files that the job has written.
+    /// Returns whether there were events.
+    fn drain(&mut self) -> bool {
+        let criu = &self.criu;
+        self.tracker.as_mut().is_some_and(|tracker| tracker.drain(&|pid| criu.contains_key(&pid)))
+    }
+
+    /// Ends the job, and records the last files that it has written.
+    fn finish(&mut self) {
+        if self.tracker.is_none() {
+            return;
+        }
+        let _ = send_signal(-1, false, libc::SIGKILL);
+        // At once: this process may be killed as well.
+        self.drain();
+        self.record_end();
+        let deadline = Instant::now() + FINISH_LIMIT;
+        // Orphans are children of the init: without children, no process of the job is left.
+        let mut is_over = false;
+        while !is_over && Instant::now() < deadline {
+            match wait(WaitOptions::NOHANG) {
+                Err(rustix::io::Errno::CHILD) => is_over = true,
+                Ok(Some(_)) | Err(_) => {}
+                Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        if self.drain() && is_over {
+            self.record_end();
+        }
+    }
+
+    fn record_end(&mut self) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.record_end();
+        }
+    }
+
     fn reap(&mut self) -> io::Result<()> {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             let pid = pid.as_raw_nonzero().get();
@@ -180,6 +267,19 @@ impl Init<'_> {
             Request::Signal { pid, group, signal } => {
                 send_signal(pid, group, signal).at_step("send a signal to the job")?;
                 done(Vec::new())
+            }
+            Request::TrackFiles { excluded } => {
+                let excluded = excluded.into_iter().map(|path| OsString::from_vec(path).into()).collect();
+                let (tracker, unwatched) = Tracker::start(excluded).at_step("watch the job's files")?;
+                self.tracker = Some(tracker);
+                Ok((Reply::Tracking { unwatched }, None))
+            }
+            Request::WrittenFiles => {
+                self.drain();
+                let journal = fds.into_iter().next().map(File::from);
+                let written = self.tracker.as_mut().map(|tracker| tracker.next(journal));
+                let (paths, is_complete) = written.unwrap_or_default();
+                Ok((Reply::Written { paths, is_complete }, None))
             }
             Request::Survey => {
                 let criu: Vec<i32> = self.criu.keys().copied().collect();

@@ -84,6 +84,14 @@ pub(super) enum Request {
         /// The signal's number.
         signal: i32,
     },
+    /// Watch the files that the job writes.
+    TrackFiles {
+        /// Directories whose files are not reported, as bytes.
+        excluded: Vec<Vec<u8>>,
+    },
+    /// Which files has the job written since the last such request with a file? Those that follow are appended to the
+    /// file.
+    WrittenFiles,
     /// Survey all processes but the init and CRIU.
     Survey,
     /// Restore what CRIU does not.
@@ -118,6 +126,18 @@ pub(super) enum Reply {
         pid: i32,
         /// The numbers of the descriptors that were sent along, then the terminal's.
         fds: Vec<i32>,
+    },
+    /// The result of [`Request::TrackFiles`].
+    Tracking {
+        /// File systems that cannot be watched, with the reason.
+        unwatched: Vec<(String, String)>,
+    },
+    /// The result of [`Request::WrittenFiles`].
+    Written {
+        /// Absolute paths.
+        paths: Vec<String>,
+        /// Whether these are all.
+        is_complete: bool,
     },
     /// The result of [`Request::Survey`].
     Surveyed {

@@ -33,6 +33,7 @@ pub mod stdio;
 #[allow(unsafe_code)]
 mod subreaper;
 mod survey;
+pub mod written_files;
 
 pub use client::{CriuProcess, InitEvent, Namespace, NamespaceError, StartError, Survey};
 pub use ending::is_ending;

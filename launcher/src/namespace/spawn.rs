@@ -134,8 +134,9 @@ unsafe fn child(
     argv: *const *const libc::c_char,
     envp: *const *const libc::c_char,
 ) -> ! {
+    // Not SIGKILL: the init records what the job has written when its launcher has died (`init::end_by`).
     // SAFETY: plain system calls on integers.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
     // If this fails, the init's set-up fails later and reports the error.
     let _ = identity.is_none_or(Identity::apply);
     let _ = privileges::hand_on();

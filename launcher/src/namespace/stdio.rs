@@ -309,6 +309,12 @@ pub fn regular_file(fd: BorrowedFd) -> Option<OpenFile> {
     Some(OpenFile { path: path.to_str()?.to_owned(), size_bytes: stat.st_size.cast_unsigned() })
 }
 
+/// The regular files that the launcher's standard streams are.
+#[must_use]
+pub fn own_files() -> Vec<OpenFile> {
+    [0, 1, 2].map(own_stream).into_iter().filter_map(regular_file).collect()
+}
+
 /// The regular files that the launcher's stdout and stderr append to: a resumed job continues its output there.
 #[must_use]
 pub fn appended_files() -> Vec<OpenFile> {

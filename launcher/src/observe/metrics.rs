@@ -147,6 +147,7 @@ mod tests {
             durable_s: 2.5,
             taken_unix_ms: 60_000,
             in_memory: false,
+            uncovered_files: std::collections::BTreeMap::new(),
         }
     }
 

@@ -14,9 +14,7 @@ use crate::files::staging::{StagedDir, Staging};
 use crate::gpu::device_memory;
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result};
-use ckpt_snapshot::{
-    Cancellable, DataFile, Load, Manifest, ReadError, RelPath, SavedFile, Store, Target, Tiers,
-};
+use ckpt_snapshot::{Cancellable, DataFile, Load, Manifest, ReadError, RelPath, Store, Target, Tiers};
 use std::any::Any;
 use std::fs::File;
 use std::io;
@@ -57,7 +55,7 @@ impl Loading {
         store: &Arc<Tiers>,
         manifest: &Manifest,
         staging: &Staging,
-        saved: &[&SavedFile],
+        saved: &[&RelPath],
         mirrors: Vec<device_memory::Load>,
     ) -> Result<Self> {
         let place = || "cannot create a place for the snapshot";
@@ -96,12 +94,12 @@ impl Loading {
         &self.images
     }
 
-    /// The content of a saved file.
+    /// The content of one of the files `saved`.
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub fn open(&self, saved: &SavedFile) -> io::Result<File> {
-        self.saved.open(&staged_name(&saved.data))
+    pub fn open(&self, saved: &RelPath) -> io::Result<File> {
+        self.saved.open(&staged_name(saved))
     }
 
     /// Waits for the memory pages.
@@ -184,9 +182,9 @@ impl Work {
         self.load(staged.iter().map(|(path, file)| (*path, file as &dyn Target)))
     }
 
-    fn saved(&self, files: &[&SavedFile], dir: &StagedDir) -> Result<(), ReadError> {
+    fn saved(&self, files: &[&RelPath], dir: &StagedDir) -> Result<(), ReadError> {
         let staged: Vec<_> =
-            files.iter().map(|file| (&file.data, StagedFile::new(dir, staged_name(&file.data), 0))).collect();
+            files.iter().map(|path| (*path, StagedFile::new(dir, staged_name(path), 0))).collect();
         self.load(staged.iter().map(|(path, file)| (*path, file as &dyn Target)))
     }
 

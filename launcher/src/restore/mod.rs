@@ -1,5 +1,7 @@
 //! One resume.
 
+pub mod file_plan;
+pub mod kept;
 pub mod loading;
+pub mod put_back;
 pub mod resume;
-pub mod rollback;

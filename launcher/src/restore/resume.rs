@@ -8,18 +8,25 @@
 use crate::checkpoint::running_job::RunningJob;
 use crate::criu::{Criu, InheritFd, Options, Session, SessionError, explain};
 use crate::files::directories;
+use crate::files::history::FileHistory;
+use crate::files::inventory::Inventory;
 use crate::files::links;
+use crate::files::rules::FileRules;
 use crate::files::saved;
 use crate::files::staging::{StagedDir, Staging};
+use crate::files::tracking;
 use crate::gpu::device_memory;
 use crate::gpu::preload::{self, Interposer};
+use crate::job::alive::{LastAlive, end_put_back};
 use crate::job::attempt_logs::prune_attempt_logs;
 use crate::job::ownership::Ownership;
 use crate::job::resume_point::abandon_after;
 use crate::namespace::stdio::{self, Stdio, terminal_key};
 use crate::namespace::{self, Namespace, Network};
+use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
+use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading};
-use crate::restore::rollback::{self, Rollback};
+use crate::restore::put_back::{PutBack, temporary_names};
 use crate::store::tiers::MEMORY;
 use crate::sys::deadline::{PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW};
 use crate::sys::host;
@@ -52,6 +59,8 @@ pub struct Resumer<'a> {
     pub criu: &'a Criu,
     /// The job's record.
     pub ownership: &'a Ownership,
+    /// Which files are the job's.
+    pub file_rules: &'a FileRules,
 }
 
 /// A resumed job.
@@ -232,23 +241,37 @@ impl Resumer<'_> {
     fn restore(&self, manifest: &Manifest) -> Result<RunningJob, Failure> {
         let loads = device_memory::plan(manifest)?;
         let mirrors: Vec<_> = loads.iter().map(|load| (load.pid, load.mirror.clone())).collect();
-        let is_missing = |file: &&SavedFile| std::fs::symlink_metadata(&file.path).is_err();
-        let missing: Vec<_> = manifest.spare_files.iter().filter(is_missing).collect();
-        let saved: Vec<_> = missing.iter().copied().chain(&manifest.shm_files).collect();
-        let mirror_bytes = mirrors.iter().map(|(_, mirror)| mirror.bytes).sum();
-        let staging = self.staging(manifest, mirror_bytes)?;
+        let inventory = Inventory::read(&**self.store, manifest)?;
+        let inventory = inventory.unwrap_or_else(|| inventory_of_open_files(manifest));
+        let alive = LastAlive::read(self.dir);
+        let held = self.dir.held_dir(&manifest.id);
+        let outputs = manifest.stdio.iter().filter_map(|stream| Some(stream.file.as_ref()?.path.as_str()));
+        let outputs = outputs.collect();
+        // The record is not on disk at once: after a reboot a part may be missing.
+        let touched = alive.is_same_boot.then(|| tracking::written_since(self.dir, &manifest.id)).flatten();
+        let present = Present {
+            rules: self.file_rules,
+            touched: touched.as_ref(),
+            cwd: &manifest.job.cwd,
+            outputs: &outputs,
+            alive: &alive,
+            held: &held,
+        };
+        let plan = FilePlan::make(manifest, &inventory, &present, &stdio::appended_files())?;
+        let shm_files = manifest.shm_files.iter().map(|file| &file.data);
+        let saved: Vec<_> = plan.wanted().into_iter().chain(shm_files).collect();
+        let mirror_bytes: u64 = mirrors.iter().map(|(_, mirror)| mirror.bytes).sum();
+        let copied = manifest.files.iter().filter(|file| saved.contains(&&file.path)).map(|file| file.bytes);
+        let staging = self.staging(manifest, mirror_bytes + copied.sum::<u64>())?;
         let mut loading = Loading::begin(self.store, manifest, &staging, &saved, loads)?;
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::restore(&manifest.directories)?;
-        for file in missing {
-            put_back(file, &loading)?;
-            tracing::info!("{}: this file was missing, and is restored as it was at the snapshot", file.path);
-        }
-        let rollback = Rollback::plan(manifest, &stdio::appended_files())?;
         let namespace = Namespace::create(self.network).context("cannot make the job's namespace")?;
         self.abandon_newer(&manifest.id)?;
-        self.roll_back(manifest, &rollback)?;
+        self.put_files_back(manifest, &plan, &alive, &loading)?;
+        let mut files = FileHistory::resumed(manifest, inventory);
+        tracking::begin(&namespace, self.dir, self.file_rules, &mut files, Some(&manifest.id));
         for file in &manifest.shm_files {
             put_back(file, &loading)?;
         }
@@ -268,13 +291,13 @@ impl Resumer<'_> {
                 .map_err(|loss| Failure::Lost(anyhow!("{loss}")))?;
         }
         let command_pid = manifest.tree.command_pid;
-        let job = RunningJob { namespace, stdio, root_pid, command_pid, agents };
+        let job = RunningJob { namespace, stdio, root_pid, command_pid, agents, files };
         Ok(job)
     }
 
     /// Where CRIU's images are loaded to: memory if there is enough, otherwise the store's disk. Pages are not in memory
     /// twice, see `auto_dedup`.
-    fn staging(&self, manifest: &Manifest, mirror_bytes: u64) -> Result<Staging> {
+    fn staging(&self, manifest: &Manifest, more_bytes: u64) -> Result<Staging> {
         let on_disk = |why: &str| {
             tracing::info!(
                 "the snapshot cannot be loaded into memory ({why}): it is copied to the store's disk first"
@@ -282,7 +305,7 @@ impl Resumer<'_> {
         };
         Staging::for_images(
             loading::image_bytes(manifest),
-            mirror_bytes,
+            more_bytes,
             &self.dir.path().join("staging"),
             on_disk,
         )
@@ -295,14 +318,22 @@ impl Resumer<'_> {
         Ok(self.ownership.change(|record| abandon_after(record, id))?)
     }
 
-    fn roll_back(&self, manifest: &Manifest, rollback: &Rollback) -> Result<()> {
-        if rollback.is_empty() {
-            return Ok(());
+    fn put_files_back(
+        &self,
+        manifest: &Manifest,
+        plan: &FilePlan,
+        alive: &LastAlive,
+        loading: &Loading,
+    ) -> Result<()> {
+        if !plan.is_empty() {
+            let temporary = temporary_names(plan);
+            let paths = plan.paths().cloned().chain(temporary);
+            alive.begin_put_back(self.dir, paths.map(|path| path.to_string_lossy().into_owned()))?;
+            let kept = Kept::create(self.dir, &manifest.id)?;
+            PutBack::new(plan, &|data| loading.open(data), kept).apply()?;
+            kept::prune_kept(self.dir);
         }
-        let kept = rollback::create_kept_dir(self.dir, &manifest.id)?;
-        rollback.apply(kept.as_deref())?;
-        rollback::prune_kept(self.dir);
-        Ok(())
+        end_put_back(self.dir).context("cannot record that the job's files are restored")
     }
 
     fn run_criu(
@@ -436,7 +467,7 @@ fn report_skipped(id: &SnapshotId, why: &str) {
 
 fn put_back(file: &SavedFile, loading: &Loading) -> Result<()> {
     loading
-        .open(file)
+        .open(&file.data)
         .and_then(|content| saved::restore(file, content))
         .with_context(|| format!("cannot put {} back", file.path))
 }

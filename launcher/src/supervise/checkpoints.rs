@@ -5,6 +5,7 @@ use super::services::RunContext;
 use crate::checkpoint::attempt::{AfterDump, AttemptError, Destination};
 use crate::checkpoint::checkpointer::{AttemptHistory, Checkpointer, CheckpointerParts};
 use crate::checkpoint::running_job::RunningJob;
+use crate::files::history::FileHistory;
 use crate::observe::control_server::Answer;
 use crate::sys::background::Background;
 use anyhow::{Context, Result};
@@ -46,7 +47,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// When the thread cannot be started.
-    pub fn begin(shared: &RunContext, job: &Arc<RunningJob>) -> Result<Self> {
+    pub fn begin(shared: &RunContext, job: &Arc<RunningJob>, files: FileHistory) -> Result<Self> {
         let (cancelled, is_over) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         let checkpointer = Checkpointer::new(CheckpointerParts {
             job: Arc::clone(job),
@@ -56,6 +57,7 @@ impl Checkpoints {
             identity: shared.opened.identity.clone(),
             criu: shared.opened.criu.clone(),
             freeze_timeout: shared.config.freeze_timeout,
+            file_rules: Arc::clone(&shared.file_rules),
             retention: shared.config.retention(),
             status: Arc::clone(&shared.status),
             uploader: shared.uploader.clone(),
@@ -71,7 +73,7 @@ impl Checkpoints {
         let work = move || {
             // The job has priority over storing its snapshots.
             priority.enter();
-            serve(&checkpointer, &inbox, &events, &state);
+            serve(&checkpointer, files, &inbox, &events, &state);
         };
         let thread = std::thread::Builder::new().name("checkpointer".to_owned()).spawn(work);
         let thread = thread.context("cannot start the checkpointing thread")?;
@@ -120,11 +122,12 @@ impl Checkpoints {
 
 fn serve(
     checkpointer: &Checkpointer,
+    files: FileHistory,
     requests: &Receiver<CheckpointRequest>,
     events: &Sender<Event>,
     final_snapshot: &AtomicU8,
 ) {
-    let mut history = AttemptHistory::new();
+    let mut history = AttemptHistory::new(files);
     while let Ok(CheckpointRequest { answer, after_dump }) = requests.recv() {
         let is_final = after_dump != AfterDump::KeepRunning;
         let is_wanted = !is_final

@@ -206,7 +206,7 @@ impl<'a> Supervisor<'a> {
         context.discard_staging()?;
         self.began_from = None;
         if candidates.is_empty() {
-            return start::start(context.config, context.argv, &context.opened.dir);
+            return start::start(context.config, context.argv, &context.opened.dir, &context.file_rules);
         }
         let resumer = Resumer {
             dir: &context.opened.dir,
@@ -216,6 +216,7 @@ impl<'a> Supervisor<'a> {
             agents_timeout: context.config.freeze_timeout,
             criu: &context.opened.criu,
             ownership: &context.claimed.ownership,
+            file_rules: &context.file_rules,
         };
         let Resumed { job, manifest } = resumer.newest_of(candidates)?;
         self.older_than = None;

@@ -4,14 +4,18 @@ use super::events::{Event, Signals};
 use super::preempt;
 use super::startup::{ClaimedJob, OpenedJob};
 use crate::cli::config::Config;
+use crate::files::rules::FileRules;
 use crate::job::claim::Claim;
 use crate::job::status::SharedStatus;
+use crate::namespace::stdio;
 use crate::persist::memory::{PersistParts, Persister};
 use crate::persist::upload::Uploader;
+use crate::sys::runtime_dir;
 use anyhow::{Context as _, Result};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::ffi::OsString;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +25,8 @@ pub(super) struct RunContext<'a> {
     pub(super) argv: &'a [OsString],
     pub(super) opened: &'a OpenedJob,
     pub(super) claimed: &'a ClaimedJob,
+    /// Which files are the job's.
+    pub(super) file_rules: Arc<FileRules>,
     pub(super) status: Arc<SharedStatus>,
     pub(super) uploader: Option<Arc<Uploader>>,
     pub(super) persister: Option<Arc<Persister>>,
@@ -55,6 +61,7 @@ impl<'a> RunContext<'a> {
             argv,
             opened,
             claimed,
+            file_rules: Arc::new(file_rules(config)?),
             status,
             uploader,
             persister,
@@ -81,6 +88,15 @@ impl<'a> RunContext<'a> {
             _ => Ok(()),
         }
     }
+}
+
+/// The rules for the job's files. Files of ckpt-run itself are not the job's.
+fn file_rules(config: &Config) -> Result<FileRules> {
+    let absolute = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    let own = [Some(&config.store.dir), config.log_file.as_ref()].into_iter().flatten();
+    let output = stdio::own_files().into_iter().map(|file| PathBuf::from(file.path));
+    let own = own.filter_map(|path| absolute(path)).chain(output).chain(runtime_dir::runtime_dir()).collect();
+    FileRules::new(&config.files, own)
 }
 
 fn start_uploader(

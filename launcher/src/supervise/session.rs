@@ -29,6 +29,7 @@ use super::watchdog::{Watchdog, Watched};
 use crate::agents::{Agents, Loss};
 use crate::checkpoint::attempt::{AfterDump, AttemptError};
 use crate::checkpoint::running_job::RunningJob;
+use crate::job::alive::Heartbeat;
 use crate::job::journal::{Entry, EventKind};
 use crate::namespace::InitEvent;
 use crate::observe::control_server::Answer;
@@ -70,6 +71,7 @@ pub(super) struct JobSession<'a> {
     ending: Option<Ending>,
     /// The job's exit code, once it has ended.
     exit_code: Option<i32>,
+    _heartbeat: Heartbeat,
 }
 
 impl<'a> JobSession<'a> {
@@ -87,6 +89,8 @@ impl<'a> JobSession<'a> {
             .context("cannot relay the job's output")?;
         let losses =
             job.agents.as_ref().map_or_else(crossbeam_channel::never, |agents| agents.losses().clone());
+        let files = std::mem::take(&mut job.files);
+        let is_tracked = files.is_tracked();
         let job = Arc::new(job);
         let config = shared.config;
         let options = PaceOptions { interval: config.interval, overhead: config.overhead, mtbf: config.mtbf };
@@ -99,7 +103,7 @@ impl<'a> JobSession<'a> {
             next_checkpoint: None,
             failures_in_a_row: 0,
             snapshot_times: Vec::new(),
-            checkpoints: Checkpoints::begin(shared, &job)?,
+            checkpoints: Checkpoints::begin(shared, &job, files)?,
             job,
             pending_checkpoints: 0,
             losses,
@@ -108,6 +112,7 @@ impl<'a> JobSession<'a> {
             user_stop: None,
             ending: None,
             exit_code: None,
+            _heartbeat: Heartbeat::begin(&shared.opened.dir, is_tracked)?,
         };
         if let Some(manifest) = resumed_from {
             let stall = Duration::try_from_secs_f64(manifest.stall_s).unwrap_or_default();

@@ -4,7 +4,12 @@ use crate::checkpoint::running_job::RunningJob;
 use crate::cli::args::similar_command;
 use crate::cli::config::Config;
 use crate::container::preloadable;
+use crate::files::history::FileHistory;
+use crate::files::inventory::nanoseconds;
+use crate::files::rules::FileRules;
+use crate::files::tracking;
 use crate::gpu::preload;
+use crate::job::alive::end_put_back;
 use crate::namespace::stdio::Stdio;
 use crate::namespace::{Namespace, StartError};
 use crate::report::failure::OF_COMMAND;
@@ -14,6 +19,7 @@ use ckpt_snapshot::JobDir;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Finds the file of a command.
 fn find(program: &OsStr) -> Option<PathBuf> {
@@ -50,7 +56,12 @@ pub fn find_command(program: &OsStr) -> Result<(), i32> {
 ///
 /// # Errors
 /// When the job's namespace or streams cannot be created.
-pub fn start(config: &Config, argv: &[OsString], dir: &JobDir) -> Result<Result<RunningJob, i32>> {
+pub fn start(
+    config: &Config,
+    argv: &[OsString],
+    dir: &JobDir,
+    rules: &FileRules,
+) -> Result<Result<RunningJob, i32>> {
     let stdio = Stdio::prepare(None).context("cannot create the job's standard streams")?;
     let namespace = Namespace::create(config.network)?;
     let wanted = config.interpose.library().is_some();
@@ -61,6 +72,12 @@ pub fn start(config: &Config, argv: &[OsString], dir: &JobDir) -> Result<Result<
         );
     }
     let agents = wanted.then(|| preload::listen(dir)).transpose()?;
+    let mut files = FileHistory::new(nanoseconds(SystemTime::now()));
+    tracking::begin(&namespace, dir, rules, &mut files, None);
+    // A resume that was interrupted is of no account any more.
+    if let Err(error) = end_put_back(dir) {
+        tracing::debug!("cannot remove the record of an interrupted resume: {error}");
+    }
     let started = {
         let (sources, fds) = stdio.for_start();
         namespace.start_job(
@@ -72,7 +89,9 @@ pub fn start(config: &Config, argv: &[OsString], dir: &JobDir) -> Result<Result<
         )
     };
     match started {
-        Ok((root_pid, command_pid)) => Ok(Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents })),
+        Ok((root_pid, command_pid)) => {
+            Ok(Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents, files }))
+        }
         Err(StartError::Command(error)) => {
             tracing::error!("cannot run {:?}: {error}. {OF_COMMAND}", argv[0]);
             let missing = error.kind() == io::ErrorKind::NotFound;

@@ -50,6 +50,8 @@ pub const KILLED_JOB_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const OUTCOME_WRITE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Time for a cancelled checkpoint to stop storing.
 pub const CANCELLED_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for the init to end the job by itself, before it is killed.
+pub const INIT_END_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for a namespace to end. The kernel needs a while to free much memory.
 pub const NAMESPACE_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for py-spy to read the stacks of one process.
@@ -88,6 +90,8 @@ pub const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(1);
 pub const SCRAPE_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 2 });
 /// Time for a launcher to end after it has reported the end of its job.
 pub const LAUNCHER_END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which a launcher records that its job runs.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
 /// Polling interval of `status --watch`.
 pub const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// The same for an object store, where each request costs money.

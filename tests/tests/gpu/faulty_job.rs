@@ -82,6 +82,8 @@ impl Job {
                 None => command.env_remove(name),
             };
         }
+        // The files by which a test and the simulated driver talk are not the job's.
+        command.env("CKPT_FILES_EXCLUDE", "points*,rules*,pause,paused");
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if !fault.is_empty() {
             command.env("CKPT_FAULT", fault);

@@ -1,0 +1,539 @@
+//! Records the job's files for a snapshot.
+//!
+//! ```text
+//!   prepare (the job runs)     copies what has changed since the last snapshot
+//!   freeze  (the job is frozen) copies what has changed since, and records every file
+//! ```
+//!
+//! How a file's content is kept, the first that is possible:
+//! 1. a file that has not changed since the last snapshot: as in the last snapshot;
+//! 2. a file that is open for appending only: a checksum, since a resume only has to cut it;
+//! 3. a copy in the snapshot, up to `--files-budget` bytes in all;
+//! 4. a reflink beside the store, where the file system can do that;
+//! 5. a hard link beside the store, for a file that is closed: its content survives deletion and replacement;
+//! 6. a checksum, for a file that grows.
+//!
+//! A file for which none is possible is named in the snapshot, and a resume that needs its content is refused.
+
+use crate::files::history::{ChunkNames, FileHistory};
+use crate::files::inventory::{Copies, Entry, Held, Identity, Inventory, Kind, Prefix, nanoseconds};
+use crate::files::rules::FileRules;
+use crate::files::saved::copy_sparse;
+use crate::files::sources::StagedFile;
+use crate::files::staging::StagedDir;
+use crate::files::walk::MountPoints;
+use crate::namespace::inside;
+use ckpt_snapshot::chunk::ChunkId;
+use ckpt_snapshot::{RelPath, Source};
+use procfs_core::FromBufRead;
+use procfs_core::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// The most files that a walk looks at.
+const WALK_MAX: usize = 20_000;
+/// Files that the job has not written are copied too, in case it will: up to this size each, and in all.
+const UNWRITTEN_MAX_BYTES: u64 = 1 << 20;
+const ALL_UNWRITTEN_MAX_BYTES: u64 = 64 << 20;
+/// Files up to this size are copied even if a checksum would do.
+const SMALL_BYTES: u64 = 1 << 20;
+/// The most that is read of one file for a checksum. The next snapshot continues.
+const HASH_MAX_BYTES: u64 = 4 << 30;
+/// A file that was changed within this time may change again without a new modification time: file systems count in ticks
+/// of up to 10 ms.
+const TICK: Duration = Duration::from_millis(20);
+
+/// The files that the job has open for writing or mapped, at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct OpenForWriting {
+    /// Absolute paths of files that are open for writing.
+    pub writable: BTreeSet<String>,
+    /// Those of them that are open for appending only.
+    pub append_only: BTreeSet<String>,
+    /// Absolute paths of files that are mapped shared and writable.
+    pub mapped: BTreeSet<String>,
+    /// Their inodes, which have other names too.
+    pub mapped_inodes: HashSet<u64>,
+}
+
+/// The job's files while one snapshot is taken.
+pub struct Capture<'a> {
+    rules: &'a FileRules,
+    history: &'a mut FileHistory,
+    /// The job's root directory.
+    root: PathBuf,
+    /// The job's working directory.
+    cwd: String,
+    staged: &'a StagedDir,
+    /// The directory of reflinks and hard links of this snapshot, made when it is needed.
+    held: PathBuf,
+    prepared: BTreeMap<String, (Identity, String)>,
+    inventory: Inventory,
+    contents: Vec<Content>,
+    copied_bytes: u64,
+    unwritten_bytes: u64,
+    names: usize,
+}
+
+/// The content of one file for the store.
+struct Content {
+    data: RelPath,
+    bytes: u64,
+    from: From,
+}
+
+enum From {
+    /// A copy.
+    Staged(String),
+    /// The file itself, which has not changed since these chunks were stored.
+    Unchanged { path: PathBuf, identity: Identity, chunks: ChunkNames },
+}
+
+/// The files of one snapshot.
+pub struct CapturedFiles {
+    inventory: Inventory,
+    contents: Vec<Content>,
+}
+
+impl OpenForWriting {
+    /// Adds the files that processes have mapped shared and writable. `proc` is the job's /proc.
+    pub fn add_mapped(&mut self, proc: &Path, pids: &[i32]) {
+        for pid in pids {
+            let Ok(maps) = File::open(proc.join(pid.to_string()).join("maps")) else { continue };
+            let Ok(maps) = MemoryMaps::from_buf_read(io::BufReader::new(maps)) else { continue };
+            let is_written =
+                |map: &&MemoryMap| map.perms.contains(MMPermissions::SHARED | MMPermissions::WRITE);
+            for map in maps.0.iter().filter(is_written).filter(|map| map.inode != 0) {
+                self.mapped_inodes.insert(map.inode);
+                if let MMapPath::Path(path) = &map.pathname {
+                    self.mapped.insert(path.to_string_lossy().into_owned());
+                }
+            }
+        }
+    }
+}
+
+impl<'a> Capture<'a> {
+    /// Begins to record the files of a job whose root directory is `root`. `held` is a directory beside the store that
+    /// does not exist yet.
+    pub fn new(
+        rules: &'a FileRules,
+        history: &'a mut FileHistory,
+        root: PathBuf,
+        cwd: &str,
+        staged: &'a StagedDir,
+        held: PathBuf,
+    ) -> Self {
+        let inventory = Inventory::new(history.begun_ns);
+        Self {
+            rules,
+            history,
+            root,
+            cwd: cwd.to_owned(),
+            staged,
+            held,
+            prepared: BTreeMap::new(),
+            inventory,
+            contents: Vec::new(),
+            copied_bytes: 0,
+            unwritten_bytes: 0,
+            names: 0,
+        }
+    }
+
+    /// Copies what has changed since the last snapshot, while the job runs. Errors only mean that more is copied later.
+    pub fn prepare(&mut self) {
+        let found = self.find(&OpenForWriting::default());
+        let quiet_ns = nanoseconds(SystemTime::now() - TICK);
+        for (path, meta) in found {
+            let now = Identity::of(&meta);
+            let is_quiet = now.changed_ns.max(now.modified_ns) < quiet_ns;
+            if !meta.is_file()
+                || !is_quiet
+                || !self.is_kept(&path, &now)
+                || self.unchanged(&path, &now).is_some()
+            {
+                continue;
+            }
+            if self.copied_bytes + now.bytes > self.rules.budget_bytes {
+                self.hash(&path, &now);
+            } else if let Ok((identity, name)) = self.copy(&path)
+                && identity == now
+            {
+                self.copied_bytes += now.bytes;
+                self.prepared.insert(path, (identity, name));
+            }
+        }
+    }
+
+    /// Adds what the job has written since the last snapshot; `None` if that is not known.
+    pub fn touch(&mut self, paths: Option<Vec<String>>) {
+        self.history.touch(paths);
+    }
+
+    /// Records all files while the job is frozen. It may be called again after a failed dump.
+    ///
+    /// # Errors
+    /// When that takes until after the deadline.
+    pub fn freeze(&mut self, open: &OpenForWriting, deadline: Instant) -> io::Result<CapturedFiles> {
+        self.inventory = Inventory::new(self.history.begun_ns);
+        self.contents.clear();
+        self.unwritten_bytes = 0;
+        self.carry_over();
+        for (path, meta) in self.find(open) {
+            if Instant::now() > deadline {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "there was no time to copy them"));
+            }
+            self.record(path, &meta, open);
+        }
+        let mut inventory = std::mem::take(&mut self.inventory);
+        inventory.recorded_ns = nanoseconds(SystemTime::now());
+        inventory.excluded.clone_from(&self.rules.patterns);
+        self.history.report_uncovered(&inventory.uncovered);
+        Ok(CapturedFiles { inventory, contents: std::mem::take(&mut self.contents) })
+    }
+
+    /// Records the files that the job has certainly not touched since the last snapshot, without looking at them.
+    fn carry_over(&mut self) {
+        let Some(touched) = &self.history.touched else { return };
+        let known = self.history.known.iter().filter(|(path, known)| {
+            let is_covered = self.rules.covers(Path::new(path), true);
+            // Others may change what the job only reads.
+            let is_theirs = || {
+                let now = Identity::of_path(&inside(&self.root, path));
+                !known.entry.written && !now.is_some_and(|now| known.entry.identity.is_unchanged(&now))
+            };
+            // Of a directory that is renamed or deleted, only its own name is reported.
+            let mut names = Path::new(path).ancestors().filter_map(Path::to_str);
+            !names.any(|name| touched.contains(name)) && !known.entry.is_open && is_covered && !is_theirs()
+        });
+        let known: Vec<_> = known.map(|(path, known)| (path.clone(), known.clone())).collect();
+        for (path, known) in known {
+            let (mut entry, identity) = (known.entry.clone(), known.entry.identity);
+            if let Kind::File(copies) = &mut entry.kind {
+                *copies = self.again(&path, &identity, copies, &known.chunks);
+            }
+            self.inventory.entries.insert(path, entry);
+        }
+    }
+
+    /// The files to look at, with their metadata: those that were touched or are open, and those below the working
+    /// directory if it is not known what was touched.
+    fn find(&mut self, open: &OpenForWriting) -> BTreeMap<String, Metadata> {
+        let mut found = BTreeMap::new();
+        let mut paths: BTreeSet<String> = open.writable.clone();
+        let is_tracked = self.history.touched.is_some();
+        paths.extend(self.history.touched.iter().flatten().cloned());
+        let parents: Vec<_> =
+            paths.iter().filter_map(|path| Some(Path::new(path).parent()?.to_str()?.to_owned())).collect();
+        paths.extend(parents);
+        let known = self.history.known.keys().filter(|path| !self.inventory.entries.contains_key(*path));
+        paths.extend(known.cloned());
+        if !is_tracked || self.history.known.is_empty() {
+            self.walk(&mut found);
+        }
+        for path in paths {
+            let is_needed = open.writable.contains(&path) && !self.inventory.entries.contains_key(&path);
+            if let Ok(meta) = fs::symlink_metadata(inside(&self.root, &path))
+                && (is_needed || self.rules.covers(Path::new(&path), is_tracked))
+                && !path.starts_with("/dev/")
+            {
+                if is_tracked && meta.is_dir() && self.is_new_directory(&path, &meta) {
+                    self.walk_below(Path::new(&path), &mut found);
+                }
+                found.insert(path, meta);
+            }
+        }
+        found
+    }
+
+    /// Whether a directory was made or renamed since the last snapshot: a rename reports none of the files in it.
+    fn is_new_directory(&self, path: &str, meta: &Metadata) -> bool {
+        let is_touched = self.history.touched.as_ref().is_some_and(|touched| touched.contains(path));
+        let known = self.history.known.get(path);
+        is_touched && !known.is_some_and(|known| known.entry.identity.is_same_inode(&Identity::of(meta)))
+    }
+
+    /// Adds everything below the working directory on the same file system.
+    fn walk(&mut self, found: &mut BTreeMap<String, Metadata>) {
+        let cwd = self.cwd.clone();
+        let is_all = self.walk_below(Path::new(&cwd), found);
+        if is_all && self.history.touched.is_none() && self.rules.is_on() {
+            self.inventory.complete.push(cwd);
+        }
+    }
+
+    /// Adds everything below a directory. Returns whether that is all.
+    fn walk_below(&mut self, dir: &Path, found: &mut BTreeMap<String, Metadata>) -> bool {
+        let is_seen = self.history.touched.is_some();
+        let mounts = MountPoints::read(&inside(&self.root, "/proc/1/mountinfo"));
+        let covered = mounts.walk(&self.root, dir, usize::MAX, |path| self.rules.covers(path, is_seen));
+        let mut seen = 0;
+        for entry in covered.take(WALK_MAX + 1) {
+            seen += 1;
+            let meta = entry.and_then(|(path, entry)| Ok((path, entry.metadata()?)));
+            match meta.map(|(path, meta)| (path.into_os_string().into_string(), meta)) {
+                Ok((Ok(path), meta)) => drop(found.insert(path, meta)),
+                Ok((Err(path), _)) => {
+                    let path = path.to_string_lossy().into_owned();
+                    self.inventory.uncovered.insert(path, "its name is not UTF-8".to_owned());
+                }
+                // It was removed meanwhile, or may not be read.
+                Err(_) => {}
+            }
+        }
+        let is_all = seen <= WALK_MAX;
+        if !is_all {
+            let reason =
+                format!("it has more than {WALK_MAX} files, so that only some of them were looked at");
+            self.inventory.uncovered.insert(dir.to_string_lossy().into_owned(), reason);
+        }
+        is_all
+    }
+
+    /// Adds one file to the inventory.
+    fn record(&mut self, path: String, meta: &Metadata, open: &OpenForWriting) {
+        let full = inside(&self.root, &path);
+        let mut entry = match Entry::of(&full, meta) {
+            Ok(Some(entry)) => entry,
+            Ok(None) => return,
+            Err(error) => return drop(self.inventory.uncovered.insert(path, error.to_string())),
+        };
+        entry.is_open = open.writable.contains(&path);
+        entry.is_mapped = open.mapped.contains(&path) || open.mapped_inodes.contains(&meta.ino());
+        entry.written = entry.is_open || self.is_written(&path, &entry.identity);
+        if let Kind::File(copies) = &mut entry.kind {
+            let is_append_only = open.append_only.contains(&path) && !entry.is_mapped;
+            let state = State {
+                now: entry.identity,
+                is_open: entry.is_open,
+                is_mapped: entry.is_mapped,
+                is_append_only,
+            };
+            match self.copies(&path, &state, entry.written) {
+                Ok(kept) => *copies = kept,
+                Err(error) => {
+                    let reason = format!("its content could not be kept: {error}");
+                    self.inventory.uncovered.insert(path.clone(), reason);
+                }
+            }
+        }
+        self.inventory.entries.insert(path, entry);
+    }
+
+    /// Keeps the content of a file in the first way that is possible.
+    fn copies(&mut self, path: &str, file: &State, is_written: bool) -> io::Result<Copies> {
+        let unchanged = self.unchanged(path, &file.now).filter(|_| !file.is_mapped);
+        if let Some((copies, chunks)) = unchanged {
+            let again = self.again(path, &file.now, &copies, &chunks);
+            if again != Copies::default() {
+                return Ok(again);
+            }
+        }
+        let is_small =
+            file.now.bytes <= SMALL_BYTES && self.copied_bytes + file.now.bytes <= ALL_UNWRITTEN_MAX_BYTES;
+        if !self.rules.is_on() && !is_small {
+            let prefix = Some(Prefix { blake3: None, is_whole: false });
+            return Ok(Copies { prefix, ..Copies::default() });
+        }
+        if file.is_append_only && file.now.bytes > SMALL_BYTES {
+            let mut content = open_file(&inside(&self.root, path))?;
+            let prefix = Some(Prefix::of(&mut content, file.now.bytes, false)?);
+            return Ok(Copies { prefix, ..Copies::default() });
+        }
+        let prepared = self.prepared.get(path).filter(|(then, _)| *then == file.now && !file.is_mapped);
+        if let Some((_, name)) = prepared {
+            let name = name.clone();
+            return Ok(self.keep(file.now.bytes, From::Staged(name)));
+        }
+        if !self.is_kept(path, &file.now) {
+            return Ok(Copies::default());
+        }
+        if self.copied_bytes + file.now.bytes <= self.rules.budget_bytes {
+            let (identity, name) = self.copy(path)?;
+            self.copied_bytes += identity.bytes;
+            return Ok(self.keep(identity.bytes, From::Staged(name)));
+        }
+        let copies = self.hold(path, file);
+        if copies == Copies::default() && is_written {
+            let reason =
+                format!("it has {} bytes, and --files-budget is {}", file.now.bytes, self.rules.budget_bytes);
+            self.inventory.uncovered.insert(path.to_owned(), reason);
+        }
+        Ok(copies)
+    }
+
+    /// Keeps the content of a file that is too large to be copied.
+    fn hold(&mut self, path: &str, file: &State) -> Copies {
+        let name = self.next_name();
+        let target = self.held.join(&name);
+        // Links need the launcher's own view of the file system.
+        let is_visible = Identity::of_path(Path::new(path)).is_some_and(|seen| seen.is_same_inode(&file.now));
+        let is_made = is_visible && make_private_dir(&self.held).is_ok();
+        if is_made && reflink(Path::new(path), &target).is_ok() {
+            return Copies { held: Some(Held { name, is_reflink: true }), ..Copies::default() };
+        }
+        let prefix = self.hash(path, &file.now);
+        let is_linked = !file.is_open && is_made && fs::hard_link(path, &target).is_ok();
+        Copies { held: is_linked.then_some(Held { name, is_reflink: false }), prefix, ..Copies::default() }
+    }
+
+    /// Keeps a file as the last snapshot has it.
+    fn again(&mut self, path: &str, now: &Identity, copies: &Copies, chunks: &ChunkNames) -> Copies {
+        if copies.data.is_some() {
+            let path = inside(&self.root, path);
+            let chunks = ChunkNames::clone(chunks);
+            return self.keep(now.bytes, From::Unchanged { path, identity: *now, chunks });
+        }
+        if copies.held.is_some() {
+            let state = State { now: *now, is_open: false, is_mapped: false, is_append_only: false };
+            return self.hold(path, &state);
+        }
+        copies.clone()
+    }
+
+    /// What the last snapshot has of a file that has not changed since.
+    fn unchanged(&self, path: &str, now: &Identity) -> Option<(Copies, ChunkNames)> {
+        let known = self.history.known.get(path)?;
+        let copies = known.entry.copies()?;
+        let then = &known.entry.identity;
+        // A hard link of ours, made or removed, is a change of the inode.
+        let is_held = copies.held.is_some() && then.is_same_inode(now) && then.has_same_content(now);
+        let is_unchanged = !known.entry.is_mapped && (is_held || then.is_unchanged(now));
+        is_unchanged.then(|| (copies.clone(), ChunkNames::clone(&known.chunks)))
+    }
+
+    /// Whether the job has written a file, as far as it is known.
+    fn is_written(&self, path: &str, now: &Identity) -> bool {
+        let before = self.history.known.get(path).is_some_and(|known| known.entry.written);
+        before
+            || match &self.history.touched {
+                Some(touched) => touched.contains(path),
+                None => now.changed_ns >= self.history.begun_ns,
+            }
+    }
+
+    /// Whether a copy of a file is wanted: the job has written it, or it is small and may be written.
+    fn is_kept(&mut self, path: &str, now: &Identity) -> bool {
+        if self.is_written(path, now) {
+            return true;
+        }
+        let fits =
+            now.bytes <= UNWRITTEN_MAX_BYTES && self.unwritten_bytes + now.bytes <= ALL_UNWRITTEN_MAX_BYTES;
+        self.unwritten_bytes += if fits { now.bytes } else { 0 };
+        fits
+    }
+
+    fn keep(&mut self, bytes: u64, from: From) -> Copies {
+        let data = RelPath::new(format!("files/{}", self.contents.len())).expect("a plain path");
+        self.contents.push(Content { data: data.clone(), bytes, from });
+        Copies { data: Some(data), ..Copies::default() }
+    }
+
+    /// Continues the checksum of a file that grows.
+    fn hash(&mut self, path: &str, now: &Identity) -> Option<Prefix> {
+        let mut file = open_file(&inside(&self.root, path)).ok()?;
+        self.history.prefix(path, &mut file, now, HASH_MAX_BYTES).ok().flatten()
+    }
+
+    /// Copies a file. Returns what was copied, and the name of the copy.
+    fn copy(&mut self, path: &str) -> io::Result<(Identity, String)> {
+        let mut from = open_file(&inside(&self.root, path))?;
+        let before = Identity::of(&from.metadata()?);
+        let name = self.next_name();
+        copy_sparse(&mut from, &mut self.staged.create(&name)?, before.bytes)?;
+        Ok((Identity::of(&from.metadata()?), name))
+    }
+
+    fn next_name(&mut self) -> String {
+        self.names += 1;
+        self.names.to_string()
+    }
+}
+
+/// The state of a file at the snapshot.
+struct State {
+    now: Identity,
+    is_open: bool,
+    is_mapped: bool,
+    is_append_only: bool,
+}
+
+impl CapturedFiles {
+    /// All names.
+    pub fn take_inventory(&mut self) -> Inventory {
+        std::mem::take(&mut self.inventory)
+    }
+
+    /// The contents for the store. `staged` has the copies.
+    pub fn sources<'a>(&'a self, staged: &'a StagedDir) -> Vec<(&'a RelPath, Box<dyn Source + 'a>)> {
+        let source = |content: &'a Content| -> Box<dyn Source + 'a> {
+            match &content.from {
+                From::Staged(name) => Box::new(StagedFile::new(staged, name.clone(), content.bytes)),
+                From::Unchanged { path, identity, chunks } => {
+                    Box::new(UnchangedFile { path, identity, chunks, bytes: content.bytes })
+                }
+            }
+        };
+        self.contents.iter().map(|content| (&content.data, source(content))).collect()
+    }
+}
+
+/// A file of which the store has all chunks.
+struct UnchangedFile<'a> {
+    path: &'a Path,
+    identity: &'a Identity,
+    chunks: &'a ChunkNames,
+    bytes: u64,
+}
+
+impl Source for UnchangedFile<'_> {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Reads the file after all: the store to which the snapshot goes lacks the chunk.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let file = open_file(self.path)?;
+        file.read_exact_at(into, offset)?;
+        if self.identity.has_same_content(&Identity::of(&file.metadata()?)) {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("{} has changed while it was stored", self.path.display())))
+    }
+
+    fn known(&self, range: Range<u64>) -> Option<ChunkId> {
+        let number = self.chunks.partition_point(|(end, _)| *end <= range.start);
+        let (end, id) = self.chunks.get(number)?;
+        let start = number.checked_sub(1).map_or(0, |previous| self.chunks[previous].0);
+        ((start..*end) == range).then_some(*id)
+    }
+}
+
+fn make_private_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+fn open_file(path: &Path) -> io::Result<File> {
+    // A FIFO in the place of the file is not waited for.
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)
+}
+
+/// Makes `to` share the content of `from` without copying it.
+///
+/// # Errors
+/// When the file system cannot do that, or `to` is on another one.
+pub fn reflink(from: &Path, to: &Path) -> io::Result<()> {
+    let source = open_file(from)?;
+    let target = File::options().write(true).create_new(true).mode(0o600).open(to)?;
+    rustix::fs::ioctl_ficlone(&target, &source).map_err(|error| {
+        let _ = fs::remove_file(to);
+        error.into()
+    })
+}

@@ -1,0 +1,385 @@
+//! Which files the job's processes have written, created, renamed or deleted: fanotify, read by the init.
+//!
+//! The init is in the job's PID namespace. The kernel reports the process of an event by its PID in the namespace of the
+//! reader, and 0 for a process of another one (fanotify(7)): so the init knows which events are the job's, also those of
+//! processes that have ended.
+//!
+//! Paths are appended to a file that the launcher hands over, one JSON string a line, each once. The launcher hands over
+//! another file at each snapshot. So the files say what was written since a snapshot, also after everything was killed.
+
+#![allow(unsafe_code)]
+
+use rustix::fs::{Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// While the job writes, events are collected in the kernel for this long, where equal ones are merged.
+pub(super) const DRAIN_INTERVAL_MS: i64 = 20;
+
+/// What is recorded. FAN_MODIFY is also reported for truncate(2).
+const MASK: u64 = libc::FAN_CREATE
+    | libc::FAN_DELETE
+    | libc::FAN_MOVED_FROM
+    | libc::FAN_MOVED_TO
+    | libc::FAN_MODIFY
+    | libc::FAN_CLOSE_WRITE
+    | libc::FAN_ATTRIB
+    | libc::FAN_ONDIR;
+/// File systems of the kernel, on which a job stores nothing.
+const NOT_WATCHED: &[&str] = &[
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "ramfs",
+    "securityfs",
+    "selinuxfs",
+    "sysfs",
+    "tracefs",
+];
+const METADATA_BYTES: usize = 24;
+/// `FAN_EVENT_INFO_TYPE_DFID_NAME`: the handle of a directory, and a name in it.
+const DIRECTORY_AND_NAME: u8 = 2;
+/// The last line of a file when all processes of the job had ended.
+const ENDED: &str = "{\"ended\":true}";
+/// A line of a file that lacks paths.
+const INCOMPLETE: &str = "{\"incomplete\":true}";
+
+/// The watched file systems, and the paths since the last snapshot.
+pub(super) struct Tracker {
+    events: File,
+    /// A directory on each file system, by the file system's ID.
+    mounts: HashMap<[u8; 8], CString>,
+    /// Directories whose files are not reported.
+    excluded: Vec<PathBuf>,
+    paths: BTreeSet<String>,
+    is_incomplete: bool,
+    journal: Option<File>,
+}
+
+impl Tracker {
+    /// Watches all file systems on which the job may write. Also returns those that cannot be watched, with the reason.
+    pub(super) fn start(excluded: Vec<PathBuf>) -> io::Result<(Self, Vec<(String, String)>)> {
+        let flags = libc::FAN_CLASS_NOTIF
+            | libc::FAN_CLOEXEC
+            | libc::FAN_NONBLOCK
+            | libc::FAN_UNLIMITED_QUEUE
+            | libc::FAN_UNLIMITED_MARKS
+            | libc::FAN_REPORT_DIR_FID
+            | libc::FAN_REPORT_NAME;
+        // SAFETY: a plain system call on integers.
+        let fd = unsafe { libc::fanotify_init(flags, libc::O_RDONLY.cast_unsigned()) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new, and nothing else owns it.
+        let events = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let (mut mounts, mut unwatched) = (HashMap::new(), Vec::new());
+        for mount in writable_mounts()? {
+            match watch(&events, &mount) {
+                Ok(id) => drop(mounts.entry(id).or_insert(mount)),
+                Err(error) => unwatched.push((mount.to_string_lossy().into_owned(), error.to_string())),
+            }
+        }
+        let (paths, is_incomplete, journal) = (BTreeSet::new(), false, None);
+        Ok((Self { events, mounts, excluded, paths, is_incomplete, journal }, unwatched))
+    }
+
+    /// Readable when there are events.
+    pub(super) fn events(&self) -> &File {
+        &self.events
+    }
+
+    /// Reads all events. Those of the processes `ignored` are dropped. Returns whether there were any.
+    pub(super) fn drain(&mut self, ignored: &dyn Fn(i32) -> bool) -> bool {
+        let mut buffer = vec![0; 1 << 16];
+        let mut directories =
+            Directories { mounts: &self.mounts, open: HashMap::new(), paths: HashMap::new() };
+        let (mut found, mut is_incomplete, mut has_events) = (BTreeSet::new(), false, false);
+        loop {
+            let read = match self.events.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    is_incomplete |= error.kind() != io::ErrorKind::WouldBlock;
+                    break;
+                }
+            };
+            has_events = true;
+            let mut rest = &buffer[..read];
+            while let Some(event) = Event::parse(&mut rest) {
+                is_incomplete |= event.is_overflow;
+                if event.pid <= 1 || ignored(event.pid) {
+                    continue;
+                }
+                match event.named.and_then(|(id, handle, name)| directories.path(id, handle, name)) {
+                    Some(Ok(path)) => drop(found.insert(path)),
+                    Some(Err(())) => is_incomplete = true,
+                    // The directory is gone, which its own parent reports.
+                    None => {}
+                }
+            }
+        }
+        let new: Vec<_> = found.into_iter().filter_map(|path| self.add(path)).collect();
+        self.record(&new, is_incomplete);
+        if has_events {
+            self.stamp();
+        }
+        has_events
+    }
+
+    /// Records that no process of the job is left.
+    pub(super) fn record_end(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            // Without this line, the end is only known roughly.
+            let _ = writeln!(journal, "{ENDED}");
+        }
+    }
+
+    /// Adds a path. Returns it if it is new and not excluded.
+    fn add(&mut self, path: String) -> Option<String> {
+        let is_excluded = self.excluded.iter().any(|dir| Path::new(&path).starts_with(dir));
+        (!is_excluded && self.paths.insert(path.clone())).then_some(path)
+    }
+
+    fn record(&mut self, new: &[String], is_incomplete: bool) {
+        let mut lines = String::new();
+        for path in new {
+            lines.push_str(&serde_json::Value::from(path.as_str()).to_string());
+            lines.push('\n');
+        }
+        if is_incomplete && !self.is_incomplete {
+            lines.push_str(INCOMPLETE);
+            lines.push('\n');
+        }
+        self.is_incomplete |= is_incomplete;
+        // A disk that is full: the launcher hears of it at the next snapshot.
+        if let Some(journal) = &mut self.journal
+            && !lines.is_empty()
+            && journal.write_all(lines.as_bytes()).is_err()
+        {
+            self.is_incomplete = true;
+        }
+    }
+
+    /// Notes that all that was written until now is recorded.
+    fn stamp(&self) {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now, last_modification: now };
+        let _ = self.journal.as_ref().map(|journal| rustix::fs::futimens(journal, &times));
+    }
+
+    /// The paths since the last call with a journal, and whether that is all. Those that follow are appended to it.
+    pub(super) fn next(&mut self, journal: Option<File>) -> (Vec<String>, bool) {
+        if journal.is_none() {
+            return (self.paths.iter().cloned().collect(), !self.is_incomplete);
+        }
+        self.journal = journal;
+        let is_complete = !std::mem::take(&mut self.is_incomplete);
+        (std::mem::take(&mut self.paths).into_iter().collect(), is_complete)
+    }
+}
+
+/// Reads a file of paths. `None` if paths are missing in it.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn read_journal(path: &Path) -> io::Result<Option<BTreeSet<String>>> {
+    let mut paths = BTreeSet::new();
+    for line in BufReader::new(File::open(path)?).split(b'\n') {
+        let line = line?;
+        if line == INCOMPLETE.as_bytes() {
+            return Ok(None);
+        }
+        // A line that is cut short was being written when the machine went down.
+        if let Ok(path) = serde_json::from_slice(&line) {
+            paths.insert(path);
+        }
+    }
+    Ok(Some(paths))
+}
+
+/// Whether the last line of a file says that all processes of the job had ended.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn is_ended(path: &Path) -> io::Result<bool> {
+    let text = std::fs::read(path)?;
+    Ok(text.ends_with(format!("{ENDED}\n").as_bytes()))
+}
+
+/// The mount points of writable file systems in this mount namespace.
+fn writable_mounts() -> io::Result<Vec<CString>> {
+    use procfs_core::FromRead;
+    let mounts = procfs_core::process::MountInfos::from_read(File::open("/proc/self/mountinfo")?);
+    let mounts = mounts.map_err(|error| io::Error::other(error.to_string()))?;
+    let is_writable = |mount: &procfs_core::process::MountInfo| {
+        !mount.mount_options.contains_key("ro")
+            && !mount.super_options.contains_key("ro")
+            && !NOT_WATCHED.contains(&mount.fs_type.as_str())
+            // A file system in user space that does not answer would block the init.
+            && !mount.fs_type.starts_with("fuse")
+    };
+    let paths = mounts.0.iter().filter(|mount| is_writable(mount)).map(|mount| &mount.mount_point);
+    Ok(paths.filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect())
+}
+
+/// Marks a file system. Returns its ID, as events have it.
+fn watch(events: &File, mount: &CString) -> io::Result<[u8; 8]> {
+    let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
+    // SAFETY: the path is a valid C string for the duration of the call.
+    let marked =
+        unsafe { libc::fanotify_mark(events.as_raw_fd(), flags, MASK, libc::AT_FDCWD, mount.as_ptr()) };
+    if marked != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `statfs` is plain data for which all zeroes is a value.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is a valid C string, and `stat` outlives the call.
+    if unsafe { libc::statfs(mount.as_ptr(), &raw mut stat) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: both are eight bytes of plain data.
+    Ok(unsafe { std::mem::transmute::<libc::fsid_t, [u8; 8]>(stat.f_fsid) })
+}
+
+/// One event.
+struct Event<'a> {
+    is_overflow: bool,
+    pid: i32,
+    /// ID of the file system, handle of the directory, name.
+    named: Option<([u8; 8], &'a [u8], &'a [u8])>,
+}
+
+impl<'a> Event<'a> {
+    /// Takes an event off the front (`struct fanotify_event_metadata`, followed by information records).
+    fn parse(rest: &mut &'a [u8]) -> Option<Self> {
+        let length = usize::try_from(u32_at(rest, 0)?).ok().filter(|&length| length >= METADATA_BYTES)?;
+        let event = rest.get(..length)?;
+        *rest = &rest[length..];
+        let mask = u64::from(u32_at(event, 8)?) | u64::from(u32_at(event, 12)?) << 32;
+        let pid = u32_at(event, 20)?.cast_signed();
+        let mut records = &event[METADATA_BYTES..];
+        let mut named = None;
+        while let Some(&kind) = records.first() {
+            let length = usize::from(u16::from_ne_bytes(records.get(2..4)?.try_into().ok()?));
+            let record = records.get(..length).filter(|record| record.len() >= 20)?;
+            records = &records[length..];
+            if kind == DIRECTORY_AND_NAME {
+                let id = record[4..12].try_into().ok()?;
+                let handle_bytes = usize::try_from(u32_at(record, 12)?).ok()?;
+                let (handle, name) = record[12..].split_at_checked(8 + handle_bytes)?;
+                named = Some((id, handle, name.split(|&byte| byte == 0).next()?));
+            }
+        }
+        Some(Self { is_overflow: mask & libc::FAN_Q_OVERFLOW != 0, pid, named })
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// From handles to paths. Directories can be renamed at any time: what was found is used for one drain only.
+struct Directories<'a> {
+    mounts: &'a HashMap<[u8; 8], CString>,
+    /// Open while events are read: an open directory keeps people from unmounting its file system.
+    open: HashMap<[u8; 8], Option<OwnedFd>>,
+    paths: HashMap<Vec<u8>, Option<PathBuf>>,
+}
+
+impl Directories<'_> {
+    /// The path of a name in a directory; `None` if the directory is gone, `Err` if its path is not UTF-8.
+    fn path(&mut self, id: [u8; 8], handle: &[u8], name: &[u8]) -> Option<Result<String, ()>> {
+        let key = [&id, handle].concat();
+        if !self.paths.contains_key(&key) {
+            let found = self.resolve(id, handle);
+            self.paths.insert(key.clone(), found);
+        }
+        let dir = self.paths.get(&key)?.as_ref()?;
+        let path = if name == b"." { dir.clone() } else { dir.join(OsStr::from_bytes(name)) };
+        Some(path.into_os_string().into_string().map_err(drop))
+    }
+
+    fn resolve(&mut self, id: [u8; 8], handle: &[u8]) -> Option<PathBuf> {
+        let mount = self.mounts.get(&id)?;
+        let open = || rustix::fs::open(mount, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+        let mount = self.open.entry(id).or_insert_with(open).as_ref()?;
+        // Aligned as `struct file_handle` needs it.
+        let mut aligned: Vec<u32> = Vec::with_capacity(handle.len() / 4 + 1);
+        aligned.extend(handle.chunks(4).map(|part| {
+            let mut word = [0; 4];
+            word[..part.len()].copy_from_slice(part);
+            u32::from_ne_bytes(word)
+        }));
+        let flags = libc::O_PATH | libc::O_CLOEXEC;
+        // SAFETY: `aligned` holds a whole `struct file_handle` as the kernel wrote it, and outlives the call.
+        let fd = unsafe { libc::open_by_handle_at(mount.as_raw_fd(), aligned.as_mut_ptr().cast(), flags) };
+        if fd < 0 {
+            return None;
+        }
+        // SAFETY: the descriptor is new, and nothing else owns it.
+        let dir = unsafe { OwnedFd::from_raw_fd(fd) };
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).ok()?;
+        (!path.as_os_str().as_bytes().ends_with(b" (deleted)")).then_some(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("written");
+        std::fs::write(&path, "\"/a b\"\n\"/with\\nnewline\"\n\"/cut sho").unwrap();
+        let read = read_journal(&path).unwrap().unwrap();
+        assert_eq!(read.into_iter().collect::<Vec<_>>(), ["/a b", "/with\nnewline"]);
+        std::fs::write(&path, format!("\"/a\"\n{INCOMPLETE}\n\"/b\"\n")).unwrap();
+        assert_eq!(read_journal(&path).unwrap(), None);
+        assert!(!is_ended(&path).unwrap());
+        std::fs::write(&path, format!("\"/a\"\n{ENDED}\n")).unwrap();
+        assert!(is_ended(&path).unwrap() && read_journal(&path).unwrap().unwrap().len() == 1);
+        assert!(read_journal(&dir.path().join("missing")).is_err());
+    }
+
+    #[test]
+    fn events_of_other_namespaces_have_no_pid() {
+        // As the kernel writes it: an event of process 7, and one of process 0, which is cut short.
+        let handle = [8u32.to_ne_bytes(), 1u32.to_ne_bytes(), [9; 4], [9; 4]].concat();
+        let record = [&[DIRECTORY_AND_NAME, 0, 36, 0][..], &[3; 8], &handle, b"name.txt"].concat();
+        let event = |pid: i32| {
+            let mut event =
+                [&60u32.to_ne_bytes()[..], &[3, 0, 24, 0], &libc::FAN_MODIFY.to_ne_bytes()].concat();
+            event.extend((-1i32).to_ne_bytes().iter().chain(&pid.to_ne_bytes()));
+            [event, record.clone()].concat()
+        };
+        let both = [event(7), event(0)].concat();
+        let mut rest = &both[..];
+        let first = Event::parse(&mut rest).unwrap();
+        assert_eq!((first.pid, first.is_overflow), (7, false));
+        assert_eq!(first.named, Some(([3; 8], &handle[..], &b"name.txt"[..])));
+        assert_eq!(Event::parse(&mut rest).unwrap().pid, 0);
+        assert!(Event::parse(&mut rest).is_none());
+        let mut cut = &both[..50];
+        assert!(Event::parse(&mut cut).is_none());
+    }
+}

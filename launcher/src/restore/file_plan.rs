@@ -1,0 +1,536 @@
+//! What a resume has to do so that the job's files are as they were at the snapshot. Planning changes nothing.
+//!
+//! For each name in the inventory: the present file is compared with the recorded identity. A file that has changed is
+//! got back in the first way that is possible: the same inode under another name, the copy in the snapshot, cutting what
+//! was appended, the reflink or hard link beside the store. If none is, the resume is refused, or the file is left alone
+//! (`--files lenient`).
+//!
+//! Names that are not in the inventory were made since. They are moved aside if the job made them.
+
+use crate::files::inventory::{Copies, Entry, Identity, Inventory, Kind};
+use crate::files::rules::{FileRules, Missing};
+use crate::files::walk::MountPoints;
+use crate::job::alive::LastAlive;
+use crate::restore::put_back::{MOVING, NEW};
+use anyhow::{Result, bail};
+use ckpt_snapshot::{Manifest, OpenFile, RelPath};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Names shown when a resume is refused.
+const NAMED_MAX: usize = 5;
+/// The most files that are looked at below a directory.
+const WALK_MAX: usize = 200_000;
+
+/// How one file is put back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileAction {
+    /// Only its mode, owner and times may be wrong.
+    Attributes,
+    /// Its content is in a data file of the snapshot.
+    Replace {
+        /// The data file.
+        data: RelPath,
+        /// The present path of its inode, if there is one. The inode stays the same then: programs such as SQLite refuse
+        /// to work with another one.
+        at: Option<PathBuf>,
+    },
+    /// The file is at `from`, and has the content and perhaps more.
+    Cut {
+        /// Its present path.
+        from: PathBuf,
+    },
+    /// The file is at this path, unchanged.
+    Move(PathBuf),
+    /// A hard link to this file.
+    Link(PathBuf),
+    /// A reflink of this file.
+    Reflink(PathBuf),
+}
+
+impl FileAction {
+    /// The present path of the file that gets its name back.
+    #[must_use]
+    pub fn from(&self) -> Option<&Path> {
+        match self {
+            Self::Move(from) | Self::Cut { from } | Self::Replace { at: Some(from), .. } => Some(from),
+            _ => None,
+        }
+    }
+}
+
+/// The plan of a resume.
+#[derive(Debug, Default)]
+pub struct FilePlan {
+    /// Directories to create or correct, parents first.
+    pub directories: BTreeMap<PathBuf, Entry>,
+    /// Files by path.
+    pub files: BTreeMap<PathBuf, (Entry, FileAction)>,
+    /// Symbolic links to create, with their targets.
+    pub symlinks: BTreeMap<PathBuf, String>,
+    /// FIFOs to create.
+    pub fifos: BTreeMap<PathBuf, Entry>,
+    /// Further names of a file: name and first name.
+    pub hard_links: BTreeMap<PathBuf, PathBuf>,
+    /// Files and directories that are moved aside first.
+    pub aside: BTreeSet<PathBuf>,
+    /// New names of files that have a name of the inventory too: removed, which loses nothing.
+    pub extra_links: BTreeSet<PathBuf>,
+    /// Files that are in the way and of no use: left over from an interrupted resume.
+    pub leftovers: BTreeSet<PathBuf>,
+}
+
+/// Where the plan's knowledge of the present comes from.
+pub struct Present<'a> {
+    /// Which files are covered.
+    pub rules: &'a FileRules,
+    /// Paths that the job has touched since the snapshot, if that is known.
+    pub touched: Option<&'a BTreeSet<String>>,
+    /// The job's working directory.
+    pub cwd: &'a str,
+    /// Files that the output of ckpt-run went to.
+    pub outputs: &'a BTreeSet<&'a str>,
+    /// Until when the job may have changed files.
+    pub alive: &'a LastAlive,
+    /// The directory of reflinks and hard links of the snapshot.
+    pub held: &'a Path,
+}
+
+/// The inventory of a snapshot that was taken before snapshots had one: the lengths of the files that were open.
+#[must_use]
+pub fn inventory_of_open_files(manifest: &Manifest) -> Inventory {
+    let mut inventory = Inventory::default();
+    for file in &manifest.open_files {
+        let spare = manifest.spare_files.iter().find(|spare| spare.path == file.path);
+        let mut entry = open_entry(file);
+        if let (Some(spare), Kind::File(copies)) = (spare, &mut entry.kind) {
+            (entry.mode, entry.uid, entry.gid) = (spare.mode, spare.uid, spare.gid);
+            copies.data = Some(spare.data.clone());
+        }
+        inventory.entries.insert(file.path.clone(), entry);
+    }
+    inventory
+}
+
+/// The entry of a file of which only the length is known.
+fn open_entry(file: &OpenFile) -> Entry {
+    let prefix = Some(crate::files::inventory::Prefix { blake3: None, is_whole: false });
+    let meta = fs::symlink_metadata(&file.path).ok();
+    let attribute = |of: fn(&Metadata) -> u32, default| meta.as_ref().map_or(default, of);
+    Entry {
+        identity: Identity { bytes: file.size_bytes, ..Identity::default() },
+        mode: attribute(|meta| meta.mode() & 0o7777, 0o600),
+        uid: attribute(MetadataExt::uid, 0),
+        gid: attribute(MetadataExt::gid, 0),
+        written: true,
+        is_open: true,
+        is_mapped: false,
+        kind: Kind::File(Copies { prefix, ..Copies::default() }),
+    }
+}
+
+impl FilePlan {
+    /// Plans the way back to an inventory. `appended` are the files that ckpt-run's own output is appended to: they are
+    /// cut if the output went to the same files at the snapshot.
+    ///
+    /// # Errors
+    /// When a file cannot be put back; all such files are named.
+    pub fn make(
+        manifest: &Manifest,
+        inventory: &Inventory,
+        present: &Present,
+        appended: &[OpenFile],
+    ) -> Result<Self> {
+        let mut planner = Planner::new(inventory, present);
+        planner.new_names();
+        let mut leaders: HashMap<(u64, u64), PathBuf> = HashMap::new();
+        for (path, entry) in &inventory.entries {
+            let path = PathBuf::from(path);
+            let identity = &entry.identity;
+            if matches!(entry.kind, Kind::File(_)) && identity.links > 1 && identity.ino != 0 {
+                match leaders.get(&(identity.dev, identity.ino)) {
+                    Some(leader) => {
+                        planner.hard_link(path, entry, leader.clone());
+                        continue;
+                    }
+                    None => drop(leaders.insert((identity.dev, identity.ino), path.clone())),
+                }
+            }
+            planner.entry(path, entry);
+        }
+        planner.unknown_files();
+        for stream in manifest.stdio.iter().filter_map(|stream| stream.file.as_ref()) {
+            let grown =
+                appended.iter().any(|now| now.path == stream.path && now.size_bytes > stream.size_bytes);
+            let path = PathBuf::from(&stream.path);
+            if grown && !planner.plan.files.contains_key(&path) {
+                let cut = FileAction::Cut { from: path.clone() };
+                planner.plan.files.insert(path, (open_entry(stream), cut));
+            }
+        }
+        planner.finish(&manifest.id.to_string())
+    }
+
+    /// Whether nothing has to be done.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.directories.is_empty()
+            && self.files.is_empty()
+            && self.symlinks.is_empty()
+            && self.fifos.is_empty()
+            && self.extra_links.is_empty()
+            && self.hard_links.is_empty()
+            && self.aside.is_empty()
+            && self.leftovers.is_empty()
+    }
+
+    /// The data files of the snapshot that are needed.
+    #[must_use]
+    pub fn wanted(&self) -> Vec<&RelPath> {
+        let actions = self.files.values().map(|(_, action)| action);
+        let data = actions.filter_map(|action| match action {
+            FileAction::Replace { data, .. } => Some(data),
+            _ => None,
+        });
+        data.collect()
+    }
+
+    /// The paths that the plan changes.
+    pub fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        let files = self.files.keys().chain(self.directories.keys()).chain(self.symlinks.keys());
+        files
+            .chain(self.hard_links.keys())
+            .chain(self.fifos.keys())
+            .chain(&self.extra_links)
+            .chain(&self.aside)
+            .chain(&self.leftovers)
+    }
+}
+
+struct Planner<'a> {
+    inventory: &'a Inventory,
+    present: &'a Present<'a>,
+    plan: FilePlan,
+    /// Present files that the inventory may have under another name.
+    by_inode: HashMap<u64, (PathBuf, Identity)>,
+    /// The inodes in the inventory, with their time of birth.
+    known_inodes: HashSet<(u64, Option<i64>)>,
+    mounts: MountPoints,
+    /// Older files that the inventory lacks.
+    unknown: Vec<(String, Identity)>,
+    refused: Vec<String>,
+    is_same_boot: bool,
+}
+
+impl<'a> Planner<'a> {
+    fn new(inventory: &'a Inventory, present: &'a Present<'a>) -> Self {
+        let is_same_boot = present.alive.is_same_boot;
+        let (plan, by_inode) = (FilePlan::default(), HashMap::new());
+        let identities = inventory.entries.values().map(|entry| &entry.identity);
+        let known_inodes = identities.map(|identity| (identity.ino, identity.born_ns)).collect();
+        let (unknown, refused) = (Vec::new(), Vec::new());
+        let mounts = MountPoints::read(Path::new("/proc/self/mountinfo"));
+        Self { inventory, present, plan, by_inode, known_inodes, mounts, unknown, refused, is_same_boot }
+    }
+
+    /// Whether the job, as far as it is known, has made the change that the file system recorded at this time.
+    fn is_by_job(&self, path: &str, changed_ns: i64) -> bool {
+        let alive = self.present.alive;
+        let is_recorded = |touched: &BTreeSet<String>| touched.contains(path);
+        // What was written in the last moments may not be recorded. Outside of the job's directory it is not assumed:
+        // others write there too.
+        let since_ns = if self.present.touched.is_some() { alive.known_until_ns } else { 0 };
+        let is_recent = changed_ns >= since_ns && changed_ns <= alive.until_ns;
+        alive.interrupted.contains(path)
+            || self.present.touched.is_some_and(is_recorded)
+            || is_recent && Path::new(path).starts_with(self.present.cwd)
+    }
+
+    /// Whether the job has changed or deleted a file of the inventory.
+    fn is_changed_by_job(&self, path: &Path, now: Option<&Metadata>) -> bool {
+        let names = || path.ancestors().filter_map(Path::to_str);
+        // Of a directory that is renamed or deleted, only its own name is reported.
+        if now.is_none()
+            && self.present.touched.is_some_and(|touched| names().any(|name| touched.contains(name)))
+        {
+            return true;
+        }
+        let parent = || path.parent().and_then(|dir| fs::symlink_metadata(dir).ok());
+        let changed = now.cloned().or_else(parent).map_or(0, |meta| Identity::of(&meta).changed_ns);
+        self.is_by_job(&path.to_string_lossy(), changed)
+    }
+
+    /// Finds names that are not in the inventory: those that the job has made are moved aside.
+    fn new_names(&mut self) {
+        // A snapshot of an older ckpt-run lists open files only.
+        if self.inventory.recorded_ns == 0 {
+            return;
+        }
+        let mut found: BTreeMap<String, Metadata> = BTreeMap::new();
+        let mut listed: BTreeSet<PathBuf> = BTreeSet::new();
+        let roots = self.inventory.complete.iter().map(String::as_str);
+        // What the job has written is not known, and perhaps was when the snapshot was taken.
+        let cwd = self.present.touched.is_none().then_some(self.present.cwd);
+        for root in roots.chain(cwd).collect::<BTreeSet<_>>() {
+            self.walk(Path::new(root), usize::MAX, &mut found);
+        }
+        let files = self.inventory.entries.iter().filter(|(_, entry)| entry.copies().is_some());
+        let paths = files.map(|(path, _)| path).chain(self.present.touched.into_iter().flatten());
+        let paths = paths.chain(&self.present.alive.interrupted);
+        for path in paths {
+            let Some(dir) = Path::new(path).parent() else { continue };
+            if !self.inventory.is_complete_at(dir) && listed.insert(dir.to_owned()) {
+                self.walk(dir, 1, &mut found);
+            }
+        }
+        for (path, meta) in &found {
+            if meta.is_file() {
+                self.by_inode.insert(meta.ino(), (path.into(), Identity::of(meta)));
+            }
+        }
+        for (path, meta) in found {
+            let full = PathBuf::from(&path);
+            let name = full.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with(NEW) {
+                self.plan.leftovers.insert(full);
+                continue;
+            }
+            if self.present.outputs.contains(path.as_str()) {
+                continue;
+            }
+            let is_ours = name.starts_with(MOVING);
+            let is_known = self.inventory.entries.contains_key(&path) || self.plan.has_aside_above(&full);
+            let is_made_since = self.is_made_since(&path, &meta) || is_ours;
+            if is_known || self.is_ancestor_of_known(&path) {
+                continue;
+            }
+            if is_made_since && self.has_known_name(&meta) {
+                self.plan.extra_links.insert(full);
+            } else if is_made_since {
+                self.plan.aside.insert(full);
+            } else if meta.is_file() {
+                self.unknown.push((path, Identity::of(&meta)));
+            }
+        }
+    }
+
+    /// Whether a file with several names still has one that the inventory knows.
+    fn has_known_name(&self, meta: &Metadata) -> bool {
+        let identity = Identity::of(meta);
+        let mut names =
+            self.inventory.entries.iter().filter(|(_, entry)| entry.identity.is_same_inode(&identity));
+        meta.is_file()
+            && identity.links > 1
+            && names.any(|(name, _)| {
+                Identity::of_path(Path::new(name)).is_some_and(|now| now.ino == identity.ino)
+            })
+    }
+
+    /// Whether a name that the inventory lacks was made by the job after the snapshot.
+    fn is_made_since(&self, path: &str, meta: &Metadata) -> bool {
+        let identity = Identity::of(meta);
+        let is_complete = self.inventory.is_complete_at(Path::new(path));
+        let is_born_since = identity.born_ns.unwrap_or(identity.changed_ns) >= self.inventory.recorded_ns;
+        let is_renamed = || self.known_inodes.contains(&(identity.ino, identity.born_ns));
+        (is_complete || is_born_since || is_renamed()) && self.is_by_job(path, identity.changed_ns)
+    }
+
+    fn is_ancestor_of_known(&self, path: &str) -> bool {
+        let below = format!("{}/", path.trim_end_matches('/'));
+        self.inventory
+            .entries
+            .range(below.clone()..)
+            .next()
+            .is_some_and(|(known, _)| known.starts_with(&below))
+    }
+
+    fn walk(&self, top: &Path, depth: usize, found: &mut BTreeMap<String, Metadata>) {
+        let is_seen = self.present.touched.is_some();
+        let covered =
+            self.mounts.walk(Path::new("/"), top, depth, |path| self.present.rules.covers(path, is_seen));
+        for (path, entry) in covered.take(WALK_MAX).flatten() {
+            if let (Ok(meta), Ok(path)) = (entry.metadata(), path.into_os_string().into_string()) {
+                found.insert(path, meta);
+            }
+        }
+    }
+
+    /// Plans one name.
+    fn entry(&mut self, path: PathBuf, entry: &Entry) {
+        let now = fs::symlink_metadata(&path).ok();
+        let is_required = entry.written || entry.is_open;
+        if !is_required && !self.is_changed_by_job(&path, now.as_ref()) {
+            return;
+        }
+        let is_other_kind = now.as_ref().is_some_and(|now| match &entry.kind {
+            Kind::File(_) => !now.is_file(),
+            Kind::Directory => !now.is_dir(),
+            Kind::Symlink(_) => !now.is_symlink(),
+            Kind::Fifo => !now.file_type().is_fifo(),
+        });
+        if is_other_kind {
+            self.plan.aside.insert(path.clone());
+        }
+        let now = now.filter(|_| !is_other_kind);
+        match &entry.kind {
+            Kind::File(copies) => self.file(path, entry, copies, now.as_ref()),
+            Kind::Directory => {
+                let is_right = |now: &Metadata| {
+                    !is_required
+                        || (now.mode() & 0o7777, now.uid(), now.gid()) == (entry.mode, entry.uid, entry.gid)
+                };
+                if !now.as_ref().is_some_and(is_right) {
+                    self.plan.directories.insert(path, entry.clone());
+                }
+            }
+            Kind::Fifo if now.is_some() => {}
+            Kind::Fifo => drop(self.plan.fifos.insert(path, entry.clone())),
+            Kind::Symlink(target) => {
+                let is_right = |_: &Metadata| fs::read_link(&path).is_ok_and(|now| now == Path::new(target));
+                if !now.as_ref().is_some_and(is_right) {
+                    self.plan.symlinks.insert(path, target.clone());
+                }
+            }
+        }
+    }
+
+    fn file(&mut self, path: PathBuf, entry: &Entry, copies: &Copies, now: Option<&Metadata>) {
+        let then = &entry.identity;
+        let present = now.map(Identity::of);
+        let is_certain = !entry.is_mapped && self.is_same_boot;
+        if is_certain && present.is_some_and(|now| then.is_unchanged(&now)) {
+            return;
+        }
+        // The inode, wherever it is now.
+        let here = present.filter(|now| now.is_same_inode(then)).map(|now| (path.clone(), now));
+        let elsewhere = || self.by_inode.get(&then.ino).filter(|(_, now)| now.is_same_inode(then)).cloned();
+        let inode = here.clone().or_else(elsewhere);
+        let is_same_content = |now: &Identity| then.has_same_content(now) && !entry.is_mapped;
+        let action = match (&inode, &copies.data) {
+            (Some((at, now)), data) if is_same_content(now) && (self.is_same_boot || data.is_none()) => {
+                Some(if *at == path { FileAction::Attributes } else { FileAction::Move(at.clone()) })
+            }
+            (_, Some(data)) => {
+                let at = inode.as_ref().map(|(at, _)| at.clone());
+                Some(FileAction::Replace { data: data.clone(), at })
+            }
+            _ => self.uncopied(&path, then, copies, inode.as_ref().map(|(at, _)| at), present.as_ref()),
+        };
+        match action {
+            Some(action) => {
+                if let Some(from) = action.from() {
+                    self.plan.aside.remove(from);
+                }
+                self.plan.files.insert(path, (entry.clone(), action));
+            }
+            None if self.present.rules.missing == Missing::Lenient && !entry.is_open => {
+                tracing::warn!(
+                    "{}: the job has changed this file since the snapshot, and the snapshot does not have its content. It stays as it is (--files lenient)",
+                    path.display()
+                );
+            }
+            None => self.refuse(&path, then, present.as_ref()),
+        }
+    }
+
+    /// How a file is put back of which the snapshot has no copy.
+    fn uncopied(
+        &self,
+        path: &Path,
+        then: &Identity,
+        copies: &Copies,
+        inode: Option<&PathBuf>,
+        present: Option<&Identity>,
+    ) -> Option<FileAction> {
+        // The path identifies the file where nothing else does: a snapshot of an older ckpt-run, another machine; or where
+        // the content does.
+        let is_whole =
+            copies.prefix.as_ref().is_some_and(|prefix| prefix.is_whole || prefix.blake3.is_none());
+        let by_path = present.is_some() && (then.ino == 0 || is_whole || !self.is_same_boot);
+        let at = inode.cloned().or_else(|| by_path.then(|| path.to_owned()));
+        if let (Some(prefix), Some(at)) = (&copies.prefix, at)
+            && let Ok(mut file) = File::open(&at)
+            && file.metadata().is_ok_and(|meta| meta.is_file() && meta.len() >= then.bytes)
+            && prefix.matches(&mut file, then.bytes).unwrap_or(false)
+        {
+            return Some(FileAction::Cut { from: at });
+        }
+        let held = copies.held.as_ref()?;
+        let at = self.present.held.join(&held.name);
+        let now = Identity::of_path(&at)?;
+        match held.is_reflink {
+            true => (now.bytes == then.bytes).then_some(FileAction::Reflink(at)),
+            false => (now.is_same_inode(then) && now.has_same_content(then)).then_some(FileAction::Link(at)),
+        }
+    }
+
+    fn refuse(&mut self, path: &Path, then: &Identity, present: Option<&Identity>) {
+        let path = path.display();
+        self.refused.push(match present {
+            None => format!("{path} is missing now"),
+            Some(now) if now.bytes < then.bytes => format!(
+                "{path} has {} bytes, at the snapshot it had {}: it was truncated or replaced since",
+                now.bytes, then.bytes
+            ),
+            Some(_) => format!("{path} was changed or replaced since the snapshot"),
+        });
+    }
+
+    /// Another name of a file.
+    fn hard_link(&mut self, path: PathBuf, entry: &Entry, leader: PathBuf) {
+        let now = Identity::of_path(&path);
+        let is_leader_untouched = !self.plan.files.contains_key(&leader);
+        if is_leader_untouched && now.is_some_and(|now| now.is_same_inode(&entry.identity)) {
+            return;
+        }
+        self.plan.hard_links.insert(path, leader);
+    }
+
+    /// Refuses older files that the job has changed and that the snapshot does not have.
+    fn unknown_files(&mut self) {
+        for (path, identity) in std::mem::take(&mut self.unknown) {
+            let full = Path::new(&path);
+            let is_changed = identity.changed_ns >= self.inventory.recorded_ns;
+            let is_by_job = match self.present.touched {
+                Some(touched) => touched.contains(&path),
+                None => self.is_by_job(&path, identity.changed_ns),
+            };
+            let is_by_job = is_by_job && is_changed;
+            if !is_by_job || self.plan.has_source(full) || self.plan.has_aside_above(full) {
+                continue;
+            }
+            if self.present.rules.missing == Missing::Lenient {
+                tracing::warn!(
+                    "{path}: the job has changed this file since the snapshot, which does not have it. It stays as it is (--files lenient)"
+                );
+            } else {
+                self.refused
+                    .push(format!("{path} was changed since the snapshot, which does not have its content"));
+            }
+        }
+    }
+
+    fn finish(self, id: &str) -> Result<FilePlan> {
+        if self.refused.is_empty() {
+            return Ok(self.plan);
+        }
+        let more = self.refused.len().saturating_sub(NAMED_MAX);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        bail!(
+            "files of the job have changed since the snapshot {id} and cannot be put back: {}{more}. No file was changed. Restore these files, or resume an older snapshot; or leave the files as they are with --files lenient",
+            self.refused[..self.refused.len().min(NAMED_MAX)].join("; ")
+        )
+    }
+}
+
+impl FilePlan {
+    fn has_aside_above(&self, path: &Path) -> bool {
+        path.ancestors().any(|above| self.aside.contains(above))
+    }
+
+    fn has_source(&self, path: &Path) -> bool {
+        self.files.values().any(|(_, action)| action.from() == Some(path))
+    }
+}

@@ -1,0 +1,446 @@
+//! A directory is captured, changed, and put back: it must be as it was.
+
+use super::*;
+use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
+use crate::files::history::FileHistory;
+use crate::files::inventory::{Inventory, nanoseconds};
+use crate::files::rules::{FileOptions, FileRules, Missing};
+use crate::files::staging::{StagedDir, Staging};
+use crate::job::alive::LastAlive;
+use crate::restore::file_plan::{Present, inventory_of_open_files};
+use std::collections::HashMap;
+use std::io::{Seek, Write};
+use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant, SystemTime};
+
+/// A job's directory, and a store beside it.
+struct Job {
+    dir: tempfile::TempDir,
+    staging: Staging,
+    rules: FileRules,
+    history: FileHistory,
+    touched: Option<BTreeSet<String>>,
+    resumes: usize,
+}
+
+/// One snapshot of a job's files.
+struct Snapshot {
+    inventory: Inventory,
+    data: HashMap<String, PathBuf>,
+    tree: Vec<String>,
+}
+
+impl Job {
+    fn new(budget_bytes: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["work", "store", "kept"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let options =
+            FileOptions { exclude: vec!["excluded".into()], budget_bytes, missing: Some(Missing::Strict) };
+        let rules =
+            FileRules::new(&options, vec![dir.path().join("store"), dir.path().join("kept")]).unwrap();
+        let staging = Staging::on_disk(&dir.path().join("store/staging")).unwrap();
+        let history = FileHistory::new(nanoseconds(SystemTime::now() - Duration::from_secs(1)));
+        Self { dir, staging, rules, history, touched: None, resumes: 0 }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join("work").join(name)
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
+        fs::write(self.path(name), content).unwrap();
+    }
+
+    fn append(&self, name: &str, content: &str) {
+        let mut file = File::options().append(true).create(true).open(self.path(name)).unwrap();
+        file.write_all(content.as_bytes()).unwrap();
+    }
+
+    fn rename(&self, from: &str, to: &str) {
+        fs::rename(self.path(from), self.path(to)).unwrap();
+    }
+
+    fn held(&self) -> PathBuf {
+        self.dir.path().join("store/held")
+    }
+
+    /// Captures the files; those in `open` are open for writing.
+    fn capture(&mut self, open: &[&str], append_only: &[&str]) -> Snapshot {
+        // Changes after this have a later time than those before.
+        std::thread::sleep(Duration::from_millis(30));
+        let names =
+            |names: &[&str]| names.iter().map(|name| self.path(name).to_str().unwrap().to_owned()).collect();
+        let open = OpenForWriting {
+            writable: names(open),
+            append_only: names(append_only),
+            ..OpenForWriting::default()
+        };
+        let work = self.path("");
+        let cwd = work.to_str().unwrap().trim_end_matches('/').to_owned();
+        let (held, staged) = (self.held(), self.staging.subdir(&self.resumes.to_string()).unwrap());
+        self.resumes += 1;
+        self.history.touched.clone_from(&self.touched);
+        let mut capture = Capture::new(&self.rules, &mut self.history, "/".into(), &cwd, &staged, held);
+        capture.prepare();
+        let mut files: CapturedFiles =
+            capture.freeze(&open, Instant::now() + Duration::from_secs(60)).unwrap();
+        let inventory = files.take_inventory();
+        let data = self.store(&files, &staged);
+        std::thread::sleep(Duration::from_millis(30));
+        Snapshot { inventory, data, tree: self.tree() }
+    }
+
+    fn store(&self, files: &CapturedFiles, staged: &StagedDir) -> HashMap<String, PathBuf> {
+        let mut stored = HashMap::new();
+        for (path, source) in files.sources(staged) {
+            let mut content = vec![0; usize::try_from(source.bytes()).unwrap()];
+            source.read_at(0, &mut content).unwrap();
+            let at = self.dir.path().join("store").join(format!(
+                "{}-{}",
+                self.resumes,
+                path.as_str().replace('/', "-")
+            ));
+            fs::write(&at, content).unwrap();
+            stored.insert(path.as_str().to_owned(), at);
+        }
+        stored
+    }
+
+    fn plan(&self, snapshot: &Snapshot) -> Result<FilePlan> {
+        let now = nanoseconds(SystemTime::now());
+        let alive =
+            LastAlive { until_ns: now, known_until_ns: now, is_same_boot: true, ..LastAlive::default() };
+        let (held, outputs, cwd) = (self.held(), BTreeSet::new(), self.path(""));
+        let cwd = cwd.to_str().unwrap().trim_end_matches('/');
+        let present = Present {
+            rules: &self.rules,
+            touched: self.touched.as_ref(),
+            cwd,
+            outputs: &outputs,
+            alive: &alive,
+            held: &held,
+        };
+        let manifest = crate::checkpoint::attempt::tests::manifest(Vec::new());
+        FilePlan::make(&manifest, &snapshot.inventory, &present, &[])
+    }
+
+    fn put_back(&mut self, snapshot: &Snapshot) -> Result<()> {
+        let plan = self.plan(snapshot)?;
+        self.resumes += 1;
+        let kept = self.dir.path().join("kept").join(self.resumes.to_string());
+        fs::create_dir(&kept).unwrap();
+        let open = |data: &RelPath| File::open(&snapshot.data[data.as_str()]);
+        PutBack::new(&plan, &open, Kept::at(Some(kept), "x".into())).apply()
+    }
+
+    /// Every name with kind, content, mode, owner and group of hard links.
+    fn tree(&self) -> Vec<String> {
+        let mut inodes: HashMap<u64, String> = HashMap::new();
+        let mut found = Vec::new();
+        for entry in walkdir::WalkDir::new(self.path("")).sort_by_file_name() {
+            let entry = entry.unwrap();
+            let meta = entry.metadata().unwrap();
+            let name = entry.path().strip_prefix(self.path("")).unwrap().display().to_string();
+            let content = match meta.file_type() {
+                kind if kind.is_file() => blake3::hash(&fs::read(entry.path()).unwrap()).to_hex().to_string(),
+                kind if kind.is_symlink() => fs::read_link(entry.path()).unwrap().display().to_string(),
+                _ => String::new(),
+            };
+            let first = if meta.is_file() {
+                inodes.entry(meta.ino()).or_insert(name.clone()).clone()
+            } else {
+                String::new()
+            };
+            found.push(format!("{name} {:o} {} {content} = {first}", meta.mode(), meta.uid()));
+        }
+        found
+    }
+
+    /// All content that was kept.
+    fn kept(&self) -> String {
+        let files = walkdir::WalkDir::new(self.dir.path().join("kept")).into_iter().flatten();
+        let files = files.filter(|entry| entry.file_type().is_file());
+        files.map(|entry| String::from_utf8_lossy(&fs::read(entry.path()).unwrap()).into_owned()).collect()
+    }
+}
+
+/// Captures what `before` makes, changes it with `after`, and puts it back, twice.
+fn round_trip(before: impl Fn(&Job), open: &[&str], after: impl Fn(&Job)) -> Job {
+    let mut job = Job::new(1 << 30);
+    before(&job);
+    let snapshot = job.capture(open, &[]);
+    after(&job);
+    job.put_back(&snapshot).unwrap();
+    assert_eq!(job.tree(), snapshot.tree);
+    let kept = job.kept();
+    job.put_back(&snapshot).unwrap();
+    assert_eq!((job.tree(), job.kept()), (snapshot.tree.clone(), kept), "nothing was left to do");
+    // What was put back can be captured and changed again.
+    let again = job.capture(open, &[]);
+    after(&job);
+    job.put_back(&again).unwrap();
+    assert_eq!(job.tree(), snapshot.tree);
+    job
+}
+
+#[test]
+fn appended_and_rewritten_files() {
+    let job = round_trip(
+        |job| {
+            job.write("log", "one\n");
+            job.write("counter", "1");
+            job.write("open.db", "pages");
+        },
+        &["open.db"],
+        |job| {
+            job.append("log", "two\n");
+            job.write("counter", "12");
+            let mut db = File::options().write(true).open(job.path("open.db")).unwrap();
+            db.write_all(b"PAGES and more").unwrap();
+        },
+    );
+    let kept = job.kept();
+    assert!(kept.contains("two\n") && kept.contains('2') && kept.contains("PAGES and more"), "{kept}");
+}
+
+#[test]
+fn a_rewritten_file_keeps_its_inode() {
+    let mut job = Job::new(1 << 30);
+    job.write("db", "before");
+    let snapshot = job.capture(&["db"], &[]);
+    let inode_before = inode(&job.path("db"));
+    job.write("db", "after, and longer");
+    job.rename("db", "elsewhere");
+    job.write("db", "another");
+    job.put_back(&snapshot).unwrap();
+    assert_eq!(job.tree(), snapshot.tree);
+    assert_eq!(inode(&job.path("db")), inode_before);
+}
+
+#[test]
+fn replaced_deleted_and_new_files() {
+    let job = round_trip(
+        |job| {
+            job.write("ckpt", "epoch 1");
+            job.write("gone/deep/file", "x");
+            job.write("old", "y");
+            symlink("ckpt", job.path("latest")).unwrap();
+        },
+        &[],
+        |job| {
+            job.write("ckpt.tmp", "epoch 2");
+            job.rename("ckpt.tmp", "ckpt");
+            fs::remove_dir_all(job.path("gone")).unwrap();
+            fs::remove_file(job.path("old")).unwrap();
+            fs::create_dir(job.path("old")).unwrap();
+            job.write("old/now a directory", "z");
+            job.write("new/tree/file", "made since");
+            fs::remove_file(job.path("latest")).unwrap();
+            symlink("elsewhere", job.path("latest")).unwrap();
+        },
+    );
+    let kept = job.kept();
+    assert!(kept.contains("epoch 2") && kept.contains("made since") && kept.contains('z'), "{kept}");
+}
+
+#[test]
+fn rotated_logs_and_renamed_directories() {
+    round_trip(
+        |job| {
+            job.write("log", "newest");
+            job.write("log.1", "older");
+            job.write("log.2", "oldest");
+            job.write("run/a", "1");
+            job.write("run/b/c", "2");
+        },
+        &["log"],
+        |job| {
+            job.append("log", " more");
+            fs::remove_file(job.path("log.2")).unwrap();
+            job.rename("log.1", "log.2");
+            job.rename("log", "log.1");
+            job.write("log", "after");
+            job.rename("run", "run.done");
+            job.append("run.done/a", "more");
+        },
+    );
+}
+
+#[test]
+fn modes_and_hard_links() {
+    round_trip(
+        |job| {
+            job.write("a", "shared");
+            fs::hard_link(job.path("a"), job.path("b")).unwrap();
+            fs::hard_link(job.path("a"), job.path("c")).unwrap();
+            job.write("secret", "1");
+            fs::set_permissions(job.path("secret"), Permissions::from_mode(0o600)).unwrap();
+        },
+        &[],
+        |job| {
+            fs::remove_file(job.path("b")).unwrap();
+            job.write("b", "its own");
+            job.append("a", " and more");
+            fs::remove_file(job.path("c")).unwrap();
+            fs::set_permissions(job.path("secret"), Permissions::from_mode(0o644)).unwrap();
+        },
+    );
+}
+
+/// Above the budget, a closed file is kept by a hard link, and a file that grows by its checksum.
+#[test]
+fn files_beyond_the_budget() {
+    let mut job = Job::new(0);
+    job.write("model", "weights".repeat(1000));
+    job.write("stream", "part 1");
+    let snapshot = job.capture(&["stream"], &[]);
+    assert!(snapshot.data.is_empty(), "nothing was copied");
+    fs::remove_file(job.path("model")).unwrap();
+    job.append("stream", " and part 2");
+    job.rename("stream", "stream.done");
+    job.put_back(&snapshot).unwrap();
+    assert_eq!(job.tree(), snapshot.tree);
+    // What changed in place cannot be put back, and nothing is changed.
+    job.write("model", "overwritten");
+    job.write("new", "x");
+    let before = job.tree();
+    let error = job.put_back(&snapshot).unwrap_err().to_string();
+    assert!(error.contains("/work/model has 11 bytes, at the snapshot it had 7000"), "{error}");
+    assert!(error.contains("No file was changed") && error.contains("--files lenient"), "{error}");
+    assert_eq!(job.tree(), before);
+    job.rules.missing = Missing::Lenient;
+    job.put_back(&snapshot).unwrap();
+    assert_eq!(fs::read_to_string(job.path("model")).unwrap(), "overwritten");
+    assert!(!job.path("new").exists());
+}
+
+/// A log that is open for appending is not copied. One that was cut and has grown again is refused.
+#[test]
+fn a_log_that_is_open_for_appending() {
+    let mut job = Job::new(1 << 30);
+    job.write("log", "line\n".repeat(1 << 20));
+    let snapshot = job.capture(&["log"], &["log"]);
+    assert!(snapshot.data.is_empty());
+    job.append("log", "more\n");
+    job.put_back(&snapshot).unwrap();
+    assert_eq!(job.tree(), snapshot.tree);
+    job.write("log", "other\n".repeat(1 << 20));
+    let error = job.put_back(&snapshot).unwrap_err().to_string();
+    assert!(error.contains("was changed or replaced since"), "{error}");
+}
+
+/// Where it is known what the job touches, files of others are left alone.
+#[test]
+fn what_the_job_has_not_touched_is_left_alone() {
+    let mut job = Job::new(1 << 30);
+    job.write("train.py", "version 1");
+    job.write("log", "1");
+    let touched = |job: &Job, names: &[&str]| -> Option<BTreeSet<String>> {
+        Some(names.iter().map(|name| job.path(name).to_str().unwrap().to_owned()).collect())
+    };
+    job.touched = touched(&job, &["log"]);
+    let snapshot = job.capture(&[], &[]);
+    job.touched = touched(&job, &["log", "made"]);
+    job.write("train.py", "version 2");
+    job.write("of a person", "x");
+    job.write("log", "22");
+    job.write("made", "y");
+    job.put_back(&snapshot).unwrap();
+    let read = |name: &str| fs::read_to_string(job.path(name)).unwrap();
+    assert_eq!(
+        (read("train.py"), read("log"), read("of a person")),
+        ("version 2".into(), "1".into(), "x".into())
+    );
+    assert!(!job.path("made").exists());
+    // A file that the snapshot does not have.
+    let manifest = crate::checkpoint::attempt::tests::manifest(Vec::new());
+    job.history.committed(&manifest, snapshot.inventory);
+    job.write("older", "x");
+    job.touched = touched(&job, &["log"]);
+    let snapshot = job.capture(&[], &[]);
+    job.touched = touched(&job, &["older"]);
+    job.append("older", "changed");
+    let error = job.put_back(&snapshot).unwrap_err().to_string();
+    assert!(
+        error.contains("/work/older was changed since the snapshot, which does not have its content"),
+        "{error}"
+    );
+}
+
+/// A person edits files after the job has died.
+#[test]
+fn changes_after_the_job_has_ended_are_not_the_jobs() {
+    let mut job = Job::new(1 << 30);
+    job.write("config", "1");
+    job.history.begun_ns = nanoseconds(SystemTime::now() + Duration::from_secs(5));
+    let snapshot = job.capture(&[], &[]);
+    let ended_ns = nanoseconds(SystemTime::now());
+    std::thread::sleep(Duration::from_millis(30));
+    job.write("config", "edited");
+    job.write("notes", "x");
+    let alive = LastAlive { until_ns: ended_ns, is_same_boot: true, ..LastAlive::default() };
+    let (held, outputs, cwd) = (job.held(), BTreeSet::new(), job.path(""));
+    let cwd = cwd.to_str().unwrap().trim_end_matches('/');
+    let present =
+        Present { rules: &job.rules, touched: None, cwd, outputs: &outputs, alive: &alive, held: &held };
+    let manifest = crate::checkpoint::attempt::tests::manifest(Vec::new());
+    let plan = FilePlan::make(&manifest, &snapshot.inventory, &present, &[]).unwrap();
+    assert!(plan.is_empty(), "{plan:?}");
+}
+
+/// What has not changed is not read again, and what is excluded is not touched.
+#[test]
+fn unchanged_and_excluded_files() {
+    let mut job = Job::new(1 << 30);
+    job.write("data", "content");
+    job.write("excluded/cache", "1");
+    let first = job.capture(&[], &[]);
+    let manifest = crate::checkpoint::attempt::tests::manifest(Vec::new());
+    job.history.committed(&manifest, first.inventory.clone());
+    let second = job.capture(&[], &[]);
+    let entries = |snapshot: &Snapshot| snapshot.inventory.entries.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(entries(&first), entries(&second));
+    assert!(!entries(&first).iter().any(|path| path.contains("excluded")));
+    job.write("excluded/cache", "2");
+    assert!(job.plan(&second).unwrap().is_empty());
+    let mut file = File::options().write(true).open(job.path("data")).unwrap();
+    file.seek(io::SeekFrom::Start(3)).unwrap();
+    file.write_all(b"T").unwrap();
+    job.put_back(&second).unwrap();
+    assert_eq!(job.tree().iter().filter(|line| !line.contains("cache")).count(), first.tree.len() - 1);
+    assert_eq!(fs::read_to_string(job.path("data")).unwrap(), "content");
+}
+
+/// Snapshots of older versions list only the files that were open, with their lengths.
+#[test]
+fn a_snapshot_without_an_inventory() {
+    let mut job = Job::new(1 << 30);
+    for (name, content) in [("grown", "old|new"), ("same", "abc"), ("other", "x")] {
+        job.write(name, content);
+    }
+    let open = |name: &str, size_bytes| ckpt_snapshot::OpenFile {
+        path: job.path(name).to_str().unwrap().into(),
+        size_bytes,
+    };
+    let manifest = |files| crate::checkpoint::attempt::tests::manifest(files);
+    let snapshot = |manifest: &ckpt_snapshot::Manifest| Snapshot {
+        inventory: inventory_of_open_files(manifest),
+        data: HashMap::new(),
+        tree: Vec::new(),
+    };
+    let good = snapshot(&manifest(vec![open("grown", 4), open("same", 3)]));
+    let short = snapshot(&manifest(vec![open("same", 4)]));
+    let missing = snapshot(&manifest(vec![open("missing", 4)]));
+    let directory = snapshot(&manifest(vec![open("", 4)]));
+    job.put_back(&good).unwrap();
+    let read = |name: &str| fs::read_to_string(job.path(name)).unwrap();
+    assert_eq!((read("grown"), read("same"), read("other")), ("old|".into(), "abc".into(), "x".into()));
+    assert!(job.kept().contains("new"));
+    let mut refused = |snapshot: &Snapshot| job.put_back(snapshot).unwrap_err().to_string();
+    assert!(refused(&short).contains("has 3 bytes, at the snapshot it had 4"));
+    assert!(refused(&missing).contains("is missing now"));
+    assert!(refused(&directory).contains("is missing now") || refused(&directory).contains("work"));
+}
