@@ -52,7 +52,7 @@ pub fn measure(criu: &Path, ckpt_run: &Path) -> Result<Idle> {
 }
 
 /// The median over rounds of what `compare` makes of (seconds plain, seconds under ckpt-run).
-fn in_turns(criu: &Path, ckpt_run: &Path, work: &str, compare: fn(f64, f64) -> f64) -> Result<f64> {
+pub fn in_turns(criu: &Path, ckpt_run: &Path, work: &str, compare: fn(f64, f64) -> f64) -> Result<f64> {
     let dir = tempfile::tempdir()?;
     let plain = || seconds(Command::new(PYTHON).arg("-c").arg(work));
     let under = || {
@@ -60,7 +60,7 @@ fn in_turns(criu: &Path, ckpt_run: &Path, work: &str, compare: fn(f64, f64) -> f
         command
             .args(["-q", "--interval", "off", "--resume", "never", "--store"])
             .arg(dir.path().join("store"));
-        command.arg("--").arg(PYTHON).arg("-c").arg(work).env("CKPT_CRIU", criu);
+        command.arg("--").arg(PYTHON).arg("-c").arg(work).env("CKPT_CRIU", criu).env("CKPT_FILES", "strict");
         seconds(&mut command)
     };
     plain()?;

@@ -7,8 +7,11 @@
 //! `gpu`: what the interposer adds to calls of the CUDA driver, and how fast device memory is captured and brought
 //! back, on any machine.
 //!
+//! `files`: what the job's files cost: tracking what is written, checkpoints and resumes with changed files.
+//!
 //! `store`: the store beside fio, and beside torch.save.
 
+mod files;
 mod gpu;
 mod idle;
 mod sandbox;
@@ -38,6 +41,8 @@ enum What {
     Host(HostArgs),
     /// What the interposer adds to calls of the CUDA driver, and the speed of captures
     Gpu(GpuArgs),
+    /// The job's files: tracking, checkpoints, resumes
+    Files(files::Args),
     /// The store beside fio and torch.save
     Store(store::Args),
 }
@@ -112,18 +117,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Host(args) => host(args),
         What::Gpu(args) => tell(&gpu::measure(args)?, args.json.as_deref()),
+        What::Files(args) => {
+            let (criu, ckpt_run) = (tools::criu()?, release()?);
+            tell(&files::measure(&criu, &ckpt_run, args)?, args.json.as_deref())
+        }
         What::Store(args) => tell(&store::measure(args)?, args.json.as_deref()),
     }
 }
 
 fn host(args: &HostArgs) -> Result<ExitCode> {
     let criu = tools::criu()?;
-    eprintln!("bench: building ckpt-run (release)");
-    let status = workspace::cargo().args(["build", "--release", "--quiet", "-p", "ckpt-run"]).status()?;
-    if !status.success() {
-        return Ok(process::exit_code(status));
-    }
-    let ckpt_run = workspace::target_dir()?.join("release/ckpt-run");
+    let ckpt_run = release()?;
     let mut sizes = Vec::new();
     for &resident_gb in args.sizes.iter().filter(|_| !args.idle_only) {
         sizes.push(measure(&criu, &ckpt_run, resident_gb, args.rounds)?);
@@ -137,6 +141,14 @@ fn host(args: &HostArgs) -> Result<ExitCode> {
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
     };
     tell(&report, args.json.as_deref())
+}
+
+/// Builds ckpt-run as users do, and returns its path.
+fn release() -> Result<PathBuf> {
+    eprintln!("bench: building ckpt-run (release)");
+    let mut build = workspace::cargo();
+    process::capture(build.args(["build", "--release", "--quiet", "-p", "ckpt-run"]))?;
+    Ok(workspace::target_dir()?.join("release/ckpt-run"))
 }
 
 /// Prints a report, and writes it to a file if one is named.

@@ -57,6 +57,8 @@ impl<'a> Sandbox<'a> {
         let mut command = Command::new(self.ckpt_run);
         command.args(arguments).current_dir(self.dir.path()).stdin(Stdio::null());
         command.env("CKPT_CRIU", self.criu).env("CKPT_INTERVAL", "off").env("CKPT_QUIET", "1");
+        // The process answers by files, which a resume must not put back.
+        command.env("CKPT_FILES_EXCLUDE", "*");
         command
     }
 
