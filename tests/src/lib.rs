@@ -6,9 +6,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod file_systems;
 pub mod gpu;
+pub mod habits;
 pub mod packs;
 pub mod processes;
+pub mod trees;
 
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -146,6 +149,15 @@ impl Sandbox {
     pub fn new() -> Self {
         let parent = workspace().join("target/tests");
         fs::create_dir_all(&parent).expect("target/tests");
+        Self::new_in(&parent)
+    }
+
+    /// A fresh directory in another one.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn new_in(parent: &Path) -> Self {
         let dir = tempfile::Builder::new().prefix("t-").tempdir_in(parent).expect("a directory");
         let store = dir.path().join(".ckpt-run");
         Self { dir, store, variables: Vec::new() }

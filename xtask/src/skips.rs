@@ -16,6 +16,7 @@ pub const FILE_VARIABLE: &str = "CKPT_TEST_SKIPPED";
 const PREFIX: &str = "SKIPPED: ";
 
 const KERNEL: &str = "not every kernel has, or allows in a container, what the test uses";
+const MOUNT: &str = "needs root, loop devices and the file system's programs";
 const REACH: &str = "other users have no access to a workspace in a private directory";
 
 /// The tests that may skip, by the end of their path, and why.
@@ -37,6 +38,12 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("without_rights_and_user_namespaces_nothing_is_started", REACH),
     ("doctor_tells_what_a_user_has", REACH),
     ("another_user_gets_at_nothing", REACH),
+    ("files_of_a_user_without_rights", REACH),
+    ("ext4", MOUNT),
+    ("xfs_with_reflinks", MOUNT),
+    ("tmpfs_with_a_store_on_a_disk", MOUNT),
+    ("overlayfs", MOUNT),
+    ("a_resume_is_refused_before_anything_is_touched", "a file system with reflinks needs no copies"),
 ];
 
 /// A test that skipped.

@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: the test of that name, ten times as long.
+//! `cargo xtask soak`: the test of that name, ten times as long; with `--files`, jobs that write files in many ways.
 
 use std::process::ExitCode;
 
@@ -7,15 +7,29 @@ use anyhow::{Context, Result};
 use crate::tools::{self, Tool};
 use crate::{process, test, workspace};
 
+/// Kills by default.
+const KILLS: u64 = 100;
+const FILES_KILLS: u64 = 20;
+
 /// Options of `cargo xtask soak`.
 #[derive(clap::Args)]
 pub struct Args {
     /// How many checkpoints to take
     #[arg(long, value_name = "N", default_value = "500", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoints: u64,
-    /// How often to kill the job, a fifth of it with its launcher
-    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u64).range(5..))]
-    kills: u64,
+    /// How often to kill the job, a fifth of it with its launcher; with --files, how often to kill each job [default: 100;
+    /// with --files 20]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(5..))]
+    kills: Option<u64>,
+    /// Kill jobs that write files in many ways, one after another, and compare their files with those of unbroken runs
+    #[arg(long, conflicts_with = "checkpoints")]
+    files: bool,
+    /// How long to soak with --files, in seconds
+    #[arg(long, value_name = "N", default_value = "3600", requires = "files")]
+    seconds: u64,
+    /// With --files, only these habits or groups, separated by commas
+    #[arg(long, value_name = "NAMES", requires = "files")]
+    habits: Option<String>,
     /// Do at the same moments what a run with this seed did; it is the first thing that a run says
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seed: Option<u64>,
@@ -23,25 +37,27 @@ pub struct Args {
 
 /// Sets up, builds, and soaks. What was counted is the JSON line at the end.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let tools = tools::environment(&[Tool::Criu, Tool::Torch])?;
+    let tools = tools::environment(&[Tool::Criu, Tool::Torch, Tool::Lmdb])?;
     let mut soak = match test::with_programs(tools)? {
         Ok(test) => test,
         Err(code) => return Ok(code),
     };
-    soak.args([
-        "--workspace",
-        "--features",
-        workspace::FAULTS,
-        "--test",
-        "jobs",
-        "soak::",
-        "--",
-        "--nocapture",
-    ]);
-    soak.env("CKPT_TEST_SOAK_CHECKPOINTS", args.checkpoints.to_string());
-    soak.env("CKPT_TEST_SOAK_KILLS", args.kills.to_string());
+    let test = if args.files { "files::habits::soak" } else { "soak::kills" };
+    soak.args(["--workspace", "--features", workspace::FAULTS, "--test", "jobs", test]);
+    soak.args(["--", "--nocapture"]);
+    let kills = args.kills.unwrap_or(if args.files { FILES_KILLS } else { KILLS });
+    let variables = if args.files {
+        [("CKPT_TEST_FILES_SOAK_KILLS", kills), ("CKPT_TEST_FILES_SOAK_S", args.seconds)]
+    } else {
+        [("CKPT_TEST_SOAK_KILLS", kills), ("CKPT_TEST_SOAK_CHECKPOINTS", args.checkpoints)]
+    };
+    soak.envs(variables.map(|(name, number)| (name, number.to_string())));
+    if let Some(habits) = &args.habits {
+        soak.env("CKPT_TEST_FILES_HABITS", habits);
+    }
     if let Some(seed) = args.seed {
-        soak.env("CKPT_TEST_SOAK_SEED", seed.to_string());
+        let name = if args.files { "CKPT_TEST_FILES_SEED" } else { "CKPT_TEST_SOAK_SEED" };
+        soak.env(name, seed.to_string());
     }
     let status = soak.status().context("could not start cargo test")?;
     Ok(process::exit_code(status))

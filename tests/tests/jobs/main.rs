@@ -5,6 +5,7 @@
 mod agents;
 mod container;
 mod entrypoint;
+mod files;
 mod full;
 mod hangs;
 mod launcher;

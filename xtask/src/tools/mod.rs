@@ -6,6 +6,8 @@
 //! | CRIU | on `PATH`, if new enough and `criu check` passes | a newer suite's packages, unpacked into a prefix ([`mod@criu`]) |
 //! | PyTorch | `/usr/bin/python3 -c 'import torch'` | the system's package `python3-torch` ([`python`]) |
 //! | uvloop | - | PyPI's wheel, in a virtual environment ([`python`]) |
+//! | LMDB | - | PyPI's wheel, likewise |
+//! | mkfs.xfs | on `PATH` | the system's package `xfsprogs` |
 //! | cuda-bindings, numba-cuda | - | PyPI's wheels, likewise |
 //! | blake3, cryptography, zstandard | - | PyPI's wheels, likewise |
 //! | kubernetes-validate | - | PyPI's wheels, likewise |
@@ -71,6 +73,10 @@ pub enum Tool {
     Kubernetes,
     /// A directory with Slurm's programs and plugins.
     Slurm,
+    /// A directory for `PYTHONPATH` that has LMDB.
+    Lmdb,
+    /// The program `mkfs.xfs`.
+    MkfsXfs,
 }
 
 /// Environment variables.
@@ -78,7 +84,7 @@ pub type Variables = Vec<(&'static str, OsString)>;
 
 impl Tool {
     /// What the whole test suite needs.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Criu,
         Self::Torch,
         Self::Uvloop,
@@ -86,6 +92,8 @@ impl Tool {
         Self::StoreReader,
         Self::Kubernetes,
         Self::Slurm,
+        Self::Lmdb,
+        Self::MkfsXfs,
     ];
 
     fn set_up(self) -> Result<Variables> {
@@ -102,6 +110,8 @@ impl Tool {
             Self::StoreReader => one("CKPT_TEST_READER_PYTHON", python::set_up_store_reader()?),
             Self::Kubernetes => one("CKPT_TEST_KUBERNETES_PYTHON", python::set_up_kubernetes()?),
             Self::Slurm => one("CKPT_TEST_SLURM", slurm::set_up()?),
+            Self::Lmdb => one("CKPT_TEST_LMDB", python::set_up_lmdb()?),
+            Self::MkfsXfs => one("CKPT_TEST_MKFS_XFS", set_up_program("mkfs.xfs", "xfsprogs")?),
         })
     }
 }
@@ -137,14 +147,19 @@ pub fn criu_prefix() -> Result<PathBuf> {
 /// Finds fio or installs the system's package of it.
 pub fn fio() -> Result<PathBuf> {
     let _lock = lock()?;
-    if let Some(fio) = process::find_program("fio") {
-        return Ok(fio);
+    set_up_program("fio", "fio")
+}
+
+/// Finds a program or installs the system's package of it.
+fn set_up_program(name: &str, package: &str) -> Result<PathBuf> {
+    if let Some(path) = process::find_program(name) {
+        return Ok(path);
     }
-    os::Os::detect()?.require_apt().context("there is no fio; install it")?;
-    let log = log_file("fio")?;
-    eprintln!("tools: installing the system's package fio, the log is {}", log.display());
-    apt::install_system(&["fio"], &log)?;
-    process::find_program("fio").context("fio was installed, but is not on PATH")
+    os::Os::detect()?.require_apt().with_context(|| format!("there is no {name}; install {package}"))?;
+    let log = log_file(package)?;
+    eprintln!("tools: installing the system's package {package}, the log is {}", log.display());
+    apt::install_system(&[package], &log)?;
+    process::find_program(name).with_context(|| format!("{package} was installed, but {name} is not on PATH"))
 }
 
 /// The directory of a private root of Debian trixie that has PyTorch 2.6.

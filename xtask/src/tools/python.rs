@@ -1,4 +1,4 @@
-//! Python: PyTorch from the system's package; uvloop and clients of CUDA from PyPI, in virtual environments.
+//! Python: PyTorch from the system's package; uvloop, LMDB and clients of CUDA from PyPI, in virtual environments.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -132,6 +132,19 @@ const KUBERNETES: Wheels = Wheels {
             print('kubernetes-validate', m.version('kubernetes-validate'))",
     purpose: "tests of the Kubernetes example",
 };
+
+/// A database that is mapped into memory: one way of writing files that the tests have.
+const LMDB: Wheels = Wheels {
+    name: "lmdb",
+    requirements: &["lmdb==3.0.0"],
+    check: "import lmdb; lmdb.Environment; print('lmdb', lmdb.__version__)",
+    purpose: "tests of a job's files",
+};
+
+/// Fetches LMDB and returns the directory for `PYTHONPATH`: it is for the Python that has PyTorch.
+pub fn set_up_lmdb() -> Result<PathBuf> {
+    site_packages(&LMDB.set_up()?)
+}
 
 /// Fetches the schemas of Kubernetes' API with what checks a manifest against them, and returns the Python that has
 /// it.

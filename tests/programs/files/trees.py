@@ -1,0 +1,308 @@
+"""Habits of using names, links, modes and directories."""
+
+import os
+import shutil
+import stat
+import tempfile
+
+from habit import Habit, equal, names, pause, read, write
+
+
+class hard_links(Habit):
+    """Names of one file that are made and removed; it is written through one and read through another."""
+
+    def begin(self):
+        self.content = b""
+        write(self.path("first"), b"")
+
+    def step(self, n):
+        if n % 3 == 0:
+            os.link(self.path("first"), self.path(f"link-{n // 3 % 4}"))
+        elif n % 12 == 11:
+            for name in names(self.dir)[1:]:
+                os.unlink(self.path(name))
+                pause()
+        last = names(self.dir)[-1]
+        with open(self.path(last), "ab") as file:
+            file.write(self.line(n).encode())
+        self.content += self.line(n).encode()
+        pause()
+
+    def check(self, n):
+        present = names(self.dir)
+        links = 1 + (n % 12 + 2) // 3
+        equal(len(present), links, "number of names")
+        for name in present:
+            equal(os.stat(self.path(name)).st_nlink, links, f"links of {name}")
+            equal(read(self.path(name)), self.content, name)
+
+
+class link_replace(Habit):
+    """A hard link keeps the version before: link, then replace by rename."""
+
+    def begin(self):
+        self.now, self.before = self.block(-1, 2000), None
+        write(self.path("state"), self.now)
+
+    def step(self, n):
+        if n:
+            os.unlink(self.path("previous"))
+        os.link(self.path("state"), self.path("previous"))
+        self.before = self.now
+        pause()
+        self.now = self.block(n, 2000)
+        write(self.path("tmp"), self.now)
+        os.rename(self.path("tmp"), self.path("state"))
+
+    def check(self, n):
+        equal(read(self.path("state")) == self.now, True, "the state is right")
+        if n:
+            equal(read(self.path("previous")) == self.before, True, "the state before is right")
+            inodes = {os.stat(self.path(name)).st_ino for name in ("state", "previous")}
+            equal(len(inodes), 2, "number of inodes")
+
+
+class symlink_swap(Habit):
+    """`current` points to the newest version and is replaced by rename; older versions are deleted."""
+
+    KEEP = 3
+
+    def step(self, n):
+        write(self.path(f"v{n}"), self.block(n, 900))
+        os.symlink(f"v{n}", self.path("current.tmp"))
+        pause()
+        os.rename(self.path("current.tmp"), self.path("current"))
+        if n >= self.KEEP:
+            os.unlink(self.path(f"v{n - self.KEEP}"))
+
+    def check(self, n):
+        if n:
+            equal(os.readlink(self.path("current")), f"v{n - 1}", "current")
+            equal(read(self.path("current")) == self.block(n - 1, 900), True, "the newest version is right")
+            versions = {f"v{step}" for step in range(max(0, n - self.KEEP), n)}
+            equal(set(names(self.dir)), versions | {"current"}, "names")
+
+
+class symlink_anew(Habit):
+    """A symbolic link that is removed and made anew, as `ln -sf` does."""
+
+    def begin(self):
+        for number in range(3):
+            write(self.path(f"target-{number}"), self.block(number, 10))
+
+    def step(self, n):
+        if n:
+            os.unlink(self.path("link"))
+        pause()
+        os.symlink(f"target-{n % 3}", self.path("link"))
+
+    def check(self, n):
+        if n:
+            equal(os.readlink(self.path("link")), f"target-{(n - 1) % 3}", "the link")
+
+
+class directory_rename(Habit):
+    """A directory is filled under another name, and takes the place of the one before."""
+
+    def step(self, n):
+        os.mkdir(self.path("new"))
+        for number in range(3):
+            write(self.path(f"new/{number}"), self.block(f"{n} {number}", 700))
+        if n:
+            os.rename(self.path("now"), self.path("old"))
+            pause()
+        os.rename(self.path("new"), self.path("now"))
+        if n:
+            shutil.rmtree(self.path("old"))
+
+    def check(self, n):
+        if n:
+            equal(names(self.dir), ["now"], "names")
+            for number in range(3):
+                right = read(self.path(f"now/{number}")) == self.block(f"{n - 1} {number}", 700)
+                equal(right, True, f"file {number} is right")
+
+
+class directory_moves(Habit):
+    """A directory with a growing file that moves to another name in each step; its files stay the same inodes."""
+
+    def begin(self):
+        self.content = b""
+        os.makedirs(self.path("at-0/deep"))
+        write(self.path("at-0/deep/log"), b"")
+
+    def step(self, n):
+        os.rename(self.path(f"at-{n}"), self.path(f"at-{n + 1}"))
+        pause()
+        with open(self.path(f"at-{n + 1}/deep/log"), "ab") as file:
+            file.write(self.line(n).encode())
+        self.content += self.line(n).encode()
+
+    def check(self, n):
+        equal(names(self.dir), [f"at-{n}"], "names")
+        equal(read(self.path(f"at-{n}/deep/log")), self.content, "the log")
+
+
+class moved_between(Habit):
+    """A queue: files move through the directories of their states."""
+
+    STATES = ("waiting", "working", "done")
+
+    def begin(self):
+        for state in self.STATES:
+            os.mkdir(self.path(state))
+
+    def step(self, n):
+        write(self.path(f"waiting/{n}"), self.block(n, 300))
+        pause()
+        if n >= 2:
+            os.rename(self.path(f"waiting/{n - 2}"), self.path(f"working/{n - 2}"))
+        if n >= 4:
+            os.rename(self.path(f"working/{n - 4}"), self.path(f"done/{n - 4}"))
+        pause()
+        if n >= 10:
+            os.unlink(self.path(f"done/{n - 10}"))
+
+    def check(self, n):
+        want = {
+            "waiting": range(max(0, n - 2), n),
+            "working": range(max(0, n - 4), max(0, n - 2)),
+            "done": range(max(0, n - 10), max(0, n - 4)),
+        }
+        for state, steps in want.items():
+            equal(set(names(self.path(state))), {str(step) for step in steps}, state)
+            for step in steps:
+                right = read(self.path(f"{state}/{step}")) == self.block(step, 300)
+                equal(right, True, f"{state}/{step} is right")
+
+
+class modes_and_times(Habit):
+    """chmod, utime and, for root, chown, of files whose content does not change."""
+
+    def begin(self):
+        self.want = {}
+        os.mkdir(self.path("dir"))
+        for name in ("file", "dir"):
+            if name == "file":
+                write(self.path(name), b"content\n")
+            self.change(name, -1)
+
+    def change(self, name, n):
+        path, mode = self.path(name), (0o600, 0o640, 0o755, 0o700)[n % 4]
+        owner = (n % 5, n % 7) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+        os.chown(path, *owner)
+        os.chmod(path, mode)
+        pause()
+        os.utime(path, ns=(n + 10**18, n * 1000 + 10**18))
+        # A resume does not put back the times of directories.
+        self.want[name] = (mode, *owner, n * 1000 + 10**18 if name == "file" else None)
+
+    def step(self, n):
+        self.change("file", n)
+        pause()
+        self.change("dir", n + 1)
+
+    def check(self, n):
+        for name, want in self.want.items():
+            found = os.stat(self.path(name))
+            time_ns = found.st_mtime_ns if name == "file" else None
+            got = (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, time_ns)
+            equal(got, want, f"mode, owner and modification time of {name}")
+        equal(read(self.path("file")), b"content\n", "the content")
+
+
+class temporary_trees(Habit):
+    """Directories of mkdtemp that are filled, and removed some steps later."""
+
+    LIFE = 3
+
+    def begin(self):
+        self.trees = []
+
+    def step(self, n):
+        tree = tempfile.mkdtemp(dir=self.dir)
+        self.trees.append((n, tree))
+        os.makedirs(os.path.join(tree, "a/b"))
+        for name in ("one", "a/two", "a/b/three"):
+            write(os.path.join(tree, name), self.block(f"{n} {name}", 200))
+        if len(self.trees) > self.LIFE:
+            shutil.rmtree(self.trees.pop(0)[1])
+
+    def check(self, n):
+        equal(names(self.dir), sorted(os.path.basename(tree) for _, tree in self.trees), "names")
+        for step, tree in self.trees:
+            for name in ("one", "a/two", "a/b/three"):
+                right = read(os.path.join(tree, name)) == self.block(f"{step} {name}", 200)
+                equal(right, True, f"{name} of step {step} is right")
+
+    def end(self):
+        for _, tree in self.trees:
+            shutil.rmtree(tree)
+
+
+class special_files(Habit):
+    """FIFOs and empty directories that come and go."""
+
+    def step(self, n):
+        if n:
+            os.unlink(self.path("fifo"))
+            os.rmdir(self.path(f"empty-{n - 1}"))
+        pause()
+        os.mkfifo(self.path("fifo"), (0o600, 0o644)[n % 2])
+        os.mkdir(self.path(f"empty-{n}"))
+
+    def check(self, n):
+        if n:
+            equal(names(self.dir), [f"empty-{n - 1}", "fifo"], "names")
+            mode = os.lstat(self.path("fifo")).st_mode
+            equal((stat.S_ISFIFO(mode), stat.S_IMODE(mode)), (True, (0o600, 0o644)[(n - 1) % 2]), "the FIFO")
+
+
+class changes_kind(Habit):
+    """One name is a file, a directory and a symbolic link in turn."""
+
+    def begin(self):
+        write(self.path("target"), b"target\n")
+
+    def step(self, n):
+        path = self.path("thing")
+        if n:
+            (os.unlink, shutil.rmtree, os.unlink)[(n - 1) % 3](path)
+        pause()
+        if n % 3 == 0:
+            write(path, self.block(n, 100))
+        elif n % 3 == 1:
+            os.mkdir(path)
+            write(os.path.join(path, "inside"), self.block(n, 100))
+        else:
+            os.symlink("target", path)
+
+    def check(self, n):
+        path = self.path("thing")
+        if n == 0:
+            return
+        if n % 3 == 1:
+            equal(read(path) == self.block(n - 1, 100), True, "the file is right")
+        elif n % 3 == 2:
+            equal(read(os.path.join(path, "inside")) == self.block(n - 1, 100), True, "its file is right")
+        else:
+            equal(os.readlink(path), "target", "the link")
+
+
+class odd_names(Habit):
+    """Names with spaces, quotes, newlines, glob characters and other scripts, rewritten in place."""
+
+    NAMES = ("a b", "new\nline", 'quo"te', "back\\slash", "[x]*?", "naïve-日本", "-rf", ".hidden", "x" * 200)
+
+    def begin(self):
+        self.last = {}
+
+    def step(self, n):
+        name = self.NAMES[n % len(self.NAMES)]
+        write(self.path(name), self.line(n).encode())
+        self.last[name] = self.line(n).encode()
+
+    def check(self, n):
+        equal(set(names(self.dir)), set(self.last), "names")
+        for name, content in self.last.items():
+            equal(read(self.path(name)), content, name)

@@ -1,0 +1,100 @@
+//! Resumes that are killed while they put files back, and checkpoints of a file that is written for long.
+
+use super::{mixed, plan};
+use ckpt_run_tests::habits::{HabitJob, State};
+use ckpt_run_tests::{Running, Sandbox};
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+/// The fault points of launcher/src/restore/put_back.rs, in order.
+const POINTS: &[&str] = &[
+    "put-back-moving",
+    "put-back-aside",
+    "put-back-directory",
+    "put-back-file",
+    "put-back-made",
+    "put-back-rewrite",
+    "put-back-symlink",
+    "put-back-link",
+    "put-back-done",
+];
+/// A point is passed once for each file: the resume is killed at one of the first passages.
+const PASSAGES: u32 = 3;
+/// Between a snapshot and a kill: all habits of the job have done some steps.
+const GAP: Duration = Duration::from_millis(400);
+
+fn runs(job: &mut HabitJob, what: &str) -> Running {
+    match job.resume() {
+        State::Runs(running) => running,
+        State::Refused(why) | State::Wrong(why) => panic!("{what}: {why}\n{}", job.events()),
+        State::Ended => panic!("{what}: the job has ended\n{}", job.events()),
+    }
+}
+
+/// Saves the job, lets it write, kills it, and kills its resume at a fault point. Returns whether that was reached.
+fn kill_a_resume(job: &mut HabitJob, mut running: Running, point: &str, passage: u32) -> (Running, bool) {
+    let what = format!("{point}@{passage}");
+    job.checkpoint(&mut running).unwrap_or_else(|why| panic!("{what}: {why}\n{}", job.events()));
+    std::thread::sleep(GAP);
+    running.kill_everything();
+    job.note(&format!("a resume that is killed at {what}"));
+    let mut command = job.run_command();
+    command.env("CKPT_FAULT", format!("{what}=kill"));
+    let mut faulty = job.launch(command);
+    let is_reached = loop {
+        if faulty.has_ended() {
+            let status = faulty.wait_status();
+            assert_eq!(status.signal(), Some(9), "{what}: {status} {}\n{}", faulty.said(), job.events());
+            break true;
+        }
+        if faulty.said().contains("resumed from snapshot") {
+            faulty.kill_everything();
+            break false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    (runs(job, &what), is_reached)
+}
+
+#[test]
+fn a_resume_is_killed_at_every_step_of_putting_back() {
+    let mut job = HabitJob::new(Sandbox::new(), &plan(&mixed(), 0, &[]));
+    let mut running = job.start();
+    let mut reached = BTreeSet::new();
+    for passage in 1..=PASSAGES {
+        for point in POINTS {
+            let is_reached;
+            (running, is_reached) = kill_a_resume(&mut job, running, point, passage);
+            if is_reached {
+                reached.insert(*point);
+            }
+        }
+    }
+    let end = job.finish(running);
+    assert_eq!(end, Ok(()), "the sequence was\n{}", job.events());
+    assert_eq!(reached.len(), POINTS.len(), "only {reached:?} were reached\n{}", job.events());
+}
+
+/// A checkpoint of 30 MB is written to `ckpt.tmp` and renamed. The snapshot has a part of it, the kill hits the next one:
+/// no part of that may be in the file.
+#[test]
+fn a_checkpoint_has_bytes_of_one_epoch_only() {
+    let mut job = HabitJob::new(Sandbox::new(), &plan(&["epochs"], 0, &[]));
+    let mut running = job.start();
+    let file = job.sandbox.path().join("work/epochs/ckpt.tmp");
+    let bytes = || fs::metadata(&file).map_or(0, |meta| meta.len());
+    let is_half_written = || (5 << 20..20 << 20).contains(&bytes()).then_some(());
+    for _ in 0..4 {
+        running.until("a part of an epoch", is_half_written);
+        job.checkpoint(&mut running).unwrap_or_else(|why| panic!("{why}\n{}", job.events()));
+        running.until("the end of the epoch", || (bytes() == 0).then_some(()));
+        running.until("a part of the next epoch", is_half_written);
+        running.kill_everything();
+        job.note("killed in the next epoch");
+        running = runs(&mut job, "epochs");
+    }
+    let end = job.finish(running);
+    assert_eq!(end, Ok(()), "the sequence was\n{}", job.events());
+}

@@ -1,0 +1,248 @@
+//! What happens to files that are replaced, excluded, or changed by somebody else. The job does what the test tells it.
+
+use ckpt_run_tests::trees::Tree;
+use ckpt_run_tests::{Running, Sandbox, programs, python};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Between a change and a kill: the record of written files is not written at once.
+const RECORDED: std::time::Duration = std::time::Duration::from_millis(300);
+
+/// A job that executes Python code of the test.
+struct Told {
+    sandbox: Sandbox,
+    options: Vec<&'static str>,
+    running: Option<Running>,
+    /// How much code the job has executed.
+    told: usize,
+    starts: u32,
+}
+
+impl Told {
+    fn new(options: &[&'static str]) -> Self {
+        let sandbox = Sandbox::new();
+        for dir in ["work", "told"] {
+            fs::create_dir(sandbox.path().join(dir)).unwrap();
+        }
+        Self { sandbox, options: options.to_vec(), running: None, told: 0, starts: 0 }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.sandbox.path().join("work").join(name)
+    }
+
+    fn read(&self, name: &str) -> String {
+        self.sandbox.read(&format!("work/{name}"))
+    }
+
+    fn launch(&mut self, more: &[&str]) -> Running {
+        self.starts += 1;
+        let mut arguments: Vec<PathBuf> = self.options.iter().chain(more).map(PathBuf::from).collect();
+        arguments.extend(["--".into(), python(), programs().join("files/told.py"), "../told".into()]);
+        let mut command = self.sandbox.command(arguments);
+        command.env("CKPT_FILES", "strict");
+        command.current_dir(self.sandbox.path().join("work"));
+        self.sandbox.start_command(&format!("run{}", self.starts), command)
+    }
+
+    fn start(&mut self, more: &[&str]) -> &mut Running {
+        let running = self.launch(more);
+        let running = self.running.insert(running);
+        running.until_answering(&self.sandbox);
+        running
+    }
+
+    /// Lets the job execute code and waits for that.
+    fn tell(&mut self, code: &str) {
+        let path = self.sandbox.path().join("told").join(format!("{}.py", self.told));
+        let written = path.with_extension("new");
+        fs::write(&written, code).unwrap();
+        fs::rename(written, path).unwrap();
+        let (done, out) = (format!("done {}\n", self.told), format!("run{}.out", self.starts));
+        let running = self.running.as_mut().expect("a running job");
+        running.until(code, || self.sandbox.read(&out).contains(&done).then_some(()));
+        self.told += 1;
+    }
+
+    fn checkpoint(&mut self) -> usize {
+        self.running.as_ref().expect("a running job").checkpoint(&self.sandbox);
+        self.told
+    }
+
+    /// Kills everything, and forgets what was told since the snapshot.
+    fn kill(&mut self, told_at_snapshot: usize) {
+        std::thread::sleep(RECORDED);
+        self.running.take().expect("a running job").kill_everything();
+        for number in told_at_snapshot..self.told {
+            fs::remove_file(self.sandbox.path().join(format!("told/{number}.py"))).unwrap();
+        }
+        self.told = told_at_snapshot;
+    }
+
+    fn resume(&mut self, more: &[&str]) -> String {
+        let running = self.start(more);
+        let said = running.said();
+        assert!(said.contains("resumed from snapshot"), "{said}");
+        said
+    }
+
+    /// Files in the directories of what was replaced, with their contents.
+    fn kept(&self) -> Vec<(String, String)> {
+        let mut found = Vec::new();
+        let mut open = vec![self.sandbox.job_dir().join("kept")];
+        while let Some(dir) = open.pop() {
+            for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+                match entry.file_type().unwrap().is_dir() {
+                    true => open.push(entry.path()),
+                    false => found.push((
+                        entry.file_name().to_string_lossy().into_owned(),
+                        fs::read_to_string(entry.path()).unwrap(),
+                    )),
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+const WRITE: &str = "def write(path, text, mode='w'):\n    with open(path, mode) as file: file.write(text)\n";
+
+#[test]
+fn later_versions_are_kept() {
+    let mut job = Told::new(&[]);
+    job.start(&[]);
+    job.tell(WRITE);
+    job.tell("import os\nfor name in 'changed replaced log deleted'.split(): write(name, 'then\\n')");
+    let told = job.checkpoint();
+    job.tell("write('changed', 'other text\\n')");
+    job.tell("write('new', 'replacement\\n'); os.rename('new', 'replaced')");
+    job.tell("write('log', 'more\\n', 'a'); os.unlink('deleted')");
+    job.tell(
+        "write('made', 'made since\\n'); os.mkdir('dir'); write('dir/inside', 'made in a directory\\n')",
+    );
+    job.kill(told);
+    let said = job.resume(&[]);
+    for name in ["changed", "replaced", "log", "deleted"] {
+        assert_eq!(job.read(name), "then\n", "{name}: {said}");
+    }
+    assert!(!job.path("made").exists() && !job.path("dir").exists(), "{said}");
+    let kept = job.kept();
+    for (name, content) in [
+        ("changed", "other text\n"),
+        ("replaced", "replacement\n"),
+        ("log", "more\n"),
+        ("made", "made since\n"),
+        ("inside", "made in a directory\n"),
+    ] {
+        let is_there = kept.iter().any(|(file, text)| file.contains(name) && text == content);
+        assert!(is_there, "{name}: {kept:?}\n{said}");
+    }
+}
+
+#[test]
+fn excluded_files_are_left_alone() {
+    let mut job = Told::new(&["--files-exclude", "*.cache,scratch"]);
+    job.start(&[]);
+    job.tell(WRITE);
+    job.tell(
+        "import os\nos.mkdir('scratch')\nfor name in ('a.cache', 'scratch/b', 'c'): write(name, 'then')",
+    );
+    let told = job.checkpoint();
+    job.tell("for name in ('a.cache', 'scratch/b', 'c'): write(name, 'later')");
+    job.tell("for name in ('new.cache', 'scratch/new', 'new'): write(name, 'made since')");
+    job.kill(told);
+    let said = job.resume(&[]);
+    let all = ["a.cache", "scratch/b", "c", "new.cache", "scratch/new", "new"].map(|name| job.read(name));
+    assert_eq!(all, ["later", "later", "then", "made since", "made since", ""], "{said}");
+}
+
+/// A person edits what the job only reads, and makes files of their own.
+fn edits_survive(while_it_runs: bool) {
+    let mut job = Told::new(&[]);
+    let (small, large) = ("config".to_owned(), "x".repeat(3 << 20));
+    for (name, text) in [("config.yaml", &small), ("data.bin", &large)] {
+        fs::write(job.path(name), text).unwrap();
+    }
+    job.start(&[]);
+    job.tell(WRITE);
+    job.tell("config = open('config.yaml').read(), open('data.bin').read(); write('result', 'then')");
+    let told = job.checkpoint();
+    job.tell("write('result', 'later')");
+    if !while_it_runs {
+        job.kill(told);
+    }
+    fs::write(job.path("config.yaml"), "edited").unwrap();
+    fs::write(job.path("data.bin"), "edited").unwrap();
+    fs::write(job.path("notes.txt"), "a person's").unwrap();
+    if while_it_runs {
+        job.kill(told);
+    }
+    let said = job.resume(&[]);
+    let all = ["config.yaml", "data.bin", "notes.txt", "result"].map(|name| job.read(name));
+    assert_eq!(all, ["edited", "edited", "a person's", "then"], "{said}");
+}
+
+#[test]
+fn edits_after_the_end_of_the_job_survive() {
+    edits_survive(false);
+}
+
+/// The kernel reports the process that changes a file to root only.
+#[test]
+fn edits_while_the_job_runs_survive() {
+    edits_survive(true);
+}
+
+/// A person also edits a file that the job has written: the job's version is put back, the person's is kept.
+#[test]
+fn an_edit_of_a_file_of_the_job_is_kept() {
+    let mut job = Told::new(&[]);
+    job.start(&[]);
+    job.tell(WRITE);
+    job.tell("write('state', 'then')");
+    let told = job.checkpoint();
+    job.tell("write('state', 'later')");
+    job.kill(told);
+    fs::write(job.path("state"), "edited").unwrap();
+    let said = job.resume(&[]);
+    assert_eq!(job.read("state"), "then", "{said}");
+    assert!(job.kept().iter().any(|(_, text)| text == "edited"), "{:?}\n{said}", job.kept());
+}
+
+/// All files, with ckpt-run's own left out.
+fn tree(top: &Path) -> Tree {
+    Tree::read(&top.join("work"))
+}
+
+/// A large file of an earlier job, changed in place after the snapshot, is not in the snapshot.
+#[test]
+fn a_resume_is_refused_before_anything_is_touched() {
+    let mut job = Told::new(&["--files-budget", "1MiB"]);
+    fs::write(job.path("large"), vec![b'x'; 3 << 20]).unwrap();
+    let mut reflink = Command::new("cp");
+    reflink.arg("--reflink=always").arg(job.path("large")).arg(job.sandbox.path().join("copy"));
+    if reflink.stderr(Stdio::null()).status().unwrap().success() {
+        return ckpt_test_skip::skip("target/tests is on a file system with reflinks, which needs no copies");
+    }
+    job.start(&[]);
+    job.tell(WRITE);
+    job.tell("write('state', 'then')");
+    let told = job.checkpoint();
+    job.tell("write('state', 'later'); write('made', 'since')");
+    job.tell("with open('large', 'r+b') as file: file.seek(5); file.write(b'changed')");
+    job.kill(told);
+    let before = tree(job.sandbox.path());
+    let mut refused = job.launch(&[]);
+    assert_eq!(refused.wait(), 125, "{}", refused.said());
+    assert!(refused.said().contains("cannot be put back"), "{}", refused.said());
+    assert!(refused.said().contains("work/large was changed"), "{}", refused.said());
+    assert_eq!(tree(job.sandbox.path()).differences(&before), [""; 0], "{}", refused.said());
+
+    let said = job.resume(&["--files", "lenient"]);
+    assert!(said.contains("work/large"), "{said}");
+    assert_eq!(job.read("state"), "then", "{said}");
+    assert!(!job.path("made").exists(), "{said}");
+    assert_eq!(fs::read(job.path("large")).unwrap()[5..12], *b"changed", "{said}");
+}
