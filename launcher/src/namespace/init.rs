@@ -274,13 +274,7 @@ impl Init<'_> {
                 self.tracker = Some(tracker);
                 Ok((Reply::Tracking { unwatched }, None))
             }
-            Request::WrittenFiles => {
-                self.drain();
-                let journal = fds.into_iter().next().map(File::from);
-                let written = self.tracker.as_mut().map(|tracker| tracker.next(journal));
-                let (paths, is_complete) = written.unwrap_or_default();
-                Ok((Reply::Written { paths, is_complete }, None))
-            }
+            Request::WrittenFiles => Ok((self.written_files(fds), None)),
             Request::Survey => {
                 let criu: Vec<i32> = self.criu.keys().copied().collect();
                 Ok((survey::scan(&criu, self.root_pid).at_step("survey the job's processes")?, None))
@@ -293,6 +287,14 @@ impl Init<'_> {
                 done(warnings)
             }
         }
+    }
+
+    fn written_files(&mut self, fds: Vec<OwnedFd>) -> Reply {
+        self.drain();
+        let journal = fds.into_iter().next().map(File::from);
+        let written = self.tracker.as_mut().map(|tracker| tracker.next(journal));
+        let (paths, is_complete) = written.unwrap_or_default();
+        Reply::Written { paths, is_complete }
     }
 
     fn start_criu(&mut self, argv: &[OsString], kept: Vec<OwnedFd>) -> io::Result<(Reply, Option<OwnedFd>)> {
