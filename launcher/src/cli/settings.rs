@@ -222,7 +222,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("WHICH"),
         default: "off",
         help: "Put back the files that the job has written: off, strict, or lenient",
-        long_help: "Whether the files that the job writes are part of its snapshots, so that a resume puts them back. New, and therefore not on by default:\n  off      only files that are open for writing: they are cut to their length at the snapshot\n  strict   all files that the job has written. If one cannot be put back, the resume is refused, and the file is named. Nothing is changed then\n  lenient  the same, but a file that cannot be put back stays as it is, with a warning. The job may then fail, or compute something else",
+        long_help: "Whether the files that the job writes are part of its snapshots, so that a resume puts them back. New, with known errors (docs/resuming.md), and therefore off by default:\n  off      only files that are open for writing: they are cut to their length at the snapshot\n  strict   all files that the job has written. If one cannot be put back, the resume is refused, and the file is named. Nothing is changed then\n  lenient  the same, but a file that cannot be put back stays as it is, with a warning. The job may then fail, or compute something else",
         set: |config, option| option.put(&mut config.files.missing, "off, strict, or lenient", or_off(named)),
     },
     Setting {

@@ -229,8 +229,12 @@ impl<'a> Capture<'a> {
         let mut paths: BTreeSet<String> = open.writable.clone();
         let is_tracked = self.history.touched.is_some();
         paths.extend(self.history.touched.iter().flatten().cloned());
-        let parents: Vec<_> =
-            paths.iter().filter_map(|path| Some(Path::new(path).parent()?.to_str()?.to_owned())).collect();
+        // A directory that the job removes with its open file is needed too.
+        let parents = |paths: &BTreeSet<String>| -> BTreeSet<String> {
+            paths.iter().filter_map(|path| Some(Path::new(path).parent()?.to_str()?.to_owned())).collect()
+        };
+        let needed: BTreeSet<String> = open.writable.iter().cloned().chain(parents(&open.writable)).collect();
+        let parents = parents(&paths);
         paths.extend(parents);
         let known = self.history.known.keys().filter(|path| !self.inventory.entries.contains_key(*path));
         paths.extend(known.cloned());
@@ -238,7 +242,7 @@ impl<'a> Capture<'a> {
             self.walk(&mut found);
         }
         for path in paths {
-            let is_needed = open.writable.contains(&path) && !self.inventory.entries.contains_key(&path);
+            let is_needed = needed.contains(&path) && !self.inventory.entries.contains_key(&path);
             if let Ok(meta) = fs::symlink_metadata(inside(&self.root, &path))
                 && (is_needed || self.rules.covers(Path::new(&path), is_tracked))
                 && !path.starts_with("/dev/")

@@ -385,8 +385,12 @@ impl<'a> Planner<'a> {
                     self.plan.directories.insert(path, entry.clone());
                 }
             }
-            Kind::Fifo if now.is_some() => {}
-            Kind::Fifo => drop(self.plan.fifos.insert(path, entry.clone())),
+            Kind::Fifo => {
+                let is_right = |now: &Metadata| now.mode() & 0o7777 == entry.mode;
+                if !now.as_ref().is_some_and(is_right) {
+                    self.plan.fifos.insert(path, entry.clone());
+                }
+            }
             Kind::Symlink(target) => {
                 let is_right = |_: &Metadata| fs::read_link(&path).is_ok_and(|now| now == Path::new(target));
                 if !now.as_ref().is_some_and(is_right) {

@@ -57,20 +57,32 @@ fn run_on(kind: FileSystem, dir: &Path, top: &Path, number: usize, plan: &Plan) 
 
 #[test]
 fn ext4() {
+    if super::is_for_full_only() {
+        return;
+    }
     on(FileSystem::Ext4, "ext4");
 }
 
 #[test]
 fn xfs_with_reflinks() {
+    if super::is_for_full_only() {
+        return;
+    }
     on(FileSystem::Xfs, "xfs_with_reflinks");
 }
 
 #[test]
 fn tmpfs_with_a_store_on_a_disk() {
+    if super::is_for_full_only() {
+        return;
+    }
     on(FileSystem::Tmpfs, "tmpfs_with_a_store_on_a_disk");
 }
 
 #[test]
 fn overlayfs() {
+    if super::is_for_full_only() {
+        return;
+    }
     on(FileSystem::Overlay, "overlayfs");
 }

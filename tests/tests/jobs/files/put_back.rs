@@ -60,6 +60,9 @@ fn kill_a_resume(job: &mut HabitJob, mut running: Running, point: &str, passage:
 
 #[test]
 fn a_resume_is_killed_at_every_step_of_putting_back() {
+    if super::is_for_full_only() {
+        return;
+    }
     let mut job = HabitJob::new(Sandbox::new(), &plan(&mixed(), 0, &[]));
     let mut running = job.start();
     let mut reached = BTreeSet::new();

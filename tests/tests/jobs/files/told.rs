@@ -186,6 +186,9 @@ fn edits_survive(while_it_runs: bool) {
 
 #[test]
 fn edits_after_the_end_of_the_job_survive() {
+    if super::is_for_full_only() {
+        return;
+    }
     edits_survive(false);
 }
 
