@@ -49,6 +49,11 @@ fn finding(
     Finding { need, state, found, why, remedy }
 }
 
+/// What was found, as a success or as a failure.
+fn ok_if(is_ok: bool, found: String) -> Result<String, String> {
+    if is_ok { Ok(found) } else { Err(found) }
+}
+
 /// Runs all checks; exit code 1 when a requirement is missing.
 ///
 /// # Errors
@@ -124,56 +129,32 @@ fn check_system(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// A capability, and the jobs that need it.
-struct Right {
-    name: &'static str,
-    capability: CapabilitySet,
-    why: &'static str,
-}
-
-/// Every job needs some of these, see `privileges`; docs/privileges.md says which jobs need the others.
-const RIGHTS: &[Right] = &[
-    Right {
-        name: "CAP_SYS_ADMIN",
-        capability: CapabilitySet::SYS_ADMIN,
-        why: "for the job's namespaces, mapped files without a name (multiprocessing), io_uring, staging in memory",
-    },
-    Right {
-        name: "CAP_NET_ADMIN",
-        capability: CapabilitySet::NET_ADMIN,
-        why: "for jobs with TCP connections (torchrun), unless they run with --network private in a user namespace",
-    },
-    Right {
-        name: "CAP_SETPCAP",
-        capability: CapabilitySet::SETPCAP,
-        why: "to resume a job whose bounding set is not full, as in containers; not with no_new_privs",
-    },
-    Right {
-        name: "CAP_SYS_TIME",
-        capability: CapabilitySet::SYS_TIME,
-        why: "for a monotonic clock that continues after a reboot (root only)",
-    },
-    Right {
-        name: "CAP_SYS_CHROOT",
-        capability: CapabilitySet::SYS_CHROOT,
-        why: "for the root directories of resumed processes (root only)",
-    },
-    Right {
-        name: "CAP_DAC_READ_SEARCH",
-        capability: CapabilitySet::DAC_READ_SEARCH,
-        why: "for jobs that watch files with inotify or fanotify",
-    },
-    Right {
-        name: "CAP_SYS_PTRACE",
-        capability: CapabilitySet::SYS_PTRACE,
-        why: "for processes of the job with other users or capabilities",
-    },
-    Right {
-        name: "CAP_SYS_RESOURCE",
-        capability: CapabilitySet::SYS_RESOURCE,
-        why: "to restore resource limits above those of the user",
-    },
+/// Capabilities, and the jobs that need them. Every job needs some, see `privileges`; docs/privileges.md says which jobs need
+/// the others.
+const RIGHTS: [(&str, &str); 8] = [
+    (
+        "CAP_SYS_ADMIN",
+        "for the job's namespaces, mapped files without a name (multiprocessing), io_uring, staging in memory",
+    ),
+    (
+        "CAP_NET_ADMIN",
+        "for jobs with TCP connections (torchrun), unless they run with --network private in a user namespace",
+    ),
+    (
+        "CAP_SETPCAP",
+        "to resume a job whose bounding set is not full, as in containers; not with no_new_privs",
+    ),
+    ("CAP_SYS_TIME", "for a monotonic clock that continues after a reboot (root only)"),
+    ("CAP_SYS_CHROOT", "for the root directories of resumed processes (root only)"),
+    ("CAP_DAC_READ_SEARCH", "for jobs that watch files with inotify or fanotify"),
+    ("CAP_SYS_PTRACE", "for processes of the job with other users or capabilities"),
+    ("CAP_SYS_RESOURCE", "to restore resource limits above those of the user"),
 ];
+
+/// The capability with this name.
+fn capability(name: &str) -> Option<CapabilitySet> {
+    CapabilitySet::from_name(name.strip_prefix("CAP_")?)
+}
 
 fn check_rights() -> Vec<Finding> {
     let rights = Privileges::detect();
@@ -191,17 +172,18 @@ fn check_rights() -> Vec<Finding> {
         "run ckpt-run as root",
     );
     let needed = rights.needed();
-    let of_right = |right: &Right| {
-        let is_needed = needed.iter().any(|one| one.name == right.name);
+    let of_right = |(name, why)| {
+        let is_needed = needed.iter().any(|one| one.name == name);
+        let is_held = capability(name).is_some_and(|capability| rights.has(capability));
         finding(
-            right.name,
-            if rights.has(right.capability) { Ok("held".to_owned()) } else { Err("not held".to_owned()) },
+            name,
+            if is_held { Ok("held".to_owned()) } else { Err("not held".to_owned()) },
             if is_needed { State::Missing } else { State::Limited },
-            right.why,
+            why,
             "run ckpt-run as root, or give it this capability (setcap on its file, or as an ambient one)",
         )
     };
-    std::iter::once(user).chain(RIGHTS.iter().map(of_right)).collect()
+    std::iter::once(user).chain(RIGHTS.into_iter().map(of_right)).collect()
 }
 
 fn pid_namespace() -> Finding {
@@ -221,7 +203,7 @@ fn ptrace_scope() -> Finding {
     let found = format!("kernel.yama.ptrace_scope is {}", scope.trim());
     finding(
         "ptrace",
-        if scope.trim() == "3" { Err(found) } else { Ok(found) },
+        ok_if(scope.trim() != "3", found),
         State::Missing,
         "CRIU stops processes with ptrace; 3 forbids it for everybody",
         "reboot with sysctl kernel.yama.ptrace_scope=1 (3 cannot be changed without a reboot)",
@@ -257,7 +239,7 @@ fn driver() -> Finding {
     let version = version.map_err(|_| "none".to_owned()).map(|version| version.trim().to_owned());
     finding(
         "NVIDIA driver",
-        version.and_then(|version| if is_new_enough(&version) { Ok(version) } else { Err(version) }),
+        version.and_then(|version| ok_if(is_new_enough(&version), version)),
         State::Limited,
         "for jobs that use a GPU: drivers from 570 on can save and restore their state",
         "nothing to do for jobs without a GPU; otherwise install version 570 or newer",
@@ -284,14 +266,10 @@ fn interposer(config: &Config) -> Finding {
 }
 
 fn free_memory() -> Finding {
-    let outcome = match staging::available_bytes() {
-        Ok(bytes) if bytes > 1 << 30 => Ok(format!("{} available", print::bytes(bytes))),
-        Ok(bytes) => Err(format!("{} available", print::bytes(bytes))),
-        Err(error) => Err(error.to_string()),
-    };
+    let available = staging::available_bytes().map_err(|error| error.to_string());
     finding(
         "free memory",
-        outcome,
+        available.and_then(|bytes| ok_if(bytes > 1 << 30, format!("{} available", print::bytes(bytes)))),
         State::Limited,
         "a checkpoint copies the memory of the job to free memory; without enough of it, the copy goes to disk and the pause is longer",
         "leave as much memory free as the job uses",
@@ -314,18 +292,26 @@ fn object_store(config: &Config) -> Finding {
 fn free_disk(config: &Config) -> Finding {
     let absolute = std::path::absolute(&config.store.dir).unwrap_or_else(|_| config.store.dir.clone());
     let there = absolute.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    let outcome = match ckpt_snapshot::free_bytes(there) {
-        Ok(bytes) if bytes > 10 << 30 => {
-            Ok(format!("{} free for {}", print::bytes(bytes), absolute.display()))
-        }
-        Ok(bytes) => Err(format!("{} free for {}", print::bytes(bytes), absolute.display())),
-        Err(error) => Err(error.to_string()),
-    };
+    let free = ckpt_snapshot::free_bytes(there).map_err(|error| error.to_string());
+    let found = |bytes| format!("{} free for {}", print::bytes(bytes), absolute.display());
     finding(
         "free disk",
-        outcome,
+        free.and_then(|bytes| ok_if(bytes > 10 << 30, found(bytes))),
         State::Limited,
         "a snapshot is as large as the job's memory, and --keep of them are kept",
         "free some space, or put --store on a larger disk",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_right_names_a_capability() {
+        for (name, _) in RIGHTS {
+            assert!(capability(name).is_some(), "{name}");
+        }
+        assert_eq!(capability("CAP_SYS_ADMIN"), Some(CapabilitySet::SYS_ADMIN));
+    }
 }

@@ -10,7 +10,7 @@ use crate::sys::error::bad_input;
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_protocol::control::{
-    CONTROL_VERSION, Call, DeviceMemory, Held, JobStatus, Phase, Reply, Request, Saved, Uploads,
+    CONTROL_VERSION, Call, DeviceMemory, Held, JobStatus, Phase, Progress, Reply, Request, Saved, Uploads,
 };
 use ckpt_protocol::frame;
 use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, Listed, ReadError, Store, Tiers};
@@ -119,13 +119,11 @@ pub fn stop(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     } else if let Some(id) = &stopped.snapshot {
         writeln!(io::stdout(), "{id}")?;
     }
-    match (stopped.snapshot, stopped.problem) {
-        (Some(_), _) => Ok(0),
-        (None, problem) => {
-            let problem = problem.unwrap_or_else(|| "it ended before the snapshot".to_owned());
-            bail!("the job {} ended without a final snapshot: {problem}", job.key())
-        }
+    if stopped.snapshot.is_some() {
+        return Ok(0);
     }
+    let problem = stopped.problem.unwrap_or_else(|| "it ended before the snapshot".to_owned());
+    bail!("the job {} ended without a final snapshot: {problem}", job.key())
 }
 
 /// The state of a job.
@@ -163,7 +161,7 @@ pub fn status(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     }
     for status in &all {
         writeln!(out, "{}: {}, {} snapshots", status.job, state(status), status.snapshots)?;
-        report(&mut out, status)?;
+        report(status).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     }
     Ok(0)
 }
@@ -227,35 +225,29 @@ fn unread(bytes: u64) -> String {
     if bytes == 0 { String::new() } else { format!(" ({} unchanged and not read)", print::bytes(bytes)) }
 }
 
-/// Writes the report of the job's launcher, one line per fact.
-///
-/// # Errors
-/// When `out` cannot be written.
-pub fn report(out: &mut impl Write, status: &Status) -> Result<()> {
-    let Some(launcher) = &status.launcher else { return Ok(()) };
+/// The report of the job's launcher, one line per fact.
+#[must_use]
+pub fn report(status: &Status) -> Vec<String> {
+    let Some(launcher) = &status.launcher else { return Vec::new() };
     let started = print::ago(launcher.started_unix_ms);
-    writeln!(out, "  launcher         process {}, started {started}", launcher.launcher_pid)?;
+    let mut lines = vec![format!("  launcher         process {}, started {started}", launcher.launcher_pid)];
     if let Some(failure) = &launcher.last_job_failure {
         let when = launcher.restart_s.map_or_else(String::new, |left| format!("; the next in {left:.0} s"));
-        writeln!(out, "  restarts         {}{when}; last failure: {failure}", launcher.restarts)?;
+        lines.push(format!("  restarts         {}{when}; last failure: {failure}", launcher.restarts));
     }
-    if let Some(id) = &launcher.resumed_from {
-        writeln!(out, "  resumed from     {id}")?;
-    }
-    report_newest(out, launcher)?;
-    report_activity(out, launcher)?;
-    writeln!(out, "  snapshots        {} saved, {} failed", launcher.saved, launcher.failed)?;
-    if let Some(failure) = &launcher.last_failure {
-        writeln!(out, "  last failure     {failure}")?;
-    }
-    launcher.uploads.as_ref().map_or(Ok(()), |uploads| report_uploads(out, uploads))
+    lines.extend(launcher.resumed_from.iter().map(|id| format!("  resumed from     {id}")));
+    lines.extend(report_newest(launcher));
+    lines.extend(report_activity(launcher));
+    lines.push(format!("  snapshots        {} saved, {} failed", launcher.saved, launcher.failed));
+    lines.extend(launcher.last_failure.iter().map(|failure| format!("  last failure     {failure}")));
+    lines.extend(launcher.uploads.iter().flat_map(report_uploads));
+    lines
 }
 
 /// The newest snapshot, snapshots in memory, and device memory.
-fn report_newest(out: &mut impl Write, launcher: &JobStatus) -> Result<()> {
-    match &launcher.last_snapshot {
-        Some(saved) => writeln!(
-            out,
+fn report_newest(launcher: &JobStatus) -> Vec<String> {
+    let mut lines = vec![match &launcher.last_snapshot {
+        Some(saved) => format!(
             "  newest snapshot  {} ({}{}), {}{}, job paused for {:.2} s",
             saved.id,
             print::ago(saved.taken_unix_ms),
@@ -263,55 +255,42 @@ fn report_newest(out: &mut impl Write, launcher: &JobStatus) -> Result<()> {
             print::bytes(saved.bytes),
             unread(saved.unread_bytes),
             saved.stall_s
-        )?,
-        None => writeln!(out, "  newest snapshot  none since the start")?,
-    }
-    for (path, reason) in launcher.last_snapshot.iter().flat_map(|saved| &saved.uncovered_files) {
-        writeln!(out, "  not covered      {path}: {reason}")?;
-    }
+        ),
+        None => "  newest snapshot  none since the start".to_owned(),
+    }];
+    let uncovered = launcher.last_snapshot.iter().flat_map(|saved| &saved.uncovered_files);
+    lines.extend(uncovered.map(|(path, reason)| format!("  not covered      {path}: {reason}")));
     if let Some(memory) = &launcher.in_memory {
         let newest = memory.newest_in_store.as_deref().unwrap_or("none since the start");
-        let count = print::count(memory.snapshots.len() as u64, "snapshot", "snapshots");
-        writeln!(out, "  in memory        {count}; in the store: {newest}")?;
-        if let Some(failure) = &memory.last_failure {
-            writeln!(out, "  last copy        failed: {failure}")?;
-        }
+        let count = print::count(memory.snapshots.len() as u64, "snapshot");
+        lines.push(format!("  in memory        {count}; in the store: {newest}"));
+        lines.extend(memory.last_failure.iter().map(|why| format!("  last copy        failed: {why}")));
     }
-    if let Some(memory) = &launcher.device_memory {
-        writeln!(out, "  device memory    {}", device_memory(memory))?;
-    }
-    Ok(())
+    lines.extend(launcher.device_memory.iter().map(|it| format!("  device memory    {}", device_memory(it))));
+    lines
 }
 
 /// The checkpoint under way, and the time of the next.
-fn report_activity(out: &mut impl Write, launcher: &JobStatus) -> Result<()> {
-    let progress = launcher.progress;
-    match progress.phase {
-        Phase::Idle => {}
-        Phase::Dump => writeln!(out, "  now              saving: the job is paused")?,
-        Phase::Persist => writeln!(
-            out,
-            "  now              storing a snapshot: {} of {}",
-            print::bytes(progress.done_bytes),
-            print::bytes(progress.total_bytes)
-        )?,
-    }
-    if let Some(next) = launcher.next_checkpoint_s {
-        writeln!(out, "  next snapshot    in {next:.0} s")?;
-    }
-    Ok(())
+fn report_activity(launcher: &JobStatus) -> impl Iterator<Item = String> {
+    let Progress { phase, done_bytes, total_bytes } = launcher.progress;
+    let now = match phase {
+        Phase::Idle => None,
+        Phase::Dump => Some("  now              saving: the job is paused".to_owned()),
+        Phase::Persist => {
+            let (done, total) = (print::bytes(done_bytes), print::bytes(total_bytes));
+            Some(format!("  now              storing a snapshot: {done} of {total}"))
+        }
+    };
+    now.into_iter().chain(launcher.next_checkpoint_s.map(|next| format!("  next snapshot    in {next:.0} s")))
 }
 
-fn report_uploads(out: &mut impl Write, uploads: &Uploads) -> Result<()> {
+fn report_uploads(uploads: &Uploads) -> Vec<String> {
     let newest = uploads.newest.as_ref().map_or_else(String::new, |id| format!("; newest {id}"));
-    writeln!(out, "  uploads          {} uploaded, {} failed{newest}", uploads.uploaded, uploads.failed)?;
-    if let Some(id) = &uploads.uploading {
-        writeln!(out, "  uploading        {id}")?;
-    }
-    if let Some(failure) = &uploads.last_failure {
-        writeln!(out, "  last upload      failed: {failure}")?;
-    }
-    Ok(())
+    let (uploaded, failed) = (uploads.uploaded, uploads.failed);
+    let mut lines = vec![format!("  uploads          {uploaded} uploaded, {failed} failed{newest}")];
+    lines.extend(uploads.uploading.iter().map(|id| format!("  uploading        {id}")));
+    lines.extend(uploads.last_failure.iter().map(|why| format!("  last upload      failed: {why}")));
+    lines
 }
 
 fn is_in_memory_only(launcher: &JobStatus, saved: &Saved) -> bool {
@@ -321,12 +300,7 @@ fn is_in_memory_only(launcher: &JobStatus, saved: &Saved) -> bool {
 
 /// What the last checkpoint did with device memory.
 fn device_memory(memory: &DeviceMemory) -> String {
-    let size = format!(
-        "{} in {}, {}",
-        print::bytes(memory.bytes),
-        print::count(memory.processes, "process", "processes"),
-        print::changed(memory.changed_bytes)
-    );
+    let size = print::sizes(memory.bytes, memory.changed_bytes, &print::count(memory.processes, "process"));
     let stayed = match (memory.parked_bytes, memory.copied_back_bytes) {
         // No process has put its memory back yet.
         (0, 0) => String::new(),

@@ -38,22 +38,13 @@ pub fn lines(all: &[OnGpu]) -> Vec<String> {
     let (bytes, changed_bytes) = sizes.iter().copied().fold(NONE, add);
     let mut lines = Vec::new();
     if !all.is_empty() {
-        lines.push(format!(
-            "device memory    {} in {}, {}",
-            print::bytes(bytes),
-            print::count(all.len() as u64, "process", "processes"),
-            print::changed(changed_bytes)
-        ));
+        let holders = print::count(all.len() as u64, "process");
+        lines.push(format!("device memory    {}", print::sizes(bytes, changed_bytes, &holders)));
     }
     for (one, (bytes, changed_bytes)) in all.iter().zip(sizes) {
         lines.push(String::new());
-        lines.push(format!(
-            "process {}: {} in {}, {}",
-            one.pid,
-            print::bytes(bytes),
-            print::count(one.report.regions.len() as u64, "region", "regions"),
-            print::changed(changed_bytes)
-        ));
+        let holders = print::count(one.report.regions.len() as u64, "region");
+        lines.push(format!("process {}: {}", one.pid, print::sizes(bytes, changed_bytes, &holders)));
         lines.push(counts(&one.report));
         lines.extend(one.report.graph_memory.iter().map(|memory| {
             let (reserved, used) = (print::bytes(memory.reserved_bytes), print::bytes(memory.used_bytes));
@@ -62,9 +53,8 @@ pub fn lines(all: &[OnGpu]) -> Vec<String> {
                 memory.device
             )
         }));
-        lines.extend(
-            one.report.unparked_because.iter().map(|why| format!("not all memory was parked: {why}")),
-        );
+        let unparked = one.report.unparked_because.iter();
+        lines.extend(unparked.map(|why| format!("not all memory was parked: {why}")));
         lines.extend(one.report.remarks.iter().cloned());
         lines.extend(regions(&one.report));
     }
@@ -88,12 +78,12 @@ fn add(some: Sizes, more: Sizes) -> Sizes {
 fn counts(report: &GpuReport) -> String {
     let counts = &report.counts;
     [
-        print::count(counts.contexts, "context", "contexts"),
-        print::count(counts.streams, "stream", "streams"),
-        print::count(counts.events, "event", "events"),
-        print::count(counts.modules, "module", "modules"),
-        print::count(counts.graphs, "graph", "graphs"),
-        print::count(counts.allocations, "allocation", "allocations"),
+        print::count(counts.contexts, "context"),
+        print::count(counts.streams, "stream"),
+        print::count(counts.events, "event"),
+        print::count(counts.modules, "module"),
+        print::count(counts.graphs, "graph"),
+        print::count(counts.allocations, "allocation"),
     ]
     .join(", ")
 }
@@ -113,9 +103,7 @@ fn regions(report: &GpuReport) -> Vec<String> {
         lines.push(line);
         lines.extend(origin(report, region));
     }
-    if let Some(more) = largest.len().checked_sub(SHOWN).filter(|&more| more > 0) {
-        lines.push(format!("… and {more} more; --json shows all"));
-    }
+    lines.extend(print::more(largest.len(), SHOWN));
     lines
 }
 
@@ -156,7 +144,7 @@ fn origin(report: &GpuReport, region: &Region) -> Vec<String> {
     let Some(calls) = region.origin.and_then(|index| report.origins.get(index)) else { return Vec::new() };
     let mut lines: Vec<String> = calls.iter().take(CALLS).map(|call| format!("    from {call}")).collect();
     if let Some(more) = calls.len().checked_sub(CALLS).filter(|&more| more > 0) {
-        lines.push(format!("    … and {}", print::count(more as u64, "more call", "more calls")));
+        lines.push(format!("    … and {}", print::count(more as u64, "more call")));
     }
     lines
 }

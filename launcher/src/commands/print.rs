@@ -44,13 +44,29 @@ pub fn columns(head: &[&str], rows: Vec<Vec<String>>) -> Vec<String> {
 
 /// `1 process`, `2 processes`.
 #[must_use]
-pub fn count(number: u64, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
+pub fn count(number: u64, noun: &str) -> String {
+    let ending = match number {
+        1 => "",
+        _ if noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{number} {noun}{ending}")
+}
+
+/// An amount of memory, its holders, and how much of it has changed.
+#[must_use]
+pub fn sizes(all_bytes: u64, changed_bytes: Option<u64>, holders: &str) -> String {
+    format!("{} in {holders}, {}", bytes(all_bytes), changed(changed_bytes))
+}
+
+/// The line below a list of which only the first entries are `shown`.
+#[must_use]
+pub fn more(all: usize, shown: usize) -> Option<String> {
+    (all > shown).then(|| format!("… and {} more; --json shows all", all - shown))
 }
 
 /// The amount of memory that changed since the previous checkpoint, if known.
-#[must_use]
-pub fn changed(changed_bytes: Option<u64>) -> String {
+fn changed(changed_bytes: Option<u64>) -> String {
     match changed_bytes {
         Some(changed_bytes) => format!("{} changed since the previous checkpoint", bytes(changed_bytes)),
         None => "changes were not tracked".to_owned(),

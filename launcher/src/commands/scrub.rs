@@ -45,8 +45,8 @@ pub fn scrub(config: &Config, json: bool) -> Result<i32> {
             "{}: {verdict}, {} in {}, {}",
             report.job,
             print::bytes(report.bytes),
-            print::count(report.packs as u64, "pack", "packs"),
-            print::count(report.manifests as u64, "manifest", "manifests")
+            print::count(report.packs as u64, "pack"),
+            print::count(report.manifests as u64, "manifest")
         )?;
         report.damage.iter().try_for_each(|damage| writeln!(out, "  {damage}"))?;
     }

@@ -110,7 +110,7 @@ fn draw(frame: &mut Frame<'_>, jobs: &[Status], first: usize, problem: Option<&s
     let running = jobs.iter().filter(|job| job.running).count();
     let title = match jobs.len() {
         0 => "ckpt-run: no job yet".to_owned(),
-        all => format!("ckpt-run: {}, {running} running", print::count(all as u64, "job", "jobs")),
+        all => format!("ckpt-run: {}, {running} running", print::count(all as u64, "job")),
     };
     frame.render_widget(Line::from(title).bold(), head);
     let mut rest = body;
@@ -129,10 +129,7 @@ fn draw(frame: &mut Frame<'_>, jobs: &[Status], first: usize, problem: Option<&s
 
 /// Draws one job at the top of `area`; returns the rest of the area.
 fn draw_job(frame: &mut Frame<'_>, area: Rect, job: &Status) -> Rect {
-    let mut text = Vec::new();
-    // Writing to a vector does not fail.
-    let _ = report(&mut text, job);
-    let lines = wrapped(&String::from_utf8_lossy(&text), area.width.saturating_sub(2));
+    let lines = wrapped(&report(job).join("\n"), area.width.saturating_sub(2));
     let progress = job.launcher.as_ref().map(|launcher| launcher.progress);
     let storing = progress.filter(|progress| progress.phase == Phase::Persist && progress.total_bytes > 0);
     let color = match job.launcher.as_ref() {
