@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ckpt_protocol::agent::ToAgent;
-use tracing::debug;
 
 use super::state::{Connection, Phase};
 use super::{Agents, Shared};
@@ -50,15 +49,14 @@ impl ActivityProbe {
     pub fn poll(&self, timeout: Duration) -> BTreeMap<i32, Option<GpuActivity>> {
         let end = Instant::now() + timeout;
         self.ask();
+        let is_pending = |one: &Connection| one.activity_query == ActivityQuery::Pending;
         let mut state = self.shared.lock();
-        loop {
-            let is_settled = |one: &Connection| one.activity_query != ActivityQuery::Pending;
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() || state.connections.values().all(is_settled) {
-                break;
-            }
-            self.shared.wait(&mut state, left);
-        }
+        let left = end.saturating_duration_since(Instant::now());
+        let _ = self.shared.changed.wait_while_for(
+            &mut state,
+            |state| state.connections.values().any(is_pending),
+            left,
+        );
         state.connections.values().filter_map(Connection::activity).collect()
     }
 
@@ -77,12 +75,8 @@ impl ActivityProbe {
         }
         drop(state);
         for stream in streams {
-            if let Err(error) = stream.send(&ToAgent::QueryActivity) {
-                debug!(
-                    error = &error as &dyn std::error::Error,
-                    "an agent cannot be asked for its GPU activity"
-                );
-            }
+            let failure = "an agent cannot be asked for its GPU activity";
+            stream.send_or_log(&ToAgent::QueryActivity, &[], failure);
         }
     }
 }

@@ -24,7 +24,6 @@
 use crate::sys::deadline::{AGENT_EXIT_TIMEOUT, PROCESS_POLL_INTERVAL};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -123,8 +122,9 @@ impl Broker {
         let mut memory = None;
         let answer = match message {
             FromAgent::Publish { pid, key, bytes } => {
-                let received = stream.receive_files(1).or_else(none_if_dropped)?;
-                let is_kept = received.into_iter().next().is_some_and(|received| {
+                // Without the descriptor, the agent is answered too.
+                let received = stream.receive_files_if_room(1, "receive shared memory")?;
+                let is_kept = received.into_iter().flatten().next().is_some_and(|received| {
                     debug!(pid, bytes, "device memory is shared");
                     self.publish(*key, received, *bytes, *pid)
                 });
@@ -193,7 +193,7 @@ impl Broker {
         while !self.pruned().shared.is_empty() && !handle.has_ended() && Instant::now() < end {
             std::thread::sleep(PROCESS_POLL_INTERVAL);
         }
-        self.lock().prune();
+        self.table.lock().prune();
     }
 
     /// Memory that prevents a snapshot of the processes for which `is_saved` holds.
@@ -212,18 +212,18 @@ impl Broker {
 
     /// Begins an attempt, in which no process is drained yet.
     pub fn begin(&self, attempt: u64) {
-        self.lock().drain = Drain { attempt: Some(attempt), pids: BTreeSet::new() };
+        self.table.lock().drain = Drain { attempt: Some(attempt), pids: BTreeSet::new() };
     }
 
     /// Aborts the current attempt: processes no longer wait for it.
     pub fn abort_attempt(&self) {
-        self.lock().drain = Drain::default();
+        self.table.lock().drain = Drain::default();
         self.changed.notify_all();
     }
 
     /// Notes that a process is drained, and waits until all are that share memory. False if the attempt fails first.
     fn await_drained(&self, attempt: u64, pid: u32, end: Instant) -> bool {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if table.drain.attempt == Some(attempt) {
             table.drain.pids.insert(pid);
             self.changed.notify_all();
@@ -246,22 +246,9 @@ impl Broker {
 
     /// The table, after processes that have ended were removed.
     fn pruned(&self) -> MutexGuard<'_, Table> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         table.prune();
         table
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock()
-    }
-}
-
-/// No descriptor if it was dropped because the launcher has reached its limit of open files: the agent is answered.
-fn none_if_dropped(error: io::Error) -> Result<Vec<OwnedFd>, FrameError> {
-    if error.kind() == io::ErrorKind::InvalidData {
-        Ok(Vec::new())
-    } else {
-        Err(FrameError::Io { step: "receive shared memory", source: error })
     }
 }
 
@@ -397,7 +384,7 @@ mod tests {
         }
 
         fn is_empty(&self) -> bool {
-            self.broker.lock().shared.is_empty()
+            self.broker.table.lock().shared.is_empty()
         }
     }
 
@@ -517,7 +504,7 @@ mod tests {
         job.broker.begin(5);
         thread::scope(|scope| {
             let first = scope.spawn(|| drained(&job, 5, 1));
-            while job.broker.lock().drain.pids.is_empty() {
+            while job.broker.table.lock().drain.pids.is_empty() {
                 thread::yield_now();
             }
             job.broker.abort_attempt();

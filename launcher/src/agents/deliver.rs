@@ -74,22 +74,15 @@ impl Shared {
 
     /// Keeps memory that a process parks.
     pub(super) fn park(&self, id: u64, stream: &AgentStream, count: usize) -> Result<(), FrameError> {
+        let step = "take open files";
         if count > descriptors::MOST {
-            let source = io::Error::new(
-                ErrorKind::InvalidData,
-                format!("{count} descriptors in one message are too many"),
-            );
-            return Err(FrameError::Io { step: "take open files", source });
+            let problem = format!("{count} descriptors in one message are too many");
+            return Err(FrameError::Io { step, source: io::Error::new(ErrorKind::InvalidData, problem) });
         }
-        let descriptors = match stream.receive_files(count) {
-            Ok(descriptors) => Some(descriptors),
-            // Some descriptors were dropped: this process has reached its limit of open files.
-            Err(error) if error.kind() == ErrorKind::InvalidData => {
-                debug!(id, count, "parked memory cannot be kept: there are too many open files");
-                None
-            }
-            Err(source) => return Err(FrameError::Io { step: "take open files", source }),
-        };
+        let descriptors = stream.receive_files_if_room(count, step)?;
+        if descriptors.is_none() {
+            debug!(id, count, "parked memory cannot be kept: there are too many open files");
+        }
         let mut state = self.lock();
         let connection = state.connections.get(&id);
         let owner = connection.and_then(|one| Some((one.process.pid?, one.handle.clone())));

@@ -6,7 +6,7 @@
 //!
 //! Both belong to one process. They are freed when the process exits or executes another program.
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
@@ -36,8 +36,9 @@ pub struct Mirror {
     pub bytes: u64,
     /// Its memory.
     pub file: Arc<File>,
-    /// Which parts of the content the store has. Shared by all sizes of the mirror, like the memory.
-    history: Arc<Mutex<CaptureHistory>>,
+    /// The captures since the last commit: which parts of the content the store has. Shared by all sizes of the mirror,
+    /// like the memory.
+    pub history: Arc<Mutex<CaptureHistory>>,
 }
 
 impl Mirror {
@@ -64,15 +65,10 @@ impl Mirror {
     /// Records a capture, or that the agent reported none. The written ranges are moved to the history.
     pub fn record_capture(&self, capture: Option<&mut Capture>) {
         let mut own = capture.filter(|capture| capture.mirror == self.number);
-        self.history().record_capture(own.as_deref());
+        self.history.lock().record_capture(own.as_deref());
         if let Some(capture) = &mut own {
             capture.written = Vec::new();
         }
-    }
-
-    /// The captures since the last commit.
-    pub fn history(&self) -> MutexGuard<'_, CaptureHistory> {
-        self.history.lock()
     }
 
     /// The size of a mirror with room for `needed_bytes`. A mirror shrinks only when that frees at least half of it.
@@ -87,7 +83,7 @@ impl Mirror {
     /// When there is not enough memory; the mirror then keeps its size.
     pub fn resized(&self, bytes: u64) -> io::Result<Self> {
         if bytes < self.bytes {
-            *self.history() = CaptureHistory::default();
+            *self.history.lock() = CaptureHistory::default();
             self.file.set_len(bytes)?;
         }
         let mut allocated_bytes = self.bytes;
@@ -120,12 +116,6 @@ pub struct Parked {
     descriptors: Vec<Option<OwnedFd>>,
     /// Some descriptors could not be kept, so none is.
     has_failed: bool,
-}
-
-impl Parked {
-    pub fn count(&self) -> usize {
-        self.descriptors.len()
-    }
 }
 
 /// Memory that is held for one process.
@@ -199,7 +189,7 @@ impl Holdings {
     }
 
     pub fn parked_count(&self, pid: u32) -> usize {
-        self.processes.get(&pid).map_or(0, |held| held.parked.count())
+        self.processes.get(&pid).map_or(0, |held| held.parked.descriptors.len())
     }
 
     /// Returns parked memory, each descriptor once: the whole range, or nothing.

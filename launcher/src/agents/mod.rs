@@ -56,7 +56,6 @@ mod unchanged;
 
 use crate::sys::deadline::{AGENT_CLOSE_TIMEOUT, PROCESS_POLL_INTERVAL};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::mem;
@@ -71,12 +70,11 @@ use tracing::warn;
 use acceptor::Acceptor;
 pub use activity::{ActivityProbe, GpuActivity};
 use broker::Broker;
-use mirrors::Holdings;
 pub use mirrors::Mirror;
 pub use prepare::Prepared;
 pub use process::{GpuState, Loss, Process, QuiesceError, Quiesced, ReturnSummary};
 use state::{Phase, State};
-pub use unchanged::{UnchangedChunks, merge_ranges};
+pub use unchanged::{ChunkTable, UnchangedChunks, merge_ranges};
 
 /// Stack of each thread.
 const STACK_BYTES: usize = 256 * 1024;
@@ -85,7 +83,8 @@ const STACK_BYTES: usize = 256 * 1024;
 pub struct Agents {
     shared: Arc<Shared>,
     acceptor: Mutex<Option<Acceptor>>,
-    losses: Receiver<Loss>,
+    /// Receives every loss of GPU state that an agent reports.
+    pub losses: Receiver<Loss>,
 }
 
 struct Shared {
@@ -106,31 +105,17 @@ impl Agents {
     /// When the socket cannot be created, and `AlreadyExists` if the path exists and is not a socket. An existing socket
     /// is replaced.
     pub fn listen(path: &Path) -> io::Result<Self> {
-        let state = State {
-            phase: Phase::Listening,
-            next_id: 0,
-            connections: BTreeMap::new(),
-            detached: Vec::new(),
-            arrivals: Vec::new(),
-            disconnected: Vec::new(),
-            holdings: Holdings::default(),
-        };
         let (loss_sender, losses) = crossbeam_channel::unbounded();
         let shared = Arc::new(Shared {
             path: path.into(),
             losses: loss_sender,
             broker: Broker::default(),
             parks_memory: AtomicBool::new(true),
-            state: Mutex::new(state),
+            state: Mutex::default(),
             changed: Condvar::new(),
         });
         let acceptor = shared.acceptor()?;
         Ok(Self { shared, acceptor: Mutex::new(Some(acceptor)), losses })
-    }
-
-    /// Receives every loss of GPU state that an agent reports.
-    pub fn losses(&self) -> &Receiver<Loss> {
-        &self.losses
     }
 
     /// How many agents are registered.

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ckpt_protocol::agent::ToAgent;
-use tracing::debug;
 
 use super::mirrors::Mirror;
 use super::process::{Process, ProcessHandle, QuiesceError};
@@ -90,12 +89,8 @@ impl Drop for Prepared {
             }
         }
         for stream in streams {
-            if let Err(error) = stream.send(&ToAgent::Unstage { attempt: self.attempt }) {
-                debug!(
-                    error = &error as &dyn std::error::Error,
-                    "an agent cannot be asked to release its mirror"
-                );
-            }
+            let message = ToAgent::Unstage { attempt: self.attempt };
+            stream.send_or_log(&message, &[], "an agent cannot be asked to release its mirror");
         }
     }
 }
@@ -145,12 +140,8 @@ impl Agents {
         let announced = self.announce(attempt, deadline, end)?;
         let mut prepared = Prepared { shared: Arc::clone(&self.shared), attempt, mirror_bytes: 0 };
         for stream in &announced {
-            if let Err(error) = stream.send(&ToAgent::Prepare { attempt }) {
-                debug!(
-                    error = &error as &dyn std::error::Error,
-                    "a checkpoint cannot be announced to an agent"
-                );
-            }
+            let message = ToAgent::Prepare { attempt };
+            stream.send_or_log(&message, &[], "a checkpoint cannot be announced to an agent");
         }
         self.await_answers(attempt, deadline, end)?;
         let (requests, not_needed) = self.shared.lock().mirror_requests(attempt);
@@ -218,9 +209,7 @@ impl Agents {
         // The connection may have ended meanwhile.
         let Some(stream) = stream else { return Ok(()) };
         let message = ToAgent::Stage { attempt, mirror: mirror.number, bytes: mirror.bytes };
-        if let Err(error) = stream.send_with_files(&message, &[mirror.file.as_fd()]) {
-            debug!(error = &error as &dyn std::error::Error, "a mirror cannot be given to an agent");
-        }
+        stream.send_or_log(&message, &[mirror.file.as_fd()], "a mirror cannot be given to an agent");
         Ok(())
     }
 }
@@ -424,8 +413,8 @@ mod tests {
                 blake3: None,
                 chunks: Vec::new(),
             };
-            mirror.history().record_commit(Some(4), vec![0..8], &file);
-            assert_eq!(mirror.history().unchanged_in(Some(4)).is_some(), skew == 0);
+            mirror.history.lock().record_commit(Some(4), vec![0..8], &file);
+            assert_eq!(mirror.history.lock().unchanged_in(Some(4)).is_some(), skew == 0);
             let reported = report.capture.as_ref().expect("a capture");
             assert_eq!((reported.number, reported.written.is_empty()), (4, skew == 0));
         }

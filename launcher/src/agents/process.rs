@@ -69,11 +69,8 @@ impl Quiesced {
         let detached = |pid: u32| {
             let handle = ProcessHandle::new(None, proc.join(pid.to_string()));
             let process = Process { pid: Some(pid), host_pid: None, exe: String::new() };
-            handle.program.is_some().then(|| DetachedProcess {
-                process,
-                handle: Arc::new(handle),
-                report: None,
-            })
+            let is_there = handle.program.is_some();
+            is_there.then(|| DetachedProcess { process, handle: Arc::new(handle), report: None })
         };
         Self { attempt, detached: pids.into_iter().filter_map(detached).collect(), gpu: Vec::new() }
     }
@@ -193,7 +190,7 @@ pub struct DetachedProcess {
     /// Tells whether the process still runs the same program.
     pub handle: Arc<ProcessHandle>,
     /// What the process had on its GPUs.
-    pub report: Option<GpuReport>,
+    pub report: Option<Box<GpuReport>>,
 }
 
 /// A handle to a process: tells whether the process still runs, and still runs the same program.

@@ -33,9 +33,8 @@ impl Shared {
         let timeout = end.saturating_duration_since(Instant::now()) / 8 * 7;
         let timeout_ms = timeout.as_millis().try_into().unwrap_or(u64::MAX);
         let park = self.parks_memory.load(Ordering::Relaxed);
-        if let Err(error) = stream.send(&ToAgent::Quiesce { attempt, timeout_ms, park }) {
-            debug!(error = &error as &dyn std::error::Error, "an agent cannot be asked to detach");
-        }
+        let message = ToAgent::Quiesce { attempt, timeout_ms, park };
+        stream.send_or_log(&message, &[], "an agent cannot be asked to detach");
     }
 
     /// Accepts a connection and starts its thread.
@@ -321,11 +320,7 @@ impl Shared {
                 if let Some(mirror) = mirror {
                     mirror.record_capture(report.as_mut().and_then(|report| report.capture.as_deref_mut()));
                 }
-                state.detached.push(DetachedProcess {
-                    process,
-                    handle,
-                    report: report.map(|report| *report),
-                });
+                state.detached.push(DetachedProcess { process, handle, report });
             } else if is_registered {
                 if has_mirror && matches!(state.phase, Phase::Quiescing { .. }) {
                     let handle = Arc::clone(&handle);

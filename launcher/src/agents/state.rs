@@ -15,13 +15,18 @@ use super::process::{
 };
 use super::stream::AgentStream;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
+    #[default]
     Listening,
-    Quiescing { attempt: u64, end: Instant },
+    Quiescing {
+        attempt: u64,
+        end: Instant,
+    },
     NotListening,
 }
 
+#[derive(Default)]
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) next_id: u64,
@@ -108,7 +113,7 @@ impl State {
         let state = |one: &mut DetachedProcess| {
             let report = one.report.take()?;
             let mirror = one.process.pid.and_then(|pid| self.holdings.mirror(pid)).cloned();
-            Some(GpuState { process: one.process.clone(), mirror, report })
+            Some(GpuState { process: one.process.clone(), mirror, report: *report })
         };
         let gpu = detached.iter_mut().filter_map(state).collect();
         Quiesced { attempt, detached, gpu }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use ckpt_protocol::agent::{FromAgent, ToAgent};
 use ckpt_protocol::descriptors;
 use ckpt_protocol::frame::{self, FrameError};
+use tracing::debug;
 
 /// A stream to an agent. One thread reads from it; any thread may write.
 pub struct AgentStream {
@@ -42,6 +43,14 @@ impl AgentStream {
             .map_err(|source| FrameError::Io { step: "send open files", source })
     }
 
+    /// Sends a message; an error is logged as `failure`. An agent that cannot be reached has ended, or its thread will find
+    /// the connection broken.
+    pub fn send_or_log(&self, message: &ToAgent, files: &[BorrowedFd<'_>], failure: &str) {
+        if let Err(error) = self.send_with_files(message, files) {
+            debug!(error = &error as &dyn std::error::Error, "{failure}");
+        }
+    }
+
     /// Waits for a message.
     ///
     /// # Errors
@@ -50,12 +59,21 @@ impl AgentStream {
         frame::read(&mut &self.stream)
     }
 
-    /// Receives the open files that a message has announced.
+    /// Receives the open files that a message has announced, for `step`. `None` if some were dropped, because the launcher
+    /// has reached its limit of open files.
     ///
     /// # Errors
     /// See [`descriptors::receive`].
-    pub fn receive_files(&self, count: usize) -> io::Result<Vec<OwnedFd>> {
-        descriptors::receive(self.stream.as_fd(), count)
+    pub fn receive_files_if_room(
+        &self,
+        count: usize,
+        step: &'static str,
+    ) -> Result<Option<Vec<OwnedFd>>, FrameError> {
+        match descriptors::receive(self.stream.as_fd(), count) {
+            Ok(files) => Ok(Some(files)),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+            Err(source) => Err(FrameError::Io { step, source }),
+        }
     }
 
     /// Limits how long [`AgentStream::receive`] may wait.

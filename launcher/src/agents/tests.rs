@@ -436,8 +436,8 @@ fn a_loss_is_reported() {
     let returned = agents.await_return(&quiesced, LONG);
     assert_eq!(returned.lost.len(), 1);
     assert!(returned.lost[0].to_string().ends_with("(/bin/1): GPU state is gone"), "{}", returned.lost[0]);
-    assert_eq!(agents.losses().recv_timeout(LONG).expect("a loss"), returned.lost[0]);
-    assert!(agents.losses().is_empty());
+    assert_eq!(agents.losses.recv_timeout(LONG).expect("a loss"), returned.lost[0]);
+    assert!(agents.losses.is_empty());
 }
 
 #[test]
@@ -531,7 +531,7 @@ fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
     };
     send(&stream, &FromAgent::Hello(hello));
     assert!(matches!(receive(&stream).expect("an answer"), ToAgent::Refused { .. }));
-    let loss = agents.losses().recv_timeout(LONG).expect("a loss");
+    let loss = agents.losses.recv_timeout(LONG).expect("a loss");
     assert_eq!(loss.process.pid, Some(7));
     assert!(loss.reason.contains("the ckpt-run that took the snapshot"), "{loss}");
 }

@@ -53,8 +53,30 @@ pub struct UnchangedChunks {
 struct Committed {
     /// The ranges of the mirror that were in use, sorted, without overlaps. The rest was stored as zeroes.
     extents: Vec<Range<u64>>,
-    /// The end of each chunk (bytes), and its name.
-    chunks: Vec<(u64, ChunkId)>,
+    chunks: ChunkTable,
+}
+
+/// The chunks of a data file: where each ends (bytes), and its name.
+#[derive(Debug)]
+pub struct ChunkTable(Vec<(u64, ChunkId)>);
+
+impl ChunkTable {
+    /// The chunks of `file`. There are none in version 1 of the store.
+    pub fn of(file: &DataFile) -> Self {
+        let mut end = 0;
+        let chunks = file.chunks.iter().map(|chunk| {
+            end += u64::from(chunk.bytes);
+            (end, chunk.id)
+        });
+        Self(chunks.collect())
+    }
+
+    /// The chunk with the byte at `offset`: its range, and its name.
+    pub fn at(&self, offset: u64) -> Option<(Range<u64>, ChunkId)> {
+        let number = self.0.partition_point(|(end, _)| *end <= offset);
+        let (end, id) = *self.0.get(number)?;
+        Some((number.checked_sub(1).map_or(0, |before| self.0[before].0)..end, id))
+    }
 }
 
 impl CaptureHistory {
@@ -84,12 +106,7 @@ impl CaptureHistory {
         if capture.is_none() || capture != self.newest {
             return;
         }
-        let mut end = 0;
-        let chunks = file.chunks.iter().map(|chunk| {
-            end += u64::from(chunk.bytes);
-            (end, chunk.id)
-        });
-        let committed = Arc::new(Committed { extents, chunks: chunks.collect() });
+        let committed = Arc::new(Committed { extents, chunks: ChunkTable::of(file) });
         self.unchanged = Some(UnchangedChunks { committed, written: Vec::new() });
     }
 }
@@ -98,13 +115,10 @@ impl UnchangedChunks {
     /// The chunk that equals a range of the content, if that is known; `extents` are in use now.
     pub fn chunk(&self, range: &Range<u64>, extents: &[Range<u64>]) -> Option<ChunkId> {
         let Committed { extents: before, chunks } = &*self.committed;
-        let number = chunks.partition_point(|(end, _)| *end <= range.start);
-        let (end, id) = chunks.get(number)?;
-        let start = number.checked_sub(1).map_or(0, |previous| chunks[previous].0);
-        let is_chunk = (start..*end) == *range;
+        let (chunk, id) = chunks.at(range.start)?;
         let is_unchanged = clipped(&self.written, range).next().is_none()
             && clipped(before, range).eq(clipped(extents, range));
-        (is_chunk && is_unchanged).then_some(*id)
+        (chunk == *range && is_unchanged).then_some(id)
     }
 }
 

@@ -4,15 +4,15 @@ use super::print;
 use super::snapshots::find;
 use crate::cli::args::ExportFormat;
 use crate::cli::config::Config;
-use crate::gpu::regions::{self, Memory, MemoryRegion, Owner, Reader};
+use crate::gpu::regions::{self, Memory, MemoryRegion, Owner, Readers};
 use crate::store::tiers;
 use crate::sys::error::bad_input;
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow};
 use ckpt_snapshot::{Load, Manifest, Store, Target};
-use safetensors::{Dtype, View};
-use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -41,11 +41,7 @@ pub fn export(config: &Config, text: &str, format: ExportFormat, to: Option<Path
         ExportFormat::Safetensors => {
             safetensors(store, &manifest, &regions::of_devices(store, &manifest)?, &dir)?
         }
-        ExportFormat::Raw => {
-            let mut memory = regions::of_devices(store, &manifest)?;
-            memory.append(&mut regions::of_processes(store, &manifest)?);
-            raw(store, &manifest, &memory, &dir)?
-        }
+        ExportFormat::Raw => raw(store, &manifest, &regions::of_all(store, &manifest)?, &dir)?,
     };
     writeln!(io::stdout(), "{} written to {}", print::bytes(bytes), dir.display())?;
     Ok(0)
@@ -53,12 +49,8 @@ pub fn export(config: &Config, text: &str, format: ExportFormat, to: Option<Path
 
 /// Private to the owner: the files hold the memory of processes.
 fn make_dir(dir: &Path) -> Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    builder
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .with_context(|| format!("cannot create {}", dir.display()))
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.with_context(|| format!("cannot create {}", dir.display()))
 }
 
 /// Refuses an existing directory in which another user could replace our files.
@@ -98,17 +90,14 @@ fn criu(store: &dyn Store, manifest: &Manifest, dir: &Path) -> Result<u64> {
 fn raw(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Path) -> Result<u64> {
     let bytes = memory.values().flatten().map(|piece| piece.bytes).sum();
     let bar = Bar::new("exporting", bytes);
-    let mut readers = HashMap::new();
+    let mut readers = Readers::new(store, manifest);
     for (owner, pieces) in memory {
         let below = dir.join(owner.to_string());
         make_dir(&below)?;
         for piece in pieces {
             let path = below.join(format!("{}.bin", piece.name()));
             let mut file = make_file(&path)?;
-            if !readers.contains_key(&piece.file) {
-                readers.insert(piece.file.clone(), Reader::open(store, manifest, &piece.file)?);
-            }
-            let reader = readers.get_mut(&piece.file).context("the reader was just inserted")?;
+            let reader = readers.of(&piece.file)?;
             let mut done = 0;
             while done < piece.bytes {
                 let part = reader.read(piece.offset + done, piece.bytes - done)?;
@@ -121,30 +110,6 @@ fn raw(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Path) -> R
     Ok(bytes)
 }
 
-/// A region as a tensor of bytes.
-struct Tensor {
-    content: Vec<u8>,
-    shape: [usize; 1],
-}
-
-impl View for &Tensor {
-    fn dtype(&self) -> Dtype {
-        Dtype::U8
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        (&self.content).into()
-    }
-
-    fn data_len(&self) -> usize {
-        self.content.len()
-    }
-}
-
 /// One file per process, with one tensor per region of its device memory.
 fn safetensors(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Path) -> Result<u64> {
     let mut processes: BTreeMap<u32, Vec<(String, &MemoryRegion)>> = BTreeMap::new();
@@ -155,17 +120,15 @@ fn safetensors(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Pa
     }
     let mut bytes = 0;
     for (pid, pieces) in processes {
-        let mut tensors = Vec::new();
+        let mut readers = Readers::new(store, manifest);
+        let mut contents = Vec::new();
         for (name, piece) in pieces {
-            let mut reader = Reader::open(store, manifest, &piece.file)?;
-            let mut content = Vec::with_capacity(usize::try_from(piece.bytes)?);
-            while (content.len() as u64) < piece.bytes {
-                let done = content.len() as u64;
-                content.extend_from_slice(reader.read(piece.offset + done, piece.bytes - done)?);
-            }
+            contents.push((name, readers.of(&piece.file)?.read_all(piece.offset, piece.bytes)?));
             bytes += piece.bytes;
-            tensors.push((name, Tensor { shape: [content.len()], content }));
         }
+        let tensor = |content| TensorView::new(Dtype::U8, vec![<[u8]>::len(content)], content);
+        let tensors = contents.iter().map(|(name, content)| Ok((name, tensor(content)?)));
+        let tensors = tensors.collect::<Result<Vec<_>>>()?;
         let facts = [
             ("snapshot", manifest.id.to_string()),
             ("job", manifest.job.key.clone()),
@@ -175,12 +138,8 @@ fn safetensors(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Pa
         let facts = facts.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
         let path = dir.join(format!("gpu-{pid}.safetensors"));
         drop(make_file(&path)?);
-        safetensors::serialize_to_file(
-            tensors.iter().map(|(name, tensor)| (name, tensor)),
-            Some(facts),
-            &path,
-        )
-        .with_context(|| format!("cannot write {}", path.display()))?;
+        safetensors::serialize_to_file(tensors, Some(facts), &path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(bytes)
 }

@@ -76,7 +76,7 @@ struct MirrorContent {
 impl MirrorContent {
     fn of(state: &GpuState) -> Result<Self, ReportError> {
         let capture = state.report.capture.as_ref().map(|capture| capture.number);
-        let unchanged = state.mirror.as_ref().and_then(|mirror| mirror.history().unchanged_in(capture));
+        let unchanged = state.mirror.as_ref().and_then(|mirror| mirror.history.lock().unchanged_in(capture));
         let (mirror, extents) = (state.mirror.clone(), extents(state)?);
         Ok(Self { mirror, extents, capture, unchanged, read_bytes: AtomicU64::new(0) })
     }
@@ -138,12 +138,13 @@ impl StoredProcess {
         let MirrorContent { mirror: Some(mirror), extents, capture, .. } = &self.content else { return };
         let file = self.process.memory.as_ref().and_then(|path| data_file(manifest, path));
         if let Some(file) = file {
-            mirror.history().record_commit(*capture, extents.clone(), file);
+            mirror.history.lock().record_commit(*capture, extents.clone(), file);
         }
     }
 }
 
-fn data_file<'a>(manifest: &'a Manifest, path: &RelPath) -> Option<&'a DataFile> {
+/// The data file at `path`, as the manifest lists it.
+pub(super) fn data_file<'a>(manifest: &'a Manifest, path: &RelPath) -> Option<&'a DataFile> {
     manifest.files.iter().find(|file| &file.path == path)
 }
 

@@ -1,11 +1,13 @@
 //! The memory regions of a snapshot by process, device and address.
 
+use crate::agents::ChunkTable;
 use crate::criu::Pagemap;
-use crate::gpu::device_memory;
+use crate::gpu::device_memory::{self, data_file};
 use anyhow::{Context, Result, anyhow};
 use ckpt_snapshot::chunk::{CHUNK_BYTES, ChunkId};
-use ckpt_snapshot::{DataFile, Manifest, RelPath, Source, Store};
-use std::collections::BTreeMap;
+use ckpt_snapshot::{Manifest, RelPath, Source, Store};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 /// The owner of memory.
@@ -61,6 +63,16 @@ impl MemoryRegion {
 /// All memory of a snapshot, by owner, in the order of the addresses.
 pub type Memory = BTreeMap<Owner, Vec<MemoryRegion>>;
 
+/// The device memory and the host memory of a snapshot.
+///
+/// # Errors
+/// When the snapshot is damaged, or an image cannot be parsed.
+pub fn of_all(store: &dyn Store, manifest: &Manifest) -> Result<Memory> {
+    let mut memory = of_devices(store, manifest)?;
+    memory.append(&mut of_processes(store, manifest)?);
+    Ok(memory)
+}
+
 /// The device memory of a snapshot.
 ///
 /// # Errors
@@ -85,7 +97,7 @@ pub fn of_devices(store: &dyn Store, manifest: &Manifest) -> Result<Memory> {
 ///
 /// # Errors
 /// When the snapshot is damaged, or an image cannot be parsed.
-pub fn of_processes(store: &dyn Store, manifest: &Manifest) -> Result<Memory> {
+fn of_processes(store: &dyn Store, manifest: &Manifest) -> Result<Memory> {
     let mut all = Memory::new();
     for file in &manifest.files {
         let Some(owner) = pagemap_of(file.path.as_str()) else { continue };
@@ -111,11 +123,36 @@ fn pagemap_of(path: &str) -> Option<Owner> {
     }
 }
 
+/// The readers of a snapshot's data files, each opened when it is first needed.
+pub struct Readers<'a> {
+    store: &'a dyn Store,
+    manifest: &'a Manifest,
+    opened: HashMap<RelPath, Reader<'a>>,
+}
+
+impl<'a> Readers<'a> {
+    /// The readers for the snapshot with this manifest.
+    #[must_use]
+    pub fn new(store: &'a dyn Store, manifest: &'a Manifest) -> Self {
+        Self { store, manifest, opened: HashMap::new() }
+    }
+
+    /// The reader of the data file `path`.
+    ///
+    /// # Errors
+    /// When the snapshot is damaged.
+    pub fn of(&mut self, path: &RelPath) -> Result<&mut Reader<'a>> {
+        Ok(match self.opened.entry(path.clone()) {
+            Entry::Occupied(opened) => opened.into_mut(),
+            Entry::Vacant(place) => place.insert(Reader::open(self.store, self.manifest, path)?),
+        })
+    }
+}
+
 /// Reads regions of a data file; a chunk with several small regions is read once.
 pub struct Reader<'a> {
     source: Box<dyn Source + 'a>,
-    /// The end of each chunk, and its name. Empty in version 1 of the store.
-    chunks: Vec<(u64, ChunkId)>,
+    chunks: ChunkTable,
     buffer: Vec<u8>,
     buffer_offset: u64,
 }
@@ -125,27 +162,33 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// When the snapshot is damaged.
-    pub fn open(store: &'a dyn Store, manifest: &Manifest, path: &RelPath) -> Result<Self> {
+    fn open(store: &'a dyn Store, manifest: &Manifest, path: &RelPath) -> Result<Self> {
         let source = store.source(manifest, path)?;
-        let file = manifest.files.iter().find(|file| &file.path == path);
-        let mut end = 0;
-        let chunks = file.map_or(&[][..], |file: &DataFile| &file.chunks).iter().map(|chunk| {
-            end += u64::from(chunk.bytes);
-            (end, chunk.id)
-        });
-        Ok(Self { source, chunks: chunks.collect(), buffer: Vec::new(), buffer_offset: 0 })
+        let chunks = ChunkTable::of(data_file(manifest, path).context("the file is in the manifest")?);
+        Ok(Self { source, chunks, buffer: Vec::new(), buffer_offset: 0 })
     }
 
     /// Identifies the content at `offset` without reading it, if possible: equal identities mean equal content. The second
     /// number is the length of that content in bytes.
     #[must_use]
     pub fn identity(&self, offset: u64) -> Option<((ChunkId, u64), u64)> {
-        let number = self.chunks.partition_point(|(end, _)| *end <= offset);
-        let (end, id) = self.chunks.get(number)?;
-        let begin = number.checked_sub(1).map_or(0, |before| self.chunks[before].0);
+        let (chunk, id) = self.chunks.at(offset)?;
         // In a chunk of zeroes the content is the same at every offset.
-        let within = if id.is_zeroes() { 0 } else { offset - begin };
-        Some(((*id, within), end - offset))
+        let within = if id.is_zeroes() { 0 } else { offset - chunk.start };
+        Some(((id, within), chunk.end - offset))
+    }
+
+    /// The whole content of a range.
+    ///
+    /// # Errors
+    /// As for [`Reader::read`].
+    pub fn read_all(&mut self, offset: u64, bytes: u64) -> Result<Vec<u8>> {
+        let mut content = Vec::with_capacity(usize::try_from(bytes)?);
+        while (content.len() as u64) < bytes {
+            let done = content.len() as u64;
+            content.extend_from_slice(self.read(offset + done, bytes - done)?);
+        }
+        Ok(content)
     }
 
     /// What lies at `offset`: at least one byte, at most `bytes`.
@@ -157,11 +200,7 @@ impl<'a> Reader<'a> {
             if offset >= self.source.bytes() {
                 return Err(anyhow!("the snapshot is inconsistent: a memory region is outside of its file"));
             }
-            let number = self.chunks.partition_point(|(end, _)| *end <= offset);
-            let begin = match number.checked_sub(1) {
-                _ if self.chunks.is_empty() => offset,
-                before => before.map_or(0, |before| self.chunks[before].0),
-            };
+            let begin = self.chunks.at(offset).map_or(offset, |(chunk, _)| chunk.start);
             let mut end = self.source.chunk_end(begin).max(begin + 1);
             // Reads small chunks together: in an object store each read is a request.
             while end < self.source.bytes() && self.source.chunk_end(end) - begin <= CHUNK_BYTES as u64 {

@@ -88,7 +88,7 @@ impl<'a> JobSession<'a> {
             .start(resumed_from.map(|manifest| &manifest.stdio[..]))
             .context("cannot relay the job's output")?;
         let losses =
-            job.agents.as_ref().map_or_else(crossbeam_channel::never, |agents| agents.losses().clone());
+            job.agents.as_ref().map_or_else(crossbeam_channel::never, |agents| agents.losses.clone());
         let files = std::mem::take(&mut job.files);
         let is_tracked = files.is_tracked();
         let job = Arc::new(job);
