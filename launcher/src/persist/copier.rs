@@ -2,11 +2,13 @@
 //! waits for it: if snapshots are taken faster than they are copied, only the newest one is copied next. The thread runs
 //! through all sessions of the job.
 
+use crate::job::ownership::Ownership;
+use crate::job::status::SharedStatus;
 use crate::sys::background::Background;
 use crate::sys::deadline::COPIER_END_TIMEOUT;
 use anyhow::{Context, Result};
-use ckpt_snapshot::SnapshotId;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use ckpt_snapshot::{JobDir, Retention, SnapshotId, Tiers};
+use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -16,6 +18,21 @@ use std::time::{Duration, Instant};
 pub struct Copier {
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
+}
+
+/// What a copy needs to know of the job.
+#[derive(Clone)]
+pub struct CopyParts {
+    /// The job's store.
+    pub store: Arc<Tiers>,
+    /// The job.
+    pub dir: JobDir,
+    /// Snapshots to keep where they are copied to.
+    pub retention: Retention,
+    /// Receives progress and results.
+    pub status: Arc<SharedStatus>,
+    /// Who owns the job.
+    pub ownership: Arc<Ownership>,
 }
 
 /// Flags that a copy checks while it runs.
@@ -44,15 +61,11 @@ struct State {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     /// Waits for the next snapshot to copy; `None` when the thread has to end.
     fn next(&self) -> Option<SnapshotId> {
         let has_nothing =
             |state: &mut State| state.next.is_none() && !self.control.cancelled.load(Ordering::Relaxed);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.changed.wait_while(&mut state, has_nothing);
         if self.control.cancelled.load(Ordering::Relaxed) {
             return None;
@@ -76,7 +89,7 @@ impl Copier {
                 // A bug in ckpt-run costs this one copy.
                 let copy = std::panic::AssertUnwindSafe(|| copy(&id, &its.control));
                 let _ = std::panic::catch_unwind(copy);
-                its.lock().current = None;
+                its.state.lock().current = None;
                 its.changed.notify_all();
             }
         };
@@ -87,7 +100,7 @@ impl Copier {
 
     /// Copies the snapshot `id` next, unless it is being copied. It replaces a snapshot that is waiting.
     pub fn request(&self, id: &SnapshotId) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         if state.current.as_ref() != Some(id) {
             state.next = Some(id.clone());
             self.shared.changed.notify_all();
@@ -105,14 +118,14 @@ impl Copier {
     /// Whether a snapshot is waiting to be copied.
     #[must_use]
     pub fn has_next(&self) -> bool {
-        self.shared.lock().next.is_some()
+        self.shared.state.lock().next.is_some()
     }
 
     /// Waits until nothing is left to copy, for `limit` at most. Returns whether that was reached.
     #[must_use]
     pub fn is_idle_within(&self, limit: Duration) -> bool {
         let is_busy = |state: &mut State| state.current.is_some() || state.next.is_some();
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let _ = self.shared.changed.wait_while_for(&mut state, is_busy, limit);
         !is_busy(&mut state)
     }
@@ -123,7 +136,7 @@ impl Drop for Copier {
         self.shared.control.is_ending.store(true, Ordering::Relaxed);
         self.shared.control.cancelled.store(true, Ordering::Relaxed);
         // The lock ensures that the thread either sees the flag or is waiting already.
-        drop(self.shared.lock());
+        drop(self.shared.state.lock());
         self.shared.changed.notify_all();
         // A copy that waits for a disk or a network ends with the process.
         let deadline = Instant::now() + COPIER_END_TIMEOUT;

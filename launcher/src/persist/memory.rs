@@ -4,19 +4,15 @@
 
 use crate::files::staging;
 use crate::job::journal::{Entry, EventKind, Journal};
-use crate::job::ownership::Ownership;
-use crate::job::status::SharedStatus;
-use crate::persist::copier::{Copier, CopyControl};
+use crate::persist::copier::{Copier, CopyControl, CopyParts};
 use crate::persist::upload::Uploader;
 use crate::store::tiers::{self, MEMORY};
 use crate::sys::deadline::LAST_COPY_POLL_INTERVAL;
 use anyhow::{Context, Result};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::medium::{DirMedium, IoFeatures};
-use ckpt_snapshot::{
-    JobDir, Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers,
-};
-use parking_lot::{Mutex, MutexGuard};
+use ckpt_snapshot::{Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -63,38 +59,30 @@ pub struct Persister {
     is_shortage_reported: AtomicBool,
 }
 
-/// What a [`Persister`] works with.
-pub struct PersistParts {
-    /// The job's store, with a tier in memory.
-    pub store: Arc<Tiers>,
-    /// The job.
-    pub dir: JobDir,
-    /// Snapshots to keep in the store.
-    pub retention: Retention,
-    /// Receives progress and results.
-    pub status: Arc<SharedStatus>,
-    /// Receives an entry for each copy.
-    pub journal: Arc<Journal>,
-    /// Checked before a snapshot is copied to the store.
-    pub ownership: Arc<Ownership>,
-    /// Uploads the snapshots that are copied to the store.
-    pub uploader: Option<Arc<Uploader>>,
-}
-
 struct Shared {
-    parts: PersistParts,
+    parts: CopyParts,
+    /// Receives an entry for each copy.
+    journal: Arc<Journal>,
+    /// Uploads the snapshots that are copied to the store.
+    uploader: Option<Arc<Uploader>>,
     /// Number of snapshots since the last one that was copied to the store; `None` if the next one has to be.
     since: Mutex<Option<u64>>,
 }
 
 impl Persister {
-    /// Starts the thread, which copies every `every`th snapshot.
+    /// Starts the thread, which copies every `every`th snapshot. The job's store has a tier in memory.
     ///
     /// # Errors
     /// When the thread cannot be started.
-    pub fn start(parts: PersistParts, every: u64, staged_bytes: Arc<AtomicU64>) -> Result<Self> {
+    pub fn start(
+        parts: CopyParts,
+        journal: Arc<Journal>,
+        uploader: Option<Arc<Uploader>>,
+        every: u64,
+        staged_bytes: Arc<AtomicU64>,
+    ) -> Result<Self> {
         parts.status.in_memory(|_| {});
-        let shared = Arc::new(Shared { parts, since: Mutex::new(None) });
+        let shared = Arc::new(Shared { parts, journal, uploader, since: Mutex::new(None) });
         let its = Arc::clone(&shared);
         let copier = Copier::start("persist", move |id, control| its.copy(id, control))?;
         Ok(Self { shared, copier, every, staged_bytes, is_shortage_reported: AtomicBool::new(false) })
@@ -133,7 +121,7 @@ impl Persister {
     /// A snapshot was committed in memory.
     pub fn committed(&self, id: &SnapshotId) {
         {
-            let mut since = self.shared.since();
+            let mut since = self.shared.since.lock();
             let is_due = since.is_none_or(|since| since + 1 >= self.every);
             // A newer snapshot replaces one that waits to be copied, which might be pruned from memory before.
             if is_due || self.copier.has_next() {
@@ -150,7 +138,7 @@ impl Persister {
 
     /// A snapshot was written to the store without a stop in memory.
     pub fn is_in_store(&self, id: &SnapshotId) {
-        *self.shared.since() = Some(0);
+        *self.shared.since.lock() = Some(0);
         self.shared.parts.status.in_memory(|memory| memory.newest_in_store = Some(id.to_string()));
     }
 
@@ -208,10 +196,6 @@ impl Persister {
 }
 
 impl Shared {
-    fn since(&self) -> MutexGuard<'_, Option<u64>> {
-        self.since.lock()
-    }
-
     /// Copies a snapshot to the store, in the thread.
     fn copy(&self, id: &SnapshotId, control: &CopyControl) {
         let home = tiers::home_name(&self.parts.store);
@@ -220,7 +204,7 @@ impl Shared {
             Err(_) if control.cancelled.load(Ordering::Relaxed) => {}
             Err(error) => {
                 // The next snapshot is copied whatever its number.
-                *self.since() = None;
+                *self.since.lock() = None;
                 self.parts.status.in_memory(|memory| memory.last_failure = Some(error.to_string()));
                 tracing::warn!(
                     "the snapshot {id} is in memory only, since it could not be copied to {home}: {error}. The next snapshot will be copied instead"
@@ -231,7 +215,7 @@ impl Shared {
     }
 
     fn try_copy(&self, id: &SnapshotId, control: &CopyControl) -> Result<()> {
-        let PersistParts { store, dir, retention, status, journal, ownership, uploader } = &self.parts;
+        let CopyParts { store, dir, retention, status, ownership } = &self.parts;
         if let Some(claim) = ownership.claimed_elsewhere() {
             return Err(claim.into());
         }
@@ -244,12 +228,12 @@ impl Shared {
             manifest.stored_bytes.unwrap_or(0) as f64 / 1e6
         );
         tracing::info!("snapshot {id} {what}");
-        journal.add(&Entry::new(EventKind::Saved, what).snapshot(Some(id)));
+        self.journal.add(&Entry::new(EventKind::Saved, what).snapshot(Some(id)));
         status.in_memory(|memory| {
             memory.newest_in_store = Some(id.to_string());
             memory.last_failure = None;
         });
-        if let Some(uploader) = uploader {
+        if let Some(uploader) = &self.uploader {
             uploader.committed(id, false);
         }
         if !control.is_ending.load(Ordering::Relaxed)
@@ -262,14 +246,10 @@ impl Shared {
 
     /// Prunes memory, except the newest snapshots and the one that is being copied.
     fn prune_memory(&self) {
-        let PersistParts { store, dir, status, .. } = &self.parts;
+        let CopyParts { store, dir, status, .. } = &self.parts;
         let pruned = || -> Result<()> {
-            for old in store.prunable(
-                &[MEMORY],
-                &Retention::newest(KEPT),
-                &Marks::default(),
-                &tiers::history(dir, status.last_progress_unix_ms())?,
-            )? {
+            let history = tiers::history(dir, status.last_progress_unix_ms())?;
+            for old in store.prunable(&[MEMORY], &Retention::newest(KEPT), &Marks::default(), &history)? {
                 store.remove_from(&old, MEMORY)?;
                 tracing::debug!("removed the snapshot {old} from memory");
             }
@@ -315,6 +295,8 @@ fn held_of(manifest: &Manifest) -> Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::ownership::Ownership;
+    use crate::job::status::SharedStatus;
     use ckpt_snapshot::codec::Codec;
     use ckpt_snapshot::packed::{Limits, PackStore};
     use ckpt_snapshot::{Input, JobIdentity, JobKey, RelPath, Store, StoreRoot, Tier};
@@ -351,9 +333,9 @@ mod tests {
         ]));
         let status = Arc::new(SharedStatus::new("job".to_owned()));
         drop(job.lock_to_run(|_| ()).unwrap());
-        let parts = PersistParts {
+        let journal = Arc::new(Journal::of(&job));
+        let parts = CopyParts {
             store: Arc::clone(&store),
-            journal: Arc::new(Journal::of(&job)),
             ownership: Arc::new(
                 Ownership::begin(
                     &job,
@@ -365,10 +347,9 @@ mod tests {
             dir: job,
             retention: Retention::newest(3),
             status: Arc::clone(&status),
-            uploader: None,
         };
         Scene {
-            persister: Persister::start(parts, every, staged_bytes).unwrap(),
+            persister: Persister::start(parts, journal, None, every, staged_bytes).unwrap(),
             store,
             status,
             room_bytes,

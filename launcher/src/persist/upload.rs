@@ -1,12 +1,11 @@
 //! Uploads: copies of snapshots from the disk to the object store while the job runs.
 
 use crate::job::handover::Handover;
-use crate::job::ownership::{Ownership, OwnershipError};
-use crate::job::status::SharedStatus;
-use crate::persist::copier::{Copier, CopyControl};
+use crate::job::ownership::OwnershipError;
+use crate::persist::copier::{Copier, CopyControl, CopyParts};
 use crate::store::tiers::{self, DISK, REMOTE};
 use anyhow::Result;
-use ckpt_snapshot::{JobDir, Retention, SnapshotId, Tiers};
+use ckpt_snapshot::SnapshotId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,36 +19,21 @@ pub struct Uploader {
 }
 
 struct Work {
-    store: Arc<Tiers>,
-    dir: JobDir,
-    retention: Retention,
-    status: Arc<SharedStatus>,
-    ownership: Arc<Ownership>,
+    parts: CopyParts,
     handover: Option<Arc<Handover>>,
     /// Leftovers of interrupted uploads, of other machines too, were removed.
     is_swept: AtomicBool,
 }
 
 impl Uploader {
-    /// Uploads every `every`th snapshot, and applies `retention` in the object store. `handover` publishes the job's record
-    /// after each upload.
+    /// Uploads every `every`th snapshot. `handover` publishes the job's record after each upload.
     ///
     /// # Errors
     /// When the thread cannot be started.
-    pub fn start(
-        store: &Arc<Tiers>,
-        dir: &JobDir,
-        retention: Retention,
-        every: u64,
-        status: Arc<SharedStatus>,
-        ownership: Arc<Ownership>,
-        handover: Option<Arc<Handover>>,
-    ) -> Result<Self> {
+    pub fn start(parts: CopyParts, every: u64, handover: Option<Arc<Handover>>) -> Result<Self> {
         // From now on the status has uploads, even before the first one.
-        status.uploads(|_| {});
-        let is_swept = AtomicBool::new(false);
-        let (store, dir) = (Arc::clone(store), dir.clone());
-        let work = Work { store, dir, retention, status, ownership, handover, is_swept };
+        parts.status.uploads(|_| {});
+        let work = Work { parts, handover, is_swept: AtomicBool::new(false) };
         let copier = Copier::start("upload", move |id, control| work.perform(id, control))?;
         Ok(Self { copier, every, taken: AtomicU64::new(0) })
     }
@@ -76,13 +60,14 @@ impl Uploader {
 
 impl Work {
     fn perform(&self, id: &SnapshotId, control: &CopyControl) {
-        self.status.uploads(|uploads| uploads.uploading = Some(id.to_string()));
+        let status = &self.parts.status;
+        status.uploads(|uploads| uploads.uploading = Some(id.to_string()));
         let result = self.upload(id, control);
-        self.status.uploads(|uploads| uploads.uploading = None);
+        status.uploads(|uploads| uploads.uploading = None);
         if let Err(error) = result
             && !control.cancelled.load(Ordering::Relaxed)
         {
-            self.status.uploads(|uploads| {
+            status.uploads(|uploads| {
                 uploads.failed += 1;
                 uploads.last_failure = Some(error.to_string());
             });
@@ -91,26 +76,27 @@ impl Work {
     }
 
     fn upload(&self, id: &SnapshotId, control: &CopyControl) -> Result<()> {
+        let CopyParts { store, status, ownership, .. } = &self.parts;
         let begun = Instant::now();
         let checked = self.handover.as_deref().map(Handover::check);
         // Other errors of the object store are left to the upload, which retries for longer.
         if let Some(Err(OwnershipError::ClaimedElsewhere(claim))) = checked {
             return Err(claim.into());
         }
-        let manifest = self.store.copy(id, DISK, REMOTE, &|_| {}, &control.cancelled)?;
+        let manifest = store.copy(id, DISK, REMOTE, &|_| {}, &control.cancelled)?;
         tracing::info!(
             "snapshot {id} uploaded: {:.1} MB were new there, in {:.1} s",
             manifest.stored_bytes.unwrap_or(0) as f64 / 1e6,
             begun.elapsed().as_secs_f64()
         );
-        self.status.uploads(|uploads| {
+        status.uploads(|uploads| {
             uploads.uploaded += 1;
             uploads.stored_bytes += manifest.stored_bytes.unwrap_or(0);
             uploads.newest = Some(id.to_string());
             uploads.last_failure = None;
         });
         if let Some(handover) = &self.handover {
-            handover.publish(&self.ownership);
+            handover.publish(ownership);
         }
         if !control.is_ending.load(Ordering::Relaxed)
             && let Err(error) = self.prune(id, &control.is_ending)
@@ -118,7 +104,7 @@ impl Work {
             tracing::warn!("cannot prune the snapshots in the object store: {error:#}");
         }
         if !control.is_ending.load(Ordering::Relaxed) && !self.is_swept.swap(true, Ordering::Relaxed) {
-            match self.store.tier(REMOTE)?.store().sweep() {
+            match store.tier(REMOTE)?.store().sweep() {
                 Ok(swept) => swept.iter().for_each(|one| {
                     tracing::info!(
                         "removed {one} from the object store, a leftover of an interrupted upload"
@@ -132,16 +118,17 @@ impl Work {
 
     /// Prunes the object store after the upload of `id`.
     fn prune(&self, id: &SnapshotId, cancel: &AtomicBool) -> Result<()> {
-        let history = tiers::history(&self.dir, self.status.last_progress_unix_ms())?;
-        let mut prunable = self.store.prunable(&[REMOTE], &self.retention, &self.dir.marks()?, &history)?;
+        let CopyParts { store, dir, retention, status, .. } = &self.parts;
+        let history = tiers::history(dir, status.last_progress_unix_ms())?;
+        let mut prunable = store.prunable(&[REMOTE], retention, &dir.marks()?, &history)?;
         // Another machine may have uploaded snapshots with higher numbers.
         prunable.retain(|old| old != id);
         for old in &prunable {
-            self.store.remove_from(old, REMOTE)?;
+            store.remove_from(old, REMOTE)?;
             tracing::debug!("removed the snapshot {old} from the object store");
         }
         if !prunable.is_empty() {
-            self.store.tier(REMOTE)?.store().reclaim_until(cancel)?;
+            store.tier(REMOTE)?.store().reclaim_until(cancel)?;
         }
         Ok(())
     }

@@ -9,6 +9,8 @@ use crate::sys::error::EXIT_PREEMPTED;
 use anyhow::{Context, Result};
 use ckpt_protocol::control::Saved;
 use crossbeam_channel::Sender;
+use procfs_core::FromRead as _;
+use procfs_core::process::Status;
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -102,10 +104,8 @@ impl Signals {
                 }
             }
         };
-        std::thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(listen)
-            .context("cannot listen for signals")?;
+        let thread = std::thread::Builder::new().name("signals".to_owned()).spawn(listen);
+        thread.context("cannot listen for signals")?;
         Ok(Self { busy })
     }
 
@@ -132,8 +132,6 @@ fn end_at_once(signal: i32, preempting: Option<i32>, last_act: &dyn Fn()) -> ! {
 }
 
 fn is_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    ignored >> (signal - 1) & 1 == 1
+    let status = Status::from_file("/proc/self/status");
+    status.is_ok_and(|status| status.sigign >> (signal - 1) & 1 == 1)
 }

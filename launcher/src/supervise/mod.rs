@@ -52,6 +52,7 @@ use events::Event;
 use policy::{Failure, Next, Policy};
 use services::RunContext;
 use session::{JobSession, SessionEnd, SessionOutcome};
+use startup::OpenedJob;
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -81,14 +82,6 @@ enum State {
     Waiting(Instant),
     /// The run is over, with this exit code or error.
     Over(Result<i32>),
-}
-
-/// A failure, with the message and exit code if the job is not restarted.
-struct Failed {
-    failure: Failure,
-    what: String,
-    code: i32,
-    error: Option<anyhow::Error>,
 }
 
 struct Supervisor<'a> {
@@ -159,12 +152,8 @@ impl<'a> Supervisor<'a> {
     fn has_second_signal(&self) -> bool {
         let preempting = self.context.config.on_signal;
         let is_ending = |signal| events::is_stopping(signal) || preempting == Some(signal);
-        let is_signal = |event| matches!(event, Event::Signal(signal) if is_ending(signal));
-        self.context
-            .inbox
-            .try_iter()
-            .filter_map(|event| is_signal(event).then_some(()))
-            .any(|()| self.is_signalled.replace(true))
+        let is_signal = |event: &Event| matches!(event, Event::Signal(signal) if is_ending(*signal));
+        self.context.inbox.try_iter().filter(is_signal).any(|_| self.is_signalled.replace(true))
     }
 
     /// Starts or resumes the job, and serves its session until the end.
@@ -185,13 +174,11 @@ impl<'a> Supervisor<'a> {
         };
         context.claimed.claim.confirm();
         let id = self.began_from.as_ref().map(|manifest| manifest.id.to_string());
-        context
-            .status
-            .runs(self.began_from.as_ref().map(|manifest| (manifest.id.to_string(), manifest.taken_unix_ms)));
+        context.status.runs(id.clone().zip(self.began_from.as_ref().map(|manifest| manifest.taken_unix_ms)));
         if !self.is_first {
             // A resume truncates the log to which the output is appended, and removes the earlier message.
             let failure = context.status.snapshot().last_job_failure.unwrap_or_default();
-            tracing::info!("restart {} of the job, which had failed: {failure}", self.policy.restarts());
+            tracing::info!("restart {} of the job, which had failed: {failure}", self.policy.restarts);
         }
         let kind = if id.is_some() { EventKind::Resumed } else { EventKind::Started };
         let command = secrets::hidden_in(&context.opened.identity.argv).join(" ");
@@ -273,7 +260,7 @@ impl<'a> Supervisor<'a> {
                 };
                 self.is_first = false;
                 self.older_than = hung_since.and_then(|since| self.first_taken_after(since));
-                self.failed(Failed { failure, what, code, error })
+                self.failed(&failure, &what, code, error)
             }
         }
     }
@@ -305,25 +292,17 @@ impl<'a> Supervisor<'a> {
 
     /// A restart failed.
     fn restart_failed(&mut self, code: i32, what: String, error: Option<anyhow::Error>) -> State {
-        let failure = Failure {
-            is_first_start: false,
-            is_resumed: self.began_from.is_some(),
-            has_run: false,
-            ran_for: Duration::ZERO,
-            saved_after: None,
-            next_older_by: None,
-        };
-        self.failed(Failed { failure, what: format!("it cannot be restarted: {what}"), code, error })
+        let failure = Failure { is_resumed: self.began_from.is_some(), ..Failure::default() };
+        self.failed(&failure, &format!("it cannot be restarted: {what}"), code, error)
     }
 
-    fn failed(&mut self, failed: Failed) -> State {
-        let Failed { failure, what, code, error } = failed;
+    /// The job failed: `what` says how. `code` and `error` end the run if the job is not restarted.
+    fn failed(&mut self, failure: &Failure, what: &str, code: i32, error: Option<anyhow::Error>) -> State {
         let journal = &self.context.opened.journal;
         let kind = if failure.has_run { EventKind::Failed } else { EventKind::NotStarted };
-        journal.add(&Entry::new(kind, &what).remedy(remedy(code)));
-        let next = self.policy.after(&failure);
-        let wait = match next {
-            Next::GiveUp(reason) => return self.give_up(reason, &what, code, error),
+        journal.add(&Entry::new(kind, what).remedy(remedy(code)));
+        let wait = match self.policy.after(failure) {
+            Next::GiveUp(reason) => return self.give_up(reason, what, code, error),
             Next::Again(wait) => wait,
             Next::StepBack(wait) => {
                 self.older_than = self.began_from.as_ref().map(|manifest| manifest.id.clone());
@@ -335,11 +314,11 @@ impl<'a> Supervisor<'a> {
             None => "from its newest snapshot, or from the beginning if there is none".to_owned(),
         };
         let after = wait.as_secs_f64();
-        let restarts = self.policy.restarts();
+        let restarts = self.policy.restarts;
         tracing::warn!("the job failed: {what}. Restart {restarts} in {after:.1} s, {from}");
-        journal
-            .add(&Entry::new(EventKind::Restarting, format!("restart {restarts} in {after:.1} s, {from}")));
-        self.context.status.waits(&what, wait, restarts);
+        let next = format!("restart {restarts} in {after:.1} s, {from}");
+        journal.add(&Entry::new(EventKind::Restarting, next));
+        self.context.status.waits(what, wait, restarts);
         State::Waiting(Instant::now() + wait)
     }
 
@@ -392,11 +371,9 @@ impl<'a> Supervisor<'a> {
                 }
                 Ok(Event::Signal(signal)) if events::is_stopping(signal) => break 128 + signal,
                 Ok(Event::Preempt(_, answer)) => {
-                    let problem =
-                        Some("the job was not running: it had failed, and was to be restarted".to_owned());
-                    if let Some(answer) = answer {
-                        let _ = answer.send(Reply::Stopped(Stopped { snapshot: None, problem }));
-                    }
+                    let problem = "the job was not running: it had failed, and was to be restarted";
+                    let stopped = Stopped { snapshot: None, problem: Some(problem.to_owned()) };
+                    let _ = answer.map(|answer| answer.send(Reply::Stopped(stopped)));
                     break EXIT_PREEMPTED;
                 }
                 Ok(Event::CheckpointRequested(answer)) => {
@@ -427,13 +404,8 @@ impl<'a> Supervisor<'a> {
             if let Some(Err(claim @ OwnershipError::ClaimedElsewhere(_))) = elsewhere {
                 return Err(claim.into());
             }
-            let Decision { record, candidates } = decide(
-                &Resume::Auto,
-                &context.opened.dir,
-                &context.opened.store,
-                &context.opened.identity,
-                None,
-            )?;
+            let OpenedJob { dir, store, identity, .. } = context.opened;
+            let Decision { record, candidates } = decide(&Resume::Auto, dir, store, identity, None)?;
             context.claimed.ownership.change(|present| {
                 let launcher = std::mem::take(&mut present.launcher);
                 *present = JobRecord { launcher, ..record };

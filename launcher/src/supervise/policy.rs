@@ -23,7 +23,7 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// How the job failed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Failure {
     /// It was the first start of this launcher, from the beginning.
     pub is_first_start: bool,
@@ -51,10 +51,11 @@ pub enum Next {
 }
 
 /// The restart policy, with its state between failures.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Policy {
     max_restarts: u32,
-    restarts: u32,
+    /// Restarts so far.
+    pub(super) restarts: u32,
     failures_at_point: u32,
     /// Since the last snapshot, from any restart point.
     failures_in_a_row: u32,
@@ -71,22 +72,7 @@ impl Policy {
     /// A policy before the first failure.
     #[must_use]
     pub fn new(max_restarts: u32) -> Self {
-        Self {
-            max_restarts,
-            restarts: 0,
-            failures_at_point: 0,
-            failures_in_a_row: 0,
-            failed_starts: 0,
-            steps_back: 0,
-            failure_point: Duration::ZERO,
-            gained: Duration::ZERO,
-        }
-    }
-
-    /// Restarts so far.
-    #[must_use]
-    pub fn restarts(&self) -> u32 {
-        self.restarts
+        Self { max_restarts, ..Self::default() }
     }
 
     /// Decides what follows.
@@ -223,7 +209,7 @@ mod tests {
             assert!(matches!(policy.after(&saved()), Next::Again(_)));
         }
         assert!(reason(policy.after(&saved())).contains("--max-restarts"));
-        assert_eq!(policy.restarts(), 1000);
+        assert_eq!(policy.restarts, 1000);
     }
 
     #[test]

@@ -41,11 +41,8 @@ pub fn watch_file(path: Option<PathBuf>, every: Duration, events: Sender<Event>)
             known = now;
         }
     };
-    std::thread::Builder::new()
-        .name("preempt-file".to_owned())
-        .spawn(watch)
-        .map(drop)
-        .context("cannot watch for --preempt-file")
+    let thread = std::thread::Builder::new().name("preempt-file".to_owned()).spawn(watch);
+    thread.map(drop).context("cannot watch for --preempt-file")
 }
 
 /// Tells a file from its replacement at the same path.
@@ -77,10 +74,8 @@ impl Probe {
         let running = Arc::new(Mutex::new(Running::default()));
         let shared = Arc::clone(&running);
         let probe = move || watch_calls(|| call(&command, &shared), &said, every, &events);
-        std::thread::Builder::new()
-            .name("preempt-probe".to_owned())
-            .spawn(probe)
-            .context("cannot call --preempt-probe")?;
+        let thread = std::thread::Builder::new().name("preempt-probe".to_owned()).spawn(probe);
+        thread.context("cannot call --preempt-probe")?;
         Ok(Some(Self { running }))
     }
 }

@@ -5,10 +5,10 @@ use super::preempt;
 use super::startup::{ClaimedJob, OpenedJob};
 use crate::cli::config::Config;
 use crate::files::rules::FileRules;
-use crate::job::claim::Claim;
 use crate::job::status::SharedStatus;
 use crate::namespace::stdio;
-use crate::persist::memory::{PersistParts, Persister};
+use crate::persist::copier::CopyParts;
+use crate::persist::memory::Persister;
 use crate::persist::upload::Uploader;
 use crate::sys::runtime_dir;
 use anyhow::{Context as _, Result};
@@ -17,7 +17,8 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 /// What stays the same over all sessions of the job.
 pub(super) struct RunContext<'a> {
@@ -48,13 +49,33 @@ impl<'a> RunContext<'a> {
         claimed: &'a ClaimedJob,
     ) -> Result<Self> {
         let status = Arc::new(SharedStatus::new(opened.identity.key.clone()));
-        let uploader = start_uploader(config, opened, claimed, &status)?;
-        let persister = start_persister(config, opened, claimed, &status, uploader.as_ref())?;
+        let parts = CopyParts {
+            store: Arc::clone(&opened.store),
+            dir: opened.dir.clone(),
+            retention: config.retention(),
+            status: Arc::clone(&status),
+            ownership: Arc::clone(&claimed.ownership),
+        };
+        let upload = |_| Uploader::start(parts.clone(), config.upload_every, claimed.handover.clone());
+        let uploader = config.store.upload.as_ref().map(upload).transpose()?.map(Arc::new);
+        let persist = |staged_bytes: &Arc<AtomicU64>| {
+            let (journal, uploader) = (Arc::clone(&opened.journal), uploader.clone());
+            let (every, staged_bytes) = (config.persist_every, Arc::clone(staged_bytes));
+            Persister::start(parts.clone(), journal, uploader, every, staged_bytes)
+        };
+        let persister = opened.staged_bytes.as_ref().map(persist).transpose()?.map(Arc::new);
         let (events, inbox) = unbounded();
         preempt::watch_file(config.preempt_file.clone(), config.monitor_interval, events.clone())?;
         let probe =
             preempt::Probe::begin(config.preempt_probe.clone(), config.monitor_interval, events.clone())?;
-        let last_act = last_act(persister.as_ref(), &claimed.claim, config.grace);
+        // Before a signal ends ckpt-run while the job is being started or resumed.
+        let (claim, last_persister, grace) = (Arc::clone(&claimed.claim), persister.clone(), config.grace);
+        let last_act = move || {
+            claim.release();
+            if let Some(persister) = &last_persister {
+                persister.complete_last_copy(Instant::now() + grace, || None);
+            }
+        };
         let signals = Signals::listen(events.clone(), config.on_signal, last_act)?;
         Ok(Self {
             config,
@@ -97,61 +118,4 @@ fn file_rules(config: &Config) -> Result<FileRules> {
     let output = stdio::own_files().into_iter().map(|file| PathBuf::from(file.path));
     let own = own.filter_map(|path| absolute(path)).chain(output).chain(runtime_dir::runtime_dir()).collect();
     FileRules::new(&config.files, own)
-}
-
-fn start_uploader(
-    config: &Config,
-    opened: &OpenedJob,
-    claimed: &ClaimedJob,
-    status: &Arc<SharedStatus>,
-) -> Result<Option<Arc<Uploader>>> {
-    if config.store.upload.is_none() {
-        return Ok(None);
-    }
-    let uploader = Uploader::start(
-        &opened.store,
-        &opened.dir,
-        config.retention(),
-        config.upload_every,
-        Arc::clone(status),
-        Arc::clone(&claimed.ownership),
-        claimed.handover.clone(),
-    )?;
-    Ok(Some(Arc::new(uploader)))
-}
-
-fn start_persister(
-    config: &Config,
-    opened: &OpenedJob,
-    claimed: &ClaimedJob,
-    status: &Arc<SharedStatus>,
-    uploader: Option<&Arc<Uploader>>,
-) -> Result<Option<Arc<Persister>>> {
-    let Some(staged_bytes) = &opened.staged_bytes else { return Ok(None) };
-    let parts = PersistParts {
-        store: Arc::clone(&opened.store),
-        dir: opened.dir.clone(),
-        retention: config.retention(),
-        status: Arc::clone(status),
-        journal: Arc::clone(&opened.journal),
-        ownership: Arc::clone(&claimed.ownership),
-        uploader: uploader.cloned(),
-    };
-    let persister = Persister::start(parts, config.persist_every, Arc::clone(staged_bytes))?;
-    Ok(Some(Arc::new(persister)))
-}
-
-/// What is done before a signal ends ckpt-run while the job is being started or resumed.
-fn last_act(
-    persister: Option<&Arc<Persister>>,
-    claim: &Arc<Claim>,
-    grace: Duration,
-) -> impl Fn() + Send + use<> {
-    let (persister, claim) = (persister.cloned(), Arc::clone(claim));
-    move || {
-        claim.release();
-        if let Some(persister) = &persister {
-            persister.complete_last_copy(Instant::now() + grace, || None);
-        }
-    }
 }

@@ -190,9 +190,8 @@ impl<'a> JobSession<'a> {
 
     fn request_checkpoint(&mut self, answer: Option<Answer>, after_dump: AfterDump) {
         if self.ending.is_some() && after_dump == AfterDump::KeepRunning {
-            if let Some(answer) = answer {
-                let _ = answer.send(Reply::Error("the job is being ended, with a last snapshot".to_owned()));
-            }
+            let reply = Reply::Error("the job is being ended, with a last snapshot".to_owned());
+            let _ = answer.map(|answer| answer.send(reply));
             return;
         }
         self.pending_checkpoints += 1;
@@ -226,9 +225,7 @@ impl<'a> JobSession<'a> {
                 Reply::Error(message)
             }
         };
-        if let Some(answer) = answer {
-            let _ = answer.send(reply);
-        }
+        let _ = answer.map(|answer| answer.send(reply));
         let retry = CHECKPOINT_FIRST_RETRY.saturating_mul(1 << (self.failures_in_a_row.max(1) - 1).min(16));
         let interval = self.pace.interval();
         let after =
@@ -313,9 +310,13 @@ impl<'a> JobSession<'a> {
 fn start_watchdog(shared: &RunContext, job: &RunningJob) -> Result<Option<Watchdog>> {
     let config = shared.config;
     let Some(limit) = config.hang_timeout else { return Ok(None) };
-    let tree = Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid };
-    let watched = Watched { tree, activity_probe: job.agents.as_ref().map(Agents::activity_probe) };
-    let (dir, status, events) =
-        (shared.opened.dir.clone(), Arc::clone(&shared.status), shared.events.clone());
-    Watchdog::begin(watched, limit, config.monitor_interval, dir, status, events).map(Some)
+    let watched = Watched {
+        tree: Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid },
+        activity_probe: job.agents.as_ref().map(Agents::activity_probe),
+        limit,
+        every: config.monitor_interval,
+        dir: shared.opened.dir.clone(),
+        status: Arc::clone(&shared.status),
+    };
+    Watchdog::begin(watched, shared.events.clone()).map(Some)
 }

@@ -41,6 +41,14 @@ pub struct Watched {
     pub tree: Tree,
     /// Asks their interposers, if they have any.
     pub activity_probe: Option<ActivityProbe>,
+    /// The job hangs after this time without progress.
+    pub limit: Duration,
+    /// The polling interval; several polls fit into the limit in any case.
+    pub every: Duration,
+    /// Where the stacks of a hung job are saved.
+    pub dir: JobDir,
+    /// Tells when checkpoints are taken, and receives the time of the last progress.
+    pub status: Arc<SharedStatus>,
 }
 
 /// Watches one job session; ends when it is dropped.
@@ -53,47 +61,32 @@ impl Watchdog {
     ///
     /// # Errors
     /// When the thread cannot be started.
-    pub fn begin(
-        watched: Watched,
-        limit: Duration,
-        every: Duration,
-        dir: JobDir,
-        status: Arc<SharedStatus>,
-        events: Sender<Event>,
-    ) -> Result<Self> {
+    pub fn begin(watched: Watched, events: Sender<Event>) -> Result<Self> {
         let (stop, stopped) = bounded(0);
-        let every = every.min(limit / POLLS);
-        std::thread::Builder::new()
-            .name("watchdog".to_owned())
-            .spawn(move || {
-                let Some((what, since)) = watch(&watched, limit, every, &status, &stopped) else { return };
-                let stacks = stacks::keep(&dir, watched.tree, &what);
-                let stacks = stacks
-                    .inspect_err(|error| tracing::warn!("cannot save the stacks of the hung job: {error:#}"))
-                    .ok();
-                let _ =
-                    events.send(Event::Hung(Hang { init_pid: watched.tree.init_pid, what, since, stacks }));
-            })
-            .context("cannot start the watchdog")?;
+        let work = move || {
+            let Some((what, since)) = watch(&watched, &stopped) else { return };
+            let stacks = stacks::keep(&watched.dir, watched.tree, &what);
+            let stacks = stacks
+                .inspect_err(|error| tracing::warn!("cannot save the stacks of the hung job: {error:#}"))
+                .ok();
+            let _ = events.send(Event::Hung(Hang { init_pid: watched.tree.init_pid, what, since, stacks }));
+        };
+        let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(work);
+        thread.context("cannot start the watchdog")?;
         Ok(Self { _stop: stop })
     }
 }
 
 /// Watches until the job hangs, or until the [`Watchdog`] is dropped.
-fn watch(
-    watched: &Watched,
-    limit: Duration,
-    every: Duration,
-    status: &SharedStatus,
-    stopped: &Receiver<()>,
-) -> Option<(String, SystemTime)> {
+fn watch(watched: &Watched, stopped: &Receiver<()>) -> Option<(String, SystemTime)> {
+    let Watched { limit, status, .. } = watched;
+    let every = watched.every.min(*limit / POLLS);
     let mut progress: Option<Progress> = None;
     let mut disturbances = status.disturbances();
     let mut polled = Instant::now();
     loop {
-        match stopped.recv_timeout(every) {
-            Err(RecvTimeoutError::Timeout) => {}
-            _ => return None,
+        if stopped.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
+            return None;
         }
         let seen = poll(watched);
         let now = Instant::now();
@@ -109,7 +102,7 @@ fn watch(
         };
         progress.update(seen, now, is_disturbed || was_asleep);
         status.worked(SystemTime::now() - now.saturating_duration_since(progress.worked_until()));
-        if let Some((what, idle)) = progress.hang(now, limit) {
+        if let Some((what, idle)) = progress.hang(now, *limit) {
             return Some((what, SystemTime::now() - idle));
         }
     }
