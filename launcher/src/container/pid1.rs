@@ -4,7 +4,7 @@
 //! processes that entered the container; orphans of the job stay in its namespace). With a separate process for these
 //! tasks, the launcher is an ordinary process.
 
-use rustix::process::{Pid, WaitOptions, wait};
+use rustix::process::{WaitOptions, wait};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
@@ -34,12 +34,9 @@ fn serve(child: i32) -> ! {
         if let Some(code) = reap(child) {
             std::process::exit(code);
         }
-        let Some(signal) = next_signal() else { continue };
-        if let Some(signal) = signal.to_forward()
-            && let Some(child) = Pid::from_raw(child)
-        {
+        if let Some(signal) = next_signal_to_forward() {
             // SAFETY: a plain system call on integers; the child has not been reaped yet.
-            unsafe { libc::kill(child.as_raw_nonzero().get(), signal) };
+            unsafe { libc::kill(child, signal) };
         }
     }
 }
@@ -55,22 +52,9 @@ fn reap(child: i32) -> Option<i32> {
     ended
 }
 
-/// A received signal.
-#[derive(Clone, Copy)]
-struct Signal {
-    number: i32,
-    /// Sent by a process, not by the kernel.
-    is_sent: bool,
-}
-
-impl Signal {
-    /// The signal to forward. Signals of a terminal have reached the child already: it is in the same process group.
-    fn to_forward(self) -> Option<i32> {
-        (self.is_sent && self.number != libc::SIGCHLD).then_some(self.number)
-    }
-}
-
-fn next_signal() -> Option<Signal> {
+/// Waits for a signal; `None` if the child need not get it. Signals of a terminal, which the kernel sends, have reached the
+/// child already: it is in the same process group.
+fn next_signal_to_forward() -> Option<i32> {
     let all = all_signals();
     let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
     // SAFETY: the set is initialised, and `info` has room for what is written.
@@ -81,7 +65,7 @@ fn next_signal() -> Option<Signal> {
     // SAFETY: sigwaitinfo succeeded, so it has filled `info`.
     let info = unsafe { info.assume_init() };
     // Up to SI_USER: kill, sigqueue and similar calls; above: the kernel (sigaction(2), si_code).
-    Some(Signal { number, is_sent: info.si_code <= libc::SI_USER })
+    (info.si_code <= libc::SI_USER && number != libc::SIGCHLD).then_some(number)
 }
 
 fn all_signals() -> libc::sigset_t {

@@ -18,6 +18,7 @@ const REMAP_MAGIC: u32 = 0x5913_3954;
 const STATS_MAGIC: u32 = 0x5709_3306;
 /// O_APPEND.
 const APPEND: u32 = 0o2000;
+const TRUNCATED: &str = "it is truncated";
 
 /// An image cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -234,25 +235,22 @@ fn entries<T: Message + Default>(
     let content = read(name).map_err(|source| ImageError::Io { name, source })?;
     let Some(content) = content else { return Ok(()) };
     let malformed = |reason: String| ImageError::Format { name, reason };
-    let mut rest = &content[..];
-    let mut word = || -> Result<Option<u32>, ImageError> {
-        let (bytes, after) = match rest.split_first_chunk::<4>() {
-            Some(parts) => parts,
-            None if rest.is_empty() => return Ok(None),
-            None => return Err(malformed("it is truncated".to_owned())),
-        };
-        rest = after;
-        Ok(Some(u32::from_le_bytes(*bytes)))
+    let magic = [kind, magic].map(u32::to_le_bytes).concat();
+    let Some(mut rest) = content.strip_prefix(&magic[..]) else {
+        let found = content.get(..magic.len()).unwrap_or(&content);
+        return Err(malformed(format!("its magic numbers are {found:x?}, not {magic:x?}")));
     };
-    let found = (word()?, word()?);
-    if found != (Some(kind), Some(magic)) {
-        return Err(malformed(format!("its magic numbers are {found:x?}, not {kind:x} {magic:x}")));
+    while let Some(entry) = next_entry(&mut rest) {
+        each(entry.map_err(malformed)?);
     }
-    while let Some((length, after)) = rest.split_first_chunk::<4>() {
-        let length = u32::from_le_bytes(*length) as usize;
-        let body = after.get(..length).ok_or_else(|| malformed("it is truncated".to_owned()))?;
-        each(T::decode(body).map_err(|error| malformed(error.to_string()))?);
-        rest = &after[length..];
-    }
-    if rest.is_empty() { Ok(()) } else { Err(malformed("it is truncated".to_owned())) }
+    if rest.is_empty() { Ok(()) } else { Err(malformed(TRUNCATED.to_owned())) }
+}
+
+/// The next entry of an image, which `rest` passes. `None` if there is not even its length; an error if it is not valid.
+pub(super) fn next_entry<T: Message + Default>(rest: &mut &[u8]) -> Option<Result<T, String>> {
+    let (length, after) = rest.split_first_chunk::<4>()?;
+    let length = u32::from_le_bytes(*length) as usize;
+    let Some(body) = after.get(..length) else { return Some(Err(TRUNCATED.to_owned())) };
+    *rest = &after[length..];
+    Some(T::decode(body).map_err(|error| error.to_string()))
 }

@@ -1,6 +1,7 @@
 //! `pagemap-*.img`: which pages of a process are in `pages-N.img`, and in what order. Field numbers and flags are those of
 //! CRIU's images/pagemap.proto.
 
+use super::images::next_entry;
 use prost::Message;
 use std::ops::Range;
 
@@ -50,10 +51,10 @@ impl Pagemap {
     #[must_use]
     pub fn parse(image: &[u8]) -> Option<Self> {
         let mut rest = image.strip_prefix(&MAGIC)?;
-        let Head { pages_id } = next(&mut rest)??;
+        let Head { pages_id } = next_entry(&mut rest)?.ok()?;
         let mut runs: Vec<Range<u64>> = Vec::new();
-        while let Some(entry) = next::<Entry>(&mut rest) {
-            let entry = entry?;
+        while let Some(entry) = next_entry::<Entry>(&mut rest) {
+            let entry = entry.ok()?;
             let pages = entry.pages.or(entry.pages_32.map(u64::from))?;
             let in_parent = entry.in_parent.unwrap_or(false);
             let flags = entry.flags.unwrap_or(if in_parent { IN_PARENT } else { PRESENT });
@@ -66,15 +67,6 @@ impl Pagemap {
         }
         rest.is_empty().then_some(Self { pages_id, runs })
     }
-}
-
-/// The next message: `None` at the end, `Some(None)` if the message cannot be parsed.
-fn next<T: Message + Default>(rest: &mut &[u8]) -> Option<Option<T>> {
-    let (length, after) = rest.split_first_chunk::<4>()?;
-    let length = u32::from_le_bytes(*length) as usize;
-    let Some(body) = after.get(..length) else { return Some(None) };
-    *rest = &after[length..];
-    Some(T::decode(body).ok())
 }
 
 /// Window sizes by image size: (image smaller than, window), in bytes. Chunk boundaries are at multiples of the window in

@@ -135,16 +135,12 @@ impl Session {
     }
 
     fn receive(&self, deadline: Instant) -> Result<Response, SessionError> {
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = Timespec::try_from(left).ok();
-            let mut waits = [PollFd::new(&self.process.socket, PollFlags::IN)];
-            match poll(&mut waits, left.as_ref()) {
-                Ok(0) => return Err(SessionError::Timeout),
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(io::Error::from(error).into()),
-            }
+        let ready = rustix::io::retry_on_intr(|| {
+            let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok();
+            poll(&mut [PollFd::new(&self.process.socket, PollFlags::IN)], left.as_ref())
+        });
+        if ready.map_err(io::Error::from)? == 0 {
+            return Err(SessionError::Timeout);
         }
         // A message is one datagram: peek at its size first, then receive it.
         let peeked = recv(&self.process.socket, &mut [0_u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC);

@@ -3,11 +3,13 @@
 //! must not wait for such a process without a limit: it would not handle signals meanwhile.
 
 use super::spawn::{self, Spawned};
+use super::survey::numbers_in;
 use crate::sys::deadline::{INIT_END_TIMEOUT, NAMESPACE_END_TIMEOUT};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use procfs_core::FromRead as _;
 use procfs_core::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{WaitOptions, waitpid};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,15 +24,11 @@ const MAX_NAMED_PROCESSES: usize = 5;
 /// Namespaces that were killed and have not ended.
 static ENDING: Mutex<Vec<Arc<Spawned>>> = Mutex::new(Vec::new());
 
-fn ending() -> MutexGuard<'static, Vec<Arc<Spawned>>> {
-    ENDING.lock()
-}
-
 /// Whether processes of a dropped namespace still exist. They no longer run, but may hold resources: GPUs, ports, files
 /// that are being written.
 #[must_use]
 pub fn is_ending() -> bool {
-    let mut ending = ending();
+    let mut ending = ENDING.lock();
     ending.retain(|spawned| !reap(spawned, Duration::ZERO));
     !ending.is_empty()
 }
@@ -51,7 +49,7 @@ pub(super) fn end(spawned: Arc<Spawned>) {
         NAMESPACE_END_TIMEOUT.as_secs(),
         remaining_processes(inside, pid).join(", ")
     );
-    ending().push(spawned);
+    ENDING.lock().push(spawned);
 }
 
 /// Waits at most `limit` for the init's end; returns whether it has ended.
@@ -67,19 +65,14 @@ fn reap(spawned: &Spawned, limit: Duration) -> bool {
 /// Waits until the process of `pidfd` has ended, at most for `limit`.
 fn has_ended(pidfd: BorrowedFd, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
-    loop {
+    let ready = retry_on_intr(|| {
         let left = deadline.saturating_duration_since(Instant::now());
         let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left)) {
-            Ok(0) => return false,
-            Ok(_) => return true,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => {
-                tracing::warn!("cannot wait for the end of the job: {error}");
-                return false;
-            }
-        }
-    }
+        poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left))
+    });
+    ready
+        .inspect_err(|error| tracing::warn!("cannot wait for the end of the job: {error}"))
+        .is_ok_and(|count| count > 0)
 }
 
 fn namespace_of(pid: i32) -> Option<u64> {
@@ -88,10 +81,8 @@ fn namespace_of(pid: i32) -> Option<u64> {
 
 /// Descriptions of the remaining processes of the namespace. The init is described only if no other process remains.
 fn remaining_processes(inside: Option<u64>, init: i32) -> Vec<String> {
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let mut left: Vec<_> =
-        pids.filter(|&pid| pid != init && inside.is_some() && namespace_of(pid) == inside).collect();
+    let mut left = numbers_in("/proc").unwrap_or_default();
+    left.retain(|&pid| pid != init && inside.is_some() && namespace_of(pid) == inside);
     if left.is_empty() {
         left.push(init);
     }

@@ -5,6 +5,7 @@ use super::messages::{Reply, StdioSource};
 use super::{private_dir, reaper, seccomp};
 use crate::sys::privileges::{self, Privileges};
 use rustix::process::{Pid, WaitOptions};
+use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -16,7 +17,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// The report of the forked process: the command's PID, the `errno` of its exec, or the `errno` of another failure.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 enum Report {
     Command(i32),
     NotStarted(i32),
@@ -24,25 +25,8 @@ enum Report {
 }
 
 impl Report {
-    fn encode(self) -> [u8; 8] {
-        let (kind, value) = match self {
-            Self::Command(pid) => (0_i32, pid),
-            Self::NotStarted(errno) => (1, errno),
-            Self::Failed(errno) => (2, errno),
-        };
-        let mut bytes = [0; 8];
-        bytes[..4].copy_from_slice(&kind.to_le_bytes());
-        bytes[4..].copy_from_slice(&value.to_le_bytes());
-        bytes
-    }
-
-    fn decode(bytes: [u8; 8]) -> Self {
-        let word = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        match word(0) {
-            0 => Self::Command(word(4)),
-            1 => Self::NotStarted(word(4)),
-            _ => Self::Failed(word(4)),
-        }
+    fn send(self, mut to: &io::PipeWriter) -> io::Result<()> {
+        to.write_all(&serde_json::to_vec(&self)?)
     }
 }
 
@@ -69,7 +53,7 @@ pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Resu
         drop(reports);
         let Err(error) = become_reaper(command, terminal, &program, &report_to);
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
-        let _ = (&report_to).write_all(&Report::Failed(errno).encode());
+        let _ = Report::Failed(errno).send(&report_to);
         std::process::exit(255);
     }
     drop(report_to);
@@ -80,8 +64,8 @@ pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Resu
     if Privileges::detect().has_real_rights() {
         let _ = std::fs::remove_file(&program);
     }
-    let mut reports = bytes.chunks_exact(8).map(|chunk| Report::decode(chunk.try_into().expect("8 bytes")));
-    match reports.next_back() {
+    let reports = serde_json::Deserializer::from_slice(&bytes).into_iter::<Report>();
+    match reports.map_while(Result::ok).last() {
         Some(Report::Command(command_pid)) => Ok(Reply::Started { root_pid, command_pid }),
         Some(Report::NotStarted(errno)) => {
             // The job has no root: the process is reaped here, and its end is not reported.
@@ -111,7 +95,7 @@ fn become_reaper(
     command: &JobCommand,
     terminal: Option<OwnedFd>,
     program: &std::path::Path,
-    mut report_to: &io::PipeWriter,
+    report_to: &io::PipeWriter,
 ) -> io::Result<Infallible> {
     rustix::process::setsid()?;
     // SysV shared memory and message queues can be dumped only in a separate namespace, and only by root.
@@ -125,7 +109,7 @@ fn become_reaper(
         Ok(pid) => pid,
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            report_to.write_all(&Report::NotStarted(errno).encode())?;
+            Report::NotStarted(errno).send(report_to)?;
             std::process::exit(0);
         }
     };
@@ -137,7 +121,7 @@ fn become_reaper(
     // The job may signal every process in the namespace; the reaper ignores all signals.
     block_all_signals()?;
     privileges::keep_back()?;
-    report_to.write_all(&Report::Command(command_pid).encode())?;
+    Report::Command(command_pid).send(report_to)?;
     let path = CString::new(program.as_os_str().as_bytes())?;
     let argv = [path.as_ptr(), std::ptr::null()];
     let envp = [std::ptr::null()];

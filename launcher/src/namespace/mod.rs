@@ -39,6 +39,7 @@ pub use client::{CriuProcess, InitEvent, Namespace, NamespaceError, StartError, 
 pub use ending::is_ending;
 pub use init::init_main;
 pub use messages::{Network, StdioSource};
+pub use survey::numbers_in;
 
 /// The first argument that turns this program into the namespace's init.
 pub const INIT_ARGUMENT: &str = "__init";

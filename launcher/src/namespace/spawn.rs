@@ -25,20 +25,6 @@ pub(super) struct Spawned {
     pub(super) pidfd: OwnedFd,
 }
 
-/// The arguments of `clone3` in its first version (linux/sched.h, `struct clone_args`).
-#[repr(C)]
-#[derive(Default)]
-struct CloneArgs {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-}
-
 /// The files that a process in a new user namespace writes to keep its user and group ID: (file, content).
 struct Identity([(CString, CString); 3]);
 
@@ -99,15 +85,16 @@ pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<S
     if network == Network::Private {
         flags |= libc::CLONE_NEWNET;
     }
-    let args = CloneArgs {
+    let args = libc::clone_args {
         flags: u64::from(flags.cast_unsigned()),
         pidfd: (&raw mut pidfd) as u64,
         exit_signal: u64::from(libc::SIGCHLD.cast_unsigned()),
-        ..CloneArgs::default()
+        // SAFETY: all fields are integers.
+        ..unsafe { std::mem::zeroed() }
     };
     // SAFETY: without CLONE_VM this is a fork: the child runs on a copy of this stack. `args` has the layout and
     // size that are passed, and `pidfd` outlives the call.
-    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) };
     match pid {
         ..0 => Err(io::Error::last_os_error()),
         // SAFETY: this is the child of a fork; only async-signal-safe calls follow, on memory prepared before.

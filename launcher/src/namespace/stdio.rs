@@ -49,11 +49,7 @@ impl Stdio {
         let own = |fd: usize| own_stream(fd);
         let kind_now =
             |fd: usize| if rustix::termios::isatty(own(fd)) { StdioKind::Tty } else { StdioKind::Pipe };
-        let recorded_kind = |fd: usize| {
-            recorded
-                .and_then(|records| records.iter().find(|record| record.fd as usize == fd))
-                .map(|record| record.kind)
-        };
+        let recorded_kind = |fd: usize| Some(recorded?.iter().find(|record| record.fd as usize == fd)?.kind);
         let kinds = [0, 1, 2].map(|fd| recorded_kind(fd).unwrap_or_else(|| kind_now(fd)));
         let shared = match recorded {
             None => kinds[1] == StdioKind::Pipe && kinds[2] == StdioKind::Pipe && same_file(own(1), own(2))?,
@@ -175,8 +171,7 @@ impl Stdio {
     /// Sets the size of the job's terminal to the size of the launcher's.
     pub fn resize(&self) {
         let Some(terminal) = &self.terminal else { return };
-        let ours = [0, 1, 2].map(own_stream).into_iter().find(|fd| rustix::termios::isatty(fd));
-        if let Some(Ok(size)) = ours.map(rustix::termios::tcgetwinsize) {
+        if let Some(Ok(size)) = own_terminal().map(rustix::termios::tcgetwinsize) {
             let _ = rustix::termios::tcsetwinsize(&terminal.master, size);
         }
     }
@@ -192,17 +187,15 @@ impl Stdio {
         let mut records = Vec::new();
         for fd in 0..3_u32 {
             let output = self.outputs.iter().find(|output| output.job_fds.contains(&fd));
-            let input_pipe = self.input.as_ref().filter(|_| fd == 0).and_then(|input| input.pipe.as_ref());
+            let input = self.input.as_ref().filter(|_| fd == 0);
+            let input_pipe = input.and_then(|input| input.pipe.as_ref());
             let inode = match (self.kinds[fd as usize], input_pipe, output) {
                 (StdioKind::Tty, ..) | (_, None, None) => 0,
                 (_, Some(pipe), _) => rustix::fs::fstat(pipe)?.st_ino,
                 (_, None, Some(output)) => output.inode,
             };
             let file = output.and_then(|output| output.file_once_written(deadline));
-            let consumed_bytes = match (fd, &self.input) {
-                (0, Some(input)) => input.consumed_bytes(),
-                _ => None,
-            };
+            let consumed_bytes = input.and_then(|input| input.consumed_bytes());
             records.push(StdioRecord { fd, kind: self.kinds[fd as usize], inode, file, consumed_bytes });
         }
         Ok((records, self.terminal.as_ref().map(|terminal| terminal.record.clone())))
@@ -211,7 +204,7 @@ impl Stdio {
     /// When an interrupt key (such as Ctrl-C) was last typed for the job at a terminal in raw mode.
     #[must_use]
     pub fn interrupted(&self) -> Option<Instant> {
-        self.input.as_ref()?.interrupted()
+        *self.input.as_ref()?.interrupted.lock()
     }
 
     /// Called when the job has ended: writes the remaining output, at most for `limit`, and stops reading the input.
@@ -253,6 +246,11 @@ fn own_stream(fd: usize) -> BorrowedFd<'static> {
     }
 }
 
+/// The first of the launcher's streams that is a terminal.
+fn own_terminal() -> Option<BorrowedFd<'static>> {
+    [0, 1, 2].map(own_stream).into_iter().find(|fd| rustix::termios::isatty(fd))
+}
+
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(format!("relay-{name}")).spawn(work)
 }
@@ -286,12 +284,7 @@ impl Terminal {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let _slave = rustix::fs::open(&slave_path, flags, rustix::fs::Mode::empty())?;
         // The job's terminal gets the settings of the user's terminal.
-        if let Some(Ok(settings)) = [0, 1, 2]
-            .map(own_stream)
-            .into_iter()
-            .find(|fd| rustix::termios::isatty(fd))
-            .map(rustix::termios::tcgetattr)
-        {
+        if let Some(Ok(settings)) = own_terminal().map(rustix::termios::tcgetattr) {
             rustix::termios::tcsetattr(&master, OptionalActions::Now, &settings)?;
         }
         Ok(Self { master: Arc::new(master), slave_path, record, _slave })

@@ -14,7 +14,7 @@ pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
     let mut groups: BTreeMap<Vec<u32>, Vec<i32>> = BTreeMap::new();
     let mut resident_bytes = 0;
     let mut parents = BTreeMap::new();
-    for pid in numbers_in(Path::new("/proc"))? {
+    for pid in numbers_in("/proc")? {
         if pid == 1 || except.contains(&pid) {
             continue;
         }
@@ -22,7 +22,7 @@ pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
         let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
         parents.insert(pid, parent(&status));
         resident_bytes += dumped_bytes(&status);
-        for tid in numbers_in(Path::new(&format!("/proc/{pid}/task"))).unwrap_or_default() {
+        for tid in numbers_in(format!("/proc/{pid}/task")).unwrap_or_default() {
             if let Ok(cpus) = sched_getaffinity(Pid::from_raw(tid)) {
                 groups.entry(cpu_numbers(&cpus)).or_default().push(tid);
             }
@@ -64,7 +64,7 @@ fn is_below(pid: i32, root_pid: Option<i32>, parents: &BTreeMap<i32, i32>) -> bo
     true
 }
 
-fn numbers_in(dir: &Path) -> io::Result<Vec<i32>> {
+pub fn numbers_in(dir: impl AsRef<Path>) -> io::Result<Vec<i32>> {
     let names = std::fs::read_dir(dir)?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     Ok(names.collect())
 }
@@ -88,12 +88,8 @@ pub(super) fn set_affinity(groups: &[AffinityGroup]) -> Vec<String> {
     let mut warnings = Vec::new();
     for group in groups {
         let mut cpus = CpuSet::new();
-        group
-            .cpus
-            .iter()
-            .map(|&cpu| cpu as usize)
-            .filter(|&cpu| cpu < CpuSet::MAX_CPU)
-            .for_each(|cpu| cpus.set(cpu));
+        let numbers = group.cpus.iter().map(|&cpu| cpu as usize);
+        numbers.filter(|&cpu| cpu < CpuSet::MAX_CPU).for_each(|cpu| cpus.set(cpu));
         let failed = group.tids.iter().filter_map(|&tid| sched_setaffinity(Pid::from_raw(tid), &cpus).err());
         let failed: Vec<_> = failed.collect();
         if let Some(error) = failed.first() {

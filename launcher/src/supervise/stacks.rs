@@ -2,11 +2,12 @@
 
 use crate::job::attempt_logs::prune_attempt_logs;
 use crate::job::status::unix_ms;
+use crate::namespace::numbers_in;
 use crate::sys::deadline::PY_SPY_TIMEOUT;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{JobDir, write_atomically};
 use procfs_core::FromRead as _;
-use procfs_core::process::Stat;
+use procfs_core::process::{Stat, Status};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
@@ -28,6 +29,7 @@ pub(super) fn processes(tree: Tree) -> Vec<(i32, i32)> {
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let Some(wanted) = namespace(tree.init_pid) else { return Vec::new() };
     let all: BTreeMap<i32, (i32, i32)> = numbers_in("/proc")
+        .unwrap_or_default()
         .into_iter()
         .filter(|&pid| namespace(pid).as_ref() == Some(&wanted))
         .filter_map(|pid| Some((pid, numbers_of(pid)?)))
@@ -44,20 +46,8 @@ pub(super) fn processes(tree: Tree) -> Vec<(i32, i32)> {
 
 /// A process's PID in its own namespace, and its parent's PID in the launcher's namespace.
 fn numbers_of(pid: i32) -> Option<(i32, i32)> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let last = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().last()?.parse().ok()
-    };
-    Some((last("NSpid:")?, last("PPid:")?))
-}
-
-fn numbers_in(dir: impl AsRef<Path>) -> Vec<i32> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut numbers: Vec<i32> =
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    numbers.sort_unstable();
-    numbers
+    let status = Status::from_file(format!("/proc/{pid}/status")).ok()?;
+    Some((*status.nspid?.last()?, status.ppid))
 }
 
 /// Saves the stacks of all threads under the job's `attempts/`. Returns the directory.
@@ -88,7 +78,9 @@ fn describe(processes: &[(i32, i32)], what: &str) -> String {
         let exe = fs::read_link(format!("/proc/{host_pid}/exe")).unwrap_or_default();
         let _ = writeln!(text, "\nprocess {pid} ({host_pid} outside of the job): {}", exe.display());
         let tasks = PathBuf::from(format!("/proc/{host_pid}/task"));
-        for tid in numbers_in(&tasks) {
+        let mut tids = numbers_in(&tasks).unwrap_or_default();
+        tids.sort_unstable();
+        for tid in tids {
             let read =
                 |name: &str| fs::read_to_string(tasks.join(tid.to_string()).join(name)).unwrap_or_default();
             let state = Stat::from_file(tasks.join(format!("{tid}/stat"))).map_or('?', |stat| stat.state);

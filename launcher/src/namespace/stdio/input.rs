@@ -26,7 +26,7 @@ pub(super) struct Input {
     stop: OwnedFd,
     stop_sender: Mutex<Option<OwnedFd>>,
     /// When an interrupt key (such as Ctrl-C) was last typed for the job.
-    interrupted: Mutex<Option<Instant>>,
+    pub(super) interrupted: Mutex<Option<Instant>>,
 }
 
 impl Input {
@@ -98,21 +98,11 @@ impl Input {
         drop(self.stop_sender.lock().take());
     }
 
-    /// When an interrupt key (such as Ctrl-C) was last typed for the job.
-    pub(super) fn interrupted(&self) -> Option<Instant> {
-        *self.interrupted.lock()
-    }
-
     /// Waits until `fd` is ready; returns `false` if forwarding was stopped.
     fn wait(&self, fd: PollFd) -> bool {
         let mut waits = [fd, PollFd::new(&self.stop, PollFlags::IN)];
-        loop {
-            match poll(&mut waits, None) {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return false,
-                Ok(_) => return waits[1].revents().is_empty(),
-            }
-        }
+        let polled = rustix::io::retry_on_intr(|| poll(&mut waits, None));
+        polled.is_ok() && waits[1].revents().is_empty()
     }
 
     /// Records interrupt keys: the job's terminal turns them into signals that the launcher does not see.

@@ -81,9 +81,8 @@ impl Output {
             let _ = poll(&mut [PollFd::new(&source, PollFlags::IN)], None);
             drop(source);
             let mut queue = self.queue.lock();
-            while queue.waiting_bytes >= QUEUE_LIMIT_BYTES && !queue.ended {
-                self.changed.wait(&mut queue);
-            }
+            let is_full = |queue: &mut Queue| queue.waiting_bytes >= QUEUE_LIMIT_BYTES && !queue.ended;
+            self.changed.wait_while(&mut queue, is_full);
             if !queue.ended && self.read_some(&mut queue).is_err() {
                 queue.ended = true;
                 self.changed.notify_all();
@@ -134,15 +133,11 @@ impl Output {
     }
 
     fn wait_written(&self, deadline: Instant) -> bool {
+        let is_unwritten = |queue: &mut Queue| queue.waiting_bytes > 0 || queue.writing;
         let mut queue = self.queue.lock();
-        while queue.waiting_bytes > 0 || queue.writing {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let _ = self.changed.wait_for(&mut queue, left);
-        }
-        true
+        let left = deadline.saturating_duration_since(Instant::now());
+        let _ = self.changed.wait_while_for(&mut queue, is_unwritten, left);
+        !is_unwritten(&mut queue)
     }
 
     /// The regular file that this stream is written to, with its length after all output read so far is written.
