@@ -8,9 +8,11 @@ use ckpt_protocol::frame;
 use ckpt_snapshot::JobDir;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use rustix::process::getuid;
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,7 +60,7 @@ impl ControlServer {
             _ => {}
         }
         let listener = UnixListener::bind(&path)?;
-        set_private(&path)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
         let status = Arc::clone(status);
         let on_demand = Arc::new(on_demand);
         let calls = Arc::new(());
@@ -110,11 +112,6 @@ fn next_caller(mut accept: impl FnMut() -> io::Result<UnixStream>) -> UnixStream
             }
         }
     }
-}
-
-fn set_private(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
 }
 
 fn serve(mut stream: UnixStream, status: &SharedStatus, on_demand: &dyn Fn(Demand, Answer)) {
@@ -177,6 +174,7 @@ fn peer_is_allowed(stream: &UnixStream) -> Result<(), String> {
 mod tests {
     use super::*;
     use rustix::process::Uid;
+    use std::path::Path;
 
     /// A caller with that user ID; the kernel records the credentials of the connecting thread.
     fn caller(listener: &UnixListener, path: &Path, uid: Uid) -> UnixStream {
@@ -209,7 +207,6 @@ mod tests {
 
     #[test]
     fn strangers_are_refused_even_where_the_socket_is_open_to_all() {
-        use std::os::unix::fs::PermissionsExt;
         if !getuid().is_root() {
             eprintln!("skipped: only root can become another user");
             return;
@@ -218,7 +215,7 @@ mod tests {
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         for path in [dir.path(), &path] {
-            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+            std::fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
         }
         let own = caller(&listener, &path, getuid());
         assert_eq!(peer_is_allowed(&own), Ok(()));

@@ -67,10 +67,8 @@ fn is_forbidden(kind: io::ErrorKind) -> bool {
 /// Whether the reader of our output has closed it.
 #[must_use]
 pub fn is_closed_output(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-        kind == Some(io::ErrorKind::BrokenPipe)
-    })
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// An error with all its causes in one line.

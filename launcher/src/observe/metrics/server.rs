@@ -91,21 +91,14 @@ fn serve(
 /// One request and its response. A body is not read: no supported request has one.
 fn converse(stream: &TcpStream, answer: &dyn Fn(&Request) -> Answer) -> io::Result<()> {
     let refused = |status, text: &str| Answer { status, text: text.to_owned() };
-    let mut is_head = false;
-    let answer = match read_head(stream)? {
-        None => {
-            let text = "the request is too long\n";
-            refused("431 Request Header Fields Too Large", text)
-        }
-        Some(head) => match parse_request(&head) {
-            Some(request) => {
-                is_head = request.method == "HEAD";
-                answer(&request)
-            }
-            None => refused("400 Bad Request", "this is not HTTP\n"),
-        },
+    let head = read_head(stream)?;
+    let request = head.as_deref().map(parse_request);
+    let is_head = matches!(&request, Some(Some(request)) if request.method == "HEAD");
+    let Answer { status, text } = match request {
+        None => refused("431 Request Header Fields Too Large", "the request is too long\n"),
+        Some(None) => refused("400 Bad Request", "this is not HTTP\n"),
+        Some(Some(request)) => answer(&request),
     };
-    let Answer { status, text } = answer;
     let mut response = format!(
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         text.len()
