@@ -430,8 +430,8 @@ pub(crate) mod tests {
     #[test]
     fn refuses_newer_versions_and_hostile_paths() {
         let manifest = sample(3);
-        let newer = resealed(&manifest, |body| body["version"] = 3.into());
-        assert!(matches!(Manifest::decode(&manifest.id, &newer), Err(ReadError::Newer { found: 3, .. })));
+        let newer = resealed(&manifest, |body| body["version"] = 4.into());
+        assert!(matches!(Manifest::decode(&manifest.id, &newer), Err(ReadError::Newer { found: 4, .. })));
         let climbing = resealed(&manifest, |body| body["files"][0]["path"] = "../../etc/passwd".into());
         assert!(matches!(Manifest::decode(&manifest.id, &climbing), Err(ReadError::Hostile { .. })));
         let shm = serde_json::json!([{"path": "/dev/shm/../../etc/x", "data": "shm/0", "mode": 0, "uid": 0, "gid": 0}]);

@@ -205,9 +205,10 @@ pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     let (job, id) = find(config, text)?;
     let store = tiers::open(&config.store, &job)?;
     let mut manifest = store.manifest(&id)?;
-    manifest.job.argv = secrets::hidden_in(&manifest.job.argv);
     let on_gpus = memory_map::read(&*store, &manifest)?;
     let job_files = Inventory::read(&*store, &manifest)?;
+    // Only now: a changed manifest is not that of the snapshot any more.
+    manifest.job.argv = secrets::hidden_in(&manifest.job.argv);
     if json {
         let job_files = job_files.as_ref();
         return print::json(&Shown { manifest: &manifest, gpu_processes: &on_gpus, job_files });
