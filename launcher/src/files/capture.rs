@@ -15,8 +15,10 @@
 //!
 //! A file for which none is possible is named in the snapshot, and a resume that needs its content is refused.
 
-use crate::files::history::{ChunkNames, FileHistory};
-use crate::files::inventory::{Copies, Entry, Held, Identity, Inventory, Kind, Prefix, nanoseconds};
+use crate::files::history::{ChunkNames, FileHistory, Known};
+use crate::files::inventory::{
+    Copies, Entry, Held, Identity, Inventory, Kind, Prefix, may_be_since, nanoseconds,
+};
 use crate::files::rules::FileRules;
 use crate::files::saved::copy_sparse;
 use crate::files::sources::StagedFile;
@@ -33,7 +35,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 /// The most files that a walk looks at.
 const WALK_MAX: usize = 20_000;
@@ -44,9 +46,6 @@ const ALL_UNWRITTEN_MAX_BYTES: u64 = 64 << 20;
 const SMALL_BYTES: u64 = 1 << 20;
 /// The most that is read of one file for a checksum. The next snapshot continues.
 const HASH_MAX_BYTES: u64 = 4 << 30;
-/// A file that was changed within this time may change again without a new modification time: file systems count in ticks
-/// of up to 10 ms.
-const TICK: Duration = Duration::from_millis(20);
 
 /// The files that the job has open for writing or mapped, at one moment.
 #[derive(Clone, Debug, Default)]
@@ -149,10 +148,10 @@ impl<'a> Capture<'a> {
     /// Copies what has changed since the last snapshot, while the job runs. Errors only mean that more is copied later.
     pub fn prepare(&mut self) {
         let found = self.find(&OpenForWriting::default());
-        let quiet_ns = nanoseconds(SystemTime::now() - TICK);
+        let now_ns = nanoseconds(SystemTime::now());
         for (path, meta) in found {
             let now = Identity::of(&meta);
-            let is_quiet = now.changed_ns.max(now.modified_ns) < quiet_ns;
+            let is_quiet = !now.may_change_unseen(now_ns);
             if !meta.is_file()
                 || !is_quiet
                 || !self.is_kept(&path, &now)
@@ -198,19 +197,18 @@ impl<'a> Capture<'a> {
         Ok(CapturedFiles { inventory, contents: std::mem::take(&mut self.contents) })
     }
 
-    /// Records the files that the job has certainly not touched since the last snapshot, without looking at them.
+    /// Records the files that have certainly not changed since the last snapshot. A file may also have been written under
+    /// another name, so each is looked at.
     fn carry_over(&mut self) {
         let Some(touched) = &self.history.touched else { return };
         let known = self.history.known.iter().filter(|(path, known)| {
-            let is_covered = self.rules.covers(Path::new(path), true);
-            // Others may change what the job only reads.
-            let is_theirs = || {
-                let now = Identity::of_path(&inside(&self.root, path));
-                !known.entry.written && !now.is_some_and(|now| known.entry.identity.is_unchanged(&now))
-            };
             // Of a directory that is renamed or deleted, only its own name is reported.
             let mut names = Path::new(path).ancestors().filter_map(Path::to_str);
-            !names.any(|name| touched.contains(name)) && !known.entry.is_open && is_covered && !is_theirs()
+            !names.any(|name| touched.contains(name))
+                && !known.entry.is_open
+                && self.rules.covers(Path::new(path), true)
+                && Identity::of_path(&inside(&self.root, path))
+                    .is_some_and(|now| self.is_unchanged(known, &now))
         });
         let known: Vec<_> = known.map(|(path, known)| (path.clone(), known.clone())).collect();
         for (path, known) in known {
@@ -405,20 +403,35 @@ impl<'a> Capture<'a> {
     fn unchanged(&self, path: &str, now: &Identity) -> Option<(Copies, ChunkNames)> {
         let known = self.history.known.get(path)?;
         let copies = known.entry.copies()?;
+        self.is_unchanged(known, now).then(|| (copies.clone(), ChunkNames::clone(&known.chunks)))
+    }
+
+    /// Whether a file is as in the last snapshot, as far as the file system's times show it.
+    fn is_unchanged(&self, known: &Known, now: &Identity) -> bool {
         let then = &known.entry.identity;
         // A hard link of ours, made or removed, is a change of the inode.
-        let is_held = copies.held.is_some() && then.is_same_inode(now) && then.has_same_content(now);
-        let is_unchanged = !known.entry.is_mapped && (is_held || then.is_unchanged(now));
-        is_unchanged.then(|| (copies.clone(), ChunkNames::clone(&known.chunks)))
+        let is_held = || {
+            let has_copy = known.entry.copies().is_some_and(|copies| copies.held.is_some());
+            has_copy && then.is_same_inode(now) && then.has_same_content(now)
+        };
+        !known.entry.is_mapped
+            && !then.may_change_unseen(self.history.recorded_ns)
+            && (then.is_unchanged(now) || is_held())
     }
 
     /// Whether the job has written a file, as far as it is known.
     fn is_written(&self, path: &str, now: &Identity) -> bool {
         let before = self.history.known.get(path).is_some_and(|known| known.entry.written);
+        let since_ns = self.history.begun_ns.max(self.history.recorded_ns);
         before
             || match &self.history.touched {
-                Some(touched) => touched.contains(path),
-                None => now.changed_ns >= self.history.begun_ns,
+                // A file in a directory that was renamed was written under another name.
+                Some(touched) => {
+                    let mut dirs = Path::new(path).ancestors().skip(1).filter_map(Path::to_str);
+                    touched.contains(path)
+                        || may_be_since(now.changed_ns, since_ns) && dirs.any(|dir| touched.contains(dir))
+                }
+                None => may_be_since(now.changed_ns, self.history.begun_ns),
             }
     }
 

@@ -16,6 +16,8 @@ pub type ChunkNames = Arc<[(u64, ChunkId)]>;
 pub struct FileHistory {
     /// When the job was started from the beginning, nanoseconds since 1970 UTC.
     pub begun_ns: i64,
+    /// When the files were recorded for the last committed snapshot, nanoseconds since 1970 UTC.
+    pub recorded_ns: i64,
     /// Files by path.
     pub known: BTreeMap<String, Known>,
     /// Paths that the job has touched since the last committed snapshot; `None` if that is not known.
@@ -94,6 +96,7 @@ impl FileHistory {
             (path, Known { entry, chunks })
         });
         self.known = known.collect();
+        self.recorded_ns = inventory.recorded_ns;
         self.track(self.is_tracked);
         self.hashes.retain(|path, _| self.known.contains_key(path));
     }

@@ -18,6 +18,12 @@ const VERSION: u32 = 1;
 /// A prefix is checked whole up to this length, otherwise at its two ends, if only appending writes were possible.
 const EDGE_BYTES: u64 = 1 << 20;
 
+/// The times of files are counted in ticks of up to 10 ms.
+const TICK_NS: i64 = 20_000_000;
+/// Some file systems have whole seconds only: ext4 with inodes of 128 bytes, as mkfs makes them for small disks; or even
+/// seconds: FAT.
+const COARSE_TICK_NS: i64 = 2_000_000_000;
+
 /// The job's files at a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inventory {
@@ -158,6 +164,12 @@ impl Identity {
         self.is_same_inode(now) && self.changed_ns == now.changed_ns && self.has_same_content(now)
     }
 
+    /// Whether the file may have changed after `recorded_ns` without a new time: it changed just before.
+    #[must_use]
+    pub fn may_change_unseen(&self, recorded_ns: i64) -> bool {
+        may_be_since(self.changed_ns.max(self.modified_ns), recorded_ns)
+    }
+
     /// Whether the content has not changed, as far as the file system's times show it.
     #[must_use]
     pub fn has_same_content(&self, now: &Self) -> bool {
@@ -190,6 +202,16 @@ impl Entry {
     #[must_use]
     pub fn copies(&self) -> Option<&Copies> {
         if let Kind::File(copies) = &self.kind { Some(copies) } else { None }
+    }
+}
+
+impl Copies {
+    /// Whether they show what the content was. A hard link does not.
+    #[must_use]
+    pub fn prove_content(&self) -> bool {
+        self.data.is_some()
+            || self.held.as_ref().is_some_and(|held| held.is_reflink)
+            || self.prefix.as_ref().is_some_and(|prefix| prefix.blake3.is_some())
     }
 }
 
@@ -270,9 +292,31 @@ impl Prefix {
     }
 }
 
+/// Whether a file with this time may have got it after a moment: times are those of the last tick.
+#[must_use]
+pub fn may_be_since(time_ns: i64, moment_ns: i64) -> bool {
+    let tick_ns = if time_ns % 1_000_000_000 == 0 { COARSE_TICK_NS } else { TICK_NS };
+    time_ns >= moment_ns.saturating_sub(tick_ns)
+}
+
 /// Nanoseconds since 1970 UTC.
 #[must_use]
 pub fn nanoseconds(time: SystemTime) -> i64 {
     let since = |time: SystemTime| time.duration_since(UNIX_EPOCH);
     since(time).map_or(0, |past| i64::try_from(past.as_nanos()).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_the_last_tick() {
+        let moment = 1_700_000_000_500_000_000;
+        assert!(may_be_since(moment + 1, moment) && may_be_since(moment - 10_000_000, moment));
+        assert!(!may_be_since(moment - 30_000_000, moment));
+        // Whole seconds.
+        assert!(may_be_since(1_700_000_000_000_000_000, moment));
+        assert!(!may_be_since(1_699_999_998_000_000_000, moment));
+    }
 }

@@ -10,14 +10,15 @@ use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Watches the files of a job before its processes run. `from` is the snapshot that it is resumed from. Where the rights
+/// Watches the files of a job with the working directory `cwd` before its processes run. `from` is the snapshot that it is resumed from. Where the rights
 /// for it are missing, snapshots look for changed files instead.
 pub fn begin(
     namespace: &Namespace,
     dir: &JobDir,
+    cwd: &Path,
     rules: &FileRules,
     history: &mut FileHistory,
     from: Option<&SnapshotId>,
@@ -25,7 +26,7 @@ pub fn begin(
     if !rules.is_on() {
         return history.track(false);
     }
-    let tracked = namespace.track_files(rules.own());
+    let tracked = namespace.track_files(cwd, rules.own());
     match &tracked {
         Ok(unwatched) => {
             for (mount, reason) in unwatched {

@@ -18,10 +18,10 @@ use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, SystemTime};
 
-/// What the job writes is recorded within this time, unless its init is killed before.
-const UNRECORDED: Duration = Duration::from_millis(25);
-/// File systems count time in ticks of up to 10 ms.
-const CLOCK_TICK: Duration = Duration::from_millis(10);
+/// A job that is killed together with its init and its launcher may have run for this long after the last record of it: on
+/// a busy machine a record is late. A change of a file within this time may have been made before the record, too: a write
+/// is recorded when it ends. So a person's change within this time counts as the job's.
+const UNRECORDED: Duration = Duration::from_secs(2);
 
 /// The boot and machine on which a job runs.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,9 +84,9 @@ impl LastAlive {
                 (nanoseconds(last.at), nanoseconds(last.at))
             }
             (Some(_), Some(last)) if is_same_boot => {
-                (nanoseconds(last.at + UNRECORDED), nanoseconds(last.at - CLOCK_TICK))
+                (nanoseconds(last.at + UNRECORDED), nanoseconds(last.at - UNRECORDED))
             }
-            (Some(beat), None) if is_same_boot => (nanoseconds(beat), 0),
+            (Some(beat), None) if is_same_boot => (nanoseconds(beat + UNRECORDED), 0),
             // The machine went down some time after.
             (Some(_), _) if is_same_machine => (booted_ns(now_ns), 0),
             _ => (now_ns, 0),

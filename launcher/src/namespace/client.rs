@@ -15,7 +15,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// An event that the init reports unasked.
@@ -268,9 +268,14 @@ impl Namespace {
     ///
     /// # Errors
     /// When the rights for it are missing (CAP_SYS_ADMIN outside of user namespaces), or the init has ended.
-    pub fn track_files(&self, excluded: &[PathBuf]) -> Result<Vec<(String, String)>, NamespaceError> {
+    pub fn track_files(
+        &self,
+        cwd: &Path,
+        excluded: &[PathBuf],
+    ) -> Result<Vec<(String, String)>, NamespaceError> {
+        let cwd = cwd.as_os_str().as_bytes().to_vec();
         let excluded = excluded.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
-        match self.request(&Request::TrackFiles { excluded }, &[])? {
+        match self.request(&Request::TrackFiles { cwd, excluded }, &[])? {
             (Reply::Tracking { unwatched }, _) => Ok(unwatched),
             (other, _) => Err(unexpected(other)),
         }

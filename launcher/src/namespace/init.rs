@@ -3,7 +3,7 @@
 
 use super::messages::{Reply, Request, receive, send};
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
-use super::written_files::{DRAIN_INTERVAL_MS, Tracker};
+use super::written_files::{DRAIN_INTERVAL, STAMP_INTERVAL, Tracker};
 use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey};
 use crate::sys::privileges;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -80,8 +80,9 @@ fn wait_for_work(
 ) -> io::Result<bool> {
     let mut waits = vec![PollFd::new(control, PollFlags::IN), PollFd::new(child_ended, PollFlags::IN)];
     waits.extend(tracker.filter(|_| !is_writing).map(|tracker| PollFd::new(tracker.events(), PollFlags::IN)));
-    let drain_interval = Timespec { tv_sec: 0, tv_nsec: DRAIN_INTERVAL_MS * 1_000_000 };
-    match poll(&mut waits, is_writing.then_some(&drain_interval)) {
+    let interval = tracker.map(|_| if is_writing { DRAIN_INTERVAL } else { STAMP_INTERVAL });
+    let interval = interval.and_then(|interval| Timespec::try_from(interval).ok());
+    match poll(&mut waits, interval.as_ref()) {
         Err(rustix::io::Errno::INTR) | Ok(_) => {}
         Err(error) => return Err(error.into()),
     }
@@ -268,9 +269,10 @@ impl Init<'_> {
                 send_signal(pid, group, signal).at_step("send a signal to the job")?;
                 done(Vec::new())
             }
-            Request::TrackFiles { excluded } => {
+            Request::TrackFiles { cwd, excluded } => {
+                let cwd = std::path::PathBuf::from(OsString::from_vec(cwd));
                 let excluded = excluded.into_iter().map(|path| OsString::from_vec(path).into()).collect();
-                let (tracker, unwatched) = Tracker::start(excluded).at_step("watch the job's files")?;
+                let (tracker, unwatched) = Tracker::start(excluded, &cwd).at_step("watch the job's files")?;
                 self.tracker = Some(tracker);
                 Ok((Reply::Tracking { unwatched }, None))
             }

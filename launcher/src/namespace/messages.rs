@@ -86,6 +86,8 @@ pub(super) enum Request {
     },
     /// Watch the files that the job writes.
     TrackFiles {
+        /// The job's working directory, as bytes.
+        cwd: Vec<u8>,
         /// Directories whose files are not reported, as bytes.
         excluded: Vec<Vec<u8>>,
     },

@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code)]
 
-use rustix::fs::{Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
+use rustix::fs::{Mode, OFlags};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -17,9 +17,13 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// While the job writes, events are collected in the kernel for this long, where equal ones are merged.
-pub(super) const DRAIN_INTERVAL_MS: i64 = 20;
+pub(super) const DRAIN_INTERVAL: Duration = Duration::from_millis(20);
+
+/// While the job writes nothing, the time of the record is renewed this often.
+pub(super) const STAMP_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What is recorded. FAN_MODIFY is also reported for truncate(2).
 const MASK: u64 = libc::FAN_CREATE
@@ -56,26 +60,36 @@ const NOT_WATCHED: &[&str] = &[
 const METADATA_BYTES: usize = 24;
 /// `FAN_EVENT_INFO_TYPE_DFID_NAME`: the handle of a directory, and a name in it.
 const DIRECTORY_AND_NAME: u8 = 2;
+/// The first line of a life of the job: a file may go on after an [`ENDED`].
+const BEGUN: &str = "{\"begun\":true}";
 /// The last line of a file when all processes of the job had ended.
 const ENDED: &str = "{\"ended\":true}";
 /// A line of a file that lacks paths.
 const INCOMPLETE: &str = "{\"incomplete\":true}";
 
+/// The ID of a file system, as events have it.
+type FileSystemId = [u8; 8];
+
 /// The watched file systems, and the paths since the last snapshot.
 pub(super) struct Tracker {
     events: File,
-    /// A directory on each file system, by the file system's ID.
-    mounts: HashMap<[u8; 8], CString>,
+    /// The mount points of each file system.
+    mounts: HashMap<FileSystemId, Vec<CString>>,
     /// Directories whose files are not reported.
     excluded: Vec<PathBuf>,
     paths: BTreeSet<String>,
     is_incomplete: bool,
     journal: Option<File>,
+    stamped: SystemTime,
 }
 
 impl Tracker {
-    /// Watches all file systems on which the job may write. Also returns those that cannot be watched, with the reason.
-    pub(super) fn start(excluded: Vec<PathBuf>) -> io::Result<(Self, Vec<(String, String)>)> {
+    /// Watches all file systems on which the job may write; `cwd` is its working directory. Also returns those that cannot
+    /// be watched, with the reason.
+    ///
+    /// # Errors
+    /// When the file system of `cwd` cannot be watched.
+    pub(super) fn start(excluded: Vec<PathBuf>, cwd: &Path) -> io::Result<(Self, Vec<(String, String)>)> {
         let flags = libc::FAN_CLASS_NOTIF
             | libc::FAN_CLOEXEC
             | libc::FAN_NONBLOCK
@@ -90,15 +104,21 @@ impl Tracker {
         }
         // SAFETY: the descriptor is new, and nothing else owns it.
         let events = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        let (mut mounts, mut unwatched) = (HashMap::new(), Vec::new());
+        let (mut mounts, mut unwatched) = (HashMap::<_, Vec<_>>::new(), Vec::new());
         for mount in writable_mounts()? {
             match watch(&events, &mount) {
-                Ok(id) => drop(mounts.entry(id).or_insert(mount)),
+                Ok(id) => mounts.entry(id).or_default().push(mount),
                 Err(error) => unwatched.push((mount.to_string_lossy().into_owned(), error.to_string())),
             }
         }
+        let cwd = CString::new(cwd.as_os_str().as_bytes())?;
+        if !mounts.contains_key(&file_system_id(&cwd)?) {
+            let why = format!("the file system of the job's directory cannot be watched: {unwatched:?}");
+            return Err(io::Error::other(why));
+        }
         let (paths, is_incomplete, journal) = (BTreeSet::new(), false, None);
-        Ok((Self { events, mounts, excluded, paths, is_incomplete, journal }, unwatched))
+        let stamped = SystemTime::UNIX_EPOCH;
+        Ok((Self { events, mounts, excluded, paths, is_incomplete, journal, stamped }, unwatched))
     }
 
     /// Readable when there are events.
@@ -108,6 +128,7 @@ impl Tracker {
 
     /// Reads all events. Those of the processes `ignored` are dropped. Returns whether there were any.
     pub(super) fn drain(&mut self, ignored: &dyn Fn(i32) -> bool) -> bool {
+        let begun = SystemTime::now();
         let mut buffer = vec![0; 1 << 16];
         let mut directories =
             Directories { mounts: &self.mounts, open: HashMap::new(), paths: HashMap::new() };
@@ -139,8 +160,8 @@ impl Tracker {
         }
         let new: Vec<_> = found.into_iter().filter_map(|path| self.add(path)).collect();
         self.record(&new, is_incomplete);
-        if has_events {
-            self.stamp();
+        if has_events || begun.duration_since(self.stamped).is_ok_and(|age| age >= STAMP_INTERVAL) {
+            self.stamp(begun);
         }
         has_events
     }
@@ -176,22 +197,26 @@ impl Tracker {
             && journal.write_all(lines.as_bytes()).is_err()
         {
             self.is_incomplete = true;
+            // Frees the space for this line.
+            let _ = journal.set_len(0).and_then(|()| writeln!(journal, "{INCOMPLETE}"));
         }
     }
 
-    /// Notes that all that was written until now is recorded.
-    fn stamp(&self) {
-        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-        let times = Timestamps { last_access: now, last_modification: now };
-        let _ = self.journal.as_ref().map(|journal| rustix::fs::futimens(journal, &times));
+    /// Notes that all that was written until then is recorded. An older time only means that less is known.
+    fn stamp(&mut self, at: SystemTime) {
+        if self.journal.as_ref().is_some_and(|journal| journal.set_modified(at).is_ok()) {
+            self.stamped = at;
+        }
     }
 
     /// The paths since the last call with a journal, and whether that is all. Those that follow are appended to it.
     pub(super) fn next(&mut self, journal: Option<File>) -> (Vec<String>, bool) {
-        if journal.is_none() {
+        let Some(mut journal) = journal else {
             return (self.paths.iter().cloned().collect(), !self.is_incomplete);
-        }
-        self.journal = journal;
+        };
+        // An error shows at the next line, too.
+        let _ = writeln!(journal, "{BEGUN}");
+        self.journal = Some(journal);
         let is_complete = !std::mem::take(&mut self.is_incomplete);
         (std::mem::take(&mut self.paths).into_iter().collect(), is_complete)
     }
@@ -234,15 +259,19 @@ fn writable_mounts() -> io::Result<Vec<CString>> {
         !mount.mount_options.contains_key("ro")
             && !mount.super_options.contains_key("ro")
             && !NOT_WATCHED.contains(&mount.fs_type.as_str())
-            // A file system in user space that does not answer would block the init.
+            // One that does not answer would block the init.
             && !mount.fs_type.starts_with("fuse")
     };
     let paths = mounts.0.iter().filter(|mount| is_writable(mount)).map(|mount| &mount.mount_point);
     Ok(paths.filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect())
 }
 
-/// Marks a file system. Returns its ID, as events have it.
-fn watch(events: &File, mount: &CString) -> io::Result<[u8; 8]> {
+/// Marks a file system. Returns its ID.
+fn watch(events: &File, mount: &CString) -> io::Result<FileSystemId> {
+    // Events have handles of directories. Not every file system can open these again: overlayfs cannot, unless it is
+    // mounted with `nfs_export=on`.
+    let mounted = open_mount(mount)?;
+    open_handle(&mounted, &handle_of(&mounted)?)?;
     let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
     // SAFETY: the path is a valid C string for the duration of the call.
     let marked =
@@ -250,14 +279,66 @@ fn watch(events: &File, mount: &CString) -> io::Result<[u8; 8]> {
     if marked != 0 {
         return Err(io::Error::last_os_error());
     }
+    file_system_id(mount)
+}
+
+fn file_system_id(path: &CString) -> io::Result<FileSystemId> {
     // SAFETY: `statfs` is plain data for which all zeroes is a value.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the path is a valid C string, and `stat` outlives the call.
-    if unsafe { libc::statfs(mount.as_ptr(), &raw mut stat) } != 0 {
+    if unsafe { libc::statfs(path.as_ptr(), &raw mut stat) } != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: both are eight bytes of plain data.
-    Ok(unsafe { std::mem::transmute::<libc::fsid_t, [u8; 8]>(stat.f_fsid) })
+    Ok(unsafe { std::mem::transmute::<libc::fsid_t, FileSystemId>(stat.f_fsid) })
+}
+
+/// Opens a mount point, which may be a file.
+fn open_mount(mount: &CString) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    Ok(rustix::fs::open(mount, flags, Mode::empty())?)
+}
+
+/// The bytes of the `struct file_handle` of an open file.
+fn handle_of(file: &OwnedFd) -> io::Result<Vec<u8>> {
+    const HEADER_BYTES: usize = 8;
+    let mut handle = [0_u32; (HEADER_BYTES + libc::MAX_HANDLE_SZ as usize) / 4];
+    handle[0] = libc::MAX_HANDLE_SZ as u32;
+    let mut mount_id = 0;
+    // SAFETY: the path is a C string; `handle` has room for a handle of the length that its header says.
+    let found = unsafe {
+        libc::name_to_handle_at(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            handle.as_mut_ptr().cast(),
+            &raw mut mount_id,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    if found != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let bytes = handle.iter().flat_map(|word| word.to_ne_bytes());
+    Ok(bytes.take(HEADER_BYTES + handle[0] as usize).collect())
+}
+
+/// Opens a file by the bytes of its `struct file_handle`. `mount` is an open file of its file system.
+fn open_handle(mount: &OwnedFd, handle: &[u8]) -> io::Result<OwnedFd> {
+    // Aligned as `struct file_handle` needs it.
+    let mut aligned: Vec<u32> = Vec::with_capacity(handle.len() / 4 + 1);
+    aligned.extend(handle.chunks(4).map(|part| {
+        let mut word = [0; 4];
+        word[..part.len()].copy_from_slice(part);
+        u32::from_ne_bytes(word)
+    }));
+    let flags = libc::O_PATH | libc::O_CLOEXEC;
+    // SAFETY: `aligned` holds a whole `struct file_handle` as the kernel wrote it, and outlives the call.
+    let fd = unsafe { libc::open_by_handle_at(mount.as_raw_fd(), aligned.as_mut_ptr().cast(), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// One event.
@@ -265,7 +346,7 @@ struct Event<'a> {
     is_overflow: bool,
     pid: i32,
     /// ID of the file system, handle of the directory, name.
-    named: Option<([u8; 8], &'a [u8], &'a [u8])>,
+    named: Option<(FileSystemId, &'a [u8], &'a [u8])>,
 }
 
 impl<'a> Event<'a> {
@@ -299,15 +380,15 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 
 /// From handles to paths. Directories can be renamed at any time: what was found is used for one drain only.
 struct Directories<'a> {
-    mounts: &'a HashMap<[u8; 8], CString>,
+    mounts: &'a HashMap<FileSystemId, Vec<CString>>,
     /// Open while events are read: an open directory keeps people from unmounting its file system.
-    open: HashMap<[u8; 8], Option<OwnedFd>>,
+    open: HashMap<FileSystemId, Vec<OwnedFd>>,
     paths: HashMap<Vec<u8>, Option<PathBuf>>,
 }
 
 impl Directories<'_> {
     /// The path of a name in a directory; `None` if the directory is gone, `Err` if its path is not UTF-8.
-    fn path(&mut self, id: [u8; 8], handle: &[u8], name: &[u8]) -> Option<Result<String, ()>> {
+    fn path(&mut self, id: FileSystemId, handle: &[u8], name: &[u8]) -> Option<Result<String, ()>> {
         let key = [&id, handle].concat();
         if !self.paths.contains_key(&key) {
             let found = self.resolve(id, handle);
@@ -318,27 +399,17 @@ impl Directories<'_> {
         Some(path.into_os_string().into_string().map_err(drop))
     }
 
-    fn resolve(&mut self, id: [u8; 8], handle: &[u8]) -> Option<PathBuf> {
-        let mount = self.mounts.get(&id)?;
-        let open = || rustix::fs::open(mount, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
-        let mount = self.open.entry(id).or_insert_with(open).as_ref()?;
-        // Aligned as `struct file_handle` needs it.
-        let mut aligned: Vec<u32> = Vec::with_capacity(handle.len() / 4 + 1);
-        aligned.extend(handle.chunks(4).map(|part| {
-            let mut word = [0; 4];
-            word[..part.len()].copy_from_slice(part);
-            u32::from_ne_bytes(word)
-        }));
-        let flags = libc::O_PATH | libc::O_CLOEXEC;
-        // SAFETY: `aligned` holds a whole `struct file_handle` as the kernel wrote it, and outlives the call.
-        let fd = unsafe { libc::open_by_handle_at(mount.as_raw_fd(), aligned.as_mut_ptr().cast(), flags) };
-        if fd < 0 {
-            return None;
-        }
-        // SAFETY: the descriptor is new, and nothing else owns it.
-        let dir = unsafe { OwnedFd::from_raw_fd(fd) };
-        let path = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).ok()?;
-        (!path.as_os_str().as_bytes().ends_with(b" (deleted)")).then_some(path)
+    /// The path of a directory. A bind mount shows a part of its file system only: each mount is tried.
+    fn resolve(&mut self, id: FileSystemId, handle: &[u8]) -> Option<PathBuf> {
+        let mounts = self.mounts.get(&id)?;
+        let open = || mounts.iter().filter_map(|mount| open_mount(mount).ok()).collect();
+        let mounts = self.open.entry(id).or_insert_with(open);
+        mounts.iter().find_map(|mount| {
+            let dir = open_handle(mount, handle).ok()?;
+            let path = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd())).ok()?;
+            let (wanted, found) = (rustix::fs::fstat(&dir).ok()?, rustix::fs::lstat(&path).ok()?);
+            ((found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)).then_some(path)
+        })
     }
 }
 
@@ -358,6 +429,8 @@ mod tests {
         assert!(!is_ended(&path).unwrap());
         std::fs::write(&path, format!("\"/a\"\n{ENDED}\n")).unwrap();
         assert!(is_ended(&path).unwrap() && read_journal(&path).unwrap().unwrap().len() == 1);
+        std::fs::write(&path, format!("\"/a\"\n{ENDED}\n{BEGUN}\n")).unwrap();
+        assert!(!is_ended(&path).unwrap() && read_journal(&path).unwrap().unwrap().len() == 1);
         assert!(read_journal(&dir.path().join("missing")).is_err());
     }
 

@@ -7,7 +7,7 @@
 //!
 //! Names that are not in the inventory were made since. They are moved aside if the job made them.
 
-use crate::files::inventory::{Copies, Entry, Identity, Inventory, Kind};
+use crate::files::inventory::{Copies, Entry, Identity, Inventory, Kind, may_be_since};
 use crate::files::rules::{FileRules, Missing};
 use crate::files::walk::MountPoints;
 use crate::job::alive::LastAlive;
@@ -217,6 +217,8 @@ struct Planner<'a> {
     by_inode: HashMap<u64, (PathBuf, Identity)>,
     /// The inodes in the inventory, with their time of birth.
     known_inodes: HashSet<(u64, Option<i64>)>,
+    /// Inodes with several names, of which the job has touched one.
+    touched_inodes: HashSet<u64>,
     mounts: MountPoints,
     /// Older files that the inventory lacks.
     unknown: Vec<(String, Identity)>,
@@ -230,15 +232,35 @@ impl<'a> Planner<'a> {
         let (plan, by_inode) = (FilePlan::default(), HashMap::new());
         let identities = inventory.entries.values().map(|entry| &entry.identity);
         let known_inodes = identities.map(|identity| (identity.ino, identity.born_ns)).collect();
+        let touched =
+            present.touched.into_iter().flatten().filter_map(|path| fs::symlink_metadata(path).ok());
+        let touched_inodes =
+            touched.filter(|meta| meta.is_file() && meta.nlink() > 1).map(|meta| meta.ino()).collect();
         let (unknown, refused) = (Vec::new(), Vec::new());
         let mounts = MountPoints::read(Path::new("/proc/self/mountinfo"));
-        Self { inventory, present, plan, by_inode, known_inodes, mounts, unknown, refused, is_same_boot }
+        Self {
+            inventory,
+            present,
+            plan,
+            by_inode,
+            known_inodes,
+            touched_inodes,
+            mounts,
+            unknown,
+            refused,
+            is_same_boot,
+        }
     }
 
     /// Whether the job, as far as it is known, has made the change that the file system recorded at this time.
     fn is_by_job(&self, path: &str, changed_ns: i64) -> bool {
         let alive = self.present.alive;
-        let is_recorded = |touched: &BTreeSet<String>| touched.contains(path);
+        let is_recorded = |touched: &BTreeSet<String>| {
+            // Of a directory that is renamed, only its own name is reported: its files were written under other names.
+            let mut dirs = Path::new(path).ancestors().skip(1).filter_map(Path::to_str);
+            let is_now = may_be_since(changed_ns, self.inventory.recorded_ns) && changed_ns <= alive.until_ns;
+            touched.contains(path) || is_now && dirs.any(|dir| touched.contains(dir))
+        };
         // What was written in the last moments may not be recorded. Outside of the job's directory it is not assumed:
         // others write there too.
         let since_ns = if self.present.touched.is_some() { alive.known_until_ns } else { 0 };
@@ -257,7 +279,11 @@ impl<'a> Planner<'a> {
         {
             return true;
         }
-        let parent = || path.parent().and_then(|dir| fs::symlink_metadata(dir).ok());
+        if now.is_some_and(|now| self.touched_inodes.contains(&now.ino())) {
+            return true;
+        }
+        // Its directory may be gone as well.
+        let parent = || path.ancestors().skip(1).find_map(|dir| fs::symlink_metadata(dir).ok());
         let changed = now.cloned().or_else(parent).map_or(0, |meta| Identity::of(&meta).changed_ns);
         self.is_by_job(&path.to_string_lossy(), changed)
     }
@@ -271,9 +297,13 @@ impl<'a> Planner<'a> {
         let mut found: BTreeMap<String, Metadata> = BTreeMap::new();
         let mut listed: BTreeSet<PathBuf> = BTreeSet::new();
         let roots = self.inventory.complete.iter().map(String::as_str);
-        // What the job has written is not known, and perhaps was when the snapshot was taken.
-        let cwd = self.present.touched.is_none().then_some(self.present.cwd);
-        for root in roots.chain(cwd).collect::<BTreeSet<_>>() {
+        // What the job has written is not known, not even in the last moments.
+        let is_recorded = self.present.alive.known_until_ns >= self.present.alive.until_ns;
+        let cwd = (self.present.touched.is_none() || !is_recorded).then_some(self.present.cwd);
+        // Of a directory that was renamed, only its own name is known.
+        let touched = self.present.touched.into_iter().flatten().chain(&self.present.alive.interrupted);
+        let moved = touched.map(String::as_str).filter(|path| self.is_moved_directory(path));
+        for root in roots.chain(cwd).chain(moved).collect::<BTreeSet<_>>() {
             self.walk(Path::new(root), usize::MAX, &mut found);
         }
         let files = self.inventory.entries.iter().filter(|(_, entry)| entry.copies().is_some());
@@ -316,6 +346,13 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Whether this is a directory that the inventory has under another name.
+    fn is_moved_directory(&self, path: &str) -> bool {
+        let is_known = |now: Identity| self.known_inodes.contains(&(now.ino, now.born_ns));
+        !self.inventory.entries.contains_key(path)
+            && fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir() && is_known(Identity::of(&meta)))
+    }
+
     /// Whether a file with several names still has one that the inventory knows.
     fn has_known_name(&self, meta: &Metadata) -> bool {
         let identity = Identity::of(meta);
@@ -332,7 +369,8 @@ impl<'a> Planner<'a> {
     fn is_made_since(&self, path: &str, meta: &Metadata) -> bool {
         let identity = Identity::of(meta);
         let is_complete = self.inventory.is_complete_at(Path::new(path));
-        let is_born_since = identity.born_ns.unwrap_or(identity.changed_ns) >= self.inventory.recorded_ns;
+        let is_born_since =
+            may_be_since(identity.born_ns.unwrap_or(identity.changed_ns), self.inventory.recorded_ns);
         let is_renamed = || self.known_inodes.contains(&(identity.ino, identity.born_ns));
         (is_complete || is_born_since || is_renamed()) && self.is_by_job(path, identity.changed_ns)
     }
@@ -403,7 +441,9 @@ impl<'a> Planner<'a> {
     fn file(&mut self, path: PathBuf, entry: &Entry, copies: &Copies, now: Option<&Metadata>) {
         let then = &entry.identity;
         let present = now.map(Identity::of);
-        let is_certain = !entry.is_mapped && self.is_same_boot;
+        // Nobody looked at it after the last tick of the file system's clock.
+        let is_racy = copies.prove_content() && then.may_change_unseen(self.inventory.recorded_ns);
+        let is_certain = !entry.is_mapped && !is_racy && self.is_same_boot;
         if is_certain && present.is_some_and(|now| then.is_unchanged(&now)) {
             return;
         }
@@ -411,14 +451,15 @@ impl<'a> Planner<'a> {
         let here = present.filter(|now| now.is_same_inode(then)).map(|now| (path.clone(), now));
         let elsewhere = || self.by_inode.get(&then.ino).filter(|(_, now)| now.is_same_inode(then)).cloned();
         let inode = here.clone().or_else(elsewhere);
-        let is_same_content = |now: &Identity| then.has_same_content(now) && !entry.is_mapped;
+        let is_same_content = |now: &Identity| then.has_same_content(now) && !entry.is_mapped && !is_racy;
         let action = match (&inode, &copies.data) {
             (Some((at, now)), data) if is_same_content(now) && (self.is_same_boot || data.is_none()) => {
                 Some(if *at == path { FileAction::Attributes } else { FileAction::Move(at.clone()) })
             }
             (_, Some(data)) => {
-                let at = inode.as_ref().map(|(at, _)| at.clone());
-                Some(FileAction::Replace { data: data.clone(), at })
+                // Without a time of birth, the inode may be another file's now.
+                let at = inode.as_ref().filter(|(at, _)| then.born_ns.is_some() || *at == path);
+                Some(FileAction::Replace { data: data.clone(), at: at.map(|(at, _)| at.clone()) })
             }
             _ => self.uncopied(&path, then, copies, inode.as_ref().map(|(at, _)| at), present.as_ref()),
         };
@@ -426,6 +467,7 @@ impl<'a> Planner<'a> {
             Some(action) => {
                 if let Some(from) = action.from() {
                     self.plan.aside.remove(from);
+                    self.plan.extra_links.remove(from);
                 }
                 self.plan.files.insert(path, (entry.clone(), action));
             }
@@ -496,7 +538,7 @@ impl<'a> Planner<'a> {
     fn unknown_files(&mut self) {
         for (path, identity) in std::mem::take(&mut self.unknown) {
             let full = Path::new(&path);
-            let is_changed = identity.changed_ns >= self.inventory.recorded_ns;
+            let is_changed = may_be_since(identity.changed_ns, self.inventory.recorded_ns);
             let is_by_job = match self.present.touched {
                 Some(touched) => touched.contains(&path),
                 None => self.is_by_job(&path, identity.changed_ns),
@@ -516,8 +558,27 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn finish(self, id: &str) -> Result<FilePlan> {
+    /// Adds the directories that what is put back needs and that are gone, or will be.
+    fn missing_directories(&mut self) {
+        let plan = &self.plan;
+        let made = plan.files.keys().chain(plan.symlinks.keys()).chain(plan.fifos.keys());
+        let above: BTreeSet<_> =
+            made.chain(plan.hard_links.keys()).flat_map(|path| path.ancestors().skip(1)).collect();
+        let entry = |path: &Path| self.inventory.entries.get(path.to_str()?);
+        let missing: Vec<_> = above
+            .into_iter()
+            .filter(|path| plan.has_aside_above(path) || !path.is_dir())
+            .filter_map(|path| Some((path.to_owned(), entry(path)?.clone())))
+            .filter(|(_, entry)| entry.kind == Kind::Directory)
+            .collect();
+        for (path, entry) in missing {
+            self.plan.directories.entry(path).or_insert(entry);
+        }
+    }
+
+    fn finish(mut self, id: &str) -> Result<FilePlan> {
         if self.refused.is_empty() {
+            self.missing_directories();
             return Ok(self.plan);
         }
         let more = self.refused.len().saturating_sub(NAMED_MAX);

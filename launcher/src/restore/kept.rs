@@ -1,7 +1,7 @@
 //! Later versions of files that a resume puts back: kept for people, within limits.
 //!
 //! A later version is renamed into the directory of the resume, `kept/ID-resumed-TIME` in the store. On another file
-//! system, a small one is copied there, and a large one is renamed into `.ckpt-run-kept` beside its former place: a resume
+//! system, a small file or directory is copied there, and a large one is renamed into `.ckpt-run-kept` beside its former place: a resume
 //! never waits for a large copy. If there is no space for the end of a file that is cut, the job resumes without keeping
 //! that end: a job that cannot be resumed loses more.
 
@@ -22,6 +22,7 @@ const NAME_MAX_BYTES: usize = 180;
 const RESUMED: &str = "-resumed-";
 /// The most that is copied: less than a second.
 const COPY_MAX_BYTES: u64 = 64 << 20;
+const COPY_MAX_FILES: usize = 1000;
 /// The directory for large files of other file systems than that of the store.
 pub const BESIDE: &str = ".ckpt-run-kept";
 
@@ -70,13 +71,12 @@ impl Kept {
                 Err(error) if error.kind() != io::ErrorKind::CrossesDevices => return Err(error),
                 Err(_) => {}
             }
-            let meta = fs::symlink_metadata(path)?;
-            if meta.is_file() && meta.len() <= COPY_MAX_BYTES && copy(path, &to).is_ok() {
-                fs::remove_file(path)?;
+            if is_small(path) && copy_tree(path, &to).is_ok() {
+                remove_tree(path)?;
                 return Ok(self.listed(path, to));
             }
             // A part of a copy is useless, and takes space that the job may need.
-            let _ = fs::remove_file(&to);
+            let _ = remove_tree(&to);
         }
         let beside = path.parent().unwrap_or(Path::new("/")).join(BESIDE);
         fs::create_dir_all(&beside)?;
@@ -204,6 +204,42 @@ impl Kept {
         }
         kept
     }
+}
+
+/// A file, or a directory with everything below it.
+fn tree(path: &Path) -> walkdir::WalkDir {
+    walkdir::WalkDir::new(path).follow_root_links(false)
+}
+
+/// Whether a file, or a directory with everything below it, may be copied.
+fn is_small(path: &Path) -> bool {
+    let mut bytes = 0;
+    tree(path).into_iter().enumerate().all(|(count, entry)| {
+        let meta = entry.and_then(|entry| entry.metadata());
+        bytes += meta.as_ref().map_or(0, |meta| if meta.is_file() { meta.len() } else { 0 });
+        meta.is_ok() && count < COPY_MAX_FILES && bytes <= COPY_MAX_BYTES
+    })
+}
+
+/// Copies a file, or a directory with the files, links and directories below it.
+fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
+    for entry in tree(from) {
+        let entry = entry?;
+        let below = entry.path().strip_prefix(from).map_err(io::Error::other)?;
+        let to = if below.as_os_str().is_empty() { to.to_owned() } else { to.join(below) };
+        match entry.file_type() {
+            kind if kind.is_dir() => fs::create_dir(to)?,
+            kind if kind.is_symlink() => std::os::unix::fs::symlink(fs::read_link(entry.path())?, to)?,
+            kind if kind.is_file() => copy(entry.path(), &to)?,
+            // Sockets and FIFOs have no content.
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn remove_tree(path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
 }
 
 /// Copies a file with its mode.
@@ -369,6 +405,24 @@ mod tests {
         fs::write(&log, "xxxxmore").unwrap();
         Kept::at(None, String::new()).cut(&log, 4, 8).unwrap();
         assert_eq!(fs::read_to_string(&log).unwrap(), "xxxx");
+    }
+
+    #[test]
+    fn a_small_directory_of_another_file_system_is_copied() {
+        if !rustix::process::getuid().is_root() {
+            eprintln!("skipped: only root can make a small file system");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (tree, place) = (dir.path().join("tree"), dir.path().join("kept"));
+        fs::create_dir_all(tree.join("a/b")).unwrap();
+        fs::write(tree.join("a/b/file"), "content").unwrap();
+        std::os::unix::fs::symlink("b/file", tree.join("a/link")).unwrap();
+        let mut kept = kept(&place);
+        let _mounted = Mounted::small(&place);
+        let at = kept.take(&tree).unwrap();
+        assert!(at.starts_with(&place) && !tree.exists());
+        assert_eq!(fs::read_to_string(at.join("a/link")).unwrap(), "content");
     }
 
     #[test]

@@ -29,6 +29,7 @@ use crate::restore::loading::{self, Loading};
 use crate::restore::put_back::{PutBack, temporary_names};
 use crate::store::tiers::MEMORY;
 use crate::sys::deadline::{PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW};
+use crate::sys::error::{BadInput, bad_input};
 use crate::sys::host;
 use crate::sys::privileges::Privileges;
 use anyhow::{Context, Result, anyhow, bail};
@@ -36,7 +37,7 @@ use ckpt_snapshot::{
     JobDir, Manifest, Marks, ReadError, SavedFile, SnapshotId, StdioKind, Store, Tiers, write_atomically,
 };
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -193,7 +194,7 @@ impl Resumer<'_> {
                 }
                 // Not while processes of the failed try still end: they may hold resources that the next try needs.
                 Err(Failure::Other(error) | Failure::Criu(error))
-                    if tries < TRIES && !namespace::is_ending() =>
+                    if tries < TRIES && !namespace::is_ending() && !error.is::<BadInput>() =>
                 {
                     tracing::warn!("{error:#}; trying once more");
                     tries += 1;
@@ -232,7 +233,7 @@ impl Resumer<'_> {
                 now.cpu
             );
         }
-        if !std::path::Path::new(&manifest.job.cwd).is_dir() {
+        if !Path::new(&manifest.job.cwd).is_dir() {
             bail!("the job's working directory {} does not exist", manifest.job.cwd);
         }
         Ok(())
@@ -257,7 +258,8 @@ impl Resumer<'_> {
             alive: &alive,
             held: &held,
         };
-        let plan = FilePlan::make(manifest, &inventory, &present, &stdio::appended_files())?;
+        let plan = FilePlan::make(manifest, &inventory, &present, &stdio::appended_files());
+        let plan = plan.map_err(bad_input)?;
         let shm_files = manifest.shm_files.iter().map(|file| &file.data);
         let saved: Vec<_> = plan.wanted().into_iter().chain(shm_files).collect();
         let mirror_bytes: u64 = mirrors.iter().map(|(_, mirror)| mirror.bytes).sum();
@@ -271,7 +273,8 @@ impl Resumer<'_> {
         self.abandon_newer(&manifest.id)?;
         self.put_files_back(manifest, &plan, &alive, &loading)?;
         let mut files = FileHistory::resumed(manifest, inventory);
-        tracking::begin(&namespace, self.dir, self.file_rules, &mut files, Some(&manifest.id));
+        let cwd = Path::new(&manifest.job.cwd);
+        tracking::begin(&namespace, self.dir, cwd, self.file_rules, &mut files, Some(&manifest.id));
         for file in &manifest.shm_files {
             put_back(file, &loading)?;
         }

@@ -73,7 +73,8 @@ pub fn start(
     }
     let agents = wanted.then(|| preload::listen(dir)).transpose()?;
     let mut files = FileHistory::new(nanoseconds(SystemTime::now()));
-    tracking::begin(&namespace, dir, rules, &mut files, None);
+    let cwd = std::env::current_dir().context("cannot read the working directory")?;
+    tracking::begin(&namespace, dir, &cwd, rules, &mut files, None);
     // A resume that was interrupted is of no account any more.
     if let Err(error) = end_put_back(dir) {
         tracing::debug!("cannot remove the record of an interrupted resume: {error}");

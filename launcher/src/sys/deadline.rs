@@ -91,7 +91,7 @@ pub const SCRAPE_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 8 } els
 /// Time for a launcher to end after it has reported the end of its job.
 pub const LAUNCHER_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a launcher records that its job runs.
-pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 /// Polling interval of `status --watch`.
 pub const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// The same for an object store, where each request costs money.

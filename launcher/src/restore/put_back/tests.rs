@@ -290,6 +290,69 @@ fn modes_and_hard_links() {
     );
 }
 
+/// The former file of a name is found at a name that was made since.
+#[test]
+fn a_replaced_file_with_a_further_name() {
+    round_trip(
+        |job| {
+            job.write("a", "shared");
+            fs::hard_link(job.path("a"), job.path("b")).unwrap();
+        },
+        &[],
+        |job| {
+            fs::remove_file(job.path("a")).unwrap();
+            job.write("a", "its own");
+            fs::hard_link(job.path("b"), job.path("c")).unwrap();
+        },
+    );
+}
+
+/// The kernel reports only the name that a file was written through.
+#[test]
+fn a_file_that_is_written_through_another_name() {
+    let mut job = Job::new(1 << 30);
+    job.write("a", "1");
+    fs::hard_link(job.path("a"), job.path("b")).unwrap();
+    let path = |job: &Job, name: &str| job.path(name).to_str().unwrap().to_owned();
+    job.touched = Some([path(&job, "a"), path(&job, "b")].into());
+    let first = job.capture(&[], &[]);
+    let manifest = crate::checkpoint::attempt::tests::manifest(Vec::new());
+    job.history.committed(&manifest, first.inventory);
+    job.append("b", "2");
+    job.touched = Some([path(&job, "b")].into());
+    let second = job.capture(&[], &[]);
+    job.append("b", "3");
+    job.put_back(&second).unwrap();
+    assert_eq!(job.tree(), second.tree);
+    assert_eq!(fs::read_to_string(job.path("a")).unwrap(), "12");
+}
+
+/// The kernel reports the names that files had when they were written, and the names of the renamed directories.
+#[test]
+fn directories_that_are_filled_and_take_the_place_of_others() {
+    let mut job = Job::new(1 << 30);
+    let fill = |job: &Job, content: &str| {
+        job.write("new/file", content);
+        job.write(&format!("new/{content}"), content);
+        let _ = fs::remove_dir_all(job.path("now"));
+        job.rename("new", "now");
+    };
+    let touched = |job: &Job, names: &[&str]| {
+        Some(names.iter().map(|name| job.path(name).to_str().unwrap().to_owned()).collect())
+    };
+    fill(&job, "1");
+    job.touched = touched(&job, &["new", "now", "new/file", "new/1"]);
+    let snapshot = job.capture(&[], &[]);
+    fill(&job, "2");
+    job.touched = touched(&job, &["new", "now", "now/file", "now/1", "new/2"]);
+    job.put_back(&snapshot).unwrap();
+    assert_eq!(job.tree(), snapshot.tree);
+    fill(&job, "3");
+    job.touched = touched(&job, &["new", "now"]);
+    job.put_back(&snapshot).unwrap();
+    assert_eq!(job.tree(), snapshot.tree);
+}
+
 /// Above the budget, a closed file is kept by a hard link, and a file that grows by its checksum.
 #[test]
 fn files_beyond_the_budget() {

@@ -40,9 +40,6 @@ fn every_habit_is_in_a_group() {
 
 #[test]
 fn logs() {
-    if super::is_for_full_only() {
-        return;
-    }
     group("logs");
 }
 
@@ -58,9 +55,6 @@ fn replaced_files() {
 
 #[test]
 fn links_and_directories() {
-    if super::is_for_full_only() {
-        return;
-    }
     group("trees");
 }
 
@@ -83,9 +77,6 @@ fn what_may_be_refused_is_refused_by_name_or_right() {
 
 #[test]
 fn snapshots_at_an_interval() {
-    if super::is_for_full_only() {
-        return;
-    }
     let kills = if is_full() { 20 } else { 3 };
     check("at an interval", &habits::run(Sandbox::new(), &plan(&mixed(), kills, &["--interval", "1s"])));
 }
@@ -94,9 +85,6 @@ fn snapshots_at_an_interval() {
 /// are open for writing. Closed files elsewhere are not covered.
 #[test]
 fn files_of_a_user_without_rights() {
-    if super::is_for_full_only() {
-        return;
-    }
     for path in [ckpt_run(), criu(), programs()] {
         if !path.ancestors().all(is_reachable) {
             return ckpt_test_skip::skip("other users have no access to the programs under test");

@@ -35,15 +35,6 @@ fn is_full() -> bool {
     std::env::var_os(KILLS_VARIABLE).is_some()
 }
 
-/// Whether this is not `cargo xtask test --full`, which is reported as a skip: this test has found wrong results that are
-/// not yet corrected, and `--files` is off by default until they are.
-fn is_for_full_only() -> bool {
-    if !is_full() {
-        ckpt_test_skip::skip("found wrong results of --files strict; `cargo xtask test --full` runs it");
-    }
-    !is_full()
-}
-
 /// A new seed, or the one in the environment.
 fn seed() -> u64 {
     let now = UNIX_EPOCH.elapsed().unwrap().as_nanos();
