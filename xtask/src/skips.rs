@@ -17,6 +17,7 @@ const PREFIX: &str = "SKIPPED: ";
 
 const KERNEL: &str = "not every kernel has, or allows in a container, what the test uses";
 const REACH: &str = "other users have no access to a workspace in a private directory";
+const OWNER: &str = "only root can give files to another user";
 const MOUNT: &str = "not every container allows mounts and loop devices";
 
 /// The tests that may skip, by the end of their path, and why.
@@ -39,6 +40,9 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("doctor_tells_what_a_user_has", REACH),
     ("another_user_gets_at_nothing", REACH),
     ("files_of_a_user_without_rights", REACH),
+    ("the_configuration_of_another_user_is_not_used", OWNER),
+    ("the_store_of_another_user_is_not_used", OWNER),
+    ("a_job_runs_while_its_checkpoint_waits_for_a_lock", MOUNT),
     ("ext4", MOUNT),
     ("xfs_with_reflinks", MOUNT),
     ("tmpfs_with_a_store_on_a_disk", MOUNT),

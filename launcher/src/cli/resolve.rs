@@ -2,9 +2,10 @@
 
 use crate::cli::args::similar;
 use crate::cli::config::Config;
-use crate::cli::settings::{CONFIG_FILE, SETTINGS, Setting};
+use crate::cli::settings::{CONFIG_FILE, SETTINGS, Setting, TRUST};
 use crate::cli::values::{Origin, Resolved};
 use crate::sys::error::bad_input;
+use crate::sys::trust::Trust;
 use anyhow::{Context, Result, anyhow};
 use clap::ArgMatches;
 use std::io;
@@ -26,8 +27,10 @@ impl Config {
                 .unwrap_or_else(|| (setting.default.to_owned(), Origin::Default));
             Resolved { name: setting.name, value, origin, found: None }
         };
-        let file = File::read(&pick(&CONFIG_FILE, &File::default()))?;
+        let none = File::default();
         let mut config = Self::default();
+        (TRUST.set)(&mut config, &mut pick(&TRUST, &none))?;
+        let file = File::read(&pick(&CONFIG_FILE, &none), &config.store.trust)?;
         for setting in SETTINGS {
             let mut option = pick(setting, &file);
             (setting.set)(&mut config, &mut option)?;
@@ -59,7 +62,7 @@ struct File {
 
 impl File {
     /// Reads the file. The default one may be missing.
-    fn read(named: &Resolved) -> Result<Self> {
+    fn read(named: &Resolved, trust: &Trust) -> Result<Self> {
         let path = PathBuf::from(&named.value);
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
@@ -68,6 +71,7 @@ impl File {
             }
             Err(error) => return Err(bad_input(anyhow!("cannot read {}: {error}", path.display()))),
         };
+        trust.check(&path).map_err(|why| bad_input(anyhow!("{} is not read: {why}", path.display())))?;
         let table = text.parse::<toml::Table>();
         let table = table.with_context(|| format!("{} is not valid TOML", path.display()));
         let file = Self { path, table: table.map(without_sections).map_err(bad_input)? };
@@ -77,7 +81,8 @@ impl File {
 
     fn check(&self) -> Result<()> {
         let path = self.path.display();
-        let names = || SETTINGS.iter().map(|setting| setting.name).filter(|name| *name != CONFIG_FILE.name);
+        let is_key = |name: &&str| ![CONFIG_FILE.name, TRUST.name].contains(name);
+        let names = || SETTINGS.iter().map(|setting| setting.name).filter(is_key);
         for (key, value) in &self.table {
             if !names().any(|name| name == key) {
                 let hint = match similar(key, names()) {

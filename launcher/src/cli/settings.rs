@@ -10,10 +10,12 @@ use crate::files::rules::FileRules;
 use crate::gpu::preload::Interposer;
 use crate::job::resume_point::Resume;
 use crate::sys::error::bad_input;
-use anyhow::Result;
+use crate::sys::trust::Trust;
+use anyhow::{Result, anyhow};
 use ckpt_snapshot::JobKey;
 use ckpt_snapshot::codec::{Compression, Key};
 use clap::{Arg, ArgAction};
+use std::path::Path;
 
 /// One option.
 pub struct Setting {
@@ -38,6 +40,30 @@ pub const CONFIG_FILE: Setting = Setting {
     long_help: "Read options from this file: one `name = value` per line, with the names of the flags. ckpt-run looks for the default file in the working directory; it may be missing. A flag takes precedence over a variable, and a variable over the file.",
     set: |_, _| Ok(()),
 };
+
+/// Which directories of other users are trusted. It is no key of the file either: that may be another user's.
+pub const TRUST: Setting = Setting {
+    name: "trust",
+    value: Some("DIR,…"),
+    default: "",
+    help: "Use configuration, stores and programs in these directories, whoever owns them",
+    long_help: "A configuration names programs to execute, and a store contains processes to resume. So ckpt-run refuses those that belong to another user than you and root, that other users may write to, or that lie in such a directory. This option allows it below these absolute directories, separated by commas: volumes of containers, for example. It is no key of the configuration file.",
+    set: |config, option| {
+        option.put(
+            &mut config.store.trust,
+            "absolute paths of directories, separated by commas",
+            Trust::parse,
+        )
+    },
+};
+
+/// Checks that nobody else decides what is at a path that is executed or written to.
+fn check_trust(config: &Config, path: Option<&Path>, option: &Resolved) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let refused =
+        |why| anyhow!("{} = {:?} ({}) is not used: {why}", option.name, option.value, option.origin);
+    config.store.trust.check(path).map_err(|why| bad_input(refused(why)))
+}
 
 /// The flags that have a short form.
 const SHORT: &[(&str, char)] = &[
@@ -251,7 +277,10 @@ pub const SETTINGS: &[Setting] = &[
         default: "",
         help: "The CRIU program [default: the one in PATH]",
         long_help: "The CRIU program, version 4.1 or newer. Default: the one in PATH, then /usr/local/sbin, /usr/sbin, /sbin.",
-        set: |config, option| option.put(&mut config.criu, "a path", optional(parsed)),
+        set: |config, option| {
+            option.put(&mut config.criu, "a path", optional(parsed))?;
+            check_trust(config, config.criu.as_deref(), option)
+        },
     },
     Setting {
         name: "freeze-timeout",
@@ -278,8 +307,9 @@ pub const SETTINGS: &[Setting] = &[
         set: |config, option| {
             let expected = "auto, off or the path of libckpt_interpose.so";
             config.interpose = option.parse(expected, Interposer::parse)?;
-            option.found = (option.value == "auto").then(|| config.interpose.to_string());
-            Ok(())
+            let is_auto = option.value == "auto";
+            option.found = is_auto.then(|| config.interpose.to_string());
+            check_trust(config, config.interpose.library().filter(|_| !is_auto), option)
         },
     },
     Setting {
@@ -352,7 +382,10 @@ pub const SETTINGS: &[Setting] = &[
         default: "",
         help: "Also write the messages of ckpt-run to this file",
         long_help: "Also write the messages of ckpt-run to this file, with times and details.",
-        set: |config, option| option.put(&mut config.log_file, "a path", optional(parsed)),
+        set: |config, option| {
+            option.put(&mut config.log_file, "a path", optional(parsed))?;
+            check_trust(config, config.log_file.as_deref().and_then(Path::parent), option)
+        },
     },
     Setting {
         name: "log-format",
@@ -394,6 +427,7 @@ pub const SETTINGS: &[Setting] = &[
             Ok(())
         },
     },
+    TRUST,
     CONFIG_FILE,
 ];
 

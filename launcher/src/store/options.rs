@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
+use crate::sys::trust::Trust;
 
 /// Where snapshots are stored, and how.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +25,8 @@ pub struct StoreOptions {
     pub compression: Compression,
     /// The key that snapshots are encrypted with.
     pub key: Option<Key>,
+    /// Which directories of other users are trusted.
+    pub trust: Trust,
 }
 
 impl StoreOptions {

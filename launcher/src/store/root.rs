@@ -32,6 +32,7 @@ impl Root {
             let retry = Retry { give_up_after: STORE_RETRY_TIMEOUT, ..Retry::default() };
             return Self::at(options, url, Options { retry, ..Options::default() });
         }
+        options.trust.check(&options.dir).map_err(bad_input)?;
         let local = StoreRoot::open(&options.dir).map_err(|error| match error {
             OpenError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => bad_input(anyhow!(
                 "there is no store at {}: name the job's store with --store, or run this command in the directory in which the job was started",
@@ -49,6 +50,7 @@ impl Root {
     /// Bad input.
     pub fn open_or_create(options: &StoreOptions, pace: &Arc<Pace>) -> Result<Self> {
         let Some(url) = &options.url else {
+            options.trust.check(&options.dir).map_err(bad_input)?;
             return Ok(Self { local: StoreRoot::open_or_create(&options.dir)?, remote: None });
         };
         let root = Self::at(options, url, Options { pace: Arc::clone(pace), ..Options::default() })?;
@@ -58,6 +60,7 @@ impl Root {
 
     fn at(options: &StoreOptions, url: &StoreUrl, client: Options) -> Result<Self> {
         let site = Site::open(url, client).map_err(bad_input)?;
+        options.trust.check(&options.dir).map_err(bad_input)?;
         let local = StoreRoot::open_or_create(&options.dir).with_context(|| {
             format!("cannot create the directory on this machine for locks and logs of {url}")
         })?;

@@ -9,3 +9,4 @@ pub mod privileges;
 pub mod progress;
 pub mod runtime_dir;
 pub mod secrets;
+pub mod trust;

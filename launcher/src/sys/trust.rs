@@ -1,0 +1,153 @@
+//! Whose files decide what ckpt-run does. A configuration names programs to execute, and a store contains processes to
+//! resume: those of another user would run with the rights of the caller. Git refuses repositories of other users for the
+//! same reason (`safe.directory`).
+
+use rustix::process::{getegid, geteuid, getgroups};
+use std::collections::BTreeSet;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+const GROUP_MAY_WRITE: u32 = 0o020;
+const ALL_MAY_WRITE: u32 = 0o002;
+/// In a directory with this bit, only the owner of a file may rename and delete it.
+const STICKY: u32 = 0o1000;
+
+/// Directories that are trusted whoever owns them (`--trust`).
+#[derive(Clone, Debug, Default)]
+pub struct Trust(Vec<PathBuf>);
+
+/// A file or directory that another user controls.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{}, so that its content may come from another user, and ckpt-run would execute it as you. Correct the owner or the mode, or allow it with --trust {}",
+    problem, dir.display()
+)]
+pub struct Untrusted {
+    problem: String,
+    dir: PathBuf,
+}
+
+/// The users and groups that may write what the caller trusts.
+struct Caller {
+    users: BTreeSet<u32>,
+    groups: BTreeSet<u32>,
+}
+
+impl Caller {
+    fn current() -> Self {
+        let mut users = BTreeSet::from([0, geteuid().as_raw()]);
+        // Who becomes root with sudo can write anywhere.
+        let sudo = std::env::var("SUDO_UID").ok().and_then(|uid| uid.parse::<u32>().ok());
+        users.extend(sudo.filter(|_| geteuid().is_root()));
+        let mut groups = BTreeSet::from([0, getegid().as_raw()]);
+        groups.extend(getgroups().unwrap_or_default().iter().map(|group| group.as_raw()));
+        Self { users, groups }
+    }
+
+    /// What is wrong with a file or directory.
+    fn problem(&self, path: &Path, meta: &Metadata) -> Option<String> {
+        let is_sticky = meta.is_dir() && meta.mode() & STICKY != 0;
+        let path = path.display();
+        if !self.users.contains(&meta.uid()) {
+            return Some(format!("{path} belongs to user {}", meta.uid()));
+        }
+        // The mode of a link means nothing.
+        let is_protected = is_sticky || meta.is_symlink();
+        if meta.mode() & ALL_MAY_WRITE != 0 && !is_protected {
+            return Some(format!("every user may write to {path}"));
+        }
+        let is_foreign = meta.mode() & GROUP_MAY_WRITE != 0 && !self.groups.contains(&meta.gid());
+        (is_foreign && !is_protected)
+            .then(|| format!("group {}, which is not yours, may write to {path}", meta.gid()))
+    }
+}
+
+impl Trust {
+    /// Parses the value of `--trust`: absolute directories, separated by commas; `None` if one is not absolute.
+    #[must_use]
+    pub fn parse(value: &str) -> Option<Self> {
+        let dirs: Vec<_> = value.split(',').filter(|dir| !dir.is_empty()).map(PathBuf::from).collect();
+        dirs.iter().all(|dir| dir.is_absolute()).then_some(Self(dirs))
+    }
+
+    /// Checks that only the caller, root and the caller's groups can change the file or directory `path` and replace it in
+    /// its directory. Of a path that does not exist, the nearest directory that does is checked. Directories above are not.
+    ///
+    /// # Errors
+    /// When another user can.
+    pub fn check(&self, path: &Path) -> Result<(), Untrusted> {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let caller = Caller::current();
+        // A link, and what it leads to, each with its directory.
+        let target = fs::canonicalize(&path).ok();
+        let checked = [Some(&path), target.as_ref()].into_iter().flatten().flat_map(|path| {
+            let exists = fs::symlink_metadata(path).is_ok();
+            path.ancestors().filter(|path| fs::symlink_metadata(path).is_ok()).take(if exists {
+                2
+            } else {
+                1
+            })
+        });
+        for path in checked {
+            let Ok(meta) = fs::symlink_metadata(path) else { continue };
+            let dir = if meta.is_dir() { path } else { path.parent().unwrap_or(path) };
+            if self.0.iter().any(|trusted| path.starts_with(trusted)) {
+                continue;
+            }
+            if let Some(problem) = caller.problem(path, &meta) {
+                return Err(Untrusted { problem, dir: dir.to_owned() });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn what_others_can_change_is_not_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (inner, trust) = (dir.path().join("inner"), Trust::default());
+        let file = inner.join("file");
+        fs::create_dir(&inner).unwrap();
+        fs::write(&file, "").unwrap();
+        assert!(trust.check(&file).is_ok() && trust.check(&inner.join("new/file")).is_ok());
+        set_mode(&file, 0o666);
+        let error = trust.check(&file).unwrap_err().to_string();
+        assert!(error.contains("every user may write to") && error.contains("--trust"), "{error}");
+        assert!(Trust::parse(&inner.to_string_lossy()).unwrap().check(&file).is_ok());
+        set_mode(&file, 0o600);
+        set_mode(&inner, 0o777);
+        assert!(trust.check(&file).is_err() && trust.check(&inner.join("new")).is_err());
+        set_mode(&inner, 0o1777);
+        assert!(trust.check(&file).is_ok());
+        // A link in a directory of one's own, to a file in another's.
+        set_mode(&inner, 0o777);
+        let link = dir.path().join("link");
+        symlink(&file, &link).unwrap();
+        assert!(trust.check(&link).is_err());
+        assert!(Trust::parse("relative").is_none());
+    }
+
+    #[test]
+    fn only_some_owners_and_groups_are_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let meta = fs::metadata(dir.path()).unwrap();
+        let caller = |user, group| Caller { users: [user].into(), groups: [group].into() };
+        assert!(caller(meta.uid(), meta.gid()).problem(dir.path(), &meta).is_none());
+        assert!(caller(meta.uid() + 1, meta.gid()).problem(dir.path(), &meta).is_some());
+        set_mode(dir.path(), 0o770);
+        let meta = fs::metadata(dir.path()).unwrap();
+        assert!(caller(meta.uid(), meta.gid()).problem(dir.path(), &meta).is_none());
+        assert!(caller(meta.uid(), meta.gid() + 1).problem(dir.path(), &meta).is_some());
+    }
+}
