@@ -45,7 +45,11 @@ pub fn home_name(store: &Tiers) -> &'static str {
 /// The tiers to which `--keep` applies. A checkpoint uses no others, which may be slow or unreachable.
 #[must_use]
 pub fn kept(store: &Tiers) -> &'static [&'static str] {
-    if is_on_disk(store) { &[DISK, VERSION_1] } else { &[REMOTE] }
+    match (is_on_disk(store), store.tier(VERSION_1).is_ok()) {
+        (true, true) => &[DISK, VERSION_1],
+        (true, false) => &[DISK],
+        (false, _) => &[REMOTE],
+    }
 }
 
 /// Opens the snapshots of the job in `dir`. Nothing is read or sent yet.
@@ -68,7 +72,7 @@ pub fn open_at(
 ) -> Result<Arc<Tiers>> {
     let mut tiers = Vec::new();
     if let Some(memory) = memory {
-        let memory = on_medium(options, Arc::new(memory), Limits::default());
+        let memory = on_medium(options, dir, Arc::new(memory), Limits::default());
         tiers.push(Tier::new(MEMORY, Box::new(memory), true));
     }
     if dir.records_medium().is_some() {
@@ -76,9 +80,17 @@ pub fn open_at(
         return Ok(Arc::new(Tiers::new(tiers)));
     }
     tiers.push(Tier::new(DISK, Box::new(packed(options, dir)), true));
-    tiers.push(Tier::new(VERSION_1, Box::new(dir.version_1()), false));
+    // With a key, only what the key authenticates is read. Version 1 of the store had none.
+    match (&options.key, dir.version_1()) {
+        (None, old) => tiers.push(Tier::new(VERSION_1, Box::new(old), false)),
+        (Some(_), old) if old.list().is_ok_and(|listed| !listed.is_empty()) => tracing::warn!(
+            "{} has snapshots that are not encrypted, from an old ckpt-run or put there by somebody else. With --encrypt-key-file they are not used",
+            dir.path().join("snapshots").display()
+        ),
+        _ => {}
+    }
     if let Some(medium) = uploads(options, dir, Options { pace: Arc::clone(pace), ..Options::default() })? {
-        tiers.push(Tier::new(REMOTE, Box::new(on_medium(options, medium, Limits::remote())), true));
+        tiers.push(Tier::new(REMOTE, Box::new(on_medium(options, dir, medium, Limits::remote())), true));
     }
     Ok(Arc::new(Tiers::new(tiers)))
 }
@@ -102,8 +114,8 @@ pub fn place(key: &JobKey) -> RelPath {
 #[must_use]
 pub fn packed(options: &StoreOptions, dir: &JobDir) -> PackStore {
     match dir.records_medium() {
-        Some(medium) => on_medium(options, Arc::clone(medium), Limits::remote()),
-        None => on_medium(options, Arc::new(DirMedium::new(dir.path().to_owned())), Limits::default()),
+        Some(medium) => on_medium(options, dir, Arc::clone(medium), Limits::remote()),
+        None => on_medium(options, dir, Arc::new(DirMedium::new(dir.path().to_owned())), Limits::default()),
     }
 }
 
@@ -111,13 +123,15 @@ pub fn packed(options: &StoreOptions, dir: &JobDir) -> PackStore {
 #[must_use]
 pub fn alone(options: &StoreOptions, dir: &JobDir) -> PackStore {
     match dir.records_medium() {
-        Some(medium) => on_medium(options, Arc::clone(medium), Limits { shared: None, ..Limits::remote() }),
+        Some(medium) => {
+            on_medium(options, dir, Arc::clone(medium), Limits { shared: None, ..Limits::remote() })
+        }
         None => packed(options, dir),
     }
 }
 
-fn on_medium(options: &StoreOptions, medium: Arc<dyn Medium>, limits: Limits) -> PackStore {
-    PackStore::new(medium, Codec::new(options.compression, options.key.as_ref()), limits)
+fn on_medium(options: &StoreOptions, dir: &JobDir, medium: Arc<dyn Medium>, limits: Limits) -> PackStore {
+    PackStore::new(medium, Codec::new(options.compression, options.key.as_ref()), limits).of_job(dir.key())
 }
 
 /// The snapshots in memory and in the store, oldest first.

@@ -25,7 +25,7 @@ use crate::read_failure::{ReadFailure, classify};
 use crate::store::{
     Discard, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, damaged, recorded,
 };
-use crate::{Damage, Manifest, ReadError, RelPath, SaveError, SnapshotId, sealed};
+use crate::{Damage, JobKey, Manifest, ReadError, RelPath, SaveError, SnapshotId, sealed};
 use chunk_index::{ChunkIndex, IndexUpdate, Location};
 use packer::{BLOCK_BYTES, BLOCKS};
 use parking_lot::{Mutex, RwLock};
@@ -95,6 +95,8 @@ pub struct PackStore {
     medium: Arc<dyn Medium>,
     codec: Codec,
     limits: Limits,
+    /// The job whose snapshots are in it, if that is known.
+    job: Option<JobKey>,
     /// The content of all indexes; read when it is first needed.
     index: RwLock<Option<ChunkIndex>>,
     /// Held by a save until it is committed: chunks that it found in the index must not be removed before.
@@ -117,6 +119,7 @@ impl PackStore {
             medium,
             codec,
             limits,
+            job: None,
             index: RwLock::new(None),
             saving: Mutex::default(),
             removing: Mutex::default(),
@@ -124,6 +127,14 @@ impl PackStore {
             own: Mutex::default(),
             sources: Mutex::default(),
         }
+    }
+
+    /// With a key, snapshots of other jobs are refused: the same key may be used for several jobs, and whoever can write
+    /// to the store could put one in another's place.
+    #[must_use]
+    pub fn of_job(mut self, job: &JobKey) -> Self {
+        self.job = Some(job.clone());
+        self
     }
 
     /// Its medium.
@@ -240,7 +251,12 @@ impl Store for PackStore {
             _ => self.unreadable(id, &name, source),
         };
         let content = read_all(&*self.medium, &name, sealed::MANIFEST_MAX_BYTES).map_err(unreadable)?;
-        sealed::decode(id, &content, &self.codec)
+        let manifest = sealed::decode(id, &content, &self.codec)?;
+        let is_other = |job: &JobKey| self.codec.key_number() != 0 && job.to_string() != manifest.job.key;
+        match self.job.as_ref().filter(|job| is_other(job)) {
+            Some(_) => Err(damaged(id, Damage::Manifest(format!("it is of the job {}", manifest.job.key)))),
+            None => Ok(manifest),
+        }
     }
 
     fn verify(&self, manifest: &Manifest, progress: ProgressFn) -> Result<(), ReadError> {

@@ -4,6 +4,7 @@
 
 mod damage;
 mod faults;
+mod forged;
 mod keeper;
 mod machines;
 mod memory;
