@@ -146,6 +146,11 @@ impl Marks {
         self.of(id).is_some_and(|mark| mark.pinned || !mark.tags.is_empty())
     }
 
+    /// The snapshots that are exempt from pruning.
+    pub fn kept(&self) -> impl Iterator<Item = &SnapshotId> {
+        self.snapshots.keys().filter(|id| self.is_kept(id))
+    }
+
     /// Drops the marks of a removed snapshot.
     pub fn forget(&mut self, id: &SnapshotId) {
         self.snapshots.remove(id);

@@ -3,6 +3,7 @@
 use crate::chunk::{CHUNK_BYTES, ChunkId};
 use crate::{Damage, DataFile, Manifest, ReadError, RelPath, SaveError, SnapshotId};
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
@@ -65,6 +66,22 @@ pub trait Store: Debug + Send + Sync {
     /// # Errors
     /// If a step fails.
     fn remove(&self, id: &SnapshotId) -> Result<(), SaveError>;
+
+    /// The snapshots that a machine has marked as kept, in a store that machines share: no machine prunes them.
+    ///
+    /// # Errors
+    /// If the marks cannot be read.
+    fn pinned(&self) -> Result<BTreeSet<SnapshotId>, ReadError> {
+        Ok(BTreeSet::new())
+    }
+
+    /// Marks a snapshot as kept for all machines, or no longer. It need not exist yet.
+    ///
+    /// # Errors
+    /// If a step fails.
+    fn set_pinned(&self, _id: &SnapshotId, _is_pinned: bool) -> Result<(), SaveError> {
+        Ok(())
+    }
 
     /// Removes the leftovers of interrupted saves and removals, and returns their names. Call it only under the job's
     /// lock and while this machine writes no snapshot. Where other machines may write (`Limits::shared`), recent

@@ -235,7 +235,11 @@ impl Tiers {
     ) -> Result<Vec<SnapshotId>, CopyError> {
         names.iter().try_for_each(|name| self.tier(name).map(drop))?;
         let listed = self.list_in(names)?;
-        let mut prunable = choose_prunable(&listed, retention, marks, history);
+        let mut marks = marks.clone();
+        for name in names {
+            self.tier(name)?.store.pinned()?.iter().for_each(|id| marks.pin(id));
+        }
+        let mut prunable = choose_prunable(&listed, retention, &marks, history);
         let copying = self.copying.lock();
         prunable.retain(|id| !copying.contains(id));
         Ok(prunable)

@@ -2,9 +2,10 @@
 
 use super::snapshots::find;
 use crate::cli::config::Config;
+use crate::store::tiers::{self, REMOTE};
 use crate::sys::error::{EXIT_NEGATIVE, bad_input};
-use anyhow::Result;
-use ckpt_snapshot::{Marks, SnapshotId};
+use anyhow::{Context, Result};
+use ckpt_snapshot::{JobDir, Marks, SnapshotId};
 
 /// Adds a tag to a snapshot.
 ///
@@ -13,7 +14,7 @@ use ckpt_snapshot::{Marks, SnapshotId};
 pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
     let (job, id) = find(config, text)?;
     job.change_marks(|marks| marks.tag(&id, tag))?.map_err(bad_input)?;
-    Ok(0)
+    share(config, &job, &id)
 }
 
 /// Removes a tag; exit code 1 when the snapshot does not have it.
@@ -23,7 +24,7 @@ pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
 pub fn untag(config: &Config, text: &str, tag: &str) -> Result<i32> {
     let (job, id) = find(config, text)?;
     if job.change_marks(|marks| marks.untag(&id, tag))? {
-        return Ok(0);
+        return share(config, &job, &id);
     }
     tracing::error!("the snapshot {id} has no tag {tag:?}");
     Ok(EXIT_NEGATIVE)
@@ -36,5 +37,16 @@ pub fn untag(config: &Config, text: &str, tag: &str) -> Result<i32> {
 pub fn change(config: &Config, text: &str, change: fn(&mut Marks, &SnapshotId)) -> Result<i32> {
     let (job, id) = find(config, text)?;
     job.change_marks(|marks| change(marks, &id))?;
+    share(config, &job, &id)
+}
+
+/// Tells the machines that share the object store whether to keep a snapshot.
+fn share(config: &Config, job: &JobDir, id: &SnapshotId) -> Result<i32> {
+    let store = tiers::open(&config.store, job)?;
+    if let Ok(remote) = store.tier(REMOTE) {
+        remote.store().set_pinned(id, job.marks()?.is_kept(id)).context(
+            "the mark is set on this machine, but not in the object store, where another machine may delete the snapshot: repeat the command",
+        )?;
+    }
     Ok(0)
 }

@@ -120,7 +120,11 @@ impl Work {
     fn prune(&self, id: &SnapshotId, cancel: &AtomicBool) -> Result<()> {
         let CopyParts { store, dir, retention, status, .. } = &self.parts;
         let history = tiers::history(dir, status.last_progress_unix_ms())?;
-        let mut prunable = store.prunable(&[REMOTE], retention, &dir.marks()?, &history)?;
+        let (marks, remote) = (dir.marks()?, store.tier(REMOTE)?.store());
+        // Other machines prune the object store too. A snapshot may have been marked while it could not be reached.
+        let pinned = remote.pinned()?;
+        marks.kept().filter(|id| !pinned.contains(id)).try_for_each(|id| remote.set_pinned(id, true))?;
+        let mut prunable = store.prunable(&[REMOTE], retention, &marks, &history)?;
         // Another machine may have uploaded snapshots with higher numbers.
         prunable.retain(|old| old != id);
         for old in &prunable {
@@ -128,7 +132,7 @@ impl Work {
             tracing::debug!("removed the snapshot {old} from the object store");
         }
         if !prunable.is_empty() {
-            store.tier(REMOTE)?.store().reclaim_until(cancel)?;
+            remote.reclaim_until(cancel)?;
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ use chunk_index::{ChunkIndex, IndexUpdate, Location};
 use packer::{BLOCK_BYTES, BLOCKS};
 use parking_lot::{Mutex, RwLock};
 use source::PackedFile;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -279,6 +279,23 @@ impl Store for PackStore {
         self.medium.remove(&name).map_err(self.failed("remove", &name))
     }
 
+    fn pinned(&self) -> Result<BTreeSet<SnapshotId>, ReadError> {
+        if self.limits.shared.is_none() {
+            return Ok(BTreeSet::new());
+        }
+        let dir = pins_dir();
+        let listed = self.medium.list(&dir).map_err(self.read_failed(&dir))?;
+        Ok(listed.iter().filter_map(|(name, _)| name.parse().ok()).collect())
+    }
+
+    fn set_pinned(&self, id: &SnapshotId, is_pinned: bool) -> Result<(), SaveError> {
+        let name = RelPath::new(format!("{}/{id}", pins_dir())).expect("a plain path");
+        match is_pinned {
+            true => self.medium.replace(&name, b"").map_err(self.failed("write", &name)),
+            false => self.medium.remove(&name).map_err(self.failed("remove", &name)),
+        }
+    }
+
     fn sweep(&self) -> Result<Vec<String>, SaveError> {
         reclaim::sweep(self)
     }
@@ -286,6 +303,11 @@ impl Store for PackStore {
     fn reclaim_until(&self, cancel: &AtomicBool) -> Result<Reclaimed, SaveError> {
         reclaim::reclaim(self, cancel)
     }
+}
+
+/// The directory of the marks of kept snapshots: empty objects with the names of the snapshots.
+fn pins_dir() -> RelPath {
+    RelPath::new("pins").expect("a plain path")
 }
 
 /// Calls `work` for each of `items`, with a thread for each of `slots`. The first error stops all threads.

@@ -219,3 +219,50 @@ fn later_machine_owns_uploads() {
     let sixth = uploads.resume("sixth", &on_disk);
     assert_eq!(finish(&uploads.sandbox, "sixth", sixth), unbroken(1));
 }
+
+/// One machine marks a snapshot as kept, another one prunes the uploads.
+#[test]
+fn a_pinned_snapshot_is_kept_by_other_machines() {
+    let mut uploads = Uploads::new();
+    uploads.sandbox.variables.push(("CKPT_KEEP".to_owned(), "1".to_owned()));
+    let url = uploads.url.clone();
+    let upload = ["--upload", &url];
+    uploads.on("one");
+    let mut first = start(&uploads.sandbox, "first", &uploads.options());
+    let [pinned, tagged, plain] = [1, 2, 3].map(|number| {
+        let id = first.checkpoint(&uploads.sandbox);
+        match number {
+            1 => drop(uploads.sandbox.ok(["pin", &id].iter().chain(&upload))),
+            2 => drop(uploads.sandbox.ok(["tag", &id, "good"].iter().chain(&upload))),
+            _ => {}
+        }
+        uploads.until_uploaded(&mut first, number as u64);
+        id
+    });
+    first.kill_everything();
+
+    uploads.on("two");
+    let mut second = uploads.resume("second", &plain);
+    let more = [4, 5].map(|number| {
+        let id = second.checkpoint(&uploads.sandbox);
+        uploads.until_uploaded(&mut second, number);
+        id
+    });
+    let expected = [&pinned, &tagged, &more[1]].map(Clone::clone);
+    second.until("pruned uploads", || {
+        let mut names = uploads.manifests();
+        names.sort();
+        (names == expected).then_some(())
+    });
+    uploads.on("one");
+    uploads.sandbox.ok(["unpin", &pinned].iter().chain(&upload));
+    uploads.on("two");
+    let last = second.checkpoint(&uploads.sandbox);
+    second.until("pruned uploads", || {
+        let mut names = uploads.manifests();
+        names.sort();
+        (names == [tagged.clone(), last.clone()]).then_some(())
+    });
+    let second = finish(&uploads.sandbox, "second", second);
+    assert_eq!(second, unbroken(0));
+}
