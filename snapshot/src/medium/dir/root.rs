@@ -191,7 +191,11 @@ impl Folder {
 
     /// As [`Folder::rename_new`], with a hard link.
     pub(super) fn link_new(&self, temporary: &OsStr) -> io::Result<()> {
-        rustix::fs::linkat(&self.dir, temporary, &self.dir, &self.name, AtFlags::empty())?;
+        match rustix::fs::linkat(&self.dir, temporary, &self.dir, &self.name, AtFlags::empty()) {
+            // A server of NFS may have answered a repeated request, of which the first one succeeded.
+            Err(Errno::EXIST) if self.is_same_file(temporary)? => {}
+            linked => linked?,
+        }
         let (from, to) = (self.path_of(temporary), self.path_of(&self.name));
         self.notes.note(|| Operation::Link { from, to });
         if let Err(error) = self.unlink(temporary) {
@@ -199,6 +203,13 @@ impl Folder {
             tracing::warn!("cannot remove the temporary name {}: {error}", temporary.display());
         }
         Ok(())
+    }
+
+    /// Whether the object is the file `temporary`.
+    fn is_same_file(&self, temporary: &OsStr) -> io::Result<bool> {
+        let of = |name: &OsStr| rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW);
+        let (temporary, object) = (of(temporary)?, of(&self.name)?);
+        Ok((temporary.st_dev, temporary.st_ino) == (object.st_dev, object.st_ino))
     }
 
     /// Renames the file `temporary` to the object's name and replaces any existing object.

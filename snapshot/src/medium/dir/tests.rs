@@ -200,6 +200,19 @@ fn a_file_system_without_exclusive_renames_gets_links() {
     }
 }
 
+/// A client of NFS repeats a request whose answer was lost.
+#[test]
+fn a_link_that_was_made_already_is_not_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::new(dir.path().to_owned(), Notes::default());
+    let temporary = Temporary::new(root.make_folder_of(&name("packs/x")).unwrap()).unwrap();
+    let [of_temporary] = &tree(dir.path())[1..] else { panic!("one file") };
+    fs::hard_link(dir.path().join(of_temporary), dir.path().join("packs/x")).unwrap();
+    temporary.link_new().unwrap();
+    drop(temporary);
+    assert_eq!(tree(dir.path()), ["packs", "packs/x"]);
+}
+
 /// Runs `check` on a tmpfs of `bytes` bytes in a mount namespace of its own.
 #[allow(unsafe_code, reason = "the mount namespace of one thread")]
 fn on_small_disk(bytes: u64, check: impl FnOnce(&Path) + Send) {
