@@ -115,6 +115,9 @@ pub struct AgentsRecord {
     pub attempt: u64,
     /// Their processes.
     pub pids: Vec<u32>,
+    /// The path of the socket at which they look for the launcher; empty in snapshots of older builds.
+    #[serde(default)]
+    pub socket: String,
 }
 
 /// Threads with the same CPU affinity.

@@ -118,6 +118,18 @@ impl Agents {
         Ok(Self { shared, acceptor: Mutex::new(Some(acceptor)), losses })
     }
 
+    /// The path of the socket.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// Whether an agent has connected and is not registered yet: it restores its process's GPU state.
+    #[must_use]
+    pub fn is_restoring(&self) -> bool {
+        self.shared.lock().connections.values().any(|one| !one.is_registered)
+    }
+
     /// How many agents are registered.
     #[cfg(test)]
     pub fn count(&self) -> usize {

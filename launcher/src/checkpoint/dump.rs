@@ -134,7 +134,8 @@ impl Attempt<'_> {
             self.call_back(agents, &away);
         }
         let pids = away.processes().filter_map(|process| process.pid).collect();
-        let record = AgentsRecord { attempt: away.attempt(), pids };
+        let socket = agents.path().to_string_lossy().into_owned();
+        let record = AgentsRecord { attempt: away.attempt(), pids, socket };
         let stall_s = begun.elapsed().as_secs_f64();
         let gpu = away.gpu().to_vec();
         Ok(result.map(|dumped| Dumped { agents: Some(record), gpu, stall_s, ..dumped })?)

@@ -6,13 +6,14 @@
 
 use crate::agents::{Agents, Loss, Quiesced, ReturnSummary};
 use crate::sys::descriptor_limit;
-use crate::sys::runtime_dir::{runtime_dir, short_name};
-use anyhow::{Context, Result};
+use crate::sys::runtime_dir::{private, runtime_dir, short_name};
+use anyhow::{Context, Result, bail};
 use ckpt_protocol::agent::SOCKET_VARIABLE;
 use ckpt_snapshot::{AgentsRecord, JobDir};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -132,17 +133,32 @@ fn cache_entries<'a>(cache: &'a [u8], library: &'a str) -> impl Iterator<Item = 
     strings.filter(path).map(|string| PathBuf::from(OsStr::from_bytes(string)))
 }
 
-/// The path is the same in every run of a job, so that resumed processes find the socket.
+/// The path at which the processes of a new job look for the launcher.
 fn socket_path(dir: &JobDir) -> Result<PathBuf> {
     Ok(runtime_dir()?.join(format!("{}.agents", short_name(dir.path()))))
 }
 
-/// Listens for agents.
+/// Listens for agents: where those of a snapshot look for the launcher, also if the store was moved since, or
+/// XDG_RUNTIME_DIR is another one.
 ///
 /// # Errors
-/// When the socket cannot be created.
-pub fn listen(dir: &JobDir) -> Result<Agents> {
-    let path = socket_path(dir)?;
+/// When the socket cannot be created, or another launcher listens there.
+pub fn listen(dir: &JobDir, resumed: Option<&AgentsRecord>) -> Result<Agents> {
+    let path = match resumed.map(|record| record.socket.as_str()).filter(|path| !path.is_empty()) {
+        Some(recorded) => PathBuf::from(recorded),
+        None => socket_path(dir)?,
+    };
+    if let Some(parent) = path.parent() {
+        private(parent.to_owned()).with_context(|| {
+            format!("the job's processes look for ckpt-run at {}, which cannot be used", path.display())
+        })?;
+    }
+    if UnixStream::connect(&path).is_ok() {
+        bail!(
+            "another ckpt-run listens at {}: it runs the same job, perhaps from a copy of the store. Stop it first",
+            path.display()
+        );
+    }
     descriptor_limit::raise();
     Agents::listen(&path).with_context(|| format!("cannot listen for the interposer at {}", path.display()))
 }
@@ -166,7 +182,7 @@ pub fn variables(interposer: &Interposer, dir: &JobDir) -> Result<Vec<(String, O
 /// Waits until the agents of a resumed job have returned; `proc` is the job's /proc.
 ///
 /// # Errors
-/// When a process has lost its GPU state.
+/// When a process has lost its GPU state, or does not connect.
 pub fn await_return(
     agents: &Agents,
     record: &AgentsRecord,
@@ -177,7 +193,12 @@ pub fn await_return(
     agents.drop_unexpected_mirrors(&expected);
     let summary = agents.await_return(&expected, timeout);
     log_return(&summary);
-    summary.lost.into_iter().next().map_or(Ok(()), Err)
+    let silent = summary.missing.into_iter().next().filter(|_| !agents.is_restoring());
+    let silent = silent.map(|process| Loss {
+        process,
+        reason: format!("its interposer has not connected to {} after the restore", agents.path().display()),
+    });
+    summary.lost.into_iter().next().or(silent).map_or(Ok(()), Err)
 }
 
 /// Logs which processes have returned.

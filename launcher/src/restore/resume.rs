@@ -281,7 +281,7 @@ impl Resumer<'_> {
         // Listening begins before the processes run, since their agents connect at once. Agents in the snapshot wait for
         // the connection, even if --interpose is now off.
         let wanted = self.interposer.library().is_some() || manifest.tree.agents.is_some();
-        let agents = wanted.then(|| preload::listen(self.dir)).transpose()?;
+        let agents = wanted.then(|| preload::listen(self.dir, manifest.tree.agents.as_ref())).transpose()?;
         let _links = links::Links::create(&manifest.links)?;
         let work = staging.subdir("work").context("cannot create a directory for CRIU's log")?;
         if let Some(agents) = &agents {

@@ -31,7 +31,11 @@ pub fn fixed_dir() -> io::Result<PathBuf> {
     })
 }
 
-fn private(path: PathBuf) -> io::Result<PathBuf> {
+/// Creates a directory that only this user may use, if it is missing.
+///
+/// # Errors
+/// When it cannot be created, or belongs to another user.
+pub fn private(path: PathBuf) -> io::Result<PathBuf> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
     let meta = std::fs::symlink_metadata(&path)?;
     if !meta.is_dir() || meta.uid() != getuid().as_raw() || meta.mode() & 0o022 != 0 {
