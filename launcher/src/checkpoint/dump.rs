@@ -86,6 +86,8 @@ impl Attempt<'_> {
         files: &mut Capture,
     ) -> Result<Dumped, AttemptError> {
         let mut tries = 1;
+        // Before anything of the job is paused: a resume of another job may hold it for long.
+        let _names = links::NamesLock::shared(self.freeze_timeout);
         loop {
             let name = format!("{id}-{tries}");
             let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
@@ -165,7 +167,6 @@ impl Attempt<'_> {
         let images = staging.subdir(&format!("images-{id}-{tries}"))?;
         let shm = staging.subdir(&format!("shm-{id}-{tries}"))?;
         let fds = [images.fd().as_fd(), work.fd().as_fd()];
-        let _names = links::NamesLock::shared();
         let process =
             self.parts.job.namespace.start_criu(&self.parts.criu.swrk(), None, &fds).map_err(start_error)?;
         let session = Session::new(process);

@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Prefix of the links that CRIU creates.
 const CRIU_LINK_PREFIX: &str = "link_remap.";
@@ -25,23 +25,24 @@ pub struct NamesLock {
 }
 
 impl NamesLock {
-    /// For a dump. Other dumps can run at the same time, because CRIU chooses unused names.
+    /// For a dump, which waits for at most this long. Other dumps can run at the same time, because CRIU chooses unused
+    /// names.
     #[must_use]
-    pub fn shared() -> Self {
-        Self::take(FlockOperation::NonBlockingLockShared)
+    pub fn shared(timeout: Duration) -> Self {
+        Self::take(FlockOperation::NonBlockingLockShared, timeout.min(NAMES_LOCK_TIMEOUT))
     }
 
     /// For a restore.
     #[must_use]
     pub fn exclusive() -> Self {
-        Self::take(FlockOperation::NonBlockingLockExclusive)
+        Self::take(FlockOperation::NonBlockingLockExclusive, NAMES_LOCK_TIMEOUT)
     }
 
-    fn take(operation: FlockOperation) -> Self {
+    fn take(operation: FlockOperation, timeout: Duration) -> Self {
         let open = || -> io::Result<File> {
             let path = runtime_dir()?.join("names.lock");
             let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-            let deadline = Instant::now() + NAMES_LOCK_TIMEOUT;
+            let deadline = Instant::now() + timeout;
             while let Err(error) = rustix::fs::flock(&file, operation) {
                 if error != rustix::io::Errno::WOULDBLOCK {
                     return Err(error.into());
@@ -49,7 +50,7 @@ impl NamesLock {
                 if Instant::now() > deadline {
                     tracing::warn!(
                         "another job on this machine has been dumping or resuming for over {} s; no longer waiting for that job",
-                        NAMES_LOCK_TIMEOUT.as_secs()
+                        timeout.as_secs()
                     );
                     return Ok(file);
                 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 use std::time::{Duration, Instant};
 
 use crate::gpu_job::{GpuJob, kills, library, steps};
+use ckpt_run_tests::file_systems::{in_namespaces, inner_directory};
 use ckpt_run_tests::gpu::{Gpu, built, cuda_bindings_alone, cuda_program, example, libcuda_dir};
 use ckpt_run_tests::{Running, Sandbox, torchrun_with_two_ranks, until};
 
@@ -21,6 +22,63 @@ fn legacy_job(rounds: u32, rest_ms: u32) -> GpuJob {
 #[test]
 fn legacy_job_survives() {
     legacy_job(450, 15).survives(20);
+}
+
+/// The processes in the snapshot look for the launcher where it was when they were started.
+#[test]
+fn a_program_is_resumed_from_a_moved_store() {
+    let mut job = GpuJob::in_c("vmm.c");
+    job.slow_down();
+    job.start_and_save().kill_everything();
+    for place in ["moved", "moved-again"] {
+        let to = job.sandbox.path().join(place);
+        std::fs::rename(&job.sandbox.store, &to).expect("it is moved");
+        job.sandbox.store = to;
+        // The second snapshot is that of a resumed job.
+        let mut running = job.start();
+        running.until_answering(&job.sandbox);
+        job.until_more_lines(&mut running, 2);
+        running.checkpoint(&job.sandbox);
+        running.kill_everything();
+    }
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert!(running.said().contains("resumed from snapshot"), "{}", running.said());
+    assert_eq!(job.output(), job.unbroken());
+}
+
+/// A resume of another job may hold the lock on the names of CRIU's links. The job uses its GPU until the lock is free.
+#[test]
+fn a_job_runs_while_its_checkpoint_waits_for_a_lock() {
+    if inner_directory().is_none() {
+        let sandbox = Sandbox::new();
+        if let Err(why) =
+            in_namespaces("jobs::a_job_runs_while_its_checkpoint_waits_for_a_lock", sandbox.path())
+        {
+            ckpt_test_skip::skip(why);
+        }
+        return;
+    }
+    let job = GpuJob::in_c("vmm.c");
+    job.slow_down();
+    let mut running = job.start_and_save();
+    let lock = std::fs::File::options().write(true).open("/run/ckpt-run/names.lock").expect("the lock");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("it is free");
+    let waiting = job.sandbox.command(["checkpoint"]).spawn().expect("ckpt-run runs");
+    let is_dumping = || {
+        let status = job.sandbox.json(["status", "--json"]);
+        (status[0]["progress"]["phase"] == "dump").then_some(())
+    };
+    running.until("a checkpoint", is_dumping);
+    job.until_more_lines(&mut running, 3);
+    drop(lock);
+    assert!(waiting.wait_with_output().expect("it ends").status.success(), "{}", running.said());
+    running.kill_everything();
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert_eq!(job.output(), job.unbroken());
 }
 
 #[test]
