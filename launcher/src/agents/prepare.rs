@@ -22,7 +22,7 @@ use super::process::{Process, ProcessHandle, QuiesceError};
 use super::state::{Connection, State};
 use super::stream::AgentStream;
 use super::{Agents, Shared};
-use crate::files::staging;
+use crate::sys::memory;
 
 /// The least speed at which a mirror is pinned; determines how long an agent's answer is waited for.
 const STAGED_BYTES_PER_S: u64 = 256 << 20;
@@ -259,8 +259,8 @@ fn check_memory(needed_bytes: u64) -> Result<(), QuiesceError> {
         return Ok(());
     }
     // Allocating to find out is no option: if memory runs out, the kernel may kill any process.
-    let available_bytes = staging::available_bytes().unwrap_or(0);
-    if needed_bytes.saturating_add(staging::SPARE_BYTES) <= available_bytes {
+    let available_bytes = memory::available_bytes().unwrap_or(0);
+    if needed_bytes.saturating_add(memory::SPARE_BYTES) <= available_bytes {
         return Ok(());
     }
     Err(QuiesceError::NoMemory { needed_bytes, available_bytes })

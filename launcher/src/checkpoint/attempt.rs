@@ -176,20 +176,21 @@ impl Attempt<'_> {
         let prepared = self.prepare()?;
         let device_bytes = prepared.as_ref().map_or(0, Prepared::mirror_bytes);
         let id = self.next_id()?;
-        let needed_bytes = survey.resident_bytes.saturating_add(device_bytes);
-        let (writer, in_memory) = self.begin(&id, needed_bytes, survey.resident_bytes)?;
-        let staging = self.staging(survey.resident_bytes)?;
-        if let Err(error) = staging.warm(survey.resident_bytes) {
+        let needed_bytes = survey.memory_bytes.saturating_add(device_bytes);
+        let (writer, in_memory) = self.begin(&id, needed_bytes, survey.memory_bytes)?;
+        let staging = self.staging(survey.memory_bytes)?;
+        if let Err(error) = staging.warm(survey.memory_bytes) {
             tracing::debug!("memory for the images could not be allocated in advance: {error}");
         }
         let copies = staging.subdir("files").map_err(AttemptError::Staging)?;
         let held = self.parts.dir.held_dir(&id);
         let CheckpointerParts { file_rules, identity, .. } = self.parts;
         let mut capture =
-            Capture::new(file_rules, &mut history.files, self.root(), &identity.cwd, &copies, held);
+            Capture::new(file_rules, &mut history.files, self.root(), &identity.cwd, &copies, held)
+                .within(staging.room_bytes(survey.memory_bytes));
         capture.touch(self.parts.job.namespace.written_files(None).ok().flatten());
         capture.prepare();
-        self.parts.status.enter(Phase::Dump, survey.resident_bytes);
+        self.parts.status.enter(Phase::Dump, survey.memory_bytes);
         let mut dumped = self.dump_with_retries(&id, &staging, prepared, &mut capture)?;
         drop(capture);
         drop(staging);
@@ -221,12 +222,12 @@ impl Attempt<'_> {
         &self,
         id: &SnapshotId,
         needed_bytes: u64,
-        resident_bytes: u64,
+        memory_bytes: u64,
     ) -> Result<(Box<dyn SnapshotWriter + '_>, bool), AttemptError> {
         let store = &*self.parts.store;
         let persister =
             self.parts.persister.as_ref().filter(|_| self.destination == Destination::MemoryOrStore);
-        let staged_bytes = resident_bytes.saturating_add(resident_bytes / 8);
+        let staged_bytes = memory_bytes.saturating_add(memory_bytes / 8);
         if let Some(writer) =
             persister.and_then(|persister| persister.begin(store, id, needed_bytes, staged_bytes))
         {

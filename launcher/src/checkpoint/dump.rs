@@ -249,7 +249,7 @@ impl Attempt<'_> {
         writable.sort();
         writable.dedup();
         let shm_paths = writable.iter().filter(|path| saved::is_shared_memory(path));
-        let shm_files = saved::save(shm_paths, &root, "shm", shm)
+        let shm_files = saved::save(shm_paths, &root, "shm", shm, deadline)
             .map_err(|error| failed("cannot copy the job's shared memory files", &error))?;
         let open_files = lengths(&writable, &root);
         let survey = self.parts.job.namespace.survey().map_err(|error| error.to_string())?;

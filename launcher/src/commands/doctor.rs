@@ -3,12 +3,13 @@
 use super::print;
 use crate::cli::config::Config;
 use crate::criu::{Criu, MIN_VERSION};
-use crate::files::staging::{self, Staging};
+use crate::files::staging::Staging;
 use crate::gpu::preload::Interposer;
 use crate::namespace::{Namespace, Network};
 use crate::report::failure::in_one_line;
 use crate::store::root::Root;
 use crate::sys::error::EXIT_NEGATIVE;
+use crate::sys::memory;
 use crate::sys::privileges::Privileges;
 use anyhow::Result;
 use rustix::thread::CapabilitySet;
@@ -266,7 +267,7 @@ fn interposer(config: &Config) -> Finding {
 }
 
 fn free_memory() -> Finding {
-    let available = staging::available_bytes().map_err(|error| error.to_string());
+    let available = memory::available_bytes().map_err(|error| error.to_string());
     finding(
         "free memory",
         available.and_then(|bytes| ok_if(bytes > 1 << 30, format!("{} available", print::bytes(bytes)))),

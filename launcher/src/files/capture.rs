@@ -77,6 +77,10 @@ pub struct Capture<'a> {
     copied_bytes: u64,
     unwritten_bytes: u64,
     names: usize,
+    /// The most that is copied, bytes.
+    budget_bytes: u64,
+    /// Until when the job may be frozen.
+    deadline: Option<Instant>,
 }
 
 /// The content of one file for the store.
@@ -142,7 +146,16 @@ impl<'a> Capture<'a> {
             copied_bytes: 0,
             unwritten_bytes: 0,
             names: 0,
+            budget_bytes: rules.budget_bytes,
+            deadline: None,
         }
+    }
+
+    /// Copies at most this much, where memory is short.
+    #[must_use]
+    pub fn within(mut self, room_bytes: u64) -> Self {
+        self.budget_bytes = self.budget_bytes.min(room_bytes);
+        self
     }
 
     /// Copies what has changed since the last snapshot, while the job runs. Errors only mean that more is copied later.
@@ -159,7 +172,7 @@ impl<'a> Capture<'a> {
             {
                 continue;
             }
-            if self.copied_bytes + now.bytes > self.rules.budget_bytes {
+            if self.copied_bytes + now.bytes > self.budget_bytes {
                 self.hash(&path, &now);
             } else if let Ok((identity, name)) = self.copy(&path)
                 && identity == now
@@ -181,7 +194,9 @@ impl<'a> Capture<'a> {
     /// When that takes until after the deadline.
     pub fn freeze(&mut self, open: &OpenForWriting, deadline: Instant) -> io::Result<CapturedFiles> {
         self.inventory = Inventory::new(self.history.begun_ns);
+        self.deadline = Some(deadline);
         self.contents.clear();
+        self.copied_bytes = self.prepared.values().map(|(identity, _)| identity.bytes).sum();
         self.unwritten_bytes = 0;
         self.carry_over();
         for (path, meta) in self.find(open) {
@@ -356,15 +371,19 @@ impl<'a> Capture<'a> {
         if !self.is_kept(path, &file.now) {
             return Ok(Copies::default());
         }
-        if self.copied_bytes + file.now.bytes <= self.rules.budget_bytes {
+        if self.copied_bytes + file.now.bytes <= self.budget_bytes {
             let (identity, name) = self.copy(path)?;
             self.copied_bytes += identity.bytes;
             return Ok(self.keep(identity.bytes, From::Staged(name)));
         }
         let copies = self.hold(path, file);
         if copies == Copies::default() && is_written {
-            let reason =
-                format!("it has {} bytes, and --files-budget is {}", file.now.bytes, self.rules.budget_bytes);
+            let (bytes, most) = (file.now.bytes, self.budget_bytes);
+            let reason = if most < self.rules.budget_bytes {
+                format!("it has {bytes} bytes, and memory is free for copies of {most} bytes")
+            } else {
+                format!("it has {bytes} bytes, and --files-budget is {most}")
+            };
             self.inventory.uncovered.insert(path.to_owned(), reason);
         }
         Ok(copies)
@@ -463,7 +482,7 @@ impl<'a> Capture<'a> {
         let mut from = open_file(&inside(&self.root, path))?;
         let before = Identity::of(&from.metadata()?);
         let name = self.next_name();
-        copy_sparse(&mut from, &mut self.staged.create(&name)?, before.bytes)?;
+        copy_sparse(&mut from, &mut self.staged.create(&name)?, before.bytes, self.deadline)?;
         Ok((Identity::of(&from.metadata()?), name))
     }
 

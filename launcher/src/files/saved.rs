@@ -11,8 +11,11 @@ use std::fs::{File, Permissions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
+use std::time::Instant;
 
 const PREFIX: &str = "/dev/shm/";
+/// How much is copied between two looks at the clock.
+const STEP_BYTES: u64 = 64 << 20;
 
 /// Whether the file `path` (absolute) is in /dev/shm.
 #[must_use]
@@ -24,19 +27,20 @@ pub fn is_shared_memory(path: &str) -> bool {
 /// directory of the copies in the snapshot.
 ///
 /// # Errors
-/// When a file cannot be copied.
+/// When a file cannot be copied, or not until `deadline`.
 pub fn save<'a>(
     paths: impl IntoIterator<Item = &'a String>,
     root: &Path,
     kind: &str,
     to: &StagedDir,
+    deadline: Instant,
 ) -> io::Result<Vec<SavedFile>> {
     let mut saved = Vec::new();
     for path in paths {
         let mut from = File::open(inside(root, path))?;
         let meta = from.metadata()?;
         let name = saved.len().to_string();
-        copy_sparse(&mut from, &mut to.create(&name)?, meta.len())?;
+        copy_sparse(&mut from, &mut to.create(&name)?, meta.len(), Some(deadline))?;
         let data = RelPath::new(format!("{kind}/{name}")).map_err(io::Error::other)?;
         let (mode, uid, gid) = (meta.mode() & 0o7777, meta.uid(), meta.gid());
         saved.push(SavedFile { path: path.clone(), data, mode, uid, gid });
@@ -63,7 +67,7 @@ pub fn restore(file: &SavedFile, mut content: File) -> io::Result<()> {
     }
     let mut to = File::options().write(true).create_new(true).mode(0o600).open(temporary)?;
     let length_bytes = content.metadata()?.len();
-    copy_sparse(&mut content, &mut to, length_bytes)?;
+    copy_sparse(&mut content, &mut to, length_bytes, None)?;
     // By descriptor: if another user owns the directory, the name may refer to another file by now.
     fchown(&to, Some(file.uid), Some(file.gid))?;
     to.set_permissions(Permissions::from_mode(file.mode))?;
@@ -71,7 +75,15 @@ pub fn restore(file: &SavedFile, mut content: File) -> io::Result<()> {
 }
 
 /// Copies the data of a file and skips holes: a large, mostly untouched segment stays small.
-pub fn copy_sparse(from: &mut File, to: &mut File, length_bytes: u64) -> io::Result<()> {
+///
+/// # Errors
+/// When that fails, or takes until after the deadline.
+pub fn copy_sparse(
+    from: &mut File,
+    to: &mut File,
+    length_bytes: u64,
+    deadline: Option<Instant>,
+) -> io::Result<()> {
     to.set_len(length_bytes)?;
     let mut at = 0;
     while at < length_bytes {
@@ -83,8 +95,12 @@ pub fn copy_sparse(from: &mut File, to: &mut File, length_bytes: u64) -> io::Res
         let hole = seek(&*from, SeekFrom::Hole(data))?.min(length_bytes);
         from.seek(io::SeekFrom::Start(data))?;
         to.seek(io::SeekFrom::Start(data))?;
-        io::copy(&mut Read::take(&mut *from, hole - data), to)?;
-        at = hole;
+        let end = hole.min(data.saturating_add(STEP_BYTES));
+        io::copy(&mut Read::take(&mut *from, end - data), to)?;
+        at = end;
+        if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "there was no time to copy it"));
+        }
     }
     to.flush()
 }
@@ -130,7 +146,7 @@ mod tests {
         drop(from);
         let mut from = File::open(dir.path().join("from")).unwrap();
         let mut to = File::create_new(dir.path().join("to")).unwrap();
-        copy_sparse(&mut from, &mut to, 64 << 20).unwrap();
+        copy_sparse(&mut from, &mut to, 64 << 20, None).unwrap();
         assert!(
             std::fs::read(dir.path().join("from")).unwrap() == std::fs::read(dir.path().join("to")).unwrap()
         );

@@ -2,6 +2,7 @@
 //! It is a detached tmpfs, accessible through a descriptor only. When the launcher ends in any way, the kernel frees the
 //! memory.
 
+use crate::sys::memory::{SPARE_BYTES, available_bytes};
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
@@ -13,9 +14,6 @@ use std::path::{Path, PathBuf};
 
 /// Huge pages are faster for images of at least this size.
 const HUGE_PAGES_FROM_BYTES: u64 = 1 << 30;
-
-/// Memory to leave free for other processes.
-pub const SPARE_BYTES: u64 = 256 << 20;
 
 /// A detached tmpfs.
 fn tmpfs(huge: bool) -> rustix::io::Result<OwnedFd> {
@@ -152,6 +150,18 @@ impl Staging {
 }
 
 impl Staging {
+    /// How much may be copied to it beside images of this size, bytes.
+    #[must_use]
+    pub fn room_bytes(&self, image_bytes: u64) -> u64 {
+        match &self.location {
+            Location::Memory(_) => {
+                let reserved = image_bytes.saturating_add(image_bytes / 8).saturating_add(SPARE_BYTES);
+                available_bytes().unwrap_or(0).saturating_sub(reserved)
+            }
+            Location::Disk(_) => u64::MAX,
+        }
+    }
+
     /// Removes the subdirectory `name` with its files, which frees their memory.
     ///
     /// # Errors
@@ -263,48 +273,9 @@ impl StagedDir {
     }
 }
 
-/// Memory that can still be allocated before the machine or this cgroup runs out of memory, bytes.
-///
-/// # Errors
-/// When /proc/meminfo cannot be read.
-pub fn available_bytes() -> io::Result<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
-    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kilobytes = available.and_then(|value| value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    let machine = kilobytes.ok_or(io::ErrorKind::InvalidData)? * 1024;
-    Ok(machine.min(cgroup_available_bytes().unwrap_or(u64::MAX)))
-}
-
-/// Memory left below the memory limit of this process's cgroup (version 2 or 1), if there is a limit.
-fn cgroup_available_bytes() -> Option<u64> {
-    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    own.lines()
-        .filter_map(|line| {
-            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-            let below = path.trim_start_matches('/');
-            let (dir, limit, usage) = match controllers {
-                "" => (Path::new("/sys/fs/cgroup").join(below), "memory.max", "memory.current"),
-                "memory" => (
-                    Path::new("/sys/fs/cgroup/memory").join(below),
-                    "memory.limit_in_bytes",
-                    "memory.usage_in_bytes",
-                ),
-                _ => return None,
-            };
-            Some(number(dir.join(limit))?.saturating_sub(number(dir.join(usage))?))
-        })
-        .min()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn available_memory_can_be_read() {
-        assert!(available_bytes().unwrap() > 1 << 20);
-    }
 
     #[test]
     fn disk_staging_is_emptied_and_removed() {

@@ -3,7 +3,7 @@
 //! The used parts of a process's mirror become `gpu/PID.mem`, and its agent's report becomes `gpu/PID.json`.
 
 use crate::agents::{GpuState, Mirror, Process, UnchangedChunks, merge_ranges};
-use crate::files::staging;
+use crate::sys::memory;
 use anyhow::{Context, Result, bail};
 use ckpt_protocol::agent::{GpuReport, Region};
 use ckpt_protocol::control::DeviceMemory;
@@ -222,8 +222,8 @@ pub fn plan(manifest: &Manifest) -> Result<Vec<Load>> {
         loads.push(Load { pid: process.pid, mirror, memory: process.memory.clone(), bytes });
     }
     let needed_bytes = loads.iter().map(|load| load.mirror.bytes).fold(0, u64::saturating_add);
-    let available_bytes = staging::available_bytes().unwrap_or(0);
-    if needed_bytes > 0 && needed_bytes.saturating_add(staging::SPARE_BYTES) > available_bytes {
+    let available_bytes = memory::available_bytes().unwrap_or(0);
+    if needed_bytes > 0 && needed_bytes.saturating_add(memory::SPARE_BYTES) > available_bytes {
         bail!(
             "not enough memory for the snapshot's {needed_bytes} bytes of device memory: {available_bytes} bytes are free. Free some memory, or use a machine or a container with more"
         );

@@ -97,7 +97,7 @@ pub struct Survey {
     /// The last PID that was assigned.
     pub last_pid: i32,
     /// Memory that a dump would contain, bytes.
-    pub resident_bytes: u64,
+    pub memory_bytes: u64,
     /// PIDs of the processes.
     pub pids: Vec<i32>,
     /// Those of the processes that are not descendants of the job's root: a dump would not contain them.
@@ -300,8 +300,8 @@ impl Namespace {
     /// When the init has ended.
     pub fn survey(&self) -> Result<Survey, NamespaceError> {
         match self.request(&Request::Survey, &[])? {
-            (Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays, lost_ipc }, _) => {
-                Ok(Survey { affinity, last_pid, resident_bytes, pids, strays, lost_ipc })
+            (Reply::Surveyed { affinity, last_pid, memory_bytes, pids, strays, lost_ipc }, _) => {
+                Ok(Survey { affinity, last_pid, memory_bytes, pids, strays, lost_ipc })
             }
             (other, _) => Err(unexpected(other)),
         }

@@ -147,8 +147,8 @@ pub(super) enum Reply {
         affinity: Vec<AffinityGroup>,
         /// The last PID that was assigned.
         last_pid: i32,
-        /// Memory that a dump would contain, bytes: anonymous, shared and swapped pages.
-        resident_bytes: u64,
+        /// Memory that a dump would contain, bytes: anonymous, shared and swapped pages, and files in memory.
+        memory_bytes: u64,
         /// PIDs of the processes.
         pids: Vec<i32>,
         /// Those of the processes that are not descendants of the job's root.

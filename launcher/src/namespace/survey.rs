@@ -6,14 +6,18 @@ use ckpt_snapshot::AffinityGroup;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::collections::BTreeMap;
+use std::fs::Metadata;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Surveys all processes but the init and those in `except`; `root_pid` is the root of the job's tree.
 pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
     let mut groups: BTreeMap<Vec<u32>, Vec<i32>> = BTreeMap::new();
-    let mut resident_bytes = 0;
+    let mut memory_bytes = 0;
     let mut parents = BTreeMap::new();
+    let mut files = BTreeMap::new();
     for pid in numbers_in("/proc")? {
         if pid == 1 || except.contains(&pid) {
             continue;
@@ -21,19 +25,21 @@ pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
         // A process that ends during the survey is skipped.
         let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
         parents.insert(pid, parent(&status));
-        resident_bytes += dumped_bytes(&status);
+        memory_bytes += dumped_bytes(&status);
+        files.extend(files_in_memory(pid));
         for tid in numbers_in(format!("/proc/{pid}/task")).unwrap_or_default() {
             if let Ok(cpus) = sched_getaffinity(Pid::from_raw(tid)) {
                 groups.entry(cpu_numbers(&cpus)).or_default().push(tid);
             }
         }
     }
+    memory_bytes += files.values().sum::<u64>();
     let last_pid = std::fs::read_to_string("/proc/sys/kernel/ns_last_pid")?;
     let last_pid = last_pid.trim().parse().map_err(io::Error::other)?;
     let affinity = groups.into_iter().map(|(cpus, tids)| AffinityGroup { cpus, tids }).collect();
     let pids: Vec<i32> = parents.keys().copied().collect();
     let strays = pids.iter().copied().filter(|&pid| !is_below(pid, root_pid, &parents)).collect();
-    Ok(Reply::Surveyed { affinity, last_pid, resident_bytes, pids, strays, lost_ipc: lost_ipc() })
+    Ok(Reply::Surveyed { affinity, last_pid, memory_bytes, pids, strays, lost_ipc: lost_ipc() })
 }
 
 /// Number of objects in the IPC namespace of the init. A job of root has a separate IPC namespace, which is in the dump.
@@ -78,6 +84,25 @@ fn dumped_bytes(status: &str) -> u64 {
     status.lines().filter_map(kilobytes).sum::<u64>() * 1024
 }
 
+/// The open files that a dump copies, by device and inode, with the bytes that they occupy: files in /dev/shm, memory files
+/// (memfd), and files without a name. What a process has mapped of them may be counted twice.
+fn files_in_memory(pid: i32) -> Vec<((u64, u64), u64)> {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let is_copied = |target: &Path| {
+        let target = target.as_os_str().as_bytes();
+        // A mirror of device memory, which agents close before the dump.
+        if target.starts_with(b"/#") || target.starts_with(b"/memfd:ckpt-") {
+            return false;
+        }
+        target.starts_with(b"/dev/shm/") || target.starts_with(b"/memfd:") || target.ends_with(b" (deleted)")
+    };
+    fds.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| is_copied(&target)))
+        .filter_map(|fd| std::fs::metadata(fd.path()).ok())
+        .filter(Metadata::is_file)
+        .map(|meta| ((meta.dev(), meta.ino()), meta.blocks() * 512))
+        .collect()
+}
+
 fn cpu_numbers(cpus: &CpuSet) -> Vec<u32> {
     let numbers = (0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu));
     numbers.filter_map(|cpu| u32::try_from(cpu).ok()).collect()
@@ -110,6 +135,23 @@ mod tests {
         let below = |pid| is_below(pid, Some(10), &parents);
         assert!(below(10) && below(12) && below(30));
         assert!(!below(20) && !below(21));
+    }
+
+    #[test]
+    fn files_in_memory_are_counted() {
+        use std::io::Write;
+        let mut file =
+            std::fs::File::from(rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.write_all(&vec![1; 1 << 20]).unwrap();
+        let mut unlinked = tempfile::tempfile().unwrap();
+        unlinked.write_all(&vec![1; 1 << 20]).unwrap();
+        unlinked.sync_all().unwrap();
+        let pid = std::process::id().cast_signed();
+        let found: BTreeMap<_, _> = files_in_memory(pid).into_iter().collect();
+        for file in [file, unlinked] {
+            let meta = file.metadata().unwrap();
+            assert!(found[&(meta.dev(), meta.ino())] >= 1 << 20);
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::persist::copier::{Copier, CopyControl, CopyParts};
 use crate::persist::upload::Uploader;
 use crate::store::tiers::{self, MEMORY};
 use crate::sys::deadline::LAST_COPY_POLL_INTERVAL;
+use crate::sys::memory;
 use anyhow::{Context, Result};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::medium::{DirMedium, IoFeatures};
@@ -40,8 +41,8 @@ impl Memory {
         let staged_bytes = Arc::<AtomicU64>::default();
         let theirs = Arc::clone(&staged_bytes);
         let room = move || {
-            let reserved = theirs.load(Ordering::Relaxed).saturating_add(staging::SPARE_BYTES);
-            Ok(staging::available_bytes()?.saturating_sub(reserved))
+            let reserved = theirs.load(Ordering::Relaxed).saturating_add(memory::SPARE_BYTES);
+            Ok(memory::available_bytes()?.saturating_sub(reserved))
         };
         // The files are in the page cache: direct I/O would gain nothing.
         let ways = IoFeatures { direct: false, ring: false };

@@ -247,7 +247,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let mut from = File::options().read(true).custom_flags(nofollow()).open(from)?;
     let meta = from.metadata()?;
     let mut to = File::options().write(true).create_new(true).mode(0o600).open(to)?;
-    copy_sparse(&mut from, &mut to, meta.len())?;
+    copy_sparse(&mut from, &mut to, meta.len(), None)?;
     to.sync_all()
 }
 

@@ -164,7 +164,7 @@ impl<'a> PutBack<'a> {
             let mut to = File::options().write(true).create_new(true).mode(0o600).open(new)?;
             let mut from = open(data)?;
             let bytes = from.metadata()?.len();
-            copy_sparse(&mut from, &mut to, bytes)?;
+            copy_sparse(&mut from, &mut to, bytes, None)?;
             fchown(&to, Some(entry.uid), Some(entry.gid))?;
             to.set_permissions(Permissions::from_mode(entry.mode))?;
             to.sync_all()

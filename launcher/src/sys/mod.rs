@@ -5,6 +5,7 @@ pub mod deadline;
 pub mod descriptor_limit;
 pub mod error;
 pub mod host;
+pub mod memory;
 pub mod privileges;
 pub mod progress;
 pub mod runtime_dir;
