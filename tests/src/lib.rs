@@ -61,6 +61,13 @@ pub fn criu() -> PathBuf {
     path
 }
 
+/// Files with which tests control their jobs. What is done to files right before a job is killed is taken for the job's:
+/// a file that a test deletes then would come back.
+const CONTROL_FILES: &[&str] = &[
+    "busy", "compute", "crash", "done", "end", "fail", "go", "hang", "leave", "more", "pass-*", "private",
+    "ready", "release", "saved", "slow", "step", "stop-*", "wanted",
+];
+
 /// The Python that has PyTorch.
 #[must_use]
 pub fn python() -> PathBuf {
@@ -185,7 +192,7 @@ impl Sandbox {
         }
         command.envs(self.variables.iter().cloned());
         command.env("CKPT_STORE", &self.store).env("CKPT_CRIU", criu()).env("CKPT_INTERVAL", "off");
-        command.env("CKPT_MAX_RESTARTS", "0");
+        command.env("CKPT_MAX_RESTARTS", "0").env("CKPT_FILES_EXCLUDE", CONTROL_FILES.join(","));
         let path = std::env::var_os("CKPT_TEST_PYTHONPATH")
             .unwrap_or_else(|| workspace().join("target/tools/uvloop/lib/python3.11/site-packages").into());
         command.env("PYTHONPATH", path).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");

@@ -247,9 +247,9 @@ pub const SETTINGS: &[Setting] = &[
         name: "files",
         value: Some("WHICH"),
         default: "off",
-        help: "Put back the files that the job has written: off, strict, or lenient",
-        long_help: "Whether the files that the job writes are part of its snapshots, so that a resume puts them back. New, with known errors (docs/resuming.md), and therefore off by default:\n  off      only files that are open for writing: they are cut to their length at the snapshot\n  strict   all files that the job has written. If one cannot be put back, the resume is refused, and the file is named. Nothing is changed then\n  lenient  the same, but a file that cannot be put back stays as it is, with a warning. The job may then fail, or compute something else",
-        set: |config, option| option.put(&mut config.files.missing, "off, strict, or lenient", or_off(named)),
+        help: "Put back the files that the job has written: strict, lenient, or off",
+        long_help: "Whether the files that the job writes are part of its snapshots, so that a resume puts them back. Off by default, since a resume on another machine, or without the rights to watch the job, cannot tell its files from those of others (docs/resuming.md):\n  strict   all files that the job has written. If one cannot be put back, the resume is refused, and the file is named. Nothing is changed then\n  off      only files that are open for writing: they are cut to their length at the snapshot\n  lenient  as strict, but a file that cannot be put back stays as it is, with a warning. The job may then fail, or compute something else",
+        set: |config, option| option.put(&mut config.files.missing, "strict, lenient, or off", or_off(named)),
     },
     Setting {
         name: "files-exclude",

@@ -293,8 +293,7 @@ impl<'a> Capture<'a> {
         let mut seen = 0;
         for entry in covered.take(WALK_MAX + 1) {
             seen += 1;
-            let meta = entry.and_then(|(path, entry)| Ok((path, entry.metadata()?)));
-            match meta.map(|(path, meta)| (path.into_os_string().into_string(), meta)) {
+            match entry.map(|(path, meta)| (path.into_os_string().into_string(), meta)) {
                 Ok((Ok(path), meta)) => drop(found.insert(path, meta)),
                 Ok((Err(path), _)) => {
                     let path = path.to_string_lossy().into_owned();

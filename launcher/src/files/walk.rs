@@ -1,11 +1,12 @@
 //! Everything below a directory on the same file system.
 
+use crate::namespace::inside;
 use procfs_core::FromRead;
 use procfs_core::process::MountInfos;
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::fs::{self, File, Metadata, ReadDir};
+use std::io;
 use std::path::{Path, PathBuf};
-use walkdir::{DirEntry, WalkDir};
 
 /// The mount points in a mount namespace. A walk does not even look at them: a file system that does not answer would
 /// block it.
@@ -19,24 +20,48 @@ impl MountPoints {
         Self(mounts.into_iter().flat_map(|mounts| mounts.0).map(|mount| mount.mount_point).collect())
     }
 
-    /// Everything below `root`/`top`, `top` included, that `covers` allows; it is called with paths without `root`.
+    /// Everything below `root`/`top`, `top` included, that `covers` allows, down to `depth` levels below; paths are without
+    /// `root`. walkdir is of no use here: it opens a directory before it asks whether to leave it out.
     pub fn walk<'a>(
         &'a self,
         root: &'a Path,
-        top: &'a Path,
+        top: &Path,
         depth: usize,
         covers: impl Fn(&Path) -> bool + 'a,
-    ) -> impl Iterator<Item = walkdir::Result<(PathBuf, DirEntry)>> + 'a {
-        let inner = move |entry: &DirEntry| {
-            Path::new("/").join(entry.path().strip_prefix(root).unwrap_or(entry.path()))
-        };
-        let start = root.join(top.strip_prefix("/").unwrap_or(top));
-        let is_wanted = move |entry: &DirEntry| {
-            let path = inner(entry);
-            (entry.depth() == 0 || !self.0.contains(&path)) && covers(&path)
-        };
-        let walk = WalkDir::new(start).max_depth(depth).into_iter().filter_entry(is_wanted);
-        walk.map(move |entry| entry.map(|entry| (inner(&entry), entry)))
+    ) -> impl Iterator<Item = io::Result<(PathBuf, Metadata)>> + 'a {
+        let mut top = covers(top).then(|| top.to_owned());
+        let mut open: Vec<(PathBuf, ReadDir)> = Vec::new();
+        std::iter::from_fn(move || {
+            let path = match top.take() {
+                Some(top) => top,
+                None => loop {
+                    let (dir, entries) = open.last_mut()?;
+                    match entries.next() {
+                        Some(Ok(entry)) => {
+                            let path = dir.join(entry.file_name());
+                            if !self.0.contains(&path) && covers(&path) {
+                                break path;
+                            }
+                        }
+                        Some(Err(error)) => return Some(Err(error)),
+                        None => drop(open.pop()),
+                    }
+                },
+            };
+            let full = inside(root, &path);
+            let meta = match fs::symlink_metadata(&full) {
+                Ok(meta) => meta,
+                Err(error) => return Some(Err(error)),
+            };
+            // What is in a directory that may not be read is not covered.
+            if meta.is_dir()
+                && open.len() < depth
+                && let Ok(entries) = fs::read_dir(full)
+            {
+                open.push((path.clone(), entries));
+            }
+            Some(Ok((path, meta)))
+        })
     }
 }
 
@@ -48,12 +73,14 @@ mod tests {
     fn mount_points_are_left_out() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["a/b", "mounted/inside"] {
-            std::fs::create_dir_all(dir.path().join(name)).unwrap();
+            fs::create_dir_all(dir.path().join(name)).unwrap();
         }
         let mounts = MountPoints(BTreeSet::from([PathBuf::from("/mounted")]));
         let found = mounts.walk(dir.path(), Path::new("/"), usize::MAX, |path| !path.ends_with("b"));
         let found: Vec<_> = found.map(|entry| entry.unwrap().0).collect();
         assert_eq!(found, ["/", "/a"].map(PathBuf::from));
+        let top = mounts.walk(dir.path(), Path::new("/a"), 1, |_| true).map(|entry| entry.unwrap().0);
+        assert_eq!(top.collect::<Vec<_>>(), ["/a", "/a/b"].map(PathBuf::from));
         assert!(MountPoints::read(Path::new("/proc/self/mountinfo")).0.contains(Path::new("/proc")));
     }
 }

@@ -53,6 +53,8 @@ pub struct LastAlive {
     pub until_ns: i64,
     /// What the job has written up to here is known, where it is recorded at all.
     pub known_until_ns: i64,
+    /// Whether the init recorded what the job wrote.
+    pub is_tracked: bool,
     /// Whether the machine has not been rebooted since. Otherwise data may be lost that was not on disk.
     pub is_same_boot: bool,
     /// Paths that an interrupted resume may have changed.
@@ -81,7 +83,9 @@ impl LastAlive {
         let is_tracked = record.is_some_and(|record| record.is_tracked);
         let (until_ns, known_until_ns) = match (beat, tracking::last_recorded(dir).filter(|_| is_tracked)) {
             (Some(_), Some(last)) if is_same_boot && last.is_end => {
-                (nanoseconds(last.at), nanoseconds(last.at))
+                let end_ns = nanoseconds(last.at);
+                // All is known: no time counts as unrecorded.
+                (end_ns, end_ns.saturating_add(1))
             }
             (Some(_), Some(last)) if is_same_boot => {
                 (nanoseconds(last.at + UNRECORDED), nanoseconds(last.at - UNRECORDED))
@@ -91,8 +95,13 @@ impl LastAlive {
             (Some(_), _) if is_same_machine => (booted_ns(now_ns), 0),
             _ => (now_ns, 0),
         };
-        let mut found =
-            Self { until_ns: until_ns.min(now_ns), known_until_ns, is_same_boot, ..Self::default() };
+        let mut found = Self {
+            until_ns: until_ns.min(now_ns),
+            known_until_ns,
+            is_tracked,
+            is_same_boot,
+            ..Self::default()
+        };
         let interrupted = fs::read(put_back_path(dir)).ok();
         let interrupted = interrupted.and_then(|json| serde_json::from_slice::<PutBack>(&json).ok());
         if let Some(interrupted) = interrupted {

@@ -55,12 +55,17 @@ fn serve(control: &UnixStream) -> io::Result<()> {
     let mut init = Init { control, root_pid: None, criu: HashMap::new(), tracker: None };
     let mut is_writing = false;
     loop {
-        let has_request = wait_for_work(control, &child_ended, init.tracker.as_ref(), is_writing)?;
+        let events = wait_for_work(control, &child_ended, init.tracker.as_ref(), is_writing)?;
+        // The launcher has died. This process may be killed next: the end of the job is recorded at once.
+        if events.contains(PollFlags::HUP) {
+            init.finish();
+            return Ok(());
+        }
         // Drained before reaping: a child that ends in between wakes the loop again.
         while child_ended.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
         is_writing = init.drain();
         init.reap()?;
-        if has_request {
+        if !events.is_empty() {
             let Some((request, fds)) = receive(control)? else {
                 init.finish();
                 return Ok(());
@@ -71,13 +76,13 @@ fn serve(control: &UnixStream) -> io::Result<()> {
 }
 
 /// Waits for a request, the end of a child, or files that the job writes. While the job writes, events are collected for
-/// a moment, so that the init does not wake for each. Returns whether there is a request, or the launcher has ended.
+/// a moment, so that the init does not wake for each. Returns the events of the connection to the launcher.
 fn wait_for_work(
     control: &UnixStream,
     child_ended: &UnixStream,
     tracker: Option<&Tracker>,
     is_writing: bool,
-) -> io::Result<bool> {
+) -> io::Result<PollFlags> {
     let mut waits = vec![PollFd::new(control, PollFlags::IN), PollFd::new(child_ended, PollFlags::IN)];
     waits.extend(tracker.filter(|_| !is_writing).map(|tracker| PollFd::new(tracker.events(), PollFlags::IN)));
     let interval = tracker.map(|_| if is_writing { DRAIN_INTERVAL } else { STAMP_INTERVAL });
@@ -86,7 +91,7 @@ fn wait_for_work(
         Err(rustix::io::Errno::INTR) | Ok(_) => {}
         Err(error) => return Err(error.into()),
     }
-    Ok(!waits[0].revents().is_empty())
+    Ok(waits[0].revents())
 }
 
 /// When the launcher has died, the kernel sends SIGTERM, and the init notices the closed socket at once. If the init is

@@ -255,22 +255,35 @@ impl<'a> Planner<'a> {
     /// Whether the job, as far as it is known, has made the change that the file system recorded at this time.
     fn is_by_job(&self, path: &str, changed_ns: i64) -> bool {
         let alive = self.present.alive;
-        let is_recorded = |touched: &BTreeSet<String>| {
-            // Of a directory that is renamed, only its own name is reported: its files were written under other names.
-            let mut dirs = Path::new(path).ancestors().skip(1).filter_map(Path::to_str);
-            let is_now = may_be_since(changed_ns, self.inventory.recorded_ns) && changed_ns <= alive.until_ns;
-            touched.contains(path) || is_now && dirs.any(|dir| touched.contains(dir))
-        };
         // What was written in the last moments may not be recorded. Outside of the job's directory it is not assumed:
         // others write there too.
         let since_ns = if self.present.touched.is_some() { alive.known_until_ns } else { 0 };
         let is_recent = changed_ns >= since_ns && changed_ns <= alive.until_ns;
-        alive.interrupted.contains(path)
-            || self.present.touched.is_some_and(is_recorded)
+        self.present.touched.is_some_and(|touched| self.is_recorded(touched, path, changed_ns))
+            || alive.interrupted.contains(path)
             || is_recent && Path::new(path).starts_with(self.present.cwd)
     }
 
-    /// Whether the job has changed or deleted a file of the inventory.
+    /// Whether a change is among those that were reported, or made by an interrupted resume.
+    fn is_recorded(&self, touched: &BTreeSet<String>, path: &str, changed_ns: i64) -> bool {
+        // Of a directory that is renamed, only its own name is reported: its files were written under other names.
+        let mut dirs = Path::new(path).ancestors().skip(1).filter_map(Path::to_str);
+        let alive = self.present.alive;
+        let is_now = may_be_since(changed_ns, self.inventory.recorded_ns) && changed_ns <= alive.until_ns;
+        touched.contains(path)
+            || alive.interrupted.contains(path)
+            || is_now && dirs.any(|dir| touched.contains(dir))
+    }
+
+    /// Whether the directory of a file is still the one that it was.
+    fn is_in_same_directory(&self, path: &Path) -> bool {
+        let Some(dir) = path.parent() else { return true };
+        let then = dir.to_str().and_then(|dir| self.inventory.entries.get(dir));
+        let now = Identity::of_path(dir);
+        now.is_some_and(|now| then.is_none_or(|then| then.identity.is_same_inode(&now)))
+    }
+
+    /// Whether the job has changed or deleted a file of the inventory that it had not written before the snapshot.
     fn is_changed_by_job(&self, path: &Path, now: Option<&Metadata>) -> bool {
         let names = || path.ancestors().filter_map(Path::to_str);
         // Of a directory that is renamed or deleted, only its own name is reported.
@@ -285,7 +298,12 @@ impl<'a> Planner<'a> {
         // Its directory may be gone as well.
         let parent = || path.ancestors().skip(1).find_map(|dir| fs::symlink_metadata(dir).ok());
         let changed = now.cloned().or_else(parent).map_or(0, |meta| Identity::of(&meta).changed_ns);
-        self.is_by_job(&path.to_string_lossy(), changed)
+        let (name, is_kept) = (path.to_string_lossy(), self.is_in_same_directory(path));
+        match self.present.touched {
+            // More likely than the job's first change of a file, just before it was killed, is a person's just after.
+            Some(touched) if is_kept => self.is_recorded(touched, &name, changed),
+            _ => self.is_by_job(&name, changed),
+        }
     }
 
     /// Finds names that are not in the inventory: those that the job has made are moved aside.
@@ -388,8 +406,8 @@ impl<'a> Planner<'a> {
         let is_seen = self.present.touched.is_some();
         let covered =
             self.mounts.walk(Path::new("/"), top, depth, |path| self.present.rules.covers(path, is_seen));
-        for (path, entry) in covered.take(WALK_MAX).flatten() {
-            if let (Ok(meta), Ok(path)) = (entry.metadata(), path.into_os_string().into_string()) {
+        for (path, meta) in covered.take(WALK_MAX).flatten() {
+            if let Ok(path) = path.into_os_string().into_string() {
                 found.insert(path, meta);
             }
         }

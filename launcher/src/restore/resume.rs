@@ -249,7 +249,8 @@ impl Resumer<'_> {
         let outputs = manifest.stdio.iter().filter_map(|stream| Some(stream.file.as_ref()?.path.as_str()));
         let outputs = outputs.collect();
         // The record is not on disk at once: after a reboot a part may be missing.
-        let touched = alive.is_same_boot.then(|| tracking::written_since(self.dir, &manifest.id)).flatten();
+        let is_recorded = alive.is_same_boot && alive.is_tracked;
+        let touched = is_recorded.then(|| tracking::written_since(self.dir, &manifest.id)).flatten();
         let present = Present {
             rules: self.file_rules,
             touched: touched.as_ref(),

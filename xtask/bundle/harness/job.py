@@ -33,7 +33,8 @@ class Job(Asked):
         os.makedirs(self.directory)
 
     def env(self):
-        return self.settings.env(CKPT_STORE=self.store, CKPT_CRIU=self.settings.criu, **self.more_env)
+        own = {"CKPT_STORE": self.store, "CKPT_CRIU": self.settings.criu, "CKPT_FILES_EXCLUDE": "ask*,answer*"}
+        return self.settings.env(**own, **self.more_env)
 
     def start(self):
         """Starts or resumes it."""

@@ -43,7 +43,7 @@ impl Told {
         let mut arguments: Vec<PathBuf> = self.options.iter().chain(more).map(PathBuf::from).collect();
         arguments.extend(["--".into(), python(), programs().join("files/told.py"), "../told".into()]);
         let mut command = self.sandbox.command(arguments);
-        command.env("CKPT_FILES", "strict");
+        command.env("CKPT_FILES", "strict").env_remove("CKPT_FILES_EXCLUDE");
         command.current_dir(self.sandbox.path().join("work"));
         self.sandbox.start_command(&format!("run{}", self.starts), command)
     }
@@ -75,6 +75,10 @@ impl Told {
     /// Kills everything, and forgets what was told since the snapshot.
     fn kill(&mut self, told_at_snapshot: usize) {
         self.running.take().expect("a running job").kill_everything();
+        self.forget(told_at_snapshot);
+    }
+
+    fn forget(&mut self, told_at_snapshot: usize) {
         for number in told_at_snapshot..self.told {
             fs::remove_file(self.sandbox.path().join(format!("told/{number}.py"))).unwrap();
         }
@@ -172,8 +176,9 @@ fn edits_survive(while_it_runs: bool) {
     let told = job.checkpoint();
     job.tell("write('result', 'later')");
     if !while_it_runs {
-        job.kill(told);
-        std::thread::sleep(UNRECORDED);
+        // The init records the end of the job.
+        job.running.take().expect("a running job").kill_launcher();
+        job.forget(told);
     }
     fs::write(job.path("config.yaml"), "edited").unwrap();
     fs::write(job.path("data.bin"), "edited").unwrap();
