@@ -8,6 +8,9 @@ use std::fs::{self, File, Metadata, ReadDir};
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// What every store of ckpt-run has.
+const IN_STORE: &[&str] = &["store.json", "jobs"];
+
 /// The mount points in a mount namespace. A walk does not even look at them: a file system that does not answer would
 /// block it.
 pub struct MountPoints(BTreeSet<PathBuf>);
@@ -32,35 +35,42 @@ impl MountPoints {
         let mut top = covers(top).then(|| top.to_owned());
         let mut open: Vec<(PathBuf, ReadDir)> = Vec::new();
         std::iter::from_fn(move || {
-            let path = match top.take() {
-                Some(top) => top,
-                None => loop {
-                    let (dir, entries) = open.last_mut()?;
-                    match entries.next() {
-                        Some(Ok(entry)) => {
-                            let path = dir.join(entry.file_name());
-                            if !self.0.contains(&path) && covers(&path) {
-                                break path;
+            loop {
+                let path = match top.take() {
+                    Some(top) => top,
+                    None => loop {
+                        let (dir, entries) = open.last_mut()?;
+                        match entries.next() {
+                            Some(Ok(entry)) => {
+                                let path = dir.join(entry.file_name());
+                                if !self.0.contains(&path) && covers(&path) {
+                                    break path;
+                                }
                             }
+                            Some(Err(error)) => return Some(Err(error)),
+                            None => drop(open.pop()),
                         }
-                        Some(Err(error)) => return Some(Err(error)),
-                        None => drop(open.pop()),
-                    }
-                },
-            };
-            let full = inside(root, &path);
-            let meta = match fs::symlink_metadata(&full) {
-                Ok(meta) => meta,
-                Err(error) => return Some(Err(error)),
-            };
-            // What is in a directory that may not be read is not covered.
-            if meta.is_dir()
-                && open.len() < depth
-                && let Ok(entries) = fs::read_dir(full)
-            {
-                open.push((path.clone(), entries));
+                    },
+                };
+                let full = inside(root, &path);
+                let meta = match fs::symlink_metadata(&full) {
+                    Ok(meta) => meta,
+                    Err(error) => return Some(Err(error)),
+                };
+                // Another store of ckpt-run, with what other jobs save.
+                if meta.is_dir() && IN_STORE.iter().all(|name| fs::symlink_metadata(full.join(name)).is_ok())
+                {
+                    continue;
+                }
+                // What is in a directory that may not be read is not covered.
+                if meta.is_dir()
+                    && open.len() < depth
+                    && let Ok(entries) = fs::read_dir(full)
+                {
+                    open.push((path.clone(), entries));
+                }
+                return Some(Ok((path, meta)));
             }
-            Some(Ok((path, meta)))
         })
     }
 }
@@ -75,6 +85,8 @@ mod tests {
         for name in ["a/b", "mounted/inside"] {
             fs::create_dir_all(dir.path().join(name)).unwrap();
         }
+        fs::create_dir_all(dir.path().join("store/jobs")).unwrap();
+        fs::write(dir.path().join("store/store.json"), "").unwrap();
         let mounts = MountPoints(BTreeSet::from([PathBuf::from("/mounted")]));
         let found = mounts.walk(dir.path(), Path::new("/"), usize::MAX, |path| !path.ends_with("b"));
         let found: Vec<_> = found.map(|entry| entry.unwrap().0).collect();

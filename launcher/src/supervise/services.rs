@@ -12,6 +12,7 @@ use crate::persist::memory::Persister;
 use crate::persist::upload::Uploader;
 use crate::sys::runtime_dir;
 use anyhow::{Context as _, Result};
+use ckpt_object_medium::StoreUrl;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::ffi::OsString;
 use std::io;
@@ -114,8 +115,11 @@ impl<'a> RunContext<'a> {
 /// The rules for the job's files. Files of ckpt-run itself are not the job's.
 fn file_rules(config: &Config) -> Result<FileRules> {
     let absolute = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
-    let own = [Some(&config.store.dir), config.log_file.as_ref()].into_iter().flatten();
+    let addresses = [&config.store.url, &config.store.upload].into_iter().flatten();
+    let own = [Some(&config.store.dir), config.log_file.as_ref()].into_iter().flatten().cloned();
+    let own = own.chain(addresses.filter_map(StoreUrl::directory));
     let output = stdio::own_files().into_iter().map(|file| PathBuf::from(file.path));
-    let own = own.filter_map(|path| absolute(path)).chain(output).chain(runtime_dir::runtime_dir()).collect();
+    let own =
+        own.filter_map(|path| absolute(&path)).chain(output).chain(runtime_dir::runtime_dir()).collect();
     FileRules::new(&config.files, own)
 }
