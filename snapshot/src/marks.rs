@@ -104,9 +104,9 @@ impl Marks {
         self.drop_empty();
     }
 
-    /// Records a failed restore. From the second one in a row the snapshot is bad.
-    pub fn restore_failed(&mut self, id: &SnapshotId, reason: &str) {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    /// Records a restore that failed at this time. From the second one in a row the snapshot is bad.
+    pub fn restore_failed(&mut self, id: &SnapshotId, reason: &str, at: SystemTime) {
+        let since_1970 = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let unix_ms = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX);
         let reason = reason.chars().take(REASON_MAX_CHARS).collect();
         let failures = &mut self.entry(id).failed_restores;
@@ -257,13 +257,13 @@ mod tests {
     fn the_second_failure_in_a_row_makes_it_bad() {
         let mut marks = Marks::default();
         let id = sample(1).id;
-        marks.restore_failed(&id, "first");
+        marks.restore_failed(&id, "first", UNIX_EPOCH);
         assert!(!marks.is_bad(&id));
         marks.restore_worked(&id);
-        marks.restore_failed(&id, "second");
+        marks.restore_failed(&id, "second", UNIX_EPOCH);
         assert!(!marks.is_bad(&id), "one restore succeeded in between");
-        marks.restore_failed(&id, &"long".repeat(1000));
-        marks.restore_failed(&id, "last");
+        marks.restore_failed(&id, &"long".repeat(1000), UNIX_EPOCH);
+        marks.restore_failed(&id, "last", UNIX_EPOCH);
         assert_eq!(marks.why_bad(&id), Some("last"));
         assert_eq!(marks.of(&id).unwrap().failed_restores.len(), 2, "no more than are needed");
         assert!(marks.of(&id).unwrap().failed_restores[0].reason.len() <= REASON_MAX_CHARS);
@@ -288,7 +288,7 @@ mod tests {
     fn finds_every_flipped_bit_and_every_length() {
         let mut marks = Marks::default();
         marks.tag(&sample(1).id, "epoch-1").unwrap();
-        marks.restore_failed(&sample(2).id, "no such file");
+        marks.restore_failed(&sample(2).id, "no such file", UNIX_EPOCH);
         let text = marks.encode();
         for position in 0..text.len() {
             for bit in 0..8 {

@@ -203,16 +203,16 @@ mod tests {
     fn bad_ones_are_not_counted_as_kept() {
         let mut marks = Marks::default();
         for _ in 0..2 {
-            marks.restore_failed(&sample(2).id, "no");
-            marks.restore_failed(&sample(4).id, "no");
+            marks.restore_failed(&sample(2).id, "no", std::time::UNIX_EPOCH);
+            marks.restore_failed(&sample(4).id, "no", std::time::UNIX_EPOCH);
         }
         let two = Retention::newest(2);
         assert_eq!(pruned_with(&[true; 4], &two, &marks), [2], "1 and 3 are the newest two that are good");
-        marks.restore_failed(&sample(1).id, "no");
+        marks.restore_failed(&sample(1).id, "no", std::time::UNIX_EPOCH);
         assert_eq!(pruned_with(&[true; 4], &two, &marks), [2], "one failure does not make it bad");
         for number in [1, 3] {
-            marks.restore_failed(&sample(number).id, "no");
-            marks.restore_failed(&sample(number).id, "no");
+            marks.restore_failed(&sample(number).id, "no", std::time::UNIX_EPOCH);
+            marks.restore_failed(&sample(number).id, "no", std::time::UNIX_EPOCH);
         }
         assert_eq!(pruned_with(&[true; 4], &two, &marks), [0; 0], "nothing goes when there is no good one");
     }

@@ -459,7 +459,7 @@ fn note_failure(marks: &mut Marks, id: &SnapshotId, reason: &str, now: SystemTim
     let is_recent =
         last.is_some_and(|last| now.duration_since(last).is_ok_and(|past| past < RESTORE_FAILURE_WINDOW));
     if !is_recent {
-        marks.restore_failed(id, reason);
+        marks.restore_failed(id, reason, now);
     }
 }
 
