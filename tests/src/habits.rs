@@ -251,7 +251,7 @@ impl HabitJob {
     /// A `ckpt-run` command in the job's working directory.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = self.sandbox.command(arguments);
-        command.env("CKPT_FILES", "strict").env_remove("CKPT_FILES_EXCLUDE");
+        command.env_remove("CKPT_FILES_EXCLUDE");
         command.current_dir(self.sandbox.path().join("work")).env("PYTHONPATH", python_path());
         self.as_user(command)
     }

@@ -137,7 +137,7 @@ fn without_sections(table: toml::Table) -> toml::Table {
 mod tests {
     use super::*;
     use crate::cli::settings;
-    use crate::files::rules::Missing;
+    use crate::files::rules::Coverage;
     use ckpt_snapshot::codec::Compression;
     use std::io::Write;
     use std::path::Path;
@@ -182,7 +182,7 @@ mod tests {
         let config = resolve(&[], &[("CKPT_CONFIG", path)]).unwrap();
         assert_eq!(config.files.exclude, ["*.tmp", "/data"]);
         assert_eq!((config.files.budget_bytes, config.keep), (2 << 30, 7));
-        assert_eq!(config.files.missing, Some(Missing::Lenient));
+        assert_eq!(config.files.coverage, Coverage::Lenient);
         let unknown = self::file("[files]\nexclud = \"x\"\n");
         let path = unknown.path().to_str().unwrap();
         let message = resolve(&[], &[("CKPT_CONFIG", path)]).unwrap_err().to_string();

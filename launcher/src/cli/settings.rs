@@ -246,10 +246,10 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "files",
         value: Some("WHICH"),
-        default: "off",
-        help: "Put back the files that the job has written: strict, lenient, or off",
-        long_help: "Whether the files that the job writes are part of its snapshots, so that a resume puts them back. Off by default, since a resume on another machine, or without the rights to watch the job, cannot tell its files from those of others (docs/resuming.md):\n  strict   all files that the job has written. If one cannot be put back, the resume is refused, and the file is named. Nothing is changed then\n  off      only files that are open for writing: they are cut to their length at the snapshot\n  lenient  as strict, but a file that cannot be put back stays as it is, with a warning. The job may then fail, or compute something else",
-        set: |config, option| option.put(&mut config.files.missing, "strict, lenient, or off", or_off(named)),
+        default: "auto",
+        help: "Put back the files that the job has written: auto, strict, lenient, or off",
+        long_help: "Which of the files that the job writes are part of its snapshots, so that a resume puts them back:\n  auto     those that the job is known to have written. With the rights for it, the kernel reports them. If one cannot be put back, the resume is refused, and the file is named. Nothing is changed then. Without these rights: as off\n  strict   as auto, but what changes below the working directory counts as the job's where nobody knows (docs/resuming.md)\n  lenient  as strict, but a file that cannot be put back stays as it is, with a warning. The job may then fail, or compute something else\n  off      only files that are open for writing: they are cut to their length at the snapshot",
+        set: |config, option| option.put(&mut config.files.coverage, "auto, strict, lenient, or off", named),
     },
     Setting {
         name: "files-exclude",

@@ -251,13 +251,14 @@ impl<'a> Capture<'a> {
         paths.extend(parents);
         let known = self.history.known.keys().filter(|path| !self.inventory.entries.contains_key(*path));
         paths.extend(known.cloned());
-        if !is_tracked || self.history.known.is_empty() {
+        let is_on = self.is_on();
+        if is_on && (!is_tracked || self.history.known.is_empty()) {
             self.walk(&mut found);
         }
         for path in paths {
             let is_needed = needed.contains(&path) && !self.inventory.entries.contains_key(&path);
             if let Ok(meta) = fs::symlink_metadata(inside(&self.root, &path))
-                && (is_needed || self.rules.covers(Path::new(&path), is_tracked))
+                && (is_needed || is_on && self.rules.covers(Path::new(&path), is_tracked))
                 && !path.starts_with("/dev/")
             {
                 if is_tracked && meta.is_dir() && self.is_new_directory(&path, &meta) {
@@ -267,6 +268,11 @@ impl<'a> Capture<'a> {
             }
         }
         found
+    }
+
+    /// Whether files are covered that are not open for writing.
+    fn is_on(&self) -> bool {
+        self.rules.is_on(self.history.is_tracked())
     }
 
     /// Whether a directory was made or renamed since the last snapshot: a rename reports none of the files in it.
@@ -280,7 +286,7 @@ impl<'a> Capture<'a> {
     fn walk(&mut self, found: &mut BTreeMap<String, Metadata>) {
         let cwd = self.cwd.clone();
         let is_all = self.walk_below(Path::new(&cwd), found);
-        if is_all && self.history.touched.is_none() && self.rules.is_on() {
+        if is_all && self.history.touched.is_none() {
             self.inventory.complete.push(cwd);
         }
     }
@@ -322,7 +328,9 @@ impl<'a> Capture<'a> {
         };
         entry.is_open = open.writable.contains(&path);
         entry.is_mapped = open.mapped.contains(&path) || open.mapped_inodes.contains(&meta.ino());
-        entry.written = entry.is_open || self.is_written(&path, &entry.identity);
+        entry.written = entry.is_open
+            || self.is_known_written(&path, &entry.identity)
+            || self.rules.assumes_changes() && self.may_be_written(&path, &entry.identity);
         if let Kind::File(copies) = &mut entry.kind {
             let is_append_only = open.append_only.contains(&path) && !entry.is_mapped;
             let state = State {
@@ -353,7 +361,7 @@ impl<'a> Capture<'a> {
         }
         let is_small =
             file.now.bytes <= SMALL_BYTES && self.copied_bytes + file.now.bytes <= ALL_UNWRITTEN_MAX_BYTES;
-        if !self.rules.is_on() && !is_small {
+        if !self.is_on() && !is_small {
             let prefix = Some(Prefix { blake3: None, is_whole: false });
             return Ok(Copies { prefix, ..Copies::default() });
         }
@@ -437,25 +445,28 @@ impl<'a> Capture<'a> {
             && (then.is_unchanged(now) || is_held())
     }
 
-    /// Whether the job has written a file, as far as it is known.
-    fn is_written(&self, path: &str, now: &Identity) -> bool {
+    /// Whether the job is known to have written a file.
+    fn is_known_written(&self, path: &str, now: &Identity) -> bool {
         let before = self.history.known.get(path).is_some_and(|known| known.entry.written);
         let since_ns = self.history.begun_ns.max(self.history.recorded_ns);
+        // A file in a directory that was renamed was written under another name.
+        let mut dirs = Path::new(path).ancestors().skip(1).filter_map(Path::to_str);
         before
-            || match &self.history.touched {
-                // A file in a directory that was renamed was written under another name.
-                Some(touched) => {
-                    let mut dirs = Path::new(path).ancestors().skip(1).filter_map(Path::to_str);
-                    touched.contains(path)
-                        || may_be_since(now.changed_ns, since_ns) && dirs.any(|dir| touched.contains(dir))
-                }
-                None => may_be_since(now.changed_ns, self.history.begun_ns),
-            }
+            || self.history.touched.as_ref().is_some_and(|touched| {
+                touched.contains(path)
+                    || may_be_since(now.changed_ns, since_ns) && dirs.any(|dir| touched.contains(dir))
+            })
+    }
+
+    /// Whether the job has written a file, or may have.
+    fn may_be_written(&self, path: &str, now: &Identity) -> bool {
+        self.is_known_written(path, now)
+            || self.history.touched.is_none() && may_be_since(now.changed_ns, self.history.begun_ns)
     }
 
     /// Whether a copy of a file is wanted: the job has written it, or it is small and may be written.
     fn is_kept(&mut self, path: &str, now: &Identity) -> bool {
-        if self.is_written(path, now) {
+        if self.may_be_written(path, now) {
             return true;
         }
         let fits =

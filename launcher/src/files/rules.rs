@@ -19,15 +19,19 @@ const EXCLUDED: &[&str] = &[
 /// Source code, which people edit while the job runs. Excluded where it is unknown who has written a file.
 const EXCLUDED_UNSEEN: &[&str] = &["**/*.{py,pyi,ipynb,sh,rs,c,cc,cpp,cu,h,hpp,md}", "**/ckpt-run.toml"];
 
-/// What happens to a file that has changed since the snapshot and cannot be put back.
+/// Which files that are not open for writing are covered (`--files`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Missing {
-    /// The resume is refused.
+pub enum Coverage {
+    /// Those that the job is known to have written. If one cannot be put back, the resume is refused.
     #[default]
+    Auto,
+    /// Those too that it may have written, where that is not known.
     Strict,
-    /// The file stays as it is, with a warning.
+    /// As `Strict`, but a file that cannot be put back stays as it is, with a warning.
     Lenient,
+    /// None.
+    Off,
 }
 
 /// The options of the job's files.
@@ -37,8 +41,8 @@ pub struct FileOptions {
     pub exclude: Vec<String>,
     /// The most that one snapshot may copy, bytes.
     pub budget_bytes: u64,
-    /// What cannot be put back; `None` if only files that are open for writing are covered.
-    pub missing: Option<Missing>,
+    /// Which files are covered.
+    pub coverage: Coverage,
 }
 
 /// Which files are covered.
@@ -52,10 +56,8 @@ pub struct FileRules {
     own: Vec<PathBuf>,
     /// The most that one snapshot may copy, bytes.
     pub budget_bytes: u64,
-    /// What cannot be put back.
-    pub missing: Missing,
-    /// Whether files are covered that are not open for writing.
-    is_on: bool,
+    /// Which files that are not open for writing are covered.
+    pub coverage: Coverage,
 }
 
 impl FileRules {
@@ -71,15 +73,24 @@ impl FileRules {
             excluded_unseen: patterns(EXCLUDED_UNSEEN.iter().copied())?,
             own,
             budget_bytes: options.budget_bytes,
-            missing: options.missing.unwrap_or_default(),
-            is_on: options.missing.is_some(),
+            coverage: options.coverage,
         })
     }
 
-    /// Whether files are covered that are not open for writing.
+    /// Whether files are covered that are not open for writing. `is_tracked` is whether the job's writes are recorded.
     #[must_use]
-    pub fn is_on(&self) -> bool {
-        self.is_on
+    pub fn is_on(&self, is_tracked: bool) -> bool {
+        match self.coverage {
+            Coverage::Off => false,
+            Coverage::Auto => is_tracked,
+            Coverage::Strict | Coverage::Lenient => true,
+        }
+    }
+
+    /// Whether a change that nobody has recorded counts as the job's.
+    #[must_use]
+    pub fn assumes_changes(&self) -> bool {
+        matches!(self.coverage, Coverage::Strict | Coverage::Lenient)
     }
 
     /// Files and directories of ckpt-run.
@@ -92,7 +103,7 @@ impl FileRules {
     #[must_use]
     pub fn covers(&self, path: &Path, is_seen: bool) -> bool {
         let is_below = |dir: &Path| path.starts_with(dir);
-        self.is_on
+        self.coverage != Coverage::Off
             && !NOT_ON_DISK.iter().any(|dir| is_below(Path::new(dir)))
             && !self.own.iter().any(|own| is_below(own))
             && !self.excluded.is_match(path)
@@ -120,7 +131,7 @@ mod tests {
     #[test]
     fn patterns_exclude_files_and_directories() {
         let exclude = ["*.tmp", "/data/sets", "**/wandb/**"].map(str::to_owned).to_vec();
-        let options = FileOptions { exclude, missing: Some(Missing::Strict), ..FileOptions::default() };
+        let options = FileOptions { exclude, coverage: Coverage::Strict, ..FileOptions::default() };
         let rules = FileRules::new(&options, vec!["/work/.ckpt-run".into()]).unwrap();
         let covers = |path: &str| rules.covers(Path::new(path), true);
         assert!(covers("/work/log") && covers("/work/train.py") && covers("/data/other"));

@@ -2,16 +2,20 @@
 //! [`crate::namespace::written_files`]). What was written since a snapshot is in its file and in those of later snapshots.
 
 use crate::files::history::FileHistory;
-use crate::files::rules::FileRules;
+use crate::files::inventory::nanoseconds;
+use crate::files::rules::{Coverage, FileRules};
 use crate::namespace::Namespace;
-use crate::namespace::written_files::{is_ended, read_journal};
-use ckpt_snapshot::{JobDir, SnapshotId};
+use crate::namespace::written_files::{INCOMPLETE, is_ended, read_journal, read_paths};
+use ckpt_snapshot::{JobDir, SnapshotId, write_atomically};
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+
+/// The directory of the records in the job's directory.
+const RECORDS: &str = "written";
 
 /// Watches the files of a job with the working directory `cwd` before its processes run. `from` is the snapshot that it is resumed from. Where the rights
 /// for it are missing, snapshots look for changed files instead.
@@ -23,23 +27,29 @@ pub fn begin(
     history: &mut FileHistory,
     from: Option<&SnapshotId>,
 ) {
-    if !rules.is_on() {
-        return history.track(false);
-    }
-    let tracked = namespace.track_files(cwd, rules.own());
-    match &tracked {
-        Ok(unwatched) => {
+    let tracked = rules.is_on(true).then(|| namespace.track_files(cwd, rules.own()));
+    let is_tracked = matches!(tracked, Some(Ok(_)));
+    match tracked {
+        None => {}
+        Some(Ok(unwatched)) => {
             for (mount, reason) in unwatched {
                 tracing::debug!("files on {mount} are not watched: {reason}");
             }
         }
-        Err(error) => tracing::debug!("the job's files are not watched: {error}"),
+        Some(Err(error)) if rules.coverage == Coverage::Auto => tracing::info!(
+            "snapshots cover only those files of the job that are open for writing, since it is not known what the job writes: {error}"
+        ),
+        Some(Err(error)) => tracing::debug!("the job's files are not watched: {error}"),
     }
     let is_recorded = match from {
-        Some(id) if tracked.is_ok() => next(namespace, dir, id).is_some(),
-        _ => true,
+        Some(id) if is_tracked => next(namespace, dir, id).is_some(),
+        Some(id) => {
+            end_record(dir, id);
+            false
+        }
+        None => true,
     };
-    history.track(tracked.is_ok() && is_recorded);
+    history.track(is_tracked && is_recorded);
 }
 
 /// Returns what the job has written since the last snapshot, if that is known, and begins the record since `id`.
@@ -52,6 +62,59 @@ pub fn next(namespace: &Namespace, dir: &JobDir, id: &SnapshotId) -> Option<Vec<
     let journal =
         open().inspect_err(|error| tracing::warn!("cannot record what files the job writes: {error}"));
     namespace.written_files(Some(&journal.ok()?)).ok()?
+}
+
+/// Records that from now on it is not known what the job writes. `id` is its last snapshot.
+fn end_record(dir: &JobDir, id: &SnapshotId) {
+    let is_recorded = recorded(dir).into_iter().any(|earlier| earlier <= *id);
+    let path = record_path(dir, id);
+    let write =
+        || writeln!(File::options().append(true).create(true).mode(0o600).open(&path)?, "{INCOMPLETE}");
+    if is_recorded && let Err(error) = write() {
+        tracing::warn!("cannot write {}: {error}", path.display());
+    }
+}
+
+/// Writes the records to the disk, for a resume after the machine has crashed: those with a time since `*durable`, the
+/// time of the last record that is on the disk.
+///
+/// # Errors
+/// When that fails.
+pub fn make_durable(dir: &JobDir, durable: &mut SystemTime) -> io::Result<()> {
+    let times = recorded(dir).into_iter().map(|id| {
+        let file = File::open(record_path(dir, &id))?;
+        Ok((file.metadata()?.modified()?, file))
+    });
+    let mut until = None;
+    for (at, file) in times.collect::<io::Result<Vec<_>>>()? {
+        if at >= *durable {
+            file.sync_all()?;
+            until = until.max(Some(at));
+        }
+    }
+    if let Some(until) = until {
+        write_atomically(&durable_path(dir), nanoseconds(until).to_string().as_bytes())?;
+        *durable = until;
+    }
+    Ok(())
+}
+
+/// All that the job wrote until this time is in the records, also after the machine has crashed. Nanoseconds since 1970
+/// UTC.
+#[must_use]
+pub fn durable_until_ns(dir: &JobDir) -> Option<i64> {
+    fs::read_to_string(durable_path(dir)).ok()?.parse().ok()
+}
+
+/// What other jobs of the store have written, as far as they ran at `since` or later.
+#[must_use]
+pub fn written_by_others(dir: &JobDir, since: SystemTime) -> BTreeSet<String> {
+    let jobs = dir.path().parent().and_then(|jobs| fs::read_dir(jobs).ok());
+    let others = jobs.into_iter().flatten().flatten().filter(|job| job.path() != dir.path());
+    let records = others.filter_map(|job| fs::read_dir(job.path().join(RECORDS)).ok()).flatten().flatten();
+    let is_recent = |record: &fs::DirEntry| record.metadata()?.modified().map(|at| at >= since);
+    let recent = records.filter(|record| is_recent(record).unwrap_or(false));
+    recent.filter_map(|record| read_paths(&record.path()).ok()).flatten().collect()
 }
 
 /// What the job has written since the snapshot `id`; `None` if that is not known.
@@ -93,12 +156,16 @@ pub fn sweep(dir: &JobDir, oldest: &SnapshotId) {
 }
 
 fn recorded(dir: &JobDir) -> Vec<SnapshotId> {
-    let entries = fs::read_dir(dir.path().join("written")).into_iter().flatten().flatten();
+    let entries = fs::read_dir(dir.path().join(RECORDS)).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 fn record_path(dir: &JobDir, id: &SnapshotId) -> PathBuf {
-    dir.path().join("written").join(id.to_string())
+    dir.path().join(RECORDS).join(id.to_string())
+}
+
+fn durable_path(dir: &JobDir) -> PathBuf {
+    dir.path().join(RECORDS).join("durable")
 }
 
 #[cfg(test)]
@@ -128,5 +195,35 @@ mod tests {
         sweep(&job, &ids[1]);
         assert_eq!(recorded(&job).len(), 2);
         assert_eq!(since(&ids[0]), None);
+    }
+
+    #[test]
+    fn records_end_where_nothing_is_watched() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
+        let [job, other] = ["job", "other"].map(|name| root.job(&JobKey::named(name).unwrap()));
+        let ids = [1, 2].map(|number| SnapshotId::new(number, SystemTime::UNIX_EPOCH));
+        end_record(&job, &ids[0]);
+        assert!(recorded(&job).is_empty(), "there was no record");
+        fs::create_dir_all(job.path().join(RECORDS)).unwrap();
+        fs::write(record_path(&job, &ids[0]), "\"/a\"\n").unwrap();
+        let begun = SystemTime::now();
+        end_record(&job, &ids[1]);
+        // A later run is watched again.
+        File::options()
+            .append(true)
+            .open(record_path(&job, &ids[1]))
+            .unwrap()
+            .write_all(b"\"/b\"\n")
+            .unwrap();
+        assert_eq!((written_since(&job, &ids[0]), written_since(&job, &ids[1])), (None, None));
+        let hour = std::time::Duration::from_secs(3600);
+        assert_eq!(written_by_others(&other, begun - hour), ["/a", "/b"].map(str::to_owned).into());
+        assert!(written_by_others(&other, begun + hour).is_empty());
+        assert!(written_by_others(&job, begun - hour).is_empty(), "its own");
+        let mut durable = SystemTime::UNIX_EPOCH;
+        make_durable(&job, &mut durable).unwrap();
+        assert_eq!(durable_until_ns(&job), Some(nanoseconds(durable)));
+        assert!(durable + hour > begun);
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::files::inventory::nanoseconds;
 use crate::files::tracking;
-use crate::sys::deadline::HEARTBEAT_INTERVAL;
+use crate::sys::deadline::{HEARTBEAT_INTERVAL, RECORD_SYNC_INTERVAL};
 use crate::sys::host;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{JobDir, write_atomically};
@@ -16,7 +16,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A job that is killed together with its init and its launcher may have run for this long after the last record of it: on
 /// a busy machine a record is late. A change of a file within this time may have been made before the record, too: a write
@@ -51,10 +51,8 @@ impl Boot {
 pub struct LastAlive {
     /// Changes up to here may be the job's, nanoseconds since 1970 UTC.
     pub until_ns: i64,
-    /// What the job has written up to here is known, where it is recorded at all.
+    /// What the job has written up to here is recorded; 0 if nothing is.
     pub known_until_ns: i64,
-    /// Whether the init recorded what the job wrote.
-    pub is_tracked: bool,
     /// Whether the machine has not been rebooted since. Otherwise data may be lost that was not on disk.
     pub is_same_boot: bool,
     /// Paths that an interrupted resume may have changed.
@@ -70,6 +68,18 @@ struct PutBack {
 }
 
 impl LastAlive {
+    /// Whether it was recorded what the job wrote. The last moments may be missing.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.known_until_ns > 0
+    }
+
+    /// What the job has written up to here is recorded.
+    #[must_use]
+    pub fn known_until(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_nanos(self.known_until_ns.try_into().unwrap_or(0))
+    }
+
     /// Reads when the job of this directory last ran. Unknown means now.
     #[must_use]
     pub fn read(dir: &JobDir) -> Self {
@@ -91,17 +101,18 @@ impl LastAlive {
                 (nanoseconds(last.at + UNRECORDED), nanoseconds(last.at - UNRECORDED))
             }
             (Some(beat), None) if is_same_boot => (nanoseconds(beat + UNRECORDED), 0),
-            // The machine went down some time after.
-            (Some(_), _) if is_same_machine => (booted_ns(now_ns), 0),
+            // The machine went down some time after. The last records were not on the disk.
+            (Some(_), last) if is_same_machine => {
+                let durable_ns = last.and_then(|_| tracking::durable_until_ns(dir));
+                (
+                    booted_ns(now_ns),
+                    durable_ns.map_or(0, |at_ns| at_ns - nanoseconds(UNIX_EPOCH + UNRECORDED)),
+                )
+            }
             _ => (now_ns, 0),
         };
-        let mut found = Self {
-            until_ns: until_ns.min(now_ns),
-            known_until_ns,
-            is_tracked,
-            is_same_boot,
-            ..Self::default()
-        };
+        let mut found =
+            Self { until_ns: until_ns.min(now_ns), known_until_ns, is_same_boot, ..Self::default() };
         let interrupted = fs::read(put_back_path(dir)).ok();
         let interrupted = interrupted.and_then(|json| serde_json::from_slice::<PutBack>(&json).ok());
         if let Some(interrupted) = interrupted {
@@ -167,12 +178,20 @@ impl Heartbeat {
         write_atomically(&path, &serde_json::to_vec(&record)?).with_context(failed)?;
         let file = File::options().write(true).open(&path).with_context(failed)?;
         let (end, ended) = channel::<()>();
+        let dir = dir.clone();
         let beat = move || {
             let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+            let (mut durable, mut synced) = (UNIX_EPOCH, Instant::now());
             while ended.recv_timeout(HEARTBEAT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let times = Timestamps { last_access: now, last_modification: now };
                 if let Err(error) = rustix::fs::futimens(&file, &times) {
                     tracing::debug!("cannot touch the job's file `alive`: {error}");
+                }
+                if is_tracked && synced.elapsed() >= RECORD_SYNC_INTERVAL {
+                    if let Err(error) = tracking::make_durable(&dir, &mut durable) {
+                        tracing::debug!("cannot write to the disk what files the job writes: {error}");
+                    }
+                    synced = Instant::now();
                 }
             }
         };
@@ -187,7 +206,7 @@ impl Heartbeat {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ckpt_snapshot::{JobKey, StoreRoot};
+    use ckpt_snapshot::{JobKey, SnapshotId, StoreRoot};
 
     #[test]
     fn the_last_time_that_a_job_ran_is_known() {
@@ -205,6 +224,20 @@ mod tests {
         fs::write(alive_path(&job), r#"{"hostname":"elsewhere","boot_id":"x","is_tracked":true}"#).unwrap();
         let moved = LastAlive::read(&job);
         assert!(!moved.is_same_boot && moved.until_ns >= before);
+        // A reboot: what is recorded is what was on the disk.
+        let here =
+            serde_json::json!({"hostname": host::facts().hostname, "boot_id": "x", "is_tracked": true});
+        fs::write(alive_path(&job), here.to_string()).unwrap();
+        let unrecorded = LastAlive::read(&job);
+        assert!(!unrecorded.is_recorded() && unrecorded.until_ns < before, "{unrecorded:?}");
+        let id = SnapshotId::new(1, SystemTime::UNIX_EPOCH);
+        fs::create_dir(job.path().join("written")).unwrap();
+        fs::write(job.path().join("written").join(id.to_string()), "").unwrap();
+        let mut durable = SystemTime::UNIX_EPOCH;
+        tracking::make_durable(&job, &mut durable).unwrap();
+        let rebooted = LastAlive::read(&job);
+        let lag_ns = before - rebooted.known_until_ns;
+        assert!(rebooted.until_ns < before && lag_ns < 2_000_000_000 && lag_ns > 0, "{rebooted:?}");
         // An interrupted resume has changed files long after the job ended.
         read.begin_put_back(&job, ["/a".to_owned()].into_iter()).unwrap();
         let again = LastAlive::read(&job);

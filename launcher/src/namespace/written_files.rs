@@ -65,7 +65,7 @@ const BEGUN: &str = "{\"begun\":true}";
 /// The last line of a file when all processes of the job had ended.
 const ENDED: &str = "{\"ended\":true}";
 /// A line of a file that lacks paths.
-const INCOMPLETE: &str = "{\"incomplete\":true}";
+pub const INCOMPLETE: &str = "{\"incomplete\":true}";
 
 /// The ID of a file system, as events have it.
 type FileSystemId = [u8; 8];
@@ -242,18 +242,20 @@ fn hurry() {
 /// # Errors
 /// When it cannot be read.
 pub fn read_journal(path: &Path) -> io::Result<Option<BTreeSet<String>>> {
-    let mut paths = BTreeSet::new();
-    for line in BufReader::new(File::open(path)?).split(b'\n') {
-        let line = line?;
-        if line == INCOMPLETE.as_bytes() {
-            return Ok(None);
-        }
-        // A line that is cut short was being written when the machine went down.
-        if let Ok(path) = serde_json::from_slice(&line) {
-            paths.insert(path);
-        }
-    }
-    Ok(Some(paths))
+    let is_incomplete = BufReader::new(File::open(path)?)
+        .split(b'\n')
+        .any(|line| line.is_ok_and(|line| line == INCOMPLETE.as_bytes()));
+    if is_incomplete { Ok(None) } else { read_paths(path).map(Some) }
+}
+
+/// Reads the paths in a file, which may lack some.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn read_paths(path: &Path) -> io::Result<BTreeSet<String>> {
+    let lines = BufReader::new(File::open(path)?).split(b'\n');
+    // A line that is cut short was being written when the machine went down.
+    lines.filter_map(|line| line.map(|line| serde_json::from_slice(&line).ok()).transpose()).collect()
 }
 
 /// Whether the last line of a file says that all processes of the job had ended.

@@ -8,7 +8,7 @@
 //! Names that are not in the inventory were made since. They are moved aside if the job made them.
 
 use crate::files::inventory::{Copies, Entry, Identity, Inventory, Kind, may_be_since};
-use crate::files::rules::{FileRules, Missing};
+use crate::files::rules::{Coverage, FileRules};
 use crate::files::walk::MountPoints;
 use crate::job::alive::LastAlive;
 use crate::restore::put_back::{MOVING, NEW};
@@ -90,6 +90,8 @@ pub struct Present<'a> {
     pub touched: Option<&'a BTreeSet<String>>,
     /// The job's working directory.
     pub cwd: &'a str,
+    /// Paths that other jobs of the store have written.
+    pub others: &'a BTreeSet<String>,
     /// Files that the output of ckpt-run went to.
     pub outputs: &'a BTreeSet<&'a str>,
     /// Until when the job may have changed files.
@@ -223,6 +225,8 @@ struct Planner<'a> {
     /// Older files that the inventory lacks.
     unknown: Vec<(String, Identity)>,
     refused: Vec<String>,
+    /// Files that nobody knows to be the job's.
+    left_alone: Vec<String>,
     is_same_boot: bool,
 }
 
@@ -236,7 +240,7 @@ impl<'a> Planner<'a> {
             present.touched.into_iter().flatten().filter_map(|path| fs::symlink_metadata(path).ok());
         let touched_inodes =
             touched.filter(|meta| meta.is_file() && meta.nlink() > 1).map(|meta| meta.ino()).collect();
-        let (unknown, refused) = (Vec::new(), Vec::new());
+        let (unknown, refused, left_alone) = (Vec::new(), Vec::new(), Vec::new());
         let mounts = MountPoints::read(Path::new("/proc/self/mountinfo"));
         Self {
             inventory,
@@ -248,6 +252,7 @@ impl<'a> Planner<'a> {
             mounts,
             unknown,
             refused,
+            left_alone,
             is_same_boot,
         }
     }
@@ -259,9 +264,25 @@ impl<'a> Planner<'a> {
         // others write there too.
         let since_ns = if self.present.touched.is_some() { alive.known_until_ns } else { 0 };
         let is_recent = changed_ns >= since_ns && changed_ns <= alive.until_ns;
+        let is_assumed = is_recent && !self.is_unattributed() && !self.present.others.contains(path);
         self.present.touched.is_some_and(|touched| self.is_recorded(touched, path, changed_ns))
             || alive.interrupted.contains(path)
-            || is_recent && Path::new(path).starts_with(self.present.cwd)
+            || is_assumed && Path::new(path).starts_with(self.present.cwd)
+    }
+
+    /// Whether changes are nobody's: it is not known what the job has written, and that is not guessed.
+    fn is_unattributed(&self) -> bool {
+        self.present.touched.is_none() && !self.present.rules.assumes_changes()
+    }
+
+    /// Notes a file that may have been changed by the job, and stays as it is.
+    fn leave_alone(&mut self, path: &str, now: &Identity) {
+        let is_changed = may_be_since(now.changed_ns, self.inventory.recorded_ns)
+            && now.changed_ns <= self.present.alive.until_ns;
+        let is_auto = self.present.rules.coverage == Coverage::Auto;
+        if is_auto && is_changed && self.is_unattributed() && Path::new(path).starts_with(self.present.cwd) {
+            self.left_alone.push(path.to_owned());
+        }
     }
 
     /// Whether a change is among those that were reported, or made by an interrupted resume.
@@ -418,6 +439,9 @@ impl<'a> Planner<'a> {
         let now = fs::symlink_metadata(&path).ok();
         let is_required = entry.written || entry.is_open;
         if !is_required && !self.is_changed_by_job(&path, now.as_ref()) {
+            if let Some(now) = now.filter(|now| !now.is_dir()) {
+                self.leave_alone(&path.to_string_lossy(), &Identity::of(&now));
+            }
             return;
         }
         let is_other_kind = now.as_ref().is_some_and(|now| match &entry.kind {
@@ -489,7 +513,7 @@ impl<'a> Planner<'a> {
                 }
                 self.plan.files.insert(path, (entry.clone(), action));
             }
-            None if self.present.rules.missing == Missing::Lenient && !entry.is_open => {
+            None if self.present.rules.coverage == Coverage::Lenient && !entry.is_open => {
                 tracing::warn!(
                     "{}: the job has changed this file since the snapshot, and the snapshot does not have its content. It stays as it is (--files lenient)",
                     path.display()
@@ -562,10 +586,11 @@ impl<'a> Planner<'a> {
                 None => self.is_by_job(&path, identity.changed_ns),
             };
             let is_by_job = is_by_job && is_changed;
+            self.leave_alone(&path, &identity);
             if !is_by_job || self.plan.has_source(full) || self.plan.has_aside_above(full) {
                 continue;
             }
-            if self.present.rules.missing == Missing::Lenient {
+            if self.present.rules.coverage == Coverage::Lenient {
                 tracing::warn!(
                     "{path}: the job has changed this file since the snapshot, which does not have it. It stays as it is (--files lenient)"
                 );
@@ -595,17 +620,28 @@ impl<'a> Planner<'a> {
     }
 
     fn finish(mut self, id: &str) -> Result<FilePlan> {
-        if self.refused.is_empty() {
-            self.missing_directories();
-            return Ok(self.plan);
+        if !self.refused.is_empty() {
+            bail!(
+                "files of the job have changed since the snapshot {id} and cannot be put back: {}. No file was changed. Restore these files, or resume an older snapshot; or leave the files as they are with --files lenient",
+                first_of(&self.refused)
+            )
         }
-        let more = self.refused.len().saturating_sub(NAMED_MAX);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        bail!(
-            "files of the job have changed since the snapshot {id} and cannot be put back: {}{more}. No file was changed. Restore these files, or resume an older snapshot; or leave the files as they are with --files lenient",
-            self.refused[..self.refused.len().min(NAMED_MAX)].join("; ")
-        )
+        if !self.left_alone.is_empty() {
+            tracing::warn!(
+                "files have changed since the snapshot, and it is not known whether by the job: {}. They stay as they are (docs/resuming.md, \"Which files are the job's\")",
+                first_of(&self.left_alone)
+            );
+        }
+        self.missing_directories();
+        Ok(self.plan)
     }
+}
+
+/// The first of these names.
+fn first_of(names: &[String]) -> String {
+    let more = names.len().saturating_sub(NAMED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", names[..names.len().min(NAMED_MAX)].join("; "))
 }
 
 impl FilePlan {

@@ -248,14 +248,14 @@ impl Resumer<'_> {
         let held = self.dir.held_dir(&manifest.id);
         let outputs = manifest.stdio.iter().filter_map(|stream| Some(stream.file.as_ref()?.path.as_str()));
         let outputs = outputs.collect();
-        // The record is not on disk at once: after a reboot a part may be missing.
-        let is_recorded = alive.is_same_boot && alive.is_tracked;
-        let touched = is_recorded.then(|| tracking::written_since(self.dir, &manifest.id)).flatten();
+        let touched = tracking::written_since(self.dir, &manifest.id).filter(|_| alive.is_recorded());
+        let others = tracking::written_by_others(self.dir, alive.known_until());
         let present = Present {
             rules: self.file_rules,
             touched: touched.as_ref(),
             cwd: &manifest.job.cwd,
             outputs: &outputs,
+            others: &others,
             alive: &alive,
             held: &held,
         };

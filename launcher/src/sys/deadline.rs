@@ -92,6 +92,9 @@ pub const SCRAPE_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 8 } els
 pub const LAUNCHER_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a launcher records that its job runs.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval at which the record of what files the job writes goes to the disk. After a crash of the machine, more recent
+/// changes are not attributed by it.
+pub const RECORD_SYNC_INTERVAL: Duration = Duration::from_secs(5);
 /// Polling interval of `status --watch`.
 pub const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// The same for an object store, where each request costs money.

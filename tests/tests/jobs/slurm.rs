@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Counts steps, with a checksum over all of them, and waits after each hundred for a file.
-/// `steps` is rolled back with the job. `done` is not, since it is not open while the job waits: it has every step that
-/// was ever done.
+/// `steps` is put back with the job. `done` is excluded from that: it has every step that was ever done.
 const STEPS: &str = r#"
 import hashlib, os, time
 print("begun", flush=True)
@@ -145,7 +144,7 @@ impl Cluster {
         let bin = ckpt_run.parent().unwrap().display();
         // Nothing else of the environment, such as where Slurm's programs find their libraries.
         let export = format!(
-            "--export=PATH={}:{bin}:/usr/sbin:/usr/bin:/sbin:/bin,SLURM_CONF={},CKPT_CRIU={},CKPT_INTERVAL=off,CKPT_GRACE=20s",
+            "--export=PATH={}:{bin}:/usr/sbin:/usr/bin:/sbin:/bin,SLURM_CONF={},CKPT_CRIU={},CKPT_INTERVAL=off,CKPT_GRACE=20s,CKPT_FILES_EXCLUDE=done",
             slurm().join("bin").display(),
             self.sandbox.path().join("slurm.conf").display(),
             criu().display()

@@ -185,7 +185,7 @@ impl Soak {
         let mut soak =
             Self { plan, random, sandbox, argv, job, checkpoints, rank_kills, launcher_kills, begun };
         soak.job.until_answering(&soak.sandbox);
-        // A file that the job had not opened yet at a snapshot is not rolled back (docs/limits.md).
+        // A start from the beginning would find the log of this one.
         soak.trains();
         soak.checkpoint();
         soak

@@ -134,8 +134,7 @@ fn twenty_kills_at_random_moments() {
             sandbox.command(std::iter::once(OsString::from("--")).chain(training.argv.iter().cloned()));
         command.env("CKPT_INTERVAL", "300ms");
         let mut job = sandbox.start_command("job", command);
-        // The first one lives until there is a snapshot with the log in it: a file that the job had not opened yet at
-        // a snapshot is not rolled back (docs/limits.md).
+        // The first one lives until there is a snapshot: a start from the beginning would find its log.
         let mut life = Duration::from_millis(random.u64(300..2800));
         if kills == 0 {
             until_step(&mut job, &sandbox, 5);

@@ -153,7 +153,6 @@ impl Job {
         command.args(arguments).current_dir(self.dir.path()).stdin(Stdio::null()).stdout(Stdio::null());
         // The questions and answers are not the job's files.
         command.env("CKPT_FILES_EXCLUDE", "ready,change,changed,write,written,beat");
-        command.env("CKPT_FILES", "strict");
         command.env("CKPT_CRIU", &self.command[1]).env("CKPT_INTERVAL", "off").env("CKPT_QUIET", "1");
         command
     }

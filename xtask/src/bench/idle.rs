@@ -60,7 +60,7 @@ pub fn in_turns(criu: &Path, ckpt_run: &Path, work: &str, compare: fn(f64, f64) 
         command
             .args(["-q", "--interval", "off", "--resume", "never", "--store"])
             .arg(dir.path().join("store"));
-        command.arg("--").arg(PYTHON).arg("-c").arg(work).env("CKPT_CRIU", criu).env("CKPT_FILES", "strict");
+        command.arg("--").arg(PYTHON).arg("-c").arg(work).env("CKPT_CRIU", criu);
         seconds(&mut command)
     };
     plain()?;

@@ -4,7 +4,7 @@ use super::*;
 use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
 use crate::files::history::FileHistory;
 use crate::files::inventory::{Inventory, nanoseconds};
-use crate::files::rules::{FileOptions, FileRules, Missing};
+use crate::files::rules::{Coverage, FileOptions, FileRules};
 use crate::files::staging::{StagedDir, Staging};
 use crate::job::alive::LastAlive;
 use crate::restore::file_plan::{Present, inventory_of_open_files};
@@ -20,6 +20,8 @@ struct Job {
     rules: FileRules,
     history: FileHistory,
     touched: Option<BTreeSet<String>>,
+    /// What another job has written.
+    others: BTreeSet<String>,
     resumes: usize,
 }
 
@@ -37,12 +39,12 @@ impl Job {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
         let options =
-            FileOptions { exclude: vec!["excluded".into()], budget_bytes, missing: Some(Missing::Strict) };
+            FileOptions { exclude: vec!["excluded".into()], budget_bytes, coverage: Coverage::Strict };
         let rules =
             FileRules::new(&options, vec![dir.path().join("store"), dir.path().join("kept")]).unwrap();
         let staging = Staging::on_disk(&dir.path().join("store/staging")).unwrap();
         let history = FileHistory::new(nanoseconds(SystemTime::now() - Duration::from_secs(1)));
-        Self { dir, staging, rules, history, touched: None, resumes: 0 }
+        Self { dir, staging, rules, history, touched: None, others: BTreeSet::new(), resumes: 0 }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -111,14 +113,19 @@ impl Job {
 
     fn plan(&self, snapshot: &Snapshot) -> Result<FilePlan> {
         let now = nanoseconds(SystemTime::now());
-        let alive =
-            LastAlive { until_ns: now, known_until_ns: now, is_same_boot: true, ..LastAlive::default() };
+        self.plan_after(snapshot, LastAlive { until_ns: now, known_until_ns: now, ..LastAlive::default() })
+    }
+
+    /// The plan for a job that last ran at this time, on the same boot.
+    fn plan_after(&self, snapshot: &Snapshot, alive: LastAlive) -> Result<FilePlan> {
+        let alive = LastAlive { is_same_boot: true, ..alive };
         let (held, outputs, cwd) = (self.held(), BTreeSet::new(), self.path(""));
         let cwd = cwd.to_str().unwrap().trim_end_matches('/');
         let present = Present {
             rules: &self.rules,
             touched: self.touched.as_ref(),
             cwd,
+            others: &self.others,
             outputs: &outputs,
             alive: &alive,
             held: &held,
@@ -374,7 +381,7 @@ fn files_beyond_the_budget() {
     assert!(error.contains("/work/model has 11 bytes, at the snapshot it had 7000"), "{error}");
     assert!(error.contains("No file was changed") && error.contains("--files lenient"), "{error}");
     assert_eq!(job.tree(), before);
-    job.rules.missing = Missing::Lenient;
+    job.rules.coverage = Coverage::Lenient;
     job.put_back(&snapshot).unwrap();
     assert_eq!(fs::read_to_string(job.path("model")).unwrap(), "overwritten");
     assert!(!job.path("new").exists());
@@ -444,14 +451,48 @@ fn changes_after_the_job_has_ended_are_not_the_jobs() {
     std::thread::sleep(Duration::from_millis(30));
     job.write("config", "edited");
     job.write("notes", "x");
-    let alive = LastAlive { until_ns: ended_ns, is_same_boot: true, ..LastAlive::default() };
-    let (held, outputs, cwd) = (job.held(), BTreeSet::new(), job.path(""));
-    let cwd = cwd.to_str().unwrap().trim_end_matches('/');
-    let present =
-        Present { rules: &job.rules, touched: None, cwd, outputs: &outputs, alive: &alive, held: &held };
-    let manifest = crate::checkpoint::attempt::tests::manifest(Vec::new());
-    let plan = FilePlan::make(&manifest, &snapshot.inventory, &present, &[]).unwrap();
+    let alive = LastAlive { until_ns: ended_ns, ..LastAlive::default() };
+    let plan = job.plan_after(&snapshot, alive).unwrap();
     assert!(plan.is_empty(), "{plan:?}");
+}
+
+/// Another machine: what was written since the snapshot is not known.
+#[test]
+fn only_known_files_are_put_back_where_nothing_is_recorded() {
+    let mut job = Job::new(1 << 30);
+    job.rules.coverage = Coverage::Auto;
+    job.history.track(true);
+    job.write("log", "1");
+    job.write("of a person", "1");
+    job.touched = Some([job.path("log").to_str().unwrap().to_owned()].into());
+    let snapshot = job.capture(&[], &[]);
+    job.touched = None;
+    for name in ["log", "of a person", "made"] {
+        job.write(name, "later");
+    }
+    job.put_back(&snapshot).unwrap();
+    let read = |name: &str| fs::read_to_string(job.path(name)).unwrap();
+    assert_eq!(["log", "of a person", "made"].map(read), ["1", "later", "later"]);
+    // Where nothing is recorded from the beginning, only open files are looked at.
+    job.history = FileHistory::new(0);
+    let snapshot = job.capture(&["log"], &[]);
+    let entries = snapshot.inventory.entries.keys().filter(|path| path.contains("/work/"));
+    assert_eq!(entries.collect::<Vec<_>>(), [job.path("log").to_str().unwrap()]);
+}
+
+/// The last moments are not recorded: what another job has written then is not moved away.
+#[test]
+fn files_of_another_job_in_the_same_directory() {
+    let mut job = Job::new(1 << 30);
+    job.write("log", "1");
+    job.touched = Some([job.path("log").to_str().unwrap().to_owned()].into());
+    let snapshot = job.capture(&[], &[]);
+    job.write("of another job", "x");
+    job.write("made", "y");
+    job.others = [job.path("of another job").to_str().unwrap().to_owned()].into();
+    let killed = LastAlive { until_ns: i64::MAX, known_until_ns: 1, ..LastAlive::default() };
+    let plan = job.plan_after(&snapshot, killed).unwrap();
+    assert_eq!(plan.aside, [job.path("made")].into());
 }
 
 /// What has not changed is not read again, and what is excluded is not touched.

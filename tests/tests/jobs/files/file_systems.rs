@@ -39,8 +39,9 @@ fn on(kind: FileSystem, test: &str) {
         // With reflinks nothing has to be refused.
         jobs.extend(MAY_REFUSE.iter().map(|(habit, _)| (*habit, vec![*habit], KILLS)));
     }
+    let options: &[&str] = if kind == FileSystem::Overlay { &["--files", "strict"] } else { &[] };
     for (number, (name, habits, kills)) in jobs.into_iter().enumerate() {
-        let outcome = run_on(kind, &dir, &top, number, &plan(&habits, kills, &[]));
+        let outcome = run_on(kind, &dir, &top, number, &plan(&habits, kills, options));
         check(&format!("{name} on {kind:?}"), &outcome);
         let has_reflinks = kind == FileSystem::Xfs;
         assert!(!has_reflinks || outcome.refused.is_none(), "{name}: {:?}", outcome.refused);

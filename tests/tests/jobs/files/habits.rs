@@ -1,7 +1,7 @@
 //! Habits of writing, killed at random moments. `cargo xtask soak --files` runs each alone, for longer.
 
 use super::{KILLS, KILLS_VARIABLE, check, chosen, is_full, mixed, number, plan, seed};
-use ckpt_run_tests::habits::{self, GROUPS, MAY_REFUSE, MIXED, Outcome, Plan};
+use ckpt_run_tests::habits::{self, GROUPS, HabitJob, MAY_REFUSE, MIXED, Outcome, Plan};
 use ckpt_run_tests::{Sandbox, ckpt_run, criu, programs};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -92,8 +92,14 @@ fn files_of_a_user_without_rights() {
     }
     let kills = if is_full() { 20 } else { 3 };
     let habits: Vec<_> = mixed().into_iter().filter(|habit| !habit.starts_with("outside_")).collect();
-    let plan = Plan { uid: Some(UID), ..plan(&habits, kills, &[]) };
+    let plan = Plan { uid: Some(UID), ..plan(&habits, kills, &["--files", "strict"]) };
     check("without rights", &habits::run(Sandbox::new(), &plan));
+    // By default nothing is guessed, and that is said.
+    let mut job = HabitJob::new(Sandbox::new(), &Plan { options: Vec::new(), ..plan });
+    let mut running = job.start();
+    running.kill_everything();
+    let said = running.said();
+    assert!(said.contains("snapshots cover only those files of the job that are open for writing"), "{said}");
 }
 
 fn is_reachable(path: &Path) -> bool {

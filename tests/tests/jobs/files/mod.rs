@@ -1,6 +1,7 @@
 //! The files of a job that is killed and resumed are those of an unbroken run: names, contents, modes, owners, hard
 //! links. The programs are in tests/programs/files.
 
+mod attribution;
 mod file_systems;
 mod habits;
 mod put_back;

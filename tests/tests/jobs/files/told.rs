@@ -12,8 +12,8 @@ use std::time::Duration;
 const UNRECORDED: Duration = Duration::from_millis(2200);
 
 /// A job that executes Python code of the test.
-struct Told {
-    sandbox: Sandbox,
+pub(super) struct Told {
+    pub(super) sandbox: Sandbox,
     options: Vec<&'static str>,
     running: Option<Running>,
     /// How much code the job has executed.
@@ -22,7 +22,7 @@ struct Told {
 }
 
 impl Told {
-    fn new(options: &[&'static str]) -> Self {
+    pub(super) fn new(options: &[&'static str]) -> Self {
         let sandbox = Sandbox::new();
         for dir in ["work", "told"] {
             fs::create_dir(sandbox.path().join(dir)).unwrap();
@@ -30,11 +30,11 @@ impl Told {
         Self { sandbox, options: options.to_vec(), running: None, told: 0, starts: 0 }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.sandbox.path().join("work").join(name)
     }
 
-    fn read(&self, name: &str) -> String {
+    pub(super) fn read(&self, name: &str) -> String {
         self.sandbox.read(&format!("work/{name}"))
     }
 
@@ -43,12 +43,12 @@ impl Told {
         let mut arguments: Vec<PathBuf> = self.options.iter().chain(more).map(PathBuf::from).collect();
         arguments.extend(["--".into(), python(), programs().join("files/told.py"), "../told".into()]);
         let mut command = self.sandbox.command(arguments);
-        command.env("CKPT_FILES", "strict").env_remove("CKPT_FILES_EXCLUDE");
+        command.env_remove("CKPT_FILES_EXCLUDE");
         command.current_dir(self.sandbox.path().join("work"));
         self.sandbox.start_command(&format!("run{}", self.starts), command)
     }
 
-    fn start(&mut self, more: &[&str]) -> &mut Running {
+    pub(super) fn start(&mut self, more: &[&str]) -> &mut Running {
         let running = self.launch(more);
         let running = self.running.insert(running);
         running.until_answering(&self.sandbox);
@@ -56,7 +56,7 @@ impl Told {
     }
 
     /// Lets the job execute code and waits for that.
-    fn tell(&mut self, code: &str) {
+    pub(super) fn tell(&mut self, code: &str) {
         let path = self.sandbox.path().join("told").join(format!("{}.py", self.told));
         let written = path.with_extension("new");
         fs::write(&written, code).unwrap();
@@ -67,13 +67,13 @@ impl Told {
         self.told += 1;
     }
 
-    fn checkpoint(&mut self) -> usize {
+    pub(super) fn checkpoint(&mut self) -> usize {
         self.running.as_ref().expect("a running job").checkpoint(&self.sandbox);
         self.told
     }
 
     /// Kills everything, and forgets what was told since the snapshot.
-    fn kill(&mut self, told_at_snapshot: usize) {
+    pub(super) fn kill(&mut self, told_at_snapshot: usize) {
         self.running.take().expect("a running job").kill_everything();
         self.forget(told_at_snapshot);
     }
@@ -85,7 +85,7 @@ impl Told {
         self.told = told_at_snapshot;
     }
 
-    fn resume(&mut self, more: &[&str]) -> String {
+    pub(super) fn resume(&mut self, more: &[&str]) -> String {
         let running = self.start(more);
         let said = running.said();
         assert!(said.contains("resumed from snapshot"), "{said}");
@@ -112,7 +112,8 @@ impl Told {
     }
 }
 
-const WRITE: &str = "def write(path, text, mode='w'):\n    with open(path, mode) as file: file.write(text)\n";
+pub(super) const WRITE: &str =
+    "def write(path, text, mode='w'):\n    with open(path, mode) as file: file.write(text)\n";
 
 #[test]
 fn later_versions_are_kept() {
