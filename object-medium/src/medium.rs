@@ -343,11 +343,6 @@ impl Medium for ObjectMedium {
         })
     }
 
-    fn replace(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
-        let object = self.object("writing", name)?;
-        self.shared.runtime.block_on(object.put(content.to_vec().into()))
-    }
-
     fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>> {
         let what = format!("reading {}", self.describe(name));
         let reader = Reader::open(Arc::clone(&self.shared), what, self.path(name)?)?;

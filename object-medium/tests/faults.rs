@@ -124,7 +124,7 @@ fn opening_and_listing_get_through() {
         let medium = scene.medium_with(watchful(), Arc::new(Pace::default()));
         let names: Vec<String> = (10..23).map(|number| format!("{number}")).collect();
         for one in &names {
-            medium.replace(&name(&format!("manifests/{one}")), one.as_bytes()).unwrap();
+            medium.put_new(&name(&format!("manifests/{one}")), one.as_bytes()).unwrap();
         }
         scene.proxy.break_next(3, "GET", "", fault.clone());
         let mut listed: Vec<_> =
@@ -154,9 +154,10 @@ fn an_object_that_was_replaced_meanwhile_is_not_mixed() {
     let scene = Scene::new();
     let medium = scene.medium();
     let (record, old, new) = (name("marks.json"), noise(100 << 10, 10), noise(100 << 10, 11));
-    medium.replace(&record, &old).unwrap();
+    medium.put_new(&record, &old).unwrap();
     let object = medium.open(&record).unwrap();
-    medium.replace(&record, &new).unwrap();
+    medium.remove(&record).unwrap();
+    medium.put_new(&record, &new).unwrap();
     let error = object.read_at(0, &mut vec![0; old.len()]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
     assert_same(&read(&medium, &record).unwrap(), &new);
@@ -199,7 +200,7 @@ fn a_commit_that_does_not_get_through_is_an_error() {
     assert_eq!(scene.server.objects().len(), 0);
 
     // After any other error the caller would remove the existing object.
-    medium.replace(&name("manifests/2"), b"theirs").unwrap();
+    medium.put_new(&name("manifests/2"), b"theirs").unwrap();
     scene.proxy.break_next(usize::MAX / 2, "PUT", "manifests/2", Fault::Status(503));
     let error = medium.put_new(&name("manifests/2"), b"mine").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
@@ -240,7 +241,7 @@ fn removals_get_through() {
     for fault in [Fault::Drop, Fault::LoseAnswer, Fault::Status(503)] {
         let scene = Scene::new();
         let medium = scene.medium();
-        medium.replace(&name("packs/a"), b"a").unwrap();
+        medium.put_new(&name("packs/a"), b"a").unwrap();
         scene.proxy.break_next(2, "DELETE", "packs/a", fault.clone());
         medium.remove(&name("packs/a")).unwrap();
         assert_eq!(scene.proxy.left(), 0, "{fault:?}");

@@ -58,14 +58,10 @@ fn parts_of_objects_are_read() {
 }
 
 #[test]
-fn small_objects_are_made_replaced_and_removed() {
+fn small_objects_are_made_and_removed() {
     let scene = Scene::new();
     let medium = scene.medium();
-    let (marks, manifest) = (name("marks.json"), name("manifests/1"));
-    medium.replace(&marks, b"one").unwrap();
-    medium.replace(&marks, b"two").unwrap();
-    assert_eq!(read(&medium, &marks).unwrap(), b"two");
-
+    let manifest = name("manifests/1");
     medium.put_new(&manifest, b"first").unwrap();
     let second = medium.put_new(&manifest, b"second").unwrap_err();
     assert_eq!(second.kind(), ErrorKind::AlreadyExists, "{second}");
@@ -85,9 +81,9 @@ fn places_below_are_told_apart() {
     let scene = Scene::new();
     let medium = scene.medium();
     let (a, b) = (medium.below(&name("jobs/a")), medium.below(&name("jobs/b")));
-    a.replace(&name("job.json"), b"a").unwrap();
-    b.replace(&name("job.json"), b"b").unwrap();
-    a.replace(&name("packs/1"), b"1").unwrap();
+    a.put_new(&name("job.json"), b"a").unwrap();
+    b.put_new(&name("job.json"), b"b").unwrap();
+    a.put_new(&name("packs/1"), b"1").unwrap();
     assert_eq!(read(&b, &name("job.json")).unwrap(), b"b");
     let mut jobs = medium.list_dirs(Some(&name("jobs"))).unwrap();
     jobs.sort();
@@ -156,9 +152,9 @@ fn a_probe_that_was_left_is_swept_and_never_listed() {
     let scene = Scene::new();
     let medium = scene.medium();
     for probe in [".probe-1", ".probe-2"] {
-        medium.replace(&name(probe), b"1").unwrap();
+        medium.put_new(&name(probe), b"1").unwrap();
     }
-    medium.replace(&name("job.json"), b"{}").unwrap();
+    medium.put_new(&name("job.json"), b"{}").unwrap();
     scene.server.age("team/.probe-1", Duration::from_secs(7200));
     assert_eq!(medium.sweep(Duration::from_secs(3600)).unwrap(), ["s3://bucket/team/.probe-1"]);
     let left: Vec<_> = scene.server.objects().into_keys().collect();
@@ -284,9 +280,9 @@ fn a_site_knows_its_jobs() {
         assert_eq!(site.names(&name("jobs")).unwrap(), [""; 0], "{url}");
         // More than a page of the listing.
         for job in ["c", "a", "b", "f", "e", "d", "g"] {
-            site.below(&name(&format!("jobs/{job}"))).replace(&name("job.json"), b"{}").unwrap();
+            site.below(&name(&format!("jobs/{job}"))).put_new(&name("job.json"), b"{}").unwrap();
         }
-        site.below(&name("jobs")).replace(&name("stray"), b"").unwrap();
+        site.below(&name("jobs")).put_new(&name("stray"), b"").unwrap();
         assert_eq!(site.names(&name("jobs")).unwrap(), ["a", "b", "c", "d", "e", "f", "g"], "{url}");
         assert_eq!(read(&*site.below(&name("jobs/a")), &name("job.json")).unwrap(), b"{}");
     }
@@ -300,7 +296,7 @@ fn a_site_knows_its_jobs() {
 fn a_web_server_can_be_read_and_not_written() {
     let web = ObjectMedium::open(&"https://files.example/a".parse().unwrap(), Options::default()).unwrap();
     let create = web.create(&name("packs/a"), 4, 4096).map(|_| ());
-    let rest = [web.put_new(&name("a"), b""), web.replace(&name("a"), b""), web.remove(&name("a"))];
+    let rest = [web.put_new(&name("a"), b""), web.remove(&name("a"))];
     for refused in rest.into_iter().chain([create]) {
         let error = refused.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");

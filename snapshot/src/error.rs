@@ -21,7 +21,7 @@ pub enum OpenError {
     /// The directory has other files in it and is not a store.
     #[error("{} is not a ckpt-run store: the directory has files but no store.json. Name another directory with --store", .0.display())]
     NotAStore(PathBuf),
-    /// A record of the store (`store.json`, `job.json`, `marks.json`) is not valid.
+    /// A record of the store (`store.json`, `job/N.json`, `marks/N.json`) is not valid.
     #[error("{} does not read as a record of ckpt-run: {reason}. The file may be damaged: restore it from a backup, or name another directory with --store", path.display())]
     Unreadable {
         /// The file.

@@ -1,8 +1,8 @@
 //! The store's directory and the jobs in it.
 //!
 //! ```text
-//! .ckpt-run/store.json            {"format":"ckpt-run store","version":2}
-//! .ckpt-run/jobs/KEY/job.json     the job's command and how its last run ended
+//! .ckpt-run/store.json            {"format":"ckpt-run store","version":3}
+//! .ckpt-run/jobs/KEY/job/N.json   the job's command and how its last run ended (see `numbered`)
 //! .ckpt-run/jobs/KEY/lock         held by the launcher that runs the job
 //! .ckpt-run/jobs/KEY/snapshots/   snapshots of version 1 (see `DirStore`)
 //! .ckpt-run/jobs/KEY/attempts/    logs of failed checkpoints and restores
@@ -11,8 +11,9 @@
 
 use crate::checked_json::{self, InvalidRecord};
 use crate::files::{create_private_dir, open_lock, sync_dir, write_atomically};
-use crate::medium::{Medium, read_all};
-use crate::{DirStore, OpenError, RelPath, SnapshotId};
+use crate::medium::{DirMedium, Medium};
+use crate::numbered::{JOB, Newest, Record};
+use crate::{DirStore, OpenError, SnapshotId};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
@@ -24,8 +25,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The version of the store's layout that this build writes, and the newest that it reads. Version 1 had no packs.
-const STORE_VERSION: u32 = 2;
+/// The version of the store's layout that this build writes, and the newest that it reads. Version 1 had no packs; up to
+/// version 2, the records of a job had no numbers.
+const STORE_VERSION: u32 = 3;
 const FORMAT: &str = "ckpt-run store";
 
 #[derive(Serialize, Deserialize)]
@@ -160,7 +162,7 @@ impl StoreRoot {
             keys.extend(name.to_str().and_then(|name| JobKey::named(name).ok()));
         }
         keys.sort();
-        Ok(keys.iter().map(|key| self.job(key)).filter(|job| job.path.join("job.json").exists()).collect())
+        Ok(keys.iter().map(|key| self.job(key)).filter(|job| JOB.exists(&job.path)).collect())
     }
 }
 
@@ -245,7 +247,7 @@ pub enum JobOutcome {
     },
 }
 
-/// The record of a job, `job.json`.
+/// The record of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
     /// Layout version, 1.
@@ -262,6 +264,9 @@ pub struct JobRecord {
     pub sequence_before_run: u64,
     /// Ranges (first and last number) of snapshots that were abandoned because the job was resumed from an older one.
     pub abandoned: Vec<(u64, u64)>,
+    /// Numbers of snapshots that retention deletes, or has deleted: no launcher resumes from them.
+    #[serde(default)]
+    pub deleted: Vec<u64>,
     /// How often a machine that did not have this record claimed the job from an object store.
     #[serde(default, rename = "taken_up")]
     pub claims: u64,
@@ -285,8 +290,8 @@ pub struct JobDir {
     records: Option<Arc<dyn Medium>>,
 }
 
-/// A longer record is not read (bytes): it is damaged.
-const RECORD_MAX_BYTES: u64 = 16 << 20;
+/// How often others may change a record before a change of it fails.
+const CHANGE_TRIES: u32 = 1000;
 
 impl JobDir {
     /// The job's name.
@@ -301,7 +306,7 @@ impl JobDir {
         &self.path
     }
 
-    /// The same job with its snapshots and small records (`job.json`, `marks.json`) in `medium`, so that any machine
+    /// The same job with its snapshots and small records (`job/N.json`, `marks/N.json`) in `medium`, so that any machine
     /// with access to `medium` can resume the job. The lock, the journal and logs stay in the directory.
     #[must_use]
     pub fn with_content_in(self, medium: Arc<dyn Medium>) -> Self {
@@ -314,37 +319,49 @@ impl JobDir {
         self.records.as_ref()
     }
 
-    /// The path or address of the small record `name`, for messages.
-    pub(crate) fn record_path(&self, name: &str) -> PathBuf {
-        match &self.records {
-            Some(medium) => medium.describe(&record_name(name)).into(),
-            None => self.path.join(name),
-        }
+    fn medium(&self) -> Arc<dyn Medium> {
+        self.records.clone().unwrap_or_else(|| Arc::new(DirMedium::new(self.path.clone())))
     }
 
-    /// Reads the small record `name`, if it exists.
-    pub(crate) fn read_record(&self, name: &str) -> Result<Option<Vec<u8>>, OpenError> {
-        let read = match &self.records {
-            Some(medium) => read_all(&**medium, &record_name(name), RECORD_MAX_BYTES),
-            None => File::open(self.path.join(name)).and_then(|file| {
-                let mut text = Vec::new();
-                file.take(RECORD_MAX_BYTES).read_to_end(&mut text).map(|_| text)
-            }),
-        };
-        match read {
-            Ok(text) => Ok(Some(text)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("read", &self.record_path(name))(error)),
-        }
+    /// The path or address of what was read, for messages.
+    pub(crate) fn path_of(&self, record: Record, read: &Newest) -> PathBuf {
+        self.medium().describe(&record.name_of(read)).into()
     }
 
-    /// Replaces the small record `name`, durably.
-    pub(crate) fn write_record(&self, name: &str, text: &[u8]) -> Result<(), OpenError> {
-        let written = match &self.records {
-            Some(medium) => medium.replace(&record_name(name), text),
-            None => write_atomically(&self.path.join(name), text),
-        };
-        written.map_err(|error| failed("write", &self.record_path(name))(error))
+    /// Reads one of the job's small records.
+    pub(crate) fn read_record(&self, record: Record) -> Result<Newest, OpenError> {
+        let medium = self.medium();
+        record
+            .read(&*medium)
+            .map_err(|error| failed("read", medium.describe(&record.folder()).as_ref())(error))
+    }
+
+    /// Replaces one of the job's small records durably by what `change` makes of it, unless that is `None`. `change` is
+    /// called again if somebody else has replaced the record meanwhile: of several at a time, each sees what the one
+    /// before it has written.
+    ///
+    /// # Errors
+    /// If the record cannot be read or written, and those of `change`. After a failed write the record may have been
+    /// replaced.
+    pub(crate) fn replace_record<E: From<OpenError>>(
+        &self,
+        record: Record,
+        mut change: impl FnMut(&Newest) -> Result<Option<Vec<u8>>, E>,
+    ) -> Result<(), E> {
+        let medium = self.medium();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let newest = self.read_record(record)?;
+            let Some(content) = change(&newest)? else { return Ok(()) };
+            match record.replace(&*medium, &newest, &content) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tries < CHANGE_TRIES => {}
+                replaced => {
+                    let path = medium.describe(&record.folder());
+                    return replaced.map_err(|error| failed("write", path.as_ref())(error).into());
+                }
+            }
+        }
     }
 
     /// The store of its snapshots of version 1.
@@ -459,18 +476,22 @@ impl JobDir {
     /// # Errors
     /// If the record exists and cannot be read.
     pub fn record(&self) -> Result<Option<JobRecord>, OpenError> {
-        let Some(text) = self.read_record("job.json")? else { return Ok(None) };
-        let path = self.record_path("job.json");
+        self.decode(&self.read_record(JOB)?)
+    }
+
+    fn decode(&self, newest: &Newest) -> Result<Option<JobRecord>, OpenError> {
+        let Some(text) = &newest.content else { return Ok(None) };
+        let path = self.path_of(JOB, newest);
         let unreadable = |error: &dyn fmt::Display| OpenError::Unreadable {
             path: path.clone(),
             reason: format!("{error}; without this file the job's snapshots are still found"),
         };
-        let record: JobRecord = match checked_json::open(&text) {
+        let record: JobRecord = match checked_json::open(text) {
             Ok(body) => serde_json::from_str(body).map_err(|error| unreadable(&error))?,
             // Version 1 of the store wrote the record without a checksum. A damaged record of today does not parse as
             // one of version 1, since it lacks the fields.
             Err(InvalidRecord::Json(_)) => {
-                serde_json::from_slice(&text).map_err(|error| unreadable(&error))?
+                serde_json::from_slice(text).map_err(|error| unreadable(&error))?
             }
             Err(other) => return Err(unreadable(&other)),
         };
@@ -480,17 +501,33 @@ impl JobDir {
         Ok(Some(record))
     }
 
+    /// Replaces the job's record durably by what `change` makes of it, unless that is `None`. `change` gets `None` if the
+    /// record is missing or damaged. It is called again if another launcher has replaced the record meanwhile: of several
+    /// at a time, each sees what the one before it has written.
+    ///
+    /// # Errors
+    /// If the record cannot be read or written, and those of `change`. After a failed write the record may have been
+    /// replaced.
+    pub fn change_record<E: From<OpenError>>(
+        &self,
+        mut change: impl FnMut(Option<JobRecord>) -> Result<Option<JobRecord>, E>,
+    ) -> Result<(), E> {
+        self.replace_record(JOB, |newest| {
+            let present = match self.decode(newest) {
+                Err(OpenError::Unreadable { .. }) => None,
+                present => present?,
+            };
+            Ok(change(present)?.map(|record| checked_json::encode(&record)))
+        })
+    }
+
     /// Replaces the job's record, durably.
     ///
     /// # Errors
     /// If the record cannot be written.
     pub fn set_record(&self, record: &JobRecord) -> Result<(), OpenError> {
-        self.write_record("job.json", &checked_json::encode(record))
+        self.change_record(|_| Ok(Some(record.clone())))
     }
-}
-
-fn record_name(name: &str) -> RelPath {
-    RelPath::new(name).expect("a plain path")
 }
 
 /// The purpose in the lock file during maintenance, such as `ckpt-run prune`.
@@ -584,8 +621,8 @@ mod tests {
         assert!(matches!(StoreRoot::open(&path), Err(OpenError::Io { .. })));
         StoreRoot::open_or_create(&path).unwrap();
         StoreRoot::open_or_create(&path).unwrap();
-        std::fs::write(path.join("store.json"), r#"{"format":"ckpt-run store","version":3}"#).unwrap();
-        assert!(matches!(StoreRoot::open_or_create(&path), Err(OpenError::Newer { found: 3, .. })));
+        std::fs::write(path.join("store.json"), r#"{"format":"ckpt-run store","version":4}"#).unwrap();
+        assert!(matches!(StoreRoot::open_or_create(&path), Err(OpenError::Newer { found: 4, .. })));
         std::fs::write(path.join("store.json"), "{").unwrap();
         assert!(matches!(StoreRoot::open_or_create(&path), Err(OpenError::Unreadable { .. })));
     }
@@ -602,7 +639,7 @@ mod tests {
         std::thread::scope(|scope| {
             (0..8).for_each(|_| _ = scope.spawn(|| StoreRoot::open_or_create(dir.path()).unwrap()));
         });
-        assert_eq!(text(), r#"{"format":"ckpt-run store","version":2}"#);
+        assert_eq!(text(), r#"{"format":"ckpt-run store","version":3}"#);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
@@ -615,6 +652,7 @@ mod tests {
             last_sequence: 7,
             sequence_before_run: 0,
             abandoned: vec![(2, 3)],
+            deleted: vec![1],
             claims: 1,
             claimed_at_sequence: 5,
             launcher: "0123@node".into(),
@@ -629,7 +667,7 @@ mod tests {
         let _lock = lock(&job).unwrap();
         job.set_record(&record()).unwrap();
         assert_eq!(job.record().unwrap(), Some(record()));
-        let file = job.path().join("job.json");
+        let file = job.path().join("job/1.json");
         let whole = std::fs::read(&file).unwrap();
         for position in 0..whole.len() {
             for bit in 0..8 {
@@ -640,15 +678,45 @@ mod tests {
                 assert!(matches!(read, Err(OpenError::Unreadable { .. })), "{position}.{bit}: {read:?}");
             }
         }
-        // As version 1 of the store had it.
-        std::fs::write(&file, serde_json::to_vec_pretty(&record()).unwrap()).unwrap();
+        // As versions 1 and 2 of the store had it.
+        std::fs::remove_file(&file).unwrap();
+        let old = job.path().join("job.json");
+        std::fs::write(&old, serde_json::to_vec_pretty(&record()).unwrap()).unwrap();
         assert_eq!(job.record().unwrap(), Some(record()));
+        std::fs::write(&old, checked_json::encode(&record())).unwrap();
+        assert_eq!(job.record().unwrap(), Some(record()));
+        job.set_record(&JobRecord { run: 2, ..record() }).unwrap();
+        assert_eq!(job.record().unwrap().unwrap().run, 2);
+        assert!(!old.exists());
+    }
+
+    /// Each of many threads adds to the record: none of the changes is lost.
+    #[test]
+    fn concurrent_changes_are_all_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = StoreRoot::open_or_create(&dir.path().join("store")).unwrap().job(&JobKey("a".into()));
+        job.set_record(&JobRecord { run: 0, ..record() }).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10 {
+                        let add = |present: Option<JobRecord>| {
+                            let present = present.unwrap();
+                            Ok::<_, OpenError>(Some(JobRecord { run: present.run + 1, ..present }))
+                        };
+                        job.change_record(add).unwrap();
+                        assert!(job.record().unwrap().is_some());
+                    }
+                });
+            }
+        });
+        assert_eq!(job.record().unwrap().unwrap().run, 40);
     }
 
     #[test]
     fn records_may_be_elsewhere() {
         let dir = tempfile::tempdir().unwrap();
-        let there: Arc<dyn Medium> = Arc::new(crate::medium::DirMedium::new(dir.path().join("there")));
+        let there: Arc<dyn Medium> = Arc::new(DirMedium::new(dir.path().join("there")));
         let job = |name: &str| {
             let root = StoreRoot::open_or_create(&dir.path().join(name)).unwrap();
             root.job(&JobKey("a".into())).with_content_in(Arc::clone(&there))
@@ -657,13 +725,13 @@ mod tests {
         assert_eq!(here.record().unwrap(), None);
         here.set_record(&record()).unwrap();
         here.change_marks(|marks| marks.pin(&SnapshotId::new(1, std::time::UNIX_EPOCH))).unwrap();
-        assert!(!here.path().join("job.json").exists() && !here.path().join("marks.json").exists());
+        assert!(!here.path().join("job").exists() && !here.path().join("marks").exists());
         // On another machine.
         assert_eq!(job("other").record().unwrap(), Some(record()));
         assert!(job("other").marks().unwrap().is_kept(&SnapshotId::new(1, std::time::UNIX_EPOCH)));
-        std::fs::write(dir.path().join("there/job.json"), "{").unwrap();
+        std::fs::write(dir.path().join("there/job/1.json"), "{").unwrap();
         let error = here.record().unwrap_err();
-        assert!(error.to_string().contains("there/job.json"), "{error}");
+        assert!(error.to_string().contains("there/job/1.json"), "{error}");
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod id;
 mod job;
 mod manifest;
 mod marks;
+mod numbered;
 mod read_failure;
 mod rel_path;
 mod retention;

@@ -1,10 +1,8 @@
-//! Marks of a job's snapshots: tags, pins, failed restores. One small record per job, `marks.json` (see
-//! [`checked_json`]), which is replaced as a whole.
+//! Marks of a job's snapshots: tags, pins, failed restores. One small record per job (see
+//! `numbered`), which is replaced as a whole.
 
-use crate::files::{create_private_dir, open_lock};
-use crate::job::failed;
+use crate::numbered::{MARKS, Newest};
 use crate::{JobDir, OpenError, SnapshotId, checked_json};
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -13,7 +11,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The version that this build writes, and the newest that it reads.
 const VERSION: u32 = 1;
-const FILE: &str = "marks.json";
 /// A snapshot is bad after this many failed restores in a row: one failure may be the machine's fault.
 const BAD_AFTER_FAILURES: usize = 2;
 /// The maximum length of a stored reason (characters).
@@ -199,30 +196,30 @@ impl JobDir {
     /// # Errors
     /// If the record exists and cannot be read. Nothing may be pruned then, since a snapshot may have a tag.
     pub fn marks(&self) -> Result<Marks, OpenError> {
-        match self.read_record(FILE)? {
-            Some(text) => Marks::decode(&self.record_path(FILE), &text),
+        self.decode_marks(&self.read_record(MARKS)?)
+    }
+
+    fn decode_marks(&self, newest: &Newest) -> Result<Marks, OpenError> {
+        match &newest.content {
+            Some(text) => Marks::decode(&self.path_of(MARKS, newest), text),
             None => Ok(Marks::default()),
         }
     }
 
-    /// Changes the marks of the job's snapshots, durably. A lock serialises the processes of one machine. Of several
-    /// machines that share an object store, the last writer wins.
+    /// Changes the marks of the job's snapshots, durably. `change` is called again if somebody else has changed them
+    /// meanwhile.
     ///
     /// # Errors
     /// If the record cannot be read or written.
-    pub fn change_marks<T>(&self, change: impl FnOnce(&mut Marks) -> T) -> Result<T, OpenError> {
-        create_private_dir(self.path()).map_err(failed("create", self.path()))?;
-        let lock = self.path().join("marks.lock");
-        let held = open_lock(&lock).map_err(failed("open", &lock))?;
-        rustix::fs::flock(&held, FlockOperation::LockExclusive)
-            .map_err(|error| failed("lock", &lock)(error.into()))?;
-        let before = self.marks()?;
-        let mut marks = before.clone();
-        let result = change(&mut marks);
-        if marks != before {
-            self.write_record(FILE, &marks.encode())?;
-        }
-        Ok(result)
+    pub fn change_marks<T>(&self, mut change: impl FnMut(&mut Marks) -> T) -> Result<T, OpenError> {
+        let mut result = None;
+        self.replace_record(MARKS, |newest| {
+            let before = self.decode_marks(newest)?;
+            let mut marks = before.clone();
+            result = Some(change(&mut marks));
+            Ok::<_, OpenError>((marks != before).then(|| marks.encode()))
+        })?;
+        Ok(result.expect("it was changed"))
     }
 }
 
@@ -306,12 +303,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir.path().join("store"));
         job.change_marks(|marks| marks.pin(&sample(1).id)).unwrap();
-        let path = job.path().join("marks.json");
+        let path = job.path().join("marks/1.json");
         let mut text = std::fs::read(&path).unwrap();
         text[100] ^= 1;
         std::fs::write(&path, &text).unwrap();
         let error = job.change_marks(|marks| marks.pin(&sample(2).id)).unwrap_err();
-        assert!(error.to_string().contains("marks.json"), "{error}");
+        assert!(error.to_string().contains("marks/1.json"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), text);
     }
 

@@ -125,7 +125,7 @@ fn every_bit_of_the_small_records_counts() {
     let root = StoreRoot::open_or_create(&store).unwrap();
     let job = root.job(&JobKey::named("job").unwrap());
     job.change_marks(|marks| marks.tag(&manifest(1).id, "best").unwrap()).unwrap();
-    every_bit_counts(&job.path().join("marks.json"), || job.marks().is_ok());
+    every_bit_counts(&job.path().join("marks/1.json"), || job.marks().is_ok());
     assert!(job.marks().unwrap().is_kept(&manifest(1).id));
     let record = JobRecord {
         version: 1,
@@ -135,13 +135,21 @@ fn every_bit_of_the_small_records_counts() {
         last_sequence: 41,
         sequence_before_run: 12,
         abandoned: vec![(20, 30)],
+        deleted: vec![7],
         claims: 1,
         claimed_at_sequence: 0,
         launcher: "0123@node".into(),
         outcome: JobOutcome::Unfinished,
     };
     job.set_record(&record).unwrap();
-    every_bit_counts(&job.path().join("job.json"), || job.record().is_ok());
+    every_bit_counts(&job.path().join("job/1.json"), || job.record().is_ok());
     assert_eq!(job.record().unwrap(), Some(record));
-    every_bit_counts(&store.join("store.json"), || StoreRoot::open(&store).is_ok());
+    let layout = store.join("store.json");
+    // The digit 3 differs in one bit from 1 and from 2. What a store has is read whichever of them it is.
+    let is_older = || {
+        [":1}", ":2}"]
+            .iter()
+            .any(|end| std::fs::read_to_string(&layout).is_ok_and(|text| text.ends_with(end)))
+    };
+    every_bit_counts(&layout, || StoreRoot::open(&store).is_ok() && !is_older());
 }

@@ -243,6 +243,12 @@ def snapshots_of(job):
     return sorted(found.values(), key=lambda path: int(path.name.split("-")[0]))
 
 
+def record_of(job):
+    """The job's record: the object with the highest number, or the one of versions 1 and 2."""
+    numbers = [int(path.stem) for path in (job / "job").glob("*.json") if re.fullmatch("[1-9][0-9]*", path.stem)]
+    return job / "job" / f"{max(numbers)}.json" if numbers else job / "job.json"
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("store", type=Path)
@@ -251,10 +257,11 @@ def main():
     args = parser.parse_args()
     secrets = Secrets(read_key(args.key) if args.key else None)
     store = json.loads((args.store / "store.json").read_bytes())
-    need(store["format"] == "ckpt-run store" and store["version"] in (1, 2), "not a store that is known")
+    need(store["format"] == "ckpt-run store" and store["version"] in (1, 2, 3), "not a store that is known")
     jobs, damaged = {}, False
     for job in sorted((args.store / "jobs").iterdir()):
-        if not KEY_NAME.fullmatch(job.name) or not (job / "job.json").is_file():
+        record = record_of(job)
+        if not KEY_NAME.fullmatch(job.name) or not record.is_file():
             continue
         packs = Packs(job, secrets)
         snapshots = {}
@@ -266,7 +273,7 @@ def main():
             except Exception as error:  # whatever damage does to a parser
                 damaged = True
                 snapshots[path.name] = {"damage": f"{type(error).__name__}: {error}"}
-        jobs[job.name] = {"run": read_job_record(job / "job.json")["run"], "snapshots": snapshots}
+        jobs[job.name] = {"run": read_job_record(record)["run"], "snapshots": snapshots}
     print(json.dumps({"version": store["version"], "jobs": jobs}))
     return 1 if damaged else 0
 

@@ -240,7 +240,8 @@ impl Attempt<'_> {
     /// Hands a committed snapshot to the persister or the uploader, and prunes older ones. Returns whether any were
     /// pruned.
     fn committed(&self, id: &SnapshotId, in_memory: bool) -> bool {
-        let CheckpointerParts { store, dir, retention, status, uploader, persister, .. } = self.parts;
+        let CheckpointerParts { store, dir, retention, status, uploader, persister, ownership, .. } =
+            self.parts;
         match persister {
             Some(persister) if in_memory => {
                 persister.committed(id);
@@ -252,7 +253,8 @@ impl Attempt<'_> {
         if let Some(uploader) = uploader {
             uploader.committed(id, matches!(self.after_dump, AfterDump::End(_)));
         }
-        let is_pruned = tiers::prune(store, dir, retention, status.last_progress_unix_ms());
+        let before = |ids: &[SnapshotId]| Ok(ownership.before_deletion(ids)?);
+        let is_pruned = tiers::prune(store, dir, retention, status.last_progress_unix_ms(), before);
         let present = || -> Result<_, ReadError> {
             let listed = tiers::list_local(store)?;
             if let Some(oldest) = listed.first() {
@@ -277,11 +279,8 @@ impl Attempt<'_> {
 
     fn next_id(&self) -> Result<SnapshotId, AttemptError> {
         let newest = tiers::list_local(&self.parts.store)?.last().map_or(0, |listed| listed.id.sequence());
-        let sequence = self.parts.ownership.change(|record| {
-            record.last_sequence = record.last_sequence.max(newest) + 1;
-            record.last_sequence
-        })?;
-        Ok(SnapshotId::new(sequence, SystemTime::now()))
+        let number = self.parts.ownership.next_number(newest)?;
+        Ok(SnapshotId::new(number, SystemTime::now()))
     }
 
     /// Where CRIU leaves its images: memory if there is enough, otherwise the store's disk.

@@ -8,7 +8,7 @@ use crate::store::tiers;
 use crate::sys::deadline::{RECORD_STALL_TIMEOUT, STORE_RETRY_TIMEOUT};
 use anyhow::Result;
 use ckpt_object_medium::{Options, Retry};
-use ckpt_snapshot::{JobDir, JobRecord, OpenError};
+use ckpt_snapshot::{JobDir, JobRecord, OpenError, SnapshotId};
 use parking_lot::Mutex;
 
 /// The record of a job beside its uploaded snapshots.
@@ -66,22 +66,33 @@ impl Handover {
     /// When another machine has, or the object store cannot be read.
     pub fn check(&self) -> Result<(), OwnershipError> {
         match self.remote.record() {
-            Ok(Some(remote))
+            Err(OpenError::Unreadable { .. }) => Ok(()),
+            present => self.check_against(present?.as_ref()),
+        }
+    }
+
+    fn check_against(&self, present: Option<&JobRecord>) -> Result<(), OwnershipError> {
+        match present {
+            Some(remote)
                 if !self.own_launchers.contains(&remote.launcher)
                     && self.known_claims.is_none_or(|known| remote.claims > known) =>
             {
                 Err(ClaimedElsewhere::by(&self.remote, &remote.launcher).into())
             }
-            Ok(_) | Err(OpenError::Unreadable { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
+            _ => Ok(()),
         }
     }
 
     /// Publishes the record for other machines, unless one of them has claimed the job.
     pub fn publish(&self, ownership: &Ownership) {
         let _one_at_a_time = self.publishing.lock();
-        match self.check() {
-            Ok(()) => self.claim(&ownership.record()),
+        let record = ownership.record();
+        let published = self.remote.change_record(|present| {
+            self.check_against(present.as_ref())?;
+            Ok::<_, OwnershipError>(Some(public(&record, present.as_ref())))
+        });
+        match published {
+            Ok(()) => {}
             Err(OwnershipError::ClaimedElsewhere(claim)) => {
                 tracing::debug!("the record is not published: {claim}");
             }
@@ -92,21 +103,43 @@ impl Handover {
     /// Publishes the record for other machines, even if another launcher owned the job before. An error is only logged:
     /// the snapshots exist without the record.
     pub fn claim(&self, record: &JobRecord) {
-        // Other machines do not need the command, and the record is not encrypted.
-        let record = JobRecord { cwd: String::new(), argv: Vec::new(), ..record.clone() };
-        if let Err(error) = self.remote.set_record(&record) {
+        let claimed = |present: Option<JobRecord>| Ok(Some(public(record, present.as_ref())));
+        if let Err(error) = self.remote.change_record(claimed) {
             warn_not_published(&error);
         }
     }
 
+    /// As [`Ownership::before_deletion`], for snapshots in the object store.
+    ///
+    /// # Errors
+    /// When another machine has claimed the job, or the record cannot be written. Nothing may be deleted then.
+    pub fn before_deletion(&self, ids: &[SnapshotId]) -> Result<(), OwnershipError> {
+        let _one_at_a_time = self.publishing.lock();
+        self.remote.change_record(|present| {
+            self.check_against(present.as_ref())?;
+            let deleted = ids.iter().map(SnapshotId::sequence).collect();
+            Ok(present.map(|present| JobRecord { deleted, ..present }))
+        })
+    }
+
     /// Restores the record from before `launcher` claimed the job, unless another launcher has claimed it since.
     pub fn release(&self, launcher: &str) {
-        if let (Ok(Some(remote)), Some(previous)) = (self.remote.record(), &self.previous)
-            && remote.launcher == launcher
-        {
-            self.claim(previous);
+        let Some(previous) = &self.previous else { return };
+        let released = self.remote.change_record(|present| {
+            let is_ours = present.is_some_and(|remote| remote.launcher == launcher);
+            Ok::<_, OpenError>(is_ours.then(|| previous.clone()))
+        });
+        if let Err(error) = released {
+            tracing::debug!("the claim in the object store is not released: {error}");
         }
     }
+}
+
+/// What other machines may know of a record: not the command, since the record is not encrypted. `present` is the one
+/// that it replaces, which says what was deleted there.
+fn public(record: &JobRecord, present: Option<&JobRecord>) -> JobRecord {
+    let deleted = present.map(|present| present.deleted.clone()).unwrap_or_default();
+    JobRecord { cwd: String::new(), argv: Vec::new(), deleted, ..record.clone() }
 }
 
 fn warn_not_published(error: &OpenError) {

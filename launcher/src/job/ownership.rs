@@ -1,7 +1,11 @@
 //! Which launcher owns a job. On one machine, the job's lock prevents two launchers from running it. Where several
-//! machines share a store, the job's record does: each launcher writes its name there when it claims the job, and checks
-//! the name before it changes the record, commits a snapshot or uploads one. A launcher that finds another name writes
-//! nothing more to the store, so that two histories of one job do not mix.
+//! machines share a store, the job's record does: each launcher writes its name there when it claims the job, and every
+//! later change of the record is conditional on that name. A launcher that finds another name changes the record no more.
+//!
+//! The record fences snapshots, too. The number of a snapshot is reserved in it before the snapshot is taken, and a
+//! launcher that claims the job abandons the numbers after the snapshot that it resumes from: what the launcher before it
+//! commits late has such a number. The numbers of snapshots that retention deletes are in the record before the first
+//! one is deleted: a launcher that claims the job resumes from none of them.
 //!
 //! ```text
 //!   launcher A   begins ── snapshot 1 ── snapshot 2 ────────── refused: the job is B's
@@ -9,7 +13,7 @@
 //! ```
 
 use ckpt_snapshot::pack::PackId;
-use ckpt_snapshot::{JobDir, JobRecord, OpenError};
+use ckpt_snapshot::{JobDir, JobRecord, OpenError, SnapshotId};
 use parking_lot::{Mutex, MutexGuard};
 use std::io;
 
@@ -55,20 +59,36 @@ impl ClaimedElsewhere {
 }
 
 impl Ownership {
-    /// Claims the job for this launcher. `previous` is the record until now.
+    /// Claims the job for this launcher. `rebuilt` makes a record if there is none.
     ///
     /// # Errors
-    /// When the record cannot be written.
-    pub fn begin(dir: &JobDir, record: JobRecord, previous: JobRecord) -> Result<Self, OpenError> {
+    /// When the record cannot be read or written.
+    pub fn claim<E: From<OpenError>>(
+        dir: &JobDir,
+        rebuilt: impl FnOnce() -> Result<JobRecord, E>,
+    ) -> Result<Self, E> {
         let unnamed = |source: io::Error| {
             let path = dir.path().to_owned();
             OpenError::Io { step: "find a name for the ckpt-run of", path, source }
         };
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let launcher = format!("{}@{host}", PackId::random().map_err(unnamed)?);
-        let record = JobRecord { launcher, ..record };
-        dir.set_record(&record)?;
-        Ok(Self { dir: dir.clone(), record: Mutex::new(record), previous })
+        let mut previous = match dir.record()? {
+            Some(present) => present,
+            None => rebuilt()?,
+        };
+        dir.change_record(|present| {
+            previous = present.unwrap_or_else(|| previous.clone());
+            Ok::<_, OpenError>(Some(JobRecord { launcher: launcher.clone(), ..previous.clone() }))
+        })?;
+        let record = Mutex::new(JobRecord { launcher, ..previous.clone() });
+        Ok(Self { dir: dir.clone(), record, previous })
+    }
+
+    /// The record before this launcher claimed the job.
+    #[must_use]
+    pub fn previous(&self) -> &JobRecord {
+        &self.previous
     }
 
     /// The record as this launcher last wrote it.
@@ -83,7 +103,10 @@ impl Ownership {
     /// When it does not, or the store cannot be read.
     pub fn check(&self) -> Result<(), OwnershipError> {
         let ours = self.lock().launcher.clone();
-        self.check_against(&ours)
+        match self.dir.record() {
+            Err(OpenError::Unreadable { .. }) => Ok(()),
+            present => self.check_against(present?.as_ref(), &ours),
+        }
     }
 
     /// Changes the record, here and in the store.
@@ -92,14 +115,33 @@ impl Ownership {
     /// As [`Self::check`], and when the record cannot be written. The record is then unchanged.
     pub fn change<T>(&self, change: impl FnOnce(&mut JobRecord) -> T) -> Result<T, OwnershipError> {
         let mut record = self.lock();
-        self.check_against(&record.launcher)?;
         let mut changed = record.clone();
         let result = change(&mut changed);
-        if changed != *record {
-            self.dir.set_record(&changed)?;
-            *record = changed;
-        }
+        self.dir.change_record(|present| {
+            self.check_against(present.as_ref(), &record.launcher)?;
+            Ok::<_, OwnershipError>((present.as_ref() != Some(&changed)).then(|| changed.clone()))
+        })?;
+        *record = changed;
         Ok(result)
+    }
+
+    /// Reserves the number of the next snapshot. `newest` is the highest number of a snapshot.
+    ///
+    /// # Errors
+    /// As [`Self::change`].
+    pub fn next_number(&self, newest: u64) -> Result<u64, OwnershipError> {
+        self.change(|record| {
+            record.last_sequence = record.last_sequence.max(newest) + 1;
+            record.last_sequence
+        })
+    }
+
+    /// Records that retention deletes these snapshots: no launcher that claims the job from now on resumes from them.
+    ///
+    /// # Errors
+    /// As [`Self::change`]. Nothing may be deleted then.
+    pub fn before_deletion(&self, ids: &[SnapshotId]) -> Result<(), OwnershipError> {
+        self.change(|record| record.deleted = ids.iter().map(SnapshotId::sequence).collect())
     }
 
     /// Whether another launcher has claimed the job. A store that cannot be read is no reason to discard work: `None`.
@@ -121,14 +163,13 @@ impl Ownership {
         }
     }
 
-    fn check_against(&self, ours: &str) -> Result<(), OwnershipError> {
-        match self.dir.record() {
-            Ok(Some(there)) if there.launcher != ours => {
+    /// A missing or damaged record names no other launcher, and is written again.
+    fn check_against(&self, present: Option<&JobRecord>, ours: &str) -> Result<(), OwnershipError> {
+        match present {
+            Some(there) if there.launcher != ours => {
                 Err(ClaimedElsewhere::by(&self.dir, &there.launcher).into())
             }
-            // A missing or damaged record names no other launcher, and is written again.
-            Ok(_) | Err(OpenError::Unreadable { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
+            _ => Ok(()),
         }
     }
 
@@ -152,18 +193,18 @@ mod tests {
         job
     }
 
-    fn begin(job: &JobDir, record: JobRecord) -> Ownership {
-        Ownership::begin(job, record.clone(), record).unwrap()
+    fn begin(job: &JobDir) -> Ownership {
+        Ownership::claim::<OpenError>(job, || Ok(rebuilt(&[]))).unwrap()
     }
 
     #[test]
     fn the_last_launcher_to_claim_owns_the_job() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir);
-        let first = begin(&job, rebuilt(&[]));
+        let first = begin(&job);
         first.change(|record| record.last_sequence = 2).unwrap();
         first.check().unwrap();
-        let second = begin(&job, job.record().unwrap().unwrap());
+        let second = begin(&job);
         let refused = first.change(|record| record.last_sequence = 3).unwrap_err();
         let OwnershipError::ClaimedElsewhere(claim) = &refused else { panic!("{refused}") };
         let host = crate::sys::host::facts().hostname;
@@ -179,15 +220,15 @@ mod tests {
     fn a_failed_start_releases_its_claim() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir);
-        let first = begin(&job, rebuilt(&[]));
-        let second = Arc::new(begin(&job, first.record()));
+        let first = begin(&job);
+        let second = Arc::new(begin(&job));
         let claim = Claim::new(&second, None);
         assert!(first.check().is_err() && first.claimed_elsewhere().is_some());
         claim.release();
         first.check().unwrap();
         assert!(first.claimed_elsewhere().is_none());
         // Released nothing: a claim that another launcher has superseded, and a claim whose job is running.
-        let third = Arc::new(begin(&job, first.record()));
+        let third = Arc::new(begin(&job));
         Claim::new(&second, None).release();
         third.check().unwrap();
         let claim = Claim::new(&third, None);
@@ -200,11 +241,10 @@ mod tests {
     fn a_missing_or_damaged_record_is_written_again() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(&dir);
-        let ours = begin(&job, rebuilt(&[]));
-        let file = job.path().join("job.json");
-        std::fs::remove_file(&file).unwrap();
+        let ours = begin(&job);
+        std::fs::remove_dir_all(job.path().join("job")).unwrap();
         ours.change(|record| record.last_sequence = 1).unwrap();
-        std::fs::write(&file, "{").unwrap();
+        std::fs::write(job.path().join("job/1.json"), "{").unwrap();
         ours.change(|record| record.last_sequence = 2).unwrap();
         assert_eq!(job.record().unwrap().unwrap(), ours.record());
     }

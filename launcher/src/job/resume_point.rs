@@ -169,6 +169,7 @@ pub fn rebuilt(listed: &[Listed]) -> JobRecord {
         last_sequence: newest_sequence(listed),
         sequence_before_run: 0,
         abandoned: Vec::new(),
+        deleted: Vec::new(),
         claims: 0,
         claimed_at_sequence: 0,
         launcher: String::new(),
@@ -185,6 +186,7 @@ fn of_run(listed: &[Listed], record: &JobRecord) -> Vec<SnapshotId> {
     let kept = |one: &&Listed| {
         let number = one.id.sequence();
         !record.abandoned.iter().any(|(first, last)| (*first..=*last).contains(&number))
+            && !record.deleted.contains(&number)
     };
     listed.iter().filter(belongs).filter(kept).map(|one| one.id.clone()).collect()
 }

@@ -238,7 +238,9 @@ impl Shared {
             uploader.committed(id, false);
         }
         if !control.is_ending.load(Ordering::Relaxed)
-            && tiers::prune(store, dir, retention, status.last_progress_unix_ms())
+            && tiers::prune(store, dir, retention, status.last_progress_unix_ms(), |ids| {
+                Ok(ownership.before_deletion(ids)?)
+            })
         {
             tiers::reclaim_and_report(store, &control.is_ending);
         }
@@ -338,11 +340,9 @@ mod tests {
         let parts = CopyParts {
             store: Arc::clone(&store),
             ownership: Arc::new(
-                Ownership::begin(
-                    &job,
-                    crate::job::resume_point::rebuilt(&[]),
-                    crate::job::resume_point::rebuilt(&[]),
-                )
+                Ownership::claim::<ckpt_snapshot::OpenError>(&job, || {
+                    Ok(crate::job::resume_point::rebuilt(&[]))
+                })
                 .unwrap(),
             ),
             dir: job,

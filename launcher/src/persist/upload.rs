@@ -127,6 +127,9 @@ impl Work {
         let mut prunable = store.prunable(&[REMOTE], retention, &marks, &history)?;
         // Another machine may have uploaded snapshots with higher numbers.
         prunable.retain(|old| old != id);
+        if let Some(handover) = self.handover.as_deref().filter(|_| !prunable.is_empty()) {
+            handover.before_deletion(&prunable)?;
+        }
         for old in &prunable {
             store.remove_from(old, REMOTE)?;
             tracing::debug!("removed the snapshot {old} from the object store");

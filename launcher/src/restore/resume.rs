@@ -157,7 +157,7 @@ impl Resumer<'_> {
     }
 
     /// Records how a restore of `id` went. An error is only reported: the resume counts.
-    fn record(&self, id: &SnapshotId, change: impl FnOnce(&mut Marks)) {
+    fn record(&self, id: &SnapshotId, change: impl FnMut(&mut Marks)) {
         if let Err(error) = self.dir.change_marks(change) {
             tracing::warn!("cannot record how the restore of {id} went: {error}");
         }

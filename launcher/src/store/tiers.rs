@@ -195,10 +195,21 @@ pub fn prunable(
     store.prunable(kept(store), retention, marks, history)
 }
 
-/// Removes the snapshots that `retention` does not keep. Returns whether there were any. Errors are logged.
-pub fn prune(store: &Tiers, dir: &JobDir, retention: &Retention, last_progress_unix_ms: Option<u64>) -> bool {
+/// Removes the snapshots that `retention` does not keep, after `before_deletion` has recorded which. Returns whether
+/// there were any. Errors are logged.
+pub fn prune(
+    store: &Tiers,
+    dir: &JobDir,
+    retention: &Retention,
+    last_progress_unix_ms: Option<u64>,
+    before_deletion: impl FnOnce(&[SnapshotId]) -> Result<()>,
+) -> bool {
     let prunable = || -> Result<_> {
-        Ok(prunable(store, retention, &dir.marks()?, &history(dir, last_progress_unix_ms)?)?)
+        let prunable = prunable(store, retention, &dir.marks()?, &history(dir, last_progress_unix_ms)?)?;
+        if !prunable.is_empty() {
+            before_deletion(&prunable)?;
+        }
+        Ok(prunable)
     };
     let prunable = match prunable() {
         Ok(prunable) => prunable,

@@ -8,11 +8,11 @@
 
 use crate::cli::config::Config;
 use crate::criu::Criu;
-use crate::job::claim::Claim;
+use crate::job::claim::{Claim, claim_and_decide};
 use crate::job::handover::Handover;
 use crate::job::journal::Journal;
 use crate::job::ownership::Ownership;
-use crate::job::resume_point::{Decision, Resume, decide};
+use crate::job::resume_point::Resume;
 use crate::namespace::Namespace;
 use crate::persist::memory::Memory;
 use crate::store::root::Root;
@@ -21,7 +21,7 @@ use crate::sys::error::bad_input;
 use crate::sys::privileges::Privileges;
 use anyhow::{Context, Result};
 use ckpt_object_medium::Pace;
-use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobLock, JobRecord, SnapshotId, Tiers};
+use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobLock, SnapshotId, Tiers};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -78,9 +78,6 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let memory = (config.persist_every > 1).then(Memory::new).transpose()?;
     let (memory, staged_bytes) = memory.map(|memory| (memory.medium, memory.staged_bytes)).unzip();
     let store = tiers::open_at(&config.store, &dir, &pace, memory)?;
-    for swept in tiers::sweep_local(&store)? {
-        tracing::info!("removed the leftovers of an interrupted save of snapshot {swept}");
-    }
     let text = |value: &OsString| value.to_string_lossy().into_owned();
     let identity = JobIdentity {
         key: key.to_string(),
@@ -97,7 +94,7 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
 /// # Errors
 /// Bad input: nothing to resume, or no such snapshot; or the record cannot be written.
 pub(super) fn claim(config: &Config, opened: &OpenedJob) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
-    let OpenedJob { identity, dir, store, journal, .. } = opened;
+    let OpenedJob { dir, store, journal, identity, .. } = opened;
     let key = dir.key();
     let mut handover = Handover::of(&config.store, dir)?;
     let local = dir.record()?;
@@ -113,15 +110,14 @@ pub(super) fn claim(config: &Config, opened: &OpenedJob) -> Result<(ClaimedJob, 
     if local.is_some() && newer.is_some() {
         tracing::info!("job {key}: it has continued on another machine since it ran here");
     }
-    let known: Vec<JobRecord> = local.into_iter().chain(newer.clone()).collect();
-    let Decision { record, candidates } = decide(&config.resume, dir, store, identity, newer)?;
-    let previous = known.first().unwrap_or(&record).clone();
-    let ownership = Arc::new(Ownership::begin(dir, record, previous)?);
+    let (ownership, candidates) = claim_and_decide(&config.resume, dir, store, identity, newer.as_ref())?;
+    let ownership = Arc::new(ownership);
+    let launchers = [ownership.previous().launcher.clone(), ownership.record().launcher];
+    let others = newer.map(|newer| newer.launcher);
     if let Some(handover) = &mut handover {
-        let record = ownership.record();
-        handover.begin(known.iter().chain([&record]).map(|one| one.launcher.clone()).collect());
+        handover.begin(launchers.into_iter().chain(others).collect());
         if is_reached {
-            handover.claim(&record);
+            handover.claim(&ownership.record());
         }
     }
     let handover = handover.map(Arc::new);

@@ -25,13 +25,13 @@ use super::{Medium, ObjectReader, ObjectWriter};
 use crate::files::free_bytes;
 use crate::{RelPath, faults};
 use reader::DirReader;
-use root::{Folder, Root, written};
+use root::{Root, written};
 use std::fmt::{self, Debug};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use temporary::{Rename, Temporary};
+use temporary::Temporary;
 use writer::DirWriter;
 
 /// Which I/O features of the kernel to use, where available. All are on by default; tests and measurements turn some
@@ -93,18 +93,6 @@ impl DirMedium {
     pub fn recorded(root: PathBuf, recorder: super::record::Recorder) -> Self {
         Self { root: Root::new(root.clone(), Notes(Some(recorder))), ..Self::new(root) }
     }
-
-    /// Writes a small object durably under a temporary name, then renames it.
-    fn put(&self, name: &RelPath, content: &[u8], rename: Rename) -> io::Result<()> {
-        faults::hit("put-write")?;
-        let temporary = Temporary::new(self.root.make_folder_of(name)?)?;
-        temporary.note(|path| Operation::Write { path, offset: 0, content: content.to_vec() });
-        temporary.file.write_all_at(content, 0)?;
-        faults::hit("put-fsync")?;
-        temporary.sync()?;
-        faults::hit("put-rename")?;
-        temporary.publish(rename)
-    }
 }
 
 impl Medium for DirMedium {
@@ -119,11 +107,14 @@ impl Medium for DirMedium {
     }
 
     fn put_new(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
-        self.put(name, content, Folder::rename_new)
-    }
-
-    fn replace(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
-        self.put(name, content, Folder::rename_over)
+        faults::hit("put-write")?;
+        let temporary = Temporary::new(self.root.make_folder_of(name)?)?;
+        temporary.note(|path| Operation::Write { path, offset: 0, content: content.to_vec() });
+        temporary.file.write_all_at(content, 0)?;
+        faults::hit("put-fsync")?;
+        temporary.sync()?;
+        faults::hit("put-rename")?;
+        temporary.publish()
     }
 
     fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>> {

@@ -37,12 +37,6 @@ pub trait Medium: Debug + Send + Sync {
     /// may not exist.
     fn put_new(&self, name: &RelPath, content: &[u8]) -> io::Result<()>;
 
-    /// Creates or replaces the object `name` atomically. Only small records, such as marks, are ever replaced.
-    ///
-    /// # Errors
-    /// If a step fails; the object may then have the old or the new content.
-    fn replace(&self, name: &RelPath, content: &[u8]) -> io::Result<()>;
-
     /// Opens the object `name` for reading.
     ///
     /// # Errors

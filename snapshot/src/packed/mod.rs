@@ -291,7 +291,10 @@ impl Store for PackStore {
     fn set_pinned(&self, id: &SnapshotId, is_pinned: bool) -> Result<(), SaveError> {
         let name = RelPath::new(format!("{}/{id}", pins_dir())).expect("a plain path");
         match is_pinned {
-            true => self.medium.replace(&name, b"").map_err(self.failed("write", &name)),
+            true => match self.medium.put_new(&name, b"") {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                other => other.map_err(self.failed("write", &name)),
+            },
             false => self.medium.remove(&name).map_err(self.failed("remove", &name)),
         }
     }

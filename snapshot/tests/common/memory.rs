@@ -95,11 +95,6 @@ impl Medium for Memory {
         Ok(())
     }
 
-    fn replace(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
-        self.set(name.as_str(), content.to_vec());
-        Ok(())
-    }
-
     fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>> {
         let found = self.objects.lock().unwrap().get(name.as_str()).cloned();
         Ok(Box::new(MemoryReader(found.ok_or(io::ErrorKind::NotFound)?)))
@@ -240,10 +235,6 @@ impl Medium for Judged {
 
     fn put_new(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
         self.changes("put", name, || self.inner.put_new(name, content))
-    }
-
-    fn replace(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
-        self.changes("replace", name, || self.inner.replace(name, content))
     }
 
     fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>> {

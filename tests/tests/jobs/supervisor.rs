@@ -199,11 +199,12 @@ fn a_failed_restart_is_not_bad_input() {
     let mut job = sandbox.start_command("job", command);
     until_ready(&mut job, &sandbox);
     job.checkpoint(&sandbox);
-    fs::write(sandbox.job_dir().join("marks.json"), "damaged").unwrap();
+    fs::create_dir_all(sandbox.job_dir().join("marks")).unwrap();
+    fs::write(sandbox.job_dir().join("marks/1.json"), "damaged").unwrap();
     touch(&sandbox, "die-once");
     assert_eq!(job.wait(), 125, "{}", job.said());
     let said = job.said();
-    assert!(said.contains("marks.json") && said.contains("It is not restarted"), "{said}");
+    assert!(said.contains("marks/1.json") && said.contains("It is not restarted"), "{said}");
 }
 
 /// A launcher that does not outlive its test.

@@ -7,23 +7,28 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 
-/// Phase boundaries of a checkpoint, in order.
+/// Phase boundaries of a checkpoint of a resumed job, in order, and which passage of each. The first small object is the
+/// claim of the job; the next ones are the number of the snapshot, the index of a pack and the manifest.
 const POINTS: &[&str] = &[
-    "attempt",
-    "dump-pre-dump",
-    "dump-query-ext-files",
-    "dump-post-dump",
-    "dump-done",
-    "save-file",
-    "save-write",
-    "save-fsync",
-    "save-rename",
-    "save-sync",
-    "put-write",
-    "put-rename",
-    "sync-dir",
-    "save-before-commit",
-    "save-after-commit",
+    "attempt@1",
+    "dump-pre-dump@1",
+    "dump-query-ext-files@1",
+    "dump-post-dump@1",
+    "dump-done@1",
+    "save-file@1",
+    "save-write@1",
+    "save-fsync@1",
+    "save-rename@1",
+    "save-sync@1",
+    "put-write@2",
+    "put-write@3",
+    "put-write@4",
+    "put-rename@2",
+    "put-rename@3",
+    "put-rename@4",
+    "sync-dir@2",
+    "save-before-commit@1",
+    "save-after-commit@1",
 ];
 /// Those at which CRIU is there.
 const CRIU_POINTS: &[&str] = &["dump-pre-dump", "dump-query-ext-files", "dump-post-dump"];
@@ -67,7 +72,7 @@ fn saved_and_resumed(sandbox: &Sandbox, fault: &str) -> (Running, String) {
 fn the_launcher_is_killed_at_every_phase() {
     for point in POINTS {
         let sandbox = Sandbox::new();
-        let (mut second, id) = saved_and_resumed(&sandbox, &format!("{point}@1=kill"));
+        let (mut second, id) = saved_and_resumed(&sandbox, &format!("{point}=kill"));
         let output = sandbox.call(["checkpoint"]);
         assert!(!output.status.success(), "{point}: the launcher should have died");
         let status = second.wait_status();
@@ -90,6 +95,23 @@ fn the_launcher_is_killed_at_every_phase() {
         let packs = objects.iter().filter(|path| path.extension().is_some_and(|kind| kind == "pack")).count();
         assert_eq!(packs, indexes, "{point}: {objects:?}");
         assert_eq!(objects.len() - packs - indexes, sandbox.snapshots().len(), "{point}: {objects:?}");
+        ends_right(third, &sandbox, point);
+    }
+}
+
+#[test]
+fn the_launcher_is_killed_while_it_claims_the_job() {
+    for point in ["put-write", "put-rename", "sync-dir"] {
+        let sandbox = Sandbox::new();
+        let mut first = job(&sandbox, "first", None);
+        until_ready(&mut first, &sandbox);
+        first.checkpoint(&sandbox);
+        first.kill_everything();
+        let status = job(&sandbox, "second", Some(&format!("{point}@1=kill"))).wait_status();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{point}");
+        let mut third = job(&sandbox, "third", None);
+        third.until_answering(&sandbox);
+        assert!(third.said().contains("resumed from snapshot"), "{point}: {}", third.said());
         ends_right(third, &sandbox, point);
     }
 }
@@ -164,20 +186,21 @@ fn a_job_that_stands_still_for_too_long_goes_on() {
 #[test]
 fn io_errors_at_every_write_leave_the_job_alone() {
     for (point, action) in [
-        ("save-file", "enospc"),
-        ("save-write", "enospc"),
-        ("save-write", "eio"),
-        ("save-fsync", "eio"),
-        ("save-rename", "eio"),
-        ("put-write", "enospc"),
-        ("put-fsync", "eio"),
-        ("save-before-commit", "enospc"),
-        ("attempt", "error"),
-        ("dump-post-dump", "error"),
+        ("save-file@1", "enospc"),
+        ("save-write@1", "enospc"),
+        ("save-write@1", "eio"),
+        ("save-fsync@1", "eio"),
+        ("save-rename@1", "eio"),
+        ("put-fsync@2", "eio"),
+        ("put-write@3", "enospc"),
+        ("put-fsync@3", "eio"),
+        ("save-before-commit@1", "enospc"),
+        ("attempt@1", "error"),
+        ("dump-post-dump@1", "error"),
     ] {
         let what = format!("{point}={action}");
         let sandbox = Sandbox::new();
-        let (job, id) = saved_and_resumed(&sandbox, &format!("{point}@1={action}"));
+        let (job, id) = saved_and_resumed(&sandbox, &format!("{point}={action}"));
         let output = sandbox.call(["checkpoint"]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{what}: {said}");

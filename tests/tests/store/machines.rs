@@ -149,7 +149,11 @@ impl Uploads {
     /// Waits for the upload of a snapshot. The job's record is uploaded after it.
     fn until_uploaded(&self, job: &mut Running, number: u64) {
         job.until("an upload", || {
-            let record = self.sandbox.read("remote/jobs/both/job.json");
+            let records = fs::read_dir(self.sandbox.path().join("remote/jobs/both/job")).ok()?;
+            let of = |name: &str| name.strip_suffix(".json")?.parse::<u64>().ok();
+            let names = records.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+            let newest = names.filter_map(|name| of(&name)).max()?;
+            let record = self.sandbox.read(&format!("remote/jobs/both/job/{newest}.json"));
             record.contains(&format!(r#""last_sequence":{number},"#)).then_some(())
         });
     }

@@ -82,6 +82,7 @@ fn written(path: &Path, codec: Codec) -> JobDir {
         last_sequence: 2,
         sequence_before_run: 0,
         abandoned: Vec::new(),
+        deleted: Vec::new(),
         claims: 0,
         claimed_at_sequence: 0,
         launcher: "0123@node".into(),
@@ -111,7 +112,7 @@ fn assert_reads_back(codec: Codec, key: Option<&Path>) {
     let mut more = vec![Path::new("--extract"), &into];
     more.extend(key.into_iter().flat_map(|key| [Path::new("--key"), key]));
     let told = understood(&read(&store, &more));
-    assert_eq!(told["version"], 2);
+    assert_eq!(told["version"], 3);
     let snapshots = told["jobs"]["job"]["snapshots"].as_object().unwrap();
     assert_eq!(snapshots.len(), 2);
     for sequence in [1, 2] {

@@ -212,13 +212,6 @@ impl Folder {
         Ok((temporary.st_dev, temporary.st_ino) == (object.st_dev, object.st_ino))
     }
 
-    /// Renames the file `temporary` to the object's name and replaces any existing object.
-    pub(super) fn rename_over(&self, temporary: &OsStr) -> io::Result<()> {
-        rustix::fs::renameat(&self.dir, temporary, &self.dir, &self.name)?;
-        self.note_rename(temporary);
-        Ok(())
-    }
-
     fn note_rename(&self, temporary: &OsStr) {
         let to = || self.path_of(&self.name);
         self.notes.note(|| Operation::Rename { from: self.path_of(temporary), to: to() });

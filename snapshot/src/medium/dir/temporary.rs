@@ -2,14 +2,11 @@
 
 use super::root::Folder;
 use crate::medium::record::Operation;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// Renames a file with this temporary name to the name of the object.
-pub(super) type Rename = fn(&Folder, &OsStr) -> io::Result<()>;
 
 /// A file under a temporary name. It is removed on drop unless it was published.
 pub(super) struct Temporary {
@@ -36,9 +33,9 @@ impl Temporary {
         self.folder.notes.sync(|| self.file.sync_data(), |begun| Operation::SyncFile { path: path(), begun })
     }
 
-    /// Gives it the object's name, durably, by [`Folder::rename_new`] or [`Folder::rename_over`].
-    pub(super) fn publish(mut self, rename: Rename) -> io::Result<()> {
-        rename(&self.folder, &self.name)?;
+    /// Gives it the object's name, durably.
+    pub(super) fn publish(mut self) -> io::Result<()> {
+        self.folder.rename_new(&self.name)?;
         self.published = true;
         self.folder.sync()
     }

@@ -238,7 +238,7 @@ fn a_full_disk_is_told_and_what_is_there_stays() {
     on_small_disk(1 << 20, |root| {
         let medium = DirMedium::new(root.to_owned());
         write(&medium, "packs/x", &content(300_000), 2, BLOCK_ALIGN);
-        medium.replace(&name("marks.json"), b"old").unwrap();
+        medium.put_new(&name("marks.json"), b"old").unwrap();
         assert!(medium.free_bytes().unwrap().unwrap() < 1 << 20);
         let mut writer = medium.create(&name("packs/y"), 4, 16 * BLOCK_ALIGN).unwrap();
         let filled = (0..100).try_for_each(|_| {
@@ -252,10 +252,6 @@ fn a_full_disk_is_told_and_what_is_there_stays() {
         let large = vec![1; 2 << 20];
         assert_eq!(
             medium.put_new(&name("manifests/1"), &large).unwrap_err().kind(),
-            io::ErrorKind::StorageFull
-        );
-        assert_eq!(
-            medium.replace(&name("marks.json"), &large).unwrap_err().kind(),
             io::ErrorKind::StorageFull
         );
         assert_eq!(tree(root), ["manifests", "marks.json", "packs", "packs/x"]);
@@ -279,7 +275,7 @@ mod recording {
         write(&medium, "packs/x", &content(2 * BLOCK_ALIGN + 1), 2, BLOCK_ALIGN);
         medium.put_new(&name("packs/y"), b"small").unwrap();
         recorder.mark("put");
-        medium.replace(&name("marks.json"), b"{}").unwrap();
+        medium.put_new(&name("marks.json"), b"{}").unwrap();
         medium.remove(&name("packs/x")).unwrap();
         drop(medium.create(&name("packs/z"), 1, BLOCK_ALIGN).unwrap());
         let mut kinds = Vec::new();
@@ -328,7 +324,7 @@ mod recording {
                 write(&medium, &format!("packs/{bytes}"), &content(bytes), 3, 16 * BLOCK_ALIGN);
                 medium.put_new(&name(&format!("manifests/{bytes}")), &content(bytes)).unwrap();
             }
-            medium.replace(&name("manifests/0"), b"new").unwrap();
+            medium.put_new(&name("manifests/new"), b"new").unwrap();
             medium.remove(&name("packs/100")).unwrap();
             let mut files = std::collections::BTreeMap::<PathBuf, Vec<u8>>::new();
             for operation in recorder.operations() {
@@ -354,8 +350,8 @@ mod recording {
             for (path, content) in &files {
                 assert!(fs::read(dir.path().join(path)).unwrap() == *content, "{}, {what}", path.display());
             }
-            assert_eq!(files.len(), 7, "{what}");
-            assert_eq!(tree(dir.path()).len(), 7 + 2, "{what}");
+            assert_eq!(files.len(), 8, "{what}");
+            assert_eq!(tree(dir.path()).len(), 8 + 2, "{what}");
         }
     }
 }
@@ -411,7 +407,7 @@ fn only_the_owner_can_read_them() {
     let medium = DirMedium::new(dir.path().join("a/job"));
     write(&medium, "packs/x", b"secret", 1, BLOCK_ALIGN);
     medium.put_new(&name("manifests/1"), b"secret").unwrap();
-    medium.replace(&name("marks.json"), b"secret").unwrap();
+    medium.put_new(&name("marks.json"), b"secret").unwrap();
     for path in tree(dir.path()) {
         let facts = fs::metadata(dir.path().join(&path)).unwrap();
         let expected = if facts.is_dir() { 0o700 } else { 0o600 };
@@ -438,7 +434,7 @@ fn what_a_killed_writer_left_is_swept_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let medium = DirMedium::new(dir.path().to_owned());
     write(&medium, "packs/x", b"x", 1, BLOCK_ALIGN);
-    medium.replace(&name("marks.json"), b"{}").unwrap();
+    medium.put_new(&name("marks.json"), b"{}").unwrap();
     fs::write(dir.path().join("job.log"), "someone else's").unwrap();
     fs::create_dir(dir.path().join(".tmp-dir")).unwrap();
     for path in ["packs/y", "manifests/a/b"] {
@@ -479,8 +475,6 @@ fn of_several_who_put_the_same_name_one_wins() {
     }
     assert_eq!(read_all(&medium, &path, 1 << 20).unwrap(), [winner as u8; 10_000]);
     assert_eq!(tree(dir.path()), ["manifests", "manifests/1"]);
-    medium.replace(&path, b"new").unwrap();
-    assert_eq!(read_all(&medium, &path, 1 << 20).unwrap(), b"new");
 }
 
 #[test]
@@ -530,7 +524,6 @@ fn the_root_may_be_a_symbolic_link_and_nothing_below_it() {
     assert!(medium.open(&path).is_err());
     assert!(medium.put_new(&name("manifests/y"), b"").is_err());
     assert!(medium.create(&name("manifests/y"), 1, BLOCK_ALIGN).is_err());
-    assert!(medium.replace(&path, b"").is_err());
     assert!(medium.remove(&path).is_err());
     assert!(medium.list(&name("manifests")).is_err());
     medium.sweep(Duration::ZERO).unwrap();
@@ -540,7 +533,6 @@ fn the_root_may_be_a_symbolic_link_and_nothing_below_it() {
     assert_eq!(medium.list(&name("packs")).unwrap(), [("x".to_owned(), 4)]);
     let put = medium.put_new(&name("packs/y"), b"");
     assert_eq!(put.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-    medium.replace(&name("packs/y"), b"ours").unwrap();
     medium.remove(&name("packs/y")).unwrap();
     assert_eq!(tree(&outside), [".tmp-x", "x"]);
     assert_eq!(fs::read(outside.join("x")).unwrap(), b"precious");

@@ -227,7 +227,7 @@ impl ObjectWriter for DirWriter {
         self.temporary.sync()?;
         self.evict(1);
         faults::hit("save-rename")?;
-        self.temporary.publish(Folder::rename_new)
+        self.temporary.publish()
     }
 }
 

@@ -1,0 +1,154 @@
+//! Small records of a job that several launchers may change without a common lock: objects `job/N.json` and
+//! `marks/N.json`, of which the one with the highest N counts. A change creates N + 1, which fails if somebody else has created it since the record was read
+//! (compare and swap). So a write that arrives late, even after its writer has given up on it, changes nothing: its number
+//! is taken, or is not the highest.
+//!
+//! Old objects are removed, so a number may be free again. The newest [`KEPT`] are not removed: a writer whose number is
+//! one of those when it has created it was the only one to create it. A writer that was stopped in between for as many
+//! changes as that does not know, and makes its change once more.
+
+use crate::RelPath;
+use crate::medium::{Medium, read_all};
+use std::io;
+use std::path::Path;
+
+/// Who owns the job, and how its last run ended.
+pub(crate) const JOB: Record = Record { folder: "job", unnumbered: "job.json" };
+/// Tags, pins and failed restores of its snapshots.
+pub(crate) const MARKS: Record = Record { folder: "marks", unnumbered: "marks.json" };
+/// A longer record is not read (bytes): it is damaged.
+const RECORD_MAX_BYTES: u64 = 16 << 20;
+/// Objects that are kept, the newest included.
+const KEPT: u64 = 32;
+/// How often an object may be gone that was listed just before.
+const TRIES: u32 = 20;
+
+/// One of the records.
+#[derive(Clone, Copy)]
+pub(crate) struct Record {
+    /// The directory of its objects.
+    folder: &'static str,
+    /// The file that it was in stores of version 1 and 2.
+    unnumbered: &'static str,
+}
+
+/// A record as it was read.
+pub(crate) struct Newest {
+    /// Its number; 0 if it has none, or does not exist.
+    number: u64,
+    /// The content of the object of that number.
+    pub(crate) content: Option<Vec<u8>>,
+}
+
+impl Record {
+    /// Reads the record.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    pub(crate) fn read(&self, medium: &dyn Medium) -> io::Result<Newest> {
+        let mut tries = 0;
+        loop {
+            let number = self.list(medium)?.pop().unwrap_or(0);
+            tries += 1;
+            match read_all(medium, &self.name(number), RECORD_MAX_BYTES) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && number == 0 => {
+                    return Ok(Newest { number, content: None });
+                }
+                // Newer ones were created since.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && tries < TRIES => {}
+                content => return Ok(Newest { number, content: Some(content?) }),
+            }
+        }
+    }
+
+    /// Replaces the record that was read.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`] if somebody else has replaced it; it is unchanged then. After any other error it
+    /// may or may not be replaced.
+    pub(crate) fn replace(&self, medium: &dyn Medium, read: &Newest, content: &[u8]) -> io::Result<()> {
+        let number = read.number + 1;
+        medium.put_new(&self.name(number), content)?;
+        let listed = self.list(medium)?;
+        let oldest_kept = (listed.last().copied().unwrap_or(number) + 1).saturating_sub(KEPT);
+        let has_unnumbered = read.number == 0 && read.content.is_some();
+        let old = listed.into_iter().filter(|old| *old < oldest_kept).chain(has_unnumbered.then_some(0));
+        for name in old.map(|old| self.name(old)) {
+            if let Err(error) = medium.remove(&name) {
+                tracing::debug!("cannot remove {}: {error}", medium.describe(&name));
+            }
+        }
+        // Somebody else may have created the number before, and others have removed it since.
+        if number < oldest_kept { Err(io::ErrorKind::AlreadyExists.into()) } else { Ok(()) }
+    }
+
+    /// The numbers of all objects, in order.
+    fn list(&self, medium: &dyn Medium) -> io::Result<Vec<u64>> {
+        let listed = medium.list(&self.folder())?;
+        let mut numbers: Vec<u64> = listed.iter().filter_map(|(name, _)| number_of(name)).collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// The directory of its objects.
+    pub(crate) fn folder(&self) -> RelPath {
+        RelPath::new(self.folder).expect("a plain path")
+    }
+
+    /// The name of the object that was read.
+    pub(crate) fn name_of(&self, read: &Newest) -> RelPath {
+        self.name(read.number)
+    }
+
+    fn name(&self, number: u64) -> RelPath {
+        let name = match number {
+            0 => self.unnumbered.to_owned(),
+            _ => format!("{}/{number}.json", self.folder),
+        };
+        RelPath::new(name).expect("a plain path")
+    }
+
+    /// Whether a job's directory has this record.
+    pub(crate) fn exists(&self, dir: &Path) -> bool {
+        [self.folder, self.unnumbered].iter().any(|name| dir.join(name).exists())
+    }
+}
+
+fn number_of(name: &str) -> Option<u64> {
+    let number = name.strip_suffix(".json")?.parse().ok()?;
+    (format!("{number}.json") == name && number > 0).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::medium::DirMedium;
+
+    #[test]
+    fn one_of_several_writers_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = DirMedium::new(dir.path().to_owned());
+        let none = JOB.read(&medium).unwrap();
+        assert!(none.number == 0 && none.content.is_none());
+        JOB.replace(&medium, &none, b"a").unwrap();
+        let first = JOB.read(&medium).unwrap();
+        assert_eq!((first.number, first.content.as_deref()), (1, Some(&b"a"[..])));
+        let late = JOB.read(&medium).unwrap();
+        JOB.replace(&medium, &first, b"b").unwrap();
+        assert_eq!(JOB.replace(&medium, &late, b"c").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        for content in 3..=34 {
+            JOB.replace(&medium, &JOB.read(&medium).unwrap(), &[content]).unwrap();
+        }
+        // A write of a number that is gone comes late.
+        assert_eq!(JOB.list(&medium).unwrap(), (3..=34).collect::<Vec<_>>());
+        assert_eq!(JOB.replace(&medium, &late, b"c").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        medium.put_new(&JOB.name(2), b"late").unwrap();
+        let newest = JOB.read(&medium).unwrap();
+        assert_eq!((newest.number, newest.content.as_deref()), (34, Some(&[34][..])));
+        JOB.replace(&medium, &newest, b"f").unwrap();
+        assert_eq!(JOB.list(&medium).unwrap(), (4..=35).collect::<Vec<_>>());
+        for odd in ["05.json", "0.json", "x.json", "6.jso"] {
+            assert_eq!(number_of(odd), None, "{odd}");
+        }
+    }
+}
