@@ -11,9 +11,12 @@ use crate::{bundle, process, skips, workspace};
 const STRESS_S: &str = "60";
 /// How often `--full` kills each job on a GPU; tests/tests/gpu/jobs.rs has a smaller number of its own.
 const KILLS: &str = "20";
+/// How many simulations of several machines `--full` runs; launcher/src/job/simulation.rs has a number of its own.
+const SEEDS: &str = "100000";
 
 /// How long the tests of one program may take: a program that hangs is ended and named, and the others still run.
 const PROGRAM_LIMIT: &str = "25m";
+const FULL_PROGRAM_LIMIT: &str = "60m";
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -37,13 +40,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     // All faults at once: a run takes long.
     test.args(["--workspace", "--no-fail-fast", "--features", workspace::FAULTS]).args(&args.args);
-    let limited = ["timeout"].into_iter().chain(process::TIMEOUT).chain([PROGRAM_LIMIT]);
+    let limited = ["timeout"].into_iter().chain(process::TIMEOUT).chain([if args.full { FULL_PROGRAM_LIMIT } else { PROGRAM_LIMIT }]);
     test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", limited.collect::<Vec<_>>().join(" "));
     test.env("CKPT_TEST_BUNDLE", bundle::for_tests()?);
     if let Some(rootfs) = rootfs {
         test.env("CKPT_TEST_ROOTFS", rootfs)
             .env("CKPT_TEST_STRESS_S", STRESS_S)
-            .env("CKPT_TEST_KILLS", KILLS);
+            .env("CKPT_TEST_KILLS", KILLS)
+            .env("CKPT_TEST_SEEDS", SEEDS);
     }
     let skipped = skips::file()?;
     skips::clear(&skipped)?;

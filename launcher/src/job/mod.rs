@@ -7,4 +7,6 @@ pub mod handover;
 pub mod journal;
 pub mod ownership;
 pub mod resume_point;
+#[cfg(test)]
+mod simulation;
 pub mod status;

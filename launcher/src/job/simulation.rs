@@ -1,0 +1,502 @@
+//! A simulation of several launchers that claim one job in one object store. They run in turns, which a seeded generator
+//! decides before each operation of the store. Operations fail, take effect although they are reported as failed, take
+//! effect late or twice; launchers die. Whatever happens, these must hold:
+//!
+//! - A launcher resumes from what the one before it has saved, or from a later snapshot of the same history.
+//! - A snapshot that is resumed has all its data.
+//! - A job that is complete is not resumed.
+//! - A pinned snapshot stays.
+//! - A launcher that claims the job undisturbed can save and complete it.
+
+use crate::job::claim::claim_and_decide;
+use crate::job::ownership::Ownership;
+use crate::job::resume_point::{Resume, abandon_after};
+use crate::store::tiers::{self, REMOTE};
+use anyhow::{Result, anyhow, ensure};
+use ckpt_snapshot::codec::Codec;
+use ckpt_snapshot::medium::{Block, Medium, ObjectReader, ObjectWriter};
+use ckpt_snapshot::packed::{Limits, PackStore};
+use ckpt_snapshot::{
+    Input, JobDir, JobIdentity, JobKey, JobOutcome, Manifest, RelPath, Retention, SnapshotId, Store,
+    StoreRoot, Tier, Tiers,
+};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, SystemTime};
+
+/// Seeds of one test run; `CKPT_TEST_SEEDS` sets another number, and `CKPT_TEST_SEED` the first one.
+const SEEDS: u64 = 400;
+/// Machines that run launchers, one after another each.
+const MACHINES: usize = 3;
+const LIVES: u32 = 2;
+/// Time that passes with each operation: a save takes less than a day.
+const OPERATION: Duration = Duration::from_secs(20);
+/// The pinned snapshot.
+const PINNED: u64 = 1;
+
+/// The store, and what its launchers may expect.
+struct World {
+    objects: BTreeMap<String, (Arc<Vec<u8>>, Duration)>,
+    late: Vec<Write>,
+    random: fastrand::Rng,
+    now: Duration,
+    /// Whose turn it is.
+    turn: usize,
+    running: Vec<usize>,
+    /// Numbers that their launcher was told to be saved, while it owned the job.
+    saved: BTreeSet<u64>,
+    /// Whether a launcher that owned the job was told that the job is complete; or may have completed it.
+    complete: bool,
+    perhaps_complete: bool,
+    /// How often the job has begun.
+    runs: u32,
+}
+
+#[derive(Clone)]
+enum Write {
+    PutNew(String, Vec<u8>),
+    Remove(String),
+}
+
+impl World {
+    fn apply(&mut self, write: &Write) -> io::Result<()> {
+        match write {
+            Write::PutNew(name, _) if self.objects.contains_key(name) => {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            Write::PutNew(name, content) => {
+                self.objects.insert(name.clone(), (Arc::new(content.clone()), self.now));
+            }
+            Write::Remove(name) => drop(self.objects.remove(name)),
+        }
+        Ok(())
+    }
+
+    /// The name of the launcher that owns the job.
+    fn owner(&self) -> Option<String> {
+        let number = |name: &str| name.strip_prefix("job/")?.strip_suffix(".json")?.parse::<u64>().ok();
+        let newest = self.objects.iter().filter_map(|(name, (text, _))| Some((number(name)?, text))).max()?;
+        let record: serde_json::Value = serde_json::from_slice(newest.1).ok()?;
+        Some(record["body"]["launcher"].as_str()?.to_owned())
+    }
+}
+
+/// The store as one launcher sees it.
+#[derive(Clone)]
+struct Machine {
+    world: Arc<(Mutex<World>, Condvar)>,
+    me: usize,
+    /// Whether operations may fail.
+    has_faults: bool,
+    is_dead: Arc<AtomicBool>,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "machine {}", self.me)
+    }
+}
+
+impl Machine {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.0.lock()
+    }
+
+    /// Gives the turn to a random launcher, and waits for it to come back.
+    fn step(&self) -> io::Result<MutexGuard<'_, World>> {
+        let mut world = self.world();
+        world.now += OPERATION;
+        while !world.late.is_empty() && world.random.u32(..4) == 0 {
+            let late = world.late.len();
+            let number = world.random.usize(..late);
+            let write = world.late.swap_remove(number);
+            let _ = world.apply(&write);
+        }
+        self.pass(&mut world);
+        while world.turn != self.me {
+            self.world.1.wait(&mut world);
+        }
+        let is_dead = self.is_dead.load(std::sync::atomic::Ordering::Relaxed);
+        if is_dead || self.has_faults && world.random.u32(..150) == 0 {
+            self.is_dead.store(true, std::sync::atomic::Ordering::Relaxed);
+            return Err(io::Error::other("dead"));
+        }
+        Ok(world)
+    }
+
+    fn pass(&self, world: &mut World) {
+        if !world.running.is_empty() {
+            let running = world.running.len();
+            let next = world.random.usize(..running);
+            world.turn = world.running[next];
+            self.world.1.notify_all();
+        }
+    }
+
+    fn write(&self, write: &Write) -> io::Result<()> {
+        let mut world = self.step()?;
+        let fate = if self.has_faults { world.random.u32(..40) } else { 40 };
+        let lost = || io::Error::new(io::ErrorKind::TimedOut, "no answer");
+        match fate {
+            0 => Err(lost()),
+            1 => {
+                let _ = world.apply(write);
+                Err(lost())
+            }
+            2 | 3 => {
+                world.late.push(write.clone());
+                Err(lost())
+            }
+            4 => {
+                world.late.push(write.clone());
+                world.apply(write)
+            }
+            _ => world.apply(write),
+        }
+    }
+}
+
+impl Medium for Machine {
+    fn describe(&self, name: &RelPath) -> String {
+        name.to_string()
+    }
+
+    fn create(&self, name: &RelPath, _: usize, block_bytes: usize) -> io::Result<Box<dyn ObjectWriter>> {
+        Ok(Box::new(Writer { machine: self.clone(), name: name.clone(), content: Vec::new(), block_bytes }))
+    }
+
+    fn put_new(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
+        self.write(&Write::PutNew(name.to_string(), content.to_vec()))
+    }
+
+    fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>> {
+        let found = self.step()?.objects.get(name.as_str()).map(|(content, _)| Arc::clone(content));
+        Ok(Box::new(Reader(found.ok_or(io::ErrorKind::NotFound)?)))
+    }
+
+    fn list(&self, dir: &RelPath) -> io::Result<Vec<(String, u64)>> {
+        let (world, dir) = (self.step()?, format!("{dir}/"));
+        let below = world.objects.iter().filter_map(|(name, (content, _))| {
+            Some((name.strip_prefix(&dir)?.to_owned(), content.len() as u64))
+        });
+        Ok(below.collect())
+    }
+
+    fn list_times(&self, dir: &RelPath) -> io::Result<Vec<(String, SystemTime)>> {
+        let (world, dir) = (self.step()?, format!("{dir}/"));
+        let below = world.objects.iter().filter_map(|(name, (_, at))| {
+            Some((name.strip_prefix(&dir)?.to_owned(), SystemTime::now() - (world.now - *at)))
+        });
+        Ok(below.collect())
+    }
+
+    fn remove(&self, name: &RelPath) -> io::Result<()> {
+        self.write(&Write::Remove(name.to_string()))
+    }
+
+    fn sweep(&self, _: Duration) -> io::Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+}
+
+struct Writer {
+    machine: Machine,
+    name: RelPath,
+    content: Vec<u8>,
+    block_bytes: usize,
+}
+
+impl ObjectWriter for Writer {
+    fn block(&mut self) -> io::Result<Block> {
+        Ok(Block::new(self.block_bytes))
+    }
+
+    fn append(&mut self, block: Block) -> io::Result<()> {
+        self.content.extend_from_slice(block.content());
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> io::Result<()> {
+        self.machine.put_new(&self.name, &self.content)
+    }
+}
+
+struct Reader(Arc<Vec<u8>>);
+
+impl ObjectReader for Reader {
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let from = usize::try_from(offset).ok().and_then(|offset| self.0.get(offset..offset + into.len()));
+        into.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+/// A job as one launcher sees it.
+struct Launcher<'a> {
+    machine: &'a Machine,
+    dir: JobDir,
+    store: Arc<Tiers>,
+    identity: JobIdentity,
+}
+
+/// A violation: a bug, and no failure that the simulation has made.
+#[derive(Debug)]
+struct Violation(String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+fn data() -> RelPath {
+    RelPath::new("history").unwrap()
+}
+
+impl<'a> Launcher<'a> {
+    fn new(machine: &'a Machine, local: &Path) -> Self {
+        let key = JobKey::named("job").unwrap();
+        let root = StoreRoot::open_or_create(&local.join(machine.me.to_string())).unwrap();
+        let medium: Arc<dyn Medium> = Arc::new(machine.clone());
+        let dir = root.job(&key).with_content_in(Arc::clone(&medium));
+        let limits = Limits { workers: 1, ..Limits::remote() };
+        let store = PackStore::new(medium, Codec::default(), limits).of_job(&key);
+        let store = Arc::new(Tiers::new(vec![Tier::new(REMOTE, Box::new(store), true)]));
+        let identity = JobIdentity { key: key.to_string(), cwd: "/".into(), argv: Vec::new() };
+        Self { machine, dir, store, identity }
+    }
+
+    /// Claims the job, resumes it, saves it a few times, and perhaps completes it.
+    fn live(&self, saves: u32, completes: bool) -> Result<()> {
+        let (expected, was_complete, perhaps_complete, runs) = {
+            let world = self.machine.world();
+            (world.saved.clone(), world.complete, world.perhaps_complete, world.runs)
+        };
+        let (ownership, candidates) =
+            claim_and_decide(&Resume::Auto, &self.dir, &self.store, &self.identity, None)?;
+        let (mut history, resumed) = self.resume(&candidates)?;
+        // Unless another launcher has begun again meanwhile.
+        if was_complete && self.machine.world().complete && resumed.is_some() {
+            return Err(Violation(format!("a complete job was resumed from {resumed:?}")).into());
+        }
+        let lost: Vec<_> = expected.iter().filter(|number| !history.contains(number)).collect();
+        let starts_again = was_complete || perhaps_complete && resumed.is_none();
+        if !(starts_again || lost.is_empty()) {
+            // Another launcher may have claimed it meanwhile, completed it, or begun it again.
+            ensure!(self.is_owner(&ownership), "another launcher owns it");
+            let world = self.machine.world();
+            if !world.complete && !world.perhaps_complete && world.runs == runs {
+                let found = format!("resumed from {resumed:?} of {candidates:?}");
+                return Err(
+                    Violation(format!("{lost:?} were saved and are not in {history:?}: {found}")).into()
+                );
+            }
+        }
+        if let Some(id) = &resumed {
+            ownership.change(|record| abandon_after(record, id))?;
+        } else {
+            self.begin_again(&ownership);
+        }
+        for _ in 0..saves {
+            let number = self.save(&ownership, &history)?;
+            history.insert(number);
+        }
+        if completes {
+            self.complete(&ownership)?;
+        }
+        Ok(())
+    }
+
+    fn is_owner(&self, ownership: &Ownership) -> bool {
+        self.machine.world().owner() == Some(ownership.record().launcher)
+    }
+
+    /// What was saved before belongs to an earlier run.
+    fn begin_again(&self, ownership: &Ownership) {
+        let mut world = self.machine.world();
+        if world.owner() == Some(ownership.record().launcher) {
+            world.saved.clear();
+            (world.complete, world.perhaps_complete) = (false, false);
+            world.runs += 1;
+        }
+    }
+
+    /// Reads the newest snapshot that is whole: the numbers of its history.
+    fn resume(&self, candidates: &[SnapshotId]) -> Result<(BTreeSet<u64>, Option<SnapshotId>)> {
+        for id in candidates.iter().rev() {
+            let text =
+                self.store.manifest(id).and_then(|found| (&*self.store as &dyn Store).read(&found, &data()));
+            match text {
+                Ok(text) => {
+                    let mut history: BTreeSet<u64> = serde_json::from_slice(&text)?;
+                    history.insert(id.sequence());
+                    return Ok((history, Some(id.clone())));
+                }
+                Err(ckpt_snapshot::ReadError::Damaged { .. } | ckpt_snapshot::ReadError::Missing(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        ensure!(candidates.is_empty(), "none of {candidates:?} is whole");
+        Ok((BTreeSet::new(), None))
+    }
+
+    fn save(&self, ownership: &Ownership, history: &BTreeSet<u64>) -> Result<u64> {
+        let newest = tiers::list_local(&self.store)?.last().map_or(0, |one| one.id.sequence());
+        let number = ownership.next_number(newest)?;
+        let id = SnapshotId::new(number, SystemTime::UNIX_EPOCH);
+        let home = self.store.tier(REMOTE)?.store();
+        let mut writer = home.begin(&id, 0)?;
+        let text = serde_json::to_vec(history)?;
+        let path = data();
+        writer.put(&[Input { path, from: &&text[..] }], &|_| {})?;
+        let manifest = Manifest::new(id, self.identity.clone());
+        writer.commit(Manifest { run: ownership.record().run, ..manifest })?;
+        {
+            let mut world = self.machine.world();
+            if world.owner() == Some(ownership.record().launcher) {
+                world.saved.insert(number);
+            }
+        }
+        let before = |ids: &[SnapshotId]| Ok(ownership.before_deletion(ids)?);
+        let is_pruned = tiers::prune(&self.store, &self.dir, &Retention::newest(2), None, before);
+        if is_pruned && ownership.check().is_ok() {
+            tiers::reclaim_local(&self.store, &AtomicBool::new(false))?;
+        }
+        Ok(number)
+    }
+
+    fn complete(&self, ownership: &Ownership) -> Result<()> {
+        let done = ownership.change(|record| record.outcome = JobOutcome::Complete);
+        let mut world = self.machine.world();
+        match &done {
+            Ok(()) if world.owner() == Some(ownership.record().launcher) => world.complete = true,
+            _ => world.perhaps_complete = true,
+        }
+        Ok(done?)
+    }
+}
+
+/// Runs one simulation. Returns whether there was a violation.
+fn simulate(seed: u64) -> Result<()> {
+    let local = tempfile::tempdir()?;
+    let world = World {
+        objects: BTreeMap::new(),
+        late: Vec::new(),
+        random: fastrand::Rng::with_seed(seed),
+        now: Duration::ZERO,
+        turn: 0,
+        running: vec![0],
+        saved: BTreeSet::new(),
+        complete: false,
+        perhaps_complete: false,
+        runs: 0,
+    };
+    let world = Arc::new((Mutex::new(world), Condvar::new()));
+    let machine = |me, has_faults| {
+        let (world, is_dead) = (Arc::clone(&world), Arc::default());
+        Machine { world, me, has_faults, is_dead }
+    };
+    // A first run, of which a snapshot is pinned.
+    let undisturbed = machine(0, false);
+    Launcher::new(&undisturbed, local.path()).live(1, false)?;
+    let pinned = SnapshotId::new(PINNED, SystemTime::UNIX_EPOCH);
+    Launcher::new(&undisturbed, local.path()).dir.change_marks(|marks| marks.pin(&pinned))?;
+    world.0.lock().running = (1..=MACHINES).collect();
+    let outcomes = std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..=MACHINES)
+            .map(|me| {
+                let (machine, local) = (&machine, local.path());
+                scope.spawn(move || live_on(&|| machine(me, true), local, me))
+            })
+            .collect();
+        {
+            let mut world = world.0.lock();
+            undisturbed.pass(&mut world);
+        }
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Vec<_>>()
+    });
+    outcomes.into_iter().collect::<Result<()>>()?;
+    {
+        let mut world = world.0.lock();
+        (world.turn, world.running) = (0, vec![0]);
+        world.now += Duration::from_secs(2 * 24 * 3600);
+    }
+    // Writes that are late may come now, too.
+    Launcher::new(&undisturbed, local.path())
+        .live(3, true)
+        .map_err(|error| anyhow!("the last one: {error}"))?;
+    let last = Launcher::new(&undisturbed, local.path());
+    ensure!(last.dir.record()?.is_some_and(|record| record.outcome == JobOutcome::Complete), "not complete");
+    let manifest = last.store.manifest(&pinned).map_err(|error| anyhow!("the pinned one: {error}"))?;
+    (&*last.store as &dyn Store)
+        .read(&manifest, &data())
+        .map_err(|error| anyhow!("the pinned one: {error}"))?;
+    Ok(())
+}
+
+/// One launcher after another on one machine. Only violations are errors.
+fn live_on(machine: &dyn Fn() -> Machine, local: &Path, me: usize) -> Result<()> {
+    let mut result = Ok(());
+    for _ in 0..LIVES {
+        let machine = machine();
+        let (saves, completes) = match machine.step() {
+            Ok(mut world) => (world.random.u32(0..4), world.random.u32(..6) == 0),
+            Err(_) => continue,
+        };
+        if let Err(error) = Launcher::new(&machine, local).live(saves, completes)
+            && error.is::<Violation>()
+        {
+            result = Err(error);
+            break;
+        }
+    }
+    let machine = machine();
+    let mut world = machine.world();
+    while world.turn != me {
+        machine.world.1.wait(&mut world);
+    }
+    world.running.retain(|one| *one != me);
+    machine.pass(&mut world);
+    result
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn launchers_on_several_machines() {
+    let first = number("CKPT_TEST_SEED", 0);
+    let next = std::sync::atomic::AtomicU64::new(first);
+    let end = first + number("CKPT_TEST_SEEDS", SEEDS);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    if seed >= end {
+                        return;
+                    }
+                    if let Err(error) = simulate(seed) {
+                        panic!("CKPT_TEST_SEED={seed} CKPT_TEST_SEEDS=1: {error:#}");
+                    }
+                }
+            });
+        }
+    });
+}
