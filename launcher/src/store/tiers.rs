@@ -1,6 +1,7 @@
 //! The tiers of a job's store, as the options define them. Either the packed store on disk, with snapshots of version 1
 //! behind it and the object store of `--upload`; or an object store alone. The launcher's memory comes before either.
 
+use crate::store::lock_scope::is_one_machine_only;
 use crate::store::options::StoreOptions;
 use crate::sys::error::bad_input;
 use anyhow::Result;
@@ -113,10 +114,12 @@ pub fn place(key: &JobKey) -> RelPath {
 /// The packed store of the job in `dir`.
 #[must_use]
 pub fn packed(options: &StoreOptions, dir: &JobDir) -> PackStore {
-    match dir.records_medium() {
-        Some(medium) => on_medium(options, dir, Arc::clone(medium), Limits::remote()),
-        None => on_medium(options, dir, Arc::new(DirMedium::new(dir.path().to_owned())), Limits::default()),
+    if let Some(medium) = dir.records_medium() {
+        return on_medium(options, dir, Arc::clone(medium), Limits::remote());
     }
+    let shared = is_one_machine_only(dir.path()).then_some(Limits::remote().shared).flatten();
+    let limits = Limits { shared, ..Limits::default() };
+    on_medium(options, dir, Arc::new(DirMedium::new(dir.path().to_owned())), limits)
 }
 
 /// The packed store of a job that certainly runs on no machine: garbage collection need not wait for other machines.
