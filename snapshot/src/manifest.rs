@@ -106,6 +106,9 @@ pub struct ProcessTree {
     pub affinity: Vec<AffinityGroup>,
     /// The interposer's agents, which reconnect when the job continues.
     pub agents: Option<AgentsRecord>,
+    /// The directory in which the reaper's program was; absent in snapshots of older builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub private_dir: Option<String>,
 }
 
 /// The agents that disconnected for the snapshot.

@@ -357,6 +357,7 @@ impl Attempt<'_> {
                 threads: survey.affinity.iter().map(|group| group.tids.len() as u64).sum(),
                 affinity: survey.affinity,
                 agents,
+                private_dir: Some(self.parts.job.namespace.private_dir().to_owned()),
             },
             stdio: frozen.stdio,
             tty: frozen.tty,

@@ -188,7 +188,7 @@ fn check_rights() -> Vec<Finding> {
 }
 
 fn pid_namespace() -> Finding {
-    let made = Namespace::create(Network::Host);
+    let made = Namespace::create(Network::Host, None);
     finding(
         "PID namespace",
         made.map(|_| "can be created".to_owned()).map_err(|error| error.to_string()),

@@ -67,7 +67,7 @@ fn can_work(config: &Config) -> Result<()> {
     Criu::find(config.criu.as_deref())?;
     Root::open_or_create(&config.store, &config.store.pace())?;
     // The namespace ends immediately: nothing runs in it.
-    Namespace::create(config.network)?;
+    Namespace::create(config.network, None)?;
     Ok(())
 }
 

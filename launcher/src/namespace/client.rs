@@ -5,6 +5,7 @@ use super::messages::{Network, Reply, Request, StdioSource, receive, send};
 use super::spawn::{self, Spawned};
 use crate::sys::descriptor_limit;
 use crate::sys::privileges::Privileges;
+use crate::sys::runtime_dir::private;
 use ckpt_snapshot::AffinityGroup;
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
@@ -60,6 +61,9 @@ pub enum NamespaceError {
         /// The error of the system.
         reason: String,
     },
+    /// Another user can change the directory for the private mount, or it cannot be created.
+    #[error("the job's processes need a private directory: {0}")]
+    PrivateDir(io::Error),
     /// The init could not perform a request.
     #[error("{0}")]
     Refused(String),
@@ -112,19 +116,21 @@ type Answer = (Reply, Vec<OwnedFd>);
 /// [`super::is_ending`]).
 pub struct Namespace {
     spawned: Arc<Spawned>,
+    private_dir: String,
     /// One request at a time.
     requests: Mutex<(UnixStream, Receiver<Answer>)>,
     events: Receiver<InitEvent>,
 }
 
 impl Namespace {
-    /// Creates the namespaces and their init. The calling thread has to live as long as the job: the init ends with it.
+    /// Creates the namespaces and their init, with a private mount at `private_dir` of a snapshot, see
+    /// [`Self::private_dir`]. The calling thread has to live as long as the job: the init ends with it.
     ///
     /// # Errors
     /// [`NamespaceError::Rights`] and [`NamespaceError::NoUserNamespace`] when capabilities are missing,
     /// [`NamespaceError::Create`] when the kernel refuses the namespaces, [`NamespaceError::Refused`] when the set-up
     /// fails.
-    pub fn create(network: Network) -> Result<Self, NamespaceError> {
+    pub fn create(network: Network, private_dir: Option<&str>) -> Result<Self, NamespaceError> {
         let rights = Privileges::detect();
         let uid = rustix::process::getuid().as_raw();
         let missing: Vec<_> =
@@ -132,7 +138,10 @@ impl Namespace {
         if !missing.is_empty() {
             return Err(NamespaceError::Rights { uid, missing: missing.join(", ") });
         }
-        Self::try_create(network).map_err(|error| {
+        if let Some(above) = private_dir.and_then(|dir| Path::new(dir).parent()) {
+            private(above.to_owned()).map_err(NamespaceError::PrivateDir)?;
+        }
+        Self::try_create(network, private_dir).map_err(|error| {
             let reason = match error {
                 error if !rights.wants_user_namespace() => return error,
                 NamespaceError::Create(error) => error.to_string(),
@@ -142,9 +151,9 @@ impl Namespace {
         })
     }
 
-    fn try_create(network: Network) -> Result<Self, NamespaceError> {
+    fn try_create(network: Network, private_dir: Option<&str>) -> Result<Self, NamespaceError> {
         let (ours, theirs) = UnixStream::pair().map_err(NamespaceError::Create)?;
-        let spawned = spawn::spawn_init(&theirs, network).map_err(NamespaceError::Create)?;
+        let spawned = spawn::spawn_init(&theirs, network, private_dir).map_err(NamespaceError::Create)?;
         drop(theirs);
         descriptor_limit::restore_in(spawned.pid).map_err(|error| NamespaceError::Create(error.into()))?;
         let reader = ours.try_clone().map_err(NamespaceError::Create)?;
@@ -154,9 +163,13 @@ impl Namespace {
             .name("init-reader".to_owned())
             .spawn(move || read_replies(&reader, &answers, &event_sender))
             .map_err(NamespaceError::Create)?;
-        let namespace = Self { spawned: Arc::new(spawned), requests: Mutex::new((ours, replies)), events };
+        let (requests, private_dir) = (Mutex::new((ours, replies)), String::new());
+        let mut namespace = Self { spawned: Arc::new(spawned), private_dir, requests, events };
         match namespace.answer()? {
-            (Reply::Ready, _) => Ok(namespace),
+            (Reply::Ready { private_dir }, _) => {
+                namespace.private_dir = private_dir;
+                Ok(namespace)
+            }
             (other, _) => Err(unexpected(other)),
         }
     }
@@ -165,6 +178,12 @@ impl Namespace {
     #[must_use]
     pub fn init_pid(&self) -> i32 {
         self.spawned.pid.as_raw_nonzero().get()
+    }
+
+    /// The directory of a small private tmpfs, from which the reaper's program was executed.
+    #[must_use]
+    pub fn private_dir(&self) -> &str {
+        &self.private_dir
     }
 
     /// Events that the init reports.

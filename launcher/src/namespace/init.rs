@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -50,9 +50,10 @@ fn serve(control: &UnixStream) -> io::Result<()> {
     child_ended.set_nonblocking(true)?;
     signal_hook::low_level::pipe::register(signal_hook::consts::SIGCHLD, wake)?;
     end_after_launcher()?;
-    set_up().map_err(|(step, error)| io::Error::other(format!("cannot {step}: {error}")))?;
-    send(control, &Reply::Ready, &[])?;
-    let mut init = Init { control, root_pid: None, criu: HashMap::new(), tracker: None };
+    let private_dir =
+        set_up().map_err(|(step, error)| io::Error::other(format!("cannot {step}: {error}")))?;
+    send(control, &Reply::Ready { private_dir: private_dir.to_string_lossy().into_owned() }, &[])?;
+    let mut init = Init { control, private_dir, root_pid: None, criu: HashMap::new(), tracker: None };
     let mut is_writing = false;
     loop {
         let events = wait_for_work(control, &child_ended, init.tracker.as_ref(), is_writing)?;
@@ -135,7 +136,7 @@ impl<T, E: Into<io::Error>> AtStep<T> for Result<T, E> {
     }
 }
 
-fn set_up() -> Step<()> {
+fn set_up() -> Step<PathBuf> {
     // Mounts of the system propagate into the namespace, but not out of it.
     let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", slave).at_step("separate the job's mounts from the system's")?;
@@ -146,7 +147,7 @@ fn set_up() -> Step<()> {
     if std::env::args().nth(2).as_deref() == Some(PRIVATE_NETWORK) {
         loopback_up().at_step("bring up the loopback interface")?;
     }
-    Ok(())
+    Ok(private)
 }
 
 fn loopback_up() -> io::Result<()> {
@@ -164,6 +165,7 @@ fn loopback_up() -> io::Result<()> {
 
 struct Init<'a> {
     control: &'a UnixStream,
+    private_dir: PathBuf,
     /// The root of the job's tree; its end is reported.
     root_pid: Option<i32>,
     /// CRIU processes, with the descriptors that they open through /proc/1/fd.
@@ -245,7 +247,8 @@ impl Init<'_> {
                 let command = job_start::JobCommand { argv, variables: variables.collect(), stdio, fds };
                 let terminal = terminal.map(|path| open_terminal(&path)).transpose()?;
                 set_last_pid(FIRST_JOB_PID).at_step("choose the job's PIDs")?;
-                let reply = job_start::start(&command, terminal).at_step("start the job")?;
+                let reply =
+                    job_start::start(&command, terminal, &self.private_dir).at_step("start the job")?;
                 if let Reply::Started { root_pid, .. } = reply {
                     self.root_pid = Some(root_pid);
                 }
@@ -258,7 +261,7 @@ impl Init<'_> {
                 self.start_criu(&argv, kept).at_step("start CRIU")
             }
             Request::RestoreReaperProgram { command_pid } => {
-                job_start::restore_reaper_program(command_pid)
+                job_start::restore_reaper_program(&self.private_dir, command_pid)
                     .at_step("restore the program of the job's root")?;
                 done(Vec::new())
             }
@@ -275,7 +278,7 @@ impl Init<'_> {
                 done(Vec::new())
             }
             Request::TrackFiles { cwd, excluded } => {
-                let cwd = std::path::PathBuf::from(OsString::from_vec(cwd));
+                let cwd = PathBuf::from(OsString::from_vec(cwd));
                 let excluded = excluded.into_iter().map(|path| OsString::from_vec(path).into()).collect();
                 let (tracker, unwatched) = Tracker::start(excluded, &cwd).at_step("watch the job's files")?;
                 self.tracker = Some(tracker);

@@ -2,7 +2,7 @@
 
 use super::init::close_from;
 use super::messages::{Reply, StdioSource};
-use super::{private_dir, reaper, seccomp};
+use super::{reaper, seccomp};
 use crate::sys::privileges::{self, Privileges};
 use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The report of the forked process: the command's PID, the `errno` of its exec, or the `errno` of another failure.
@@ -41,8 +41,12 @@ pub(super) struct JobCommand {
 }
 
 /// Starts the command and returns [`Reply::Started`] or [`Reply::NotStarted`].
-pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<Reply> {
-    let program = reaper_path()?;
+pub(super) fn start(
+    command: &JobCommand,
+    terminal: Option<OwnedFd>,
+    private_dir: &Path,
+) -> io::Result<Reply> {
+    let program = reaper_path(private_dir);
     let (mut reports, report_to) = io::pipe()?;
     // SAFETY: this process has one thread, so the child may do whatever a process may do.
     let root_pid = unsafe { libc::fork() };
@@ -78,23 +82,23 @@ pub(super) fn start(command: &JobCommand, terminal: Option<OwnedFd>) -> io::Resu
     }
 }
 
-fn reaper_path() -> io::Result<PathBuf> {
-    Ok(private_dir()?.join("ckpt-reaper"))
+fn reaper_path(private_dir: &Path) -> PathBuf {
+    private_dir.join("ckpt-reaper")
 }
 
 /// Writes the reaper's program to its path in the snapshot, unless it was removed there.
-pub(super) fn restore_reaper_program(command_pid: i32) -> io::Result<()> {
+pub(super) fn restore_reaper_program(private_dir: &Path, command_pid: i32) -> io::Result<()> {
     if Privileges::detect().has_real_rights() {
         return Ok(());
     }
-    reaper::write_program(&reaper_path()?, command_pid)
+    reaper::write_program(&reaper_path(private_dir), command_pid)
 }
 
 /// In the forked process: starts the command, reports, and executes the reaper's program.
 fn become_reaper(
     command: &JobCommand,
     terminal: Option<OwnedFd>,
-    program: &std::path::Path,
+    program: &Path,
     report_to: &io::PipeWriter,
 ) -> io::Result<Infallible> {
     rustix::process::setsid()?;

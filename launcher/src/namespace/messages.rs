@@ -109,7 +109,10 @@ pub(super) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     /// The namespace is set up.
-    Ready,
+    Ready {
+        /// The directory of its private tmpfs.
+        private_dir: String,
+    },
     /// The job was started.
     Started {
         /// The reaper.

@@ -11,7 +11,7 @@
 //! The init is never part of a dump. When the launcher ends in any way, the control socket closes, the init ends, and the
 //! kernel kills all processes in the namespace.
 
-use crate::sys::runtime_dir::fixed_dir;
+use crate::sys::runtime_dir::{fixed_dir, private};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -49,10 +49,14 @@ pub const INIT_ARGUMENT: &str = "__init";
 pub const FIRST_JOB_PID: i32 = 10_000;
 
 /// The directory where the init mounts a small private tmpfs, from which the reaper's program is executed. CRIU restores
-/// the (unlinked) program file at its path, so the path must be the same in every later resume. The directory is created
-/// if it does not exist.
+/// the (unlinked) program file at its path, so it is `recorded` in the snapshot and the same in every later resume. It is
+/// created if it does not exist. The launcher names it in an argument of the init.
 fn private_dir() -> io::Result<PathBuf> {
-    let path = fixed_dir()?.join("private");
+    let recorded = std::env::args_os().nth(3).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let path = match recorded {
+        Some(path) => private(path.parent().unwrap_or(&path).to_owned()).map(|_| path)?,
+        None => fixed_dir()?.join("private"),
+    };
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
     Ok(path)
 }

@@ -57,11 +57,17 @@ impl Identity {
 /// is also a new IPC namespace; for root the job's first process creates it.
 ///
 /// The calling thread has to live as long as the init: the init ends with it.
-pub(super) fn spawn_init(control: &UnixStream, network: Network) -> io::Result<Spawned> {
+pub(super) fn spawn_init(
+    control: &UnixStream,
+    network: Network,
+    private_dir: Option<&str>,
+) -> io::Result<Spawned> {
     let path = CString::new("/proc/self/exe").expect("no NUL");
     let kind = if network == Network::Private { PRIVATE_NETWORK } else { "host-network" };
-    let arguments = ["ckpt-run", INIT_ARGUMENT, kind].map(|text| CString::new(text).expect("no NUL"));
-    let argv = [arguments[0].as_ptr(), arguments[1].as_ptr(), arguments[2].as_ptr(), std::ptr::null()];
+    let private = private_dir.unwrap_or_default();
+    let arguments =
+        ["ckpt-run", INIT_ARGUMENT, kind, private].map(|text| CString::new(text).expect("no NUL"));
+    let argv: Vec<_> = arguments.iter().map(|one| one.as_ptr()).chain([std::ptr::null()]).collect();
     let environment: Vec<CString> = std::env::vars_os()
         .filter_map(|(name, value)| {
             let mut entry = name.into_vec();

@@ -40,7 +40,7 @@ pub struct ControlServer {
 /// # Errors
 /// When there is no private directory for it.
 pub fn socket_path(job: &JobDir) -> io::Result<PathBuf> {
-    Ok(runtime_dir::runtime_dir()?.join(format!("{}.sock", runtime_dir::short_name(job.path()))))
+    runtime_dir::find(&format!("{}.sock", runtime_dir::short_name(job.path())))
 }
 
 impl ControlServer {

@@ -270,7 +270,8 @@ impl Resumer<'_> {
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::restore(&manifest.directories)?;
-        let namespace = Namespace::create(self.network).context("cannot make the job's namespace")?;
+        let namespace = Namespace::create(self.network, manifest.tree.private_dir.as_deref())
+            .context("cannot make the job's namespace")?;
         self.abandon_newer(&manifest.id)?;
         self.put_files_back(manifest, &plan, &alive, &loading)?;
         let mut files = FileHistory::resumed(manifest, inventory);

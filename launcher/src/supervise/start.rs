@@ -63,7 +63,7 @@ pub fn start(
     rules: &FileRules,
 ) -> Result<Result<RunningJob, i32>> {
     let stdio = Stdio::prepare(None).context("cannot create the job's standard streams")?;
-    let namespace = Namespace::create(config.network)?;
+    let namespace = Namespace::create(config.network, None)?;
     let wanted = config.interpose.library().is_some();
     if wanted && let Some(why) = find(&argv[0]).as_deref().and_then(preloadable::obstacle) {
         tracing::warn!(

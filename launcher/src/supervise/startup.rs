@@ -145,7 +145,7 @@ fn check_privileges(config: &Config) -> Result<()> {
         return Ok(());
     }
     // The namespace ends at once: nothing runs in it.
-    Namespace::create(config.network)?;
+    Namespace::create(config.network, None)?;
     if rights.wants_user_namespace() {
         tracing::info!(
             "without CAP_SYS_ADMIN the job runs in a user namespace of its own. Not every job can be saved there: see docs/privileges.md"

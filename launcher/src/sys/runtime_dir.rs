@@ -7,28 +7,71 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// `/run/ckpt-run` for root, `$XDG_RUNTIME_DIR/ckpt-run` or `/tmp/ckpt-run-UID` for others; created if missing.
-///
-/// # Errors
-/// When the directory cannot be created, or belongs to another user.
-pub fn runtime_dir() -> io::Result<PathBuf> {
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if !getuid().is_root() => private(PathBuf::from(dir).join("ckpt-run")),
-        _ => fixed_dir(),
-    }
+/// A longer directory leaves no room for the name of a socket (`sockaddr_un` has 108 bytes).
+const MAX_BYTES: usize = 80;
+
+/// Where such files may be, the preferred directory first. Any user can create the one in `/tmp`, and so keep its owner
+/// from it: then the next one is used.
+fn candidates() -> Vec<PathBuf> {
+    let uid = getuid();
+    let first = if uid.is_root() {
+        Some(PathBuf::from("/run/ckpt-run"))
+    } else {
+        absolute_variable("XDG_RUNTIME_DIR").map(|dir| dir.join("ckpt-run"))
+    };
+    let temporary = PathBuf::from(format!("/tmp/ckpt-run-{}", uid.as_raw()));
+    first.into_iter().chain([temporary]).chain(home_state_dir()).collect()
 }
 
-/// The directory independent of the environment: `/run/ckpt-run` for root, `/tmp/ckpt-run-UID` for others.
+/// The directory for sockets and locks: the first of `/run/ckpt-run` (root) or `$XDG_RUNTIME_DIR/ckpt-run` (other users),
+/// `/tmp/ckpt-run-UID` and `~/.local/state/ckpt-run` that can be used; created if missing.
 ///
 /// # Errors
-/// When the directory cannot be created, or belongs to another user.
+/// When none can be created, or they belong to other users.
+pub fn runtime_dir() -> io::Result<PathBuf> {
+    first_private(candidates())
+}
+
+/// The file of this name in the directory in which it exists, or would be created. A launcher may have had another
+/// environment than this process.
+///
+/// # Errors
+/// As [`runtime_dir`].
+pub fn find(name: &str) -> io::Result<PathBuf> {
+    let existing = candidates().into_iter().filter(|dir| is_private(dir)).map(|dir| dir.join(name));
+    existing.into_iter().find(|path| path.exists()).map_or_else(|| Ok(runtime_dir()?.join(name)), Ok)
+}
+
+/// A directory that is the same on all machines and in every environment, if it can be used: `/run/ckpt-run` for root,
+/// `/tmp/ckpt-run-UID` for others. Otherwise another one of [`runtime_dir`]'s.
+///
+/// # Errors
+/// As [`runtime_dir`].
 pub fn fixed_dir() -> io::Result<PathBuf> {
-    let uid = getuid();
-    private(if uid.is_root() {
-        PathBuf::from("/run/ckpt-run")
-    } else {
-        PathBuf::from(format!("/tmp/ckpt-run-{}", uid.as_raw()))
-    })
+    let mut dirs = candidates();
+    // An address of its own in each environment comes last.
+    dirs.sort_by_key(|dir| !dir.starts_with("/tmp") && dir != Path::new("/run/ckpt-run"));
+    first_private(dirs)
+}
+
+fn first_private(dirs: Vec<PathBuf>) -> io::Result<PathBuf> {
+    let mut problems = Vec::new();
+    for dir in dirs.into_iter().filter(|dir| dir.as_os_str().len() <= MAX_BYTES && dir.to_str().is_some()) {
+        match private(dir) {
+            Ok(dir) => return Ok(dir),
+            Err(error) => problems.push(error.to_string()),
+        }
+    }
+    let problems = problems.join("; ");
+    Err(io::Error::other(format!(
+        "{problems}. Set XDG_RUNTIME_DIR to a directory that only you can write to"
+    )))
+}
+
+/// Whether it is a directory of this user, to which nobody else can write.
+fn is_private(path: &Path) -> bool {
+    std::fs::symlink_metadata(path)
+        .is_ok_and(|meta| meta.is_dir() && meta.uid() == getuid().as_raw() && meta.mode() & 0o022 == 0)
 }
 
 /// Creates a directory that only this user may use, if it is missing.
@@ -36,11 +79,10 @@ pub fn fixed_dir() -> io::Result<PathBuf> {
 /// # Errors
 /// When it cannot be created, or belongs to another user.
 pub fn private(path: PathBuf) -> io::Result<PathBuf> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
-    let meta = std::fs::symlink_metadata(&path)?;
-    if !meta.is_dir() || meta.uid() != getuid().as_raw() || meta.mode() & 0o022 != 0 {
-        let problem = format!("{} belongs to another user or is writable by others", path.display());
-        return Err(io::Error::other(problem));
+    let named = |problem: &dyn std::fmt::Display| io::Error::other(format!("{}: {problem}", path.display()));
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(|error| named(&error))?;
+    if !is_private(&path) {
+        return Err(named(&"the directory belongs to another user or is writable by others"));
     }
     Ok(path)
 }
@@ -51,9 +93,16 @@ pub fn private(path: PathBuf) -> io::Result<PathBuf> {
 /// # Errors
 /// When there is no such directory.
 pub fn state_dir() -> io::Result<PathBuf> {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
-    base.map_or_else(runtime_dir, |base| Ok(base.join("ckpt-run")))
+    home_state_dir().map_or_else(runtime_dir, Ok)
+}
+
+fn home_state_dir() -> Option<PathBuf> {
+    let base = absolute_variable("XDG_STATE_HOME");
+    Some(base.or_else(|| Some(absolute_variable("HOME")?.join(".local/state")))?.join("ckpt-run"))
+}
+
+fn absolute_variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// A short name for a directory that fits into the path of a socket.

@@ -81,7 +81,9 @@ impl User {
 
     fn command(&self, capabilities: &str, arguments: &[&str]) -> Command {
         let inner = self.sandbox.command(arguments);
-        wrapped(&self.words(capabilities), &inner)
+        let mut command = wrapped(&self.words(capabilities), &inner);
+        command.env("HOME", self.sandbox.path());
+        command
     }
 
     fn job(&self, capabilities: &str, kind: &str) -> Command {
@@ -184,6 +186,46 @@ fn the_smallest_set_of_capabilities_does_for_tcp_on_the_machines_network() {
     }
     let said = user.goes_on(SMALLEST, "tcp");
     assert!(!said.contains("user namespace"), "{said}");
+}
+
+/// Any user can make a directory in /tmp. One that is in the way at the start is avoided, also by the commands that look
+/// for the launcher. One that is in the way of a snapshot's processes is named.
+#[test]
+fn a_directory_of_another_user_in_tmp_is_avoided_or_named() {
+    const STRANGER: u32 = 61_011;
+    let user = User::new(61_010);
+    if !can_be_reached(&user) {
+        return;
+    }
+    let dir = user.runtime_dir();
+    let occupy = || {
+        fs::create_dir(&dir).unwrap();
+        chown(&dir, Some(STRANGER), Some(STRANGER)).unwrap();
+    };
+    occupy();
+    user.goes_on(NOTHING, "unix");
+
+    let user = User::new(61_010);
+    let mut job = user.sandbox.start_command("job", user.job(NOTHING, "unix"));
+    user.until_steps(&mut job, 5);
+    job.until("a snapshot", || {
+        user.command(NOTHING, &["checkpoint"]).output().unwrap().status.success().then_some(())
+    });
+    job.kill_everything();
+    user.forget();
+    occupy();
+    let mut job = user.sandbox.start_command("job", user.job(NOTHING, "unix"));
+    assert_eq!(job.wait(), 125, "{}", job.said());
+    assert!(
+        job.said().contains(&format!("{}: the directory belongs to another user", dir.display())),
+        "{}",
+        job.said()
+    );
+    user.forget();
+    fs::remove_file(user.sandbox.path().join("slow")).unwrap();
+    let mut job = user.sandbox.start_command("job", user.job(NOTHING, "unix"));
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
 }
 
 /// Capabilities are for ckpt-run and CRIU.

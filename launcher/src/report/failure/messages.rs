@@ -200,6 +200,7 @@ fn of_criu_and_namespaces() {
         NamespaceError::Create(_) => NamespaceError::Create(fire()), "PID namespace";
         NamespaceError::Rights { .. } => NamespaceError::Rights { uid: 7, missing: text("CAP_SYS_PTRACE (looking)") }, "user ID 7";
         NamespaceError::NoUserNamespace { .. } => NamespaceError::NoUserNamespace { uid: 7, reason: text("no space") }, "user ID 7";
+        NamespaceError::PrivateDir(_) => NamespaceError::PrivateDir(fire()), "private directory";
         NamespaceError::Refused(_) => NamespaceError::Refused(text("cannot mount /proc")), "/proc";
         NamespaceError::Ended => NamespaceError::Ended, "namespace";
     });
