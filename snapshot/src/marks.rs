@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The version that this build writes, and the newest that it reads.
 const VERSION: u32 = 1;
@@ -32,6 +32,20 @@ pub struct FailedRestore {
     pub reason: String,
 }
 
+/// Tries to resume a snapshot that have failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unresumed {
+    /// When the first of them failed, milliseconds since 1970 UTC.
+    pub since_unix_ms: u64,
+    /// How many.
+    pub tries: u32,
+}
+
+fn unix_ms(at: SystemTime) -> u64 {
+    let since_1970 = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// The marks of one snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
@@ -44,6 +58,9 @@ pub struct Mark {
     /// The newest restores that failed since the last successful one.
     #[serde(default)]
     pub failed_restores: Vec<FailedRestore>,
+    /// Tries to resume it that have failed since the last successful one, whatever the cause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unresumed: Option<Unresumed>,
 }
 
 /// The marks of all snapshots of one job.
@@ -103,19 +120,26 @@ impl Marks {
 
     /// Records a restore that failed at this time. From the second one in a row the snapshot is bad.
     pub fn restore_failed(&mut self, id: &SnapshotId, reason: &str, at: SystemTime) {
-        let since_1970 = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let unix_ms = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX);
-        let reason = reason.chars().take(REASON_MAX_CHARS).collect();
         let failures = &mut self.entry(id).failed_restores;
-        failures.push(FailedRestore { unix_ms, reason });
+        let reason = reason.chars().take(REASON_MAX_CHARS).collect();
+        failures.push(FailedRestore { unix_ms: unix_ms(at), reason });
         let surplus = failures.len().saturating_sub(BAD_AFTER_FAILURES);
         failures.drain(..surplus);
+    }
+
+    /// Records that the snapshot could not be resumed at this time. Returns how often that was so, and for how long.
+    pub fn not_resumed(&mut self, id: &SnapshotId, at: SystemTime) -> (u32, Duration) {
+        let begin = Unresumed { since_unix_ms: unix_ms(at), tries: 0 };
+        let unresumed = self.entry(id).unresumed.get_or_insert(begin);
+        unresumed.tries = unresumed.tries.saturating_add(1);
+        (unresumed.tries, Duration::from_millis(unix_ms(at).saturating_sub(unresumed.since_unix_ms)))
     }
 
     /// Records a successful restore, or the user's assertion that a restore will succeed: the snapshot is not bad.
     pub fn restore_worked(&mut self, id: &SnapshotId) {
         if let Some(mark) = self.snapshots.get_mut(id) {
             mark.failed_restores.clear();
+            mark.unresumed = None;
         }
         self.drop_empty();
     }
@@ -256,6 +280,12 @@ mod tests {
         let id = sample(1).id;
         marks.restore_failed(&id, "first", UNIX_EPOCH);
         assert!(!marks.is_bad(&id));
+        let minute = Duration::from_secs(60);
+        assert_eq!(marks.not_resumed(&id, UNIX_EPOCH + minute), (1, Duration::ZERO));
+        assert_eq!(marks.not_resumed(&id, UNIX_EPOCH + 3 * minute), (2, 2 * minute));
+        assert_eq!(marks.not_resumed(&id, UNIX_EPOCH), (3, Duration::ZERO), "the clock was set back");
+        marks.restore_worked(&id);
+        assert_eq!(marks.not_resumed(&id, UNIX_EPOCH + 4 * minute), (1, Duration::ZERO));
         marks.restore_worked(&id);
         marks.restore_failed(&id, "second", UNIX_EPOCH);
         assert!(!marks.is_bad(&id), "one restore succeeded in between");

@@ -40,7 +40,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     // All faults at once: a run takes long.
     test.args(["--workspace", "--no-fail-fast", "--features", workspace::FAULTS]).args(&args.args);
-    let limited = ["timeout"].into_iter().chain(process::TIMEOUT).chain([if args.full { FULL_PROGRAM_LIMIT } else { PROGRAM_LIMIT }]);
+    let limit = if args.full { FULL_PROGRAM_LIMIT } else { PROGRAM_LIMIT };
+    let limited = ["timeout"].into_iter().chain(process::TIMEOUT).chain([limit]);
     test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", limited.collect::<Vec<_>>().join(" "));
     test.env("CKPT_TEST_BUNDLE", bundle::for_tests()?);
     if let Some(rootfs) = rootfs {

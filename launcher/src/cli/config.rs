@@ -35,6 +35,8 @@ pub struct Config {
     pub upload_every: u64,
     /// What to do about earlier snapshots.
     pub resume: Resume,
+    /// How long the newest snapshot is tried before an older one; `None` is for ever.
+    pub resume_policy: Option<Duration>,
     /// The job's files.
     pub files: FileOptions,
     /// The CRIU to use.

@@ -244,6 +244,17 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "resume-policy",
+        value: Some("WHEN"),
+        default: "1h",
+        help: "After this time without success, resume an older snapshot than the newest; `newest`: never",
+        long_help: "What to do when the newest snapshot is whole and still cannot be resumed, for instance because memory is short or a file is in the way. It is tried again, with growing delays. After this time (`1h`), an older snapshot is tried as well. The newest is then pinned, so that it is not deleted; once the cause is fixed, --resume ID resumes it. `newest` never resumes an older one: the run ends after its last try.",
+        set: |config, option| {
+            let parse = |text: &str| if text == "newest" { Some(None) } else { duration(text).map(Some) };
+            option.put(&mut config.resume_policy, "a time such as 1h, or `newest`", parse)
+        },
+    },
+    Setting {
         name: "files",
         value: Some("WHICH"),
         default: "auto",

@@ -43,6 +43,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// A restore may fail for a transient reason.
 const TRIES: u32 = 2;
+/// Fewer failed resumes say nothing about a snapshot, however far apart.
+const POLICY_TRIES: u32 = 3;
 
 /// Resumes a job.
 pub struct Resumer<'a> {
@@ -62,6 +64,8 @@ pub struct Resumer<'a> {
     pub ownership: &'a Ownership,
     /// Which files are the job's.
     pub file_rules: &'a FileRules,
+    /// How long the newest snapshot is tried before an older one; `None` is for ever.
+    pub policy: Option<Duration>,
 }
 
 /// A resumed job.
@@ -119,41 +123,86 @@ impl From<anyhow::Error> for Failure {
 
 impl Resumer<'_> {
     /// Resumes the newest intact snapshot of `candidates` (oldest first). Snapshots of which two restores have failed are
-    /// skipped, unless there are no others.
+    /// skipped, unless there are no others. One that could not be resumed for longer than the policy says is tried, and
+    /// then an older one. What is newer than the snapshot that is tried is pinned first.
     ///
     /// # Errors
     /// When none is intact, or an intact one cannot be restored.
     pub fn newest_of(&self, candidates: &[SnapshotId]) -> Result<Resumed> {
-        let mut reasons = Vec::new();
+        let (mut reasons, mut unresumed) = (Vec::new(), None);
         let marks = self.dir.marks()?;
-        let good: Vec<_> = candidates.iter().filter(|id| !marks.is_bad(id)).collect();
-        let tried = if good.is_empty() { candidates.iter().collect() } else { good };
-        for id in candidates.iter().rev() {
-            if !tried.contains(&id) {
-                report_skipped(id, marks.why_bad(id).unwrap_or_default());
+        let is_bad = |id: &SnapshotId| self.policy.is_some() && marks.is_bad(id);
+        let has_good = !candidates.iter().all(is_bad);
+        // What is said before a resume may be cut off with the job's output.
+        let mut why_older = None;
+        for (older, id) in candidates.iter().enumerate().rev() {
+            if has_good && is_bad(id) {
+                let why = skipped(id, marks.why_bad(id).unwrap_or_default());
+                tracing::error!("{why}");
+                why_older.get_or_insert(why);
+                self.record(id, |marks| marks.pin(id));
                 continue;
             }
             let error = match self.resume(id) {
                 Ok(resumed) => {
                     self.record(id, |marks| marks.restore_worked(id));
+                    if let Some(why) = why_older {
+                        tracing::warn!("this is not the newest snapshot: {why}");
+                    }
                     return Ok(resumed);
                 }
-                Err(Failure::Other(error) | Failure::PortTaken(error)) => return Err(error),
-                Err(Failure::Criu(error) | Failure::Lost(error)) => {
-                    let reason = error.root_cause().to_string();
-                    self.record(id, |marks| note_failure(marks, id, &reason, SystemTime::now()));
-                    return Err(error);
-                }
                 Err(Failure::Damaged(error)) => error,
+                Err(failure) => {
+                    let has_older = candidates[..older].iter().any(|id| !is_bad(id));
+                    let error = self.not_resumed(id, failure, has_older)?;
+                    tracing::error!("{error:#}");
+                    why_older.get_or_insert(error.to_string());
+                    unresumed.get_or_insert(error);
+                    continue;
+                }
             };
             tracing::error!("{error}; trying the next older one");
+            why_older.get_or_insert(error.to_string());
             reasons.push(error.to_string());
+        }
+        if let Some(error) = unresumed {
+            return Err(error);
         }
         bail!(
             "none of the {} snapshots of this job is whole: {}. Nothing was started. To start from the beginning: --resume never",
             candidates.len(),
             reasons.join("; ")
         )
+    }
+
+    /// Records that an intact snapshot could not be resumed. Returns the error if an older one is to be tried now.
+    ///
+    /// # Errors
+    /// The error, if none is.
+    fn not_resumed(&self, id: &SnapshotId, failure: Failure, has_older: bool) -> Result<anyhow::Error> {
+        let now = SystemTime::now();
+        let (error, is_restore) = match failure {
+            Failure::Damaged(error) => (error.into(), false),
+            Failure::Criu(error) | Failure::Lost(error) => (error, true),
+            Failure::Other(error) | Failure::PortTaken(error) => (error, false),
+        };
+        let reason = error.root_cause().to_string();
+        let (mut tries, mut passed) = (0, Duration::ZERO);
+        self.record(id, |marks| {
+            if is_restore {
+                note_failure(marks, id, &reason, now);
+            }
+            (tries, passed) = marks.not_resumed(id, now);
+        });
+        let is_overdue = self.policy.is_some_and(|limit| tries >= POLICY_TRIES && passed >= limit);
+        if !is_overdue || !has_older || namespace::is_ending() {
+            return Err(error);
+        }
+        self.record(id, |marks| marks.pin(id));
+        Ok(error.context(format!(
+            "the snapshot {id} could not be resumed for {}: an older one is tried (--resume-policy). The snapshot is pinned. When the cause is fixed: --resume {id}",
+            humantime::format_duration(Duration::from_secs(passed.as_secs()))
+        )))
     }
 
     /// Records how a restore of `id` went. An error is only reported: the resume counts.
@@ -464,10 +513,10 @@ fn note_failure(marks: &mut Marks, id: &SnapshotId, reason: &str, now: SystemTim
     }
 }
 
-fn report_skipped(id: &SnapshotId, why: &str) {
-    tracing::error!(
-        "two restores of the snapshot {id} have failed ({why}): it is skipped for an older one. When the cause is fixed: `ckpt-run unmark {id}`, or --resume {id}"
-    );
+fn skipped(id: &SnapshotId, why: &str) -> String {
+    format!(
+        "two restores of the snapshot {id} have failed ({why}): it is skipped for an older one, and pinned. When the cause is fixed: `ckpt-run unmark {id}`, or --resume {id}"
+    )
 }
 
 fn put_back(file: &SavedFile, loading: &Loading) -> Result<()> {

@@ -104,7 +104,7 @@ impl<'a> Supervisor<'a> {
     fn new(context: &'a RunContext<'a>) -> Self {
         Self {
             context,
-            policy: Policy::new(context.config.max_restarts),
+            policy: Policy::new(context.config.max_restarts, context.config.resume_policy),
             is_first: true,
             began_from: None,
             older_than: None,
@@ -204,6 +204,7 @@ impl<'a> Supervisor<'a> {
             criu: &context.opened.criu,
             ownership: &context.claimed.ownership,
             file_rules: &context.file_rules,
+            policy: context.config.resume_policy,
         };
         let Resumed { job, manifest } = resumer.newest_of(candidates)?;
         self.older_than = None;

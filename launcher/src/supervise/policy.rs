@@ -11,8 +11,8 @@ use std::time::Duration;
 
 /// Tries from one restart point.
 const TRIES: u32 = 3;
-/// Sessions in a row that may fail to begin. With the waits between them, that is more than an hour.
-const FAILED_STARTS_MAX: u32 = 30;
+/// Sessions in a row that may fail to begin, at least. With the waits between them, that is more than an hour.
+const FAILED_STARTS_MIN: u32 = 30;
 /// How many older snapshots are tried.
 const STEPS_BACK: u32 = 2;
 /// A command that fails this soon after its very first start has a problem with its arguments or the machine, and its
@@ -54,6 +54,8 @@ pub enum Next {
 #[derive(Debug, Default)]
 pub struct Policy {
     max_restarts: u32,
+    /// Sessions in a row that may fail to begin.
+    max_failed_starts: u32,
     /// Restarts so far.
     pub(super) restarts: u32,
     failures_at_point: u32,
@@ -69,10 +71,14 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A policy before the first failure.
+    /// A policy before the first failure. After `older_after`, an older snapshot is tried: a job is not given up before
+    /// that, nor before the second one was tried.
     #[must_use]
-    pub fn new(max_restarts: u32) -> Self {
-        Self { max_restarts, ..Self::default() }
+    pub fn new(max_restarts: u32, older_after: Option<Duration>) -> Self {
+        let waits = older_after.unwrap_or_default().as_secs() / (LONGEST_WAIT.as_secs() / 2);
+        let waits = u32::try_from(waits).unwrap_or(u32::MAX);
+        let max_failed_starts = waits.saturating_mul(2).max(FAILED_STARTS_MIN);
+        Self { max_restarts, max_failed_starts, ..Self::default() }
     }
 
     /// Decides what follows.
@@ -118,7 +124,7 @@ impl Policy {
 
     /// The cause may be fixed meanwhile; an older snapshot would discard work.
     fn after_failed_start(&mut self) -> Next {
-        if self.failed_starts >= FAILED_STARTS_MAX {
+        if self.failed_starts >= self.max_failed_starts {
             let times = self.failed_starts;
             return Next::GiveUp(Some(format!("it could not be started {times} times in a row")));
         }
@@ -204,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_job_with_progress_is_restarted_up_to_the_limit() {
-        let mut policy = Policy::new(1000);
+        let mut policy = Policy::new(1000, None);
         for _ in 0..1000 {
             assert!(matches!(policy.after(&saved()), Next::Again(_)));
         }
@@ -215,15 +221,15 @@ mod tests {
     #[test]
     fn a_command_that_fails_at_its_first_start_is_not_restarted() {
         let first = Failure { is_first_start: true, is_resumed: false, ran_for: SECOND, ..resumed() };
-        assert!(reason(Policy::new(9).after(&first)).contains("first start"));
+        assert!(reason(Policy::new(9, None).after(&first)).contains("first start"));
         let later = Failure { ran_for: 6 * SECOND, ..first };
-        assert!(matches!(Policy::new(9).after(&later), Next::Again(_)));
-        assert_eq!(Policy::new(0).after(&first), Next::GiveUp(None));
+        assert!(matches!(Policy::new(9, None).after(&later), Next::Again(_)));
+        assert_eq!(Policy::new(0, None).after(&first), Next::GiveUp(None));
     }
 
     #[test]
     fn the_same_point_is_tried_then_older_snapshots_then_none() {
-        let mut policy = Policy::new(1000);
+        let mut policy = Policy::new(1000, None);
         // The session that took the snapshots ends.
         assert!(matches!(policy.after(&saved()), Next::Again(_)));
         for _ in 0..STEPS_BACK {
@@ -240,7 +246,7 @@ mod tests {
 
     #[test]
     fn without_an_older_snapshot_the_policy_gives_up_earlier() {
-        let mut policy = Policy::new(1000);
+        let mut policy = Policy::new(1000, None);
         let only = Failure { next_older_by: None, ..resumed() };
         assert!(matches!(policy.after(&only), Next::Again(_)));
         assert!(matches!(policy.after(&only), Next::Again(_)));
@@ -250,7 +256,7 @@ mod tests {
     /// Retries last long enough for a machine to recover, and no older snapshot is used.
     #[test]
     fn failed_starts_are_retried_for_an_hour() {
-        let mut policy = Policy::new(1000);
+        let mut policy = Policy::new(1000, None);
         let not = Failure { has_run: false, ..resumed() };
         let mut waited = Duration::ZERO;
         let reason = loop {
@@ -262,7 +268,7 @@ mod tests {
         };
         assert!(reason.contains("could not be started 30 times in a row"), "{reason}");
         assert!(waited > Duration::from_secs(3600) && waited < Duration::from_secs(3 * 3600), "{waited:?}");
-        let mut policy = Policy::new(2);
+        let mut policy = Policy::new(2, None);
         assert!(matches!(policy.after(&not), Next::Again(_)));
         assert!(matches!(policy.after(&not), Next::Again(_)));
         let Next::GiveUp(Some(reason)) = policy.after(&not) else { panic!("more restarts than the limit") };
@@ -273,10 +279,10 @@ mod tests {
     fn failed_sessions_and_failed_starts_are_counted_separately() {
         let not = Failure { has_run: false, ..resumed() };
         let only = Failure { next_older_by: None, ..resumed() };
-        let mut policy = Policy::new(1000);
+        let mut policy = Policy::new(1000, None);
         assert!(matches!(policy.after(&only), Next::Again(_)));
         assert!(matches!(policy.after(&only), Next::Again(_)));
-        for _ in 1..FAILED_STARTS_MAX {
+        for _ in 1..FAILED_STARTS_MIN {
             assert!(
                 matches!(policy.after(&not), Next::Again(_)),
                 "a problem of the machine is not the job's"
@@ -287,7 +293,7 @@ mod tests {
             "the third session from that point"
         );
         // A session that has begun resets the count.
-        for _ in 1..FAILED_STARTS_MAX {
+        for _ in 1..FAILED_STARTS_MIN {
             assert!(matches!(policy.after(&not), Next::Again(_)));
         }
     }
@@ -296,7 +302,7 @@ mod tests {
     /// count as progress.
     #[test]
     fn snapshots_before_the_failure_point_are_no_progress() {
-        let mut policy = Policy::new(1000);
+        let mut policy = Policy::new(1000, None);
         let mut restarts = 0;
         loop {
             // Resumed at most 600 s before the failure point, the job takes snapshots up to 5 s before it.
@@ -312,7 +318,7 @@ mod tests {
         }
         assert!(restarts < 20, "{restarts}");
         // Past the failure point, the steps back are reset.
-        let mut policy = Policy::new(1000);
+        let mut policy = Policy::new(1000, None);
         (0..TRIES).for_each(|_| drop(policy.after(&resumed())));
         assert_eq!(policy.steps_back, 1);
         policy.after(&Failure { saved_after: Some(611 * SECOND), ..resumed() });

@@ -207,6 +207,71 @@ fn a_failed_restart_is_not_bad_input() {
     assert!(said.contains("marks/1.json") && said.contains("It is not restarted"), "{said}");
 }
 
+/// Two snapshots, of which the newer one needs a file that is gone when the job is killed.
+fn with_a_newest_that_cannot_be_resumed(sandbox: &Sandbox, options: &[&str]) -> (Running, [String; 2]) {
+    const NEEDS_A_FILE: &str = r#"
+import os, time
+open("ready", "w").close()
+held = None
+while not os.path.exists("go"):
+    if held is None and os.path.exists("needed"):
+        held = open("needed")
+        open("holds", "w").close()
+    if os.path.exists("die-once"):
+        os.unlink("die-once")
+        os.kill(os.getpid(), 9)
+    time.sleep(0.02)
+print("holds", held is not None, flush=True)
+"#;
+    let python = python();
+    let command = [options, &["--files", "off", "--", python.to_str().unwrap(), "-c", NEEDS_A_FILE]].concat();
+    let mut job = sandbox.start("job", command);
+    until_ready(&mut job, sandbox);
+    let older = job.checkpoint(sandbox);
+    touch(sandbox, "needed");
+    job.until("the file is open", || sandbox.path().join("holds").exists().then_some(()));
+    let newest = job.checkpoint(sandbox);
+    fs::remove_file(sandbox.path().join("needed")).unwrap();
+    touch(sandbox, "die-once");
+    (job, [older, newest])
+}
+
+#[test]
+fn after_a_while_an_older_snapshot_is_resumed_and_the_newest_is_kept() {
+    let sandbox = Sandbox::new();
+    let (mut job, [older, newest]) = with_a_newest_that_cannot_be_resumed(
+        &sandbox,
+        &["--max-restarts", "9", "--resume-policy", "2s", "--keep", "2"],
+    );
+    until_said(&mut job, &format!("resumed from snapshot {older}"), 1);
+    assert!(job.said().contains(&format!("When the cause is fixed: --resume {newest}")), "{}", job.said());
+    job.checkpoint(&sandbox);
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("holds False"), "{}", job.said());
+    // The cause is fixed.
+    touch(&sandbox, "needed");
+    let again = ["--resume", &newest, "--files", "off", "--"];
+    let argv: Vec<String> = sandbox.json(["show", &newest, "--json"])["job"]["argv"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one.as_str().unwrap().to_owned())
+        .collect();
+    let mut resumed = sandbox.start("again", again.into_iter().map(str::to_owned).chain(argv));
+    assert_eq!(resumed.wait(), 0, "{}", resumed.said());
+    assert!(resumed.said().contains("holds True"), "{}", resumed.said());
+}
+
+#[test]
+fn with_the_policy_newest_no_older_snapshot_is_resumed() {
+    let sandbox = Sandbox::new();
+    let (mut job, _) =
+        with_a_newest_that_cannot_be_resumed(&sandbox, &["--max-restarts", "3", "--resume-policy", "newest"]);
+    assert_eq!(job.wait(), 125, "{}", job.said());
+    assert!(!job.said().contains("resumed from snapshot"), "{}", job.said());
+}
+
 /// A launcher that does not outlive its test.
 struct Killed(Child);
 
