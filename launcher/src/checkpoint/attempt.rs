@@ -290,7 +290,7 @@ impl Attempt<'_> {
                 "the checkpoint cannot be staged in memory ({why}): it is written to disk, and the job is paused until that is done"
             );
         };
-        let staging = Staging::for_images(image_bytes, 0, &self.parts.dir.path().join("staging"), tell);
+        let staging = Staging::for_images(image_bytes, 0, self.parts.staging_dir.as_deref(), tell);
         staging.map(Arc::new).map_err(AttemptError::Staging)
     }
 

@@ -16,6 +16,7 @@ use crate::store::tiers;
 use ckpt_protocol::control::Saved;
 use ckpt_snapshot::{JobDir, JobIdentity, Retention, Tiers};
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ pub struct CheckpointerParts {
     pub job: Arc<RunningJob>,
     /// The job's directory in the store.
     pub dir: JobDir,
+    /// Where images that do not fit into memory may be.
+    pub staging_dir: Option<PathBuf>,
     /// The job's snapshots.
     pub store: Arc<Tiers>,
     /// The job's record, which holds the highest snapshot number.

@@ -185,6 +185,14 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "staging",
+        value: Some("PLACE"),
+        default: "auto",
+        help: "Where the job's memory is copied first: auto, memory, or any",
+        long_help: "Where the job's memory is copied before it goes to the store, and after it was read from there:\n  any     memory; if that is short or the rights are missing, the store's disk, not encrypted\n  memory  memory only. Otherwise a checkpoint or resume fails, and says so\n  auto    as memory with --encrypt-key-file, as any without\nMemory may be swapped out: use encrypted swap, or none.",
+        set: |config, option| option.put(&mut config.store.staging, "auto, memory, or any", named),
+    },
+    Setting {
         name: "upload",
         value: Some("URL"),
         default: "",

@@ -65,11 +65,11 @@ impl Staging {
     /// which is emptied first; `report_fallback` is then called with the reason.
     ///
     /// # Errors
-    /// When the directory cannot be created.
+    /// When the directory cannot be created, or there is none.
     pub fn for_images(
         image_bytes: u64,
         more_bytes: u64,
-        on_disk: &Path,
+        on_disk: Option<&Path>,
         report_fallback: impl FnOnce(&str),
     ) -> io::Result<Self> {
         let parts = [image_bytes, image_bytes / 8, more_bytes, SPARE_BYTES];
@@ -82,6 +82,11 @@ impl Staging {
             Err(error) => Err(error.to_string()),
         };
         memory.or_else(|reason| {
+            let on_disk = on_disk.ok_or_else(|| {
+                io::Error::other(format!(
+                    "{reason}, and the job's memory must not be on disk (--staging, --encrypt-key-file). Free memory, give ckpt-run the rights that `ckpt-run doctor` names, or allow it with --staging any"
+                ))
+            })?;
             report_fallback(&reason);
             Self::on_disk(on_disk)
         })

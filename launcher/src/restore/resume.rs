@@ -64,6 +64,8 @@ pub struct Resumer<'a> {
     pub ownership: &'a Ownership,
     /// Which files are the job's.
     pub file_rules: &'a FileRules,
+    /// Where images that do not fit into memory may be.
+    pub staging_dir: Option<&'a Path>,
     /// How long the newest snapshot is tried before an older one; `None` is for ever.
     pub policy: Option<Duration>,
 }
@@ -357,13 +359,8 @@ impl Resumer<'_> {
                 "the snapshot cannot be loaded into memory ({why}): it is copied to the store's disk first"
             );
         };
-        Staging::for_images(
-            loading::image_bytes(manifest),
-            more_bytes,
-            &self.dir.path().join("staging"),
-            on_disk,
-        )
-        .context("cannot create a place for the snapshot")
+        Staging::for_images(loading::image_bytes(manifest), more_bytes, self.staging_dir, on_disk)
+            .context("cannot create a place for the snapshot")
     }
 
     /// Records that the job resumes from `id`, before its files are rolled back: newer snapshots do not match the files

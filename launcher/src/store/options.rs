@@ -1,12 +1,26 @@
 //! The options that say where and how a job's snapshots are stored.
 
+use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
+use crate::sys::trust::Trust;
 use ckpt_object_medium::{Pace, PausePolicy, StoreUrl};
+use ckpt_snapshot::JobDir;
 use ckpt_snapshot::codec::{Compression, Key};
+use serde::Deserialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
-use crate::sys::trust::Trust;
+/// Where CRIU's images may be between the job and the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StagingPlace {
+    /// As `Any`, but as `Memory` if the store is encrypted.
+    #[default]
+    Auto,
+    /// In memory only.
+    Memory,
+    /// On the store's disk if memory does not do.
+    Any,
+}
 
 /// Where snapshots are stored, and how.
 #[derive(Clone, Debug, Default)]
@@ -25,11 +39,25 @@ pub struct StoreOptions {
     pub compression: Compression,
     /// The key that snapshots are encrypted with.
     pub key: Option<Key>,
+    /// Where CRIU's images may be between the job and the store.
+    pub staging: StagingPlace,
     /// Which directories of other users are trusted.
     pub trust: Trust,
 }
 
 impl StoreOptions {
+    /// The directory for images of the job's memory that do not fit into memory, if they may be on disk. They are not
+    /// encrypted.
+    #[must_use]
+    pub fn staging_dir(&self, dir: &JobDir) -> Option<PathBuf> {
+        let is_allowed = match self.staging {
+            StagingPlace::Auto => self.key.is_none(),
+            StagingPlace::Memory => false,
+            StagingPlace::Any => true,
+        };
+        is_allowed.then(|| dir.path().join("staging"))
+    }
+
     /// The rate of uploads.
     #[must_use]
     pub fn pace(&self) -> Arc<Pace> {

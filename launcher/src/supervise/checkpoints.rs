@@ -52,6 +52,7 @@ impl Checkpoints {
         let checkpointer = Checkpointer::new(CheckpointerParts {
             job: Arc::clone(job),
             dir: shared.opened.dir.clone(),
+            staging_dir: shared.config.store.staging_dir(&shared.opened.dir),
             store: Arc::clone(&shared.opened.store),
             ownership: Arc::clone(&shared.claimed.ownership),
             identity: shared.opened.identity.clone(),

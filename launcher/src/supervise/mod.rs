@@ -195,6 +195,7 @@ impl<'a> Supervisor<'a> {
         if candidates.is_empty() {
             return start::start(context.config, context.argv, &context.opened.dir, &context.file_rules);
         }
+        let staging_dir = context.config.store.staging_dir(&context.opened.dir);
         let resumer = Resumer {
             dir: &context.opened.dir,
             store: &context.opened.store,
@@ -204,6 +205,7 @@ impl<'a> Supervisor<'a> {
             criu: &context.opened.criu,
             ownership: &context.claimed.ownership,
             file_rules: &context.file_rules,
+            staging_dir: staging_dir.as_deref(),
             policy: context.config.resume_policy,
         };
         let Resumed { job, manifest } = resumer.newest_of(candidates)?;

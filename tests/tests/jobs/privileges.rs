@@ -2,7 +2,7 @@
 //! capabilities; and one with neither, for whom nothing is started. docs/privileges.md has the table.
 
 use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, python, set_variables};
-use std::fs;
+use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -228,6 +228,63 @@ fn a_directory_of_another_user_in_tmp_is_avoided_or_named() {
     assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
 }
 
+/// This user cannot have memory for the images. With a key, they do not go to the disk either, unless that is allowed.
+#[test]
+fn the_memory_of_an_encrypted_job_is_not_written_to_the_disk() {
+    let user = User::new(61_012);
+    if !can_be_reached(&user) {
+        return;
+    }
+    let key = user.sandbox.path().join("key");
+    fs::write(&key, std::array::from_fn::<u8, 32, _>(|at| at as u8)).unwrap();
+    chown(&key, Some(user.uid), Some(user.uid)).unwrap();
+    fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+    let encrypted = |staging: &str, command: &mut Command| {
+        command.env("CKPT_ENCRYPT_KEY_FILE", &key).env("CKPT_STAGING", staging);
+    };
+    let start = |staging| {
+        let mut command = user.job(NOTHING, "unix");
+        encrypted(staging, &mut command);
+        user.sandbox.start_command("job", command)
+    };
+    let checkpoint = |job: &mut Running| loop {
+        let mut command = user.command(NOTHING, &["checkpoint"]);
+        encrypted("auto", &mut command);
+        let output = command.output().unwrap();
+        if !said(&output).contains("not running") {
+            return output;
+        }
+        assert!(!job.has_ended(), "{}", job.said());
+    };
+    let refused = |text: &str| {
+        assert!(text.contains("must not be on disk") && text.contains("--staging any"), "{text}");
+    };
+    let mut job = start("auto");
+    user.until_steps(&mut job, 2);
+    let output = checkpoint(&mut job);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    refused(&said(&output));
+    assert!(!user.sandbox.job_dir().join("staging").exists());
+    let steps = user.steps().lines().count();
+    user.until_steps(&mut job, steps + 2);
+    job.kill_everything();
+    fs::remove_file(user.sandbox.path().join("steps")).unwrap();
+
+    let mut job = start("any");
+    user.until_steps(&mut job, 2);
+    let output = checkpoint(&mut job);
+    assert!(output.status.success(), "{}", said(&output));
+    job.kill_everything();
+    let mut job = start("auto");
+    assert_eq!(job.wait(), 125, "{}", job.said());
+    refused(&job.said());
+    assert!(!user.sandbox.job_dir().join("staging").exists());
+    fs::remove_file(user.sandbox.path().join("slow")).unwrap();
+    let mut job = start("any");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+}
+
 /// Capabilities are for ckpt-run and CRIU.
 #[test]
 fn the_job_has_none_of_the_capabilities() {
@@ -396,7 +453,7 @@ fn another_user_gets_at_nothing() {
     assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
     assert_eq!(fs::metadata(&sockets).unwrap().mode() & 0o777, 0o700);
     // The directory of the job is not in the stranger's way.
-    let open = fs::Permissions::from_mode(0o755);
+    let open = Permissions::from_mode(0o755);
     fs::set_permissions(user.sandbox.path(), open).unwrap();
     let store = user.sandbox.store.display().to_string();
     let fails = |script: &str, argument: &Path| {
@@ -425,7 +482,7 @@ fn another_user_gets_at_nothing() {
     // What root has made stays as it is, whatever a user asks for.
     let root = Sandbox::new();
     root.ok(["--", "true"]);
-    fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(root.path(), Permissions::from_mode(0o755)).unwrap();
     let before = listing(root.path());
     for arguments in [&["--", "true"][..], &["prune"], &["ls"]] {
         let mut command = stranger.command(NOTHING, arguments);
