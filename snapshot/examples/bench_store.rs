@@ -33,7 +33,7 @@ fn main() {
             measured(|| store.verify(&manifest, &|_| {}).expect("it is whole"))
         }
         "scrub" => measured(|| {
-            let found = store.scrub(&|_| {}, &AtomicBool::new(false)).expect("the store reads");
+            let found = store.scrub(1.0, &|_| {}, &AtomicBool::new(false)).expect("the store reads");
             assert!(found.damage.is_empty(), "{:?}", found.damage);
         }),
         "linear" => linear(&store, &dir, number(2) << 30),

@@ -1,12 +1,15 @@
 //! Packs: objects with many chunks, and their indexes.
 //!
-//! `packs/ID.pack` is a header followed by chunks. `packs/ID.index` lists the chunks and their offsets. The index is
-//! written after the pack is durable; a pack without an index is garbage. docs/format.md specifies the bytes.
+//! `packs/ID.pack` is a header, chunks, and a copy of the index. `packs/ID.index` lists the chunks and their offsets. The
+//! index is written after the pack is durable; a pack without an index is garbage, unless the index was lost.
+//! docs/format.md specifies the bytes.
 
 use crate::chunk::{CHUNK_BYTES, ChunkId};
 use crate::codec::{Codec, Encoding};
 pub use crate::format::{FormatError, PackId};
 pub(crate) use crate::format::{packs_dir, u32_at, u64_at};
+use crate::medium::ObjectReader;
+use std::io;
 
 /// The length of a pack's header; the first chunk begins after it (bytes).
 pub const HEADER_BYTES: usize = 64;
@@ -50,6 +53,10 @@ const VERSION: u32 = 1;
 const INDEX_HEADER_BYTES: usize = 56;
 const ENTRY_BYTES: usize = 56;
 const CHECKSUM_BYTES: usize = 32;
+/// The last bytes of a pack: the length of the copy of its index, and this.
+const TAIL_MAGIC: &[u8; 8] = b"CKPTTAIL";
+/// The length of what follows the copy of the index (bytes).
+pub const TAIL_BYTES: usize = 16;
 
 /// The first bytes of the pack `pack`.
 #[must_use]
@@ -85,6 +92,55 @@ impl Index {
         let checksum = codec.checksum(&out);
         out.extend_from_slice(&checksum);
         out
+    }
+
+    /// The end of a pack: a copy of the index, its length, and a magic number.
+    #[must_use]
+    pub fn tail(&self, codec: &Codec) -> Vec<u8> {
+        let mut tail = self.encode(codec);
+        let index_bytes = tail.len() as u64;
+        tail.extend_from_slice(&index_bytes.to_le_bytes());
+        tail.extend_from_slice(TAIL_MAGIC);
+        tail
+    }
+
+    /// The length of [`Self::tail`] (bytes).
+    #[must_use]
+    pub fn tail_bytes(&self) -> u64 {
+        (INDEX_HEADER_BYTES + self.entries.len() * ENTRY_BYTES + CHECKSUM_BYTES + TAIL_BYTES) as u64
+    }
+
+    /// The end of the last chunk in the pack (bytes).
+    #[must_use]
+    pub fn chunks_end(&self) -> u64 {
+        self.entries.last().map_or(HEADER_BYTES as u64, |last| last.offset + u64::from(last.stored_bytes))
+    }
+
+    /// Reads the copy of the index from the pack that `object` is.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] if it has none, or a damaged one; those of the medium.
+    pub fn from_tail(pack: &PackId, object: &dyn ObjectReader, codec: &Codec) -> io::Result<Self> {
+        let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
+        let none = || invalid("it has no copy of its index".to_owned());
+        let tail_at = object.bytes().checked_sub(TAIL_BYTES as u64).ok_or_else(none)?;
+        let mut tail = [0; TAIL_BYTES];
+        object.read_at(tail_at, &mut tail)?;
+        let index_bytes = u64_at(&tail, 0);
+        let index_at = tail_at.checked_sub(index_bytes).filter(|_| index_bytes <= INDEX_MAX_BYTES);
+        let index_at = index_at.filter(|_| &tail[8..] == TAIL_MAGIC).ok_or_else(none)?;
+        let mut copy = vec![0; usize::try_from(index_bytes).map_err(io::Error::other)?];
+        object.read_at(index_at, &mut copy)?;
+        let index = Self::decode(pack, &copy, codec)
+            .map_err(|error| invalid(format!("the copy of its index cannot be used: {error}")))?;
+        if index.pack_bytes != object.bytes() {
+            return Err(invalid(format!(
+                "it has {} bytes, not {} as in its index",
+                object.bytes(),
+                index.pack_bytes
+            )));
+        }
+        Ok(index)
     }
 
     /// Decodes the index of `pack`. Allocates at most a small multiple of the length of `bytes`.

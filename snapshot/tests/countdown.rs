@@ -123,7 +123,7 @@ fn run(
         store.reclaim().unwrap();
         holds(&store, 6, &[3, 20, 30, 60]).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_whole(&store, certain, &what);
-        let scrubbed = store.scrub(&|_| {}, &GO_ON).unwrap();
+        let scrubbed = store.scrub(1.0, &|_| {}, &GO_ON).unwrap();
         assert!(scrubbed.damage.is_empty(), "{what}: {scrubbed:?}");
     }
     let stems = |suffix: &str| -> Vec<String> {

@@ -320,7 +320,7 @@ fn take_over(
     let later = open(dir);
     holds(&later, NEXT.0, &NEXT.1)?;
     found.iter().try_for_each(|number| holds(&later, *number, &contents[number]))?;
-    let scrubbed = later.scrub(&|_| {}, &AtomicBool::new(false)).map_err(|error| error.to_string())?;
+    let scrubbed = later.scrub(1.0, &|_| {}, &AtomicBool::new(false)).map_err(|error| error.to_string())?;
     if scrubbed.damage.is_empty() { nothing_is_left_over(dir) } else { Err(format!("{scrubbed:?}")) }
 }
 

@@ -29,7 +29,7 @@ fn small_store() -> Memory {
 
 /// The damage that a scrub of the store finds.
 fn amiss(store: &PackStore) -> usize {
-    store.scrub(&|_| {}, &GO_ON).map_or(1, |found| found.damage.len())
+    store.scrub(1.0, &|_| {}, &GO_ON).map_or(1, |found| found.damage.len())
 }
 
 #[test]
@@ -92,14 +92,15 @@ fn a_scrub_tells_how_far_it_is() {
     let large = noise(1, 5 * CHUNK_BYTES + 100);
     common::save(&store, 1, &[("gpu/1.mem", &large), ("images/a.img", &noise(2, 10))]).unwrap();
     let scrubbed_bytes = AtomicU64::new(0);
-    let found = store.scrub(&|bytes| _ = scrubbed_bytes.fetch_add(bytes, Ordering::Relaxed), &GO_ON).unwrap();
+    let found =
+        store.scrub(1.0, &|bytes| _ = scrubbed_bytes.fetch_add(bytes, Ordering::Relaxed), &GO_ON).unwrap();
     assert_eq!((found.packs, found.manifests), (1, 1));
     assert_eq!(scrubbed_bytes.load(Ordering::Relaxed), found.pack_bytes);
     assert_eq!(store.pack_bytes().unwrap(), found.pack_bytes);
     assert!(found.pack_bytes > large.len() as u64);
     let stop = AtomicBool::new(true);
     scrubbed_bytes.store(0, Ordering::Relaxed);
-    store.scrub(&|bytes| _ = scrubbed_bytes.fetch_add(bytes, Ordering::Relaxed), &stop).unwrap();
+    store.scrub(1.0, &|bytes| _ = scrubbed_bytes.fetch_add(bytes, Ordering::Relaxed), &stop).unwrap();
     assert_eq!(scrubbed_bytes.load(Ordering::Relaxed), 0);
 }
 

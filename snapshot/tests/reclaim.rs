@@ -254,7 +254,7 @@ fn an_index_of_a_newer_version_is_refused() {
     assert!(matches!(read, Err(ReadError::NewerObject { found: 2, known: 1, .. })), "{read:?}");
     assert!(matches!(save(&store, 2, &[1]), Err(SaveError::Store(ReadError::NewerObject { .. }))));
     assert!(matches!(store.reclaim(), Err(SaveError::Store(ReadError::NewerObject { .. }))));
-    assert!(matches!(store.scrub(&|_| {}, &GO_ON), Err(ReadError::NewerObject { .. })));
+    assert!(matches!(store.scrub(1.0, &|_| {}, &GO_ON), Err(ReadError::NewerObject { .. })));
     assert_eq!(memory.names(".pack").len(), 1);
 }
 
@@ -323,13 +323,13 @@ fn packs_are_not_all_open_at_once() {
     });
     let store = store_with(medium.clone(), 4);
     holds(&store, 200, &parts).unwrap();
-    let scrubbed = store.scrub(&|_| {}, &GO_ON).unwrap();
+    let scrubbed = store.scrub(1.0, &|_| {}, &GO_ON).unwrap();
     assert!(scrubbed.damage.is_empty() && scrubbed.packs == 150, "{scrubbed:?}");
     assert!(medium.most_open() < 64 + 10, "{}", medium.most_open());
 
     for number in [0, 100, 149, 200] {
         limit.store(number, Ordering::SeqCst);
-        let scrubbed = store.scrub(&|_| {}, &GO_ON);
+        let scrubbed = store.scrub(1.0, &|_| {}, &GO_ON);
         assert!(matches!(scrubbed, Err(ReadError::Io { .. })), "that is no damage: {scrubbed:?}");
     }
     limit.store(100, Ordering::SeqCst);
@@ -439,8 +439,8 @@ fn damage_is_made_good_by_the_next_save_that_has_the_chunk() {
     save(&scrubbed, 1, &parts).unwrap();
     let (pack, at) = find(&memory, 5).pop().unwrap();
     memory.flip(&pack, at + 7);
-    let found = scrubbed.scrub(&|_| {}, &GO_ON).unwrap();
-    assert_eq!(found.damage.len(), 1, "{found:?}");
+    let found = scrubbed.scrub(1.0, &|_| {}, &GO_ON).unwrap();
+    assert_eq!(found.damage.len(), 2, "the pack and the snapshot: {found:?}");
     holds(&scrubbed, 1, &parts).unwrap_err();
     save(&scrubbed, 2, &parts).unwrap();
     holds(&scrubbed, 1, &parts).unwrap();
@@ -452,7 +452,7 @@ fn damage_is_made_good_by_the_next_save_that_has_the_chunk() {
     let done = store(memory.clone()).reclaim().unwrap();
     assert!(done.moved_bytes >= 9000, "the pack with the damage is rewritten: {done:?}");
     let healed = store(memory);
-    assert!(healed.scrub(&|_| {}, &GO_ON).unwrap().damage.is_empty());
+    assert!(healed.scrub(1.0, &|_| {}, &GO_ON).unwrap().damage.is_empty());
     holds(&healed, 1, &parts).unwrap();
 }
 
@@ -598,7 +598,7 @@ fn what_is_copied_over_is_encrypted_anew() {
     assert!(store.reclaim().unwrap().moved_bytes > 3000);
     holds(&store, 2, &[1, 20, 40]).unwrap();
     holds(&open(), 2, &[1, 20, 40]).unwrap();
-    assert!(open().scrub(&|_| {}, &GO_ON).unwrap().damage.is_empty());
+    assert!(open().scrub(1.0, &|_| {}, &GO_ON).unwrap().damage.is_empty());
     assert!(find(&memory, 20).is_empty(), "nobody can read it");
     let without = common::small::store(memory.clone());
     assert!(without.reclaim().is_err(), "nobody without the key takes anything away");

@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::cli::settings;
+use crate::store::tiers;
 use clap::builder::StyledStr;
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -48,6 +49,8 @@ pub enum Command {
     Show(ShowArgs),
     /// Verify the checksums of snapshots
     Verify(VerifyArgs),
+    /// Write lost or damaged indexes of packs again
+    Repair(JsonArgs),
     /// Tag a snapshot. A snapshot with a tag is never pruned
     Tag(TagArgs),
     /// Remove a tag from a snapshot
@@ -178,9 +181,39 @@ pub struct VerifyArgs {
     /// Verify everything in the store, whether a snapshot needs it or not
     #[arg(long, conflicts_with_all = ["ID", "all"])]
     pub scrub: bool,
+    /// Only in this tier
+    #[arg(long, value_name = "TIER")]
+    pub tier: Option<TierName>,
+    /// With --scrub: read a random part of the packs' content, such as 5%. All else is checked
+    #[arg(long, value_name = "SHARE", requires = "scrub", value_parser = share, default_value = "100%")]
+    pub read_data_subset: f64,
     /// How to print.
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// A tier of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TierName {
+    /// The store on disk
+    Disk,
+    /// The object store: --upload, or --store with an address
+    Remote,
+}
+
+impl TierName {
+    /// Whether snapshots in the store's tier of this name are meant.
+    #[must_use]
+    pub fn has(self, name: &str) -> bool {
+        (self == Self::Remote) == (name == tiers::REMOTE)
+    }
+}
+
+/// A percentage above 0 and up to 100, as a fraction of 1.
+fn share(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').and_then(|number| number.parse::<f64>().ok());
+    let percent = percent.filter(|percent| *percent > 0.0 && *percent <= 100.0);
+    percent.map(|percent| percent / 100.0).ok_or_else(|| "use a percentage from above 0% to 100%".to_owned())
 }
 
 /// Arguments of `tag` and `untag`.

@@ -40,8 +40,11 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
         Command::Explain(args) => explain::explain(config, args.job.name(), args.all, args.output.json),
         Command::Ls(args) => snapshots::list(config, args.job.name(), args.output.json),
         Command::Show(args) => snapshots::show(config, &args.snapshot.id, args.output.json),
-        Command::Verify(args) if args.scrub => scrub::scrub(config, args.output.json),
-        Command::Verify(args) => snapshots::verify(config, args.id.as_deref(), args.output.json),
+        Command::Verify(args) if args.scrub => {
+            scrub::scrub(config, args.tier, args.read_data_subset, args.output.json)
+        }
+        Command::Verify(args) => snapshots::verify(config, args.id.as_deref(), args.tier, args.output.json),
+        Command::Repair(output) => scrub::repair(config, output.json),
         Command::Tag(args) => marks::tag(config, &args.snapshot.id, &args.tag),
         Command::Untag(args) => marks::untag(config, &args.snapshot.id, &args.tag),
         Command::Pin(args) => marks::change(config, &args.id, Marks::pin),

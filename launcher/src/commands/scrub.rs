@@ -1,36 +1,45 @@
-//! `ckpt-run verify --scrub`: verifies everything in the store, whether a snapshot needs it or not.
+//! `ckpt-run verify --scrub` verifies everything in the store, whether a snapshot needs it or not. `ckpt-run repair`
+//! writes lost or damaged indexes again.
 
 use super::jobs::jobs;
 use super::print;
+use crate::cli::args::TierName;
 use crate::cli::config::Config;
 use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::EXIT_NEGATIVE;
 use crate::sys::progress::Bar;
 use anyhow::Result;
+use ckpt_snapshot::packed::PackStore;
 use ckpt_snapshot::{JobDir, Store};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::sync::atomic::AtomicBool;
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Report {
     job: String,
+    tier: &'static str,
     packs: usize,
     manifests: usize,
     bytes: u64,
+    read_bytes: u64,
     damage: Vec<String>,
 }
 
-/// Verifies the whole store; exit code 1 for damage.
+/// Verifies every tier of the store, or one, reading this share of the data; exit code 1 for damage.
 ///
 /// # Errors
 /// Bad input, or the store cannot be read.
-pub fn scrub(config: &Config, json: bool) -> Result<i32> {
+pub fn scrub(config: &Config, tier: Option<TierName>, share: f64, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
     let mut reports = Vec::new();
     for job in jobs(config, &root, None)? {
-        reports.push(scrub_job(config, &job)?);
+        for (name, store) in tiers::pack_stores(&config.store, &job)? {
+            if tier.is_none_or(|tier| tier.has(name)) {
+                reports.push(scrub_tier(name, &store, &job, share)?);
+            }
+        }
     }
     let code = if reports.iter().all(|report| report.damage.is_empty()) { 0 } else { EXIT_NEGATIVE };
     if json {
@@ -40,10 +49,13 @@ pub fn scrub(config: &Config, json: bool) -> Result<i32> {
     let mut out = io::stdout().lock();
     for report in &reports {
         let verdict = if report.damage.is_empty() { "sound" } else { "DAMAGED" };
+        let part =
+            if share < 1.0 { format!(", {} read", print::bytes(report.read_bytes)) } else { String::new() };
         writeln!(
             out,
-            "{}: {verdict}, {} in {}, {}",
+            "{}, {}: {verdict}, {} in {}, {}{part}",
             report.job,
+            report.tier,
             print::bytes(report.bytes),
             print::count(report.packs as u64, "pack"),
             print::count(report.manifests as u64, "manifest")
@@ -53,26 +65,68 @@ pub fn scrub(config: &Config, json: bool) -> Result<i32> {
     Ok(code)
 }
 
-fn scrub_job(config: &Config, job: &JobDir) -> Result<Report> {
-    let store = tiers::packed(&config.store, job);
+fn scrub_tier(tier: &'static str, store: &PackStore, job: &JobDir, share: f64) -> Result<Report> {
     let bar = Bar::new("scrubbing", store.pack_bytes()?);
-    let scrubbed = store.scrub(&|bytes| bar.advance(bytes), &AtomicBool::new(false))?;
+    let scrubbed = store.scrub(share, &|bytes| bar.advance(bytes), &AtomicBool::new(false))?;
     let mut report = Report {
         job: job.key().to_string(),
+        tier,
         packs: scrubbed.packs,
         manifests: scrubbed.manifests,
         bytes: scrubbed.pack_bytes,
+        read_bytes: scrubbed.read_bytes,
         damage: scrubbed.damage.iter().map(ToString::to_string).collect(),
     };
+    if tier != tiers::DISK {
+        return Ok(report);
+    }
     // Snapshots of version 1 have no packs: each one is read.
     let version_1 = job.version_1();
     for listed in version_1.list()? {
         report.manifests += 1;
         let verified = listed.manifest.and_then(|manifest| {
             report.bytes += manifest.data_bytes();
+            report.read_bytes += manifest.data_bytes();
             version_1.verify(&manifest, &|_| {})
         });
         report.damage.extend(verified.err().map(|error| error.to_string()));
     }
     Ok(report)
+}
+
+#[derive(Serialize)]
+struct Repair {
+    job: String,
+    tier: &'static str,
+    repaired: Vec<String>,
+    unusable: Vec<String>,
+}
+
+/// Writes the lost or damaged indexes of packs again, in every tier; exit code 1 if one cannot be.
+///
+/// # Errors
+/// Bad input: the job is running. Or the store cannot be read or written.
+pub fn repair(config: &Config, json: bool) -> Result<i32> {
+    let root = Root::open(&config.store)?;
+    let mut repairs = Vec::new();
+    for job in jobs(config, &root, None)? {
+        let _lock = job.lock_for_maintenance()?;
+        for (tier, store) in tiers::pack_stores(&config.store, &job)? {
+            let done = store.repair()?;
+            let unusable = done.unusable.iter().map(|(pack, why)| format!("{pack}: {why}")).collect();
+            repairs.push(Repair { job: job.key().to_string(), tier, repaired: done.packs, unusable });
+        }
+    }
+    let code = if repairs.iter().all(|repair| repair.unusable.is_empty()) { 0 } else { EXIT_NEGATIVE };
+    if json {
+        print::json(&repairs)?;
+        return Ok(code);
+    }
+    let mut out = io::stdout().lock();
+    for Repair { job, tier, repaired, unusable } in &repairs {
+        let count = print::count(repaired.len() as u64, "index");
+        writeln!(out, "{job}, {tier}: {count} written again")?;
+        unusable.iter().try_for_each(|why| writeln!(out, "  NOT REPAIRED: {why}"))?;
+    }
+    Ok(code)
 }

@@ -4,6 +4,7 @@ use super::job_files;
 use super::jobs::{held, jobs};
 use super::memory_map::{self, OnGpu};
 use super::print;
+use crate::cli::args::TierName;
 use crate::cli::config::Config;
 use crate::files::held as held_files;
 use crate::files::inventory::Inventory;
@@ -18,7 +19,7 @@ use anyhow::{Result, anyhow, bail};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::{
     DataFile, History, JobDir, JobOutcome, Manifest, Mark, Marks, OpenError, OpenFile, PlacedSnapshot,
-    ReadError, SnapshotId, Store, Tiers,
+    ReadError, SnapshotId, Store, Tier, Tiers,
 };
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -284,46 +285,36 @@ fn environment(manifest: &Manifest) -> Vec<Fact> {
 struct Verdict {
     id: SnapshotId,
     job: String,
+    tier: String,
     sound: bool,
     damage: Option<String>,
     bytes: u64,
 }
 
-/// `ckpt-run verify`: exit code 1 when something is damaged.
+/// `ckpt-run verify`, in every tier or in one: exit code 1 when something is damaged.
 ///
 /// # Errors
 /// Bad input.
-pub fn verify(config: &Config, text: Option<&str>, json: bool) -> Result<i32> {
-    let targets: Vec<(JobDir, SnapshotId)> = match text {
-        Some(text) => vec![find(config, text)?],
-        None => {
-            let root = Root::open(&config.store)?;
-            let mut all = Vec::new();
-            for job in jobs(config, &root, None)? {
-                all.extend(
-                    tiers::open(&config.store, &job)?
-                        .list()?
-                        .into_iter()
-                        .map(|listed| (job.clone(), listed.id)),
-                );
-            }
-            all
+pub fn verify(config: &Config, text: Option<&str>, tier: Option<TierName>, json: bool) -> Result<i32> {
+    let (jobs, id) = match text {
+        Some(text) => {
+            let (job, id) = find(config, text)?;
+            (vec![job], Some(id))
         }
+        None => (jobs(config, &Root::open(&config.store)?, None)?, None),
     };
     let mut verdicts = Vec::new();
-    for (job, id) in targets {
+    for job in jobs {
         let store = tiers::open(&config.store, &job)?;
-        let (bytes, result) = verify_one(&*store, &id);
-        if text.is_none() && result.is_err() && matches!(store.manifest(&id), Err(ReadError::Missing(_))) {
-            tracing::info!("{id} was pruned meanwhile");
-            continue;
+        for one in store.tiers().iter().filter(|one| tier.is_none_or(|tier| tier.has(one.name()))) {
+            let listed = one.store().list()?.into_iter().map(|listed| listed.id);
+            for id in listed.filter(|listed| id.as_ref().is_none_or(|id| id == listed)) {
+                verdicts.extend(verify_one(one, &job, id)?);
+            }
         }
-        let error = match result {
-            Err(error) if is_for_the_user(&error) => return Err(error.into()),
-            other => other.err(),
-        };
-        let damage = error.map(|error| error.to_string());
-        verdicts.push(Verdict { sound: damage.is_none(), id, job: job.key().to_string(), damage, bytes });
+    }
+    if let (Some(id), true) = (id, verdicts.is_empty()) {
+        return Err(ReadError::Missing(id.to_string()).into());
     }
     let code = if verdicts.iter().all(|verdict| verdict.sound) { 0 } else { EXIT_NEGATIVE };
     if json {
@@ -333,20 +324,34 @@ pub fn verify(config: &Config, text: Option<&str>, json: bool) -> Result<i32> {
     let mut out = io::stdout().lock();
     for verdict in &verdicts {
         match &verdict.damage {
-            None => writeln!(out, "{}  sound, {}", verdict.id, print::bytes(verdict.bytes))?,
-            Some(damage) => writeln!(out, "{}  DAMAGED: {damage}", verdict.id)?,
+            None => {
+                let bytes = print::bytes(verdict.bytes);
+                writeln!(out, "{}  {}: sound, {bytes}", verdict.id, verdict.tier)?;
+            }
+            Some(damage) => writeln!(out, "{}  {}: DAMAGED: {damage}", verdict.id, verdict.tier)?,
         }
     }
     Ok(code)
 }
 
-fn verify_one(store: &dyn Store, id: &SnapshotId) -> (u64, Result<(), ReadError>) {
-    let manifest = match store.manifest(id) {
-        Ok(manifest) => manifest,
-        Err(error) => return (0, Err(error)),
+/// The verdict on a snapshot in a tier; `None` if it was removed meanwhile.
+fn verify_one(tier: &Tier, job: &JobDir, id: SnapshotId) -> Result<Option<Verdict>> {
+    let (store, mut bytes) = (tier.store(), 0);
+    let result = store.manifest(&id).and_then(|manifest| {
+        bytes = manifest.data_bytes();
+        let bar = Bar::new("verifying", bytes);
+        store.verify(&manifest, &|bytes| bar.advance(bytes))
+    });
+    let damage = match result {
+        Err(_) if matches!(store.manifest(&id), Err(ReadError::Missing(_))) => {
+            tracing::info!("{id} was pruned meanwhile");
+            return Ok(None);
+        }
+        Err(error) if is_for_the_user(&error) => return Err(error.into()),
+        result => result.err().map(|error| error.to_string()),
     };
-    let bar = Bar::new("verifying", manifest.data_bytes());
-    (manifest.data_bytes(), store.verify(&manifest, &|bytes| bar.advance(bytes)))
+    let (job, tier) = (job.key().to_string(), tier.name().to_owned());
+    Ok(Some(Verdict { sound: damage.is_none(), id, job, tier, damage, bytes }))
 }
 
 /// `ckpt-run rm ID`: deletes the snapshot, and the tails that its resumes removed from files.

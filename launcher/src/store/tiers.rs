@@ -96,6 +96,21 @@ pub fn open_at(
     Ok(Arc::new(Tiers::new(tiers)))
 }
 
+/// The packed stores of the job in `dir`, nearest first, with the names of their tiers.
+///
+/// # Errors
+/// Bad input: an address that contradicts the environment.
+pub fn pack_stores(options: &StoreOptions, dir: &JobDir) -> Result<Vec<(&'static str, PackStore)>> {
+    let home = if dir.records_medium().is_some() { REMOTE } else { DISK };
+    let mut stores = vec![(home, packed(options, dir))];
+    if home == DISK
+        && let Some(medium) = uploads(options, dir, Options::default())?
+    {
+        stores.push((REMOTE, on_medium(options, dir, medium, Limits::remote())));
+    }
+    Ok(stores)
+}
+
 /// The object store to which the snapshots of the job in `dir` are uploaded, if any. Nothing is sent yet.
 ///
 /// # Errors

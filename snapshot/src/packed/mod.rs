@@ -16,7 +16,7 @@ mod save;
 mod scrub;
 mod source;
 
-pub use scrub::Scrubbed;
+pub use scrub::{Repaired, Scrubbed};
 
 use crate::codec::Codec;
 use crate::medium::{Medium, read_all};

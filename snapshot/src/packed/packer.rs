@@ -111,12 +111,28 @@ impl Packer {
         self.writer.append(full)
     }
 
-    /// Makes the pack durable. The caller must write its index.
+    /// Appends bytes that are no chunk.
+    fn append(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let filled = self.block.filled();
+            let now = bytes.len().min(self.block.len() - filled);
+            self.block[filled..filled + now].copy_from_slice(&bytes[..now]);
+            self.block.set_filled(filled + now);
+            bytes = &bytes[now..];
+            if self.block.filled() == self.block.len() {
+                self.write_block()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the pack durable, with a copy of its index at its end. The caller must write the index.
     ///
     /// # Errors
     /// If the pack cannot be written; it does not exist then.
-    pub fn finish(mut self) -> io::Result<Index> {
-        self.index.pack_bytes = self.bytes();
+    pub fn finish(mut self, codec: &Codec) -> io::Result<Index> {
+        self.index.pack_bytes = self.bytes() + self.index.tail_bytes();
+        self.append(&self.index.tail(codec))?;
         if self.block.filled() > 0 {
             self.writer.append(self.block)?;
         }

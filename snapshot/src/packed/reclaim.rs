@@ -303,7 +303,7 @@ impl Work<'_> {
     fn finish(&self, packer: Option<Packer>) -> Result<(), SaveError> {
         let Some(packer) = packer else { return Ok(()) };
         let pack = packer.pack();
-        let index: Index = packer.finish().map_err(self.failed("write", &pack.pack()))?;
+        let index: Index = packer.finish(&self.store.codec).map_err(self.failed("write", &pack.pack()))?;
         let written = faults::hit("reclaim-index").and_then(|()| self.store.write_index(&index));
         if let Err(error) = written {
             // The index may exist nevertheless. The pack can stay: its chunks are all copies.
@@ -369,6 +369,24 @@ fn young(store: &PackStore) -> io::Result<HashSet<PackId>> {
     Ok(young.difference(&own).copied().collect())
 }
 
+/// Whether a snapshot needs a chunk that no index lists.
+fn lacks_chunks(store: &PackStore) -> Result<bool, SaveError> {
+    store.refresh()?;
+    for id in store.ids()? {
+        let manifest = match store.manifest(&id) {
+            Err(ReadError::Missing(_)) => continue,
+            // Nobody knows what it needs.
+            Err(ReadError::Damaged { .. } | ReadError::Hostile { .. }) => return Ok(true),
+            manifest => manifest?,
+        };
+        let mut chunks = manifest.files.iter().flat_map(|file| &file.chunks);
+        if store.with_index(|index| chunks.any(|chunk| !chunk.id.is_zeroes() && !index.has(&chunk.id)))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// See [`crate::Store::sweep`]: removes unfinished objects and packs without an index.
 pub fn sweep(store: &PackStore) -> Result<Vec<String>, SaveError> {
     let _alone = store.reclaiming.lock();
@@ -382,7 +400,16 @@ pub fn sweep(store: &PackStore) -> Result<Vec<String>, SaveError> {
     let named = |suffix| -> HashSet<PackId> {
         listed.iter().filter_map(|(name, _)| name.strip_suffix(suffix).and_then(PackId::parse)).collect()
     };
-    for pack in named(".pack").difference(&named(".index")).filter(|pack| !young.contains(pack)) {
+    let without_index: Vec<_> =
+        named(".pack").difference(&named(".index")).filter(|pack| !young.contains(pack)).copied().collect();
+    if !without_index.is_empty() && lacks_chunks(store)? {
+        tracing::warn!(
+            "{} packs without an index are kept, since a snapshot lacks data that may be in them: `ckpt-run repair`",
+            without_index.len()
+        );
+        return Ok(swept);
+    }
+    for pack in without_index {
         let name = pack.pack();
         tracing::debug!("removing {}, which has no index", store.medium.describe(&name));
         store.medium.remove(&name).map_err(failed(&name))?;

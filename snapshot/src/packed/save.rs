@@ -147,7 +147,7 @@ impl Common<'_> {
     /// `None`: the pack then stays even if this save fails.
     fn finish(&self, packer: Packer) -> Result<Option<Index>, SaveError> {
         let failed = self.failed("write", &packer.pack().pack());
-        let index = packer.finish().map_err(failed)?;
+        let index = packer.finish(&self.store.codec).map_err(failed)?;
         if !self.store.limits.keeps_unfinished {
             return Ok(Some(index));
         }

@@ -1,4 +1,5 @@
-//! Scrubbing: reads and checks everything in a store, whether a snapshot uses it or not.
+//! Scrubbing: reads and checks everything in a store, whether a snapshot uses it or not, and whether each snapshot has all
+//! its chunks. Repair: indexes that are lost or damaged are written again from the copies at the end of their packs.
 
 use super::chunk_index::{Location, read_index};
 use super::chunks::OpenPacks;
@@ -8,7 +9,7 @@ use crate::medium::{BLOCK_ALIGN, Block, ObjectReader};
 use crate::pack::{self, Entry, HEADER_BYTES, Index, PackId, packs_dir};
 use crate::read_failure::{ReadFailure, classify};
 use crate::store::{ProgressFn, Store};
-use crate::{Damage, ReadError, RelPath};
+use crate::{Damage, ReadError, RelPath, SaveError, SnapshotId, sealed};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::io;
@@ -25,10 +26,21 @@ pub struct Scrubbed {
     pub packs: usize,
     /// Total length of the packs (bytes).
     pub pack_bytes: u64,
+    /// How much of that was read and checked (bytes).
+    pub read_bytes: u64,
     /// Manifests that were read.
     pub manifests: usize,
     /// All damage found.
     pub damage: Vec<Damage>,
+}
+
+/// The result of [`PackStore::repair`].
+#[derive(Debug, Default)]
+pub struct Repaired {
+    /// Packs whose indexes were written again.
+    pub packs: Vec<String>,
+    /// Packs without an index that have no usable copy of it, with the reasons.
+    pub unusable: Vec<(String, String)>,
 }
 
 /// A part of a pack: chunks and the gaps between them.
@@ -37,6 +49,8 @@ struct Segment {
     begin: u64,
     end: u64,
     entries: Vec<Entry>,
+    /// The copy of the index after the last chunk, which was compared before (bytes).
+    tail_bytes: u64,
 }
 
 struct Pack {
@@ -53,13 +67,19 @@ struct Scrubbing<'a> {
 }
 
 impl PackStore {
-    /// Reads and checks every manifest, every index, and every pack from its header to its end. `progress` counts bytes
-    /// of packs, up to [`PackStore::pack_bytes`]. The next save that contains a damaged chunk stores the chunk again.
-    /// `cancel` ends the scrub early.
+    /// Reads and checks every manifest, every index, and every pack from its header to its end, or a random `share` of
+    /// the packs' content (0 to 1). Also checks that each snapshot has all its chunks. `progress` counts bytes of packs, up
+    /// to [`PackStore::pack_bytes`]. The next save that contains a damaged chunk stores the chunk again. `cancel` ends the
+    /// scrub early.
     ///
     /// # Errors
     /// If the access to the medium fails. Damage is not an error, but listed in [`Scrubbed::damage`].
-    pub fn scrub(&self, progress: ProgressFn, cancel: &AtomicBool) -> Result<Scrubbed, ReadError> {
+    pub fn scrub(
+        &self,
+        share: f64,
+        progress: ProgressFn,
+        cancel: &AtomicBool,
+    ) -> Result<Scrubbed, ReadError> {
         self.with_index(|_| ())?;
         let mut scrubbing = Scrubbing {
             store: self,
@@ -68,10 +88,51 @@ impl PackStore {
             segments: Vec::new(),
             found: Mutex::default(),
         };
-        scrubbing.read_manifests()?;
+        let ids = scrubbing.read_manifests()?;
+        // These snapshots have their packs by now.
+        self.refresh()?;
         scrubbing.read_indexes()?;
+        scrubbing.segments.retain(|_| fastrand::f64() < share);
         scrubbing.read_packs(progress, cancel)?;
+        for id in ids {
+            scrubbing.look_for_chunks(&id)?;
+        }
         Ok(scrubbing.found.into_inner())
+    }
+
+    /// Writes indexes that are missing or damaged again, from the copies in their packs. Returns their packs, and those
+    /// that have no usable copy, with the reasons.
+    ///
+    /// # Errors
+    /// If the access to the medium fails, or an index cannot be written.
+    pub fn repair(&self) -> Result<Repaired, SaveError> {
+        let _alone = self.reclaiming.lock();
+        let _no_save = self.saving.lock();
+        let mut repaired = Repaired::default();
+        for (name, _) in self.list_packs()? {
+            let Some(pack) = name.strip_suffix(".pack").and_then(PackId::parse) else { continue };
+            let (name, codec) = (pack.index(), &self.codec);
+            if read_index(&*self.medium, codec, pack, |_| {})?.is_some() {
+                continue;
+            }
+            let object = self.medium.open(&pack.pack()).map_err(self.failed("open", &pack.pack()))?;
+            match Index::from_tail(&pack, &*object, codec) {
+                Ok(index) => {
+                    self.medium.remove(&name).map_err(self.failed("remove", &name))?;
+                    let content = index.encode(codec);
+                    self.medium.put_new(&name, &content).map_err(self.failed("write", &name))?;
+                    repaired.packs.push(pack.to_string());
+                }
+                Err(error) if classify(&error) == ReadFailure::Access => {
+                    return Err(self.failed("read", &pack.pack())(error));
+                }
+                Err(error) => {
+                    repaired.unusable.push((self.medium.describe(&pack.pack()), error.to_string()));
+                }
+            }
+        }
+        self.refresh()?;
+        Ok(repaired)
     }
 
     /// Total length of all packs (bytes).
@@ -98,16 +159,42 @@ impl Scrubbing<'_> {
         self.report(Damage::Object { object, reason });
     }
 
-    fn read_manifests(&mut self) -> Result<(), ReadError> {
+    /// Returns the snapshots whose manifests are whole.
+    fn read_manifests(&mut self) -> Result<Vec<SnapshotId>, ReadError> {
+        let mut whole = Vec::new();
         for id in self.store.ids()? {
             match self.store.manifest(&id) {
                 Err(ReadError::Missing(_)) => continue,
-                Ok(_) => {}
+                Ok(_) => whole.push(id),
                 Err(ReadError::Damaged { damage, .. }) => self.report(damage),
                 Err(error @ ReadError::Hostile { .. }) => self.report(Damage::Manifest(error.to_string())),
                 Err(error) => return Err(error),
             }
             self.found.get_mut().manifests += 1;
+        }
+        Ok(whole)
+    }
+
+    /// Reports a snapshot that lacks chunks, unless it was removed meanwhile.
+    fn look_for_chunks(&self, id: &SnapshotId) -> Result<(), ReadError> {
+        let manifest = match self.store.manifest(id) {
+            Err(ReadError::Missing(_) | ReadError::Damaged { .. } | ReadError::Hostile { .. }) => {
+                return Ok(());
+            }
+            manifest => manifest?,
+        };
+        let lacking = self.store.with_index(|index| {
+            let chunks =
+                manifest.files.iter().flat_map(|file| file.chunks.iter().map(move |chunk| (file, chunk.id)));
+            let mut lacking = chunks.filter(|(_, id)| !id.is_zeroes() && !index.has(id));
+            let first = lacking.next().map(|(file, _)| file.path.to_string());
+            first.map(|first| (first, lacking.count() + 1))
+        })?;
+        if let Some((first, count)) = lacking {
+            let reason = format!(
+                "{count} of the snapshot's chunks are damaged or in no pack of the store, the first in {first}"
+            );
+            self.report_object(&sealed::name(id), reason);
         }
         Ok(())
     }
@@ -159,18 +246,24 @@ impl Scrubbing<'_> {
         let found = self.found.get_mut();
         found.packs += 1;
         found.pack_bytes += index.pack_bytes;
-        let mut now = Segment { pack, begin: 0, end: HEADER_BYTES as u64, entries: Vec::new() };
+        let mut now =
+            Segment { pack, begin: 0, end: HEADER_BYTES as u64, entries: Vec::new(), tail_bytes: 0 };
         for entry in &index.entries {
             let end = entry.offset + u64::from(entry.stored_bytes);
             if end - now.begin > SEGMENT_BYTES as u64 {
-                let next = Segment { pack, begin: now.end, end: now.end, entries: Vec::new() };
+                let next = Segment { pack, begin: now.end, end: now.end, entries: Vec::new(), tail_bytes: 0 };
                 self.segments.push(std::mem::replace(&mut now, next));
             }
             now.end = end;
             now.entries.push(*entry);
         }
-        now.end = index.pack_bytes;
+        let has_tail = index.pack_bytes == index.chunks_end() + index.tail_bytes();
+        now.end = if has_tail { index.chunks_end() } else { index.pack_bytes };
+        now.tail_bytes = index.pack_bytes - now.end;
         self.segments.push(now);
+        if has_tail && Index::from_tail(&id, &*object, &self.store.codec).ok().as_ref() != Some(index) {
+            self.report_object(&id.pack(), "the copy of its index at its end is damaged");
+        }
         Ok(())
     }
 
@@ -184,7 +277,9 @@ impl Scrubbing<'_> {
             let (block, scratch) =
                 buffers.get_or_insert_with(|| (Block::new(SEGMENT_BYTES + 2 * BLOCK_ALIGN), Vec::new()));
             self.read_segment(segment, block, scratch)?;
-            progress(segment.end - segment.begin);
+            let bytes = segment.end + segment.tail_bytes - segment.begin;
+            self.found.lock().read_bytes += bytes;
+            progress(bytes);
             Ok(())
         })
     }

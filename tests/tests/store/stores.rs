@@ -7,7 +7,7 @@ use ckpt_test_s3::{BUCKET, KEY, SECRET, Service};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
@@ -46,6 +46,60 @@ fn a_job_resumes_from_its_upload_after_its_store_is_lost() {
     let job = start(&sandbox, "again", &options);
     assert!(job.said().contains("resumed from snapshot 000002"), "{}", job.said());
     assert_eq!(finish(&sandbox, "again", job), unbroken(2));
+}
+
+/// The files in `dir` whose names end so.
+fn files_in(dir: &Path, end: &str) -> Vec<PathBuf> {
+    let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
+    files.filter(|path| path.to_string_lossy().ends_with(end)).collect()
+}
+
+/// Each tier is verified by itself; an index that is lost is written again.
+#[test]
+fn every_tier_is_verified_and_indexes_are_repaired() {
+    let sandbox = Sandbox::new();
+    let remote = sandbox.path().join("remote");
+    fs::create_dir(&remote).unwrap();
+    let url = format!("file://{}", remote.display());
+    let mut job = start(&sandbox, "job", &["--upload", &url]);
+    step(&sandbox, &mut job);
+    let id = job.checkpoint(&sandbox);
+    job.until("the upload", || has_said(&sandbox, "job", " uploaded: "));
+    job.kill_everything();
+    let call = |arguments: &[&str]| {
+        let output = sandbox.call([arguments, &["--upload", &url]].concat());
+        (output.status.code().unwrap(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, said) = call(&["verify", "--all"]);
+    assert!(code == 0 && said.contains("disk: sound") && said.contains("remote: sound"), "{said}");
+
+    let there = remote.join("jobs").join(sandbox.job_dir().file_name().unwrap()).join("packs");
+    for pack in files_in(&there, ".pack") {
+        fs::remove_file(pack).unwrap();
+    }
+    for arguments in
+        [&["verify", &id][..], &["verify", "--all"], &["verify", "--scrub", "--read-data-subset", "1%"]]
+    {
+        let (code, said) = call(arguments);
+        assert!(code == 1 && said.contains("disk: sound") && said.contains("remote: DAMAGED"), "{said}");
+        assert_eq!(call(&[arguments, &["--tier", "remote"]].concat()).0, 1);
+        assert_eq!(call(&[arguments, &["--tier", "disk"]].concat()).0, 0);
+    }
+    let here = sandbox.job_dir().join("packs");
+    for index in files_in(&here, ".index") {
+        fs::remove_file(index).unwrap();
+    }
+    let (code, said) = call(&["verify", "--scrub", "--tier", "disk"]);
+    assert!(code == 1 && said.contains("of the snapshot's chunks are damaged or in no pack"), "{said}");
+    let (code, said) = call(&["repair"]);
+    assert!(code == 0 && said.contains("disk: "), "{said}");
+    assert_eq!(call(&["verify", "--all", "--tier", "disk"]).0, 0);
+    let job = start(&sandbox, "again", &[]);
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+    assert_eq!(finish(&sandbox, "again", job), unbroken(1));
+    for bad in ["0%", "101%", "5"] {
+        assert_eq!(call(&["verify", "--scrub", "--read-data-subset", bad]).0, 2);
+    }
 }
 
 /// Sends broadcasts as fast as it can while there is the file `busy`.
