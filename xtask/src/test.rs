@@ -13,6 +13,8 @@ const STRESS_S: &str = "60";
 const KILLS: &str = "20";
 /// How many simulations of several machines `--full` runs; launcher/src/job/simulation.rs has a number of its own.
 const SEEDS: &str = "100000";
+/// How many altered inputs each reader gets with `--full`; tests/mutate has a number of its own.
+const MUTATIONS: &str = "300000";
 
 /// How long the tests of one program may take: a program that hangs is ended and named, and the others still run.
 const PROGRAM_LIMIT: &str = "25m";
@@ -48,7 +50,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         test.env("CKPT_TEST_ROOTFS", rootfs)
             .env("CKPT_TEST_STRESS_S", STRESS_S)
             .env("CKPT_TEST_KILLS", KILLS)
-            .env("CKPT_TEST_SEEDS", SEEDS);
+            .env("CKPT_TEST_SEEDS", SEEDS)
+            .env("CKPT_TEST_MUTATIONS", MUTATIONS);
     }
     let skipped = skips::file()?;
     skips::clear(&skipped)?;

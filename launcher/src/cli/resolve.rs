@@ -138,6 +138,7 @@ mod tests {
     use super::*;
     use crate::cli::settings;
     use crate::files::rules::Coverage;
+    use crate::sys::error::BadInput;
     use ckpt_snapshot::codec::Compression;
     use std::io::Write;
     use std::path::Path;
@@ -171,6 +172,24 @@ mod tests {
         assert_eq!(origin("interval"), Origin::Variable("CKPT_INTERVAL".into()));
         assert_eq!(origin("keep"), Origin::File(path.into()));
         assert_eq!(origin("network"), Origin::Default);
+    }
+
+    /// Whatever the file says, the answer is a configuration or bad input.
+    #[test]
+    fn any_file_is_used_or_refused() {
+        let samples = [
+            "interval = \"30m\"\nkeep = 7\nstore = \"/c\"\n[files]\nexclude = [\"*.tmp\", \"/data\"]\nbudget = \"4GiB\"\n",
+            "overhead = \"1%\"\nmtbf = \"24h\"\nmetrics = 9400\nupload = \"s3://bucket/team\"\nkeep-every = \"1d\"\n",
+            "on-signal = \"TERM\"\nmax-restarts = 3\nfreeze-timeout = \"60s\"\nresume-policy = \"newest\"\n",
+        ];
+        let (samples, file) = (samples.map(|text| text.as_bytes().to_vec()), file(""));
+        let variables = [("CKPT_CONFIG", file.path().to_str().unwrap())];
+        ckpt_test_mutate::mutations(&samples, |bytes| {
+            std::fs::write(file.path(), bytes).unwrap();
+            if let Err(error) = resolve(&[], &variables) {
+                assert!(error.is::<BadInput>(), "{error:#}");
+            }
+        });
     }
 
     #[test]

@@ -254,3 +254,58 @@ pub(super) fn next_entry<T: Message + Default>(rest: &mut &[u8]) -> Option<Resul
     *rest = &after[length..];
     Some(T::decode(body).map_err(|error| error.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::criu::pagemap::Pagemap;
+
+    fn image(kind: u32, magic: u32, entries: &[Vec<u8>]) -> Vec<u8> {
+        let mut image = [kind, magic].map(u32::to_le_bytes).concat();
+        for entry in entries {
+            image.extend_from_slice(&u32::try_from(entry.len()).unwrap().to_le_bytes());
+            image.extend_from_slice(entry);
+        }
+        image
+    }
+
+    /// CRIU runs with the rights of the job in a user namespace, and a snapshot's images come from a store.
+    #[test]
+    fn any_image_is_read_or_refused() {
+        let socket = UnixEntry { name: b"/run/a.sock".to_vec(), name_dir: Some("/run".to_owned()) };
+        let inet = InetEntry {
+            family: 2,
+            kind: 1,
+            state: 1,
+            source_port: 80,
+            peer_port: 4000,
+            peer_address: vec![0x0100_007f],
+        };
+        let regular = RegularEntry { flags: APPEND | 1, name: "tmp/log".to_owned(), mode: Some(0o100_644) };
+        let file = |id| FileEntry { id, regular: None, inet: None, unix: None };
+        let files = [
+            FileEntry { regular: Some(regular), ..file(1) },
+            FileEntry { inet: Some(inet), ..file(2) },
+            FileEntry { unix: Some(socket), ..file(3) },
+        ];
+        let remap = RemapEntry { orig_id: 1, remap_id: 3, kind: None };
+        let samples = [
+            image(COMMON_MAGIC, FILES_MAGIC, &files.map(|file| file.encode_to_vec())),
+            image(COMMON_MAGIC, REMAP_MAGIC, &[remap.encode_to_vec()]),
+            image(SERVICE_MAGIC, STATS_MAGIC, &[vec![10, 2, 24, 7]]),
+        ];
+        let of = |bytes: &[u8]| Descriptors::read(&|_| Ok(Some(bytes.to_vec())));
+        assert_eq!(
+            Descriptors::read(&|name| Ok((name == "files.img").then(|| samples[0].clone())))
+                .unwrap()
+                .writable,
+            ["/tmp/log"]
+        );
+        ckpt_test_mutate::mutations(&samples, |bytes| {
+            let _ = of(bytes);
+            let _ = Descriptors::read(&|name| Ok((name == "files.img").then(|| bytes.to_vec())));
+            let _ = Descriptors::frozen_us(&|_| Ok(Some(bytes.to_vec())));
+            let _ = Pagemap::parse(bytes);
+        });
+    }
+}

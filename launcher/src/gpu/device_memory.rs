@@ -184,7 +184,9 @@ pub fn outcome(states: &[GpuState], copied_back_bytes: u64) -> Option<DeviceMemo
     let outcome = DeviceMemory {
         processes: reports().filter(|report| !report.regions.is_empty()).count() as u64,
         bytes: regions().map(|region| region.bytes).fold(0, u64::saturating_add),
-        changed_bytes: regions().map(|region| region.changed_bytes).sum(),
+        changed_bytes: regions()
+            .map(|region| region.changed_bytes)
+            .try_fold(0_u64, |sum, bytes| Some(sum.saturating_add(bytes?))),
         parked_bytes: reports().map(|report| report.parked_bytes).fold(0, u64::saturating_add),
         copied_back_bytes,
         not_parked_because: not_parked,
@@ -468,6 +470,33 @@ mod tests {
         let mut other = Capture { mirror: mirror.number + 1, number: 11, written: Vec::new() };
         mirror.record_capture(Some(&mut other));
         assert_eq!(save(&small, &[], true), 0);
+    }
+
+    /// A process of the job may say anything.
+    #[test]
+    fn any_report_is_stored_or_refused() {
+        let mirror = Mirror::new(1 << 20).unwrap();
+        let capture = Capture { mirror: mirror.number, number: 3, written: vec![10..20, 4096..8192] };
+        let report =
+            |regions, capture| GpuReport { regions, capture, parked_bytes: 7, ..GpuReport::default() };
+        let samples = [
+            report(vec![region(1000, 24), region(10, 5), region(4096, 1 << 19)], Some(Box::new(capture))),
+            report(vec![region(0, 1 << 20)], None),
+        ];
+        let samples = samples.map(|report| serde_json::to_vec(&report).unwrap());
+        ckpt_test_mutate::mutations(&samples, |bytes| {
+            let Ok(report) = serde_json::from_slice::<GpuReport>(bytes) else { return };
+            let process = Process { pid: Some(5), host_pid: None, exe: String::new() };
+            mirror.history.lock().record_capture(report.capture.as_deref());
+            let states = [GpuState { process, mirror: Some(mirror.clone()), report }];
+            let _ = outcome(&states, u64::MAX);
+            for stored in to_store(&states).iter().flatten() {
+                assert!(stored.content.bytes() <= 1 << 20);
+                let mut whole = vec![1; usize::try_from(stored.content.bytes()).unwrap()];
+                stored.content.read_at(0, &mut whole).unwrap();
+                stored.content.known(0..4096);
+            }
+        });
     }
 
     #[test]
