@@ -29,6 +29,9 @@ pub enum OpenError {
         /// What is wrong with it.
         reason: String,
     },
+    /// There is a symbolic link in the directory of a job.
+    #[error("{} is a symbolic link. ckpt-run follows none in a job's directory, since it could lead out of the store. Remove it, or replace it by what it names", .0.display())]
+    Link(PathBuf),
     /// Written by a newer ckpt-run.
     #[error("{} has version {found}; this ckpt-run reads versions up to {known}. Use the ckpt-run that wrote it, or a newer one", path.display())]
     Newer {

@@ -1,8 +1,8 @@
 //! File helpers: durable writes, opening below a directory, free space.
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
-use std::fs::File;
-use std::io::{self, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -32,18 +32,43 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
 
 /// Creates (or truncates) a file with mode 0600.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
-    File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
-        .open(path)
+    open_regular(path, File::options().write(true).create(true).truncate(true).mode(0o600))
 }
 
 /// Opens (or creates with mode 0600) a file that is locked.
 pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
-    File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+    open_regular(path, File::options().read(true).write(true).create(true).truncate(false).mode(0o600))
+}
+
+/// Opens a regular file. What others have put at its path is neither followed, if it is a symbolic link, nor waited for, if
+/// it is a fifo.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] if it is not a regular file; if it cannot be opened.
+pub fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = options.custom_flags(flags.bits().cast_signed()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    Ok(file)
+}
+
+/// Reads a regular file of at most `max_bytes` bytes.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] if it is longer; those of [`open_regular`].
+pub fn read_regular(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let file = open_regular(path, File::options().read(true))?;
+    if file.metadata()?.len() > max_bytes {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("it is longer than {max_bytes} bytes"),
+        ));
+    }
+    let mut content = Vec::new();
+    file.take(max_bytes).read_to_end(&mut content)?;
+    Ok(content)
 }
 
 /// Creates a directory and its parents with mode 0700.
@@ -54,7 +79,7 @@ pub(crate) fn create_private_dir(path: &Path) -> io::Result<()> {
 
 /// Opens `path` below the directory `dir` for reading. Follows no symbolic link and never leaves `dir`.
 pub(crate) fn open_beneath(dir: impl AsFd, path: impl AsRef<Path>) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let fd = rustix::fs::openat2(dir, path.as_ref(), flags, Mode::empty(), resolve)?;
     Ok(File::from(fd))

@@ -10,16 +10,18 @@
 //! ```
 
 use crate::checked_json::{self, InvalidRecord};
-use crate::files::{create_private_dir, open_lock, sync_dir, write_atomically};
+use crate::files::{create_private_dir, open_lock, read_regular, sync_dir, write_atomically};
 use crate::medium::{DirMedium, Medium};
 use crate::numbered::{JOB, Newest, Record};
 use crate::{DirStore, OpenError, SnapshotId};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +30,8 @@ use std::time::Duration;
 /// The version of the store's layout that this build writes, and the newest that it reads. Version 1 had no packs; up to
 /// version 2, the records of a job had no numbers.
 const STORE_VERSION: u32 = 3;
+/// A longer `store.json` is not read (bytes): it is damaged.
+const STORE_FILE_MAX_BYTES: u64 = 1 << 16;
 const FORMAT: &str = "ckpt-run store";
 
 #[derive(Serialize, Deserialize)]
@@ -107,7 +111,7 @@ impl StoreRoot {
     /// The version of the store at `path`, at most [`STORE_VERSION`].
     fn read_version(path: &Path) -> Result<u32, OpenError> {
         let file = path.join("store.json");
-        let text = match std::fs::read_to_string(&file) {
+        let text = match read_regular(&file, STORE_FILE_MAX_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound && has_entries(path)? => {
                 return Err(OpenError::NotAStore(path.to_owned()));
@@ -117,7 +121,7 @@ impl StoreRoot {
             }
             Err(error) => return Err(failed("read", &file)(error)),
         };
-        let content: StoreFile = serde_json::from_str(&text)
+        let content: StoreFile = serde_json::from_slice(&text)
             .map_err(|error| OpenError::Unreadable { path: file.clone(), reason: error.to_string() })?;
         if content.format != FORMAT {
             let reason = format!("its format is {:?}", content.format);
@@ -370,6 +374,31 @@ impl JobDir {
         DirStore::new(self.path.join("snapshots"))
     }
 
+    /// Opens the directory `name` of the job, if it exists.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or is a symbolic link.
+    pub fn folder(&self, name: &str) -> io::Result<Option<Folder>> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+        match rustix::fs::open(self.path.join(name), flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(Folder { fd })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Refuses symbolic links in the job's directory. ckpt-run makes none, and one that somebody else has made could lead
+    /// it to files outside of the store.
+    fn refuse_links(&self) -> Result<(), OpenError> {
+        for entry in std::fs::read_dir(&self.path).map_err(failed("read", &self.path))? {
+            let entry = entry.map_err(failed("read", &self.path))?;
+            if entry.file_type().map_err(failed("look at", &entry.path()))?.is_symlink() {
+                return Err(OpenError::Link(entry.path()));
+            }
+        }
+        Ok(())
+    }
+
     /// Creates the directory for the logs of a failed checkpoint or restore.
     ///
     /// # Errors
@@ -433,13 +462,14 @@ impl JobDir {
         for parent in self.path.ancestors().skip(1).take(2) {
             sync_dir(parent).map_err(failed("sync", parent))?;
         }
+        self.refuse_links()?;
         let path = self.path.join("lock");
         let mut file = open_lock(&path).map_err(failed("open", &path))?;
         // `is_locked` holds a shared lock for a moment. In that case a shared lock can be taken here too: try again.
         let lock = |how| rustix::fs::flock(&file, how);
         let locked = loop {
             match lock(FlockOperation::NonBlockingLockExclusive) {
-                Err(rustix::io::Errno::WOULDBLOCK) if lock(FlockOperation::NonBlockingLockShared).is_ok() => {
+                Err(Errno::WOULDBLOCK) if lock(FlockOperation::NonBlockingLockShared).is_ok() => {
                     // Two processes in this loop would block each other if they kept the shared lock.
                     let _ = lock(FlockOperation::Unlock);
                     std::thread::sleep(Duration::from_millis(1));
@@ -449,7 +479,7 @@ impl JobDir {
         };
         match locked {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Errno::WOULDBLOCK) => {
                 let (pid, is_maintenance) = holder(&mut file);
                 return Err(OpenError::Locked { job: self.key.to_string(), pid, is_maintenance });
             }
@@ -468,7 +498,7 @@ impl JobDir {
     pub fn is_locked(&self) -> bool {
         let Ok(mut file) = File::open(self.path.join("lock")) else { return false };
         let tried = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
-        tried == Err(rustix::io::Errno::WOULDBLOCK) && !holder(&mut file).1
+        tried == Err(Errno::WOULDBLOCK) && !holder(&mut file).1
     }
 
     /// The job's record, if it has one.
@@ -530,6 +560,28 @@ impl JobDir {
     }
 }
 
+/// An open directory of a job. Its files are reached through the descriptor, whatever is put at its path meanwhile.
+#[derive(Debug)]
+pub struct Folder {
+    fd: OwnedFd,
+}
+
+impl Folder {
+    /// A path to it, in this process, as long as it is open.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.fd.as_raw_fd()).into()
+    }
+
+    /// What is in it.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn entries(&self) -> io::Result<Vec<std::fs::DirEntry>> {
+        std::fs::read_dir(self.path())?.collect()
+    }
+}
+
 /// The purpose in the lock file during maintenance, such as `ckpt-run prune`.
 const MAINTENANCE: &str = "upkeep";
 /// Polling interval of a launcher that waits for the end of maintenance.
@@ -538,7 +590,7 @@ const MAINTENANCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The holder of the lock according to the lock file: its process ID, and whether it does maintenance.
 fn holder(file: &mut File) -> (String, bool) {
     let mut text = String::new();
-    let _ = file.read_to_string(&mut text);
+    let _ = file.take(100).read_to_string(&mut text);
     let mut words = text.split_whitespace();
     let pid = words.next().unwrap_or_default().to_owned();
     (pid, words.next() == Some(MAINTENANCE))
@@ -688,6 +740,27 @@ mod tests {
         job.set_record(&JobRecord { run: 2, ..record() }).unwrap();
         assert_eq!(job.record().unwrap().unwrap().run, 2);
         assert!(!old.exists());
+    }
+
+    #[test]
+    fn links_in_the_directory_of_a_job_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = StoreRoot::open_or_create(&dir.path().join("store")).unwrap().job(&JobKey("a".into()));
+        drop(lock(&job).unwrap());
+        let elsewhere = dir.path().join("elsewhere");
+        std::fs::create_dir(&elsewhere).unwrap();
+        std::fs::write(elsewhere.join("precious"), "x").unwrap();
+        for (name, target) in [("attempts", &elsewhere), ("lock", &elsewhere.join("precious"))] {
+            let link = job.path().join(name);
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(target, &link).unwrap();
+            assert!(matches!(lock(&job), Err(OpenError::Link(path)) if path == link));
+            assert!(matches!(job.lock_for_maintenance(), Err(OpenError::Link(_))));
+            assert!(job.folder(name).is_err());
+            std::fs::remove_file(&link).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(elsewhere.join("precious")).unwrap(), "x");
+        lock(&job).unwrap();
     }
 
     /// Each of many threads adds to the record: none of the changes is lost.

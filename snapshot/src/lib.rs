@@ -39,9 +39,9 @@ mod tiers;
 pub use cancel::Cancellable;
 pub use dir_store::DirStore;
 pub use error::{Damage, OpenError, ReadError, SaveError};
-pub use files::{free_bytes, sync_dir, write_atomically};
+pub use files::{free_bytes, open_regular, read_regular, sync_dir, write_atomically};
 pub use id::{IdError, SnapshotId};
-pub use job::{JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
+pub use job::{Folder, JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
 pub use manifest::{
     AffinityGroup, AgentsRecord, DataFile, Directory, GpuProcess, HostFacts, JobIdentity, LinkedFile,
     MANIFEST_VERSION, Manifest, OpenFile, ProcessTree, SavedFile, StdioKind, StdioRecord, TtyRecord,

@@ -7,9 +7,14 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+/// Their directory in the job's directory.
+const HELD: &str = "held";
+
 /// Deletes those of the snapshot `id`.
 pub fn delete(dir: &JobDir, id: &SnapshotId) {
-    remove(&dir.held_dir(id));
+    if let Ok(Some(folder)) = dir.folder(HELD) {
+        remove(&folder.path().join(id.to_string()));
+    }
 }
 
 /// Deletes those of snapshots that do not exist. `present` lists the snapshots of the job, if that is needed.
@@ -17,7 +22,8 @@ pub fn delete(dir: &JobDir, id: &SnapshotId) {
 /// # Errors
 /// When they cannot be listed.
 pub fn sweep<E>(dir: &JobDir, present: impl FnOnce() -> Result<BTreeSet<String>, E>) -> Result<(), E> {
-    let found: Vec<_> = fs::read_dir(dir.path().join("held")).into_iter().flatten().flatten().collect();
+    let Ok(Some(folder)) = dir.folder(HELD) else { return Ok(()) };
+    let found = folder.entries().unwrap_or_default();
     if found.is_empty() {
         return Ok(());
     }

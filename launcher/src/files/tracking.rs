@@ -6,7 +6,7 @@ use crate::files::inventory::nanoseconds;
 use crate::files::rules::{Coverage, FileRules};
 use crate::namespace::Namespace;
 use crate::namespace::written_files::{INCOMPLETE, is_ended, read_journal, read_paths};
-use ckpt_snapshot::{JobDir, SnapshotId, write_atomically};
+use ckpt_snapshot::{JobDir, SnapshotId, open_regular, read_regular, write_atomically};
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -57,7 +57,7 @@ pub fn next(namespace: &Namespace, dir: &JobDir, id: &SnapshotId) -> Option<Vec<
     let open = || -> io::Result<File> {
         let path = record_path(dir, id);
         DirBuilder::new().recursive(true).mode(0o700).create(path.parent().unwrap_or(&path))?;
-        File::options().append(true).create(true).mode(0o600).open(path)
+        open_regular(&path, File::options().append(true).create(true).mode(0o600))
     };
     let journal =
         open().inspect_err(|error| tracing::warn!("cannot record what files the job writes: {error}"));
@@ -68,8 +68,9 @@ pub fn next(namespace: &Namespace, dir: &JobDir, id: &SnapshotId) -> Option<Vec<
 fn end_record(dir: &JobDir, id: &SnapshotId) {
     let is_recorded = recorded(dir).into_iter().any(|earlier| earlier <= *id);
     let path = record_path(dir, id);
-    let write =
-        || writeln!(File::options().append(true).create(true).mode(0o600).open(&path)?, "{INCOMPLETE}");
+    let write = || {
+        writeln!(open_regular(&path, File::options().append(true).create(true).mode(0o600))?, "{INCOMPLETE}")
+    };
     if is_recorded && let Err(error) = write() {
         tracing::warn!("cannot write {}: {error}", path.display());
     }
@@ -82,7 +83,7 @@ fn end_record(dir: &JobDir, id: &SnapshotId) {
 /// When that fails.
 pub fn make_durable(dir: &JobDir, durable: &mut SystemTime) -> io::Result<()> {
     let times = recorded(dir).into_iter().map(|id| {
-        let file = File::open(record_path(dir, &id))?;
+        let file = open_regular(&record_path(dir, &id), File::options().read(true))?;
         Ok((file.metadata()?.modified()?, file))
     });
     let mut until = None;
@@ -103,7 +104,7 @@ pub fn make_durable(dir: &JobDir, durable: &mut SystemTime) -> io::Result<()> {
 /// UTC.
 #[must_use]
 pub fn durable_until_ns(dir: &JobDir) -> Option<i64> {
-    fs::read_to_string(durable_path(dir)).ok()?.parse().ok()
+    String::from_utf8(read_regular(&durable_path(dir), 100).ok()?).ok()?.parse().ok()
 }
 
 /// What other jobs of the store have written, as far as they ran at `since` or later.
@@ -148,16 +149,18 @@ pub fn last_recorded(dir: &JobDir) -> Option<LastRecord> {
 
 /// Deletes the records that no snapshot needs; `oldest` is the oldest snapshot.
 pub fn sweep(dir: &JobDir, oldest: &SnapshotId) {
+    let Ok(Some(folder)) = dir.folder(RECORDS) else { return };
     for id in recorded(dir).into_iter().filter(|id| id < oldest) {
-        if let Err(error) = fs::remove_file(record_path(dir, &id)) {
+        if let Err(error) = fs::remove_file(folder.path().join(id.to_string())) {
             tracing::debug!("cannot remove the record of written files since {id}: {error}");
         }
     }
 }
 
 fn recorded(dir: &JobDir) -> Vec<SnapshotId> {
-    let entries = fs::read_dir(dir.path().join(RECORDS)).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    let folder = dir.folder(RECORDS).ok().flatten();
+    let entries = folder.and_then(|folder| folder.entries().ok()).unwrap_or_default();
+    entries.iter().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 fn record_path(dir: &JobDir, id: &SnapshotId) -> PathBuf {

@@ -7,7 +7,7 @@ use crate::files::tracking;
 use crate::sys::deadline::{HEARTBEAT_INTERVAL, RECORD_SYNC_INTERVAL};
 use crate::sys::host;
 use anyhow::{Context, Result};
-use ckpt_snapshot::{JobDir, write_atomically};
+use ckpt_snapshot::{JobDir, read_regular, write_atomically};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// a busy machine a record is late. A change of a file within this time may have been made before the record, too: a write
 /// is recorded when it ends. So a person's change within this time counts as the job's.
 const UNRECORDED: Duration = Duration::from_secs(2);
+
+/// A longer record is not read (bytes): it is damaged.
+const RECORD_MAX_BYTES: u64 = 256 << 20;
 
 /// The boot and machine on which a job runs.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +89,9 @@ impl LastAlive {
         let path = alive_path(dir);
         let now_ns = nanoseconds(SystemTime::now());
         let beat = fs::metadata(&path).and_then(|meta| meta.modified()).ok();
-        let record = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Record>(&text).ok());
+        let record = read_regular(&path, RECORD_MAX_BYTES)
+            .ok()
+            .and_then(|text| serde_json::from_slice::<Record>(&text).ok());
         let here = Boot::of_this_machine();
         let is_same_boot = record.as_ref().is_some_and(|record| record.boot == here);
         let is_same_machine = record.as_ref().is_some_and(|record| record.boot.hostname == here.hostname);
@@ -113,7 +118,7 @@ impl LastAlive {
         };
         let mut found =
             Self { until_ns: until_ns.min(now_ns), known_until_ns, is_same_boot, ..Self::default() };
-        let interrupted = fs::read(put_back_path(dir)).ok();
+        let interrupted = read_regular(&put_back_path(dir), RECORD_MAX_BYTES).ok();
         let interrupted = interrupted.and_then(|json| serde_json::from_slice::<PutBack>(&json).ok());
         if let Some(interrupted) = interrupted {
             found.until_ns = interrupted.until_ns;

@@ -8,10 +8,11 @@ const ATTEMPTS_KEPT: usize = 10;
 
 /// Deletes the oldest logs, beyond [`ATTEMPTS_KEPT`].
 pub fn prune_attempt_logs(dir: &JobDir) {
-    let Ok(entries) = fs::read_dir(dir.path().join("attempts")) else { return };
+    let Ok(Some(folder)) = dir.folder("attempts") else { return };
+    let Ok(entries) = folder.entries() else { return };
     // By age, not by name: the restore of an old snapshot may have failed just now.
     let age = |entry: fs::DirEntry| Some((entry.metadata().ok()?.modified().ok()?, entry.path()));
-    let mut attempts: Vec<_> = entries.flatten().filter_map(age).collect();
+    let mut attempts: Vec<_> = entries.into_iter().filter_map(age).collect();
     attempts.sort();
     for (_, old) in attempts.iter().rev().skip(ATTEMPTS_KEPT) {
         match fs::remove_dir_all(old) {

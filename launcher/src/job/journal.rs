@@ -2,7 +2,7 @@
 //! `jobs/KEY/journal.jsonl`, the newest last. The file is bounded; nothing depends on it.
 
 use crate::job::status::unix_ms;
-use ckpt_snapshot::{JobDir, SnapshotId, write_atomically};
+use ckpt_snapshot::{JobDir, SnapshotId, open_regular, read_regular, write_atomically};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -14,6 +14,8 @@ use std::time::SystemTime;
 
 /// Above this size, the older half of the entries is deleted.
 const LIMIT_BYTES: u64 = 512 << 10;
+/// A longer file is not read.
+const MAX_BYTES: u64 = 64 << 20;
 
 /// What an entry is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,7 +129,7 @@ impl Journal {
     /// # Errors
     /// When the file exists and cannot be read.
     pub fn entries(&self) -> io::Result<Vec<Entry>> {
-        let content = match std::fs::read(&self.path) {
+        let content = match read_regular(&self.path, MAX_BYTES) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             other => other?,
         };
@@ -150,10 +152,10 @@ impl Journal {
 }
 
 fn append(path: &Path, entry: &Entry) -> io::Result<()> {
-    let mut file = File::options().append(true).create(true).mode(0o600).open(path)?;
+    let mut file = open_regular(path, File::options().append(true).create(true).mode(0o600))?;
     if file.metadata()?.len() > LIMIT_BYTES {
         shorten(path)?;
-        file = File::options().append(true).open(path)?;
+        file = open_regular(path, File::options().append(true))?;
     }
     // A newline comes first too, so that a truncated line before does not damage this one.
     let mut line = b"\n".to_vec();
@@ -164,7 +166,8 @@ fn append(path: &Path, entry: &Entry) -> io::Result<()> {
 
 /// Deletes the older half of the file.
 fn shorten(path: &Path) -> io::Result<()> {
-    let content = std::fs::read(path)?;
+    // One that is far too long is not of ckpt-run, and is emptied.
+    let content = read_regular(path, MAX_BYTES).unwrap_or_default();
     let middle = content.len() / 2;
     let end =
         content[middle..].iter().position(|&byte| byte == b'\n').map_or(content.len(), |at| middle + at);

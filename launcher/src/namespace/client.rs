@@ -62,7 +62,9 @@ pub enum NamespaceError {
         reason: String,
     },
     /// Another user can change the directory for the private mount, or it cannot be created.
-    #[error("the job's processes need a private directory: {0}")]
+    #[error(
+        "the job's processes need a private directory: {0}. Remove what is in the way, or ask the owner to do so"
+    )]
     PrivateDir(io::Error),
     /// The init could not perform a request.
     #[error("{0}")]

@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)]
 
+use ckpt_snapshot::open_regular;
 use rustix::fs::{Mode, OFlags};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, OsStr};
@@ -16,6 +17,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -66,6 +68,9 @@ const BEGUN: &str = "{\"begun\":true}";
 const ENDED: &str = "{\"ended\":true}";
 /// A line of a file that lacks paths.
 pub const INCOMPLETE: &str = "{\"incomplete\":true}";
+
+/// A longer line is no path (bytes).
+const LINE_MAX_BYTES: u64 = 64 << 10;
 
 /// The ID of a file system, as events have it.
 type FileSystemId = [u8; 8];
@@ -242,10 +247,31 @@ fn hurry() {
 /// # Errors
 /// When it cannot be read.
 pub fn read_journal(path: &Path) -> io::Result<Option<BTreeSet<String>>> {
-    let is_incomplete = BufReader::new(File::open(path)?)
-        .split(b'\n')
-        .any(|line| line.is_ok_and(|line| line == INCOMPLETE.as_bytes()));
+    let is_incomplete = lines(path)?.any(|line| line.is_ok_and(|line| line == INCOMPLETE.as_bytes()));
     if is_incomplete { Ok(None) } else { read_paths(path).map(Some) }
+}
+
+/// The lines of a file.
+///
+/// # Errors
+/// When it cannot be opened. An item is an error if it cannot be read, or is longer than a path can be.
+fn lines(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>>> {
+    let mut file = BufReader::new(open_regular(path, File::options().read(true))?);
+    Ok(std::iter::from_fn(move || {
+        let mut line = Vec::new();
+        match file.by_ref().take(LINE_MAX_BYTES).read_until(b'\n', &mut line) {
+            Ok(0) => return None,
+            Err(error) => return Some(Err(error)),
+            Ok(_) if line.ends_with(b"\n") => drop(line.pop()),
+            Ok(read) if read as u64 == LINE_MAX_BYTES => {
+                // Nothing after this is read.
+                file = BufReader::new(File::open("/dev/null").ok()?);
+                return Some(Err(io::ErrorKind::InvalidData.into()));
+            }
+            Ok(_) => {}
+        }
+        Some(Ok(line))
+    }))
 }
 
 /// Reads the paths in a file, which may lack some.
@@ -253,7 +279,7 @@ pub fn read_journal(path: &Path) -> io::Result<Option<BTreeSet<String>>> {
 /// # Errors
 /// When it cannot be read.
 pub fn read_paths(path: &Path) -> io::Result<BTreeSet<String>> {
-    let lines = BufReader::new(File::open(path)?).split(b'\n');
+    let lines = lines(path)?;
     // A line that is cut short was being written when the machine went down.
     lines.filter_map(|line| line.map(|line| serde_json::from_slice(&line).ok()).transpose()).collect()
 }
@@ -263,8 +289,12 @@ pub fn read_paths(path: &Path) -> io::Result<BTreeSet<String>> {
 /// # Errors
 /// When it cannot be read.
 pub fn is_ended(path: &Path) -> io::Result<bool> {
-    let text = std::fs::read(path)?;
-    Ok(text.ends_with(format!("{ENDED}\n").as_bytes()))
+    let file = open_regular(path, File::options().read(true))?;
+    let last = format!("{ENDED}\n");
+    let mut end = vec![0; last.len()];
+    let Some(at) = file.metadata()?.len().checked_sub(last.len() as u64) else { return Ok(false) };
+    file.read_exact_at(&mut end, at)?;
+    Ok(end == last.as_bytes())
 }
 
 /// The mount points of writable file systems in this mount namespace.

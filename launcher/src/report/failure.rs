@@ -28,6 +28,7 @@ fn is_bad_input(error: &(dyn Error + 'static)) -> bool {
             OpenError::Io { source, .. } => is_wrong_path(source.kind()) || is_forbidden(source.kind()),
             OpenError::NotAStore(_)
             | OpenError::Unreadable { .. }
+            | OpenError::Link(_)
             | OpenError::Newer { .. }
             | OpenError::Locked { .. }
             | OpenError::BadName(_) => true,

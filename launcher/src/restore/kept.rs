@@ -7,7 +7,7 @@
 
 use crate::files::capture::reflink;
 use crate::files::saved::copy_sparse;
-use ckpt_snapshot::{JobDir, OpenError, SnapshotId};
+use ckpt_snapshot::{Folder, JobDir, OpenError, SnapshotId};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -267,7 +267,8 @@ pub fn prune_kept(dir: &JobDir) {
 }
 
 fn prune_kept_beyond(dir: &JobDir, count: usize, max_bytes: u64) {
-    let mut all = all_kept(dir);
+    let Ok(Some(folder)) = dir.folder("kept") else { return };
+    let mut all = all_kept(&folder);
     // Newest first, by the time in the name and not by the snapshot before it.
     all.sort_by(|(_, one), (_, other)| other.cmp(one));
     let mut bytes = 0_u64;
@@ -283,15 +284,16 @@ fn prune_kept_beyond(dir: &JobDir, count: usize, max_bytes: u64) {
 pub fn delete_kept_of(dir: &JobDir, id: &SnapshotId) {
     let of_it = format!("{id}{RESUMED}");
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    all_kept(dir)
+    let Ok(Some(folder)) = dir.folder("kept") else { return };
+    all_kept(&folder)
         .iter()
         .filter(|(path, _)| name(path).starts_with(&of_it))
         .for_each(|(path, _)| remove(path));
 }
 
 /// The directories of kept files, with their times.
-fn all_kept(dir: &JobDir) -> Vec<(PathBuf, String)> {
-    let entries = fs::read_dir(dir.path().join("kept")).into_iter().flatten().flatten();
+fn all_kept(folder: &Folder) -> Vec<(PathBuf, String)> {
+    let entries = folder.entries().into_iter().flatten();
     let timed = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().ok()?;
         Some((entry.path(), name.split_once(RESUMED)?.1.to_owned()))
@@ -308,7 +310,8 @@ fn bytes_in(dir: &Path) -> u64 {
 fn remove(path: &Path) {
     match fs::remove_dir_all(path) {
         Ok(()) => {
-            tracing::info!("removed {}: later versions of files that a resume had put back", path.display());
+            let name = path.file_name().unwrap_or_default().display();
+            tracing::info!("removed kept/{name}: later versions of files that a resume had put back");
         }
         Err(error) => tracing::warn!("cannot remove {}: {error}", path.display()),
     }

@@ -1,6 +1,6 @@
 //! Snapshots that somebody has put into an encrypted store who can write to it and does not have the key.
 
-use ckpt_run_tests::{Running, Sandbox, workspace};
+use ckpt_run_tests::{Running, Sandbox, from_env, seeded_rng, workspace};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -129,4 +129,153 @@ fn an_old_snapshot_is_not_resumed() {
     let said = jobs.end("victim");
     assert!(said.contains("are not used"), "{said}");
     assert!(said.contains(&format!("resumed from snapshot {}", own[0])), "{said}");
+}
+
+/// All files of a job.
+fn files_of(dir: &Path) -> Vec<PathBuf> {
+    let listed = Command::new("find").arg(dir).args(["-type", "f"]).output().unwrap();
+    let mut files: Vec<_> = String::from_utf8(listed.stdout).unwrap().lines().map(PathBuf::from).collect();
+    // Not those that have become huge.
+    files.retain(|file| file.metadata().unwrap().len() < 1 << 30);
+    files.sort();
+    files
+}
+
+/// Copies a file into the store, unless that would go through a link.
+fn put(from: &Path, victim: &Path, name: &str) -> String {
+    let to = victim.join(name);
+    let folder = to.parent().unwrap();
+    fs::create_dir_all(folder).unwrap();
+    if folder.is_symlink() || fs::copy(from, &to).is_err() {
+        return "nothing".to_owned();
+    }
+    format!("{name} is {}", from.display())
+}
+
+/// Makes something that is no file. Returns what.
+fn something_else(random: &mut fastrand::Rng, path: &Path, canary: &Path) -> &'static str {
+    match random.u32(..3) {
+        0 => {
+            std::os::unix::fs::symlink(canary, path).unwrap();
+            "a link out of the store"
+        }
+        1 => {
+            fs::create_dir(path).unwrap();
+            "a directory"
+        }
+        _ => {
+            assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+            "a fifo"
+        }
+    }
+}
+
+/// Does one thing to the store that only needs the right to write there. Returns what.
+fn attack(random: &mut fastrand::Rng, victim: &Path, others: &[PathBuf], canary: &Path) -> String {
+    let files = files_of(victim);
+    let Some(file) = random.choice(&files) else { return "nothing is left".to_owned() };
+    let of_another = &others[random.usize(..others.len())];
+    let name = file.strip_prefix(victim).unwrap().display().to_string();
+    let content = fs::read(file).unwrap();
+    let remove = || fs::remove_file(file).unwrap();
+    match random.u32(..12) {
+        0 => {
+            remove();
+            format!("{name} is deleted")
+        }
+        1 => {
+            fs::write(file, &content[..random.usize(..=content.len())]).unwrap();
+            format!("{name} is cut")
+        }
+        2 if !content.is_empty() => {
+            let mut altered = content.clone();
+            altered[random.usize(..content.len())] ^= 1 << random.u32(..8);
+            fs::write(file, altered).unwrap();
+            format!("a bit of {name} is flipped")
+        }
+        3 => {
+            fs::copy(of_another, file).unwrap();
+            format!("{name} is replaced by {}", of_another.display())
+        }
+        4 => {
+            let own = random.choice(&files).unwrap();
+            fs::write(file, fs::read(own).unwrap()).unwrap();
+            format!("{name} is replaced by {}", own.display())
+        }
+        5..8 => {
+            remove();
+            format!("{name} is {}", something_else(random, file, canary))
+        }
+        8 => {
+            let later = format!("manifests/00000{}-20991231T235959Z", random.u32(4..9));
+            put(of_another, victim, &later)
+        }
+        9 => {
+            let record = format!("{}/99.json", ["job", "marks"][random.usize(..2)]);
+            put(of_another, victim, &record)
+        }
+        10 if file.parent() != Some(victim) => {
+            let folder = file.parent().unwrap().to_owned();
+            fs::remove_dir_all(&folder).unwrap();
+            std::os::unix::fs::symlink(canary.parent().unwrap(), &folder).unwrap();
+            format!("{} is a link out of the store", folder.display())
+        }
+        _ => {
+            fs::File::options().write(true).open(file).unwrap().set_len(1 << 40).unwrap();
+            format!("{name} has a tebibyte")
+        }
+    }
+}
+
+/// Somebody who can write to the store does what they like. The job goes on from what the key vouches for, starts again, or
+/// is refused: nothing else runs, nothing hangs, and nothing outside of the store changes.
+#[test]
+fn whatever_is_done_to_the_store_only_the_job_itself_runs() {
+    let rounds = from_env("CKPT_TEST_KILLS", || "12".into()).to_str().unwrap().parse::<u64>().unwrap();
+    let jobs = Encrypted::new();
+    jobs.saved("victim", 3, true);
+    jobs.saved("other", 3, true);
+    let plain = Encrypted::new();
+    plain.saved("victim", 3, false);
+    // What is new in the job's directory right after a kill may be taken for the job's.
+    let apart = Sandbox::new();
+    let (victim, pristine) = (jobs.dir("victim"), apart.path().join("pristine"));
+    copy_into_new(&victim, &pristine);
+    let others =
+        [jobs.dir("other"), plain.dir("victim")].iter().flat_map(|dir| files_of(dir)).collect::<Vec<_>>();
+    let outside = apart.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    let canary = outside.join("canary");
+    fs::write(&canary, "alive").unwrap();
+    fs::write(jobs.sandbox.path().join("go"), "").unwrap();
+    let mut resumed = 0;
+    let mut random = seeded_rng(fastrand::u64(..));
+    for round in 0..rounds {
+        fs::remove_dir_all(&victim).unwrap();
+        copy_into_new(&pristine, &victim);
+        let done: Vec<_> =
+            (0..random.u32(1..5)).map(|_| attack(&mut random, &victim, &others, &canary)).collect();
+        let name = format!("round-{round}");
+        let mut job = jobs.sandbox.start_command(&name, jobs.command("victim", true));
+        let code = job.wait();
+        let (out, said) = (jobs.sandbox.read(&format!("{name}.out")), job.said());
+        println!(
+            "{code}, {}: {done:?}",
+            if said.contains("resumed from") { "resumed" } else { "not resumed" }
+        );
+        resumed += u64::from(said.contains("resumed from snapshot"));
+        assert!(matches!(code, 0 | 2 | 125), "{code} after {done:?}: {said}");
+        assert!(code != 0 || out.contains("end of victim"), "{done:?}: {said}");
+        assert!(!said.contains("end of other") && !said.contains("panicked"), "{done:?}: {said}");
+        assert_eq!(fs::read_to_string(&canary).ok().as_deref(), Some("alive"), "{done:?}: {said}");
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 1, "{done:?}");
+    }
+    assert!(
+        resumed > rounds / 5,
+        "{resumed} of {rounds} resumed: the attacks are too coarse to tell anything"
+    );
+}
+
+fn copy_into_new(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap().success());
 }

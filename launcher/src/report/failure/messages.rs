@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The words with which messages begin a remedy.
-const REMEDIES: [&str; 31] = [
+const REMEDIES: [&str; 32] = [
     "Check ",
     "See ",
     "check ",
@@ -48,6 +48,7 @@ const REMEDIES: [&str; 31] = [
     "Install ",
     "it looks like",
     "write it plainly",
+    "Remove ",
 ];
 
 /// Debug output of Rust, which is not for users.
@@ -105,6 +106,7 @@ fn of_the_store() {
     each!(OpenError {
         OpenError::Io { .. } => OpenError::Io { step: "open", path: path(), source: fire() }, "/data/store";
         OpenError::NotAStore(_) => OpenError::NotAStore(path()), "/data/store";
+        OpenError::Link(_) => OpenError::Link(path()), "/data/store";
         OpenError::Unreadable { .. } => OpenError::Unreadable { path: path(), reason: text("no JSON") }, "/data/store";
         OpenError::Newer { .. } => OpenError::Newer { path: path(), found: 9, known: 2 }, "/data/store";
         OpenError::Locked { .. } => OpenError::Locked { job: text("train"), pid: text("77"), is_maintenance: false }, "process 77";
