@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 
 /// What happens to a request.
 #[derive(Clone, Debug)]
@@ -16,6 +17,8 @@ pub enum Fault {
     DropInBody(usize),
     /// The server carries the request out, and the answer is dropped.
     LoseAnswer,
+    /// The client gets no answer, and the server gets the request only after [`Proxy::deliver`].
+    Late,
     /// The client gets this status, and the server gets nothing.
     Status(u16),
     /// The connection is closed after so many bytes of the answer's body.
@@ -48,6 +51,10 @@ struct State {
     seen: Vec<String>,
     /// Bytes of the bodies of requests that reached the server.
     sent_bytes: usize,
+    /// Requests that wait for [`Proxy::deliver`], and those that the server has answered since.
+    held: usize,
+    delivered: usize,
+    deliver: Arc<Notify>,
 }
 
 impl State {
@@ -108,6 +115,21 @@ impl Proxy {
     pub fn seen(&self, method: &str, holds: &str) -> usize {
         let state = self.state.lock().unwrap();
         state.seen.iter().filter(|line| line.starts_with(method) && line.contains(holds)).count()
+    }
+
+    /// How many late requests wait to be delivered.
+    pub fn held(&self) -> usize {
+        self.state.lock().unwrap().held
+    }
+
+    /// Delivers the late requests to the server.
+    pub fn deliver(&self) {
+        self.state.lock().unwrap().deliver.notify_waiters();
+    }
+
+    /// How many late requests the server has answered.
+    pub fn delivered(&self) -> usize {
+        self.state.lock().unwrap().delivered
     }
 
     /// Bytes of the bodies of all requests so far.
@@ -188,6 +210,7 @@ async fn serve(mut client: TcpStream, server: SocketAddr, state: Arc<Mutex<State
     let mut upstream = TcpStream::connect(server).await.ok()?;
     match fault {
         Some(Fault::Drop) => return None,
+        Some(Fault::Late) => return deliver_late(request, &mut client, &mut upstream, &state).await,
         Some(Fault::Status(status)) => return refuse(status, &request, &mut client).await,
         Some(Fault::DropInBody(limit)) => {
             upstream.write_all(&request.head).await.ok()?;
@@ -209,6 +232,28 @@ async fn serve(mut client: TcpStream, server: SocketAddr, state: Arc<Mutex<State
         client.write_all(&whole_body(answer, &mut upstream).await?).await.ok()?;
     }
     Some(())
+}
+
+/// Sends the request to the server when it is to be delivered. Its client may be gone by then.
+async fn deliver_late(
+    request: Message,
+    client: &mut TcpStream,
+    upstream: &mut TcpStream,
+    state: &Mutex<State>,
+) -> Option<()> {
+    let head = request.head.clone();
+    let body = whole_body(request, client).await?;
+    let deliver = {
+        let mut state = state.lock().unwrap();
+        state.held += 1;
+        Arc::clone(&state.deliver).notified_owned()
+    };
+    deliver.await;
+    upstream.write_all(&[head, body].concat()).await.ok()?;
+    message(upstream).await?;
+    let mut state = state.lock().unwrap();
+    (state.held, state.delivered) = (state.held - 1, state.delivered + 1);
+    None
 }
 
 /// Answers the request with an error, without the server.

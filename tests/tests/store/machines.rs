@@ -1,7 +1,11 @@
 //! Jobs that move between machines, and one job that runs on two machines at once.
 
 use crate::keeper::{KEEPER, finish, has_said, start, step, unbroken};
+use crate::stores::with_service;
 use ckpt_run_tests::{Running, Sandbox, python};
+use ckpt_test_s3::proxy::Fault;
+use ckpt_test_s3::{BUCKET, Service};
+use rustix::process::Signal;
 use std::fs;
 use std::process::Command;
 
@@ -21,7 +25,7 @@ fn a_returning_job_resumes_from_the_newest_upload() {
         let resumed = from.map(|id| format!("resumed from snapshot {id}"));
         assert!(resumed.is_none_or(|resumed| job.said().contains(&resumed)), "{}", job.said());
         step(&sandbox, &mut job);
-        job.signal(rustix::process::Signal::TERM);
+        job.signal(Signal::TERM);
         assert_eq!(job.wait(), 75, "{}", job.said());
     };
     preempted("first", None);
@@ -63,11 +67,14 @@ fn fails_to_resume(sandbox: &Sandbox, options: &[&str], from: &str) {
     assert!(!output.status.success() && said.contains(&format!("resuming from snapshot {from}")), "{said}");
 }
 
+fn send(pid: i32, signal: Signal) {
+    let _ = rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal);
+}
+
 /// Kills a job whose machine has lost it to another one: it is not restarted there.
 fn is_not_restarted(mut job: Running) {
     for pid in job.descendants() {
-        let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        send(pid, Signal::KILL);
     }
     assert_eq!(job.wait(), 125, "{}", job.said());
     assert!(job.said().contains("the job is not restarted here: another ckpt-run"), "{}", job.said());
@@ -113,6 +120,59 @@ fn later_machine_owns_a_shared_store() {
     assert!(third.said().contains(&format!("resumed from snapshot {newest}")), "{}", third.said());
     assert_eq!(finish(&sandbox, "third", third), unbroken(2));
     sandbox.verify_all();
+}
+
+/// A machine stands still while a write of its launcher is under way, and the write arrives when the job has gone on and
+/// ended elsewhere. Neither the write nor the machine, when it goes on, changes anything.
+#[test]
+fn a_late_write_of_a_stopped_machine_changes_nothing() {
+    for held in ["/job/", "/manifests/"] {
+        let service = Service::new();
+        let mut sandbox = with_service(&service);
+        sandbox.store = format!("s3://{BUCKET}/team").into();
+        let state = |sandbox: &mut Sandbox, machine: &str| {
+            let dir = sandbox.path().join(machine).display().to_string();
+            sandbox.variables.retain(|(name, _)| name != "XDG_STATE_HOME");
+            sandbox.variables.push(("XDG_STATE_HOME".to_owned(), dir));
+        };
+        state(&mut sandbox, "one");
+        let mut first = start(&sandbox, "first", &[]);
+        step(&sandbox, &mut first);
+        let shared = first.checkpoint(&sandbox);
+        service.proxy.break_next(1, "PUT", held, Fault::Late);
+        let mut asked = sandbox.start("asked", ["checkpoint"]);
+        first.until("a write under way", || (service.proxy.held() == 1).then_some(()));
+        let all = first.descendants();
+        let of_the_job = |signal| all.iter().for_each(|pid| send(*pid, signal));
+        first.signal(Signal::STOP);
+        of_the_job(Signal::STOP);
+
+        state(&mut sandbox, "two");
+        let mut second = start(&sandbox, "second", &[]);
+        assert!(second.said().contains(&format!("resumed from snapshot {shared}")), "{}", second.said());
+        step(&sandbox, &mut second);
+        second.checkpoint(&sandbox);
+        assert_eq!(finish(&sandbox, "second", second), unbroken(2));
+        service.proxy.deliver();
+        first.until("the late write", || (service.proxy.delivered() == 1).then_some(()));
+        first.signal(Signal::CONT);
+        of_the_job(Signal::CONT);
+        // The snapshot of the late manifest exists. Its number is abandoned.
+        let is_refused = asked.wait() != 0;
+        assert!(is_refused || held == "/manifests/", "{}", asked.said());
+        state(&mut sandbox, "one");
+        first.until("a refusal", || {
+            let said = String::from_utf8(sandbox.call(["checkpoint"]).stderr).unwrap();
+            said.contains("another ckpt-run").then_some(())
+        });
+        first.kill_everything();
+
+        state(&mut sandbox, "three");
+        let third = start(&sandbox, "third", &[]);
+        assert!(!third.said().contains("resumed"), "it is complete: {}", third.said());
+        assert_eq!(finish(&sandbox, "third", third), unbroken(0));
+        sandbox.verify_all();
+    }
 }
 
 /// Two machines with a disk each, which upload the same job to one place.

@@ -284,7 +284,7 @@ fn snapshots_share_chunks_and_are_compared_and_exported() {
 }
 
 /// A sandbox whose `ckpt-run` uses the service, with a state directory of its own.
-fn with_service(service: &Service) -> Sandbox {
+pub fn with_service(service: &Service) -> Sandbox {
     let mut sandbox = Sandbox::new();
     let state = sandbox.path().join("state").display().to_string();
     let endpoint = service.endpoint();
