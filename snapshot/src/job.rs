@@ -10,6 +10,7 @@
 //! ```
 
 use crate::checked_json::{self, InvalidRecord};
+use crate::codec::Key;
 use crate::files::{create_private_dir, open_lock, read_regular, sync_dir, write_atomically};
 use crate::medium::{DirMedium, Medium};
 use crate::numbered::{JOB, Newest, Record};
@@ -146,7 +147,12 @@ impl StoreRoot {
     /// The job `key`, which need not exist yet.
     #[must_use]
     pub fn job(&self, key: &JobKey) -> JobDir {
-        JobDir { path: self.path.join("jobs").join(&key.0), key: key.clone(), records: None }
+        JobDir {
+            path: self.path.join("jobs").join(&key.0),
+            key: key.clone(),
+            records: None,
+            encryption: None,
+        }
     }
 
     /// All jobs that have a record, sorted by name.
@@ -292,6 +298,8 @@ pub struct JobDir {
     key: JobKey,
     /// The medium with its snapshots and small records, if they are not in this directory.
     records: Option<Arc<dyn Medium>>,
+    /// The key that snapshots are encrypted with.
+    encryption: Option<Key>,
 }
 
 /// How often others may change a record before a change of it fails.
@@ -315,6 +323,25 @@ impl JobDir {
     #[must_use]
     pub fn with_content_in(self, medium: Arc<dyn Medium>) -> Self {
         Self { records: Some(medium), ..self }
+    }
+
+    /// The same job, whose snapshots are encrypted with this key.
+    #[must_use]
+    pub fn with_key(self, key: Option<&Key>) -> Self {
+        Self { encryption: key.cloned(), ..self }
+    }
+
+    /// The key for the lines of a file in the job's directory that is not an object of the store; `None` without
+    /// encryption.
+    #[must_use]
+    pub fn file_key(&self, name: &str) -> Option<[u8; 32]> {
+        self.encryption.as_ref().map(|key| key.of_file(&self.key.0, name))
+    }
+
+    /// Another job in the same store.
+    #[must_use]
+    pub fn sibling(&self, key: &JobKey) -> Self {
+        Self { path: self.path.with_file_name(&key.0), key: key.clone(), ..self.clone() }
     }
 
     /// The medium with its snapshots and small records, if they are not in its directory.

@@ -6,7 +6,8 @@ use crate::files::inventory::nanoseconds;
 use crate::files::rules::{Coverage, FileRules};
 use crate::namespace::Namespace;
 use crate::namespace::written_files::{INCOMPLETE, is_ended, read_journal, read_paths};
-use ckpt_snapshot::{JobDir, SnapshotId, open_regular, read_regular, write_atomically};
+use crate::sys::authentic::{FileKey, sealed};
+use ckpt_snapshot::{JobDir, JobKey, SnapshotId, open_regular, read_regular, write_atomically};
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -61,7 +62,7 @@ pub fn next(namespace: &Namespace, dir: &JobDir, id: &SnapshotId) -> Option<Vec<
     };
     let journal =
         open().inspect_err(|error| tracing::warn!("cannot record what files the job writes: {error}"));
-    namespace.written_files(Some(&journal.ok()?)).ok()?
+    namespace.written_files(Some((&journal.ok()?, record_key(dir, id)))).ok()?
 }
 
 /// Records that from now on it is not known what the job writes. `id` is its last snapshot.
@@ -69,7 +70,8 @@ fn end_record(dir: &JobDir, id: &SnapshotId) {
     let is_recorded = recorded(dir).into_iter().any(|earlier| earlier <= *id);
     let path = record_path(dir, id);
     let write = || {
-        writeln!(open_regular(&path, File::options().append(true).create(true).mode(0o600))?, "{INCOMPLETE}")
+        let mut file = open_regular(&path, File::options().append(true).create(true).mode(0o600))?;
+        writeln!(file, "{}", sealed(&record_key(dir, id), INCOMPLETE))
     };
     if is_recorded && let Err(error) = write() {
         tracing::warn!("cannot write {}: {error}", path.display());
@@ -111,19 +113,24 @@ pub fn durable_until_ns(dir: &JobDir) -> Option<i64> {
 #[must_use]
 pub fn written_by_others(dir: &JobDir, since: SystemTime) -> BTreeSet<String> {
     let jobs = dir.path().parent().and_then(|jobs| fs::read_dir(jobs).ok());
-    let others = jobs.into_iter().flatten().flatten().filter(|job| job.path() != dir.path());
-    let records = others.filter_map(|job| fs::read_dir(job.path().join(RECORDS)).ok()).flatten().flatten();
-    let is_recent = |record: &fs::DirEntry| record.metadata()?.modified().map(|at| at >= since);
-    let recent = records.filter(|record| is_recent(record).unwrap_or(false));
-    recent.filter_map(|record| read_paths(&record.path()).ok()).flatten().collect()
+    let names = jobs.into_iter().flatten().flatten().filter_map(|job| job.file_name().into_string().ok());
+    let others = names.filter_map(|name| JobKey::named(&name).ok()).filter(|key| key != dir.key());
+    let records = others.flat_map(|key| {
+        let other = dir.sibling(&key);
+        recorded(&other).into_iter().map(move |id| (record_path(&other, &id), record_key(&other, &id)))
+    });
+    let is_recent = |path: &Path| fs::symlink_metadata(path)?.modified().map(|at| at >= since);
+    let recent = records.filter(|(path, _)| is_recent(path).unwrap_or(false));
+    recent.filter_map(|(path, key)| read_paths(&path, &key).ok()).flatten().collect()
 }
 
 /// What the job has written since the snapshot `id`; `None` if that is not known.
 #[must_use]
 pub fn written_since(dir: &JobDir, id: &SnapshotId) -> Option<BTreeSet<String>> {
-    let mut all = read_journal(&record_path(dir, id)).ok()??;
+    let read = |id: &SnapshotId| read_journal(&record_path(dir, id), &record_key(dir, id)).ok()?;
+    let mut all = read(id)?;
     for later in recorded(dir).into_iter().filter(|later| later > id) {
-        all.extend(read_journal(&record_path(dir, &later)).ok()??);
+        all.extend(read(&later)?);
     }
     Some(all)
 }
@@ -139,12 +146,12 @@ pub struct LastRecord {
 /// The last record of what the job has written, if there is one.
 #[must_use]
 pub fn last_recorded(dir: &JobDir) -> Option<LastRecord> {
-    let records = recorded(dir).into_iter().filter_map(|id| {
-        let path = record_path(dir, &id);
-        Some((fs::metadata(&path).ok()?.modified().ok()?, path))
-    });
+    let records = recorded(dir)
+        .into_iter()
+        .filter_map(|id| Some((fs::metadata(record_path(dir, &id)).ok()?.modified().ok()?, id)));
     let (at, newest) = records.max()?;
-    Some(LastRecord { at, is_end: is_ended(&newest).ok()? })
+    let is_end = is_ended(&record_path(dir, &newest), &record_key(dir, &newest)).ok()?;
+    Some(LastRecord { at, is_end })
 }
 
 /// Deletes the records that no snapshot needs; `oldest` is the oldest snapshot.
@@ -167,6 +174,10 @@ fn record_path(dir: &JobDir, id: &SnapshotId) -> PathBuf {
     dir.path().join(RECORDS).join(id.to_string())
 }
 
+fn record_key(dir: &JobDir, id: &SnapshotId) -> FileKey {
+    dir.file_key(&format!("{RECORDS}/{id}"))
+}
+
 fn durable_path(dir: &JobDir) -> PathBuf {
     dir.path().join(RECORDS).join("durable")
 }
@@ -174,7 +185,7 @@ fn durable_path(dir: &JobDir) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ckpt_snapshot::{JobKey, StoreRoot};
+    use ckpt_snapshot::StoreRoot;
 
     #[test]
     fn later_records_count_too() {

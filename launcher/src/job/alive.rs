@@ -4,6 +4,7 @@
 
 use crate::files::inventory::nanoseconds;
 use crate::files::tracking;
+use crate::sys::authentic::{opened, sealed};
 use crate::sys::deadline::{HEARTBEAT_INTERVAL, RECORD_SYNC_INTERVAL};
 use crate::sys::host;
 use anyhow::{Context, Result};
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// is recorded when it ends. So a person's change within this time counts as the job's.
 const UNRECORDED: Duration = Duration::from_secs(2);
 
+/// The record of a resume that changes files, in the job's directory.
+const PUT_BACK: &str = "put-back.json";
 /// A longer record is not read (bytes): it is damaged.
 const RECORD_MAX_BYTES: u64 = 256 << 20;
 
@@ -119,7 +122,9 @@ impl LastAlive {
         let mut found =
             Self { until_ns: until_ns.min(now_ns), known_until_ns, is_same_boot, ..Self::default() };
         let interrupted = read_regular(&put_back_path(dir), RECORD_MAX_BYTES).ok();
-        let interrupted = interrupted.and_then(|json| serde_json::from_slice::<PutBack>(&json).ok());
+        let key = dir.file_key(PUT_BACK);
+        let interrupted =
+            interrupted.and_then(|line| serde_json::from_slice::<PutBack>(opened(&key, &line)?).ok());
         if let Some(interrupted) = interrupted {
             found.until_ns = interrupted.until_ns;
             found.is_same_boot &= interrupted.is_same_boot;
@@ -136,8 +141,8 @@ impl LastAlive {
         let paths = paths.chain(self.interrupted.iter().cloned()).collect();
         let record = PutBack { until_ns: self.until_ns, is_same_boot: self.is_same_boot, paths };
         let path = put_back_path(dir);
-        write_atomically(&path, &serde_json::to_vec(&record)?)
-            .with_context(|| format!("cannot write {}", path.display()))
+        let sealed = sealed(&dir.file_key(PUT_BACK), &serde_json::to_string(&record)?);
+        write_atomically(&path, sealed.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
     }
 }
 
@@ -157,7 +162,7 @@ fn alive_path(dir: &JobDir) -> PathBuf {
 }
 
 fn put_back_path(dir: &JobDir) -> PathBuf {
-    dir.path().join("put-back.json")
+    dir.path().join(PUT_BACK)
 }
 
 /// When this machine was booted.

@@ -3,6 +3,7 @@
 use super::ending;
 use super::messages::{Network, Reply, Request, StdioSource, receive, send};
 use super::spawn::{self, Spawned};
+use crate::sys::authentic::FileKey;
 use crate::sys::descriptor_limit;
 use crate::sys::privileges::Privileges;
 use crate::sys::runtime_dir::private;
@@ -303,13 +304,16 @@ impl Namespace {
     }
 
     /// The absolute paths of files that the job has written since the last call with a journal, or since tracking began;
-    /// `None` if some are missing. Those that follow are appended to `journal`, see [`super::written_files::read_journal`].
+    /// `None` if some are missing. Those that follow are appended to `journal`, with its key, see [`super::written_files::read_journal`].
     ///
     /// # Errors
     /// When the init has ended.
-    pub fn written_files(&self, journal: Option<&File>) -> Result<Option<Vec<String>>, NamespaceError> {
-        let fds: Vec<_> = journal.iter().map(|journal| journal.as_fd()).collect();
-        match self.request(&Request::WrittenFiles, &fds)? {
+    pub fn written_files(
+        &self,
+        journal: Option<(&File, FileKey)>,
+    ) -> Result<Option<Vec<String>>, NamespaceError> {
+        let fds: Vec<_> = journal.iter().map(|(journal, _)| journal.as_fd()).collect();
+        match self.request(&Request::WrittenFiles { key: journal.and_then(|(_, key)| key) }, &fds)? {
             (Reply::Written { paths, is_complete }, _) => Ok(is_complete.then_some(paths)),
             (other, _) => Err(unexpected(other)),
         }

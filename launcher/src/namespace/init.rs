@@ -3,8 +3,9 @@
 
 use super::messages::{Reply, Request, receive, send};
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
-use super::written_files::{DRAIN_INTERVAL, STAMP_INTERVAL, Tracker};
+use super::written_files::{DRAIN_INTERVAL, Journal, STAMP_INTERVAL, Tracker};
 use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey};
+use crate::sys::authentic::FileKey;
 use crate::sys::privileges;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -13,7 +14,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitOptions, wait};
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
@@ -284,7 +284,7 @@ impl Init<'_> {
                 self.tracker = Some(tracker);
                 Ok((Reply::Tracking { unwatched }, None))
             }
-            Request::WrittenFiles => Ok((self.written_files(fds), None)),
+            Request::WrittenFiles { key } => Ok((self.written_files(fds, key), None)),
             Request::Survey => {
                 let criu: Vec<i32> = self.criu.keys().copied().collect();
                 Ok((survey::scan(&criu, self.root_pid).at_step("survey the job's processes")?, None))
@@ -299,9 +299,9 @@ impl Init<'_> {
         }
     }
 
-    fn written_files(&mut self, fds: Vec<OwnedFd>) -> Reply {
+    fn written_files(&mut self, fds: Vec<OwnedFd>, key: FileKey) -> Reply {
         self.drain();
-        let journal = fds.into_iter().next().map(File::from);
+        let journal = fds.into_iter().next().map(|fd| Journal::new(fd.into(), key));
         let written = self.tracker.as_mut().map(|tracker| tracker.next(journal));
         let (paths, is_complete) = written.unwrap_or_default();
         Reply::Written { paths, is_complete }

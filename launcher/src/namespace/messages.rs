@@ -1,6 +1,7 @@
 //! Messages between launcher and init. Each message on the socket is a header, which also carries descriptors, and JSON.
 //! Both ends are the same build of the same program, so the protocol has no version.
 
+use crate::sys::authentic::FileKey;
 use ckpt_snapshot::AffinityGroup;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -93,7 +94,10 @@ pub(super) enum Request {
     },
     /// Which files has the job written since the last such request with a file? Those that follow are appended to the
     /// file.
-    WrittenFiles,
+    WrittenFiles {
+        /// The key of that file.
+        key: FileKey,
+    },
     /// Survey all processes but the init and CRIU.
     Survey,
     /// Restore what CRIU does not.

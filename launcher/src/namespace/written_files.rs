@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::sys::authentic::{FileKey, opened, sealed};
 use ckpt_snapshot::open_regular;
 use rustix::fs::{Mode, OFlags};
 use std::collections::{BTreeSet, HashMap};
@@ -84,8 +85,25 @@ pub(super) struct Tracker {
     excluded: Vec<PathBuf>,
     paths: BTreeSet<String>,
     is_incomplete: bool,
-    journal: Option<File>,
+    journal: Option<Journal>,
     stamped: SystemTime,
+}
+
+/// The file that paths are appended to, with the key of its lines.
+pub(super) struct Journal {
+    file: File,
+    key: FileKey,
+}
+
+impl Journal {
+    pub(super) fn new(file: File, key: FileKey) -> Self {
+        Self { file, key }
+    }
+
+    fn append<'a>(&mut self, lines: impl IntoIterator<Item = &'a str>) -> io::Result<()> {
+        let lines = lines.into_iter().map(|line| sealed(&self.key, line) + "\n").collect::<String>();
+        self.file.write_all(lines.as_bytes())
+    }
 }
 
 impl Tracker {
@@ -176,7 +194,7 @@ impl Tracker {
     pub(super) fn record_end(&mut self) {
         if let Some(journal) = &mut self.journal {
             // Without this line, the end is only known roughly.
-            let _ = writeln!(journal, "{ENDED}");
+            let _ = journal.append([ENDED]);
         }
     }
 
@@ -187,41 +205,37 @@ impl Tracker {
     }
 
     fn record(&mut self, new: &[String], is_incomplete: bool) {
-        let mut lines = String::new();
-        for path in new {
-            lines.push_str(&serde_json::Value::from(path.as_str()).to_string());
-            lines.push('\n');
-        }
+        let mut lines: Vec<_> =
+            new.iter().map(|path| serde_json::Value::from(path.as_str()).to_string()).collect();
         if is_incomplete && !self.is_incomplete {
-            lines.push_str(INCOMPLETE);
-            lines.push('\n');
+            lines.push(INCOMPLETE.to_owned());
         }
         self.is_incomplete |= is_incomplete;
         // A disk that is full: the launcher hears of it at the next snapshot.
         if let Some(journal) = &mut self.journal
             && !lines.is_empty()
-            && journal.write_all(lines.as_bytes()).is_err()
+            && journal.append(lines.iter().map(String::as_str)).is_err()
         {
             self.is_incomplete = true;
             // Frees the space for this line.
-            let _ = journal.set_len(0).and_then(|()| writeln!(journal, "{INCOMPLETE}"));
+            let _ = journal.file.set_len(0).and_then(|()| journal.append([INCOMPLETE]));
         }
     }
 
     /// Notes that all that was written until then is recorded. An older time only means that less is known.
     fn stamp(&mut self, at: SystemTime) {
-        if self.journal.as_ref().is_some_and(|journal| journal.set_modified(at).is_ok()) {
+        if self.journal.as_ref().is_some_and(|journal| journal.file.set_modified(at).is_ok()) {
             self.stamped = at;
         }
     }
 
     /// The paths since the last call with a journal, and whether that is all. Those that follow are appended to it.
-    pub(super) fn next(&mut self, journal: Option<File>) -> (Vec<String>, bool) {
+    pub(super) fn next(&mut self, journal: Option<Journal>) -> (Vec<String>, bool) {
         let Some(mut journal) = journal else {
             return (self.paths.iter().cloned().collect(), !self.is_incomplete);
         };
         // An error shows at the next line, too.
-        let _ = writeln!(journal, "{BEGUN}");
+        let _ = journal.append([BEGUN]);
         self.journal = Some(journal);
         let is_complete = !std::mem::take(&mut self.is_incomplete);
         (std::mem::take(&mut self.paths).into_iter().collect(), is_complete)
@@ -242,13 +256,19 @@ fn hurry() {
     }
 }
 
-/// Reads a file of paths. `None` if paths are missing in it.
+/// Reads a file of paths. `None` if paths are missing in it, or if it was not begun with this key.
 ///
 /// # Errors
 /// When it cannot be read.
-pub fn read_journal(path: &Path) -> io::Result<Option<BTreeSet<String>>> {
-    let is_incomplete = lines(path)?.any(|line| line.is_ok_and(|line| line == INCOMPLETE.as_bytes()));
-    if is_incomplete { Ok(None) } else { read_paths(path).map(Some) }
+pub fn read_journal(path: &Path, key: &FileKey) -> io::Result<Option<BTreeSet<String>>> {
+    let is = |line: &io::Result<Vec<u8>>, what: &str| {
+        line.as_ref().is_ok_and(|line| opened(key, line) == Some(what.as_bytes()))
+    };
+    if key.is_some() && !lines(path)?.next().is_some_and(|first| is(&first, BEGUN)) {
+        return Ok(None);
+    }
+    let is_incomplete = lines(path)?.any(|line| is(&line, INCOMPLETE));
+    if is_incomplete { Ok(None) } else { read_paths(path, key).map(Some) }
 }
 
 /// The lines of a file.
@@ -274,23 +294,24 @@ fn lines(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>>> {
     }))
 }
 
-/// Reads the paths in a file, which may lack some.
+/// Reads the paths in a file, which may lack some. Those without the code of the key are left out.
 ///
 /// # Errors
 /// When it cannot be read.
-pub fn read_paths(path: &Path) -> io::Result<BTreeSet<String>> {
+pub fn read_paths(path: &Path, key: &FileKey) -> io::Result<BTreeSet<String>> {
     let lines = lines(path)?;
     // A line that is cut short was being written when the machine went down.
-    lines.filter_map(|line| line.map(|line| serde_json::from_slice(&line).ok()).transpose()).collect()
+    let path = |line: Vec<u8>| serde_json::from_slice(opened(key, &line)?).ok();
+    lines.filter_map(|line| line.map(path).transpose()).collect()
 }
 
 /// Whether the last line of a file says that all processes of the job had ended.
 ///
 /// # Errors
 /// When it cannot be read.
-pub fn is_ended(path: &Path) -> io::Result<bool> {
+pub fn is_ended(path: &Path, key: &FileKey) -> io::Result<bool> {
     let file = open_regular(path, File::options().read(true))?;
-    let last = format!("{ENDED}\n");
+    let last = sealed(key, ENDED) + "\n";
     let mut end = vec![0; last.len()];
     let Some(at) = file.metadata()?.len().checked_sub(last.len() as u64) else { return Ok(false) };
     file.read_exact_at(&mut end, at)?;
@@ -469,16 +490,39 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("written");
         std::fs::write(&path, "\"/a b\"\n\"/with\\nnewline\"\n\"/cut sho").unwrap();
-        let read = read_journal(&path).unwrap().unwrap();
+        let read = read_journal(&path, &None).unwrap().unwrap();
         assert_eq!(read.into_iter().collect::<Vec<_>>(), ["/a b", "/with\nnewline"]);
         std::fs::write(&path, format!("\"/a\"\n{INCOMPLETE}\n\"/b\"\n")).unwrap();
-        assert_eq!(read_journal(&path).unwrap(), None);
-        assert!(!is_ended(&path).unwrap());
+        assert_eq!(read_journal(&path, &None).unwrap(), None);
+        assert!(!is_ended(&path, &None).unwrap());
         std::fs::write(&path, format!("\"/a\"\n{ENDED}\n")).unwrap();
-        assert!(is_ended(&path).unwrap() && read_journal(&path).unwrap().unwrap().len() == 1);
+        assert!(is_ended(&path, &None).unwrap() && read_journal(&path, &None).unwrap().unwrap().len() == 1);
         std::fs::write(&path, format!("\"/a\"\n{ENDED}\n{BEGUN}\n")).unwrap();
-        assert!(!is_ended(&path).unwrap() && read_journal(&path).unwrap().unwrap().len() == 1);
-        assert!(read_journal(&dir.path().join("missing")).is_err());
+        assert!(!is_ended(&path, &None).unwrap() && read_journal(&path, &None).unwrap().unwrap().len() == 1);
+        assert!(read_journal(&dir.path().join("missing"), &None).is_err());
+    }
+
+    #[test]
+    fn with_a_key_only_lines_of_its_holder_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("written");
+        let key = Some([3; 32]);
+        let mut journal = Journal::new(File::create(&path).unwrap(), key);
+        journal.append([BEGUN, "\"/a\""]).unwrap();
+        let read =
+            |key| read_journal(&path, &key).unwrap().map(|paths| paths.into_iter().collect::<Vec<_>>());
+        assert_eq!(read(key).unwrap(), ["/a"]);
+        let forged = sealed(&Some([4; 32]), "\"/etc/passwd\"");
+        writeln!(journal.file, "\"/etc/shadow\"\n{forged}\n{ENDED}").unwrap();
+        assert_eq!(read(key).unwrap(), ["/a"]);
+        assert!(!is_ended(&path, &key).unwrap());
+        journal.append(["\"/b\"", ENDED]).unwrap();
+        assert_eq!(read(key).unwrap(), ["/a", "/b"]);
+        assert!(is_ended(&path, &key).unwrap());
+        // Another key, or the file of another snapshot: nothing is known.
+        assert_eq!(read(Some([5; 32])), None);
+        std::fs::write(&path, "\"/a\"\n").unwrap();
+        assert_eq!(read(key), None);
     }
 
     #[test]

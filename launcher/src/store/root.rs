@@ -7,12 +7,15 @@ use crate::sys::deadline::STORE_RETRY_TIMEOUT;
 use crate::sys::error::bad_input;
 use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::{Options, Pace, Retry, Service, Site, StoreUrl};
+use ckpt_snapshot::codec::Key;
 use ckpt_snapshot::{JobDir, JobKey, OpenError, RelPath, StoreRoot};
 use std::io;
 use std::sync::Arc;
 
 /// The store.
 pub struct Root {
+    /// The key that snapshots are encrypted with.
+    key: Option<Key>,
     local: StoreRoot,
     remote: Option<Remote>,
 }
@@ -40,7 +43,7 @@ impl Root {
             )),
             other => other.into(),
         })?;
-        Ok(Self { local, remote: None })
+        Ok(Self { key: options.key.clone(), local, remote: None })
     }
 
     /// Opens the store for a run, which uploads at `pace`. A missing directory is created; a store at an address has to
@@ -51,7 +54,8 @@ impl Root {
     pub fn open_or_create(options: &StoreOptions, pace: &Arc<Pace>) -> Result<Self> {
         let Some(url) = &options.url else {
             options.trust.check(&options.dir).map_err(bad_input)?;
-            return Ok(Self { local: StoreRoot::open_or_create(&options.dir)?, remote: None });
+            let local = StoreRoot::open_or_create(&options.dir)?;
+            return Ok(Self { key: options.key.clone(), local, remote: None });
         };
         let root = Self::at(options, url, Options { pace: Arc::clone(pace), ..Options::default() })?;
         root.check()?;
@@ -64,7 +68,7 @@ impl Root {
         let local = StoreRoot::open_or_create(&options.dir).with_context(|| {
             format!("cannot create the directory on this machine for locks and logs of {url}")
         })?;
-        Ok(Self { local, remote: Some(Remote { url: url.clone(), site }) })
+        Ok(Self { key: options.key.clone(), local, remote: Some(Remote { url: url.clone(), site }) })
     }
 
     /// Checks that a store at an address can be used. A directory passes.
@@ -88,7 +92,7 @@ impl Root {
     /// The job `key`, whether it exists yet or not.
     #[must_use]
     pub fn job(&self, key: &JobKey) -> JobDir {
-        let job = self.local.job(key);
+        let job = self.local.job(key).with_key(self.key.as_ref());
         match &self.remote {
             Some(remote) => job.with_content_in(remote.site.below(&tiers::place(key))),
             None => job,
@@ -100,7 +104,9 @@ impl Root {
     /// # Errors
     /// When they cannot be listed.
     pub fn jobs(&self) -> Result<Vec<JobDir>> {
-        let Some(Remote { url, site }) = &self.remote else { return Ok(self.local.jobs()?) };
+        let Some(Remote { url, site }) = &self.remote else {
+            return Ok(self.local.jobs()?.into_iter().map(|job| job.with_key(self.key.as_ref())).collect());
+        };
         let jobs = RelPath::new("jobs").expect("a plain path");
         let names = site.names(&jobs).map_err(|error| bad_input(anyhow!("{}", unusable(url, &error))))?;
         Ok(names.iter().filter_map(|name| JobKey::named(name).ok()).map(|key| self.job(&key)).collect())

@@ -1,5 +1,6 @@
 //! What other folders build on and that knows nothing of jobs: errors, deadlines, privileges, facts about the machine.
 
+pub mod authentic;
 pub mod background;
 pub mod deadline;
 pub mod descriptor_limit;

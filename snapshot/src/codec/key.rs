@@ -23,6 +23,7 @@ const RECORDS: &str = "ckpt-run store 2: checksums of records";
 const NUMBER: &str = "ckpt-run store 2: number of the key";
 const PACK: &str = "ckpt-run store 2: chunks of a pack";
 const RECORD: &str = "ckpt-run store 2: content of a record";
+const FILE: &str = "ckpt-run store 3: lines of a file of a job";
 
 /// The encryption key of a store. Never stored, never printed.
 #[derive(Clone)]
@@ -84,6 +85,11 @@ impl Key {
         };
         // A file made by `truncate`, or a placeholder.
         if key.iter().all(|&byte| byte == key[0]) { Err("holds one byte value only") } else { Ok(Self(key)) }
+    }
+
+    /// The key for the lines of the file `name` of a job, which is not an object of the store.
+    pub(crate) fn of_file(&self, job: &str, name: &str) -> [u8; KEY_BYTES] {
+        self.derive(FILE, format!("{job}/{name}").as_bytes())
     }
 
     fn derive(&self, context: &str, of: &[u8]) -> [u8; KEY_BYTES] {

@@ -131,6 +131,34 @@ fn an_old_snapshot_is_not_resumed() {
     assert!(said.contains(&format!("resumed from snapshot {}", own[0])), "{said}");
 }
 
+/// The list of files that the job has written is under the key, too: who adds a path to it does not have that file moved
+/// away by a resume.
+#[test]
+fn files_that_somebody_lists_are_not_the_jobs() {
+    for is_encrypted in [true, false] {
+        let (jobs, apart) = (Encrypted::new(), Sandbox::new());
+        jobs.saved("victim", 1, is_encrypted);
+        let precious = apart.path().join("precious");
+        fs::write(&precious, "x").unwrap();
+        let path = serde_json::Value::from(precious.to_str().unwrap()).to_string();
+        for record in files_of(&jobs.dir("victim").join("written")) {
+            let mut content = fs::read(&record).unwrap();
+            content.extend(format!("{path}\n").bytes());
+            fs::write(record, content).unwrap();
+        }
+        let interrupted =
+            format!(r#"{{"until_ns":9000000000000000000,"is_same_boot":true,"paths":[{path}]}}"#);
+        fs::write(jobs.dir("victim").join("put-back.json"), interrupted).unwrap();
+        let go = jobs.sandbox.path().join("go");
+        fs::write(&go, "").unwrap();
+        let mut job = jobs.sandbox.start_command("end", jobs.command("victim", is_encrypted));
+        assert_eq!(job.wait(), 0, "{}", job.said());
+        assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+        // Without a key, a store is trusted.
+        assert_eq!(precious.exists(), is_encrypted, "{}", job.said());
+    }
+}
+
 /// All files of a job.
 fn files_of(dir: &Path) -> Vec<PathBuf> {
     let listed = Command::new("find").arg(dir).args(["-type", "f"]).output().unwrap();
