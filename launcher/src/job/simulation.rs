@@ -373,7 +373,9 @@ impl<'a> Launcher<'a> {
             }
         }
         let before = |ids: &[SnapshotId]| Ok(ownership.before_deletion(ids)?);
-        let is_pruned = tiers::prune(&self.store, &self.dir, &Retention::newest(2), None, before);
+        // With one, the snapshot that another launcher resumes from may be deleted.
+        let keep = self.machine.world().random.usize(1..3);
+        let is_pruned = tiers::prune(&self.store, &self.dir, &Retention::newest(keep), None, before);
         if is_pruned && ownership.check().is_ok() {
             tiers::reclaim_local(&self.store, &AtomicBool::new(false))?;
         }
