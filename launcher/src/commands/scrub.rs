@@ -16,7 +16,7 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::sync::atomic::AtomicBool;
 
-#[derive(Default, Serialize)]
+#[derive(Serialize)]
 struct Report {
     job: String,
     tier: &'static str,

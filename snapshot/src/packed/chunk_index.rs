@@ -1,11 +1,11 @@
 //! The chunk index: the combined indexes of all packs, in memory.
 
-use crate::ReadError;
 use crate::chunk::ChunkId;
 use crate::codec::Codec;
 use crate::medium::{Medium, read_all};
 use crate::pack::{Entry, FormatError, INDEX_MAX_BYTES, Index, PackId, packs_dir};
 use crate::read_failure::{ReadFailure, classify};
+use crate::{DataFile, Manifest, ReadError};
 use std::collections::{HashMap, HashSet};
 use std::io;
 
@@ -145,6 +145,14 @@ impl ChunkIndex {
     #[must_use]
     pub fn has(&self, id: &ChunkId) -> bool {
         self.chunks.contains_key(id)
+    }
+
+    /// The data files of a snapshot with a chunk that no pack has, once for each such chunk.
+    pub fn lacking<'a>(&'a self, manifest: &'a Manifest) -> impl Iterator<Item = &'a DataFile> {
+        manifest.files.iter().flat_map(move |file| {
+            let lacking = file.chunks.iter().filter(|chunk| !chunk.id.is_zeroes() && !self.has(&chunk.id));
+            lacking.map(move |_| file)
+        })
     }
 
     /// Whether the chunk is in a pack with this length.

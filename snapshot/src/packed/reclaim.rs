@@ -379,8 +379,7 @@ fn lacks_chunks(store: &PackStore) -> Result<bool, SaveError> {
             Err(ReadError::Damaged { .. } | ReadError::Hostile { .. }) => return Ok(true),
             manifest => manifest?,
         };
-        let mut chunks = manifest.files.iter().flat_map(|file| &file.chunks);
-        if store.with_index(|index| chunks.any(|chunk| !chunk.id.is_zeroes() && !index.has(&chunk.id)))? {
+        if store.with_index(|index| index.lacking(&manifest).next().is_some())? {
             return Ok(true);
         }
     }

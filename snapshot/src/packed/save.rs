@@ -219,10 +219,8 @@ impl Saving<'_> {
     /// could not see before the commit that they are live. If a chunk is missing, removes the snapshot.
     fn confirm(&mut self, name: &RelPath, content: &[u8], manifest: &Manifest) -> Result<(), SaveError> {
         let store = self.common.store;
-        let is_there = store.refresh().and_then(|()| {
-            let mut chunks = manifest.files.iter().flat_map(|file| &file.chunks);
-            store.with_index(|index| chunks.all(|chunk| chunk.id.is_zeroes() || index.has(&chunk.id)))
-        });
+        let is_there =
+            store.refresh().and_then(|()| store.with_index(|index| index.lacking(manifest).next().is_none()));
         let failure = match is_there {
             Ok(true) => return Ok(()),
             Ok(false) => SaveError::Overtaken(self.id.to_string()),

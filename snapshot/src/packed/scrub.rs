@@ -184,10 +184,8 @@ impl Scrubbing<'_> {
             manifest => manifest?,
         };
         let lacking = self.store.with_index(|index| {
-            let chunks =
-                manifest.files.iter().flat_map(|file| file.chunks.iter().map(move |chunk| (file, chunk.id)));
-            let mut lacking = chunks.filter(|(_, id)| !id.is_zeroes() && !index.has(id));
-            let first = lacking.next().map(|(file, _)| file.path.to_string());
+            let mut lacking = index.lacking(&manifest);
+            let first = lacking.next().map(|file| file.path.to_string());
             first.map(|first| (first, lacking.count() + 1))
         })?;
         if let Some((first, count)) = lacking {

@@ -255,8 +255,8 @@ fn attack(random: &mut fastrand::Rng, victim: &Path, others: &[PathBuf], canary:
     }
 }
 
-/// Somebody who can write to the store does what they like. The job goes on from what the key vouches for, starts again, or
-/// is refused: nothing else runs, nothing hangs, and nothing outside of the store changes.
+/// Random changes of the store by somebody who can write to it. The job resumes from a snapshot that the key authenticates,
+/// starts from the beginning, or is refused: nothing else runs, nothing hangs, and nothing outside of the store changes.
 #[test]
 fn whatever_is_done_to_the_store_only_the_job_itself_runs() {
     let rounds = from_env("CKPT_TEST_KILLS", || "12".into()).to_str().unwrap().parse::<u64>().unwrap();
