@@ -1,6 +1,7 @@
 //! File helpers: durable writes, opening below a directory, free space.
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::retry_on_intr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -81,7 +82,7 @@ pub(crate) fn create_private_dir(path: &Path) -> io::Result<()> {
 pub(crate) fn open_beneath(dir: impl AsFd, path: impl AsRef<Path>) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let fd = rustix::fs::openat2(dir, path.as_ref(), flags, Mode::empty(), resolve)?;
+    let fd = retry_on_intr(|| rustix::fs::openat2(&dir, path.as_ref(), flags, Mode::empty(), resolve))?;
     Ok(File::from(fd))
 }
 

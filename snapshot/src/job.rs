@@ -16,7 +16,7 @@ use crate::medium::{DirMedium, Medium};
 use crate::numbered::{JOB, Newest, Record};
 use crate::{DirStore, OpenError, SnapshotId};
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -85,7 +85,7 @@ impl StoreRoot {
     /// Writes `store.json` with this version. A lock serialises concurrent launchers.
     fn set_version(path: &Path) -> Result<(), OpenError> {
         let dir = File::open(path).map_err(failed("open", path))?;
-        rustix::fs::flock(&dir, FlockOperation::LockExclusive)
+        retry_on_intr(|| rustix::fs::flock(&dir, FlockOperation::LockExclusive))
             .map_err(|error| failed("lock", path)(error.into()))?;
         match Self::read_version(path) {
             Ok(STORE_VERSION) => return Ok(()),
@@ -407,7 +407,7 @@ impl JobDir {
     /// If it cannot be opened, or is a symbolic link.
     pub fn folder(&self, name: &str) -> io::Result<Option<Folder>> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-        match rustix::fs::open(self.path.join(name), flags, Mode::empty()) {
+        match retry_on_intr(|| rustix::fs::open(self.path.join(name), flags, Mode::empty())) {
             Ok(fd) => Ok(Some(Folder { fd })),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.into()),
@@ -493,7 +493,7 @@ impl JobDir {
         let path = self.path.join("lock");
         let mut file = open_lock(&path).map_err(failed("open", &path))?;
         // `is_locked` holds a shared lock for a moment. In that case a shared lock can be taken here too: try again.
-        let lock = |how| rustix::fs::flock(&file, how);
+        let lock = |how| retry_on_intr(|| rustix::fs::flock(&file, how));
         let locked = loop {
             match lock(FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) if lock(FlockOperation::NonBlockingLockShared).is_ok() => {
@@ -524,7 +524,7 @@ impl JobDir {
     #[must_use]
     pub fn is_locked(&self) -> bool {
         let Ok(mut file) = File::open(self.path.join("lock")) else { return false };
-        let tried = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
+        let tried = retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared));
         tried == Err(Errno::WOULDBLOCK) && !holder(&mut file).1
     }
 

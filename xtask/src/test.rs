@@ -15,6 +15,8 @@ const KILLS: &str = "20";
 const SEEDS: &str = "100000";
 /// How many altered inputs each reader gets with `--full`; tests/mutate has a number of its own.
 const MUTATIONS: &str = "300000";
+/// How often jobs run with faults of system calls with `--full`.
+const SYSTEM_CALL_ROUNDS: &str = "50";
 
 /// How long the tests of one program may take: a program that hangs is ended and named, and the others still run.
 const PROGRAM_LIMIT: &str = "25m";
@@ -51,7 +53,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             .env("CKPT_TEST_STRESS_S", STRESS_S)
             .env("CKPT_TEST_KILLS", KILLS)
             .env("CKPT_TEST_SEEDS", SEEDS)
-            .env("CKPT_TEST_MUTATIONS", MUTATIONS);
+            .env("CKPT_TEST_MUTATIONS", MUTATIONS)
+            .env("CKPT_TEST_SYSTEM_CALL_ROUNDS", SYSTEM_CALL_ROUNDS);
     }
     let skipped = skips::file()?;
     skips::clear(&skipped)?;

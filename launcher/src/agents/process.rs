@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ckpt_protocol::agent::GpuReport;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags};
 use thiserror::Error;
 use tracing::debug;
@@ -219,7 +220,7 @@ impl ProcessHandle {
     fn has_exited(&self, within: Timespec) -> bool {
         self.pidfd.as_ref().is_some_and(|pidfd| {
             let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-            matches!(rustix::event::poll(&mut fds, Some(&within)), Ok(1))
+            matches!(retry_on_intr(|| rustix::event::poll(&mut fds, Some(&within))), Ok(1))
         })
     }
 

@@ -4,6 +4,7 @@ use super::rpc::{Options, Request, RequestType, Response};
 use crate::namespace::CriuProcess;
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::io;
 use std::time::{Duration, Instant};
@@ -127,7 +128,8 @@ impl Session {
     }
 
     fn send(&self, request: &Request) -> Result<(), SessionError> {
-        match send(&self.process.socket, &request.encode_to_vec(), SendFlags::NOSIGNAL) {
+        let message = request.encode_to_vec();
+        match retry_on_intr(|| send(&self.process.socket, &message, SendFlags::NOSIGNAL)) {
             Ok(_) => Ok(()),
             Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Err(SessionError::Died),
             Err(error) => Err(io::Error::from(error).into()),
@@ -135,7 +137,7 @@ impl Session {
     }
 
     fn receive(&self, deadline: Instant) -> Result<Response, SessionError> {
-        let ready = rustix::io::retry_on_intr(|| {
+        let ready = retry_on_intr(|| {
             let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok();
             poll(&mut [PollFd::new(&self.process.socket, PollFlags::IN)], left.as_ref())
         });
@@ -143,14 +145,16 @@ impl Session {
             return Err(SessionError::Timeout);
         }
         // A message is one datagram: peek at its size first, then receive it.
-        let peeked = recv(&self.process.socket, &mut [0_u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC);
+        let flags = RecvFlags::PEEK | RecvFlags::TRUNC;
+        let peeked = retry_on_intr(|| recv(&self.process.socket, &mut [0_u8; 0][..], flags));
         let bytes = match peeked {
             Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET) => return Err(SessionError::Died),
             Ok((_, bytes)) => bytes,
             Err(error) => return Err(io::Error::from(error).into()),
         };
         let mut buffer = vec![0; bytes];
-        recv(&self.process.socket, &mut buffer[..], RecvFlags::empty()).map_err(io::Error::from)?;
+        retry_on_intr(|| recv(&self.process.socket, &mut buffer[..], RecvFlags::empty()))
+            .map_err(io::Error::from)?;
         Response::decode(&buffer[..]).map_err(|error| io::Error::other(error).into())
     }
 }

@@ -44,6 +44,8 @@ const UNWRITTEN_MAX_BYTES: u64 = 1 << 20;
 const ALL_UNWRITTEN_MAX_BYTES: u64 = 64 << 20;
 /// Files up to this size are copied even if a checksum would do.
 const SMALL_BYTES: u64 = 1 << 20;
+/// How often a file is copied that changes meanwhile: while the job is frozen, another program writes it.
+const COPY_TRIES: usize = 3;
 /// The most that is read of one file for a checksum. The next snapshot continues.
 const HASH_MAX_BYTES: u64 = 4 << 30;
 
@@ -490,10 +492,15 @@ impl<'a> Capture<'a> {
     /// Copies a file. Returns what was copied, and the name of the copy.
     fn copy(&mut self, path: &str) -> io::Result<(Identity, String)> {
         let mut from = open_file(&inside(&self.root, path))?;
-        let before = Identity::of(&from.metadata()?);
         let name = self.next_name();
-        copy_sparse(&mut from, &mut self.staged.create(&name)?, before.bytes, self.deadline)?;
-        Ok((Identity::of(&from.metadata()?), name))
+        for _ in 0..COPY_TRIES {
+            let before = Identity::of(&from.metadata()?);
+            copy_sparse(&mut from, &mut self.staged.create(&name)?, before.bytes, self.deadline)?;
+            if before == Identity::of(&from.metadata()?) {
+                return Ok((before, name));
+            }
+        }
+        Err(io::Error::other("it changes while it is copied"))
     }
 
     fn next_name(&mut self) -> String {

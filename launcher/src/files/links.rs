@@ -8,6 +8,7 @@ use crate::sys::runtime_dir::runtime_dir;
 use anyhow::{Context, Result};
 use ckpt_snapshot::LinkedFile;
 use rustix::fs::FlockOperation;
+use rustix::io::retry_on_intr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -43,7 +44,7 @@ impl NamesLock {
             let path = runtime_dir()?.join("names.lock");
             let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
             let deadline = Instant::now() + timeout;
-            while let Err(error) = rustix::fs::flock(&file, operation) {
+            while let Err(error) = retry_on_intr(|| rustix::fs::flock(&file, operation)) {
                 if error != rustix::io::Errno::WOULDBLOCK {
                     return Err(error.into());
                 }

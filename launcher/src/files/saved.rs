@@ -74,6 +74,22 @@ pub fn restore(file: &SavedFile, mut content: File) -> io::Result<()> {
     std::fs::rename(temporary, path)
 }
 
+/// Copies up to so many bytes, from where each file is positioned. [`io::copy`] stops where the kernel's copy of a file
+/// to a file is interrupted.
+///
+/// # Errors
+/// When that fails.
+pub fn copy_bytes(from: &mut File, to: &mut File, bytes: u64) -> io::Result<()> {
+    let mut part = Read::take(from, bytes);
+    loop {
+        match io::copy(&mut part, to) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Copies the data of a file and skips holes: a large, mostly untouched segment stays small.
 ///
 /// # Errors
@@ -96,7 +112,7 @@ pub fn copy_sparse(
         from.seek(io::SeekFrom::Start(data))?;
         to.seek(io::SeekFrom::Start(data))?;
         let end = hole.min(data.saturating_add(STEP_BYTES));
-        io::copy(&mut Read::take(&mut *from, end - data), to)?;
+        copy_bytes(from, to, end - data)?;
         at = end;
         if deadline.is_some_and(|deadline| Instant::now() > deadline) {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "there was no time to copy it"));

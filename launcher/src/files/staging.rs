@@ -4,6 +4,7 @@
 
 use crate::sys::memory::{SPARE_BYTES, available_bytes};
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, memfd_create};
+use rustix::io::retry_on_intr;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
 };
@@ -45,7 +46,8 @@ pub fn own_memory() -> io::Result<PathBuf> {
 /// When the kernel refuses.
 pub fn unnamed_file() -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let huge = tmpfs(true).and_then(|mount| rustix::fs::openat(mount, ".", flags, Mode::RUSR | Mode::WUSR));
+    let huge = tmpfs(true)
+        .and_then(|mount| retry_on_intr(|| rustix::fs::openat(&mount, ".", flags, Mode::RUSR | Mode::WUSR)));
     let file = huge.or_else(|_| memfd_create("ckpt-mirror", MemfdFlags::CLOEXEC))?;
     Ok(File::from(file))
 }
@@ -128,7 +130,8 @@ impl Staging {
     pub fn warm(&self, bytes: u64) -> io::Result<()> {
         let Location::Memory(mount) = &self.location else { return Ok(()) };
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut file = File::from(rustix::fs::openat(mount, "warm", flags, Mode::RUSR | Mode::WUSR)?);
+        let mut file =
+            File::from(retry_on_intr(|| rustix::fs::openat(mount, "warm", flags, Mode::RUSR | Mode::WUSR))?);
         rustix::fs::unlinkat(mount, "warm", AtFlags::empty())?;
         io::copy(&mut io::repeat(0).take(bytes), &mut file).map(drop)
     }
@@ -142,12 +145,12 @@ impl Staging {
         let fd = match &self.location {
             Location::Memory(mount) => {
                 rustix::fs::mkdirat(mount, name, Mode::RWXU)?;
-                rustix::fs::openat(mount, name, flags, Mode::empty())?
+                retry_on_intr(|| rustix::fs::openat(mount, name, flags, Mode::empty()))?
             }
             Location::Disk(path) => {
                 let path = path.join(name);
                 rustix::fs::mkdirat(CWD, &path, Mode::RWXU)?;
-                rustix::fs::openat(CWD, &path, flags, Mode::empty())?
+                retry_on_intr(|| rustix::fs::openat(CWD, &path, flags, Mode::empty()))?
             }
         };
         Ok(StagedDir { fd })
@@ -174,7 +177,7 @@ impl Staging {
     pub fn remove_subdir(&self, name: &str) -> io::Result<()> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let remove = |parent: BorrowedFd| -> io::Result<()> {
-            let dir = match rustix::fs::openat(parent, name, flags, Mode::empty()) {
+            let dir = match retry_on_intr(|| rustix::fs::openat(parent, name, flags, Mode::empty())) {
                 Err(rustix::io::Errno::NOENT) => return Ok(()),
                 other => StagedDir { fd: other? },
             };
@@ -216,7 +219,7 @@ impl StagedDir {
     /// When it does not exist or cannot be opened.
     pub fn open(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        Ok(File::from(rustix::fs::openat(&self.fd, name, flags, Mode::empty())?))
+        Ok(File::from(retry_on_intr(|| rustix::fs::openat(&self.fd, name, flags, Mode::empty()))?))
     }
 
     /// Opens the file `name` for writing, without truncating it.
@@ -225,7 +228,7 @@ impl StagedDir {
     /// When it does not exist or cannot be opened.
     pub fn change(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        Ok(File::from(rustix::fs::openat(&self.fd, name, flags, Mode::empty())?))
+        Ok(File::from(retry_on_intr(|| rustix::fs::openat(&self.fd, name, flags, Mode::empty()))?))
     }
 
     /// Creates the file `name` for writing.
@@ -234,7 +237,7 @@ impl StagedDir {
     /// When it cannot be created.
     pub fn create(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        Ok(File::from(rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?))
+        Ok(File::from(retry_on_intr(|| rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR))?))
     }
 
     /// The content of the file `name`; `None` if it does not exist.

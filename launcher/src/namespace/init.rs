@@ -1,7 +1,7 @@
 //! The init: PID 1 of the job's namespace, with one thread. It sets up the namespace, then serves the launcher's requests
 //! and reaps children until the launcher closes the control socket.
 
-use super::messages::{Reply, Request, receive, send};
+use super::messages::{Reply, Request, receive, send, without_memory};
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
 use super::written_files::{DRAIN_INTERVAL, Journal, STAMP_INTERVAL, Tracker};
 use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey};
@@ -9,6 +9,7 @@ use crate::sys::authentic::FileKey;
 use crate::sys::privileges;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::retry_on_intr;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitOptions, wait};
@@ -88,10 +89,7 @@ fn wait_for_work(
     waits.extend(tracker.filter(|_| !is_writing).map(|tracker| PollFd::new(tracker.events(), PollFlags::IN)));
     let interval = tracker.map(|_| if is_writing { DRAIN_INTERVAL } else { STAMP_INTERVAL });
     let interval = interval.and_then(|interval| Timespec::try_from(interval).ok());
-    match poll(&mut waits, interval.as_ref()) {
-        Err(rustix::io::Errno::INTR) | Ok(_) => {}
-        Err(error) => return Err(error.into()),
-    }
+    without_memory(|| poll(&mut waits, interval.as_ref()))?;
     Ok(waits[0].revents())
 }
 
@@ -345,7 +343,7 @@ impl Init<'_> {
 /// Opens a terminal in this mount namespace, so that CRIU can resolve its path.
 fn open_terminal(path: &str) -> Step<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).at_step("open the job's terminal")
+    retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty())).at_step("open the job's terminal")
 }
 
 fn set_last_pid(last_pid: i32) -> io::Result<()> {

@@ -2,17 +2,20 @@
 //! Both ends are the same build of the same program, so the protocol has no version.
 
 use crate::sys::authentic::FileKey;
+use crate::sys::deadline::{MESSAGE_RETRY_INTERVAL, MESSAGE_RETRY_TIMEOUT};
 use ckpt_snapshot::AffinityGroup;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 /// The most descriptors in one message.
 const MAX_FDS: usize = 16;
@@ -191,10 +194,27 @@ pub(super) fn send(socket: &UnixStream, message: &impl Serialize, fds: &[Borrowe
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other("too many descriptors for one message"));
     }
-    let sent = sendmsg(socket, &[IoSlice::new(&header)], &mut control, SendFlags::NOSIGNAL)?;
-    let mut socket = socket;
-    socket.write_all(&header[sent..])?;
-    socket.write_all(&body)
+    let mut sent =
+        without_memory(|| sendmsg(socket, &[IoSlice::new(&header)], &mut control, SendFlags::NOSIGNAL))?;
+    let message = [&header[..], &body].concat();
+    while sent < message.len() {
+        sent += without_memory(|| rustix::net::send(socket, &message[sent..], SendFlags::NOSIGNAL))?;
+    }
+    Ok(())
+}
+
+/// Repeats a call for a while that is interrupted, or for which the kernel has no memory: the job ends with this
+/// connection.
+pub(super) fn without_memory<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    let deadline = Instant::now() + MESSAGE_RETRY_TIMEOUT;
+    loop {
+        match retry_on_intr(&mut call) {
+            Err(Errno::NOMEM | Errno::NOBUFS) if Instant::now() < deadline => {
+                std::thread::sleep(MESSAGE_RETRY_INTERVAL);
+            }
+            other => return other,
+        }
+    }
 }
 
 /// Receives one message; `None` if the other end is closed.
@@ -202,13 +222,12 @@ pub(super) fn receive<T: DeserializeOwned>(socket: &UnixStream) -> io::Result<Op
     let mut header = [0; 4];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        let mut parts = [IoSliceMut::new(&mut header)];
-        match recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::CONNRESET) => return Ok(None),
-            other => break other?,
-        }
+    let received = without_memory(|| {
+        recvmsg(socket, &mut [IoSliceMut::new(&mut header)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    });
+    let received = match received {
+        Err(Errno::CONNRESET) => return Ok(None),
+        other => other?,
     };
     let mut fds = Vec::new();
     for message in control.drain() {

@@ -4,6 +4,7 @@ use super::INIT_ARGUMENT;
 use super::messages::Network;
 use crate::sys::privileges::{self, Privileges};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal};
 use std::ffi::CString;
 use std::io;
@@ -46,8 +47,8 @@ impl Identity {
     fn apply(&self) -> bool {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         self.0.iter().all(|(path, content)| {
-            let file = rustix::fs::open(path.as_c_str(), flags, Mode::empty());
-            file.and_then(|file| rustix::io::write(file, content.as_bytes())).is_ok()
+            let file = retry_on_intr(|| rustix::fs::open(path.as_c_str(), flags, Mode::empty()));
+            file.and_then(|file| retry_on_intr(|| rustix::io::write(&file, content.as_bytes()))).is_ok()
         })
     }
 }

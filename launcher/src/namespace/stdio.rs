@@ -11,6 +11,7 @@ pub use input::restore_terminal;
 use input::{Input, RawMode, in_foreground};
 use output::Output;
 use rustix::fs::{FileType, OFlags};
+use rustix::io::retry_on_intr;
 use rustix::termios::OptionalActions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -282,7 +283,7 @@ impl Terminal {
         let stat = rustix::fs::stat(&slave_path)?;
         let record = TtyRecord { rdev: stat.st_rdev, dev: stat.st_dev };
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let _slave = rustix::fs::open(&slave_path, flags, rustix::fs::Mode::empty())?;
+        let _slave = retry_on_intr(|| rustix::fs::open(&slave_path, flags, rustix::fs::Mode::empty()))?;
         // The job's terminal gets the settings of the user's terminal.
         if let Some(Ok(settings)) = own_terminal().map(rustix::termios::tcgetattr) {
             rustix::termios::tcsetattr(&master, OptionalActions::Now, &settings)?;

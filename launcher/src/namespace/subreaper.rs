@@ -20,13 +20,18 @@ fn check(result: libc::c_long) -> io::Result<()> {
 
 fn wait_stopped(pid: i32) -> io::Result<()> {
     let mut status = 0;
-    // SAFETY: `status` outlives the call.
-    let waited = unsafe { libc::waitpid(pid, &raw mut status, PTRACE_ANY_CHILD) };
-    match waited {
-        -1 => Err(io::Error::last_os_error()),
-        _ if libc::WIFSTOPPED(status) => Ok(()),
-        _ => Err(io::Error::other("the process ended")),
+    loop {
+        // SAFETY: `status` outlives the call.
+        let waited = unsafe { libc::waitpid(pid, &raw mut status, PTRACE_ANY_CHILD) };
+        if waited != -1 {
+            break;
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
     }
+    if libc::WIFSTOPPED(status) { Ok(()) } else { Err(io::Error::other("the process ended")) }
 }
 
 impl Traced {

@@ -12,6 +12,7 @@
 use crate::sys::authentic::{FileKey, opened, sealed};
 use ckpt_snapshot::open_regular;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::retry_on_intr;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -364,7 +365,7 @@ fn file_system_id(path: &CString) -> io::Result<FileSystemId> {
 /// Opens a mount point, which may be a file.
 fn open_mount(mount: &CString) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    Ok(rustix::fs::open(mount, flags, Mode::empty())?)
+    Ok(retry_on_intr(|| rustix::fs::open(mount, flags, Mode::empty()))?)
 }
 
 /// The bytes of the `struct file_handle` of an open file.

@@ -6,10 +6,10 @@
 //! that end: a job that cannot be resumed loses more.
 
 use crate::files::capture::reflink;
-use crate::files::saved::copy_sparse;
+use crate::files::saved::{copy_bytes, copy_sparse};
 use ckpt_snapshot::{Folder, JobDir, OpenError, SnapshotId};
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -141,7 +141,7 @@ impl Kept {
             let mut from = File::options().read(true).custom_flags(nofollow()).open(path)?;
             from.seek(SeekFrom::Start(then_bytes))?;
             let mut tail = File::options().write(true).create_new(true).mode(0o600).open(&to)?;
-            io::copy(&mut from.take(tail_bytes), &mut tail)?;
+            copy_bytes(&mut from, &mut tail, tail_bytes)?;
             tail.sync_all()?;
             to.parent().map_or(Ok(()), ckpt_snapshot::sync_dir)
         };
@@ -165,11 +165,11 @@ impl Kept {
 
     /// Keeps the whole file, and puts a copy of its beginning in its place.
     fn replace_by_beginning(&mut self, path: &Path, then_bytes: u64) -> io::Result<()> {
-        let from = File::options().read(true).custom_flags(nofollow()).open(path)?;
+        let mut from = File::options().read(true).custom_flags(nofollow()).open(path)?;
         let meta = from.metadata()?;
         let name = crate::restore::put_back::new_name(path);
         let mut new = File::options().write(true).create(true).truncate(true).mode(0o600).open(&name)?;
-        io::copy(&mut from.take(then_bytes), &mut new)?;
+        copy_bytes(&mut from, &mut new, then_bytes)?;
         fchown(&new, Some(meta.uid()), Some(meta.gid()))?;
         new.set_permissions(fs::Permissions::from_mode(meta.mode() & 0o7777))?;
         new.sync_all()?;

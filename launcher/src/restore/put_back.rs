@@ -3,7 +3,7 @@
 
 use crate::files::capture::reflink;
 use crate::files::inventory::Entry;
-use crate::files::saved::copy_sparse;
+use crate::files::saved::{copy_bytes, copy_sparse};
 use crate::restore::file_plan::{FileAction, FilePlan};
 use crate::restore::kept::Kept;
 use anyhow::{Context, Result};
@@ -178,8 +178,9 @@ impl<'a> PutBack<'a> {
         hit("put-back-rewrite")?;
         let write = || -> io::Result<()> {
             let (mut from, mut to) = ((self.open)(data)?, open_file(path, true)?);
-            to.set_len(from.metadata()?.len())?;
-            io::copy(&mut from, &mut to)?;
+            let bytes = from.metadata()?.len();
+            to.set_len(bytes)?;
+            copy_bytes(&mut from, &mut to, bytes)?;
             to.sync_all()
         };
         step("restore", path, write())?;

@@ -23,14 +23,20 @@ use std::time::SystemTime;
 
 /// Finds the file of a command.
 fn find(program: &OsStr) -> Option<PathBuf> {
-    let places = match Path::new(program).components().count() {
+    let places: Vec<_> = match Path::new(program).components().count() {
         1 => {
             let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
             std::env::split_paths(&path).map(|dir| dir.join(program)).collect()
         }
         _ => vec![PathBuf::from(program)],
     };
-    places.into_iter().find(|path| path.is_file())
+    // A file that the kernel cannot look at now may be the command: its start will say why it fails.
+    let is_absent = |error: io::Error| {
+        use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+        matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)
+    };
+    let may_exist = |path: &&PathBuf| std::fs::metadata(path).is_err_and(|error| !is_absent(error));
+    places.iter().find(|path| path.is_file()).or_else(|| places.iter().find(may_exist)).cloned()
 }
 
 /// Reports a missing command before anything is changed.

@@ -42,12 +42,24 @@ pub const CHECKPOINT_FIRST_RETRY: Duration = Duration::from_secs(10);
 pub const LEFTOVER_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for the last output of the job to be relayed.
 pub const LAST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time to try again to write the job's output to a file, and the pause between two tries.
+pub const OUTPUT_RETRY_TIMEOUT: Duration = Duration::from_secs(60);
+/// See [`OUTPUT_RETRY_TIMEOUT`].
+pub const OUTPUT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// A job that ends with an error within this time after its user stopped it has not failed.
 pub const USER_STOP_WINDOW: Duration = Duration::from_secs(600);
 /// Time for the end of a killed job to be reported. Its namespace is then ended.
 pub const KILLED_JOB_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for the outcome of the job to be written to the store.
 pub const OUTCOME_WRITE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Pause before the outcome is written again after an error.
+pub const OUTCOME_RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Time for the outcome of the job to be written again after an error of the store.
+pub const OUTCOME_RETRY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for which messages between launcher and init are tried again while the kernel lacks memory for them.
+pub const MESSAGE_RETRY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pause between two of these tries.
+pub const MESSAGE_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Time for a cancelled checkpoint to stop storing.
 pub const CANCELLED_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for the init to end the job by itself, before it is killed.

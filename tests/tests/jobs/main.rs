@@ -16,6 +16,7 @@ mod resources;
 mod slurm;
 mod soak;
 mod supervisor;
+mod system_calls;
 mod training;
 mod unkillable;
 mod watched;

@@ -1,10 +1,12 @@
 //! Relaying one output stream of the job: one thread reads, another writes.
 
 use super::{STEP_BYTES, own_stream, regular_file};
+use crate::sys::deadline::{OUTPUT_RETRY_INTERVAL, OUTPUT_RETRY_TIMEOUT};
 use ckpt_snapshot::OpenFile;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
+use rustix::io::retry_on_intr;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
@@ -51,7 +53,7 @@ impl Output {
     fn read_some(&self, queue: &mut Queue) -> io::Result<Option<usize>> {
         let mut buffer = vec![0; STEP_BYTES];
         let Some(source) = self.source.lock().clone() else { return Ok(None) };
-        match rustix::io::read(&source, &mut buffer[..]) {
+        match retry_on_intr(|| rustix::io::read(&source, &mut buffer[..])) {
             Ok(0) => queue.ended = true,
             Ok(read) => {
                 buffer.truncate(read);
@@ -62,7 +64,7 @@ impl Output {
             }
             // No process has the terminal open any more.
             Err(rustix::io::Errno::IO) => queue.ended = true,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+            Err(rustix::io::Errno::AGAIN) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
         self.changed.notify_all();
@@ -94,20 +96,23 @@ impl Output {
     }
 
     pub(super) fn write_loop(&self) {
-        let mut is_reported = false;
+        let mut is_discarding = false;
         let mut queue = self.queue.lock();
         loop {
             if let Some(chunk) = queue.waiting.pop_front() {
                 queue.writing = true;
                 drop(queue);
-                match (&self.sink).write_all(&chunk) {
+                match self.write_chunk(&chunk, is_discarding) {
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                         drop(self.source.lock().take());
                     }
-                    // For example a full disk under a log file: the job continues.
-                    Err(error) if !is_reported => {
+                    Err(error) if !is_discarding => {
                         tracing::warn!("the job's output cannot be written and is discarded: {error}");
-                        is_reported = true;
+                        is_discarding = true;
+                    }
+                    Ok(()) if is_discarding => {
+                        tracing::warn!("the job's output can be written again; a part of it is missing");
+                        is_discarding = false;
                     }
                     _ => {}
                 }
@@ -121,6 +126,24 @@ impl Output {
                 self.changed.wait(&mut queue);
             }
         }
+    }
+
+    /// Writes a chunk. A file whose disk is full or fails is tried again for a while: nothing is lost if that passes, and
+    /// the job waits meanwhile if it writes much.
+    fn write_chunk(&self, chunk: &[u8], is_discarding: bool) -> io::Result<()> {
+        let is_file = regular_file(self.sink.as_fd()).is_some();
+        let deadline = Instant::now() + OUTPUT_RETRY_TIMEOUT;
+        let mut left = chunk;
+        while !left.is_empty() {
+            match (&self.sink).write(left) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => left = &left[bytes..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_discarding || !is_file || Instant::now() > deadline => return Err(error),
+                Err(_) => std::thread::sleep(OUTPUT_RETRY_INTERVAL),
+            }
+        }
+        Ok(())
     }
 
     /// Ends the relay: writes the remaining output, at most until `deadline`.

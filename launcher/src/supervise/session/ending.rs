@@ -10,7 +10,8 @@ use crate::observe::control_server::Answer;
 use crate::supervise::events::{self, Hang};
 use crate::sys::deadline::{
     CANCELLED_CHECKPOINT_TIMEOUT, KILLED_JOB_REPORT_TIMEOUT, LAST_OUTPUT_TIMEOUT, LEFTOVER_EXIT_TIMEOUT,
-    OUTCOME_WRITE_TIMEOUT, STORE_RETRY_TIMEOUT, USER_STOP_WINDOW, within,
+    OUTCOME_RETRY_INTERVAL, OUTCOME_RETRY_TIMEOUT, OUTCOME_WRITE_TIMEOUT, STORE_RETRY_TIMEOUT,
+    USER_STOP_WINDOW, within,
 };
 use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED};
 use anyhow::anyhow;
@@ -375,7 +376,15 @@ impl JobSession<'_> {
             SessionOutcome::Preempted { .. } => JobOutcome::Failed { code: EXIT_PREEMPTED },
         };
         let ownership = Arc::clone(&self.shared.claimed.ownership);
-        let record = move || ownership.change(|record| record.outcome = outcome);
+        let retry_until = Instant::now() + OUTCOME_RETRY_TIMEOUT.min(limit);
+        let record = move || loop {
+            match ownership.change(|record| record.outcome = outcome) {
+                Err(OwnershipError::Store(_)) if Instant::now() < retry_until => {
+                    std::thread::sleep(OUTCOME_RETRY_INTERVAL);
+                }
+                recorded => return recorded,
+            }
+        };
         let error = match within(Instant::now() + limit, record) {
             Some(Ok(())) => return,
             Some(Err(OwnershipError::ClaimedElsewhere(claim))) => {

@@ -7,7 +7,7 @@ use crate::medium::record::{Notes, Operation};
 use crate::{RelPath, faults};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, Stat};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -155,7 +155,7 @@ impl Folder {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let mut name = OsString::from(format!("{TEMPORARY}{}-{number}-", std::process::id()));
             name.push(&self.name);
-            match rustix::fs::openat(&self.dir, &name, flags, Mode::RUSR | Mode::WUSR) {
+            match retry_on_intr(|| rustix::fs::openat(&self.dir, &name, flags, Mode::RUSR | Mode::WUSR)) {
                 Ok(file) => {
                     // Recorded after the fact, but before any other operation on this file.
                     self.notes.note(|| Operation::Create { path: self.path_of(&name) });
@@ -274,7 +274,7 @@ pub(super) fn written(facts: &Stat) -> SystemTime {
 /// Name and status of every entry of `dir`, without entries that are removed concurrently.
 fn entries(dir: &File) -> io::Result<Vec<(OsString, Stat)>> {
     let mut found = Vec::new();
-    for entry in Dir::read_from(dir)? {
+    for entry in retry_on_intr(|| Dir::read_from(dir))? {
         let entry = entry?;
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
         if name == "." || name == ".." {

@@ -9,7 +9,7 @@ use crate::medium::record::Operation;
 use crate::medium::{BLOCK_ALIGN, Block, ObjectWriter};
 use crate::read_failure::copy_of;
 use rustix::fs::{Advice, FallocateFlags, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -108,7 +108,8 @@ impl DirWriter {
         let free_bytes = rustix::fs::fstatvfs(file).map_or(0, |facts| facts.f_bavail * facts.f_frsize);
         let step_bytes = if self.position == 0 { PREALLOCATE_FIRST_BYTES } else { PREALLOCATE_BYTES };
         let bytes = step_bytes.min(free_bytes / PREALLOCATE_FREE_DIVISOR).max(end - self.file_bytes);
-        let allocated = rustix::fs::fallocate(file, FallocateFlags::empty(), self.file_bytes, bytes);
+        let allocated =
+            retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), self.file_bytes, bytes));
         self.preallocates = allocated.is_ok();
         // A failed call may have allocated a part.
         self.file_bytes += bytes;

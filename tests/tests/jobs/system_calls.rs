@@ -1,0 +1,161 @@
+//! System calls of launcher and init that are interrupted, transfer less, come late or fail: the job's output is that of
+//! an unbroken run. See `src/bin/system-call-faults.rs` for what is done to them.
+
+use ckpt_run_tests::{Running, Sandbox, programs, seeded_rng, set_variables};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Steps of the job: a few seconds.
+const STEPS: &str = "1000";
+/// How often the job is resumed with failing calls, and how many fail in each of these sessions.
+const FAULTY_SESSIONS: usize = 5;
+const FAULTS_OF_SESSION: usize = 4;
+/// When a session has surely begun, in milliseconds.
+const STARTED_MS: u64 = 1500;
+/// What the job makes.
+const FILES: [&str; 3] = ["chain", "state", "newest"];
+
+/// Becomes the command behind it when the tracer has it.
+const TRACED: &str = r#"ready=$1 log=$2 tracer=$3 faults=$4
+shift 4
+( "$tracer" $$ "$ready" "$log" $faults 2>> "$log.err" & )
+while ! [ -e "$ready" ]; do sleep 0.01; done
+rm "$ready"
+exec "$@"
+"#;
+
+fn job() -> [String; 3] {
+    ["/usr/bin/python3".into(), programs().join("steady.py").display().to_string(), STEPS.into()]
+}
+
+/// What the job leaves: its files and its standard output.
+fn output(dir: &Path, out: &str) -> Vec<String> {
+    let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
+    FILES.iter().map(|name| read(name)).chain([read(out)]).collect()
+}
+
+fn unbroken() -> Vec<String> {
+    let sandbox = Sandbox::new();
+    let [program, rest @ ..] = job();
+    let out = fs::File::create(sandbox.path().join("out")).unwrap();
+    let status = Command::new(program).args(rest).current_dir(sandbox.path()).stdout(out).status().unwrap();
+    assert!(status.success());
+    output(sandbox.path(), "out")
+}
+
+struct Faulty {
+    sandbox: Sandbox,
+    /// What was done to the system calls. Not in the sandbox, where it would be a file that changes all the time.
+    notes: Sandbox,
+}
+
+impl Faulty {
+    fn command(&self) -> Command {
+        let arguments = ["--interval", "300ms", "--keep", "2", "--"].map(String::from);
+        self.sandbox.command(arguments.into_iter().chain(job()))
+    }
+
+    /// Starts or resumes the job; its system calls have faults: `SEED AFTER-MS ONE-IN MOST KIND...`.
+    fn start(&self, faults: &str) -> Running {
+        let inner = self.command();
+        let mut command = Command::new("sh");
+        command.args(["-c", TRACED, "sh"]).args(["ready", "faults"].map(|name| self.notes.path().join(name)));
+        command.arg(env!("CARGO_BIN_EXE_system-call-faults")).arg(faults);
+        command.arg(inner.get_program()).args(inner.get_args());
+        command.current_dir(self.sandbox.path()).stdin(Stdio::null());
+        set_variables(&mut command, &inner);
+        self.sandbox.start_command("job", command)
+    }
+
+    /// How many there are. None while there is no store yet.
+    fn snapshots(&self) -> usize {
+        let listed = self.sandbox.call(["ls", "--json"]).stdout;
+        serde_json::from_slice::<Vec<serde_json::Value>>(&listed).map_or(0, |rows| rows.len())
+    }
+}
+
+impl Faulty {
+    /// The job has made what an unbroken run makes.
+    fn assert_output(&self, expected: &[String]) {
+        println!("{} faults", self.notes.read("faults").lines().count());
+        assert!(output(self.sandbox.path(), "job.out") == expected, "{}", self.sandbox.read("job.err"));
+        self.sandbox.verify_all();
+    }
+}
+
+impl Drop for Faulty {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("{}{}", self.notes.read("faults"), self.notes.read("faults.err"));
+        }
+    }
+}
+
+/// How often each test is done: once, more often in a full run.
+fn rounds() -> usize {
+    std::env::var("CKPT_TEST_SYSTEM_CALL_ROUNDS").map_or(1, |rounds| rounds.parse().expect("a number"))
+}
+
+#[test]
+fn interrupted_short_and_late_calls_change_nothing() {
+    let mut random = seeded_rng(fastrand::u64(..));
+    let expected = unbroken();
+    (0..rounds()).for_each(|_| with_harmless_faults(&mut random, &expected));
+}
+
+fn with_harmless_faults(random: &mut fastrand::Rng, expected: &[String]) {
+    let faulty = Faulty { sandbox: Sandbox::new(), notes: Sandbox::new() };
+    let mut job = faulty.start(&format!("{} 0 15 1000000 interrupted short late", random.u64(..)));
+    job.until("two snapshots", || (faulty.snapshots() == 2).then_some(()));
+    std::thread::sleep(Duration::from_millis(random.u64(..500)));
+    job.kill_everything();
+    let mut job = faulty.start(&format!("{} 0 15 1000000 interrupted short late", random.u64(..)));
+    let code = job.wait();
+    assert_eq!(code, 0, "{}", job.said());
+    let warned = job.said().lines().any(|line| line.contains("warning") || line.contains("error"));
+    assert!(!warned, "{}", job.said());
+    faulty.assert_output(expected);
+}
+
+#[test]
+fn calls_that_fail_cost_snapshots_and_sessions_and_no_result() {
+    let mut random = seeded_rng(fastrand::u64(..));
+    let expected = unbroken();
+    (0..rounds()).for_each(|_| with_errors(&mut random, &expected));
+}
+
+fn with_errors(random: &mut fastrand::Rng, expected: &[String]) {
+    let faulty = Faulty { sandbox: Sandbox::new(), notes: Sandbox::new() };
+    for _ in 0..FAULTY_SESSIONS {
+        // While it starts or resumes, most of them end it. Later none may.
+        let after_ms = if random.bool() { 0 } else { STARTED_MS };
+        let (seed, one_in) = (random.u64(..), random.u64(10..200));
+        let mut job = faulty.start(&format!("{seed} {after_ms} {one_in} {FAULTS_OF_SESSION} refused"));
+        let end = Instant::now() + Duration::from_millis(random.u64(500..4000));
+        while Instant::now() < end && !job.has_ended() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if job.has_ended() {
+            let status = job.wait_status();
+            println!("ended: {status}");
+            assert!(after_ms == 0 || status.success(), "{}", job.said());
+            if status.success() {
+                return faulty.assert_output(expected);
+            }
+        } else {
+            job.kill_everything();
+        }
+        // What has no snapshot starts again: its output is not taken back.
+        if faulty.snapshots() == 0 {
+            FILES
+                .iter()
+                .chain(&["job.out"])
+                .for_each(|name| drop(fs::remove_file(faulty.sandbox.path().join(name))));
+        }
+    }
+    let mut job = faulty.sandbox.start_command("job", faulty.command());
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    faulty.assert_output(expected);
+}
