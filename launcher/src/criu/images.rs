@@ -4,7 +4,7 @@
 //! numbers are those of CRIU's images/fdinfo.proto, regfile.proto, pipe.proto, remap-file-path.proto, stats.proto.
 
 use prost::Message;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
@@ -16,6 +16,8 @@ const SERVICE_MAGIC: u32 = 0x5510_5940;
 const FILES_MAGIC: u32 = 0x5630_3138;
 const REMAP_MAGIC: u32 = 0x5913_3954;
 const STATS_MAGIC: u32 = 0x5709_3306;
+/// Of a remap: the file has no name, and its content is in an image.
+const GHOST: i32 = 1;
 /// O_APPEND.
 const APPEND: u32 = 0o2000;
 const TRUNCATED: &str = "it is truncated";
@@ -118,8 +120,7 @@ struct RemapEntry {
     orig_id: u32,
     #[prost(uint32, required, tag = "2")]
     remap_id: u32,
-    /// 0: the file has another name, and CRIU has created an additional one. 1: the file has no name, and its content is in
-    /// an image.
+    /// 0: the file has another name, and CRIU has created an additional one. 1: see [`GHOST`].
     #[prost(int32, optional, tag = "3")]
     kind: Option<i32>,
 }
@@ -196,6 +197,29 @@ impl Descriptors {
         found.append_only = appended.cloned().collect();
         found.outside_tcp = outside(&tcp);
         Ok(found)
+    }
+
+    /// Absolute paths of the files that CRIU creates in a restore for open files without a name, and deletes at its end:
+    /// `PATH.cr.ID.ghost`, with the ID in hexadecimal. A restore finds those that a killed one has left, and fails.
+    ///
+    /// # Errors
+    /// When an image cannot be read.
+    pub fn ghosts(read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Result<Vec<String>, ImageError> {
+        let mut ghosts = HashMap::new();
+        entries(read, "remap-fpath.img", COMMON_MAGIC, REMAP_MAGIC, |entry: RemapEntry| {
+            if entry.kind == Some(GHOST) {
+                ghosts.insert(entry.orig_id, entry.remap_id);
+            }
+        })?;
+        let mut paths = BTreeSet::new();
+        if !ghosts.is_empty() {
+            entries(read, "files.img", COMMON_MAGIC, FILES_MAGIC, |entry: FileEntry| {
+                if let (Some(regular), Some(id)) = (entry.regular, ghosts.get(&entry.id)) {
+                    paths.insert(format!("/{}.cr.{id:x}.ghost", regular.name.trim_start_matches('/')));
+                }
+            })?;
+        }
+        Ok(paths.into_iter().collect())
     }
 
     /// How long the job was frozen, in microseconds, from CRIU's statistics.
@@ -288,7 +312,7 @@ mod tests {
             FileEntry { inet: Some(inet), ..file(2) },
             FileEntry { unix: Some(socket), ..file(3) },
         ];
-        let remap = RemapEntry { orig_id: 1, remap_id: 3, kind: None };
+        let remap = RemapEntry { orig_id: 1, remap_id: 0x1a, kind: Some(GHOST) };
         let samples = [
             image(COMMON_MAGIC, FILES_MAGIC, &files.map(|file| file.encode_to_vec())),
             image(COMMON_MAGIC, REMAP_MAGIC, &[remap.encode_to_vec()]),
@@ -301,9 +325,12 @@ mod tests {
                 .writable,
             ["/tmp/log"]
         );
+        let images = |name: &str| Ok(Some(samples[usize::from(name == "remap-fpath.img")].clone()));
+        assert_eq!(Descriptors::ghosts(&images).unwrap(), ["/tmp/log.cr.1a.ghost"]);
         ckpt_test_mutate::mutations(&samples, |bytes| {
             let _ = of(bytes);
             let _ = Descriptors::read(&|name| Ok((name == "files.img").then(|| bytes.to_vec())));
+            let _ = Descriptors::ghosts(&|_| Ok(Some(bytes.to_vec())));
             let _ = Descriptors::frozen_us(&|_| Ok(Some(bytes.to_vec())));
             let _ = Pagemap::parse(bytes);
         });

@@ -101,20 +101,26 @@ pub fn remove(links: &[LinkedFile], root: &Path) {
     }
 }
 
-/// CRIU's links, for the duration of a restore.
+/// CRIU's links and ghosts, for the duration of a restore.
 pub struct Links {
-    created: Vec<PathBuf>,
+    /// What has to be gone after it.
+    temporary: Vec<PathBuf>,
     _lock: Option<NamesLock>,
 }
 
 impl Links {
-    /// Creates the links.
+    /// Creates the links, and deletes what a killed restore has left of `ghosts`: files without a name, to which CRIU gives
+    /// one until they are open.
     ///
     /// # Errors
-    /// When a link cannot be created.
-    pub fn create(links: &[LinkedFile]) -> Result<Self> {
-        let lock = (!links.is_empty()).then(NamesLock::exclusive);
-        let mut all = Self { created: Vec::new(), _lock: lock };
+    /// When a link cannot be created, or a ghost not be deleted.
+    pub fn create(links: &[LinkedFile], ghosts: Vec<String>) -> Result<Self> {
+        let lock = (!links.is_empty() || !ghosts.is_empty()).then(NamesLock::exclusive);
+        let mut all = Self { temporary: Vec::new(), _lock: lock };
+        for ghost in ghosts {
+            remove_temporary(Path::new(&ghost)).with_context(|| format!("cannot remove {ghost}"))?;
+            all.temporary.push(ghost.into());
+        }
         for link in links {
             let path = Path::new(&link.path);
             let is_criu_link =
@@ -125,15 +131,10 @@ impl Links {
                 link.path
             );
             // An existing link was left behind by a CRIU that was killed.
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("cannot remove {}", link.path));
-                }
-                _ => {}
-            }
+            remove_temporary(path).with_context(|| format!("cannot remove {}", link.path))?;
             fs::hard_link(&link.target, path)
                 .with_context(|| format!("cannot link {}, which the job had open", link.target))?;
-            all.created.push(path.to_owned());
+            all.temporary.push(path.to_owned());
         }
         Ok(all)
     }
@@ -141,11 +142,20 @@ impl Links {
 
 impl Drop for Links {
     fn drop(&mut self) {
-        for path in &self.created {
-            // CRIU has removed the links if the restore succeeded.
-            let _ = fs::remove_file(path);
+        for path in &self.temporary {
+            // CRIU has removed them if the restore succeeded.
+            let _ = remove_temporary(path);
         }
     }
+}
+
+/// Removes a file or an empty directory, if it is there: ghosts are both.
+fn remove_temporary(path: &Path) -> io::Result<()> {
+    let removed = match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir(path),
+        removed => removed,
+    };
+    removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 #[cfg(test)]
@@ -161,11 +171,18 @@ mod tests {
         let found = find(&[name("link_remap.7")], Path::new("/")).unwrap();
         assert_eq!(found, [LinkedFile { path: name("link_remap.7"), target: name("kept") }]);
         fs::remove_file(name("link_remap.7")).unwrap();
-        let links = Links::create(&found).unwrap();
+        let ghosts = ["file.cr.1.ghost", "dir.cr.2.ghost", "none.cr.3.ghost"].map(name);
+        fs::write(&ghosts[0], "").unwrap();
+        fs::create_dir(&ghosts[1]).unwrap();
+        let links = Links::create(&found, ghosts.to_vec()).unwrap();
+        assert!(ghosts.iter().all(|ghost| !Path::new(ghost).exists()));
+        fs::write(&ghosts[2], "").unwrap();
         assert_eq!(fs::read_to_string(name("link_remap.7")).unwrap(), "x");
         drop(links);
-        assert!(!Path::new(&name("link_remap.7")).exists());
-        assert!(Links::create(&[LinkedFile { path: name("other"), target: name("kept") }]).is_err());
+        assert!(!Path::new(&name("link_remap.7")).exists() && !Path::new(&ghosts[2]).exists());
+        assert!(
+            Links::create(&[LinkedFile { path: name("other"), target: name("kept") }], Vec::new()).is_err()
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! error: an older one would discard work for a reason that can be fixed.
 
 use crate::checkpoint::running_job::RunningJob;
-use crate::criu::{Criu, InheritFd, Options, Session, SessionError, explain};
+use crate::criu::{Criu, Descriptors, InheritFd, Options, Session, SessionError, explain};
 use crate::files::directories;
 use crate::files::history::FileHistory;
 use crate::files::inventory::Inventory;
@@ -34,7 +34,8 @@ use crate::sys::host;
 use crate::sys::privileges::Privileges;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_snapshot::{
-    JobDir, Manifest, Marks, ReadError, SavedFile, SnapshotId, StdioKind, Store, Tiers, write_atomically,
+    JobDir, Manifest, Marks, ReadError, SavedFile, SnapshotId, StdioKind, Store, Tiers, faults,
+    write_atomically,
 };
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -335,7 +336,7 @@ impl Resumer<'_> {
         // the connection, even if --interpose is now off.
         let wanted = self.interposer.library().is_some() || manifest.tree.agents.is_some();
         let agents = wanted.then(|| preload::listen(self.dir, manifest.tree.agents.as_ref())).transpose()?;
-        let _links = links::Links::create(&manifest.links)?;
+        let _links = create_links(manifest, &loading)?;
         let work = staging.subdir("work").context("cannot create a directory for CRIU's log")?;
         if let Some(agents) = &agents {
             agents.adopt(mirrors);
@@ -347,8 +348,7 @@ impl Resumer<'_> {
                 .map_err(|loss| Failure::Lost(anyhow!("{loss}")))?;
         }
         let command_pid = manifest.tree.command_pid;
-        let job = RunningJob { namespace, stdio, root_pid, command_pid, agents, files };
-        Ok(job)
+        Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents, files })
     }
 
     /// Where CRIU's images are loaded to: memory if there is enough, otherwise the store's disk. Pages are not in memory
@@ -436,6 +436,7 @@ impl Resumer<'_> {
         damage: &mut Option<ReadError>,
     ) -> Result<(), String> {
         tracing::trace!("CRIU is at {stage}");
+        faults::hit(&format!("restore-{stage}")).map_err(|error| error.to_string())?;
         let mut check =
             |loaded: Result<(), ReadError>| loaded.map_err(|error| damage.insert(error).to_string());
         let tree = &manifest.tree;
@@ -514,6 +515,12 @@ fn skipped(id: &SnapshotId, why: &str) -> String {
     format!(
         "two restores of the snapshot {id} have failed ({why}): it is skipped for an older one, and pinned. When the cause is fixed: `ckpt-run unmark {id}`, or --resume {id}"
     )
+}
+
+/// See [`links::Links::create`].
+fn create_links(manifest: &Manifest, loading: &Loading) -> Result<links::Links> {
+    let ghosts = Descriptors::ghosts(&|name| loading.images().read(name))?;
+    links::Links::create(&manifest.links, ghosts)
 }
 
 fn put_back(file: &SavedFile, loading: &Loading) -> Result<()> {

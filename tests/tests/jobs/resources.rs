@@ -8,6 +8,8 @@ use std::path::PathBuf;
 
 /// The exit code of a program whose kind of resource is not available here.
 const UNAVAILABLE: i32 = 77;
+/// Stages of a restore at which CRIU waits for the launcher, in their order. There are two more for root.
+const RESTORE_STAGES: [&str; 3] = ["pre-restore", "post-restore", "pre-resume"];
 /// Between a snapshot and the kill.
 const GAP: std::time::Duration = std::time::Duration::from_millis(100);
 
@@ -53,6 +55,7 @@ fn runs(program: &str, way: Way) -> bool {
         std::thread::sleep(GAP);
         job.kill_everything();
         fs::remove_file(sandbox.path().join("saved")).unwrap();
+        kill_in_restore(&sandbox, program);
         job = start(&sandbox, program);
         job.until_answering(&sandbox);
     }
@@ -63,6 +66,17 @@ fn runs(program: &str, way: Way) -> bool {
     assert_eq!(log, "started\npass\n", "{program} {way:?}\n{said}");
     assert_eq!(said.contains("resumed from snapshot"), way == Way::Resumed, "{said}");
     true
+}
+
+/// Begins a resume and kills it when CRIU has got to some stage: what it leaves may not be in the way of the next one.
+fn kill_in_restore(sandbox: &Sandbox, program: &str) {
+    let stage = fastrand::choice(RESTORE_STAGES).unwrap();
+    println!("{program}: a resume is killed at {stage}");
+    let mut command = sandbox.command(command_line(program));
+    command.env("CKPT_FAULT", format!("restore-{stage}=kill"));
+    let mut killed = sandbox.start_command("job", command);
+    let status = killed.wait_status();
+    assert!(status.code().is_none(), "{program} at {stage}: {status}\n{}", killed.said());
 }
 
 fn passes(program: &str) {
@@ -91,7 +105,7 @@ macro_rules! programs {
         fn every_program_is_run() {
             let listed = [$(concat!(stringify!($name), ".py")),*];
             let elsewhere =
-                ["harness.py", "linux.py", "ctty.py", "stdin_data.py", "bash_job.sh", "hanging_mount.py"];
+                ["harness.py", "linux.py", "ctty.py", "stdin_data.py", "bash_job.sh", "hanging_mount.py", "steady.py"];
             for entry in std::fs::read_dir(programs()).unwrap() {
                 let entry = entry.unwrap();
                 let name = entry.file_name().into_string().unwrap();
