@@ -14,6 +14,7 @@
 //! | `driver_support` | whether the driver supports checkpoints |
 //! | `gate`, `cold_call` | keeps calls out during a checkpoint, at almost no cost otherwise |
 //! | `activity` | GPU activity, for the hang detection |
+//! | `device_files` | the driver's device files in the child of a fork |
 //! | `context`, `objects`, `stream_capture` | contexts, objects and stream captures of the program |
 //! | `taint`, `sticky` | state that cannot be saved; errors after which every call fails |
 //! | `memory` | device memory: allocation, bookkeeping, offload and restore |
@@ -37,6 +38,7 @@ mod capture;
 mod checkpoint;
 mod cold_call;
 mod context;
+mod device_files;
 mod driver;
 mod driver_support;
 pub mod elf;
@@ -73,7 +75,10 @@ pub use checkpoint::{Delivered, Gpu, ProcessGpu};
 /// Lets the library stand in front of the driver: from the constructor.
 pub fn activate() {
     #[cfg(feature = "faults")]
-    faults::arm();
+    {
+        faults::arm();
+        device_files::arm();
+    }
     capture::activate();
     memory::activate();
     context::on_removal(context::OnRemoval {
@@ -89,6 +94,9 @@ pub fn activate() {
 
 /// In the child of a fork.
 pub fn after_fork_in_child() {
+    if activation::is_started() {
+        device_files::replace_in_child();
+    }
     gate::after_fork_in_child();
     checkpoint::after_fork_in_child();
     activation::after_fork_in_child();

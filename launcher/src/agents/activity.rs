@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn agents_are_asked_unless_their_version_does_not_support_it() {
         let (_directory, path) = socket_dir();
-        let agents = Agents::listen(&path).expect("listening");
+        let agents = Agents::listen(&path, LONG).expect("listening");
         let old = connect_agent(&path, 1, None);
         until_count(&agents, 1);
         assert_eq!(agents.activity_probe().poll(LONG), BTreeMap::new());
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn an_agent_that_does_not_answer_is_asked_once() {
         let (_directory, path) = socket_dir();
-        let agents = Agents::listen(&path).expect("listening");
+        let agents = Agents::listen(&path, LONG).expect("listening");
         let stream = connect_with_activity(&path, 1);
         until_count(&agents, 1);
         let activity_probe = agents.activity_probe();
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn a_detaching_agent_is_not_asked() {
         let (_directory, path) = socket_dir();
-        let agents = Agents::listen(&path).expect("listening");
+        let agents = Agents::listen(&path, LONG).expect("listening");
         let stream = connect_with_activity(&path, 1);
         until_count(&agents, 1);
         let activity_probe = agents.activity_probe();

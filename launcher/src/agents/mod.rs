@@ -38,6 +38,7 @@
 //! | `unchanged.rs` | which parts of a mirror need not be read again for the store |
 //! | `broker.rs` | device memory that processes share |
 //! | `activity.rs` | GPU activity, for the watchdog |
+//! | `stuck.rs` | agents whose GPU driver does not come back |
 //! | `process.rs` | process handles, the results of quiesce and return, errors |
 
 mod acceptor;
@@ -52,6 +53,7 @@ mod process;
 mod serve;
 mod state;
 mod stream;
+mod stuck;
 mod unchanged;
 
 use crate::sys::deadline::{AGENT_CLOSE_TIMEOUT, PROCESS_POLL_INTERVAL};
@@ -90,6 +92,7 @@ pub struct Agents {
 struct Shared {
     path: PathBuf,
     losses: Sender<Loss>,
+    gpu_timeout: Duration,
     broker: Broker,
     /// Whether the job runs on after the dump, so that parking device memory is worthwhile.
     parks_memory: AtomicBool,
@@ -99,16 +102,18 @@ struct Shared {
 }
 
 impl Agents {
-    /// Listens at `path` for the agents of a job. The socket is for the launcher's own user only.
+    /// Listens at `path` for the agents of a job. The socket is for the launcher's own user only. An agent that has not
+    /// answered `gpu_timeout` after its deadline is lost: its GPU driver hangs.
     ///
     /// # Errors
     /// When the socket cannot be created, and `AlreadyExists` if the path exists and is not a socket. An existing socket
     /// is replaced.
-    pub fn listen(path: &Path) -> io::Result<Self> {
+    pub fn listen(path: &Path, gpu_timeout: Duration) -> io::Result<Self> {
         let (loss_sender, losses) = crossbeam_channel::unbounded();
         let shared = Arc::new(Shared {
             path: path.into(),
             losses: loss_sender,
+            gpu_timeout,
             broker: Broker::default(),
             parks_memory: AtomicBool::new(true),
             state: Mutex::default(),
@@ -188,6 +193,7 @@ impl Agents {
             self.shared.wait(&mut state, left);
         }
         self.shared.broker.abort_attempt();
+        self.shared.watch_silent(&state, attempt);
         let given_up = state.take_refusals().or(orphan.map(QuiesceError::from)).unwrap_or_else(|| {
             let disconnected =
                 mem::take(&mut state.disconnected).into_iter().map(|disconnected| disconnected.process);
@@ -278,7 +284,10 @@ impl Agents {
             if left.is_zero() {
                 summary.missing.sort_by_key(|process| process.pid);
                 let missing = quiesced.detached.iter().filter(|one| summary.missing.contains(&one.process));
-                state.detached.extend(missing.cloned());
+                for missing in missing {
+                    self.shared.watch_missing(missing);
+                    state.detached.push(missing.clone());
+                }
                 return summary;
             }
             self.shared.wait(&mut state, left.min(PROCESS_POLL_INTERVAL));

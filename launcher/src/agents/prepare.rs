@@ -603,7 +603,7 @@ mod tests {
     #[test]
     fn a_restored_process_gets_the_mirror_that_was_loaded() {
         let (_directory, path) = socket_dir();
-        let agents = Agents::listen(&path).expect("listening");
+        let agents = Agents::listen(&path, LONG).expect("listening");
         let mirror = |number| Mirror::to_be_filled(number, 2 * MIB).expect("a mirror");
         agents.adopt([(1, mirror(71)), (2, mirror(72))]);
         let (stream, number, bytes, file, parked) = return_detached(&path, 1, 6);

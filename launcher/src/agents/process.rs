@@ -224,6 +224,13 @@ impl ProcessHandle {
         })
     }
 
+    /// Whether a signal has stopped the process.
+    pub fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(self.exe.with_file_name("stat")).unwrap_or_default();
+        // The name may have any character, also a parenthesis.
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+    }
+
     /// Whether the process has exited or executed another program: its agent will not return.
     pub fn has_ended(&self) -> bool {
         self.has_exited(Timespec::default())

@@ -75,7 +75,7 @@ pub(super) fn agents_with<const COUNT: usize>(
     pids: [u32; COUNT],
 ) -> (tempfile::TempDir, PathBuf, Arc<Agents>, [UnixStream; COUNT]) {
     let (directory, path) = socket_dir();
-    let agents = Arc::new(Agents::listen(&path).expect("listening"));
+    let agents = Arc::new(Agents::listen(&path, LONG).expect("listening"));
     let streams = pids.map(|pid| connect_agent(&path, pid, None));
     until_count(&agents, COUNT);
     (directory, path, agents, streams)
@@ -137,7 +137,7 @@ fn detach_all(agents: &Agents, path: &Path, count: u32) -> Quiesced {
 #[test]
 fn all_agents_detach_and_return() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let quiesced = detach_all(&agents, &path, 3);
     assert_eq!(quiesced.attempt(), 1);
     let detached: Vec<_> = quiesced.processes().cloned().collect();
@@ -162,7 +162,7 @@ fn all_agents_detach_and_return() {
 #[test]
 fn quiesce_succeeds_without_agents() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let quiesced = agents.quiesce(1, Duration::ZERO).expect("quiesced");
     assert!(matches!(agents.quiesce(2, LONG), Err(QuiesceError::NotListening)));
     agents.resume_listening().expect("listening again");
@@ -173,7 +173,7 @@ fn quiesce_succeeds_without_agents() {
 #[test]
 fn an_agent_that_does_not_answer_is_named_and_all_agents_can_be_asked_again() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let slow = connect_agent(&path, 7, None);
     let detaching = detaching_agent(&path, 8, 1);
     let error = agents.quiesce(1, ANSWER_TIMEOUT).expect_err("one does not answer");
@@ -203,7 +203,7 @@ fn an_agent_that_does_not_answer_is_named_and_all_agents_can_be_asked_again() {
 #[test]
 fn a_connection_without_a_hello_is_waited_for() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let shy = UnixStream::connect(&path).expect("connected");
     let error = agents.quiesce(1, SHORT).expect_err("the agent is unknown");
     let QuiesceError::Deadline { unanswered, .. } = &error else { panic!("{error:?}") };
@@ -223,7 +223,7 @@ fn a_connection_without_a_hello_is_waited_for() {
 #[test]
 fn connections_made_while_listening_ends_are_known_or_refused() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     for attempt in 0..30 {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -249,7 +249,7 @@ fn connections_made_while_listening_ends_are_known_or_refused() {
 #[test]
 fn a_process_that_exits_is_not_waited_for() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let exits = connect_agent(&path, 1, None);
     let exits = thread::spawn(move || {
         expect_quiesce(&exits, 1);
@@ -274,7 +274,7 @@ fn detached_process(child: &Child) -> DetachedProcess {
 #[test]
 fn a_process_that_exits_while_detached_is_not_waited_for() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let mut child = other_process();
     let quiesced = Quiesced { attempt: 1, detached: vec![detached_process(&child)], gpu: Vec::new() };
     let returned = agents.await_return(&quiesced, SHORT);
@@ -287,7 +287,7 @@ fn a_process_that_exits_while_detached_is_not_waited_for() {
 #[test]
 fn another_program_in_the_same_process_is_not_the_agent_that_detached() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let quiesced = detach_all(&agents, &path, 1);
     agents.resume_listening().expect("listening again");
     let _new_program = connect_agent(&path, 1, None);
@@ -297,7 +297,7 @@ fn another_program_in_the_same_process_is_not_the_agent_that_detached() {
 #[test]
 fn a_restoring_launcher_waits_for_the_processes_of_the_snapshot() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let proc = tempfile::tempdir().expect("a directory");
     for pid in ["1", "2", "3"] {
         fs::create_dir(proc.path().join(pid)).expect("a directory");
@@ -324,7 +324,7 @@ fn a_restoring_launcher_waits_for_the_processes_of_the_snapshot() {
 #[test]
 fn a_refusal_ends_the_attempt_when_all_have_answered_and_does_not_affect_the_next() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let tainted = [connect_agent(&path, 1, None), connect_agent(&path, 2, None)];
     let detaching = detaching_agent(&path, 3, 1);
     let refuses = thread::spawn(move || {
@@ -351,7 +351,7 @@ fn a_refusal_ends_the_attempt_when_all_have_answered_and_does_not_affect_the_nex
 #[test]
 fn a_refusal_is_reported_rather_than_the_deadline() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let slow = connect_agent(&path, 1, None);
     let tainted = connect_agent(&path, 2, None);
     let refuses = thread::spawn(move || {
@@ -374,7 +374,7 @@ fn a_refusal_is_reported_rather_than_the_deadline() {
 #[test]
 fn agents_have_a_little_less_time_than_the_launcher() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let stream = connect_agent(&path, 1, None);
     let asked = thread::spawn(move || expect_quiesce(&stream, 1));
     agents.quiesce(1, Duration::from_secs(8)).expect("the process has ended");
@@ -385,7 +385,7 @@ fn agents_have_a_little_less_time_than_the_launcher() {
 #[test]
 fn no_agent_is_detached_before_all_have_returned() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let quiesced = detach_all(&agents, &path, 2);
     agents.resume_listening().expect("listening again");
     let first = return_agent(&path, 1, 1, false);
@@ -427,7 +427,7 @@ fn a_process_that_executes_another_program_has_ended() {
 #[test]
 fn a_loss_is_reported() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let quiesced = detach_all(&agents, &path, 1);
     agents.resume_listening().expect("listening again");
     let stream = connect_agent(&path, 1, Some(1));
@@ -443,7 +443,7 @@ fn a_loss_is_reported() {
 #[test]
 fn a_connection_held_by_another_process_is_shut_down_after_the_agent_detached() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let stream = connect_agent(&path, 1, None);
     let mut copy = stream.try_clone().expect("a copy");
     let detaching = thread::spawn(move || detach(&stream, 1));
@@ -455,7 +455,7 @@ fn a_connection_held_by_another_process_is_shut_down_after_the_agent_detached() 
 #[test]
 fn another_version_is_refused_and_an_unexpected_message_ends_the_connection() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let stream = UnixStream::connect(&path).expect("connected");
     let FromAgent::Hello(mut hello) = hello(1, None) else { unreachable!() };
     hello.version = PROTOCOL_VERSION + 1;
@@ -476,12 +476,12 @@ fn another_version_is_refused_and_an_unexpected_message_ends_the_connection() {
 fn the_socket_is_private_and_replaces_only_sockets() {
     let (_directory, path) = socket_dir();
     fs::write(&path, "mine").expect("a file");
-    assert_eq!(Agents::listen(&path).err().map(|error| error.kind()), Some(ErrorKind::AlreadyExists));
+    assert_eq!(Agents::listen(&path, LONG).err().map(|error| error.kind()), Some(ErrorKind::AlreadyExists));
     assert_eq!(fs::read(&path).expect("still there"), b"mine");
     fs::remove_file(&path).expect("removed");
 
     drop(UnixListener::bind(&path).expect("a stale socket"));
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
     drop(connect_agent(&path, 1, None));
     drop(agents);
@@ -516,7 +516,7 @@ fn ask_broker(path: &Path, message: &FromAgent) -> ToAgent {
 #[test]
 fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let stream = UnixStream::connect(&path).expect("connected");
     let exe = "/bin/7".to_owned();
     let version = PROTOCOL_VERSION + 1;
@@ -539,7 +539,7 @@ fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
 #[test]
 fn memory_is_shared_over_separate_connections_and_an_agents_connection() {
     let (_directory, path) = socket_dir();
-    let agents = Agents::listen(&path).expect("listening");
+    let agents = Agents::listen(&path, LONG).expect("listening");
     let key = ckpt_protocol::agent::ShareKey(7);
     let fetch = FromAgent::Fetch { pid: 2, key, owner: 1 };
     assert_eq!(ask_broker(&path, &fetch), ToAgent::NotShared { is_final: false });

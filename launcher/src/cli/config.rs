@@ -43,6 +43,8 @@ pub struct Config {
     pub criu: Option<PathBuf>,
     /// The longest pause of the job for a checkpoint.
     pub freeze_timeout: Duration,
+    /// How long a GPU driver may take beyond that.
+    pub gpu_timeout: Duration,
     /// The network of the job.
     pub network: Network,
     /// Whether the interposer is preloaded into the job's processes.

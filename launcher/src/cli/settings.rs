@@ -310,6 +310,14 @@ pub const SETTINGS: &[Setting] = &[
         set: |config, option| option.put(&mut config.freeze_timeout, "a time such as 60s", duration),
     },
     Setting {
+        name: "gpu-timeout",
+        value: Some("TIME"),
+        default: "5m",
+        help: "How long a GPU driver may hang in a checkpoint or a resume before its job is ended",
+        long_help: "How long a GPU driver may take beyond --freeze-timeout to save or restore a process. The process waits meanwhile. After this time its GPU state counts as lost: the job is ended, and restarted from its newest snapshot if --max-restarts allows it.",
+        set: |config, option| option.put(&mut config.gpu_timeout, "a time such as 5m", duration),
+    },
+    Setting {
         name: "network",
         value: Some("WHICH"),
         default: "host",

@@ -139,11 +139,11 @@ fn socket_path(dir: &JobDir) -> Result<PathBuf> {
 }
 
 /// Listens for agents: where those of a snapshot look for the launcher, also if the store was moved since, or
-/// XDG_RUNTIME_DIR is another one.
+/// XDG_RUNTIME_DIR is another one. A process whose GPU driver hangs for `gpu_timeout` is lost.
 ///
 /// # Errors
 /// When the socket cannot be created, or another launcher listens there.
-pub fn listen(dir: &JobDir, resumed: Option<&AgentsRecord>) -> Result<Agents> {
+pub fn listen(dir: &JobDir, resumed: Option<&AgentsRecord>, gpu_timeout: Duration) -> Result<Agents> {
     let path = match resumed.map(|record| record.socket.as_str()).filter(|path| !path.is_empty()) {
         Some(recorded) => PathBuf::from(recorded),
         None => socket_path(dir)?,
@@ -160,7 +160,8 @@ pub fn listen(dir: &JobDir, resumed: Option<&AgentsRecord>) -> Result<Agents> {
         );
     }
     descriptor_limit::raise();
-    Agents::listen(&path).with_context(|| format!("cannot listen for the interposer at {}", path.display()))
+    Agents::listen(&path, gpu_timeout)
+        .with_context(|| format!("cannot listen for the interposer at {}", path.display()))
 }
 
 /// The environment variables that preload the interposer into the job's processes and name the launcher's socket. The

@@ -59,6 +59,8 @@ pub struct Resumer<'a> {
     pub interposer: &'a Interposer,
     /// Time for the agents to restore the GPU state.
     pub agents_timeout: Duration,
+    /// How long a GPU driver may take beyond that.
+    pub gpu_timeout: Duration,
     /// The CRIU to use.
     pub criu: &'a Criu,
     /// The job's record.
@@ -335,7 +337,8 @@ impl Resumer<'_> {
         // Listening begins before the processes run, since their agents connect at once. Agents in the snapshot wait for
         // the connection, even if --interpose is now off.
         let wanted = self.interposer.library().is_some() || manifest.tree.agents.is_some();
-        let agents = wanted.then(|| preload::listen(self.dir, manifest.tree.agents.as_ref())).transpose()?;
+        let listen = || preload::listen(self.dir, manifest.tree.agents.as_ref(), self.gpu_timeout);
+        let agents = wanted.then(listen).transpose()?;
         let _links = create_links(manifest, &loading)?;
         let work = staging.subdir("work").context("cannot create a directory for CRIU's log")?;
         if let Some(agents) = &agents {

@@ -202,6 +202,7 @@ impl<'a> Supervisor<'a> {
             network: context.config.network,
             interposer: &context.config.interpose,
             agents_timeout: context.config.freeze_timeout,
+            gpu_timeout: context.config.gpu_timeout,
             criu: &context.opened.criu,
             ownership: &context.claimed.ownership,
             file_rules: &context.file_rules,

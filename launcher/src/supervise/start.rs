@@ -77,7 +77,7 @@ pub fn start(
             argv[0]
         );
     }
-    let agents = wanted.then(|| preload::listen(dir, None)).transpose()?;
+    let agents = wanted.then(|| preload::listen(dir, None, config.gpu_timeout)).transpose()?;
     let mut files = FileHistory::new(nanoseconds(SystemTime::now()));
     let cwd = std::env::current_dir().context("cannot read the working directory")?;
     tracking::begin(&namespace, dir, &cwd, rules, &mut files, None);

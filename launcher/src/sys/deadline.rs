@@ -16,6 +16,8 @@ pub const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 pub const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time for a connection to close after the agent's goodbye: a child that was just forked may still hold it.
 pub const AGENT_CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
+/// Polling interval for the answer of an agent whose deadline has passed.
+pub const STUCK_AGENT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for an interposer to report GPU activity to the watchdog. A stopped process does not answer.
 pub const ACTIVITY_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 

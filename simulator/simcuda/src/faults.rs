@@ -1,8 +1,10 @@
 //! Fault injection: `SIMCUDA_FAULT="cuMemAlloc_v2:3=CUDA_ERROR_OUT_OF_MEMORY;cuLaunchKernel:10+=lose-device"`.
 //!
 //! Each rule is `SYMBOL:N=ACTION`: the Nth call of that symbol in this process, or with `N+` the Nth and every
-//! later one; `*` is every symbol. An action is an error's name or number, `delay:MILLISECONDS`, or
-//! `lose-device`, which makes every context fail permanently with CUDA_ERROR_UNKNOWN.
+//! later one; `*` is every symbol. An action is an error's name or number, `delay:MILLISECONDS`, `hang` (the call never
+//! returns), `crash` (the process aborts), or `lose-device`, which makes every context fail permanently with
+//! CUDA_ERROR_UNKNOWN. Calls of the real driver's checkpoint API hang and crash too (nccl issue 2340; cuda-checkpoint
+//! issues 17 and 58).
 //!
 //! `SIMCUDA_FAULT_FILE` names a file with rules: they apply while the file exists, and calls count from its
 //! creation. It has to be put in place by renaming, never written in place. The symbol of each call that such a rule
@@ -34,6 +36,8 @@ struct Rule {
 enum Action {
     Fail(CUresult),
     Delay(Duration),
+    Hang,
+    Crash,
     LoseDevice,
 }
 
@@ -102,6 +106,10 @@ pub(crate) fn before(symbol: &str) -> Result {
         match rule.action {
             Action::Fail(error) => result = result.and(Err(error)),
             Action::Delay(time) => std::thread::sleep(time),
+            Action::Hang => loop {
+                std::thread::park();
+            },
+            Action::Crash => std::process::abort(),
             Action::LoseDevice => context::lose_all(CUresult::CUDA_ERROR_UNKNOWN),
         }
     }
@@ -134,11 +142,15 @@ fn parse_rule(text: &str) -> std::result::Result<Rule, String> {
     }
     let action = if action == "lose-device" {
         Action::LoseDevice
+    } else if action == "hang" {
+        Action::Hang
+    } else if action == "crash" {
+        Action::Crash
     } else if let Some(time_ms) = action.strip_prefix("delay:") {
         Action::Delay(Duration::from_millis(time_ms.parse().map_err(|_| expected())?))
     } else {
         Action::Fail(proc_address::error_by_name_or_number(action).ok_or_else(|| {
-            format!("{action:?} is neither an error of the driver nor delay:MILLISECONDS nor lose-device")
+            format!("{action:?} is neither an error of the driver nor delay:MILLISECONDS, hang, crash or lose-device")
         })?)
     };
     Ok(Rule { symbol: symbol.into(), nth, and_later, action, calls: AtomicU64::new(0) })

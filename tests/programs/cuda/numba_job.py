@@ -1,11 +1,13 @@
 """An optimiser in a numba-cuda kernel, with all its state on the device and a line of output for each step.
 
-    numba_job.py STEPS
+    numba_job.py STEPS [WORKERS]
 
-Rests after each step as long as the file `slow` is there.
+With workers, targets come from so many processes that are forked once the driver has started, as from the workers of a
+DataLoader. Rests after each step as long as the file `slow` is there.
 """
 
 import math
+import multiprocessing
 import os
 import sys
 import time
@@ -29,12 +31,23 @@ def adam(weight, m, v, target, step):
         weight[i] -= 0.01 * m_hat / (math.sqrt(v_hat) + 1e-8)
 
 
+def load(index):
+    """The target of one step."""
+    return np.random.default_rng(index).standard_normal(COUNT)
+
+
 def main():
     rng = np.random.default_rng(1)
     weight, target = (cuda.to_device(array) for array in rng.standard_normal((2, COUNT)))
     m, v = cuda.to_device(np.zeros(COUNT)), cuda.to_device(np.zeros(COUNT))
-    total = 0
-    for step in range(1, int(sys.argv[1]) + 1):
+    total, steps = 0, range(1, int(sys.argv[1]) + 1)
+    targets = None
+    if len(sys.argv) > 2:
+        pool = multiprocessing.get_context("fork").Pool(int(sys.argv[2]))
+        targets = pool.imap(load, steps)
+    for step in steps:
+        if targets:
+            target = cuda.to_device(next(targets))
         adam[COUNT // 64, 64](weight, m, v, target, step)
         total = zlib.crc32(weight.copy_to_host(), total)
         print(f"step {step} checksum {total:08x}", flush=True)

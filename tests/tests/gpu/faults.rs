@@ -3,11 +3,12 @@
 //! ends and resumes correctly.
 
 use std::process::Child;
+use std::time::Duration;
 
 use crate::faulty_job::Job;
 use ckpt_run_tests::gpu::cuda_program;
 use ckpt_run_tests::{Running, processes, until};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The launcher's exit code when a job was ended, or could not be brought back.
 const LAUNCHER_FAILED: i32 = 125;
@@ -421,11 +422,11 @@ fn a_capture_whose_state_is_unknown() {
 }
 
 /// The process of the job that a fault has stopped.
-fn stopped_process(job: &Running) -> rustix::process::Pid {
+fn stopped_process(job: &Running) -> Pid {
     let pid = until("a stopped process", || {
         job.descendants().into_iter().find(|pid| processes::state(*pid) == Some('T'))
     });
-    rustix::process::Pid::from_raw(pid).expect("a process ID")
+    Pid::from_raw(pid).expect("a process ID")
 }
 
 /// A job on a small GPU, and another process that can allocate the rest of its memory.
@@ -445,7 +446,7 @@ fn while_away(job: &Job, running: &Running, hog: &mut Hog) {
         let stopped = stopped_process(running);
         hog.takes_all(job);
         job.disarm();
-        rustix::process::kill_process(stopped, Signal::CONT).unwrap();
+        kill_process(stopped, Signal::CONT).unwrap();
         attempt.join().expect("no panic");
     });
 }
@@ -500,6 +501,83 @@ fn a_resume_waits_for_memory_of_another_process() {
         job.goes_on(&mut waiting);
         job.is_told_to_end(&mut waiting);
     });
+}
+
+/// The calls of the driver's checkpoint API, in their order.
+const CYCLE: [&str; 4] = [
+    "cuCheckpointProcessLock",
+    "cuCheckpointProcessCheckpoint",
+    "cuCheckpointProcessRestore",
+    "cuCheckpointProcessUnlock",
+];
+
+/// A driver that never returns from a call, or crashes in it: the job is ended, and resumes from the snapshot before.
+#[test]
+fn a_driver_that_hangs_or_crashes_in_a_checkpoint() {
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "2s", "--gpu-timeout", "1s"]);
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    for (call, action) in CYCLE.iter().flat_map(|call| [(call, "hang"), (call, "crash")]) {
+        job.goes_on(&mut running);
+        job.fail(&format!("{call}:1={action}"));
+        job.sandbox.call(["checkpoint"]);
+        assert_ne!(running.wait(), 0, "{call}={action}: {}", running.said());
+        if action == "hang" {
+            assert!(running.said().contains("--gpu-timeout"), "{call}: {}", running.said());
+        }
+        job.disarm();
+        running = job.resume();
+    }
+    job.ends_right(&mut running);
+}
+
+/// The same in a resume: nothing is lost, and the next one succeeds.
+#[test]
+fn a_driver_that_hangs_or_crashes_in_a_resume() {
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "2s", "--gpu-timeout", "1s"]);
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    for (call, action) in CYCLE[2..].iter().flat_map(|call| [(call, "hang"), (call, "crash")]) {
+        running.kill_everything();
+        job.fail(&format!("{call}:1={action}"));
+        let mut failing = job.start_with(&[], "");
+        assert_ne!(failing.wait(), 0, "{call}={action}: {}", failing.said());
+        job.disarm();
+        running = job.resume();
+    }
+    job.ends_right(&mut running);
+}
+
+/// Somebody has stopped the process: that is no hang of its driver, however long it takes.
+#[test]
+fn a_process_that_is_stopped_in_a_checkpoint_is_not_lost() {
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "1s", "--gpu-timeout", "1s"]);
+    let mut running = job.start();
+    job.arm("detach-gate=stop");
+    job.sandbox.call(["checkpoint"]);
+    assert!(job.is_there("points.stopped"), "{}", running.said());
+    // Longer than both limits: a loss would have ended the job by then.
+    std::thread::sleep(Duration::from_secs(3));
+    job.disarm();
+    kill_process(stopped_process(&running), Signal::CONT).expect("it is there");
+    job.goes_on(&mut running);
+    running.checkpoint(&job.sandbox);
+    job.ends_right(&mut running);
+}
+
+/// A driver that hangs now and then: the launcher brings the job back by itself.
+#[test]
+fn a_job_whose_driver_hangs_is_restarted() {
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "2s", "--gpu-timeout", "1s"]);
+    let mut running = job.started(job.start_with(&["--max-restarts", "3"], ""));
+    running.checkpoint(&job.sandbox);
+    job.goes_on(&mut running);
+    job.fail("cuCheckpointProcessCheckpoint:1=hang");
+    job.sandbox.call(["checkpoint"]);
+    job.disarm();
+    running.until("a restart", || (job.status()["restarts"].as_u64() == Some(1)).then_some(()));
+    job.goes_on(&mut running);
+    job.ends_right(&mut running);
 }
 
 /// A process with memory on the same GPU.

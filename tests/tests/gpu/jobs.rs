@@ -208,6 +208,14 @@ fn numba_cuda_survives() {
     GpuJob::in_python("numba_job.py").survives(kills());
 }
 
+/// The workers of a pool that is forked once the driver has started, and the threads that feed it.
+#[test]
+fn numba_cuda_with_forked_workers_survives() {
+    let mut job = GpuJob::in_python("numba_job.py");
+    job.program.arg("2");
+    job.survives(kills());
+}
+
 #[test]
 fn graphs_survive() {
     GpuJob::in_c("graphs.c").survives(kills());
@@ -289,6 +297,12 @@ fn stream_ordered_memory_survives() {
 #[test]
 fn pinned_memory_events_host_functions_and_globals_survive() {
     GpuJob::in_c("pinned.c").survives(kills());
+}
+
+/// As a DataLoader's workers: they inherit the driver's descriptors and mappings, which CRIU refuses.
+#[test]
+fn workers_that_are_forked_after_the_driver_has_started_survive() {
+    GpuJob::in_c("forked.c").survives(kills());
 }
 
 /// Two ranks that use the GPU by cuda-bindings and gloo between each other, with PyTorch's own Python.

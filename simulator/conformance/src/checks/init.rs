@@ -22,6 +22,11 @@ pub const CHECKS: &[Check] = &[
         fork_after,
     ),
     check(
+        "init/fork-inherits",
+        "the child of a fork keeps the descriptors and the shared mappings that cuInit and a context made (source: open-gpu-kernel-modules, nv-mmap.c; cuda-checkpoint issue 28)",
+        fork_inherits,
+    ),
+    check(
         "init/error-names",
         "cuGetErrorName and cuGetErrorString know their errors (reference)",
         error_names,
@@ -106,6 +111,25 @@ fn fork_after() -> Result {
     })?;
     expect_equal("cuMemAlloc in the child", gpu::name_of(code), "CUDA_ERROR_NOT_INITIALIZED".into())?;
     gpu::alloc(4096).map(|_| ())
+}
+
+/// How many descriptors and shared mappings this process has.
+fn descriptors_and_mappings() -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let is_shared = |line: &&str| line.split(' ').nth(1).is_some_and(|flags| flags.ends_with('s'));
+    let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    (descriptors, maps.lines().filter(is_shared).count())
+}
+
+/// Some of them need not be the driver's own device files: at least one of each has to be there.
+fn fork_inherits() -> Result {
+    let before = descriptors_and_mappings();
+    gpu::start()?;
+    let code = in_fork(|| {
+        let (descriptors, mappings) = descriptors_and_mappings();
+        u32::from(descriptors <= before.0) + 2 * u32::from(mappings <= before.1)
+    })?;
+    expect_equal("1 without descriptors, 2 without mappings", code, 0)
 }
 
 fn error_names() -> Result {

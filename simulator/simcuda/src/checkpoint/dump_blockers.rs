@@ -1,5 +1,6 @@
 //! What makes CRIU refuse a process that holds driver state, as the real driver's device files do: a descriptor
-//! and a mapping, each refused on its own.
+//! and a mapping, each refused on its own. The child of a fork inherits both, as it does the driver's (mappings of device
+//! files are not `VM_DONTCOPY`: open-gpu-kernel-modules, kernel-open/nvidia/nv-mmap.c).
 //!
 //! The machines that run this have no device and no privilege, so the objects are ones that every Linux has and
 //! CRIU (as of 4.2) does not save. Candidates that a kernel or a sandbox does not offer are skipped:
@@ -13,7 +14,7 @@
 //! | mapping of a TCP socket | no packet socket of that number | IPv4, Linux 4.18 |
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use rustix::fs::ftruncate;
 use rustix::mm::{ProtFlags, UserfaultfdFlags, userfaultfd};
@@ -25,9 +26,9 @@ const PAGE_BYTES: usize = 4096;
 /// `UFFD_USER_MODE_ONLY` of linux/userfaultfd.h: what an ordinary user may always ask for.
 const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
 
-/// The descriptor and the mapping, released when dropped.
+/// Two descriptors, as those of a device and of its control file, and the mapping, released when dropped.
 pub(super) struct DumpBlockers {
-    descriptor: OwnedFd,
+    _descriptors: [OwnedFd; 2],
     _mapping: Mapping,
 }
 
@@ -44,13 +45,9 @@ impl DumpBlockers {
     /// Says what each candidate failed with.
     pub(super) fn acquire() -> io::Result<Self> {
         Ok(Self {
-            descriptor: first_of("descriptor", &DESCRIPTORS)?,
+            _descriptors: [first_of("descriptor", &DESCRIPTORS)?, first_of("descriptor", &DESCRIPTORS)?],
             _mapping: first_of("mapping", &MAPPINGS)?,
         })
-    }
-
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
     }
 }
 
@@ -90,13 +87,13 @@ fn secret_file() -> io::Result<OwnedFd> {
 
 fn secret() -> io::Result<Mapping> {
     let file = secret_file()?;
-    Mapping::shared(file.as_fd(), PAGE_BYTES, ProtFlags::READ | ProtFlags::WRITE)
+    Mapping::inherited(file.as_fd(), PAGE_BYTES, ProtFlags::READ | ProtFlags::WRITE)
 }
 
 fn socket() -> io::Result<Mapping> {
     // A TCP socket can be mapped to receive without a copy (tcp_mmap). It is never connected.
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    Mapping::shared(socket.as_fd(), PAGE_BYTES, ProtFlags::READ)
+    Mapping::inherited(socket.as_fd(), PAGE_BYTES, ProtFlags::READ)
 }
 
 fn owned(number: libc::c_long) -> io::Result<OwnedFd> {

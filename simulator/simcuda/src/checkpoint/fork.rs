@@ -1,7 +1,8 @@
-//! The child of a fork does not answer for its parent: it closes the descriptors that it inherits.
+//! The child of a fork does not answer for its parent: it closes the simulator's own descriptors that it inherits. Their
+//! mappings are not inherited in the first place (`MADV_DONTFORK`), and a program that the child executes gets neither
+//! (close-on-exec).
 //!
-//! The mappings are not inherited in the first place (`MADV_DONTFORK`), and a program that the child executes
-//! gets neither (close-on-exec).
+//! The dump blockers stay open and mapped in the child, as the driver's device files do.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Once;
@@ -15,11 +16,10 @@ pub(super) enum Slot {
     Page,
     Ours,
     Theirs,
-    DumpBlocker,
 }
 
 /// Numbers of open descriptors, by slot; -1: none. Atomics, because the child of a fork may not take a lock.
-static DESCRIPTORS: [AtomicI32; 4] = [const { AtomicI32::new(-1) }; 4];
+static DESCRIPTORS: [AtomicI32; 3] = [const { AtomicI32::new(-1) }; 3];
 static WATCH: Once = Once::new();
 
 /// Names the descriptor of a slot; `None` when it is about to be closed.

@@ -1,4 +1,4 @@
-//! A shared mapping that a child of a fork does not get.
+//! A shared mapping.
 
 use std::ffi::c_void;
 use std::io;
@@ -20,7 +20,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the beginning of a file.
+    /// Maps the beginning of a file, for this process only: the child of a fork does not get it.
     ///
     /// # Errors
     /// The kernel's, of mmap or madvise.
@@ -29,14 +29,26 @@ impl Mapping {
         size_bytes: usize,
         protection: ProtFlags,
     ) -> io::Result<Self> {
+        let mapping = Self::inherited(descriptor, size_bytes, protection)?;
+        // SAFETY: the range is the mapping just made, and the advice changes nothing in this process.
+        unsafe { mm::madvise(mapping.start.as_ptr(), size_bytes, mm::Advice::LinuxDontFork) }?;
+        Ok(mapping)
+    }
+
+    /// Maps the beginning of a file; the child of a fork inherits the mapping.
+    ///
+    /// # Errors
+    /// The kernel's, of mmap.
+    pub(super) fn inherited(
+        descriptor: BorrowedFd<'_>,
+        size_bytes: usize,
+        protection: ProtFlags,
+    ) -> io::Result<Self> {
         let anywhere = std::ptr::null_mut();
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe { mm::mmap(anywhere, size_bytes, protection, MapFlags::SHARED, descriptor, 0) }?;
         let start = NonNull::new(start).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
-        let mapping = Self { start, size_bytes };
-        // SAFETY: the range is the mapping just made, and the advice changes nothing in this process.
-        unsafe { mm::madvise(start.as_ptr(), size_bytes, mm::Advice::LinuxDontFork) }?;
-        Ok(mapping)
+        Ok(Self { start, size_bytes })
     }
 
     /// Where the mapping begins, page-aligned.

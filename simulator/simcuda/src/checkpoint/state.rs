@@ -20,7 +20,6 @@ use cuda_abi::sys::{CUprocessState, CUresult};
 use parking_lot::Mutex;
 
 use super::dump_blockers::DumpBlockers;
-use super::fork::{self, Slot};
 use super::lock::GATE;
 use super::wire::{Operation, Pair};
 use super::{control, pairs};
@@ -142,13 +141,11 @@ fn unlock() -> Result {
 }
 
 fn acquire(blockers: &mut Option<DumpBlockers>) -> io::Result<()> {
-    let acquired = blockers.insert(DumpBlockers::acquire()?);
-    fork::close_in_child(Slot::DumpBlocker, Some(acquired.descriptor()));
+    *blockers = Some(DumpBlockers::acquire()?);
     Ok(())
 }
 
 fn release(blockers: &mut Option<DumpBlockers>) {
-    fork::close_in_child(Slot::DumpBlocker, None);
     *blockers = None;
 }
 

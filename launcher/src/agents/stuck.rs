@@ -1,0 +1,83 @@
+//! Agents whose GPU driver does not come back from a call.
+//!
+//! Calls of the driver's checkpoint API may hang for ever. The program waits behind the gate then, and nothing in the
+//! process can end that. So the launcher measures the time from outside: an agent that has not answered for the GPU
+//! timeout after its deadline counts as a loss of GPU state, which ends the job.
+
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use tracing::warn;
+
+use super::process::{DetachedProcess, Loss, Process, ProcessHandle};
+use super::state::State;
+use super::{STACK_BYTES, Shared};
+use crate::sys::deadline::STUCK_AGENT_POLL_INTERVAL;
+
+impl Shared {
+    /// Watches the agents that have not answered whether they have detached.
+    pub(super) fn watch_silent(self: &Arc<Self>, state: &State, attempt: u64) {
+        for (&id, connection) in &state.connections {
+            if connection.asked == Some(attempt) && connection.refusal.is_none() {
+                let is_silent = move |state: &State| {
+                    state.connections.get(&id).is_some_and(|connection| connection.asked == Some(attempt))
+                };
+                self.watch(connection.process.clone(), Arc::clone(&connection.handle), is_silent);
+            }
+        }
+    }
+
+    /// Watches a process that has detached and not returned.
+    pub(super) fn watch_missing(self: &Arc<Self>, missing: &DetachedProcess) {
+        let process = missing.process.clone();
+        let is_missing = move |state: &State| state.detached.iter().any(|one| one.process == process);
+        self.watch(missing.process.clone(), Arc::clone(&missing.handle), is_missing);
+    }
+
+    fn watch(
+        self: &Arc<Self>,
+        process: Process,
+        handle: Arc<ProcessHandle>,
+        is_stuck: impl Fn(&State) -> bool + Send + 'static,
+    ) {
+        let (shared, timeout) = (Arc::downgrade(self), self.gpu_timeout);
+        let watch = move || {
+            if outlasts(&shared, timeout, &handle, is_stuck) {
+                let reason = format!(
+                    "its GPU driver has not come back from a checkpoint or a resume for {} beyond its time limit (--gpu-timeout)",
+                    humantime::format_duration(timeout)
+                );
+                if let Some(shared) = shared.upgrade() {
+                    // The receiver is dropped only when nothing is left that could act on the loss.
+                    let _ = shared.losses.send(Loss { process, reason });
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("stuck-agent".to_owned()).stack_size(STACK_BYTES);
+        if let Err(error) = thread.spawn(watch) {
+            warn!("a process whose GPU driver hangs would not be noticed: {error}");
+        }
+    }
+}
+
+/// Whether an agent stays stuck for so long. Time counts only while its process may run: a user may have stopped it, and
+/// the machine may sleep.
+fn outlasts(
+    shared: &Weak<Shared>,
+    timeout: Duration,
+    handle: &ProcessHandle,
+    is_stuck: impl Fn(&State) -> bool,
+) -> bool {
+    let mut waited = Duration::ZERO;
+    while waited < timeout {
+        thread::sleep(STUCK_AGENT_POLL_INTERVAL);
+        if !shared.upgrade().is_some_and(|shared| is_stuck(&shared.lock())) || handle.has_ended() {
+            return false;
+        }
+        if !handle.is_stopped() {
+            waited += STUCK_AGENT_POLL_INTERVAL;
+        }
+    }
+    true
+}
