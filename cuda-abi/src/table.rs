@@ -115,9 +115,9 @@ macro_rules! entry_points {
             = "cuDevicePrimaryCtxRetain" since 7000, track;
         fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) = "cuDevicePrimaryCtxRelease" since 11000, virtualise;
         fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint)
-            = "cuDevicePrimaryCtxSetFlags" since 11000, leave;
+            = "cuDevicePrimaryCtxSetFlags" since 11000, gate;
         fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int)
-            = "cuDevicePrimaryCtxGetState" since 7000, leave;
+            = "cuDevicePrimaryCtxGetState" since 7000, gate;
         fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) = "cuDevicePrimaryCtxReset" since 11000, virtualise;
 
         // Contexts

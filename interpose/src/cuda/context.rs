@@ -170,6 +170,25 @@ pub(crate) fn on_device(device: c_int) -> Option<OnDevice> {
     Some(OnDevice { context, retained: Some(device) })
 }
 
+/// A context for a process that has initialised the driver and has none, such as one that only counts its devices: the
+/// driver's lock fails in it ("initialization error", llm-d-rl-time-slicing issue 148). `None` if it has one.
+///
+/// # Errors
+/// No device has room for a context now.
+pub(crate) fn for_lock() -> Result<Option<OnDevice>, NoRoom> {
+    // SAFETY: the call writes to a local variable.
+    let count = driver::ask(0, |count| unsafe { driver::cuDeviceGetCount(count) }).unwrap_or(0);
+    let has_context = !all().is_empty() || (0..count).any(is_primary_active);
+    if has_context || count == 0 {
+        return Ok(None);
+    }
+    (0..count).find_map(on_device).map(Some).ok_or(NoRoom)
+}
+
+/// No device has room for a context.
+#[derive(Debug)]
+pub(crate) struct NoRoom;
+
 fn retain_primary(device: c_int) -> Option<CUcontext> {
     // SAFETY: the call writes to a local variable.
     let retain = |context| unsafe { driver::cuDevicePrimaryCtxRetain(context, device) };

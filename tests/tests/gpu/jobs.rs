@@ -208,6 +208,12 @@ fn numba_cuda_survives() {
     GpuJob::in_python("numba_job.py").survives(kills());
 }
 
+/// As `torchrun --nproc_per_node=gpu`: the driver's lock needs a context.
+#[test]
+fn a_program_without_a_context_survives() {
+    GpuJob::in_c("late.c").survives(kills());
+}
+
 /// The workers of a pool that is forked once the driver has started, and the threads that feed it.
 #[test]
 fn numba_cuda_with_forked_workers_survives() {

@@ -36,6 +36,8 @@ pub enum DetachError {
     LockTimeout,
     #[error("cannot get a context on device {device} to copy its memory")]
     NoContext { device: i32 },
+    #[error("no device has room for the context that the driver needs for a checkpoint")]
+    NoRoomForContext,
     #[error(transparent)]
     Driver(#[from] DriverError),
     #[error(transparent)]

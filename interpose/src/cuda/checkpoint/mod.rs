@@ -40,13 +40,14 @@ use cuda_abi::types::CUstreamCaptureMode;
 
 use super::activity::{self, Activity};
 use super::capture::{CaptureError, Mirror};
+use super::context::OnDevice;
 use super::driver::DriverError;
 use super::memory::offload::{self, Owner};
 use super::memory::physical::{Id, registry};
 use super::memory::{self, ipc, placement};
 use super::{
-    address_space, bypass, driver, driver_support, faults, gate, objects, proc_address, stream_capture,
-    taint, unknown_entry_points,
+    address_space, bypass, context, driver, driver_support, faults, gate, objects, proc_address,
+    stream_capture, taint, unknown_entry_points,
 };
 use crate::cuda::activation::is_started;
 use crate::link::{Link, describe};
@@ -139,6 +140,8 @@ pub struct ProcessGpu {
     stale: Vec<PinnedMirror>,
     /// The mirror to which the offsets and hashes of the physical allocations refer.
     mirror_id: u64,
+    /// From before the lock until after the unlock, for a process that has no context.
+    borrowed: Option<OnDevice>,
     /// The number of captures that were begun, into any mirror. It is never reset: the launcher would mistake an
     /// older capture for the mirror's content.
     captures: u64,
@@ -264,9 +267,10 @@ impl Gpu for ProcessGpu {
 }
 
 impl ProcessGpu {
-    /// Leaks the mirrors, so that the driver is not called again: a locked driver would block forever.
+    /// Leaks the mirrors and the context, so that the driver is not called again: a locked driver would block forever.
     fn abandon(&mut self) {
-        std::mem::forget((self.mirror.take(), self.kept.take(), std::mem::take(&mut self.stale)));
+        let mirrors = (self.mirror.take(), self.kept.take(), std::mem::take(&mut self.stale));
+        std::mem::forget((mirrors, self.borrowed.take()));
     }
 
     /// Runs behind the closed gate, so that no call can add an obstacle meanwhile.
@@ -288,6 +292,7 @@ impl ProcessGpu {
             private_tables: proc_address::tables(),
             ..GpuReport::default()
         };
+        self.borrow_context(deadline)?;
         let is_memory_ours = !registry().allocations.is_empty();
         let is_pinned = self.mirror.is_some() || self.kept.is_some() || !self.stale.is_empty();
         if is_memory_ours || is_pinned {
@@ -314,6 +319,20 @@ impl ProcessGpu {
         self.mirror = None;
         report.times.driver_s = driven.elapsed().as_secs_f64();
         Ok(report)
+    }
+
+    /// Waits for room for a context, if there is none: other processes that detach make room.
+    fn borrow_context(&mut self, deadline: Instant) -> Result<(), DetachError> {
+        loop {
+            match context::for_lock() {
+                Ok(borrowed) => {
+                    self.borrowed = borrowed;
+                    return Ok(());
+                }
+                Err(_) if Instant::now() < deadline => std::thread::sleep(POLL_INTERVAL),
+                Err(context::NoRoom) => return Err(DetachError::NoRoomForContext),
+            }
+        }
     }
 
     /// Waits until all submitted work has ended. The driver's lock does that, with a deadline.
@@ -379,6 +398,7 @@ impl ProcessGpu {
     /// Undoes the steps that were done. The mirror is mapped if memory has to be copied back.
     fn bring_back(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
         self.driver.bring_back()?;
+        self.borrowed = None;
         relax();
         offload::unpark(link);
         offload::claim_shared(Owner::Own, link)?;

@@ -25,6 +25,11 @@ pub const CHECKS: &[Check] = &[
         wrong_state,
     ),
     check(
+        "checkpoint/lock-needs-a-context",
+        "without a context the lock is CUDA_ERROR_NOT_INITIALIZED (source: llm-d-rl-time-slicing issue 148)",
+        lock_needs_a_context,
+    ),
+    check(
         "checkpoint/content",
         "memory of every kind has its content and address afterwards (reference)",
         content,
@@ -103,6 +108,21 @@ fn states() -> Result {
     expect_state("locked")?;
     unlock(me())?;
     expect_state("running")
+}
+
+fn lock_needs_a_context() -> Result {
+    gpu::needs_driver(12080)?;
+    let (mut device, mut context) = (0, std::ptr::null_mut());
+    ok!(cuInit(0));
+    ok!(cuDeviceGet(&raw mut device, 0));
+    let without = gpu::name_of(try_lock(me(), 1000)?);
+    expect_equal("the lock", without, "CUDA_ERROR_NOT_INITIALIZED".into())?;
+    expect_state("running")?;
+    ok!(cuDevicePrimaryCtxRetain(&raw mut context, device));
+    cycle(me())?;
+    ok!(cuDevicePrimaryCtxRelease_v2(device));
+    let released = gpu::name_of(try_lock(me(), 1000)?);
+    expect_equal("the lock after its release", released, "CUDA_ERROR_NOT_INITIALIZED".into())
 }
 
 fn wrong_state() -> Result {

@@ -85,6 +85,10 @@ pub(super) fn carry_out(operation: &Operation, wanted: &dyn Fn() -> bool) -> Res
 
 fn lock_process(timeout_ms: u32, wanted: &dyn Fn() -> bool) -> Result {
     expect(State::Running)?;
+    // "initialization error" (llm-d-rl-time-slicing issue 148).
+    if context::all().is_empty() {
+        return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED);
+    }
     let limit = (timeout_ms != 0).then(|| Instant::now() + Duration::from_millis(timeout_ms.into()));
     GATE.close();
     while !is_idle_by(limit) {
