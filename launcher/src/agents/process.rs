@@ -224,11 +224,21 @@ impl ProcessHandle {
         })
     }
 
-    /// Whether a signal has stopped the process.
+    /// Whether a signal or a debugger has stopped the process.
     pub fn is_stopped(&self) -> bool {
         let stat = fs::read_to_string(self.exe.with_file_name("stat")).unwrap_or_default();
         // The name may have any character, also a parenthesis.
-        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
+    }
+
+    /// Whether the process has loaded a CUDA library. The agent of another process calls no driver.
+    pub fn has_driver(&self) -> bool {
+        let maps = fs::read(self.exe.with_file_name("maps")).unwrap_or_default();
+        let mut lines = maps.split(|&byte| byte == b'\n');
+        lines.any(|line| {
+            let name = line.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+            name.windows(4).any(|part| part == b"cuda")
+        })
     }
 
     /// Whether the process has exited or executed another program: its agent will not return.

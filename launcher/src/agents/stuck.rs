@@ -2,7 +2,8 @@
 //!
 //! Calls of the driver's checkpoint API may hang for ever. The program waits behind the gate then, and nothing in the
 //! process can end that. So the launcher measures the time from outside: an agent that has not answered for the GPU
-//! timeout after its deadline counts as a loss of GPU state, which ends the job.
+//! timeout after its deadline counts as a loss of GPU state, which ends the job. An agent in a process without a driver
+//! holds nothing up: it is only slow.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -43,7 +44,7 @@ impl Shared {
     ) {
         let (shared, timeout) = (Arc::downgrade(self), self.gpu_timeout);
         let watch = move || {
-            if outlasts(&shared, timeout, &handle, is_stuck) {
+            if handle.has_driver() && outlasts(&shared, timeout, &handle, is_stuck) {
                 let reason = format!(
                     "its GPU driver has not come back from a checkpoint or a resume for {} beyond its time limit (--gpu-timeout)",
                     humantime::format_duration(timeout)
@@ -61,8 +62,7 @@ impl Shared {
     }
 }
 
-/// Whether an agent stays stuck for so long. Time counts only while its process may run: a user may have stopped it, and
-/// the machine may sleep.
+/// Whether an agent stays stuck for so long. Time counts only while its process may run: a user may have stopped it.
 fn outlasts(
     shared: &Weak<Shared>,
     timeout: Duration,

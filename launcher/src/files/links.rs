@@ -115,7 +115,7 @@ impl Links {
     /// # Errors
     /// When a link cannot be created, or a ghost not be deleted.
     pub fn create(links: &[LinkedFile], ghosts: Vec<String>) -> Result<Self> {
-        let lock = (!links.is_empty() || !ghosts.is_empty()).then(NamesLock::exclusive);
+        let lock = (!links.is_empty()).then(NamesLock::exclusive);
         let mut all = Self { temporary: Vec::new(), _lock: lock };
         for ghost in ghosts {
             remove_temporary(Path::new(&ghost)).with_context(|| format!("cannot remove {ghost}"))?;
@@ -155,7 +155,10 @@ fn remove_temporary(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir(path),
         removed => removed,
     };
-    removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    removed.or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(()),
+        _ => Err(error),
+    })
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The init: PID 1 of the job's namespace, with one thread. It sets up the namespace, then serves the launcher's requests
 //! and reaps children until the launcher closes the control socket.
 
-use super::messages::{Reply, Request, receive, send, without_memory};
+use super::messages::{Reply, Request, receive, retry_for_memory, send};
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
 use super::written_files::{DRAIN_INTERVAL, Journal, STAMP_INTERVAL, Tracker};
 use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey};
@@ -89,7 +89,7 @@ fn wait_for_work(
     waits.extend(tracker.filter(|_| !is_writing).map(|tracker| PollFd::new(tracker.events(), PollFlags::IN)));
     let interval = tracker.map(|_| if is_writing { DRAIN_INTERVAL } else { STAMP_INTERVAL });
     let interval = interval.and_then(|interval| Timespec::try_from(interval).ok());
-    without_memory(|| poll(&mut waits, interval.as_ref()))?;
+    retry_for_memory(|| poll(&mut waits, interval.as_ref()))?;
     Ok(waits[0].revents())
 }
 

@@ -195,17 +195,17 @@ pub(super) fn send(socket: &UnixStream, message: &impl Serialize, fds: &[Borrowe
         return Err(io::Error::other("too many descriptors for one message"));
     }
     let mut sent =
-        without_memory(|| sendmsg(socket, &[IoSlice::new(&header)], &mut control, SendFlags::NOSIGNAL))?;
+        retry_for_memory(|| sendmsg(socket, &[IoSlice::new(&header)], &mut control, SendFlags::NOSIGNAL))?;
     let message = [&header[..], &body].concat();
     while sent < message.len() {
-        sent += without_memory(|| rustix::net::send(socket, &message[sent..], SendFlags::NOSIGNAL))?;
+        sent += retry_for_memory(|| rustix::net::send(socket, &message[sent..], SendFlags::NOSIGNAL))?;
     }
     Ok(())
 }
 
 /// Repeats a call for a while that is interrupted, or for which the kernel has no memory: the job ends with this
 /// connection.
-pub(super) fn without_memory<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+pub(super) fn retry_for_memory<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     let deadline = Instant::now() + MESSAGE_RETRY_TIMEOUT;
     loop {
         match retry_on_intr(&mut call) {
@@ -222,7 +222,7 @@ pub(super) fn receive<T: DeserializeOwned>(socket: &UnixStream) -> io::Result<Op
     let mut header = [0; 4];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = without_memory(|| {
+    let received = retry_for_memory(|| {
         recvmsg(socket, &mut [IoSliceMut::new(&mut header)], &mut control, RecvFlags::CMSG_CLOEXEC)
     });
     let received = match received {
