@@ -11,6 +11,7 @@ pub mod gpu;
 pub mod habits;
 pub mod packs;
 pub mod processes;
+pub mod system_calls;
 pub mod trees;
 
 use serde_json::Value;

@@ -1,6 +1,8 @@
-//! `cargo xtask soak`: the test of that name, ten times as long; with `--files`, jobs that write files in many ways.
+//! `cargo xtask soak`: the test of that name, ten times as long; with `--files`, jobs that write files in many ways; with
+//! `--chaos`, faults of all kinds at once.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -30,6 +32,9 @@ pub struct Args {
     /// With --files, only these habits or groups, separated by commas
     #[arg(long, value_name = "NAMES", requires = "files")]
     habits: Option<String>,
+    /// For so long, faults of all kinds at once over a torchrun job with device memory on the simulator
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["checkpoints", "files", "kills"], value_parser = humantime::parse_duration)]
+    chaos: Option<Duration>,
     /// Do at the same moments what a run with this seed did; it is the first thing that a run says
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seed: Option<u64>,
@@ -37,13 +42,17 @@ pub struct Args {
 
 /// Sets up, builds, and soaks. What was counted is the JSON line at the end.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let tools = tools::environment(&[Tool::Criu, Tool::Torch, Tool::Lmdb])?;
+    let tools = tools::environment(&[Tool::Criu, Tool::Torch, Tool::Lmdb, Tool::CudaPython])?;
     let mut soak = match test::with_programs(tools)? {
         Ok(test) => test,
         Err(code) => return Ok(code),
     };
-    let test = if args.files { "files::habits::soak" } else { "soak::kills" };
-    soak.args(["--workspace", "--features", workspace::FAULTS, "--test", "jobs", test]);
+    let (program, test) = match args.chaos {
+        Some(_) => ("gpu", "chaos::"),
+        None if args.files => ("jobs", "files::habits::soak"),
+        None => ("jobs", "soak::kills"),
+    };
+    soak.args(["--workspace", "--features", workspace::FAULTS, "--test", program, test]);
     soak.args(["--", "--nocapture"]);
     let kills = args.kills.unwrap_or(if args.files { FILES_KILLS } else { KILLS });
     let variables = if args.files {
@@ -55,8 +64,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(habits) = &args.habits {
         soak.env("CKPT_TEST_FILES_HABITS", habits);
     }
+    if let Some(time) = args.chaos {
+        soak.env("CKPT_TEST_CHAOS_S", time.as_secs().to_string());
+    }
     if let Some(seed) = args.seed {
-        let name = if args.files { "CKPT_TEST_FILES_SEED" } else { "CKPT_TEST_SOAK_SEED" };
+        let name = match args.chaos {
+            Some(_) => "CKPT_TEST_CHAOS_SEED",
+            None if args.files => "CKPT_TEST_FILES_SEED",
+            None => "CKPT_TEST_SOAK_SEED",
+        };
         soak.env(name, seed.to_string());
     }
     let status = soak.status().context("could not start cargo test")?;

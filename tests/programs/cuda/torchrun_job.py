@@ -2,9 +2,10 @@
 
     torchrun --nproc_per_node=2 torchrun_job.py STEPS LOG
 
-Rank 0 appends a line for each step to the log.
+Rank 0 appends a line for each step to the log. The job ends early once there is the file `end`.
 """
 
+import os
 import sys
 
 import torch
@@ -29,6 +30,11 @@ def main():
         if rank == 0:
             log.write(f"step {step} checksum {checksum}\n")
         rest()
+        # Both ranks end after the same step.
+        is_told = torch.tensor([int(rank == 0 and os.path.exists("end"))])
+        dist.all_reduce(is_told)
+        if is_told.item():
+            break
     dist.destroy_process_group()
 
 

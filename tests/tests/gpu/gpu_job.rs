@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ckpt_run_tests::gpu::{Gpu, built, cuda_program, succeed};
-use ckpt_run_tests::{Running, Sandbox, seeded_rng, set_variables};
+use ckpt_run_tests::gpu::{Gpu, built, cuda_bindings_alone, cuda_program, succeed};
+use ckpt_run_tests::{Running, Sandbox, seeded_rng, set_variables, torchrun_with_two_ranks};
 
 /// How often most jobs are killed: 5 times, or as often as `CKPT_TEST_KILLS` says.
 pub fn kills() -> u32 {
@@ -56,6 +56,20 @@ impl GpuJob {
             command.arg(steps());
             command
         })
+    }
+
+    /// Two ranks that use the GPU by cuda-bindings and gloo between each other, with PyTorch's own Python.
+    pub fn torchrun(steps: &str) -> Self {
+        let mut job = Self::new(|gpu, sandbox| {
+            let argv = torchrun_with_two_ranks();
+            let mut command = gpu.command(&argv[0]);
+            command.args(&argv[1..]).arg(cuda_program("torchrun_job.py")).args([steps, "steps.txt"]);
+            let path = cuda_bindings_alone(sandbox.path());
+            command.env("PYTHONPATH", path).env("PYTHONDONTWRITEBYTECODE", "1");
+            command
+        });
+        job.output = "steps.txt";
+        job
     }
 
     pub fn slowed_by<S: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {

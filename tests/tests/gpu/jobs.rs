@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::gpu_job::{GpuJob, kills, library, steps};
 use ckpt_run_tests::file_systems::{in_namespaces, inner_directory};
-use ckpt_run_tests::gpu::{Gpu, built, cuda_bindings_alone, cuda_program, example, libcuda_dir};
-use ckpt_run_tests::{Running, Sandbox, torchrun_with_two_ranks, until};
+use ckpt_run_tests::gpu::{Gpu, built, cuda_program, example, libcuda_dir};
+use ckpt_run_tests::{Running, Sandbox, until};
 
 /// The example, which prints a line every ten rounds.
 fn legacy_job(rounds: u32, rest_ms: u32) -> GpuJob {
@@ -314,15 +314,7 @@ fn workers_that_are_forked_after_the_driver_has_started_survive() {
 /// Two ranks that use the GPU by cuda-bindings and gloo between each other, with PyTorch's own Python.
 #[test]
 fn torchrun_with_two_ranks_survives() {
-    let mut job = GpuJob::new(|gpu, sandbox| {
-        let argv = torchrun_with_two_ranks();
-        let mut command = gpu.command(&argv[0]);
-        command.args(&argv[1..]).arg(cuda_program("torchrun_job.py")).args([&steps(), "steps.txt"]);
-        command.env("PYTHONPATH", cuda_bindings_alone(sandbox.path())).env("PYTHONDONTWRITEBYTECODE", "1");
-        command
-    });
-    job.output = "steps.txt";
-    job.survives(kills());
+    GpuJob::torchrun(&steps()).survives(kills());
 }
 
 /// Each line has the driver's attributes of pointers and handles, and the content of the memory: all lines are the

@@ -3,6 +3,7 @@
 //! Each folder in `tests/tests` is one test program: linking takes time, and tests of one program run in parallel.
 
 mod bundle;
+mod chaos;
 mod clients;
 mod faults;
 mod faulty_job;

@@ -1,10 +1,11 @@
 //! System calls of launcher and init that are interrupted, transfer less, come late or fail: the job's output is that of
 //! an unbroken run. See `src/bin/system-call-faults.rs` for what is done to them.
 
-use ckpt_run_tests::{Running, Sandbox, programs, seeded_rng, set_variables};
+use ckpt_run_tests::system_calls::traced;
+use ckpt_run_tests::{Running, Sandbox, programs, seeded_rng};
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Steps of the job: a few seconds.
@@ -16,15 +17,6 @@ const FAULTS_OF_SESSION: usize = 4;
 const STARTED_MS: u64 = 1500;
 /// What the job makes.
 const FILES: [&str; 3] = ["chain", "state", "newest"];
-
-/// Becomes the command behind it when the tracer has it.
-const TRACED: &str = r#"ready=$1 log=$2 tracer=$3 faults=$4
-shift 4
-( "$tracer" $$ "$ready" "$log" $faults 2>> "$log.err" & )
-while ! [ -e "$ready" ]; do sleep 0.01; done
-rm "$ready"
-exec "$@"
-"#;
 
 fn job() -> [String; 3] {
     ["/usr/bin/python3".into(), programs().join("steady.py").display().to_string(), STEPS.into()]
@@ -47,7 +39,7 @@ fn unbroken() -> Vec<String> {
 
 struct Faulty {
     sandbox: Sandbox,
-    /// What was done to the system calls. Not in the sandbox, where it would be a file that changes all the time.
+    /// What was done to the system calls.
     notes: Sandbox,
 }
 
@@ -59,13 +51,8 @@ impl Faulty {
 
     /// Starts or resumes the job; its system calls have faults: `SEED AFTER-MS ONE-IN MOST KIND...`.
     fn start(&self, faults: &str) -> Running {
-        let inner = self.command();
-        let mut command = Command::new("sh");
-        command.args(["-c", TRACED, "sh"]).args(["ready", "faults"].map(|name| self.notes.path().join(name)));
-        command.arg(env!("CARGO_BIN_EXE_system-call-faults")).arg(faults);
-        command.arg(inner.get_program()).args(inner.get_args());
-        command.current_dir(self.sandbox.path()).stdin(Stdio::null());
-        set_variables(&mut command, &inner);
+        let tracer = env!("CARGO_BIN_EXE_system-call-faults");
+        let command = traced(&self.command(), tracer, self.notes.path(), faults);
         self.sandbox.start_command("job", command)
     }
 
