@@ -308,8 +308,9 @@ impl HabitJob {
     /// # Errors
     /// The message of the last failed attempt, or the job has ended.
     pub fn checkpoint(&mut self, running: &mut Running) -> Result<(), String> {
-        let mut last = String::new();
-        for _ in 0..FAILED_CHECKPOINTS_MAX {
+        let (mut last, mut failed) = (String::new(), 0);
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        while failed < FAILED_CHECKPOINTS_MAX && Instant::now() < deadline {
             let output = self.command(["checkpoint"]).output().expect("ckpt-run runs");
             if output.status.success() {
                 self.note(&format!("checkpoint {}", String::from_utf8_lossy(&output.stdout).trim()));
@@ -322,6 +323,8 @@ impl HabitJob {
                 });
             }
             last = said(&output);
+            // A launcher that has just resumed the job answers a moment later.
+            failed += u32::from(!last.contains("is not running"));
             self.note(&format!("no checkpoint: {}", last.trim()));
             std::thread::sleep(Duration::from_millis(20));
         }
