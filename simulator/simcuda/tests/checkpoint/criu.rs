@@ -79,7 +79,7 @@ fn each_tooth_alone_is_refused() {
     let machine = Machine::new();
     let start: [fn(&Machine) -> Puppet; 2] = [Machine::initialised, Machine::sandboxed];
     for start in start {
-        for (dropped, left) in [("drop-mapping", (true, false)), ("drop-descriptor", (false, true))] {
+        for (dropped, left) in [("drop-mapping", (true, false)), ("drop-descriptors", (false, true))] {
             let mut puppet = start(&machine);
             assert!(dump(&criu, &puppet).is_err(), "both blockers");
             assert_eq!(puppet.call(dropped), SUCCESS);

@@ -312,7 +312,7 @@ fn the_child_of_a_fork_does_not_answer_for_its_parent() {
     let words = subject.of_thread();
     assert_eq!(words, [child.to_string().as_str(), "child", "3", "3"], "cuInit and the state of itself");
     assert!(!has_control(child));
-    assert_eq!(dump_blockers(child), (false, false));
+    assert_eq!(dump_blockers(child), (true, true), "it inherits them");
     assert_eq!(caller.call(&format!("unlock {child}")), NOT_INITIALIZED);
     assert_eq!(caller.ask(&format!("state {}", subject.pid)), LOCKED);
     assert_eq!(dump_blockers(subject.pid), (true, true));

@@ -164,15 +164,16 @@ static int squat(uintptr_t address) {
     return page == (void *)address;
 }
 
-// Lets go, behind the driver's back, of the descriptor that CRIU refuses.
-static int drop_descriptor(void) {
+// Lets go, behind the driver's back, of the descriptors that CRIU refuses.
+static int drop_descriptors(void) {
+    int result = -1;
     for (int number = 3; number < 64; number++) {
         char path[64], link[128] = "";
         snprintf(path, sizeof path, "/proc/self/fd/%d", number);
         if (readlink(path, link, sizeof link - 1) < 0) continue;
-        if (strstr(link, "userfaultfd") || strstr(link, "landlock-ruleset") || strstr(link, "secretmem")) return close(number);
+        if (strstr(link, "userfaultfd") || strstr(link, "landlock-ruleset") || strstr(link, "secretmem")) result = close(number);
     }
-    return -1;
+    return result;
 }
 
 // The same with the mapping.
@@ -252,8 +253,8 @@ static void memory_command(const char *word, long first, long second, long third
     } else if (!strcmp(word, "spawn")) {
         pthread_t thread;
         say("spawn %d", pthread_create(&thread, NULL, allocate_in_thread, NULL) || pthread_detach(thread));
-    } else if (!strcmp(word, "drop-descriptor")) {
-        say("drop-descriptor %d", drop_descriptor());
+    } else if (!strcmp(word, "drop-descriptors")) {
+        say("drop-descriptors %d", drop_descriptors());
     } else if (!strcmp(word, "drop-mapping")) {
         say("drop-mapping %d", drop_mapping());
     } else if (!strcmp(word, "fork")) {
