@@ -86,14 +86,7 @@ fn all_chunks(job: &Path) -> Vec<(Entry, ChunkLocation)> {
         if file.extension().is_none_or(|extension| extension != "index") {
             continue;
         }
-        let name = file.file_stem().and_then(|name| name.to_str()).expect("a name");
-        let mut pack = PackId([0; 16]);
-        for (byte, digits) in pack.0.iter_mut().zip(name.as_bytes().chunks(2)) {
-            let digits = std::str::from_utf8(digits).expect("digits");
-            *byte = u8::from_str_radix(digits, 16).expect("digits");
-        }
-        let index = Index::decode(&pack, &fs::read(&file).expect("an index"), &Codec::default());
-        for entry in index.expect("an index").entries {
+        for entry in index(&file, &Codec::default()).entries {
             let offset = usize::try_from(entry.offset).expect("it fits");
             let location = ChunkLocation {
                 pack: file.with_extension("pack"),
@@ -104,4 +97,19 @@ fn all_chunks(job: &Path) -> Vec<(Entry, ChunkLocation)> {
         }
     }
     found
+}
+
+/// The index of a pack, from its file.
+///
+/// # Panics
+/// When it cannot be read.
+#[must_use]
+pub fn index(file: &Path, codec: &Codec) -> Index {
+    let name = file.file_stem().and_then(|name| name.to_str()).expect("a name");
+    let mut pack = PackId([0; 16]);
+    for (byte, digits) in pack.0.iter_mut().zip(name.as_bytes().chunks(2)) {
+        let digits = std::str::from_utf8(digits).expect("digits");
+        *byte = u8::from_str_radix(digits, 16).expect("digits");
+    }
+    Index::decode(&pack, &fs::read(file).expect("an index"), codec).expect("an index")
 }

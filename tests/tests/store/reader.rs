@@ -1,5 +1,6 @@
 //! A reader that was written from docs/format.md alone reads stores of every kind.
 
+use ckpt_run_tests::packs::index;
 use ckpt_run_tests::{from_env, workspace};
 use ckpt_snapshot::codec::{Codec, Compression, Key};
 use ckpt_snapshot::medium::DirMedium;
@@ -108,7 +109,7 @@ fn written(path: &Path, codec: Codec) -> JobDir {
 fn assert_reads_back(codec: Codec, key: Option<&Path>) {
     let dir = tempfile::tempdir().unwrap();
     let (store, into) = (dir.path().join("store"), dir.path().join("into"));
-    let job = written(&store, codec);
+    let job = written(&store, codec.clone());
     let mut more = vec![Path::new("--extract"), &into];
     more.extend(key.into_iter().flat_map(|key| [Path::new("--key"), key]));
     let told = understood(&read(&store, &more));
@@ -128,19 +129,21 @@ fn assert_reads_back(codec: Codec, key: Option<&Path>) {
             assert!(fs::read(into.join("job").join(&id).join(name)).unwrap() == content, "{id} {name}");
         }
     }
-    finds_damage(&store, &job, &more);
+    finds_damage(&store, &job, &more, &codec);
 }
 
 /// One bit in the middle of a chunk is enough.
-fn finds_damage(store: &Path, job: &JobDir, more: &[&Path]) {
+fn finds_damage(store: &Path, job: &JobDir, more: &[&Path], codec: &Codec) {
     let packs = fs::read_dir(job.path().join("packs")).unwrap().map(|entry| entry.unwrap().path());
     let mut packs: Vec<PathBuf> =
         packs.filter(|path| path.extension().is_some_and(|kind| kind == "pack")).collect();
     packs.sort_by_key(|path| fs::metadata(path).unwrap().len());
     let largest = packs.last().unwrap();
+    let index = index(&largest.with_extension("index"), codec);
+    // Between the chunks there is padding.
+    let chunk = index.entries[index.entries.len() / 2];
     let mut bytes = fs::read(largest).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
+    bytes[usize::try_from(chunk.offset).unwrap() + chunk.stored_bytes as usize / 2] ^= 1;
     fs::write(largest, bytes).unwrap();
     let output = read(store, more);
     assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
