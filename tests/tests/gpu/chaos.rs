@@ -14,6 +14,8 @@ use crate::gpu_job::{GpuJob, library};
 
 /// More steps than any run has time for.
 const STEPS: &str = "1000000";
+/// A snapshot may contain a rank that has just died: then it takes some restarts to get to an older one.
+const RESTARTS: &str = "32767";
 /// Of an ordinary test run, in seconds.
 const DEFAULT_S: u64 = 25;
 /// Calls of the driver that are made to fail, and how.
@@ -67,7 +69,7 @@ impl Chaos {
         let mut command = self.job.command(library());
         command.env("CKPT_INTERVAL", "300ms").env("CKPT_FREEZE_TIMEOUT", "3s").env("CKPT_GPU_TIMEOUT", "1s");
         command.env("CKPT_FAULT_FILE", self.path("points")).env("SIMCUDA_FAULT_FILE", self.path("rules"));
-        command.env("CKPT_FILES_EXCLUDE", "points*,rules*,new,end,slow");
+        command.env("CKPT_FILES_EXCLUDE", "points*,rules*,new,end,slow").env("CKPT_MAX_RESTARTS", RESTARTS);
         let (seed, one_in) = (self.random.u64(..), self.random.u64(5..50));
         let faults = match self.random.u64(..4) {
             0 => None,
@@ -147,7 +149,9 @@ impl Chaos {
     fn finish(&mut self) {
         let _ = fs::remove_file(self.path("slow"));
         fs::write(self.path("end"), "").unwrap();
-        let mut job = self.job.start();
+        let mut command = self.job.command(library());
+        command.env("CKPT_MAX_RESTARTS", RESTARTS);
+        let mut job = self.job.sandbox.start_command("job", command);
         assert_eq!(job.wait(), 0, "{}", job.said());
         self.job.sandbox.verify_all();
         let output = self.job.output();
