@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         None => ("jobs", "soak::kills"),
     };
     soak.args(["--workspace", "--features", workspace::FAULTS, "--test", program, test]);
-    soak.args(["--", "--nocapture"]);
+    soak.args(["--", "--nocapture", "--include-ignored"]);
     let kills = args.kills.unwrap_or(if args.files { FILES_KILLS } else { KILLS });
     let variables = if args.files {
         [("CKPT_TEST_FILES_SOAK_KILLS", kills), ("CKPT_TEST_FILES_SOAK_S", args.seconds)]
