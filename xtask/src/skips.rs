@@ -121,6 +121,7 @@ mod tests {
 
     /// Tests that `cargo test` does not run by itself, and what runs them.
     const IGNORED: &[(&str, &str)] = &[
+        ("faults_of_all_kinds_at_once_change_no_result", "a soak, run by `cargo xtask soak --chaos`"),
         ("ratios", "a measurement, run by `cargo xtask bench gpu`"),
         ("the_table_has_every_symbol_of_the_driver", "run by hand with a real libcuda.so.1"),
         ("works_on_a_directory", "run by other tests in a process of its own"),

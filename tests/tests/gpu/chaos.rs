@@ -4,9 +4,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use ckpt_run_tests::gpu::{Gpu, succeed};
 use ckpt_run_tests::system_calls::traced;
-use ckpt_run_tests::{Running, Sandbox, seeded_rng, set_variables};
+use ckpt_run_tests::{Running, Sandbox, seeded_rng};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -156,18 +155,14 @@ impl Chaos {
         self.job.sandbox.verify_all();
         let output = self.job.output();
         let steps = output.lines().count().to_string();
-        let (gpu, sandbox) = (Gpu::new(), Sandbox::new());
-        let mut unbroken = std::process::Command::new(self.job.program.get_program());
-        let arguments = self
-            .job
-            .program
-            .get_args()
-            .map(|argument| if argument == STEPS { steps.as_ref() } else { argument });
-        unbroken.args(arguments).current_dir(sandbox.path());
-        set_variables(&mut unbroken, &self.job.program);
-        unbroken.env("SIMCUDA_DIR", gpu.directory()).env("OMP_NUM_THREADS", "1");
-        succeed(unbroken);
-        assert!(output == sandbox.read(self.job.output), "{steps} steps: not those of an unbroken run");
+        let arguments = self.job.program.get_args();
+        let arguments = arguments.map(|argument| if argument == STEPS { steps.as_ref() } else { argument });
+        let unbroken = self.job.unbroken_with(arguments);
+        let differs = output.lines().zip(unbroken.lines()).position(|(ours, other)| ours != other);
+        assert!(
+            output == unbroken,
+            "line {differs:?} of {steps} is not that of an unbroken run:\n{output}\nunbroken:\n{unbroken}"
+        );
     }
 }
 

@@ -1,7 +1,7 @@
 //! A GPU program under ckpt-run, and what the tests do to it.
 
 use rustix::process::Signal;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -79,9 +79,14 @@ impl GpuJob {
 
     /// Output of an unbroken run without ckpt-run, on a GPU of its own.
     pub fn unbroken(&self) -> String {
+        self.unbroken_with(self.program.get_args())
+    }
+
+    /// The same with other arguments.
+    pub fn unbroken_with<'a>(&self, arguments: impl Iterator<Item = &'a OsStr>) -> String {
         let (gpu, sandbox) = (Gpu::new(), Sandbox::new());
         let mut command = Command::new(self.program.get_program());
-        command.args(self.program.get_args()).env("OMP_NUM_THREADS", "1").current_dir(sandbox.path());
+        command.args(arguments).env("OMP_NUM_THREADS", "1").current_dir(sandbox.path());
         set_variables(&mut command, &self.program);
         command.env("SIMCUDA_DIR", gpu.directory()).env_remove("SIMCUDA_JITTER");
         let printed = succeed(command);

@@ -80,16 +80,18 @@ impl Drop for Faulty {
     }
 }
 
-/// How often each test is done: once, more often in a full run.
-fn rounds() -> usize {
-    std::env::var("CKPT_TEST_SYSTEM_CALL_ROUNDS").map_or(1, |rounds| rounds.parse().expect("a number"))
+/// Does it once, more often in a full run.
+fn rounds(round: impl Fn(&mut fastrand::Rng, &[String])) {
+    let rounds =
+        std::env::var("CKPT_TEST_SYSTEM_CALL_ROUNDS").map_or(1, |rounds| rounds.parse().expect("a number"));
+    let mut random = seeded_rng(fastrand::u64(..));
+    let expected = unbroken();
+    (0..rounds).for_each(|_| round(&mut random, &expected));
 }
 
 #[test]
 fn interrupted_short_and_late_calls_change_nothing() {
-    let mut random = seeded_rng(fastrand::u64(..));
-    let expected = unbroken();
-    (0..rounds()).for_each(|_| with_harmless_faults(&mut random, &expected));
+    rounds(with_harmless_faults);
 }
 
 fn with_harmless_faults(random: &mut fastrand::Rng, expected: &[String]) {
@@ -108,9 +110,7 @@ fn with_harmless_faults(random: &mut fastrand::Rng, expected: &[String]) {
 
 #[test]
 fn calls_that_fail_cost_snapshots_and_sessions_and_no_result() {
-    let mut random = seeded_rng(fastrand::u64(..));
-    let expected = unbroken();
-    (0..rounds()).for_each(|_| with_errors(&mut random, &expected));
+    rounds(with_errors);
 }
 
 fn with_errors(random: &mut fastrand::Rng, expected: &[String]) {

@@ -131,16 +131,23 @@ impl Output {
     /// Writes a chunk. A file whose disk is full or fails is tried again for a while: nothing is lost if that passes, and
     /// the job waits meanwhile if it writes much.
     fn write_chunk(&self, chunk: &[u8], is_discarding: bool) -> io::Result<()> {
-        let is_file = regular_file(self.sink.as_fd()).is_some();
-        let deadline = Instant::now() + OUTPUT_RETRY_TIMEOUT;
+        let mut deadline = None;
         let mut left = chunk;
         while !left.is_empty() {
             match (&self.sink).write(left) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(bytes) => left = &left[bytes..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_discarding || !is_file || Instant::now() > deadline => return Err(error),
-                Err(_) => std::thread::sleep(OUTPUT_RETRY_INTERVAL),
+                Err(error) if is_discarding || regular_file(self.sink.as_fd()).is_none() => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + OUTPUT_RETRY_TIMEOUT);
+                    if Instant::now() > deadline {
+                        return Err(error);
+                    }
+                    std::thread::sleep(OUTPUT_RETRY_INTERVAL);
+                }
             }
         }
         Ok(())
