@@ -1,6 +1,7 @@
 //! Fault actions on other processes (feature `faults`, for tests): `kill-criu`, `stop-criu`, `kill-rank`.
 
 use crate::checkpoint::running_job::RunningJob;
+use crate::criu::RestoreLimits;
 use ckpt_snapshot::faults;
 use parking_lot::Mutex;
 use std::sync::{Arc, Once, Weak};
@@ -9,10 +10,17 @@ use std::time::Duration;
 static TARGET: Mutex<Option<(Weak<RunningJob>, i32)>> = Mutex::new(None);
 static HANDLER: Once = Once::new();
 
-/// How long CRIU may be silent in a restore, if a test sets it.
-pub fn silence() -> Option<Duration> {
-    let text = std::env::var("CKPT_FAULT_SILENCE_MS").ok()?;
-    Some(Duration::from_millis(text.parse().expect("CKPT_FAULT_SILENCE_MS: milliseconds")))
+/// The limits of a restore, as a test sets them.
+pub fn shortened(limits: RestoreLimits<'_>) -> RestoreLimits<'_> {
+    let limit = |name: &str| {
+        let text = std::env::var(name).ok()?;
+        Some(Duration::from_millis(text.parse().expect("milliseconds")))
+    };
+    RestoreLimits {
+        silence: limit("CKPT_FAULT_SILENCE_MS").unwrap_or(limits.silence),
+        stall: limit("CKPT_FAULT_STALL_MS").unwrap_or(limits.stall),
+        ..limits
+    }
 }
 
 /// Sets the job and the CRIU that the next fault affects.

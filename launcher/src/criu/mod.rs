@@ -15,5 +15,5 @@ pub use images::{Descriptors, ImageError};
 pub use known_errors::explain;
 pub use pagemap::{Pagemap, chunk_ends};
 pub use rpc::{CRIU_EVERYTHING, CRIU_WARNINGS, InheritFd, Options};
-pub use session::{Session, SessionError};
+pub use session::{RestoreLimits, Session, SessionError};
 pub use timers::arm_expired_timers;

@@ -1,7 +1,8 @@
 //! One dump or restore by `criu swrk`, controlled over its socket.
 
 use super::rpc::{Options, Request, RequestType, Response};
-use crate::namespace::CriuProcess;
+use crate::namespace::{Activity, CriuProcess};
+use crate::sys::deadline::RESTORE_POLL_INTERVAL;
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
@@ -15,6 +16,11 @@ pub enum SessionError {
     /// CRIU took too long. The process still runs.
     #[error("CRIU did not finish in time")]
     Timeout,
+    /// Nothing has moved during a restore. The processes still exist.
+    #[error(
+        "nothing has moved for {} seconds: one of the processes was probably killed while it was restored", .0.as_secs()
+    )]
+    Stalled(Duration),
     /// CRIU ended without an answer.
     #[error("CRIU ended without an answer")]
     Died,
@@ -36,13 +42,24 @@ pub struct Outcome {
     pub pid: Option<i32>,
 }
 
+/// When to give a restore up.
+#[derive(Clone, Copy)]
+pub struct RestoreLimits<'a> {
+    /// Time between two messages of CRIU; the launcher's work at CRIU's stages does not count.
+    pub silence: Duration,
+    /// Time in which nothing moves. CRIU waits for ever for a process that is killed while it is restored.
+    pub stall: Duration,
+    /// Reads what the processes in the namespace do.
+    pub activity: &'a dyn Fn() -> Option<Activity>,
+}
+
 /// How long to wait for CRIU.
 #[derive(Clone, Copy)]
-enum TimeLimit {
+enum TimeLimit<'a> {
     /// For the whole operation.
     Deadline(Instant),
-    /// Until CRIU's next message; the launcher's work at CRIU's stages does not count.
-    Silence(Duration),
+    /// For CRIU's next message.
+    Restore(RestoreLimits<'a>),
 }
 
 /// The session with one `criu swrk`.
@@ -77,36 +94,31 @@ impl Session {
         self.perform(RequestType::Dump, options, TimeLimit::Deadline(deadline), at_stage)
     }
 
-    /// Restores. `silence` limits the time between two messages of CRIU. An error of `at_stage` at `post-restore` ends the
-    /// restored processes before they have run.
+    /// Restores. An error of `at_stage` at `post-restore` ends the restored processes before they have run.
     ///
     /// # Errors
     /// See [`SessionError`].
     pub fn restore(
         &self,
         options: Options,
-        silence: Duration,
+        limits: RestoreLimits,
         at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
     ) -> Result<Outcome, SessionError> {
-        self.perform(RequestType::Restore, options, TimeLimit::Silence(silence), at_stage)
+        self.perform(RequestType::Restore, options, TimeLimit::Restore(limits), at_stage)
     }
 
     fn perform(
         &self,
         request_type: RequestType,
         options: Options,
-        limit: TimeLimit,
+        limit: TimeLimit<'_>,
         at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
     ) -> Result<Outcome, SessionError> {
         let options = Options { notify_scripts: Some(true), ..options };
         self.send(&Request { kind: request_type as i32, opts: Some(options), notify_success: None })?;
         let mut refused = None;
         loop {
-            let deadline = match limit {
-                TimeLimit::Deadline(deadline) => deadline,
-                TimeLimit::Silence(timeout) => Instant::now() + timeout,
-            };
-            let response = match self.receive(deadline) {
+            let response = match self.receive(limit) {
                 Err(SessionError::Died) if refused.is_some() => {
                     return Err(SessionError::Stage(refused.unwrap_or_default()));
                 }
@@ -136,13 +148,42 @@ impl Session {
         }
     }
 
-    fn receive(&self, deadline: Instant) -> Result<Response, SessionError> {
+    fn is_readable_by(&self, deadline: Instant) -> Result<bool, SessionError> {
         let ready = retry_on_intr(|| {
             let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok();
             poll(&mut [PollFd::new(&self.process.socket, PollFlags::IN)], left.as_ref())
         });
-        if ready.map_err(io::Error::from)? == 0 {
-            return Err(SessionError::Timeout);
+        Ok(ready.map_err(io::Error::from)? > 0)
+    }
+
+    fn wait_while_active(&self, limits: RestoreLimits) -> Result<(), SessionError> {
+        let RestoreLimits { silence, stall, activity } = limits;
+        let deadline = Instant::now() + silence;
+        // Polls are counted, and not the time: a machine may be suspended.
+        let (mut idle, mut seen) = (Duration::ZERO, activity());
+        while !self.is_readable_by(deadline.min(Instant::now() + RESTORE_POLL_INTERVAL))? {
+            if Instant::now() >= deadline {
+                return Err(SessionError::Timeout);
+            }
+            let now = activity();
+            let is_idle = !has_moved(seen.as_ref(), now.as_ref());
+            idle = if is_idle { idle + RESTORE_POLL_INTERVAL } else { Duration::ZERO };
+            if idle >= stall {
+                return Err(SessionError::Stalled(idle));
+            }
+            seen = now;
+        }
+        Ok(())
+    }
+
+    fn receive(&self, limit: TimeLimit<'_>) -> Result<Response, SessionError> {
+        match limit {
+            TimeLimit::Deadline(deadline) => {
+                if !self.is_readable_by(deadline)? {
+                    return Err(SessionError::Timeout);
+                }
+            }
+            TimeLimit::Restore(limits) => self.wait_while_active(limits)?,
         }
         // A message is one datagram: peek at its size first, then receive it.
         let flags = RecvFlags::PEEK | RecvFlags::TRUNC;
@@ -157,6 +198,11 @@ impl Session {
             .map_err(io::Error::from)?;
         Response::decode(&buffer[..]).map_err(|error| io::Error::other(error).into())
     }
+}
+
+/// Whether somebody has moved between two polls, or waits for a disk.
+fn has_moved(before: Option<&Activity>, now: Option<&Activity>) -> bool {
+    before != now || now.is_none_or(|now| now.is_busy)
 }
 
 fn describe(response: &Response) -> Option<String> {

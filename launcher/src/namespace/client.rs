@@ -1,5 +1,6 @@
 //! The launcher's side of the conversation with the init.
 
+use super::activity::Activity;
 use super::ending;
 use super::messages::{Network, Reply, Request, StdioSource, receive, send};
 use super::spawn::{self, Spawned};
@@ -187,6 +188,12 @@ impl Namespace {
     #[must_use]
     pub fn private_dir(&self) -> &str {
         &self.private_dir
+    }
+
+    /// What the processes in the namespace have done; `None` if that cannot be read.
+    #[must_use]
+    pub fn activity(&self) -> Option<Activity> {
+        Activity::read(format!("/proc/{}/root/proc", self.init_pid()))
     }
 
     /// Events that the init reports.

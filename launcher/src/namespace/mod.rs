@@ -16,6 +16,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+mod activity;
 mod client;
 mod ending;
 #[allow(unsafe_code)]
@@ -35,6 +36,7 @@ mod subreaper;
 mod survey;
 pub mod written_files;
 
+pub use activity::Activity;
 pub use client::{CriuProcess, InitEvent, Namespace, NamespaceError, StartError, Survey};
 pub use ending::is_ending;
 pub use init::init_main;

@@ -6,7 +6,7 @@
 //! error: an older one would discard work for a reason that can be fixed.
 
 use crate::checkpoint::running_job::RunningJob;
-use crate::criu::{Criu, Descriptors, InheritFd, Options, Session, SessionError, explain};
+use crate::criu::{Criu, Descriptors, InheritFd, Options, RestoreLimits, Session, SessionError, explain};
 use crate::files::directories;
 use crate::files::history::FileHistory;
 use crate::files::inventory::Inventory;
@@ -22,13 +22,15 @@ use crate::job::attempt_logs::prune_attempt_logs;
 use crate::job::ownership::Ownership;
 use crate::job::resume_point::abandon_after;
 use crate::namespace::stdio::{self, Stdio, terminal_key};
-use crate::namespace::{self, Namespace, Network};
+use crate::namespace::{self, Activity, Namespace, Network};
 use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading};
 use crate::restore::put_back::{PutBack, temporary_names};
 use crate::store::tiers::MEMORY;
-use crate::sys::deadline::{PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW};
+use crate::sys::deadline::{
+    PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW, RESTORE_STALL_TIMEOUT,
+};
 use crate::sys::error::{BadInput, bad_input};
 use crate::sys::host;
 use crate::sys::privileges::Privileges;
@@ -421,7 +423,8 @@ impl Resumer<'_> {
         };
         let mut damage = None;
         let mut at_stage = |stage: &str| self.restore_stage(stage, namespace, manifest, loading, &mut damage);
-        let result = session.restore(options, silence(loading::image_bytes(manifest)), &mut at_stage);
+        let activity = || namespace.activity();
+        let result = session.restore(options, limits(manifest, &activity), &mut at_stage);
         match (result, damage) {
             (_, Some(error)) => Err(error.into()),
             (Ok(outcome), None) => Ok(outcome.pid.unwrap_or(manifest.tree.root_pid)),
@@ -490,16 +493,15 @@ impl Resumer<'_> {
     }
 }
 
-/// How long CRIU may make no progress while it restores `image_bytes`: ten minutes, and the time that a very slow disk
-/// takes to read them.
-fn silence(image_bytes: u64) -> Duration {
+/// CRIU may be silent for ten minutes, and the time that a very slow disk takes to read the images.
+fn limits<'a>(manifest: &Manifest, activity: &'a dyn Fn() -> Option<Activity>) -> RestoreLimits<'a> {
     const LEAST: Duration = Duration::from_secs(600);
     const SLOWEST_BYTES_PER_S: u64 = 20_000_000;
+    let silence = LEAST + Duration::from_secs(loading::image_bytes(manifest) / SLOWEST_BYTES_PER_S);
+    let limits = RestoreLimits { silence, stall: RESTORE_STALL_TIMEOUT, activity };
     #[cfg(feature = "faults")]
-    if let Some(limit) = crate::checkpoint::injected::silence() {
-        return limit;
-    }
-    LEAST + Duration::from_secs(image_bytes / SLOWEST_BYTES_PER_S)
+    let limits = crate::checkpoint::injected::shortened(limits);
+    limits
 }
 
 /// Records a failed restore, unless another one failed shortly before.

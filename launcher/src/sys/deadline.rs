@@ -85,6 +85,11 @@ pub const NAMES_LOCK_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Restores that fail within this time count as one failure of the snapshot: a machine in trouble, on which each of many
 /// tries fails, must not mark a good snapshot as bad.
 pub const RESTORE_FAILURE_WINDOW: Duration = Duration::from_secs(600);
+/// Time after which a restore fails in which no process has used the CPU or waited for a disk. CRIU waits for ever for a
+/// process that is killed while it is restored. File systems in user space are given this time to answer.
+pub const RESTORE_STALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Polling interval for that.
+pub const RESTORE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for a port of the job to become free. The kernel keeps the port of a killed listener for a minute (TIME_WAIT)
 /// unless the job set SO_REUSEADDR.
 pub const PORT_RETRY_TIMEOUT: Duration = Duration::from_secs(75);

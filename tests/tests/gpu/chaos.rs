@@ -66,7 +66,11 @@ impl Chaos {
     /// Starts or resumes the job. Most sessions have faults of system calls.
     fn start(&mut self) -> Running {
         let mut command = self.job.command(library());
-        command.env("CKPT_INTERVAL", "300ms").env("CKPT_FREEZE_TIMEOUT", "3s").env("CKPT_GPU_TIMEOUT", "1s");
+        command
+            .env("CKPT_FAULT_STALL_MS", "4000")
+            .env("CKPT_INTERVAL", "300ms")
+            .env("CKPT_FREEZE_TIMEOUT", "3s")
+            .env("CKPT_GPU_TIMEOUT", "1s");
         command.env("CKPT_FAULT_FILE", self.path("points")).env("SIMCUDA_FAULT_FILE", self.path("rules"));
         command.env("CKPT_FILES_EXCLUDE", "points*,rules*,new,end,slow").env("CKPT_MAX_RESTARTS", RESTARTS);
         let (seed, one_in) = (self.random.u64(..), self.random.u64(5..50));

@@ -189,6 +189,7 @@ fn of_criu_and_namespaces() {
     });
     each!(SessionError {
         SessionError::Timeout => SessionError::Timeout, "CRIU";
+        SessionError::Stalled(_) => SessionError::Stalled(Duration::from_secs(30)), "30 seconds";
         SessionError::Died => SessionError::Died, "CRIU";
         SessionError::Failed(_) => SessionError::Failed(Some(text("no such PID"))), "no such PID";
         SessionError::Stage(_) => SessionError::Stage(text("cannot read /dev/shm/a")), "/dev/shm/a";
