@@ -277,6 +277,10 @@ pub struct JobRecord {
     /// Numbers of snapshots that retention deletes, or has deleted: no launcher resumes from them.
     #[serde(default)]
     pub deleted: Vec<u64>,
+    /// The snapshot from which the job was resumed last. It belongs to the history, whatever else is in this record, since
+    /// the user may have named it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed_from: Option<SnapshotId>,
     /// How often a machine that did not have this record claimed the job from an object store.
     #[serde(default, rename = "taken_up")]
     pub claims: u64,
@@ -732,6 +736,7 @@ mod tests {
             sequence_before_run: 0,
             abandoned: vec![(2, 3)],
             deleted: vec![1],
+            resumed_from: Some("000002-20261121T114512Z".parse().unwrap()),
             claims: 1,
             claimed_at_sequence: 5,
             launcher: "0123@node".into(),

@@ -68,6 +68,8 @@ pub struct History {
     /// Ranges (first and last sequence number) of snapshots that were abandoned because the job was resumed from an
     /// older one.
     pub abandoned: Vec<(u64, u64)>,
+    /// The snapshot from which the job was resumed last, which is not abandoned.
+    pub resumed_from: Option<SnapshotId>,
     /// When the watchdog last saw progress, milliseconds since 1970 UTC; `None` without a watchdog. Later snapshots may
     /// be of a hung job.
     pub last_progress_unix_ms: Option<u64>,
@@ -76,7 +78,8 @@ pub struct History {
 impl History {
     fn is_abandoned(&self, id: &SnapshotId) -> bool {
         let number = id.sequence();
-        self.abandoned.iter().any(|(first, last)| (*first..=*last).contains(&number))
+        self.resumed_from.as_ref() != Some(id)
+            && self.abandoned.iter().any(|(first, last)| (*first..=*last).contains(&number))
     }
 }
 

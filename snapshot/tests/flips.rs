@@ -137,6 +137,7 @@ fn every_bit_of_the_small_records_counts() {
         sequence_before_run: 12,
         abandoned: vec![(20, 30)],
         deleted: vec![7],
+        resumed_from: Some("000021-20261121T114512Z".parse().unwrap()),
         claims: 1,
         claimed_at_sequence: 0,
         launcher: "0123@node".into(),

@@ -3,6 +3,7 @@
 use crate::job::handover::Handover;
 use crate::job::ownership::Ownership;
 use crate::job::resume_point::{Decision, Resume, decide, rebuilt};
+use crate::store::options::StoreOptions;
 use crate::store::tiers;
 use crate::sys::deadline::{STORE_RETRY_TIMEOUT, within};
 use anyhow::Result;
@@ -40,6 +41,74 @@ pub fn claim_and_decide(
     };
     let candidates = begin().inspect_err(|_| ownership.release())?;
     Ok((ownership, candidates))
+}
+
+/// A job whose record names this launcher. Dropped, the claim is released unless the job was running.
+pub struct ClaimedJob {
+    /// The job's record.
+    pub ownership: Arc<Ownership>,
+    /// The record beside uploaded snapshots, if there are uploads.
+    pub handover: Option<Arc<Handover>>,
+    /// The claim.
+    pub claim: Arc<Claim>,
+}
+
+impl ClaimedJob {
+    /// Claims the job, also in the object store of its uploads if that answers, and decides where it starts: with which
+    /// of the returned snapshots, oldest first; with none, from the beginning.
+    ///
+    /// # Errors
+    /// As [`claim_and_decide`].
+    pub fn claim(
+        resume: &Resume,
+        options: &StoreOptions,
+        dir: &JobDir,
+        store: &Tiers,
+        identity: &JobIdentity,
+    ) -> Result<(Self, Vec<SnapshotId>)> {
+        let mut handover = Handover::of(options, dir)?;
+        let local = dir.record()?;
+        let newer = handover.as_mut().map(|handover| handover.newer_claim(local.as_ref())).transpose();
+        let newer = newer.inspect_err(|error| {
+            tracing::warn!(
+                "cannot find out whether the job has continued on another machine: {error}. It resumes from the snapshots of this machine"
+            );
+        });
+        // An object store that has not answered is not tried again at once.
+        let is_reached = newer.is_ok();
+        let newer = newer.ok().flatten().flatten();
+        if local.is_some() && newer.is_some() {
+            tracing::info!("job {}: it has continued on another machine since it ran here", dir.key());
+        }
+        let (ownership, candidates) = claim_and_decide(resume, dir, store, identity, newer.as_ref())?;
+        let ownership = Arc::new(ownership);
+        let launchers = [ownership.previous().launcher.clone(), ownership.record().launcher];
+        let others = newer.map(|newer| newer.launcher);
+        if let Some(handover) = &mut handover {
+            handover.begin(launchers.into_iter().chain(others).collect());
+            if is_reached {
+                handover.claim(&ownership.record());
+            }
+        }
+        let handover = handover.map(Arc::new);
+        let claim = Arc::new(Claim::new(&ownership, handover.as_ref()));
+        Ok((Self { ownership, handover, claim }, candidates))
+    }
+
+    /// Publishes the record for other machines: which snapshots the job has left behind, for example. Waits for that no
+    /// longer than until then.
+    pub fn publish(&self, until: Instant) {
+        if let Some(handover) = &self.handover {
+            let (handover, ownership) = (Arc::clone(handover), Arc::clone(&self.ownership));
+            let _ = within(until, move || handover.publish(&ownership));
+        }
+    }
+}
+
+impl Drop for ClaimedJob {
+    fn drop(&mut self) {
+        self.claim.release();
+    }
 }
 
 /// A claim of the job. A start that fails releases the claim: the job belongs to its previous launcher again, which may

@@ -49,17 +49,11 @@ pub fn decide(
         Some(newer) => Some(JobRecord { claims: newer.claims + 1, ..newer }),
         None => dir.record()?,
     };
-    let mut listed = tiers::list_local(store)?;
-    let old_up_to = known.as_ref().map_or(0, |record| record.claimed_at_sequence);
-    let is_old = |one: &Listed| one.id.sequence() <= old_up_to;
-    if is_claimed_elsewhere || (old_up_to > 0 && listed.iter().all(is_old)) {
-        // The snapshots here are old. If the others cannot be listed, resuming from an old one would discard work.
-        let all: Vec<_> = store.tiers().iter().map(Tier::name).collect();
-        listed = store.list_in(&all)?;
-    } else if listed.is_empty() {
-        // The object store is listed only if there is no snapshot here.
-        listed = store.list()?;
-    }
+    let wanted = match resume {
+        Resume::Snapshot(text) => Some((store as &dyn Store).find(text)?),
+        _ => None,
+    };
+    let listed = list(store, known.as_ref(), wanted.as_ref(), is_claimed_elsewhere)?;
     if *resume != Resume::Never {
         refuse_unless_damage(&listed)?;
     }
@@ -82,7 +76,7 @@ pub fn decide(
             }
             found
         }
-        Resume::Snapshot(text) => vec![(store as &dyn Store).find(text)?],
+        Resume::Snapshot(_) => wanted.iter().cloned().collect(),
     };
     let mut record = record(&before, &listed, &candidates, identity);
     if dir.records_medium().is_some() {
@@ -90,6 +84,43 @@ pub fn decide(
         (record.cwd, record.argv) = (String::new(), Vec::new());
     }
     Ok(Decision { record, candidates })
+}
+
+/// The snapshots among which to choose. The object store is listed only if the newest of the history may not be here.
+fn list(
+    store: &Tiers,
+    known: Option<&JobRecord>,
+    wanted: Option<&SnapshotId>,
+    is_claimed_elsewhere: bool,
+) -> Result<Vec<Listed>, ReadError> {
+    let listed = tiers::list_local(store)?;
+    let is_elsewhere = |id: &SnapshotId| listed.iter().all(|one| one.id != *id);
+    let is_last_elsewhere = |record: &JobRecord| {
+        let last = record.resumed_from.as_ref();
+        last.is_some_and(|id| is_elsewhere(id) && of_run(&listed, record).last() < Some(id))
+    };
+    let old_up_to = known.map_or(0, |record| record.claimed_at_sequence);
+    let is_old = |one: &Listed| one.id.sequence() <= old_up_to;
+    let all: Vec<_> = store.tiers().iter().map(Tier::name).collect();
+    if is_claimed_elsewhere
+        || (old_up_to > 0 && listed.iter().all(is_old))
+        || wanted.is_some_and(is_elsewhere)
+    {
+        // If the others cannot be listed, resuming from an old one would discard work.
+        return store.list_in(&all);
+    }
+    match known {
+        // It may be in the object store, or have been in memory only.
+        Some(record) if is_last_elsewhere(record) => store.list_in(&all).or_else(|error| {
+            if of_run(&listed, record).is_empty() {
+                return Err(error);
+            }
+            tracing::warn!("{error}. The job resumes from an older snapshot of this machine");
+            Ok(listed)
+        }),
+        _ if listed.is_empty() => store.list(),
+        _ => Ok(listed),
+    }
 }
 
 /// The snapshots from which the current run may be resumed, oldest first.
@@ -112,7 +143,7 @@ fn of_history(store: &Tiers, listed: &[Listed], record: &JobRecord) -> Vec<Snaps
 /// not. Two snapshots of the same number and second have the same ID.
 fn is_of_this_history(store: &Tiers, record: &JobRecord, id: &SnapshotId) -> bool {
     let Ok(remote) = store.tier(REMOTE) else { return true };
-    if id.sequence() > record.claimed_at_sequence {
+    if id.sequence() > record.claimed_at_sequence || record.resumed_from.as_ref() == Some(id) {
         return true;
     }
     let taken = |tier: &Tier| tier.store().manifest(id).map(|manifest| manifest.taken_unix_ms);
@@ -170,6 +201,7 @@ pub fn rebuilt(listed: &[Listed]) -> JobRecord {
         sequence_before_run: 0,
         abandoned: Vec::new(),
         deleted: Vec::new(),
+        resumed_from: None,
         claims: 0,
         claimed_at_sequence: 0,
         launcher: String::new(),
@@ -179,14 +211,17 @@ pub fn rebuilt(listed: &[Listed]) -> JobRecord {
 
 /// The snapshots of the current run. With a damaged manifest, the number of the snapshot tells the run.
 fn of_run(listed: &[Listed], record: &JobRecord) -> Vec<SnapshotId> {
-    let belongs = |one: &&Listed| match run_of(one) {
-        Some(run) => run == record.run,
-        None => one.id.sequence() > record.sequence_before_run,
+    let belongs = |one: &&Listed| {
+        one.id.sequence() > record.sequence_before_run && run_of(one).is_none_or(|run| run == record.run)
     };
     let kept = |one: &&Listed| {
         let number = one.id.sequence();
-        !record.abandoned.iter().any(|(first, last)| (*first..=*last).contains(&number))
-            && !record.deleted.contains(&number)
+        let is_abandoned = record.abandoned.iter().any(|(first, last)| (*first..=*last).contains(&number));
+        match &record.resumed_from {
+            // Two machines may have taken snapshots of the same number.
+            Some(id) if id.sequence() == number => *id == one.id,
+            _ => !is_abandoned && !record.deleted.contains(&number),
+        }
     };
     listed.iter().filter(belongs).filter(kept).map(|one| one.id.clone()).collect()
 }
@@ -208,10 +243,12 @@ fn record(
     let resumed = candidates.last().and_then(|id| listed.iter().find(|one| &one.id == id));
     match (resumed, resumed.and_then(run_of)) {
         (None, _) => {
-            record.run = before.run + 1;
+            // The run may have been one to which the job had returned.
+            record.run = listed.iter().filter_map(run_of).fold(before.run, u64::max) + 1;
             record.sequence_before_run = last_sequence;
             record.claimed_at_sequence = 0;
             record.abandoned = Vec::new();
+            record.resumed_from = None;
         }
         // A snapshot of an earlier run was requested: that run continues.
         (Some(_), Some(run)) if run != before.run => {
@@ -226,6 +263,9 @@ fn record(
 
 /// Marks all snapshots newer than `id` as abandoned, since the job is resumed from `id`.
 pub fn abandon_after(record: &mut JobRecord, id: &SnapshotId) {
+    // It may have been abandoned itself. What continued the snapshot before it follows it in number.
+    record.abandoned.retain(|(first, last)| !(*first..=*last).contains(&id.sequence()));
+    record.resumed_from = Some(id.clone());
     let newer = (id.sequence() + 1, record.last_sequence);
     if newer.0 <= newer.1 && !record.abandoned.contains(&newer) {
         record.abandoned.push(newer);
@@ -295,5 +335,10 @@ mod tests {
         assert!(fresh.abandoned.is_empty());
         let resumed = record(&fresh, &listed, &[listed[0].id.clone()], &identity());
         assert_eq!(resumed.run, 1, "a snapshot of an earlier run takes that run up again");
+        let mut listed = listed;
+        listed.extend(listing(&[(8, Some(2))]));
+        let again = record(&resumed, &listed, &[], &identity());
+        assert_eq!((again.run, again.sequence_before_run), (3, 8), "run 2 is not begun twice");
+        assert_eq!(numbers(&of_run(&listed, &JobRecord { run: 2, ..again })), [0; 0], "nor continued by it");
     }
 }

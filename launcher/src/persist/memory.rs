@@ -143,6 +143,12 @@ impl Persister {
         self.shared.parts.status.in_memory(|memory| memory.newest_in_store = Some(id.to_string()));
     }
 
+    /// Waits until nothing is left to copy, for `limit` at most. Returns whether that was reached.
+    #[cfg(test)]
+    pub fn is_idle_within(&self, limit: std::time::Duration) -> bool {
+        self.copier.is_idle_within(limit)
+    }
+
     /// ckpt-run is ending: copies get normal priority, and pruning is skipped.
     pub fn hurry(&self) {
         self.copier.hurry();

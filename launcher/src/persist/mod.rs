@@ -2,4 +2,6 @@
 
 pub mod copier;
 pub mod memory;
+#[cfg(test)]
+mod state_model;
 pub mod upload;

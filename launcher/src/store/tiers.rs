@@ -250,8 +250,10 @@ pub fn prune(
 /// # Errors
 /// When its record cannot be read.
 pub fn history(dir: &JobDir, last_progress_unix_ms: Option<u64>) -> Result<History> {
-    let abandoned = dir.record()?.map(|record| record.abandoned).unwrap_or_default();
-    Ok(History { abandoned, last_progress_unix_ms })
+    let record = dir.record()?;
+    let resumed_from = record.as_ref().and_then(|record| record.resumed_from.clone());
+    let abandoned = record.map(|record| record.abandoned).unwrap_or_default();
+    Ok(History { abandoned, resumed_from, last_progress_unix_ms })
 }
 
 /// Removes the snapshot from the store. Its marks are removed too, unless another tier may have a copy.

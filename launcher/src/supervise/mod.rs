@@ -42,7 +42,7 @@ use crate::observe::control_server::{ControlServer, Demand};
 use crate::observe::metrics;
 use crate::report::failure::{in_one_line, log_error, with_remedy};
 use crate::restore::resume::{Resumed, Resumer};
-use crate::sys::deadline::{KILLED_JOB_POLL_INTERVAL, LAST_COPY_POLL_INTERVAL, STORE_RETRY_TIMEOUT, within};
+use crate::sys::deadline::{KILLED_JOB_POLL_INTERVAL, LAST_COPY_POLL_INTERVAL, STORE_RETRY_TIMEOUT};
 use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED};
 use crate::sys::secrets;
 use anyhow::Result;
@@ -55,7 +55,6 @@ use session::{JobSession, SessionEnd, SessionOutcome};
 use startup::OpenedJob;
 use std::cell::Cell;
 use std::ffi::OsString;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Runs `argv` until it ends for good; returns the exit code.
@@ -122,12 +121,8 @@ impl<'a> Supervisor<'a> {
                 State::Waiting(until) => self.wait(until),
                 State::Over(result) => {
                     self.save_rest(&result);
-                    if let Some(handover) = &self.context.claimed.handover {
-                        let ownership = Arc::clone(&self.context.claimed.ownership);
-                        let until = self.ends_by.unwrap_or_else(|| Instant::now() + STORE_RETRY_TIMEOUT);
-                        let handover = Arc::clone(handover);
-                        let _ = within(until, move || handover.publish(&ownership));
-                    }
+                    let until = self.ends_by.unwrap_or_else(|| Instant::now() + STORE_RETRY_TIMEOUT);
+                    self.context.claimed.publish(until);
                     return result;
                 }
             };
@@ -173,6 +168,10 @@ impl<'a> Supervisor<'a> {
             Err(error) => return self.start_failed(error),
         };
         context.claimed.claim.confirm();
+        if self.began_from.is_some() {
+            // Other machines must not resume from what the job has left behind.
+            context.claimed.publish(Instant::now());
+        }
         let id = self.began_from.as_ref().map(|manifest| manifest.id.to_string());
         context.status.runs(id.clone().zip(self.began_from.as_ref().map(|manifest| manifest.taken_unix_ms)));
         if !self.is_first {

@@ -2,9 +2,10 @@
 
 use super::events::{Event, Signals};
 use super::preempt;
-use super::startup::{ClaimedJob, OpenedJob};
+use super::startup::OpenedJob;
 use crate::cli::config::Config;
 use crate::files::rules::FileRules;
+use crate::job::claim::ClaimedJob;
 use crate::job::status::SharedStatus;
 use crate::namespace::stdio;
 use crate::persist::copier::CopyParts;

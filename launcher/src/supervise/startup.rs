@@ -8,10 +8,8 @@
 
 use crate::cli::config::Config;
 use crate::criu::Criu;
-use crate::job::claim::{Claim, claim_and_decide};
-use crate::job::handover::Handover;
+use crate::job::claim::ClaimedJob;
 use crate::job::journal::Journal;
-use crate::job::ownership::Ownership;
 use crate::job::resume_point::Resume;
 use crate::namespace::Namespace;
 use crate::persist::memory::Memory;
@@ -38,19 +36,6 @@ pub(super) struct OpenedJob {
     /// Memory reserved for the images of the current checkpoint (bytes), if snapshots are kept in memory.
     pub(super) staged_bytes: Option<Arc<AtomicU64>>,
     _lock: JobLock,
-}
-
-/// A job whose record names this launcher. Dropped, the claim is released unless the job was running.
-pub(super) struct ClaimedJob {
-    pub(super) ownership: Arc<Ownership>,
-    pub(super) handover: Option<Arc<Handover>>,
-    pub(super) claim: Arc<Claim>,
-}
-
-impl Drop for ClaimedJob {
-    fn drop(&mut self) {
-        self.claim.release();
-    }
 }
 
 /// Checks what the run needs, and opens and locks the job's store.
@@ -95,38 +80,12 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
 /// Bad input: nothing to resume, or no such snapshot; or the record cannot be written.
 pub(super) fn claim(config: &Config, opened: &OpenedJob) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
     let OpenedJob { dir, store, journal, identity, .. } = opened;
-    let key = dir.key();
-    let mut handover = Handover::of(&config.store, dir)?;
-    let local = dir.record()?;
-    let newer = handover.as_mut().map(|handover| handover.newer_claim(local.as_ref())).transpose();
-    let newer = newer.inspect_err(|error| {
-        tracing::warn!(
-            "cannot find out whether the job has continued on another machine: {error}. It resumes from the snapshots of this machine"
-        );
-    });
-    // An object store that has not answered is not tried again at once.
-    let is_reached = newer.is_ok();
-    let newer = newer.ok().flatten().flatten();
-    if local.is_some() && newer.is_some() {
-        tracing::info!("job {key}: it has continued on another machine since it ran here");
-    }
-    let (ownership, candidates) = claim_and_decide(&config.resume, dir, store, identity, newer.as_ref())?;
-    let ownership = Arc::new(ownership);
-    let launchers = [ownership.previous().launcher.clone(), ownership.record().launcher];
-    let others = newer.map(|newer| newer.launcher);
-    if let Some(handover) = &mut handover {
-        handover.begin(launchers.into_iter().chain(others).collect());
-        if is_reached {
-            handover.claim(&ownership.record());
-        }
-    }
-    let handover = handover.map(Arc::new);
-    let claim = Arc::new(Claim::new(&ownership, handover.as_ref()));
+    let (claimed, candidates) = ClaimedJob::claim(&config.resume, &config.store, dir, store, identity)?;
     if let Some(id) = candidates.last() {
         warn_of_lost_memory(journal, id);
-        tracing::info!("job {key}: resuming from snapshot {id}");
+        tracing::info!("job {}: resuming from snapshot {id}", dir.key());
     }
-    Ok((ClaimedJob { ownership, handover, claim }, candidates))
+    Ok((claimed, candidates))
 }
 
 /// Reports snapshots that were only in the memory of an earlier launcher, and are newer than the one to resume.

@@ -83,6 +83,7 @@ fn written(path: &Path, codec: Codec) -> JobDir {
         last_sequence: 2,
         sequence_before_run: 0,
         abandoned: Vec::new(),
+        resumed_from: None,
         deleted: Vec::new(),
         claims: 0,
         claimed_at_sequence: 0,
