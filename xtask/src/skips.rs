@@ -125,6 +125,7 @@ mod tests {
         ("ratios", "a measurement, run by `cargo xtask bench gpu`"),
         ("the_table_has_every_symbol_of_the_driver", "run by hand with a real libcuda.so.1"),
         ("works_on_a_directory", "run by other tests in a process of its own"),
+        ("write_the_stores_of_version_3", "run by hand to write the fixture of a version"),
         ("write_the_corpus", "run by hand to write the corpus of the fuzzers"),
         ("writes_until_a_file_is_too_large", "run by another test in a process of its own"),
     ];
