@@ -20,13 +20,13 @@ const POINTS: &[&str] = &[
     "save-fsync@1",
     "save-rename@1",
     "save-sync@1",
-    "put-write@2",
     "put-write@3",
     "put-write@4",
-    "put-rename@2",
+    "put-write@5",
     "put-rename@3",
     "put-rename@4",
-    "sync-dir@2",
+    "put-rename@5",
+    "sync-dir@3",
     "save-before-commit@1",
     "save-after-commit@1",
 ];
@@ -101,13 +101,13 @@ fn the_launcher_is_killed_at_every_phase() {
 
 #[test]
 fn the_launcher_is_killed_while_it_claims_the_job() {
-    for point in ["put-write", "put-rename", "sync-dir"] {
+    for point in ["put-write@1", "put-rename@1", "sync-dir@1", "put-write@2", "put-rename@2", "sync-dir@2"] {
         let sandbox = Sandbox::new();
         let mut first = job(&sandbox, "first", None);
         until_ready(&mut first, &sandbox);
         first.checkpoint(&sandbox);
         first.kill_everything();
-        let status = job(&sandbox, "second", Some(&format!("{point}@1=kill"))).wait_status();
+        let status = job(&sandbox, "second", Some(&format!("{point}=kill"))).wait_status();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{point}");
         let mut third = job(&sandbox, "third", None);
         third.until_answering(&sandbox);
@@ -197,9 +197,9 @@ fn io_errors_at_every_write_leave_the_job_alone() {
         ("save-write@1", "eio"),
         ("save-fsync@1", "eio"),
         ("save-rename@1", "eio"),
-        ("put-fsync@2", "eio"),
-        ("put-write@3", "enospc"),
         ("put-fsync@3", "eio"),
+        ("put-write@4", "enospc"),
+        ("put-fsync@4", "eio"),
         ("save-before-commit@1", "enospc"),
         ("attempt@1", "error"),
         ("dump-post-dump@1", "error"),
