@@ -45,8 +45,7 @@ type Ids = BTreeSet<SnapshotId>;
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
-    keep: usize,
-    every: Option<KeepEvery>,
+    retention: Retention,
     persist_every: u64,
     upload_every: u64,
 }
@@ -82,8 +81,7 @@ fn settings() -> impl Strategy<Value = Settings> {
         1 => (1_u64..200).prop_map(|time_s| Some(KeepEvery::Time(Duration::from_secs(time_s)))),
     ];
     (1_usize..4, every, 1_u64..4, 1_u64..3).prop_map(|(keep, every, persist_every, upload_every)| Settings {
-        keep,
-        every,
+        retention: Retention { keep, every },
         persist_every,
         upload_every,
     })
@@ -249,28 +247,18 @@ impl World {
             Action::Complete => self.complete(machine),
             Action::Kill => self.kill(machine),
             Action::LoseDisk => self.lose_disk(machine),
-            Action::Pin(which, is_set) => {
-                if let Some(id) = self.any(machine, which) {
-                    set(&mut self.model.marks[machine].pinned, &id, *is_set);
-                    let change = |marks: &mut ckpt_snapshot::Marks| match is_set {
-                        true => marks.pin(&id),
-                        false => marks.unpin(&id),
-                    };
-                    self.job(machine).change_marks(change).unwrap();
-                    self.share(machine, &id);
+            Action::Pin(which, is_set) => self.change_marks(machine, which, |model, marks, id| {
+                set(&mut model.pinned, id, *is_set);
+                if *is_set { marks.pin(id) } else { marks.unpin(id) }
+            }),
+            Action::Tag(which, is_set) => self.change_marks(machine, which, |model, marks, id| {
+                set(&mut model.tagged, id, *is_set);
+                if *is_set {
+                    marks.tag(id, "best").unwrap();
+                } else {
+                    marks.untag(id, "best");
                 }
-            }
-            Action::Tag(which, is_set) => {
-                if let Some(id) = self.any(machine, which) {
-                    set(&mut self.model.marks[machine].tagged, &id, *is_set);
-                    let change = |marks: &mut ckpt_snapshot::Marks| match is_set {
-                        true => marks.tag(&id, "best").unwrap(),
-                        false => drop(marks.untag(&id, "best")),
-                    };
-                    self.job(machine).change_marks(change).unwrap();
-                    self.share(machine, &id);
-                }
-            }
+            }),
             Action::MarkBad(which) => {
                 if let Some(id) = self.any(machine, which) {
                     self.model.marks[machine].bad.insert(id.clone());
@@ -287,12 +275,20 @@ impl World {
         self.check(&before, machine, action, &Reasons { removed, newest, stale: self.model.stale.clone() });
     }
 
-    /// As the commands that change marks do.
-    fn share(&mut self, machine: usize, id: &SnapshotId) {
-        let is_kept = self.model.marks[machine].is_kept(id);
-        assert_eq!(self.job(machine).marks().unwrap().is_kept(id), is_kept);
-        self.store(machine).tier(REMOTE).unwrap().store().set_pinned(id, is_kept).unwrap();
-        set(&mut self.model.pinned_remotely, id, is_kept);
+    /// As the commands that pin and tag do.
+    fn change_marks(
+        &mut self,
+        machine: usize,
+        which: &Index,
+        change: impl Fn(&mut Marks, &mut ckpt_snapshot::Marks, &SnapshotId),
+    ) {
+        let Some(id) = self.any(machine, which) else { return };
+        let (job, model) = (self.job(machine), &mut self.model.marks[machine]);
+        job.change_marks(|marks| change(model, marks, &id)).unwrap();
+        let is_kept = model.is_kept(&id);
+        assert_eq!(job.marks().unwrap().is_kept(&id), is_kept);
+        self.store(machine).tier(REMOTE).unwrap().store().set_pinned(&id, is_kept).unwrap();
+        set(&mut self.model.pinned_remotely, &id, is_kept);
     }
 
     fn remove(&mut self, machine: usize, which: &Index) -> Option<SnapshotId> {
@@ -341,7 +337,7 @@ impl World {
         let parts = CopyParts {
             store: Arc::clone(&store),
             dir: dir.clone(),
-            retention: Retention { keep: settings.keep, every: settings.every },
+            retention: settings.retention,
             status: Arc::clone(&status),
             ownership: Arc::clone(&claimed.ownership),
         };
@@ -470,12 +466,12 @@ impl World {
     fn check_kept(&self, disk: &Ids, machine: usize, launcher: &Launcher) {
         let marks = &self.model.marks[machine];
         let is_newest_on_disk = launcher.history.last().is_some_and(|newest| disk.contains(newest));
-        if launcher.settings.every.is_some() || !is_newest_on_disk {
+        if launcher.settings.retention.every.is_some() || !is_newest_on_disk {
             return;
         }
         let plain = |id: &&SnapshotId| disk.contains(id) && !marks.is_kept(id) && !marks.bad.contains(id);
         let kept: Vec<_> = launcher.history.iter().filter(plain).collect();
-        assert!(kept.len() <= launcher.settings.keep, "{kept:?} are kept");
+        assert!(kept.len() <= launcher.settings.retention.keep, "{kept:?} are kept");
     }
 
     /// Removes everything: nothing is left of it.
@@ -535,7 +531,7 @@ fn at(unix_s: u64) -> std::time::SystemTime {
 impl Launcher {
     /// How many snapshots it keeps, of which history.
     fn keeps(&self) -> (usize, Vec<SnapshotId>) {
-        (self.settings.keep, self.history.clone())
+        (self.settings.retention.keep, self.history.clone())
     }
 
     /// As a checkpoint does it.
@@ -573,8 +569,7 @@ impl Launcher {
                 }
                 self.uploader.committed(&id, false);
                 let before = |ids: &[SnapshotId]| Ok(ownership.before_deletion(ids)?);
-                let retention = Retention { keep: self.settings.keep, every: self.settings.every };
-                if tiers::prune(&self.store, &self.dir, &retention, None, before) {
+                if tiers::prune(&self.store, &self.dir, &self.settings.retention, None, before) {
                     tiers::reclaim_local(&self.store, &AtomicBool::new(false)).unwrap();
                 }
             }
