@@ -17,8 +17,8 @@ pub fn libcuda_dir() -> PathBuf {
     path.parent().expect("a directory").to_owned()
 }
 
-/// The files that stand for the driver's device files, for the interposer: what makes CRIU refuse a process that uses
-/// simcuda. See simcuda's `dump_blockers.rs`.
+/// The files that stand for the driver's other device files, for the interposer: what makes CRIU refuse a process that
+/// uses simcuda. See simcuda's `dump_blockers.rs`.
 const DEVICE_FILES: &str =
     "anon_inode:[userfaultfd],anon_inode:[landlock-ruleset],/secretmem;/secretmem,socket:[";
 
@@ -55,7 +55,8 @@ impl Gpu {
             command.env_remove(name);
         }
         command.env("LD_LIBRARY_PATH", libcuda_dir()).env("SIMCUDA_DIR", self.directory.path());
-        command.env("CKPT_TEST_DEVICE_FILES", DEVICE_FILES);
+        let gpus = self.directory.path().join("nvidia");
+        command.env("CKPT_TEST_DEVICE_FILES", format!("{},{DEVICE_FILES}", gpus.display()));
         command
     }
 

@@ -37,6 +37,7 @@
 //! | `mirrors.rs` | mirrors and parked memory |
 //! | `unchanged.rs` | which parts of a mirror need not be read again for the store |
 //! | `broker.rs` | device memory that processes share |
+//! | `device_files.rs` | keeps the GPUs open while no process of the job does |
 //! | `activity.rs` | GPU activity, for the watchdog |
 //! | `stuck.rs` | agents whose GPU driver does not come back |
 //! | `process.rs` | process handles, the results of quiesce and return, errors |
@@ -45,6 +46,7 @@ mod acceptor;
 mod activity;
 mod broker;
 mod deliver;
+mod device_files;
 mod mirrors;
 #[allow(unsafe_code)]
 mod peer;
@@ -72,6 +74,7 @@ use tracing::warn;
 use acceptor::Acceptor;
 pub use activity::{ActivityProbe, GpuActivity};
 use broker::Broker;
+use device_files::DeviceFiles;
 pub use mirrors::Mirror;
 pub use prepare::Prepared;
 pub use process::{GpuState, Loss, Process, QuiesceError, Quiesced, ReturnSummary};
@@ -96,6 +99,7 @@ struct Shared {
     broker: Broker,
     /// Whether the job runs on after the dump, so that parking device memory is worthwhile.
     parks_memory: AtomicBool,
+    devices: Mutex<DeviceFiles>,
     state: Mutex<State>,
     /// Notified whenever the state changes.
     changed: Condvar,
@@ -116,6 +120,7 @@ impl Agents {
             gpu_timeout,
             broker: Broker::default(),
             parks_memory: AtomicBool::new(true),
+            devices: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -157,6 +162,7 @@ impl Agents {
             return Err(orphan.into());
         }
         self.begin(attempt, deadline, end)?;
+        self.hold_gpus_of_job();
         self.shared.broker.begin(attempt);
         self.stop_listening();
         let unasked = self.shared.lock().mark_asked(attempt);
@@ -207,6 +213,14 @@ impl Agents {
             Ok(()) => Err(given_up),
             Err(source) => Err(QuiesceError::Resume { given_up: Box::new(given_up), source }),
         }
+    }
+
+    /// Keeps the GPUs of the job's processes initialised while these are detached.
+    fn hold_gpus_of_job(&self) {
+        let pids: Vec<_> =
+            self.shared.lock().connections.values().filter_map(|one| one.process.host_pid).collect();
+        let mut devices = self.shared.devices.lock();
+        pids.into_iter().for_each(|pid| devices.hold_those_of(pid));
     }
 
     /// Waits until all detached agents have returned, and begins an attempt.
@@ -294,8 +308,10 @@ impl Agents {
         }
     }
 
-    /// Takes over the mirrors of processes that are about to be restored, by their IDs in the job's PID namespace.
+    /// Takes over the mirrors of processes that are about to be restored, by their IDs in the job's PID namespace. The
+    /// machine's GPUs stay initialised until the job session ends.
     pub fn adopt(&self, mirrors: impl IntoIterator<Item = (u32, Mirror)>) {
+        self.shared.devices.lock().hold_all();
         let mut state = self.shared.lock();
         mirrors.into_iter().for_each(|(pid, mirror)| state.holdings.adopt(pid, mirror));
     }

@@ -343,7 +343,7 @@ impl Resumer<'_> {
         let agents = wanted.then(listen).transpose()?;
         let _links = create_links(manifest, &loading)?;
         let work = staging.subdir("work").context("cannot create a directory for CRIU's log")?;
-        if let Some(agents) = &agents {
+        if let Some(agents) = agents.as_ref().filter(|_| !manifest.gpu.is_empty()) {
             agents.adopt(mirrors);
         }
         let root_pid = self.run_criu(&namespace, &stdio, manifest, &mut loading, &work)?;

@@ -13,6 +13,8 @@ pub(crate) struct Config {
     pub(crate) copy_bytes_per_s: Option<f64>,
     /// `SIMCUDA_DIR`: where the devices' memory lies, shared by all processes that name the same directory.
     pub(crate) directory: PathBuf,
+    /// `SIMCUDA_PERSISTENCE`: whether the devices stay initialised while no process has them open.
+    pub(crate) is_persistent: bool,
     /// `SIMCUDA_THREADS`: how many host threads run a kernel's blocks.
     pub(crate) threads: usize,
     /// `SIMCUDA_JITTER`: seed of the random delays before each piece of asynchronous work.
@@ -39,6 +41,11 @@ impl Config {
             })?,
             directory: std::env::var_os("SIMCUDA_DIR")
                 .map_or_else(|| PathBuf::from(format!("/dev/shm/simcuda-{user}")), PathBuf::from),
+            is_persistent: variable("SIMCUDA_PERSISTENCE", false, |text| match text {
+                "0" => Some(false),
+                "1" => Some(true),
+                _ => None,
+            })?,
             threads: variable("SIMCUDA_THREADS", cores, |text| text.parse().ok().filter(|n| *n > 0))?,
             jitter: variable("SIMCUDA_JITTER", None, |text| text.parse().ok().map(Some))?,
         })

@@ -30,7 +30,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "share/outlives-exporter",
-        "a descriptor keeps memory alive after its process was killed",
+        "a descriptor keeps memory alive after its process was killed, while another one has the device open",
         outlives_exporter,
     ),
     check("share/counts-once", "shared memory counts once, until its last holder releases it", counts_once),
@@ -109,7 +109,7 @@ fn outlives_handle() -> Result {
 }
 
 fn outlives_exporter() -> Result {
-    // This process has no CUDA state while the exporter lives and dies: it only holds the descriptor.
+    gpu::start()?;
     let mut helper = Helper::start()?;
     let unit = 2 << 20;
     let address = helper.number(&format!("create {unit}"))?;
@@ -117,7 +117,6 @@ fn outlives_exporter() -> Result {
     helper.ask("export")?;
     let descriptor = helper.receive()?;
     helper.kill()?;
-    gpu::start()?;
     let handle = import(descriptor.as_raw_fd())?;
     let address = reserve(unit)?;
     map(address, unit, handle)?;

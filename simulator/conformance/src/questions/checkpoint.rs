@@ -107,8 +107,8 @@ pub(super) fn parked() -> Result<String> {
     let (address, handle) = mapped(size_bytes, true)?;
     ok!(cuMemsetD32_v2(address, 0x0246_8ace, size_bytes / 4));
     gpu::synchronize()?;
-    // The helper has opened the driver's library, but does not use CUDA.
-    let keeper = Helper::spawn()?;
+    // Keeps the device open too, as the launcher does: see `question/teardown`.
+    let keeper = Helper::start()?;
     let descriptor = export(handle)?;
     keeper.send(descriptor.as_fd())?;
     ok!(cuMemUnmap(address, size_bytes));

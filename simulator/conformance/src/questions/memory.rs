@@ -6,7 +6,7 @@ use std::time::Instant;
 use cuda_abi::sys::{CUmemPool_attribute, CUpointer_attribute as P};
 use cuda_abi::types::*;
 
-use crate::check::{Result, failed};
+use crate::check::{Result, Stop, failed};
 use crate::gpu::Flag;
 use crate::helper::Helper;
 use crate::vmm::{READ_WRITE, access, granularity, mapped, properties, reserve};
@@ -202,6 +202,22 @@ pub(super) fn parked() -> Result<String> {
     ))
 }
 
+pub(super) fn teardown() -> Result<String> {
+    let size_bytes = 2_u64 << 20;
+    let mut exporter = Helper::start()?;
+    exporter.number(&format!("create {size_bytes}"))?;
+    exporter.ask("export")?;
+    let descriptor = exporter.receive()?;
+    exporter.kill()?;
+    let mut importer = Helper::start()?;
+    importer.send(descriptor.as_fd())?;
+    Ok(match importer.number(&format!("import {size_bytes}")) {
+        Ok(_) => "it is there".to_owned(),
+        Err(Stop::Failed(error)) => format!("gone: {error}"),
+        Err(stop) => return Err(stop),
+    })
+}
+
 pub(super) fn fresh() -> Result<String> {
     gpu::start()?;
     let size_bytes = 8 << 20;
@@ -279,7 +295,7 @@ pub(super) fn bandwidth() -> Result<String> {
 /// A mapping of a memfd with all its pages present. It stays until the process ends.
 fn shared_memory(size_bytes: usize) -> Result<*mut c_void> {
     use rustix::mm::{MapFlags, ProtFlags};
-    let describe = |error: rustix::io::Errno| crate::check::Stop::Failed(format!("memfd: {error}"));
+    let describe = |error: rustix::io::Errno| Stop::Failed(format!("memfd: {error}"));
     let file = rustix::fs::memfd_create("staging", rustix::fs::MemfdFlags::CLOEXEC).map_err(describe)?;
     rustix::fs::ftruncate(&file, size_bytes as u64).map_err(describe)?;
     // SAFETY: a fresh mapping at an address of the kernel's choice replaces no other mapping.

@@ -70,6 +70,11 @@ pub const CHECKS: &[Check] = &[
         "does exported memory live while only a process without CUDA holds it",
         memory::parked,
     ),
+    question(
+        "question/teardown",
+        "is exported memory gone once no process has the device open (source: open-gpu-kernel-modules, nv.c; without persistence mode)",
+        memory::teardown,
+    ),
     question("question/fresh-memory", "is fresh memory of cuMemAlloc and of cuMemCreate zero", memory::fresh),
     question(
         "question/bandwidth",

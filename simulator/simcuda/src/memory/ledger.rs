@@ -17,6 +17,7 @@ use cuda_abi::sys::CUresult;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::retry_on_intr;
 
+use super::device_file;
 use super::trailer::{TRAILER_BYTES, Trailer};
 use crate::config::Config;
 use crate::error::Result;
@@ -33,6 +34,8 @@ pub(super) struct DeviceMemory {
     directory: PathBuf,
     pub(super) capacity_bytes: u64,
     ordinal: i32,
+    /// Memory that only exported descriptors hold lives on when no process has the device open.
+    is_persistent: bool,
 }
 
 /// What the ledger says.
@@ -47,11 +50,8 @@ pub(super) fn start(config: &Config) -> Result {
         own_directory(&config.directory)?;
         (0..config.devices)
             .map(|ordinal| {
-                DeviceMemory::open(
-                    &config.directory.join(format!("device{ordinal}")),
-                    config.memory_bytes,
-                    ordinal,
-                )
+                let directory = config.directory.join(format!("device{ordinal}"));
+                DeviceMemory::open(directory, config.memory_bytes, ordinal, config.is_persistent)
             })
             .collect()
     };
@@ -63,13 +63,18 @@ pub(super) fn start(config: &Config) -> Result {
     Ok(())
 }
 
+/// The memory of all devices.
+pub(super) fn devices() -> &'static [DeviceMemory] {
+    DEVICES.get().map_or(&[], Vec::as_slice)
+}
+
 /// The memory of a device.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_DEVICE` for an ordinal that does not exist.
 pub(super) fn device(ordinal: i32) -> Result<&'static DeviceMemory> {
     let index = usize::try_from(ordinal).map_err(|_| CUresult::CUDA_ERROR_INVALID_DEVICE)?;
-    DEVICES.get().and_then(|devices| devices.get(index)).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
+    devices().get(index).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
 }
 
 /// Makes the directory if need be; it must be the user's own, for others' files would be trusted else.
@@ -91,12 +96,51 @@ fn failed(error: impl Into<io::Error>) -> CUresult {
 }
 
 impl DeviceMemory {
-    pub(super) fn open(directory: &Path, capacity_bytes: u64, ordinal: usize) -> io::Result<Self> {
+    pub(super) fn open(
+        directory: PathBuf,
+        capacity_bytes: u64,
+        ordinal: usize,
+        is_persistent: bool,
+    ) -> io::Result<Self> {
         let ordinal = i32::try_from(ordinal).map_err(io::Error::other)?;
-        own_directory(directory)?;
-        let memory = Self { directory: directory.to_path_buf(), capacity_bytes, ordinal };
+        let memory = Self { directory, capacity_bytes, ordinal, is_persistent };
+        own_directory(&memory.directory)?;
         memory.under_lock(|counters| memory.reconcile(counters))?;
         Ok(memory)
+    }
+
+    /// Opens the device's file. The device begins anew if nobody had it open.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn open_file_of_device(&self) -> io::Result<File> {
+        self.under_lock(|counters| self.start_if_unused(counters))
+    }
+
+    /// Closes the device's file; tears the device down if nobody else has it open.
+    pub(super) fn close_file_of_device(&self, file: Option<File>) {
+        let closed = self.under_lock(|counters| {
+            drop(file);
+            self.start_if_unused(counters).map(drop)
+        });
+        if let Err(error) = closed {
+            failed(error);
+        }
+    }
+
+    /// Opens the device's file, and buries all memory if nobody else has it open.
+    fn start_if_unused(&self, counters: &mut Counters) -> io::Result<File> {
+        let file = device_file::open(&self.directory.with_file_name(format!("nvidia{}", self.ordinal)))?;
+        if !self.is_persistent && device_file::is_only_opener(&file)? {
+            for entry in std::fs::read_dir(&self.directory)? {
+                let entry = entry?;
+                if entry.file_name().as_encoded_bytes().starts_with(SEGMENT_PREFIX.as_bytes()) {
+                    std::fs::remove_file(entry.path())?;
+                }
+            }
+            counters.used_bytes = 0;
+        }
+        Ok(file)
     }
 
     /// Bytes in use by all processes, after the dead are buried.

@@ -6,6 +6,7 @@
 
 mod alloc;
 mod detach;
+mod device_file;
 mod heap;
 mod host;
 mod ipc;
@@ -36,6 +37,7 @@ pub(crate) use alloc::{
     cuMemGetAddressRange_v2, cuMemGetInfo_v2, free_internal,
 };
 pub(crate) use detach::{attach, detach};
+pub(crate) use device_file::DeviceFiles;
 pub(crate) use host::{
     cuMemAllocHost_v2, cuMemFreeHost, cuMemHostAlloc, cuMemHostGetDevicePointer_v2, cuMemHostGetFlags,
     cuMemHostRegister_v2, cuMemHostUnregister,

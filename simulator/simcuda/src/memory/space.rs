@@ -104,7 +104,8 @@ pub(super) struct HostRange {
 }
 
 impl HostRange {
-    /// Zeroed pages at an address that host and device share.
+    /// Zeroed pages at an address that host and device share: a shared mapping, `/dev/zero (deleted)` in
+    /// `/proc/PID/maps`, as the driver's (criu issue 2515).
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` if the host has too little.
@@ -112,7 +113,7 @@ impl HostRange {
         let len = size_bytes.checked_next_multiple_of(4096).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let pages = usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), pages, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {

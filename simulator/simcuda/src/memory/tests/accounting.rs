@@ -9,7 +9,7 @@ use crate::memory::ledger::DeviceMemory;
 const CAPACITY_BYTES: u64 = 8 * PAGE;
 
 fn device(directory: &std::path::Path) -> DeviceMemory {
-    DeviceMemory::open(directory, CAPACITY_BYTES, 0).unwrap()
+    DeviceMemory::open(directory.to_owned(), CAPACITY_BYTES, 0, false).unwrap()
 }
 
 #[test]
@@ -68,14 +68,14 @@ fn a_directory_that_is_not_the_user_s_is_refused() {
     let link = directory.path().join("link");
     std::fs::create_dir(&target).unwrap();
     std::os::unix::fs::symlink(&target, &link).unwrap();
-    assert!(DeviceMemory::open(&link, CAPACITY_BYTES, 0).is_err());
+    assert!(DeviceMemory::open(link, CAPACITY_BYTES, 0, false).is_err());
     let file = directory.path().join("file");
     std::fs::write(&file, "").unwrap();
-    assert!(DeviceMemory::open(&file, CAPACITY_BYTES, 0).is_err());
+    assert!(DeviceMemory::open(file, CAPACITY_BYTES, 0, false).is_err());
     // SAFETY: geteuid has no preconditions.
     if unsafe { libc::geteuid() } == 0 {
         std::os::unix::fs::chown(&target, Some(12345), None).unwrap();
-        assert!(DeviceMemory::open(&target, CAPACITY_BYTES, 0).is_err());
+        assert!(DeviceMemory::open(target, CAPACITY_BYTES, 0, false).is_err());
     }
 }
 
