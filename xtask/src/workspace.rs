@@ -48,8 +48,10 @@ pub fn target_dir() -> Result<PathBuf> {
 /// Builds simcuda and puts it where programs find it as the driver: the path of a `libcuda.so.1`, with a `libcuda.so`
 /// beside it for `cc -lcuda`.
 pub fn simcuda() -> Result<PathBuf> {
-    let status =
-        cargo().args(["build", "--package", "simcuda"]).status().context("could not start cargo build")?;
+    let status = cargo()
+        .args(["build", "--package", "simcuda", "--package", "simnvml"])
+        .status()
+        .context("could not start cargo build")?;
     ensure!(status.success(), "simcuda could not be built ({status})");
     link_simcuda()
 }
@@ -60,7 +62,11 @@ pub fn link_simcuda() -> Result<PathBuf> {
     let target = target_dir()?;
     let dir = target.join("simcuda");
     fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
-    for (name, leads_to) in [("libcuda.so.1", "../debug/libsimcuda.so"), ("libcuda.so", "libcuda.so.1")] {
+    for (name, leads_to) in [
+        ("libcuda.so.1", "../debug/libsimcuda.so"),
+        ("libcuda.so", "libcuda.so.1"),
+        ("libnvidia-ml.so.1", "../debug/libsimnvml.so"),
+    ] {
         let link = dir.join(name);
         match symlink(leads_to, &link) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {

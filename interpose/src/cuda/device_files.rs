@@ -1,4 +1,5 @@
-//! The driver's device files in the child of a fork.
+//! The driver's device files: whether a process has some without having initialised the driver, and what becomes of them
+//! in the child of a fork.
 //!
 //! The child of a process with a driver inherits its descriptors of `/dev/nvidia*` and its mappings of them: the mappings
 //! are not `VM_DONTCOPY` (open-gpu-kernel-modules, kernel-open/nvidia/nv-mmap.c). CRIU refuses both, so that a job with
@@ -46,6 +47,11 @@ pub(super) fn replace_in_child() {
     descriptors(of_descriptors).into_iter().for_each(put_null);
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines().filter_map(|line| Mapping::parse(line, of_mappings)).for_each(|mapping| mapping.replace());
+}
+
+/// Whether this process has a device file open.
+pub(super) fn are_open() -> bool {
+    !descriptors(prefixes().0).is_empty()
 }
 
 fn has_prefix(path: &[u8], prefixes: &str) -> bool {

@@ -2,9 +2,40 @@
 
 use std::ffi::c_uint;
 
+use thiserror::Error;
+
+use super::driver::{self, DriverError};
 use super::handler::handlers;
-use super::{activation, address_space};
+use super::{activation, address_space, real};
 use crate::cuda::result::SUCCESS;
+
+/// A process has a GPU's device files open, and the driver cannot take them away.
+#[derive(Debug, Error)]
+pub enum NotStarted {
+    #[error(
+        "it has device files of a GPU open, by NVML perhaps, and libcuda.so.1, which could release them, cannot be loaded"
+    )]
+    NotLoaded,
+    #[error(
+        "it has device files of a GPU open, by NVML perhaps, and the CUDA driver, which could release them: {0}"
+    )]
+    Refused(#[from] DriverError),
+}
+
+/// Initialises the driver in a process that has not done so itself.
+///
+/// # Errors
+/// There is no driver, or it cannot be initialised.
+pub(super) fn start_driver() -> Result<(), NotStarted> {
+    if !real::load() {
+        return Err(NotStarted::NotLoaded);
+    }
+    address_space::prepare();
+    // SAFETY: the call takes a number.
+    driver::check("cuInit", unsafe { driver::cuInit(0) })?;
+    activation::driver_started();
+    Ok(())
+}
 
 handlers! {
     fn cuInit(flags: c_uint) |call| {

@@ -14,7 +14,7 @@
 //! | `driver_support` | whether the driver supports checkpoints |
 //! | `gate`, `cold_call` | keeps calls out during a checkpoint, at almost no cost otherwise |
 //! | `activity` | GPU activity, for the hang detection |
-//! | `device_files` | the driver's device files in the child of a fork |
+//! | `device_files` | the driver's device files, held by NVML alone or inherited by a fork |
 //! | `context`, `objects`, `stream_capture` | contexts, objects and stream captures of the program |
 //! | `taint`, `sticky` | state that cannot be saved; errors after which every call fails |
 //! | `memory` | device memory: allocation, bookkeeping, offload and restore |

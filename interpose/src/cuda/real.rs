@@ -69,6 +69,12 @@ fn is_of_loaded_driver(library: &libc::Dl_info) -> bool {
     driver.is_some_and(|driver| driver.dli_fbase == library.dli_fbase)
 }
 
+/// Loads the driver, for good; whether that worked.
+pub(super) fn load() -> bool {
+    // SAFETY: dlopen takes a NUL-terminated name; the driver's constructors expect nothing of a program.
+    !unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY) }.is_null()
+}
+
 /// What the driver that is loaded has under a name, or null; nothing if none is loaded.
 fn in_loaded_driver(name: &CStr) -> Option<*mut c_void> {
     // RTLD_NOLOAD: a driver that the program has not loaded is not loaded by us. The handle stays open: the driver is

@@ -14,7 +14,6 @@
 #![cfg_attr(test, allow(dead_code, reason = "tests export nothing, so that nothing counts as reached"))]
 
 mod checkpoint;
-mod config;
 mod context;
 mod device;
 mod dispatch;

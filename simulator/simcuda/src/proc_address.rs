@@ -8,7 +8,9 @@ use cuda_abi::types::CUdriverProcAddressQueryResult;
 use cuda_abi::{Lookup, lookup};
 
 use crate::error::{Result, write_if_wanted, write_out};
-use crate::{config, exports};
+use simcuda_machine::config;
+
+use crate::exports;
 
 const PER_THREAD: u64 = sys::CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM as u64;
 const KNOWN_FLAGS: u64 =

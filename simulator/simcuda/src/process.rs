@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cuda_abi::sys::CUresult;
 
-use crate::config::Config;
 use crate::device::Device;
+use simcuda_machine::config::Config;
+
 use crate::error::Result;
 use crate::memory;
 

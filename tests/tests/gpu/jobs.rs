@@ -214,6 +214,27 @@ fn a_program_without_a_context_survives() {
     GpuJob::in_c("late.c").survives(kills());
 }
 
+/// A monitor has the GPUs' device files open by NVML alone, as has a launcher of training that counts its devices.
+#[test]
+fn a_gpu_monitor_survives() {
+    GpuJob::in_python("nvml_job.py").survives(kills());
+}
+
+/// The driver's checkpoint takes NVML's device files away too.
+#[test]
+fn a_program_with_nvml_and_the_driver_survives() {
+    let mut job = GpuJob::in_python("nvml_job.py");
+    job.program.arg("driver");
+    job.survives(kills());
+}
+
+#[test]
+fn workers_that_are_forked_by_a_gpu_monitor_survive() {
+    let mut job = GpuJob::in_python("nvml_job.py");
+    job.program.arg("workers");
+    job.survives(kills());
+}
+
 /// The workers of a pool that is forked once the driver has started, and the threads that feed it.
 #[test]
 fn numba_cuda_with_forked_workers_survives() {

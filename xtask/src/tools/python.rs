@@ -89,10 +89,11 @@ const CUDA: Wheels = Wheels {
         "numpy==2.4.6",
         "nvidia-cuda-nvrtc==13.0.88",
         "nvidia-cuda-runtime==13.0.96",
+        "nvidia-ml-py==13.615.71",
         "nvidia-nvvm==13.0.88",
         "packaging==26.3",
     ],
-    check: "import importlib.metadata as m, cuda.bindings.driver, numba.cuda; \
+    check: "import importlib.metadata as m, cuda.bindings.driver, numba.cuda, pynvml; \
             assert 'numba_cuda' in numba.cuda.__file__, numba.cuda.__file__; \
             print(*(f'{name} {m.version(name)}' for name in ('cuda-bindings', 'numba-cuda', 'numba')))",
     purpose: "tests of simcuda with Python programs",

@@ -7,6 +7,7 @@ use crate::cuda::bypass::BypassedDriver;
 use crate::cuda::capture::CaptureError;
 use crate::cuda::driver::DriverError;
 use crate::cuda::driver_support::UnsupportedDriver;
+use crate::cuda::init::NotStarted;
 use crate::cuda::memory::MemoryError;
 use crate::link::describe;
 
@@ -17,6 +18,8 @@ pub enum DetachError {
     Bypassed(#[from] BypassedDriver),
     #[error(transparent)]
     Unsupported(#[from] UnsupportedDriver),
+    #[error(transparent)]
+    NotStarted(#[from] NotStarted),
     #[error("its GPU state was lost in an earlier restore")]
     Lost,
     /// State that cannot be saved, in words for people.

@@ -46,8 +46,8 @@ use super::memory::offload::{self, Owner};
 use super::memory::physical::{Id, registry};
 use super::memory::{self, ipc, placement};
 use super::{
-    address_space, bypass, context, driver, driver_support, faults, gate, objects, proc_address,
-    stream_capture, taint, unknown_entry_points,
+    address_space, bypass, context, device_files, driver, driver_support, faults, gate, init, objects,
+    proc_address, stream_capture, taint, unknown_entry_points,
 };
 use crate::cuda::activation::is_started;
 use crate::link::{Link, describe};
@@ -201,7 +201,11 @@ impl Gpu for ProcessGpu {
     ) -> Result<Option<GpuReport>, DetachError> {
         bypass::check()?;
         if !is_started() {
-            return Ok(None);
+            if !device_files::are_open() {
+                return Ok(None);
+            }
+            // NVML alone: the driver's checkpoint takes its files away too (NVIDIA in cuda-checkpoint's release 570).
+            init::start_driver()?;
         }
         match phase() {
             Phase::Running => {}

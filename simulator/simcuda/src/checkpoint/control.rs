@@ -17,11 +17,11 @@ use rustix::mm::ProtFlags;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
 use super::fork::{self, Slot};
-use super::mapping::Mapping;
 use super::state::{self, State};
 use super::wire::{
     MAGIC, MAX_REQUEST_BYTES, PAGE_BYTES, PAGE_NAME, Page, Request, THREAD_NAME, VERSION, encode_reply,
 };
+use simcuda_machine::Mapping;
 
 struct Control {
     memfd: OwnedFd,

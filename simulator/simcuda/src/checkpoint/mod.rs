@@ -1,16 +1,15 @@
 //! The driver's checkpoint API: lock, checkpoint, restore, unlock, by the process itself or another one.
 //!
 //! `api` holds the handlers, [`lock`] the gate that every other call passes, `state` the states of this process
-//! and its way from one to the next, `dump_blockers` makes CRIU refuse the process while it holds driver state. Another
+//! and its way from one to the next, [`simcuda_machine::DumpBlockers`] makes CRIU refuse the process while it holds driver state. Another
 //! process finds a process of ours and asks it for an operation by `remote`; `control` answers it, and `wire`
 //! is the format that both use.
 
 mod api;
 mod control;
-mod dump_blockers;
 mod fork;
 pub(crate) mod lock;
-mod mapping;
+mod nvml;
 mod pairs;
 mod remote;
 mod state;

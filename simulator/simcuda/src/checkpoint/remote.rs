@@ -15,12 +15,12 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::mapping::Mapping;
 use super::state::State;
 use super::wire::{
     MAGIC, Operation, PAGE_BYTES, PAGE_NAME, Page, REPLY_BYTES, Request, THREAD_NAME, VERSION, decode_reply,
 };
 use crate::error::Result;
+use simcuda_machine::Mapping;
 
 /// Another process that holds driver state.
 pub(super) struct Target {

@@ -18,12 +18,13 @@ use std::time::{Duration, Instant};
 
 use cuda_abi::sys::{CUprocessState, CUresult};
 use parking_lot::Mutex;
+use simcuda_machine::DumpBlockers;
 
-use super::dump_blockers::DumpBlockers;
 use super::lock::GATE;
 use super::wire::{Operation, Pair};
-use super::{control, pairs};
+use super::{control, nvml, pairs};
 use crate::error::Result;
+use crate::memory::DeviceFiles;
 use crate::{context, memory, stream};
 
 /// The state of the process; the numbers are `CUprocessState`'s.
@@ -44,18 +45,24 @@ impl State {
     }
 }
 
+/// What a process with driver state holds, released when dropped.
+struct Hold {
+    _devices: DeviceFiles,
+    _blockers: DumpBlockers,
+}
+
 /// Held by one operation from beginning to end.
-static OPERATION: Mutex<Option<DumpBlockers>> = Mutex::new(None);
+static OPERATION: Mutex<Option<Hold>> = Mutex::new(None);
 /// Beside the lock, so that an operation that takes its time does not block queries.
 static STATE: AtomicU32 = AtomicU32::new(State::Running as u32);
 
 /// Polling interval of a waiting lock for the end of its caller.
 const CALLER_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The process has driver state from now on: it gets dump blockers.
+/// The process has driver state from now on: it opens the devices and gets dump blockers.
 ///
 /// # Errors
-/// As [`DumpBlockers::acquire`].
+/// As [`DeviceFiles::open`] and [`DumpBlockers::acquire`].
 pub(super) fn take_hold() -> io::Result<()> {
     acquire(&mut OPERATION.lock())
 }
@@ -74,11 +81,11 @@ pub(super) fn current() -> State {
 /// # Errors
 /// `CUDA_ERROR_ILLEGAL_STATE` if it does not suit the state, and the operation's own.
 pub(super) fn carry_out(operation: &Operation, wanted: &dyn Fn() -> bool) -> Result {
-    let blockers = &mut *OPERATION.lock();
+    let hold = &mut *OPERATION.lock();
     match operation {
         Operation::Lock { timeout_ms } => lock_process(*timeout_ms, wanted),
-        Operation::Checkpoint => checkpoint(blockers),
-        Operation::Restore { pairs } => restore(blockers, pairs),
+        Operation::Checkpoint => checkpoint(hold),
+        Operation::Restore { pairs } => restore(hold, pairs),
         Operation::Unlock => unlock(),
     }
 }
@@ -108,18 +115,19 @@ fn is_idle_by(limit: Option<Instant>) -> bool {
     GATE.wait_until_empty(until) && stream::drain(Some(until))
 }
 
-fn checkpoint(blockers: &mut Option<DumpBlockers>) -> Result {
+fn checkpoint(hold: &mut Option<Hold>) -> Result {
     expect(State::Locked)?;
     memory::detach()?;
-    release(blockers);
+    release(hold);
+    nvml::let_go();
     advance(State::Checkpointed);
     Ok(())
 }
 
-fn restore(blockers: &mut Option<DumpBlockers>, map: &[Pair]) -> Result {
+fn restore(hold: &mut Option<Hold>, map: &[Pair]) -> Result {
     expect(State::Checkpointed)?;
     pairs::check(map)?;
-    let attached = acquire(blockers)
+    let attached = acquire(hold)
         .map_err(|error| {
             eprintln!("simcuda: {error}");
             CUresult::CUDA_ERROR_OPERATING_SYSTEM
@@ -133,6 +141,7 @@ fn restore(blockers: &mut Option<DumpBlockers>, map: &[Pair]) -> Result {
         GATE.fail();
         return Err(error);
     }
+    nvml::take_hold();
     advance(State::Locked);
     Ok(())
 }
@@ -144,13 +153,13 @@ fn unlock() -> Result {
     Ok(())
 }
 
-fn acquire(blockers: &mut Option<DumpBlockers>) -> io::Result<()> {
-    *blockers = Some(DumpBlockers::acquire()?);
+fn acquire(hold: &mut Option<Hold>) -> io::Result<()> {
+    *hold = Some(Hold { _devices: DeviceFiles::open()?, _blockers: DumpBlockers::acquire()? });
     Ok(())
 }
 
-fn release(blockers: &mut Option<DumpBlockers>) {
-    *blockers = None;
+fn release(hold: &mut Option<Hold>) {
+    *hold = None;
 }
 
 fn expect(state: State) -> Result {

@@ -4,7 +4,7 @@
 
 use cuda_abi::sys::CUdevice_attribute as A;
 
-use super::{Device, pci};
+use super::Device;
 
 /// Compute capability times 10.
 pub(crate) const SM_VERSION: u32 = 90;
@@ -31,7 +31,7 @@ const L2_BYTES: i32 = 50 << 20;
 /// The value of an attribute; none if there is no such attribute in CUDA 13.0, the simulated driver.
 pub(super) fn value(device: &Device, attribute: u32) -> Option<i32> {
     if attribute == A::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID as u32 {
-        return Some(pci::bus(device.ordinal));
+        return Some(simcuda_machine::bus(device.ordinal));
     }
     if attribute == A::CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID as u32 {
         return Some(device.ordinal);

@@ -8,7 +8,9 @@ use std::ffi::{c_char, c_int};
 use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{CUarray_format, CUatomicOperation, CUdevice, CUdevice_attribute, CUexecAffinityType};
 
-use crate::config::Config;
+use simcuda_machine::DEVICE_NAME;
+use simcuda_machine::config::Config;
+
 use crate::context::Primary;
 use crate::error::{Result, write_both, write_out};
 use crate::process;
@@ -20,8 +22,6 @@ pub(crate) use attributes::{
 };
 pub(crate) use pci::{cuDeviceGetByPCIBusId, cuDeviceGetPCIBusId};
 
-const NAME: &str = "SimCUDA Device sm_90";
-
 /// One simulated device: a part with compute capability 9.0.
 pub(crate) struct Device {
     pub(crate) ordinal: i32,
@@ -32,22 +32,10 @@ pub(crate) struct Device {
 
 impl Device {
     pub(crate) fn new(ordinal: usize, config: &Config) -> Self {
-        // However the directory is spelt, it is the same device.
-        let directory = config.directory.canonicalize();
-        let uuid = uuid(directory.as_deref().unwrap_or(&config.directory), ordinal);
+        let uuid = simcuda_machine::uuid(&config.directory, ordinal);
         let ordinal = i32::try_from(ordinal).expect("the number of devices is bounded by the configuration");
         Self { ordinal, memory_bytes: config.memory_bytes, primary: Primary::new(), uuid }
     }
-}
-
-/// The same in every process that shares the device, another one for each device: what restore compares.
-fn uuid(directory: &std::path::Path, ordinal: usize) -> [u8; 16] {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(directory.as_os_str().as_encoded_bytes());
-    hasher.update(&[0]);
-    hasher.update(&(ordinal as u64).to_le_bytes());
-    let hash = hasher.finalize();
-    *hash.as_bytes().first_chunk().expect("a hash has 32 bytes")
 }
 
 pub(crate) unsafe fn cuDeviceGet(out: *mut CUdevice, ordinal: i32) -> Result {
@@ -66,7 +54,7 @@ pub(crate) unsafe fn cuDeviceGetName(out: *mut c_char, len: c_int, ordinal: CUde
     process::device(ordinal)?;
     let len = usize::try_from(len).ok().filter(|len| *len > 0).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: `out` is NULL or the caller's buffer of `len` bytes.
-    unsafe { write_text(out, len, NAME) }
+    unsafe { write_text(out, len, DEVICE_NAME) }
 }
 
 /// Writes a text and its NUL, cut to what fits.

@@ -4,18 +4,13 @@ use std::ffi::{CStr, c_char, c_int};
 
 use cuda_abi::sys::CUresult;
 use cuda_abi::types::CUdevice;
+use simcuda_machine::bus;
 
 use crate::error::{Result, write_out};
 use crate::process;
 
-const FIRST_BUS: i32 = 0x10;
 /// `0000:10:00.0` and its NUL.
 const TEXT_BYTES: usize = 13;
-
-/// The number of a device's bus.
-pub(super) fn bus(ordinal: i32) -> i32 {
-    FIRST_BUS + ordinal
-}
 
 pub(crate) unsafe fn cuDeviceGetPCIBusId(out: *mut c_char, len: c_int, ordinal: CUdevice) -> Result {
     let device = process::device(ordinal)?;

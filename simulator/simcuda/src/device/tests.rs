@@ -1,3 +1,5 @@
+use simcuda_machine::uuid;
+
 use super::*;
 use crate::testing;
 
@@ -48,7 +50,7 @@ fn a_name_is_cut_to_the_buffer() {
     // SAFETY: the buffer is as large as is said.
     unsafe { cuDeviceGetName(buffer.as_mut_ptr(), 64, 0) }.unwrap();
     // SAFETY: the call has written a NUL.
-    assert_eq!(unsafe { std::ffi::CStr::from_ptr(buffer.as_ptr()) }.to_str(), Ok(NAME));
+    assert_eq!(unsafe { std::ffi::CStr::from_ptr(buffer.as_ptr()) }.to_str(), Ok(DEVICE_NAME));
     // SAFETY: as above.
     unsafe { cuDeviceGetName(buffer.as_mut_ptr(), 4, 0) }.unwrap();
     // SAFETY: as above.

@@ -1,19 +1,13 @@
-//! A device's file, which stands for `/dev/nvidiaN`: every process that has initialised the driver has it open.
+//! The devices' files, as long as this process has its driver state.
 //!
-//! When the last of them closes it, a real device is torn down, with all memory that is held by exported descriptors
+//! When the last process closes a device, a real one is torn down, with all memory that is held by exported descriptors
 //! only, unless persistence mode is on (open-gpu-kernel-modules, kernel-open/nvidia/nv.c and rmobjexportimport.c). A
 //! killed process cannot do that itself, so it is made up for when the file is opened again.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 
 use super::ledger::{self, DeviceMemory};
-
-/// `F_SETSIG` of linux/fcntl.h, which the crate libc lacks.
-const F_SETSIG: libc::c_int = 10;
 
 /// The files of all devices, closed when dropped.
 pub(crate) struct DeviceFiles(Vec<(&'static DeviceMemory, Option<File>)>);
@@ -37,34 +31,10 @@ impl Drop for DeviceFiles {
     }
 }
 
-/// Opens a device's file, for writing: only writers are counted ([`is_only_opener`]).
-pub(super) fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
-}
-
-/// Whether nothing else has the file open: the kernel grants a lease for writing only then (fcntl(2), F_SETLEASE).
-///
-/// # Errors
-/// The kernel's.
-pub(super) fn is_only_opener(file: &File) -> io::Result<bool> {
-    let number = file.as_raw_fd();
-    // SAFETY: the argument is a number. Who opens the file while the lease is held waits, and its holder gets a signal:
-    // one that is ignored by default.
-    let armed = unsafe { libc::fcntl(number, F_SETSIG, libc::SIGURG) };
-    // SAFETY: as above.
-    if armed == 0 && unsafe { libc::fcntl(number, libc::F_SETLEASE, libc::F_WRLCK) } == 0 {
-        // SAFETY: as above.
-        unsafe { libc::fcntl(number, libc::F_SETLEASE, libc::F_UNLCK) };
-        return Ok(true);
-    }
-    match io::Error::last_os_error() {
-        error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-        error => Err(error),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn device(directory: &Path, is_persistent: bool) -> DeviceMemory {
@@ -101,20 +71,5 @@ mod tests {
         drop(killed);
         let _again = device.open_file_of_device().unwrap();
         assert!(device.open_segment(id).is_err());
-    }
-
-    #[test]
-    fn a_second_opener_is_noticed() {
-        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let path = directory.path().join("nvidia0");
-        let first = open(&path).unwrap();
-        assert!(is_only_opener(&first).unwrap());
-        let second = open(&path).unwrap();
-        assert!(!is_only_opener(&first).unwrap());
-        let copy = second.try_clone().unwrap();
-        drop(second);
-        assert!(!is_only_opener(&first).unwrap(), "as the child of a fork has it");
-        drop(copy);
-        assert!(is_only_opener(&first).unwrap());
     }
 }

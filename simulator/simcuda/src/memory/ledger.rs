@@ -16,16 +16,13 @@ use std::sync::OnceLock;
 use cuda_abi::sys::CUresult;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::retry_on_intr;
+use simcuda_machine::config::Config;
+use simcuda_machine::{Counters, LEDGER, device_directory, device_file};
 
-use super::device_file;
 use super::trailer::{TRAILER_BYTES, Trailer};
-use crate::config::Config;
 use crate::error::Result;
 
-const LEDGER: &str = "ledger";
 const SEGMENT_PREFIX: &str = "segment-";
-const LEDGER_BYTES: usize = 24;
-const LEDGER_MAGIC: &[u8; 8] = b"SIMLEDG1";
 
 static DEVICES: OnceLock<Vec<DeviceMemory>> = OnceLock::new();
 
@@ -38,19 +35,13 @@ pub(super) struct DeviceMemory {
     is_persistent: bool,
 }
 
-/// What the ledger says.
-struct Counters {
-    used_bytes: u64,
-    next_id: u64,
-}
-
 /// Opens the devices' memory.
 pub(super) fn start(config: &Config) -> Result {
     let open = || -> io::Result<Vec<DeviceMemory>> {
         own_directory(&config.directory)?;
         (0..config.devices)
             .map(|ordinal| {
-                let directory = config.directory.join(format!("device{ordinal}"));
+                let directory = device_directory(&config.directory, ordinal);
                 DeviceMemory::open(directory, config.memory_bytes, ordinal, config.is_persistent)
             })
             .collect()
@@ -130,7 +121,8 @@ impl DeviceMemory {
 
     /// Opens the device's file, and buries all memory if nobody else has it open.
     fn start_if_unused(&self, counters: &mut Counters) -> io::Result<File> {
-        let file = device_file::open(&self.directory.with_file_name(format!("nvidia{}", self.ordinal)))?;
+        let machine = self.directory.parent().unwrap_or(&self.directory);
+        let file = device_file::open(machine, usize::try_from(self.ordinal).unwrap_or(0))?;
         if !self.is_persistent && device_file::is_only_opener(&file)? {
             for entry in std::fs::read_dir(&self.directory)? {
                 let entry = entry?;
@@ -309,27 +301,4 @@ impl DeviceMemory {
 
 fn segment_bytes(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.len().saturating_sub(TRAILER_BYTES as u64))
-}
-
-impl Counters {
-    /// A ledger that is not one (new, or cut short by a crash) starts empty; reconciliation sets it right.
-    fn read(file: &File) -> io::Result<Self> {
-        let mut bytes = [0; LEDGER_BYTES];
-        let read = file.read_at(&mut bytes, 0)?;
-        if read < LEDGER_BYTES || &bytes[..8] != LEDGER_MAGIC {
-            return Ok(Self { used_bytes: 0, next_id: 0 });
-        }
-        let number = |at: usize| {
-            bytes[at..at + 8].iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
-        };
-        Ok(Self { used_bytes: number(8), next_id: number(16) })
-    }
-
-    fn write(&self, file: &File) -> io::Result<()> {
-        let mut bytes = [0; LEDGER_BYTES];
-        bytes[..8].copy_from_slice(LEDGER_MAGIC);
-        bytes[8..16].copy_from_slice(&self.used_bytes.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.next_id.to_le_bytes());
-        file.write_all_at(&bytes, 0)
-    }
 }

@@ -29,7 +29,8 @@ use std::sync::Arc;
 use space::{Right, Target};
 use state::STATE;
 
-use crate::config::Config;
+use simcuda_machine::config::Config;
+
 use crate::error::Result;
 
 pub(crate) use alloc::{

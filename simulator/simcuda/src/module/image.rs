@@ -9,9 +9,9 @@ use simcuda_ptx as ptx;
 
 use super::fatbin;
 use super::jit::Messages;
-use crate::config::{DEFAULT_DRIVER_VERSION, driver_version};
 use crate::device::{CONSTANT_BYTES, SHARED_BYTES_PER_BLOCK, SM_VERSION};
 use crate::error::Result;
+use simcuda_machine::config::{DEFAULT_DRIVER_VERSION, driver_version};
 
 /// What cuLinkComplete makes: this magic, the size of the whole, and each PTX text with its size before it
 /// (all sizes are 64 bits, little-endian).

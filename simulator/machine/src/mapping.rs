@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 /// Unmapped when dropped.
-pub(super) struct Mapping {
+pub struct Mapping {
     start: NonNull<c_void>,
     size_bytes: usize,
 }
@@ -24,11 +24,7 @@ impl Mapping {
     ///
     /// # Errors
     /// The kernel's, of mmap or madvise.
-    pub(super) fn shared(
-        descriptor: BorrowedFd<'_>,
-        size_bytes: usize,
-        protection: ProtFlags,
-    ) -> io::Result<Self> {
+    pub fn shared(descriptor: BorrowedFd<'_>, size_bytes: usize, protection: ProtFlags) -> io::Result<Self> {
         let mapping = Self::inherited(descriptor, size_bytes, protection)?;
         // SAFETY: the range is the mapping just made, and the advice changes nothing in this process.
         unsafe { mm::madvise(mapping.start.as_ptr(), size_bytes, mm::Advice::LinuxDontFork) }?;
@@ -39,7 +35,7 @@ impl Mapping {
     ///
     /// # Errors
     /// The kernel's, of mmap.
-    pub(super) fn inherited(
+    pub fn inherited(
         descriptor: BorrowedFd<'_>,
         size_bytes: usize,
         protection: ProtFlags,
@@ -52,7 +48,7 @@ impl Mapping {
     }
 
     /// Where the mapping begins, page-aligned.
-    pub(super) fn start(&self) -> NonNull<c_void> {
+    pub fn start(&self) -> NonNull<c_void> {
         self.start
     }
 }

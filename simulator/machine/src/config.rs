@@ -4,32 +4,32 @@ use std::path::PathBuf;
 
 /// The simulated machine.
 #[derive(Debug, Clone)]
-pub(crate) struct Config {
+pub struct Config {
     /// `SIMCUDA_DEVICES`: how many devices there are.
-    pub(crate) devices: usize,
+    pub devices: usize,
     /// `SIMCUDA_MEMORY`: memory of each device.
-    pub(crate) memory_bytes: u64,
+    pub memory_bytes: u64,
     /// `SIMCUDA_COPY_GBPS`: speed of a copy over the bus in 10^9 bytes per second; unset: as fast as it goes.
-    pub(crate) copy_bytes_per_s: Option<f64>,
+    pub copy_bytes_per_s: Option<f64>,
     /// `SIMCUDA_DIR`: where the devices' memory lies, shared by all processes that name the same directory.
-    pub(crate) directory: PathBuf,
+    pub directory: PathBuf,
     /// `SIMCUDA_PERSISTENCE`: whether the devices stay initialised while no process has them open.
-    pub(crate) is_persistent: bool,
+    pub is_persistent: bool,
     /// `SIMCUDA_THREADS`: how many host threads run a kernel's blocks.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// `SIMCUDA_JITTER`: seed of the random delays before each piece of asynchronous work.
-    pub(crate) jitter: Option<u64>,
+    pub jitter: Option<u64>,
 }
 
 /// CUDA 13.0, that is driver r580.
-pub(crate) const DEFAULT_DRIVER_VERSION: i32 = 13000;
+pub const DEFAULT_DRIVER_VERSION: i32 = 13000;
 
 impl Config {
     /// Reads the environment.
     ///
     /// # Errors
     /// Says which variable has which bad value and what is expected.
-    pub(crate) fn from_environment() -> Result<Self, String> {
+    pub fn from_environment() -> Result<Self, String> {
         // SAFETY: geteuid has no preconditions.
         let user = unsafe { libc::geteuid() };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -56,7 +56,7 @@ impl Config {
 ///
 /// # Errors
 /// Says what is wrong with `SIMCUDA_DRIVER_VERSION`.
-pub(crate) fn driver_version() -> Result<i32, String> {
+pub fn driver_version() -> Result<i32, String> {
     variable("SIMCUDA_DRIVER_VERSION", DEFAULT_DRIVER_VERSION, |text| {
         text.parse().ok().filter(|version| (11000..100_000).contains(version))
     })

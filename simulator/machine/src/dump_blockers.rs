@@ -1,5 +1,5 @@
-//! What a process with driver state holds: the devices' files, and what makes CRIU refuse the process, as the real
-//! driver's device files do: a descriptor and a mapping, each refused on its own. The child of a fork inherits both, as it does the driver's (mappings of device
+//! What makes CRIU refuse a process that has a device open, as the real driver's device files do: a descriptor and a
+//! mapping, each refused on its own. The child of a fork inherits both, as it does the driver's (mappings of device
 //! files are not `VM_DONTCOPY`: open-gpu-kernel-modules, kernel-open/nvidia/nv-mmap.c).
 //!
 //! The machines that run this have no device and no privilege, so the objects are ones that every Linux has and
@@ -20,17 +20,14 @@ use rustix::fs::ftruncate;
 use rustix::mm::{ProtFlags, UserfaultfdFlags, userfaultfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::mapping::Mapping;
-use crate::memory::DeviceFiles;
+use crate::Mapping;
 
 const PAGE_BYTES: usize = 4096;
 /// `UFFD_USER_MODE_ONLY` of linux/userfaultfd.h: what an ordinary user may always ask for.
 const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
 
-/// Two descriptors, as those of a device and of its control file, the mapping, and the devices' files, released when
-/// dropped.
-pub(super) struct DumpBlockers {
-    _devices: DeviceFiles,
+/// Two descriptors, as those of a device and of its control file, and the mapping, released when dropped.
+pub struct DumpBlockers {
     _descriptors: [OwnedFd; 2],
     _mapping: Mapping,
 }
@@ -46,9 +43,8 @@ impl DumpBlockers {
     ///
     /// # Errors
     /// Says what each candidate failed with.
-    pub(super) fn acquire() -> io::Result<Self> {
+    pub fn acquire() -> io::Result<Self> {
         Ok(Self {
-            _devices: DeviceFiles::open()?,
             _descriptors: [first_of("descriptor", &DESCRIPTORS)?, first_of("descriptor", &DESCRIPTORS)?],
             _mapping: first_of("mapping", &MAPPINGS)?,
         })
