@@ -48,6 +48,13 @@
 //!          <------------------------------- Withdrawn
 //! ```
 //!
+//! Before the launcher kills a job, it has the agents release the GPUs:
+//!
+//! ```text
+//!          <------------------------------- Release{timeout_ms}
+//!   Released{problem}  ------------------->
+//! ```
+//!
 //! Shared memory is captured by its owner, and no other process may write to it at that time. So every process that
 //! shares memory first drains its own work, then waits until all such processes have drained theirs, before it captures:
 //!
@@ -161,6 +168,12 @@ pub enum FromAgent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         gpu: Option<GpuReport>,
     },
+    /// The answer to [`ToAgent::Release`]. The process can only be killed.
+    Released {
+        /// Why its state is still on the GPU, if it is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        problem: Option<String>,
+    },
     /// The process cannot be dumped in this attempt. The agent keeps listening; the process continues unless it is lost.
     Failed {
         /// The attempt of [`ToAgent::Quiesce`].
@@ -226,6 +239,9 @@ pub struct Hello {
     /// Whether the agent supports [`ToAgent::QueryActivity`].
     #[serde(default, rename = "tells_activity", skip_serializing_if = "std::ops::Not::not")]
     pub supports_activity: bool,
+    /// Whether the agent supports [`ToAgent::Release`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub supports_release: bool,
 }
 
 /// The GPU state of a process at a checkpoint.
@@ -421,6 +437,12 @@ pub enum ToAgent {
     /// Requests the GPU activity of the process; only for agents that [support](Hello::supports_activity) it.
     #[serde(rename = "look")]
     QueryActivity,
+    /// The process is about to be killed: requests that the agent takes its state off the GPU, without saving it; only for
+    /// agents that [support](Hello::supports_release) it.
+    Release {
+        /// The time for that, in milliseconds.
+        timeout_ms: u64,
+    },
     /// Announces a checkpoint. The job keeps running.
     Prepare {
         /// The number of this attempt, which the answers repeat.
@@ -545,6 +567,7 @@ mod tests {
             away,
             is_detached: away.is_some(),
             supports_activity: false,
+            supports_release: false,
         }
     }
 
@@ -601,6 +624,8 @@ mod tests {
             &FromAgent::Hello(with_activity),
             r#"{"type":"hello","version":3,"pid":7,"start_time_ticks":99,"exe":"/bin/true","tells_activity":true}"#,
         );
+        has_json(&ToAgent::Release { timeout_ms: 5 }, r#"{"type":"release","timeout_ms":5}"#);
+        has_json(&FromAgent::Released { problem: None }, r#"{"type":"released"}"#);
         has_json(&ToAgent::QueryActivity, r#"{"type":"look"}"#);
         has_json(
             &FromAgent::Activity { calls: 9, is_waiting: true },

@@ -30,6 +30,7 @@ fn any_bytes_are_messages_or_errors() {
         away: Some(3),
         is_detached: true,
         supports_activity: true,
+        supports_release: true,
     };
     let progress = Progress { phase: Phase::Persist, done_bytes: 3, total_bytes: 10 };
     let samples = [

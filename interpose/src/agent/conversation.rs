@@ -106,6 +106,7 @@ fn answer(
             let Activity { calls, is_waiting } = gpu.activity();
             FromAgent::Activity { calls, is_waiting }
         }
+        ToAgent::Release { timeout_ms } => release(timeout_ms, gpu),
         ToAgent::Quiesce { attempt, timeout_ms, park } => {
             quiesce(attempt, timeout_ms, park, conversation, gpu)
         }
@@ -140,6 +141,12 @@ fn stage(attempt: u64, mirror: Delivered, gpu: &mut dyn Gpu) -> FromAgent {
         Ok(()) => FromAgent::Staged { attempt },
         Err(reason) => FromAgent::Failed { attempt, reason, is_lost: false },
     }
+}
+
+/// Takes the state off the GPU before the process is killed; returns the answer.
+fn release(timeout_ms: u64, gpu: &mut dyn Gpu) -> FromAgent {
+    let timeout = Duration::from_millis(timeout_ms);
+    FromAgent::Released { problem: described(guarded("released the GPU", || gpu.release(timeout))).err() }
 }
 
 /// Takes the state off the GPU; returns the answer.
@@ -199,6 +206,7 @@ fn greet(
         away: away.map(|absence| absence.attempt),
         is_detached,
         supports_activity: true,
+        supports_release: true,
     };
     say(socket, &FromAgent::Hello(hello))?;
     hear(socket)

@@ -95,6 +95,11 @@ impl Gpu for Played {
         Ok(Some(GpuReport { parked_bytes: 7, ..GpuReport::default() }))
     }
 
+    fn release(&mut self, timeout: Duration) -> Result<(), DetachError> {
+        note(format!("release {}", timeout.as_millis()));
+        if self.kind == Kind::Lost { Err(DetachError::Lost) } else { Ok(()) }
+    }
+
     fn undo(&mut self, _: &mut dyn Link) -> Result<(), AttachError> {
         note("undo".to_owned());
         Ok(())

@@ -36,6 +36,8 @@ pub fn program(name: &str) -> PathBuf {
 pub fn plain(program: &Path, devices: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", driver().parent().expect("a directory")).env("SIMCUDA_DIR", devices);
+    // The launchers of these tests do not hold the devices open.
+    command.env("SIMCUDA_PERSISTENCE", "1");
     command
 }
 

@@ -38,6 +38,7 @@
 //! | `unchanged.rs` | which parts of a mirror need not be read again for the store |
 //! | `broker.rs` | device memory that processes share |
 //! | `device_files.rs` | keeps the GPUs open while no process of the job does |
+//! | `release.rs` | before a kill: takes the processes off their GPUs |
 //! | `activity.rs` | GPU activity, for the watchdog |
 //! | `stuck.rs` | agents whose GPU driver does not come back |
 //! | `process.rs` | process handles, the results of quiesce and return, errors |
@@ -52,6 +53,7 @@ mod mirrors;
 mod peer;
 mod prepare;
 mod process;
+mod release;
 mod serve;
 mod state;
 mod stream;

@@ -21,6 +21,7 @@ use super::activity::{ActivityQuery, GpuActivity};
 use super::broker::{self, Participant};
 use super::prepare::Step;
 use super::process::{DetachedProcess, Loss, Process, ProcessHandle, pidfd};
+use super::release::Release;
 use super::state::{Arrival, Connection, ConnectionEnd, Phase, Returned};
 use super::stream::AgentStream;
 use super::{STACK_BYTES, Shared, peer};
@@ -62,6 +63,7 @@ impl Shared {
             preparation: None,
             refusal: None,
             activity_query: ActivityQuery::Unsupported,
+            release: Release::Unsupported,
         };
         let mut state = self.lock();
         let id = state.next_id;
@@ -124,6 +126,7 @@ impl Shared {
             FromAgent::Activity { calls, is_waiting } => {
                 self.record_activity(id, GpuActivity { calls, is_waiting });
             }
+            FromAgent::Released { problem } => self.record_release(id, problem),
             FromAgent::Staged { attempt } => self.record_step(id, attempt, Step::Staged),
             FromAgent::Park { count } => self.park(id, stream, count)?,
             // An attempt that fails after memory was parked takes the memory back before reporting the failure.
@@ -283,6 +286,7 @@ impl Shared {
         connection.is_registered = true;
         connection.activity_query =
             if hello.supports_activity { ActivityQuery::NotAsked } else { ActivityQuery::Unsupported };
+        connection.release = if hello.supports_release { Release::NotAsked } else { Release::Unsupported };
         let attempt = match phase {
             Phase::Quiescing { attempt, end } if connection.asked.is_none() => {
                 connection.asked = Some(attempt);

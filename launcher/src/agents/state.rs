@@ -13,6 +13,7 @@ use super::prepare::Preparation;
 use super::process::{
     DetachedProcess, GpuState, Loss, Process, ProcessHandle, QuiesceError, Quiesced, ReturnSummary,
 };
+use super::release::Release;
 use super::stream::AgentStream;
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub(super) struct Connection {
     pub(super) refusal: Option<String>,
     /// State of the question what the process does with its GPUs.
     pub(super) activity_query: ActivityQuery,
+    /// State of the request to release the process's GPUs.
+    pub(super) release: Release,
 }
 
 pub(super) struct Arrival {

@@ -52,6 +52,7 @@ pub(super) fn hello(pid: u32, away: Option<u64>) -> FromAgent {
         away,
         is_detached: false,
         supports_activity: false,
+        supports_release: false,
     })
 }
 
@@ -528,6 +529,7 @@ fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
         away: Some(4),
         is_detached: true,
         supports_activity: true,
+        supports_release: true,
     };
     send(&stream, &FromAgent::Hello(hello));
     assert!(matches!(receive(&stream).expect("an answer"), ToAgent::Refused { .. }));

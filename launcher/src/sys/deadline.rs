@@ -10,6 +10,8 @@ pub const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 pub const AGENT_HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for one write to an agent. An agent always reads, so only a stopped process reaches this timeout.
 pub const AGENT_WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for the job's processes to release their GPUs before they are killed.
+pub const GPU_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for a process to exit after it has closed its files.
 pub const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Polling interval for the existence of a process of the job.

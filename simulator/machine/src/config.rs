@@ -15,6 +15,8 @@ pub struct Config {
     pub directory: PathBuf,
     /// `SIMCUDA_PERSISTENCE`: whether the devices stay initialised while no process has them open.
     pub is_persistent: bool,
+    /// `SIMCUDA_KILL_RUINS`: whether killing a restored process ruins the devices.
+    pub kill_ruins: bool,
     /// `SIMCUDA_THREADS`: how many host threads run a kernel's blocks.
     pub threads: usize,
     /// `SIMCUDA_JITTER`: seed of the random delays before each piece of asynchronous work.
@@ -41,11 +43,8 @@ impl Config {
             })?,
             directory: std::env::var_os("SIMCUDA_DIR")
                 .map_or_else(|| PathBuf::from(format!("/dev/shm/simcuda-{user}")), PathBuf::from),
-            is_persistent: variable("SIMCUDA_PERSISTENCE", false, |text| match text {
-                "0" => Some(false),
-                "1" => Some(true),
-                _ => None,
-            })?,
+            is_persistent: variable("SIMCUDA_PERSISTENCE", false, parse_switch)?,
+            kill_ruins: variable("SIMCUDA_KILL_RUINS", false, parse_switch)?,
             threads: variable("SIMCUDA_THREADS", cores, |text| text.parse().ok().filter(|n| *n > 0))?,
             jitter: variable("SIMCUDA_JITTER", None, |text| text.parse().ok().map(Some))?,
         })
@@ -67,6 +66,15 @@ fn variable<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> Res
         Err(std::env::VarError::NotPresent) => Ok(default),
         Err(std::env::VarError::NotUnicode(text)) => Err(format!("{name}: not a text: {text:?}")),
         Ok(text) => parse(text.trim()).ok_or_else(|| format!("{name}: cannot use the value {text:?}")),
+    }
+}
+
+/// `0` or `1`.
+fn parse_switch(text: &str) -> Option<bool> {
+    match text {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
     }
 }
 

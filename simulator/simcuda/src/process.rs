@@ -73,7 +73,7 @@ fn start() -> Result<Machine> {
     let devices = (0..config.devices).map(|ordinal| Device::new(ordinal, &config)).collect();
     // SAFETY: the handler only stores to an atomic, which is allowed in the child of a fork.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
-    crate::checkpoint::start()?;
+    crate::checkpoint::start(&config)?;
     Ok(Machine { config, devices })
 }
 

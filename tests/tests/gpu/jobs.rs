@@ -1,6 +1,7 @@
 //! Programs with GPU state under ckpt-run: saved, killed at random moments, resumed, with the same output as if
 //! nothing had happened.
 
+use rustix::process::Signal;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -523,5 +524,34 @@ fn without_the_interposer_a_checkpoint_is_refused() {
     let refused = job.sandbox.call(["checkpoint"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     assert_eq!(running.wait(), 0, "{}", running.said());
+    assert_eq!(job.output(), job.unbroken());
+}
+
+/// Where killing a process that the driver has restored ruins the device, as with some real drivers. The job ignores
+/// SIGTERM, and its last snapshot fails, so that it is killed.
+#[test]
+fn a_restored_job_is_taken_off_its_gpus_before_it_is_killed() {
+    let mut job = GpuJob::new(|gpu, sandbox| {
+        let mut command = gpu.command("env");
+        command.arg("--ignore-signal=TERM").arg(gpu.compile(&cuda_program("vmm.c"), sandbox.path()));
+        command.arg(steps()).env("SIMCUDA_JITTER", "1");
+        command
+    });
+    job.program.env("SIMCUDA_KILL_RUINS", "1");
+    job.slow_down();
+    let mut command = job.command(library());
+    command.env("CKPT_FAULT", "prepare@2=error").env("CKPT_GRACE", "1s");
+    let mut running = job.sandbox.start_command("job", command);
+    running.until_answering(&job.sandbox);
+    job.until_more_lines(&mut running, 2);
+    running.checkpoint(&job.sandbox);
+    job.until_more_lines(&mut running, 1);
+    running.signal(Signal::TERM);
+    running.wait();
+    assert!(!running.said().contains("is killed with its state"), "{}", running.said());
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert!(running.said().contains("resumed from snapshot"), "{}", running.said());
     assert_eq!(job.output(), job.unbroken());
 }

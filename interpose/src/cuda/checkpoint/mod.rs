@@ -113,6 +113,13 @@ pub trait Gpu {
         link: &mut dyn Link,
     ) -> Result<Option<GpuReport>, DetachError>;
 
+    /// Takes the state off the GPU without saving it, if the driver has restored it before: the process is about to be
+    /// killed. Killing a process that NVIDIA's driver has restored can hang the host (cuda-checkpoint issue 53).
+    ///
+    /// # Errors
+    /// Why it is still there. The process cannot run on in either case.
+    fn release(&mut self, timeout: Duration) -> Result<(), DetachError>;
+
     /// Undoes what has been done of [`Gpu::detach`], and opens the gate.
     ///
     /// # Errors
@@ -142,6 +149,8 @@ pub struct ProcessGpu {
     mirror_id: u64,
     /// From before the lock until after the unlock, for a process that has no context.
     borrowed: Option<OnDevice>,
+    /// The driver has restored the process, or its image, from a checkpoint.
+    has_restored: bool,
     /// The number of captures that were begun, into any mirror. It is never reset: the launcher would mistake an
     /// older capture for the mirror's content.
     captures: u64,
@@ -231,6 +240,22 @@ impl Gpu for ProcessGpu {
             Ok(()) => Err(error),
             Err(undo) => Err(DetachError::NotUndone { error: Box::new(error), undo }),
         }
+    }
+
+    fn release(&mut self, timeout: Duration) -> Result<(), DetachError> {
+        if phase() != Phase::Running || !self.has_restored {
+            return Ok(());
+        }
+        let deadline = Instant::now() + timeout;
+        close_between_captures(deadline)?;
+        enter(Phase::Lost);
+        self.borrow_context(deadline)?;
+        self.drain(deadline)?;
+        // What is left on the device would be copied to host memory by the driver.
+        let ids: Vec<Id> = registry().allocations.keys().copied().collect();
+        offload::release(&ids)?;
+        self.driver.lock(deadline)?;
+        self.driver.checkpoint(deadline)
     }
 
     fn undo(&mut self, link: &mut dyn Link) -> Result<(), AttachError> {
@@ -401,7 +426,9 @@ impl ProcessGpu {
 
     /// Undoes the steps that were done. The mirror is mapped if memory has to be copied back.
     fn bring_back(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
+        let was_checkpointed = self.driver == DriverState::Checkpointed;
         self.driver.bring_back()?;
+        self.has_restored |= was_checkpointed;
         self.borrowed = None;
         relax();
         offload::unpark(link);

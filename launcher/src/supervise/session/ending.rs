@@ -9,9 +9,9 @@ use crate::job::ownership::OwnershipError;
 use crate::observe::control_server::Answer;
 use crate::supervise::events::{self, Hang};
 use crate::sys::deadline::{
-    CANCELLED_CHECKPOINT_TIMEOUT, KILLED_JOB_REPORT_TIMEOUT, LAST_OUTPUT_TIMEOUT, LEFTOVER_EXIT_TIMEOUT,
-    OUTCOME_RETRY_INTERVAL, OUTCOME_RETRY_TIMEOUT, OUTCOME_WRITE_TIMEOUT, STORE_RETRY_TIMEOUT,
-    USER_STOP_WINDOW, within,
+    CANCELLED_CHECKPOINT_TIMEOUT, GPU_RELEASE_TIMEOUT, KILLED_JOB_REPORT_TIMEOUT, LAST_OUTPUT_TIMEOUT,
+    LEFTOVER_EXIT_TIMEOUT, OUTCOME_RETRY_INTERVAL, OUTCOME_RETRY_TIMEOUT, OUTCOME_WRITE_TIMEOUT,
+    STORE_RETRY_TIMEOUT, USER_STOP_WINDOW, within,
 };
 use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED};
 use anyhow::anyhow;
@@ -205,10 +205,19 @@ impl JobSession<'_> {
     }
 
     fn kill_job(&self) {
-        if self.exit_code.is_none()
-            && let Err(error) = self.job.namespace.signal(-1, false, SIGKILL)
-        {
+        if self.exit_code.is_some() {
+            return;
+        }
+        self.release_gpus();
+        if let Err(error) = self.job.namespace.signal(-1, false, SIGKILL) {
             tracing::warn!("the job cannot be killed: {error}");
+        }
+    }
+
+    /// The job's processes are killed next.
+    fn release_gpus(&self) {
+        if let Some(agents) = &self.job.agents {
+            agents.release(GPU_RELEASE_TIMEOUT);
         }
     }
 
@@ -285,6 +294,7 @@ impl JobSession<'_> {
         while left() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }
+        self.release_gpus();
     }
 
     pub(super) fn finish(mut self) -> SessionEnd {

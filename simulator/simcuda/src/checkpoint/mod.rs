@@ -12,10 +12,12 @@ pub(crate) mod lock;
 mod nvml;
 mod pairs;
 mod remote;
+mod restored;
 mod state;
 mod wire;
 
 use cuda_abi::sys::CUresult;
+use simcuda_machine::config::Config;
 
 use crate::error::Result;
 
@@ -30,8 +32,8 @@ pub(crate) use api::{
 /// # Errors
 /// `CUDA_ERROR_OPERATING_SYSTEM` if the kernel refuses a descriptor, a mapping or a thread; the reason is printed to
 /// standard error.
-pub(crate) fn start() -> Result {
-    let started = state::take_hold().and_then(|()| control::start());
+pub(crate) fn start(config: &Config) -> Result {
+    let started = state::take_hold(config).and_then(|()| control::start());
     started.map_err(|error| {
         eprintln!("simcuda: {error}");
         state::let_go();

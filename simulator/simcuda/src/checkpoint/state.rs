@@ -19,13 +19,15 @@ use std::time::{Duration, Instant};
 use cuda_abi::sys::{CUprocessState, CUresult};
 use parking_lot::Mutex;
 use simcuda_machine::DumpBlockers;
+use simcuda_machine::config::Config;
 
 use super::lock::GATE;
+use super::restored::{self, Restored};
 use super::wire::{Operation, Pair};
 use super::{control, nvml, pairs};
 use crate::error::Result;
 use crate::memory::DeviceFiles;
-use crate::{context, memory, stream};
+use crate::{context, memory, process, stream};
 
 /// The state of the process; the numbers are `CUprocessState`'s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +51,7 @@ impl State {
 struct Hold {
     _devices: DeviceFiles,
     _blockers: DumpBlockers,
+    _restored: Option<Restored>,
 }
 
 /// Held by one operation from beginning to end.
@@ -62,9 +65,9 @@ const CALLER_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The process has driver state from now on: it opens the devices and gets dump blockers.
 ///
 /// # Errors
-/// As [`DeviceFiles::open`] and [`DumpBlockers::acquire`].
-pub(super) fn take_hold() -> io::Result<()> {
-    acquire(&mut OPERATION.lock())
+/// As [`restored::check`], [`DeviceFiles::open`] and [`DumpBlockers::acquire`].
+pub(super) fn take_hold(config: &Config) -> io::Result<()> {
+    acquire(&mut OPERATION.lock(), config, false)
 }
 
 /// The process has no driver state after all.
@@ -127,7 +130,7 @@ fn checkpoint(hold: &mut Option<Hold>) -> Result {
 fn restore(hold: &mut Option<Hold>, map: &[Pair]) -> Result {
     expect(State::Checkpointed)?;
     pairs::check(map)?;
-    let attached = acquire(hold)
+    let attached = acquire(hold, &process::machine()?.config, true)
         .map_err(|error| {
             eprintln!("simcuda: {error}");
             CUresult::CUDA_ERROR_OPERATING_SYSTEM
@@ -153,8 +156,13 @@ fn unlock() -> Result {
     Ok(())
 }
 
-fn acquire(hold: &mut Option<Hold>) -> io::Result<()> {
-    *hold = Some(Hold { _devices: DeviceFiles::open()?, _blockers: DumpBlockers::acquire()? });
+fn acquire(hold: &mut Option<Hold>, config: &Config, is_restored: bool) -> io::Result<()> {
+    restored::check(&config.directory)?;
+    *hold = Some(Hold {
+        _devices: DeviceFiles::open()?,
+        _blockers: DumpBlockers::acquire()?,
+        _restored: if is_restored { Restored::mark(config)? } else { None },
+    });
     Ok(())
 }
 

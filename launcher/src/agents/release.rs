@@ -1,0 +1,135 @@
+//! Taking the job's processes off their GPUs before they are killed.
+//!
+//! Killing a process that NVIDIA's driver has restored can hang the host some seconds later; a lock and a checkpoint by
+//! the driver before that avoid it (cuda-checkpoint issue 53, driver 595.71.05).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ckpt_protocol::agent::ToAgent;
+use tracing::{debug, warn};
+
+use super::state::{Connection, Phase};
+use super::{Agents, Shared};
+
+/// The state of the request to one agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Release {
+    /// The agent's version does not support the request.
+    Unsupported,
+    NotAsked,
+    Pending,
+    Answered,
+}
+
+impl Agents {
+    /// Has all processes take their state off the GPUs, without saving it, and waits for that at most for `timeout`. They
+    /// cannot run on: kill them. Processes that are detached, or about to be, are left as they are.
+    pub fn release(&self, timeout: Duration) {
+        let end = Instant::now() + timeout;
+        let mut state = self.shared.lock();
+        if state.phase != Phase::Listening {
+            return;
+        }
+        let mut streams = Vec::new();
+        for connection in state.connections.values_mut() {
+            if connection.is_registered && connection.release == Release::NotAsked {
+                connection.release = Release::Pending;
+                streams.push(Arc::clone(&connection.stream));
+            }
+        }
+        drop(state);
+        // A little less than is waited for here.
+        let timeout_ms = (timeout / 8 * 7).as_millis().try_into().unwrap_or(u64::MAX);
+        for stream in streams {
+            let failure = "an agent cannot be asked to release its GPUs";
+            stream.send_or_log(&ToAgent::Release { timeout_ms }, &[], failure);
+        }
+        let is_pending = |one: &Connection| one.release == Release::Pending;
+        let mut state = self.shared.lock();
+        let left = end.saturating_duration_since(Instant::now());
+        let _ = self.shared.changed.wait_while_for(
+            &mut state,
+            |state| state.connections.values().any(is_pending),
+            left,
+        );
+        for connection in state.connections.values().filter(|one| is_pending(one)) {
+            warn!(
+                "{} is killed with its state on the GPU: its GPU driver does not answer",
+                connection.process
+            );
+        }
+    }
+}
+
+impl Shared {
+    /// Records an agent's answer.
+    pub(super) fn record_release(&self, id: u64, problem: Option<String>) {
+        if let Some(connection) = self.lock().connections.get_mut(&id) {
+            connection.release = Release::Answered;
+            match problem {
+                Some(problem) => {
+                    warn!("{} is killed with its state on the GPU: {problem}", connection.process);
+                }
+                None => debug!(id, "an agent has released its GPUs"),
+            }
+        }
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+    use std::thread;
+
+    use ckpt_protocol::agent::{FromAgent, Hello};
+
+    use super::super::tests::{
+        LONG, SHORT, connect, connect_agent, hello, receive, send, socket_dir, until_count,
+    };
+    use super::*;
+
+    fn connect_with_release(path: &Path, pid: u32) -> UnixStream {
+        let FromAgent::Hello(plain) = hello(pid, None) else { unreachable!("a hello") };
+        let stream = connect(path);
+        send(&stream, &FromAgent::Hello(Hello { supports_release: true, ..plain }));
+        receive(&stream).expect("a welcome");
+        stream
+    }
+
+    /// An agent of an older version is not asked, and one that ends meanwhile is not waited for.
+    #[test]
+    fn all_agents_that_can_are_asked_and_waited_for() {
+        let (_directory, path) = socket_dir();
+        let agents = Agents::listen(&path, LONG).expect("listening");
+        let old = connect_agent(&path, 1, None);
+        let asked = [2, 3].map(|pid| connect_with_release(&path, pid));
+        until_count(&agents, 3);
+        let [answering, ending] = asked;
+        let answering = thread::spawn(move || {
+            assert_eq!(receive(&answering).expect("a message"), ToAgent::Release { timeout_ms: 52_500 });
+            send(&answering, &FromAgent::Released { problem: None });
+            answering
+        });
+        let ending = thread::spawn(move || drop(receive(&ending).expect("a message")));
+        let begun = Instant::now();
+        agents.release(Duration::from_secs(60));
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        ending.join().expect("an agent");
+        let answering = answering.join().expect("an agent");
+        // Once is enough.
+        agents.release(LONG);
+        drop((old, answering));
+    }
+
+    #[test]
+    fn an_agent_that_does_not_answer_is_given_up() {
+        let (_directory, path) = socket_dir();
+        let agents = Agents::listen(&path, LONG).expect("listening");
+        let _silent = connect_with_release(&path, 1);
+        until_count(&agents, 1);
+        agents.release(SHORT);
+    }
+}
