@@ -317,6 +317,30 @@ fn a_capture_that_nobody_is_told_of_counts() {
     job.does("check");
 }
 
+/// A driver that does not support checkpoints here costs no host memory in the next attempts.
+#[test]
+fn after_a_refusal_by_the_driver_no_mirror_is_asked_for() {
+    let mut job = Job::start(&[("SIMCUDA_FAULT", "cuCheckpointProcessLock:1=CUDA_ERROR_NOT_SUPPORTED")]);
+    job.does("fill 3");
+    let needs = |attempt| {
+        job.agent.say(&ToAgent::Prepare { attempt });
+        let FromAgent::Needs { mirror_bytes, .. } = job.agent.hear() else { panic!("no needs") };
+        mirror_bytes
+    };
+    let all = needs(1);
+    assert!(all > 0);
+    let answer = job.agent.quiesce(1);
+    assert!(matches!(answer, FromAgent::Failed { is_lost: false, .. }), "{answer:?}");
+    assert_eq!(needs(2), 0);
+    // The driver has changed its mind.
+    job.attempt = 2;
+    job.goes(true);
+    job.comes_back();
+    job.does("check");
+    job.agent.say(&ToAgent::Prepare { attempt: 3 });
+    assert_eq!(job.agent.hear(), FromAgent::Needs { attempt: 3, mirror_bytes: all });
+}
+
 #[test]
 fn without_a_mirror_memory_goes_the_drivers_way() {
     let mut job = Job::start(&[]);

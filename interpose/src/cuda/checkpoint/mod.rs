@@ -151,6 +151,9 @@ pub struct ProcessGpu {
     borrowed: Option<OnDevice>,
     /// The driver has restored the process, or its image, from a checkpoint.
     has_restored: bool,
+    /// The driver has refused the last attempt as not supported, which is often for good (MIG, MPS). Until it has not, no
+    /// mirror is asked for: that takes as much host memory as there is device memory.
+    is_unsupported: bool,
     /// The number of captures that were begun, into any mirror. It is never reset: the launcher would mistake an
     /// older capture for the mirror's content.
     captures: u64,
@@ -163,7 +166,10 @@ impl Gpu for ProcessGpu {
 
     fn mirror_bytes(&mut self) -> u64 {
         // A process that will be refused needs none.
-        let can_be_saved = is_started() && phase() == Phase::Running && driver_support::check().is_ok();
+        let can_be_saved = is_started()
+            && phase() == Phase::Running
+            && driver_support::check().is_ok()
+            && !self.is_unsupported;
         if can_be_saved { placement::place(&mut registry()) } else { 0 }
     }
 
@@ -230,12 +236,14 @@ impl Gpu for ProcessGpu {
         let result = self.take_off(attempt, begun, deadline, park, link);
         let error = match result {
             Ok(report) => {
+                self.is_unsupported = false;
                 enter(Phase::Detached);
                 faults::hit("detach-checkpointed");
                 return Ok(Some(report));
             }
             Err(error) => error,
         };
+        self.is_unsupported = matches!(error, DetachError::LockUnsupported { .. });
         match self.undo(link) {
             Ok(()) => Err(error),
             Err(undo) => Err(DetachError::NotUndone { error: Box::new(error), undo }),
