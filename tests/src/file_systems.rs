@@ -20,6 +20,8 @@ pub enum FileSystem {
     Ext4,
     /// XFS with reflinks on a loop device.
     Xfs,
+    /// Btrfs on a loop device.
+    Btrfs,
     /// tmpfs.
     Tmpfs,
     /// overlayfs, both layers on ext4.
@@ -80,23 +82,68 @@ impl FileSystem {
     pub fn mount(self, dir: &Path) -> Result<PathBuf, String> {
         let top = dir.join("mounted");
         fs::create_dir(&top).map_err(|error| error.to_string())?;
-        let image = dir.join("image");
-        match self {
-            Self::Tmpfs => call(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&top))?,
-            Self::Xfs => {
-                make_image(&image)?;
-                let mkfs = from_env("CKPT_TEST_MKFS_XFS", || "mkfs.xfs".into());
-                call(Command::new(mkfs).args(["-q", "-m", "reflink=1"]).arg(&image))?;
-                call(Command::new("mount").args(["-t", "xfs", "-o", "loop"]).arg(&image).arg(&top))?;
-            }
-            Self::Ext4 | Self::Overlay => {
-                make_image(&image)?;
-                call(Command::new("mkfs.ext4").arg("-q").arg(&image))?;
-                call(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).arg(&image).arg(&top))?;
-            }
+        if self == Self::Tmpfs {
+            call(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&top))?;
+        } else {
+            let image = dir.join("image");
+            make_image(&image, IMAGE_BYTES)?;
+            self.format(&image)?;
+            self.mount_image(&image, &top)?;
         }
         Ok(top)
     }
+
+    /// Makes one in an image.
+    ///
+    /// # Errors
+    /// Why that is not possible.
+    ///
+    /// # Panics
+    /// For tmpfs, which has no image.
+    pub fn format(self, image: &Path) -> Result<(), String> {
+        let mut mkfs = match self {
+            Self::Xfs => {
+                let mut mkfs = Command::new(from_env("CKPT_TEST_MKFS_XFS", || "mkfs.xfs".into()));
+                mkfs.args(["-m", "reflink=1"]);
+                mkfs
+            }
+            Self::Btrfs => Command::new(from_env("CKPT_TEST_MKFS_BTRFS", || "mkfs.btrfs".into())),
+            Self::Ext4 | Self::Overlay => {
+                let mut mkfs = Command::new("mkfs.ext4");
+                // The kernel would write the rest later, in the background.
+                mkfs.args(["-E", "lazy_itable_init=0,lazy_journal_init=0"]);
+                mkfs
+            }
+            Self::Tmpfs => panic!("a tmpfs has no image"),
+        };
+        call(mkfs.arg("-q").arg(image))
+    }
+
+    /// Mounts an image on the directory `top`, by a loop device that ends with the mount.
+    ///
+    /// # Errors
+    /// Why that is not possible.
+    ///
+    /// # Panics
+    /// For tmpfs, which has no image.
+    pub fn mount_image(self, image: &Path, top: &Path) -> Result<(), String> {
+        let (kind, options) = match self {
+            // A file that is renamed over another one is not written to the disk for that reason.
+            Self::Ext4 | Self::Overlay => ("ext4", "loop,nodiscard,noauto_da_alloc"),
+            Self::Xfs => ("xfs", "loop,nodiscard"),
+            Self::Btrfs => ("btrfs", "loop,nodiscard"),
+            Self::Tmpfs => panic!("a tmpfs has no image"),
+        };
+        call(Command::new("mount").args(["-t", kind, "-o", options]).arg(image).arg(top))
+    }
+}
+
+/// Unmounts what is mounted on a directory or file.
+///
+/// # Errors
+/// Why that is not possible.
+pub fn unmount(top: &Path) -> Result<(), String> {
+    call(Command::new("umount").arg(top))
 }
 
 /// Makes the directories of an overlay below `dir`, which does not exist. Returns the lower one.
@@ -121,8 +168,12 @@ pub fn mount_overlay(lower: &Path) -> Result<(), String> {
     call(Command::new("mount").args(["-t", "overlay", "-o", &options, "overlay"]).arg(lower))
 }
 
-fn make_image(path: &Path) -> Result<(), String> {
-    File::create(path).and_then(|file| file.set_len(IMAGE_BYTES)).map_err(|error| error.to_string())
+/// Makes a sparse file of this size.
+///
+/// # Errors
+/// Why that is not possible.
+pub fn make_image(path: &Path, bytes: u64) -> Result<(), String> {
+    File::create(path).and_then(|file| file.set_len(bytes)).map_err(|error| error.to_string())
 }
 
 fn call(command: &mut Command) -> Result<(), String> {

@@ -10,6 +10,7 @@ pub mod file_systems;
 pub mod gpu;
 pub mod habits;
 pub mod packs;
+pub mod power_loss;
 pub mod processes;
 pub mod system_calls;
 pub mod trees;

@@ -18,11 +18,12 @@ const PREFIX: &str = "SKIPPED: ";
 const KERNEL: &str = "not every kernel has, or allows in a container, what the test uses";
 const REACH: &str = "other users have no access to a workspace in a private directory";
 const OWNER: &str = "only root can give files to another user";
+const FULL: &str = "needs `cargo xtask test --full`";
 const MOUNT: &str = "not every container allows mounts and loop devices";
 
 /// The tests that may skip, by the end of their path, and why.
 const MAY_SKIP: &[(&str, &str)] = &[
-    ("a_newer_pytorch_in_a_root_of_its_own_survives", "needs `cargo xtask test --full`"),
+    ("a_newer_pytorch_in_a_root_of_its_own_survives", FULL),
     ("a_real_driver_passes_and_the_simulated_driver_does_the_same", "needs a GPU"),
     ("performance_counters", KERNEL),
     ("a_userfaultfd", KERNEL),
@@ -45,6 +46,9 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_job_runs_while_its_checkpoint_waits_for_a_lock", MOUNT),
     ("ext4", MOUNT),
     ("xfs_with_reflinks", MOUNT),
+    ("ext4_keeps_what_was_stored", MOUNT),
+    ("xfs_keeps_what_was_stored", FULL),
+    ("btrfs_keeps_what_was_stored", FULL),
     ("tmpfs_with_a_store_on_a_disk", MOUNT),
     ("overlayfs", MOUNT),
     ("a_resume_is_refused_before_anything_is_touched", "a file system with reflinks needs no copies"),

@@ -37,7 +37,7 @@ pub struct Args {
 /// skipped and may not.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let tools = tools::environment(&Tool::ALL)?;
-    let rootfs = args.full.then(tools::trixie_root).transpose()?;
+    let full = args.full.then(|| anyhow::Ok((tools::trixie_root()?, tools::mkfs_btrfs()?))).transpose()?;
     let mut test = match with_programs(tools)? {
         Ok(test) => test,
         Err(code) => return Ok(code),
@@ -48,8 +48,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let limited = ["timeout"].into_iter().chain(process::TIMEOUT).chain([limit]);
     test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", limited.collect::<Vec<_>>().join(" "));
     test.env("CKPT_TEST_BUNDLE", bundle::for_tests()?);
-    if let Some(rootfs) = rootfs {
+    if let Some((rootfs, mkfs_btrfs)) = full {
         test.env("CKPT_TEST_ROOTFS", rootfs)
+            .env("CKPT_TEST_MKFS_BTRFS", mkfs_btrfs)
+            // Power is lost at each flush, on three file systems.
+            .env("CKPT_TEST_POWER_LOSSES", "all")
             .env("CKPT_TEST_STRESS_S", STRESS_S)
             .env("CKPT_TEST_KILLS", KILLS)
             .env("CKPT_TEST_SEEDS", SEEDS)

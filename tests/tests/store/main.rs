@@ -8,5 +8,6 @@ mod forged;
 mod keeper;
 mod machines;
 mod memory;
+mod power_loss;
 mod reader;
 mod stores;

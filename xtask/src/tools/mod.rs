@@ -8,6 +8,7 @@
 //! | uvloop | - | PyPI's wheel, in a virtual environment ([`python`]) |
 //! | LMDB | - | PyPI's wheel, likewise |
 //! | mkfs.xfs | on `PATH` | the system's package `xfsprogs` |
+//! | mkfs.btrfs | on `PATH` | the system's package `btrfs-progs`, for `test --full` only |
 //! | cuda-bindings, numba-cuda | - | PyPI's wheels, likewise |
 //! | blake3, cryptography, zstandard | - | PyPI's wheels, likewise |
 //! | kubernetes-validate | - | PyPI's wheels, likewise |
@@ -52,6 +53,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     if args.full {
         println!("CKPT_TEST_ROOTFS={}", trixie_root()?.display());
+        println!("CKPT_TEST_MKFS_BTRFS={}", mkfs_btrfs()?.display());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -124,6 +126,12 @@ pub fn environment(tools: &[Tool]) -> Result<Variables> {
         variables.extend(tool.set_up()?);
     }
     Ok(variables)
+}
+
+/// The program `mkfs.btrfs`.
+pub fn mkfs_btrfs() -> Result<PathBuf> {
+    let _lock = lock()?;
+    set_up_program("mkfs.btrfs", "btrfs-progs")
 }
 
 /// CRIU: the program to call.
