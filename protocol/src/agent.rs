@@ -577,6 +577,12 @@ mod tests {
     }
 
     #[test]
+    fn messages_before_a_kill_keep_their_json() {
+        has_json(&ToAgent::Release { timeout_ms: 5 }, r#"{"type":"release","timeout_ms":5}"#);
+        has_json(&FromAgent::Released { problem: None }, r#"{"type":"released"}"#);
+    }
+
+    #[test]
     fn messages_keep_their_json() {
         has_json(
             &FromAgent::Hello(hello(3, None)),
@@ -624,8 +630,6 @@ mod tests {
             &FromAgent::Hello(with_activity),
             r#"{"type":"hello","version":3,"pid":7,"start_time_ticks":99,"exe":"/bin/true","tells_activity":true}"#,
         );
-        has_json(&ToAgent::Release { timeout_ms: 5 }, r#"{"type":"release","timeout_ms":5}"#);
-        has_json(&FromAgent::Released { problem: None }, r#"{"type":"released"}"#);
         has_json(&ToAgent::QueryActivity, r#"{"type":"look"}"#);
         has_json(
             &FromAgent::Activity { calls: 9, is_waiting: true },
