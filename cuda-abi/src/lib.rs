@@ -43,7 +43,7 @@ pub enum Class {
 pub struct EntryPoint {
     /// The exact ELF name.
     pub symbol: &'static str,
-    /// The name under which cuGetProcAddress knows it.
+    /// The name under which cuGetProcAddress knows it; empty if it does not.
     pub public_name: &'static str,
     /// The first CUDA version (1000 * major + 10 * minor) for which cuGetProcAddress hands the symbol out.
     pub since: u32,
@@ -134,25 +134,25 @@ pub enum Lookup {
 
 /// What cuGetProcAddress hands out for `public_name` to a program built for `cuda_version`.
 ///
-/// It is the newest variant that is not newer than `cuda_version`, and of that the per-thread one if `per_thread`
-/// is asked for and exists at that version (CUDA driver API reference, cuGetProcAddress: without a per-thread
-/// variant the legacy one is returned). Names are public names without a suffix: `cuMemAlloc` is one,
-/// `cuMemAlloc_v2` is not.
+/// It is the newest variant that is not newer than `cuda_version`; with `per_thread`, of a name that has per-thread
+/// symbols, the newest of these, and none for a version before the first of them (measured with NVIDIA's driver
+/// 550.163: `tests/lookups-550.txt`). Names are public names without a suffix: `cuMemAlloc` is one, `cuMemAlloc_v2`
+/// is not.
 pub fn lookup(public_name: &str, cuda_version: u32, per_thread: bool) -> Lookup {
-    let mut variants = ENTRY_POINTS.iter().filter(|row| row.public_name == public_name).peekable();
-    if variants.peek().is_none() {
+    let variants = || ENTRY_POINTS.iter().filter(|row| row.public_name == public_name);
+    if public_name.is_empty() || variants().next().is_none() {
         return Lookup::NotFound;
     }
-    let newest = variants.filter(|row| row.since <= cuda_version).max_by_key(|row| row.since);
-    match newest {
-        None => Lookup::VersionNotSufficient,
-        Some(EntryPoint { per_thread: Some((symbol, since)), .. })
-            if per_thread && *since <= cuda_version =>
-        {
-            Lookup::Found(symbol)
-        }
-        Some(row) => Lookup::Found(row.symbol),
-    }
+    let per_thread_symbols: Vec<_> =
+        variants().filter(|_| per_thread).filter_map(|row| row.per_thread).collect();
+    let symbols = if per_thread_symbols.is_empty() {
+        variants().map(|row| (row.symbol, row.since)).collect()
+    } else {
+        per_thread_symbols
+    };
+    let old_enough = symbols.into_iter().filter(|(_, since)| *since <= cuda_version);
+    let newest = old_enough.max_by_key(|(_, since)| *since);
+    newest.map_or(Lookup::VersionNotSufficient, |(symbol, _)| Lookup::Found(symbol))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! Sources: symbol names, versions and per-thread variants are those of `cuda.h`, `cudaTypedefs.h` and their
 //! GL, EGL, VDPAU and profiler kin in CUDA 12.9 and 13.5; parameters are cudarc's, which a test compares.
+//! What no header declares is exported by NVIDIA's libcuda.so.1 of 550.163, which another test compares.
 //! Rows are in the order of `cuda.h`; within one public name the versions rise.
 
 /// Calls the macro `$callback` with every entry point of the CUDA driver, in this form:
@@ -20,7 +21,8 @@
 /// those of [`types`](crate::types); every function returns [`CUresult`](crate::types::CUresult).
 ///
 /// A `legacy` row is exported by the driver, but has no signature here: no program that was built for CUDA 11
-/// or later asks for it, or it takes types of a graphics library. None has a per-thread variant.
+/// or later asks for it, it takes types of a graphics library, or no header declares it. None has a per-thread
+/// variant. An empty PUBLIC NAME says that the symbol is exported, but unknown to cuGetProcAddress.
 ///
 /// A callback that writes the parameters a second time for the per-thread symbol matches them as one
 /// `$parameters:tt` and takes them apart in a macro of its own, because a repetition cannot be used inside
@@ -1411,6 +1413,8 @@ macro_rules! entry_points {
         legacy cuMemAllocPitch = "cuMemAllocPitch" since 2000;
         legacy cuMemFree = "cuMemFree" since 2000;
         legacy cuMemGetAddressRange = "cuMemGetAddressRange" since 2000;
+        legacy cuMemGetAttribute = "" since 0;
+        legacy cuMemGetAttribute_v2 = "" since 0;
         legacy cuMemAllocHost = "cuMemAllocHost" since 2000;
         legacy cuMemHostGetDevicePointer = "cuMemHostGetDevicePointer" since 2020;
         legacy cuMemHostRegister = "cuMemHostRegister" since 4000;
@@ -1472,7 +1476,8 @@ macro_rules! entry_points {
         legacy cuEGLStreamProducerDisconnect = "cuEGLStreamProducerDisconnect" since 7000;
         legacy cuEGLStreamProducerPresentFrame = "cuEGLStreamProducerPresentFrame" since 7000;
         legacy cuEGLStreamProducerReturnFrame = "cuEGLStreamProducerReturnFrame" since 7000;
-        legacy cuEventCreateFromEGLSync = "cuEventCreateFromEGLSync" since 9000;
+        legacy cuEGLApiInit = "" since 0;
+        legacy cuEventCreateFromEGLSync = "" since 0;
         legacy cuGraphicsEGLRegisterImage = "cuGraphicsEGLRegisterImage" since 7000;
         legacy cuGraphicsResourceGetMappedEglFrame = "cuGraphicsResourceGetMappedEglFrame" since 7000;
 

@@ -208,7 +208,7 @@ fn routes(mut command: Command, driver: &Path, queries: &str) -> BTreeMap<String
 /// Names, versions and flags to ask cuGetProcAddress for: each name at each of its versions and just before it.
 fn queries() -> Vec<(&'static str, u32, u64)> {
     let mut queries = BTreeSet::new();
-    for row in ENTRY_POINTS {
+    for row in ENTRY_POINTS.iter().filter(|row| !row.public_name.is_empty()) {
         for version in [row.since, row.since - 10, 13000] {
             for flags in [0, 1, 2] {
                 queries.insert((row.public_name, version, flags));
@@ -219,8 +219,8 @@ fn queries() -> Vec<(&'static str, u32, u64)> {
     queries.into_iter().collect()
 }
 
-/// Runs `routes` with the driver under one file name, plain and with the interposer.
-fn look_up_everything(launcher: &Launcher, driver: &Path) {
+/// Runs `routes` with a driver of the version `newest` under one file name, plain and with the interposer.
+fn look_up_everything(launcher: &Launcher, driver: &Path, newest: u32) {
     let program = compile(launcher, "routes.c", "routes", &["-ldl"]);
     let queries = queries();
     let text: String =
@@ -245,8 +245,8 @@ fn look_up_everything(launcher: &Launcher, driver: &Path) {
     }
     assert_eq!(with["handle"], "libckpt_interpose.so cuInit");
     for (name, version, flags) in queries {
-        // What the driver hands out to a program of this version; simcuda is one of 13.0.
-        let (Lookup::Found(symbol), true) = (lookup(name, version, flags == 2), version <= 13000) else {
+        // What the driver hands out to a program of this version.
+        let (Lookup::Found(symbol), true) = (lookup(name, version, flags == 2), version <= newest) else {
             continue;
         };
         let route = format!("v2 {name} {version} {flags} = 0, 0");
@@ -260,7 +260,17 @@ fn look_up_everything(launcher: &Launcher, driver: &Path) {
 #[test]
 fn every_route_leads_to_us() {
     let launcher = Launcher::new();
-    look_up_everything(&launcher, &driver());
+    look_up_everything(&launcher, &driver(), 13000);
+}
+
+/// The same with NVIDIA's own library, which needs no GPU for that.
+#[test]
+fn every_route_to_nvidias_driver_leads_to_us() {
+    let default = "../target/tools/libcuda/prefix/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.1";
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join(default);
+    let library = std::env::var_os("CKPT_TEST_NVIDIA_LIBCUDA").map_or_else(default, Into::into);
+    assert!(library.is_file(), "{} is not there: call `cargo xtask test`", library.display());
+    look_up_everything(&Launcher::new(), &library, 12040);
 }
 
 #[test]
@@ -268,7 +278,7 @@ fn a_driver_under_another_name_is_known_by_its_soname() {
     let launcher = Launcher::new();
     let copy = launcher.path("renamed.so");
     fs::copy(driver(), &copy).expect("copied");
-    look_up_everything(&launcher, &copy);
+    look_up_everything(&launcher, &copy, 13000);
 }
 
 #[test]

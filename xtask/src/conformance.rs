@@ -1,11 +1,17 @@
-//! `cargo xtask conformance`: the conformance suite against simcuda or any other driver.
+//! `cargo xtask conformance`: the conformance suite against simcuda or any other driver, and what NVIDIA's own
+//! libcuda.so.1 shows without a GPU.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::{process, workspace};
+use crate::tools::{self, Tool};
+use crate::{process, test, workspace};
+
+/// The packages with tests of NVIDIA's library, and what the names of those tests contain.
+const REAL_DRIVER_PACKAGES: &[&str] = &["cuda-abi", "ckpt-interpose", "ckpt-conformance"];
+const REAL_DRIVER_TESTS: &str = "nvidias";
 
 /// Options of `cargo xtask conformance`.
 #[derive(clap::Args)]
@@ -13,6 +19,9 @@ pub struct Args {
     /// The libcuda.so.1 to check; without it simcuda, built now
     #[arg(long, value_name = "PATH")]
     lib: Option<PathBuf>,
+    /// Run the tests of NVIDIA's own libcuda.so.1 instead, which is downloaded and needs no GPU
+    #[arg(long, conflicts_with_all = ["lib", "json", "names"])]
+    real_driver: bool,
     /// Write all outcomes to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -23,6 +32,22 @@ pub struct Args {
 
 /// Builds the suite and runs it. The exit code is the suite's: 1 if a check failed, 2 for bad input.
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.real_driver { run_with_real_driver() } else { run_suite(args) }
+}
+
+/// Runs the tests of NVIDIA's library, which are also part of `cargo xtask test`.
+fn run_with_real_driver() -> Result<ExitCode> {
+    let mut command = match test::with_programs(tools::environment(&[Tool::NvidiaLibcuda])?)? {
+        Ok(command) => command,
+        Err(code) => return Ok(code),
+    };
+    let packages = REAL_DRIVER_PACKAGES.iter().flat_map(|package| ["--package", package]);
+    command.args(packages).args(["--features", "ckpt-interpose/faults", "--tests", "--no-fail-fast"]);
+    let status = command.args(["--", REAL_DRIVER_TESTS]).status().context("could not start cargo test")?;
+    Ok(process::exit_code(status))
+}
+
+fn run_suite(args: &Args) -> Result<ExitCode> {
     let here = std::env::current_dir().context("finding the working directory")?;
     let mut command = workspace::cargo();
     command.args(["run", "--quiet", "--package", "ckpt-conformance", "--", "--lib"]);

@@ -127,7 +127,6 @@ mod tests {
     const IGNORED: &[(&str, &str)] = &[
         ("faults_of_all_kinds_at_once_change_no_result", "a soak, run by `cargo xtask soak --chaos`"),
         ("ratios", "a measurement, run by `cargo xtask bench gpu`"),
-        ("the_table_has_every_symbol_of_the_driver", "run by hand with a real libcuda.so.1"),
         ("works_on_a_directory", "run by other tests in a process of its own"),
         ("write_the_stores_of_version_3", "run by hand to write the fixture of a version"),
         ("write_the_corpus", "run by hand to write the corpus of the fuzzers"),

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::LazyLock;
 
-use cuda_abi::sys::{self, CUresult};
+use cuda_abi::sys::{self, CUdriverProcAddressQueryResult_enum as Status, CUresult};
 use cuda_abi::types::CUdriverProcAddressQueryResult;
 use cuda_abi::{Lookup, lookup};
 
@@ -25,15 +25,21 @@ pub(crate) unsafe fn cuDriverGetVersion(out: *mut i32) -> Result {
     unsafe { write_out(out, version) }
 }
 
-/// The form of before CUDA 12, without a status.
+/// The form of before CUDA 12, without a status: a symbol that is not there is an error, and nothing is written (measured
+/// with NVIDIA's driver 550.163).
 pub(crate) unsafe fn cuGetProcAddress(
     symbol: *const c_char,
     out: *mut *mut c_void,
     version: i32,
     flags: u64,
 ) -> Result {
-    // SAFETY: all are the caller's own parameters, and NULL is allowed for the status.
-    unsafe { cuGetProcAddress_v2(symbol, out, version, flags, std::ptr::null_mut()) }
+    if out.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the caller's name.
+    let (address, _) = unsafe { find(symbol, version, flags) }?;
+    // SAFETY: `out` is the caller's out parameter, checked above.
+    unsafe { write_out(out, address.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?.cast_mut()) }
 }
 
 /// A symbol that is not there is no error: its address is NULL, and the status says why (CUDA driver API reference,
@@ -45,48 +51,52 @@ pub(crate) unsafe fn cuGetProcAddress_v2(
     flags: u64,
     status: *mut CUdriverProcAddressQueryResult,
 ) -> Result {
-    use sys::CUdriverProcAddressQueryResult as Status;
-    if symbol.is_null() || out.is_null() || flags & !KNOWN_FLAGS != 0 {
+    if out.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller passes a NUL-terminated name.
-    let name = unsafe { CStr::from_ptr(symbol) }.to_str().map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let driver = config::driver_version().unwrap_or(config::DEFAULT_DRIVER_VERSION);
-    if version > driver {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    let version = u32::try_from(version).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let (address, found) = match find(name, version, flags & PER_THREAD != 0) {
-        Lookup::Found(symbol) => (exports::address(symbol), Status::CU_GET_PROC_ADDRESS_SUCCESS),
-        // Entry points newer than the simulated driver are missing.
-        Lookup::VersionNotSufficient if is_newer_than(name, driver.unsigned_abs()) => {
-            (None, Status::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)
-        }
-        Lookup::VersionNotSufficient => (None, Status::CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
-        Lookup::NotFound => (None, Status::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
-    };
+    // SAFETY: the caller's name.
+    let (address, found) = unsafe { find(symbol, version, flags) }?;
     // SAFETY: `status` is the caller's out parameter or NULL.
     unsafe { write_if_wanted(status, found as u32) };
     // SAFETY: `out` is the caller's out parameter, checked above.
     unsafe { write_out(out, address.map_or(std::ptr::null_mut(), <*const c_void>::cast_mut)) }
 }
 
-/// The empty name means cuGetProcAddress itself: NVIDIA's runtime asks for it first, with version 0, to
-/// see whether the call works.
-fn find(name: &str, version: u32, per_thread: bool) -> Lookup {
-    if name.is_empty() {
-        return Lookup::Found("cuGetProcAddress_v2");
+/// The address of a name, and the status. A version above the driver's, or below 0, counts as the driver's (measured with
+/// NVIDIA's driver 550.163).
+///
+/// # Safety
+/// `symbol` is NULL or a NUL-terminated name.
+unsafe fn find(symbol: *const c_char, version: i32, flags: u64) -> Result<(Option<*const c_void>, Status)> {
+    const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+    if symbol.is_null() || flags & !KNOWN_FLAGS != 0 {
+        return Err(INVALID);
     }
-    lookup(name, version, per_thread)
+    // SAFETY: not NULL, and the caller vouches for the rest.
+    let name = unsafe { CStr::from_ptr(symbol) }.to_str().map_err(|_| INVALID)?;
+    let driver = config::driver_version().unwrap_or(config::DEFAULT_DRIVER_VERSION).unsigned_abs();
+    let version = u32::try_from(version).map_or(driver, |version| version.min(driver));
+    Ok(match lookup(name, version, flags & PER_THREAD != 0) {
+        Lookup::Found(symbol) => (exports::address(symbol), Status::CU_GET_PROC_ADDRESS_SUCCESS),
+        // Entry points newer than the simulated driver are missing.
+        Lookup::VersionNotSufficient if is_newer_than(name, driver) => {
+            (None, Status::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)
+        }
+        Lookup::VersionNotSufficient => (None, Status::CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
+        Lookup::NotFound => (None, Status::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
+    })
 }
 
 fn is_newer_than(name: &str, driver: u32) -> bool {
     lookup(name, driver, false) == Lookup::VersionNotSufficient
 }
 
-/// Private tables are not simulated (simulator/README.md says why).
-pub(crate) unsafe fn cuGetExportTable(_table: *mut *const c_void, _id: *const sys::CUuuid) -> Result {
-    Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+/// Private tables are not simulated (simulator/README.md says why): each is unknown, and NULL, as an unknown one is to
+/// NVIDIA's driver 550.163.
+pub(crate) unsafe fn cuGetExportTable(table: *mut *const c_void, _id: *const sys::CUuuid) -> Result {
+    // SAFETY: the caller's out parameter.
+    unsafe { write_out(table, std::ptr::null()) }?;
+    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
 /// Every result that the driver of CUDA 13.4 knows.

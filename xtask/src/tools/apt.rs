@@ -49,6 +49,15 @@ fn renamed_sources(index_targets: &str, codename: &str, suite: &str) -> Vec<Sour
     ["", "-updates", "-security"].into_iter().filter_map(find).collect()
 }
 
+/// A part of a distribution's archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// Free software.
+    Free,
+    /// What may be distributed, but is not free software.
+    NonFree,
+}
+
 /// An apt with its own sources, lists and cache, that believes that nothing is installed: so it resolves every
 /// dependency, libc included, and downloads it.
 pub struct PrivateApt {
@@ -59,8 +68,8 @@ pub struct PrivateApt {
 impl PrivateApt {
     /// Makes one in `dir`, for `suite` of the distribution that runs here. Its packages must be signed by that
     /// distribution's key.
-    pub fn create(dir: &Path, os: &Os, suite: &str) -> Result<Self> {
-        let (components, keyring) = archive(os)?;
+    pub fn create(dir: &Path, os: &Os, suite: &str, section: Section) -> Result<Self> {
+        let (components, keyring) = archive(os, section)?;
         ensure!(keyring.exists(), "{} is missing, so that packages could not be verified", keyring.display());
         let sources = sources(os, suite)?;
         for sub in ["parts", "state/lists/partial", "cache/archives/partial"] {
@@ -94,7 +103,23 @@ impl PrivateApt {
     /// Downloads packages with all that they depend on, and returns the files.
     pub fn download(&self, packages: &[&str], log: &Path) -> Result<Vec<PathBuf>> {
         process::logged(self.apt_get().args(["-y", "--download-only", "install"]).args(packages), log)?;
-        let archives = self.dir.join("cache/archives");
+        self.downloaded(packages)
+    }
+
+    /// Downloads packages without what they depend on, and returns the files.
+    pub fn download_alone(&self, packages: &[&str], log: &Path) -> Result<Vec<PathBuf>> {
+        let mut command = self.apt_get();
+        command.arg("download").args(packages).current_dir(self.archives());
+        process::logged(&mut command, log)?;
+        self.downloaded(packages)
+    }
+
+    fn archives(&self) -> PathBuf {
+        self.dir.join("cache/archives")
+    }
+
+    fn downloaded(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
+        let archives = self.archives();
         let mut files = Vec::new();
         for entry in fs::read_dir(&archives).with_context(|| format!("reading {}", archives.display()))? {
             let path = entry?.path();
@@ -124,12 +149,16 @@ impl PrivateApt {
 }
 
 /// The components of a distribution's archive that packages are taken from, and the keys that it is signed with.
-fn archive(os: &Os) -> Result<(&'static str, &'static Path)> {
-    match os.id.as_str() {
-        "debian" => Ok(("main", Path::new("/usr/share/keyrings/debian-archive-keyring.gpg"))),
+fn archive(os: &Os, section: Section) -> Result<(&'static str, &'static Path)> {
+    let debian = Path::new("/usr/share/keyrings/debian-archive-keyring.gpg");
+    match (os.id.as_str(), section) {
+        ("debian", Section::Free) => Ok(("main", debian)),
+        ("debian", Section::NonFree) => Ok(("non-free", debian)),
         // Not tried: the project's machines are Debian's.
-        "ubuntu" => Ok(("main universe", Path::new("/usr/share/keyrings/ubuntu-archive-keyring.gpg"))),
-        other => bail!("no archive of {other} is known"),
+        ("ubuntu", Section::Free) => {
+            Ok(("main universe", Path::new("/usr/share/keyrings/ubuntu-archive-keyring.gpg")))
+        }
+        (other, _) => bail!("no archive of {other} with these packages is known"),
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::apt::{self, PrivateApt};
+use super::apt::{self, PrivateApt, Section};
 use super::os::Os;
 use super::{finish, log_file, unfinished};
 use crate::{process, say, workspace};
@@ -168,7 +168,7 @@ fn unpack(place: &Path) -> Result<(Version, &'static str)> {
 
 fn unpack_suite(os: &Os, suite: &str, place: &Path, log: &Path) -> Result<Version> {
     let work = unfinished()?;
-    let apt = PrivateApt::create(&work.path().join("apt"), os, suite)?;
+    let apt = PrivateApt::create(&work.path().join("apt"), os, suite, Section::Free)?;
     apt.update(log)?;
     let candidate = apt.show("criu")?;
     let candidate = Version::parse(&candidate).context("its criu has no version")?;

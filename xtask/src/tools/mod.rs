@@ -13,6 +13,7 @@
 //! | blake3, cryptography, zstandard | - | PyPI's wheels, likewise |
 //! | kubernetes-validate | - | PyPI's wheels, likewise |
 //! | Slurm, munge | in `CKPT_TEST_SLURM` | packages of the system's own suite, unpacked into a prefix ([`slurm`]) |
+//! | NVIDIA's libcuda.so.1 | in `CKPT_TEST_NVIDIA_LIBCUDA` | packages of Debian's section non-free, unpacked ([`libcuda`]) |
 //! | a root with PyTorch 2.6 | - | debootstrap, for `test --full` only ([`rootfs`]) |
 //!
 //! Each tool is built beside its final place and renamed into it: an interrupted set-up is never mistaken for a
@@ -20,6 +21,7 @@
 
 mod apt;
 mod criu;
+mod libcuda;
 mod os;
 pub mod python;
 mod rootfs;
@@ -79,6 +81,8 @@ pub enum Tool {
     Lmdb,
     /// The program `mkfs.xfs`.
     MkfsXfs,
+    /// NVIDIA's own `libcuda.so.1`.
+    NvidiaLibcuda,
 }
 
 /// Environment variables.
@@ -86,7 +90,7 @@ pub type Variables = Vec<(&'static str, OsString)>;
 
 impl Tool {
     /// What the whole test suite needs.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Criu,
         Self::Torch,
         Self::Uvloop,
@@ -96,6 +100,7 @@ impl Tool {
         Self::Slurm,
         Self::Lmdb,
         Self::MkfsXfs,
+        Self::NvidiaLibcuda,
     ];
 
     fn set_up(self) -> Result<Variables> {
@@ -114,6 +119,7 @@ impl Tool {
             Self::Slurm => one("CKPT_TEST_SLURM", slurm::set_up()?),
             Self::Lmdb => one("CKPT_TEST_LMDB", python::set_up_lmdb()?),
             Self::MkfsXfs => one("CKPT_TEST_MKFS_XFS", set_up_program("mkfs.xfs", "xfsprogs")?),
+            Self::NvidiaLibcuda => one(libcuda::VARIABLE, libcuda::set_up()?),
         })
     }
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::apt::{self, PrivateApt};
+use super::apt::{self, PrivateApt, Section};
 use super::os::Os;
 use super::{finish, log_file, unfinished};
 use crate::{process, say, workspace};
@@ -79,7 +79,7 @@ fn unpack(place: &Path) -> Result<String> {
         log.display()
     );
     let work = unfinished()?;
-    let apt = PrivateApt::create(&work.path().join("apt"), &os, &os.codename)?;
+    let apt = PrivateApt::create(&work.path().join("apt"), &os, &os.codename, Section::Free)?;
     apt.update(&log)?;
     let mut packages = apt.download(PACKAGES, &log)?;
     // The system's loader would not go with another libc.

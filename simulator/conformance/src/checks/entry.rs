@@ -32,15 +32,14 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "entry/newer-than-driver",
-        "a version beyond the driver's is CUDA_ERROR_INVALID_VALUE (reference, cuGetProcAddress)",
+        "a version beyond the driver's, or a negative one, counts as the driver's (source: measured with 550.163)",
         newer_than_driver,
     ),
     check("entry/null-status", "the status is optional (reference, cuGetProcAddress)", null_status),
-    check("entry/first-form", "cuGetProcAddress of CUDA 11 has no status", first_form),
     check(
-        "entry/null-arguments",
-        "NULL for the name or the result is CUDA_ERROR_INVALID_VALUE",
-        null_arguments,
+        "entry/first-form",
+        "cuGetProcAddress of CUDA 11 has no status: what it does not find is CUDA_ERROR_NOT_FOUND (source: measured with 550.163)",
+        first_form,
     ),
     check(
         "entry/empty-name",
@@ -163,8 +162,18 @@ fn too_old() -> Result {
 }
 
 fn newer_than_driver() -> Result {
-    let found = look_up("cuInit", 99000, 0)?;
-    expect_equal("result", gpu::name_of(found.code), "CUDA_ERROR_INVALID_VALUE".into())
+    let mut version = 0;
+    ok!(cuDriverGetVersion(&raw mut version));
+    let newest = look_up("cuMemAlloc", version, 0)?;
+    for beyond in [99000, -1] {
+        let found = look_up("cuMemAlloc", beyond, 0)?;
+        expect_equal("result", gpu::name_of(found.code), "CUDA_SUCCESS".into())?;
+        ensure!(
+            found.address == newest.address && !found.address.is_null(),
+            "version {beyond}: another function"
+        );
+    }
+    Ok(())
 }
 
 fn null_status() -> Result {
@@ -178,27 +187,17 @@ fn first_form() -> Result {
     let mut address = std::ptr::null_mut();
     ok!(cuGetProcAddress(c"cuInit".as_ptr(), &raw mut address, 11030, 0));
     ensure!(!address.is_null(), "cuInit was not found");
-    Ok(())
-}
-
-fn null_arguments() -> Result {
-    let mut address = std::ptr::null_mut();
-    let mut status = 0;
-    let name = c"cuInit".as_ptr();
-    gives!(
-        CUDA_ERROR_INVALID_VALUE,
-        cuGetProcAddress_v2(std::ptr::null(), &raw mut address, 12000, 0, &raw mut status)
-    );
-    gives!(
-        CUDA_ERROR_INVALID_VALUE,
-        cuGetProcAddress_v2(name, std::ptr::null_mut(), 12000, 0, &raw mut status)
-    );
+    let found = address;
+    gives!(CUDA_ERROR_NOT_FOUND, cuGetProcAddress(c"cuNoSuchCall".as_ptr(), &raw mut address, 11030, 0));
+    ensure!(address == found, "the result was written");
     Ok(())
 }
 
 fn empty_name() -> Result {
     let found = look_up("", 0, 0)?;
-    expect_equal("result", gpu::name_of(found.code), "CUDA_SUCCESS".into())
+    expect_equal("result", gpu::name_of(found.code), "CUDA_SUCCESS".into())?;
+    ensure!(found.address.is_null(), "there is no such function");
+    Ok(())
 }
 
 fn per_thread_flag() -> Result {
