@@ -25,9 +25,16 @@ pub(crate) struct Allocation {
 }
 
 /// All allocations by their address; the nodes own them.
-static KNOWN: Mutex<BTreeMap<u64, Weak<Allocation>>> = Mutex::new(BTreeMap::new());
+static KNOWN: Mutex<BTreeMap<u64, Known>> = Mutex::new(BTreeMap::new());
 /// The most bytes that graphs have used and reserved of each device.
 static HIGH: Mutex<BTreeMap<i32, Usage>> = Mutex::new(BTreeMap::new());
+
+/// What can be told of an allocation without owning it for a moment: its last owner gives its memory back.
+struct Known {
+    size_bytes: u64,
+    device: i32,
+    allocation: Weak<Allocation>,
+}
 
 #[derive(Clone, Copy, Default)]
 struct Usage {
@@ -61,7 +68,8 @@ impl Allocation {
 
     fn known(address: u64, size_bytes: u64, device: i32, owner: usize) -> Arc<Self> {
         let allocation = Arc::new(Self { address, size_bytes, device, owner, freed_by: Mutex::default() });
-        KNOWN.lock().insert(address, Arc::downgrade(&allocation));
+        let known = Known { size_bytes, device, allocation: Arc::downgrade(&allocation) };
+        KNOWN.lock().insert(address, known);
         note_usage(device);
         allocation
     }
@@ -121,10 +129,6 @@ impl Allocation {
         memory::graph_set_left(self.address, is_left);
     }
 
-    fn is_mapped(&self) -> bool {
-        memory::span(self.address, self.device).is_some()
-    }
-
     /// The allocation node is reached.
     ///
     /// # Errors
@@ -140,7 +144,7 @@ impl Allocation {
     /// # Errors
     /// `CUDA_ERROR_ILLEGAL_ADDRESS` if there is no memory at this point of the order.
     pub(super) fn unmap(&self) -> Result {
-        if !self.is_mapped() {
+        if !is_mapped(self.address, self.device) {
             return Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         }
         memory::pool_release(self.address).map_err(|_| CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
@@ -151,7 +155,7 @@ impl Allocation {
     /// # Errors
     /// As [`Self::unmap`].
     pub(super) fn unmap_if_mapped(&self) -> Result {
-        if self.is_mapped() { self.unmap() } else { Ok(()) }
+        if is_mapped(self.address, self.device) { self.unmap() } else { Ok(()) }
     }
 }
 
@@ -176,21 +180,19 @@ impl Drop for Allocation {
     }
 }
 
-fn known_on(device: i32) -> Vec<Arc<Allocation>> {
-    let known: Vec<_> = KNOWN.lock().values().filter_map(Weak::upgrade).collect();
-    // Those of other devices are dropped here, and may be the last ones: not under the lock.
-    known.into_iter().filter(|allocation| allocation.device == device).collect()
-}
-
 fn usage(device: i32) -> Usage {
     let mut usage = Usage::default();
-    for allocation in known_on(device) {
-        usage.reserved_bytes += allocation.size_bytes;
-        if allocation.is_mapped() {
-            usage.used_bytes += allocation.size_bytes;
+    for (address, known) in KNOWN.lock().iter().filter(|(_, known)| known.device == device) {
+        usage.reserved_bytes += known.size_bytes;
+        if is_mapped(*address, device) {
+            usage.used_bytes += known.size_bytes;
         }
     }
     usage
+}
+
+fn is_mapped(address: u64, device: i32) -> bool {
+    memory::span(address, device).is_some()
 }
 
 fn note_usage(device: i32) {
@@ -206,7 +208,7 @@ fn note_usage(device: i32) {
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE` if no allocation node gave it.
 pub(super) fn of_free(address: u64) -> Result<Arc<Allocation>> {
-    KNOWN.lock().get(&address).and_then(Weak::upgrade).ok_or(INVALID)
+    KNOWN.lock().get(&address).and_then(|known| known.allocation.upgrade()).ok_or(INVALID)
 }
 
 /// The memory of nodes that are there is not given back: there is nothing else that could be.

@@ -4,7 +4,7 @@ use std::ptr::null_mut;
 
 use cuda_abi::sys::CUgraphNodeType as Kind;
 
-use super::{Log, copy_params, device, graph, instantiate, kind, nodes, run};
+use super::{Log, begin_capture, copy_params, device, graph, instantiate, kind, nodes, run};
 use crate::testing;
 use crate::transfer::testing::{Device, call, pattern, stream};
 
@@ -15,7 +15,7 @@ fn captured_copies_read_the_host_s_memory_at_each_launch() {
     let stream = stream();
     let mut source = pattern(32, 1);
     let mut back = vec![0; 32];
-    call!(cuStreamBeginCapture_v2(stream, 0)).unwrap();
+    begin_capture(stream);
     call!(cuMemcpyHtoDAsync_v2(target.address, source.as_ptr().cast(), 32, stream)).unwrap();
     call!(cuMemsetD8Async(target.address, 5, 4, stream)).unwrap();
     call!(cuMemcpyDtoHAsync_v2(back.as_mut_ptr().cast(), target.address, 32, stream)).unwrap();
@@ -41,7 +41,7 @@ fn the_parameters_of_a_captured_copy_make_the_same_copy() {
     let _context = testing::context();
     let (source, target) = (Device::with(&pattern(16, 1)), device(16));
     let stream = stream();
-    call!(cuStreamBeginCapture_v2(stream, 0)).unwrap();
+    begin_capture(stream);
     call!(cuMemcpyDtoDAsync_v2(target.address, source.address, 16, stream)).unwrap();
     let mut captured = null_mut();
     call!(cuStreamEndCapture(stream, &raw mut captured)).unwrap();
@@ -61,7 +61,7 @@ fn a_captured_launch_is_a_child() {
     log.node(inner, &[first], 2);
     let exec = instantiate(inner);
     let stream = stream();
-    call!(cuStreamBeginCapture_v2(stream, 0)).unwrap();
+    begin_capture(stream);
     call!(cuGraphLaunch(exec, stream)).unwrap();
     let host = log.params(3);
     call!(cuLaunchHostFunc(stream, host.fn_, host.userData)).unwrap();
@@ -80,7 +80,7 @@ fn captured_allocations_are_memory_nodes() {
     let _context = testing::context();
     let stream = stream();
     let target = device(8);
-    call!(cuStreamBeginCapture_v2(stream, 0)).unwrap();
+    begin_capture(stream);
     let mut address = 0;
     call!(cuMemAllocAsync(&raw mut address, 8, stream)).unwrap();
     call!(cuMemsetD8Async(address, 3, 8, stream)).unwrap();

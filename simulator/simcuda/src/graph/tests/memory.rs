@@ -6,7 +6,8 @@ use cuda_abi::sys::{self, CUgraphMem_attribute as Attribute, CUresult};
 use cuda_abi::types::{CUgraph, CUgraphNode, CUmemoryPool};
 
 use super::{
-    INVALID, copy, copy_params, device, fill, fill_params, graph, instantiate, run, try_instantiate,
+    INVALID, begin_capture, copy, copy_params, device, fill, fill_params, graph, instantiate, run,
+    try_instantiate,
 };
 use crate::error::Result;
 use crate::testing;
@@ -244,7 +245,7 @@ fn a_captured_free_frees_nothing_until_its_graph_runs() {
     let make = instantiate(maker);
     call!(cuGraphLaunch(make, stream)).unwrap();
     let mut taker = null_mut();
-    call!(cuStreamBeginCapture_v2(stream, 0)).unwrap();
+    begin_capture(stream);
     call!(cuMemFreeAsync(address, stream)).unwrap();
     call!(cuStreamEndCapture(stream, &raw mut taker)).unwrap();
     let take = instantiate(taker);

@@ -15,7 +15,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use cuda_abi::sys::{self, CUmemorytype, CUresult};
-use cuda_abi::types::{CUgraph, CUgraphExec, CUgraphNode};
+use cuda_abi::types::{CUgraph, CUgraphExec, CUgraphNode, CUstream};
 use parking_lot::Mutex;
 
 use crate::error::Result;
@@ -33,6 +33,12 @@ fn instantiate(graph: CUgraph) -> CUgraphExec {
     let mut exec = null_mut();
     call!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)).unwrap();
     exec
+}
+
+/// Captures what this thread does: a global capture would forbid allocations to the tests beside it.
+fn begin_capture(stream: CUstream) {
+    const THREAD_LOCAL: u32 = 1;
+    call!(cuStreamBeginCapture_v2(stream, THREAD_LOCAL)).unwrap();
 }
 
 fn try_instantiate(graph: CUgraph) -> Result {
