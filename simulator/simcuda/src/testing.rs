@@ -1,7 +1,7 @@
 //! Set-up of this crate's own tests.
 
 use std::process::Command;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::context::{self, Context};
 use crate::process;
@@ -28,6 +28,14 @@ extern "C" fn remove_directory() {
     let _ = std::fs::remove_dir_all(DIRECTORY.path());
 }
 
+static TURN: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    /// Held until the test's thread ends. Tests with a context run one at a time: an address that one of them freed is
+    /// the next one's that a parallel test would get.
+    static TURN_OF_THREAD: MutexGuard<'static, ()> = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+}
+
 /// A fresh context on device 0, current to the calling thread. The machine has 2 devices of 1 GiB.
 pub(crate) fn context() -> Arc<Context> {
     context_on(0)
@@ -35,6 +43,7 @@ pub(crate) fn context() -> Arc<Context> {
 
 /// As [`context`], on a device of choice.
 pub(crate) fn context_on(ordinal: i32) -> Arc<Context> {
+    TURN_OF_THREAD.with(|_| ());
     LazyLock::force(&DIRECTORY);
     // SAFETY: cuInit has no preconditions.
     unsafe { process::cuInit(0) }.expect("cuInit");
