@@ -1,0 +1,98 @@
+//! Why no cut was possible, by ranks and calls.
+
+use std::fmt;
+
+use super::RankId;
+use crate::names::Name;
+
+/// The tries of a request are used up.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Failure {
+    /// Number of attempts.
+    pub attempts: u32,
+    /// What the last attempt waited for.
+    pub blockers: Vec<Blocker>,
+    /// Ranks that stood ready, with the calls that were parked.
+    pub parked: Vec<(RankId, Vec<String>)>,
+}
+
+/// What an attempt waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Blocker {
+    /// A rank has not answered.
+    Silent {
+        /// The rank.
+        rank: RankId,
+    },
+    /// A rank is in a call that does not return.
+    InCall {
+        /// The rank.
+        rank: RankId,
+        /// Its last calls on its communicators.
+        calls: Vec<String>,
+    },
+    /// A rank has to take more steps on a communicator and does not reach them: it waits outside NCCL.
+    Behind {
+        /// The rank.
+        rank: RankId,
+        /// The communicator.
+        communicator: Name,
+        /// Its steps so far.
+        sequence: u64,
+        /// The steps that other ranks have begun.
+        target: u64,
+        /// Its last call on the communicator.
+        call: String,
+    },
+    /// A communicator is being created, and some of its ranks have not begun that.
+    Incomplete {
+        /// The communicator.
+        communicator: Name,
+        /// Number of its ranks that have.
+        joined: u32,
+        /// Number of its ranks.
+        ranks: u32,
+    },
+}
+
+impl Blocker {
+    fn describe(&self, name: &dyn Fn(RankId) -> String) -> String {
+        match self {
+            Self::Silent { rank } => format!("{} has not answered", name(*rank)),
+            Self::InCall { rank, calls } => {
+                format!("{} is in a call of NCCL that does not return ({})", name(*rank), calls.join(", "))
+            }
+            Self::Behind { rank, communicator, sequence, target, call } => {
+                let after = if call.is_empty() { String::new() } else { format!(" after {call}") };
+                format!(
+                    "{} has begun {sequence} of {target} steps on communicator {communicator} and waits{after}",
+                    name(*rank)
+                )
+            }
+            Self::Incomplete { communicator, joined, ranks } => {
+                format!("communicator {communicator} is being created with {joined} of {ranks} ranks")
+            }
+        }
+    }
+}
+
+impl Failure {
+    /// One clause per blocker; `name` says which process a rank is.
+    #[must_use]
+    pub fn describe(&self, name: impl Fn(RankId) -> String) -> String {
+        let plural = if self.attempts == 1 { "" } else { "s" };
+        let blockers = self.blockers.iter().map(|blocker| blocker.describe(&name));
+        let parked = self.parked.iter();
+        let parked =
+            parked.map(|(rank, calls)| format!("{} is parked before {}", name(*rank), calls.join(", ")));
+        let clauses = blockers.chain(parked).collect::<Vec<_>>().join("; ");
+        let colon = if clauses.is_empty() { "" } else { ": " };
+        format!("the ranks did not reach a common step in {} attempt{plural}{colon}{clauses}", self.attempts)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe(|rank| rank.to_string()))
+    }
+}
