@@ -1,0 +1,149 @@
+//! One attempt: its steps, with a barrier after each.
+
+use std::time::Duration;
+
+use crate::action::{Action, Settings};
+use crate::log::PartId;
+use crate::messages::{AttemptId, Message, NodeId, Order, Outcome, Step};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Checkpoint {
+        session: AttemptId,
+    },
+    /// From a snapshot, or from the beginning.
+    Resume {
+        from: Option<AttemptId>,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Attempt {
+    pub(super) id: AttemptId,
+    pub(super) kind: Kind,
+    /// By part.
+    pub(super) nodes: Vec<NodeId>,
+    /// Nodes without a part, which end what they have of earlier sessions.
+    others: Vec<NodeId>,
+    /// By part: of what was stored, or of what is to be loaded.
+    pub(super) hashes: Vec<String>,
+    index: usize,
+    /// The orders of this step, and which are done; by node.
+    orders: Vec<(NodeId, Order, bool)>,
+    pub(super) deadline: Duration,
+    repeat_at: Duration,
+}
+
+impl Attempt {
+    pub(super) fn new(
+        id: AttemptId,
+        kind: Kind,
+        nodes: Vec<NodeId>,
+        others: Vec<NodeId>,
+        mut hashes: Vec<String>,
+    ) -> Self {
+        if matches!(kind, Kind::Checkpoint { .. }) {
+            hashes = vec![String::new(); nodes.len()];
+        }
+        let (deadline, repeat_at) = (Duration::ZERO, Duration::ZERO);
+        Self { id, kind, nodes, others, hashes, index: 0, orders: Vec::new(), deadline, repeat_at }
+    }
+
+    fn steps(&self) -> &'static [Step] {
+        match self.kind {
+            Kind::Checkpoint { .. } => Step::CHECKPOINT,
+            Kind::Resume { .. } => Step::RESUME,
+        }
+    }
+
+    pub(super) fn step(&self) -> Step {
+        self.steps()[self.index]
+    }
+
+    pub(super) fn nodes(&self) -> &[NodeId] {
+        &self.nodes
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = NodeId> {
+        self.nodes.iter().chain(&self.others).copied()
+    }
+
+    pub(super) fn next_tick(&self) -> Duration {
+        self.deadline.min(self.repeat_at)
+    }
+
+    pub(super) fn missing(&self) -> impl Iterator<Item = NodeId> {
+        self.orders.iter().filter(|(_, _, is_done)| !is_done).map(|(node, _, _)| *node)
+    }
+
+    /// Orders a step: the nodes by part, then the others if there are orders left.
+    pub(super) fn send(
+        &mut self,
+        now: Duration,
+        orders: Vec<Order>,
+        settings: &Settings,
+        actions: &mut Vec<Action>,
+    ) {
+        self.orders = self.all().zip(orders).map(|(node, order)| (node, order, false)).collect();
+        self.deadline = now + settings.limit(self.step());
+        self.repeat_at = now;
+        self.repeat(now, settings.repeat, actions);
+    }
+
+    /// Repeats the orders that are not known to be done.
+    pub(super) fn repeat(&mut self, now: Duration, interval: Duration, actions: &mut Vec<Action>) {
+        if now < self.repeat_at {
+            return;
+        }
+        self.repeat_at = now + interval;
+        let missing = self.orders.iter().filter(|(_, _, is_done)| !is_done);
+        actions.extend(missing.map(|(to, order, _)| Action::Send {
+            to: to.rank,
+            message: Message::Order { to: *to, attempt: self.id, order: order.clone() },
+        }));
+    }
+
+    /// A node has done the step.
+    pub(super) fn take(&mut self, node: NodeId, outcome: Outcome) {
+        if let Some(order) = self.orders.iter_mut().find(|(to, _, _)| *to == node) {
+            order.2 = true;
+        }
+        let part = self.nodes.iter().position(|one| *one == node);
+        if let (Outcome::Stored { hash }, Some(part)) = (outcome, part) {
+            self.hashes[part] = hash;
+        }
+    }
+
+    /// Goes to the next step, if there is one.
+    pub(super) fn advance(&mut self, now: Duration, settings: &Settings, actions: &mut Vec<Action>) -> bool {
+        if self.index + 1 == self.steps().len() {
+            return false;
+        }
+        self.index += 1;
+        let orders = (0..self.nodes.len()).map(|part| self.order(part, settings)).collect();
+        self.send(now, orders, settings, actions);
+        true
+    }
+
+    fn order(&self, part: usize, settings: &Settings) -> Order {
+        match (self.step(), &self.kind) {
+            (Step::Prepare, Kind::Checkpoint { session }) => Order::Prepare { session: *session },
+            (Step::Load, Kind::Resume { from }) => {
+                let number = u32::try_from(part).expect("a number of parts has 32 bits");
+                let from = from.map(|attempt| {
+                    (PartId { attempt, part: number }, self.hashes.get(part).cloned().unwrap_or_default())
+                });
+                let places = self.nodes.iter().map(|node| node.rank).collect();
+                Order::Load { lease: settings.load_lease, from, part: number, places }
+            }
+            (Step::Quiesce, _) => Order::Quiesce { lease: settings.lease },
+            (Step::Freeze, _) => Order::Freeze,
+            (Step::Dump, _) => Order::Dump,
+            (Step::Unblock, _) => Order::Unblock,
+            (Step::Thaw, _) => Order::Thaw,
+            (Step::Store, _) => Order::Store,
+            (Step::Prove, _) => Order::Prove,
+            (Step::End | Step::Load | Step::Prepare, _) => Order::End,
+        }
+    }
+}
