@@ -13,7 +13,9 @@ pub fn all() -> Vec<&'static Check> {
         checks::alloc::CHECKS,
         checks::host::CHECKS,
         checks::vmm::CHECKS,
+        checks::host_vmm::CHECKS,
         checks::share::CHECKS,
+        checks::multicast::CHECKS,
         checks::peer::CHECKS,
         checks::pointer::CHECKS,
         checks::pool::CHECKS,
@@ -30,6 +32,7 @@ pub fn all() -> Vec<&'static Check> {
         checks::kernel::CHECKS,
         checks::fault::CHECKS,
         checks::checkpoint::CHECKS,
+        checks::nccl::CHECKS,
         questions::CHECKS,
     ];
     areas.into_iter().flatten().collect()

@@ -14,3 +14,5 @@ pub const FLOAT: &str = concat!(include_str!("../kernels/float.ptx"), "\0");
 pub const TOGETHER: &str = concat!(include_str!("../kernels/together.ptx"), "\0");
 /// Local memory, calls, vectors, special registers.
 pub const STRUCTURE: &str = concat!(include_str!("../kernels/structure.ptx"), "\0");
+/// Accesses to multimem addresses.
+pub const MULTICAST: &str = concat!(include_str!("../kernels/multicast.ptx"), "\0");

@@ -14,6 +14,8 @@ mod ckpt;
 mod gpu;
 mod helper;
 mod kernels;
+mod multicast;
+mod nccl;
 mod questions;
 mod report;
 mod roles;
@@ -38,6 +40,9 @@ struct Cli {
     /// The libcuda.so.1 to check
     #[arg(long, value_name = "PATH", required_unless_present = "list")]
     lib: Option<PathBuf>,
+    /// The libnccl.so.2 to check over that driver; without it, the one in the same folder
+    #[arg(long, value_name = "PATH")]
+    nccl: Option<PathBuf>,
     /// Write all outcomes to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -87,8 +92,10 @@ fn perform(cli: Cli) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let lib = cli.lib.context("--lib is missing")?;
+    // Where the driver is a link, its target's folder is another one.
+    let nccl = cli.nccl.unwrap_or_else(|| lib.with_file_name(nccl::FILE_NAME));
     let lib = lib.canonicalize().with_context(|| format!("there is no library {}", lib.display()))?;
-    let report = run::all(&lib, &chosen, cli.jobs.max(1))?;
+    let report = run::all((&lib, &std::path::absolute(nccl)?), &chosen, cli.jobs.max(1))?;
     if let Some(file) = cli.json {
         let text = serde_json::to_string_pretty(&report)?;
         std::fs::write(&file, text + "\n").with_context(|| format!("writing {}", file.display()))?;

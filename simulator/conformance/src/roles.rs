@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use cuda_abi::types::*;
 
 use crate::check::{Result, Stop, failed};
-use crate::{gpu, helper, ok, vmm};
+use crate::{checks, gpu, helper, kernels, multicast, nccl, ok, vmm};
 
 /// This program in a role. It is killed when its parent ends.
 pub fn command(lib: &Path, words: &[&str]) -> std::io::Result<Command> {
@@ -28,6 +28,7 @@ pub fn play(words: &[String]) -> anyhow::Result<ExitCode> {
             Ok(text) => println!("\ndriver {text}"),
             Err(stop) => bail!("{}", text_of(stop)),
         },
+        [role, words @ ..] if role == "nccl" => nccl::play(words, checks::nccl::SCENARIOS)?,
         [role, socket] if role == "serve" => serve(socket.parse().context("a descriptor")?)?,
         _ => bail!("no such role: {words:?}"),
     }
@@ -94,6 +95,24 @@ impl Served {
             ["create", bytes] => self.create(size(bytes)?).map(text),
             ["export"] => self.export(),
             ["import", bytes] => self.import(size(bytes)?).map(text),
+            ["mc-import"] => self.import_object().map(text),
+            ["mc-add", object, device] => {
+                let device = i32::try_from(number(device)?).or_else(|_| failed("a device"))?;
+                multicast::add(number(object)?, device).map(|()| String::new())
+            }
+            ["mc-bind", object, device, bytes] => {
+                let device = i32::try_from(number(device)?).or_else(|_| failed("a device"))?;
+                let member = multicast::Member::create(device, size(bytes)?)?;
+                member.bind(number(object)?, size(bytes)?)?;
+                Ok(text(member.address))
+            }
+            ["mc-map", object, bytes] => multicast::map_object(number(object)?, size(bytes)?).map(text),
+            ["mc-store", address, value] => {
+                let kernel = gpu::function(kernels::MULTICAST, "mc_store")?;
+                let parameters = [number(address)?, number(value)?];
+                gpu::launch(kernel, 1, 1, std::ptr::null_mut(), &parameters)?;
+                gpu::synchronize().map(|()| String::new())
+            }
             ["reserve-at", address, bytes] => reserve_at(number(address)?, size(bytes)?).map(text),
             _ => failed(format!("no such command: {words:?}")),
         }
@@ -111,6 +130,12 @@ impl Served {
             Ok(()) => Ok(String::new()),
             Err(error) => failed(format!("sending a descriptor: {error}")),
         }
+    }
+
+    fn import_object(&mut self) -> Result<u64> {
+        let descriptor = helper::receive_descriptor(&self.socket);
+        let descriptor = descriptor.or_else(|error| failed(format!("receiving a descriptor: {error}")))?;
+        vmm::import(descriptor.as_raw_fd())
     }
 
     fn import(&mut self, size_bytes: usize) -> Result<u64> {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::check::Check;
 use crate::report::{Line, Outcome, Report};
-use crate::roles;
+use crate::{nccl, roles};
 
 /// The prefix of the line in which a check's process reports its outcome.
 pub const OUTCOME: &str = "conformance-outcome ";
@@ -28,15 +28,16 @@ fn limit() -> Duration {
     Duration::from_secs(own.unwrap_or(LIMIT_S))
 }
 
-/// Runs the checks, `jobs` at a time, and prints each result as it arrives.
-pub fn all(lib: &Path, checks: &[&Check], jobs: usize) -> Result<Report> {
+/// Runs the checks of a driver and of NCCL, `jobs` at a time, and prints each result as it arrives.
+pub fn all(libraries: (&Path, &Path), checks: &[&Check], jobs: usize) -> Result<Report> {
+    let (lib, _) = libraries;
     let (driver_version, device) = identify(lib)?;
     let next = AtomicUsize::new(0);
     let lines = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         let worker = || {
             while let Some(check) = checks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let line = one(lib, check);
+                let line = one(libraries, check);
                 println!("{}", line.text());
                 lines.lock().push(line);
             }
@@ -63,20 +64,21 @@ fn identify(lib: &Path) -> Result<(i32, String)> {
     Ok((version.parse()?, device.to_owned()))
 }
 
-fn one(lib: &Path, check: &Check) -> Line {
+fn one(libraries: (&Path, &Path), check: &Check) -> Line {
     let start = Instant::now();
-    let outcome = run(lib, check).unwrap_or_else(|error| Outcome::Fail(format!("{error:#}")));
+    let outcome = run(libraries, check).unwrap_or_else(|error| Outcome::Fail(format!("{error:#}")));
     let duration_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
     Line { name: check.name, shows: check.shows, outcome, duration_ms }
 }
 
-fn run(lib: &Path, check: &Check) -> Result<Outcome> {
+fn run((lib, nccl_lib): (&Path, &Path), check: &Check) -> Result<Outcome> {
     // The simulated driver keeps a device's memory in a directory: one for each check makes them independent.
     let parent = if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
     let directory = tempfile::Builder::new().prefix("conformance-").tempdir_in(parent)?;
     let stderr_file = directory.path().join("stderr");
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--lib").arg(lib).args(["--check", check.name]);
+    command.env(nccl::PATH_VARIABLE, nccl_lib);
     command.env("SIMCUDA_DIR", directory.path().join("devices"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(std::fs::File::create(&stderr_file)?);
     let mut child = command.process_group(0).spawn().context("starting the check's process")?;

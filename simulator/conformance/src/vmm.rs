@@ -6,7 +6,7 @@ use cuda_abi::sys;
 use cuda_abi::types::*;
 
 use crate::check::Result;
-use crate::ok;
+use crate::{gpu, ok};
 
 /// Both kinds of access.
 pub const READ_WRITE: sys::CUmemAccess_flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -39,6 +39,24 @@ pub fn properties(device: CUdevice, exportable: bool) -> CUmemAllocationProp {
     properties
 }
 
+/// Properties of pinned memory of the host.
+pub fn host_properties(place: sys::CUmemLocation, exportable: bool) -> CUmemAllocationProp {
+    CUmemAllocationProp { location: place, ..properties(0, exportable) }
+}
+
+/// The host's NUMA node that is nearest to device 0, as a part of structures.
+pub fn node() -> Result<sys::CUmemLocation> {
+    use sys::CUdevice_attribute as A;
+    if gpu::device_attribute(A::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? == 0 {
+        return crate::check::skipped("no memory of the host from cuMemCreate");
+    }
+    let id = gpu::device_attribute(A::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)?.max(0);
+    Ok(sys::CUmemLocation {
+        type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA,
+        __bindgen_anon_1: CUmemLocation_st__bindgen_ty_1 { id },
+    })
+}
+
 /// The smallest unit of physical memory on device 0.
 pub fn granularity() -> Result<usize> {
     let properties = properties(0, false);
@@ -56,9 +74,13 @@ pub fn reserve(size_bytes: usize) -> Result<u64> {
 
 /// Physical memory on device 0.
 pub fn create(size_bytes: usize, exportable: bool) -> Result<u64> {
-    let properties = properties(0, exportable);
+    create_with(size_bytes, &properties(0, exportable))
+}
+
+/// Physical memory with these properties.
+pub fn create_with(size_bytes: usize, properties: &CUmemAllocationProp) -> Result<u64> {
     let mut handle = 0;
-    ok!(cuMemCreate(&raw mut handle, size_bytes, &raw const properties, 0));
+    ok!(cuMemCreate(&raw mut handle, size_bytes, properties, 0));
     Ok(handle)
 }
 

@@ -9,6 +9,8 @@ pub struct Config {
     pub devices: usize,
     /// `SIMCUDA_MEMORY`: memory of each device.
     pub memory_bytes: u64,
+    /// `SIMCUDA_CONTEXT_MEMORY`: memory of the device that a context takes.
+    pub context_bytes: u64,
     /// `SIMCUDA_COPY_GBPS`: speed of a copy over the bus in 10^9 bytes per second; unset: as fast as it goes.
     pub copy_bytes_per_s: Option<f64>,
     /// `SIMCUDA_DIR`: where the devices' memory lies, shared by all processes that name the same directory.
@@ -17,14 +19,15 @@ pub struct Config {
     pub is_persistent: bool,
     /// `SIMCUDA_KILL_RUINS`: whether killing a restored process ruins the devices.
     pub kill_ruins: bool,
+    /// `SIMCUDA_MIG`: whether each device is an instance of a GPU in MIG mode.
+    pub is_mig: bool,
+    /// `SIMCUDA_MPS`: whether contexts are shared by MPS.
+    pub is_mps: bool,
     /// `SIMCUDA_THREADS`: how many host threads run a kernel's blocks.
     pub threads: usize,
     /// `SIMCUDA_JITTER`: seed of the random delays before each piece of asynchronous work.
     pub jitter: Option<u64>,
 }
-
-/// CUDA 13.0, that is driver r580.
-pub const DEFAULT_DRIVER_VERSION: i32 = 13000;
 
 impl Config {
     /// Reads the environment.
@@ -38,6 +41,7 @@ impl Config {
         Ok(Self {
             devices: variable("SIMCUDA_DEVICES", 1, |text| text.parse().ok().filter(|n| *n <= 64))?,
             memory_bytes: variable("SIMCUDA_MEMORY", 4 << 30, parse_bytes)?,
+            context_bytes: variable("SIMCUDA_CONTEXT_MEMORY", 0, parse_bytes)?,
             copy_bytes_per_s: variable("SIMCUDA_COPY_GBPS", None, |text| {
                 text.parse::<f64>().ok().filter(|speed| *speed > 0.0).map(|speed| Some(speed * 1e9))
             })?,
@@ -45,23 +49,16 @@ impl Config {
                 .map_or_else(|| PathBuf::from(format!("/dev/shm/simcuda-{user}")), PathBuf::from),
             is_persistent: variable("SIMCUDA_PERSISTENCE", false, parse_switch)?,
             kill_ruins: variable("SIMCUDA_KILL_RUINS", false, parse_switch)?,
+            is_mig: variable("SIMCUDA_MIG", false, parse_switch)?,
+            is_mps: variable("SIMCUDA_MPS", false, parse_switch)?,
             threads: variable("SIMCUDA_THREADS", cores, |text| text.parse().ok().filter(|n| *n > 0))?,
             jitter: variable("SIMCUDA_JITTER", None, |text| text.parse().ok().map(Some))?,
         })
     }
 }
 
-/// cuDriverGetVersion's answer, which programs ask for before cuInit.
-///
-/// # Errors
-/// Says what is wrong with `SIMCUDA_DRIVER_VERSION`.
-pub fn driver_version() -> Result<i32, String> {
-    variable("SIMCUDA_DRIVER_VERSION", DEFAULT_DRIVER_VERSION, |text| {
-        text.parse().ok().filter(|version| (11000..100_000).contains(version))
-    })
-}
-
-fn variable<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+/// The value of a variable, or the default.
+pub(crate) fn variable<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
     match std::env::var(name) {
         Err(std::env::VarError::NotPresent) => Ok(default),
         Err(std::env::VarError::NotUnicode(text)) => Err(format!("{name}: not a text: {text:?}")),
@@ -79,7 +76,7 @@ fn parse_switch(text: &str) -> Option<bool> {
 }
 
 /// `"512MiB"`, `"2GiB"` or a plain number of bytes.
-fn parse_bytes(text: &str) -> Option<u64> {
+pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
         "" => 1,

@@ -9,6 +9,7 @@ mod barrier;
 mod block;
 mod call;
 mod mbarrier;
+mod multimem;
 mod print;
 mod special;
 mod step;

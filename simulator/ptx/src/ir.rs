@@ -155,6 +155,36 @@ pub(crate) struct Atomic {
     pub(crate) align: u32,
 }
 
+/// A function of one lane's values at the places of a multimem address, in the order of the devices.
+pub(crate) type Fold = Box<dyn Fn(&[u64]) -> u64 + Send + Sync>;
+
+/// What an access to a multimem address does at all of its places.
+pub(crate) enum MultimemOp {
+    /// Joins what lies at the places: one fold for all elements.
+    LoadReduce {
+        to: Vec<Option<Register>>,
+        fold: Fold,
+    },
+    Store {
+        from: Vec<Source>,
+    },
+    Reduce {
+        with: Vec<Source>,
+        op: AtomicOp,
+    },
+}
+
+pub(crate) struct Multimem {
+    pub(crate) space: AddressSpace,
+    pub(crate) order: Order,
+    pub(crate) op: MultimemOp,
+    /// Of one element.
+    pub(crate) bytes: u32,
+    pub(crate) address: Address,
+    /// Alignment, which is the size of the whole vector.
+    pub(crate) align: u32,
+}
+
 /// Something that is carried into or out of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
@@ -430,6 +460,7 @@ pub(crate) enum Op {
     Load(Box<Load>),
     Store(Box<Store>),
     Atomic(Box<Atomic>),
+    Multimem(Box<Multimem>),
     /// `cp.async`: done at once. `size` bytes are written, of which those from `present` on are zero.
     AsyncCopy {
         to: Address,

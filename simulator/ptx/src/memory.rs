@@ -17,6 +17,13 @@ pub unsafe trait Memory: Sync {
     /// The window that contains `address`, if there is one.
     fn window(&self, address: u64) -> Option<Window>;
 
+    /// The windows behind a multimem address, in the order of the devices: the same range of addresses, and for each
+    /// device the memory that is bound there. Empty if it is no multimem address, or if a device has none there.
+    fn team(&self, address: u64) -> Vec<Window> {
+        let _ = address;
+        Vec::new()
+    }
+
     /// Whether the launch is to end as soon as possible. Asked after each time slice of a warp.
     fn cancelled(&self) -> bool {
         false
@@ -56,6 +63,8 @@ pub(crate) struct WindowCache {
     windows: [Option<Window>; CACHED],
     latest: usize,
     next: usize,
+    /// Those behind the multimem address that was used last.
+    team: Vec<Window>,
 }
 
 impl WindowCache {
@@ -74,6 +83,25 @@ impl WindowCache {
             Some(window) if window.contains(address, bytes) => window.cells(address, write),
             _ => self.search(memory, address, bytes)?.cells(address, write),
         }
+    }
+
+    /// The cells at a multimem address, one for each device, if `bytes` from there on are bound on all devices.
+    pub(crate) fn team(
+        &mut self,
+        memory: &dyn Memory,
+        address: u64,
+        bytes: u32,
+        write: bool,
+    ) -> Option<Vec<Cells>> {
+        if !self.team.first().is_some_and(|window| window.contains(address, bytes)) {
+            self.team = memory.team(address);
+        }
+        let cells = |window: &Window| {
+            // Else cells would not be aligned on the host.
+            assert_eq!(window.start % 16, window.host as u64 % 16, "host and device address agree modulo 16");
+            window.contains(address, bytes).then(|| window.cells(address, write)).flatten()
+        };
+        if self.team.is_empty() { None } else { self.team.iter().map(cells).collect() }
     }
 
     #[cold]

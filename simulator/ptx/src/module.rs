@@ -271,6 +271,7 @@ fn symbol_of(op: &Op) -> Option<Symbol> {
         Op::Load(load) => &load.address,
         Op::Store(store) => &store.address,
         Op::Atomic(atomic) => &atomic.address,
+        Op::Multimem(access) => &access.address,
         Op::AsyncCopy { to, .. } => to,
         Op::Call(call) => match call.callee {
             Callee::Symbol(symbol) => return Some(symbol),

@@ -15,6 +15,7 @@ mod integer;
 mod lower;
 mod memory;
 mod moves;
+mod multimem;
 mod operand;
 mod statement;
 mod sync;

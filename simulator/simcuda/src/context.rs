@@ -64,11 +64,15 @@ impl Primary {
     }
 
     /// A fresh context under the handle.
-    fn make(&self, device: &'static Device) -> Arc<Context> {
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the device has no room for it.
+    fn make(&self, device: &'static Device) -> Result<Arc<Context>> {
+        memory::context_created(self.handle, device.ordinal, process::machine()?.config.context_bytes)?;
         let flags = self.flags.load(Ordering::Relaxed);
         let context = Arc::new(Context::new(self.handle, device, true, flags, 3020));
         CONTEXTS.insert(self.handle, Arc::clone(&context));
-        context
+        Ok(context)
     }
 
     /// The context, if it is there.
@@ -217,6 +221,9 @@ fn create(flags: u32, ordinal: CUdevice, api_version: u32) -> Result<Arc<Context
     check_flags(flags)?;
     check_device()?;
     let context = CONTEXTS.insert_with(|handle| Context::new(handle, device, false, flags, api_version));
+    let bytes = process::machine()?.config.context_bytes;
+    memory::context_created(context.handle, device.ordinal, bytes)
+        .inspect_err(|_| drop(CONTEXTS.remove(context.handle)))?;
     STACK.with_borrow_mut(|stack| stack.push(Some(Arc::clone(&context))));
     Ok(context)
 }
@@ -432,7 +439,9 @@ pub(crate) unsafe fn cuDevicePrimaryCtxRetain(out: *mut CUcontext, ordinal: CUde
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, primary.handle as CUcontext) }?;
     let mut state = primary.state.lock();
-    state.context.get_or_insert_with(|| primary.make(device));
+    if state.context.is_none() {
+        state.context = Some(primary.make(device)?);
+    }
     state.retained += 1;
     Ok(())
 }
@@ -459,7 +468,7 @@ pub(crate) unsafe fn cuDevicePrimaryCtxReset_v2(ordinal: CUdevice) -> Result {
         destroy(&context)?;
         // It stays retained: the handle then refers to an empty context (CUDA driver API reference).
         if state.retained > 0 {
-            state.context = Some(device.primary.make(device));
+            state.context = Some(device.primary.make(device)?);
         }
     }
     Ok(())

@@ -57,6 +57,10 @@ pub(crate) use crate::memory::{
     cuMemRangeGetAttributes, cuMemRelease, cuMemRetainAllocationHandle, cuMemSetAccess, cuMemSetMemPool,
     cuMemUnmap, cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
 };
+pub(crate) use crate::memory::{
+    cuMulticastAddDevice, cuMulticastBindAddr, cuMulticastBindAddr_v2, cuMulticastBindMem,
+    cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastGetGranularity, cuMulticastUnbind,
+};
 
 // Streams, events.
 pub(crate) use crate::stream::{

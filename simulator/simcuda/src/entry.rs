@@ -8,7 +8,7 @@ use cuda_abi::Class;
 use cuda_abi::sys::CUresult;
 
 use crate::error::Result;
-use crate::{checkpoint, faults};
+use crate::{checkpoint, faults, process};
 
 thread_local! {
     static PER_THREAD_DEFAULT_STREAM: Cell<bool> = const { Cell::new(false) };
@@ -24,16 +24,23 @@ pub(crate) fn tracing() -> bool {
     *TRACING
 }
 
-/// Runs a handler as the entry point `symbol`; `per_thread` says that the symbol is a `_ptsz` or `_ptds` one.
+/// Runs a handler as the entry point `symbol`, which came with the driver of CUDA `since`; `per_thread` says that the symbol
+/// is a `_ptsz` or `_ptds` one. An older driver does not have the symbol; here it is there in every release, since all are
+/// one library, and refuses.
 pub(crate) fn call(
     symbol: &'static str,
+    since: i32,
     class: Class,
     per_thread: bool,
     handler: impl FnOnce() -> Result,
 ) -> u32 {
     let outer = PER_THREAD_DEFAULT_STREAM.replace(per_thread);
     // The handlers' state is behind locks that recover or refuse; the panic itself is reported below.
-    let result = catch_unwind(AssertUnwindSafe(|| guarded(symbol, class, handler)));
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        // Without a release, cuInit says what is wrong.
+        let is_missing = process::release().is_ok_and(|release| since > release.cuda_version);
+        if is_missing { Err(CUresult::CUDA_ERROR_NOT_SUPPORTED) } else { guarded(symbol, class, handler) }
+    }));
     PER_THREAD_DEFAULT_STREAM.set(outer);
     let result = result.unwrap_or_else(|_| {
         eprintln!("simcuda: {symbol} panicked; this is a defect of simcuda");

@@ -10,14 +10,14 @@ macro_rules! export {
         $(, per_thread $per_thread:ident since $per_thread_since:literal)? ; )*
      $( legacy $legacy:ident = $legacy_public:literal since $legacy_since:literal ; )*) => {
         $(
-            function!($name, $name, $params, $class, false);
-            $( function!($per_thread, $name, $params, $class, true); )?
+            function!($name, $name, $params, $since, $class, false);
+            $( function!($per_thread, $name, $params, $per_thread_since, $class, true); )?
         )*
         $(
             #[cfg_attr(not(test), unsafe(no_mangle))]
             unsafe extern "C" fn $legacy() -> CUresult {
                 let refuse = || Err(cuda_abi::sys::CUresult::CUDA_ERROR_NOT_SUPPORTED);
-                entry::call(stringify!($legacy), Class::Taint, false, refuse)
+                entry::call(stringify!($legacy), $legacy_since, Class::Taint, false, refuse)
             }
         )*
 
@@ -37,10 +37,11 @@ macro_rules! export {
 
 /// One exported function.
 macro_rules! function {
-    ($symbol:ident, $handler:ident, ( $($arg:ident : $ty:ty),* $(,)? ), $class:ident, $per_thread:literal) => {
+    ($symbol:ident, $handler:ident, ( $($arg:ident : $ty:ty),* $(,)? ), $since:literal, $class:ident,
+        $per_thread:literal) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
-            entry::call(stringify!($symbol), cuda_abi::class!($class), $per_thread, || {
+            entry::call(stringify!($symbol), $since, cuda_abi::class!($class), $per_thread, || {
                 // SAFETY: the handler asks of its caller what the entry point asks of its own.
                 unsafe { dispatch::$handler($($arg),*) }
             })

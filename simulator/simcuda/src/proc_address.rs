@@ -8,21 +8,15 @@ use cuda_abi::types::CUdriverProcAddressQueryResult;
 use cuda_abi::{Lookup, lookup};
 
 use crate::error::{Result, write_if_wanted, write_out};
-use simcuda_machine::config;
-
-use crate::exports;
+use crate::{exports, process};
 
 const PER_THREAD: u64 = sys::CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM as u64;
 const KNOWN_FLAGS: u64 =
     PER_THREAD | sys::CUdriverProcAddress_flags::CU_GET_PROC_ADDRESS_LEGACY_STREAM as u64;
 
 pub(crate) unsafe fn cuDriverGetVersion(out: *mut i32) -> Result {
-    let version = config::driver_version().map_err(|message| {
-        eprintln!("simcuda: {message}");
-        CUresult::CUDA_ERROR_INVALID_VALUE
-    })?;
     // SAFETY: `out` is the caller's out parameter.
-    unsafe { write_out(out, version) }
+    unsafe { write_out(out, process::release()?.cuda_version) }
 }
 
 /// The form of before CUDA 12, without a status: a symbol that is not there is an error, and nothing is written (measured
@@ -74,7 +68,7 @@ unsafe fn find(symbol: *const c_char, version: i32, flags: u64) -> Result<(Optio
     }
     // SAFETY: not NULL, and the caller vouches for the rest.
     let name = unsafe { CStr::from_ptr(symbol) }.to_str().map_err(|_| INVALID)?;
-    let driver = config::driver_version().unwrap_or(config::DEFAULT_DRIVER_VERSION).unsigned_abs();
+    let driver = process::release()?.cuda_version.unsigned_abs();
     let version = u32::try_from(version).map_or(driver, |version| version.min(driver));
     Ok(match lookup(name, version, flags & PER_THREAD != 0) {
         Lookup::Found(symbol) => (exports::address(symbol), Status::CU_GET_PROC_ADDRESS_SUCCESS),

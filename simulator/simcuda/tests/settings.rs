@@ -145,6 +145,7 @@ fn a_bad_value_is_told_and_fails_the_start() {
         ("SIMCUDA_MEMORY", "lots"),
         ("SIMCUDA_MEMORY", "4 bananas"),
         ("SIMCUDA_DEVICES", "many"),
+        ("SIMCUDA_DRIVER", "581"),
         ("SIMCUDA_COPY_GBPS", "-1"),
         ("SIMCUDA_THREADS", "0"),
         ("SIMCUDA_JITTER", "yes"),
@@ -168,11 +169,35 @@ fn there_are_as_many_devices_as_are_asked_for() {
 }
 
 #[test]
+fn a_context_takes_memory_of_the_device() {
+    let machine = Machine::new();
+    let environment = [("SIMCUDA_CONTEXT_MEMORY", "24MiB")];
+    let commands =
+        ["init", "context", "free-bytes", "destroy", "context", "free-bytes", "context", "context"];
+    let said = lines(&machine.run(&environment, &commands));
+    assert_eq!(said[2], format!("free-bytes 0 {}", 40 * MIB));
+    assert_eq!(said[5], said[2], "the first one's memory is free again");
+    assert_eq!(said[6..], ["context 0", &format!("context {OUT_OF_MEMORY}")]);
+}
+
+#[test]
+fn a_process_sees_the_devices_that_are_listed() {
+    let machine = Machine::new();
+    let seen = |listed| {
+        let environment = [("SIMCUDA_DEVICES", "3"), ("CUDA_VISIBLE_DEVICES", listed)];
+        lines(&machine.run(&environment, &["init", "count"])).join(", ")
+    };
+    assert_eq!(seen("2,0"), "init 0, count 0 2");
+    assert_eq!(seen("1,9,0"), "init 0, count 0 1");
+    assert_eq!(seen(""), format!("init {NO_DEVICE}, count {NO_DEVICE}"));
+}
+
+#[test]
 fn an_older_driver_knows_less() {
     let commands = |asked| ["init", "context", "version", "old-call:12080", asked, "load:87", "load:90"];
-    let new = said(&[("SIMCUDA_DRIVER_VERSION", "13000")], &commands("new-call:12090"));
+    let new = said(&[("SIMCUDA_DRIVER", "580")], &commands("new-call:12090"));
     assert_eq!(new[2..], ["version 0 13000", "old-call 0 1", "new-call 0 1", "load 0", "load 0"]);
-    let old = said(&[("SIMCUDA_DRIVER_VERSION", "12080")], &commands("new-call:12080"));
+    let old = said(&[("SIMCUDA_DRIVER", "570")], &commands("new-call:12080"));
     assert_eq!(old[2..4], ["version 0 12080", "old-call 0 1"]);
     assert_eq!(word(&old[4], 2), "0", "it is not there yet: {}", old[4]);
     assert_eq!(old[5..], ["load 0", &format!("load {UNSUPPORTED_PTX_VERSION}")]);

@@ -11,10 +11,8 @@ use std::ptr::without_provenance_mut;
 
 use nvml_wrapper_sys::bindings as sys;
 use parking_lot::Mutex;
-use simcuda_machine::config::{Config, driver_version};
-use simcuda_machine::{
-    Counters, DEVICE_NAME, DumpBlockers, LEDGER, bus, device_directory, device_file, uuid,
-};
+use simcuda_machine::config::Config;
+use simcuda_machine::{DumpBlockers, Gpu, Ledger, Release, bus, device_file};
 
 type Code = sys::nvmlReturn_t;
 type Device = sys::nvmlDevice_t;
@@ -25,22 +23,33 @@ const INVALID: Code = sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
 const TOO_SMALL: Code = sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE;
 const NOT_FOUND: Code = sys::nvmlReturn_enum_NVML_ERROR_NOT_FOUND;
 const NOT_SUPPORTED: Code = sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED;
+const WRONG_VERSION: Code = sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 const UNKNOWN: Code = sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN;
 
 /// The handle of device 0.
 const FIRST_HANDLE: usize = 0x1000;
 
-/// The version that goes with CUDA 13.0.
-const DRIVER: &str = "580.95.05";
-const NVML: &str = "13.580.95.05";
-
 /// How often NVML was initialised, and what the process holds meanwhile.
-static STATE: Mutex<State> = Mutex::new(State { initialised: 0, config: None, held: None });
+static STATE: Mutex<State> = Mutex::new(State { initialised: 0, machine: None, held: None });
 
 struct State {
     initialised: u32,
-    config: Option<Config>,
+    machine: Option<Machine>,
     held: Option<Held>,
+}
+
+/// The machine as it was when NVML was initialised. `CUDA_VISIBLE_DEVICES` hides nothing from NVML.
+#[derive(Clone)]
+struct Machine {
+    config: Config,
+    gpus: Vec<Gpu>,
+}
+
+impl Machine {
+    fn look() -> Result<Self, String> {
+        let config = Config::from_environment()?;
+        Ok(Self { gpus: config.gpus()?, config })
+    }
 }
 
 /// Released when dropped.
@@ -50,11 +59,12 @@ struct Held {
 }
 
 impl Held {
-    fn acquire(config: &Config) -> io::Result<Self> {
-        std::fs::create_dir_all(&config.directory)?;
-        let open = |ordinal| device_file::open(&config.directory, ordinal);
+    fn acquire(machine: &Machine) -> io::Result<Self> {
+        let directory = &machine.config.directory;
+        std::fs::create_dir_all(directory)?;
+        let open = |gpu: &Gpu| device_file::open(directory, gpu.id);
         Ok(Self {
-            _devices: (0..config.devices).map(open).collect::<io::Result<_>>()?,
+            _devices: machine.gpus.iter().map(open).collect::<io::Result<_>>()?,
             _blockers: DumpBlockers::acquire()?,
         })
     }
@@ -68,28 +78,36 @@ fn complain<T>(error: impl std::fmt::Display) -> Result<T, Code> {
 fn initialise() -> Result<(), Code> {
     let mut state = STATE.lock();
     if state.initialised == 0 {
-        let config = Config::from_environment().or_else(complain)?;
-        state.held = Some(Held::acquire(&config).or_else(complain)?);
-        state.config = Some(config);
+        let machine = Machine::look().or_else(complain)?;
+        state.held = Some(Held::acquire(&machine).or_else(complain)?);
+        state.machine = Some(machine);
     }
     state.initialised += 1;
     Ok(())
 }
 
-/// The machine, while NVML is initialised.
-fn machine() -> Result<Config, Code> {
-    STATE.lock().config.clone().ok_or(UNINITIALIZED)
+/// The machine, while NVML is initialised and has the devices open. Between the driver's checkpoint and its restore the
+/// library has lost its descriptors without noticing, so that a call fails in the kernel.
+fn machine() -> Result<Machine, Code> {
+    let state = STATE.lock();
+    let machine = state.machine.clone().ok_or(UNINITIALIZED)?;
+    if state.held.is_some() { Ok(machine) } else { Err(UNKNOWN) }
 }
 
-/// The ordinal of a device, and the machine.
-fn known(device: Device) -> Result<(Config, usize), Code> {
+/// The place of a device, the device, and the machine.
+fn known(device: Device) -> Result<(Machine, usize, Gpu), Code> {
     let machine = machine()?;
-    let ordinal = device.addr().checked_sub(FIRST_HANDLE).filter(|ordinal| *ordinal < machine.devices);
-    Ok((machine, ordinal.ok_or(INVALID)?))
+    let place = device.addr().checked_sub(FIRST_HANDLE).ok_or(INVALID)?;
+    let gpu = machine.gpus.get(place).cloned().ok_or(INVALID)?;
+    Ok((machine, place, gpu))
 }
 
-fn handle(machine: &Config, ordinal: usize) -> Result<Device, Code> {
-    if ordinal < machine.devices { Ok(without_provenance_mut(FIRST_HANDLE + ordinal)) } else { Err(INVALID) }
+fn handle(machine: &Machine, place: usize) -> Result<Device, Code> {
+    if place < machine.gpus.len() { Ok(without_provenance_mut(FIRST_HANDLE + place)) } else { Err(INVALID) }
+}
+
+fn release() -> Result<&'static Release, Code> {
+    Release::from_environment().or_else(complain)
 }
 
 /// # Safety
@@ -131,20 +149,28 @@ unsafe fn read_text<'a>(text: *const c_char) -> Result<&'a str, Code> {
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| INVALID)
 }
 
-fn uuid_text(machine: &Config, ordinal: usize) -> String {
-    let hex: String = uuid(&machine.directory, ordinal).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
-fn bus_text(ordinal: usize) -> String {
-    format!("00000000:{:02X}:00.0", bus(i32::try_from(ordinal).unwrap_or(0)))
+fn bus_text(gpu: &Gpu) -> String {
+    format!("00000000:{:02X}:00.0", bus(gpu.id))
 }
 
 /// Total and used memory of a device, bytes.
-fn memory(machine: &Config, ordinal: usize) -> (u64, u64) {
-    let ledger = File::open(device_directory(&machine.directory, ordinal).join(LEDGER));
-    let counters = ledger.and_then(|file| Counters::read(&file)).unwrap_or_default();
-    (machine.memory_bytes, counters.used_bytes.min(machine.memory_bytes))
+fn memory(machine: &Machine, gpu: &Gpu) -> Result<(u64, u64), Code> {
+    let used_bytes = Ledger::of(&machine.config.directory, gpu.id).used_bytes().or_else(complain)?;
+    Ok((gpu.memory_bytes, used_bytes.min(gpu.memory_bytes)))
+}
+
+/// The processes with memory of a device.
+fn processes(machine: &Machine, gpu: &Gpu) -> Vec<sys::nvmlProcessInfo_t> {
+    let ledger = Ledger::of(&machine.config.directory, gpu.id);
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let of = |pid| sys::nvmlProcessInfo_t {
+        pid,
+        usedGpuMemory: ledger.mapped_bytes(pid),
+        gpuInstanceId: c_uint::MAX,
+        computeInstanceId: c_uint::MAX,
+    };
+    pids.map(of).filter(|process| process.usedGpuMemory > 0).collect()
 }
 
 /// The functions: each returns a `nvmlReturn_t`.
@@ -168,26 +194,27 @@ functions! {
         let mut state = STATE.lock();
         state.initialised = state.initialised.checked_sub(1).ok_or(UNINITIALIZED)?;
         if state.initialised == 0 {
-            (state.config, state.held) = (None, None);
+            (state.machine, state.held) = (None, None);
         }
         Ok(())
     }
     fn nvmlSystemGetDriverVersion(out: *mut c_char, len: c_uint) {
         machine()?;
         // SAFETY: the caller's buffer of this length.
-        unsafe { write_text(out, len, DRIVER) }
+        unsafe { write_text(out, len, release()?.version) }
     }
     fn nvmlSystemGetNVMLVersion(out: *mut c_char, len: c_uint) {
+        let release = release()?;
         // SAFETY: the caller's buffer of this length.
-        unsafe { write_text(out, len, NVML) }
+        unsafe { write_text(out, len, &format!("{}.{}", release.cuda_version / 1000, release.version)) }
     }
     fn nvmlSystemGetCudaDriverVersion_v2(out: *mut c_int) {
         machine()?;
         // SAFETY: the caller's out parameter.
-        unsafe { write(out, driver_version().map_err(|_| UNKNOWN)?) }
+        unsafe { write(out, release()?.cuda_version) }
     }
     fn nvmlDeviceGetCount_v2(out: *mut c_uint) {
-        let count = c_uint::try_from(machine()?.devices).map_err(|_| UNKNOWN)?;
+        let count = c_uint::try_from(machine()?.gpus.len()).map_err(|_| UNKNOWN)?;
         // SAFETY: the caller's out parameter.
         unsafe { write(out, count) }
     }
@@ -200,7 +227,7 @@ functions! {
         let machine = machine()?;
         // SAFETY: the caller's text.
         let text = unsafe { read_text(text) }?;
-        let found = (0..machine.devices).find(|ordinal| uuid_text(&machine, *ordinal) == text);
+        let found = machine.gpus.iter().position(|gpu| gpu.uuid_text() == text);
         // SAFETY: the caller's out parameter.
         unsafe { write(out, handle(&machine, found.ok_or(NOT_FOUND)?)?) }
     }
@@ -208,35 +235,71 @@ functions! {
         let machine = machine()?;
         // SAFETY: the caller's text.
         let text = unsafe { read_text(text) }?;
-        let found = (0..machine.devices).find(|ordinal| bus_text(*ordinal).eq_ignore_ascii_case(text));
+        let found = machine.gpus.iter().position(|gpu| bus_text(gpu).eq_ignore_ascii_case(text));
         // SAFETY: the caller's out parameter.
         unsafe { write(out, handle(&machine, found.ok_or(NOT_FOUND)?)?) }
     }
     fn nvmlDeviceGetIndex(device: Device, out: *mut c_uint) {
-        let (_, ordinal) = known(device)?;
+        let (_, place, _) = known(device)?;
         // SAFETY: the caller's out parameter.
-        unsafe { write(out, c_uint::try_from(ordinal).map_err(|_| UNKNOWN)?) }
+        unsafe { write(out, c_uint::try_from(place).map_err(|_| UNKNOWN)?) }
     }
     fn nvmlDeviceGetMinorNumber(device: Device, out: *mut c_uint) {
+        let (_, _, gpu) = known(device)?;
         // SAFETY: the caller's out parameter.
-        let code = unsafe { nvmlDeviceGetIndex(device, out) };
-        if code == OK { Ok(()) } else { Err(code) }
+        unsafe { write(out, c_uint::try_from(gpu.id).map_err(|_| UNKNOWN)?) }
     }
     fn nvmlDeviceGetName(device: Device, out: *mut c_char, len: c_uint) {
-        known(device)?;
+        let (_, _, gpu) = known(device)?;
         // SAFETY: the caller's buffer of this length.
-        unsafe { write_text(out, len, DEVICE_NAME) }
+        unsafe { write_text(out, len, &gpu.name) }
     }
     fn nvmlDeviceGetUUID(device: Device, out: *mut c_char, len: c_uint) {
-        let (machine, ordinal) = known(device)?;
+        let (_, _, gpu) = known(device)?;
         // SAFETY: the caller's buffer of this length.
-        unsafe { write_text(out, len, &uuid_text(&machine, ordinal)) }
+        unsafe { write_text(out, len, &gpu.uuid_text()) }
     }
     fn nvmlDeviceGetMemoryInfo(device: Device, out: *mut sys::nvmlMemory_t) {
-        let (machine, ordinal) = known(device)?;
-        let (total, used) = memory(&machine, ordinal);
+        let (machine, _, gpu) = known(device)?;
+        let (total, used) = memory(&machine, &gpu)?;
         // SAFETY: the caller's out parameter.
         unsafe { write(out, sys::nvmlMemory_t { total, free: total - used, used }) }
+    }
+    fn nvmlDeviceGetMemoryInfo_v2(device: Device, out: *mut sys::nvmlMemory_v2_t) {
+        let (machine, _, gpu) = known(device)?;
+        let (total, used) = memory(&machine, &gpu)?;
+        // NVML_STRUCT_VERSION of nvml.h.
+        let version = c_uint::try_from(size_of::<sys::nvmlMemory_v2_t>()).map_err(|_| UNKNOWN)? | 2 << 24;
+        if out.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: not NULL, and the caller's structure begins with its version.
+        if unsafe { (*out).version } != version {
+            return Err(WRONG_VERSION);
+        }
+        // SAFETY: the caller's out parameter.
+        unsafe { write(out, sys::nvmlMemory_v2_t { version, total, reserved: 0, free: total - used, used }) }
+    }
+    fn nvmlDeviceGetComputeRunningProcesses_v3(
+        device: Device, count: *mut c_uint, out: *mut sys::nvmlProcessInfo_t,
+    ) {
+        let (machine, _, gpu) = known(device)?;
+        if count.is_null() {
+            return Err(INVALID);
+        }
+        let processes = processes(&machine, &gpu);
+        let needed = c_uint::try_from(processes.len()).map_err(|_| UNKNOWN)?;
+        // SAFETY: not NULL, so that it is the caller's variable.
+        let room = unsafe { count.replace(needed) };
+        if room < needed {
+            return Err(TOO_SMALL);
+        }
+        if needed > 0 && out.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: the caller's array has room for as many.
+        unsafe { out.copy_from_nonoverlapping(processes.as_ptr(), processes.len()) };
+        Ok(())
     }
     fn nvmlDeviceGetUtilizationRates(device: Device, out: *mut sys::nvmlUtilization_t) {
         known(device)?;
@@ -254,13 +317,19 @@ functions! {
         unsafe { write(out, 70_000) }
     }
     fn nvmlDeviceGetPersistenceMode(device: Device, out: *mut c_uint) {
-        let (machine, _) = known(device)?;
+        let (machine, _, _) = known(device)?;
         // SAFETY: the caller's out parameter.
-        unsafe { write(out, c_uint::from(machine.is_persistent)) }
+        unsafe { write(out, c_uint::from(machine.config.is_persistent)) }
     }
-    fn nvmlDeviceGetMigMode(device: Device, _current: *mut c_uint, _pending: *mut c_uint) {
-        known(device)?;
-        Err(NOT_SUPPORTED)
+    fn nvmlDeviceGetMigMode(device: Device, current: *mut c_uint, pending: *mut c_uint) {
+        let (machine, _, _) = known(device)?;
+        if !machine.config.is_mig {
+            return Err(NOT_SUPPORTED);
+        }
+        // SAFETY: the caller's out parameters.
+        unsafe { write(current, 1) }?;
+        // SAFETY: as above.
+        unsafe { write(pending, 1) }
     }
     fn nvmlDeviceGetCudaComputeCapability(device: Device, major: *mut c_int, minor: *mut c_int) {
         known(device)?;
@@ -296,8 +365,8 @@ extern "C" fn simnvml_let_go() {
 #[unsafe(no_mangle)]
 extern "C" fn simnvml_take_hold() {
     let mut state = STATE.lock();
-    if let Some(config) = &state.config {
-        match Held::acquire(config) {
+    if let Some(machine) = &state.machine {
+        match Held::acquire(machine) {
             Ok(held) => state.held = Some(held),
             Err(error) => eprintln!("simnvml: {error}"),
         }

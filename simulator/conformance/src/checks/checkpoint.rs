@@ -1,14 +1,17 @@
 //! The checkpoint API.
 
+use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
+use cuda_abi::sys::{CUcheckpointGpuPair, CUdevice_attribute, CUuuid};
 use cuda_abi::types::*;
 
-use crate::check::{Check, Result, check, expect_equal, failed};
+use crate::check::{Check, Result, check, expect_equal, failed, skipped};
 use crate::ckpt::{checkpoint, cycle, lock, me, restore, state, try_lock, unlock};
 use crate::gpu::Flag;
 use crate::helper::Helper;
+use crate::multicast::{self, Team};
 use crate::vmm::{READ_WRITE, allow, create, granularity, map, mapped};
 use crate::{cu, ensure, gives, gpu, kernels, ok, refuses};
 
@@ -82,9 +85,49 @@ pub const CHECKS: &[Check] = &[
         "managed memory makes it fail; the process stays locked and intact",
         managed_memory,
     ),
+    check(
+        "checkpoint/cupti",
+        "while CUPTI is attached a checkpoint is refused, and the process runs on (source: cuda-checkpoint issue 15)",
+        cupti,
+    ),
+    check(
+        "checkpoint/mig",
+        "on an instance of a GPU in MIG mode a checkpoint is refused, and the process runs on; both forms of cuDeviceGetUuid differ there (source: cuda-checkpoint issue 42; reference, cuDeviceGetUuid_v2)",
+        mig,
+    ),
+    check(
+        "checkpoint/mps",
+        "under MPS a checkpoint is refused, and the process runs on (source: plugins/cuda of CRIU)",
+        mps,
+    ),
     check("checkpoint/ipc", "memory that another process has opened by IPC makes it fail, without harm", ipc),
+    check(
+        "checkpoint/multicast-hangs",
+        "a process that holds a multicast object is never checkpointed: the call hangs (source: nccl pull request 2340)",
+        multicast_hangs,
+    ),
+    check(
+        "checkpoint/multicast-released",
+        "once the object is unbound, unmapped and released, the process is checkpointed as any other",
+        multicast_released,
+    ),
     check("checkpoint/unmapped-range", "a reservation without memory stays reserved", unmapped_range),
     check("checkpoint/again", "several checkpoints one after the other", again),
+    check(
+        "checkpoint/pairs",
+        "from 580 on, pairs name each GPU once on either side (source: reference, cuCheckpointProcessRestore)",
+        pairs,
+    ),
+    check(
+        "checkpoint/pairs-before-580",
+        "before 580, where the pairs are is reserved (source: CUDA 12.8, CUcheckpointRestoreArgs)",
+        pairs_before_580,
+    ),
+    check(
+        "checkpoint/before-570",
+        "before 570 there are no calls (source: cuda-checkpoint, table of releases)",
+        before_570,
+    ),
 ];
 
 /// Context, or skipped where the driver has no checkpoint API.
@@ -95,6 +138,45 @@ fn start() -> Result {
 
 fn expect_state(wanted: &str) -> Result {
     expect_equal("state", state(me())?, wanted)
+}
+
+/// Another process, for the call would take this one with it.
+fn multicast_hangs() -> Result {
+    gpu::needs_driver(12080)?;
+    multicast::start()?;
+    let object = multicast::create(multicast::unit()?, true)?;
+    let mut helper = Helper::start()?;
+    helper.send(crate::vmm::export(object)?)?;
+    helper.number("mc-import")?;
+    let pid = helper.pid();
+    lock(pid)?;
+    let (say, heard) = mpsc::channel();
+    let caller = std::thread::spawn(move || {
+        let result = checkpoint(pid);
+        let _ = say.send(());
+        result
+    });
+    let is_hung = heard.recv_timeout(std::time::Duration::from_secs(2)).is_err();
+    helper.kill()?;
+    ensure!(is_hung, "the checkpoint returned");
+    let killed = caller.join().map_or_else(|_| failed("the caller panicked"), Ok)?;
+    ensure!(killed.is_err(), "the checkpoint of a killed process succeeded");
+    Ok(())
+}
+
+fn multicast_released() -> Result {
+    gpu::needs_driver(12080)?;
+    multicast::start()?;
+    let unit = multicast::unit()?;
+    let team = Team::create(unit)?;
+    gpu::write(team.members[1].address, &[3_u32])?;
+    for device in [0, 1] {
+        ok!(cuMulticastUnbind(team.object, device, 0, unit));
+    }
+    ok!(cuMemUnmap(team.address, unit));
+    ok!(cuMemRelease(team.object));
+    cycle(me())?;
+    gpu::expect_content(team.members[1].address, &[3_u32])
 }
 
 fn states() -> Result {
@@ -379,4 +461,134 @@ fn again() -> Result {
         gpu::expect_content(address, &[round])?;
     }
     Ok(())
+}
+
+/// Tries the first two steps, one of which has to be refused. The process can be used afterwards.
+fn is_refused() -> Result {
+    const LOCK_TIMEOUT_MS: u32 = 10_000;
+    if try_lock(me(), LOCK_TIMEOUT_MS)? == 0 {
+        refuses!(cuCheckpointProcessCheckpoint(me(), std::ptr::null_mut()));
+        unlock(me())?;
+    }
+    expect_state("running")?;
+    gpu::alloc(4096).map(|_| ())
+}
+
+/// A function of CUPTI.
+fn of_cupti(name: &CStr) -> Result<*mut c_void> {
+    for library in [c"libcupti.so.13", c"libcupti.so.12"] {
+        // SAFETY: CUPTI's constructors may run.
+        let library = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW) };
+        if !library.is_null() {
+            // SAFETY: the handle was opened just now.
+            let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+            ensure!(!found.is_null(), "CUPTI has no {name:?}");
+            return Ok(found);
+        }
+    }
+    skipped("there is no CUPTI")
+}
+
+fn cupti() -> Result {
+    start()?;
+    // CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL of cupti_activity.h.
+    const KERNELS: u32 = 10;
+    // SAFETY: both have this type (cupti_activity.h).
+    let [enable, disable] = unsafe {
+        std::mem::transmute::<[*mut c_void; 2], [extern "C" fn(u32) -> u32; 2]>([
+            of_cupti(c"cuptiActivityEnable")?,
+            of_cupti(c"cuptiActivityDisable")?,
+        ])
+    };
+    // SAFETY: it has this type (cupti_result.h).
+    let finalize =
+        unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> u32>(of_cupti(c"cuptiFinalize")?) };
+    expect_equal("cuptiActivityEnable", enable(KERNELS), 0)?;
+    is_refused()?;
+    expect_equal("cuptiActivityDisable", disable(KERNELS), 0)?;
+    expect_equal("cuptiFinalize", finalize(), 0)?;
+    cycle(me())
+}
+
+fn mig() -> Result {
+    start()?;
+    let mut uuids = [CUuuid { bytes: [0; 16] }; 2];
+    ok!(cuDeviceGetUuid(&raw mut uuids[0], 0));
+    ok!(cuDeviceGetUuid_v2(&raw mut uuids[1], 0));
+    if uuids[0].bytes == uuids[1].bytes {
+        return skipped("the device is a whole GPU");
+    }
+    is_refused()
+}
+
+fn mps() -> Result {
+    start()?;
+    if gpu::device_attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED)? == 0 {
+        return skipped("MPS is not running");
+    }
+    is_refused()
+}
+
+/// Restores with each device in the place of the one that `successor` names.
+fn restore_with(successor: impl Fn(usize) -> usize, count: usize) -> Result<u32> {
+    let mut uuids = vec![CUuuid { bytes: [0; 16] }; count];
+    for (device, uuid) in uuids.iter_mut().enumerate() {
+        ok!(cuDeviceGetUuid_v2(uuid, i32::try_from(device).unwrap_or(0)));
+    }
+    let pair =
+        |device: usize| CUcheckpointGpuPair { oldUuid: uuids[device], newUuid: uuids[successor(device)] };
+    let mut pairs: Vec<_> = (0..count).map(pair).collect();
+    // SAFETY: all zeros is a valid value of the structure.
+    let mut args: CUcheckpointRestoreArgs = unsafe { std::mem::zeroed() };
+    args.gpuPairs = pairs.as_mut_ptr();
+    args.gpuPairsCount = u32::try_from(count).unwrap_or(0);
+    Ok(cu!(cuCheckpointProcessRestore(me(), &raw mut args)))
+}
+
+fn expect_restore(wanted: &str, code: u32) -> Result {
+    expect_equal("the restore", gpu::name_of(code), wanted.to_owned())
+}
+
+fn device_count() -> Result<usize> {
+    let mut count = 0;
+    ok!(cuDeviceGetCount(&raw mut count));
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+fn pairs() -> Result {
+    gpu::needs_driver(13000)?;
+    gpu::start()?;
+    gpu::second_device()?;
+    let (address, count) = (gpu::upload(&[9_u32; 64])?, device_count()?);
+    lock(me())?;
+    checkpoint(me())?;
+    expect_restore("CUDA_ERROR_INVALID_VALUE", restore_with(|device| device, count - 1)?)?;
+    expect_restore("CUDA_ERROR_INVALID_VALUE", restore_with(|_| 0, count)?)?;
+    expect_state("checkpointed")?;
+    expect_restore("CUDA_SUCCESS", restore_with(|device| device, count)?)?;
+    unlock(me())?;
+    gpu::expect_content(address, &[9_u32; 64])
+}
+
+fn pairs_before_580() -> Result {
+    gpu::needs_driver(12080)?;
+    if gpu::needs_driver(13000).is_ok() {
+        return skipped("the driver takes pairs");
+    }
+    gpu::start()?;
+    lock(me())?;
+    checkpoint(me())?;
+    expect_restore("CUDA_ERROR_INVALID_VALUE", restore_with(|device| device, device_count()?)?)?;
+    restore(me())?;
+    unlock(me())
+}
+
+fn before_570() -> Result {
+    if gpu::needs_driver(12080).is_ok() {
+        return skipped("the driver has the calls");
+    }
+    gpu::start()?;
+    // A driver without the symbol ends the check here, as skipped.
+    let code = gpu::name_of(try_lock(me(), 1000)?);
+    expect_equal("the lock", code, "CUDA_ERROR_NOT_SUPPORTED".into())
 }

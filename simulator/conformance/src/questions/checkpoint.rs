@@ -140,3 +140,23 @@ pub(super) fn export_after_restore() -> Result<String> {
     }
     Ok(answer)
 }
+
+pub(super) fn host_memory() -> Result<String> {
+    start()?;
+    let (unit, node) = (crate::vmm::granularity()?, crate::vmm::node()?);
+    let handle = crate::vmm::create_with(unit, &crate::vmm::host_properties(node, false))?;
+    let address = crate::vmm::reserve(unit)?;
+    map(address, unit, handle)?;
+    let both = [
+        crate::vmm::access(0, READ_WRITE),
+        cuda_abi::types::CUmemAccessDesc { location: node, flags: READ_WRITE },
+    ];
+    ok!(cuMemSetAccess(address, unit, both.as_ptr(), 2));
+    // SAFETY: the address is mapped for the host, and no work touches it.
+    let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(address as *mut u32) };
+    word.store(0x55aa, std::sync::atomic::Ordering::SeqCst);
+    let text = cycle()?;
+    let of_device = gpu::read::<u32>(address, 1)?[0];
+    let of_host = word.load(std::sync::atomic::Ordering::SeqCst);
+    Ok(format!("{text}; read by the device {of_device:#x}, by the host {of_host:#x}"))
+}

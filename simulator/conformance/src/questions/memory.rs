@@ -10,7 +10,7 @@ use crate::check::{Result, Stop, failed};
 use crate::gpu::Flag;
 use crate::helper::Helper;
 use crate::vmm::{READ_WRITE, access, granularity, mapped, properties, reserve};
-use crate::{cu, gpu, ok};
+use crate::{cu, gpu, multicast, ok};
 
 pub(super) fn attributes() -> Result<String> {
     gpu::start()?;
@@ -328,4 +328,47 @@ pub(super) fn pool_reuse() -> Result<String> {
     ok!(cuStreamSynchronize(stream));
     let address = if first == second { "the same address" } else { "another address" };
     Ok(format!("{address}, {} MiB were reserved for one allocation of 32 MiB at a time", most_bytes >> 20))
+}
+
+pub(super) fn multicast_bound() -> Result<String> {
+    multicast::start()?;
+    let size_bytes = multicast::unit()?;
+    let before = gpu::free_bytes()?;
+    let object = multicast::create(size_bytes, true)?;
+    multicast::add(object, 0)?;
+    let twice = gpu::name_of(cu!(cuMulticastAddDevice(object, 0)));
+    multicast::add(object, 1)?;
+    let third = gpu::name_of(cu!(cuMulticastAddDevice(object, 1)));
+    let member = multicast::Member::create(0, size_bytes)?;
+    member.bind(object, size_bytes)?;
+    let overlap = gpu::name_of(cu!(cuMulticastBindMem(object, 0, member.handle, 0, size_bytes, 0)));
+    ok!(cuMemUnmap(member.address, size_bytes));
+    ok!(cuMemRelease(member.handle));
+    let taken = |at: usize| before.saturating_sub(at);
+    let bound = taken(gpu::free_bytes()?);
+    let released = gpu::name_of(cu!(cuMemRelease(object)));
+    let after = taken(gpu::free_bytes()?);
+    Ok(format!(
+        "added twice {twice}, to a full team {third}, bound twice {overlap}; taken while bound {bound}, release of the \
+         object {released}, taken then {after}"
+    ))
+}
+
+pub(super) fn host_access() -> Result<String> {
+    use cuda_abi::sys::{CUmemLocation as Location, CUmemLocationType as Kind};
+    gpu::start()?;
+    let (unit, node) = (granularity()?, crate::vmm::node()?);
+    let host = Location { type_: Kind::CU_MEM_LOCATION_TYPE_HOST, ..node };
+    let mut lines = Vec::new();
+    for (memory, place) in [("of a node", node), ("of the host", host)] {
+        let handle = crate::vmm::create_with(unit, &crate::vmm::host_properties(place, false))?;
+        let address = reserve(unit)?;
+        crate::vmm::map(address, unit, handle)?;
+        for (name, accessor) in [("HOST_NUMA", node), ("HOST", host)] {
+            let access = CUmemAccessDesc { location: accessor, flags: READ_WRITE };
+            let code = cu!(cuMemSetAccess(address, unit, &raw const access, 1));
+            lines.push(format!("memory {memory}, {name}: {}", gpu::name_of(code)));
+        }
+    }
+    Ok(lines.join("; "))
 }

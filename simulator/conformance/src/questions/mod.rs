@@ -75,6 +75,21 @@ pub const CHECKS: &[Check] = &[
         "is exported memory gone once no process has the device open (source: open-gpu-kernel-modules, nv.c; without persistence mode)",
         memory::teardown,
     ),
+    question(
+        "question/multicast-bound",
+        "what a multicast object gives back that is released while memory is bound, and a device that is added twice",
+        memory::multicast_bound,
+    ),
+    question(
+        "question/host-access-kinds",
+        "which locations of the host cuMemSetAccess takes for which memory of the host",
+        memory::host_access,
+    ),
+    question(
+        "question/checkpoint-host-memory",
+        "whether a self-checkpoint keeps memory of a NUMA node, its content and the host's access",
+        checkpoint::host_memory,
+    ),
     question("question/fresh-memory", "is fresh memory of cuMemAlloc and of cuMemCreate zero", memory::fresh),
     question(
         "question/bandwidth",

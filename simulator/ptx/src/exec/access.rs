@@ -24,8 +24,8 @@ pub(super) struct Access {
 /// Why an access failed.
 #[derive(Clone, Copy)]
 pub(super) struct Trouble {
-    access: Access,
-    misaligned: bool,
+    pub(super) access: Access,
+    pub(super) misaligned: bool,
 }
 
 /// Memory that an access was found to lead to.
@@ -329,12 +329,25 @@ impl Warp {
 impl Atomic {
     /// Does it on one element. Answers the old value.
     fn apply(&self, found: &mut Found<'_>, offset: u32, b: u64, c: u64) -> u64 {
-        let (bytes, order) = (self.bytes, self.order);
+        self.op.apply(found, (offset, self.bytes), self.order, b, c)
+    }
+}
+
+impl AtomicOp {
+    /// Does it on the cell of so many bytes at an offset. Answers the old value.
+    pub(super) fn apply(
+        &self,
+        found: &mut Found<'_>,
+        (offset, bytes): (u32, u32),
+        order: Order,
+        b: u64,
+        c: u64,
+    ) -> u64 {
         let device = match found {
             Found::Device(cells) => Some(*cells),
             _ => None,
         };
-        match (&self.op, device) {
+        match (self, device) {
             (AtomicOp::Update(combine), _) => found.update(offset, bytes, order, |old| combine(old, b)),
             (AtomicOp::AddSingle, device) => {
                 let mode = FloatMode { ftz: device.is_some(), ..FloatMode::default() };

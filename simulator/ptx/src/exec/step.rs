@@ -70,6 +70,7 @@ impl Warp {
             Op::Load(load) => self.load(env, load, mask, line)?,
             Op::Store(store) => self.store(env, store, mask, line)?,
             Op::Atomic(atomic) => self.atomic(env, atomic, mask, line)?,
+            Op::Multimem(access) => self.multimem(env, access, mask, line)?,
             Op::Branch { target } => return Ok(self.branch(mask, *target)),
             Op::BranchTable { index, targets } => return self.branch_table(env, *index, targets, mask, line),
             Op::Call(call) => return self.call(env, call, mask, line),

@@ -28,6 +28,7 @@ impl Parser<'_, '_> {
             | "getctarank" | "createpolicy" => self.data_movement(s),
             "ld" | "ldu" | "st" | "atom" | "red" | "prefetch" | "prefetchu" | "applypriority" | "discard"
             | "cp" | "mbarrier" => self.memory_access(s),
+            "multimem" => self.multimem(s),
             "bra" | "brx" | "ret" | "exit" | "trap" | "brkpt" | "nanosleep" | "griddepcontrol"
             | "setmaxnreg" | "pmevent" => self.control_flow(s),
             "bar" | "barrier" | "membar" | "fence" => self.synchronisation(s),

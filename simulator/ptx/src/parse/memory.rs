@@ -84,7 +84,7 @@ impl Parser<'_, '_> {
     }
 
     /// The elements of a vector operand, or the operand itself.
-    fn elements(&self, s: &Statement<'_>, index: usize, count: usize) -> Result<Vec<Arg>> {
+    pub(super) fn elements(&self, s: &Statement<'_>, index: usize, count: usize) -> Result<Vec<Arg>> {
         match s.args.get(index) {
             Some(Arg::Vector(elements)) if elements.len() == count => Ok(elements.clone()),
             Some(arg) if count == 1 => Ok(vec![arg.clone()]),

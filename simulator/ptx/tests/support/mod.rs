@@ -37,6 +37,8 @@ impl Buffer {
 #[derive(Default)]
 pub struct TestMemory {
     buffers: Vec<Buffer>,
+    /// Start and length of each multimem address, and the buffers behind it.
+    teams: Vec<(u64, u64, Vec<u64>)>,
     pub cancelled: AtomicBool,
     pub printed: Mutex<Vec<u8>>,
 }
@@ -74,6 +76,14 @@ impl TestMemory {
         (buffer, (address - buffer.start) as usize)
     }
 
+    /// A multimem address for `bytes` bytes at each of the addresses.
+    pub fn join(&mut self, addresses: &[u64], bytes: usize) -> u64 {
+        let start = self.alloc(bytes);
+        let address = start + (1 << 40);
+        self.teams.push((address, bytes as u64, addresses.to_vec()));
+        address
+    }
+
     /// Allocates and fills in one.
     pub fn put<T: Plain>(&mut self, values: &[T]) -> u64 {
         let bytes: Vec<u8> = values.iter().flat_map(Plain::bytes).collect();
@@ -99,6 +109,16 @@ unsafe impl Memory for TestMemory {
             writable: buffer.writable,
             keep,
         })
+    }
+
+    fn team(&self, address: u64) -> Vec<Window> {
+        let team = self.teams.iter().find(|(start, len, _)| (*start..start + len).contains(&address));
+        let Some((start, len, places)) = team else { return Vec::new() };
+        let window = |place: &u64| {
+            let window = self.window(*place)?;
+            Some(Window { start: *start, len: *len, ..window })
+        };
+        places.iter().filter_map(window).collect()
     }
 
     fn cancelled(&self) -> bool {

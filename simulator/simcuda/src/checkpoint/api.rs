@@ -92,6 +92,10 @@ pub(crate) unsafe fn cuCheckpointProcessRestore(pid: i32, args: *mut CUcheckpoin
     // Before CUDA 13.4 the padding was part of what is reserved.
     all_zero(&bytes[count_end..std::mem::offset_of!(CUcheckpointRestoreArgs, customStorageInfo_out)])?;
     refuse_custom_storage(custom_storage)?;
+    if !process::release()?.has_pairs() {
+        // Where the pairs are was reserved.
+        all_zero(&bytes)?;
+    }
     // SAFETY: as above; the pairs are the caller's array.
     let pairs = unsafe { read_pairs(args) }?;
     Process::of(pid)?.carry_out(Operation::Restore { pairs })

@@ -14,12 +14,16 @@ mod pairs;
 mod remote;
 mod restored;
 mod state;
+mod tools;
 mod wire;
 
 use cuda_abi::sys::CUresult;
+use simcuda_machine::Gpu;
 use simcuda_machine::config::Config;
 
 use crate::error::Result;
+
+pub(crate) use tools::inject;
 
 pub(crate) use api::{
     cuCheckpointOperationComplete, cuCheckpointProcessCheckpoint, cuCheckpointProcessGetRestoreThreadId,
@@ -27,12 +31,14 @@ pub(crate) use api::{
     cuCheckpointProcessUnlock,
 };
 
-/// Starts the thread that answers other processes, and takes hold of the driver's state; part of cuInit.
+/// Starts the thread that answers other processes, and takes hold of the driver's state on a machine with these GPUs; part
+/// of cuInit.
 ///
 /// # Errors
 /// `CUDA_ERROR_OPERATING_SYSTEM` if the kernel refuses a descriptor, a mapping or a thread; the reason is printed to
 /// standard error.
-pub(crate) fn start(config: &Config) -> Result {
+pub(crate) fn start(config: &Config, gpus: Vec<Gpu>) -> Result {
+    pairs::record(gpus);
     let started = state::take_hold(config).and_then(|()| control::start());
     started.map_err(|error| {
         eprintln!("simcuda: {error}");

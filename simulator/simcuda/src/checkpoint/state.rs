@@ -4,7 +4,7 @@
 //!            lock              checkpoint
 //!  running ───────► locked ──────────────► checkpointed
 //!     ▲  ▲            │ ▲                    │     │
-//!     │  └────────────┘ └────────────────────┘     │ restore without enough memory
+//!     │  └────────────┘ └────────────────────┘     │ restore without its GPUs or enough memory
 //!     │     unlock             restore             ▼
 //!   cuInit                                       failed (for good)
 //! ```
@@ -24,7 +24,7 @@ use simcuda_machine::config::Config;
 use super::lock::GATE;
 use super::restored::{self, Restored};
 use super::wire::{Operation, Pair};
-use super::{control, nvml, pairs};
+use super::{control, nvml, pairs, tools};
 use crate::error::Result;
 use crate::memory::DeviceFiles;
 use crate::{context, memory, process, stream};
@@ -99,6 +99,10 @@ fn lock_process(timeout_ms: u32, wanted: &dyn Fn() -> bool) -> Result {
     if context::all().is_empty() {
         return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED);
     }
+    // Which error the driver has for these is not known; that it has one is (cuda-checkpoint issue 15; CRIU's plugin).
+    if tools::cupti_is_attached() || process::machine()?.config.is_mps {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
     let limit = (timeout_ms != 0).then(|| Instant::now() + Duration::from_millis(timeout_ms.into()));
     GATE.close();
     while !is_idle_by(limit) {
@@ -120,6 +124,16 @@ fn is_idle_by(limit: Option<Instant>) -> bool {
 
 fn checkpoint(hold: &mut Option<Hold>) -> Result {
     expect(State::Locked)?;
+    if memory::has_multicast() {
+        // The real one never returns, whether memory is bound or not (nccl pull request 2340).
+        loop {
+            std::thread::park();
+        }
+    }
+    // cuda-checkpoint issue 42: the lock succeeds on an instance of a GPU in MIG mode, and the checkpoint says this.
+    if process::machine()?.config.is_mig {
+        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    }
     memory::detach()?;
     release(hold);
     nvml::let_go();
@@ -128,12 +142,20 @@ fn checkpoint(hold: &mut Option<Hold>) -> Result {
 }
 
 fn restore(hold: &mut Option<Hold>, map: &[Pair]) -> Result {
+    if current() == State::Failed {
+        // Also once there is enough memory (cuda-checkpoint issue 44).
+        return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+    }
     expect(State::Checkpointed)?;
-    pairs::check(map)?;
-    let attached = acquire(hold, &process::machine()?.config, true)
-        .map_err(|error| {
-            eprintln!("simcuda: {error}");
-            CUresult::CUDA_ERROR_OPERATING_SYSTEM
+    let plan = pairs::plan(map)?;
+    let config = &process::machine()?.config;
+    let attached = plan
+        .carry_out()
+        .and_then(|()| {
+            acquire(hold, config, true).map_err(|error| {
+                eprintln!("simcuda: {error}");
+                CUresult::CUDA_ERROR_OPERATING_SYSTEM
+            })
         })
         .and_then(|()| memory::attach());
     if let Err(error) = attached {

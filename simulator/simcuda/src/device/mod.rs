@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int};
 use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{CUarray_format, CUatomicOperation, CUdevice, CUdevice_attribute, CUexecAffinityType};
 
-use simcuda_machine::DEVICE_NAME;
-use simcuda_machine::config::Config;
+use parking_lot::RwLock;
+use simcuda_machine::Gpu;
 
 use crate::context::Primary;
 use crate::error::{Result, write_both, write_out};
@@ -25,16 +25,29 @@ pub(crate) use pci::{cuDeviceGetByPCIBusId, cuDeviceGetPCIBusId};
 /// One simulated device: a part with compute capability 9.0.
 pub(crate) struct Device {
     pub(crate) ordinal: i32,
-    pub(crate) memory_bytes: u64,
     pub(crate) primary: Primary,
-    uuid: [u8; 16],
+    /// A single GPU has no switch to multicast with.
+    pub(crate) has_multicast: bool,
+    /// As it was at cuInit: a restore on another GPU does not change it (cuda-checkpoint issue 48).
+    bus: i32,
+    gpu: RwLock<Gpu>,
 }
 
 impl Device {
-    pub(crate) fn new(ordinal: usize, config: &Config) -> Self {
-        let uuid = simcuda_machine::uuid(&config.directory, ordinal);
+    pub(crate) fn new(ordinal: usize, gpu: &Gpu, has_multicast: bool) -> Self {
         let ordinal = i32::try_from(ordinal).expect("the number of devices is bounded by the configuration");
-        Self { ordinal, memory_bytes: config.memory_bytes, primary: Primary::new(), uuid }
+        let bus = simcuda_machine::bus(gpu.id);
+        Self { ordinal, primary: Primary::new(), has_multicast, bus, gpu: RwLock::new(gpu.clone()) }
+    }
+
+    /// The GPU that it is now.
+    pub(crate) fn gpu(&self) -> Gpu {
+        self.gpu.read().clone()
+    }
+
+    /// From now on it is this GPU.
+    pub(crate) fn become_gpu(&self, gpu: Gpu) {
+        *self.gpu.write() = gpu;
     }
 }
 
@@ -51,10 +64,11 @@ pub(crate) unsafe fn cuDeviceGetCount(out: *mut i32) -> Result {
 }
 
 pub(crate) unsafe fn cuDeviceGetName(out: *mut c_char, len: c_int, ordinal: CUdevice) -> Result {
-    process::device(ordinal)?;
+    let device = process::device(ordinal)?;
+    let instance = if process::machine()?.config.is_mig { " MIG 1g.10gb" } else { "" };
     let len = usize::try_from(len).ok().filter(|len| *len > 0).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: `out` is NULL or the caller's buffer of `len` bytes.
-    unsafe { write_text(out, len, DEVICE_NAME) }
+    unsafe { write_text(out, len, &format!("{}{instance}", device.gpu().name)) }
 }
 
 /// Writes a text and its NUL, cut to what fits.
@@ -80,21 +94,25 @@ unsafe fn write_text(out: *mut c_char, len: usize, text: &str) -> Result {
 
 pub(crate) unsafe fn cuDeviceGetUuid(out: *mut sys::CUuuid, ordinal: CUdevice) -> Result {
     let device = process::device(ordinal)?;
-    let uuid = sys::CUuuid { bytes: device.uuid.map(u8::cast_signed) };
+    let uuid = sys::CUuuid { bytes: device.gpu().uuid.map(u8::cast_signed) };
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, uuid) }
 }
 
-/// Differs from the first version only for a partition of a device, of which there are none here.
+/// That of the instance where the device is one of a GPU in MIG mode, and otherwise the first version's (CUDA driver API
+/// reference, cuDeviceGetUuid_v2).
 pub(crate) unsafe fn cuDeviceGetUuid_v2(out: *mut sys::CUuuid, ordinal: CUdevice) -> Result {
+    let device = process::device(ordinal)?;
+    let is_mig = process::machine()?.config.is_mig;
+    let bytes = device.gpu().uuid.map(|byte| (if is_mig { !byte } else { byte }).cast_signed());
     // SAFETY: `out` is the caller's out parameter.
-    unsafe { cuDeviceGetUuid(out, ordinal) }
+    unsafe { write_out(out, sys::CUuuid { bytes }) }
 }
 
 pub(crate) unsafe fn cuDeviceTotalMem_v2(out: *mut usize, ordinal: CUdevice) -> Result {
     let device = process::device(ordinal)?;
     // SAFETY: `out` is the caller's out parameter.
-    unsafe { write_out(out, usize::try_from(device.memory_bytes).unwrap_or(usize::MAX)) }
+    unsafe { write_out(out, usize::try_from(device.gpu().memory_bytes).unwrap_or(usize::MAX)) }
 }
 
 pub(crate) unsafe fn cuDeviceGetAttribute(
@@ -103,7 +121,10 @@ pub(crate) unsafe fn cuDeviceGetAttribute(
     ordinal: CUdevice,
 ) -> Result {
     let device = process::device(ordinal)?;
-    let value = attributes::value(device, attribute).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let is_mps = attribute == sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED as u32
+        && process::machine()?.config.is_mps;
+    let value = if is_mps { Some(1) } else { attributes::value(device, attribute) };
+    let value = value.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, value) }
 }

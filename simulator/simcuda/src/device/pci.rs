@@ -4,7 +4,6 @@ use std::ffi::{CStr, c_char, c_int};
 
 use cuda_abi::sys::CUresult;
 use cuda_abi::types::CUdevice;
-use simcuda_machine::bus;
 
 use crate::error::{Result, write_out};
 use crate::process;
@@ -16,7 +15,7 @@ pub(crate) unsafe fn cuDeviceGetPCIBusId(out: *mut c_char, len: c_int, ordinal: 
     let device = process::device(ordinal)?;
     let len = usize::try_from(len).ok().filter(|len| *len >= TEXT_BYTES);
     let len = len.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let text = format!("0000:{:02x}:00.0", bus(device.ordinal));
+    let text = format!("0000:{:02x}:00.0", device.bus);
     // SAFETY: `out` is NULL or the caller's buffer of `len` bytes.
     unsafe { super::write_text(out, len, &text) }
 }
@@ -29,7 +28,7 @@ pub(crate) unsafe fn cuDeviceGetByPCIBusId(out: *mut CUdevice, text: *const c_ch
     // SAFETY: not NULL, so that it is the caller's NUL-terminated text.
     let text = unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let asked = parse(text).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let found = machine.devices.iter().find(|device| asked == (0, bus(device.ordinal), 0, 0));
+    let found = machine.devices.iter().find(|device| asked == (0, device.bus, 0, 0));
     // SAFETY: `out` is the caller's out parameter.
     unsafe { write_out(out, found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?.ordinal) }
 }

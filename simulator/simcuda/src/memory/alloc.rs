@@ -6,6 +6,7 @@ use cuda_abi::sys::CUresult;
 use cuda_abi::types::CUdeviceptr;
 
 use super::heap::GRAIN_BYTES;
+use super::layout::Location;
 use super::segment::Segment;
 use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Target};
 use super::state::{Allocation, AllocationKind, STATE, State};
@@ -36,7 +37,7 @@ impl Block {
 
 impl State {
     fn add_block(&mut self, device: i32, len: u64, shared: bool) -> Result<u64> {
-        let segment = Segment::create(device, len, 0)?;
+        let segment = Segment::create(Location::Device(device), len, 0)?;
         let reserved = Reserved::new(len, PAGE_BYTES, 0)?;
         let start = reserved.start;
         let target = Target::Device { segment: Arc::clone(&segment), offset: 0 };
@@ -52,7 +53,7 @@ impl State {
 
     fn allocate(&mut self, context: &Context, size_bytes: u64, align: u64) -> Result<u64> {
         let device = context.device.ordinal;
-        if size_bytes > context.device.memory_bytes {
+        if size_bytes > ledger::device(device)?.capacity_bytes {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         if size_bytes > SMALL_BYTES || align > GRAIN_BYTES {
@@ -240,7 +241,7 @@ pub(crate) unsafe fn cuMemGetAddressRange_v2(
     Ok(())
 }
 
-/// The driver's own share of a real device's memory is not simulated: all of it is free in the beginning.
+/// All memory is free in the beginning. What contexts take is `SIMCUDA_CONTEXT_MEMORY`.
 pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Result {
     let context = context::current()?;
     let memory = ledger::device(context.device.ordinal)?;
@@ -250,10 +251,23 @@ pub(crate) unsafe fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Res
     unsafe { write_both(free, total, (free_bytes as usize, memory.capacity_bytes as usize)) }
 }
 
+/// Takes what the driver itself needs for a context.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY` if the device has too little memory left.
+pub(crate) fn context_created(handle: usize, device: i32, size_bytes: u64) -> Result {
+    if size_bytes > 0 {
+        let segment = Segment::create(Location::Device(device), size_bytes.next_multiple_of(PAGE_BYTES), 0)?;
+        STATE.write().contexts.insert(handle, segment);
+    }
+    Ok(())
+}
+
 /// Frees the memory of a context.
 pub(crate) fn context_destroyed(context: &Arc<Context>) {
     let mut blocks = Vec::new();
     let mut mappings = Vec::new();
+    let mut of_driver = Vec::new();
     let mut state = STATE.write();
     let state = &mut *state;
     let of_context: Vec<_> = state
@@ -285,5 +299,6 @@ pub(crate) fn context_destroyed(context: &Arc<Context>) {
         blocks.extend(state.free_in_order(start).ok().flatten());
     }
     state.heaps.remove(&context.handle);
+    of_driver.extend(state.contexts.remove(&context.handle));
     state.peers.retain(|(from, to), _| *from != context.handle && *to != context.handle);
 }

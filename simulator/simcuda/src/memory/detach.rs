@@ -5,23 +5,34 @@ use std::sync::Arc;
 use cuda_abi::sys::CUresult;
 
 use super::segment::Segment;
-use super::space::{Reserved, Target};
+use super::space::{Access, Reserved, Right, Target, show_to_host};
 use super::state::{Allocation, AllocationKind, STATE, State};
 use crate::error::Result;
 
 impl State {
     /// Every segment that is referred to by anything, once.
     fn segments(&self) -> Vec<Arc<Segment>> {
-        let mapped = self.mappings.values().filter_map(|mapping| match &mapping.target {
-            Target::Device { segment, .. } => Some(segment),
-            Target::Host(_) => None,
-        });
-        let of_handles = self.handles.values().map(|handle| &handle.segment);
+        let mapped = self.mappings.values().filter_map(|mapping| mapping.target.segment());
+        let of_handles = self.handles.values().filter_map(|handle| handle.segment());
         let of_pools = self.pools.chunks().map(|chunk| &chunk.segment);
-        let mut segments: Vec<_> = mapped.chain(of_handles).chain(of_pools).cloned().collect();
+        let mut segments: Vec<_> =
+            mapped.chain(of_handles).chain(of_pools).chain(self.contexts.values()).cloned().collect();
         segments.sort_unstable_by_key(|segment| Arc::as_ptr(segment) as usize);
         segments.dedup_by(|a, b| Arc::ptr_eq(a, b));
         segments
+    }
+
+    /// Maps what the host may access at the addresses that it knows.
+    fn show_all_to_host(&self) -> Result {
+        for (start, mapping) in &self.mappings {
+            if let (Target::Device { segment, .. }, Access::Devices(rights)) =
+                (&mapping.target, mapping.access)
+                && rights.host != Right::None
+            {
+                show_to_host(*start, mapping.len, segment, rights.host)?;
+            }
+        }
+        Ok(())
     }
 
     fn ranges(&self) -> impl Iterator<Item = &Reserved> {
@@ -56,10 +67,11 @@ pub(crate) fn detach() -> Result {
     }
     let segments = state.segments();
     let saved: Vec<_> = segments.iter().map(|segment| segment.save()).collect::<Result<_>>()?;
+    // The host's view of a segment is a hold on it, which goes with the range.
+    state.ranges().for_each(Reserved::open_hole);
     for (segment, saved) in segments.iter().zip(saved) {
         segment.leave_device(saved);
     }
-    state.ranges().for_each(Reserved::open_hole);
     Ok(())
 }
 
@@ -71,5 +83,6 @@ pub(crate) fn attach() -> Result {
     let state = STATE.write();
     // The ranges first, or else the kernel would place the library's own mappings there.
     state.ranges().try_for_each(Reserved::close_hole)?;
-    state.segments().iter().try_for_each(|segment| segment.return_to_device())
+    state.segments().iter().try_for_each(|segment| segment.return_to_device())?;
+    state.show_all_to_host()
 }

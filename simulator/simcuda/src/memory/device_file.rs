@@ -18,7 +18,7 @@ impl DeviceFiles {
     /// # Errors
     /// The kernel's.
     pub(crate) fn open() -> io::Result<Self> {
-        let open = |device: &'static DeviceMemory| Ok((device, Some(device.open_file_of_device()?)));
+        let open = |device: &&'static DeviceMemory| Ok((*device, Some(device.open_file_of_device()?)));
         Ok(Self(ledger::devices().iter().map(open).collect::<io::Result<_>>()?))
     }
 }
@@ -35,10 +35,14 @@ impl Drop for DeviceFiles {
 mod tests {
     use std::path::Path;
 
+    use simcuda_machine::config::Config;
+
     use super::*;
 
     fn device(directory: &Path, is_persistent: bool) -> DeviceMemory {
-        DeviceMemory::open(directory.join("device0"), 1 << 20, 0, is_persistent).unwrap()
+        let config = Config::from_environment().unwrap();
+        let config = Config { directory: directory.to_owned(), is_persistent, ..config };
+        DeviceMemory::open(&config, &config.gpus().unwrap()[0]).unwrap()
     }
 
     /// Whether memory that only a descriptor holds is there after the last process has closed the device.

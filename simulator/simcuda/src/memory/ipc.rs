@@ -5,7 +5,7 @@
 //! | 0 | 8 | magic `SIMCIPC1` (the last byte is the version) |
 //! | 8 | 8 | which process exported it: a random number, for PIDs come again |
 //! | 16 | 4 | its PID, for the reader of a dump |
-//! | 20 | 4 | ordinal of the device |
+//! | 20 | 4 | ID of the GPU |
 //! | 24 | 8 | ID of the segment |
 //! | 32 | 8 | size of the segment |
 //! | 40 | 8 | offset of the allocation in it |
@@ -40,7 +40,7 @@ static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std
 pub(super) struct IpcHandle {
     process: u64,
     pid: u32,
-    device: i32,
+    gpu: i32,
     segment: u64,
     segment_bytes: u64,
     offset: u64,
@@ -53,7 +53,7 @@ impl IpcHandle {
         bytes[..8].copy_from_slice(MAGIC);
         bytes[8..16].copy_from_slice(&self.process.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.pid.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.device.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.gpu.to_le_bytes());
         let numbers = [self.segment, self.segment_bytes, self.offset, self.size_bytes];
         for (field, number) in bytes[24..56].chunks_exact_mut(8).zip(numbers) {
             field.copy_from_slice(&number.to_le_bytes());
@@ -70,7 +70,7 @@ impl IpcHandle {
         let handle = Self {
             process: u64_at(bytes, 8),
             pid: u32::from_le_bytes(bytes[16..20].try_into().ok()?),
-            device: i32::from_le_bytes(bytes[20..24].try_into().ok()?),
+            gpu: i32::from_le_bytes(bytes[20..24].try_into().ok()?),
             segment: u64_at(bytes, 24),
             segment_bytes: u64_at(bytes, 32),
             offset: u64_at(bytes, 40),
@@ -91,14 +91,14 @@ pub(crate) unsafe fn cuIpcGetMemHandle(out: *mut CUipcMemHandle, address: CUdevi
         .filter(|found| found.kind == AllocationKind::Device)
         .ok_or(INVALID)?;
     let (segment, offset) = state.place_in_block(address).ok_or(INVALID)?;
-    if out.is_null() {
+    if segment.location.device().is_none() || out.is_null() {
         return Err(INVALID);
     }
     let handle = IpcHandle {
         process: *PROCESS,
         pid: std::process::id(),
-        device: segment.device,
-        segment: segment.backing()?.id,
+        gpu: segment.gpu()?,
+        segment: segment.id()?,
         segment_bytes: segment.size_bytes,
         offset,
         size_bytes: allocation.size_bytes,
@@ -149,7 +149,7 @@ impl State {
             let AllocationKind::Imported { opened } = &mut allocation.kind else { return None };
             let (&base, block) = blocks.range(..=*start).next_back()?;
             let is_same = allocation.context == context
-                && block.segment.device == handle.device
+                && block.segment.gpu().is_ok_and(|gpu| gpu == handle.gpu)
                 && block.segment.backing().is_ok_and(|backing| backing.id == handle.segment)
                 && start - base == handle.offset
                 && allocation.size_bytes == handle.size_bytes;
@@ -162,17 +162,18 @@ impl State {
     }
 
     fn open(&mut self, handle: &IpcHandle, context: usize, device: i32) -> Result<u64> {
-        let segment = Segment::open(handle.device, handle.segment, handle.segment_bytes)?;
+        let segment = Segment::open(handle.gpu, handle.segment, handle.segment_bytes)?;
         let reserved = Reserved::new(segment.size_bytes, PAGE_BYTES, 0)?;
         let (base, len) = (reserved.start, reserved.len);
+        let owner = segment.location.device().ok_or(INVALID)?;
         let target = Target::Device { segment: Arc::clone(&segment), offset: 0 };
-        let mut rights = super::layout::DeviceRights::of_device(handle.device);
+        let mut rights = super::layout::DeviceRights::of_device(owner);
         rights.add(device);
         self.mappings.insert(base, Mapping { len, target, access: Access::Devices(rights) });
         self.blocks.insert(base, Block::whole(reserved, segment));
         let start = base + handle.offset;
         let kind = AllocationKind::Imported { opened: 1 };
-        self.allocations.insert(start, Allocation::new(handle.size_bytes, context, handle.device, kind));
+        self.allocations.insert(start, Allocation::new(handle.size_bytes, context, owner, kind));
         Ok(start)
     }
 }
@@ -210,7 +211,7 @@ mod tests {
         let handle = IpcHandle {
             process: 1,
             pid: 2,
-            device: 0,
+            gpu: 0,
             segment: 3,
             segment_bytes: 4096,
             offset: 512,

@@ -10,16 +10,23 @@ use crate::error::Result;
 
 const LOCATION_DEVICE: u32 = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32;
 const LOCATION_HOST: u32 = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST as u32;
+const LOCATION_HOST_NUMA: u32 = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA as u32;
+const LOCATION_HOST_NUMA_CURRENT: u32 = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT as u32;
 const LOCATION_LAST: u32 = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN as u32;
 const ACCESS_NONE: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE as u32;
 const ACCESS_READ: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ as u32;
 const ACCESS_READWRITE: u32 = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32;
+
+/// The host's only NUMA node.
+pub(super) const NODE: i32 = 0;
 
 /// The location of memory, or of its accessor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Location {
     Device(i32),
     Host,
+    /// The host's NUMA node, which is [`NODE`].
+    HostNode,
 }
 
 impl Location {
@@ -27,12 +34,43 @@ impl Location {
         match self {
             Self::Device(ordinal) => CUmemLocation::of(ordinal),
             Self::Host => CUmemLocation { type_: LOCATION_HOST, id: 0 },
+            Self::HostNode => CUmemLocation { type_: LOCATION_HOST_NUMA, id: NODE },
+        }
+    }
+
+    /// The device; none for the host.
+    pub(super) fn device(self) -> Option<i32> {
+        match self {
+            Self::Device(ordinal) => Some(ordinal),
+            Self::Host | Self::HostNode => None,
+        }
+    }
+
+    /// The location of physical memory (CUDA driver API reference, cuMemCreate).
+    ///
+    /// # Errors
+    /// As [`Location::of`]; `CUDA_ERROR_INVALID_VALUE` for a NUMA node that the host does not have, and for "the
+    /// current one".
+    pub(super) fn of_memory(location: CUmemLocation) -> Result<Self> {
+        match location.type_ {
+            LOCATION_HOST_NUMA if location.id == NODE => Ok(Self::HostNode),
+            LOCATION_HOST_NUMA | LOCATION_HOST_NUMA_CURRENT => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            _ => Self::of(location),
+        }
+    }
+
+    /// Who accesses a mapping. The number of a NUMA node does not matter (reference, cuMemSetAccess).
+    fn of_accessor(location: CUmemLocation) -> Result<Self> {
+        match location.type_ {
+            LOCATION_HOST_NUMA => Ok(Self::HostNode),
+            LOCATION_HOST_NUMA_CURRENT => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            _ => Self::of(location),
         }
     }
 
     /// # Errors
     /// `CUDA_ERROR_INVALID_DEVICE` for a device that does not exist, `CUDA_ERROR_NOT_SUPPORTED` for what is
-    /// not simulated (NUMA nodes of the host), `CUDA_ERROR_INVALID_VALUE` for the rest.
+    /// not simulated there (NUMA nodes of the host), `CUDA_ERROR_INVALID_VALUE` for the rest.
     pub(super) fn of(location: CUmemLocation) -> Result<Self> {
         match location.type_ {
             LOCATION_DEVICE => ledger::device(location.id).map(|_| Self::Device(location.id)),
@@ -50,20 +88,22 @@ impl Location {
 pub(super) fn device(location: CUmemLocation) -> Result<i32> {
     match Location::of(location)? {
         Location::Device(ordinal) => Ok(ordinal),
-        Location::Host => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        Location::Host | Location::HostNode => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
     }
 }
 
-/// The bits of devices that may read and write. Each is changed by the access descriptions in order.
+/// The bits of devices that may read and write, and what the host may do. Each is changed by the access descriptions in
+/// order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct DeviceRights {
     pub(super) readers: u64,
     pub(super) writers: u64,
+    pub(super) host: Right,
 }
 
 impl DeviceRights {
     pub(super) fn of_device(ordinal: i32) -> Self {
-        Self { readers: 1 << ordinal, writers: 1 << ordinal }
+        Self { readers: 1 << ordinal, writers: 1 << ordinal, host: Right::None }
     }
 
     pub(super) fn add(&mut self, ordinal: i32) {
@@ -71,18 +111,29 @@ impl DeviceRights {
         self.writers |= 1 << ordinal;
     }
 
+    /// Changes access to memory that lies at `memory`.
+    ///
     /// # Errors
-    /// As [`device`], and `CUDA_ERROR_INVALID_VALUE` for unknown flags.
-    pub(super) fn apply(&mut self, description: Access) -> Result {
-        let bit = 1 << device(description.location)?;
-        let (reads, writes) = match description.flags {
-            ACCESS_NONE => (false, false),
-            ACCESS_READ => (true, false),
-            ACCESS_READWRITE => (true, true),
+    /// `CUDA_ERROR_INVALID_VALUE` for unknown flags, and for the host where the memory is not of that kind (reference,
+    /// cuMemSetAccess); `CUDA_ERROR_INVALID_DEVICE` for a device that does not exist.
+    pub(super) fn apply(&mut self, description: Access, memory: Location) -> Result {
+        let right = match description.flags {
+            ACCESS_NONE => Right::None,
+            ACCESS_READ => Right::Read,
+            ACCESS_READWRITE => Right::ReadWrite,
             _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         };
-        self.readers = if reads { self.readers | bit } else { self.readers & !bit };
-        self.writers = if writes { self.writers | bit } else { self.writers & !bit };
+        let accessor = Location::of_accessor(description.location)?;
+        let Location::Device(ordinal) = accessor else {
+            if accessor != memory {
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
+            self.host = right;
+            return Ok(());
+        };
+        let bit = 1 << ordinal;
+        self.readers = if right >= Right::Read { self.readers | bit } else { self.readers & !bit };
+        self.writers = if right == Right::ReadWrite { self.writers | bit } else { self.writers & !bit };
         Ok(())
     }
 
@@ -94,13 +145,28 @@ impl DeviceRights {
         }
     }
 
+    /// `CU_MEM_ACCESS_FLAGS_…` of a location.
+    ///
+    /// # Errors
+    /// As [`Location::of`].
+    pub(super) fn flags_of(self, location: CUmemLocation) -> Result<u32> {
+        Ok(match Location::of_accessor(location)? {
+            Location::Device(ordinal) => self.flags(ordinal),
+            Location::Host | Location::HostNode => flags(self.host),
+        })
+    }
+
     /// `CU_MEM_ACCESS_FLAGS_…` of a device.
     pub(super) fn flags(self, ordinal: i32) -> u32 {
-        match self.right(ordinal) {
-            Right::None => ACCESS_NONE,
-            Right::Read => ACCESS_READ,
-            Right::ReadWrite => ACCESS_READWRITE,
-        }
+        flags(self.right(ordinal))
+    }
+}
+
+fn flags(right: Right) -> u32 {
+    match right {
+        Right::None => ACCESS_NONE,
+        Right::Read => ACCESS_READ,
+        Right::ReadWrite => ACCESS_READWRITE,
     }
 }
 

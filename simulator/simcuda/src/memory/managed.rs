@@ -92,7 +92,7 @@ fn advise(start: u64, len: usize, advice: u32, location: impl FnOnce() -> Result
     }
     let location = location()?;
     change(start, len, |advice| match location {
-        Location::Host => advice.is_accessed_by_host = is_set,
+        Location::Host | Location::HostNode => advice.is_accessed_by_host = is_set,
         Location::Device(ordinal) if is_set => advice.accessed_by |= 1 << ordinal,
         Location::Device(ordinal) => advice.accessed_by &= !(1 << ordinal),
     })
@@ -149,7 +149,7 @@ pub(crate) unsafe fn cuMemPrefetchAsync_v2(
 fn ordinal_or(location: Option<Location>, none: i32) -> i32 {
     match location {
         None => none,
-        Some(Location::Host) => CPU,
+        Some(Location::Host | Location::HostNode) => CPU,
         Some(Location::Device(ordinal)) => ordinal,
     }
 }

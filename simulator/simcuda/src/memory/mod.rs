@@ -13,6 +13,8 @@ mod ipc;
 mod layout;
 mod ledger;
 mod managed;
+mod multicast;
+mod multicast_calls;
 mod peer;
 mod pointer;
 mod pool;
@@ -29,12 +31,13 @@ use std::sync::Arc;
 use space::{Right, Target};
 use state::STATE;
 
+use simcuda_machine::Gpu;
 use simcuda_machine::config::Config;
 
 use crate::error::Result;
 
 pub(crate) use alloc::{
-    allocate_internal, context_destroyed, cuMemAlloc_v2, cuMemAllocPitch_v2, cuMemFree_v2,
+    allocate_internal, context_created, context_destroyed, cuMemAlloc_v2, cuMemAllocPitch_v2, cuMemFree_v2,
     cuMemGetAddressRange_v2, cuMemGetInfo_v2, free_internal,
 };
 pub(crate) use detach::{attach, detach};
@@ -47,6 +50,11 @@ pub(crate) use ipc::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle,
 pub(crate) use managed::{
     cuMemAdvise, cuMemAdvise_v2, cuMemAllocManaged, cuMemPrefetchAsync, cuMemPrefetchAsync_v2,
     cuMemRangeGetAttribute, cuMemRangeGetAttributes,
+};
+pub(crate) use multicast_calls::{
+    cuMulticastAddDevice, cuMulticastBindAddr, cuMulticastBindAddr_v2, cuMulticastBindMem,
+    cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastGetGranularity, cuMulticastUnbind, has_multicast,
+    team,
 };
 pub(crate) use peer::{
     cuCtxDisablePeerAccess, cuCtxEnablePeerAccess, cuDeviceCanAccessPeer, cuDeviceGetP2PAttribute,
@@ -83,12 +91,12 @@ pub(crate) struct Span {
     pub(crate) keep: Arc<dyn Any + Send + Sync>,
 }
 
-/// Opens the devices' shared memory; part of cuInit.
+/// Opens the shared memory of these GPUs, which are the process's devices from now on.
 ///
 /// # Errors
 /// `CUDA_ERROR_OPERATING_SYSTEM` if the directory cannot be used; the reason is printed to standard error.
-pub(crate) fn start(config: &Config) -> Result {
-    ledger::start(config)
+pub(crate) fn use_gpus<'a>(config: &Config, gpus: impl Iterator<Item = &'a Gpu>) -> Result {
+    ledger::use_gpus(config, gpus)
 }
 
 /// The span around an address as the device `ordinal` may access it now, if it may: device memory with its
@@ -108,6 +116,7 @@ pub(crate) fn span(address: u64, ordinal: i32) -> Option<Span> {
             let host = unsafe { backing.host.add(*offset as usize) };
             (host, backing)
         }
+        Target::Multicast(_) => return None,
         Target::Host(range) => {
             let keep: Arc<dyn Any + Send + Sync> = Arc::clone(range) as _;
             (start as *mut u8, keep)
@@ -127,7 +136,9 @@ pub(crate) fn is_accessible(address: u64, len: u64, ordinal: i32) -> bool {
     }
     let accessible_to = |at| match state.mapping_at(at) {
         Some((start, mapping))
-            if state.reservation_at(at).is_some() && state.right(mapping, ordinal) > Right::None =>
+            if state.reservation_at(at).is_some()
+                && !matches!(mapping.target, Target::Multicast(_))
+                && state.right(mapping, ordinal) > Right::None =>
         {
             Some(start + mapping.len)
         }
@@ -156,8 +167,8 @@ pub(crate) fn device_of(address: u64) -> Option<i32> {
         return allocation.is_device().then_some(allocation.device);
     }
     match &state.mapping_at(address)?.1.target {
-        Target::Device { segment, .. } => Some(segment.device),
-        Target::Host(_) => None,
+        Target::Device { segment, .. } => segment.location.device(),
+        Target::Host(_) | Target::Multicast(_) => None,
     }
 }
 

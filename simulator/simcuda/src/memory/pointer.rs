@@ -98,10 +98,13 @@ fn of_reservation(reserved: &Reserved, attribute: Attribute) -> Option<Value> {
 }
 
 fn of_segment(address: u64, segment: &Segment, attribute: Attribute) -> Result<Value> {
+    let device = segment.location.device();
     Ok(match attribute {
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE if device.is_none() => Value::Int(MEMORY_TYPE_HOST),
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => Value::Int(MEMORY_TYPE_DEVICE),
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => Value::Long(address),
-        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => Value::Int(segment.device.cast_unsigned()),
+        Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER if device.is_none() => Value::Long(address),
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => Value::Int(device.ok_or(INVALID)?.cast_unsigned()),
         Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID | Attribute::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {
             Value::Long(segment.handle)
         }

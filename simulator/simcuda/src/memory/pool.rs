@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cuda_abi::sys::CUresult;
 
 use super::heap::Heap;
-use super::layout::DeviceRights;
+use super::layout::{DeviceRights, Location};
 use super::segment::Segment;
 use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Right, Target};
 use super::state::{Allocation, AllocationKind, STATE, State};
@@ -260,7 +260,7 @@ impl Pools {
         if pool.max_size_bytes != 0 && pool.reserved.current_bytes + len > pool.max_size_bytes {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let segment = Segment::create(pool.device, len, 0)?;
+        let segment = Segment::create(Location::Device(pool.device), len, 0)?;
         let reserved = Reserved::new(len, PAGE_BYTES, 0)?;
         let start = reserved.start;
         pool.heap.add_chunk(start, len);

@@ -6,7 +6,7 @@ use cuda_abi::layout::{Access, PoolProperties};
 use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUmemPool_attribute, CUmemoryPool, CUstream};
 
-use super::layout::{device, read_array, read_structure};
+use super::layout::{Location, device, read_array, read_structure};
 use super::pool::{Gauge, Pool};
 use super::space::Right;
 use super::state::{AllocationKind, STATE};
@@ -210,7 +210,8 @@ pub(crate) unsafe fn cuMemPoolSetAccess(
     let mut state = STATE.write();
     let known = state.pools.get(pool as usize)?;
     let (device, mut rights) = (known.device, known.rights);
-    descriptions.iter().try_for_each(|description| rights.apply(*description))?;
+    let memory = Location::Device(device);
+    descriptions.iter().try_for_each(|description| rights.apply(*description, memory))?;
     // The device that the memory is on always has access.
     if rights.right(device) != Right::ReadWrite {
         return Err(INVALID);

@@ -11,6 +11,7 @@ use cuda_abi::sys::CUresult;
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, SeekFrom, flock, seek};
 
+use super::layout::Location;
 use super::ledger::{self, DeviceMemory};
 use super::trailer::Trailer;
 use crate::error::Result;
@@ -31,7 +32,7 @@ unsafe impl Sync for Pages {}
 impl Pages {
     /// The first `len` bytes of a file, shared. A forked child does not get them, so that it does not keep
     /// device memory alive.
-    fn of_file(file: &File, len: u64) -> io::Result<Self> {
+    pub(super) fn of_file(file: &File, len: u64) -> io::Result<Self> {
         let pages = Self::map(len, libc::MAP_SHARED, file.as_raw_fd())?;
         // SAFETY: the range was mapped just now and belongs to `pages`.
         if unsafe { libc::madvise(pages.start.as_ptr().cast(), pages.len, libc::MADV_DONTFORK) } != 0 {
@@ -85,8 +86,8 @@ unsafe impl Send for Backing {}
 unsafe impl Sync for Backing {}
 
 impl Backing {
-    fn create(device: i32, size_bytes: u64, handle_types: u32) -> Result<Arc<Self>> {
-        let memory = ledger::device(device)?;
+    fn create(location: Location, size_bytes: u64, handle_types: u32) -> Result<Arc<Self>> {
+        let memory = ledger::memory(location)?;
         let (id, file) = memory.create(size_bytes, handle_types)?;
         Self::map(memory, id, file, size_bytes)
     }
@@ -112,7 +113,7 @@ impl Drop for Backing {
 
 /// A piece of physical memory. It lives while a mapping, a handle or an allocation refers to it.
 pub(super) struct Segment {
-    pub(super) device: i32,
+    pub(super) location: Location,
     pub(super) size_bytes: u64,
     /// `CU_MEM_HANDLE_TYPE_…` bits.
     pub(super) handle_types: u32,
@@ -138,24 +139,24 @@ pub(super) struct Saved {
 }
 
 impl Segment {
-    /// Takes memory of a device.
+    /// Takes memory of a device or of the host.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` if there is too little.
-    pub(super) fn create(device: i32, size_bytes: u64, handle_types: u32) -> Result<Arc<Self>> {
-        let backing = Backing::create(device, size_bytes, handle_types)?;
-        Ok(Arc::new(Self::new(device, size_bytes, handle_types, false, backing)))
+    pub(super) fn create(location: Location, size_bytes: u64, handle_types: u32) -> Result<Arc<Self>> {
+        let backing = Backing::create(location, size_bytes, handle_types)?;
+        Ok(Arc::new(Self::new(location, size_bytes, handle_types, false, backing)))
     }
 
     fn new(
-        device: i32,
+        location: Location,
         size_bytes: u64,
         handle_types: u32,
         is_imported: bool,
         backing: Arc<Backing>,
     ) -> Self {
         Self {
-            device,
+            location,
             size_bytes,
             handle_types,
             handle: handle::fresh() as u64,
@@ -172,7 +173,8 @@ impl Segment {
         const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
         let file = File::from(descriptor);
         let trailer = Trailer::read(&file).ok().flatten().ok_or(INVALID)?;
-        let memory = ledger::device(trailer.device).map_err(|_| INVALID)?;
+        let location = ledger::location(trailer.device).map_err(|_| INVALID)?;
+        let memory = ledger::memory(location).map_err(|_| INVALID)?;
         // The exporter holds the lock through this very description. Taking it again changes nothing
         // for such a descriptor, and refuses to wait for anything else.
         flock(&file, FlockOperation::NonBlockingLockShared).map_err(|_| INVALID)?;
@@ -180,21 +182,35 @@ impl Segment {
             return Err(INVALID);
         }
         let backing = Backing::map(memory, trailer.id, file, trailer.size_bytes)?;
-        Ok(Arc::new(Self::new(trailer.device, trailer.size_bytes, trailer.handle_types, true, backing)))
+        Ok(Arc::new(Self::new(location, trailer.size_bytes, trailer.handle_types, true, backing)))
     }
 
-    /// The segment of an ID received from another process.
+    /// The segment of an ID received from another process, on the GPU of this ID.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` if there is no such segment any more, or another of that ID.
-    pub(super) fn open(device: i32, id: u64, size_bytes: u64) -> Result<Arc<Self>> {
-        let memory = ledger::device(device).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    pub(super) fn open(gpu: i32, id: u64, size_bytes: u64) -> Result<Arc<Self>> {
+        let device = ledger::device_of_gpu(gpu).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let memory = ledger::device(device)?;
         let (trailer, file) = memory.open_segment(id)?;
         if trailer.size_bytes != size_bytes {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let backing = Backing::map(memory, id, file, size_bytes)?;
-        Ok(Arc::new(Self::new(device, size_bytes, trailer.handle_types, true, backing)))
+        Ok(Arc::new(Self::new(Location::Device(device), size_bytes, trailer.handle_types, true, backing)))
+    }
+
+    /// The segment's number among those of its device.
+    ///
+    /// # Errors
+    /// As [`Segment::backing`].
+    pub(super) fn id(&self) -> Result<u64> {
+        self.backing().map(|backing| backing.id)
+    }
+
+    /// The ID of its GPU, which other processes know it by.
+    pub(super) fn gpu(&self) -> Result<i32> {
+        Ok(ledger::memory(self.location)?.gpu())
     }
 
     /// A descriptor that keeps the memory alive as long as it is open anywhere.
@@ -248,7 +264,7 @@ impl Segment {
     pub(super) fn return_to_device(&self) -> Result {
         let mut contents = self.contents.lock();
         let Contents::Saved(saved) = &*contents else { return Ok(()) };
-        let backing = Backing::create(self.device, self.size_bytes, self.handle_types)?;
+        let backing = Backing::create(self.location, self.size_bytes, self.handle_types)?;
         saved.copy(saved.pages.start(), backing.host);
         *contents = Contents::OnDevice(backing);
         Ok(())

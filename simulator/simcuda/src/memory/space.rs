@@ -2,11 +2,13 @@
 //! what lies behind them.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use cuda_abi::sys::CUresult;
 
 use super::layout::DeviceRights;
+use super::multicast::Multicast;
 use super::segment::Segment;
 use crate::error::Result;
 
@@ -68,6 +70,38 @@ impl Drop for Reserved {
     fn drop(&mut self) {
         unmap(self.start, self.len);
     }
+}
+
+/// Takes the host's access to a part of a reserved range away.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY` if the kernel refuses.
+pub(super) fn hide_from_host(start: u64, len: u64) -> Result {
+    match map_inaccessible(start, len, libc::MAP_FIXED) {
+        Some(_) => Ok(()),
+        None => Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+    }
+}
+
+/// Lets the host access a part of a reserved range, which shows the segment from its start.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY` if the kernel refuses.
+pub(super) fn show_to_host(start: u64, len: u64, segment: &Segment, right: Right) -> Result {
+    let protection = match right {
+        Right::None => return hide_from_host(start, len),
+        Right::Read => libc::PROT_READ,
+        Right::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+    };
+    let file = segment.export()?;
+    let bytes = usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    let address = start as *mut libc::c_void;
+    // SAFETY: callers pass a range that the program has reserved here, and nothing else lies in.
+    let mapped = unsafe { libc::mmap(address, bytes, protection, flags, file.as_raw_fd(), 0) };
+    // SAFETY: the range was mapped just now.
+    let is_kept = mapped == address && unsafe { libc::madvise(address, bytes, libc::MADV_DONTFORK) } == 0;
+    if is_kept { Ok(()) } else { Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY) }
 }
 
 fn map_inaccessible(address: u64, len: u64, placement: libc::c_int) -> Option<u64> {
@@ -169,8 +203,22 @@ pub(super) struct Mapping {
 /// What lies behind an address.
 #[derive(Clone)]
 pub(super) enum Target {
-    Device { segment: Arc<Segment>, offset: u64 },
+    /// Memory of a device, or of the host from cuMemCreate.
+    Device {
+        segment: Arc<Segment>,
+        offset: u64,
+    },
     Host(Arc<HostRange>),
+    Multicast(Arc<Multicast>),
+}
+
+impl Target {
+    pub(super) fn segment(&self) -> Option<&Arc<Segment>> {
+        match self {
+            Self::Device { segment, .. } => Some(segment),
+            Self::Host(_) | Self::Multicast(_) => None,
+        }
+    }
 }
 
 /// Which devices may access a mapping.
@@ -185,8 +233,9 @@ pub(super) enum Access {
 }
 
 /// What one device may do.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(super) enum Right {
+    #[default]
     None,
     Read,
     ReadWrite,

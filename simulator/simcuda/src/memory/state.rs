@@ -1,6 +1,7 @@
 //! Everything that this process knows about memory, behind one lock.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
@@ -8,7 +9,9 @@ use parking_lot::RwLock;
 use super::alloc::Block;
 use super::heap::Heap;
 use super::managed::Advice;
+use super::multicast::Binding;
 use super::pool::Pools;
+use super::segment::Segment;
 use super::space::{Mapping, Reserved, Right, Target};
 use super::vmm::Handle;
 
@@ -32,8 +35,12 @@ pub(super) struct State {
     pub(super) reservations: BTreeMap<u64, Reserved>,
     /// Handles of cuMemCreate and its kin.
     pub(super) handles: BTreeMap<u64, Handle>,
+    /// What this process has bound to multicast objects, and not unbound.
+    pub(super) bindings: Vec<Binding>,
     /// Peer access: (context, the context whose memory it may access) to their devices.
     pub(super) peers: BTreeMap<(usize, usize), (i32, i32)>,
+    /// What the driver takes for each context (`SIMCUDA_CONTEXT_MEMORY`).
+    pub(super) contexts: BTreeMap<usize, Arc<Segment>>,
 }
 
 /// Memory that an allocating call gave, or that was registered or opened.
@@ -111,7 +118,9 @@ impl State {
             pools: Pools::new(),
             reservations: BTreeMap::new(),
             handles: BTreeMap::new(),
+            bindings: Vec::new(),
             peers: BTreeMap::new(),
+            contexts: BTreeMap::new(),
         }
     }
 
@@ -152,8 +161,10 @@ impl State {
     /// What device `ordinal` may do with a mapping.
     pub(super) fn right(&self, mapping: &Mapping, ordinal: i32) -> Right {
         mapping.access.of(ordinal, || match &mapping.target {
-            Target::Device { segment, .. } => self.is_owner_or_peer(ordinal, segment.device),
-            Target::Host(_) => true,
+            Target::Device { segment, .. } => {
+                segment.location.device().is_none_or(|device| self.is_owner_or_peer(ordinal, device))
+            }
+            Target::Host(_) | Target::Multicast(_) => true,
         })
     }
 }

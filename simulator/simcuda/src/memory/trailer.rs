@@ -5,7 +5,7 @@
 //! | 0 | 8 | magic `SIMSEGM1` (the last byte is the version) |
 //! | 8 | 8 | ID, unique on its device |
 //! | 16 | 8 | size of the data |
-//! | 24 | 4 | ordinal of the device |
+//! | 24 | 4 | ID of the GPU |
 //! | 28 | 4 | handle types it may be exported as |
 //! | 32 | 24 | zero |
 //! | 56 | 8 | checksum of all that (FNV-1a) |
@@ -14,7 +14,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-pub(super) const TRAILER_BYTES: usize = 64;
+use simcuda_machine::TRAILER_BYTES;
+
 const MAGIC: &[u8; 8] = b"SIMSEGM1";
 
 /// A segment as its file describes it.

@@ -13,9 +13,11 @@ use cuda_abi::types::{
     CUmemLocation, CUmemRangeHandleType,
 };
 
-use super::layout::{DeviceRights, device, read_array, read_structure};
+use super::layout::{DeviceRights, Location, read_array, read_structure};
+use super::ledger;
+use super::multicast::Multicast;
 use super::segment::Segment;
-use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Target};
+use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Right, Target, hide_from_host, show_to_host};
 use super::state::{STATE, State};
 use crate::error::{Result, write_out};
 use crate::process;
@@ -30,9 +32,63 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 /// A handle of cuMemCreate, cuMemImportFromShareableHandle or cuMemRetainAllocationHandle. The memory behind
 /// it lives until the last reference is released and it is mapped nowhere.
 pub(super) struct Handle {
-    pub(super) segment: Arc<Segment>,
+    object: Physical,
     /// How often it must still be released.
     references: u32,
+}
+
+/// What a handle stands for.
+#[derive(Clone)]
+pub(super) enum Physical {
+    Memory(Arc<Segment>),
+    Multicast(Arc<Multicast>),
+}
+
+impl Physical {
+    /// The value of the handles that stand for it.
+    fn handle(&self) -> u64 {
+        match self {
+            Self::Memory(segment) => segment.handle,
+            Self::Multicast(object) => object.handle,
+        }
+    }
+
+    fn handle_types(&self) -> u32 {
+        match self {
+            Self::Memory(segment) => segment.handle_types,
+            Self::Multicast(object) => object.handle_types,
+        }
+    }
+
+    fn size_bytes(&self) -> u64 {
+        match self {
+            Self::Memory(segment) => segment.size_bytes,
+            Self::Multicast(object) => object.size_bytes,
+        }
+    }
+
+    fn export(&self) -> Result<OwnedFd> {
+        match self {
+            Self::Memory(segment) => segment.export(),
+            Self::Multicast(object) => object.export(),
+        }
+    }
+}
+
+impl Handle {
+    pub(super) fn segment(&self) -> Option<&Arc<Segment>> {
+        match &self.object {
+            Physical::Memory(segment) => Some(segment),
+            Physical::Multicast(_) => None,
+        }
+    }
+
+    pub(super) fn multicast(&self) -> Option<&Arc<Multicast>> {
+        match &self.object {
+            Physical::Memory(_) => None,
+            Physical::Multicast(object) => Some(object),
+        }
+    }
 }
 
 impl State {
@@ -65,37 +121,42 @@ impl State {
         if at == start + len { Ok(starts) } else { Err(INVALID) }
     }
 
-    /// The segment that a VMM mapping at this address shows.
-    pub(super) fn vmm_segment_at(&self, address: u64) -> Option<&Arc<Segment>> {
+    /// What a VMM mapping at this address shows.
+    fn vmm_object_at(&self, address: u64) -> Option<Physical> {
         self.reservation_at(address)?;
         match &self.mapping_at(address)?.1.target {
-            Target::Device { segment, .. } => Some(segment),
+            Target::Device { segment, .. } => Some(Physical::Memory(Arc::clone(segment))),
+            Target::Multicast(object) => Some(Physical::Multicast(Arc::clone(object))),
             Target::Host(_) => None,
         }
     }
 
-    fn handle(&self, handle: u64) -> Result<&Handle> {
+    pub(super) fn handle(&self, handle: u64) -> Result<&Handle> {
         self.handles.get(&handle).ok_or(INVALID)
     }
 
-    fn add_handle(&mut self, segment: Arc<Segment>) -> u64 {
-        let value = segment.handle;
-        self.handles.entry(value).or_insert(Handle { segment, references: 0 }).references += 1;
+    pub(super) fn add_handle(&mut self, object: Physical) -> u64 {
+        let value = object.handle();
+        self.handles.entry(value).or_insert(Handle { object, references: 0 }).references += 1;
         value
     }
 }
 
-/// The device on which memory with these properties is to be.
-fn check_properties(properties: &Properties) -> Result<i32> {
+/// Where memory with these properties is to be.
+fn check_properties(properties: &Properties) -> Result<Location> {
     if properties.kind != PINNED || properties.handle_types & !ALL_HANDLE_TYPES != 0 {
         return Err(INVALID);
     }
-    let device = device(properties.location)?;
+    let location = Location::of_memory(properties.location)?;
+    if location == Location::Host && properties.handle_types != 0 {
+        // Memory of no particular NUMA node cannot be shared (reference, cuMemCreate).
+        return Err(INVALID);
+    }
     let asks_for_more = properties.usage != 0 || properties.is_rdma_capable != 0;
     if properties.handle_types & !POSIX_DESCRIPTOR != 0 || asks_for_more {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
-    Ok(device)
+    Ok(location)
 }
 
 pub(crate) unsafe fn cuMemGetAllocationGranularity(
@@ -164,10 +225,10 @@ pub(crate) unsafe fn cuMemCreate(
     if out.is_null() || size_bytes == 0 || !size_bytes.is_multiple_of(PAGE_BYTES) || flags != 0 {
         return Err(INVALID);
     }
-    let device = check_properties(&properties)?;
+    let location = check_properties(&properties)?;
     let mut state = STATE.write();
-    let segment = state.trimming_pools(|_| Segment::create(device, size_bytes, properties.handle_types))?;
-    let handle = state.add_handle(segment);
+    let segment = state.trimming_pools(|_| Segment::create(location, size_bytes, properties.handle_types))?;
+    let handle = state.add_handle(Physical::Memory(segment));
     // SAFETY: `out` is the caller's out parameter, checked above.
     unsafe { write_out(out, handle) }
 }
@@ -189,11 +250,11 @@ pub(crate) unsafe fn cuMemRetainAllocationHandle(
 ) -> Result {
     process::machine()?;
     let mut state = STATE.write();
-    let segment = state.vmm_segment_at(address as u64).cloned().ok_or(INVALID)?;
+    let object = state.vmm_object_at(address as u64).ok_or(INVALID)?;
     if out.is_null() {
         return Err(INVALID);
     }
-    let handle = state.add_handle(segment);
+    let handle = state.add_handle(object);
     // SAFETY: `out` is the caller's out parameter, checked above.
     unsafe { write_out(out, handle) }
 }
@@ -204,8 +265,9 @@ pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
 ) -> Result {
     process::machine()?;
     let state = STATE.read();
-    let segment = &state.handle(handle)?.segment;
-    let properties = Properties { handle_types: segment.handle_types, ..Properties::of(segment.device) };
+    let segment = state.handle(handle)?.segment().ok_or(INVALID)?;
+    let (handle_types, location) = (segment.handle_types, segment.location.location());
+    let properties = Properties { handle_types, location, ..Properties::of(0) };
     // SAFETY: `out` is the caller's out parameter, of the same layout.
     unsafe { write_out(out.cast::<Properties>(), properties) }
 }
@@ -218,11 +280,11 @@ pub(crate) unsafe fn cuMemExportToShareableHandle(
     flags: u64,
 ) -> Result {
     process::machine()?;
-    let segment = Arc::clone(&STATE.read().handle(handle)?.segment);
-    if out.is_null() || flags != 0 || kind.0 != POSIX_DESCRIPTOR || segment.handle_types & kind.0 == 0 {
+    let object = STATE.read().handle(handle)?.object.clone();
+    if out.is_null() || flags != 0 || kind.0 != POSIX_DESCRIPTOR || object.handle_types() & kind.0 == 0 {
         return Err(INVALID);
     }
-    let descriptor = segment.export()?;
+    let descriptor = object.export()?;
     // SAFETY: the caller passes the address of an int for a descriptor.
     unsafe { write_out(out.cast::<RawFd>(), descriptor.into_raw_fd()) }
 }
@@ -237,8 +299,11 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     if out.is_null() || kind.0 != POSIX_DESCRIPTOR {
         return Err(INVALID);
     }
-    let segment = Segment::import(duplicate(os_handle as usize)?)?;
-    let handle = STATE.write().add_handle(segment);
+    let object = match Multicast::import(duplicate(os_handle as usize)?) {
+        Some(object) => Physical::Multicast(object),
+        None => Physical::Memory(Segment::import(duplicate(os_handle as usize)?)?),
+    };
+    let handle = STATE.write().add_handle(object);
     // SAFETY: `out` is the caller's out parameter, checked above.
     unsafe { write_out(out, handle) }
 }
@@ -285,15 +350,23 @@ pub(crate) unsafe fn cuMemMap(
     if !is_aligned || offset != 0 || flags != 0 {
         return Err(INVALID);
     }
+    let object = STATE.read().handle(handle)?.object.clone();
+    if let Physical::Multicast(object) = &object {
+        object.wait_for_team()?;
+    }
     let mut state = STATE.write();
-    let segment = Arc::clone(&state.handle(handle)?.segment);
+    // It may have been released meanwhile.
+    state.handle(handle)?;
     state.reservation_around(start, len)?;
     let is_taken =
         state.mapping_at(start).is_some() || state.mappings.range(start..start + len).next().is_some();
-    if len > segment.size_bytes || is_taken {
+    if len > object.size_bytes() || is_taken {
         return Err(INVALID);
     }
-    let target = Target::Device { segment, offset: 0 };
+    let target = match object {
+        Physical::Memory(segment) => Target::Device { segment, offset: 0 },
+        Physical::Multicast(object) => Target::Multicast(object),
+    };
     let access = Access::Devices(DeviceRights::default());
     state.mappings.insert(start, Mapping { len, target, access });
     Ok(())
@@ -304,7 +377,15 @@ pub(crate) unsafe fn cuMemUnmap(start: CUdeviceptr, size_bytes: usize) -> Result
     process::machine()?;
     let mut state = STATE.write();
     let starts = state.whole_mappings(start, size_bytes as u64)?;
-    let removed: Vec<_> = starts.iter().map(|start| state.mappings.remove(start)).collect();
+    let mut removed = Vec::with_capacity(starts.len());
+    for start in starts {
+        if let Some(mapping) = state.mappings.remove(&start) {
+            if matches!(mapping.access, Access::Devices(rights) if rights.host != Right::None) {
+                hide_from_host(start, mapping.len)?;
+            }
+            removed.push(mapping);
+        }
+    }
     drop(state);
     drop(removed);
     Ok(())
@@ -324,19 +405,41 @@ pub(crate) unsafe fn cuMemSetAccess(
     // All descriptions are checked before the first mapping changes.
     let mut changed = Vec::with_capacity(starts.len());
     for start in starts {
-        let Some(Mapping { access: Access::Devices(rights), .. }) = state.mappings.get(&start) else {
-            return Err(INVALID);
-        };
-        let mut rights = *rights;
-        descriptions.iter().try_for_each(|description| rights.apply(*description))?;
-        changed.push((start, rights));
+        let mapping = state.mappings.get(&start).ok_or(INVALID)?;
+        changed.push((start, changed_rights(mapping, &descriptions)?));
     }
     for (start, rights) in changed {
-        if let Some(mapping) = state.mappings.get_mut(&start) {
-            mapping.access = Access::Devices(rights);
+        let Some(mapping) = state.mappings.get_mut(&start) else { continue };
+        let before = std::mem::replace(&mut mapping.access, Access::Devices(rights));
+        if let (Access::Devices(before), Some(segment)) = (before, mapping.target.segment())
+            && before.host != rights.host
+        {
+            show_to_host(start, mapping.len, segment, rights.host)?;
         }
     }
     Ok(())
+}
+
+/// The rights to a mapping once the descriptions are applied.
+fn changed_rights(mapping: &Mapping, descriptions: &[layout::Access]) -> Result<DeviceRights> {
+    let Access::Devices(mut rights) = mapping.access else { return Err(INVALID) };
+    let memory = match &mapping.target {
+        Target::Device { segment, .. } => segment.location,
+        Target::Host(_) => return Err(INVALID),
+        Target::Multicast(object) => {
+            let record = object.record()?;
+            let is_in_team = |access: &layout::Access| {
+                ledger::device(access.location.id).is_ok_and(|memory| record.has(memory.gpu()))
+            };
+            if !descriptions.iter().all(is_in_team) {
+                return Err(INVALID);
+            }
+            // The host is refused below, as with any device's memory.
+            Location::Device(0)
+        }
+    };
+    descriptions.iter().try_for_each(|description| rights.apply(*description, memory))?;
+    Ok(rights)
 }
 
 pub(crate) unsafe fn cuMemGetAccess(
@@ -346,10 +449,10 @@ pub(crate) unsafe fn cuMemGetAccess(
 ) -> Result {
     process::machine()?;
     // SAFETY: `location` is the caller's structure or NULL.
-    let device = device(unsafe { read_structure(location) }?)?;
+    let location = unsafe { read_structure(location) }?;
     let state = STATE.read();
     let (_, mapping) = state.mapping_at(address).ok_or(INVALID)?;
     let Access::Devices(rights) = mapping.access else { return Err(INVALID) };
     // SAFETY: `out` is the caller's out parameter.
-    unsafe { write_out(out, u64::from(rights.flags(device))) }
+    unsafe { write_out(out, u64::from(rights.flags_of(location)?)) }
 }

@@ -11,7 +11,7 @@ use super::fatbin;
 use super::jit::Messages;
 use crate::device::{CONSTANT_BYTES, SHARED_BYTES_PER_BLOCK, SM_VERSION};
 use crate::error::Result;
-use simcuda_machine::config::{DEFAULT_DRIVER_VERSION, driver_version};
+use crate::process;
 
 /// What cuLinkComplete makes: this magic, the size of the whole, and each PTX text with its size before it
 /// (all sizes are 64 bits, little-endian).
@@ -234,7 +234,7 @@ fn version_line(text: &str) -> u32 {
 
 /// The newest PTX version that the simulated driver compiles (PTX ISA, section "Release Notes").
 fn newest_version() -> (u32, u32) {
-    newest_version_of(driver_version().unwrap_or(DEFAULT_DRIVER_VERSION))
+    newest_version_of(process::release().map_or(0, |release| release.cuda_version))
 }
 
 fn newest_version_of(driver: i32) -> (u32, u32) {

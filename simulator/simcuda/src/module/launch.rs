@@ -169,14 +169,23 @@ struct DeviceMemory<'a> {
 // SAFETY: a span is memory of a segment or of the program that stays mapped while `keep` lives.
 unsafe impl ptx::Memory for DeviceMemory<'_> {
     fn window(&self, address: u64) -> Option<ptx::Window> {
-        let memory::Span { start, len, host, writable, keep } = memory::span(address, self.ordinal)?;
-        Some(ptx::Window { start, len, host, writable, keep })
+        memory::span(address, self.ordinal).map(window_of)
+    }
+
+    fn team(&self, address: u64) -> Vec<ptx::Window> {
+        let team = memory::team(address, self.ordinal).unwrap_or_default();
+        team.into_iter().map(window_of).collect()
     }
 
     /// A kernel does not outlive its context, nor the device's loss.
     fn cancelled(&self) -> bool {
         self.context.check().is_err()
     }
+}
+
+fn window_of(span: memory::Span) -> ptx::Window {
+    let memory::Span { start, len, host, writable, keep } = span;
+    ptx::Window { start, len, host, writable, keep }
 }
 
 fn error_of(fault: &ptx::Fault, context: &Context) -> Error {

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use simcuda_machine::config::Config;
 use tempfile::TempDir;
 
 use super::common;
@@ -18,6 +19,7 @@ pub const SUCCESS: i32 = 0;
 pub const INVALID_VALUE: i32 = 1;
 pub const OUT_OF_MEMORY: i32 = 2;
 pub const NOT_INITIALIZED: i32 = 3;
+pub const INVALID_DEVICE: i32 = 101;
 pub const OPERATING_SYSTEM: i32 = 304;
 pub const ILLEGAL_STATE: i32 = 401;
 pub const NOT_READY: i32 = 600;
@@ -56,9 +58,29 @@ impl Machine {
 
     /// A puppet to which the kernel refuses what sandboxes tend to refuse, with a context.
     pub fn sandboxed(&self) -> Puppet {
-        let mut puppet = self.start(&[("PUPPET_SANDBOX", "1")]);
+        self.initialised_with(&[("PUPPET_SANDBOX", "1")])
+    }
+
+    /// A puppet with a context and these variables.
+    pub fn initialised_with(&self, environment: &[(&str, &str)]) -> Puppet {
+        let mut puppet = self.start(environment);
         assert_eq!(puppet.ask("init"), "0", "{}", puppet.errors());
         puppet
+    }
+
+    /// Makes it a machine with these GPUs: IDs and names.
+    pub fn set_gpus(&self, gpus: &[(usize, &str)]) {
+        let lines: String = gpus.iter().map(|(id, name)| format!("{id} 64MiB {name}\n")).collect();
+        fs::write(self.0.path().join("gpus"), lines).expect("a file");
+    }
+
+    /// The UUID of the GPU with this ID, in hexadecimal digits.
+    pub fn uuid(&self, id: usize) -> String {
+        let config = Config::from_environment().expect("settings");
+        let config = Config { directory: self.0.path().to_owned(), ..config };
+        let gpus = config.gpus().expect("GPUs");
+        let gpu = gpus.iter().find(|gpu| gpu.id == id).expect("a GPU of this ID");
+        gpu.uuid.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     fn start(&self, environment: &[(&str, &str)]) -> Puppet {
@@ -90,9 +112,7 @@ impl Machine {
 
     /// A puppet with a context.
     pub fn initialised(&self) -> Puppet {
-        let mut puppet = self.puppet();
-        assert_eq!(puppet.ask("init"), "0", "{}", puppet.errors());
-        puppet
+        self.initialised_with(&[])
     }
 }
 

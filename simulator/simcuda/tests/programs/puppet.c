@@ -159,6 +159,31 @@ static int restore(int pid, const char *map) {
     return cuRestore_(pid, &arguments);
 }
 
+// Pairs as `xOLD:NEW,OLD:NEW`, in hexadecimal digits.
+static int restore_pairs(int pid, const char *text) {
+    struct pair pairs[4];
+    struct restore_args arguments = {.pairs = pairs};
+    unsigned char *byte = (unsigned char *)pairs;
+    for (const char *at = text + 1; *at;) {
+        if (*at == ':' || *at == ',') {
+            at++;
+            continue;
+        }
+        if (byte == (unsigned char *)(pairs + 4) || sscanf(at, "%2hhx", byte++) != 1) return -1;
+        at += 2;
+    }
+    arguments.count = (byte - (unsigned char *)pairs) / sizeof *pairs;
+    return cuRestore_(pid, &arguments);
+}
+
+static void print_uuid(int device) {
+    unsigned char uuid[16] = {0};
+    char text[33];
+    int result = cuDeviceGetUuid_(uuid, device);
+    for (int at = 0; at < 16; at++) sprintf(text + 2 * at, "%02x", uuid[at]);
+    say("uuid %d %s", result, text);
+}
+
 static int squat(uintptr_t address) {
     void *page = mmap((void *)address, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     return page == (void *)address;
@@ -209,6 +234,8 @@ static void process_command(const char *word, long first, long second, long thir
         say("restore %d", cuRestore_(pid, NULL));
     } else if (!strcmp(word, "restore-map")) {
         say("restore-map %d", restore(pid, text));
+    } else if (!strcmp(word, "restore-pairs")) {
+        say("restore-pairs %d", restore_pairs(pid, text));
     } else if (!strcmp(word, "unlock")) {
         uint64_t arguments[8] = {second};
         say("unlock %d", cuUnlock_(pid, arguments));
@@ -232,6 +259,8 @@ static void memory_command(const char *word, long first, long second, long third
         check(first, second);
     } else if (!strcmp(word, "free")) {
         say("free %d", cuMemFree_(blocks[first].address));
+    } else if (!strcmp(word, "uuid")) {
+        print_uuid(first);
     } else if (!strcmp(word, "managed")) {
         blocks[first].size = second;
         say("managed %d", cuMemAllocManaged_(&blocks[first].address, second, 1));
@@ -265,7 +294,7 @@ static void memory_command(const char *word, long first, long second, long third
 }
 
 static int is_about_process(const char *word) {
-    const char *words[] = {"state", "thread-id", "lock", "lock-null", "checkpoint", "restore", "restore-map", "unlock"};
+    const char *words[] = {"state", "thread-id", "lock", "lock-null", "checkpoint", "restore", "restore-map", "restore-pairs", "unlock"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!strcmp(word, words[i])) return 1;
     return 0;
@@ -294,11 +323,11 @@ int main(int argc, char **argv) {
     if (log_fd < 0 || !commands) return 3;
     resolve(argv[1]);
     say("ready %d", getpid());
-    char line[256], word[32], text[64];
+    char line[512], word[32], text[320];
     while (fgets(line, sizeof line, commands)) {
         long first = 0, second = 0, third = 0;
         text[0] = 0;
-        if (sscanf(line, "%31s %ld %ld %ld", word, &first, &second, &third) < 3) sscanf(line, "%*s %*s %63s", text);
+        if (sscanf(line, "%31s %ld %ld %ld", word, &first, &second, &third) < 3) sscanf(line, "%*s %*s %319s", text);
         if (!strcmp(word, "exit")) return 0;
         if (is_about_process(word)) process_command(word, first, second, third, text);
         else memory_command(word, first, second, third);

@@ -2,14 +2,28 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use simcuda_machine::config::Config;
 
 use super::*;
 use crate::memory::ledger::DeviceMemory;
 
 const CAPACITY_BYTES: u64 = 8 * PAGE;
 
-fn device(directory: &std::path::Path) -> DeviceMemory {
-    DeviceMemory::open(directory.to_owned(), CAPACITY_BYTES, 0, false).unwrap()
+fn open(machine: &Path) -> std::io::Result<DeviceMemory> {
+    let config = Config::from_environment().unwrap();
+    let config = Config {
+        directory: machine.to_owned(),
+        memory_bytes: CAPACITY_BYTES,
+        is_persistent: false,
+        ..config
+    };
+    DeviceMemory::open(&config, &config.gpus().unwrap()[0])
+}
+
+fn device(machine: &Path) -> DeviceMemory {
+    open(machine).unwrap()
 }
 
 #[test]
@@ -53,7 +67,7 @@ fn what_a_crash_leaves_is_reused() {
     let (_, _alive) = memory.create(CAPACITY_BYTES - PAGE, 0).unwrap();
     // The ledger lost, cut short and wrong: the files count.
     for damage in [&b""[..], b"SIMLEDG1", &[0xff; 24]] {
-        std::fs::write(directory.path().join("ledger"), damage).unwrap();
+        std::fs::write(directory.path().join("device0/ledger"), damage).unwrap();
         assert_eq!(memory.used_bytes(), Ok(CAPACITY_BYTES - PAGE));
         let (id, held) = memory.create(PAGE, 0).unwrap();
         drop(held);
@@ -63,19 +77,20 @@ fn what_a_crash_leaves_is_reused() {
 
 #[test]
 fn a_directory_that_is_not_the_user_s_is_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let target = directory.path().join("target");
-    let link = directory.path().join("link");
-    std::fs::create_dir(&target).unwrap();
-    std::os::unix::fs::symlink(&target, &link).unwrap();
-    assert!(DeviceMemory::open(link, CAPACITY_BYTES, 0, false).is_err());
-    let file = directory.path().join("file");
-    std::fs::write(&file, "").unwrap();
-    assert!(DeviceMemory::open(file, CAPACITY_BYTES, 0, false).is_err());
+    let refused = |prepare: &dyn Fn(&Path)| {
+        let machine = tempfile::tempdir().unwrap();
+        prepare(&machine.path().join("device0"));
+        assert!(open(machine.path()).is_err());
+    };
+    let elsewhere = tempfile::tempdir().unwrap();
+    refused(&|path| std::os::unix::fs::symlink(elsewhere.path(), path).unwrap());
+    refused(&|path| std::fs::write(path, "").unwrap());
     // SAFETY: geteuid has no preconditions.
     if unsafe { libc::geteuid() } == 0 {
-        std::os::unix::fs::chown(&target, Some(12345), None).unwrap();
-        assert!(DeviceMemory::open(target, CAPACITY_BYTES, 0, false).is_err());
+        refused(&|path| {
+            std::fs::create_dir(path).unwrap();
+            std::os::unix::fs::chown(path, Some(12345), None).unwrap();
+        });
     }
 }
 

@@ -3,7 +3,10 @@
 use std::ffi::c_void;
 use std::os::fd::AsRawFd;
 
-use super::vmm::{create, create_exportable, export, import, map, release, reserve, set_access, unmap};
+use super::vmm::{
+    allow_host, create, create_exportable, create_on_node, export, import, map, release, reserve, set_access,
+    unmap,
+};
 use super::*;
 use crate::memory::ledger;
 
@@ -100,6 +103,35 @@ fn contents_and_addresses_come_back() {
     free(large).unwrap();
     free(of_pool).unwrap();
     assert!(alloc(100).is_ok());
+}
+
+#[test]
+fn the_host_sees_its_memory_again_after_a_restore() {
+    if !is_own_process("memory::tests::checkpoint::the_host_sees_its_memory_again_after_a_restore", &[]) {
+        return;
+    }
+    let _context = context();
+    let (range, handle) = (reserve(2 * PAGE).unwrap(), create_on_node(PAGE).unwrap());
+    map(range, PAGE, handle).unwrap();
+    set_access(range, PAGE, 0, 3).unwrap();
+    allow_host(range, PAGE).unwrap();
+    let word = range as *mut u32;
+    // SAFETY: the range is mapped for the host, and no other thread uses it.
+    unsafe { word.write(77) };
+    assert_eq!(peek(range, 0), 77);
+    assert_eq!(detach(), Ok(()));
+    assert!(is_unmapped(range));
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("/segment-"));
+    assert_eq!(attach(), Ok(()));
+    // SAFETY: as above.
+    assert_eq!(unsafe { word.read() }, 77);
+    poke(range, 0, 78);
+    // SAFETY: as above.
+    assert_eq!(unsafe { word.read() }, 78);
+    unmap(range, PAGE).unwrap();
+    release(handle).unwrap();
+    assert_eq!(ledger::memory(layout::Location::Host).unwrap().used_bytes(), Ok(0));
 }
 
 #[test]

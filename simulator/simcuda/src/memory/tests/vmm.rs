@@ -42,6 +42,21 @@ pub(super) fn create_exportable(size_bytes: u64) -> Result<u64> {
     create_with(size_bytes, &properties(1))
 }
 
+/// Memory of the host's NUMA node.
+pub(super) fn create_on_node(size_bytes: u64) -> Result<u64> {
+    create_with(size_bytes, &Properties { location: NODE, ..properties(0) })
+}
+
+const NODE: CUmemLocation = CUmemLocation { type_: 3, id: 0 };
+
+/// Lets the host read and write.
+pub(super) fn allow_host(address: u64, size_bytes: u64) -> Result {
+    let description = layout::Access { location: NODE, flags: 3 };
+    let description = (&raw const description).cast::<sys::CUmemAccessDesc>();
+    // SAFETY: one description, a local variable.
+    unsafe { cuMemSetAccess(address, size_bytes as usize, description, 1) }
+}
+
 pub(super) fn release(handle: u64) -> Result {
     // SAFETY: a handle is only looked up.
     unsafe { cuMemRelease(handle) }
@@ -127,8 +142,12 @@ fn properties_are_checked() {
     assert_eq!(with(|properties| properties.handle_types = 16), INVALID);
     assert_eq!(with(|properties| properties.handle_types = 8), unsupported);
     assert_eq!(with(|properties| properties.location.type_ = 0), INVALID);
-    assert_eq!(with(|properties| properties.location.type_ = 2), unsupported);
-    assert_eq!(with(|properties| properties.location.type_ = 3), unsupported);
+    assert_eq!(with(|properties| properties.location.type_ = 2), Ok(()));
+    assert_eq!(with(|properties| (properties.location.type_, properties.handle_types) = (2, 1)), INVALID);
+    assert_eq!(with(|properties| properties.location.type_ = 3), Ok(()));
+    assert_eq!(with(|properties| properties.location = CUmemLocation { type_: 3, id: 1 }), INVALID);
+    assert_eq!(with(|properties| properties.location.type_ = 4), INVALID);
+    assert_eq!(with(|properties| properties.location.type_ = 5), unsupported);
     assert_eq!(with(|properties| properties.location.type_ = 1000), INVALID);
     assert_eq!(with(|properties| properties.location.id = -1), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));
     assert_eq!(create(0).map(|_| ()), INVALID);

@@ -3,7 +3,7 @@ use crate::testing;
 
 /// A call as the exported symbols make it.
 fn as_program(symbol: &'static str, handler: impl FnOnce() -> Result) -> u32 {
-    entry::call(symbol, cuda_abi::Class::Gate, false, handler)
+    entry::call(symbol, 0, cuda_abi::Class::Gate, false, handler)
 }
 
 #[test]

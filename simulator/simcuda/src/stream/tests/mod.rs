@@ -154,7 +154,7 @@ fn wait_event(stream: CUstream, event: CUevent) -> Result {
 /// Runs `body` as a call through a `_ptsz` symbol.
 fn per_thread<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     let mut result = None;
-    entry::call("cuStreamQuery_ptsz", cuda_abi::Class::Leave, true, || {
+    entry::call("cuStreamQuery_ptsz", 0, cuda_abi::Class::Leave, true, || {
         result = Some(body());
         Ok(())
     });

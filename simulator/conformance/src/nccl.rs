@@ -1,0 +1,312 @@
+//! NCCL beside the driver under test, and ranks that are processes.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::sync::OnceLock;
+
+use cuda_abi::types::*;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use parking_lot::Mutex;
+
+use crate::check::{Result, Stop, failed, skipped};
+use crate::{gpu, helper, ok, roles};
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId {
+    bytes: [u8; 128],
+}
+
+/// A communicator.
+pub type Comm = *mut c_void;
+/// `ncclResult_t`.
+pub type Code = u32;
+
+/// The results that checks name.
+pub mod code {
+    /// `ncclSuccess`
+    pub const SUCCESS: u32 = 0;
+    /// `ncclInvalidArgument`
+    pub const INVALID_ARGUMENT: u32 = 4;
+    /// `ncclInvalidUsage`
+    pub const INVALID_USAGE: u32 = 5;
+    /// `ncclInProgress`
+    pub const IN_PROGRESS: u32 = 7;
+}
+
+macro_rules! functions {
+    ($( $name:ident : fn($($ty:ty),* $(,)?) ; )*) => {
+        /// The functions of the library.
+        #[allow(non_snake_case, reason = "the library's own names")]
+        pub struct Nccl {
+            $( #[doc = stringify!($name)] pub $name: unsafe extern "C" fn($($ty),*) -> Code, )*
+            /// The text of a result.
+            pub ncclGetErrorString: unsafe extern "C" fn(Code) -> *const c_char,
+        }
+
+        impl Nccl {
+            fn load() -> std::result::Result<Self, String> {
+                let path = path();
+                // SAFETY: the library is NCCL, or what stands in for it.
+                let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
+                let library = library.map_err(|error| format!("{}: {error}", path.display()))?;
+                let loaded = Self {
+                    $(
+                        // SAFETY: the header declares the function so; the library is never closed.
+                        $name: *unsafe { library.get(stringify!($name)) }.map_err(|error| error.to_string())?,
+                    )*
+                    // SAFETY: as above.
+                    ncclGetErrorString: *unsafe { library.get("ncclGetErrorString") }
+                        .map_err(|error| error.to_string())?,
+                };
+                std::mem::forget(library);
+                Ok(loaded)
+            }
+        }
+    };
+}
+
+functions! {
+    ncclGetVersion: fn(*mut c_int);
+    ncclGetUniqueId: fn(*mut UniqueId);
+    ncclCommInitRank: fn(*mut Comm, c_int, UniqueId, c_int);
+    ncclCommInitRankConfig: fn(*mut Comm, c_int, UniqueId, c_int, *mut Config);
+    ncclCommInitAll: fn(*mut Comm, c_int, *const c_int);
+    ncclCommSplit: fn(Comm, c_int, c_int, *mut Comm, *mut Config);
+    ncclCommFinalize: fn(Comm);
+    ncclCommDestroy: fn(Comm);
+    ncclCommAbort: fn(Comm);
+    ncclCommGetAsyncError: fn(Comm, *mut Code);
+    ncclCommCount: fn(Comm, *mut c_int);
+    ncclCommCuDevice: fn(Comm, *mut c_int);
+    ncclCommUserRank: fn(Comm, *mut c_int);
+    ncclGroupStart: fn();
+    ncclGroupEnd: fn();
+    ncclAllReduce: fn(u64, u64, usize, c_int, c_int, Comm, CUstream);
+    ncclReduce: fn(u64, u64, usize, c_int, c_int, c_int, Comm, CUstream);
+    ncclReduceScatter: fn(u64, u64, usize, c_int, c_int, Comm, CUstream);
+    ncclBroadcast: fn(u64, u64, usize, c_int, c_int, Comm, CUstream);
+    ncclAllGather: fn(u64, u64, usize, c_int, Comm, CUstream);
+    ncclSend: fn(u64, usize, c_int, c_int, Comm, CUstream);
+    ncclRecv: fn(u64, usize, c_int, c_int, Comm, CUstream);
+}
+
+/// `ncclConfig_t` of version 2.17 and its first successors.
+#[repr(C)]
+pub struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    /// Whether calls wait.
+    pub blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+impl Config {
+    /// As the header's initialiser leaves it.
+    pub fn new() -> Self {
+        let undefined = c_int::MIN;
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 21800,
+            blocking: undefined,
+            cga_cluster_size: undefined,
+            min_ctas: undefined,
+            max_ctas: undefined,
+            net_name: std::ptr::null(),
+            split_share: undefined,
+        }
+    }
+}
+
+/// Its name beside a driver.
+pub const FILE_NAME: &str = "libnccl.so.2";
+/// Tells the process of a check, and those that it starts, where the library is.
+pub const PATH_VARIABLE: &str = "CONFORMANCE_NCCL";
+
+fn path() -> PathBuf {
+    std::env::var_os(PATH_VARIABLE).map_or_else(|| FILE_NAME.into(), PathBuf::from)
+}
+
+/// The library, or the check is skipped.
+pub fn nccl() -> Result<&'static Nccl> {
+    static NCCL: OnceLock<std::result::Result<Nccl, String>> = OnceLock::new();
+    NCCL.get_or_init(Nccl::load).as_ref().or_else(|error| skipped(format!("no NCCL: {error}")))
+}
+
+/// Calls NCCL and gives its result.
+#[macro_export]
+macro_rules! nc {
+    ($name:ident ( $($arg:expr),* $(,)? )) => {{
+        let function = $crate::nccl::nccl()?.$name;
+        #[allow(clippy::macro_metavars_in_unsafe, reason = "a check's calls are what the comment is about")]
+        // SAFETY: A check is a small C program: pointers are to its own live variables, or such as the call is documented
+        // to refuse; handles are ones that it was given.
+        unsafe { function($($arg),*) }
+    }};
+}
+
+/// Calls NCCL and fails unless it gives this result, success if none is named.
+#[macro_export]
+macro_rules! nccl_gives {
+    ($wanted:expr, $name:ident ( $($arg:expr),* $(,)? )) => {{
+        let code = $crate::nc!($name($($arg),*));
+        $crate::nccl::expect(stringify!($name), code, $wanted)?
+    }};
+}
+
+/// Calls NCCL and fails unless it succeeds.
+#[macro_export]
+macro_rules! nccl_ok {
+    ($name:ident ( $($arg:expr),* $(,)? )) => { $crate::nccl_gives!($crate::nccl::code::SUCCESS, $name($($arg),*)) };
+}
+
+/// Fails unless a call gave this result.
+pub fn expect(call: &str, got: Code, wanted: Code) -> Result {
+    if got == wanted {
+        return Ok(());
+    }
+    let text = nccl()?.ncclGetErrorString;
+    // SAFETY: the function takes any number.
+    let text = unsafe { text(got) };
+    // SAFETY: it gives a text that lives as long as the library.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    failed(format!("{call}: expected result {wanted}, got {got} ({text})"))
+}
+
+/// A fresh ID.
+pub fn unique_id() -> Result<UniqueId> {
+    let mut id = UniqueId { bytes: [0; 128] };
+    nccl_ok!(ncclGetUniqueId(&raw mut id));
+    Ok(id)
+}
+
+/// One rank of a scenario.
+pub struct Rank {
+    /// Its number.
+    pub rank: usize,
+    /// How many there are.
+    pub ranks: usize,
+    /// The communicator's ID.
+    pub id: UniqueId,
+}
+
+impl Rank {
+    /// This rank's device with a current context.
+    pub fn start(&self) -> Result {
+        let (mut count, mut context) = (0, std::ptr::null_mut());
+        ok!(cuInit(0));
+        ok!(cuDeviceGetCount(&raw mut count));
+        let device = c_int::try_from(self.rank).unwrap_or(0) % count;
+        ok!(cuDevicePrimaryCtxRetain(&raw mut context, device));
+        ok!(cuCtxSetCurrent(context));
+        Ok(())
+    }
+
+    /// The communicator of all ranks.
+    pub fn connect(&self) -> Result<Comm> {
+        self.start()?;
+        let mut comm = std::ptr::null_mut();
+        nccl_ok!(ncclCommInitRank(&raw mut comm, self.count(), self.id, self.number()));
+        Ok(comm)
+    }
+
+    /// The number of ranks, as calls take it.
+    pub fn count(&self) -> c_int {
+        c_int::try_from(self.ranks).unwrap_or(c_int::MAX)
+    }
+
+    /// The rank, as calls take it.
+    pub fn number(&self) -> c_int {
+        c_int::try_from(self.rank).unwrap_or(c_int::MAX)
+    }
+}
+
+/// What a rank answers to a question.
+static SAID: Mutex<String> = Mutex::new(String::new());
+
+/// Answers a question.
+pub fn say(text: String) {
+    *SAID.lock() = text;
+}
+
+/// What a rank does.
+pub type Scenario = fn(&Rank) -> Result;
+
+/// Runs a scenario with so many ranks, each in a process of its own with these variables.
+pub fn run(scenario: &str, ranks: usize, variables: &[(&str, &str)]) -> Result {
+    ask(scenario, ranks, variables).map(drop)
+}
+
+/// As [`run`]: what the ranks say.
+pub fn ask(scenario: &str, ranks: usize, variables: &[(&str, &str)]) -> Result<Vec<String>> {
+    nccl()?;
+    let mut devices = 0;
+    ok!(cuInit(0));
+    ok!(cuDeviceGetCount(&raw mut devices));
+    let id = unique_id()?;
+    let hex: String = id.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let broken = |error: std::io::Error| Stop::Failed(format!("starting a rank: {error}"));
+    let mut children = Vec::new();
+    for rank in 0..ranks {
+        let words = ["nccl", scenario, &rank.to_string(), &ranks.to_string(), &hex];
+        let mut command = roles::command(gpu::path(), &words).map_err(broken)?;
+        // A device for each rank; only the simulated driver knows the variable.
+        command.env("SIMCUDA_DEVICES", ranks.max(2).to_string());
+        // Processes of one machine: the sockets stay within it.
+        command.env("NCCL_SOCKET_IFNAME", "lo").envs(variables.iter().copied());
+        if ranks > usize::try_from(devices).unwrap_or(0) {
+            command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+        }
+        children.push(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(broken)?);
+    }
+    let outcomes: Vec<Result<String>> =
+        children.into_iter().enumerate().map(|(rank, child)| outcome(rank, child)).collect();
+    // A failure says more than a rank that was skipped.
+    let (skips, others): (Vec<_>, Vec<_>) =
+        outcomes.into_iter().partition(|outcome| matches!(outcome, Err(Stop::Skipped(_))));
+    others.into_iter().chain(skips).collect()
+}
+
+fn outcome(rank: usize, mut child: Child) -> Result<String> {
+    let mut text = String::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        // What came before an error is kept.
+        let _ = stdout.read_to_string(&mut text);
+    }
+    let _ = child.wait();
+    let line = text.lines().rev().find_map(|line| line.strip_prefix(helper::ANSWER));
+    match line.and_then(|line| line.split_once(' ')) {
+        Some(("ok", text)) => Ok(text.to_owned()),
+        Some(("skip", why)) => skipped(why),
+        Some((_, why)) => failed(format!("rank {rank}: {why}")),
+        None => failed(format!("rank {rank} ended without an outcome")),
+    }
+}
+
+/// Plays one rank; `scenarios` says what each name means.
+pub fn play(words: &[String], scenarios: &[(&str, Scenario)]) -> anyhow::Result<()> {
+    let [scenario, rank, ranks, hex] = words else { anyhow::bail!("a rank takes four words") };
+    let mut id = UniqueId { bytes: [0; 128] };
+    for (at, byte) in id.bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(hex.get(2 * at..2 * at + 2).unwrap_or_default(), 16)?;
+    }
+    let rank = Rank { rank: rank.parse()?, ranks: ranks.parse()?, id };
+    let found = scenarios.iter().find(|(name, _)| name == scenario);
+    let (_, body) = found.ok_or_else(|| anyhow::anyhow!("no such scenario: {scenario}"))?;
+    let line = match body(&rank) {
+        Ok(()) => format!("ok {}", SAID.lock()),
+        Err(Stop::Failed(why)) => format!("error {why}"),
+        Err(Stop::Skipped(why)) => format!("skip {why}"),
+    };
+    println!("\n{}{line}", helper::ANSWER);
+    Ok(())
+}

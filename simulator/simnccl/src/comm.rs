@@ -1,0 +1,424 @@
+//! Communicators: made, split, used, ended.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use cuda_abi::types::*;
+use parking_lot::Mutex;
+
+use crate::bootstrap::{Bootstrap, MAX_RANKS, Root};
+use crate::collective::{Call, Work};
+use crate::cuda::{self, Context, Pinned, Stream, call};
+use crate::kernel;
+use crate::nvls::Nvls;
+use crate::proxy::Proxy;
+use crate::transport::Transport;
+use crate::types::{Config, Error, Result, SUCCESS, warn};
+
+/// How often a wait for the end of work looks.
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// How long an abort waits for kernels to see it.
+const ABORT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Bytes of a work descriptor of the ring, and how many there are.
+const WORK_BYTES: usize = 4096;
+const RING: usize = 64;
+
+/// The words that the host and the kernel share: abort, mismatch.
+const CONTROL_BYTES: usize = 64;
+
+/// What a communicator has once it is made. The fields are dropped in this order.
+pub(crate) struct Connected {
+    works: Mutex<Works>,
+    order: Mutex<Order>,
+    transport: Transport,
+    control: Pinned,
+    function: Function,
+    pub(crate) bootstrap: Bootstrap,
+}
+
+/// A kernel's handle, which any thread may use.
+struct Function {
+    module: CUmodule,
+    function: CUfunction,
+}
+
+// SAFETY: the driver's handles belong to no thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Drop for Function {
+    fn drop(&mut self) {
+        // At the end of the process the driver may be gone.
+        let _ = call!(cuModuleUnload(self.module));
+    }
+}
+
+impl Function {
+    fn load() -> Result<Self> {
+        let text = CString::new(kernel::text()).map_err(|_| Error::InternalError)?;
+        let name = CString::new(kernel::NAME).map_err(|_| Error::InternalError)?;
+        let mut module = std::ptr::null_mut();
+        call!(cuModuleLoadData(&raw mut module, text.as_ptr().cast()))?;
+        let mut loaded = Self { module, function: std::ptr::null_mut() };
+        call!(cuModuleGetFunction(&raw mut loaded.function, module, name.as_ptr()))?;
+        Ok(loaded)
+    }
+}
+
+/// Descriptors of work: those of a ring, which is used again and again, and those that graphs keep.
+struct Works {
+    ring: Pinned,
+    next: usize,
+    is_used: [bool; RING],
+    of_graphs: Vec<Pinned>,
+}
+
+/// Work of a communicator runs in the order of the calls, on whichever streams.
+struct Order {
+    event: CUevent,
+    last: Option<Stream>,
+}
+
+// SAFETY: the driver's handles belong to no thread.
+unsafe impl Send for Order {}
+
+/// A communicator, as the handles of a program name it.
+pub(crate) struct Comm {
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+    pub(crate) device: CUdevice,
+    pub(crate) context: Context,
+    pub(crate) config: Config,
+    /// An `ncclResult_t`: in progress while it is made or finalized, or what went wrong.
+    state: AtomicU32,
+    connected: OnceLock<Connected>,
+    is_finalized: AtomicBool,
+    /// How many communicators were split off.
+    children: AtomicU32,
+}
+
+static ALL: Mutex<BTreeMap<usize, Arc<Comm>>> = Mutex::new(BTreeMap::new());
+
+/// The communicator of a handle.
+///
+/// # Errors
+/// `ncclInvalidArgument` for a handle that is none.
+pub(crate) fn by_handle(handle: *mut c_void) -> Result<Arc<Comm>> {
+    let found = ALL.lock().get(&(handle as usize)).cloned();
+    found.ok_or_else(|| {
+        warn("the communicator is none, or destroyed");
+        Error::InvalidArgument
+    })
+}
+
+/// Where a new communicator's connections come from.
+pub(crate) enum Origin {
+    Root(Root),
+    Part { parent: Arc<Comm>, members: Vec<usize>, number: u64 },
+}
+
+fn word(address: u64) -> &'static AtomicU32 {
+    // SAFETY: callers pass words of pinned memory that a communicator keeps while it is used, touched by atomics and
+    // kernels only.
+    unsafe { AtomicU32::from_ptr(address as *mut u32) }
+}
+
+impl Comm {
+    /// A communicator that is not connected yet, and its handle.
+    pub(crate) fn create(rank: usize, ranks: usize, config: Config) -> Result<Arc<Self>> {
+        if ranks == 0 || ranks > MAX_RANKS || rank >= ranks {
+            warn(&format!("invalid rank requested: {rank}/{ranks}"));
+            return Err(Error::InvalidArgument);
+        }
+        let (context, device) = cuda::context()?;
+        let comm = Arc::new(Self {
+            rank,
+            ranks,
+            device,
+            context: Context(context),
+            config,
+            state: AtomicU32::new(Error::InProgress as u32),
+            connected: OnceLock::new(),
+            is_finalized: AtomicBool::new(false),
+            children: AtomicU32::new(0),
+        });
+        ALL.lock().insert(comm.handle() as usize, Arc::clone(&comm));
+        Ok(comm)
+    }
+
+    pub(crate) fn handle(self: &Arc<Self>) -> *mut c_void {
+        Arc::as_ptr(self).cast_mut().cast()
+    }
+
+    /// Makes the connections. The result is the communicator's state, too.
+    pub(crate) fn connect(self: &Arc<Self>, origin: Origin) -> Result {
+        let result = self.try_connect(origin);
+        self.state.store(result.map_or_else(|error| error as u32, |()| SUCCESS), Ordering::Release);
+        result
+    }
+
+    fn try_connect(&self, origin: Origin) -> Result {
+        cuda::make_current(self.context)?;
+        let bootstrap = match origin {
+            Origin::Root(root) => Bootstrap::meet(root, self.rank, self.ranks)?,
+            Origin::Part { parent, members, number } => {
+                parent.connected()?.bootstrap.part(&members, number)?
+            }
+        };
+        self.check_devices(&bootstrap)?;
+        let function = Function::load()?;
+        let transport = Transport::connect(&bootstrap, self.context, self.device)?;
+        let mut event = std::ptr::null_mut();
+        call!(cuEventCreate(&raw mut event, 2))?;
+        let ring = Pinned::create(self.context, RING * WORK_BYTES)?;
+        let connected = Connected {
+            works: Mutex::new(Works { ring, next: 0, is_used: [false; RING], of_graphs: Vec::new() }),
+            order: Mutex::new(Order { event, last: None }),
+            transport,
+            control: Pinned::create(self.context, CONTROL_BYTES)?,
+            function,
+            bootstrap,
+        };
+        connected.bootstrap.barrier()?;
+        self.connected.set(connected).map_err(|_| Error::InternalError)
+    }
+
+    /// Two ranks on one device are refused, unless they are asked for.
+    fn check_devices(&self, bootstrap: &Bootstrap) -> Result {
+        let ids = bootstrap.all_gather(&cuda::bus_id(self.device)?)?;
+        let is_wanted = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|text| text.trim() == "1");
+        let is_same = |(rank, id): (usize, &Vec<u8>)| rank != self.rank && *id == ids[self.rank];
+        if !is_wanted && ids.iter().enumerate().any(is_same) {
+            warn(&format!("Duplicate GPU detected : rank {} and another one", self.rank));
+            return Err(Error::InvalidUsage);
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// `ncclInvalidUsage` while it is being made; what went wrong if it could not be made.
+    pub(crate) fn connected(&self) -> Result<&Connected> {
+        self.connected.get().ok_or_else(|| self.error().err().unwrap_or(Error::InvalidUsage))
+    }
+
+    /// The asynchronous state.
+    ///
+    /// # Errors
+    /// `ncclInProgress`, or what went wrong.
+    pub(crate) fn error(&self) -> Result {
+        let of_proxy =
+            || self.connected.get().and_then(|it| it.transport.proxy.as_ref()).map_or(0, Proxy::error);
+        let mismatch =
+            || self.connected.get().map_or(0, |it| word(it.control.address + 4).load(Ordering::Acquire));
+        match self.state.load(Ordering::Acquire) {
+            SUCCESS if mismatch() != 0 => Err(Error::InvalidUsage),
+            SUCCESS => code_of(of_proxy()),
+            state => code_of(state),
+        }
+    }
+
+    /// Queues calls in their order; all sends and receives among them make progress together.
+    pub(crate) fn enqueue(&self, calls: &[(Call, Stream)]) -> Result {
+        self.error()?;
+        if self.is_finalized.load(Ordering::Acquire) {
+            warn("the communicator is finalized");
+            return Err(Error::InvalidUsage);
+        }
+        let connected = self.connected()?;
+        let pairs: Vec<Call> =
+            calls.iter().map(|(call, _)| *call).filter(|call| call.kind.is_pairwise()).collect();
+        for (call, stream) in calls.iter().filter(|(call, _)| !call.kind.is_pairwise()) {
+            connected.launch(&Work::of(call, self.rank, self.ranks), *stream)?;
+        }
+        let of_pairs = calls.iter().find(|(call, _)| call.kind.is_pairwise());
+        match of_pairs {
+            Some((_, stream)) => {
+                let rounds = Work::of_pairs(&pairs, self.rank)?;
+                rounds.iter().try_for_each(|round| connected.launch(round, *stream))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until all work is done and sent.
+    pub(crate) fn finalize(&self) -> Result {
+        if self.is_finalized.swap(true, Ordering::AcqRel) {
+            return Err(Error::InvalidArgument);
+        }
+        if let Some(connected) = self.connected.get() {
+            connected.works.lock().wait_for_all(&connected.control, None);
+            if let Some(proxy) = &connected.transport.proxy {
+                proxy.flush();
+            }
+            // A peer may still read this rank's memory through the object.
+            if connected.transport.nvls.as_ref().is_some_and(Nvls::is_alone_in_process)
+                && self.error().is_ok()
+            {
+                connected.bootstrap.barrier()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the communicator; `aborts`: also work that waits for peers.
+    pub(crate) fn destroy(self: Arc<Self>, aborts: bool) -> Result {
+        if aborts && let Some(connected) = self.connected.get() {
+            word(connected.control.address).store(1, Ordering::Release);
+            connected.bootstrap.abort();
+            let limit = Instant::now() + ABORT_LIMIT;
+            connected.works.lock().wait_for_all(&connected.control, Some(limit));
+            self.is_finalized.store(true, Ordering::Release);
+        }
+        if !self.is_finalized.load(Ordering::Acquire) {
+            self.finalize()?;
+        }
+        let before = cuda::context()?.0;
+        cuda::make_current(self.context)?;
+        ALL.lock().remove(&(self.handle() as usize));
+        drop(self);
+        cuda::make_current(Context(before))
+    }
+
+    /// The communicator of this rank's colour, for all ranks with that colour, by key and then by rank. None without a
+    /// colour.
+    pub(crate) fn split(
+        self: &Arc<Self>,
+        colour: Option<i32>,
+        key: i32,
+        config: Config,
+    ) -> Result<Option<(Arc<Self>, Origin)>> {
+        self.error()?;
+        let bootstrap = &self.connected()?.bootstrap;
+        let child = self.children.fetch_add(1, Ordering::AcqRel);
+        let mut mine = colour.unwrap_or(-1).to_le_bytes().to_vec();
+        mine.extend(key.to_le_bytes());
+        let all = bootstrap.all_gather(&mine)?;
+        let field = |bytes: &[u8]| i32::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let Some(colour) = colour else {
+            bootstrap.no_part()?;
+            return Ok(None);
+        };
+        let mut members: Vec<(i32, usize)> = all
+            .iter()
+            .enumerate()
+            .filter(|(_, bytes)| field(&bytes[..4]) == colour)
+            .map(|(rank, bytes)| (field(&bytes[4..]), rank))
+            .collect();
+        members.sort_unstable();
+        let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
+        let rank = members.iter().position(|member| *member == self.rank).ok_or(Error::InternalError)?;
+        let number = [u64::from(child) + 1, u64::from(colour.cast_unsigned())]
+            .iter()
+            .fold(bootstrap.number, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3));
+        let comm = Self::create(rank, members.len(), config)?;
+        Ok(Some((comm, Origin::Part { parent: Arc::clone(self), members, number })))
+    }
+}
+
+fn code_of(code: u32) -> Result {
+    let known = [
+        Error::UnhandledCudaError,
+        Error::SystemError,
+        Error::InternalError,
+        Error::InvalidArgument,
+        Error::InvalidUsage,
+        Error::RemoteError,
+        Error::InProgress,
+    ];
+    if code == SUCCESS {
+        return Ok(());
+    }
+    Err(known.into_iter().find(|error| *error as u32 == code).unwrap_or(Error::InternalError))
+}
+
+impl Connected {
+    /// Puts work into a stream.
+    fn launch(&self, work: &Work, stream: Stream) -> Result {
+        for (to, from, bytes) in &work.copies {
+            call!(cuMemcpyDtoDAsync_v2(*to, *from, *bytes, stream.0))?;
+        }
+        if work.is_empty() {
+            return Ok(());
+        }
+        let is_capturing = stream.is_capturing()?;
+        let mut order = self.order.lock();
+        if !is_capturing && order.last.is_some_and(|last| last != stream) {
+            call!(cuStreamWaitEvent(stream.0, order.event, 0))?;
+        }
+        let descriptor = self.descriptor(work, is_capturing)?;
+        let arguments = [descriptor, self.transport.table.address, self.control.address];
+        let mut pointers =
+            arguments.each_ref().map(|argument| std::ptr::from_ref(argument).cast_mut().cast());
+        let function = self.function.function;
+        let no_extra = std::ptr::null_mut();
+        let pointers = pointers.as_mut_ptr();
+        call!(cuLaunchKernel(function, 1, 1, 1, kernel::THREADS, 1, 1, 0, stream.0, pointers, no_extra))?;
+        if !is_capturing {
+            call!(cuEventRecord(order.event, stream.0))?;
+            order.last = Some(stream);
+        }
+        Ok(())
+    }
+
+    /// A descriptor of the work in pinned memory. Graphs keep theirs, for each of their launches.
+    fn descriptor(&self, work: &Work, is_kept: bool) -> Result<u64> {
+        let multicast = self.transport.nvls.as_ref().map(Nvls::addresses);
+        let words = work.words(self.bootstrap.rank, self.bootstrap.ranks, multicast);
+        let mut works = self.works.lock();
+        let address = if is_kept || work.descriptor_bytes() > WORK_BYTES {
+            let memory = cuda::outside_capture(|| {
+                Pinned::create(Context(cuda::context()?.0), work.descriptor_bytes())
+            })?;
+            let address = memory.address;
+            works.of_graphs.push(memory);
+            address
+        } else {
+            works.take(&self.control)?
+        };
+        // SAFETY: the memory has room for the words, and no kernel reads it before it is launched.
+        let target = unsafe { std::slice::from_raw_parts_mut(address as *mut u64, words.len()) };
+        target.copy_from_slice(&words);
+        Ok(address)
+    }
+}
+
+impl Works {
+    fn place(&self, index: usize) -> u64 {
+        self.ring.address + (index * WORK_BYTES) as u64
+    }
+
+    fn is_done(&self, index: usize) -> bool {
+        !self.is_used[index] || word(self.place(index)).load(Ordering::Acquire) == 1
+    }
+
+    /// The next descriptor, once its work is done.
+    fn take(&mut self, control: &Pinned) -> Result<u64> {
+        let index = self.next;
+        while !self.is_done(index) {
+            if word(control.address).load(Ordering::Acquire) != 0 {
+                return Err(Error::InvalidUsage);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        self.next = (index + 1) % RING;
+        self.is_used[index] = true;
+        Ok(self.place(index))
+    }
+
+    /// Waits until all work of the ring is done, the communicator has failed, or the time is up.
+    fn wait_for_all(&self, control: &Pinned, limit: Option<Instant>) {
+        let is_done = || (0..RING).all(|index| self.is_done(index));
+        let is_given_up = || match limit {
+            Some(limit) => Instant::now() >= limit,
+            None => word(control.address + 4).load(Ordering::Acquire) != 0,
+        };
+        while !(is_done() || is_given_up()) {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
