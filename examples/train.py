@@ -115,7 +115,10 @@ def parse_args():
     parser.add_argument("--step-ms", type=float, default=0.0, help="time to sleep after each step")
     parser.add_argument("--slow-while", metavar="FILE", help="sleep only while this file exists")
     parser.add_argument("--workers", type=int, default=0, help="DataLoader workers of each rank")
-    parser.add_argument("--log", default="losses.txt", help="file that the losses are appended to")
+    # Under torchrun `--losses`: some versions take `--log` for the start of an option of their own, and fail.
+    parser.add_argument(
+        "--losses", "--log", dest="log", default="losses.txt", help="file that the losses are appended to"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--hidden", type=int, default=64, help="width of the hidden layers")

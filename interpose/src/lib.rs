@@ -11,8 +11,8 @@
 //! | `fork` | keeps `fork` and the agent's descriptors apart |
 //! | `process` | what a process can say of itself without `std::env` |
 //!
-//! The library must not disturb the program. It exports only names of the driver and of NCCL, `dlsym` and the exec
-//! family. It prints nothing (except why a hand-over failed), handles no signal and leaves the low descriptor numbers
+//! The library must not disturb the program. It exports only names of the driver, of NCCL, NVML and CUPTI, `dlsym`
+//! and the exec family. It prints nothing (except why a hand-over failed), handles no signal and leaves the low descriptor numbers
 //! to the application. If anything fails, it becomes inactive and the job runs as it would have run alone. It does
 //! nothing without [`ckpt_protocol::agent::SOCKET_VARIABLE`] and [`ckpt_protocol::agent::AUTO_VARIABLE`] in the
 //! environment, or in a program that runs with more rights than its user (`AT_SECURE`).

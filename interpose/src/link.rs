@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::error::Error;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use ckpt_protocol::agent::{FromAgent, ToAgent};
 use ckpt_protocol::frame::{self, FrameError};
@@ -41,6 +42,19 @@ impl<'a> Conversation<'a> {
     pub fn hear(&mut self) -> Result<ToAgent, FrameError> {
         self.unheard.pop_front().map_or_else(|| hear(self.socket), Ok)
     }
+
+    /// As [`Conversation::hear`], but for no longer than `limit`, if there is one: `None` after that.
+    ///
+    /// # Errors
+    /// See [`frame::read`].
+    pub fn hear_within(&mut self, limit: Option<Duration>) -> Result<Option<ToAgent>, FrameError> {
+        let is_there = !self.unheard.is_empty();
+        match limit {
+            // A failure shows again where the socket is read.
+            Some(limit) if !is_there && !self.socket.is_readable(limit).unwrap_or(true) => Ok(None),
+            _ => self.hear().map(Some),
+        }
+    }
 }
 
 impl Link for Conversation<'_> {
@@ -52,6 +66,7 @@ impl Link for Conversation<'_> {
                 unasked @ (ToAgent::Prepare { .. }
                 | ToAgent::Unstage { .. }
                 | ToAgent::Quiesce { .. }
+                | ToAgent::Cut { .. }
                 | ToAgent::QueryActivity) => self.unheard.push_back(unasked),
                 answer => {
                     let descriptors = self.socket.receive(answer.descriptors()).ok()?;

@@ -12,6 +12,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::mem::{MaybeUninit, zeroed};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 use ckpt_protocol::descriptors;
 
@@ -152,6 +153,14 @@ impl Socket {
         let descriptor = self.descriptor()?;
         // SAFETY: it is open and ours, and stays so as long as `self` unless the application meddles with it.
         Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })
+    }
+
+    /// Waits until there is something to read, or the end, for no longer than `limit`. Whether there is.
+    pub fn is_readable(&self, limit: Duration) -> io::Result<bool> {
+        let mut wanted = libc::pollfd { fd: self.descriptor()?, events: libc::POLLIN, revents: 0 };
+        let limit_ms = c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX);
+        // SAFETY: poll writes to the one structure that it is given.
+        Ok(checked(unsafe { libc::poll(&raw mut wanted, 1, limit_ms) })? > 0)
     }
 
     /// Ends the connection without closing the descriptor, so that a thread that reads from it wakes.

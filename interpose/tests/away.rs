@@ -44,6 +44,26 @@ impl Job {
         assert_eq!(self.program.does(command), "ok", "{command}");
     }
 
+    /// Announces a checkpoint: how large the mirror has to be, or why there can be none.
+    fn prepares(&mut self) -> Result<u64, String> {
+        self.attempt += 1;
+        self.agent.say(&ToAgent::Prepare { attempt: self.attempt });
+        match self.agent.hear() {
+            FromAgent::Needs { mirror_bytes, .. } => Ok(mirror_bytes),
+            FromAgent::Failed { reason, is_lost: false, .. } => Err(reason),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Asks the process to go away, which it refuses: why.
+    fn is_refused(&mut self) -> String {
+        self.attempt += 1;
+        match self.agent.quiesce(self.attempt) {
+            FromAgent::Failed { reason, is_lost: false, .. } => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn stage(&mut self) {
         self.attempt += 1;
         self.kept.stage(&self.agent, self.attempt);
@@ -317,28 +337,68 @@ fn a_capture_that_nobody_is_told_of_counts() {
     job.does("check");
 }
 
-/// A driver that does not support checkpoints here costs no host memory in the next attempts.
+/// The driver's "not supported" is remembered: no detach and no mirror until something has changed.
 #[test]
-fn after_a_refusal_by_the_driver_no_mirror_is_asked_for() {
+fn a_refusal_by_the_driver_is_remembered_until_something_changes() {
     let mut job = Job::start(&[("SIMCUDA_FAULT", "cuCheckpointProcessLock:1=CUDA_ERROR_NOT_SUPPORTED")]);
     job.does("fill 3");
-    let needs = |attempt| {
-        job.agent.say(&ToAgent::Prepare { attempt });
-        let FromAgent::Needs { mirror_bytes, .. } = job.agent.hear() else { panic!("no needs") };
-        mirror_bytes
-    };
-    let all = needs(1);
+    let all = job.prepares().expect("nothing is known yet");
     assert!(all > 0);
-    let answer = job.agent.quiesce(1);
-    assert!(matches!(answer, FromAgent::Failed { is_lost: false, .. }), "{answer:?}");
-    assert_eq!(needs(2), 0);
-    // The driver has changed its mind.
-    job.attempt = 2;
-    job.goes(true);
-    job.comes_back();
+    let reason = job.is_refused();
+    assert!(reason.contains("(801)") && reason.contains("tried again once"), "{reason}");
+    for _ in 0..2 {
+        assert_eq!(job.prepares(), Err(reason.clone()));
+    }
+    job.does("context");
+    assert_eq!(job.prepares(), Ok(all));
+    job.round(true);
     job.does("check");
-    job.agent.say(&ToAgent::Prepare { attempt: 3 });
-    assert_eq!(job.agent.hear(), FromAgent::Needs { attempt: 3, mirror_bytes: all });
+    assert_eq!(job.prepares(), Ok(all));
+}
+
+#[test]
+fn what_is_wrong_with_the_device_is_said_before_anything_is_detached() {
+    for (variable, mode) in
+        [("SIMCUDA_MIG", "an instance of a GPU in MIG mode"), ("SIMCUDA_MPS", "shared by MPS")]
+    {
+        let mut job = Job::start(&[(variable, "1")]);
+        job.does("fill 3");
+        let reason = job.prepares().expect_err(variable);
+        assert!(reason.contains(mode), "{reason}");
+        assert_eq!(job.is_refused(), reason, "without a preparation too");
+        job.does("check");
+    }
+}
+
+#[test]
+fn a_profiler_refuses_checkpoints_until_it_is_detached() {
+    let mut job = Job::start(&[]);
+    job.does("fill 3");
+    let all = job.prepares().expect("no profiler");
+    job.does("profile");
+    for _ in 0..2 {
+        let reason = job.prepares().expect_err("a profiler");
+        assert!(reason.contains("a profiler is attached by CUPTI (cuptiActivityEnable)"), "{reason}");
+        assert_eq!(job.is_refused(), reason);
+    }
+    // Whether CUPTI is still attached the driver knows.
+    job.does("stop");
+    assert_eq!(job.prepares(), Ok(all));
+    let reason = job.is_refused();
+    assert!(reason.contains("(801)") && reason.contains("cuptiFinalize"), "{reason}");
+    assert_eq!(job.prepares(), Err(reason));
+    job.does("detach");
+    job.round(true);
+    job.does("check");
+}
+
+#[test]
+fn a_profiler_that_starts_the_program_refuses_checkpoints() {
+    let cupti = common::driver().with_file_name("libcupti.so.13");
+    let path = cupti.to_str().expect("UTF-8");
+    let mut job = Job::start(&[("CUDA_INJECTION64_PATH", path)]);
+    let reason = job.prepares().expect_err("a profiler");
+    assert!(reason.contains(path) && reason.contains("CUDA_INJECTION64_PATH"), "{reason}");
 }
 
 #[test]

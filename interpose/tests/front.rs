@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ckpt_protocol::agent::{FromAgent, SOCKET_VARIABLE};
+use ckpt_protocol::agent::{FromAgent, Hello, SOCKET_VARIABLE};
 use common::launcher::{Agent, Launcher};
 use common::program::{self, Program};
 use common::{driver, library};
@@ -19,6 +19,8 @@ use cuda_abi::{Class, ENTRY_POINTS, Lookup, lookup};
 
 #[path = "front/nccl.rs"]
 mod nccl;
+#[path = "front/ranks.rs"]
+mod ranks;
 
 /// What each entry point's class is meant to be: a row that is lost, or has become another, shows.
 const CLASSES: &str = include_str!("entry_points.txt");
@@ -58,8 +60,8 @@ fn agent_of(launcher: &Launcher, program: &Program) -> Agent {
     launcher.next_that("the program's agent", |hello| hello.pid == program.pid())
 }
 
-/// Has the path of the socket gone while agents are away, as the launcher does it.
-fn while_away(launcher: &mut Launcher, agents: Vec<Agent>, work: impl FnOnce()) {
+/// Has the path of the socket gone while agents are away, as the launcher does it; returns them when they are back.
+fn while_away(launcher: &mut Launcher, agents: Vec<Agent>, work: impl FnOnce()) -> Vec<Agent> {
     launcher.stop_listening();
     let pids: BTreeSet<u32> = agents.iter().map(|agent| agent.hello.pid).collect();
     for agent in agents {
@@ -67,13 +69,12 @@ fn while_away(launcher: &mut Launcher, agents: Vec<Agent>, work: impl FnOnce()) 
     }
     work();
     launcher.listen();
-    let mut back = BTreeSet::new();
-    for _ in &pids {
-        let agent = launcher.next_that("an agent that is back", |hello| hello.away == Some(1));
-        agent.is_back(1);
-        back.insert(agent.hello.pid);
-    }
-    assert_eq!(back, pids);
+    let is_away = |hello: &Hello| hello.away == Some(1);
+    let back: Vec<Agent> =
+        pids.iter().map(|_| launcher.next_that("an agent that is back", is_away)).collect();
+    back.iter().for_each(|agent| agent.is_back(1));
+    assert_eq!(back.iter().map(|agent| agent.hello.pid).collect::<BTreeSet<_>>(), pids);
+    back
 }
 
 fn class_name(class: Option<Class>) -> &'static str {
@@ -125,7 +126,7 @@ fn a_driver_that_does_not_support_checkpoints_is_refused_with_what_is_needed() {
     let program = compile_with_driver(&launcher, "initialises.c", "initialises", &[]);
     let mut command = preloaded(&launcher, &program);
     command.env("SIMCUDA_FAULT", "cuCheckpointProcessLock:1+=CUDA_ERROR_NOT_SUPPORTED");
-    command.env("SIMCUDA_DRIVER_VERSION", "12080");
+    command.env("SIMCUDA_DRIVER", "570");
     let mut program = Program::start(command);
     assert_eq!(program.line(), "ready");
     let agent = agent_of(&launcher, &program);

@@ -101,7 +101,7 @@ fn meet(heard: &Mutex<Heard>, stream: UnixStream) {
     let agent = Agent { stream, hello };
     agent.say(&ToAgent::answer(&agent.hello));
     if agent.hello.is_detached {
-        agent.say(&ToAgent::Deliver { mirror: 0, bytes: 0, parked: 0 });
+        agent.say(&ToAgent::Deliver { mirror: 0, bytes: 0, parked: 0, pairs: Vec::new(), is_partial: false });
     }
     while agent.hello.away.is_some() {
         match agent.hear() {

@@ -93,6 +93,7 @@ fn a_program_says_hello_and_is_otherwise_as_before() {
         is_detached: false,
         supports_activity: true,
         supports_release: true,
+        supports_cut: true,
     };
     assert_eq!(agent.hello, expected);
     let ours = sockets(program.pid());

@@ -36,6 +36,9 @@ fn main() {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == namespace::INIT_ARGUMENT) {
         namespace::init_main();
     }
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == sys::gpus::ARGUMENT) {
+        sys::gpus::serve();
+    }
     let auto = Auto::take();
     pid1::fork_if_pid1();
     let code = run(std::env::args_os().collect(), auto);

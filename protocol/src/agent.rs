@@ -9,9 +9,9 @@
 //!   Activity{calls, is_waiting}  --------->
 //!                     ... a checkpoint begins: ...
 //!          <------------------------------- Prepare{attempt}
-//!   Needs{attempt, mirror_bytes}  -------->
+//!   Needs{attempt, mirror_bytes, used_bytes, changes}, or Failed{attempt, reason}  ------>
 //!   (for a process with device memory to capture:)
-//!          <------------------------------- Stage{attempt, mirror, bytes} + the mirror's descriptor
+//!          <------------------------------- Stage{attempt, mirror, bytes, more_bytes} + the mirror's descriptor
 //!   (maps and pins it while the job runs)
 //!   Staged{attempt}, or Failed  ---------->
 //!                     ... all are prepared ...
@@ -36,6 +36,14 @@
 //! capture. A capture writes only changes to it. Parked device memory stays on the GPU: the launcher keeps its exported
 //! descriptors, so a process that continues after the dump copies nothing back.
 //!
+//! A partial mirror lacks content that the store has. Only agents whose Needs have `changes` get one. Before such an agent
+//! copies from it, after its Unpark, and when it undoes a failed attempt:
+//!
+//! ```text
+//!   Fill{ranges}  ------------------------>
+//!          <------------------------------- Filled{problem}
+//! ```
+//!
 //! The launcher identifies device memory that processes share (CUDA IPC) by keys. Each of these requests may be sent
 //! between a Welcome and the end of the conversation, or as the only request on a connection of its own:
 //!
@@ -53,6 +61,28 @@
 //! ```text
 //!          <------------------------------- Release{timeout_ms}
 //!   Released{problem}  ------------------->
+//! ```
+//!
+//! Before a checkpoint, processes that use NCCL stop at a consistent cut (`docs/design/collectives.md`). Each of their agents
+//! [supports](Hello::supports_cut) these messages, between Welcome and Quiesce and after Reconnected:
+//!
+//! ```text
+//!          <------------------------------- Cut{order: Count}
+//!   Steps{report}  ----------------------->   (again at each change, until Release)
+//!          <------------------------------- Cut{order: Reach}   (again as targets rise)
+//!                     ... the cut; the checkpoint; all processes are back: ...
+//!          <------------------------------- Cut{order: Release}
+//! ```
+//!
+//! The parked calls are part of a process's memory, so a restored process still waits for the Release. An agent that loses
+//! the connection while it is not away releases its process itself.
+//!
+//! How much device memory the driver itself holds for a process is known to NVML alone, which the launcher asks. While the
+//! process is being detached, once all memory of the interposer's is off the GPU:
+//!
+//! ```text
+//!   Measure{attempt}  -------------------->   (only if Quiesce offers it)
+//!          <------------------------------- Measured{gpus}
 //! ```
 //!
 //! Shared memory is captured by its owner, and no other process may write to it at that time. So every process that
@@ -99,6 +129,19 @@ pub enum FromAgent {
         attempt: u64,
         /// The required size of the process's mirror, in bytes; 0 without device memory to capture.
         mirror_bytes: u64,
+        /// How much of it will have memory, in bytes: chunks of zeroes have none. The agent allocates it itself. `None` from
+        /// older agents, which need the whole mirror allocated.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        used_bytes: Option<u64>,
+        /// What the next capture is expected to write. `None` from older agents, which need the whole content in the mirror.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        changes: Option<ExpectedChanges>,
+    },
+    /// Requests that the launcher writes the content of these ranges to a partial mirror, where it has been stored and
+    /// freed. The ranges that the last capture has written are not among them.
+    Fill {
+        /// In bytes from the mirror's beginning: sorted, without overlaps.
+        ranges: Vec<Range<u64>>,
     },
     /// The mirror of [`ToAgent::Stage`] is mapped, and pinned as far as possible.
     Staged {
@@ -160,6 +203,17 @@ pub enum FromAgent {
         /// The process's ID.
         pid: u32,
     },
+    /// The process's steps of NCCL, at each change while a cut is wanted; see [`ToAgent::Cut`].
+    Steps {
+        /// The state of the process's collective clock.
+        report: ckpt_cut::Report,
+    },
+    /// Requests how much memory the driver holds for this process on its GPUs: what its restore will take. Only if
+    /// [`ToAgent::Quiesce`] offers it.
+    Measure {
+        /// The attempt of [`ToAgent::Quiesce`].
+        attempt: u64,
+    },
     /// The process can be dumped as soon as this connection is closed, which the agent does next.
     Quiesced {
         /// The attempt of [`ToAgent::Quiesce`].
@@ -218,6 +272,16 @@ impl From<ShareKey> for [u64; 2] {
     }
 }
 
+/// What an agent expects of its next capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpectedChanges {
+    /// The number of the last capture, see [`Capture::number`].
+    pub captures: u64,
+    /// How much of a partial mirror the agent allocates before the capture, in bytes: what the last capture has written, and
+    /// memory of which nothing is known.
+    pub bytes: u64,
+}
+
 /// The identity of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
@@ -242,6 +306,9 @@ pub struct Hello {
     /// Whether the agent supports [`ToAgent::Release`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supports_release: bool,
+    /// Whether the agent supports [`ToAgent::Cut`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub supports_cut: bool,
 }
 
 /// The GPU state of a process at a checkpoint.
@@ -249,6 +316,10 @@ pub struct Hello {
 pub struct GpuReport {
     /// The captured device memory, sorted by address.
     pub regions: Vec<Region>,
+    /// The GPUs that the process has memory on; empty from older agents. An agent that reports them understands the pairs
+    /// of [`ToAgent::Deliver`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuUse>,
     /// The changes of the mirror; `None` without a capture, and from older agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capture: Option<Box<Capture>>,
@@ -277,6 +348,37 @@ pub struct GpuReport {
     pub private_tables: Vec<String>,
 }
 
+/// A GPU that a process has memory on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuUse {
+    /// The process's ordinal of the device, as in [`Region::device`].
+    pub device: i32,
+    /// Its UUID as NVML writes it: `GPU-` and groups of hexadecimal digits.
+    pub uuid: String,
+    /// Memory that the driver's restore will take on it, in bytes: contexts, and memory that the driver saves. `None` if
+    /// NVML does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver_bytes: Option<u64>,
+}
+
+/// Memory of a GPU that the driver holds for a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverMemory {
+    /// The GPU's UUID, as in [`GpuUse::uuid`].
+    pub uuid: String,
+    /// In bytes.
+    pub bytes: u64,
+}
+
+/// A GPU of a process, and the GPU that takes its place; UUIDs as in [`GpuUse::uuid`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuPair {
+    /// The GPU that the process was detached from.
+    pub old: String,
+    /// The GPU that the process is attached to.
+    pub new: String,
+}
+
 /// The changes that a capture made to the mirror.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capture {
@@ -286,7 +388,7 @@ pub struct Capture {
     /// and those without a mirror. So nothing was written to a mirror between two captures with consecutive numbers.
     pub number: u64,
     /// The ranges that were written, in bytes from the mirror's beginning: sorted, without overlaps. They may cover more
-    /// than was written, never less. They are not stored in a snapshot.
+    /// than was written, never less; of a partial mirror they are exact. They are not stored in a snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub written: Vec<Range<u64>>,
 }
@@ -443,7 +545,8 @@ pub enum ToAgent {
         /// The time for that, in milliseconds.
         timeout_ms: u64,
     },
-    /// Announces a checkpoint. The job keeps running.
+    /// Announces a checkpoint. The job keeps running. The answer is [`FromAgent::Failed`] if the agent knows already that
+    /// its process cannot be dumped.
     Prepare {
         /// The number of this attempt, which the answers repeat.
         attempt: u64,
@@ -456,6 +559,14 @@ pub enum ToAgent {
         mirror: u64,
         /// Its size in bytes, at least the requested one.
         bytes: u64,
+        /// How much the agent may allocate beyond [`FromAgent::Needs::used_bytes`], in bytes: memory that the program writes
+        /// until the capture. `None` if the whole mirror is allocated.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        more_bytes: Option<u64>,
+        /// Whether the mirror is partial. The agent then allocates [`ExpectedChanges::bytes`], and `more_bytes` are beyond
+        /// those.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_partial: bool,
     },
     /// The attempt is cancelled: the agent releases the mirror.
     Unstage {
@@ -475,6 +586,19 @@ pub enum ToAgent {
         bytes: u64,
         /// Number of parked allocations.
         parked: usize,
+        /// Which GPU takes the place of which, for each GPU that the driver knows in the process; empty if all are the
+        /// same.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pairs: Vec<GpuPair>,
+        /// Whether the mirror is partial.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_partial: bool,
+    },
+    /// The answer to [`FromAgent::Fill`].
+    Filled {
+        /// Why the content is not in the mirror, for the user.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        problem: Option<String>,
     },
     /// The answer to [`FromAgent::Unpark`]; its descriptors follow.
     Unparked {
@@ -491,6 +615,11 @@ pub enum ToAgent {
         /// The memory's size, in bytes.
         bytes: u64,
     },
+    /// The answer to [`FromAgent::Measure`].
+    Measured {
+        /// What NVML says; GPUs on which the driver holds nothing for the process are missing.
+        gpus: Vec<DriverMemory>,
+    },
     /// The other answer to [`FromAgent::Fetch`]: the launcher does not have the memory.
     NotShared {
         /// Whether the answer is final: the owner has restored all its memory after a checkpoint without publishing this.
@@ -504,6 +633,11 @@ pub enum ToAgent {
         #[serde(rename = "is_so")]
         is_complete: bool,
     },
+    /// An order of the coordinator of the cut; only for agents that [support](Hello::supports_cut) it.
+    Cut {
+        /// The order.
+        order: ckpt_cut::Order,
+    },
     /// Requests that the agent detaches its process's state from the GPU and closes the connection.
     Quiesce {
         /// The attempt.
@@ -513,6 +647,9 @@ pub enum ToAgent {
         /// Whether the process will continue after the dump, so that parking physical memory is worthwhile.
         #[serde(default)]
         park: bool,
+        /// Whether the launcher answers [`FromAgent::Measure`].
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        measures: bool,
     },
 }
 
@@ -568,6 +705,7 @@ mod tests {
             is_detached: away.is_some(),
             supports_activity: false,
             supports_release: false,
+            supports_cut: false,
         }
     }
 
@@ -580,6 +718,45 @@ mod tests {
     fn messages_before_a_kill_keep_their_json() {
         has_json(&ToAgent::Release { timeout_ms: 5 }, r#"{"type":"release","timeout_ms":5}"#);
         has_json(&FromAgent::Released { problem: None }, r#"{"type":"released"}"#);
+    }
+
+    /// Agents and launchers of earlier versions know of no holes in mirrors.
+    #[test]
+    fn messages_about_mirrors_keep_their_json() {
+        let needs = |used_bytes| FromAgent::Needs { attempt: 1, mirror_bytes: 8, used_bytes, changes: None };
+        has_json(&needs(None), r#"{"type":"needs","attempt":1,"mirror_bytes":8}"#);
+        has_json(&needs(Some(0)), r#"{"type":"needs","attempt":1,"mirror_bytes":8,"used_bytes":0}"#);
+        let stage =
+            |more_bytes| ToAgent::Stage { attempt: 1, mirror: 7, bytes: 8, more_bytes, is_partial: false };
+        has_json(&stage(None), r#"{"type":"stage","attempt":1,"mirror":7,"bytes":8}"#);
+        has_json(&stage(Some(3)), r#"{"type":"stage","attempt":1,"mirror":7,"bytes":8,"more_bytes":3}"#);
+    }
+
+    /// Agents and launchers of earlier versions know of no partial mirrors.
+    #[test]
+    fn messages_about_partial_mirrors_keep_their_json() {
+        let changes = Some(ExpectedChanges { captures: 3, bytes: 4 });
+        has_json(
+            &FromAgent::Needs { attempt: 1, mirror_bytes: 8, used_bytes: Some(6), changes },
+            r#"{"type":"needs","attempt":1,"mirror_bytes":8,"used_bytes":6,"changes":{"captures":3,"bytes":4}}"#,
+        );
+        has_json(
+            &ToAgent::Stage { attempt: 1, mirror: 7, bytes: 8, more_bytes: Some(3), is_partial: true },
+            r#"{"type":"stage","attempt":1,"mirror":7,"bytes":8,"more_bytes":3,"is_partial":true}"#,
+        );
+        has_json(
+            &ToAgent::Deliver { mirror: 5, bytes: 8, parked: 1, pairs: Vec::new(), is_partial: true },
+            r#"{"type":"deliver","mirror":5,"bytes":8,"parked":1,"is_partial":true}"#,
+        );
+        has_json(
+            &FromAgent::Fill { ranges: vec![0..2, 4..8] },
+            r#"{"type":"fill","ranges":[{"start":0,"end":2},{"start":4,"end":8}]}"#,
+        );
+        has_json(&ToAgent::Filled { problem: None }, r#"{"type":"filled"}"#);
+        has_json(
+            &ToAgent::Filled { problem: Some("damaged".into()) },
+            r#"{"type":"filled","problem":"damaged"}"#,
+        );
     }
 
     #[test]
@@ -612,6 +789,10 @@ mod tests {
             },
             r#"{"type":"back","attempt":3,"restored":false,"copied_bytes":7,"lost":"gone"}"#,
         );
+    }
+
+    #[test]
+    fn messages_about_shared_memory_and_activity_keep_their_json() {
         let key = ShareKey(u128::MAX - 1);
         has_json(
             &FromAgent::Publish { pid: 7, key, bytes: 9 },
@@ -639,8 +820,56 @@ mod tests {
         has_json(&ToAgent::Welcome { version: 3 }, r#"{"type":"welcome","version":3}"#);
         has_json(&ToAgent::Refused { reason: "no".into() }, r#"{"type":"refused","reason":"no"}"#);
         has_json(
-            &ToAgent::Quiesce { attempt: 3, timeout_ms: 500, park: true },
+            &ToAgent::Quiesce { attempt: 3, timeout_ms: 500, park: true, measures: false },
             r#"{"type":"quiesce","attempt":3,"timeout_ms":500,"park":true}"#,
+        );
+    }
+
+    #[test]
+    fn messages_about_gpus_keep_their_json() {
+        has_json(
+            &ToAgent::Quiesce { attempt: 3, timeout_ms: 500, park: true, measures: true },
+            r#"{"type":"quiesce","attempt":3,"timeout_ms":500,"park":true,"measures":true}"#,
+        );
+        has_json(&FromAgent::Measure { attempt: 3 }, r#"{"type":"measure","attempt":3}"#);
+        let gpus = vec![DriverMemory { uuid: "GPU-1".into(), bytes: 7 }];
+        has_json(&ToAgent::Measured { gpus }, r#"{"type":"measured","gpus":[{"uuid":"GPU-1","bytes":7}]}"#);
+        let deliver = |pairs| ToAgent::Deliver { mirror: 5, bytes: 0, parked: 1, pairs, is_partial: false };
+        has_json(&deliver(Vec::new()), r#"{"type":"deliver","mirror":5,"bytes":0,"parked":1}"#);
+        let pairs = vec![GpuPair { old: "GPU-1".into(), new: "GPU-2".into() }];
+        has_json(
+            &deliver(pairs),
+            r#"{"type":"deliver","mirror":5,"bytes":0,"parked":1,"pairs":[{"old":"GPU-1","new":"GPU-2"}]}"#,
+        );
+        let gpu = GpuUse { device: 1, uuid: "GPU-1".into(), driver_bytes: None };
+        has_json(&gpu, r#"{"device":1,"uuid":"GPU-1"}"#);
+        assert!(!serde_json::to_string(&GpuReport::default()).expect("JSON").contains("gpus"));
+    }
+
+    #[test]
+    fn messages_about_the_cut_keep_their_json() {
+        use ckpt_cut::{Member, MemberReport, Name, Order, Report, Role};
+        has_json(
+            &FromAgent::Hello(Hello { supports_cut: true, ..hello(3, None) }),
+            r#"{"type":"hello","version":3,"pid":7,"start_time_ticks":99,"exe":"/bin/true","supports_cut":true}"#,
+        );
+        has_json(
+            &ToAgent::Cut { order: Order::Count { attempt: 2 } },
+            r#"{"type":"cut","order":{"order":"count","attempt":2}}"#,
+        );
+        let member = Member { communicator: Name(1 << 64 | 5), index: 3 };
+        let order = Order::Reach { attempt: 2, version: 1, targets: vec![(member, 9)], is_open: false };
+        has_json(
+            &ToAgent::Cut { order },
+            r#"{"type":"cut","order":{"order":"reach","attempt":2,"version":1,"targets":[[{"communicator":[1,5],"index":3},9]],"is_open":false}}"#,
+        );
+        has_json(&ToAgent::Cut { order: Order::Release }, r#"{"type":"cut","order":{"order":"release"}}"#);
+        let role = Role::Communicator { awaits: Some(2), alias: None };
+        let members = vec![MemberReport { member, role, sequence: 9, call: "ncclAllReduce".into() }];
+        let report = Report { attempt: 2, version: 1, in_call: 0, members, parked: vec![] };
+        has_json(
+            &FromAgent::Steps { report },
+            r#"{"type":"steps","report":{"attempt":2,"version":1,"in_call":0,"members":[{"member":{"communicator":[1,5],"index":3},"role":{"communicator":{"awaits":2}},"sequence":9,"call":"ncclAllReduce"}]}}"#,
         );
     }
 

@@ -26,8 +26,10 @@ pub enum Request {
     Checkpoint,
     /// Report the status of the job.
     Status,
-    /// Take a snapshot and stop the job; answered when the job has ended.
+    /// Take a snapshot and stop the job; answered when the job has ended. A job that cannot be saved runs on.
     Stop,
+    /// As [`Request::Stop`], but a job that cannot be saved is ended too.
+    ForceStop,
 }
 
 /// From the launcher to the command.
@@ -85,6 +87,9 @@ pub struct Saved {
     pub unread_bytes: u64,
     /// How long the job was frozen, seconds.
     pub stall_s: f64,
+    /// What it took until all ranks of NCCL stood at the same step; `None` if no process had a communicator.
+    #[serde(default)]
+    pub cut: Option<Box<CutTime>>,
     /// From the beginning of the checkpoint until the snapshot was durable, seconds.
     pub durable_s: f64,
     /// When it was taken, milliseconds since 1970 UTC.
@@ -95,6 +100,15 @@ pub struct Saved {
     /// Files of the job that a resume could not put back, with the reason.
     #[serde(default)]
     pub uncovered_files: BTreeMap<String, String>,
+}
+
+/// What a consistent cut has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CutTime {
+    /// From the request to the cut, seconds.
+    pub duration_s: f64,
+    /// Number of attempts.
+    pub attempts: u32,
 }
 
 /// A snapshot in the launcher's memory; the store may have it too.
@@ -180,6 +194,13 @@ pub struct DeviceMemory {
     pub parked_bytes: u64,
     /// Bytes copied back to the GPU.
     pub copied_back_bytes: u64,
+    /// What the copy in host memory holds between checkpoints: `all` device memory, or what has `changed` since the last
+    /// stored snapshot (`--mirror`).
+    #[serde(default)]
+    pub mirror: String,
+    /// Host memory that holds a copy of it between checkpoints, bytes. Chunks of zeroes take none.
+    #[serde(default)]
+    pub mirror_bytes: u64,
     /// Why not all of it was parked, for the user.
     pub not_parked_because: Option<String>,
 }

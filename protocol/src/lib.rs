@@ -9,4 +9,5 @@
 pub mod agent;
 pub mod control;
 pub mod descriptors;
+pub mod devices;
 pub mod frame;

@@ -31,6 +31,7 @@ fn any_bytes_are_messages_or_errors() {
         is_detached: true,
         supports_activity: true,
         supports_release: true,
+        supports_cut: false,
     };
     let progress = Progress { phase: Phase::Persist, done_bytes: 3, total_bytes: 10 };
     let samples = [

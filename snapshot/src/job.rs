@@ -112,11 +112,19 @@ impl StoreRoot {
     /// The version of the store at `path`, at most [`STORE_VERSION`].
     fn read_version(path: &Path) -> Result<u32, OpenError> {
         let file = path.join("store.json");
-        let text = match read_regular(&file, STORE_FILE_MAX_BYTES) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && has_entries(path)? => {
+        let read = || read_regular(&file, STORE_FILE_MAX_BYTES);
+        let is_missing =
+            |read: &io::Result<_>| matches!(read, Err(error) if error.kind() == io::ErrorKind::NotFound);
+        let mut text = read();
+        if is_missing(&text) && has_entries(path)? {
+            // Another launcher may have created the store since; `store.json` is always the first entry.
+            text = read();
+            if is_missing(&text) {
                 return Err(OpenError::NotAStore(path.to_owned()));
             }
+        }
+        let text = match text {
+            Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return Err(OpenError::Unreadable { path: file, reason: error.to_string() });
             }
@@ -467,7 +475,7 @@ impl JobDir {
     pub fn lock_to_run(&self, on_wait: impl FnOnce(&str)) -> Result<JobLock, OpenError> {
         let mut on_wait = Some(on_wait);
         loop {
-            match self.lock("") {
+            match self.lock(RUN) {
                 Err(OpenError::Locked { pid, is_maintenance: true, .. }) => {
                     if let Some(on_wait) = on_wait.take() {
                         on_wait(&pid);
@@ -487,7 +495,7 @@ impl JobDir {
         self.lock(MAINTENANCE)
     }
 
-    /// Writes the process ID and `purpose` to the lock file.
+    /// Writes the process ID, `purpose` and the machine to the lock file.
     fn lock(&self, purpose: &str) -> Result<JobLock, OpenError> {
         create_private_dir(&self.path).map_err(failed("create", &self.path))?;
         for parent in self.path.ancestors().skip(1).take(2) {
@@ -520,7 +528,7 @@ impl JobDir {
         let _ = file
             .set_len(0)
             .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{} {purpose}", std::process::id()));
+            .and_then(|()| writeln!(file, "{} {purpose} {}", std::process::id(), this_machine()));
         Ok(JobLock { _file: file })
     }
 
@@ -613,18 +621,33 @@ impl Folder {
     }
 }
 
+/// The purpose in the lock file while a launcher runs the job.
+const RUN: &str = "run";
 /// The purpose in the lock file during maintenance, such as `ckpt-run prune`.
 const MAINTENANCE: &str = "upkeep";
 /// Polling interval of a launcher that waits for the end of maintenance.
 const MAINTENANCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The holder of the lock according to the lock file: its process ID, and whether it does maintenance.
+/// At most this much of the lock file is read.
+const HOLDER_MAX_BYTES: u64 = 200;
+
+/// The holder of the lock according to the lock file: its process ID, with the machine if it is another one, and whether it
+/// does maintenance.
 fn holder(file: &mut File) -> (String, bool) {
     let mut text = String::new();
-    let _ = file.take(100).read_to_string(&mut text);
+    let _ = file.take(HOLDER_MAX_BYTES).read_to_string(&mut text);
     let mut words = text.split_whitespace();
-    let pid = words.next().unwrap_or_default().to_owned();
-    (pid, words.next() == Some(MAINTENANCE))
+    let pid = words.next().unwrap_or_default();
+    let is_maintenance = words.next() == Some(MAINTENANCE);
+    match words.next() {
+        Some(machine) if machine != this_machine() => (format!("{pid} on {machine}"), is_maintenance),
+        _ => (pid.to_owned(), is_maintenance),
+    }
+}
+
+/// The name of this machine. On a file system with locks that other machines see, the lock's holder may be elsewhere.
+fn this_machine() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// The job's lock. The kernel releases it when the process dies.
@@ -708,6 +731,21 @@ mod tests {
         assert!(matches!(StoreRoot::open_or_create(&path), Err(OpenError::Newer { found: 4, .. })));
         std::fs::write(path.join("store.json"), "{").unwrap();
         assert!(matches!(StoreRoot::open_or_create(&path), Err(OpenError::Unreadable { .. })));
+    }
+
+    #[test]
+    fn a_store_is_made_by_several_at_the_same_time() {
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..200 {
+            let path = dir.path().join(round.to_string());
+            let start = std::sync::Barrier::new(32);
+            let make = || {
+                start.wait();
+                StoreRoot::open_or_create(&path).unwrap();
+                std::fs::create_dir_all(path.join("jobs")).unwrap();
+            };
+            std::thread::scope(|scope| (0..32).for_each(|_| _ = scope.spawn(make)));
+        }
     }
 
     #[test]
@@ -860,6 +898,9 @@ mod tests {
             "{error}"
         );
         assert!(matches!(job.lock_for_maintenance(), Err(OpenError::Locked { is_maintenance: false, .. })));
+        std::fs::write(job.path().join("lock"), "77 run elsewhere\n").unwrap();
+        let error = lock(&job).unwrap_err();
+        assert!(matches!(&error, OpenError::Locked { pid, .. } if pid == "77 on elsewhere"), "{error}");
         drop(held);
         assert!(!job.is_locked());
         lock(&job).unwrap();

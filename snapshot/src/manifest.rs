@@ -7,8 +7,10 @@ use crate::store::damaged;
 use crate::{Damage, ReadError, RelPath, RelPathError, SnapshotId};
 use serde::{Deserialize, Serialize};
 
-/// The newest version that this build reads; written for snapshots with an inventory of the job's files.
-pub const MANIFEST_VERSION: u32 = 3;
+/// The newest version that this build reads; written for snapshots with processes that are parked at a cut.
+pub const MANIFEST_VERSION: u32 = 4;
+/// Written for snapshots with an inventory of the job's files.
+const VERSION_WITH_INVENTORY: u32 = 3;
 /// Written for snapshots with device memory.
 const VERSION_WITH_DEVICE_MEMORY: u32 = 2;
 /// Written for all other snapshots, so that older builds can restore them.
@@ -29,6 +31,9 @@ pub struct Manifest {
     pub taken_unix_ms: u64,
     /// How long the job was frozen, seconds, as measured by CRIU.
     pub stall_s: f64,
+    /// What the consistent cut has taken. `None` if no process had a communicator of NCCL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut: Option<CutRecord>,
     /// The machine it was taken on.
     pub host: HostFacts,
     /// Version of the ckpt-run that took it.
@@ -63,6 +68,16 @@ pub struct Manifest {
     pub stored_bytes: Option<u64>,
     /// Every data file of the snapshot.
     pub files: Vec<DataFile>,
+}
+
+/// What it took until all ranks of NCCL stood at the same step. Their processes are parked in the snapshot: they run on
+/// when the launcher that restores them says so.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CutRecord {
+    /// From the request to the cut, seconds. It is not part of the stall, except for the last attempt.
+    pub duration_s: f64,
+    /// Number of attempts.
+    pub attempts: u32,
 }
 
 /// The job of a snapshot.
@@ -222,10 +237,43 @@ pub struct GpuProcess {
     pub mirror: u64,
     /// Size of the mirror, bytes.
     pub mirror_bytes: u64,
+    /// How much memory the mirror needs, bytes: the process leaves holes for chunks of zeroes. `None` if it needs all of it,
+    /// as in snapshots of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror_used_bytes: Option<u64>,
     /// The data file with the used part of the mirror, from its beginning. `None` if no part is used.
     pub memory: Option<RelPath>,
     /// The data file with the layout of the mirror.
     pub report: RelPath,
+    /// The GPUs that the driver knows in the process, in the machine's order, also those that the process does not use.
+    /// Empty if they are not known, and in snapshots of older builds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuRecord>,
+}
+
+/// A GPU, and what a process takes of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuRecord {
+    /// Its UUID as NVML writes it.
+    pub uuid: String,
+    /// Its type as NVML names it.
+    pub name: String,
+    /// Its memory, bytes.
+    pub memory_bytes: u64,
+    /// Memory that ckpt-run puts back on it, bytes.
+    #[serde(default)]
+    pub captured_bytes: u64,
+    /// Memory that the driver's restore takes on it, bytes; `None` if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver_bytes: Option<u64>,
+}
+
+impl GpuRecord {
+    /// What a restore takes on it, bytes.
+    #[must_use]
+    pub fn needed_bytes(&self) -> u64 {
+        self.captured_bytes.saturating_add(self.driver_bytes.unwrap_or(0))
+    }
 }
 
 /// One data file of a snapshot.
@@ -254,6 +302,7 @@ impl Manifest {
             run: 1,
             taken_unix_ms: 0,
             stall_s: 0.0,
+            cut: None,
             host: HostFacts::default(),
             ckpt_run_version: String::new(),
             criu_version: String::new(),
@@ -275,10 +324,11 @@ impl Manifest {
     /// The oldest version that has what this manifest has.
     #[must_use]
     pub fn least_version(&self) -> u32 {
-        match (&self.inventory, &self.gpu[..]) {
-            (Some(_), _) => MANIFEST_VERSION,
-            (None, []) => FIRST_VERSION,
-            (None, _) => VERSION_WITH_DEVICE_MEMORY,
+        match (&self.cut, &self.inventory, &self.gpu[..]) {
+            (Some(_), ..) => MANIFEST_VERSION,
+            (None, Some(_), _) => VERSION_WITH_INVENTORY,
+            (None, None, []) => FIRST_VERSION,
+            (None, None, _) => VERSION_WITH_DEVICE_MEMORY,
         }
     }
 
@@ -386,8 +436,10 @@ pub(crate) mod tests {
             pid: 7,
             mirror: 9,
             mirror_bytes: 4,
+            mirror_used_bytes: Some(2),
             memory: Some(RelPath::new("gpu/7.mem").unwrap()),
             report: RelPath::new("gpu/7.json").unwrap(),
+            gpus: Vec::new(),
         };
         let without = sample(3);
         assert_eq!(without.version, 1, "older builds may restore it");
@@ -397,11 +449,28 @@ pub(crate) mod tests {
         with.version = with.least_version();
         assert_eq!(with.version, 2);
         assert_eq!(Manifest::decode(&with.id, &with.encode()).unwrap(), with);
+        let cut = Some(CutRecord { duration_s: 0.5, attempts: 2 });
+        let mut parked = Manifest { cut, ..with.clone() };
+        parked.version = parked.least_version();
+        assert_eq!(parked.version, MANIFEST_VERSION, "older builds would leave its processes parked");
+        assert_eq!(Manifest::decode(&parked.id, &parked.encode()).unwrap(), parked);
         for key in ["memory", "report"] {
             let climbing = resealed(&with, |body| body["gpu"][0][key] = "../../etc/passwd".into());
             let read = Manifest::decode(&with.id, &climbing);
             assert!(matches!(read, Err(ReadError::Hostile { .. })), "{key}: {read:?}");
         }
+    }
+
+    #[test]
+    fn gpus_are_left_out_where_they_are_not_known() {
+        let text = r#"{"pid":7,"mirror":9,"mirror_bytes":0,"memory":null,"report":"gpu/7.json"}"#;
+        let old: GpuProcess = serde_json::from_str(text).unwrap();
+        assert_eq!(old.gpus, []);
+        assert_eq!(serde_json::to_string(&old).unwrap(), text);
+        let gpu = r#"{"uuid":"GPU-1","name":"A","memory_bytes":9,"captured_bytes":4,"driver_bytes":3}"#;
+        let gpu: GpuRecord = serde_json::from_str(gpu).unwrap();
+        assert_eq!(gpu.needed_bytes(), 7);
+        assert_eq!(GpuRecord { driver_bytes: None, ..gpu }.needed_bytes(), 4);
     }
 
     #[test]
@@ -436,8 +505,8 @@ pub(crate) mod tests {
     #[test]
     fn refuses_newer_versions_and_hostile_paths() {
         let manifest = sample(3);
-        let newer = resealed(&manifest, |body| body["version"] = 4.into());
-        assert!(matches!(Manifest::decode(&manifest.id, &newer), Err(ReadError::Newer { found: 4, .. })));
+        let newer = resealed(&manifest, |body| body["version"] = 5.into());
+        assert!(matches!(Manifest::decode(&manifest.id, &newer), Err(ReadError::Newer { found: 5, .. })));
         let climbing = resealed(&manifest, |body| body["files"][0]["path"] = "../../etc/passwd".into());
         assert!(matches!(Manifest::decode(&manifest.id, &climbing), Err(ReadError::Hostile { .. })));
         let shm = serde_json::json!([{"path": "/dev/shm/../../etc/x", "data": "shm/0", "mode": 0, "uid": 0, "gid": 0}]);

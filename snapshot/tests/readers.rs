@@ -355,8 +355,16 @@ fn full_manifest() -> Manifest {
         pid: 7,
         mirror: 9,
         mirror_bytes: 4,
+        mirror_used_bytes: Some(0),
         memory: Some(RelPath::new("gpu/7.mem").unwrap()),
         report: RelPath::new("gpu/7.json").unwrap(),
+        gpus: vec![GpuRecord {
+            uuid: "GPU-1".into(),
+            name: "A".into(),
+            memory_bytes: 9,
+            captured_bytes: 4,
+            driver_bytes: Some(3),
+        }],
     }];
     full.version = full.least_version();
     full

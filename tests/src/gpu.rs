@@ -55,9 +55,14 @@ impl Gpu {
             command.env_remove(name);
         }
         command.env("LD_LIBRARY_PATH", libcuda_dir()).env("SIMCUDA_DIR", self.directory.path());
-        let gpus = self.directory.path().join("nvidia");
-        command.env("CKPT_TEST_DEVICE_FILES", format!("{},{DEVICE_FILES}", gpus.display()));
+        command.env("CKPT_TEST_DEVICE_FILES", self.device_files(self.directory.path()));
         command
+    }
+
+    /// The device files of the simulated GPUs in a directory, for the interposer and the launcher.
+    #[must_use]
+    pub fn device_files(&self, machine: &Path) -> String {
+        format!("{},{DEVICE_FILES}", machine.join("nvidia").display())
     }
 
     /// A Python script of `tests/programs/cuda` with cuda-bindings and numba-cuda.
@@ -75,17 +80,34 @@ impl Gpu {
     /// When it cannot be compiled.
     #[must_use]
     pub fn compile(&self, source: &Path, directory: &Path) -> PathBuf {
-        let program = directory.join(source.file_stem().expect("a name"));
-        let mut cc = Command::new("cc");
-        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2"]).arg(source).arg("-o").arg(&program);
-        cc.arg("-L").arg(libcuda_dir()).args(["-l:libcuda.so.1", "-lpthread"]);
-        succeed(cc);
-        program
+        compile(source, directory, &["-l:libcuda.so.1"])
+    }
+
+    /// The same, linked against `libnccl.so.2` too.
+    ///
+    /// # Panics
+    /// When it cannot be compiled.
+    #[must_use]
+    pub fn compile_with_nccl(&self, source: &Path, directory: &Path) -> PathBuf {
+        compile(source, directory, &["-l:libnccl.so.2", "-l:libcuda.so.1"])
     }
 }
 
+fn compile(source: &Path, directory: &Path, libraries: &[&str]) -> PathBuf {
+    let program = directory.join(source.file_stem().expect("a name"));
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2"]).arg(source).arg("-o").arg(&program);
+    cc.arg("-L").arg(libcuda_dir()).args(libraries).arg("-lpthread");
+    succeed(cc);
+    program
+}
+
 /// The Python that has cuda-bindings and numba-cuda.
-fn cuda_python() -> PathBuf {
+///
+/// # Panics
+/// When it has not been set up.
+#[must_use]
+pub fn cuda_python() -> PathBuf {
     let python =
         from_env("CKPT_TEST_CUDA_PYTHON", || workspace().join("target/tools/cuda-python/bin/python3"));
     assert!(python.is_file(), "{} is not there: call `cargo xtask test`", python.display());

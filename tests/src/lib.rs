@@ -14,6 +14,7 @@ pub mod power_loss;
 pub mod processes;
 pub mod system_calls;
 pub mod trees;
+pub mod virtual_machine;
 
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -69,6 +70,9 @@ const CONTROL_FILES: &[&str] = &[
     "busy", "compute", "crash", "done", "end", "fail", "go", "hang", "leave", "more", "pass-*", "private",
     "ready", "release", "saved", "slow", "step", "stop-*", "wanted",
 ];
+
+/// Set to a number, jobs of the tests copy their memory before each dump, in so many rounds.
+pub const PRECOPY_VARIABLE: &str = "CKPT_TEST_PRECOPY";
 
 /// The Python that has PyTorch.
 #[must_use]
@@ -191,6 +195,9 @@ impl Sandbox {
         command.args(arguments).current_dir(self.path()).stdin(Stdio::null());
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CKPT_")) {
             command.env_remove(name);
+        }
+        if let Some(rounds) = std::env::var_os(PRECOPY_VARIABLE) {
+            command.env("CKPT_PRECOPY", rounds);
         }
         command.envs(self.variables.iter().cloned());
         command.env("CKPT_STORE", &self.store).env("CKPT_CRIU", criu()).env("CKPT_INTERVAL", "off");

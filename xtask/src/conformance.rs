@@ -10,7 +10,7 @@ use crate::tools::{self, Tool};
 use crate::{process, test, workspace};
 
 /// The packages with tests of NVIDIA's library, and what the names of those tests contain.
-const REAL_DRIVER_PACKAGES: &[&str] = &["cuda-abi", "ckpt-interpose", "ckpt-conformance"];
+const REAL_DRIVER_PACKAGES: &[&str] = &["cuda-abi", "ckpt-interpose", "ckpt-conformance", "ckpt-run-tests"];
 const REAL_DRIVER_TESTS: &str = "nvidias";
 
 /// Options of `cargo xtask conformance`.
@@ -19,9 +19,15 @@ pub struct Args {
     /// The libcuda.so.1 to check; without it simcuda, built now
     #[arg(long, value_name = "PATH")]
     lib: Option<PathBuf>,
-    /// Run the tests of NVIDIA's own libcuda.so.1 instead, which is downloaded and needs no GPU
-    #[arg(long, conflicts_with_all = ["lib", "json", "names"])]
+    /// The libnccl.so.2 to check over that driver; without it, the one in the same folder
+    #[arg(long, value_name = "PATH")]
+    nccl: Option<PathBuf>,
+    /// Run the tests of NVIDIA's own libcuda.so.1, runtimes and NCCL instead, which are downloaded and need no GPU
+    #[arg(long, conflicts_with_all = ["lib", "nccl", "json", "names"])]
     real_driver: bool,
+    /// With `--real-driver`: also PyTorch's CUDA build, CuPy, JAX, numba and Triton, which take 8 GB
+    #[arg(long, requires = "real_driver")]
+    full: bool,
     /// Write all outcomes to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -32,12 +38,16 @@ pub struct Args {
 
 /// Builds the suite and runs it. The exit code is the suite's: 1 if a check failed, 2 for bad input.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    if args.real_driver { run_with_real_driver() } else { run_suite(args) }
+    if args.real_driver { run_with_real_driver(args.full) } else { run_suite(args) }
 }
 
-/// Runs the tests of NVIDIA's library, which are also part of `cargo xtask test`.
-fn run_with_real_driver() -> Result<ExitCode> {
-    let mut command = match test::with_programs(tools::environment(&[Tool::NvidiaLibcuda])?)? {
+/// Runs the tests of NVIDIA's libraries. Without `is_full` they are also part of `cargo xtask test`.
+fn run_with_real_driver(is_full: bool) -> Result<ExitCode> {
+    let mut needed = vec![Tool::Criu, Tool::Torch, Tool::NvidiaLibcuda, Tool::NvidiaLibraries];
+    if is_full {
+        needed.extend([Tool::Nccl13, Tool::CudaFrameworks]);
+    }
+    let mut command = match test::with_programs(tools::environment(&needed)?)? {
         Ok(command) => command,
         Err(code) => return Ok(code),
     };
@@ -61,6 +71,9 @@ fn run_suite(args: &Args) -> Result<ExitCode> {
             let jobs = std::thread::available_parallelism().map_or(1, usize::from);
             command.args(["--jobs", &jobs.to_string()]).env("SIMCUDA_DEVICES", "2");
         }
+    }
+    if let Some(nccl) = &args.nccl {
+        command.arg("--nccl").arg(here.join(nccl));
     }
     if let Some(json) = &args.json {
         command.arg("--json").arg(here.join(json));

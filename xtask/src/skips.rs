@@ -19,12 +19,17 @@ const KERNEL: &str = "not every kernel has, or allows in a container, what the t
 const REACH: &str = "other users have no access to a workspace in a private directory";
 const OWNER: &str = "only root can give files to another user";
 const FULL: &str = "needs `cargo xtask test --full`";
+const FRAMEWORKS: &str = "needs `cargo xtask conformance --real-driver --full`";
 const MOUNT: &str = "not every container allows mounts and loop devices";
 
 /// The tests that may skip, by the end of their path, and why.
 const MAY_SKIP: &[(&str, &str)] = &[
     ("a_newer_pytorch_in_a_root_of_its_own_survives", FULL),
+    ("criu_s_own_tests_pass_as_jobs", FULL),
     ("a_real_driver_passes_and_the_simulated_driver_does_the_same", "needs a GPU"),
+    ("nvidias_nccl_for_cuda_13_fails_as_without_the_interposer", FRAMEWORKS),
+    ("frameworks_on_nvidias_driver_fail_as_without_the_interposer", FRAMEWORKS),
+    ("pytorchs_cuda_build_on_nvidias_driver_survives", FRAMEWORKS),
     ("performance_counters", KERNEL),
     ("a_userfaultfd", KERNEL),
     ("the_fuse_device", KERNEL),
@@ -47,8 +52,20 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("ext4", MOUNT),
     ("xfs_with_reflinks", MOUNT),
     ("ext4_keeps_what_was_stored", MOUNT),
+    (
+        "what_earlier_builds_have_stored_is_resumed",
+        "needs `cargo xtask test --full` in a clone with the history",
+    ),
     ("xfs_keeps_what_was_stored", FULL),
     ("btrfs_keeps_what_was_stored", FULL),
+    ("all_programs_pass_under_a_distributions_kernel", FULL),
+    ("all_programs_and_training_pass_with_pre_copy", FULL),
+    ("kills_during_pre_copy", FULL),
+    ("nothing_is_lost_by_kills_during_pre_copy", FULL),
+    ("a_job_with_its_store_on_nfs_survives", FULL),
+    ("a_server_of_nfs_4_keeps_what_was_stored", FULL),
+    ("a_server_of_nfs_3_keeps_what_was_stored", FULL),
+    ("a_job_outlasts_a_silent_server", FULL),
     ("tmpfs_with_a_store_on_a_disk", MOUNT),
     ("overlayfs", MOUNT),
     ("a_resume_is_refused_before_anything_is_touched", "a file system with reflinks needs no copies"),
@@ -125,6 +142,7 @@ mod tests {
 
     /// Tests that `cargo test` does not run by itself, and what runs them.
     const IGNORED: &[(&str, &str)] = &[
+        ("a_collective_costs", "a measurement, run by hand in the release build"),
         ("faults_of_all_kinds_at_once_change_no_result", "a soak, run by `cargo xtask soak --chaos`"),
         ("ratios", "a measurement, run by `cargo xtask bench gpu`"),
         ("works_on_a_directory", "run by other tests in a process of its own"),

@@ -25,7 +25,8 @@ const FULL_PROGRAM_LIMIT: &str = "60m";
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Also the slower stage: a private root of a newer suite with PyTorch 2.6, and a minute of stress for the gate
+    /// Also the slower stage: a private root of a newer suite with PyTorch 2.6, virtual machines with a distribution's
+    /// kernel, CRIU's own tests as jobs, and more of everything
     #[arg(long)]
     full: bool,
     /// Passed to `cargo test`, for instance the name of a test
@@ -37,7 +38,7 @@ pub struct Args {
 /// skipped and may not.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let tools = tools::environment(&Tool::ALL)?;
-    let full = args.full.then(|| anyhow::Ok((tools::trixie_root()?, tools::mkfs_btrfs()?))).transpose()?;
+    let full = args.full.then(tools::full_environment).transpose()?;
     let mut test = match with_programs(tools)? {
         Ok(test) => test,
         Err(code) => return Ok(code),
@@ -48,9 +49,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let limited = ["timeout"].into_iter().chain(process::TIMEOUT).chain([limit]);
     test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", limited.collect::<Vec<_>>().join(" "));
     test.env("CKPT_TEST_BUNDLE", bundle::for_tests()?);
-    if let Some((rootfs, mkfs_btrfs)) = full {
-        test.env("CKPT_TEST_ROOTFS", rootfs)
-            .env("CKPT_TEST_MKFS_BTRFS", mkfs_btrfs)
+    if let Some(tools) = full {
+        test.envs(tools)
             // Power is lost at each flush, on three file systems.
             .env("CKPT_TEST_POWER_LOSSES", "all")
             .env("CKPT_TEST_STRESS_S", STRESS_S)

@@ -50,6 +50,7 @@ pub fn target_dir() -> Result<PathBuf> {
 pub fn simcuda() -> Result<PathBuf> {
     let status = cargo()
         .args(["build", "--package", "simcuda", "--package", "simnvml"])
+        .args(["--package", "simnccl", "--package", "simcupti"])
         .status()
         .context("could not start cargo build")?;
     ensure!(status.success(), "simcuda could not be built ({status})");
@@ -66,6 +67,9 @@ pub fn link_simcuda() -> Result<PathBuf> {
         ("libcuda.so.1", "../debug/libsimcuda.so"),
         ("libcuda.so", "libcuda.so.1"),
         ("libnvidia-ml.so.1", "../debug/libsimnvml.so"),
+        ("libnccl.so.2", "../debug/libsimnccl.so"),
+        ("libnccl.so", "libnccl.so.2"),
+        ("libcupti.so.13", "../debug/libsimcupti.so"),
     ] {
         let link = dir.join(name);
         match symlink(leads_to, &link) {

@@ -6,6 +6,8 @@ use anyhow::Result;
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 
+use crate::ranks::{Communicator, Ranks};
+
 const PTX: &str = include_str!("kernels.ptx");
 const THREADS: u32 = 128;
 /// Side of a tile of the kernel `matmul`.
@@ -56,6 +58,14 @@ pub struct Network {
     losses: CudaSlice<f32>,
     /// Weight and bias of the first layer, then of the second.
     parameters: [Parameter; 4],
+    parallel: Option<Parallel>,
+}
+
+/// This process is one of several that train together.
+struct Parallel {
+    communicator: Communicator,
+    rank: u32,
+    count: u32,
 }
 
 impl Network {
@@ -92,14 +102,28 @@ impl Network {
             kernels,
             stream,
             parameters,
+            parallel: None,
         })
     }
 
-    /// One step of training on the batch that belongs to `step`; the mean loss before it.
+    /// Trains together with the other ranks from now on.
+    pub fn join(&mut self, ranks: &mut Ranks) -> Result<()> {
+        let communicator = ranks.communicator(&self.stream)?;
+        let (rank, count) = (u32::try_from(ranks.rank)?, u32::try_from(ranks.count)?);
+        self.parallel = Some(Parallel { communicator, rank, count });
+        Ok(())
+    }
+
+    /// One step of training on the batch that belongs to `step` and this rank; the mean loss before it, over all ranks.
     pub fn step(&mut self, step: u32) -> Result<f32> {
-        self.make_batch(step)?;
+        let batch = self.parallel.as_ref().map_or(step, |ranks| (step - 1) * ranks.count + ranks.rank + 1);
+        self.make_batch(batch)?;
         self.forward()?;
         self.backward()?;
+        if let Some(ranks) = &self.parallel {
+            let gradients = self.parameters.iter_mut().map(|parameter| &mut parameter.gradient);
+            ranks.communicator.mean(gradients.chain([&mut self.losses]))?;
+        }
         self.update(step)?;
         let losses = self.stream.clone_dtoh(&self.losses)?;
         Ok(losses.iter().sum::<f32>() / self.shape.batch as f32)

@@ -3,13 +3,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use ckpt_cut::Report;
 use ckpt_protocol::agent::{FromAgent, Hello, PROTOCOL_VERSION, ToAgent};
 use ckpt_protocol::frame::FrameError;
 use thiserror::Error;
 
 use super::main_thread;
 use crate::cuda::activity::Activity;
-use crate::cuda::{Delivered, Gpu};
+use crate::cuda::{Delivered, Gpu, MirrorNeeds, Request};
 use crate::link::{self, Conversation, Link, describe};
 use crate::process;
 use crate::socket::Socket;
@@ -70,9 +71,10 @@ pub(super) fn converse(
         }
     }
     *started_ticks = *start_time_ticks;
+    let mut steps = Steps::default();
     loop {
         let answered =
-            conversation.hear().map_err(hangup).and_then(|message| answer(message, &mut conversation, gpu));
+            steps.hear(&mut conversation, gpu).and_then(|message| answer(message, &mut conversation, gpu));
         let answer = match answered {
             Ok(Some(answer)) => answer,
             Ok(None) => continue,
@@ -87,6 +89,43 @@ pub(super) fn converse(
     }
 }
 
+/// The interval at which the steps of a rank are polled while a cut is wanted.
+const STEPS_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// What the launcher was told of the rank's steps in this conversation.
+#[derive(Default)]
+struct Steps {
+    /// There was an order. A rank that has come back still stands at the cut of an earlier conversation, of which the
+    /// launcher expects no report.
+    is_wanted: bool,
+    reported: Option<Report>,
+}
+
+impl Steps {
+    /// Waits for the next request that is not about the cut. Follows the launcher's orders and reports meanwhile.
+    fn hear(&mut self, conversation: &mut Conversation<'_>, gpu: &mut dyn Gpu) -> Result<ToAgent, Hangup> {
+        loop {
+            let report = gpu.steps().filter(|_| self.is_wanted);
+            let is_pending = report.is_some();
+            if report != self.reported {
+                if let Some(report) = report.clone() {
+                    say(conversation.socket(), &FromAgent::Steps { report })?;
+                }
+                self.reported = report;
+            }
+            let limit = is_pending.then_some(STEPS_POLL_INTERVAL);
+            match conversation.hear_within(limit).map_err(hangup)? {
+                Some(ToAgent::Cut { order }) => {
+                    self.is_wanted = true;
+                    gpu.follow(order);
+                }
+                Some(message) => return Ok(message),
+                None => {}
+            }
+        }
+    }
+}
+
 /// Does what the launcher asks for; returns the answer, if it expects one.
 fn answer(
     message: ToAgent,
@@ -94,9 +133,10 @@ fn answer(
     gpu: &mut dyn Gpu,
 ) -> Result<Option<FromAgent>, Hangup> {
     Ok(Some(match message {
-        ToAgent::Prepare { attempt } => FromAgent::Needs { attempt, mirror_bytes: gpu.mirror_bytes() },
-        ToAgent::Stage { attempt, mirror, bytes } => {
-            stage(attempt, delivered(conversation.socket(), mirror, bytes)?, gpu)
+        ToAgent::Prepare { attempt } => prepare(attempt, conversation, gpu),
+        ToAgent::Stage { attempt, mirror, bytes, more_bytes, is_partial } => {
+            let delivered = delivered(conversation.socket(), mirror, bytes, is_partial)?;
+            stage(attempt, Delivered { more_bytes, ..delivered }, gpu)
         }
         ToAgent::Unstage { .. } => {
             gpu.unstage();
@@ -107,17 +147,18 @@ fn answer(
             FromAgent::Activity { calls, is_waiting }
         }
         ToAgent::Release { timeout_ms } => release(timeout_ms, gpu),
-        ToAgent::Quiesce { attempt, timeout_ms, park } => {
-            quiesce(attempt, timeout_ms, park, conversation, gpu)
+        ToAgent::Quiesce { attempt, timeout_ms, park, measures } => {
+            let timeout = Duration::from_millis(timeout_ms);
+            quiesce(Request { attempt, timeout, park, measures }, conversation, gpu)
         }
         _ => return Err(Hangup::Refused),
     }))
 }
 
 /// Receives the descriptor that follows.
-fn delivered(socket: &Socket, id: u64, bytes: u64) -> Result<Delivered, Hangup> {
+fn delivered(socket: &Socket, id: u64, bytes: u64, is_partial: bool) -> Result<Delivered, Hangup> {
     let file = socket.receive(1).ok().and_then(|mut files| files.pop()).ok_or(Hangup::Lost)?;
-    Ok(Delivered { id, bytes, file })
+    Ok(Delivered { id, bytes, more_bytes: None, is_partial, file })
 }
 
 /// A panic in this library, which must not end the agent while the state is off the GPU.
@@ -136,6 +177,29 @@ fn described<T, E: std::error::Error>(outcome: Result<Result<T, E>, Panicked>) -
     outcome.map_err(|panicked| describe(&panicked))?.map_err(|error| describe(&error))
 }
 
+/// Whether the process can be dumped, as far as that is known, and how large its mirror has to be.
+fn prepare(attempt: u64, link: &mut dyn Link, gpu: &mut dyn Gpu) -> FromAgent {
+    if let Err(reason) = described(guarded("looked for what cannot be saved", || gpu.check())) {
+        return FromAgent::Failed { attempt, reason, is_lost: false };
+    }
+    let (reason, is_lost) = match guarded("looked through the GPU's memory", || gpu.mirror_needs(link)) {
+        Ok(Ok(MirrorNeeds { bytes, used_bytes, changes })) => {
+            let used_bytes = Some(used_bytes);
+            return FromAgent::Needs { attempt, mirror_bytes: bytes, used_bytes, changes };
+        }
+        Ok(Err(error)) => (describe(&error), true),
+        Err(panicked) => undone(&panicked, link, gpu),
+    };
+    FromAgent::Failed { attempt, reason, is_lost }
+}
+
+/// Undoes a step in which this library has panicked: it is unknown how far it went. Returns what to tell the launcher, and
+/// whether the process is lost.
+fn undone(panicked: &Panicked, link: &mut dyn Link, gpu: &mut dyn Gpu) -> (String, bool) {
+    let undone = guarded("put it back again", || gpu.undo(link));
+    (describe(panicked), !matches!(undone, Ok(Ok(()))))
+}
+
 fn stage(attempt: u64, mirror: Delivered, gpu: &mut dyn Gpu) -> FromAgent {
     match described(guarded("pinned memory", || gpu.stage(mirror))) {
         Ok(()) => FromAgent::Staged { attempt },
@@ -150,18 +214,13 @@ fn release(timeout_ms: u64, gpu: &mut dyn Gpu) -> FromAgent {
 }
 
 /// Takes the state off the GPU; returns the answer.
-fn quiesce(attempt: u64, timeout_ms: u64, park: bool, link: &mut dyn Link, gpu: &mut dyn Gpu) -> FromAgent {
-    let timeout = Duration::from_millis(timeout_ms);
-    let (reason, is_lost) =
-        match guarded("took the GPU's state off", || gpu.detach(attempt, timeout, park, link)) {
-            Ok(Ok(gpu)) => return FromAgent::Quiesced { attempt, gpu },
-            Ok(Err(error)) => (describe(&error), error.is_lost()),
-            Err(panicked) => {
-                // It is unknown which steps were done.
-                let undone = guarded("put it back again", || gpu.undo(link));
-                (describe(&panicked), !matches!(undone, Ok(Ok(()))))
-            }
-        };
+fn quiesce(request: Request, link: &mut dyn Link, gpu: &mut dyn Gpu) -> FromAgent {
+    let attempt = request.attempt;
+    let (reason, is_lost) = match guarded("took the GPU's state off", || gpu.detach(request, link)) {
+        Ok(Ok(gpu)) => return FromAgent::Quiesced { attempt, gpu },
+        Ok(Err(error)) => (describe(&error), error.is_lost()),
+        Err(panicked) => undone(&panicked, link, gpu),
+    };
     FromAgent::Failed { attempt, reason, is_lost }
 }
 
@@ -186,9 +245,11 @@ fn come_back(
 
 /// The outcome of putting the state back from the mirror that the launcher delivers. Waits for the delivery first.
 fn put_back(socket: &Socket, link: &mut dyn Link, gpu: &mut dyn Gpu) -> Result<Result<u64, String>, Hangup> {
-    let ToAgent::Deliver { mirror, bytes, .. } = hear(socket)? else { return Err(Hangup::Lost) };
-    let mirror = if bytes > 0 { Some(delivered(socket, mirror, bytes)?) } else { None };
-    Ok(described(guarded("put the GPU's state back", || gpu.attach(mirror, link))))
+    let ToAgent::Deliver { mirror, bytes, pairs, is_partial, .. } = hear(socket)? else {
+        return Err(Hangup::Lost);
+    };
+    let mirror = if bytes > 0 { Some(delivered(socket, mirror, bytes, is_partial)?) } else { None };
+    Ok(described(guarded("put the GPU's state back", || gpu.attach(mirror, &pairs, link))))
 }
 
 /// Says hello and waits for the answer.
@@ -207,6 +268,7 @@ fn greet(
         is_detached,
         supports_activity: true,
         supports_release: true,
+        supports_cut: true,
     };
     say(socket, &FromAgent::Hello(hello))?;
     hear(socket)

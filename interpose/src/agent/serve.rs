@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
+use ckpt_cut::Order;
+
 use super::conversation::{Absence, Found, Hangup, converse};
 use super::main_thread;
 use crate::cuda::Gpu;
@@ -50,6 +52,10 @@ pub(super) fn serve(address: &Address, gpu: &mut dyn Gpu) -> End {
         let hangup = converse(&found, &mut away, &mut started_ticks, gpu);
         // Whatever was prepared was so for this conversation.
         gpu.unstage();
+        // A process that is away stands at the cut until the launcher is back. Any other one nobody else would release.
+        if matches!(hangup, Hangup::Refused) || matches!(hangup, Hangup::Lost) && away.is_none() {
+            gpu.follow(Order::Release);
+        }
         match hangup {
             Hangup::Quiesced { attempt } => {
                 away = Some(Absence { attempt, returned: None });

@@ -11,12 +11,13 @@ use std::thread::{self, JoinHandle};
 
 use std::time::Duration;
 
-use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, PROTOCOL_VERSION, ToAgent};
+use ckpt_cut::{Order, Report};
+use ckpt_protocol::agent::{FromAgent, GpuPair, GpuReport, Hello, PROTOCOL_VERSION, ToAgent};
 use ckpt_protocol::{descriptors, frame};
 
 use super::serve::{End, LONGEST_POLL_INTERVAL, serve};
 use crate::cuda::activity::Activity;
-use crate::cuda::{AttachError, CaptureError, Delivered, DetachError, Gpu};
+use crate::cuda::{AttachError, CaptureError, Delivered, DetachError, Gpu, MirrorNeeds, Request};
 use crate::link::Link;
 use crate::socket::Address;
 
@@ -48,6 +49,8 @@ enum Kind {
 struct Played {
     kind: Kind,
     is_detached: bool,
+    /// What a rank that stands at its targets reports.
+    steps: Option<Report>,
 }
 
 impl Gpu for Played {
@@ -55,8 +58,32 @@ impl Gpu for Played {
         Activity { calls: 6, is_waiting: true }
     }
 
-    fn mirror_bytes(&mut self) -> u64 {
-        4096
+    fn follow(&mut self, order: Order) {
+        let (attempt, version) = match order {
+            Order::Count { attempt } => (attempt, 0),
+            Order::Reach { attempt, version, .. } => (attempt, version),
+            Order::Release => {
+                self.steps.take().into_iter().for_each(|_| note("run on".to_owned()));
+                return;
+            }
+        };
+        self.steps = Some(report(attempt, version));
+    }
+
+    fn steps(&mut self) -> Option<Report> {
+        self.steps.clone()
+    }
+
+    fn check(&mut self) -> Result<(), DetachError> {
+        if self.kind == Kind::Tainted { Err(DetachError::Obstacle("no".to_owned())) } else { Ok(()) }
+    }
+
+    fn mirror_needs(&mut self, _: &mut dyn Link) -> Result<MirrorNeeds, AttachError> {
+        match self.kind {
+            Kind::Lost => Err(AttachError::Lost),
+            Kind::Mistaken => panic!("a mistake"),
+            _ => Ok(MirrorNeeds { bytes: 4096, used_bytes: 40, changes: None }),
+        }
     }
 
     fn stage(&mut self, mirror: Delivered) -> Result<(), CaptureError> {
@@ -71,9 +98,7 @@ impl Gpu for Played {
 
     fn detach(
         &mut self,
-        _attempt: u64,
-        timeout: Duration,
-        park: bool,
+        Request { timeout, park, .. }: Request,
         link: &mut dyn Link,
     ) -> Result<Option<GpuReport>, DetachError> {
         match self.kind {
@@ -109,7 +134,12 @@ impl Gpu for Played {
         self.is_detached
     }
 
-    fn attach(&mut self, mirror: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
+    fn attach(
+        &mut self,
+        mirror: Option<Delivered>,
+        _pairs: &[GpuPair],
+        link: &mut dyn Link,
+    ) -> Result<u64, AttachError> {
         self.is_detached = false;
         if self.kind == Kind::Lost {
             return Err(AttachError::Lost);
@@ -121,6 +151,10 @@ impl Gpu for Played {
         }
         Ok(11)
     }
+}
+
+fn report(attempt: u64, version: u64) -> Report {
+    Report { attempt, version, in_call: 0, members: Vec::new(), parked: Vec::new() }
 }
 
 fn file(text: &str) -> OwnedFd {
@@ -150,7 +184,9 @@ impl Launcher {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("agents");
         let listener = UnixListener::bind(&path).expect("listening");
-        let agent = thread::spawn(move || serve(&address(&path), &mut Played { kind, is_detached: false }));
+        let agent = thread::spawn(move || {
+            serve(&address(&path), &mut Played { kind, is_detached: false, steps: None })
+        });
         Self { listener, agent, directory, _turn: turn }
     }
 
@@ -183,7 +219,7 @@ fn hear(stream: &mut UnixStream) -> FromAgent {
 }
 
 fn quiesce(stream: &mut UnixStream, attempt: u64) {
-    tell(stream, &ToAgent::Quiesce { attempt, timeout_ms: 700, park: true });
+    tell(stream, &ToAgent::Quiesce { attempt, timeout_ms: 700, park: true, measures: false });
 }
 
 fn goes(stream: &mut UnixStream, attempt: u64) {
@@ -193,10 +229,22 @@ fn goes(stream: &mut UnixStream, attempt: u64) {
 
 fn deliver(stream: &mut UnixStream, text: &str) {
     let bytes = text.len() as u64;
-    tell(stream, &ToAgent::Deliver { mirror: 5, bytes, parked: 0 });
+    tell(stream, &ToAgent::Deliver { mirror: 5, bytes, parked: 0, pairs: Vec::new(), is_partial: false });
     if bytes > 0 {
         descriptors::send(stream.as_fd(), &[file(text).as_fd()]).expect("sent");
     }
+}
+
+fn order(stream: &mut UnixStream, order: Order) {
+    tell(stream, &ToAgent::Cut { order });
+}
+
+/// Brings the agent to a cut.
+fn cut(stream: &mut UnixStream, attempt: u64) {
+    order(stream, Order::Count { attempt });
+    assert_eq!(hear(stream), FromAgent::Steps { report: report(attempt, 0) });
+    order(stream, Order::Reach { attempt, version: 1, targets: Vec::new(), is_open: false });
+    assert_eq!(hear(stream), FromAgent::Steps { report: report(attempt, 1) });
 }
 
 fn back(attempt: u64) -> FromAgent {
@@ -232,8 +280,14 @@ fn a_mirror_is_staged_and_let_go_of() {
     let launcher = Launcher::of(Kind::Whole);
     let (mut stream, _) = launcher.welcomes();
     tell(&mut stream, &ToAgent::Prepare { attempt: 3 });
-    assert_eq!(hear(&mut stream), FromAgent::Needs { attempt: 3, mirror_bytes: 4096 });
-    tell(&mut stream, &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4 });
+    assert_eq!(
+        hear(&mut stream),
+        FromAgent::Needs { attempt: 3, mirror_bytes: 4096, used_bytes: Some(40), changes: None }
+    );
+    tell(
+        &mut stream,
+        &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4, more_bytes: Some(1), is_partial: false },
+    );
     descriptors::send(stream.as_fd(), &[file("mine").as_fd()]).expect("sent");
     assert_eq!(hear(&mut stream), FromAgent::Staged { attempt: 3 });
     tell(&mut stream, &ToAgent::Unstage { attempt: 3 });
@@ -241,10 +295,22 @@ fn a_mirror_is_staged_and_let_go_of() {
 }
 
 #[test]
+fn what_rules_a_checkpoint_out_is_said_before_it() {
+    let launcher = Launcher::of(Kind::Tainted);
+    let (mut stream, _) = launcher.welcomes();
+    tell(&mut stream, &ToAgent::Prepare { attempt: 3 });
+    assert_eq!(hear(&mut stream), FromAgent::Failed { attempt: 3, reason: "no".to_owned(), is_lost: false });
+    assert_eq!(launcher.ends(stream), ["unstage"]);
+}
+
+#[test]
 fn a_mirror_that_cannot_be_staged_is_a_failure() {
     let launcher = Launcher::of(Kind::Tainted);
     let (mut stream, _) = launcher.welcomes();
-    tell(&mut stream, &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4 });
+    tell(
+        &mut stream,
+        &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4, more_bytes: Some(1), is_partial: false },
+    );
     descriptors::send(stream.as_fd(), &[file("mine").as_fd()]).expect("sent");
     let reason = CaptureError::MirrorTooLarge(4).to_string();
     assert_eq!(hear(&mut stream), FromAgent::Failed { attempt: 3, reason, is_lost: false });
@@ -287,7 +353,10 @@ fn what_is_said_while_an_answer_is_waited_for_is_heard_later() {
     let failed = FromAgent::Failed { attempt: 1, reason: "too late".into(), is_lost: false };
     assert_eq!(hear(&mut stream), failed);
     assert_eq!(hear(&mut stream), FromAgent::Activity { calls: 6, is_waiting: true });
-    assert_eq!(hear(&mut stream), FromAgent::Needs { attempt: 2, mirror_bytes: 4096 });
+    assert_eq!(
+        hear(&mut stream),
+        FromAgent::Needs { attempt: 2, mirror_bytes: 4096, used_bytes: Some(40), changes: None }
+    );
     assert_eq!(launcher.ends(stream), ["unstage", "unstage"]);
 }
 
@@ -311,8 +380,8 @@ fn the_gpus_state_is_put_back_with_what_is_delivered_and_once_only() {
     drop(broken);
     // One that breaks before the agent has said that it is back.
     let (mut broken, _) = launcher.welcomes();
-    deliver(&mut broken, "memory");
     broken.shutdown(std::net::Shutdown::Read).expect("shut");
+    deliver(&mut broken, "memory");
     drop(broken);
     let (mut stream, hello) = launcher.welcomes();
     assert_eq!((hello.away, hello.is_detached), (Some(1), false));
@@ -349,4 +418,51 @@ fn a_farewell_that_nobody_hears_is_an_absence_all_the_same() {
     deliver(&mut stream, "");
     assert_eq!(hear(&mut stream), back(9));
     assert_eq!(launcher.ends(stream), ["detach 700", "unstage", "attach None", "unstage"]);
+}
+
+#[test]
+fn orders_of_a_cut_are_followed_and_reports_are_sent_once() {
+    let launcher = Launcher::of(Kind::Whole);
+    let (mut stream, hello) = launcher.welcomes();
+    assert!(hello.supports_cut);
+    cut(&mut stream, 1);
+    // Nothing else is sent while nothing changes, and other requests are answered.
+    thread::sleep(LONGEST_POLL_INTERVAL);
+    tell(&mut stream, &ToAgent::QueryActivity);
+    assert_eq!(hear(&mut stream), FromAgent::Activity { calls: 6, is_waiting: true });
+    order(&mut stream, Order::Release);
+    cut(&mut stream, 2);
+    assert_eq!(launcher.ends(stream), ["run on", "unstage", "run on"]);
+}
+
+#[test]
+fn a_rank_whose_launcher_is_lost_runs_on() {
+    let launcher = Launcher::of(Kind::Whole);
+    let (mut stream, _) = launcher.welcomes();
+    cut(&mut stream, 1);
+    drop(stream);
+    let (mut stream, _) = launcher.welcomes();
+    assert_eq!(done(), ["unstage", "run on"]);
+    order(&mut stream, Order::Count { attempt: 7 });
+    assert_eq!(hear(&mut stream), FromAgent::Steps { report: report(7, 0) });
+    launcher.ends(stream);
+}
+
+#[test]
+fn a_rank_that_has_come_back_stands_at_the_cut_until_it_is_released() {
+    let launcher = Launcher::of(Kind::Whole);
+    let (mut stream, _) = launcher.welcomes();
+    cut(&mut stream, 1);
+    quiesce(&mut stream, 4);
+    goes(&mut stream, 4);
+    let (broken, _) = launcher.welcomes();
+    drop(broken);
+    let (mut stream, _) = launcher.welcomes();
+    deliver(&mut stream, "");
+    assert_eq!(hear(&mut stream), back(4));
+    tell(&mut stream, &ToAgent::QueryActivity);
+    assert_eq!(hear(&mut stream), FromAgent::Activity { calls: 6, is_waiting: true }, "no report unasked");
+    assert_eq!(done(), ["detach 700", "unstage", "unstage", "attach None"]);
+    order(&mut stream, Order::Release);
+    assert_eq!(launcher.ends(stream), ["run on", "unstage"]);
 }

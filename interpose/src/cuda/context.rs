@@ -20,8 +20,8 @@ use std::sync::OnceLock;
 use cuda_abi::sys::{CUctxCreateParams, CUdevResourceDesc, CUexecAffinityParam, CUgreenCtx};
 use cuda_abi::types::{CUcontext, CUdevice, CUresult};
 
-use super::driver;
 use super::handler::handlers;
+use super::{changes, driver};
 use crate::cuda::activation::is_started;
 use crate::cuda::result::SUCCESS;
 use crate::cuda::shared::Shared;
@@ -235,6 +235,7 @@ fn note(context: CUcontext, device: c_int, kind: ContextKind) {
 /// A context was removed, with everything in it.
 fn removed(context: usize) {
     CONTEXTS.lock().forget(context);
+    changes::note();
     contents_removed(context);
 }
 
@@ -259,6 +260,7 @@ unsafe fn noted(result: CUresult, out: *mut CUcontext, device: c_int, kind: Cont
     if result == SUCCESS && !out.is_null() {
         // SAFETY: the driver has written it.
         note(unsafe { *out }, device, kind);
+        changes::note();
     }
     result
 }

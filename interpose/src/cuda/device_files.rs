@@ -7,12 +7,17 @@
 //! (CUDA programming guide, "Initialization"). So the child gets `/dev/null` in the place of each descriptor, under the
 //! same number, and memory of its own in the place of each mapping. That memory has the protection that the mapping had:
 //! what the driver does at the child's exit must not end it by a signal.
+//!
+//! Memory of the GPU that is registered with another device must not be moved, so that a process with such a device open
+//! is not taken off its GPUs ([`obstacle`]).
 
 use std::ffi::c_int;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 #[cfg(feature = "faults")]
 use std::sync::OnceLock;
+
+use ckpt_protocol::devices;
 
 /// What the paths of the driver's device files begin with.
 const DEVICE_FILES: &str = "/dev/nvidia";
@@ -22,12 +27,20 @@ const DEVICE_FILES: &str = "/dev/nvidia";
 #[cfg(feature = "faults")]
 static SIMULATED: OnceLock<(&str, &str)> = OnceLock::new();
 
+/// The directory that stands for `/dev/` when devices are looked for with which memory may be registered.
+#[cfg(feature = "faults")]
+static SIMULATED_DEVICES: OnceLock<&str> = OnceLock::new();
+
 /// Reads the environment: from the constructor only.
 #[cfg(feature = "faults")]
 pub(super) fn arm() {
     let simulated = crate::process::variable(b"CKPT_TEST_DEVICE_FILES");
     if let Some(simulated) = simulated.and_then(|prefixes| str::from_utf8(prefixes).ok()?.split_once(';')) {
         let _ = SIMULATED.set(simulated);
+    }
+    let directory = crate::process::variable(b"CKPT_TEST_DEVICES");
+    if let Some(directory) = directory.and_then(|directory| str::from_utf8(directory).ok()) {
+        let _ = SIMULATED_DEVICES.set(directory);
     }
 }
 
@@ -52,6 +65,23 @@ pub(super) fn replace_in_child() {
 /// Whether this process has a device file open.
 pub(super) fn are_open() -> bool {
     !descriptors(prefixes().0).is_empty()
+}
+
+/// The reason why the process cannot be saved, if it is a device with which memory of the GPU may be registered. The
+/// launcher has looked for them before ([`devices`]); this is for those that were opened since.
+pub(super) fn obstacle() -> Option<String> {
+    let entries = fs::read_dir("/proc/self/fd").ok()?;
+    let mut targets = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    let device = targets.find_map(|target| devices::find(target.to_str()?, directory_of_devices()))?;
+    Some(format!("it has {} open: {}", device.what, device.remedy))
+}
+
+fn directory_of_devices() -> &'static str {
+    #[cfg(feature = "faults")]
+    if let Some(directory) = SIMULATED_DEVICES.get() {
+        return directory;
+    }
+    "/dev/"
 }
 
 fn has_prefix(path: &[u8], prefixes: &str) -> bool {

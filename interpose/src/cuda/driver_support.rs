@@ -10,6 +10,9 @@ use thiserror::Error;
 use super::entry_points::{self, Index};
 use super::{driver, real};
 
+/// The first version that has the calls, as cuDriverGetVersion gives it.
+const FIRST_VERSION: c_int = 12080;
+
 /// What taking the state off and bringing it back takes.
 const CALLS: [Index; 4] = [
     Index::cuCheckpointProcessLock,
@@ -56,7 +59,9 @@ impl UnsupportedDriver {
 /// # Errors
 /// It lacks one.
 pub(super) fn check() -> Result<(), UnsupportedDriver> {
-    let missing = CALLS.into_iter().map(|index| index as usize).find(|index| real::address(*index).is_null());
+    let is_too_old = cuda_version().is_some_and(|version| version < FIRST_VERSION);
+    let mut calls = CALLS.into_iter().map(|index| index as usize);
+    let missing = calls.find(|index| is_too_old || real::address(*index).is_null());
     match missing {
         Some(index) => {
             Err(UnsupportedDriver::new(Lack::Call(entry_points::name(index).to_str().unwrap_or_default())))

@@ -36,6 +36,11 @@ pub fn function(libraries: &[&str], name: &CStr) -> *const c_void {
     })
 }
 
+/// Whether a library with this path is loaded, as the loader was asked for it.
+pub fn is_loaded(path: &str) -> bool {
+    !search(&mut |info| (self::path(info) == path).then_some(info.dlpi_phdr.cast())).is_null()
+}
+
 /// The default version of the function `name` in the libraries that come after the one with the code at `caller`
 /// in the order of loading, ourselves left out; null if there is none. As the C library does for `RTLD_NEXT`, code
 /// that belongs to no library counts as the program's. Takes no heap.
@@ -221,6 +226,34 @@ fn function_around(info: &libc::dl_phdr_info, offset: usize) -> Option<(String, 
         let is_it = symbol.st_shndx != 0 && symbol.st_info & 0xf == FUNCTION && within < symbol.st_size;
         is_it.then(|| (name.to_string_lossy().into_owned(), within))
     })
+}
+
+/// A loaded library.
+pub struct Loaded {
+    pub addresses: Range<usize>,
+    pub is_program: bool,
+    /// Whether its file is called as it was asked for.
+    pub is_named: bool,
+}
+
+/// The library with the code at `address`, and whether its file's name begins with `name`.
+pub fn library_around(address: usize, name: &str) -> Option<Loaded> {
+    let mut found = None;
+    search(&mut |info| {
+        if !holds(info, address) {
+            return None;
+        }
+        let base = usize::try_from(info.dlpi_addr).ok()?;
+        let loaded = || headers(info).iter().filter(|header| header.p_type == libc::PT_LOAD);
+        let start = loaded().map(|header| header.p_vaddr).min()?;
+        let end = loaded().map(|header| header.p_vaddr.wrapping_add(header.p_memsz)).max()?;
+        let at = |offset: u64| base.wrapping_add(usize::try_from(offset).unwrap_or(0));
+        let file = file_name(info);
+        let is_named = file.starts_with(name.as_bytes());
+        found = Some(Loaded { addresses: at(start)..at(end), is_program: file.is_empty(), is_named });
+        Some(address as *const c_void)
+    });
+    found
 }
 
 /// The addresses that the code of the library takes in which this function is, from the first to behind the last.

@@ -6,7 +6,7 @@ use cuda_abi::sys;
 use cuda_abi::types::*;
 
 use super::entry_points::{COUNT, Index};
-use super::{gate, handlers, real, sticky, taint};
+use super::{gate, handlers, launch, real, sticky, taint};
 
 /// What a call answers that reaches us although no driver is loaded.
 const NO_DRIVER: CUresult = sys::CUresult::CUDA_ERROR_NOT_INITIALIZED as CUresult;
@@ -31,13 +31,33 @@ macro_rules! export {
 /// A function in front of the driver's. What is done with the call is the table's class, and for what is
 /// virtualised or tracked the handler of its name.
 macro_rules! function {
-    ($symbol:ident, $row:ident, ( $($arg:ident : $ty:ty),* $(,)? ), $class:ident) => {
-        #[doc = concat!("In front of the driver's `", stringify!($symbol), "`.")]
-        ///
-        /// # Safety
-        /// As for the driver's.
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $symbol($($arg: $ty),*) -> CUresult {
+    (cuLaunchKernel, $($rest:tt)*) => { launch!(cuLaunchKernel, any_launch, $($rest)*); };
+    (cuLaunchKernel_ptsz, $($rest:tt)*) => { launch!(cuLaunchKernel_ptsz, any_launch_ptsz, $($rest)*); };
+    ($symbol:ident, $($rest:tt)*) => {
+        compiled!(
+            #[doc = concat!("In front of the driver's `", stringify!($symbol), "`.")]
+            ///
+            /// # Safety
+            /// As for the driver's.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub $symbol, $symbol, $($rest)*
+        );
+    };
+}
+
+/// A launch: written in instructions for an open gate, and compiled as `$any` for every other case.
+macro_rules! launch {
+    ($symbol:ident, $any:ident, $($rest:tt)*) => {
+        launch::through_open_gate!($symbol, $any);
+        compiled!($any, $symbol, $($rest)*);
+    };
+}
+
+macro_rules! compiled {
+    ($(#[$attribute:meta])* $vis:vis $name:ident, $symbol:ident, $row:ident, ( $($arg:ident : $ty:ty),* $(,)? ),
+     $class:ident) => {
+        $(#[$attribute])*
+        $vis unsafe extern "C" fn $name($($arg: $ty),*) -> CUresult {
             type Function = unsafe extern "C" fn($($ty),*) -> CUresult;
             let address = real::address(Index::$symbol as usize);
             if address.is_null() {

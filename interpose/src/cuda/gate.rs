@@ -38,14 +38,19 @@ use protocol::{BEGUN, BUSY, CLOSED, INSIDE, SlotState, WAITING, Word};
 const FENCED: u32 = 2;
 
 /// The gate's word, on which closed-out threads sleep.
-static GATE: AtomicU32 = AtomicU32::new(0);
+pub(super) static GATE: AtomicU32 = AtomicU32::new(0);
+
+/// What [`enter`] adds to the thread's place, and what is subtracted on the way out.
+pub(super) const ENTERED: u64 = BEGUN | INSIDE;
+pub(super) const INSIDE_ONCE: u64 = INSIDE;
 
 /// The polling interval for the end of the calls that are inside.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A thread's slot.
+#[repr(C)]
 struct Slot {
-    /// See [`protocol`].
+    /// See [`protocol`]. It comes first: `launch` has the slot's address only.
     place: AtomicU64,
     is_taken: AtomicBool,
 }
@@ -130,9 +135,9 @@ impl<const WHAT: u64> Drop for Noted<WHAT> {
     }
 }
 
-/// Notes in the thread's place that it has begun `WHAT`.
+/// Notes in the thread's place that it has begun `WHAT`, and counts it by `COUNTED`.
 #[inline(always)]
-fn note<const WHAT: u64>() -> Noted<WHAT> {
+fn note<const WHAT: u64, const COUNTED: u64>() -> Noted<WHAT> {
     let mut slot = current_slot();
     if slot.is_null() {
         slot = cold_call!(take_slot, slot, *const Slot);
@@ -140,13 +145,13 @@ fn note<const WHAT: u64>() -> Noted<WHAT> {
     // SAFETY: what is noted or taken is a slot of a chunk, and chunks are never freed.
     let slot = unsafe { &*slot };
     // Other threads write to it only while the thread is outside.
-    slot.place.store(slot.place.load(Relaxed).wrapping_add(BEGUN | WHAT), Relaxed);
+    slot.place.store(slot.place.load(Relaxed).wrapping_add(COUNTED | WHAT), Relaxed);
     Noted { slot }
 }
 
 #[inline(always)]
-fn enter_with<const WHAT: u64>() -> Noted<WHAT> {
-    let noted = note::<WHAT>();
+fn enter_with<const WHAT: u64, const COUNTED: u64>() -> Noted<WHAT> {
+    let noted = note::<WHAT, COUNTED>();
     // The processor's part is membarrier's, or the fence in `wait_at_the_gate`.
     compiler_fence(SeqCst);
     // Acquire: calls that enter later see what was done while the gate was closed.
@@ -159,20 +164,26 @@ fn enter_with<const WHAT: u64>() -> Noted<WHAT> {
 /// Enters; waits while the gate is closed.
 #[inline(always)]
 pub(super) fn enter() -> Inside {
-    enter_with()
+    enter_with::<INSIDE, BEGUN>()
 }
 
 /// Enters with a call that may compute for long on the CPU, as one that compiles a module. Such a call does not count
 /// as waiting for the GPU.
 #[inline(always)]
 pub(super) fn enter_busy() -> Noted<{ INSIDE | BUSY }> {
-    enter_with()
+    enter_with::<{ INSIDE | BUSY }, BEGUN>()
+}
+
+/// Enters unseen by the hang detection: what a monitor asks is no progress of the program, and no wait.
+#[inline(always)]
+pub(super) fn enter_unseen() -> Noted<{ INSIDE | BUSY }> {
+    enter_with::<{ INSIDE | BUSY }, 0>()
 }
 
 /// Notes that the thread waits for the GPU. It is not inside: the gate may close meanwhile.
 #[inline(always)]
 pub(super) fn wait_for_gpu() -> Noted<WAITING> {
-    note()
+    note::<WAITING, BEGUN>()
 }
 
 /// What the program's threads do with the GPU.

@@ -39,11 +39,7 @@ pub(super) use super::memory::attributes::{
     cuMemGetAddressRange_v2, cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
 };
 pub(super) use super::memory::free::cuMemFree_v2;
-pub(super) use super::memory::graph::{
-    cuDeviceGraphMemTrim, cuGraphAddMemAllocNode, cuGraphAddNode, cuGraphAddNode_v2, cuGraphAddNode_v3,
-    cuGraphExecDestroy, cuGraphInstantiate_v2, cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams,
-    cuGraphLaunch, cuGraphUpload,
-};
+pub(super) use super::memory::graph::{cuDeviceGraphMemTrim, cuGraphAddMemAllocNode, cuGraphUpload};
 pub(super) use super::memory::ipc::{
     cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2,
 };
@@ -63,14 +59,20 @@ pub(super) use super::memory::vmm::{
     cuMulticastAddDevice, cuMulticastBindAddr, cuMulticastBindAddr_v2, cuMulticastBindMem,
     cuMulticastBindMem_v2, cuMulticastUnbind,
 };
+// These call the handlers of `memory::graph` and `objects`.
+pub(super) use super::nccl::graph_calls::{
+    cuGraphAddChildGraphNode, cuGraphAddNode, cuGraphAddNode_v2, cuGraphAddNode_v3, cuGraphClone,
+    cuGraphDestroy, cuGraphExecDestroy, cuGraphExecUpdate, cuGraphExecUpdate_v2, cuGraphInstantiate_v2,
+    cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams, cuGraphLaunch,
+};
 pub(super) use super::objects::{
     cuDestroyExternalMemory, cuDestroyExternalSemaphore, cuEventCreate, cuEventDestroy_v2,
-    cuExternalMemoryGetMappedBuffer, cuExternalMemoryGetMappedMipmappedArray, cuGraphClone, cuGraphCreate,
-    cuGraphDestroy, cuGreenCtxStreamCreate, cuImportExternalMemory, cuImportExternalSemaphore,
-    cuIpcGetEventHandle, cuIpcOpenEventHandle, cuLibraryGetManaged, cuLibraryLoadData, cuLibraryLoadFromFile,
-    cuLibraryUnload, cuMemAllocManaged, cuMipmappedArrayDestroy, cuModuleGetGlobal_v2, cuModuleLoad,
-    cuModuleLoadData, cuModuleLoadDataEx, cuModuleLoadFatBinary, cuModuleUnload, cuStreamCreate,
-    cuStreamCreateWithPriority, cuStreamDestroy_v2, cuStreamEndCapture,
+    cuExternalMemoryGetMappedBuffer, cuExternalMemoryGetMappedMipmappedArray, cuGraphCreate,
+    cuGreenCtxStreamCreate, cuImportExternalMemory, cuImportExternalSemaphore, cuIpcGetEventHandle,
+    cuIpcOpenEventHandle, cuLibraryGetManaged, cuLibraryLoadData, cuLibraryLoadFromFile, cuLibraryUnload,
+    cuMemAllocManaged, cuMipmappedArrayDestroy, cuModuleGetGlobal_v2, cuModuleLoad, cuModuleLoadData,
+    cuModuleLoadDataEx, cuModuleLoadFatBinary, cuModuleUnload, cuStreamCreate, cuStreamCreateWithPriority,
+    cuStreamDestroy_v2, cuStreamEndCapture,
 };
 pub(super) use super::proc_address::{cuGetExportTable, cuGetProcAddress, cuGetProcAddress_v2};
 pub(super) use super::stream_capture::{
@@ -133,6 +135,12 @@ mod tests {
     }
 
     cuda_abi::entry_points!(ask);
+
+    /// `launch` calls the driver without a handler.
+    #[test]
+    fn launches_have_no_handler() {
+        assert!(passed_on().contains("cuLaunchKernel"));
+    }
 
     /// A row that is to do something does something: that its handler was dropped shows here, and that the row itself
     /// was dropped or is of another class in `tests/entry_points.txt`.

@@ -2,7 +2,7 @@
 //!
 //! The C library identifies the caller by the return address, which decides what `RTLD_NEXT` and the default scope
 //! mean. So a lookup of any other name is passed on by a jump, and the C library sees the original caller. The result
-//! is replaced only for names that we export, and only if it lies in the driver's library or is NCCL's. Lookups of
+//! is replaced only for names that we export, and only if it lies in the driver's library, or is of NCCL, NVML or CUPTI. Lookups of
 //! names that only a newer driver has are recorded.
 //!
 //! For exported names, `RTLD_NEXT` is answered from the loader's list of libraries, without this one: a library that
@@ -14,7 +14,7 @@ use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};
 
 use super::libc_symbols::{Dlvsym, find, libc_dlsym, libc_dlvsym};
-use super::{elf, entry_points, nccl, real, substitute, unknown_entry_points};
+use super::{elf, entry_points, libraries, nccl, real, substitute, unknown_entry_points};
 
 /// Whether a question is one that we answer.
 ///
@@ -26,7 +26,8 @@ unsafe extern "C" fn concerns_us(handle: *mut c_void, symbol: *const c_char) -> 
     }
     // SAFETY: not NULL, and the caller vouches for the rest.
     let name = unsafe { CStr::from_ptr(symbol) };
-    if entry_points::index_of(name.to_bytes()).is_some() || nccl::concerns_us(name) {
+    let is_exported = entry_points::index_of(name.to_bytes()).is_some();
+    if is_exported || nccl::concerns_us(name) || libraries::concerns_us(name) {
         return true;
     }
     // Only what one library has is the same for every caller.
@@ -85,13 +86,19 @@ fn answer(
             // The default scope begins with the program and has our own symbols in it: who would be found if they
             // were not there?
             let first = ask(libc::RTLD_DEFAULT);
-            let is_ours = first.is_null() || substitute::is_ours(first, name) || nccl::is_ours(first, name);
+            let is_ours = first.is_null()
+                || substitute::is_ours(first, name)
+                || nccl::is_ours(first, name)
+                || libraries::is_ours(first, name);
             (if is_ours { ask(libc::RTLD_NEXT) } else { first }, true)
         }
         handle => (ask(handle), false),
     };
     if nccl::concerns_us(name) {
         return nccl::substitute(name, found, is_scope);
+    }
+    if libraries::concerns_us(name) {
+        return libraries::substitute(name, found, is_scope);
     }
     if unknown_entry_points::may_be(name) {
         if real::lies_in_driver(found) {

@@ -11,17 +11,19 @@
 //! | `unknown_entry_points`, `bypass` | calls that the library does not see |
 //! | `driver`, `result` | our own calls of the driver, and their results |
 //! | `shared` | state behind a lock |
-//! | `driver_support` | whether the driver supports checkpoints |
-//! | `gate`, `cold_call` | keeps calls out during a checkpoint, at almost no cost otherwise |
+//! | `driver_support`, `gpus` | whether the driver supports checkpoints; the GPUs behind the devices |
+//! | `gate`, `cold_call`, `launch` | keeps calls out during a checkpoint, at almost no cost otherwise |
 //! | `activity` | GPU activity, for the hang detection |
-//! | `device_files` | the driver's device files, held by NVML alone or inherited by a fork |
+//! | `device_files`, `device_modes` | the driver's device files, held by NVML alone or inherited by a fork; MIG and MPS |
 //! | `context`, `objects`, `stream_capture` | contexts, objects and stream captures of the program |
 //! | `taint`, `sticky` | state that cannot be saved; errors after which every call fails |
 //! | `memory` | device memory: allocation, bookkeeping, offload and restore |
 //! | `capture` | copies device memory to the launcher's mirror and back |
 //! | `address_space` | keeps the driver's addresses free while it is checkpointed |
 //! | `checkpoint` | detaches the process from the GPU and attaches it again |
-//! | `nccl` | interception of NCCL, whose communicators cannot be saved yet |
+//! | `nccl` | interception of NCCL, whose ranks stop at a consistent cut |
+//! | `libraries` | interception of NVML and CUPTI |
+//! | `changes` | what may change whether the driver supports a checkpoint |
 //! | `faults` | named fault points for tests |
 //!
 //! Nothing here calls the driver before the program does: the process takes part from its first cuInit on.
@@ -35,10 +37,12 @@ pub mod activity;
 mod address_space;
 mod bypass;
 mod capture;
+mod changes;
 mod checkpoint;
 mod cold_call;
 mod context;
 mod device_files;
+mod device_modes;
 mod driver;
 mod driver_support;
 pub mod elf;
@@ -46,11 +50,14 @@ mod entry_points;
 pub mod exports;
 mod faults;
 mod gate;
+mod gpus;
 mod handler;
 mod handlers;
 pub mod hooks;
 mod init;
+mod launch;
 mod libc_symbols;
+mod libraries;
 mod memory;
 pub mod nccl;
 mod objects;
@@ -70,7 +77,7 @@ mod unknown_entry_points;
 pub use capture::CaptureError;
 #[cfg(test)]
 pub use checkpoint::{AttachError, DetachError};
-pub use checkpoint::{Delivered, Gpu, ProcessGpu};
+pub use checkpoint::{Delivered, Gpu, MirrorNeeds, ProcessGpu, Request};
 
 /// Lets the library stand in front of the driver: from the constructor.
 pub fn activate() {
@@ -79,6 +86,7 @@ pub fn activate() {
         faults::arm();
         device_files::arm();
     }
+    libraries::cupti::activate();
     capture::activate();
     memory::activate();
     context::on_removal(context::OnRemoval {
@@ -99,5 +107,6 @@ pub fn after_fork_in_child() {
     }
     gate::after_fork_in_child();
     checkpoint::after_fork_in_child();
+    nccl::after_fork_in_child();
     activation::after_fork_in_child();
 }

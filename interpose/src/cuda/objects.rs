@@ -13,7 +13,7 @@ use ckpt_protocol::agent::Counts;
 use cuda_abi::sys::{self, CUDA_EXTERNAL_MEMORY_HANDLE_DESC, CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC};
 use cuda_abi::types::*;
 
-use super::{context, driver, stream_capture, taint};
+use super::{changes, context, driver, stream_capture, taint};
 use crate::cuda::activation::is_started;
 use crate::cuda::handler::handlers;
 use crate::cuda::result::SUCCESS;
@@ -38,6 +38,11 @@ impl ObjectKind {
     /// Whether it belongs to the context in which it was made.
     fn has_context(self) -> bool {
         !matches!(self, Self::Library | Self::Graph | Self::GraphExec)
+    }
+
+    /// Whether it may have variables that the driver cannot save.
+    fn is_code(self) -> bool {
+        matches!(self, Self::Module | Self::Library)
     }
 }
 
@@ -83,6 +88,15 @@ pub(super) fn counts() -> Counts {
     counts
 }
 
+/// The program's streams, each with its context.
+pub(super) fn streams() -> Vec<(CUcontext, CUstream)> {
+    let of_part = |part: MutexGuard<'static, Objects>| -> Vec<(CUcontext, CUstream)> {
+        let streams = part.iter().filter(|((kind, _), _)| *kind == ObjectKind::Stream);
+        streams.map(|((_, handle), object)| (object.context as CUcontext, *handle as CUstream)).collect()
+    };
+    all().flat_map(of_part).collect()
+}
+
 /// A context was removed or reset.
 pub(super) fn context_removed(context: CUcontext) {
     let context = context as usize;
@@ -107,6 +121,9 @@ fn ended(object: Object) {
 fn note(kind: ObjectKind, handle: usize, obstacle: Option<&'static str>) {
     if !is_started() {
         return;
+    }
+    if kind.is_code() {
+        changes::note();
     }
     let current = if kind.has_context() { context::current() } else { None };
     let context = current.map_or(0, |(context, _)| context as usize);
@@ -164,6 +181,9 @@ pub(super) fn destroyed(kind: ObjectKind, handle: usize, destroy: impl FnOnce() 
             part(handle).insert((kind, handle), object);
         } else {
             ended(object);
+            if kind.is_code() {
+                changes::note();
+            }
         }
     }
     result
@@ -311,7 +331,8 @@ handlers! {
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) |call| {
         // SAFETY: the caller's out parameter.
         let result = unsafe { made(ObjectKind::Graph, None, call(), graph) };
-        stream_capture::end_called(stream, result);
+        // SAFETY: as above.
+        unsafe { stream_capture::end_called(stream, result, graph) };
         result
     }
 }

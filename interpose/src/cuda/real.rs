@@ -13,10 +13,11 @@ const LIBRARY: &CStr = c"libcuda.so.1";
 const LIBRARY_STEM: &[u8] = b"libcuda.so";
 
 /// Stands for a symbol that the driver does not have.
-const ABSENT: *mut c_void = std::ptr::without_provenance_mut(1);
+const ABSENT: *mut c_void = std::ptr::without_provenance_mut(ABSENT_ADDRESS);
+pub(super) const ABSENT_ADDRESS: usize = 1;
 
 /// The address of each symbol of the table in the driver; null while it was not looked for.
-static REAL: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
+pub(super) static REAL: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
 
 /// The driver's function of an index of the table, or null if there is no driver or it has no such symbol.
 #[inline(always)]

@@ -30,7 +30,7 @@ const ERRORS: [Error; 14] = [
 ];
 
 /// Below it there is none of them: the one comparison that every call pays.
-const LOWEST: CUresult = 200;
+pub(super) const LOWEST: CUresult = 200;
 
 /// Whether the program has received such an error. It is never reset: other contexts may work, so the driver is asked
 /// each time.
@@ -44,7 +44,7 @@ pub(super) fn observe(result: CUresult) -> CUresult {
 
 #[cold]
 #[inline(never)]
-extern "C" fn inspect(result: CUresult) -> CUresult {
+pub(super) extern "C" fn inspect(result: CUresult) -> CUresult {
     if result == Error::CUDA_ERROR_NOT_READY as CUresult {
         activity::not_ready();
     }

@@ -1,6 +1,6 @@
 //! Stream captures that are open, and the capture mode of the calling thread.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::Path;
 
@@ -9,6 +9,7 @@ use cuda_abi::types::{CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureM
 
 use super::driver;
 use super::handler::handlers;
+use super::nccl::graphs::{self, Recording};
 use crate::cuda::result::SUCCESS;
 use crate::cuda::shared::Shared;
 
@@ -44,37 +45,42 @@ impl Capture {
     }
 }
 
-/// The captures that this library knows of.
-static CAPTURES: Shared<Option<HashSet<Capture>>> = Shared::new(None);
+/// The captures that this library knows of, and what is recorded of them for the consistent cut.
+static CAPTURES: Shared<Option<HashMap<Capture, Option<Recording>>>> = Shared::new(None);
 
 /// The number of open captures. A capture that was dropped with its stream does not count.
 pub(super) fn open_captures() -> usize {
-    let noted: Vec<Capture> = CAPTURES.lock().iter().flatten().copied().collect();
+    let noted: Vec<Capture> = CAPTURES.lock().iter().flat_map(HashMap::keys).copied().collect();
     let (open, ended): (Vec<_>, Vec<_>) = noted.into_iter().partition(|capture| capture.is_open());
-    ended.into_iter().for_each(ends);
+    ended.into_iter().for_each(|capture| drop(ends(capture)));
     open.len()
 }
 
-fn begins(stream: CUstream, result: CUresult) -> CUresult {
+/// Begins a capture, which waits before that if a consistent cut is wanted.
+fn beginning(stream: CUstream, begin: impl FnOnce() -> CUresult) -> CUresult {
+    let in_call = graphs::begin_capture();
+    let result = begin();
     if result == SUCCESS {
-        CAPTURES.lock().get_or_insert_default().insert(Capture::of(stream));
+        let recording = in_call.and_then(|in_call| graphs::capture_begun(stream, in_call));
+        let before = CAPTURES.lock().get_or_insert_default().insert(Capture::of(stream), recording);
+        drop(before);
     }
     result
 }
 
-fn ends(capture: Capture) {
-    CAPTURES.lock().as_mut().map(|captures| captures.remove(&capture));
+fn ends(capture: Capture) -> Option<Recording> {
+    CAPTURES.lock().as_mut()?.remove(&capture)?
 }
 
 /// Removes the capture of a stream that is being destroyed; returns it if there was one.
-pub(super) fn take_capture(stream: CUstream) -> Option<Capture> {
-    let capture = Capture::of(stream);
-    CAPTURES.lock().as_mut().is_some_and(|captures| captures.remove(&capture)).then_some(capture)
+pub(super) fn take_capture(stream: CUstream) -> Option<(Capture, Option<Recording>)> {
+    CAPTURES.lock().as_mut()?.remove_entry(&Capture::of(stream))
 }
 
 /// Records a capture again whose stream was not destroyed.
-pub(super) fn put_back(capture: Capture) {
-    CAPTURES.lock().get_or_insert_default().insert(capture);
+pub(super) fn put_back((capture, recording): (Capture, Option<Recording>)) {
+    let before = CAPTURES.lock().get_or_insert_default().insert(capture, recording);
+    drop(before);
 }
 
 /// Asks the driver. A stream that was destroyed, with its context or without, captures no more.
@@ -125,33 +131,40 @@ pub(super) fn relaxed<T>(work: impl FnOnce() -> T) -> T {
 
 handlers! {
     fn cuStreamBeginCapture(stream: CUstream) |call| {
-        begins(stream, call())
+        beginning(stream, call)
     }
 
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) |call| {
-        begins(stream, call())
+        beginning(stream, call)
     }
 
     fn cuStreamBeginCaptureToGraph(
         stream: CUstream, graph: CUgraph, dependencies: *const CUgraphNode, edges: *const CUgraphEdgeData,
         count: usize, mode: CUstreamCaptureMode
     ) |call| {
-        begins(stream, call())
+        beginning(stream, call)
     }
 
     fn cuStreamBeginRecaptureToGraph(
         stream: CUstream, mode: CUstreamCaptureMode, graph: CUgraph, callback: CUgraphRecaptureCallback,
         data: *mut c_void
     ) |call| {
-        begins(stream, call())
+        beginning(stream, call)
     }
 }
 
 /// Updates the record of a capture after a call that was to end it.
-pub(super) fn end_called(stream: CUstream, result: CUresult) {
+///
+/// # Safety
+/// `graph` is what the driver has written if the call succeeded, or NULL.
+pub(super) unsafe fn end_called(stream: CUstream, result: CUresult, graph: *const CUgraph) {
     // An invalid capture ends with an error, and a call for another stream than the capture's does not end it.
     let capture = Capture::of(stream);
     if result == SUCCESS || matches!(capture, Capture::OfThread(_)) || !is_capturing(stream) {
-        ends(capture);
+        let recording = ends(capture);
+        if let Some(recording) = recording.filter(|_| result == SUCCESS && !graph.is_null()) {
+            // SAFETY: the driver has written it.
+            graphs::captured(&recording, unsafe { graph.read() });
+        }
     }
 }

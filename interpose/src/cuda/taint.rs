@@ -12,7 +12,7 @@ use std::sync::atomic::{
 use cuda_abi::by_symbol;
 use cuda_abi::types::CUresult;
 
-use super::nccl;
+use super::{changes, libraries, nccl};
 use crate::cuda::result::SUCCESS;
 
 /// The first call whose effect stays.
@@ -63,6 +63,7 @@ pub(crate) fn begin(call: &'static str) {
 pub(crate) fn end(call: &'static str) {
     if let Some(place) = counted(&COUNTED, call) {
         let _ = place.count.fetch_update(AcqRel, Acquire, |count| count.checked_sub(1));
+        changes::note();
     }
 }
 
@@ -73,9 +74,13 @@ pub(super) fn obstacle() -> Option<String> {
         let is_there = |place: &&Counted| place.count.load(Acquire) > 0;
         COUNTED.iter().find(is_there).and_then(|place| place.call.get().copied())
     };
-    // NCCL first: the program cannot change how NCCL uses the driver.
-    nccl::obstacle().or_else(|| permanent.or_else(counted).map(describe))
+    // NCCL and profilers first: the program cannot change how they use the driver.
+    let of_libraries = nccl::obstacle().or_else(libraries::cupti::obstacle);
+    of_libraries.or_else(|| permanent.or_else(counted).map(describe))
 }
+
+/// What to change about memory that processes share. NCCL does so unless its variables are set.
+const SHARED: &str = "release it; if it is NCCL's, run the job with ckpt-run --nccl p2p (NCCL_NVLS_ENABLE=0 NCCL_CUMEM_ENABLE=0) or --nccl sockets (NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NVLS_ENABLE=0)";
 
 /// Prefixes of calls, what such calls create, and what to change. The first match is used.
 const WORDS: &[(&str, &str, &str)] = &[
@@ -88,18 +93,18 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("cuImportExternalSemaphore", "a semaphore of another API", "destroy it (cuDestroyExternalSemaphore)"),
     ("cuIpcGetEventHandle", "an event that is shared with other processes", "destroy it (cuEventDestroy)"),
     ("cuIpcOpenEventHandle", "an event of another process", "destroy it (cuEventDestroy)"),
-    ("cuIpcGetMemHandle", "memory that is shared with other processes", "free it"),
-    ("cuIpcOpenMemHandle", "memory of another process", "close it (cuIpcCloseMemHandle)"),
+    ("cuIpcGetMemHandle", "memory that is shared with other processes", SHARED),
+    ("cuIpcOpenMemHandle", "memory of another process", SHARED),
     // Others may hold what was shared when the pool is destroyed, so that does not help.
     ("cuMemPoolExport", "a pool that was shared with other processes", "share by cuIpcGetMemHandle instead"),
     ("cuMemPoolImport", "a pool of another process", "share by cuIpcGetMemHandle instead"),
-    ("cuMemCreate", "memory that is not a device's", "release it (for NCCL, NCCL_CUMEM_HOST_ENABLE=0)"),
+    ("cuMemCreate", "memory that is not a device's", SHARED),
     ("cuMemMapArrayAsync", "memory that is a part of an array", "release it"),
     ("cuMemMap", "a mapping with an offset or flags", "unmap and release the memory"),
-    ("cuMemExportToShareableHandle", "memory that is shared with other processes", "release it"),
-    ("cuMemImportFromShareableHandle", "memory of another process", "unmap and release it"),
+    ("cuMemExportToShareableHandle", "memory that is shared with other processes", SHARED),
+    ("cuMemImportFromShareableHandle", "memory of another process", SHARED),
     ("cuMemGetHandleForAddressRange", "memory that other devices may use", "run without GPUDirect RDMA"),
-    ("cuMulticast", "a multicast object", "if it is NCCL's, set NCCL_NVLS_ENABLE=0"),
+    ("cuMulticast", "a multicast object", SHARED),
     ("cuLogicalEndpoint", "a logical endpoint", "run without"),
     ("cuGL", "memory of a graphics library", "run without graphics"),
     ("cuEGL", "memory of a graphics library", "run without graphics"),

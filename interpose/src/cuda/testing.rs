@@ -37,7 +37,13 @@ pub fn is_alone(test: &str, settings: &[(&str, &str)]) -> bool {
 
 /// Runs the body of the calling test in a process whose program has initialised the driver.
 pub fn alone(test: &str, body: impl FnOnce()) {
-    if is_alone(test, &[("SIMCUDA_MEMORY", "64MiB"), ("SIMCUDA_DEVICES", "2")]) {
+    alone_under("580", test, body);
+}
+
+/// As [`alone`], with a release of the driver.
+pub fn alone_under(release: &str, test: &str, body: impl FnOnce()) {
+    let environment = [("SIMCUDA_MEMORY", "64MiB"), ("SIMCUDA_DEVICES", "2"), ("SIMCUDA_DRIVER", release)];
+    if is_alone(test, &environment) {
         super::activate();
         // SAFETY: it takes a number.
         assert_eq!(unsafe { exports::cuInit(0) }, 0);

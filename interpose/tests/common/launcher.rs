@@ -2,11 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use ckpt_cut::Report;
 use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, ToAgent};
 use ckpt_protocol::frame::FrameError;
 use ckpt_protocol::{descriptors, frame};
@@ -108,8 +109,27 @@ impl Agent {
         frame::write(&mut &self.stream, message).expect("said");
     }
 
+    /// The next message but reports of steps, which may come at any time.
     pub fn hear(&self) -> FromAgent {
-        self.try_hear().expect("an answer")
+        loop {
+            match self.try_hear().expect("an answer") {
+                FromAgent::Steps { .. } => {}
+                message => return message,
+            }
+        }
+    }
+
+    /// The next report of the rank's steps, if there is one.
+    pub fn report(&self) -> Option<Report> {
+        let mut wanted = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: poll writes to the one structure that it is given.
+        if unsafe { libc::poll(&raw mut wanted, 1, 0) } <= 0 {
+            return None;
+        }
+        match self.try_hear().expect("a report") {
+            FromAgent::Steps { report } => Some(report),
+            message => panic!("{message:?}"),
+        }
     }
 
     pub fn try_hear(&self) -> Result<FromAgent, FrameError> {
@@ -135,7 +155,12 @@ impl Agent {
 }
 
 pub fn quiesce(attempt: u64, park: bool) -> ToAgent {
-    ToAgent::Quiesce { attempt, timeout_ms: u64::try_from(TEST_TIMEOUT.as_millis()).expect("fits"), park }
+    ToAgent::Quiesce {
+        attempt,
+        timeout_ms: u64::try_from(TEST_TIMEOUT.as_millis()).expect("fits"),
+        park,
+        measures: false,
+    }
 }
 
 /// What the launcher has of one process: the mirror of its device memory, and what is parked.
@@ -155,14 +180,15 @@ impl Kept {
     /// Announces a checkpoint and stages the mirror, as large as the process says.
     pub fn stage(&mut self, agent: &Agent, attempt: u64) {
         agent.say(&ToAgent::Prepare { attempt });
-        let FromAgent::Needs { attempt: of, mirror_bytes } = agent.hear() else { panic!("no needs") };
+        let FromAgent::Needs { attempt: of, mirror_bytes, .. } = agent.hear() else { panic!("no needs") };
         assert_eq!(of, attempt);
         self.bytes = self.bytes.max(mirror_bytes);
         if mirror_bytes > 0 {
-            let mirror = self.mirror.get_or_insert_with(memory_file);
-            mirror.set_len(self.bytes).expect("room");
-            agent.say(&ToAgent::Stage { attempt, mirror: self.id, bytes: self.bytes });
-            descriptors::send(agent.stream.as_fd(), &[mirror.as_fd()]).expect("sent");
+            let file = self.mirror.get_or_insert_with(memory_file);
+            file.set_len(self.bytes).expect("room");
+            let (mirror, bytes, more_bytes) = (self.id, self.bytes, Some(self.bytes));
+            agent.say(&ToAgent::Stage { attempt, mirror, bytes, more_bytes, is_partial: false });
+            descriptors::send(agent.stream.as_fd(), &[file.as_fd()]).expect("sent");
             assert_eq!(agent.hear(), FromAgent::Staged { attempt });
         }
     }
@@ -197,7 +223,13 @@ impl Kept {
     pub fn bring_back(&mut self, agent: &Agent) -> FromAgent {
         if agent.hello.is_detached {
             let parked = self.parked.len();
-            agent.say(&ToAgent::Deliver { mirror: self.id, bytes: self.bytes, parked });
+            agent.say(&ToAgent::Deliver {
+                mirror: self.id,
+                bytes: self.bytes,
+                parked,
+                pairs: Vec::new(),
+                is_partial: false,
+            });
             if let Some(mirror) = &self.mirror {
                 descriptors::send(agent.stream.as_fd(), &[mirror.as_fd()]).expect("sent");
             }

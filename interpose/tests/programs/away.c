@@ -6,7 +6,10 @@
  *   share N      makes an IPC handle of allocation N
  *   special      memory of cuMemCreate with all that a region can have, at two addresses, for two devices
  *   graph BYTES  launches a graph that allocates, and does not free
+ *   context      makes a context and destroys it
+ *   profile, stop, detach  enable an activity of CUPTI, disable it, and detach CUPTI
  * Linked with the driver directly. */
+#include <dlfcn.h>
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,6 +22,8 @@ int cuInit(unsigned);
 int cuDeviceGetCount(int *);
 int cuDevicePrimaryCtxRetain(void **, int);
 int cuCtxSetCurrent(void *);
+int cuCtxCreate_v2(void **, unsigned, int);
+int cuCtxDestroy_v2(void *);
 int cuMemAlloc_v2(ptr *, size_t);
 int cuMemFree_v2(ptr);
 int cuMemAllocAsync(ptr *, size_t, void *);
@@ -185,6 +190,19 @@ static ptr vmm(size_t bytes, int is_alias) {
     return address;
 }
 
+/* Calls a function of CUPTI that takes a kind of activity, or nothing. */
+static void cupti(const char *name) {
+    enum { CONCURRENT_KERNEL = 10 };
+    void *library = dlopen("libcupti.so.13", RTLD_NOW | RTLD_LOCAL);
+    int (*function)(unsigned) = library ? (int (*)(unsigned))dlsym(library, name) : NULL;
+    if (function == NULL) {
+        printf("no %s: %s\n", name, dlerror());
+        fflush(stdout);
+        exit(1);
+    }
+    CHECK(function(CONCURRENT_KERNEL));
+}
+
 int main(void) {
     void *context;
     CHECK(cuInit(0));
@@ -238,6 +256,16 @@ int main(void) {
         } else if (sscanf(line, "share %u", &number) == 1) {
             unsigned char handle[64];
             CHECK(cuIpcGetMemHandle(handle, all[number].address));
+        } else if (strncmp(line, "context", 7) == 0) {
+            void *other;
+            CHECK(cuCtxCreate_v2(&other, 0, 0));
+            CHECK(cuCtxDestroy_v2(other));
+        } else if (strncmp(line, "profile", 7) == 0) {
+            cupti("cuptiActivityEnable");
+        } else if (strncmp(line, "stop", 4) == 0) {
+            cupti("cuptiActivityDisable");
+        } else if (strncmp(line, "detach", 6) == 0) {
+            cupti("cuptiFinalize");
         } else if (strncmp(line, "special", 7) == 0) {
             special();
             CHECK(cuMemGetInfo_v2(&free_before, &total_before));

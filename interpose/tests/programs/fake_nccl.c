@@ -91,6 +91,11 @@ int ncclCommCount(communicator of, int *ranks)
     return 0;
 }
 
+int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, communicator of, void *stream)
+{
+    return of && from == to && count == 1 && type == 7 && op == 0 && !stream ? 0 : 4;
+}
+
 // Not NCCL's: what was passed.
 int ncclTestSum(communicator of) { return of->sum; }
 

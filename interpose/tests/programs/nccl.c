@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct {
     char internal[128];
@@ -29,6 +30,7 @@ typedef int init_all(void **, int, const int *);
 typedef int split(void *, int, int, void **, const int *);
 typedef int shrink(void *, int *, int, void **, const int *, int);
 typedef int grow(void *, int, const id *, int, void **, const int *);
+typedef int all_reduce(const void *, void *, size_t, int, int, void *, void *);
 typedef int end(void *);
 
 static void *made[8];
@@ -59,6 +61,24 @@ static int step(const char *what, int ranks)
     } else if (!strcmp(what, "grow")) {
         FIND(ncclCommGrow, grow);
         return function(made[0], ranks, &ids[1], -1, &made[1], &config);
+    } else if (!strcmp(what, "reduce")) {
+        FIND(ncclAllReduce, all_reduce);
+        return function(NULL, NULL, 1, 7, 0, made[ranks], NULL);
+    } else if (!strcmp(what, "speed")) {
+        // The time of a call, in tenths of a nanosecond: the best of several runs.
+        FIND(ncclAllReduce, all_reduce);
+        struct timespec start, end;
+        long best = -1;
+        for (int run = 0; run < 10; run++) {
+            clock_gettime(CLOCK_MONOTONIC, &start);
+            for (int call = 0; call < ranks; call++)
+                if (function(NULL, NULL, 1, 7, 0, made[0], NULL))
+                    return -1;
+            clock_gettime(CLOCK_MONOTONIC, &end);
+            long took = (end.tv_sec - start.tv_sec) * 1000000000 + end.tv_nsec - start.tv_nsec;
+            best = best < 0 || took < best ? took : best;
+        }
+        return (int)(best * 10 / ranks);
     } else if (!strcmp(what, "destroy")) {
         FIND(ncclCommDestroy, end);
         return function(made[ranks]);

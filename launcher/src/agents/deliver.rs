@@ -1,6 +1,7 @@
 //! Delivering what a process needs to restore its GPU state: its mirror, and its parked memory.
 
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 use ckpt_protocol::agent::{FromAgent, Hello, ToAgent};
@@ -14,7 +15,7 @@ use super::{Shared, broker};
 
 impl Shared {
     /// Delivers what a returning process needs, and receives the agent's report of its return. Restoring the GPU state has
-    /// no time limit.
+    /// no time limit. A process for which there is too little device memory gets nothing, and is lost.
     pub(super) fn receive_return(
         &self,
         id: u64,
@@ -23,11 +24,17 @@ impl Shared {
     ) -> Result<FromAgent, FrameError> {
         if hello.is_detached {
             stream.set_read_timeout(None)?;
+            if let Err(shortage) = self.await_restore_memory() {
+                let attempt = hello.away.unwrap_or_default();
+                let lost = Some(shortage);
+                return Ok(FromAgent::Reconnected { attempt, restored: false, copied_bytes: 0, lost });
+            }
             self.deliver(id, stream, hello.pid)?;
         }
         loop {
             match stream.receive()? {
                 FromAgent::Unpark { first, count } => self.unpark(stream, hello.pid, first, count)?,
+                FromAgent::Fill { ranges } => self.fill(stream, Some(hello.pid), ranges)?,
                 message if broker::sender(&message).is_some() => {
                     self.serve_broker_message(id, stream, &message)?;
                 }
@@ -47,8 +54,24 @@ impl Shared {
         let (number, bytes) = mirror.as_ref().map_or((0, 0), |mirror| (mirror.number, mirror.bytes));
         debug!(id, pid, bytes, parked, "delivering mirror and parked memory to an agent");
         let files: Vec<_> = mirror.iter().map(|mirror| mirror.file.as_fd()).collect();
-        stream.send_with_files(&ToAgent::Deliver { mirror: number, bytes, parked }, &files)?;
+        let pairs = self.migrations.lock().take_pairs(pid);
+        let is_partial = mirror.as_ref().is_some_and(|mirror| mirror.history.lock().is_freed());
+        let message = ToAgent::Deliver { mirror: number, bytes, parked, pairs, is_partial };
+        stream.send_with_files(&message, &files)?;
         faults::hit("delivered").map_err(|source| FrameError::Io { step: "go on", source })
+    }
+
+    /// Writes what a partial mirror lacks to it, for an agent that will copy from it.
+    pub(super) fn fill(
+        &self,
+        stream: &AgentStream,
+        pid: Option<u32>,
+        ranges: Vec<Range<u64>>,
+    ) -> Result<(), FrameError> {
+        faults::hit("fill").map_err(|source| FrameError::Io { step: "go on", source })?;
+        let mirror = pid.and_then(|pid| self.lock().holdings.mirror(pid).cloned());
+        let problem = mirror.and_then(|mirror| mirror.fill(ranges).err()).map(|error| error.to_string());
+        stream.send(&ToAgent::Filled { problem })
     }
 
     fn unpark(&self, stream: &AgentStream, pid: u32, first: usize, count: usize) -> Result<(), FrameError> {

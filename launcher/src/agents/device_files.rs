@@ -54,6 +54,11 @@ impl DeviceFiles {
         }
     }
 
+    /// Whether no GPU is held.
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
     fn hold(&mut self, path: &Path, link: &Path) {
         if !self.is_gpu(path) || self.open.contains_key(path) {
             return;

@@ -10,11 +10,14 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use ckpt_protocol::agent::Capture;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
 
 use super::process::ProcessHandle;
 use super::unchanged::CaptureHistory;
@@ -36,6 +39,10 @@ pub struct Mirror {
     pub bytes: u64,
     /// Its memory.
     pub file: Arc<File>,
+    /// Whether its agent allocates the memory, and leaves holes for chunks of zeroes. Older agents pin all of it.
+    pub has_holes: bool,
+    /// Whether its memory is freed where the store has the content, see [`super::partial`].
+    pub is_partial: bool,
     /// The captures since the last commit: which parts of the content the store has. Shared by all sizes of the mirror,
     /// like the memory.
     pub history: Arc<Mutex<CaptureHistory>>,
@@ -47,19 +54,53 @@ impl Mirror {
     /// # Errors
     /// When the memory cannot be allocated.
     pub fn new(bytes: u64) -> io::Result<Self> {
+        Self::with_holes(0).and_then(|mirror| Self { has_holes: false, ..mirror }.resized(bytes))
+    }
+
+    /// The same, in which the agent allocates the memory.
+    ///
+    /// # Errors
+    /// When the file cannot be created.
+    pub fn with_holes(bytes: u64) -> io::Result<Self> {
         let file = Arc::new(staging::unnamed_file()?);
-        let mirror = Self { number: random_number()?, bytes: 0, file, history: Arc::default() };
-        mirror.resized(bytes)
+        let number = random_number()?;
+        Self { number, bytes: 0, file, has_holes: true, is_partial: false, history: Arc::default() }
+            .resized(bytes)
     }
 
     /// A mirror whose content will be loaded from a snapshot. It has its size, but no memory yet.
     ///
     /// # Errors
     /// When the file cannot be created.
-    pub fn to_be_filled(number: u64, bytes: u64) -> io::Result<Self> {
+    pub fn to_be_filled(number: u64, bytes: u64, has_holes: bool) -> io::Result<Self> {
         let file = staging::unnamed_file()?;
         file.set_len(bytes)?;
-        Ok(Self { number, bytes, file: Arc::new(file), history: Arc::default() })
+        let file = Arc::new(file);
+        Ok(Self { number, bytes, file, has_holes, is_partial: false, history: Arc::default() })
+    }
+
+    /// How much memory it has.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.file.metadata().map_or(self.bytes, |file| file.blocks().saturating_mul(512))
+    }
+
+    /// The ranges that are not holes, in order.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn data(&self) -> io::Result<Vec<Range<u64>>> {
+        let (mut data, mut offset) = (Vec::new(), 0);
+        while offset < self.bytes {
+            let start = match rustix::fs::seek(&*self.file, SeekFrom::Data(offset)) {
+                Ok(start) => start,
+                // There is nothing behind.
+                Err(Errno::NXIO) => break,
+                Err(error) => return Err(error.into()),
+            };
+            offset = rustix::fs::seek(&*self.file, SeekFrom::Hole(start))?;
+            data.push(start..offset.min(self.bytes));
+        }
+        Ok(data)
     }
 
     /// Records a capture, or that the agent reported none. The written ranges are moved to the history.
@@ -77,14 +118,22 @@ impl Mirror {
         if (present_bytes / 2..present_bytes).contains(&wanted_bytes) { present_bytes } else { wanted_bytes }
     }
 
-    /// The same mirror in another size. Its memory is allocated now, not on first write.
+    /// The same mirror in another size. Its memory is allocated now, not on first write, unless the agent does that.
     ///
     /// # Errors
     /// When there is not enough memory; the mirror then keeps its size.
     pub fn resized(&self, bytes: u64) -> io::Result<Self> {
         if bytes < self.bytes {
-            *self.history.lock() = CaptureHistory::default();
+            let mut history = self.history.lock();
+            // What was freed is in the store only.
+            if !history.is_freed() {
+                *history = CaptureHistory::default();
+            }
             self.file.set_len(bytes)?;
+        }
+        if self.has_holes {
+            self.file.set_len(bytes)?;
+            return Ok(Self { bytes, ..self.clone() });
         }
         let mut allocated_bytes = self.bytes;
         while allocated_bytes < bytes {
@@ -138,6 +187,11 @@ pub struct Holdings {
 impl Holdings {
     pub fn mirror(&self, pid: u32) -> Option<&Mirror> {
         self.processes.get(&pid)?.mirror.as_ref()
+    }
+
+    /// All mirrors, with the IDs of their processes.
+    pub fn mirrors(&self) -> impl Iterator<Item = (u32, &Mirror)> {
+        self.processes.iter().filter_map(|(&pid, held)| Some((pid, held.mirror.as_ref()?)))
     }
 
     /// Replaces the mirror of a process; returns the old one.
@@ -279,14 +333,35 @@ mod tests {
         assert_ne!(Mirror::new(0).expect("a mirror").number, small.number);
     }
 
+    #[test]
+    fn a_mirror_with_holes_has_the_memory_that_was_written() {
+        let mirror = Mirror::with_holes(6 << 20).expect("a mirror");
+        assert_eq!((mirror.allocated_bytes(), mirror.data().expect("data")), (0, Vec::new()));
+        mirror.file.write_all_at(&[1; 2 << 20], 2 << 20).expect("written");
+        assert_eq!(
+            (mirror.allocated_bytes(), mirror.data().expect("data")),
+            (2 << 20, vec![2 << 20..4 << 20])
+        );
+        let larger = mirror.resized(8 << 20).expect("a mirror");
+        larger.file.write_all_at(&[1; 2 << 20], 6 << 20).expect("written");
+        assert_eq!(larger.data().expect("data"), [2 << 20..4 << 20, 6 << 20..8 << 20]);
+        assert_eq!(larger.resized(2 << 20).expect("a mirror").allocated_bytes(), 0);
+    }
+
     /// A sealed file, which cannot grow, simulates a lack of memory.
     #[test]
     fn a_mirror_that_cannot_grow_keeps_its_size() {
         let file = memfd_create("full", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a file");
         rustix::fs::ftruncate(&file, 2 << 20).expect("its size");
         rustix::fs::fcntl_add_seals(&file, SealFlags::GROW).expect("sealed");
-        let mirror =
-            Mirror { number: 7, bytes: 2 << 20, file: Arc::new(file.into()), history: Arc::default() };
+        let mirror = Mirror {
+            number: 7,
+            bytes: 2 << 20,
+            file: Arc::new(file.into()),
+            has_holes: false,
+            is_partial: false,
+            history: Arc::default(),
+        };
         assert!(mirror.resized(4 << 20).is_err());
         assert_eq!(mirror.file.metadata().expect("facts").len(), 2 << 20);
     }
@@ -328,7 +403,7 @@ mod tests {
     fn mirrors_of_processes_that_were_not_restored_are_removed() {
         let mut holdings = Holdings::default();
         for pid in 1..=3 {
-            holdings.adopt(pid, Mirror::to_be_filled(7, 0).expect("a mirror"));
+            holdings.adopt(pid, Mirror::to_be_filled(7, 0, true).expect("a mirror"));
         }
         assert!(holdings.remove_ended().is_empty(), "they are not restored yet");
         let handle = own_handle();

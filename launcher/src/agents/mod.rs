@@ -33,11 +33,14 @@
 //! | `serve.rs` | one thread per connection: handles what the agent sends |
 //! | `state.rs` | the state that all connections share |
 //! | `prepare.rs` | before a dump, while the job runs: every process with device memory gets a mirror |
+//! | `cut.rs` | before a dump: all ranks of NCCL stop at the same step |
 //! | `deliver.rs` | after a dump: gives processes what they need to restore their GPU state |
 //! | `mirrors.rs` | mirrors and parked memory |
 //! | `unchanged.rs` | which parts of a mirror need not be read again for the store |
+//! | `partial.rs` | mirrors that hold only what the store lacks |
 //! | `broker.rs` | device memory that processes share |
 //! | `device_files.rs` | keeps the GPUs open while no process of the job does |
+//! | `restore_memory.rs` | how much device memory the restores take, and the wait for it |
 //! | `release.rs` | before a kill: takes the processes off their GPUs |
 //! | `activity.rs` | GPU activity, for the watchdog |
 //! | `stuck.rs` | agents whose GPU driver does not come back |
@@ -46,14 +49,17 @@
 mod acceptor;
 mod activity;
 mod broker;
+mod cut;
 mod deliver;
 mod device_files;
 mod mirrors;
+mod partial;
 #[allow(unsafe_code)]
 mod peer;
 mod prepare;
 mod process;
 mod release;
+mod restore_memory;
 mod serve;
 mod state;
 mod stream;
@@ -61,7 +67,9 @@ mod stuck;
 mod unchanged;
 
 use crate::sys::deadline::{AGENT_CLOSE_TIMEOUT, PROCESS_POLL_INTERVAL};
+use crate::sys::gpus::{GpuProbe, Gpus};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::mem;
@@ -76,12 +84,18 @@ use tracing::warn;
 use acceptor::Acceptor;
 pub use activity::{ActivityProbe, GpuActivity};
 use broker::Broker;
+pub use cut::{CutCost, HeldCut};
 use device_files::DeviceFiles;
 pub use mirrors::Mirror;
+#[cfg(test)]
+pub use partial::Present;
+pub use partial::{MirrorMode, StoredContent};
 pub use prepare::Prepared;
 pub use process::{GpuState, Loss, Process, QuiesceError, Quiesced, ReturnSummary};
+pub use restore_memory::Placement;
+use restore_memory::{Migrations, RestoreMemory};
 use state::{Phase, State};
-pub use unchanged::{ChunkTable, UnchangedChunks, merge_ranges};
+pub use unchanged::{ChunkTable, ContentLost, UnchangedChunks, clipped, merge_ranges};
 
 /// Stack of each thread.
 const STACK_BYTES: usize = 256 * 1024;
@@ -101,8 +115,16 @@ struct Shared {
     broker: Broker,
     /// Whether the job runs on after the dump, so that parking device memory is worthwhile.
     parks_memory: AtomicBool,
+    mirror_mode: Mutex<MirrorMode>,
     devices: Mutex<DeviceFiles>,
+    gpus: GpuProbe,
+    restore_memory: Mutex<RestoreMemory>,
+    migrations: Mutex<Migrations>,
+    /// The job session has ended.
+    is_closed: AtomicBool,
     state: Mutex<State>,
+    /// Held while orders of the cut are sent, so that each agent gets them in their order.
+    sending_orders: Mutex<()>,
     /// Notified whenever the state changes.
     changed: Condvar,
 }
@@ -122,8 +144,14 @@ impl Agents {
             gpu_timeout,
             broker: Broker::default(),
             parks_memory: AtomicBool::new(true),
+            mirror_mode: Mutex::default(),
             devices: Mutex::default(),
+            gpus: GpuProbe::default(),
+            restore_memory: Mutex::default(),
+            migrations: Mutex::default(),
+            is_closed: AtomicBool::new(false),
             state: Mutex::default(),
+            sending_orders: Mutex::default(),
             changed: Condvar::new(),
         });
         let acceptor = shared.acceptor()?;
@@ -164,7 +192,7 @@ impl Agents {
             return Err(orphan.into());
         }
         self.begin(attempt, deadline, end)?;
-        self.hold_gpus_of_job();
+        let machine = self.hold_gpus_of_job();
         self.shared.broker.begin(attempt);
         self.stop_listening();
         let unasked = self.shared.lock().mark_asked(attempt);
@@ -192,7 +220,9 @@ impl Agents {
                     break;
                 }
                 state.phase = Phase::NotListening;
-                return Ok(state.take_quiesced(attempt));
+                let quiesced = state.take_quiesced(attempt);
+                drop(state);
+                return Ok(self.with_gpus(quiesced, machine.as_ref()));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || state.connections.values().all(|one| one.refusal.is_some()) {
@@ -217,17 +247,20 @@ impl Agents {
         }
     }
 
-    /// Keeps the GPUs of the job's processes initialised while these are detached.
-    fn hold_gpus_of_job(&self) {
+    /// Keeps the GPUs of the job's processes initialised while these are detached. Returns the machine's GPUs, if the job uses
+    /// any and NVML says which there are.
+    fn hold_gpus_of_job(&self) -> Option<Gpus> {
         let pids: Vec<_> =
             self.shared.lock().connections.values().filter_map(|one| one.process.host_pid).collect();
         let mut devices = self.shared.devices.lock();
         pids.into_iter().for_each(|pid| devices.hold_those_of(pid));
+        if devices.is_empty() { None } else { self.shared.gpus.look() }
     }
 
     /// Waits until all detached agents have returned, and begins an attempt.
     fn begin(&self, attempt: u64, deadline: Duration, end: Instant) -> Result<(), QuiesceError> {
         let mut state = self.await_all_returned(deadline, end)?;
+        self.shared.forget_needs();
         state.phase = Phase::Quiescing { attempt, end };
         state.arrivals.clear();
         state.disconnected.clear();
@@ -310,10 +343,15 @@ impl Agents {
         }
     }
 
-    /// Takes over the mirrors of processes that are about to be restored, by their IDs in the job's PID namespace. The
-    /// machine's GPUs stay initialised until the job session ends.
-    pub fn adopt(&self, mirrors: impl IntoIterator<Item = (u32, Mirror)>) {
+    /// Takes over the mirrors of processes that are about to be restored, and where these are restored, by their IDs in the
+    /// job's PID namespace. The machine's GPUs stay initialised until the job session ends.
+    pub fn adopt(
+        &self,
+        mirrors: impl IntoIterator<Item = (u32, Mirror)>,
+        placements: BTreeMap<u32, Placement>,
+    ) {
         self.shared.devices.lock().hold_all();
+        self.place(placements);
         let mut state = self.shared.lock();
         mirrors.into_iter().for_each(|(pid, mirror)| state.holdings.adopt(pid, mirror));
     }
@@ -341,6 +379,7 @@ impl Agents {
 
 impl Drop for Agents {
     fn drop(&mut self) {
+        self.shared.is_closed.store(true, Ordering::Relaxed);
         self.stop_listening();
         for connection in self.shared.lock().connections.values() {
             // Its thread wakes and ends.

@@ -15,9 +15,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ckpt_protocol::agent::ToAgent;
+use ckpt_protocol::agent::{ExpectedChanges, ToAgent};
 
 use super::mirrors::Mirror;
+use super::partial::{MirrorMode, Present};
 use super::process::{Process, ProcessHandle, QuiesceError};
 use super::state::{Connection, State};
 use super::stream::AgentStream;
@@ -39,8 +40,12 @@ pub(super) struct Preparation {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Announced,
-    /// The mirror size that the process needs, in bytes.
-    Needs(u64),
+    /// What the process needs, as in [`FromAgent::Needs`](ckpt_protocol::agent::FromAgent::Needs).
+    Needs {
+        mirror_bytes: u64,
+        used_bytes: Option<u64>,
+        changes: Option<ExpectedChanges>,
+    },
     Staging,
     Staged,
     /// Why the process cannot be dumped.
@@ -68,13 +73,13 @@ impl Connection {
 pub struct Prepared {
     shared: Arc<Shared>,
     attempt: u64,
-    mirror_bytes: u64,
+    device_bytes: u64,
 }
 
 impl Prepared {
-    /// Upper limit of the device memory to save.
-    pub fn mirror_bytes(&self) -> u64 {
-        self.mirror_bytes
+    /// The device memory to save, in bytes, without chunks of zeroes as far as these are known.
+    pub fn device_bytes(&self) -> u64 {
+        self.device_bytes
     }
 }
 
@@ -102,6 +107,12 @@ struct MirrorRequest {
     pid: u32,
     handle: Arc<ProcessHandle>,
     mirror_bytes: u64,
+    /// How much of it has memory for all device memory; `None` if all of it is to be allocated.
+    content_bytes: Option<u64>,
+    /// What the agent expects to write to it, if it may be partial.
+    changes: Option<ExpectedChanges>,
+    /// How much of it has memory; `None` if all of it is to be allocated.
+    used_bytes: Option<u64>,
     current: Option<Mirror>,
 }
 
@@ -114,47 +125,100 @@ impl MirrorRequest {
         self.current.as_ref().map_or(0, |mirror| mirror.bytes)
     }
 
+    /// The memory that it takes beyond what it has.
     fn growth_bytes(&self) -> u64 {
-        self.bytes().saturating_sub(self.current_bytes())
+        let allocated_bytes = || self.current.as_ref().map_or(0, Mirror::allocated_bytes);
+        match self.used_bytes {
+            Some(used_bytes) => used_bytes.saturating_sub(allocated_bytes()),
+            None => self.bytes().saturating_sub(self.current_bytes()),
+        }
+    }
+
+    /// The part of it that has no memory.
+    fn holes_bytes(&self) -> u64 {
+        self.used_bytes.map_or(0, |used_bytes| self.mirror_bytes.saturating_sub(used_bytes))
+    }
+
+    /// Its share of the memory that is left, for what the program writes until the capture.
+    fn share_bytes(&self, left_bytes: u64, all_holes_bytes: u64) -> Option<u64> {
+        let used_bytes = self.used_bytes?;
+        // What the agent does not expect, as it does not know that its mirror is new.
+        let unexpected_bytes = self.changes.map_or(0, |changes| used_bytes.saturating_sub(changes.bytes));
+        if all_holes_bytes <= left_bytes {
+            return Some(self.holes_bytes() + unexpected_bytes);
+        }
+        let share = u128::from(left_bytes) * u128::from(self.holes_bytes()) / u128::from(all_holes_bytes);
+        u64::try_from(share).ok().map(|share| share + unexpected_bytes)
+    }
+
+    /// Lets the mirror be partial, if the agent supports that. A mirror whose content is incomplete is replaced.
+    fn make_partial(&mut self, mode: MirrorMode, present: &mut Present) {
+        self.changes = self.changes.filter(|_| mode == MirrorMode::Changed && self.content_bytes.is_some());
+        let captures = self.changes.map_or(0, |changes| changes.captures);
+        self.current = self.current.take().filter(|mirror| mirror.is_complete(captures, present));
+        if let Some(changes) = self.changes.filter(|_| self.current.is_some()) {
+            self.used_bytes = Some(changes.bytes.min(self.mirror_bytes));
+        }
     }
 
     /// The mirror, in the size that is needed.
     fn provide(&self) -> Result<Mirror, QuiesceError> {
         let mirror = match &self.current {
             Some(current) => current.resized(self.bytes()),
+            None if self.used_bytes.is_some() => Mirror::with_holes(self.bytes()),
             None => Mirror::new(self.bytes()),
         };
+        let mirror = mirror.map(|mirror| Mirror { is_partial: self.changes.is_some(), ..mirror });
         mirror.map_err(|source| QuiesceError::Mirror { process: self.process.clone(), source })
     }
 }
 
 impl Agents {
     /// Waits until all detached agents have returned, announces a checkpoint to all connected agents, and gives them
-    /// mirrors for their device memory. The job runs on meanwhile.
+    /// mirrors for their device memory. The job runs on meanwhile, except while an agent looks for chunks of zeroes.
+    /// `image_bytes` of memory will be needed for other things before the mirrors are written.
     ///
     /// # Errors
     /// [`QuiesceError::Refused`] if a process cannot be dumped, [`QuiesceError::Deadline`] if an agent does not answer in
     /// time or has not returned, [`QuiesceError::NoMemory`] or [`QuiesceError::Mirror`]. No agent is prepared then.
-    pub fn prepare(&self, attempt: u64, deadline: Duration) -> Result<Prepared, QuiesceError> {
+    pub fn prepare(
+        &self,
+        attempt: u64,
+        deadline: Duration,
+        image_bytes: u64,
+    ) -> Result<Prepared, QuiesceError> {
         let end = Instant::now() + deadline;
         let announced = self.announce(attempt, deadline, end)?;
-        let mut prepared = Prepared { shared: Arc::clone(&self.shared), attempt, mirror_bytes: 0 };
+        let mut prepared = Prepared { shared: Arc::clone(&self.shared), attempt, device_bytes: 0 };
         for stream in &announced {
             let message = ToAgent::Prepare { attempt };
             stream.send_or_log(&message, &[], "a checkpoint cannot be announced to an agent");
         }
         self.await_answers(attempt, deadline, end)?;
-        let (requests, not_needed) = self.shared.lock().mirror_requests(attempt);
+        let (mut requests, not_needed) = self.shared.lock().mirror_requests(attempt);
         drop(not_needed);
+        self.make_partial(&mut requests);
         let growth_bytes = requests.iter().map(MirrorRequest::growth_bytes).fold(0, u64::saturating_add);
-        check_memory(growth_bytes)?;
+        let left_bytes = left_memory(growth_bytes)?.saturating_sub(image_bytes);
+        let holes_bytes = requests.iter().map(MirrorRequest::holes_bytes).fold(0, u64::saturating_add);
         for request in &requests {
-            prepared.mirror_bytes = prepared.mirror_bytes.saturating_add(request.mirror_bytes);
-            self.stage(attempt, request)?;
+            let used_bytes = request.content_bytes.unwrap_or(request.mirror_bytes);
+            prepared.device_bytes = prepared.device_bytes.saturating_add(used_bytes);
+            self.stage(attempt, request, request.share_bytes(left_bytes, holes_bytes))?;
         }
-        let deadline = deadline + Duration::from_secs(prepared.mirror_bytes / STAGED_BYTES_PER_S);
+        let deadline = deadline + Duration::from_secs(prepared.device_bytes / STAGED_BYTES_PER_S);
         self.await_answers(attempt, deadline, Instant::now() + deadline)?;
         Ok(prepared)
+    }
+
+    /// Decides which mirrors are partial.
+    fn make_partial(&self, requests: &mut [MirrorRequest]) {
+        let used_bytes = requests.iter().map(|one| one.content_bytes.unwrap_or(one.mirror_bytes));
+        let held_bytes = requests.iter().filter_map(|one| Some(one.current.as_ref()?.allocated_bytes()));
+        let held_bytes = held_bytes.fold(0, u64::saturating_add);
+        let mode = self.shared.decide_mirror_mode(used_bytes.fold(0, u64::saturating_add), held_bytes);
+        let mut present = Present::default();
+        requests.iter_mut().for_each(|request| request.make_partial(mode, &mut present));
     }
 
     /// Begins to prepare the registered agents.
@@ -195,8 +259,13 @@ impl Agents {
         }
     }
 
-    /// Gives a process its mirror.
-    fn stage(&self, attempt: u64, request: &MirrorRequest) -> Result<(), QuiesceError> {
+    /// Gives a process its mirror, of which its agent may allocate `more_bytes` beyond what it has asked for.
+    fn stage(
+        &self,
+        attempt: u64,
+        request: &MirrorRequest,
+        more_bytes: Option<u64>,
+    ) -> Result<(), QuiesceError> {
         let mirror = request.provide()?;
         let mut state = self.shared.lock();
         let old = state.holdings.set_mirror(request.pid, &request.handle, Some(mirror.clone()));
@@ -208,7 +277,8 @@ impl Agents {
         drop(old);
         // The connection may have ended meanwhile.
         let Some(stream) = stream else { return Ok(()) };
-        let message = ToAgent::Stage { attempt, mirror: mirror.number, bytes: mirror.bytes };
+        let Mirror { number, bytes, is_partial, .. } = mirror;
+        let message = ToAgent::Stage { attempt, mirror: number, bytes, more_bytes, is_partial };
         stream.send_or_log(&message, &[mirror.file.as_fd()], "a mirror cannot be given to an agent");
         Ok(())
     }
@@ -229,13 +299,26 @@ impl State {
     fn mirror_requests(&mut self, attempt: u64) -> (Vec<MirrorRequest>, Vec<Mirror>) {
         let (mut requests, mut not_needed) = (Vec::new(), Vec::new());
         for (&connection, one) in &self.connections {
-            let (Some(&Step::Needs(mirror_bytes)), Some(pid)) = (one.step(attempt), one.process.pid) else {
+            let (Some(&Step::Needs { mirror_bytes, used_bytes, changes }), Some(pid)) =
+                (one.step(attempt), one.process.pid)
+            else {
                 continue;
             };
             let (process, handle) = (one.process.clone(), Arc::clone(&one.handle));
             if mirror_bytes > 0 {
                 let current = self.holdings.mirror(pid).cloned();
-                requests.push(MirrorRequest { connection, process, pid, handle, mirror_bytes, current });
+                let used_bytes = used_bytes.map(|used_bytes| used_bytes.min(mirror_bytes));
+                requests.push(MirrorRequest {
+                    connection,
+                    process,
+                    pid,
+                    handle,
+                    mirror_bytes,
+                    content_bytes: used_bytes,
+                    changes,
+                    used_bytes,
+                    current,
+                });
             } else if self.holdings.mirror(pid).is_some() {
                 not_needed.extend(self.holdings.set_mirror(pid, &handle, None));
             }
@@ -253,22 +336,21 @@ impl State {
     }
 }
 
-/// Fails if less than `needed_bytes` of memory are free, with a reserve for the rest of the machine.
-fn check_memory(needed_bytes: u64) -> Result<(), QuiesceError> {
-    if needed_bytes == 0 {
-        return Ok(());
-    }
+/// The memory that is left when `needed_bytes` are used, with a reserve for the rest of the machine. Fails if there is less.
+fn left_memory(needed_bytes: u64) -> Result<u64, QuiesceError> {
     // Allocating to find out is no option: if memory runs out, the kernel may kill any process.
     let available_bytes = memory::available_bytes().unwrap_or(0);
-    if needed_bytes.saturating_add(memory::SPARE_BYTES) <= available_bytes {
-        return Ok(());
+    match available_bytes.checked_sub(needed_bytes.saturating_add(memory::SPARE_BYTES)) {
+        Some(left_bytes) => Ok(left_bytes),
+        None if needed_bytes == 0 => Ok(0),
+        None => Err(QuiesceError::NoMemory { needed_bytes, available_bytes }),
     }
-    Err(QuiesceError::NoMemory { needed_bytes, available_bytes })
 }
 
 #[cfg(test)]
 #[expect(clippy::single_range_in_vec_init, reason = "one range is meant")]
 mod tests {
+    use std::collections::BTreeMap;
     use std::fs::File;
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::FileExt;
@@ -282,6 +364,7 @@ mod tests {
     use ckpt_protocol::descriptors;
     use ckpt_snapshot::{DataFile, RelPath};
 
+    use super::super::partial::tests::stored_nowhere;
     use super::super::process::{GpuState, Quiesced};
     use super::super::tests::{
         LONG, SHORT, agents_with, connect, connect_agent, expect_quiesce, hello, receive, send, socket_dir,
@@ -294,13 +377,15 @@ mod tests {
     /// Answers the announcement as an agent.
     fn answer_prepare(stream: &UnixStream, attempt: u64, mirror_bytes: u64) {
         assert_eq!(receive(stream).expect("a message"), ToAgent::Prepare { attempt });
-        send(stream, &FromAgent::Needs { attempt, mirror_bytes });
+        send(stream, &FromAgent::Needs { attempt, mirror_bytes, used_bytes: None, changes: None });
     }
 
     /// Receives a mirror as an agent, without answering.
     fn receive_mirror(stream: &UnixStream, wanted: u64) -> (u64, u64, File) {
         let message = receive(stream).expect("a message");
-        let ToAgent::Stage { attempt, mirror, bytes } = message else { panic!("{message:?}") };
+        let ToAgent::Stage { attempt, mirror, bytes, more_bytes: None, is_partial: false } = message else {
+            panic!("{message:?}")
+        };
         assert_eq!(attempt, wanted);
         let file = descriptors::receive(stream.as_fd(), 1).expect("a file").pop().expect("one");
         (mirror, bytes, file.into())
@@ -319,7 +404,7 @@ mod tests {
         deadline: Duration,
     ) -> JoinHandle<Result<Prepared, QuiesceError>> {
         let agents = Arc::clone(agents);
-        thread::spawn(move || agents.prepare(attempt, deadline))
+        thread::spawn(move || agents.prepare(attempt, deadline, 0))
     }
 
     fn finish_prepare(preparing: JoinHandle<Result<Prepared, QuiesceError>>) -> Prepared {
@@ -370,7 +455,7 @@ mod tests {
         send(&stream, &FromAgent::Hello(Hello { is_detached: true, supports_activity: true, ..plain }));
         assert_eq!(receive(&stream).expect("a message"), ToAgent::Welcome { version });
         let message = receive(&stream).expect("a message");
-        let ToAgent::Deliver { mirror, bytes, parked } = message else { panic!("{message:?}") };
+        let ToAgent::Deliver { mirror, bytes, parked, .. } = message else { panic!("{message:?}") };
         let file = (bytes > 0).then(|| descriptors::receive(stream.as_fd(), 1).expect("a file"));
         (stream, mirror, bytes, file.and_then(|mut files| files.pop()).map(File::from), parked)
     }
@@ -413,7 +498,7 @@ mod tests {
                 blake3: None,
                 chunks: Vec::new(),
             };
-            mirror.history.lock().record_commit(Some(4), vec![0..8], &file);
+            mirror.history.lock().record_commit(Some(4), vec![0..8], &file, stored_nowhere());
             assert_eq!(mirror.history.lock().unchanged_in(Some(4)).is_some(), skew == 0);
             let reported = report.capture.as_ref().expect("a capture");
             assert_eq!((reported.number, reported.written.is_empty()), (4, skew == 0));
@@ -429,7 +514,7 @@ mod tests {
         assert_eq!((bytes, file.metadata().expect("facts").len()), (4 * MIB, 4 * MIB));
         file.write_all_at(b"captured", MIB).expect("written");
         let aborted = finish_prepare(preparing);
-        assert_eq!(aborted.mirror_bytes(), 3 * MIB);
+        assert_eq!(aborted.device_bytes(), 3 * MIB);
         drop(aborted);
         assert_eq!(receive(&first).expect("a message"), ToAgent::Unstage { attempt: 1 });
 
@@ -519,14 +604,14 @@ mod tests {
     #[test]
     fn an_agent_that_misses_the_deadline_is_named_and_its_late_answer_is_ignored() {
         let (_directory, _path, agents, [slow]) = agents_with([7]);
-        let error = agents.prepare(1, SHORT).err().expect("no answer");
+        let error = agents.prepare(1, SHORT, 0).err().expect("no answer");
         let QuiesceError::Deadline { unanswered, .. } = &error else { panic!("{error:?}") };
         assert_eq!(unanswered[0].pid, Some(7));
         let preparing = start_prepare(&agents, 2, LONG);
         answer_prepare(&slow, 1, 1);
         send(&slow, &FromAgent::Failed { attempt: 1, reason: "late".into(), is_lost: false });
         stage(&slow, 2, 2 * MIB);
-        assert_eq!(finish_prepare(preparing).mirror_bytes(), 2 * MIB);
+        assert_eq!(finish_prepare(preparing).device_bytes(), 2 * MIB);
         assert_eq!(receive(&slow).expect("a message"), ToAgent::Unstage { attempt: 2 });
 
         // A late refusal does not make the launcher ask twice.
@@ -550,7 +635,53 @@ mod tests {
         let preparing = start_prepare(&agents, 2, LONG);
         answer_prepare(&first, 2, 0);
         answer_prepare(&second, 2, 0);
-        assert_eq!(finish_prepare(preparing).mirror_bytes(), 0);
+        assert_eq!(finish_prepare(preparing).device_bytes(), 0);
+    }
+
+    /// An agent that leaves holes needs memory for the rest only, and may allocate what else is free.
+    #[test]
+    fn a_mirror_with_holes_takes_what_is_used() {
+        let (_directory, _path, agents, [stream]) = agents_with([1]);
+        let stage = |attempt, mirror_bytes, used_bytes| {
+            assert_eq!(receive(&stream).expect("a message"), ToAgent::Prepare { attempt });
+            let used_bytes = Some(used_bytes);
+            send(&stream, &FromAgent::Needs { attempt, mirror_bytes, used_bytes, changes: None });
+            let message = receive(&stream).expect("a message");
+            let ToAgent::Stage { bytes, more_bytes: Some(more_bytes), .. } = message else {
+                panic!("{message:?}")
+            };
+            let file = descriptors::receive(stream.as_fd(), 1).expect("a file").pop().expect("one");
+            send(&stream, &FromAgent::Staged { attempt });
+            (bytes, more_bytes, File::from(file))
+        };
+        // More than any machine has.
+        let huge_bytes = 1 << 50;
+        let preparing = start_prepare(&agents, 1, LONG);
+        let (bytes, more_bytes, file) = stage(1, huge_bytes, 4 * MIB);
+        assert_eq!((bytes, file.metadata().expect("facts").len()), (huge_bytes, huge_bytes));
+        let available_bytes = memory::available_bytes().expect("known");
+        assert!(more_bytes > 0 && more_bytes < 2 * available_bytes, "{more_bytes} of {available_bytes}");
+        let prepared = finish_prepare(preparing);
+        assert_eq!(prepared.device_bytes(), 4 * MIB);
+        drop(prepared);
+        assert_eq!(receive(&stream).expect("a message"), ToAgent::Unstage { attempt: 1 });
+        let preparing = start_prepare(&agents, 2, LONG);
+        assert_eq!(stage(2, 8 * MIB, 6 * MIB).1, 2 * MIB, "all holes can be filled");
+        drop(finish_prepare(preparing));
+        assert_eq!(receive(&stream).expect("a message"), ToAgent::Unstage { attempt: 2 });
+        let preparing = start_prepare(&agents, 3, LONG);
+        assert_eq!(receive(&stream).expect("a message"), ToAgent::Prepare { attempt: 3 });
+        send(
+            &stream,
+            &FromAgent::Needs {
+                attempt: 3,
+                mirror_bytes: huge_bytes,
+                used_bytes: Some(huge_bytes),
+                changes: None,
+            },
+        );
+        let error = preparing.join().expect("no panic").err().expect("refused").to_string();
+        assert!(error.contains("bytes of memory are needed"), "{error}");
     }
 
     #[test]
@@ -604,8 +735,8 @@ mod tests {
     fn a_restored_process_gets_the_mirror_that_was_loaded() {
         let (_directory, path) = socket_dir();
         let agents = Agents::listen(&path, LONG).expect("listening");
-        let mirror = |number| Mirror::to_be_filled(number, 2 * MIB).expect("a mirror");
-        agents.adopt([(1, mirror(71)), (2, mirror(72))]);
+        let mirror = |number| Mirror::to_be_filled(number, 2 * MIB, false).expect("a mirror");
+        agents.adopt([(1, mirror(71)), (2, mirror(72))], BTreeMap::new());
         let (stream, number, bytes, file, parked) = return_detached(&path, 1, 6);
         assert_eq!((number, bytes, parked), (71, 2 * MIB, 0));
         assert!(file.is_some());

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ckpt_protocol::agent::GpuReport;
+use ckpt_snapshot::GpuRecord;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags};
@@ -59,6 +60,8 @@ pub struct GpuState {
     pub mirror: Option<Mirror>,
     /// The agent's description of that content.
     pub report: GpuReport,
+    /// The GPUs that the driver knows in the process; empty if they are not known.
+    pub gpus: Vec<GpuRecord>,
 }
 
 impl Quiesced {
@@ -152,6 +155,15 @@ pub enum QuiesceError {
         /// Why the launcher cannot listen.
         source: io::Error,
     },
+    /// The ranks did not reach a consistent cut. All of them run on.
+    #[error("{reason}")]
+    NoCut {
+        /// What the last attempt waited for, by processes and calls of NCCL.
+        reason: String,
+    },
+    /// The checkpoint is not wanted any more: the job is being ended. All ranks run on.
+    #[error("the job is being ended")]
+    Withdrawn,
     /// The agents are being detached already, or have detached.
     #[error("the agents have already been detached")]
     NotListening,

@@ -34,7 +34,8 @@ impl Shared {
         let timeout = end.saturating_duration_since(Instant::now()) / 8 * 7;
         let timeout_ms = timeout.as_millis().try_into().unwrap_or(u64::MAX);
         let park = self.parks_memory.load(Ordering::Relaxed);
-        let message = ToAgent::Quiesce { attempt, timeout_ms, park };
+        let measures = self.gpus.has_answered();
+        let message = ToAgent::Quiesce { attempt, timeout_ms, park, measures };
         stream.send_or_log(&message, &[], "an agent cannot be asked to detach");
     }
 
@@ -120,17 +121,23 @@ impl Shared {
                 wait_for_close(id, stream);
                 return Ok(Some(ConnectionEnd::Detached(gpu.map(Box::new))));
             }
-            FromAgent::Needs { attempt, mirror_bytes } => {
-                self.record_step(id, attempt, Step::Needs(mirror_bytes));
+            FromAgent::Needs { attempt, mirror_bytes, used_bytes, changes } => {
+                self.record_step(id, attempt, Step::Needs { mirror_bytes, used_bytes, changes });
             }
             FromAgent::Activity { calls, is_waiting } => {
                 self.record_activity(id, GpuActivity { calls, is_waiting });
             }
+            FromAgent::Steps { report } => self.receive_steps(id, report),
             FromAgent::Released { problem } => self.record_release(id, problem),
             FromAgent::Staged { attempt } => self.record_step(id, attempt, Step::Staged),
+            FromAgent::Measure { .. } => self.measure(id, stream)?,
             FromAgent::Park { count } => self.park(id, stream, count)?,
             // An attempt that fails after memory was parked takes the memory back before reporting the failure.
             FromAgent::Unpark { first, count } => self.return_parked(id, stream, first, count)?,
+            FromAgent::Fill { ranges } => {
+                let pid = self.lock().connections.get(&id).and_then(|connection| connection.process.pid);
+                self.fill(stream, pid, ranges)?;
+            }
             FromAgent::Failed { attempt, reason, is_lost } => {
                 debug!(id, attempt, reason, is_lost, "an agent has refused");
                 if is_lost {
@@ -235,7 +242,7 @@ impl Shared {
                 // No other launcher can give the process its GPU state.
                 let reason = format!("{reason}: resume the job with the ckpt-run that took the snapshot");
                 let lost = Returned { restored: true, copied_bytes: 0, lost: Some(reason) };
-                self.register(id, hello, Some(lost));
+                self.register(id, Hello { supports_cut: false, ..hello }, Some(lost));
             }
             return Ok(false);
         }
@@ -296,7 +303,13 @@ impl Shared {
         };
         let arrival = Arrival { connection: id, process: connection.process.clone(), returned };
         let parked = state.holdings.take_parked(hello.pid);
-        let restarted = arrival.returned.is_none().then(|| state.holdings.forget(hello.pid));
+        let restarted = arrival.returned.is_none().then(|| {
+            self.migrations.lock().forget(hello.pid);
+            state.holdings.forget(hello.pid)
+        });
+        if hello.supports_cut {
+            state.cut.join(id, arrival.returned.is_some());
+        }
         debug!(id, process = %arrival.process, "an agent has registered");
         if let Some(loss) = arrival.loss() {
             // The receiver is dropped only when nothing is left that could act on the loss.
@@ -306,12 +319,16 @@ impl Shared {
         state.arrivals.push(arrival);
         self.changed.notify_all();
         drop(state);
+        self.send_orders();
         drop((parked, restarted));
         attempt
     }
 
     /// Removes a connection.
     fn unregister(&self, id: u64, end: ConnectionEnd) {
+        if let ConnectionEnd::Detached(Some(report)) = &end {
+            self.note_needs(report);
+        }
         let mut state = self.lock();
         let mut lost = None;
         if let Some(Connection { stream, process, handle, is_registered, .. }) = state.connections.remove(&id)
@@ -335,8 +352,10 @@ impl Shared {
         }
         // A returned process counts as returned even if it exits. Other arrivals would accumulate over a job's lifetime.
         state.arrivals.retain(|arrival| arrival.connection != id || arrival.returned.is_some());
+        state.cut.leave(id);
         self.changed.notify_all();
         drop(state);
+        self.send_orders();
         if let Some(handle) = lost {
             self.broker.forget_after_exit(&handle);
         }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use ckpt_protocol::agent::GpuReport;
 
 use super::activity::ActivityQuery;
+use super::cut::Cut;
 use super::mirrors::Holdings;
 use super::prepare::Preparation;
 use super::process::{
@@ -41,6 +42,7 @@ pub(super) struct State {
     /// Agents that registered since the last quiesce began.
     pub(super) arrivals: Vec<Arrival>,
     pub(super) holdings: Holdings,
+    pub(super) cut: Cut,
 }
 
 pub(super) struct Connection {
@@ -116,7 +118,7 @@ impl State {
         let state = |one: &mut DetachedProcess| {
             let report = one.report.take()?;
             let mirror = one.process.pid.and_then(|pid| self.holdings.mirror(pid)).cloned();
-            Some(GpuState { process: one.process.clone(), mirror, report: *report })
+            Some(GpuState { process: one.process.clone(), mirror, report: *report, gpus: Vec::new() })
         };
         let gpu = detached.iter_mut().filter_map(state).collect();
         Quiesced { attempt, detached, gpu }

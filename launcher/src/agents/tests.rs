@@ -53,6 +53,7 @@ pub(super) fn hello(pid: u32, away: Option<u64>) -> FromAgent {
         is_detached: false,
         supports_activity: false,
         supports_release: false,
+        supports_cut: false,
     })
 }
 
@@ -530,6 +531,7 @@ fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
         is_detached: true,
         supports_activity: true,
         supports_release: true,
+        supports_cut: false,
     };
     send(&stream, &FromAgent::Hello(hello));
     assert!(matches!(receive(&stream).expect("an answer"), ToAgent::Refused { .. }));

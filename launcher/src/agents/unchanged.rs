@@ -15,6 +15,9 @@
 //! - The process has the mirror mapped from staging on. Only captures of the interposer write to it
 //!   (`interpose/src/cuda/capture`), including the trial whether hashing pays off, which is part of a capture. Restoring
 //!   GPU state only reads it. Children of a fork and other programs do not have it mapped.
+//! - Before a capture, the agent frees chunks of zeroes and places that are not in use. The former read as zeroes as
+//!   before. The latter hold nothing, and what is placed there is new to the capture, which tells it as written, even if it
+//!   is zeroes.
 //! - The launcher reads the mirror for the store, hands it out, and resizes it. An added part has no content; memory that
 //!   is placed there is new to the capture, which writes it. When the mirror shrinks, the history is discarded.
 //! - A resume fills a new mirror, which has no history.
@@ -24,8 +27,10 @@
 //! in the process, or if the launcher did not receive the report.
 //!
 //! The store is asked for the chunks by name. If it does not have one, or no longer, the mirror is read. So the committed
-//! snapshot may have been deleted meanwhile, or be in another tier.
+//! snapshot may have been deleted meanwhile, or be in another tier. A partial mirror lacks that content (`partial.rs`); then
+//! the committed snapshot is read.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -33,13 +38,33 @@ use ckpt_protocol::agent::Capture;
 use ckpt_snapshot::DataFile;
 use ckpt_snapshot::chunk::ChunkId;
 
+use super::partial::StoredContent;
+
 /// The captures of one mirror since its last commit.
 #[derive(Debug, Default)]
 pub struct CaptureHistory {
     /// The number of the newest reported capture.
     newest: Option<u64>,
     unchanged: Option<UnchangedChunks>,
+    /// The mirror has only what was written since the commit. Without [`Self::unchanged`], its content is lost.
+    is_freed: bool,
 }
+
+/// Content that a mirror lacks.
+#[derive(Debug)]
+pub struct Missing {
+    /// Where it can be read.
+    pub stored: StoredContent,
+    /// Its ranges, sorted, without overlaps.
+    pub ranges: Vec<Range<u64>>,
+}
+
+/// The content of a partial mirror is not known, or cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the copy of its device memory is incomplete, since an earlier checkpoint failed. The next checkpoint copies all of it"
+)]
+pub struct ContentLost;
 
 /// The committed content of a mirror, and the ranges written since: the source of chunks that need not be read.
 #[derive(Debug, Clone)]
@@ -54,6 +79,8 @@ struct Committed {
     /// The ranges of the mirror that were in use, sorted, without overlaps. The rest was stored as zeroes.
     extents: Vec<Range<u64>>,
     chunks: ChunkTable,
+    /// Where it can be read.
+    stored: StoredContent,
 }
 
 /// The chunks of a data file: where each ends (bytes), and its name.
@@ -101,29 +128,128 @@ impl CaptureHistory {
         if is_newest { self.unchanged.clone() } else { None }
     }
 
-    /// Records that the content of this capture was committed as `file`, with `extents` in use.
-    pub fn record_commit(&mut self, capture: Option<u64>, extents: Vec<Range<u64>>, file: &DataFile) {
+    /// Records that the content of this capture was committed as `file`, with `extents` in use; it can be read as `stored`.
+    pub fn record_commit(
+        &mut self,
+        capture: Option<u64>,
+        extents: Vec<Range<u64>>,
+        file: &DataFile,
+        stored: StoredContent,
+    ) {
         if capture.is_none() || capture != self.newest {
             return;
         }
-        let committed = Arc::new(Committed { extents, chunks: ChunkTable::of(file) });
+        let committed = Arc::new(Committed { extents, chunks: ChunkTable::of(file), stored });
         self.unchanged = Some(UnchangedChunks { committed, written: Vec::new() });
+    }
+
+    /// Whether the mirror has only what was written since the commit.
+    pub fn is_freed(&self) -> bool {
+        self.is_freed
+    }
+
+    /// Whether the store has all of the content.
+    pub fn may_be_freed(&self) -> bool {
+        self.unchanged.as_ref().is_some_and(|unchanged| unchanged.written.is_empty())
+    }
+
+    /// The mirror is about to be freed.
+    pub fn set_freed(&mut self) {
+        self.is_freed = true;
+    }
+
+    /// The committed snapshot cannot be read.
+    pub fn discard_commit(&mut self) {
+        self.unchanged = None;
+    }
+
+    /// The committed content, if this capture is the newest.
+    pub fn stored_as_of(&self, capture: u64) -> Option<StoredContent> {
+        self.unchanged_in(Some(capture)).map(|unchanged| unchanged.committed.stored.clone())
+    }
+
+    /// The parts of `ranges` that the mirror lacks, and where they can be read.
+    ///
+    /// # Errors
+    /// Nothing is known about the content.
+    pub fn missing(&self, ranges: Vec<Range<u64>>) -> Result<Option<Missing>, ContentLost> {
+        if !self.is_freed {
+            return Ok(None);
+        }
+        let unchanged = self.unchanged.as_ref().ok_or(ContentLost)?;
+        let ranges = merge_ranges(ranges);
+        let missing = ranges.iter().flat_map(|range| unchanged.stored_in(range)).collect();
+        Ok(Some(Missing { stored: unchanged.committed.stored.clone(), ranges: missing }))
     }
 }
 
 impl UnchangedChunks {
     /// The chunk that equals a range of the content, if that is known; `extents` are in use now.
     pub fn chunk(&self, range: &Range<u64>, extents: &[Range<u64>]) -> Option<ChunkId> {
-        let Committed { extents: before, chunks } = &*self.committed;
+        let Committed { extents: before, chunks, .. } = &*self.committed;
         let (chunk, id) = chunks.at(range.start)?;
         let is_unchanged = clipped(&self.written, range).next().is_none()
             && clipped(before, range).eq(clipped(extents, range));
         (chunk == *range && is_unchanged).then_some(id)
     }
+
+    /// The parts of a range that were in use at the commit and were not written since.
+    fn stored_in(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let stored: Vec<_> = clipped(&self.committed.extents, range).collect();
+        stored.iter().flat_map(|part| gaps(&self.written, part)).collect()
+    }
+
+    /// The parts of a freed mirror of `bytes` that have content; in its file, `data` is not holes.
+    pub fn content(&self, data: &[Range<u64>], bytes: u64) -> Vec<Range<u64>> {
+        let mut content = self.stored_in(&(0..bytes));
+        content.extend(self.written.iter().flat_map(|written| clipped(data, written)));
+        merge_ranges(content)
+    }
+
+    /// Reads a range of a freed mirror; `from_file` reads what was written since the commit.
+    ///
+    /// # Errors
+    /// When the file or the store cannot be read.
+    pub fn read_at(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        from_file: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let range = offset..offset + into.len() as u64;
+        let mut rest = into;
+        let written: Vec<_> = clipped(&self.written, &range).collect();
+        let mut parts: Vec<_> = gaps(&self.written, &range).map(|part| (part, false)).collect();
+        parts.extend(written.into_iter().map(|part| (part, true)));
+        parts.sort_unstable_by_key(|(part, _)| part.start);
+        for (part, is_written) in parts {
+            let bytes = usize::try_from(part.end - part.start).map_err(io::Error::other)?;
+            let (now, later) = rest.split_at_mut(bytes);
+            match is_written {
+                true => from_file(part.start, now)?,
+                false => self.committed.stored.read_at(part.start, now)?,
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+}
+
+/// The parts of a range that do not lie in `all`.
+fn gaps(all: &[Range<u64>], range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let covered = clipped(all, range);
+    let mut start = range.start;
+    let mut gaps = Vec::new();
+    for part in covered {
+        gaps.push(start..part.start);
+        start = part.end;
+    }
+    gaps.push(start..range.end);
+    gaps.into_iter().filter(|gap| !gap.is_empty())
 }
 
 /// The parts of `all` that lie in a range.
-fn clipped<'a>(all: &'a [Range<u64>], range: &'a Range<u64>) -> impl Iterator<Item = Range<u64>> + 'a {
+pub fn clipped<'a>(all: &'a [Range<u64>], range: &'a Range<u64>) -> impl Iterator<Item = Range<u64>> + 'a {
     let first = all.partition_point(|one| one.end <= range.start);
     let meets = all.get(first..).unwrap_or_default().iter().take_while(|one| one.start < range.end);
     meets.map(|one| one.start.max(range.start)..one.end.min(range.end))
@@ -150,6 +276,10 @@ mod tests {
 
     use super::*;
 
+    fn stored() -> StoredContent {
+        crate::agents::partial::tests::stored_nowhere()
+    }
+
     fn id(number: u8) -> ChunkId {
         ChunkId([number; 32])
     }
@@ -173,7 +303,7 @@ mod tests {
     fn committed() -> CaptureHistory {
         let mut record = CaptureHistory::default();
         capture(&mut record, 5, &[0..350]);
-        record.record_commit(Some(5), vec![0..350], &file());
+        record.record_commit(Some(5), vec![0..350], &file(), stored());
         record
     }
 
@@ -198,7 +328,7 @@ mod tests {
         // Without a commit the written ranges accumulate.
         capture(&mut record, 8, &[150..160]);
         assert_eq!(unchanged(&record, 8, WHOLE), [0, 0, 3, 0]);
-        record.record_commit(Some(8), vec![0..350], &file());
+        record.record_commit(Some(8), vec![0..350], &file(), stored());
         capture(&mut record, 9, &[250..260]);
         assert_eq!(unchanged(&record, 9, WHOLE), [1, 2, 0, 4]);
     }
@@ -223,7 +353,7 @@ mod tests {
         assert_eq!(unchanged(&first, 1, WHOLE), [0; 4], "nothing was committed");
         let mut last = CaptureHistory::default();
         capture(&mut last, u64::MAX, &[]);
-        last.record_commit(Some(u64::MAX), vec![0..350], &file());
+        last.record_commit(Some(u64::MAX), vec![0..350], &file(), stored());
         capture(&mut last, 0, &[]);
         assert_eq!(unchanged(&last, 0, WHOLE), [0; 4]);
     }
@@ -237,8 +367,8 @@ mod tests {
         let mut record = CaptureHistory::default();
         capture(&mut record, 5, &[0..350]);
         capture(&mut record, 6, &[0..350]);
-        record.record_commit(Some(5), vec![0..350], &file());
-        record.record_commit(None, vec![0..350], &file());
+        record.record_commit(Some(5), vec![0..350], &file(), stored());
+        record.record_commit(None, vec![0..350], &file(), stored());
         capture(&mut record, 7, &[]);
         assert_eq!(unchanged(&record, 7, WHOLE), [0; 4]);
     }
@@ -247,7 +377,7 @@ mod tests {
     fn a_chunk_with_other_extents_has_changed() {
         let mut record = CaptureHistory::default();
         capture(&mut record, 5, &[0..350]);
-        record.record_commit(Some(5), vec![0..120, 150..180, 210..350], &file());
+        record.record_commit(Some(5), vec![0..120, 150..180, 210..350], &file(), stored());
         capture(&mut record, 6, &[]);
         assert_eq!(unchanged(&record, 6, &[0..120, 150..180, 210..350]), [1, 2, 3, 4]);
         assert_eq!(unchanged(&record, 6, &[0..100, 100..120, 150..180, 210..350]), [1, 2, 3, 4]);
@@ -271,7 +401,7 @@ mod tests {
     fn a_file_without_chunks_has_no_unchanged_chunks() {
         let mut record = CaptureHistory::default();
         capture(&mut record, 5, &[0..350]);
-        record.record_commit(Some(5), vec![0..350], &DataFile { chunks: Vec::new(), ..file() });
+        record.record_commit(Some(5), vec![0..350], &DataFile { chunks: Vec::new(), ..file() }, stored());
         capture(&mut record, 6, &[]);
         assert_eq!(unchanged(&record, 6, WHOLE), [0; 4]);
     }

@@ -1,4 +1,5 @@
-//! One checkpoint attempt of a running job: prepare, check the space, dump, persist, commit, prune.
+//! One checkpoint attempt of a running job: prepare, check the space, copy memory in advance (`precopy.rs`), dump, persist,
+//! commit, prune.
 //!
 //! ```text
 //!   prepare ──► space ──► dump (the job is paused) ──► persist (the job runs) ──► committed ──► older ones pruned
@@ -25,10 +26,10 @@ use crate::job::status::unix_ms;
 use crate::namespace::NamespaceError;
 use crate::store::tiers;
 use crate::sys::host;
-use ckpt_protocol::control::{Phase, Saved};
+use ckpt_protocol::control::{CutTime, Phase, Saved};
 use ckpt_snapshot::{
-    AgentsRecord, Cancellable, Input, Manifest, OpenError, ProcessTree, ReadError, RelPath, SaveError,
-    SnapshotId, SnapshotWriter, Source, faults,
+    AgentsRecord, Cancellable, CutRecord, Input, Manifest, OpenError, ProcessTree, ReadError, RelPath,
+    SaveError, SnapshotId, SnapshotWriter, Source, faults,
 };
 use std::collections::HashMap;
 use std::io;
@@ -64,7 +65,7 @@ pub enum AttemptError {
         "the process {0} is not below the job's root any more, so a snapshot would not have it: end it or start it again"
     )]
     Stray(i32),
-    /// CRIU would save the job without an error and restore it wrong.
+    /// CRIU would save the job without an error and restore it wrong, or to detach it would do harm.
     #[error("the job cannot be saved as it is: {0}")]
     Broken(String),
     /// An agent refuses or does not answer, or there is no memory for the GPU state.
@@ -93,7 +94,7 @@ pub enum AttemptError {
     /// The job ended meanwhile.
     #[error("the job ended during the checkpoint")]
     JobEnded,
-    /// The request was withdrawn before the attempt began.
+    /// The request was withdrawn before the attempt began, or before the job was paused.
     #[error("the job was asked to end by itself instead")]
     Withdrawn,
     /// The job's namespace reports an error.
@@ -165,16 +166,14 @@ impl Attempt<'_> {
             return Err(AttemptError::Stray(*stray));
         }
         let mut broken = diagnose::broken_by_a_restore(&self.proc(), self.parts.job.root_pid, &survey.pids);
-        broken.extend(diagnose::beyond_our_rights(
-            &self.proc(),
-            &survey,
-            self.parts.job.stdio.terminal_path(),
-        ));
+        let terminal = self.parts.job.stdio.terminal_path();
+        broken.extend(diagnose::beyond_our_rights(&self.proc(), &survey, terminal));
+        broken.extend(diagnose::not_to_be_detached(&self.proc(), &survey.pids));
         if !broken.is_empty() {
             return Err(AttemptError::Broken(broken.join("; ")));
         }
-        let prepared = self.prepare()?;
-        let device_bytes = prepared.as_ref().map_or(0, Prepared::mirror_bytes);
+        let prepared = self.prepare(survey.memory_bytes)?;
+        let device_bytes = prepared.as_ref().map_or(0, Prepared::device_bytes);
         let id = self.next_id()?;
         let needed_bytes = survey.memory_bytes.saturating_add(device_bytes);
         let (writer, in_memory) = self.begin(&id, needed_bytes, survey.memory_bytes)?;
@@ -191,9 +190,11 @@ impl Attempt<'_> {
         capture.touch(self.parts.job.namespace.written_files(None).ok().flatten());
         capture.prepare();
         self.parts.status.enter(Phase::Dump, survey.memory_bytes);
-        let mut dumped = self.dump_with_retries(&id, &staging, prepared, &mut capture)?;
-        drop(capture);
-        drop(staging);
+        let precopied = self.precopy(&id, &staging, survey.memory_bytes, &mut history.precopy);
+        let mut dumped =
+            self.dump_with_retries(&id, &staging, prepared, precopied, survey.memory_bytes, &mut capture)?;
+        drop((capture, staging));
+        history.precopy.measure(dumped.precopied.is_some(), dumped.stall_s, survey.memory_bytes);
         self.parts.status.disturb(false);
         history.warn_of_outside_connections(&dumped.frozen.outside_tcp);
         let inventory = dumped.frozen.files.take_inventory();
@@ -206,6 +207,7 @@ impl Attempt<'_> {
             stored_bytes: manifest.stored_bytes,
             unread_bytes,
             stall_s: manifest.stall_s,
+            cut: cut_time(&manifest),
             durable_s: self.begun.elapsed().as_secs_f64(),
             taken_unix_ms: manifest.taken_unix_ms,
             in_memory,
@@ -268,11 +270,12 @@ impl Attempt<'_> {
         is_pruned
     }
 
-    /// Prepares the agents while the job runs.
-    pub(super) fn prepare(&self) -> Result<Option<Prepared>, AttemptError> {
+    /// Prepares the agents while the job runs, which has `memory_bytes` of host memory.
+    pub(super) fn prepare(&self, memory_bytes: u64) -> Result<Option<Prepared>, AttemptError> {
         let Some(agents) = &self.parts.job.agents else { return Ok(None) };
         faults::hit("prepare").map_err(AttemptError::Staging)?;
-        let prepared = agents.prepare(self.number, self.freeze_timeout)?;
+        agents.set_mirror_mode(self.parts.mirror);
+        let prepared = agents.prepare(self.number, self.freeze_timeout, memory_bytes)?;
         faults::hit("staged").map_err(AttemptError::Staging)?;
         Ok(Some(prepared))
     }
@@ -307,9 +310,9 @@ impl Attempt<'_> {
         let list = serde_json::to_vec(inventory).map_err(|error| AttemptError::Staging(error.into()))?;
         let list_path = RelPath::new(INVENTORY).expect("a plain path");
         let files = dumped.frozen.files.sources(copies);
-        let staged = staged_files(&dumped).map_err(AttemptError::Staging)?;
+        let images = staged_files(&dumped).map_err(AttemptError::Staging)?;
         let gpu = device_memory::to_store(&dumped.gpu)?;
-        let staged = staged.iter().map(|(path, file)| (path, file as &dyn Source));
+        let staged = images.iter().map(|(path, file)| (path, &**file));
         let sources: Vec<_> = staged
             .chain(gpu.iter().flat_map(device_memory::StoredProcess::sources))
             .chain(files.iter().map(|(path, from)| (*path, &**from)))
@@ -321,15 +324,22 @@ impl Attempt<'_> {
         let cancellable: Vec<_> = cancellable.collect();
         let inputs = cancellable.iter().map(|(path, from)| Input { path: (*path).clone(), from });
         writer.put(&inputs.collect::<Vec<_>>(), &|bytes| self.parts.status.advance(bytes))?;
-        drop(files);
+        drop((files, images));
         let processes: Vec<_> = gpu.iter().map(|stored| stored.process.clone()).collect();
+        let cut = dumped
+            .cut
+            .map(|cut| CutRecord { duration_s: cut.duration.as_secs_f64(), attempts: cut.attempts });
         let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
-        let manifest = Manifest { gpu: processes, inventory: Some(list_path), ..manifest };
+        let manifest = Manifest { cut, gpu: processes, inventory: Some(list_path), ..manifest };
         if let Some(claim) = self.parts.ownership.claimed_elsewhere() {
             return Err(claim.into());
         }
         let manifest = writer.commit(Manifest { version: manifest.least_version(), ..manifest })?;
-        gpu.iter().for_each(|stored| stored.record_commit(&manifest));
+        let committed = Arc::new(manifest.clone());
+        gpu.iter().for_each(|stored| stored.record_commit(&committed, &self.parts.store));
+        if let Some(agents) = &self.parts.job.agents {
+            self.parts.status.mirror_bytes(agents.free_stored());
+        }
         Ok((manifest, gpu.iter().map(device_memory::StoredProcess::unread_bytes).sum()))
     }
 
@@ -371,6 +381,11 @@ impl Attempt<'_> {
     }
 }
 
+fn cut_time(manifest: &Manifest) -> Option<Box<CutTime>> {
+    let time = |cut: CutRecord| CutTime { duration_s: cut.duration_s, attempts: cut.attempts };
+    manifest.cut.map(time).map(Box::new)
+}
+
 /// The ends of the chunks of each image with memory pages, by its name in the snapshot.
 fn page_chunks(images: &StagedDir) -> io::Result<HashMap<String, Vec<u64>>> {
     let mut found = HashMap::new();
@@ -385,15 +400,22 @@ fn page_chunks(images: &StagedDir) -> io::Result<HashMap<String, Vec<u64>>> {
 }
 
 /// The staged files of a dump, by their names in the snapshot.
-fn staged_files(dumped: &Dumped) -> io::Result<Vec<(RelPath, StagedFile<'_>)>> {
-    let mut all = Vec::new();
+fn staged_files(dumped: &Dumped) -> io::Result<Vec<(RelPath, Box<dyn Source + '_>)>> {
+    let mut all: Vec<(RelPath, Box<dyn Source>)> = Vec::new();
     let mut ends = page_chunks(&dumped.images)?;
     for (kind, dir) in [("images", &dumped.images), ("shm", &dumped.shm)] {
         for (name, bytes) in dir.files()? {
             let path = RelPath::new(format!("{kind}/{name}")).map_err(io::Error::other)?;
-            let file = StagedFile::new(dir, name, bytes);
-            let ends = ends.remove(path.as_str()).filter(|ends| ends.last() == Some(&bytes));
-            all.push((path, file.with_ends(ends.unwrap_or_default())));
+            let ends = ends.remove(path.as_str());
+            let merged = dumped.precopied.as_ref().zip(dumped.merged.get(&name)).filter(|_| kind == "images");
+            let source: Box<dyn Source> = match merged {
+                Some((precopied, pages)) => Box::new(precopied.file(dir, pages, ends.unwrap_or_default())),
+                None => {
+                    let ends = ends.filter(|ends| ends.last() == Some(&bytes));
+                    Box::new(StagedFile::new(dir, name, bytes).with_ends(ends.unwrap_or_default()))
+                }
+            };
+            all.push((path, source));
         }
     }
     Ok(all)

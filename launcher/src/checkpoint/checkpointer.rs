@@ -3,7 +3,9 @@
 //! [`Checkpointer`] holds what stays the same for the session and never changes. [`AttemptHistory`] holds what later
 //! attempts have to know of earlier ones. Everything else belongs to one `Attempt`.
 
+use crate::agents::MirrorMode;
 use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError, Destination};
+use crate::checkpoint::precopy::{Precopy, Trials};
 use crate::checkpoint::running_job::RunningJob;
 use crate::criu::Criu;
 use crate::files::history::FileHistory;
@@ -37,8 +39,12 @@ pub struct CheckpointerParts {
     pub identity: JobIdentity,
     /// The CRIU to use.
     pub criu: Criu,
+    /// Whether memory is copied while the job runs.
+    pub precopy: Precopy,
     /// The longest that the job may be paused.
     pub freeze_timeout: Duration,
+    /// What the mirrors of device memory hold between checkpoints.
+    pub mirror: MirrorMode,
     /// Which files are the job's.
     pub file_rules: Arc<FileRules>,
     /// Snapshots to keep.
@@ -51,6 +57,8 @@ pub struct CheckpointerParts {
     pub persister: Option<Arc<Persister>>,
     /// Set when the job has succeeded: the snapshot that is being stored is not needed any more.
     pub cancelled: Arc<AtomicBool>,
+    /// Set when the job has ended or is being ended with a last snapshot: another one is not waited for.
+    pub is_ending: Arc<AtomicBool>,
     /// Set when the job session ends: garbage collection stops.
     pub is_over: Arc<AtomicBool>,
 }
@@ -62,6 +70,8 @@ pub struct AttemptHistory {
     pub(super) files: FileHistory,
     /// Snapshots were removed, and the data that only they needed is still in the store.
     pub(super) has_garbage: bool,
+    /// Whether copying memory before the dump has paid.
+    pub(super) precopy: Trials,
     /// Remote ends of connections out of the job that were reported.
     reported_peers: HashSet<String>,
 }
@@ -70,7 +80,13 @@ impl AttemptHistory {
     /// Before the first attempt. An earlier session may have left garbage.
     #[must_use]
     pub fn new(files: FileHistory) -> Self {
-        Self { attempts: 0, files, has_garbage: true, reported_peers: HashSet::new() }
+        Self {
+            attempts: 0,
+            files,
+            has_garbage: true,
+            precopy: Trials::default(),
+            reported_peers: HashSet::new(),
+        }
     }
 
     /// Reports each connection that a resume will not restore, once.

@@ -3,7 +3,9 @@
 use crate::gpu::preload;
 use crate::namespace::Survey;
 use crate::sys::privileges::Privileges;
-use std::collections::HashSet;
+use ckpt_protocol::devices;
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
 
@@ -30,7 +32,6 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("/dev/kvm", "the virtual machine device /dev/kvm", "virtual machines have their own snapshots"),
     ("/dev/fuse", "a FUSE file system that it serves", "serve the file system from outside of the job"),
     ("/dev/net/tun", "a network tunnel", "set the tunnel up outside of the job"),
-    ("/dev/infiniband", "an RDMA device", "RDMA cannot be saved; use TCP (for NCCL: NCCL_IB_DISABLE=1)"),
     ("/dev/vhost", "a virtual machine's network", "virtual machines have their own snapshots"),
 ];
 
@@ -48,13 +49,7 @@ pub fn unsavable(proc: &Path, pids: &[i32], log: &str, has_agents: bool) -> Vec<
     if !log.lines().any(|line| line.contains("Error (") && line.contains("sock")) {
         found.retain(|one| !one.contains(STRANGE_SOCKET));
     }
-    // A hundred workers may have the same device: three are enough.
-    let more = found.len().saturating_sub(3);
-    found.truncate(3);
-    if more > 0 {
-        found.push(format!("and {more} more"));
-    }
-    found
+    shortened(found)
 }
 
 /// Before a dump: finds what CRIU dumps without an error but does not restore. `root_pid` is the root of the job's
@@ -65,7 +60,7 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
         ["mnt", "net"].map(|kind| fs::read_link(proc.join(pid.to_string()).join("ns").join(kind)).ok())
     };
     let ours = namespaces(root_pid);
-    let mut found = Vec::new();
+    let mut found = breaking_leases(proc, pids);
     for &pid in pids {
         let dir = proc.join(pid.to_string());
         let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
@@ -91,6 +86,78 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
     }
     found.truncate(3);
     found
+}
+
+/// Before anything is detached: finds devices with which memory of a GPU may be registered, and a GPU in MIG mode. To take
+/// such memory off the GPU and put other memory in its place would have the device write elsewhere.
+#[must_use]
+pub fn not_to_be_detached(proc: &Path, pids: &[i32]) -> Vec<String> {
+    let dev = directory_of_devices();
+    let mut found = Vec::new();
+    for &pid in pids {
+        let dir = proc.join(pid.to_string());
+        let fds = fs::read_dir(dir.join("fd")).into_iter().flatten().flatten();
+        let open = fds.filter_map(|entry| {
+            let target = fs::read_link(entry.path()).ok()?;
+            Some((format!("descriptor {}", entry.file_name().display()), target.to_str()?.to_owned()))
+        });
+        let maps = fs::read_to_string(dir.join("maps")).unwrap_or_default();
+        // See proc_pid_maps(5): the path is the sixth field.
+        let mapped = maps.lines().filter_map(|line| {
+            let (range, path) = (line.split(' ').next()?, line.splitn(6, ' ').nth(5)?);
+            Some((format!("the mapping {range}"), path.trim_start().to_owned()))
+        });
+        let mut all = open.chain(mapped);
+        // A process has several of each device: one is enough.
+        if let Some((what, device)) = all.find_map(|(what, path)| Some((what, devices::find(&path, &dev)?))) {
+            let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+            found.push(format!(
+                "process {pid} ({}), {what} is {}: {}",
+                name.trim(),
+                device.what,
+                device.remedy
+            ));
+        }
+    }
+    shortened(found)
+}
+
+/// The directory of devices, with a slash at its end.
+fn directory_of_devices() -> Cow<'static, str> {
+    #[cfg(feature = "faults")]
+    if let Ok(simulated) = std::env::var("CKPT_TEST_DEVICES") {
+        return simulated.into();
+    }
+    "/dev/".into()
+}
+
+/// A hundred workers may have the same: three are enough.
+fn shortened(mut found: Vec<String>) -> Vec<String> {
+    let more = found.len().saturating_sub(3);
+    found.truncate(3);
+    if more > 0 {
+        found.push(format!("and {more} more"));
+    }
+    found
+}
+
+/// Leases of the job's files for which another program waits. CRIU takes them again and breaks them again, and the holder
+/// gets the signal a second time.
+fn breaking_leases(proc: &Path, pids: &[i32]) -> Vec<String> {
+    let locks = fs::read_to_string(proc.join("locks")).unwrap_or_default();
+    let holder = |line: &str| -> Option<i32> {
+        let words: Vec<_> = line.split_whitespace().collect();
+        (words.get(1..3)? == ["LEASE", "BREAKING"]).then(|| words.get(4)?.parse().ok())?
+    };
+    let holders: BTreeSet<i32> = locks.lines().filter_map(holder).filter(|pid| pids.contains(pid)).collect();
+    let describe = |pid: i32| {
+        let name = fs::read_to_string(proc.join(format!("{pid}/comm"))).unwrap_or_default();
+        let name = name.trim();
+        format!(
+            "process {pid} ({name}) has a lease of a file that another program is about to open, and would be told so twice: try again when it has given the lease up"
+        )
+    };
+    holders.into_iter().map(describe).collect()
 }
 
 /// Before a dump without root: finds what CRIU, for lack of privileges, would restore wrong or not at all, see
@@ -150,7 +217,9 @@ fn of_process(dir: &Path, pid: i32, has_agents: bool) -> Vec<String> {
         let Ok(target) = fs::read_link(entry.path()) else { continue };
         let (fd, target) = (entry.file_name(), target.to_string_lossy().into_owned());
         let fd = who(&fd.to_string_lossy());
-        if let Some((_, what, remedy)) = REFUSED.iter().find(|(start, ..)| target.starts_with(start)) {
+        if let Some(device) = devices::find(&target, "/dev/") {
+            found.push(format!("{fd} is {}: {}", device.what, device.remedy));
+        } else if let Some((_, what, remedy)) = REFUSED.iter().find(|(start, ..)| target.starts_with(start)) {
             found.push(format!("{fd} is {what}: {remedy}"));
         } else if target.starts_with(GPU) {
             // A process has dozens of them: one is enough.
@@ -248,6 +317,25 @@ mod tests {
         fs::write(proc.path().join("7/comm"), "train\n").unwrap();
         fs::write(proc.path().join("7/maps"), maps).unwrap();
         proc
+    }
+
+    #[test]
+    fn devices_that_memory_is_registered_with_are_found_before_the_detach() {
+        let mapped =
+            "7f0000000000-7f0000001000 rw-s 00000000 00:06 5                  /dev/infiniband/uverbs0\n";
+        for (descriptors, maps, wanted) in [
+            (&["/dev/null", "/dev/gdrdrv"][..], "", "process 7 (train), descriptor 1 is GDRCopy's device"),
+            (&["/dev/nvidia-fs0"], "", "cuFileDriverClose"),
+            (&["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap3"], "", "MIG"),
+            (&[], mapped, "the mapping 7f0000000000-7f0000001000 is an RDMA device"),
+        ] {
+            let proc = process(descriptors, maps);
+            let said = not_to_be_detached(proc.path(), &[7]);
+            assert!(said.len() == 1 && said[0].contains(wanted), "{wanted}: {said:?}");
+        }
+        let map = "7f0000000000-7f0000001000 rw-s 00000000 00:06 5                          /dev/nvidia0\n";
+        let proc = process(&["/dev/nvidia0", "/dev/nvidia-uvm"], map);
+        assert_eq!(not_to_be_detached(proc.path(), &[7]), Vec::<String>::new());
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! The part of a checkpoint during which the job is paused: CRIU dumps the processes, and ckpt-run records what CRIU does
 //! not save.
 
-use crate::agents::{Agents, GpuState, Prepared, QuiesceError, Quiesced};
+use crate::agents::{Agents, CutCost, GpuState, HeldCut, Prepared, QuiesceError, Quiesced};
 use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError};
+use crate::checkpoint::checkpointer::CheckpointerParts;
 use crate::checkpoint::diagnose;
+use crate::checkpoint::precopy::{MergedPages, Precopied};
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, arm_expired_timers,
 };
 use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
 use crate::files::directories;
+use crate::files::leases;
 use crate::files::links;
 use crate::files::saved;
 use crate::files::staging::{StagedDir, Staging};
@@ -21,11 +24,13 @@ use ckpt_snapshot::{
     AgentsRecord, Directory, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord, TtyRecord, faults,
     write_atomically,
 };
+use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Some dumps fail for a transient reason, such as a connection that is being established.
@@ -34,6 +39,9 @@ const DUMP_TRIES: u32 = 3;
 const GHOST_LIMIT_BYTES: u32 = u32::MAX;
 /// CRIU's value for "do not lock connections": both ends of the job's connections are frozen.
 const NETWORK_LOCK_SKIP: i32 = 3;
+
+/// CRIU's configuration where it may not open the job's files. By default it reads build IDs from them.
+const WITHOUT_OPENING_FILES: &str = "file-validation filesize\n";
 
 /// What was recorded while the job was paused.
 pub(super) struct Frozen {
@@ -53,9 +61,14 @@ pub(super) struct Frozen {
 pub(super) struct Dumped {
     pub(super) images: StagedDir,
     pub(super) shm: StagedDir,
+    /// What was copied before the dump, and the images of pages that are partly in it, by their names.
+    pub(super) precopied: Option<Precopied>,
+    pub(super) merged: HashMap<String, MergedPages>,
     pub(super) frozen: Frozen,
     pub(super) stall_s: f64,
     pub(super) agents: Option<AgentsRecord>,
+    /// What the cut has taken, if a process has a communicator of NCCL.
+    pub(super) cut: Option<CutCost>,
     /// State from the GPUs.
     pub(super) gpu: Vec<GpuState>,
     /// Holds the memory of the images.
@@ -77,12 +90,15 @@ impl From<SessionError> for DumpError {
 }
 
 impl Attempt<'_> {
-    /// Dumps the job, with retries where these may help. The agents were `prepared` for the first try.
+    /// Dumps the job, which has `memory_bytes` of host memory, with retries where these may help. The agents were `prepared`
+    /// for the first try.
     pub(super) fn dump_with_retries(
         &self,
         id: &SnapshotId,
         staging: &Arc<Staging>,
         mut prepared: Option<Prepared>,
+        mut precopied: Option<Precopied>,
+        memory_bytes: u64,
         files: &mut Capture,
     ) -> Result<Dumped, AttemptError> {
         let mut tries = 1;
@@ -91,8 +107,10 @@ impl Attempt<'_> {
         loop {
             let name = format!("{id}-{tries}");
             let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
-            let error = match self.dump_without_agents(id, staging, &work, tries, files) {
-                Ok(dumped) => return Ok(dumped),
+            let result = self.dump_without_agents(id, staging, &work, tries, precopied.as_ref(), files);
+            let error = match result {
+                Ok(dumped) => return Ok(Dumped { precopied, ..dumped }),
+                Err(DumpError::Agents(QuiesceError::Withdrawn)) => return Err(AttemptError::Withdrawn),
                 Err(DumpError::Agents(error)) => return Err(AttemptError::Agents(error)),
                 Err(DumpError::Session(error)) => error,
             };
@@ -101,13 +119,19 @@ impl Attempt<'_> {
                     tracing::debug!("cannot remove the files of a failed dump: {error}");
                 }
             }
-            if tries < DUMP_TRIES && matches!(error, SessionError::Failed(_)) {
+            let mut may_help = matches!(error, SessionError::Failed(_));
+            if let Some(precopied) = precopied.take() {
+                // The copies may be the reason: the next try is without them.
+                precopied.discard(staging);
+                may_help = !matches!(error, SessionError::Timeout);
+            }
+            if tries < DUMP_TRIES && may_help {
                 tracing::debug!("try {tries} of the dump failed: {error}");
                 tries += 1;
                 std::thread::sleep(DUMP_RETRY_DELAY);
                 // The end of the first preparation would undo the next one.
                 drop(prepared.take());
-                prepared = self.prepare()?;
+                prepared = self.prepare(memory_bytes)?;
                 continue;
             }
             return Err(self.explain(id, error, &work));
@@ -122,16 +146,21 @@ impl Attempt<'_> {
         staging: &Arc<Staging>,
         work: &StagedDir,
         tries: u32,
+        precopied: Option<&Precopied>,
         files: &mut Capture,
     ) -> Result<Dumped, DumpError> {
-        let begun = Instant::now();
-        let deadline = begun + self.freeze_timeout;
         let Some(agents) = &self.parts.job.agents else {
-            return Ok(self.dump(id, staging, work, tries, deadline, files)?);
+            let deadline = Instant::now() + self.freeze_timeout;
+            return Ok(self.dump(id, staging, work, (tries, precopied), deadline, files)?);
         };
         agents.set_continues_after_dump(self.after_dump == AfterDump::KeepRunning);
-        let away = agents.quiesce(self.number, self.freeze_timeout).map_err(DumpError::Agents)?;
-        let result = self.dump(id, staging, work, tries, deadline, files);
+        // Whatever happens from here on: the ranks are released when this is dropped.
+        let cut = self.reach_cut(agents)?;
+        let begun = cut.parked_since;
+        let deadline = begun + self.freeze_timeout;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let away = agents.quiesce(self.number, left).map_err(DumpError::Agents)?;
+        let result = self.dump(id, staging, work, (tries, precopied), deadline, files);
         if self.after_dump == AfterDump::KeepRunning || result.is_err() {
             self.call_back(agents, &away);
         }
@@ -140,7 +169,21 @@ impl Attempt<'_> {
         let record = AgentsRecord { attempt: away.attempt(), pids, socket };
         let stall_s = begun.elapsed().as_secs_f64();
         let gpu = away.gpu().to_vec();
-        Ok(result.map(|dumped| Dumped { agents: Some(record), gpu, stall_s, ..dumped })?)
+        let cut = cut.cost;
+        Ok(result.map(|dumped| Dumped { agents: Some(record), cut, gpu, stall_s, ..dumped })?)
+    }
+
+    /// Has all ranks of NCCL stop at the same step, while the rest of the job runs on. A job that is being ended has other
+    /// uses for its time than a checkpoint that it has not asked for.
+    fn reach_cut<'a>(&self, agents: &'a Agents) -> Result<HeldCut<'a>, DumpError> {
+        let is_final = self.after_dump != AfterDump::KeepRunning;
+        // The final snapshot has to be taken in the same time.
+        let limit = if is_final { self.freeze_timeout / 2 } else { self.freeze_timeout };
+        let CheckpointerParts { cancelled, is_ending, .. } = self.parts;
+        let is_over = || cancelled.load(Ordering::Relaxed) || !is_final && is_ending.load(Ordering::Relaxed);
+        let cut = agents.reach_cut(limit, &is_over).map_err(DumpError::Agents)?;
+        faults::hit("cut").map_err(SessionError::from)?;
+        Ok(cut)
     }
 
     fn call_back(&self, agents: &Agents, away: &Quiesced) {
@@ -160,20 +203,15 @@ impl Attempt<'_> {
         id: &SnapshotId,
         staging: &Arc<Staging>,
         work: &StagedDir,
-        tries: u32,
+        (tries, precopied): (u32, Option<&Precopied>),
         deadline: Instant,
         files: &mut Capture,
     ) -> Result<Dumped, SessionError> {
         let images = staging.subdir(&format!("images-{id}-{tries}"))?;
         let shm = staging.subdir(&format!("shm-{id}-{tries}"))?;
-        let fds = [images.fd().as_fd(), work.fd().as_fd()];
-        let process =
-            self.parts.job.namespace.start_criu(&self.parts.criu.swrk(), None, &fds).map_err(start_error)?;
-        let session = Session::new(process);
-        let mut options = self.dump_options(&session.process().fds, tries, deadline);
-        if let Some(path) = self.parts.job.stdio.terminal_key() {
-            options.external.push(path);
-        }
+        let (session, options) = self.start_dump(&images, work, tries, deadline)?;
+        let parent_img = precopied.map(Precopied::parent);
+        let options = Options { track_mem: parent_img.as_ref().map(|_| true), parent_img, ..options };
         let criu_pid = session.process().pid;
         let mut frozen = None;
         let result = session.dump(options, deadline, &mut |stage| {
@@ -200,15 +238,51 @@ impl Attempt<'_> {
         let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
             .map_err(|error| SessionError::Stage(error.to_string()))?;
         let stall_s = Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64();
+        let merged = precopied.map(|precopied| precopied.merge(&images)).transpose()?.unwrap_or_default();
+        let stall_s = stall_s + precopied.map_or(0.0, Precopied::stall_s);
         Ok(Dumped {
             images,
             shm,
+            precopied: None,
+            merged,
             frozen,
             stall_s,
             agents: None,
+            cut: None,
             gpu: Vec::new(),
             _staging: Arc::clone(staging),
         })
+    }
+
+    /// Starts CRIU for a dump to `images`, with its log in `work`.
+    pub(super) fn start_dump(
+        &self,
+        images: &StagedDir,
+        work: &StagedDir,
+        tries: u32,
+        deadline: Instant,
+    ) -> Result<(Session, Options), SessionError> {
+        let config = self.config_file()?;
+        let fds = [Some(images.fd().as_fd()), Some(work.fd().as_fd()), config.as_ref().map(AsFd::as_fd)];
+        let fds: Vec<_> = fds.into_iter().flatten().collect();
+        let process =
+            self.parts.job.namespace.start_criu(&self.parts.criu.swrk(), None, &fds).map_err(start_error)?;
+        let session = Session::new(process);
+        let mut options = self.dump_options(&session.process().fds, tries, deadline);
+        if let Some(path) = self.parts.job.stdio.terminal_key() {
+            options.external.push(path);
+        }
+        Ok((session, options))
+    }
+
+    /// CRIU's configuration file, if it needs one: a job holds leases that CRIU would break.
+    fn config_file(&self) -> io::Result<Option<OwnedFd>> {
+        if leases::broken_by_reading(&self.proc()).is_empty() {
+            return Ok(None);
+        }
+        let file = rustix::fs::memfd_create("criu.conf", rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::io::write(&file, WITHOUT_OPENING_FILES.as_bytes())?;
+        Ok(Some(file))
     }
 
     fn dump_options(&self, fds: &[i32], tries: u32, deadline: Instant) -> Options {
@@ -216,6 +290,7 @@ impl Attempt<'_> {
         Options {
             images_dir_fd: fds[0],
             work_dir_fd: Some(fds[1]),
+            config_file: fds.get(2).map(|fd| format!("/proc/self/fd/{fd}")),
             pid: Some(self.parts.job.root_pid),
             leave_running: Some(self.after_dump == AfterDump::KeepRunning),
             ghost_limit: Some(GHOST_LIMIT_BYTES),
@@ -289,7 +364,7 @@ impl Attempt<'_> {
     }
 
     /// Passes a fault point whose action may affect CRIU or a process of the job.
-    fn hit(&self, point: &str, criu_pid: i32) -> io::Result<()> {
+    pub(super) fn hit(&self, point: &str, criu_pid: i32) -> io::Result<()> {
         #[cfg(feature = "faults")]
         crate::checkpoint::injected::aim(&self.parts.job, criu_pid);
         #[cfg(not(feature = "faults"))]

@@ -6,4 +6,5 @@ pub mod diagnose;
 pub mod dump;
 #[cfg(feature = "faults")]
 pub mod injected;
+pub mod precopy;
 pub mod running_job;

@@ -38,11 +38,13 @@ pub enum Command {
     /// Take a snapshot of a running job now, and print its ID once it is stored
     Checkpoint(JobArgs),
     /// Stop a running job with a final snapshot, and print its ID. The next run of the same command resumes from it
-    Stop(JobArgs),
+    Stop(StopArgs),
     /// Show the state of a job: whether it is running, its newest snapshot, its failures
     Status(StatusArgs),
     /// Explain what happened to a job, why, and what to do
     Explain(ExplainArgs),
+    /// Show what a job's time went into, as a web page with -o
+    Report(ReportArgs),
     /// List snapshots
     Ls(JobArgs),
     /// Show the details of a snapshot
@@ -65,8 +67,8 @@ pub enum Command {
     Export(ExportArgs),
     /// Show what changed between two snapshots
     Diff(DiffArgs),
-    /// Delete a snapshot
-    Rm(SnapshotArgs),
+    /// Delete snapshots. One that is pinned, tagged or the last of an unfinished job only with --force
+    Rm(RmArgs),
     /// Delete all but the newest --keep snapshots of each job
     Prune(PruneArgs),
     /// Check what this machine supports and what is missing
@@ -122,6 +124,20 @@ pub struct JobArgs {
     pub output: JsonArgs,
 }
 
+/// Arguments of `stop`.
+#[derive(Debug, Args)]
+pub struct StopArgs {
+    /// The job.
+    #[command(flatten)]
+    pub job: JobName,
+    /// End the job even if it cannot be saved: it gets SIGTERM, and SIGKILL after --grace
+    #[arg(long)]
+    pub force: bool,
+    /// How to print.
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
@@ -150,12 +166,40 @@ pub struct ExplainArgs {
     pub output: JsonArgs,
 }
 
+/// Arguments of `report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// The job.
+    #[command(flatten)]
+    pub job: JobName,
+    /// Write the report to this file, as a web page (as JSON with --json); `-` is the standard output
+    #[arg(long = "output", short = 'o', value_name = "FILE")]
+    pub to: Option<PathBuf>,
+    /// How to print.
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
 /// The snapshot that a command is about.
 #[derive(Debug, Args)]
 pub struct SnapshotArgs {
     /// The snapshot: its ID, its number, a prefix of its ID, or a tag
     #[arg(id = "ID")]
     pub id: String,
+}
+
+/// Arguments of `rm`.
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// The snapshots: their IDs, numbers, prefixes of their IDs, or tags
+    #[arg(id = "ID", required = true)]
+    pub ids: Vec<String>,
+    /// Also what is pinned or tagged, and the last snapshot of an unfinished job
+    #[arg(long)]
+    pub force: bool,
+    /// Only print what would be deleted
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// Arguments of `show`.

@@ -1,8 +1,12 @@
 //! The effective options, as the rest of the program uses them.
 
+use crate::agents::MirrorMode;
+use crate::checkpoint::precopy::Precopy;
 use crate::cli::logging::Format;
 use crate::cli::values::Resolved;
 use crate::files::rules::FileOptions;
+use crate::gpu::nccl::Nccl;
+use crate::gpu::placement::GpuMap;
 use crate::gpu::preload::Interposer;
 use crate::job::resume_point::Resume;
 use crate::namespace::Network;
@@ -41,14 +45,22 @@ pub struct Config {
     pub files: FileOptions,
     /// The CRIU to use.
     pub criu: Option<PathBuf>,
+    /// Whether memory is copied while the job runs.
+    pub precopy: Precopy,
     /// The longest pause of the job for a checkpoint.
     pub freeze_timeout: Duration,
     /// How long a GPU driver may take beyond that.
     pub gpu_timeout: Duration,
+    /// What the copy of device memory in host memory holds between checkpoints.
+    pub mirror: MirrorMode,
+    /// GPUs of a snapshot, and those that take their places.
+    pub gpu_map: GpuMap,
     /// The network of the job.
     pub network: Network,
     /// Whether the interposer is preloaded into the job's processes.
     pub interpose: Interposer,
+    /// How NCCL connects the ranks of the job.
+    pub nccl: Nccl,
     /// How many times a failed job is restarted.
     pub max_restarts: u32,
     /// Polling interval for preemption triggers and hang detection.

@@ -1,12 +1,14 @@
 //! The table of options. The flags, the `CKPT_*` variables, the keys of `ckpt-run.toml`, their help, `ckpt-run config`
 //! and the table in docs/options.md are made from it. A new option is one row here and one field of [`Config`].
 
+use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
 use crate::cli::values::{
     Resolved, count, duration, listen_address, named, optional, or_off, parsed, positive, preempting_signal,
     rate, share, size,
 };
 use crate::files::rules::FileRules;
+use crate::gpu::placement::GpuMap;
 use crate::gpu::preload::Interposer;
 use crate::job::resume_point::Resume;
 use crate::sys::error::bad_input;
@@ -302,6 +304,16 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "precopy",
+        value: Some("ROUNDS"),
+        default: "off",
+        help: "Copy the job's memory while it runs, before the pause: auto, off, or a number of rounds",
+        long_help: "Copy the job's memory while it runs, so that it is paused only while what has changed since is copied. Needs a kernel that tracks changes to memory (soft-dirty bits: x86-64 kernels of most distributions), and free memory for a second copy.\n  auto  where that is possible and a trial has shown that the pause gets shorter\n  off   never\n  N     always, in 1 to 8 rounds. Refused where the kernel cannot\nNot used for the last snapshot of a job that ends with it, nor for jobs with the interposer (--interpose).",
+        set: |config, option| {
+            option.put(&mut config.precopy, "auto, off, or a number of rounds from 1 to 8", Precopy::parse)
+        },
+    },
+    Setting {
         name: "freeze-timeout",
         value: Some("TIME"),
         default: "60s",
@@ -313,9 +325,27 @@ pub const SETTINGS: &[Setting] = &[
         name: "gpu-timeout",
         value: Some("TIME"),
         default: "5m",
-        help: "How long a GPU driver may hang in a checkpoint or a resume before its job is ended",
-        long_help: "How long a GPU driver may take beyond --freeze-timeout to save or restore a process. The process waits meanwhile. After this time its GPU state counts as lost: the job is ended, and restarted from its newest snapshot if --max-restarts allows it.",
+        help: "How long a GPU driver may hang, or memory of a GPU be short, in a checkpoint or a resume before its job is ended",
+        long_help: "How long a GPU driver may take beyond --freeze-timeout to save or restore a process. The process waits meanwhile. After this time its GPU state counts as lost: the job is ended, and restarted from its newest snapshot if --max-restarts allows it. Before a restore, ckpt-run also waits so long until enough memory of the GPUs is free; a resume without it ends with an error.",
         set: |config, option| option.put(&mut config.gpu_timeout, "a time such as 5m", duration),
+    },
+    Setting {
+        name: "mirror",
+        value: Some("WHICH"),
+        default: "auto",
+        help: "The copy of device memory in host memory between checkpoints: all, changed, or auto",
+        long_help: "What the copy of device memory in host memory holds between checkpoints:\n  all      all device memory. A checkpoint pauses the job least\n  changed  nothing that the newest snapshot has: host memory is needed during a checkpoint only, for what has changed since. Device memory that cannot stay on the GPU meanwhile is read from the store\n  auto     all if that takes at most half of the host memory that is free at the first checkpoint, otherwise changed\nAt the first checkpoint and at a resume, the copy has all device memory in each case.",
+        set: |config, option| option.put(&mut config.mirror, "auto, all or changed", named),
+    },
+    Setting {
+        name: "gpu-map",
+        value: Some("OLD=NEW,…"),
+        default: "",
+        help: "Resume on other GPUs: UUIDs of the snapshot's GPUs and of those that take their places",
+        long_help: "Resume on other GPUs of the same type, with NVIDIA's driver 580 or newer: for each GPU (`GPU-…`, as `nvidia-smi -L` prints it, or the beginning of that), the one that takes its place. `ckpt-run show` prints the GPUs of a snapshot. GPUs that are not named stay, if they are there. For those that are missing, others of the same type are taken. A part that names a GPU on which the snapshot has nothing is ignored.",
+        set: |config, option| {
+            option.put(&mut config.gpu_map, "UUIDs such as GPU-1f=GPU-2a, separated by commas", GpuMap::parse)
+        },
     },
     Setting {
         name: "network",
@@ -338,6 +368,14 @@ pub const SETTINGS: &[Setting] = &[
             option.found = is_auto.then(|| config.interpose.to_string());
             check_trust(config, config.interpose.library().filter(|_| !is_auto), option)
         },
+    },
+    Setting {
+        name: "nccl",
+        value: Some("HOW"),
+        default: "auto",
+        help: "How NCCL connects the ranks of the job: auto, p2p (no NVLink multicast), or sockets (slow; no shared memory)",
+        long_help: "How NCCL connects the ranks of a job on this machine:\n  auto     as NCCL chooses: peer access between GPUs, shared memory, NVLink multicast, InfiniBand. Multicast objects, and memory that ranks share by descriptors (the default of newer NCCL), cannot be saved: checkpoints are refused while they exist\n  p2p      device memory that ranks share by handles of CUDA IPC, which is saved. Sets NCCL_NVLS_ENABLE=0, NCCL_CUMEM_ENABLE=0 and NCCL_IB_DISABLE=1, and NCCL_SOCKET_IFNAME=lo unless you have set it\n  sockets  by TCP sockets only: ranks share no memory, and a snapshot contains the sockets. Sets NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0 and NCCL_IB_DISABLE=1, and NCCL_SOCKET_IFNAME=lo unless you have set it. Collectives are slower\nWith --network private, NCCL_SOCKET_IFNAME=lo is set in all cases. A job that is resumed keeps the variables with which it was started.",
+        set: |config, option| option.put(&mut config.nccl, "auto, p2p or sockets", named),
     },
     Setting {
         name: "max-restarts",

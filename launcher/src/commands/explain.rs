@@ -55,6 +55,10 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
             job.path().join("journal.jsonl").display()
         )
     })?;
+    // When launchers started and ended is for `ckpt-run report`.
+    let is_shown =
+        |entry: &Entry| !matches!(entry.kind, EventKind::LauncherStarted | EventKind::LauncherEnded);
+    let entries: Vec<_> = entries.into_iter().filter(is_shown).collect();
     let entries = if all { entries } else { shortened(entries) };
     let running = job.is_locked();
     let unfinished = job.record()?.is_some_and(|record| record.outcome == JobOutcome::Unfinished);
@@ -106,6 +110,7 @@ fn title(kind: EventKind) -> &'static str {
         EventKind::Preempted => "preempted",
         EventKind::Ended => "ended",
         EventKind::Complete => "complete",
+        EventKind::LauncherStarted | EventKind::LauncherEnded => "launcher",
         EventKind::Other => "(newer)",
     }
 }

@@ -1,7 +1,11 @@
 //! Commands about jobs: `checkpoint`, `stop`, `status`.
 
 use super::print;
+use super::report::effective;
+use crate::cli::args::StopArgs;
 use crate::cli::config::Config;
+use crate::job::status::cut_text;
+use crate::job::times::{self, Class};
 use crate::observe::control_server::socket_path;
 use crate::store::root::Root;
 use crate::store::tiers;
@@ -15,6 +19,7 @@ use ckpt_protocol::control::{
 use ckpt_protocol::frame;
 use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, Listed, ReadError, Store, Tiers};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -43,7 +48,10 @@ pub fn jobs(config: &Config, root: &Root, named: Option<&str>) -> Result<Vec<Job
 }
 
 /// The one job that matches: the named one, the only one, or the only running one.
-fn one_job(config: &Config, named: Option<&str>) -> Result<JobDir> {
+///
+/// # Errors
+/// Bad input: no such job, or several.
+pub fn one_job(config: &Config, named: Option<&str>) -> Result<JobDir> {
     let root = Root::open(&config.store)?;
     let found = jobs(config, &root, named)?;
     let running: Vec<_> = found.iter().filter(|job| job.is_locked()).collect();
@@ -105,16 +113,17 @@ pub fn checkpoint(config: &Config, named: Option<&str>, json: bool) -> Result<i3
 /// `ckpt-run stop`.
 ///
 /// # Errors
-/// When the job is not running, or ended without a snapshot.
-pub fn stop(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
-    let job = one_job(config, named)?;
-    let Reply::Stopped(stopped) = call_for_snapshot(&job, Request::Stop)? else { bail!(UNEXPECTED_REPLY) };
+/// When the job is not running, runs on because it cannot be saved, or ended without a snapshot.
+pub fn stop(config: &Config, args: &StopArgs) -> Result<i32> {
+    let job = one_job(config, args.job.name())?;
+    let request = if args.force { Request::ForceStop } else { Request::Stop };
+    let Reply::Stopped(stopped) = call_for_snapshot(&job, request)? else { bail!(UNEXPECTED_REPLY) };
     // The caller may start the job again immediately: the launcher must have exited by then.
     let deadline = Instant::now() + LAUNCHER_END_TIMEOUT;
     while job.is_locked() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
-    if json {
+    if args.output.json {
         print::json(&stopped)?;
     } else if let Some(id) = &stopped.snapshot {
         writeln!(io::stdout(), "{id}")?;
@@ -137,6 +146,8 @@ pub struct Status {
     pub outcome: JobOutcome,
     /// The number of snapshots.
     pub snapshots: usize,
+    /// Milliseconds in each class of time, since the first start; empty if nothing is recorded.
+    pub time_ms: BTreeMap<Class, u64>,
     /// The report of the launcher.
     #[serde(flatten)]
     pub launcher: Option<JobStatus>,
@@ -183,7 +194,9 @@ pub fn read(
         let running = job.is_locked();
         let launcher = running.then(|| ask_status(job)).flatten();
         let is_remote = job.records_medium().is_some();
-        all.push(Status { job: job.key().to_string(), running, outcome, snapshots, launcher, is_remote });
+        let time_ms = times::of_job(job, running).ok().flatten().map(|times| times.time_ms);
+        let (job, time_ms) = (job.key().to_string(), time_ms.unwrap_or_default());
+        all.push(Status { job, running, outcome, snapshots, time_ms, launcher, is_remote });
     }
     Ok(all)
 }
@@ -235,6 +248,7 @@ pub fn report(status: &Status) -> Vec<String> {
         let when = launcher.restart_s.map_or_else(String::new, |left| format!("; the next in {left:.0} s"));
         lines.push(format!("  restarts         {}{when}; last failure: {failure}", launcher.restarts));
     }
+    lines.extend(effective(&status.time_ms).map(|time| format!("  time             {time}")));
     lines.extend(launcher.resumed_from.iter().map(|id| format!("  resumed from     {id}")));
     lines.extend(report_newest(launcher));
     lines.extend(report_activity(launcher));
@@ -258,6 +272,8 @@ fn report_newest(launcher: &JobStatus) -> Vec<String> {
         ),
         None => "  newest snapshot  none since the start".to_owned(),
     }];
+    let cut = launcher.last_snapshot.iter().flat_map(|saved| &saved.cut);
+    lines.extend(cut.map(|cut| format!("  cut              {}", cut_text(cut.duration_s, cut.attempts))));
     let uncovered = launcher.last_snapshot.iter().flat_map(|saved| &saved.uncovered_files);
     lines.extend(uncovered.map(|(path, reason)| format!("  not covered      {path}: {reason}")));
     if let Some(memory) = &launcher.in_memory {
@@ -313,12 +329,28 @@ fn device_memory(memory: &DeviceMemory) -> String {
         ),
     };
     let why = memory.not_parked_because.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
-    format!("{size}{stayed}{why}")
+    let held = match (memory.mirror.as_str(), memory.mirror_bytes) {
+        ("changed", bytes) => {
+            format!("; its copy takes {} of host memory (--mirror changed)", print::bytes(bytes))
+        }
+        (_, 0) => String::new(),
+        (_, bytes) => format!("; its copy takes {} of host memory", print::bytes(bytes)),
+    };
+    format!("{size}{stayed}{why}{held}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn host_memory_for_the_copy_is_shown() {
+        let memory = DeviceMemory { bytes: 4_000_000, mirror_bytes: 1_000_000, ..DeviceMemory::default() };
+        assert!(device_memory(&memory).ends_with("; its copy takes 1.0 MB of host memory"));
+        let partial = DeviceMemory { mirror: "changed".into(), mirror_bytes: 0, ..memory };
+        let said = device_memory(&partial);
+        assert!(said.ends_with("; its copy takes 0 B of host memory (--mirror changed)"), "{said}");
+    }
 
     #[test]
     fn memory_that_was_copied_back_is_shown_with_the_reason() {

@@ -4,7 +4,7 @@ use super::print;
 use crate::gpu::device_memory;
 use anyhow::Result;
 use ckpt_protocol::agent::{GpuReport, Region, RegionFlags, RegionKind};
-use ckpt_snapshot::{Manifest, Store};
+use ckpt_snapshot::{GpuProcess, GpuRecord, Manifest, Store};
 use serde::Serialize;
 use std::cmp::Reverse;
 
@@ -20,6 +20,9 @@ pub struct OnGpu {
     pid: u32,
     #[serde(flatten)]
     report: GpuReport,
+    /// In the manifest, which is printed too.
+    #[serde(skip)]
+    gpus: Vec<GpuRecord>,
 }
 
 /// The GPU state of the processes of a snapshot.
@@ -27,8 +30,11 @@ pub struct OnGpu {
 /// # Errors
 /// Damage.
 pub fn read(store: &dyn Store, manifest: &Manifest) -> Result<Vec<OnGpu>> {
-    let of = |process| device_memory::read_report(store, manifest, process);
-    manifest.gpu.iter().map(|process| Ok(OnGpu { pid: process.pid, report: of(process)? })).collect()
+    let of = |process: &GpuProcess| {
+        let report = device_memory::read_report(store, manifest, process)?;
+        Ok(OnGpu { pid: process.pid, report, gpus: process.gpus.clone() })
+    };
+    manifest.gpu.iter().map(of).collect()
 }
 
 /// The lines of the report: a total, then each process with its largest regions first.
@@ -45,6 +51,11 @@ pub fn lines(all: &[OnGpu]) -> Vec<String> {
         lines.push(String::new());
         let holders = print::count(one.report.regions.len() as u64, "region");
         lines.push(format!("process {}: {}", one.pid, print::sizes(bytes, changed_bytes, &holders)));
+        let used = one.gpus.iter().filter(|gpu| gpu.needed_bytes() > 0);
+        lines.extend(used.map(|gpu| {
+            let needed = print::bytes(gpu.needed_bytes());
+            format!("on {} ({}), where a restore takes {needed}", gpu.uuid, gpu.name)
+        }));
         lines.push(counts(&one.report));
         lines.extend(one.report.graph_memory.iter().map(|memory| {
             let (reserved, used) = (print::bytes(memory.reserved_bytes), print::bytes(memory.used_bytes));
@@ -176,7 +187,7 @@ mod tests {
             origin: None,
         };
         let regions = (0..regions).map(region).collect();
-        OnGpu { pid, report: GpuReport { regions, ..GpuReport::default() } }
+        OnGpu { pid, report: GpuReport { regions, ..GpuReport::default() }, gpus: Vec::new() }
     }
 
     #[test]
@@ -235,7 +246,7 @@ mod tests {
         let text = r#"{"regions":[{"address":4096,"bytes":8,"device":0,"kind":"pool","allocations":1,"offset":0,
             "changed_bytes":4}],"counts":{"graphs":2},"times":{"drain_s":0.5},"parked_bytes":8}"#;
         let report: GpuReport = serde_json::from_str(text).expect("a report");
-        let lines = lines(&[OnGpu { pid: 7, report }]);
+        let lines = lines(&[OnGpu { pid: 7, report, gpus: Vec::new() }]);
         assert!(lines[5].starts_with("0x000000001000  8 B") && lines[5].ends_with("  1"), "{lines:?}");
         assert_eq!(lines.len(), 6);
     }

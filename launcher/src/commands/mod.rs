@@ -9,6 +9,8 @@ mod jobs;
 mod marks;
 mod memory_map;
 mod print;
+mod remove;
+mod report;
 mod scrub;
 mod snapshots;
 mod watch;
@@ -34,10 +36,13 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
             supervise::run(config, &args.argv)
         }
         Command::Checkpoint(args) => jobs::checkpoint(config, args.job.name(), args.output.json),
-        Command::Stop(args) => jobs::stop(config, args.job.name(), args.output.json),
+        Command::Stop(args) => jobs::stop(config, &args),
         Command::Status(args) if args.watch => watch::watch(config, args.job.name()),
         Command::Status(args) => jobs::status(config, args.job.name(), args.output.json),
         Command::Explain(args) => explain::explain(config, args.job.name(), args.all, args.output.json),
+        Command::Report(args) => {
+            report::report(config, args.job.name(), args.output.json, args.to.as_deref())
+        }
         Command::Ls(args) => snapshots::list(config, args.job.name(), args.output.json),
         Command::Show(args) => snapshots::show(config, &args.snapshot.id, args.output.json),
         Command::Verify(args) if args.scrub => {
@@ -52,8 +57,8 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
         Command::Unmark(args) => marks::change(config, &args.id, Marks::restore_worked),
         Command::Export(args) => export::export(config, &args.snapshot.id, args.format, args.to),
         Command::Diff(args) => diff::diff(config, &args.from, &args.to, args.output.json),
-        Command::Rm(args) => snapshots::remove(config, &args.id),
-        Command::Prune(args) => snapshots::prune(config, args.job.name(), args.dry_run, args.output.json),
+        Command::Rm(args) => remove::remove(config, &args),
+        Command::Prune(args) => remove::prune(config, args.job.name(), args.dry_run, args.output.json),
         Command::Doctor(output) => doctor::doctor(config, output.json),
         Command::Config(output) => show_config(config, output.json),
         Command::Completions(args) => {

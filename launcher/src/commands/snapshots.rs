@@ -1,4 +1,4 @@
-//! Commands about snapshots: `ls`, `show`, `verify`, `rm`, `prune`.
+//! Commands that read snapshots: `ls`, `show`, `verify`.
 
 use super::job_files;
 use super::jobs::{held, jobs};
@@ -6,10 +6,9 @@ use super::memory_map::{self, OnGpu};
 use super::print;
 use crate::cli::args::TierName;
 use crate::cli::config::Config;
-use crate::files::held as held_files;
 use crate::files::inventory::Inventory;
 use crate::job::resume_point::is_for_the_user;
-use crate::restore::kept;
+use crate::job::status::cut_text;
 use crate::store::root::Root;
 use crate::store::tiers::{self, MEMORY};
 use crate::sys::error::{EXIT_NEGATIVE, bad_input};
@@ -18,13 +17,11 @@ use crate::sys::secrets;
 use anyhow::{Result, anyhow, bail};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::{
-    DataFile, History, JobDir, JobOutcome, Manifest, Mark, Marks, OpenError, OpenFile, PlacedSnapshot,
-    ReadError, SnapshotId, Store, Tier, Tiers,
+    DataFile, JobDir, Manifest, Mark, Marks, OpenFile, PlacedSnapshot, ReadError, SnapshotId, Store, Tier,
 };
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::io::{self, Write};
-use std::sync::atomic::AtomicBool;
 
 /// The number of files listed by `show`.
 const LARGEST_FILES_SHOWN: usize = 5;
@@ -239,6 +236,7 @@ fn summary(manifest: &Manifest) -> Vec<Fact> {
         ("stall", format!("{:.3} s", manifest.stall_s)),
         ("size", format!("{} in {} files", print::bytes(manifest.data_bytes()), manifest.files.len())),
     ];
+    facts.extend(manifest.cut.map(|cut| ("cut", cut_text(cut.duration_s, cut.attempts))));
     facts.extend(manifest.stored_bytes.map(|stored_bytes| {
         let saved = print::bytes(manifest.data_bytes().saturating_sub(stored_bytes));
         let stored = print::bytes(stored_bytes);
@@ -352,92 +350,4 @@ fn verify_one(tier: &Tier, job: &JobDir, id: SnapshotId) -> Result<Option<Verdic
     };
     let (job, tier) = (job.key().to_string(), tier.name().to_owned());
     Ok(Some(Verdict { sound: damage.is_none(), id, job, tier, damage, bytes }))
-}
-
-/// `ckpt-run rm ID`: deletes the snapshot, and the tails that its resumes removed from files.
-///
-/// # Errors
-/// Bad input, or a failed deletion.
-pub fn remove(config: &Config, text: &str) -> Result<i32> {
-    let (job, id) = find(config, text)?;
-    let store = tiers::open(&config.store, &job)?;
-    tiers::remove(&store, &job, &id)?;
-    kept::delete_kept_of(&job, &id);
-    held_files::delete(&job, &id);
-    reclaim(config, &store, &job)?;
-    Ok(0)
-}
-
-/// Reclaims the space of deleted snapshots, unless the job is running: its launcher does so after its next checkpoint.
-fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
-    let _lock = match job.lock_for_maintenance() {
-        Ok(lock) => lock,
-        Err(OpenError::Locked { .. }) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    };
-    // The lock does not cover other machines. A snapshot that one of them is saving may need packs that look unused.
-    let may_run_elsewhere = || -> Result<bool> {
-        let record = job.record()?;
-        Ok(record.is_none_or(|record| record.outcome == JobOutcome::Unfinished))
-    };
-    if job.records_medium().is_some() && may_run_elsewhere()? {
-        tracing::warn!(
-            "the job {} may be running on another machine: its next run reclaims the space, or the next `ckpt-run prune` after its end",
-            job.key()
-        );
-        return Ok(());
-    }
-    match job.records_medium() {
-        // No other machine writes packs.
-        Some(_) => {
-            let store = tiers::alone(&config.store, job);
-            store.sweep()?;
-            store.reclaim()?;
-        }
-        None => {
-            tiers::reclaim_local(store, &AtomicBool::new(false))?;
-        }
-    }
-    Ok(())
-}
-
-#[derive(Serialize)]
-struct Pruned {
-    id: SnapshotId,
-    job: String,
-    removed: bool,
-}
-
-/// `ckpt-run prune`.
-///
-/// # Errors
-/// Bad input, or a failed deletion.
-pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
-    let root = Root::open(&config.store)?;
-    let mut pruned = Vec::new();
-    for job in jobs(config, &root, named)? {
-        let store = tiers::open(&config.store, &job)?;
-        let abandoned = job.record()?.map(|record| record.abandoned).unwrap_or_default();
-        let history = History { abandoned, ..History::default() };
-        for id in tiers::prunable(&store, &config.retention(), &job.marks()?, &history)? {
-            if !dry_run {
-                tiers::remove_local(&store, &job, &id)?;
-            }
-            pruned.push(Pruned { id, job: job.key().to_string(), removed: !dry_run });
-        }
-        if !dry_run {
-            reclaim(config, &store, &job)?;
-        }
-    }
-    if json {
-        return print::json(&pruned);
-    }
-    let mut out = io::stdout().lock();
-    for one in &pruned {
-        writeln!(out, "{} {} of job {}", if dry_run { "would remove" } else { "removed" }, one.id, one.job)?;
-    }
-    if pruned.is_empty() {
-        writeln!(out, "nothing to remove: no job has more than {} valid snapshots", config.keep)?;
-    }
-    Ok(0)
 }

@@ -172,10 +172,12 @@ fn gauge(progress: Progress) -> Gauge<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::times::Class;
     use ckpt_protocol::control::JobStatus;
     use ckpt_snapshot::JobOutcome;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+    use std::collections::BTreeMap;
 
     fn drawn(jobs: &[Status], first: usize, problem: Option<&str>, height: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(80, height)).unwrap();
@@ -191,6 +193,7 @@ mod tests {
             running: true,
             outcome,
             snapshots: 5,
+            time_ms: [(Class::Productive, 90_000), (Class::Stall, 7000), (Class::Redone, 3000)].into(),
             launcher: Some(launcher),
             is_remote: false,
         }
@@ -198,7 +201,16 @@ mod tests {
 
     fn complete(job: &str) -> Status {
         let outcome = JobOutcome::Complete;
-        Status { job: job.into(), running: false, outcome, snapshots: 2, launcher: None, is_remote: false }
+        let time_ms = BTreeMap::new();
+        Status {
+            job: job.into(),
+            running: false,
+            outcome,
+            snapshots: 2,
+            time_ms,
+            launcher: None,
+            is_remote: false,
+        }
     }
 
     #[test]
@@ -210,6 +222,7 @@ mod tests {
             "train: running, 5 snapshots",
             "launcher         process 77",
             "snapshots        3 saved, 1 failed",
+            "time             90.0 % productive of 1m 40s; stall 7.0 %, redone 3.0 %",
             "storing 250.0 MB of 1.00 GB",
             "other: complete, 2 snapshots",
             "q quits",

@@ -134,6 +134,15 @@ impl Criu {
         Err(text.lines().find(|line| line.contains("Error")).unwrap_or(text.trim()).to_owned())
     }
 
+    /// Whether `criu check` says that this kernel tracks changes to memory (soft-dirty bits).
+    #[must_use]
+    pub fn tracks_memory(&self) -> bool {
+        let mut command = Command::new(&self.path);
+        command.args(["check", "--feature", "mem_dirty_track"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    }
+
     /// The command line of `criu swrk`, without the number of its socket.
     #[must_use]
     pub fn swrk(&self) -> Vec<OsString> {

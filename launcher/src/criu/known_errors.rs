@@ -46,6 +46,10 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
         "Unable to bind a socket: Cannot assign requested address",
         "the loopback interface is down, and CRIU needs it: `ip link set lo up`",
     ),
+    (
+        "with specified index",
+        "the number of a terminal that the job had made (/dev/pts/N) is in use by another program: end that one, or start the job without a terminal (`< /dev/null 2>&1 | cat`), so that it has terminals of its own",
+    ),
     ("Can't fork for", "a PID that the job needs is taken"),
     ("No space left on device", "not enough disk space or memory for the images"),
     ("Cannot allocate memory", "not enough memory for the images"),

@@ -1,11 +1,13 @@
 //! CRIU: finding it, controlling it over its RPC, reading its images, and explaining its errors (`known_errors.rs`).
 
+mod fields;
 mod find;
 mod images;
 mod known_errors;
 mod pagemap;
 mod rpc;
 mod session;
+mod tcp_queues;
 mod timers;
 
 #[cfg(test)]
@@ -13,7 +15,8 @@ pub use find::CriuMissing;
 pub use find::{Criu, MIN_VERSION};
 pub use images::{Descriptors, ImageError};
 pub use known_errors::explain;
-pub use pagemap::{Pagemap, chunk_ends};
+pub use pagemap::{Merged, Pagemap, Piece, chunk_ends};
 pub use rpc::{CRIU_EVERYTHING, CRIU_WARNINGS, InheritFd, Options};
 pub use session::{RestoreLimits, Session, SessionError};
+pub use tcp_queues::count_unsent_as_sent;
 pub use timers::arm_expired_timers;

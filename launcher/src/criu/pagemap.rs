@@ -22,7 +22,7 @@ struct Head {
     pages_id: u32,
 }
 
-#[derive(Message)]
+#[derive(Clone, Message)]
 struct Entry {
     #[prost(uint64, required, tag = "1")]
     address: u64,
@@ -35,6 +35,32 @@ struct Entry {
     flags: Option<u32>,
     #[prost(uint64, optional, tag = "5")]
     pages: Option<u64>,
+}
+
+impl Entry {
+    fn kind(&self) -> u32 {
+        let in_parent = self.in_parent.unwrap_or(false);
+        self.flags.unwrap_or(if in_parent { IN_PARENT } else { PRESENT })
+    }
+
+    /// Its addresses; `None` if they are not valid.
+    fn range(&self) -> Option<Range<u64>> {
+        let pages = self.pages.or(self.pages_32.map(u64::from))?;
+        let end = self.address.checked_add(pages.checked_mul(PAGE_BYTES)?)?;
+        Some(self.address..end)
+    }
+}
+
+/// Calls `each` for every entry of an image, and returns the number of the image of pages. `None` if it is not a pagemap.
+fn entries(image: &[u8], mut each: impl FnMut(Entry, Range<u64>)) -> Option<u32> {
+    let mut rest = image.strip_prefix(&MAGIC)?;
+    let Head { pages_id } = next_entry(&mut rest)?.ok()?;
+    while let Some(entry) = next_entry::<Entry>(&mut rest) {
+        let entry = entry.ok()?;
+        let range = entry.range()?;
+        each(entry, range);
+    }
+    rest.is_empty().then_some(pages_id)
 }
 
 /// The content of an image of pages, in order.
@@ -50,23 +76,105 @@ impl Pagemap {
     /// Parses an image; `None` if it is not a pagemap.
     #[must_use]
     pub fn parse(image: &[u8]) -> Option<Self> {
-        let mut rest = image.strip_prefix(&MAGIC)?;
-        let Head { pages_id } = next_entry(&mut rest)?.ok()?;
         let mut runs: Vec<Range<u64>> = Vec::new();
-        while let Some(entry) = next_entry::<Entry>(&mut rest) {
-            let entry = entry.ok()?;
-            let pages = entry.pages.or(entry.pages_32.map(u64::from))?;
-            let in_parent = entry.in_parent.unwrap_or(false);
-            let flags = entry.flags.unwrap_or(if in_parent { IN_PARENT } else { PRESENT });
-            let end = entry.address.checked_add(pages.checked_mul(PAGE_BYTES)?)?;
-            match runs.last_mut() {
-                _ if flags & PRESENT == 0 => {}
-                Some(last) if last.end == entry.address => last.end = end,
-                _ => runs.push(entry.address..end),
+        let pages_id = entries(image, |entry, range| match runs.last_mut() {
+            _ if entry.kind() & PRESENT == 0 => {}
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => runs.push(range),
+        })?;
+        Some(Self { pages_id, runs })
+    }
+}
+
+/// Consecutive pages in an image of pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Which dump has them: 0 is the newest, each further one is the parent of the one before it.
+    pub dump: usize,
+    /// Where they begin in its image of pages.
+    pub offset: u64,
+    /// Their length.
+    pub bytes: u64,
+}
+
+/// A pagemap without references to older dumps, and where its pages are.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Merged {
+    /// The image, to take the place of the newest dump's.
+    pub image: Vec<u8>,
+    /// The numbers of the images of pages, by dump.
+    pub pages_ids: Vec<u32>,
+    /// Its pages, in order. Their images are those of the dumps.
+    pub pieces: Vec<Piece>,
+}
+
+/// Addresses, with the place in the image of pages; `None` for pages of an older dump.
+type Placed = Vec<(Range<u64>, Option<u64>)>;
+
+impl Merged {
+    /// Merges the pagemaps of a process, the newest dump's first. `None` if one cannot be parsed, or a page is nowhere.
+    #[must_use]
+    pub fn of(images: &[Vec<u8>]) -> Option<Self> {
+        let (mut pages_ids, mut dumps, mut newest) = (Vec::new(), Vec::<Placed>::new(), Vec::new());
+        for (dump, image) in images.iter().enumerate() {
+            let (mut offset, mut placed) = (0_u64, Placed::new());
+            pages_ids.push(entries(image, |entry, range| {
+                let is_present = entry.kind() & PRESENT != 0;
+                placed.push((range.clone(), is_present.then_some(offset)));
+                if is_present {
+                    offset = offset.saturating_add(range.end - range.start);
+                }
+                if dump == 0 {
+                    newest.push(entry);
+                }
+            })?);
+            dumps.push(placed);
+        }
+        // Lookups need addresses in order; CRIU writes them so.
+        if dumps.iter().any(|dump| !dump.is_sorted_by(|one, next| one.0.end <= next.0.start)) {
+            return None;
+        }
+        let mut pieces = Vec::new();
+        for (range, _) in dumps.first()? {
+            place(&dumps, 0, range.clone(), &mut pieces)?;
+        }
+        let all = newest.into_iter().map(|entry| {
+            let flags = Some(entry.kind() & !IN_PARENT | PRESENT);
+            Entry { flags, in_parent: None, ..entry }.encode_to_vec()
+        });
+        let head = Head { pages_id: *pages_ids.first()? }.encode_to_vec();
+        let mut image = MAGIC.to_vec();
+        for body in std::iter::once(head).chain(all) {
+            image.extend_from_slice(&u32::try_from(body.len()).ok()?.to_le_bytes());
+            image.extend(body);
+        }
+        Some(Self { image, pages_ids, pieces })
+    }
+}
+
+/// Appends the places of the pages at `wanted`, as `dump` and its parents have them. `None` if one has no place.
+fn place(dumps: &[Placed], dump: usize, mut wanted: Range<u64>, pieces: &mut Vec<Piece>) -> Option<()> {
+    let placed = dumps.get(dump)?;
+    while !wanted.is_empty() {
+        let next = placed.partition_point(|(range, _)| range.end <= wanted.start);
+        let (range, offset) = placed.get(next).filter(|(range, _)| range.start <= wanted.start)?;
+        let end = wanted.end.min(range.end);
+        let bytes = end - wanted.start;
+        match (offset, pieces.last_mut()) {
+            (None, _) => place(dumps, dump + 1, wanted.start..end, pieces)?,
+            (Some(offset), last) => {
+                let offset = offset.checked_add(wanted.start - range.start)?;
+                match last {
+                    Some(last) if last.dump == dump && last.offset + last.bytes == offset => {
+                        last.bytes += bytes;
+                    }
+                    _ => pieces.push(Piece { dump, offset, bytes }),
+                }
             }
         }
-        rest.is_empty().then_some(Self { pages_id, runs })
+        wanted.start = end;
     }
+    Some(())
 }
 
 /// Window sizes by image size: (image smaller than, window), in bytes. Chunk boundaries are at multiples of the window in
@@ -156,6 +264,38 @@ mod tests {
                 if bytes < 1 << 40 {
                     let _ = chunk_ends(&read.runs);
                 }
+            }
+        });
+    }
+
+    #[test]
+    fn pages_of_older_dumps_are_found() {
+        const BOTH: u32 = IN_PARENT | PRESENT;
+        let oldest = image(&[(0x1000, 8, 4), (0x20000, 1, 4)]);
+        let middle = image(&[(0x1000, 2, 1), (0x3000, 1, 4), (0x4000, 2, 1), (0x6000, 1, 4)]);
+        let newest = image(&[(0x1000, 1, 4), (0x2000, 5, 1), (0x20000, 1, 4)]);
+        let piece =
+            |dump, page: u64, pages| Piece { dump, offset: page * PAGE_BYTES, bytes: pages * PAGE_BYTES };
+        let merged = Merged::of(&[newest.clone(), middle.clone(), oldest.clone()]).unwrap();
+        let expected = [(0, 0, 1), (2, 1, 1), (1, 0, 1), (2, 3, 2), (1, 1, 1), (0, 1, 1)];
+        assert_eq!(merged.pieces, expected.map(|(dump, page, pages)| piece(dump, page, pages)));
+        assert_eq!(merged.pages_ids, [7, 7, 7]);
+        let read = Pagemap::parse(&merged.image).unwrap();
+        assert_eq!(read.runs, [0x1000..0x7000, 0x20000..0x21000]);
+        entries(&merged.image, |entry, _| assert_eq!(entry.kind() & BOTH, PRESENT)).unwrap();
+        // A dump without a parent is as it was.
+        assert_eq!(Merged::of(std::slice::from_ref(&oldest)).unwrap().image, oldest);
+        assert_eq!(Merged::of(&[newest.clone(), middle]), None, "the oldest is missing");
+        assert_eq!(Merged::of(&[newest, image(&[(0x2000, 4, 4)])]), None, "a page is missing");
+        assert_eq!(Merged::of(&[image(&[(0x9000, 1, 4), (0x1000, 1, 4)])]), None, "not in order");
+    }
+
+    #[test]
+    fn any_pagemaps_are_merged_or_refused() {
+        let newest = image(&[(0x1000, 2, 4), (0x3000, 1, 1)]);
+        ckpt_test_mutate::mutations(&[image(&[(0x1000, 4, 4)])], |bytes| {
+            if let Some(merged) = Merged::of(&[newest.clone(), bytes.to_vec()]) {
+                assert_eq!(merged.pieces.iter().map(|piece| piece.bytes).sum::<u64>(), 3 * PAGE_BYTES);
             }
         });
     }

@@ -13,6 +13,7 @@ pub(super) enum RequestType {
     Dump = 1,
     Restore = 2,
     Notify = 6,
+    SinglePreDump = 13,
 }
 
 /// A descriptor that replaces one in the images.
@@ -53,6 +54,13 @@ pub struct Options {
     /// Stop at each stage and wait for an answer.
     #[prost(bool, optional, tag = "12")]
     pub notify_scripts: Option<bool>,
+    /// The directory of an older dump of the same tree, relative to that of the images: pages that have not changed since
+    /// are not written again.
+    #[prost(string, optional, tag = "14")]
+    pub parent_img: Option<String>,
+    /// Changes to memory are tracked from now on. Needs a kernel with soft-dirty bits.
+    #[prost(bool, optional, tag = "15")]
+    pub track_mem: Option<bool>,
     /// Restored memory pages are freed in the images.
     #[prost(bool, optional, tag = "16")]
     pub auto_dedup: Option<bool>,
@@ -77,6 +85,9 @@ pub struct Options {
     /// Time limit for stopping the tasks, in seconds.
     #[prost(uint32, optional, tag = "45")]
     pub timeout: Option<u32>,
+    /// A configuration file with options that are not in the protocol.
+    #[prost(string, optional, tag = "51")]
+    pub config_file: Option<String>,
     /// 3: connections are not locked while the job is frozen, because both ends are frozen.
     #[prost(int32, optional, tag = "64")]
     pub network_lock: Option<i32>,

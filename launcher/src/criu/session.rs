@@ -94,6 +94,19 @@ impl Session {
         self.perform(RequestType::Dump, options, TimeLimit::Deadline(deadline), at_stage)
     }
 
+    /// Copies the memory of a job that then continues at once: the pages are written after that.
+    ///
+    /// # Errors
+    /// See [`SessionError`].
+    pub fn pre_dump(
+        &self,
+        options: Options,
+        deadline: Instant,
+        at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
+    ) -> Result<Outcome, SessionError> {
+        self.perform(RequestType::SinglePreDump, options, TimeLimit::Deadline(deadline), at_stage)
+    }
+
     /// Restores. An error of `at_stage` at `post-restore` ends the restored processes before they have run.
     ///
     /// # Errors

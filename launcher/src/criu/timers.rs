@@ -3,12 +3,12 @@
 //! time to one nanosecond, so that the timer fires immediately. The number is changed in place in `files.img` (field
 //! numbers: CRIU's images/fdinfo.proto, timerfd.proto); the rest of the image stays as it is.
 
+use super::fields::{Field, HEADER_BYTES, fields};
 use crate::files::staging::StagedDir;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-const HEADER_BYTES: usize = 8;
 const TIMER_OF_FILE: u64 = 12;
 const TICKS: u64 = 5;
 const SECONDS_LEFT: u64 = 7;
@@ -52,7 +52,7 @@ fn nanoseconds_if_disarmed(image: &[u8], range: Range<usize>) -> Option<Option<u
     let fields = fields(image, range)?;
     let number = |wanted: u64| {
         fields.iter().find_map(|(number, field)| match field {
-            Field::Number { value, at } if *number == wanted => Some((*value, *at)),
+            Field::Number { value, bytes } if *number == wanted => Some((*value, bytes.start)),
             _ => None,
         })
     };
@@ -60,58 +60,6 @@ fn nanoseconds_if_disarmed(image: &[u8], range: Range<usize>) -> Option<Option<u
     let periodic = value(INTERVAL_SECONDS) > 0 || value(INTERVAL_NANOSECONDS) > 0;
     let expired = value(TICKS) > 0 && value(SECONDS_LEFT) == 0 && value(NANOSECONDS_LEFT) == 0;
     Some(number(NANOSECONDS_LEFT).filter(|_| periodic && expired).map(|(_, at)| at))
-}
-
-enum Field {
-    Number { value: u64, at: usize },
-    Bytes(Range<usize>),
-    Fixed,
-}
-
-/// The fields of one protobuf message with their offsets.
-fn fields(image: &[u8], range: Range<usize>) -> Option<Vec<(u64, Field)>> {
-    let message = image.get(..range.end)?;
-    let mut found = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        let tag = varint(message, &mut at)?;
-        let field = match tag & 7 {
-            0 => {
-                let offset = at;
-                Field::Number { value: varint(message, &mut at)?, at: offset }
-            }
-            2 => {
-                let length = usize::try_from(varint(message, &mut at)?).ok()?;
-                let bytes = at..at.checked_add(length)?;
-                at = bytes.end;
-                Field::Bytes(bytes)
-            }
-            1 => {
-                at += 8;
-                Field::Fixed
-            }
-            5 => {
-                at += 4;
-                Field::Fixed
-            }
-            _ => return None,
-        };
-        found.push((tag >> 3, field));
-    }
-    (at == range.end).then_some(found)
-}
-
-fn varint(message: &[u8], at: &mut usize) -> Option<u64> {
-    let mut value = 0_u64;
-    for shift in (0..64).step_by(7) {
-        let byte = *message.get(*at)?;
-        *at += 1;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use crate::files::history::{ChunkNames, FileHistory, Known};
 use crate::files::inventory::{
     Copies, Entry, Held, Identity, Inventory, Kind, Prefix, may_be_since, nanoseconds,
 };
+use crate::files::leases;
 use crate::files::rules::FileRules;
 use crate::files::saved::copy_sparse;
 use crate::files::sources::StagedFile;
@@ -83,6 +84,8 @@ pub struct Capture<'a> {
     budget_bytes: u64,
     /// Until when the job may be frozen.
     deadline: Option<Instant>,
+    /// Inodes of files whose leases an open for reading would break.
+    leased: HashSet<u64>,
 }
 
 /// The content of one file for the store.
@@ -150,6 +153,7 @@ impl<'a> Capture<'a> {
             names: 0,
             budget_bytes: rules.budget_bytes,
             deadline: None,
+            leased: HashSet::new(),
         }
     }
 
@@ -163,12 +167,14 @@ impl<'a> Capture<'a> {
     /// Copies what has changed since the last snapshot, while the job runs. Errors only mean that more is copied later.
     pub fn prepare(&mut self) {
         let found = self.find(&OpenForWriting::default());
+        self.leased = leases::broken_by_reading(Path::new("/proc"));
         let now_ns = nanoseconds(SystemTime::now());
         for (path, meta) in found {
             let now = Identity::of(&meta);
             let is_quiet = !now.may_change_unseen(now_ns);
             if !meta.is_file()
                 || !is_quiet
+                || self.leased.contains(&now.ino)
                 || !self.is_kept(&path, &now)
                 || self.unchanged(&path, &now).is_some()
             {
@@ -200,6 +206,7 @@ impl<'a> Capture<'a> {
         self.contents.clear();
         self.copied_bytes = self.prepared.values().map(|(identity, _)| identity.bytes).sum();
         self.unwritten_bytes = 0;
+        self.leased = leases::broken_by_reading(Path::new("/proc"));
         self.carry_over();
         for (path, meta) in self.find(open) {
             if Instant::now() > deadline {
@@ -360,6 +367,9 @@ impl<'a> Capture<'a> {
             if again != Copies::default() {
                 return Ok(again);
             }
+        }
+        if self.leased.contains(&file.now.ino) {
+            return Err(io::Error::other("a process holds a lease on it, which reading it would break"));
         }
         let is_small =
             file.now.bytes <= SMALL_BYTES && self.copied_bytes + file.now.bytes <= ALL_UNWRITTEN_MAX_BYTES;

@@ -5,6 +5,7 @@ pub mod directories;
 pub mod held;
 pub mod history;
 pub mod inventory;
+pub mod leases;
 pub mod links;
 pub mod rules;
 pub mod saved;

@@ -3,6 +3,7 @@
 use crate::files::staging::StagedDir;
 use ckpt_snapshot::chunk::CHUNK_BYTES;
 use ckpt_snapshot::{Source, Target};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
@@ -40,9 +41,7 @@ impl Source for StagedFile<'_> {
     }
 
     fn chunk_end(&self, offset: u64) -> u64 {
-        let longest = (offset + CHUNK_BYTES as u64).min(self.bytes);
-        let next = self.ends.get(self.ends.partition_point(|&end| end <= offset));
-        next.map_or(longest, |&end| end.min(longest))
+        chunk_end(&self.ends, offset, self.bytes)
     }
 
     /// Frees the file's memory as soon as it is stored.
@@ -61,10 +60,111 @@ impl Target for StagedFile<'_> {
     }
 }
 
+/// A part of a staged file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagedPart {
+    /// Which of the files.
+    pub file: usize,
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// Parts of several staged files, one after the other.
+pub struct StagedParts<'a> {
+    /// The files, by directory and name.
+    files: Vec<(&'a StagedDir, &'a str)>,
+    /// With the positions at which they end.
+    parts: Vec<(u64, StagedPart)>,
+    ends: Vec<u64>,
+}
+
+impl<'a> StagedParts<'a> {
+    /// `parts` of `files`, with these chunk ends. Chunks are split at the maximum size.
+    #[must_use]
+    pub fn new(
+        files: Vec<(&'a StagedDir, &'a str)>,
+        parts: impl Iterator<Item = StagedPart>,
+        ends: Vec<u64>,
+    ) -> Self {
+        let parts = parts.scan(0, |end, part| {
+            *end += part.bytes;
+            Some((*end, part))
+        });
+        Self { files, parts: parts.collect(), ends }
+    }
+}
+
+impl Source for StagedParts<'_> {
+    fn bytes(&self) -> u64 {
+        self.parts.last().map_or(0, |(end, _)| *end)
+    }
+
+    fn read_at(&self, mut offset: u64, mut into: &mut [u8]) -> io::Result<()> {
+        let mut opened: Vec<Option<File>> = self.files.iter().map(|_| None).collect();
+        let first = self.parts.partition_point(|(end, _)| *end <= offset);
+        for (end, part) in &self.parts[first..] {
+            let length = usize::try_from(end - offset).map_err(io::Error::other)?.min(into.len());
+            let (read, rest) = into.split_at_mut(length);
+            let file = match &mut opened[part.file] {
+                Some(file) => file,
+                empty => empty.insert(self.files[part.file].0.open(self.files[part.file].1)?),
+            };
+            file.read_exact_at(read, part.offset + part.bytes - (end - offset))?;
+            (offset, into) = (*end, rest);
+            if into.is_empty() {
+                return Ok(());
+            }
+        }
+        if into.is_empty() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    fn chunk_end(&self, offset: u64) -> u64 {
+        chunk_end(&self.ends, offset, self.bytes())
+    }
+
+    /// Frees the memory of all files as soon as the parts are stored.
+    fn taken(&self) -> io::Result<()> {
+        self.files.iter().try_for_each(|(dir, name)| dir.remove(name))
+    }
+}
+
+/// The end of the chunk at `offset` of a file with these chunk ends.
+fn chunk_end(ends: &[u64], offset: u64, bytes: u64) -> u64 {
+    let longest = (offset + CHUNK_BYTES as u64).min(bytes);
+    let next = ends.get(ends.partition_point(|&end| end <= offset));
+    next.map_or(longest, |&end| end.min(longest))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::files::staging::Staging;
+
+    #[test]
+    fn parts_are_read_as_one_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let staging = Staging::on_disk(&dir.path().join("staging")).unwrap();
+        let dirs = ["new", "old"].map(|name| staging.subdir(name).unwrap());
+        for (dir, content) in dirs.iter().zip([b"abcdef", b"ABCDEF"]) {
+            io::Write::write_all(&mut dir.create("pages").unwrap(), content).unwrap();
+        }
+        let part = |file, offset, bytes| StagedPart { file, offset, bytes };
+        let parts = [part(0, 0, 2), part(1, 3, 3), part(0, 2, 1)];
+        let files = vec![(&dirs[0], "pages"), (&dirs[1], "pages")];
+        let source = StagedParts::new(files, parts.into_iter(), vec![2, 6]);
+        assert_eq!(source.bytes(), 6);
+        for (start, end) in (0..=6).flat_map(|start| (start..=6).map(move |end| (start, end))) {
+            let mut content = vec![0; end - start];
+            source.read_at(start as u64, &mut content).unwrap();
+            assert_eq!(content, b"abDEFc"[start..end]);
+        }
+        assert!(source.read_at(5, &mut [0; 2]).is_err(), "beyond the end");
+        assert_eq!([0, 1, 2, 5].map(|offset| source.chunk_end(offset)), [2, 2, 6, 6]);
+        source.taken().unwrap();
+        assert!(dirs.iter().all(|dir| dir.files().unwrap().is_empty()));
+    }
 
     #[test]
     fn a_staged_file_is_written_read_and_removed() {

@@ -158,6 +158,12 @@ impl Staging {
 }
 
 impl Staging {
+    /// Whether it is in memory.
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        matches!(self.location, Location::Memory(_))
+    }
+
     /// How much may be copied to it beside images of this size, bytes.
     #[must_use]
     pub fn room_bytes(&self, image_bytes: u64) -> u64 {
@@ -181,7 +187,13 @@ impl Staging {
                 Err(rustix::io::Errno::NOENT) => return Ok(()),
                 other => StagedDir { fd: other? },
             };
-            dir.files()?.iter().try_for_each(|(file, _)| dir.remove(file))?;
+            // CRIU leaves a link to an older dump beside its images.
+            for entry in rustix::fs::Dir::read_from(&dir.fd)? {
+                let entry = entry?;
+                if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                    rustix::fs::unlinkat(&dir.fd, entry.file_name(), AtFlags::empty())?;
+                }
+            }
             Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
         };
         match &self.location {
@@ -298,6 +310,9 @@ mod tests {
         assert_eq!(staged.read("a.img").unwrap().unwrap(), b"abc");
         assert_eq!(staged.read("b.img").unwrap(), None);
         assert!(!path.join("left over").exists());
+        rustix::fs::symlinkat("../other", staged.fd(), "parent").unwrap();
+        staging.remove_subdir("images").unwrap();
+        assert!(path.exists() && !path.join("images").exists());
         drop(staging);
         assert!(!path.exists());
     }

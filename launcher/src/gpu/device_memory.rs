@@ -2,18 +2,26 @@
 //!
 //! The used parts of a process's mirror become `gpu/PID.mem`, and its agent's report becomes `gpu/PID.json`.
 
-use crate::agents::{GpuState, Mirror, Process, UnchangedChunks, merge_ranges};
+use crate::agents::{
+    ContentLost, GpuState, Mirror, MirrorMode, Process, StoredContent, UnchangedChunks, clipped, merge_ranges,
+};
 use crate::sys::memory;
 use anyhow::{Context, Result, bail};
 use ckpt_protocol::agent::{GpuReport, Region};
 use ckpt_protocol::control::DeviceMemory;
-use ckpt_snapshot::chunk::ChunkId;
-use ckpt_snapshot::{Damage, DataFile, GpuProcess, Manifest, ReadError, RelPath, Source, Store, Target};
+use ckpt_snapshot::chunk::{ChunkId, is_zeroes};
+use ckpt_snapshot::{
+    Damage, DataFile, GpuProcess, Manifest, ReadError, RelPath, Source, Store, Target, Tiers,
+};
 use rustix::fs::FallocateFlags;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Holes of a mirror that is loaded begin and end at multiples of this, as most of those that agents leave.
+const HOLE_BYTES: u64 = 2 << 20;
 
 /// An agent has reported memory that is not in its mirror.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +43,22 @@ pub enum StoreDeviceMemoryError {
     /// The report of an agent contradicts its mirror.
     #[error(transparent)]
     Report(#[from] ReportError),
+    /// The system does not tell which parts of a mirror are holes.
+    #[error("cannot find the holes in the copy of the device memory of {process}")]
+    Holes {
+        /// The process.
+        process: Process,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The content of a mirror is incomplete.
+    #[error("{process}: {source}")]
+    Lost {
+        /// The process.
+        process: Process,
+        /// The reason.
+        source: ContentLost,
+    },
     /// The report of an agent cannot be written as JSON.
     #[error("cannot encode the report of the interposer")]
     Encode(#[source] serde_json::Error),
@@ -63,28 +87,66 @@ fn extents(state: &GpuState) -> Result<Vec<Range<u64>>, ReportError> {
 
 /// The content of a mirror from its beginning to the end of its last used range. Unused ranges read as zeroes.
 struct MirrorContent {
+    bytes: u64,
     /// `None` for a process without a mirror, which has no extents.
     mirror: Option<Mirror>,
+    /// The used ranges, without holes.
     extents: Vec<Range<u64>>,
     /// The number of the capture that wrote the content.
     capture: Option<u64>,
     /// Chunks that need not be read.
     unchanged: Option<UnchangedChunks>,
+    /// Whether the mirror has only what was written since the last commit.
+    is_freed: bool,
     read_bytes: AtomicU64,
 }
 
 impl MirrorContent {
-    fn of(state: &GpuState) -> Result<Self, ReportError> {
+    fn of(state: &GpuState) -> Result<Self, StoreDeviceMemoryError> {
         let capture = state.report.capture.as_ref().map(|capture| capture.number);
-        let unchanged = state.mirror.as_ref().and_then(|mirror| mirror.history.lock().unchanged_in(capture));
-        let (mirror, extents) = (state.mirror.clone(), extents(state)?);
-        Ok(Self { mirror, extents, capture, unchanged, read_bytes: AtomicU64::new(0) })
+        let of = |mirror: &Mirror| {
+            let history = mirror.history.lock();
+            (history.unchanged_in(capture), history.is_freed())
+        };
+        let (unchanged, is_freed) = state.mirror.as_ref().map_or((None, false), of);
+        let (mirror, mut extents) = (state.mirror.clone(), extents(state)?);
+        let bytes = extents.last().map_or(0, |last| last.end);
+        if let Some(mirror) = mirror.as_ref().filter(|mirror| mirror.has_holes) {
+            let process = || state.process.clone();
+            let mut data = mirror
+                .data()
+                .map_err(|source| StoreDeviceMemoryError::Holes { process: process(), source })?;
+            if is_freed {
+                let lost = || StoreDeviceMemoryError::Lost { process: process(), source: ContentLost };
+                data = unchanged.as_ref().ok_or_else(lost)?.content(&data, mirror.bytes);
+            }
+            extents = extents.iter().flat_map(|extent| clipped(&data, extent)).collect();
+        }
+        Ok(Self { bytes, mirror, extents, capture, unchanged, is_freed, read_bytes: AtomicU64::new(0) })
+    }
+
+    /// Reads a part of an extent.
+    fn read_extent(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let mirror = self.mirror.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let from_file = |offset, into: &mut [u8]| mirror.file.read_exact_at(into, offset);
+        match self.unchanged.as_ref().filter(|_| self.is_freed) {
+            // If it cannot be read, the next capture has to bring all of it.
+            Some(unchanged) => unchanged
+                .read_at(offset, into, from_file)
+                .inspect_err(|_| mirror.history.lock().discard_commit()),
+            None => from_file(offset, into),
+        }
+    }
+
+    /// How much memory the content takes.
+    fn used_bytes(&self) -> u64 {
+        self.extents.iter().map(|extent| extent.end - extent.start).sum()
     }
 }
 
 impl Source for MirrorContent {
     fn bytes(&self) -> u64 {
-        self.extents.last().map_or(0, |last| last.end)
+        self.bytes
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
@@ -99,7 +161,7 @@ impl Source for MirrorContent {
             let (gap, after) = rest.split_at_mut(in_range(from - position)?);
             gap.fill(0);
             let (part, after) = after.split_at_mut(in_range(extent.end.min(end) - from)?);
-            self.mirror.as_ref().ok_or(io::ErrorKind::NotFound)?.file.read_exact_at(part, from)?;
+            self.read_extent(from, part)?;
             position = from + part.len() as u64;
             rest = after;
         }
@@ -108,6 +170,11 @@ impl Source for MirrorContent {
     }
 
     fn known(&self, range: Range<u64>) -> Option<ChunkId> {
+        if clipped(&self.extents, &range).next().is_none() {
+            // Nothing to read, which is no saving by the chunks that the store has.
+            self.read_bytes.fetch_add(range.end - range.start, Ordering::Relaxed);
+            return Some(ChunkId::ZEROES);
+        }
         self.unchanged.as_ref()?.chunk(&range, &self.extents)
     }
 }
@@ -134,11 +201,13 @@ impl StoredProcess {
     }
 
     /// Records that the snapshot was committed: chunks that do not change until the next capture need not be read again.
-    pub fn record_commit(&self, manifest: &Manifest) {
+    pub fn record_commit(&self, manifest: &Arc<Manifest>, store: &Arc<Tiers>) {
         let MirrorContent { mirror: Some(mirror), extents, capture, .. } = &self.content else { return };
-        let file = self.process.memory.as_ref().and_then(|path| data_file(manifest, path));
-        if let Some(file) = file {
-            mirror.history.lock().record_commit(*capture, extents.clone(), file);
+        let Some(path) = &self.process.memory else { return };
+        if let Some(file) = data_file(manifest, path) {
+            let (store, manifest) = (Arc::clone(store), Arc::clone(manifest));
+            let stored = StoredContent { store, manifest, path: path.clone() };
+            mirror.history.lock().record_commit(*capture, extents.clone(), file, stored);
         }
     }
 }
@@ -164,8 +233,10 @@ pub fn to_store(states: &[GpuState]) -> Result<Vec<StoredProcess>, StoreDeviceMe
             pid,
             mirror: mirror.map_or(0, |mirror| mirror.number),
             mirror_bytes: mirror.map_or(0, |mirror| mirror.bytes),
-            memory: (!content.extents.is_empty()).then(|| path("mem")),
+            mirror_used_bytes: mirror.filter(|mirror| mirror.has_holes).map(|_| content.used_bytes()),
+            memory: (content.bytes > 0).then(|| path("mem")),
             report: path("json"),
+            gpus: state.gpus.clone(),
         };
         stored.push(StoredProcess { process, content, report });
     }
@@ -177,6 +248,8 @@ pub fn to_store(states: &[GpuState]) -> Result<Vec<StoredProcess>, StoreDeviceMe
 pub fn outcome(states: &[GpuState], copied_back_bytes: u64) -> Option<DeviceMemory> {
     let reports = || states.iter().map(|state| &state.report);
     let regions = || reports().flat_map(|report| &report.regions);
+    let mirrors = || states.iter().filter_map(|state| state.mirror.as_ref());
+    let is_partial = mirrors().any(|mirror| mirror.is_partial);
     let not_parked = states.iter().find_map(|state| {
         let reason = state.report.unparked_because.as_ref()?;
         Some(format!("{}: {reason}", state.process))
@@ -189,6 +262,8 @@ pub fn outcome(states: &[GpuState], copied_back_bytes: u64) -> Option<DeviceMemo
             .try_fold(0_u64, |sum, bytes| Some(sum.saturating_add(bytes?))),
         parked_bytes: reports().map(|report| report.parked_bytes).fold(0, u64::saturating_add),
         copied_back_bytes,
+        mirror: if is_partial { MirrorMode::Changed } else { MirrorMode::All }.name().to_owned(),
+        mirror_bytes: mirrors().map(Mirror::allocated_bytes).fold(0, u64::saturating_add),
         not_parked_because: not_parked,
     };
     (outcome.processes > 0).then_some(outcome)
@@ -204,6 +279,8 @@ pub struct Load {
     memory: Option<RelPath>,
     /// The length of the data file.
     pub bytes: u64,
+    /// How much memory the mirror needs, bytes.
+    pub used_bytes: u64,
 }
 
 /// Creates the mirrors of a snapshot's processes.
@@ -215,15 +292,21 @@ pub fn plan(manifest: &Manifest) -> Result<Vec<Load>> {
     for process in manifest.gpu.iter().filter(|process| process.mirror_bytes > 0) {
         let file = process.memory.as_ref().and_then(|path| data_file(manifest, path));
         let bytes = file.map_or(0, |file| file.bytes);
-        if bytes > process.mirror_bytes {
-            let damage = format!("{bytes} bytes are to go into a mirror of {}", process.mirror_bytes);
+        let used_bytes = process.mirror_used_bytes.unwrap_or(process.mirror_bytes);
+        if bytes.max(used_bytes) > process.mirror_bytes {
+            let damage = format!(
+                "{} bytes are to go into a mirror of {}",
+                bytes.max(used_bytes),
+                process.mirror_bytes
+            );
             bail!(ReadError::Damaged { id: manifest.id.to_string(), damage: Damage::Manifest(damage) });
         }
-        let mirror = Mirror::to_be_filled(process.mirror, process.mirror_bytes)
+        let has_holes = process.mirror_used_bytes.is_some();
+        let mirror = Mirror::to_be_filled(process.mirror, process.mirror_bytes, has_holes)
             .context("cannot create a file for device memory")?;
-        loads.push(Load { pid: process.pid, mirror, memory: process.memory.clone(), bytes });
+        loads.push(Load { pid: process.pid, mirror, memory: process.memory.clone(), bytes, used_bytes });
     }
-    let needed_bytes = loads.iter().map(|load| load.mirror.bytes).fold(0, u64::saturating_add);
+    let needed_bytes = loads.iter().map(|load| load.used_bytes).fold(0, u64::saturating_add);
     let available_bytes = memory::available_bytes().unwrap_or(0);
     if needed_bytes > 0 && needed_bytes.saturating_add(memory::SPARE_BYTES) > available_bytes {
         bail!(
@@ -241,12 +324,13 @@ impl Load {
         self.memory.as_ref().map(|path| (path, self as &dyn Target))
     }
 
-    /// Allocates the whole mirror, because it will be pinned: a lack of memory shows here.
+    /// Allocates the whole mirror, because it will be pinned: a lack of memory shows here. The agent of a mirror with holes
+    /// pins only what has been loaded.
     ///
     /// # Errors
     /// When the memory cannot be allocated.
     pub fn finish(&self) -> Result<(), ReadError> {
-        let Some(path) = &self.memory else { return Ok(()) };
+        let Some(path) = self.memory.as_ref().filter(|_| !self.mirror.has_holes) else { return Ok(()) };
         let allocated =
             rustix::fs::fallocate(&*self.mirror.file, FallocateFlags::empty(), 0, self.mirror.bytes);
         allocated.map_err(|error| ReadError::Target { path: path.to_string(), source: error.into() })
@@ -260,8 +344,22 @@ impl Target for Load {
         self.mirror.file.set_len(self.mirror.bytes)
     }
 
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.mirror.file.write_all_at(bytes, offset)
+    /// Zeroes are not written where the mirror may have holes.
+    fn write_at(&self, mut offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if !self.mirror.has_holes {
+            return self.mirror.file.write_all_at(bytes, offset);
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let left_bytes = usize::try_from(HOLE_BYTES - offset % HOLE_BYTES).map_err(io::Error::other)?;
+            let (part, after) = rest.split_at(left_bytes.min(rest.len()));
+            if !is_zeroes(part) {
+                self.mirror.file.write_all_at(part, offset)?;
+            }
+            offset += part.len() as u64;
+            rest = after;
+        }
+        Ok(())
     }
 }
 
@@ -278,6 +376,7 @@ pub fn read_report(store: &dyn Store, manifest: &Manifest, process: &GpuProcess)
 #[expect(clippy::single_range_in_vec_init, reason = "one range is meant")]
 mod tests {
     use super::*;
+    use crate::agents::Present;
     use ckpt_protocol::agent::{Capture, RegionFlags, RegionKind};
     use ckpt_snapshot::Input;
     use ckpt_snapshot::codec::Codec;
@@ -303,7 +402,7 @@ mod tests {
 
     fn state(pid: u32, mirror: Option<Mirror>, regions: Vec<Region>) -> GpuState {
         let process = Process { pid: Some(pid), host_pid: None, exe: String::new() };
-        GpuState { process, mirror, report: GpuReport { regions, ..GpuReport::default() } }
+        GpuState { process, mirror, report: GpuReport { regions, ..GpuReport::default() }, gpus: Vec::new() }
     }
 
     /// The content, read in steps of several sizes, so that boundaries of steps and extents meet in all combinations.
@@ -388,6 +487,9 @@ mod tests {
         wrong.gpu[0].mirror_bytes = 4 << 20;
         let error = plan(&wrong).err().unwrap();
         assert!(matches!(error.downcast_ref(), Some(ReadError::Damaged { .. })), "{error:?}");
+        let mut larger = saved.clone();
+        larger.gpu[0].mirror_used_bytes = Some(mirror.bytes + 1);
+        assert!(plan(&larger).is_err());
         let mut large = saved;
         large.gpu[0].mirror_bytes = 1 << 60;
         large.files[0].bytes = 1 << 59;
@@ -395,31 +497,71 @@ mod tests {
         assert!(error.contains("bytes are free"), "{error}");
     }
 
+    /// Holes take neither room in the store nor memory after a resume.
+    #[test]
+    fn holes_stay_holes() {
+        const MIB: u64 = 1 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let medium = Arc::new(DirMedium::new(dir.path().to_owned()));
+        let snapshots = PackStore::new(medium, Codec::default(), Limits::default());
+        // The last region is one hole.
+        let mirror = Mirror::with_holes(64 * MIB).unwrap();
+        let noise: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(2 << 20).collect();
+        for at in [2 * MIB, 14 * MIB] {
+            mirror.file.write_all_at(&noise, at).unwrap();
+        }
+        let states = [state(5, Some(mirror.clone()), vec![region(0, 40 * MIB), region(44 * MIB, 20 * MIB)])];
+        let [stored] = &to_store(&states).unwrap()[..] else { panic!("one process") };
+        assert_eq!((stored.content.bytes(), stored.process.mirror_used_bytes), (64 * MIB, Some(4 * MIB)));
+        let manifest = crate::checkpoint::attempt::tests::manifest(Vec::new());
+        let mut writer = snapshots.begin(&manifest.id, 100).unwrap();
+        let inputs = stored.sources().map(|(path, from)| Input { path: path.clone(), from });
+        writer.put(&inputs.collect::<Vec<_>>(), &|_| {}).unwrap();
+        assert_eq!(stored.content.read_bytes.load(Ordering::Relaxed), 64 * MIB);
+        let saved = writer.commit(Manifest { gpu: vec![stored.process.clone()], ..manifest }).unwrap();
+        let loads = plan(&saved).unwrap();
+        assert_eq!((loads[0].used_bytes, outcome(&states, 0).unwrap().mirror_bytes), (4 * MIB, 4 * MIB));
+        let (path, into) = loads[0].wanted().unwrap();
+        snapshots.load(&saved, &[ckpt_snapshot::Load { path, into }], &|_| {}).unwrap();
+        loads[0].finish().unwrap();
+        let loaded = &loads[0].mirror;
+        assert_eq!((loaded.bytes, loaded.data().unwrap()), (mirror.bytes, mirror.data().unwrap()));
+        for at in [2 * MIB, 14 * MIB] {
+            let mut found = vec![0; noise.len()];
+            loaded.file.read_exact_at(&mut found, at).unwrap();
+            assert!(found == noise);
+        }
+    }
+
     /// Saves the state; returns the stored content, read back, and how many bytes were not read for saving.
-    fn saved(store: &dyn Store, sequence: u64, state: &GpuState, is_committed: bool) -> (Vec<u8>, u64) {
+    fn saved(store: &Arc<Tiers>, sequence: u64, state: &GpuState, is_committed: bool) -> (Vec<u8>, u64) {
         let [stored] = &to_store(std::slice::from_ref(state)).unwrap()[..] else { panic!("one process") };
         let id = ckpt_snapshot::SnapshotId::new(sequence, std::time::SystemTime::UNIX_EPOCH);
         let manifest = Manifest { id, ..crate::checkpoint::attempt::tests::manifest(Vec::new()) };
         let mut writer = store.begin(&manifest.id, 100).unwrap();
         let inputs = stored.sources().map(|(path, from)| Input { path: path.clone(), from });
         writer.put(&inputs.collect::<Vec<_>>(), &|_| {}).unwrap();
-        let manifest = writer.commit(manifest).unwrap();
+        let manifest = Arc::new(writer.commit(manifest).unwrap());
         if is_committed {
-            stored.record_commit(&manifest);
+            stored.record_commit(&manifest, store);
         }
-        let memory = store.read(&manifest, stored.process.memory.as_ref().unwrap()).unwrap();
+        let memory =
+            (&**store as &dyn Store).read(&manifest, stored.process.memory.as_ref().unwrap()).unwrap();
         (memory, stored.unread_bytes())
+    }
+
+    const CHUNK: u64 = ckpt_snapshot::chunk::CHUNK_BYTES as u64;
+
+    fn tiers(dir: &std::path::Path) -> Arc<Tiers> {
+        let medium = Arc::new(DirMedium::new(dir.to_owned()));
+        let store = PackStore::new(medium, Codec::default(), Limits::default());
+        Arc::new(Tiers::new(vec![ckpt_snapshot::Tier::new("disk", Box::new(store), true)]))
     }
 
     #[test]
     fn unchanged_memory_is_not_read_again() {
-        const CHUNK: u64 = ckpt_snapshot::chunk::CHUNK_BYTES as u64;
         let dir = tempfile::tempdir().unwrap();
-        let store = PackStore::new(
-            Arc::new(DirMedium::new(dir.path().to_owned())),
-            Codec::default(),
-            Limits::default(),
-        );
+        let store = tiers(dir.path());
         let mirror = Mirror::new(5 * CHUNK).unwrap();
         let write = |byte: u8, at: u64, bytes: u64| {
             mirror.file.write_all_at(&vec![byte; usize::try_from(bytes).unwrap()], at).unwrap();
@@ -472,6 +614,124 @@ mod tests {
         assert_eq!(save(&small, &[], true), 0);
     }
 
+    /// A process whose mirror is partial, and a model of its device memory.
+    struct Partial {
+        store: Arc<Tiers>,
+        mirror: Mirror,
+        memory: Vec<u8>,
+        captures: u64,
+        saves: u64,
+    }
+
+    impl Partial {
+        fn new(dir: &std::path::Path) -> Self {
+            let mirror = Mirror { is_partial: true, ..Mirror::with_holes(4 * CHUNK).unwrap() };
+            let memory = vec![0; usize::try_from(4 * CHUNK).unwrap()];
+            Self { store: tiers(dir), mirror, memory, captures: 0, saves: 0 }
+        }
+
+        /// The program writes, and a capture copies what has changed.
+        fn capture(&mut self, written: &[(u8, Range<u64>)]) -> GpuState {
+            for (byte, range) in written {
+                let range = usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap();
+                self.memory[range.clone()].fill(*byte);
+                self.mirror.file.write_all_at(&self.memory[range.clone()], range.start as u64).unwrap();
+            }
+            self.captures += 1;
+            let written = merge_ranges(written.iter().map(|(_, range)| range.clone()).collect());
+            let mut capture = Capture { mirror: self.mirror.number, number: self.captures, written };
+            self.mirror.record_capture(Some(&mut capture));
+            let mut state = state(5, Some(self.mirror.clone()), vec![region(0, 4 * CHUNK)]);
+            state.report.capture = Some(Box::new(capture));
+            state
+        }
+
+        /// Saves a capture, and checks what was saved; frees the mirror if it was committed.
+        fn save(&mut self, state: &GpuState, is_committed: bool) {
+            self.saves += 1;
+            let (found, _) = saved(&self.store, self.saves, state, is_committed);
+            assert!(found == self.memory, "the snapshot {} differs from the memory", self.saves);
+            if is_committed {
+                self.mirror.free_stored().unwrap();
+                assert_eq!(self.mirror.allocated_bytes(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_partial_mirror_and_the_store_have_all_of_the_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut one = Partial::new(dir.path());
+        let half = CHUNK / 2;
+        let first = one.capture(&[(1, 0..2 * CHUNK), (2, 2 * CHUNK..3 * CHUNK)]);
+        one.save(&first, true);
+        // Nothing has changed; a half of a chunk; a save that fails, and what is written after it.
+        let same = one.capture(&[]);
+        one.save(&same, true);
+        let part = one.capture(&[(3, half..CHUNK)]);
+        one.save(&part, true);
+        let failed = one.capture(&[(4, CHUNK..CHUNK + half)]);
+        one.save(&failed, false);
+        let next = one.capture(&[(5, 0..half), (6, 3 * CHUNK + half..4 * CHUNK)]);
+        one.save(&next, true);
+        // Zeroes are written, and are a hole.
+        let zeroes = one.capture(&[(0, 2 * CHUNK..3 * CHUNK)]);
+        one.save(&zeroes, true);
+
+        // What was freed is put back, but not over what a capture has written since.
+        let _ = one.capture(&[(7, half..CHUNK)]);
+        one.mirror.fill(vec![0..3 * CHUNK, 2 * CHUNK..4 * CHUNK]).unwrap();
+        let mut found = vec![1; one.memory.len()];
+        one.mirror.file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == one.memory);
+        let after = one.capture(&[]);
+        one.save(&after, true);
+    }
+
+    #[test]
+    fn a_partial_mirror_is_replaced_when_a_capture_or_the_snapshot_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut one = Partial::new(dir.path());
+        let state = one.capture(&[(1, 0..4 * CHUNK)]);
+        one.save(&state, true);
+        let is_complete = |one: &Partial, captures| one.mirror.is_complete(captures, &mut Present::default());
+        assert!(is_complete(&one, 1) && !is_complete(&one, 2), "the process has captured once more");
+        // The capture 2 was not reported.
+        one.captures += 1;
+        let state = one.capture(&[]);
+        let error = to_store(&[state]).err().unwrap().to_string();
+        assert!(error.contains("process 5") && error.contains("incomplete"), "{error}");
+        assert!(!is_complete(&one, 3) && one.mirror.fill(vec![0..1]).is_err());
+
+        let dir = tempfile::tempdir().unwrap();
+        let mut one = Partial::new(dir.path());
+        let state = one.capture(&[(1, 0..4 * CHUNK)]);
+        one.save(&state, true);
+        let listed = one.store.list().unwrap();
+        one.store.remove(&listed[0].id).unwrap();
+        assert!(!is_complete(&one, 1), "its snapshot was deleted");
+    }
+
+    /// A save that needs damaged chunks names them; the next capture brings everything.
+    #[test]
+    fn damage_under_a_partial_mirror_is_an_error_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut one = Partial::new(dir.path());
+        let state = one.capture(&[(1, 0..2 * CHUNK), (2, 2 * CHUNK..4 * CHUNK)]);
+        one.save(&state, true);
+        let packs: Vec<_> = std::fs::read_dir(dir.path().join("packs")).unwrap().flatten().collect();
+        for pack in packs.iter().filter(|pack| pack.path().extension().is_some_and(|it| it == "pack")) {
+            let bytes = usize::try_from(pack.metadata().unwrap().len()).unwrap();
+            std::fs::write(pack.path(), vec![0x5a; bytes]).unwrap();
+        }
+        let state = one.capture(&[(3, 0..CHUNK / 2), (3, 2 * CHUNK..2 * CHUNK + CHUNK / 2)]);
+        let [stored] = &to_store(&[state]).unwrap()[..] else { panic!("one process") };
+        let mut whole = vec![0; one.memory.len()];
+        let error = stored.content.read_at(0, &mut whole).unwrap_err().to_string();
+        assert!(error.contains("damaged"), "{error}");
+        assert!(!one.mirror.is_complete(2, &mut Present::default()));
+    }
+
     /// A process of the job may say anything.
     #[test]
     fn any_report_is_stored_or_refused() {
@@ -488,7 +748,7 @@ mod tests {
             let Ok(report) = serde_json::from_slice::<GpuReport>(bytes) else { return };
             let process = Process { pid: Some(5), host_pid: None, exe: String::new() };
             mirror.history.lock().record_capture(report.capture.as_deref());
-            let states = [GpuState { process, mirror: Some(mirror.clone()), report }];
+            let states = [GpuState { process, mirror: Some(mirror.clone()), report, gpus: Vec::new() }];
             let _ = outcome(&states, u64::MAX);
             for stored in to_store(&states).iter().flatten() {
                 assert!(stored.content.bytes() <= 1 << 20);

@@ -1,5 +1,7 @@
 //! GPU state of the job: the preloaded interposer, device memory in snapshots, memory by address.
 
 pub mod device_memory;
+pub mod nccl;
+pub mod placement;
 pub mod preload;
 pub mod regions;

@@ -171,6 +171,15 @@ fn booted_ns(now_ns: i64) -> i64 {
     now_ns.saturating_sub(tv_sec.saturating_mul(1_000_000_000))
 }
 
+/// When the job was last known to run; `None` if it never was. The heartbeat is late by half of its interval on average;
+/// what the init has recorded at its end is exact.
+#[must_use]
+pub fn last_beat(dir: &JobDir) -> Option<SystemTime> {
+    let beat = fs::metadata(alive_path(dir)).ok()?.modified().ok()?;
+    let end = tracking::last_recorded(dir).filter(|last| last.is_end && last.at + UNRECORDED > beat);
+    Some(end.map_or(beat + HEARTBEAT_INTERVAL / 2, |last| last.at))
+}
+
 /// Touches the file while the job runs, until it is dropped.
 pub struct Heartbeat {
     _end: Sender<()>,

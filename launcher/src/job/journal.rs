@@ -1,4 +1,4 @@
-//! What has happened to a job, kept beside its snapshots for `ckpt-run explain`: one JSON object per line in
+//! What has happened to a job, kept beside its snapshots for `ckpt-run explain` and `ckpt-run report`: one JSON object per line in
 //! `jobs/KEY/journal.jsonl`, the newest last. The file is bounded; nothing depends on it.
 
 use crate::job::status::unix_ms;
@@ -12,8 +12,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Above this size, the older half of the entries is deleted.
-const LIMIT_BYTES: u64 = 512 << 10;
+/// Above this size, the older half of the entries is deleted. An entry of a snapshot takes about 350 bytes.
+const LIMIT_BYTES: u64 = 4 << 20;
 /// A longer file is not read.
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -21,6 +21,10 @@ const MAX_BYTES: u64 = 64 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
+    /// A launcher has taken the job.
+    LauncherStarted,
+    /// The launcher has left the job.
+    LauncherEnded,
     /// The job was started from its beginning.
     Started,
     /// The job was resumed from a snapshot.
@@ -50,6 +54,51 @@ pub enum EventKind {
     Other,
 }
 
+/// What was measured, for the times of the job. Entries of earlier versions have nothing of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measured {
+    /// When it began: the launcher, a start or resume, or, of a failure, the hang. Milliseconds since 1970 UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun_unix_ms: Option<u64>,
+    /// When the job's command ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_unix_ms: Option<u64>,
+    /// Of a launcher: until when the job is known to have run before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alive_unix_ms: Option<u64>,
+    /// When the snapshot was taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_unix_ms: Option<u64>,
+    /// How long the job was paused for the snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stall_us: Option<u64>,
+    /// From the begin of the checkpoint until its snapshot was durable, or in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub durable_ms: Option<u64>,
+    /// The size of the snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Bytes that the snapshot added to the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_bytes: Option<u64>,
+    /// The machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The job was started from the beginning since its user asked for that.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_anew: bool,
+}
+
+impl Measured {
+    fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
@@ -67,6 +116,9 @@ pub struct Entry {
     /// The snapshot that it is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
+    /// What was measured.
+    #[serde(default, skip_serializing_if = "Measured::is_nothing")]
+    pub measured: Measured,
 }
 
 impl Entry {
@@ -80,7 +132,14 @@ impl Entry {
             what: what.into(),
             remedy: None,
             snapshot: None,
+            measured: Measured::default(),
         }
+    }
+
+    /// Adds what was measured.
+    #[must_use]
+    pub fn measured(self, measured: Measured) -> Self {
+        Self { measured, ..self }
     }
 
     /// Adds what to do about it.
@@ -117,7 +176,7 @@ impl Journal {
             && !*is_reported
         {
             tracing::warn!(
-                "{} cannot be written, so `ckpt-run explain` cannot report on this run: {error}",
+                "{} cannot be written, so `ckpt-run explain` and `report` cannot report on this run: {error}",
                 self.path.display()
             );
             *is_reported = true;
@@ -218,16 +277,24 @@ mod tests {
     fn it_is_bounded_and_keeps_the_newest() {
         let dir = tempfile::tempdir().unwrap();
         let journal = journal(dir.path());
-        let long = "x".repeat(4000);
+        let long = "x".repeat(40_000);
         for number in 0..400 {
             journal.add(&Entry::new(EventKind::Saved, format!("{number} {long}")));
         }
         let entries = journal.entries().unwrap();
-        assert!(std::fs::metadata(&journal.path).unwrap().len() < LIMIT_BYTES + 5000);
+        assert!(std::fs::metadata(&journal.path).unwrap().len() < LIMIT_BYTES + 50_000);
         assert!(entries.len() > 50 && entries.last().unwrap().what.starts_with("399 "));
         let numbers: Vec<u32> =
             entries.iter().map(|entry| entry.what.split(' ').next().unwrap().parse().unwrap()).collect();
         assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{numbers:?}");
+    }
+
+    #[test]
+    fn entries_of_earlier_versions_have_no_measurements() {
+        let line = r#"{"unix_ms":1,"launcher_pid":2,"kind":"saved","what":"w"}"#;
+        let entry: Entry = serde_json::from_str(line).unwrap();
+        assert_eq!(entry.measured, Measured::default());
+        assert_eq!(serde_json::to_string(&entry).unwrap(), line);
     }
 
     #[test]

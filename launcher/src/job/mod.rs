@@ -10,3 +10,4 @@ pub mod resume_point;
 #[cfg(test)]
 mod simulation;
 pub mod status;
+pub mod times;

@@ -383,11 +383,12 @@ impl<'a> Launcher<'a> {
     }
 
     fn complete(&self, ownership: &Ownership) -> Result<()> {
+        // Others see the record before this launcher goes on.
+        self.machine.world().perhaps_complete = true;
         let done = ownership.change(|record| record.outcome = JobOutcome::Complete);
         let mut world = self.machine.world();
-        match &done {
-            Ok(()) if world.owner() == Some(ownership.record().launcher) => world.complete = true,
-            _ => world.perhaps_complete = true,
+        if done.is_ok() && world.owner() == Some(ownership.record().launcher) {
+            world.complete = true;
         }
         Ok(done?)
     }

@@ -11,6 +11,13 @@ pub fn unix_ms(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().try_into().unwrap_or(u64::MAX)
 }
 
+/// What the consistent cut has taken, in words.
+#[must_use]
+pub fn cut_text(duration_s: f64, attempts: u32) -> String {
+    let plural = if attempts == 1 { "" } else { "s" };
+    format!("all ranks of NCCL at the same step after {duration_s:.2} s and {attempts} attempt{plural}")
+}
+
 /// The status. Every thread updates its part.
 pub struct SharedStatus {
     status: Mutex<JobStatus>,
@@ -148,6 +155,13 @@ impl SharedStatus {
         self.status.lock().device_memory = outcome;
     }
 
+    /// How much host memory the copies of device memory take now, bytes.
+    pub fn mirror_bytes(&self, bytes: u64) {
+        if let Some(memory) = &mut self.status.lock().device_memory {
+            memory.mirror_bytes = bytes;
+        }
+    }
+
     /// A checkpoint failed. Returns whether the reason is new.
     pub fn failed(&self, reason: &str) -> bool {
         let mut status = self.status.lock();
@@ -176,6 +190,7 @@ mod tests {
             stored_bytes: None,
             unread_bytes: 0,
             stall_s: 0.0,
+            cut: None,
             durable_s: 0.0,
             taken_unix_ms: 5,
             in_memory: false,

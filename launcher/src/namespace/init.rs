@@ -4,12 +4,10 @@
 use super::messages::{Reply, Request, receive, retry_for_memory, send};
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
 use super::written_files::{DRAIN_INTERVAL, Journal, STAMP_INTERVAL, Tracker};
-use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey};
+use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey, terminals};
 use crate::sys::authentic::FileKey;
 use crate::sys::privileges;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags};
-use rustix::io::retry_on_intr;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitOptions, wait};
@@ -54,7 +52,14 @@ fn serve(control: &UnixStream) -> io::Result<()> {
     let private_dir =
         set_up().map_err(|(step, error)| io::Error::other(format!("cannot {step}: {error}")))?;
     send(control, &Reply::Ready { private_dir: private_dir.to_string_lossy().into_owned() }, &[])?;
-    let mut init = Init { control, private_dir, root_pid: None, criu: HashMap::new(), tracker: None };
+    let mut init = Init {
+        control,
+        private_dir,
+        root_pid: None,
+        criu: HashMap::new(),
+        tracker: None,
+        has_own_terminals: false,
+    };
     let mut is_writing = false;
     loop {
         let events = wait_for_work(control, &child_ended, init.tracker.as_ref(), is_writing)?;
@@ -144,6 +149,9 @@ fn set_up() -> Step<PathBuf> {
     mount("tmpfs", &private, "tmpfs", plain, c"size=1m,mode=0700").at_step("mount a private directory")?;
     if std::env::args().nth(2).as_deref() == Some(PRIVATE_NETWORK) {
         loopback_up().at_step("bring up the loopback interface")?;
+        // As most systems have it for their network. Else the job could not be resumed with a socket of that kind, if it
+        // has allowed them itself. Without the right to do so, there are none.
+        let _ = std::fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647");
     }
     Ok(private)
 }
@@ -169,6 +177,8 @@ struct Init<'a> {
     /// CRIU processes, with the descriptors that they open through /proc/1/fd.
     criu: HashMap<i32, Vec<OwnedFd>>,
     tracker: Option<Tracker>,
+    /// Whether terminals that the job makes are in its own namespace.
+    has_own_terminals: bool,
 }
 
 impl Init<'_> {
@@ -243,7 +253,7 @@ impl Init<'_> {
                 let argv: Vec<_> = argv.into_iter().map(OsString::from_vec).collect();
                 let variables = variables.into_iter().map(|(name, value)| (name, OsString::from_vec(value)));
                 let command = job_start::JobCommand { argv, variables: variables.collect(), stdio, fds };
-                let terminal = terminal.map(|path| open_terminal(&path)).transpose()?;
+                let terminal = self.terminal(terminal)?;
                 set_last_pid(FIRST_JOB_PID).at_step("choose the job's PIDs")?;
                 let reply =
                     job_start::start(&command, terminal, &self.private_dir).at_step("start the job")?;
@@ -254,7 +264,7 @@ impl Init<'_> {
             }
             Request::Criu { argv, terminal } => {
                 let argv: Vec<_> = argv.into_iter().map(OsString::from_vec).collect();
-                let terminal = terminal.map(|path| open_terminal(&path)).transpose()?;
+                let terminal = self.terminal(terminal)?;
                 let kept: Vec<OwnedFd> = fds.into_iter().chain(terminal).collect();
                 self.start_criu(&argv, kept).at_step("start CRIU")
             }
@@ -297,6 +307,15 @@ impl Init<'_> {
         }
     }
 
+    /// Opens the terminal that ckpt-run gives to the job. Without one, the job has terminals of its own.
+    fn terminal(&mut self, path: Option<String>) -> Step<Option<OwnedFd>> {
+        if path.is_none() && !std::mem::replace(&mut self.has_own_terminals, true) {
+            // Without the right to do so, the terminals are the system's: a resume may find their numbers in use.
+            let _ = terminals::separate();
+        }
+        path.map(|path| terminals::open(&path)).transpose().at_step("open the job's terminal")
+    }
+
     fn written_files(&mut self, fds: Vec<OwnedFd>, key: FileKey) -> Reply {
         self.drain();
         let journal = fds.into_iter().next().map(|fd| Journal::new(fd.into(), key));
@@ -313,6 +332,8 @@ impl Init<'_> {
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
+        // A group of its own: for a pre-dump CRIU forks, and a signal has to reach both.
+        command.process_group(0);
         command.args(arguments).arg(theirs.as_raw_fd().to_string());
         // CRIU caches kernel features there; the cache is wrong for other users.
         if !rustix::process::getuid().is_root() {
@@ -338,12 +359,6 @@ impl Init<'_> {
         self.criu.insert(pid, kept);
         Ok((Reply::CriuStarted { pid, fds }, Some(ours)))
     }
-}
-
-/// Opens a terminal in this mount namespace, so that CRIU can resolve its path.
-fn open_terminal(path: &str) -> Step<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty())).at_step("open the job's terminal")
 }
 
 fn set_last_pid(last_pid: i32) -> io::Result<()> {

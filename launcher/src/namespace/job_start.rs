@@ -64,13 +64,16 @@ pub(super) fn start(
     // The other end closes when the reaper's program is executed, or the process ends.
     let mut bytes = Vec::new();
     reports.read_to_end(&mut bytes)?;
-    // The program is not executed after this point. Without real rights CRIU cannot save a removed file, so it stays then.
-    if Privileges::detect().has_real_rights() {
-        let _ = std::fs::remove_file(&program);
-    }
     let reports = serde_json::Deserializer::from_slice(&bytes).into_iter::<Report>();
     match reports.map_while(Result::ok).last() {
-        Some(Report::Command(command_pid)) => Ok(Reply::Started { root_pid, command_pid }),
+        Some(Report::Command(command_pid)) => {
+            // The program is not executed after this point. Without real rights CRIU cannot save a removed file, so it stays
+            // then. A snapshot with the other state could not be restored.
+            if Privileges::detect().has_real_rights() {
+                std::fs::remove_file(&program)?;
+            }
+            Ok(Reply::Started { root_pid, command_pid })
+        }
         Some(Report::NotStarted(errno)) => {
             // The job has no root: the process is reaped here, and its end is not reported.
             let _ =

@@ -34,6 +34,7 @@ pub mod stdio;
 #[allow(unsafe_code)]
 mod subreaper;
 mod survey;
+mod terminals;
 pub mod written_files;
 
 pub use activity::Activity;

@@ -23,8 +23,11 @@ pub type Answer = Sender<Reply>;
 pub enum Demand {
     /// A snapshot.
     Checkpoint,
-    /// A final snapshot and the end of the job.
-    Stop,
+    /// A final snapshot and the end of the job; by force also without the snapshot.
+    Stop {
+        /// Whether by force.
+        force: bool,
+    },
 }
 
 /// The socket; removed when dropped.
@@ -135,7 +138,8 @@ fn serve(mut stream: UnixStream, status: &SharedStatus, on_demand: &dyn Fn(Deman
         Err(reason) => Some(Reply::Error(reason)),
         Ok(Request::Status) => Some(Reply::Status(Box::new(status.snapshot()))),
         Ok(Request::Checkpoint) => forward(Demand::Checkpoint),
-        Ok(Request::Stop) => forward(Demand::Stop),
+        Ok(Request::Stop) => forward(Demand::Stop { force: false }),
+        Ok(Request::ForceStop) => forward(Demand::Stop { force: true }),
     };
     let Some(reply) = reply else { return };
     // The caller may have disconnected; its checkpoint was taken regardless.

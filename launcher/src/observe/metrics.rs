@@ -1,9 +1,11 @@
 //! Prometheus metrics of a running job (`--metrics`), computed from the status at each scrape.
 
 use crate::job::status::{SharedStatus, unix_ms};
+use crate::job::times::{self, Class, Times};
 use crate::sys::error::bad_input;
 use anyhow::{Context, Result, anyhow};
 use ckpt_protocol::control::{JobStatus, Phase};
+use ckpt_snapshot::JobDir;
 use prometheus::{CounterVec, GaugeVec, Opts, Registry, TextEncoder};
 use server::{Answer, Request, Server};
 use std::net::{SocketAddr, TcpListener};
@@ -24,25 +26,29 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Serves the metrics of `status` until the server is dropped.
+/// Serves the metrics of `status` and of the job's journal until the server is dropped.
 ///
 /// # Errors
 /// When no thread can be started.
-pub fn serve(listener: TcpListener, status: &Arc<SharedStatus>) -> Result<Server> {
+pub fn serve(listener: TcpListener, status: &Arc<SharedStatus>, job: &JobDir) -> Result<Server> {
     let failed = "cannot serve metrics. The job runs without --metrics too";
     let address = listener.local_addr().context(failed)?;
-    let status = Arc::clone(status);
-    let server = Server::start(listener, move |request| answer(request, &status)).context(failed)?;
+    let (status, job) = (Arc::clone(status), job.clone());
+    let server = Server::start(listener, move |request| answer(request, &status, &job)).context(failed)?;
     tracing::info!("metrics are at http://{address}/metrics");
     Ok(server)
 }
 
-fn answer(request: &Request, status: &SharedStatus) -> Answer {
+fn answer(request: &Request, status: &SharedStatus, job: &JobDir) -> Answer {
     let (status, text) = match (request.method, request.path) {
-        ("GET" | "HEAD", "/metrics") => match text(&status.snapshot(), unix_ms(SystemTime::now())) {
-            Ok(text) => ("200 OK", text),
-            Err(error) => ("500 Internal Server Error", format!("cannot encode the metrics: {error}\n")),
-        },
+        ("GET" | "HEAD", "/metrics") => {
+            // A journal that cannot be read costs its part of the metrics only.
+            let times = times::of_job(job, true).ok().flatten();
+            match text(&status.snapshot(), times.as_ref(), unix_ms(SystemTime::now())) {
+                Ok(text) => ("200 OK", text),
+                Err(error) => ("500 Internal Server Error", format!("cannot encode the metrics: {error}\n")),
+            }
+        }
         ("GET" | "HEAD", _) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", "metrics can only be read\n".to_owned()),
     };
@@ -79,8 +85,11 @@ impl Page<'_> {
 }
 
 /// The metrics in Prometheus' text format.
-fn text(status: &JobStatus, now_unix_ms: u64) -> prometheus::Result<String> {
+fn text(status: &JobStatus, times: Option<&Times>, now_unix_ms: u64) -> prometheus::Result<String> {
     let page = Page { registry: Registry::new(), job: &status.job };
+    if let Some(times) = times {
+        time(&page, times)?;
+    }
     snapshots(&page, status, now_unix_ms)?;
     let restarts = f64::from(status.restarts);
     page.counter("ckpt_run_restarts_total", "Restarts of the job by this launcher.", "", &[("", restarts)])?;
@@ -101,6 +110,19 @@ fn text(status: &JobStatus, now_unix_ms: u64) -> prometheus::Result<String> {
         page.gauge("ckpt_run_uploading", "1 while a snapshot is being uploaded.", "", &[("", now)])?;
     }
     TextEncoder::new().encode_to_string(&page.registry.gather())
+}
+
+/// Gauges, not counters: a hang is found later, and then takes time away from what counted as work.
+fn time(page: &Page<'_>, times: &Times) -> prometheus::Result<()> {
+    let rows = Class::ALL.map(|class| (class.name(), times.of(class) as f64 / 1000.0));
+    let help =
+        "What the time since the first start of the job went into, over all launchers: see docs/report.md.";
+    page.gauge("ckpt_run_time_seconds", help, "class", &rows)?;
+    let help = "Share of the time since the first start of the job that was productive.";
+    let ratio = times.effective_ratio().unwrap_or(0.0);
+    page.gauge("ckpt_run_effective_time_ratio", help, "", &[("", ratio)])?;
+    let help = "Work after the newest snapshot, which a failure now would lose.";
+    page.gauge("ckpt_run_unsaved_work_seconds", help, "", &[("", times.unsaved_ms as f64 / 1000.0)])
 }
 
 fn snapshots(page: &Page<'_>, status: &JobStatus, now_unix_ms: u64) -> prometheus::Result<()> {
@@ -128,6 +150,12 @@ fn snapshots(page: &Page<'_>, status: &JobStatus, now_unix_ms: u64) -> prometheu
         page.gauge("ckpt_run_last_stall_seconds", help, "", &[("", saved.stall_s)])?;
         let help = "Time from the start of the newest checkpoint until its snapshot was durable.";
         page.gauge("ckpt_run_last_durable_seconds", help, "", &[("", saved.durable_s)])?;
+        if let Some(cut) = &saved.cut {
+            let help = "Time until all ranks of NCCL stood at the same step, for the newest snapshot.";
+            page.gauge("ckpt_run_last_cut_seconds", help, "", &[("", cut.duration_s)])?;
+            let attempts = f64::from(cut.attempts);
+            page.gauge("ckpt_run_last_cut_attempts", "Number of attempts for that.", "", &[("", attempts)])?;
+        }
     }
     Ok(())
 }
@@ -135,7 +163,7 @@ fn snapshots(page: &Page<'_>, status: &JobStatus, now_unix_ms: u64) -> prometheu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ckpt_protocol::control::{Progress, Saved, Totals, Uploads};
+    use ckpt_protocol::control::{CutTime, Progress, Saved, Totals, Uploads};
 
     fn saved() -> Saved {
         Saved {
@@ -144,6 +172,7 @@ mod tests {
             stored_bytes: Some(1000),
             unread_bytes: 500,
             stall_s: 0.25,
+            cut: Some(Box::new(CutTime { duration_s: 0.125, attempts: 2 })),
             durable_s: 2.5,
             taken_unix_ms: 60_000,
             in_memory: false,
@@ -176,7 +205,14 @@ mod tests {
             uploads: Some(Uploads { uploaded: 5, failed: 1, stored_bytes: 77, ..Uploads::default() }),
             ..JobStatus::default()
         };
-        let page = text(&status, 90_000).unwrap();
+        let times = Times {
+            begun_unix_ms: 10_000,
+            ended_unix_ms: 90_000,
+            time_ms: [(Class::Productive, 60_000), (Class::Stall, 1500), (Class::Away, 18_500)].into(),
+            unsaved_ms: 2500,
+            ..Times::default()
+        };
+        let page = text(&status, Some(&times), 90_000).unwrap();
         for line in [
             r#"ckpt_run_snapshots_total{job="train",result="saved"} 4"#,
             r#"ckpt_run_snapshots_total{job="train",result="failed"} 2"#,
@@ -188,6 +224,8 @@ mod tests {
             r#"ckpt_run_newest_snapshot_age_seconds{job="train"} 30"#,
             r#"ckpt_run_last_stall_seconds{job="train"} 0.25"#,
             r#"ckpt_run_last_durable_seconds{job="train"} 2.5"#,
+            r#"ckpt_run_last_cut_seconds{job="train"} 0.125"#,
+            r#"ckpt_run_last_cut_attempts{job="train"} 2"#,
             r#"ckpt_run_restarts_total{job="train"} 3"#,
             r#"ckpt_run_job_running{job="train"} 0"#,
             r#"ckpt_run_phase{job="train",phase="persist"} 1"#,
@@ -196,6 +234,12 @@ mod tests {
             r#"ckpt_run_uploads_total{job="train",result="failed"} 1"#,
             r#"ckpt_run_upload_bytes_total{job="train"} 77"#,
             r#"ckpt_run_uploading{job="train"} 0"#,
+            r#"ckpt_run_time_seconds{class="productive",job="train"} 60"#,
+            r#"ckpt_run_time_seconds{class="stall",job="train"} 1.5"#,
+            r#"ckpt_run_time_seconds{class="hang",job="train"} 0"#,
+            r#"ckpt_run_time_seconds{class="away",job="train"} 18.5"#,
+            r#"ckpt_run_effective_time_ratio{job="train"} 0.75"#,
+            r#"ckpt_run_unsaved_work_seconds{job="train"} 2.5"#,
         ] {
             has(&page, line);
         }
@@ -203,7 +247,7 @@ mod tests {
 
     #[test]
     fn missing_values_are_left_out() {
-        let page = text(&JobStatus { job: "j".to_owned(), ..JobStatus::default() }, 1).unwrap();
+        let page = text(&JobStatus { job: "j".to_owned(), ..JobStatus::default() }, None, 1).unwrap();
         assert!(!page.contains("age") && !page.contains("upload") && !page.contains("last"), "{page}");
         has(&page, r#"ckpt_run_snapshots_total{job="j",result="saved"} 0"#);
         has(&page, r#"ckpt_run_phase{job="j",phase="idle"} 1"#);
@@ -214,13 +258,16 @@ mod tests {
         let status = Arc::new(SharedStatus::new("j".to_owned()));
         status.saved(&saved());
         status.saved(&saved());
-        let page = text(&status.snapshot(), 60_000).unwrap();
+        let page = text(&status.snapshot(), None, 60_000).unwrap();
         has(&page, r#"ckpt_run_snapshot_bytes_total{job="j",kind="stored"} 2000"#);
         has(&page, r#"ckpt_run_stall_seconds_total{job="j"} 0.5"#);
 
+        let dir = tempfile::tempdir().unwrap();
+        let root = ckpt_snapshot::StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
+        let job = root.job(&ckpt_snapshot::JobKey::named("job").unwrap());
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
-        let metrics = serve(listener, &status).unwrap();
+        let metrics = serve(listener, &status, &job).unwrap();
         let error = listen(address).unwrap_err();
         assert_eq!(crate::report::failure::exit_code(&error, 125), crate::sys::error::EXIT_BAD_INPUT);
         assert!(error.to_string().contains("--metrics"), "{error}");

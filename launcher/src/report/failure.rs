@@ -196,6 +196,10 @@ fn of_agents(error: &QuiesceError) -> Option<&'static str> {
         QuiesceError::Deadline { .. } => Some(
             "Check whether the process is stopped or waits for its GPU. The next checkpoint is tried automatically",
         ),
+        QuiesceError::NoCut { .. } => Some(
+            "Let the job run: the next checkpoint is tried automatically. If each of them fails, a process that is behind waits outside NCCL (gloo, a store, a file, a pipe) for one that is parked: see docs/limits.md",
+        ),
+        QuiesceError::Withdrawn => Some("Run the same command again to resume from its newest snapshot"),
         QuiesceError::Resume { .. } | QuiesceError::NotListening => Some(
             "Let the job run; if the next checkpoint fails too, end the job and run the same command again",
         ),

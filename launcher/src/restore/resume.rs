@@ -5,8 +5,12 @@
 //! damaged snapshot is skipped for the next older one, and reported. An intact snapshot that cannot be restored is an
 //! error: an older one would discard work for a reason that can be fixed.
 
+use crate::agents::{Agents, Placement};
 use crate::checkpoint::running_job::RunningJob;
-use crate::criu::{Criu, Descriptors, InheritFd, Options, RestoreLimits, Session, SessionError, explain};
+use crate::criu::{
+    Criu, Descriptors, InheritFd, Options, RestoreLimits, Session, SessionError, count_unsent_as_sent,
+    explain,
+};
 use crate::files::directories;
 use crate::files::history::FileHistory;
 use crate::files::inventory::Inventory;
@@ -16,6 +20,7 @@ use crate::files::saved;
 use crate::files::staging::{StagedDir, Staging};
 use crate::files::tracking;
 use crate::gpu::device_memory;
+use crate::gpu::placement::{self, GpuMap};
 use crate::gpu::preload::{self, Interposer};
 use crate::job::alive::{LastAlive, end_put_back};
 use crate::job::attempt_logs::prune_attempt_logs;
@@ -32,6 +37,7 @@ use crate::sys::deadline::{
     PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW, RESTORE_STALL_TIMEOUT,
 };
 use crate::sys::error::{BadInput, bad_input};
+use crate::sys::gpus::GpuProbe;
 use crate::sys::host;
 use crate::sys::privileges::Privileges;
 use anyhow::{Context, Result, anyhow, bail};
@@ -39,6 +45,7 @@ use ckpt_snapshot::{
     JobDir, Manifest, Marks, ReadError, SavedFile, SnapshotId, StdioKind, Store, Tiers, faults,
     write_atomically,
 };
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,8 +68,10 @@ pub struct Resumer<'a> {
     pub interposer: &'a Interposer,
     /// Time for the agents to restore the GPU state.
     pub agents_timeout: Duration,
-    /// How long a GPU driver may take beyond that.
+    /// How long a GPU driver may take beyond that, and how long memory of the GPUs may be short.
     pub gpu_timeout: Duration,
+    /// GPUs of the snapshot, and those that take their places.
+    pub gpu_map: &'a GpuMap,
     /// The CRIU to use.
     pub criu: &'a Criu,
     /// The job's record.
@@ -89,6 +98,8 @@ enum Failure {
     Damaged(ReadError),
     /// A port that the job listens on is in use, perhaps only for a moment.
     PortTaken(anyhow::Error),
+    /// Other processes use the memory of the GPUs.
+    GpuFull(anyhow::Error),
     /// The processes were restored, but not their GPU state: the job was ended.
     Lost(anyhow::Error),
     /// CRIU could not restore it.
@@ -103,6 +114,7 @@ impl Failure {
         match self {
             Self::Damaged(error) => Self::Damaged(error),
             Self::PortTaken(error) => Self::PortTaken(error.context(context)),
+            Self::GpuFull(error) => Self::GpuFull(error.context(context)),
             Self::Lost(error) => Self::Lost(error.context(context)),
             Self::Criu(error) => Self::Criu(error.context(context)),
             Self::Other(error) => Self::Other(error.context(context)),
@@ -191,7 +203,7 @@ impl Resumer<'_> {
         let (error, is_restore) = match failure {
             Failure::Damaged(error) => (error.into(), false),
             Failure::Criu(error) | Failure::Lost(error) => (error, true),
-            Failure::Other(error) | Failure::PortTaken(error) => (error, false),
+            Failure::Other(error) | Failure::PortTaken(error) | Failure::GpuFull(error) => (error, false),
         };
         let reason = error.root_cause().to_string();
         let (mut tries, mut passed) = (0, Duration::ZERO);
@@ -255,7 +267,12 @@ impl Resumer<'_> {
                     tracing::warn!("{error:#}; trying once more");
                     tries += 1;
                 }
-                Err(failure @ (Failure::Other(_) | Failure::PortTaken(_) | Failure::Criu(_))) => {
+                Err(
+                    failure @ (Failure::Other(_)
+                    | Failure::PortTaken(_)
+                    | Failure::GpuFull(_)
+                    | Failure::Criu(_)),
+                ) => {
                     let context = format!(
                         "the snapshot {id} is intact but cannot be restored here; nothing was started, nothing is lost. Fix the cause and run the same command again. Alternatives: --resume with an older ID (`ckpt-run ls`), or --resume never"
                     );
@@ -295,7 +312,27 @@ impl Resumer<'_> {
         Ok(())
     }
 
+    /// Decides on which GPUs the processes are restored, and waits until these have enough free memory: a restore without
+    /// it makes a process unusable (cuda-checkpoint issue 44).
+    fn place_on_gpus(&self, manifest: &Manifest) -> Result<BTreeMap<u32, Placement>, Failure> {
+        if manifest.gpu.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let gpus = GpuProbe::default();
+        let placements = placement::plan(&manifest.gpu, self.gpu_map, gpus.look().as_ref())?;
+        for pair in placements.values().flat_map(|placement| &placement.pairs) {
+            if pair.old != pair.new {
+                tracing::info!("{} takes the place of {}", pair.new, pair.old);
+            }
+        }
+        let needs: Vec<_> = placements.values().flat_map(|placement| placement.needs.clone()).collect();
+        gpus.await_free_memory(&needs, Instant::now() + self.gpu_timeout, &namespace::is_ending)
+            .map_err(|shortage| Failure::GpuFull(shortage.into()))?;
+        Ok(placements)
+    }
+
     fn restore(&self, manifest: &Manifest) -> Result<RunningJob, Failure> {
+        let placements = self.place_on_gpus(manifest)?;
         let loads = device_memory::plan(manifest)?;
         let mirrors: Vec<_> = loads.iter().map(|load| (load.pid, load.mirror.clone())).collect();
         let inventory = Inventory::read(&**self.store, manifest)?;
@@ -319,7 +356,7 @@ impl Resumer<'_> {
         let plan = plan.map_err(bad_input)?;
         let shm_files = manifest.shm_files.iter().map(|file| &file.data);
         let saved: Vec<_> = plan.wanted().into_iter().chain(shm_files).collect();
-        let mirror_bytes: u64 = mirrors.iter().map(|(_, mirror)| mirror.bytes).sum();
+        let mirror_bytes: u64 = loads.iter().map(|load| load.used_bytes).sum();
         let copied = manifest.files.iter().filter(|file| saved.contains(&&file.path)).map(|file| file.bytes);
         let staging = self.staging(manifest, mirror_bytes + copied.sum::<u64>())?;
         let mut loading = Loading::begin(self.store, manifest, &staging, &saved, loads)?;
@@ -344,16 +381,26 @@ impl Resumer<'_> {
         let _links = create_links(manifest, &loading)?;
         let work = staging.subdir("work").context("cannot create a directory for CRIU's log")?;
         if let Some(agents) = agents.as_ref().filter(|_| !manifest.gpu.is_empty()) {
-            agents.adopt(mirrors);
+            agents.adopt(mirrors, placements);
         }
+        // Restored ranks are parked until all processes are back.
+        let cut = agents.as_ref().map(Agents::hold_cut);
         let root_pid = self.run_criu(&namespace, &stdio, manifest, &mut loading, &work)?;
-        if let (Some(agents), Some(record)) = (&agents, &manifest.tree.agents) {
-            let proc = PathBuf::from(format!("/proc/{}/root/proc", namespace.init_pid()));
-            preload::await_return(agents, record, &proc, self.agents_timeout)
-                .map_err(|loss| Failure::Lost(anyhow!("{loss}")))?;
-        }
-        let command_pid = manifest.tree.command_pid;
-        Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents, files })
+        self.await_agents(agents.as_ref(), manifest, &namespace)?;
+        drop(cut);
+        Ok(RunningJob { namespace, stdio, root_pid, command_pid: manifest.tree.command_pid, agents, files })
+    }
+
+    fn await_agents(
+        &self,
+        agents: Option<&Agents>,
+        manifest: &Manifest,
+        namespace: &Namespace,
+    ) -> Result<(), Failure> {
+        let (Some(agents), Some(record)) = (agents, &manifest.tree.agents) else { return Ok(()) };
+        let proc = PathBuf::from(format!("/proc/{}/root/proc", namespace.init_pid()));
+        preload::await_return(agents, record, &proc, self.agents_timeout)
+            .map_err(|loss| Failure::Lost(anyhow!("{loss}")))
     }
 
     /// Where CRIU's images are loaded to: memory if there is enough, otherwise the store's disk. Pages are not in memory
@@ -403,6 +450,7 @@ impl Resumer<'_> {
         namespace
             .restore_reaper_program(manifest.tree.command_pid)
             .context("cannot prepare the job's namespace")?;
+        count_unsent_as_sent(loading.images()).context("cannot prepare the job's TCP connections")?;
         let pipes = pipes(manifest, stdio);
         let mut fds: Vec<BorrowedFd> = vec![loading.images().fd().as_fd(), work.fd().as_fd()];
         fds.extend(pipes.iter().map(|(_, fd)| *fd));

@@ -37,6 +37,7 @@ pub struct Checkpoints {
     thread: JoinHandle<()>,
     background: Arc<Background>,
     cancelled: Arc<AtomicBool>,
+    is_ending: Arc<AtomicBool>,
     is_over: Arc<AtomicBool>,
     /// See [`final_snapshot`].
     final_snapshot: Arc<AtomicU8>,
@@ -48,7 +49,7 @@ impl Checkpoints {
     /// # Errors
     /// When the thread cannot be started.
     pub fn begin(shared: &RunContext, job: &Arc<RunningJob>, files: FileHistory) -> Result<Self> {
-        let (cancelled, is_over) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        let [cancelled, is_ending, is_over] = std::array::from_fn(|_| Arc::<AtomicBool>::default());
         let checkpointer = Checkpointer::new(CheckpointerParts {
             job: Arc::clone(job),
             dir: shared.opened.dir.clone(),
@@ -57,13 +58,16 @@ impl Checkpoints {
             ownership: Arc::clone(&shared.claimed.ownership),
             identity: shared.opened.identity.clone(),
             criu: shared.opened.criu.clone(),
+            precopy: shared.config.precopy,
             freeze_timeout: shared.config.freeze_timeout,
+            mirror: shared.config.mirror,
             file_rules: Arc::clone(&shared.file_rules),
             retention: shared.config.retention(),
             status: Arc::clone(&shared.status),
             uploader: shared.uploader.clone(),
             persister: shared.persister.clone(),
             cancelled: Arc::clone(&cancelled),
+            is_ending: Arc::clone(&is_ending),
             is_over: Arc::clone(&is_over),
         });
         let (requests, inbox) = unbounded();
@@ -78,7 +82,7 @@ impl Checkpoints {
         };
         let thread = std::thread::Builder::new().name("checkpointer".to_owned()).spawn(work);
         let thread = thread.context("cannot start the checkpointing thread")?;
-        Ok(Self { requests, thread, background, cancelled, is_over, final_snapshot })
+        Ok(Self { requests, thread, background, cancelled, is_ending, is_over, final_snapshot })
     }
 
     /// Requests a snapshot; the result arrives as an [`Event::Attempted`].
@@ -105,8 +109,10 @@ impl Checkpoints {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Raises the thread's priority to normal: the job is ending, and storing is all that is left to do.
+    /// The job is ending, and storing is all that is left to do: raises the thread's priority to normal, and ends the wait
+    /// for a consistent cut, except for the final snapshot.
     pub fn hurry(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
         self.background.hurry();
     }
 

@@ -30,7 +30,7 @@ pub enum Event {
     /// A command requests a snapshot.
     CheckpointRequested(Answer),
     /// The job is preempted or stopped: the reason, and the caller that waits for it.
-    Preempt(String, Option<Answer>),
+    Preempt(String, Option<StopCall>),
     /// A process has lost its GPU state.
     Lost(Loss),
     /// The job hangs.
@@ -44,6 +44,14 @@ pub enum Event {
         /// What happened to the job.
         after_dump: AfterDump,
     },
+}
+
+/// A call of `ckpt-run stop`.
+pub struct StopCall {
+    /// The caller.
+    pub answer: Answer,
+    /// Whether the job is ended even if it cannot be saved.
+    pub force: bool,
 }
 
 /// A job that makes no progress.

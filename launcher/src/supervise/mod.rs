@@ -33,7 +33,7 @@ mod watchdog;
 
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
-use crate::job::journal::{Entry, EventKind};
+use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::ownership::OwnershipError;
 use crate::job::resume_point::{Decision, Resume, decide, of_present_run};
 use crate::job::status::unix_ms;
@@ -48,7 +48,7 @@ use crate::sys::secrets;
 use anyhow::Result;
 use ckpt_protocol::control::{Reply, Stopped};
 use ckpt_snapshot::{JobRecord, Manifest, SnapshotId, Store};
-use events::Event;
+use events::{Event, StopCall};
 use policy::{Failure, Next, Policy};
 use services::RunContext;
 use session::{JobSession, SessionEnd, SessionOutcome};
@@ -65,12 +65,18 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     if let Err(code) = start::find_command(&argv[0]) {
         return Ok(code);
     }
+    let begun_at = SystemTime::now();
+    start::nccl_variables(config)?;
     let metrics = config.metrics.map(metrics::listen).transpose()?;
     let opened = startup::open(config, argv)?;
     let (claimed, candidates) = startup::claim(config, &opened)?;
+    startup::record(&opened, begun_at);
     let context = RunContext::start(config, argv, &opened, &claimed)?;
-    let _metrics = metrics.map(|listener| metrics::serve(listener, &context.status)).transpose()?;
-    Supervisor::new(&context).supervise(candidates)
+    let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
+    let _metrics = metrics.map(serve).transpose()?;
+    let result = Supervisor::new(&context).supervise(candidates);
+    opened.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
+    result
 }
 
 /// The state of a job that is not running. A running job is a [`JobSession`].
@@ -88,6 +94,8 @@ struct Supervisor<'a> {
     policy: Policy,
     /// The job has not run under this launcher yet.
     is_first: bool,
+    /// When the latest start or resume began.
+    begun_at: SystemTime,
     /// The snapshot from which the current session was resumed.
     began_from: Option<Manifest>,
     /// The next session is resumed from a snapshot older than this one.
@@ -105,6 +113,7 @@ impl<'a> Supervisor<'a> {
             context,
             policy: Policy::new(context.config.max_restarts, context.config.resume_policy),
             is_first: true,
+            begun_at: SystemTime::now(),
             began_from: None,
             older_than: None,
             ends_by: None,
@@ -154,6 +163,7 @@ impl<'a> Supervisor<'a> {
     /// Starts or resumes the job, and serves its session until the end.
     fn begin(&mut self, candidates: &[SnapshotId]) -> State {
         let context = self.context;
+        self.begun_at = SystemTime::now();
         let started = context.signals.while_busy(|| self.start(candidates));
         let job = match started {
             Ok(Ok(job)) => job,
@@ -181,9 +191,16 @@ impl<'a> Supervisor<'a> {
         }
         let kind = if id.is_some() { EventKind::Resumed } else { EventKind::Started };
         let command = secrets::hidden_in(&context.opened.identity.argv).join(" ");
-        context.opened.journal.add(&Entry::new(kind, command).snapshot(id));
+        let is_anew = self.is_first && context.config.resume == Resume::Never;
+        let measured = Measured { is_anew, ..self.begin_measured() };
+        context.opened.journal.add(&Entry::new(kind, command).snapshot(id).measured(measured));
         self.listen();
         self.ended(session.serve())
+    }
+
+    /// When the latest start or resume began.
+    fn begin_measured(&self) -> Measured {
+        Measured { begun_unix_ms: Some(unix_ms(self.begun_at)), ..Measured::default() }
     }
 
     /// Starts or resumes the job. Returns the exit code if its command cannot be executed.
@@ -202,6 +219,7 @@ impl<'a> Supervisor<'a> {
             interposer: &context.config.interpose,
             agents_timeout: context.config.freeze_timeout,
             gpu_timeout: context.config.gpu_timeout,
+            gpu_map: &context.config.gpu_map,
             criu: &context.opened.criu,
             ownership: &context.claimed.ownership,
             file_rules: &context.file_rules,
@@ -223,7 +241,9 @@ impl<'a> Supervisor<'a> {
         let on_demand = move |demand, answer| {
             let event = match demand {
                 Demand::Checkpoint => Event::CheckpointRequested(answer),
-                Demand::Stop => Event::Preempt("`ckpt-run stop` was called".to_owned(), Some(answer)),
+                Demand::Stop { force } => {
+                    Event::Preempt("`ckpt-run stop` was called".to_owned(), Some(StopCall { answer, force }))
+                }
             };
             let _ = events.send(event);
         };
@@ -234,16 +254,17 @@ impl<'a> Supervisor<'a> {
     }
 
     fn ended(&mut self, end: SessionEnd) -> State {
-        let SessionEnd { outcome, duration, saved_after } = end;
+        let SessionEnd { outcome, duration, saved_after, ended_at } = end;
         let journal = &self.context.opened.journal;
+        let measured = Measured { ended_unix_ms: Some(unix_ms(ended_at)), ..Measured::default() };
         match outcome {
             SessionOutcome::Complete => {
-                journal.add(&Entry::new(EventKind::Complete, "the job ended with 0"));
+                journal.add(&Entry::new(EventKind::Complete, "the job ended with 0").measured(measured));
                 State::Over(Ok(0))
             }
             SessionOutcome::StoppedByUser { code } => {
                 let what = format!("the job was stopped by its user, and ended with exit code {code}");
-                journal.add(&Entry::new(EventKind::Ended, what));
+                journal.add(&Entry::new(EventKind::Ended, what).measured(measured));
                 State::Over(Ok(code))
             }
             SessionOutcome::Preempted { until, signalled } => {
@@ -263,7 +284,8 @@ impl<'a> Supervisor<'a> {
                 };
                 self.is_first = false;
                 self.older_than = hung_since.and_then(|since| self.first_taken_after(since));
-                self.failed(&failure, &what, code, error)
+                let measured = Measured { begun_unix_ms: hung_since.map(unix_ms), ..measured };
+                self.failed(&failure, &what, code, error, measured)
             }
         }
     }
@@ -287,7 +309,8 @@ impl<'a> Supervisor<'a> {
     /// A start or resume failed with an error. The first failure ends the run: the user is there to see it.
     fn start_failed(&mut self, error: anyhow::Error) -> State {
         if self.is_first {
-            self.context.opened.journal.add(&Entry::new(EventKind::NotStarted, with_remedy(&error)));
+            let entry = Entry::new(EventKind::NotStarted, with_remedy(&error));
+            self.context.opened.journal.add(&entry.measured(self.begin_measured()));
             return State::Over(Err(error));
         }
         self.restart_failed(EXIT_OWN, in_one_line(&error), Some(error))
@@ -296,14 +319,22 @@ impl<'a> Supervisor<'a> {
     /// A restart failed.
     fn restart_failed(&mut self, code: i32, what: String, error: Option<anyhow::Error>) -> State {
         let failure = Failure { is_resumed: self.began_from.is_some(), ..Failure::default() };
-        self.failed(&failure, &format!("it cannot be restarted: {what}"), code, error)
+        let what = format!("it cannot be restarted: {what}");
+        self.failed(&failure, &what, code, error, self.begin_measured())
     }
 
     /// The job failed: `what` says how. `code` and `error` end the run if the job is not restarted.
-    fn failed(&mut self, failure: &Failure, what: &str, code: i32, error: Option<anyhow::Error>) -> State {
+    fn failed(
+        &mut self,
+        failure: &Failure,
+        what: &str,
+        code: i32,
+        error: Option<anyhow::Error>,
+        measured: Measured,
+    ) -> State {
         let journal = &self.context.opened.journal;
         let kind = if failure.has_run { EventKind::Failed } else { EventKind::NotStarted };
-        journal.add(&Entry::new(kind, what).remedy(remedy(code)));
+        journal.add(&Entry::new(kind, what).remedy(remedy(code)).measured(measured));
         let wait = match self.policy.after(failure) {
             Next::GiveUp(reason) => return self.give_up(reason, what, code, error),
             Next::Again(wait) => wait,
@@ -373,10 +404,10 @@ impl<'a> Supervisor<'a> {
                     break EXIT_PREEMPTED;
                 }
                 Ok(Event::Signal(signal)) if events::is_stopping(signal) => break 128 + signal,
-                Ok(Event::Preempt(_, answer)) => {
+                Ok(Event::Preempt(_, call)) => {
                     let problem = "the job was not running: it had failed, and was to be restarted";
                     let stopped = Stopped { snapshot: None, problem: Some(problem.to_owned()) };
-                    let _ = answer.map(|answer| answer.send(Reply::Stopped(stopped)));
+                    let _ = call.map(|call| call.answer.send(Reply::Stopped(stopped)));
                     break EXIT_PREEMPTED;
                 }
                 Ok(Event::CheckpointRequested(answer)) => {

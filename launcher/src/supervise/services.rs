@@ -6,6 +6,7 @@ use super::startup::OpenedJob;
 use crate::cli::config::Config;
 use crate::files::rules::FileRules;
 use crate::job::claim::ClaimedJob;
+use crate::job::journal::{Entry, EventKind};
 use crate::job::status::SharedStatus;
 use crate::namespace::stdio;
 use crate::persist::copier::CopyParts;
@@ -72,11 +73,13 @@ impl<'a> RunContext<'a> {
             preempt::Probe::begin(config.preempt_probe.clone(), config.monitor_interval, events.clone())?;
         // Before a signal ends ckpt-run while the job is being started or resumed.
         let (claim, last_persister, grace) = (Arc::clone(&claimed.claim), persister.clone(), config.grace);
+        let journal = Arc::clone(&opened.journal);
         let last_act = move || {
             claim.release();
             if let Some(persister) = &last_persister {
                 persister.complete_last_copy(Instant::now() + grace, || None);
             }
+            journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run was ended by a signal"));
         };
         let signals = Signals::listen(events.clone(), config.on_signal, last_act)?;
         Ok(Self {

@@ -30,11 +30,12 @@ use crate::agents::{Agents, Loss};
 use crate::checkpoint::attempt::{AfterDump, AttemptError};
 use crate::checkpoint::running_job::RunningJob;
 use crate::job::alive::Heartbeat;
-use crate::job::journal::{Entry, EventKind};
+use crate::job::journal::{Entry, EventKind, Measured};
+use crate::job::status::cut_text;
 use crate::namespace::InitEvent;
 use crate::observe::control_server::Answer;
 use crate::report::failure::with_remedy;
-use crate::sys::deadline::CHECKPOINT_FIRST_RETRY;
+use crate::sys::deadline::{CHECKPOINT_FIRST_RETRY, REPEATED_SIGNAL_WINDOW};
 use crate::sys::error::EXIT_OWN;
 use anyhow::{Context, Result};
 use ckpt_protocol::control::{Reply, Saved};
@@ -68,9 +69,13 @@ pub(super) struct JobSession<'a> {
     hang: Option<Hang>,
     /// When the user last asked the job to end.
     user_stop: Option<Instant>,
+    /// The signal that began the ending, and when it came.
+    ending_signal: Option<(i32, Instant)>,
     ending: Option<Ending>,
     /// The job's exit code, once it has ended.
     exit_code: Option<i32>,
+    /// When that was.
+    ended_at: Option<SystemTime>,
     _heartbeat: Heartbeat,
 }
 
@@ -110,8 +115,10 @@ impl<'a> JobSession<'a> {
             loss: None,
             hang: None,
             user_stop: None,
+            ending_signal: None,
             ending: None,
             exit_code: None,
+            ended_at: None,
             _heartbeat: Heartbeat::begin(&shared.opened.dir, is_tracked)?,
         };
         if let Some(manifest) = resumed_from {
@@ -145,7 +152,7 @@ impl<'a> JobSession<'a> {
                 Some(Event::CheckpointRequested(answer)) => {
                     self.request_checkpoint(Some(answer), AfterDump::KeepRunning);
                 }
-                Some(Event::Preempt(why, answer)) => self.preempt(&why, answer, false),
+                Some(Event::Preempt(why, call)) => self.preempt(&why, call, false),
                 Some(Event::Lost(loss)) => self.end_after_loss(loss),
                 Some(Event::Hung(hang)) => self.end_hung(hang),
                 Some(Event::Attempted { result, answer, after_dump }) => {
@@ -238,10 +245,12 @@ impl<'a> JobSession<'a> {
         self.snapshot_times.push(UNIX_EPOCH + Duration::from_millis(saved.taken_unix_ms));
         let seconds = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default();
         self.pace.measure(seconds(saved.stall_s), seconds(saved.durable_s));
+        let cut = saved.cut.as_ref().map(|cut| format!(" ({})", cut_text(cut.duration_s, cut.attempts)));
         let what = format!(
-            "{:.1} MB, the job was paused for {:.2} s, stored in {:.1} s",
+            "{:.1} MB, the job was paused for {:.2} s{}, stored in {:.1} s",
             saved.bytes as f64 / 1e6,
             saved.stall_s,
+            cut.unwrap_or_default(),
             saved.durable_s
         );
         let keeps_running = after_dump == AfterDump::KeepRunning;
@@ -252,7 +261,16 @@ impl<'a> JobSession<'a> {
             false => (EventKind::Saved, "saved"),
         };
         tracing::info!("snapshot {} {how}: {what}{}", saved.id, next.unwrap_or_default());
-        self.shared.opened.journal.add(&Entry::new(kind, what).snapshot(Some(&saved.id)));
+        let measured = Measured {
+            taken_unix_ms: Some(saved.taken_unix_ms),
+            stall_us: Some(seconds(saved.stall_s).as_micros() as u64),
+            durable_ms: Some(seconds(saved.durable_s).as_millis() as u64),
+            bytes: Some(saved.bytes),
+            stored_bytes: saved.stored_bytes,
+            ..Measured::default()
+        };
+        let entry = Entry::new(kind, what).snapshot(Some(&saved.id)).measured(measured);
+        self.shared.opened.journal.add(&entry);
         if let (AfterDump::End(_), Some(ending)) = (after_dump, &mut self.ending) {
             ending.saved = Some(saved.clone());
         }
@@ -276,8 +294,17 @@ impl<'a> JobSession<'a> {
         let is_preempting = self.shared.config.on_signal == Some(signal);
         let is_ending = is_preempting || events::is_stopping(signal);
         if let Some(ending) = self.ending.as_mut().filter(|_| is_ending) {
+            // `timeout` and some schedulers signal the process and then its group. A key is pressed again on purpose.
+            let is_key = signal == SIGINT || signal == SIGQUIT;
+            let repeats =
+                |(first, at): (i32, Instant)| first == signal && at.elapsed() < REPEATED_SIGNAL_WINDOW;
+            if !is_key && self.ending_signal.is_some_and(repeats) {
+                return tracing::debug!("{} has come again", events::name(signal));
+            }
+            ending.needs_snapshot = false;
             // A file or a probe may have begun the ending; the scheduler's signal is then the first one.
             if !std::mem::replace(&mut ending.signalled, true) {
+                self.ending_signal = Some((signal, Instant::now()));
                 let name = events::name(signal);
                 return tracing::info!(
                     "received {name}: the job is being ended with a snapshot already. Another signal ends it at once"
@@ -286,6 +313,7 @@ impl<'a> JobSession<'a> {
             return self.kill(format!("received a second signal ({})", events::name(signal)));
         }
         if is_preempting {
+            self.ending_signal = Some((signal, Instant::now()));
             return self.preempt(&format!("received {}", events::name(signal)), None, true);
         }
         if signal == SIGWINCH {

@@ -8,12 +8,12 @@ use crate::files::history::FileHistory;
 use crate::files::inventory::nanoseconds;
 use crate::files::rules::FileRules;
 use crate::files::tracking;
-use crate::gpu::preload;
+use crate::gpu::{nccl, preload};
 use crate::job::alive::end_put_back;
 use crate::namespace::stdio::Stdio;
 use crate::namespace::{Namespace, StartError};
 use crate::report::failure::OF_COMMAND;
-use crate::sys::error::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND};
+use crate::sys::error::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, bad_input};
 use anyhow::{Context, Result};
 use ckpt_snapshot::JobDir;
 use std::ffi::{OsStr, OsString};
@@ -58,6 +58,14 @@ pub fn find_command(program: &OsStr) -> Result<(), i32> {
     Err(EXIT_NOT_FOUND)
 }
 
+/// The variables of `--nccl` for the job.
+///
+/// # Errors
+/// Bad input: the user's variables say the opposite.
+pub fn nccl_variables(config: &Config) -> Result<Vec<(String, OsString)>> {
+    nccl::variables(config.nccl, config.network, |name| std::env::var_os(name)).map_err(bad_input)
+}
+
 /// Starts `argv`. Returns the exit code if the command cannot be executed.
 ///
 /// # Errors
@@ -85,15 +93,11 @@ pub fn start(
     if let Err(error) = end_put_back(dir) {
         tracing::debug!("cannot remove the record of an interrupted resume: {error}");
     }
+    let mut variables = preload::variables(&config.interpose, dir)?;
+    variables.extend(nccl_variables(config)?);
     let started = {
         let (sources, fds) = stdio.for_start();
-        namespace.start_job(
-            argv,
-            preload::variables(&config.interpose, dir)?,
-            stdio.terminal_path(),
-            sources,
-            &fds,
-        )
+        namespace.start_job(argv, variables, stdio.terminal_path(), sources, &fds)
     };
     match started {
         Ok((root_pid, command_pid)) => {

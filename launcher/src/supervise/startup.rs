@@ -6,23 +6,28 @@
 //!     └─► error                           └─► error: the claim is released when [`ClaimedJob`] is dropped
 //! ```
 
+use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
 use crate::criu::Criu;
+use crate::job::alive;
 use crate::job::claim::ClaimedJob;
-use crate::job::journal::Journal;
+use crate::job::journal::{Entry, EventKind, Journal, Measured};
 use crate::job::resume_point::Resume;
+use crate::job::status::unix_ms;
 use crate::namespace::Namespace;
 use crate::persist::memory::Memory;
 use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::bad_input;
+use crate::sys::host;
 use crate::sys::privileges::Privileges;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::Pace;
 use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobLock, SnapshotId, Tiers};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::SystemTime;
 
 /// The job's store, opened and locked. No other launcher on this machine has the job.
 pub(super) struct OpenedJob {
@@ -48,6 +53,12 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let criu = Criu::find(config.criu.as_deref());
     // A CRIU that was named is an input of the user; a machine without CRIU is not.
     let criu = criu.map_err(|error| if config.criu.is_some() { bad_input(error) } else { error.into() })?;
+    if matches!(config.precopy, Precopy::Rounds(_)) && !criu.tracks_memory() {
+        return Err(bad_input(anyhow!(
+            "--precopy with a number of rounds needs a kernel that tracks changes to memory (CONFIG_MEM_SOFT_DIRTY), and {} says that this one does not: use --precopy auto, or off",
+            criu.path.display()
+        )));
+    }
     let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
     let pace = config.store.pace();
     // A run that has to resume needs an existing store: a new one would only hide a mistyped path.
@@ -86,6 +97,17 @@ pub(super) fn claim(config: &Config, opened: &OpenedJob) -> Result<(ClaimedJob, 
         tracing::info!("job {}: resuming from snapshot {id}", dir.key());
     }
     Ok((claimed, candidates))
+}
+
+/// Adds this launcher, which was started at `begun_at`, to the journal, and until when the job ran before.
+pub(super) fn record(opened: &OpenedJob, begun_at: SystemTime) {
+    let measured = Measured {
+        begun_unix_ms: Some(unix_ms(begun_at)),
+        alive_unix_ms: alive::last_beat(&opened.dir).map(unix_ms),
+        host: Some(host::facts().hostname),
+        ..Measured::default()
+    };
+    opened.journal.add(&Entry::new(EventKind::LauncherStarted, "ckpt-run has started").measured(measured));
 }
 
 /// Reports snapshots that were only in the memory of an earlier launcher, and are newer than the one to resume.

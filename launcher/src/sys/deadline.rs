@@ -18,8 +18,19 @@ pub const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 pub const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time for a connection to close after the agent's goodbye: a child that was just forked may still hold it.
 pub const AGENT_CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
+/// Time of one attempt to bring all ranks of NCCL to the same step. Ranks that are ahead wait meanwhile, so all attempts
+/// together have to be far below NCCL's watchdogs (8 minutes for PyTorch's heartbeat).
+pub const CUT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Number of attempts for a checkpoint.
+pub const CUT_ATTEMPTS: u32 = 3;
+/// Time for which the ranks run after the first attempt; it doubles after each.
+pub const CUT_BACK_OFF: Duration = Duration::from_secs(1);
 /// Polling interval for the answer of an agent whose deadline has passed.
 pub const STUCK_AGENT_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Time for NVML to answer. After that it is not asked again.
+pub const GPU_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Polling interval for free device memory before a restore. The time for that is `--gpu-timeout`.
+pub const DEVICE_MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Time for an interposer to report GPU activity to the watchdog. A stopped process does not answer.
 pub const ACTIVITY_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -52,6 +63,8 @@ pub const OUTPUT_RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 pub const OUTPUT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// A job that ends with an error within this time after its user stopped it has not failed.
 pub const USER_STOP_WINDOW: Duration = Duration::from_secs(600);
+/// The signal that began the ending of the job, sent again within this time, is the same request.
+pub const REPEATED_SIGNAL_WINDOW: Duration = Duration::from_secs(2);
 /// Time for the end of a killed job to be reported. Its namespace is then ended.
 pub const KILLED_JOB_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for the outcome of the job to be written to the store.
@@ -77,6 +90,10 @@ pub const PY_SPY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Delay between two tries of a dump.
 pub const DUMP_RETRY_DELAY: Duration = Duration::from_millis(200);
+/// For a CRIU that was killed to be gone.
+pub const CRIU_END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Polling interval for that.
+pub const CRIU_END_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time for the last output of a frozen job to reach a regular file.
 pub const FROZEN_OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time to wait for the checkpoint of another job that holds the lock of link names. A job that hangs must not block the

@@ -6,6 +6,9 @@ back. It writes the requests that it has refused to `refused`, and ends when the
 `memory`: what it has in device memory at the beginning, if anything; after each checkpoint that becomes one character
 longer. It writes the numbers of its mirrors to `mirrors`, the attempts that were given up to `unstaged`, and whence its
 memory came back to `deliveries`: `parked` or `mirror`.
+
+`rank`: it is a rank of NCCL. It writes the orders of the cut to `orders`, and answers them unless there is a file
+`silent`.
 """
 
 import json
@@ -143,8 +146,20 @@ def greet(connection, away, gpu):
     hello = {"version": 3, "pid": os.getpid(), "start_time_ticks": start_time_ticks(), "exe": sys.executable}
     if away is not None:
         hello |= {"away": away, "is_detached": gpu.is_detached}
+    if os.path.exists("rank"):
+        hello |= {"supports_cut": True}
     say(connection, type="hello", **hello)
     assert hear(connection) == {"type": "welcome", "version": 3}
+
+
+def obey(connection, order, attempt=None, version=0, **_):
+    note("orders", order)
+    if order == "release" or os.path.exists("silent"):
+        return
+    member = {"communicator": [1, 2], "index": 0}
+    member = {"member": member, "role": {"communicator": {}}, "sequence": 5, "call": "ncclAllReduce"}
+    report = {"attempt": attempt, "version": version, "in_call": 0, "members": [member], "parked": ["ncclAllReduce"]}
+    say(connection, type="steps", report=report)
 
 
 def converse(connection, gpu):
@@ -153,6 +168,9 @@ def converse(connection, gpu):
         if not select.select([connection], [], [], LOOK_S)[0]:
             continue
         request = hear(connection)
+        if request["type"] == "cut":
+            obey(connection, **request["order"])
+            continue
         kind, attempt = request.pop("type"), request["attempt"]
         if kind == "prepare":
             say(connection, type="needs", attempt=attempt, mirror_bytes=MIRROR_BYTES if gpu.memory else 0)

@@ -1,14 +1,17 @@
 """A GPU monitor: asks NVML in each step, without ever calling nvmlShutdown, as PyTorch's device_count() does.
 
-    nvml_job.py STEPS [driver] [workers]
+    nvml_job.py STEPS [driver] [workers] [polls | reopens]
 
 `driver`: uses the CUDA driver as well. `workers`: two processes, forked once NVML is initialised, do a part of the work.
+`polls`: a thread asks NVML all the time as well. `reopens`: it initialises NVML for each question, and shuts it down again;
+nothing else has NVML initialised then. A call that fails ends the program.
 Rests after each step as long as the file `slow` is there.
 """
 
 import multiprocessing
 import os
 import sys
+import threading
 import time
 import zlib
 
@@ -19,9 +22,34 @@ def work(step):
     return zlib.crc32(str(step).encode())
 
 
-def main():
-    pynvml.nvmlInit()
+def ask():
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    memory, name = pynvml.nvmlDeviceGetMemoryInfo(device), pynvml.nvmlDeviceGetName(device)
+    return f"{pynvml.nvmlDeviceGetCount()} {name} {memory.total}"
+
+
+def reopen():
+    pynvml.nvmlInit()
+    answer = ask()
+    pynvml.nvmlShutdown()
+    return answer
+
+
+def poll(question, right):
+    try:
+        while question() == right:
+            pass
+    finally:
+        os._exit(3)
+
+
+def main():
+    question = reopen if "reopens" in sys.argv else ask
+    if question == ask:
+        pynvml.nvmlInit()
+    right = question()
+    if "polls" in sys.argv or "reopens" in sys.argv:
+        threading.Thread(target=poll, args=(question, right), daemon=True).start()
     address = None
     if "driver" in sys.argv:
         from cuda.bindings import driver
@@ -40,9 +68,7 @@ def main():
             host = bytearray(4)
             driver.cuMemcpyDtoH(host, address, 4)
             total = int.from_bytes(host, "little")
-        memory = pynvml.nvmlDeviceGetMemoryInfo(device)
-        name, count = pynvml.nvmlDeviceGetName(device), pynvml.nvmlDeviceGetCount()
-        print(f"step {step} checksum {total:08x} {count} {name} {memory.total}", flush=True)
+        print(f"step {step} checksum {total:08x} {question()}", flush=True)
         if os.path.exists("slow"):
             time.sleep(0.015)
 

@@ -4,6 +4,7 @@
  *   steady STEPS PIECES [maps]
  *
  * With `maps`, a thread maps and unmaps host memory all the time, and looks whether what it has written is still there.
+ * Once the file `change` is there, it retains its context another time, and removes the file.
  * It ends early, after a whole step, when the file `end` is there. It stands still while the file `pause` is there, which
  * the file `paused` says. */
 #include <pthread.h>
@@ -120,6 +121,11 @@ int main(int argc, char **argv) {
             sum = look(sum, memory[i]);
         }
         pause_if_told();
+        if (job_has_file("change")) {
+            CUcontext context;
+            CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+            SYSTEM(unlink("change"));
+        }
         if (job_has_file("end")) {
             job.steps = step;
         }

@@ -5,23 +5,37 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use ckpt_run_tests::gpu::{Gpu, libcuda_dir};
-use ckpt_run_tests::{Sandbox, criu, python};
+use ckpt_run_tests::gpu::{Gpu, cuda_python, libcuda_dir};
+use ckpt_run_tests::{Sandbox, criu, python, workspace};
 use serde_json::Value;
 
-const STAGES: &[&str] = &["facts", "memory", "process", "torchrun", "peers", "speed"];
+/// Stages about the driver and device memory, and stages of whole jobs: two runs, beside each other.
+const OF_MEMORY: &[&str] = &["facts", "driver", "memory", "speed", "kill"];
+const OF_JOBS: &[&str] = &["process", "programs", "frameworks", "nccl", "torchrun", "peers"];
 
 /// What cannot be done without PyTorch on a GPU, or with an old PyTorch. Everything else has to pass.
 const NEEDS_A_GPU: &[&str] = &[
     "facts: driver and CRIU, PyTorch",
     "facts: private tables",
+    "frameworks: torch.compile with CUDA graphs",
+    "frameworks: expandable_segments",
+    "frameworks: cudaMallocAsync",
+    "frameworks: CuPy",
+    "frameworks: JAX",
+    "frameworks: Triton",
+    "frameworks: profiler",
+    "nccl: two ranks, all_reduce",
+    "nccl: two ranks, DDP",
+    "nccl: two ranks, FSDP",
     "torchrun: nccl",
+    "torchrun: all GPUs",
     "peers: CRIU with plain driver checkpoint",
     "peers: DCP async_save",
+    "peers: ckpt-run beside CRIU and driver",
 ];
 
 /// Values that have to be measured, since the goals need them.
-const MEASURED: &[&str] = &[
+const MEASURED_OF_MEMORY: &[&str] = &[
     "capture_ratio",
     "copyback_ratio",
     "stall_ratio",
@@ -30,6 +44,9 @@ const MEASURED: &[&str] = &[
     "step_slowdown",
     "is_bit_equal",
 ];
+const MEASURED_OF_JOBS: &[&str] = &["is_bit_equal"];
+/// What simcuda does otherwise unless it is told to.
+const CONTRADICTED: &str = "illing a process that";
 
 fn bundle() -> PathBuf {
     let path = std::env::var_os("CKPT_TEST_BUNDLE").map(PathBuf::from);
@@ -54,6 +71,7 @@ impl Machine {
         command.env("OUT", "out").env("BUNDLE_WORK", self.sandbox.path()).env("BUNDLE_QUICK", "1");
         command.env("BUNDLE_LIBCUDA", libcuda_dir().join("libcuda.so.1"));
         command.env("BUNDLE_PYTHON", python()).env("BUNDLE_TORCH_DEVICE", "cpu");
+        command.env("BUNDLE_CUDA_PYTHON", cuda_python());
         command.env("BUNDLE_CRIU", criu());
         // For each stage: none is to be ended, and no step left out, because the machine is slow.
         command.env("BUNDLE_LIMIT_S", "900");
@@ -84,12 +102,21 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn all_stages_pass_on_a_simulated_gpu() {
+fn stages_of_memory_pass_on_a_simulated_gpu() {
+    pass(OF_MEMORY, MEASURED_OF_MEMORY);
+}
+
+#[test]
+fn stages_of_jobs_pass_on_a_simulated_gpu() {
+    pass(OF_JOBS, MEASURED_OF_JOBS);
+}
+
+fn pass(stages: &[&str], measured: &[&str]) {
     let machine = Machine::new();
-    let mut command = machine.command(STAGES);
+    let mut command = machine.command(stages);
     let is_real = std::env::var_os("CKPT_TEST_GPU").is_some();
     if is_real {
-        for name in ["QUICK", "LIBCUDA", "PYTHON", "TORCH_DEVICE", "CRIU", "LIMIT_S"] {
+        for name in ["QUICK", "LIBCUDA", "PYTHON", "CUDA_PYTHON", "TORCH_DEVICE", "CRIU", "LIMIT_S"] {
             command.env_remove(format!("BUNDLE_{name}"));
         }
     }
@@ -101,23 +128,116 @@ fn all_stages_pass_on_a_simulated_gpu() {
         return;
     }
     let summary = machine.json("summary");
-    for stage in STAGES {
-        let steps = summary["steps"][stage].as_array().expect("steps");
-        assert!(steps.len() > 1, "{stage}");
-        for step in steps {
+    let steps = |stage: &str| summary["steps"][stage].as_array().expect("steps").clone();
+    let mut names = Vec::new();
+    for stage in stages {
+        assert!(steps(stage).len() > 1, "{stage}");
+        for step in steps(stage) {
             let name = format!("{stage}: {}", step["step"].as_str().expect("a name"));
             let wanted = if NEEDS_A_GPU.contains(&name.as_str()) { "skip" } else { "pass" };
             assert_eq!(step["outcome"], wanted, "{name}: {step}");
+            names.push(name);
         }
         assert!(machine.sandbox.path().join(format!("out/{stage}-logs.tar.gz")).is_file());
     }
-    for name in MEASURED {
+    for name in measured {
         let has_it = |step: &Value| step["values"].get(*name).is_some();
-        let steps = STAGES.iter().flat_map(|stage| summary["steps"][stage].as_array().expect("steps"));
-        assert!(steps.into_iter().any(has_it), "{name} was not measured");
+        assert!(stages.iter().any(|stage| steps(stage).iter().any(has_it)), "{name} was not measured");
     }
     assert_eq!(summary["failed"], 0);
     assert!(machine.sandbox.read("out/summary.txt").contains("nothing failed"));
+    check_claims(&summary, &names);
+}
+
+/// The steps that claims name exist, and none of them shows the contrary but of speed.
+fn check_claims(summary: &Value, steps: &[String]) {
+    assert_eq!(summary["is_of_a_gpu"], false);
+    for claim in summary["claims"].as_array().expect("claims") {
+        let text = claim["claim"].as_str().expect("a text");
+        let value = claim["value"].as_str().unwrap_or_default();
+        let is_of_speed = ["_s", "_ratio", "_slowdown"].iter().any(|end| value.ends_with(end));
+        assert!(claim["verdict"] != "contradicted" || is_of_speed || text.contains(CONTRADICTED), "{claim}");
+    }
+    let pattern = |step: &str, pattern: &str| match pattern.split_once('*') {
+        Some((start, end)) => step.starts_with(start) && step.ends_with(end),
+        None => step == pattern,
+    };
+    for claim in claims() {
+        for wanted in claim["steps"].as_array().expect("steps") {
+            let wanted = wanted.as_str().expect("a step");
+            let stage = wanted.split(": ").next().expect("a stage");
+            let is_run = steps.iter().any(|step| step.starts_with(&format!("{stage}: ")));
+            assert!(!is_run || steps.iter().any(|step| pattern(step, wanted)), "there is no step {wanted:?}");
+        }
+    }
+}
+
+/// The claims of the bundle's table.
+fn claims() -> Vec<Value> {
+    let script = "import json, sys; sys.path.insert(0, sys.argv[1])\n\
+                  from harness.claims import CLAIMS\n\
+                  print(json.dumps([claim._asdict() for claim in CLAIMS]))";
+    let mut command = Command::new(python());
+    command.args(["-B", "-c", script]).arg(bundle());
+    let text = String::from_utf8(run(command).stdout).expect("text");
+    serde_json::from_str(&text).expect("claims")
+}
+
+#[test]
+fn claims_are_in_the_documents_that_they_name() {
+    let claims = claims();
+    assert!(claims.len() > 30);
+    for claim in claims {
+        let text = |name: &str| claim[name].as_str().expect("text").to_owned();
+        let document = std::fs::read_to_string(workspace().join(text("file"))).expect("the document");
+        assert!(
+            document.contains(&text("text")),
+            "{} does not say {:?}: change xtask/bundle/harness/claims.py with it",
+            text("file"),
+            text("text")
+        );
+        let is_run = !claim["steps"].as_array().expect("steps").is_empty();
+        assert_ne!(is_run, !text("why").is_empty(), "steps, or why there are none: {claim}");
+    }
+}
+
+#[test]
+fn each_call_ends_within_ten_minutes_and_all_within_half_an_hour() {
+    let script = "import sys; sys.path.insert(0, sys.argv[1])\n\
+                  from harness.settings import CALLS, LIMITS_S\n\
+                  assert [stage for call in CALLS for stage in call] == list(LIMITS_S)\n\
+                  assert CALLS[0] == ['facts'] and CALLS[-1] == ['kill']\n\
+                  assert all(len(call) <= 3 and sum(LIMITS_S[stage] for stage in call) <= 540 for call in CALLS)\n\
+                  assert sum(LIMITS_S.values()) <= 1800";
+    let mut command = Command::new(python());
+    command.args(["-B", "-c", script]).arg(bundle());
+    let output = run(command);
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+/// Results of several calls, each with few files, make one table.
+#[test]
+fn the_summary_is_made_of_results_that_are_there() {
+    let machine = Machine::new();
+    let mut command = machine.command(&["kill"]);
+    command.env("SIMCUDA_KILL_RUINS", "1");
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let out = machine.sandbox.path().join("out");
+    for name in ["summary.json", "summary.txt"] {
+        std::fs::remove_file(out.join(name)).expect("a summary");
+    }
+    let output = run(machine.command(&["summary"]));
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let summary = machine.json("summary");
+    let verdict = |text: &str| {
+        let claims = summary["claims"].as_array().expect("claims");
+        let found = claims.iter().find(|claim| claim["claim"].as_str().is_some_and(|one| one.contains(text)));
+        found.expect("the claim")["verdict"].clone()
+    };
+    // The device is ruined by the first kill without a checkpoint.
+    assert_eq!(verdict(CONTRADICTED), "shown", "{summary}");
+    assert_eq!(verdict("pinned host memory"), "not run");
 }
 
 #[test]
@@ -162,13 +282,14 @@ fn a_stage_that_hangs_is_ended_and_what_it_has_found_is_kept() {
 #[test]
 fn without_gpu_and_criu_every_step_reports_a_skip() {
     let machine = Machine::new();
-    let mut command = machine.command(STAGES);
+    let stages = [OF_MEMORY, OF_JOBS].concat();
+    let mut command = machine.command(&stages);
     command.env("BUNDLE_LIBCUDA", "/nonexistent/libcuda.so.1").env("BUNDLE_CRIU", "/bin/false");
     let output = run(command);
     let said = said(&output);
     assert_eq!(output.status.code(), Some(0), "{said}");
     let summary = machine.json("summary");
-    for stage in STAGES {
+    for stage in stages {
         let count = |outcome: &str| summary["stages"][stage][outcome].as_u64().expect("a number");
         assert!(count("skip") > 0 && count("fail") == 0, "{stage}: {said}");
     }

@@ -1,6 +1,6 @@
 //! Clients of the CUDA driver on simcuda, unchanged: C that links it, Rust by cudarc, Python.
 
-use ckpt_run_tests::gpu::{Gpu, built, example, succeed};
+use ckpt_run_tests::gpu::{Gpu, built, cuda_program, example, succeed};
 
 #[test]
 fn legacy_job() {
@@ -30,10 +30,60 @@ fn train_mlp_learns_and_repeats_itself_bit_for_bit() {
     assert!(mean(&losses[50..]) < 0.8 * mean(&losses[..10]), "{losses:?}");
 }
 
+/// The ranks of one machine, each with a device of its own, and several on one device.
+#[test]
+fn train_mlp_with_several_ranks_repeats_itself_bit_for_bit() {
+    let train = |ranks: &str, devices: &str, variables: &[(&str, &str)]| {
+        let gpu = Gpu::new();
+        let mut command = gpu.command(built("train-mlp"));
+        command.args(["--steps", "20", "--ranks", ranks]).env("SIMCUDA_DEVICES", devices);
+        command.envs(variables.iter().copied());
+        succeed(command)
+    };
+    let losses = train("2", "2", &[]);
+    assert_eq!(losses.lines().count(), 20, "{losses}");
+    let sockets = [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_NVLS_ENABLE", "0")];
+    assert_eq!(train("2", "2", &sockets), losses);
+    assert_eq!(train("2", "1", &[("NCCL_MULTI_RANK_GPU_ENABLE", "1")]), losses);
+    assert_ne!(train("4", "4", &[]), losses, "other batches");
+}
+
+/// Communicators, streams, groups and captured collectives at the same time: the same results whatever the ranks share.
+#[test]
+fn ranks_repeat_themselves_over_everything_that_they_may_share() {
+    let gpu = Gpu::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = gpu.compile_with_nccl(&cuda_program("ranks.c"), directory.path());
+    let run = |variables: &[(&str, &str)]| {
+        let gpu = Gpu::new();
+        let mut command = gpu.command(&program);
+        command.args(["12", "4"]).env("SIMCUDA_DEVICES", "4").env("SIMCUDA_JITTER", "1");
+        command.envs(variables.iter().copied());
+        succeed(command)
+    };
+    let lines = run(&[]);
+    assert_eq!(lines.lines().count(), 12, "{lines}");
+    assert_eq!(
+        run(&[("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_NVLS_ENABLE", "0")]),
+        lines
+    );
+    assert_eq!(run(&[("NCCL_CUMEM_ENABLE", "0"), ("NCCL_NVLS_ENABLE", "0")]), lines);
+    assert_eq!(run(&[("NCCL_P2P_DISABLE", "1")]), lines);
+}
+
 #[test]
 fn cuda_bindings() {
     let output = succeed(Gpu::new().python("bindings_kernels.py"));
     assert_eq!(output.lines().filter(|line| line.ends_with(" ok")).count(), 5, "{output}");
+}
+
+#[test]
+fn nvml_and_the_driver_tell_the_same_memory() {
+    let gpu = Gpu::new();
+    let mut command = gpu.python("nvml_memory.py");
+    command.env("SIMCUDA_CONTEXT_MEMORY", "4MiB").env("SIMCUDA_MEMORY", "64MiB");
+    let output = succeed(command);
+    assert!(output.contains(&format!("before {} {}\n", 60 << 20, 4 << 20)), "{output}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::path::Path;
 
 use ckpt_run_tests::gpu::{Gpu, built, cuda_program, succeed};
 use ckpt_run_tests::{Running, Sandbox};
@@ -45,6 +46,12 @@ impl Job {
         self
     }
 
+    /// Runs it on the GPUs of another directory, which it may share with other jobs.
+    pub fn on_machine(self, machine: &Path) -> Self {
+        let files = self.gpu.device_files(machine);
+        self.with("SIMCUDA_DIR", machine.to_str().expect("text")).with("CKPT_TEST_DEVICE_FILES", &files)
+    }
+
     pub fn with_options(mut self, options: &[&'static str]) -> Self {
         self.options.extend(options);
         self
@@ -83,7 +90,7 @@ impl Job {
             };
         }
         // The files by which a test and the simulated driver talk are not the job's.
-        command.env("CKPT_FILES_EXCLUDE", "points*,rules*,pause,paused");
+        command.env("CKPT_FILES_EXCLUDE", "points*,rules*,pause,paused,change");
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if !fault.is_empty() {
             command.env("CKPT_FAULT", fault);
@@ -147,6 +154,12 @@ impl Job {
         let _ = fs::remove_file(self.sandbox.path().join("paused"));
         self.touch("pause");
         job.until("a pause", || self.is_there("paused").then_some(()));
+    }
+
+    /// Has a steady job do what may change the driver's mind.
+    pub fn change(&self, job: &mut Running) {
+        self.touch("change");
+        job.until("a change", || (!self.is_there("change")).then_some(()));
     }
 
     /// Runs `work` while the job is paused.

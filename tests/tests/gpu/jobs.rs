@@ -229,6 +229,45 @@ fn a_program_with_nvml_and_the_driver_survives() {
     job.survives(kills());
 }
 
+/// A thread asks NVML all the time. Between detach and attach its calls wait: the library would fail them.
+fn notices_no_checkpoint(arguments: &[&str]) {
+    let mut job = GpuJob::in_python("nvml_job.py");
+    job.program.args(arguments);
+    job.slow_down();
+    let mut running = job.start();
+    for round in 0..2 {
+        running.until_answering(&job.sandbox);
+        for _ in 0..6 {
+            job.until_more_lines(&mut running, 1);
+            running.checkpoint(&job.sandbox);
+        }
+        job.until_more_lines(&mut running, 1);
+        if round == 0 {
+            running.kill_everything();
+            running = job.start();
+        }
+    }
+    job.full_speed();
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert_eq!(job.output(), job.unbroken());
+}
+
+#[test]
+fn a_monitor_that_polls_all_the_time_notices_no_checkpoint() {
+    notices_no_checkpoint(&["polls"]);
+}
+
+#[test]
+fn a_monitor_beside_the_driver_notices_no_checkpoint() {
+    notices_no_checkpoint(&["driver", "polls"]);
+}
+
+/// At most moments the process has no device file open, but it may open one at any moment.
+#[test]
+fn a_monitor_that_reopens_nvml_notices_no_checkpoint() {
+    notices_no_checkpoint(&["reopens"]);
+}
+
 #[test]
 fn workers_that_are_forked_by_a_gpu_monitor_survive() {
     let mut job = GpuJob::in_python("nvml_job.py");
@@ -387,6 +426,40 @@ fn the_conformance_suite_finds_memory_shared_as_by_the_driver() {
 fn managed_memory_is_refused_while_there_is_some() {
     let reason = "it has called cuMemAllocManaged: managed memory cannot be saved; free it";
     GpuJob::in_c("managed.c").is_refused_until_private(reason);
+}
+
+/// Memory that is registered with another device must not be moved: the job is not taken off its GPU at all.
+#[test]
+fn memory_that_is_registered_is_not_moved() {
+    let job = GpuJob::new(|gpu, sandbox| {
+        let mut command = gpu.command(gpu.compile(&cuda_program("registered.c"), sandbox.path()));
+        std::fs::create_dir(sandbox.path().join("dev")).expect("a directory");
+        std::fs::write(sandbox.path().join("dev/gdrdrv"), "").expect("a file");
+        command.arg(steps()).env("CKPT_TEST_DEVICES", format!("{}/dev/", sandbox.path().display()));
+        command
+    });
+    job.slow_down();
+    let mut running = job.start();
+    running.until_answering(&job.sandbox);
+    job.until_more_lines(&mut running, 2);
+    for _ in 0..2 {
+        let refused = job.sandbox.call(["checkpoint"]);
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        let reason = String::from_utf8_lossy(&refused.stderr);
+        assert!(
+            reason.contains("(registered), descriptor") && reason.contains("is GDRCopy's device"),
+            "{reason}"
+        );
+        job.until_more_lines(&mut running, 2);
+    }
+    std::fs::write(job.sandbox.path().join("private"), "").expect("a file");
+    job.until_more_lines(&mut running, 3);
+    running.checkpoint(&job.sandbox);
+    running.kill_everything();
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert_eq!(job.output(), job.unbroken());
 }
 
 #[test]

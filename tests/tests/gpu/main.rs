@@ -9,3 +9,8 @@ mod faults;
 mod faulty_job;
 mod gpu_job;
 mod jobs;
+mod mirror;
+mod nccl;
+mod nvidia;
+mod placement;
+mod unwritten;

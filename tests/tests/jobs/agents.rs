@@ -181,7 +181,7 @@ fn damaged_device_memory_is_found_and_the_older_snapshot_taken() {
 /// The second checkpoint meets the fault.
 #[test]
 fn the_launcher_is_killed_while_it_prepares_and_delivers() {
-    for point in ["prepare", "staged", "delivered"] {
+    for point in ["prepare", "staged", "cut", "delivered"] {
         let sandbox = Sandbox::new();
         let mut job = started_with_memory(&sandbox, Some(&format!("{point}@2=kill")));
         let id = job.checkpoint(&sandbox);
@@ -198,7 +198,7 @@ fn the_launcher_is_killed_while_it_prepares_and_delivers() {
 
 #[test]
 fn a_failed_preparation_leaves_the_job_running() {
-    for (point, unstaged) in [("prepare", ""), ("staged", "1\n")] {
+    for (point, unstaged) in [("prepare", ""), ("staged", "1\n"), ("cut", "1\n")] {
         let sandbox = Sandbox::new();
         let mut job = started_with_memory(&sandbox, Some(&format!("{point}@1=error")));
         let output = sandbox.call(["checkpoint"]);
@@ -210,6 +210,62 @@ fn a_failed_preparation_leaves_the_job_running() {
         job.checkpoint(&sandbox);
         ends_right(job, &sandbox, point);
     }
+}
+
+#[test]
+fn a_rank_is_parked_for_a_checkpoint_and_released_after_it_and_after_a_resume() {
+    let sandbox = Sandbox::new();
+    write(&sandbox, "rank", "");
+    let mut job = started(&sandbox);
+    let id = job.checkpoint(&sandbox);
+    job.until("the release", || (sandbox.read("orders") == "count\nreach\nrelease\n").then_some(()));
+    let shown = sandbox.json(["show", &id, "--json"]);
+    assert_eq!((&shown["version"], &shown["cut"]["attempts"]), (&4.into(), &1.into()), "{shown}");
+    let attempt = "all ranks of NCCL at the same step after";
+    assert!(sandbox.ok(["show", &id]).contains(attempt) && sandbox.ok(["status"]).contains(attempt));
+
+    job.kill_everything();
+    remove(&sandbox, "ready");
+    remove(&sandbox, "orders");
+    let mut job = started(&sandbox);
+    job.until("the release", || (sandbox.read("orders") == "release\n").then_some(()));
+    ends_right(job, &sandbox, "cut");
+}
+
+#[test]
+fn a_job_that_is_not_cut_runs_on() {
+    let sandbox = Sandbox::new();
+    write(&sandbox, "rank", "");
+    write(&sandbox, "silent", "");
+    let mut command = sandbox.command(["--freeze-timeout", "1s", "--"]);
+    command.arg(python()).arg(programs().join("agent/played.py"));
+    command.env("CKPT_INTERPOSE", harmless()).env("CKPT_FILES_EXCLUDE", "*");
+    let mut job = until_ready(sandbox.start_command("job", command), &sandbox);
+    let output = sandbox.call(["checkpoint"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("did not reach a common step in 1 attempt: process 10002 of the job"), "{said}");
+    assert!(said.contains("has not answered. Let the job run"), "{said}");
+    job.until("the release", || (sandbox.read("orders") == "count\nrelease\n").then_some(()));
+    assert_eq!(sandbox.json(["status", "--json"])[0]["failed"], 1);
+    ends_right(job, &sandbox, "no cut");
+}
+
+/// The final snapshot needs the time.
+#[test]
+fn a_preemption_ends_the_wait_for_a_cut() {
+    let sandbox = Sandbox::new();
+    write(&sandbox, "rank", "");
+    write(&sandbox, "silent", "");
+    let mut job = started(&sandbox);
+    let mut waiting = sandbox.command(["checkpoint"]).stderr(std::process::Stdio::null()).spawn().unwrap();
+    job.until("the cut", || (sandbox.read("orders") == "count\n").then_some(()));
+    remove(&sandbox, "silent");
+    job.signal(rustix::process::Signal::TERM);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+    assert!(!waiting.wait().unwrap().success());
+    assert_eq!(sandbox.read("orders"), "count\nrelease\ncount\nreach\n");
+    assert_eq!(sandbox.snapshots().len(), 1);
 }
 
 #[test]

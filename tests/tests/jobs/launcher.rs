@@ -1,13 +1,13 @@
 //! The command line: exit codes, streams, when a job resumes, the other commands.
 
-use ckpt_run_tests::{Running, Sandbox, programs, python, until};
+use ckpt_run_tests::{Running, Sandbox, criu, programs, python, until};
 use rustix::process::Signal;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 fn run(sandbox: &Sandbox, script: &str) -> (i32, String, String) {
     let output = sandbox.call(["--", "sh", "-c", script]);
@@ -194,8 +194,24 @@ fn other_commands_list_and_delete_snapshots() {
     assert!(sandbox.ok(["show", "2"]).contains("sh -c"));
     let verified = sandbox.json(["verify", "--all", "--json"]);
     assert!(verified.as_array().unwrap().iter().all(|one| one["sound"] == true), "{verified}");
-    sandbox.ok(["rm", &ids[0]]);
+    assert!(sandbox.ok(["rm", "--dry-run", &ids[0]]).contains(&format!("would remove {}", ids[0])));
+    assert!(sandbox.ok(["rm", &ids[0]]).contains(&format!("removed {}", ids[0])));
     assert_eq!(sandbox.snapshots(), ids[1..]);
+    for (mark, unmark, why) in
+        [(&["pin"][..], "unpin", "is pinned"), (&["tag"], "untag", r#"has the tag "good""#)]
+    {
+        let tag = (unmark == "untag").then_some("good");
+        sandbox.ok(mark.iter().copied().chain([ids[1].as_str()]).chain(tag));
+        let refused = sandbox.call(["rm", &ids[1]]);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains(why) && said.contains("--force"), "{said}");
+        sandbox.ok([unmark, ids[1].as_str()].into_iter().chain(tag));
+    }
+    // All of an unfinished job's.
+    let refused = sandbox.call(["rm", &ids[1], &ids[2]]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is the last snapshot of the job"));
+    assert_eq!((refused.status.code(), sandbox.snapshots()), (Some(2), ids[1..].to_vec()));
     assert!(sandbox.ok(["prune", "--keep", "1", "--dry-run"]).contains(&format!("would remove {}", ids[1])));
     assert_eq!(sandbox.snapshots(), ids[1..]);
     sandbox.ok(["prune", "--keep", "1"]);
@@ -242,6 +258,7 @@ fn an_appended_log_has_each_line_once() {
     };
     let lines = || sandbox.read("log.out").lines().count();
     let mut job = start();
+    job.until_answering(&sandbox);
     job.until("some lines", || (lines() == 20).then_some(()));
     job.checkpoint(&sandbox);
     fs::write(sandbox.path().join("go"), "").unwrap();
@@ -404,10 +421,7 @@ impl Terminal {
     }
 
     /// Starts `command` with this as its controlling terminal; what it prints is read in the background.
-    fn start(
-        &self,
-        mut command: std::process::Command,
-    ) -> (AtTerminal, std::sync::Arc<std::sync::Mutex<String>>) {
+    fn start(&self, mut command: Command) -> (AtTerminal, std::sync::Arc<std::sync::Mutex<String>>) {
         let open = || fs::File::options().read(true).write(true).open(&self.slave).unwrap();
         command.stdin(open()).stdout(open()).stderr(open());
         let take_terminal = || {
@@ -519,4 +533,26 @@ fn a_private_network_keeps_ports_free() {
         job.said()
     );
     drop(taken);
+}
+
+#[test]
+fn pre_copy_is_refused_where_the_kernel_tracks_no_memory() {
+    let check = Command::new(criu()).args(["check", "--feature", "mem_dirty_track"]).output().unwrap();
+    let sandbox = Sandbox::new();
+    let run = |option: &str| {
+        let output = sandbox.call(["--precopy", option, "--", "true"]);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for option in ["auto", "off"] {
+        let (code, said) = run(option);
+        assert_eq!(code, Some(0), "{option}: {said}");
+    }
+    let (code, said) = run("2");
+    if check.status.success() {
+        assert_eq!(code, Some(0), "{said}");
+    } else {
+        assert!(code == Some(2) && said.contains("CONFIG_MEM_SOFT_DIRTY"), "{code:?} {said}");
+    }
+    let (code, said) = run("9");
+    assert!(code == Some(2) && said.contains("rounds from 1 to 8"), "{code:?} {said}");
 }

@@ -5,6 +5,7 @@
 mod adversary;
 mod agents;
 mod container;
+mod distribution_kernel;
 mod entrypoint;
 mod files;
 mod full;
@@ -20,3 +21,4 @@ mod system_calls;
 mod training;
 mod unkillable;
 mod watched;
+mod zdtm;

@@ -99,6 +99,11 @@ fn a_network_tunnel() {
 }
 
 #[test]
+fn a_lease_that_is_being_broken() {
+    is_refused("breaking_lease.py", &[], &["has a lease of a file that another program is about to open"]);
+}
+
+#[test]
 fn an_event_counter_in_semaphore_mode() {
     is_refused("eventfd_semaphore.py", &[], &["semaphore mode", "(python3), descriptor"]);
 }

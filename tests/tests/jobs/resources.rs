@@ -93,6 +93,24 @@ fn bash_job() {
     passes("bash_job.sh");
 }
 
+/// Terminals have the lowest free number, which CRIU needs again.
+#[test]
+fn numbers_of_terminals_may_be_in_use_at_a_resume() {
+    let sandbox = Sandbox::new();
+    let mut job = start(&sandbox, "ptys.py");
+    job.until("the program is set up", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    let terminal = || fs::File::options().read(true).write(true).open("/dev/ptmx").unwrap();
+    let _taken: Vec<_> = (0..32).map(|_| terminal()).collect();
+    let mut job = start(&sandbox, "ptys.py");
+    job.until_answering(&sandbox);
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
 macro_rules! programs {
     ($($name:ident),* $(,)?) => {
         $(#[test]
@@ -123,6 +141,7 @@ programs!(
     clocks,
     daemonised,
     deep_tree,
+    dirty_memory,
     epoll,
     eventfd,
     fifo,
@@ -131,6 +150,7 @@ programs!(
     flock,
     inotify,
     itimer,
+    lease,
     memfd,
     mmap_file,
     mp_fork,
@@ -160,6 +180,7 @@ programs!(
     tcp,
     tcp6,
     tcp_noreuse,
+    tcp_unsent,
     threads300,
     timerfd,
     timerfd_expired,

@@ -402,6 +402,29 @@ fn stop_ends_a_job_with_a_snapshot() {
     assert_eq!(output.status.code(), Some(1));
 }
 
+/// `stop` leaves a job that cannot be saved running, and says why; with `--force` it ends it.
+#[test]
+fn stop_does_not_end_a_job_that_cannot_be_saved() {
+    let sandbox = Sandbox::new();
+    let script = r#"
+import os, time
+counter = os.eventfd(0, os.EFD_SEMAPHORE)
+open("ready", "w").close()
+while True: time.sleep(0.02)
+"#;
+    let mut job = sandbox.start("job", ["--", python().to_str().unwrap(), "-c", script]);
+    until_ready(&mut job, &sandbox);
+    for _ in 0..2 {
+        let output = sandbox.call(["stop"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("runs on") && said.contains("eventfd") && said.contains("--force"), "{said}");
+        assert!(!job.has_ended(), "{}", job.said());
+    }
+    assert_eq!(sandbox.call(["stop", "--force"]).status.code(), Some(1));
+    assert_eq!(job.wait(), 75, "{}", job.said());
+}
+
 /// A job that cannot be saved gets SIGTERM and still ends with 75; its previous snapshot counts.
 #[test]
 fn a_job_that_cannot_be_saved_is_asked_to_end() {
@@ -442,8 +465,23 @@ while True: time.sleep(0.02)
     until_ready(&mut job, &sandbox);
     job.signal(Signal::TERM);
     job.until("the job was asked", || sandbox.path().join("asked").exists().then_some(()));
+    job.signal(Signal::HUP);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+}
+
+/// `timeout` signals its command and then the command's group. With the snapshot delayed, the second one comes before it.
+#[test]
+fn the_same_signal_twice_is_one_request() {
+    let sandbox = Sandbox::new();
+    let mut command = command(&sandbox, &[]);
+    command.env("CKPT_FAULT", "save-before-commit=delay:500");
+    let mut job = sandbox.start_command("job", command);
+    until_ready(&mut job, &sandbox);
+    job.signal(Signal::TERM);
+    until_said(&mut job, "is ended with a snapshot", 1);
     job.signal(Signal::TERM);
     assert_eq!(job.wait(), 75, "{}", job.said());
+    assert_eq!(sandbox.snapshots().len(), 1, "{}", job.said());
 }
 
 /// The same job with a short grace period.

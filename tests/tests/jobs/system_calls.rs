@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Steps of the job: a few seconds.
 const STEPS: &str = "1000";
+/// From this step on, the job is not killed: a job that was complete would begin again.
+const NEARLY_DONE: usize = 900;
 /// How often the job is resumed with failing calls, and how many fail in each of these sessions.
 const FAULTY_SESSIONS: usize = 5;
 const FAULTS_OF_SESSION: usize = 4;
@@ -54,6 +56,11 @@ impl Faulty {
         let tracer = env!("CARGO_BIN_EXE_system-call-faults");
         let command = traced(&self.command(), tracer, self.notes.path(), faults);
         self.sandbox.start_command("job", command)
+    }
+
+    /// Whether few of its steps are left.
+    fn is_nearly_done(&self) -> bool {
+        self.sandbox.read(FILES[0]).lines().count() >= NEARLY_DONE
     }
 
     /// How many there are. None while there is no store yet.
@@ -123,6 +130,9 @@ fn with_errors(random: &mut fastrand::Rng, expected: &[String]) {
         let end = Instant::now() + Duration::from_millis(random.u64(500..4000));
         while Instant::now() < end && !job.has_ended() {
             std::thread::sleep(Duration::from_millis(10));
+        }
+        if faulty.is_nearly_done() {
+            job.wait_status();
         }
         if job.has_ended() {
             let status = job.wait_status();

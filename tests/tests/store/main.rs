@@ -8,6 +8,8 @@ mod forged;
 mod keeper;
 mod machines;
 mod memory;
+mod nfs;
 mod power_loss;
 mod reader;
+mod releases;
 mod stores;

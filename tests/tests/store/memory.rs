@@ -226,7 +226,7 @@ while True: time.sleep(0.02)
     job.until("the job was asked", || sandbox.path().join("asked").exists().then_some(()));
     let newest = in_tier(&sandbox, "memory").pop().unwrap();
     job.until("the newest on disk", || in_tier(&sandbox, "disk").contains(&newest).then_some(()));
-    job.signal(Signal::TERM);
+    job.signal(Signal::HUP);
     assert_eq!(job.wait(), 75, "{}", job.said());
     assert!(job.said().contains(&format!("The newest one is {newest}")), "{}", job.said());
     assert!(!job.said().contains("is lost with this ckpt-run"), "{}", job.said());

@@ -73,11 +73,11 @@ struct Scene {
     promises: Vec<Promise>,
 }
 
-fn number(id: &str) -> u64 {
+pub fn number(id: &str) -> u64 {
     id.split('-').next().and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("{id}"))
 }
 
-fn mount_tmpfs(at: &Path) {
+pub fn mount_tmpfs(at: &Path) {
     fs::create_dir(at).unwrap();
     let status = Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(at).status();
     if !status.is_ok_and(|status| status.success()) {

@@ -12,6 +12,10 @@ from harness.asking import Asked
 from harness.records import Fail
 
 
+# What an attempt comes to.
+SAVED, REFUSED = "saved", "refused"
+
+
 class Ended(Fail):
     """The job was done before it could be killed."""
 
@@ -96,10 +100,20 @@ class Job(Asked):
         saved["gpu"] = json.loads(self.call("show", saved["id"], "--json")).get("gpu_processes", [])
         return saved
 
+    def attempt(self):
+        """A checkpoint that may be refused: the outcome, and the reason."""
+        argv = [self.settings.ckpt_run, "checkpoint", "--json"]
+        code, said = processes.run(argv, 400, apart=True, cwd=self.directory, env=self.env())
+        if code == 0:
+            return {"outcome": SAVED, "stall_s": json.loads(said)["stall_s"]}
+        if self.process.poll() is not None:
+            raise Fail(f"{self.name} has ended after a checkpoint that failed: {self.said()}")
+        return {"outcome": REFUSED, "reason": processes.tail(said)}
+
     def only_checkpoint(self):
         """Takes a snapshot for which older ones make room, and asks the job for how long it stood still."""
         for old in json.loads(self.call("ls", "--json")):
-            self.call("rm", old["id"])
+            self.call("rm", "--force", old["id"])
         self.gap_s()
         saved = self.checkpoint()
         saved["gap_s"] = self.gap_s()
@@ -132,12 +146,15 @@ class Job(Asked):
             raise Fail(f"{self.name} ended with {code}: {self.said()}")
 
     def resumed_s(self):
-        """How long ckpt-run says the resume took; a failure if it did not resume."""
-        with open(self.log, errors="replace") as file:
-            found = re.search(r"resumed from snapshot .* in ([0-9.]+) s", file.read())
-        if not found:
-            raise Fail(f"{self.name} did not resume: {self.said()}")
-        return float(found.group(1))
+        """How long ckpt-run says the resume took, which it says when the job runs already; a failure if it did not
+        resume."""
+
+        def told():
+            with open(self.log, errors="replace") as file:
+                found = re.search(r"resumed from snapshot .* in ([0-9.]+) s", file.read())
+            return float(found.group(1)) if found else None
+
+        return processes.until("a resume", told, 30, self.wrong)
 
     def drop(self):
         """Ends it and removes its store: there may be no room for a second one."""

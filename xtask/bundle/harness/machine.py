@@ -156,10 +156,10 @@ def find_driver():
     return said.stdout.strip() or None
 
 
-def ask_driver(settings, libcuda):
+def ask_driver(settings, libcuda, limit_s=60):
     if not libcuda:
         return {"driver": None}
-    code, said = attempt([sys.executable, "-c", ASK_DRIVER, libcuda], settings)
+    code, said = attempt([sys.executable, "-c", ASK_DRIVER, libcuda], settings, limit_s)
     for line in said.splitlines():
         if code == 0 and line.startswith("driver "):
             return {"driver": json.loads(line[7:])}

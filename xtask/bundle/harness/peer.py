@@ -4,6 +4,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 import time
 
 from harness import processes
@@ -11,6 +12,9 @@ from harness.asking import Asked
 from harness.records import Fail
 
 LOCK_TIMEOUT_MS = 30_000
+# CU_PROCESS_STATE_RUNNING
+RUNNING = 0
+DEVICES = "/dev/nvidia"
 OPTIONS = ["--tcp-established", "--file-locks", "--link-remap"]
 
 
@@ -20,6 +24,10 @@ class Driver:
     def __init__(self, libcuda):
         self.driver = ctypes.CDLL(libcuda)
         self.call("cuInit", ctypes.c_uint(0))
+
+    def code(self, name, pid):
+        """The result of a call that has a process and no other argument."""
+        return getattr(self.driver, name)(ctypes.c_int(pid), None)
 
     def call(self, name, *arguments):
         code = getattr(self.driver, name)(*arguments)
@@ -33,6 +41,11 @@ class Driver:
         arguments = (ctypes.c_uint * 16)(LOCK_TIMEOUT_MS)
         self.call("cuCheckpointProcessLock", ctypes.c_int(pid), arguments)
 
+    def state(self, pid):
+        found = ctypes.c_int(-1)
+        self.call("cuCheckpointProcessGetState", ctypes.c_int(pid), ctypes.byref(found))
+        return found.value
+
     def checkpoint(self, pid):
         self.call("cuCheckpointProcessCheckpoint", ctypes.c_int(pid), None)
 
@@ -44,12 +57,14 @@ class Driver:
 
 
 class Peer(Asked):
-    """A program that is started, saved, killed and brought back."""
+    """A program that is started, saved, killed and brought back. `gently`: it is locked and checkpointed before it is
+    killed, since killing a process that the driver has restored has hung machines."""
 
-    def __init__(self, settings, name, argv, driver):
+    def __init__(self, settings, name, argv, driver, gently=False):
         super().__init__(os.path.join(settings.work, "jobs", name))
         self.settings = settings
         self.driver = driver
+        self.gently = gently
         self.name = name
         self.images = os.path.join(settings.fast, f"images-{name}")
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -100,7 +115,31 @@ class Peer(Asked):
         times["image_bytes"] = sum(entry.stat().st_size for entry in os.scandir(self.images))
         return times
 
+    def leave_gpu(self):
+        """By lock and checkpoint, as far as it is on it."""
+        try:
+            if self.driver.state(self.pid) == RUNNING:
+                self.driver.lock(self.pid)
+            self.driver.checkpoint(self.pid)
+        except Fail as why:
+            print(f"{self.name} is killed as it is: {why}", file=sys.stderr)
+
+    def maps(self):
+        """Its address ranges, and which of them and of its descriptors are the driver's."""
+        with open(f"/proc/{self.pid}/maps") as file:
+            lines = file.read().splitlines()
+        open_files = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{self.pid}/fd")]
+        return {
+            "lines": lines,
+            "ranges": [tuple(int(word, 16) for word in line.split()[0].split("-")) for line in lines],
+            "device": [line for line in lines if DEVICES in line],
+            "zero": [line for line in lines if "/dev/zero (deleted)" in line],
+            "descriptors": sum(1 for path in open_files if path.startswith(DEVICES)),
+        }
+
     def kill(self):
+        if self.gently and processes.is_alive(self.pid):
+            self.leave_gpu()
         processes.kill(self.pid)
         if self.process:
             self.process.wait()

@@ -16,6 +16,7 @@ class Settings:
         self.interposer = self.at("lib/libckpt_interpose.so")
         self.criu = env.get("BUNDLE_CRIU") or self.at("criu/bin/criu")
         self.python = env.get("BUNDLE_PYTHON", "python3")
+        self.cuda_python = env.get("BUNDLE_CUDA_PYTHON", self.python)
         self.libcuda = env.get("BUNDLE_LIBCUDA") or None
         self.torch_device = env.get("BUNDLE_TORCH_DEVICE", "cuda")
         # Everything small, so that it ends in a minute or two: to see whether the bundle itself works.
@@ -30,7 +31,10 @@ class Settings:
     def env(self, **more):
         """The environment of programs: that of the caller without options of ckpt-run, and with the driver that was
         named."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("CKPT_", "BUNDLE_"))}
+        ours = ("CKPT_", "BUNDLE_")
+        # What stands for a driver's device files where the bundle itself is tried.
+        kept = "CKPT_TEST_DEVICE_FILES"
+        env = {name: value for name, value in os.environ.items() if name == kept or not name.startswith(ours)}
         env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # The ends of messages are what is shown.
         env["RUST_BACKTRACE"] = "0"
@@ -41,9 +45,30 @@ class Settings:
         return env
 
     def limit_s(self, stage):
-        """How long a stage may take: each ends within 8 minutes, those of one line of the README's within 10."""
+        """How long a stage may take."""
         own = os.environ.get("BUNDLE_LIMIT_S")
         return float(own) if own else LIMITS_S[stage]
 
 
-LIMITS_S = {"facts": 320, "memory": 200, "process": 180, "torchrun": 120, "peers": 240, "speed": 470}
+# How long each stage may take, in their order.
+LIMITS_S = {
+    "facts": 320,
+    "driver": 80,
+    "memory": 160,
+    "process": 150,
+    "programs": 160,
+    "frameworks": 200,
+    "nccl": 160,
+    "torchrun": 90,
+    "peers": 160,
+    "speed": 280,
+    "kill": 40,
+}
+# Stages of one call each, where a call may take ten minutes and all together half an hour.
+CALLS = [
+    ["facts"],
+    ["driver", "memory", "process"],
+    ["programs", "frameworks", "nccl"],
+    ["torchrun", "peers", "speed"],
+    ["kill"],
+]

@@ -3,7 +3,11 @@
 import json
 import os
 
+from harness import claims
+
 GIGA = 1e9
+# The most important first.
+VERDICTS = ["contradicted", "shown", "not run"]
 # Each is a ratio or a time of one run, where it is found, and what it should be.
 GOALS = [
     ("capture / plain pinned copy", "capture_ratio", ">=", 0.95),
@@ -78,7 +82,14 @@ def write(out, stages, chosen):
         lines.append(f"    {mark:<8}{goal['goal']:<44}{number(goal['value'])}  wanted {goal['wanted']}  ({goal['at']})")
     if not goals:
         lines.append("    nothing was measured for them")
-    failed = sum(counts[stage]["fail"] for stage in chosen if stage in counts)
+    judged = claims.judge(results)
+    lines += ["", "Claims of README.md and docs/"]
+    if not is_of_a_gpu(results):
+        lines.append("    These say nothing of a GPU.")
+    for claim in sorted(judged, key=lambda claim: VERDICTS.index(claim["verdict"])):
+        place = f"{claim['file']}: {claim['claim']}"
+        lines.append(f"    {claim['verdict']:<14}{place}  ({claim['by'][:300]})")
+    failed = sum(counts[stage]["fail"] for stage in chosen or counts if stage in counts)
     lines += ["", f"{failed} failed" if failed else "nothing failed"]
     text = "\n".join(lines)
     print("\nSummary\n" + text, flush=True)
@@ -88,6 +99,8 @@ def write(out, stages, chosen):
         some = next(iter(results.values()), {})
         value = {"machine": some.get("machine"), "ran_now": chosen, "stages": counts, "goals": goals}
         value["failed"] = failed
+        value["is_of_a_gpu"] = is_of_a_gpu(results)
+        value["claims"] = judged
         value["steps"] = {stage: result["steps"] for stage, result in results.items()}
         json.dump(value, file, indent=1)
         file.write("\n")
@@ -98,7 +111,7 @@ def is_of_a_gpu(results):
     """Whether the goals can be judged by what was measured."""
     machines = [result["machine"] for result in results.values()]
     on_gpu = all("SimCUDA" not in (one.get("driver") or {}).get("device", "SimCUDA") for one in machines)
-    return on_gpu and not any(one.get("is_quick") for one in machines)
+    return bool(machines) and on_gpu and not any(one.get("is_quick") for one in machines)
 
 
 def number(value):

@@ -3,8 +3,8 @@
 The loss hangs on all of the job's state: weights, both moments of AdamW, the generator of the batches. Two runs with the
 same arguments have the same losses, bit for bit.
 
-While it runs, the harness asks it (a file `ask` in the working directory, see ask.h) for `gap`, `steps` and `losses`, or
-has it save itself as a training script would: `torch-save PATH`, `dcp-save PATH`.
+While it runs, the harness asks its first rank (a file `ask` in the working directory, see ask.h) for `gap`, `steps` and
+`losses`, or has it save itself as a training script would: `torch-save PATH`, `dcp-save PATH`.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import time
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # On a CPU: a job has no AMX (docs/limits.md), and a run without ckpt-run must compute the same bits.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+RANK = int(os.environ.get("RANK", "0"))
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +65,39 @@ class Gpt(nn.Module):
         return self.head(self.last(x))
 
 
+class Tokens(torch.utils.data.Dataset):
+    """Batches for the workers of a DataLoader, each the same in every run."""
+
+    def __init__(self, args):
+        self.args = args
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(1000 * RANK + index)
+        return torch.randint(self.args.vocabulary, (self.args.batch, self.args.length), generator=generator)
+
+
+def loaded(args, device):
+    """Batches by workers that live as long as the job, through pinned memory."""
+    loader = torch.utils.data.DataLoader(
+        Tokens(args), batch_size=None, num_workers=args.workers, pin_memory=True, persistent_workers=True
+    )
+    while True:
+        for tokens in loader:
+            yield tokens.to(device, non_blocking=True)
+
+
+def share_one_gpu():
+    """Lets NCCL have several ranks on one GPU: by its own setting from 2.30.3 on, before as ranks of different machines."""
+    if torch.cuda.nccl.version() >= (2, 30, 3):
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    else:
+        os.environ["NCCL_HOSTID"] = f"rank-{RANK}"
+    os.environ["NCCL_NET"] = "Socket"
+
+
 def layers_for(gigabytes, width, vocabulary):
     """How many layers make so much state."""
     parameters = gigabytes * 1e9 / BYTES_PER_PARAMETER
@@ -76,32 +111,40 @@ class Training:
         torch.manual_seed(1)
         torch.set_num_threads(1)
         self.device = torch.device(args.device)
-        # Made where it stays and in bf16 at once, so that it never takes more memory than it says.
-        torch.set_default_dtype(torch.bfloat16)
+        # Made where it stays and in bf16 at once, so that it never takes more memory than it says. gloo of older versions
+        # has no bf16.
+        torch.set_default_dtype(torch.float32 if args.wrap and args.device == "cpu" else torch.bfloat16)
         with torch.device(self.device) if hasattr(torch.device, "__enter__") else torch.no_grad():
             self.model = Gpt(args).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.batches = torch.Generator(device=self.device).manual_seed(2)
-        self.losses = []
-        if args.with_cudnn:
-            F.conv2d(torch.ones(1, 8, 32, 32, device=self.device), torch.ones(8, 8, 3, 3, device=self.device))
         self.distributed = None
         if args.distributed:
             import torch.distributed as distributed
 
             distributed.init_process_group(args.distributed)
             self.distributed = distributed
+        if args.wrap:
+            self.model = wrapped(self.model, args.wrap)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.forward = torch.compile(self.model, mode="reduce-overhead") if args.compile else self.model
+        self.batches = torch.Generator(device=self.device).manual_seed(2 + RANK)
+        self.source = loaded(args, self.device) if args.workers else None
+        self.losses = []
+        if args.with_cudnn:
+            F.conv2d(torch.ones(1, 8, 32, 32, device=self.device), torch.ones(8, 8, 3, 3, device=self.device))
+
+    def tokens(self):
+        if self.source:
+            return next(self.source)
+        shape = (self.args.batch, self.args.length)
+        return torch.randint(self.args.vocabulary, shape, generator=self.batches, device=self.device)
 
     def step(self):
-        args = self.args
-        tokens = torch.randint(
-            args.vocabulary, (args.batch, args.length), generator=self.batches, device=self.device
-        )
+        args, tokens = self.args, self.tokens()
         # The next token is the one before: something that can be learnt.
-        logits = self.model(tokens)
+        logits = self.forward(tokens)
         loss = F.cross_entropy(logits[:, 1:].reshape(-1, args.vocabulary).float(), tokens[:, :-1].reshape(-1))
         loss.backward()
-        if self.distributed:
+        if self.distributed and not args.wrap:
             self.add_up(loss)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -179,6 +222,30 @@ class Training:
         self.losses = state["losses"].tolist()
 
 
+def wrapped(model, how):
+    if how == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(model)
+
+
+class Profile:
+    """torch.profiler, as long as a file exists."""
+
+    def __init__(self, name):
+        self.name, self.profiler = name, None
+
+    def before_step(self):
+        is_wanted = os.path.exists(self.name)
+        if is_wanted and self.profiler is None:
+            self.profiler = torch.profiler.profile()
+            self.profiler.start()
+        elif self.profiler and not is_wanted:
+            self.profiler.stop()
+            self.profiler = None
+
+
 class Harness:
     """The questions of the harness."""
 
@@ -193,7 +260,7 @@ class Harness:
         now = time.monotonic()
         self.gap = max(self.gap, now - self.last)
         self.last = now
-        if os.path.exists("ask"):
+        if RANK == 0 and os.path.exists("ask"):
             with open("ask") as file:
                 word, _, path = file.read().strip().partition(" ")
             os.unlink("ask")
@@ -234,9 +301,15 @@ def parse_args():
     parser.add_argument("--steps", type=int, default=0, help="end after so many; 0: never")
     parser.add_argument("--rest-ms", type=float, default=0.0)
     parser.add_argument("--slow-while", metavar="FILE", help="rest only while this file exists")
-    parser.add_argument("--log", help="append a line per step to this file")
+    # Not `--log`: some versions of torchrun take that for the start of an option of their own.
+    parser.add_argument("--losses", help="append a line per step to this file")
     parser.add_argument("--times", help="write the seconds of each step to this file at the end")
     parser.add_argument("--distributed", choices=["nccl", "gloo"])
+    parser.add_argument("--wrap", choices=["ddp", "fsdp"], help="how the ranks share the model")
+    parser.add_argument("--one-gpu", action="store_true", help="all ranks use the first GPU, also with NCCL")
+    parser.add_argument("--workers", type=int, default=0, help="workers of a DataLoader that make the batches")
+    parser.add_argument("--compile", action="store_true", help="torch.compile, with CUDA graphs")
+    parser.add_argument("--profile-while", metavar="FILE", help="under torch.profiler while this file exists")
     parser.add_argument("--with-cudnn", action="store_true", help="begin with a convolution, so that cuDNN is loaded")
     parser.add_argument("--torch-load", metavar="PATH")
     parser.add_argument("--dcp-load", metavar="PATH")
@@ -248,17 +321,22 @@ def parse_args():
 
 def main():
     args = parse_args()
+    if args.one_gpu and args.distributed == "nccl":
+        share_one_gpu()
     training = Training(args)
     if args.torch_load:
         training.torch_load(args.torch_load)
     if args.dcp_load:
         training.dcp_load(args.dcp_load)
     harness = Harness(training)
-    log = open(args.log, "a", buffering=1) if args.log else None
+    log = open(args.losses, "a", buffering=1) if args.losses and RANK == 0 else None
+    profile = Profile(args.profile_while) if args.profile_while else None
     times = []
     step = len(training.losses)
     while args.steps == 0 or step < args.steps:
         begun = time.monotonic()
+        if profile:
+            profile.before_step()
         training.step()
         times.append(time.monotonic() - begun)
         step += 1

@@ -33,6 +33,25 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("xtask/bundle/programs/copies.c", "bin/copies"),
     ("xtask/src/bench/gpu/launches.c", "bin/launches"),
     ("examples/legacy-job/legacy-job.c", "bin/legacy-job"),
+    ("tests/programs/cuda/exported.c", "bin/exported"),
+    ("tests/programs/cuda/forked.c", "bin/forked"),
+    ("tests/programs/cuda/graph_memory.c", "bin/graph_memory"),
+    ("tests/programs/cuda/graphs.c", "bin/graphs"),
+    ("tests/programs/cuda/late.c", "bin/late"),
+    ("tests/programs/cuda/managed.c", "bin/managed"),
+    ("tests/programs/cuda/orphan.c", "bin/orphan"),
+    ("tests/programs/cuda/pinned.c", "bin/pinned"),
+    ("tests/programs/cuda/pools.c", "bin/pools"),
+    ("tests/programs/cuda/shared.c", "bin/shared"),
+    ("tests/programs/cuda/vmm.c", "bin/vmm"),
+];
+/// Python programs: the source; they go into `programs`.
+const SCRIPTS: &[&str] = &[
+    "xtask/bundle/programs/driver_facts.py",
+    "xtask/bundle/programs/frameworks.py",
+    "xtask/bundle/programs/gpt.py",
+    "xtask/bundle/programs/watcher.py",
+    "tests/programs/cuda/numba_job.py",
 ];
 /// The wrapper that stands for the program `criu`. It starts no other program before: `criu swrk` gets the descriptors
 /// that it inherits, and is the process that was started.
@@ -99,7 +118,10 @@ fn make(to: &Path, build: Build) -> Result<()> {
     for name in ["run.sh", "README.md"] {
         copy(&files.join(name), &part.join(name))?;
     }
-    copy(&files.join("programs/gpt.py"), &part.join("programs/gpt.py"))?;
+    for source in SCRIPTS {
+        let source = workspace::root().join(source);
+        copy(&source, &part.join("programs").join(source.file_name().context("a path without a name")?))?;
+    }
     copy_scripts(&files.join("harness"), &part.join("harness"))?;
     copy(&workspace::root().join("LICENSE"), &part.join("LICENSE"))?;
     take_criu(&prefix, &part.join("criu"))?;

@@ -25,8 +25,8 @@ use self::modules::SourceTree;
 use crate::{process, workspace};
 
 /// The crates that a user runs; the others are tests and tools.
-const PRODUCT_CRATES: [&str; 6] =
-    ["launcher", "snapshot", "object-medium", "protocol", "interpose", "cuda-abi"];
+const PRODUCT_CRATES: [&str; 8] =
+    ["launcher", "snapshot", "object-medium", "protocol", "interpose", "cuda-abi", "cut", "cluster"];
 
 /// Code whose functions may be long: the PTX interpreter has one arm per instruction.
 const INTERPRETER: [&str; 2] = ["simulator/ptx/src/exec", "simcuda/ptx/src/exec"];

@@ -56,6 +56,8 @@ pub enum Section {
     Free,
     /// What may be distributed, but is not free software.
     NonFree,
+    /// The sources of free software.
+    SourceCode,
 }
 
 /// An apt with its own sources, lists and cache, that believes that nothing is installed: so it resolves every
@@ -69,7 +71,7 @@ impl PrivateApt {
     /// Makes one in `dir`, for `suite` of the distribution that runs here. Its packages must be signed by that
     /// distribution's key.
     pub fn create(dir: &Path, os: &Os, suite: &str, section: Section) -> Result<Self> {
-        let (components, keyring) = archive(os, section)?;
+        let Archive { types, components, keyring } = archive(os, section)?;
         ensure!(keyring.exists(), "{} is missing, so that packages could not be verified", keyring.display());
         let sources = sources(os, suite)?;
         for sub in ["parts", "state/lists/partial", "cache/archives/partial"] {
@@ -78,7 +80,7 @@ impl PrivateApt {
         }
         let stanza = |source: &Source| {
             format!(
-                "Types: deb\nURIs: {}\nSuites: {}\nComponents: {components}\nArchitectures: amd64\nSigned-By: {}\n",
+                "Types: {types}\nURIs: {}\nSuites: {}\nComponents: {components}\nArchitectures: amd64\nSigned-By: {}\n",
                 source.uri,
                 source.suite,
                 keyring.display()
@@ -114,23 +116,38 @@ impl PrivateApt {
         self.downloaded(packages)
     }
 
+    /// Downloads the archive of a package's sources, without the distribution's changes, and returns the file.
+    pub fn download_source(&self, package: &str, log: &Path) -> Result<PathBuf> {
+        let mut command = self.apt_get();
+        command.args(["source", "--download-only", "--tar-only", package]).current_dir(self.archives());
+        process::logged(&mut command, log)?;
+        let mut files = self.files(|name| name.contains(".orig.tar."))?;
+        files.pop().with_context(|| format!("apt-get downloaded no sources of {package}"))
+    }
+
     fn archives(&self) -> PathBuf {
         self.dir.join("cache/archives")
     }
 
     fn downloaded(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
-        let archives = self.archives();
-        let mut files = Vec::new();
-        for entry in fs::read_dir(&archives).with_context(|| format!("reading {}", archives.display()))? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "deb") {
-                files.push(path);
-            }
-        }
-        files.sort();
+        let files = self.files(|name| name.ends_with(".deb"))?;
         if files.is_empty() {
             bail!("apt-get downloaded no package for {}", packages.join(" "));
         }
+        Ok(files)
+    }
+
+    /// The downloaded files with such names, sorted.
+    fn files(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+        let archives = self.archives();
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&archives).with_context(|| format!("reading {}", archives.display()))? {
+            let entry = entry?;
+            if is_wanted(&entry.file_name().to_string_lossy()) {
+                files.push(entry.path());
+            }
+        }
+        files.sort();
         Ok(files)
     }
 
@@ -148,18 +165,27 @@ impl PrivateApt {
     }
 }
 
-/// The components of a distribution's archive that packages are taken from, and the keys that it is signed with.
-fn archive(os: &Os, section: Section) -> Result<(&'static str, &'static Path)> {
+/// How packages are taken from a distribution's archive.
+struct Archive {
+    /// `deb` for packages, `deb-src` for sources.
+    types: &'static str,
+    components: &'static str,
+    /// The keys that the archive is signed with.
+    keyring: &'static Path,
+}
+
+fn archive(os: &Os, section: Section) -> Result<Archive> {
+    let types = if section == Section::SourceCode { "deb-src" } else { "deb" };
     let debian = Path::new("/usr/share/keyrings/debian-archive-keyring.gpg");
-    match (os.id.as_str(), section) {
-        ("debian", Section::Free) => Ok(("main", debian)),
-        ("debian", Section::NonFree) => Ok(("non-free", debian)),
+    let ubuntu = Path::new("/usr/share/keyrings/ubuntu-archive-keyring.gpg");
+    let (components, keyring) = match (os.id.as_str(), section) {
+        ("debian", Section::Free | Section::SourceCode) => ("main", debian),
+        ("debian", Section::NonFree) => ("non-free", debian),
         // Not tried: the project's machines are Debian's.
-        ("ubuntu", Section::Free) => {
-            Ok(("main universe", Path::new("/usr/share/keyrings/ubuntu-archive-keyring.gpg")))
-        }
+        ("ubuntu", Section::Free | Section::SourceCode) => ("main universe", ubuntu),
         (other, _) => bail!("no archive of {other} with these packages is known"),
-    }
+    };
+    Ok(Archive { types, components, keyring })
 }
 
 /// Unpacks packages into a directory; nothing is installed, no script of theirs runs. Returns their names, one a line.

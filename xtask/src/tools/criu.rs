@@ -1,7 +1,7 @@
 //! CRIU: the one on `PATH` if it will do, else a newer suite's, unpacked into `target/tools/criu`.
 //!
-//! A newer suite's criu needs a newer libc than the system has, so the whole set of libraries comes along, and the
-//! prefix's own dynamic loader starts it. Nothing is installed: `dpkg -x` unpacks, no maintainer script runs.
+//! A newer suite's criu needs a newer libc than the system has, see [`mod@prefix`]. Nothing is installed: `dpkg -x` unpacks,
+//! no maintainer script runs.
 
 use std::fmt;
 use std::fs;
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::apt::{self, PrivateApt, Section};
 use super::os::Os;
-use super::{finish, log_file, unfinished};
+use super::{finish, log_file, prefix, unfinished};
 use crate::{process, say, workspace};
 
 /// The oldest version that works. CRIU 3.17 fails on the vDSO of kernels from 6.x on. From Linux 6.16 on, the options
@@ -26,6 +26,9 @@ fn floor() -> Version {
     let is_refused = socket.is_ok_and(|socket| rustix::net::sockopt::socket_passcred(&socket).is_err());
     if is_refused { Version(4, 2, 0) } else { Version(4, 1, 0) }
 }
+
+/// Where criu is in the prefix.
+const PROGRAM: &str = "usr/sbin/criu";
 
 /// What to do where nothing can be done automatically.
 fn by_hand() -> String {
@@ -105,12 +108,23 @@ pub fn set_up() -> Result<PathBuf> {
     Ok(wrapper)
 }
 
+/// The version of the CRIU that is used.
+pub fn version_in_use() -> Result<String> {
+    Ok(version(&mut Command::new(set_up()?))?.to_string())
+}
+
+/// The suites that may have it.
+pub fn suites(os: &Os) -> Result<&'static [&'static str]> {
+    let suites = SUITES.iter().find(|suites| suites.os == os.id).context("no suite is known")?;
+    Ok(suites.names)
+}
+
 /// The prefix that the wrapper script leads to. It is set up even where the system has a CRIU that will do: that one's
 /// libraries are not for taking along.
 pub fn prefix() -> Result<PathBuf> {
     let named = std::env::var_os("CKPT_CRIU").map(PathBuf::from);
     let beside = named.as_deref().and_then(|wrapper| Some(wrapper.parent()?.parent()?.join("prefix")));
-    if let Some(prefix) = beside.filter(|prefix| prefix.join("usr/sbin/criu").is_file()) {
+    if let Some(prefix) = beside.filter(|prefix| prefix.join(PROGRAM).is_file()) {
         return Ok(prefix);
     }
     let place = workspace::tools_dir().join("criu");
@@ -151,9 +165,8 @@ fn unpack(place: &Path) -> Result<(Version, &'static str)> {
     os.require_apt()?;
     let log = log_file("criu")?;
     let _ = fs::remove_file(&log);
-    let suites = SUITES.iter().find(|suites| suites.os == os.id).context("no suite is known")?;
     let mut failures = Vec::new();
-    for suite in suites.names {
+    for suite in suites(&os)? {
         eprintln!("tools: getting criu from {} {suite}, the log is {}", os.id, log.display());
         match unpack_suite(&os, suite, place, &log) {
             Ok(version) => return Ok((version, suite)),
@@ -183,7 +196,7 @@ fn unpack_suite(os: &Os, suite: &str, place: &Path, log: &Path) -> Result<Versio
     let prefix = built.join("prefix");
     let names = apt::unpack(&packages, &prefix, log)?;
     fs::write(built.join("packages.txt"), names)?;
-    let [program, args @ ..] = loader_command(&prefix);
+    let [program, args @ ..] = prefix::command(&prefix, PROGRAM);
     version(Command::new(program).args(args))?;
 
     let bin = built.join("bin");
@@ -194,18 +207,9 @@ fn unpack_suite(os: &Os, suite: &str, place: &Path, log: &Path) -> Result<Versio
     check(&place.join("bin/criu")).context("it was unpacked, but does not work here")
 }
 
-/// The prefix's criu, started by the prefix's loader with the prefix's libraries.
-fn loader_command(prefix: &Path) -> [String; 4] {
-    let inside = |path: &str| prefix.join(path).to_string_lossy().into_owned();
-    let libraries = inside("usr/lib/x86_64-linux-gnu");
-    [format!("{libraries}/ld-linux-x86-64.so.2"), "--library-path".into(), libraries, inside("usr/sbin/criu")]
-}
-
 /// The script that stands for the program `criu`.
 fn wrapper_script(place: &Path) -> String {
-    let quoted =
-        loader_command(&place.join("prefix")).map(|word| format!("'{}'", word.replace('\'', r"'\''")));
-    format!("#!/bin/sh\n# Made by `cargo xtask`.\nexec {} \"$@\"\n", quoted.join(" "))
+    prefix::script(&place.join("prefix"), PROGRAM, &[])
 }
 
 #[cfg(test)]
@@ -226,11 +230,5 @@ mod tests {
         assert!(Version(3, 17, 1) < floor());
         assert!(Version(4, 0, 9) < floor());
         assert!(Version(4, 10, 0) > Version(4, 2, 1));
-    }
-
-    #[test]
-    fn the_wrapper_survives_a_strange_path() {
-        let script = wrapper_script(Path::new("/tmp/it's a place"));
-        assert!(script.contains(r"exec '/tmp/it'\''s a place/prefix/usr/lib"), "{script}");
     }
 }

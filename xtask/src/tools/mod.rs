@@ -14,7 +14,12 @@
 //! | kubernetes-validate | - | PyPI's wheels, likewise |
 //! | Slurm, munge | in `CKPT_TEST_SLURM` | packages of the system's own suite, unpacked into a prefix ([`slurm`]) |
 //! | NVIDIA's libcuda.so.1 | in `CKPT_TEST_NVIDIA_LIBCUDA` | packages of Debian's section non-free, unpacked ([`libcuda`]) |
+//! | NVIDIA's libcudart and NCCL | - | PyPI's wheels, likewise |
+//! | PyTorch's CUDA build, CuPy, JAX, numba, Triton | - | PyPI's wheels, for `conformance --real-driver --full` only |
+//! | CRIU's own tests | in `CKPT_TEST_ZDTM` | sources of the CRIU that is used, for `test --full` only ([`zdtm`]) |
+//! | earlier builds of ckpt-run | - | from the history of this repository, for `test --full` only ([`releases`]) |
 //! | a root with PyTorch 2.6 | - | debootstrap, for `test --full` only ([`rootfs`]) |
+//! | a virtual machine with Debian's kernel, NFS | - | packages of a newer suite, unpacked, for `test --full` only ([`machine`]) |
 //!
 //! Each tool is built beside its final place and renamed into it: an interrupted set-up is never mistaken for a
 //! finished one. Each tool is checked at every start by running it.
@@ -22,10 +27,14 @@
 mod apt;
 mod criu;
 mod libcuda;
+mod machine;
 mod os;
+mod prefix;
 pub mod python;
+mod releases;
 mod rootfs;
 mod slurm;
+mod zdtm;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -50,12 +59,12 @@ pub struct Args {
 
 /// Sets up and prints the environment that the tests get.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    for (name, value) in environment(&Tool::ALL)? {
-        println!("{name}={}", value.display());
-    }
+    let mut variables = environment(&Tool::ALL)?;
     if args.full {
-        println!("CKPT_TEST_ROOTFS={}", trixie_root()?.display());
-        println!("CKPT_TEST_MKFS_BTRFS={}", mkfs_btrfs()?.display());
+        variables.extend(full_environment()?);
+    }
+    for (name, value) in variables {
+        println!("{name}={}", value.display());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -83,6 +92,12 @@ pub enum Tool {
     MkfsXfs,
     /// NVIDIA's own `libcuda.so.1`.
     NvidiaLibcuda,
+    /// A directory with NVIDIA's runtimes and its library of collectives.
+    NvidiaLibraries,
+    /// A directory with the library of collectives for CUDA 13. For `conformance --real-driver --full`.
+    Nccl13,
+    /// A Python that has frameworks that were built for CUDA. For `conformance --real-driver --full`.
+    CudaFrameworks,
 }
 
 /// Environment variables.
@@ -90,7 +105,7 @@ pub type Variables = Vec<(&'static str, OsString)>;
 
 impl Tool {
     /// What the whole test suite needs.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Criu,
         Self::Torch,
         Self::Uvloop,
@@ -101,6 +116,7 @@ impl Tool {
         Self::Lmdb,
         Self::MkfsXfs,
         Self::NvidiaLibcuda,
+        Self::NvidiaLibraries,
     ];
 
     fn set_up(self) -> Result<Variables> {
@@ -120,6 +136,9 @@ impl Tool {
             Self::Lmdb => one("CKPT_TEST_LMDB", python::set_up_lmdb()?),
             Self::MkfsXfs => one("CKPT_TEST_MKFS_XFS", set_up_program("mkfs.xfs", "xfsprogs")?),
             Self::NvidiaLibcuda => one(libcuda::VARIABLE, libcuda::set_up()?),
+            Self::NvidiaLibraries => one("CKPT_TEST_NVIDIA_LIBRARIES", python::set_up_nvidia_libraries()?),
+            Self::Nccl13 => one("CKPT_TEST_NCCL_13", python::set_up_nccl_13()?),
+            Self::CudaFrameworks => one("CKPT_TEST_CUDA_FRAMEWORKS", python::set_up_frameworks()?),
         })
     }
 }
@@ -134,10 +153,23 @@ pub fn environment(tools: &[Tool]) -> Result<Variables> {
     Ok(variables)
 }
 
-/// The program `mkfs.btrfs`.
-pub fn mkfs_btrfs() -> Result<PathBuf> {
+/// The same for what only `cargo xtask test --full` needs.
+pub fn full_environment() -> Result<Variables> {
     let _lock = lock()?;
-    set_up_program("mkfs.btrfs", "btrfs-progs")
+    let mut variables = vec![
+        (zdtm::VARIABLE, zdtm::set_up()?.into()),
+        (machine::VARIABLE, machine::set_up()?.into()),
+        ("CKPT_TEST_MKFS_BTRFS", set_up_program("mkfs.btrfs", "btrfs-progs")?.into()),
+        ("CKPT_TEST_ROOTFS", rootfs::set_up()?.into()),
+    ];
+    variables.extend(releases::set_up()?.map(|dir| (releases::VARIABLE, dir.into())));
+    Ok(variables)
+}
+
+/// The directory of a private root of Debian trixie that has PyTorch 2.6.
+pub fn trixie_root() -> Result<PathBuf> {
+    let _lock = lock()?;
+    rootfs::set_up()
 }
 
 /// CRIU: the program to call.
@@ -174,12 +206,6 @@ fn set_up_program(name: &str, package: &str) -> Result<PathBuf> {
     eprintln!("tools: installing the system's package {package}, the log is {}", log.display());
     apt::install_system(&[package], &log)?;
     process::find_program(name).with_context(|| format!("{package} was installed, but {name} is not on PATH"))
-}
-
-/// The directory of a private root of Debian trixie that has PyTorch 2.6.
-pub fn trixie_root() -> Result<PathBuf> {
-    let _lock = lock()?;
-    rootfs::set_up()
 }
 
 /// Keeps a second xtask from setting up the same things, and sweeps what an interrupted one left.

@@ -1,10 +1,11 @@
-//! Python: PyTorch from the system's package; uvloop, LMDB and clients of CUDA from PyPI, in virtual environments.
+//! Python: PyTorch from the system's package; uvloop, LMDB, clients of CUDA and NVIDIA's libraries from PyPI, in virtual
+//! environments.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::os::Os;
 use super::{apt, finish, log_file, unfinished};
@@ -114,6 +115,83 @@ const STORE_READER: Wheels = Wheels {
     purpose: "tests of the store's format",
 };
 
+/// NVIDIA's runtimes of three CUDA versions and its library of collectives, which are tested with NVIDIA's libcuda.
+const NVIDIA: Wheels = Wheels {
+    name: "nvidia-libraries",
+    requirements: &[
+        "nvidia-cuda-runtime==13.5.37",
+        "nvidia-cuda-runtime-cu11==11.8.89",
+        "nvidia-cuda-runtime-cu12==12.9.79",
+        "nvidia-nccl-cu12==2.32.3",
+    ],
+    check: "import ctypes, nvidia; root = list(nvidia.__path__)[0]; \
+            ctypes.CDLL(root + '/nccl/lib/libnccl.so.2'); \
+            [ctypes.CDLL(root + '/' + name) for name in ('cuda_runtime/lib/libcudart.so.11.0', \
+            'cuda_runtime/lib/libcudart.so.12', 'cu13/lib/libcudart.so.13')]; \
+            print('libcudart 11.8, 12.9 and 13.5, NCCL 2.32 for CUDA 12')",
+    purpose: "tests of NVIDIA's libraries",
+};
+
+/// The library of collectives with the runtime of CUDA 13 in it. It lies where the one for CUDA 12 lies.
+const NCCL_13: Wheels = Wheels {
+    name: "nvidia-nccl-13",
+    requirements: &["nvidia-nccl-cu13==2.32.3"],
+    check: "import ctypes, nvidia; ctypes.CDLL(list(nvidia.__path__)[0] + '/nccl/lib/libnccl.so.2'); \
+            print('NCCL 2.32 for CUDA 13')",
+    purpose: "tests of NVIDIA's libraries",
+};
+
+/// Frameworks that were built for CUDA, with the libraries that PyTorch 2.9.1 asks for: 8 GB.
+const FRAMEWORKS: Wheels = Wheels {
+    name: "cuda-frameworks",
+    requirements: &[
+        "Jinja2==3.1.6",
+        "MarkupSafe==3.0.4",
+        "cupy-cuda12x==13.6.0",
+        "fastrlock==0.8.4",
+        "filelock==4.2.12",
+        "fsspec==2026.9.0",
+        "jax==0.7.2",
+        "jax-cuda12-pjrt==0.7.2",
+        "jax-cuda12-plugin==0.7.2",
+        "jaxlib==0.7.2",
+        "llvmlite==0.44.0",
+        "ml_dtypes==0.6.0",
+        "mpmath==1.3.0",
+        "networkx==3.6.1",
+        "numba==0.61.2",
+        "numpy==2.2.6",
+        "nvidia-cublas-cu12==12.8.4.1",
+        "nvidia-cuda-cupti-cu12==12.8.90",
+        "nvidia-cuda-nvrtc-cu12==12.8.93",
+        "nvidia-cuda-runtime-cu12==12.8.90",
+        "nvidia-cudnn-cu12==9.10.2.21",
+        "nvidia-cufft-cu12==11.3.3.83",
+        "nvidia-cufile-cu12==1.13.1.3",
+        "nvidia-curand-cu12==10.3.9.90",
+        "nvidia-cusolver-cu12==11.7.3.90",
+        "nvidia-cusparse-cu12==12.5.8.93",
+        "nvidia-cusparselt-cu12==0.7.1",
+        "nvidia-nccl-cu12==2.27.5",
+        "nvidia-nvjitlink-cu12==12.8.93",
+        "nvidia-nvshmem-cu12==3.3.20",
+        "nvidia-nvtx-cu12==12.8.90",
+        "opt_einsum==3.4.0",
+        "scipy==1.17.1",
+        "sympy==1.14.0",
+        "torch==2.9.1",
+        "triton==3.5.1",
+        "typing_extensions==4.16.0",
+    ],
+    check: "import cupy, jax, numba, torch, triton; assert torch.version.cuda; \
+            print('torch', torch.__version__, 'triton', triton.__version__, 'cupy', cupy.__version__, \
+            'jax', jax.__version__, 'numba', numba.__version__)",
+    purpose: "tests of frameworks with NVIDIA's libraries",
+};
+
+/// Free space for the set-up of [`FRAMEWORKS`], downloads included.
+const FRAMEWORKS_BYTES: u64 = 16 << 30;
+
 /// The schemas of Kubernetes' API.
 const KUBERNETES: Wheels = Wheels {
     name: "kubernetes",
@@ -167,6 +245,34 @@ pub fn set_up_uvloop() -> Result<PathBuf> {
 /// them. It has to be that one: both look for their libraries where packages are installed, not in `PYTHONPATH`.
 pub fn set_up_cuda() -> Result<PathBuf> {
     Ok(CUDA.set_up()?.join(VENV_PYTHON))
+}
+
+/// Fetches NVIDIA's runtimes and its library of collectives, and returns the directory `nvidia` that has them.
+pub fn set_up_nvidia_libraries() -> Result<PathBuf> {
+    Ok(site_packages(&NVIDIA.set_up()?)?.join("nvidia"))
+}
+
+/// The same with the library of collectives for CUDA 13.
+pub fn set_up_nccl_13() -> Result<PathBuf> {
+    Ok(site_packages(&NCCL_13.set_up()?)?.join("nvidia"))
+}
+
+/// Fetches PyTorch's CUDA build, CuPy, JAX, numba and Triton, and returns the Python that has them.
+pub fn set_up_frameworks() -> Result<PathBuf> {
+    let tools = workspace::tools_dir();
+    if !tools.join(FRAMEWORKS.name).exists() {
+        let disk = rustix::fs::statvfs(&tools)
+            .with_context(|| format!("asking for the space of {}", tools.display()))?;
+        let free_bytes = disk.f_bavail * disk.f_frsize;
+        ensure!(
+            free_bytes >= FRAMEWORKS_BYTES,
+            "frameworks for CUDA need {} GiB free at {}, there are {}",
+            FRAMEWORKS_BYTES >> 30,
+            tools.display(),
+            free_bytes >> 30
+        );
+    }
+    Ok(FRAMEWORKS.set_up()?.join(VENV_PYTHON))
 }
 
 impl Wheels {

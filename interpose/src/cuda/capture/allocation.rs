@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use cuda_abi::types::{CUcontext, CUdeviceptr};
 
+use super::hash::{CHUNK_BYTES, hash_of_zeroes};
+use super::ranges::{joined, without};
 use crate::cuda::context;
 use crate::cuda::driver::DriverError;
 
@@ -28,6 +30,26 @@ impl MappedAllocation {
     pub(super) fn place(&self) -> Range<u64> {
         self.offset..self.offset.saturating_add(self.bytes)
     }
+
+    /// Those of its chunks that hold anything but zeroes, and the others, from its beginning. All count as used if they
+    /// have no hashes.
+    pub(super) fn used_and_zeroes(&self) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
+        let used = used_chunks(self.bytes, &self.hashes);
+        let zeroes = without(&[0..self.bytes], &used);
+        (used, zeroes)
+    }
+}
+
+/// The chunks of an allocation that need memory in the mirror: those that are not known to hold zeroes only. `hashes` has
+/// one for each chunk, or none.
+pub(crate) fn used_chunks(bytes: u64, hashes: &[Hash]) -> Vec<Range<u64>> {
+    if hashes.len() as u64 * CHUNK_BYTES != bytes {
+        return vec![0..bytes];
+    }
+    let zeroes = hash_of_zeroes();
+    let starts = (0..).step_by(CHUNK_BYTES as usize);
+    let used = starts.zip(hashes).filter(|(_, hash)| **hash != zeroes);
+    joined(used.map(|(start, _)| start..start + CHUNK_BYTES).collect())
 }
 
 /// Runs `work` in a context, on any thread.

@@ -1,32 +1,34 @@
-//! Finds chunks that have changed, and copies them while the next ones are hashed.
+//! Finds chunks that have changed, and copies them while the next ones are hashed. Chunks of zeroes are not copied where
+//! the mirror has no memory, and so reads as zeroes.
 
 use std::ops::Range;
 
 use super::allocation::{Hash, MappedAllocation, in_context};
 use super::copy::{Copies, Direction, Stream};
-use super::hash::{CHUNK_BYTES, Hasher};
+use super::error::CaptureError;
+use super::hash::{CHUNK_BYTES, Hasher, hash_of_zeroes};
 use super::mirror::Memory;
 use crate::cuda::driver::DriverError;
 
-/// What a allocation is found to hold, and what was copied of it.
+/// What an allocation is found to hold, and what of it is new in the mirror.
 #[derive(Default, Clone)]
 pub(super) struct Found {
     /// Empty if it was not hashed.
     pub hashes: Vec<Hash>,
-    /// Where the mirror was written to.
+    /// Where the mirror may have other content than before.
     pub written: Vec<Range<u64>>,
 }
 
 /// Copies what is not known to be in the mirror already, and waits for it.
 ///
 /// # Errors
-/// A driver call failed.
+/// A driver call failed, or there is no memory for what has to be copied.
 pub(super) fn copy(
-    memory: &Memory,
+    memory: &mut Memory,
     hashers: &mut [Hasher],
     allocations: &[MappedAllocation],
     known: &[Vec<Hash>],
-) -> Result<Vec<Found>, DriverError> {
+) -> Result<Vec<Found>, CaptureError> {
     let mut found = vec![Found::default(); allocations.len()];
     let mut copies = Vec::new();
     let mut searches = Vec::new();
@@ -37,14 +39,7 @@ pub(super) fn copy(
     for (allocation, found) in allocations.iter().zip(&mut found) {
         let is_searched = searches.iter().any(|search| search.hasher.can_hash(allocation));
         if !is_searched {
-            let copies = Copies::of(&mut copies, allocation.context)?;
-            copies.begin(
-                Direction::ToMirror,
-                memory,
-                allocation.address,
-                allocation.offset,
-                allocation.bytes,
-            )?;
+            begin_copy(memory, &mut copies, allocation, allocation.place())?;
             found.written.push(allocation.place());
         }
     }
@@ -58,16 +53,12 @@ pub(super) fn copy(
                 else {
                     continue;
                 };
-                let (skipped, bytes) = (run.chunks.start * CHUNK_BYTES, run.bytes());
-                found.written.push(allocation.offset + skipped..allocation.offset + skipped + bytes);
-                let copies = Copies::of(&mut copies, allocation.context)?;
-                copies.begin(
-                    Direction::ToMirror,
-                    memory,
-                    allocation.address + skipped,
-                    allocation.offset + skipped,
-                    bytes,
-                )?;
+                let place = run.place(allocation);
+                found.written.push(place.clone());
+                let parts = if run.is_zeroes { memory.allocated_in(place) } else { vec![place] };
+                for part in parts {
+                    begin_copy(memory, &mut copies, allocation, part)?;
+                }
             }
         }
         searches.retain(|search| !search.is_over());
@@ -76,7 +67,41 @@ pub(super) fn copy(
     Ok(found)
 }
 
-/// The chunk with number `index` of a allocation.
+/// Begins to copy a part of an allocation's place in the mirror.
+fn begin_copy(
+    memory: &mut Memory,
+    copies: &mut Vec<Copies>,
+    allocation: &MappedAllocation,
+    part: Range<u64>,
+) -> Result<(), CaptureError> {
+    let (address, bytes) = (allocation.address + (part.start - allocation.offset), part.end - part.start);
+    memory.grow(part.clone())?;
+    let copies = Copies::of(copies, allocation.context)?;
+    Ok(copies.begin(Direction::ToMirror, memory, address, part.start, bytes)?)
+}
+
+/// The hashes of the chunks of each allocation; none of those that no hasher can hash.
+///
+/// # Errors
+/// A driver call failed.
+pub(super) fn hash(
+    hashers: &mut [Hasher],
+    allocations: &[MappedAllocation],
+) -> Result<Vec<Vec<Hash>>, DriverError> {
+    let mut found = vec![Vec::new(); allocations.len()];
+    for hasher in hashers {
+        let mut search = Search::begin(hasher, allocations)?;
+        while !search.is_over() {
+            let (chunks, hashes) = search.next()?;
+            for (chunk, hash) in chunks.iter().zip(hashes) {
+                found[chunk.allocation].push(hash);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The chunk with number `index` of an allocation.
 #[derive(Clone, Copy)]
 struct Chunk {
     allocation: usize,
@@ -84,20 +109,24 @@ struct Chunk {
     address: u64,
 }
 
-/// Adjacent chunks of a allocation.
+/// Adjacent chunks of an allocation.
 struct Run {
     allocation: usize,
     chunks: Range<u64>,
+    /// All of them hold zeroes only; otherwise none does.
+    is_zeroes: bool,
 }
 
 impl Run {
-    fn bytes(&self) -> u64 {
-        (self.chunks.end - self.chunks.start) * CHUNK_BYTES
+    /// Its place in the mirror.
+    fn place(&self, allocation: &MappedAllocation) -> Range<u64> {
+        allocation.offset + self.chunks.start * CHUNK_BYTES..allocation.offset + self.chunks.end * CHUNK_BYTES
     }
 }
 
 /// Notes hashes, and finds what has changed.
 fn note(chunks: &[Chunk], hashes: &[Hash], known: &[Vec<Hash>], found: &mut [Found]) -> Vec<Run> {
+    let zeroes = hash_of_zeroes();
     let mut runs: Vec<Run> = Vec::new();
     for (chunk, hash) in chunks.iter().zip(hashes) {
         let (Some(known), Some(found)) = (known.get(chunk.allocation), found.get_mut(chunk.allocation))
@@ -108,11 +137,20 @@ fn note(chunks: &[Chunk], hashes: &[Hash], known: &[Vec<Hash>], found: &mut [Fou
         if known.get(chunk.index as usize) == Some(hash) {
             continue;
         }
+        let is_zeroes = *hash == zeroes;
         match runs.last_mut() {
-            Some(run) if run.allocation == chunk.allocation && run.chunks.end == chunk.index => {
+            Some(run)
+                if run.allocation == chunk.allocation
+                    && run.chunks.end == chunk.index
+                    && run.is_zeroes == is_zeroes =>
+            {
                 run.chunks.end += 1;
             }
-            _ => runs.push(Run { allocation: chunk.allocation, chunks: chunk.index..chunk.index + 1 }),
+            _ => runs.push(Run {
+                allocation: chunk.allocation,
+                chunks: chunk.index..chunk.index + 1,
+                is_zeroes,
+            }),
         }
     }
     runs

@@ -112,7 +112,7 @@ impl Copies {
     ) -> Result<(), DriverError> {
         in_context(self.context, || {
             while bytes > 0 {
-                let part = bytes.min(MOST_BYTES);
+                let part = bytes.min(MOST_BYTES).min(memory.copy_end(offset).saturating_sub(offset).max(1));
                 self.begin_part(direction, memory, address, offset, part)?;
                 (address, offset, bytes) = (address + part, offset + part, bytes - part);
             }
@@ -142,6 +142,20 @@ impl Copies {
                 unsafe { driver::cuMemcpyHtoDAsync_v2(address, host, count, stream.handle) }
             }),
         }
+    }
+
+    /// Begins to fill device memory with zeroes.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn begin_zeroes(&mut self, address: CUdeviceptr, bytes: u64) -> Result<(), DriverError> {
+        let Some(stream) = self.streams.get(self.next % STREAMS) else { return Ok(()) };
+        self.next = self.next.wrapping_add(1);
+        in_context(self.context, || {
+            // SAFETY: the device memory is the caller's to write.
+            let result = unsafe { driver::cuMemsetD8Async(address, 0, bytes as usize, stream.handle) };
+            check("cuMemsetD8Async", result)
+        })
     }
 
     /// Waits until everything is copied that was begun.

@@ -18,6 +18,16 @@ pub enum CaptureError {
     MirrorTooLarge(u64),
     #[error("cannot map the mirror")]
     MapMirror(#[source] io::Error),
+    #[error("cannot free parts of the mirror")]
+    FreeMirror(#[source] io::Error),
+    #[error("cannot find the holes of the mirror")]
+    FindHoles(#[source] io::Error),
+    #[error("cannot allocate {bytes} bytes for the mirror")]
+    AllocateMirror { bytes: u64, source: io::Error },
+    #[error(
+        "the program has written to more device memory since this checkpoint was prepared than there is free host memory for. Free host memory, or give the job a machine or a container with more"
+    )]
+    NoRoom,
     #[error("there is no context")]
     NoContext,
     #[error("{bytes} bytes at {offset} do not fit into a mirror of {mirror_bytes} bytes")]

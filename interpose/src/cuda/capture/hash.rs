@@ -91,6 +91,40 @@ fn seed() -> u64 {
     })
 }
 
+/// Words of keys, as the kernel makes them.
+fn keys(seed: u64, count: usize) -> Vec<u32> {
+    let number = |index: u64| {
+        let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    };
+    (0..count as u64 / 2).map(number).flat_map(|number| [number as u32, (number >> 32) as u32]).collect()
+}
+
+fn nh(words: &[u32], keys: &[u32]) -> u64 {
+    let pairs = words.chunks_exact(2).zip(keys.chunks_exact(2));
+    let product = |(word, key): (&[u32], &[u32])| {
+        u64::from(word[0].wrapping_add(key[0])).wrapping_mul(u64::from(word[1].wrapping_add(key[1])))
+    };
+    pairs.map(product).fold(0, u64::wrapping_add)
+}
+
+/// The hash of a chunk that holds only zeroes: all its streams are alike.
+pub(super) fn hash_of_zeroes() -> Hash {
+    static HASH: OnceLock<Hash> = OnceLock::new();
+    *HASH.get_or_init(|| {
+        const STREAMS: usize = THREADS as usize;
+        const WORDS: usize = CHUNK_BYTES as usize / 4 / STREAMS;
+        let keys = keys(seed(), (WORDS + 4) + (4 * STREAMS + 4));
+        let (inner, outer) = keys.split_at(WORDS + 4);
+        let stream = [0; WORDS];
+        let results = [nh(&stream, inner), nh(&stream, &inner[2..])];
+        let words = results.map(|result| [result as u32, (result >> 32) as u32]).concat().repeat(STREAMS);
+        [nh(&words, outer), nh(&words, &outer[2..])]
+    })
+}
+
 /// Pinned host memory that the kernel reads from and writes to.
 #[repr(C)]
 struct Table {
@@ -204,25 +238,6 @@ pub(super) mod tests {
 
     const STREAMS: usize = THREADS as usize;
 
-    /// Words of keys, as the kernel makes them.
-    fn keys(seed: u64, count: usize) -> Vec<u32> {
-        let number = |index: u64| {
-            let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            z ^ (z >> 31)
-        };
-        (0..count as u64 / 2).map(number).flat_map(|number| [number as u32, (number >> 32) as u32]).collect()
-    }
-
-    fn nh(words: &[u32], keys: &[u32]) -> u64 {
-        let pairs = words.chunks_exact(2).zip(keys.chunks_exact(2));
-        let product = |(word, key): (&[u32], &[u32])| {
-            u64::from(word[0].wrapping_add(key[0])).wrapping_mul(u64::from(word[1].wrapping_add(key[1])))
-        };
-        pairs.map(product).fold(0, u64::wrapping_add)
-    }
-
     /// The function that is described above, by its description.
     pub fn model(chunk: &[u8]) -> Hash {
         let words: Vec<u32> =
@@ -239,6 +254,14 @@ pub(super) mod tests {
             }
         }
         [nh(&results, outer), nh(&results, &outer[2..])]
+    }
+
+    #[test]
+    fn the_hash_of_zeroes_is_that_of_a_chunk_of_zeroes() {
+        let mut chunk = vec![0; CHUNK_BYTES as usize];
+        assert_eq!(hash_of_zeroes(), model(&chunk));
+        chunk[1 << 20] = 1;
+        assert_ne!(hash_of_zeroes(), model(&chunk));
     }
 
     #[test]

@@ -53,7 +53,16 @@ pub(super) fn is_ruled_out() -> bool {
     RULE.load(Relaxed) == ALL
 }
 
-/// Whether to hash the allocations. To find it out, some of them are copied to the mirror, unless it is known.
+/// Whether nothing is hashed in any case, or hashing was found to be slower than copying.
+pub(crate) fn is_unwanted() -> bool {
+    match RULE.load(Relaxed) {
+        ALL => true,
+        CHANGED => false,
+        _ => DECISION.lock().as_ref().is_some_and(|known| !known.should_hash),
+    }
+}
+
+/// Whether to hash the allocations, which the mirror has memory for. To find it out, some of them are copied to the mirror, unless it is known.
 ///
 /// # Errors
 /// A driver call failed.

@@ -1,15 +1,21 @@
 //! The mirror's memory: a file of the launcher that holds the content of device memory, mapped and pinned.
+//!
+//! Chunks of zeroes have no memory: the file has holes there, which read as zeroes. A hole is never made under a pinned
+//! page, since a device would go on using the page that the file has lost.
 
 use std::ffi::c_void;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUresult};
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 
 use super::allocation::in_context;
 use super::error::CaptureError;
+use super::ranges::{joined, total_bytes, without};
 use crate::cuda::driver::{self, DriverError, check};
 use crate::fork;
 
@@ -18,8 +24,19 @@ const NOT_PINNED: CUresult = sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERE
 /// The mirror's memory.
 pub(super) struct Memory {
     map: MmapRaw,
-    /// The context in which it was pinned, if it was.
-    pinned_in: Option<CUcontext>,
+    /// What has memory. The rest is holes.
+    allocated: Vec<Range<u64>>,
+    /// In order.
+    pinned: Vec<Pinned>,
+    /// How much more may be allocated, in bytes.
+    room_bytes: u64,
+}
+
+/// A range that was pinned by one call.
+struct Pinned {
+    place: Range<u64>,
+    /// The context in which it was pinned.
+    context: CUcontext,
 }
 
 impl Memory {
@@ -40,51 +57,144 @@ impl Memory {
             Ok(map)
         });
         let map = mapped.map_err(CaptureError::MapMirror)?;
-        Ok(Self { map, pinned_in: None })
+        Ok(Self { map, allocated: Vec::new(), pinned: Vec::new(), room_bytes: 0 })
     }
 
-    /// Pins it for the devices of all contexts.
+    /// The same for a partial mirror, which the launcher has freed where the store has the content: the rest stays.
+    ///
+    /// # Errors
+    /// As for [`Self::map`].
+    pub fn map_partial(file: OwnedFd, bytes: u64) -> Result<Self, CaptureError> {
+        let allocated = data(&file, bytes).map_err(CaptureError::FindHoles)?;
+        let mut memory = Self::map(file, bytes)?;
+        memory.allocated = allocated;
+        Ok(memory)
+    }
+
+    /// Makes holes of everything but `used`, which is sorted, and begins and ends at pages. Nothing may be pinned.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn free_all_but(&self, used: &[Range<u64>]) -> Result<(), CaptureError> {
+        for hole in without(&[0..self.bytes()], used) {
+            let (start, bytes) = (hole.start as usize, (hole.end - hole.start) as usize);
+            // SAFETY: the mapping is shared, nothing refers to its content, and what is removed holds none.
+            let removed = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::Remove, start, bytes) };
+            removed.map_err(CaptureError::FreeMirror)?;
+        }
+        Ok(())
+    }
+
+    /// Allocates memory for sorted ranges, and lets [`Self::grow`] allocate `room_bytes` more.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn allocate(&mut self, ranges: &[Range<u64>], room_bytes: u64) -> Result<(), CaptureError> {
+        self.room_bytes = room_bytes;
+        self.add(&without(ranges, &self.allocated))
+    }
+
+    /// Allocates memory for the holes in a range, as far as there is room.
+    ///
+    /// # Errors
+    /// There is no room, or no memory.
+    pub fn grow(&mut self, range: Range<u64>) -> Result<(), CaptureError> {
+        let holes = without(&[range], &self.allocated);
+        let left_bytes = self.room_bytes.checked_sub(total_bytes(&holes));
+        self.room_bytes = left_bytes.ok_or(CaptureError::NoRoom)?;
+        self.add(&holes)
+    }
+
+    fn add(&mut self, holes: &[Range<u64>]) -> Result<(), CaptureError> {
+        for hole in holes {
+            let bytes = hole.end - hole.start;
+            match self.map.advise_range(Advice::PopulateWrite, hole.start as usize, bytes as usize) {
+                Ok(()) => {}
+                // Before Linux 5.14: allocated when it is pinned or written.
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {}
+                Err(source) => return Err(CaptureError::AllocateMirror { bytes, source }),
+            }
+            self.allocated.push(hole.clone());
+        }
+        self.allocated = joined(std::mem::take(&mut self.allocated));
+        Ok(())
+    }
+
+    /// The parts of a range that have memory.
+    pub fn allocated_in(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let range = [range];
+        without(&range, &without(&range, &self.allocated))
+    }
+
+    /// Whether all of a range has memory.
+    pub fn is_allocated(&self, range: Range<u64>) -> bool {
+        without(&[range], &self.allocated).is_empty()
+    }
+
+    /// Pins sorted ranges for the devices of all contexts.
     ///
     /// # Errors
     /// Why no context can: copies are slower then.
-    pub fn pin(&mut self, contexts: &[CUcontext]) -> Result<(), CaptureError> {
+    pub fn pin(&mut self, ranges: &[Range<u64>], contexts: &[CUcontext]) -> Result<(), CaptureError> {
+        let pinned: Vec<_> = self.pinned.iter().map(|pinned| pinned.place.clone()).collect();
+        let result = without(ranges, &pinned).into_iter().try_for_each(|place| {
+            let context = self.pin_range(&place, contexts)?;
+            self.pinned.push(Pinned { place, context });
+            Ok(())
+        });
+        self.pinned.sort_unstable_by_key(|pinned| pinned.place.start);
+        result
+    }
+
+    /// Returns the first context that can pin a range.
+    fn pin_range(&self, place: &Range<u64>, contexts: &[CUcontext]) -> Result<CUcontext, CaptureError> {
         let mut last = CaptureError::NoContext;
         for context in contexts {
             let pinned = in_context(*context, || {
-                let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
+                let (start, bytes) = (self.at(place.start), (place.end - place.start) as usize);
                 // SAFETY: the memory is mapped, and stays so until it is unpinned.
-                let result = unsafe { driver::cuMemHostRegister_v2(self.start(), self.map.len(), flags) };
+                let result =
+                    unsafe { driver::cuMemHostRegister_v2(start, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE) };
                 Ok(check("cuMemHostRegister", result)?)
             });
             match pinned {
-                Ok(()) => {
-                    self.pinned_in = Some(*context);
-                    return Ok(());
-                }
+                Ok(()) => return Ok(*context),
                 Err(error) => last = error,
             }
         }
         Err(last)
     }
 
-    /// Unpins it, if it is pinned.
+    /// Unpins all of it that is pinned.
     ///
     /// # Errors
     /// A driver call failed.
     pub fn unpin(&mut self) -> Result<(), DriverError> {
-        let Some(context) = self.pinned_in else { return Ok(()) };
-        in_context(context, || {
-            // SAFETY: it was pinned, and no copy is under way.
-            let result = unsafe { driver::cuMemHostUnregister(self.start()) };
-            // The context has been reset.
-            if result == NOT_PINNED { Ok(()) } else { check("cuMemHostUnregister", result) }
-        })?;
-        self.pinned_in = None;
+        while let Some(Pinned { place, context }) = self.pinned.last() {
+            in_context(*context, || {
+                // SAFETY: it was pinned, and no copy is under way.
+                let result = unsafe { driver::cuMemHostUnregister(self.at(place.start)) };
+                // The context has been reset.
+                if result == NOT_PINNED { Ok(()) } else { check("cuMemHostUnregister", result) }
+            })?;
+            self.pinned.pop();
+        }
         Ok(())
     }
 
     pub fn is_pinned(&self) -> bool {
-        self.pinned_in.is_some()
+        !self.pinned.is_empty()
+    }
+
+    /// The end of the longest copy from an offset on: the driver is given memory that was pinned by one call, or memory
+    /// that is not pinned.
+    pub fn copy_end(&self, offset: u64) -> u64 {
+        let next = self.pinned.partition_point(|pinned| pinned.place.end <= offset);
+        match self.pinned.get(next) {
+            Some(Pinned { place, .. }) if place.start <= offset => place.end,
+            Some(Pinned { place, .. }) => place.start,
+            None => self.bytes(),
+        }
     }
 
     fn start(&self) -> *mut c_void {
@@ -99,6 +209,28 @@ impl Memory {
     pub fn at(&self, offset: u64) -> *mut c_void {
         self.start().wrapping_byte_add(offset as usize)
     }
+}
+
+/// The ranges of a file that are not holes, in order.
+fn data(file: &OwnedFd, bytes: u64) -> io::Result<Vec<Range<u64>>> {
+    // SAFETY: the call changes nothing but the position of the file, which nobody uses.
+    let seek = |offset: u64, whence| match unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence) } {
+        -1 => Err(io::Error::last_os_error()),
+        found => Ok(found as u64),
+    };
+    let (mut data, mut offset) = (Vec::new(), 0);
+    while offset < bytes {
+        let start = match seek(offset, libc::SEEK_DATA) {
+            // There is nothing behind.
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => break,
+            start => start?,
+        };
+        offset = seek(start, libc::SEEK_HOLE)?.min(bytes);
+        if start < offset {
+            data.push(start..offset);
+        }
+    }
+    Ok(data)
 }
 
 impl Drop for Memory {

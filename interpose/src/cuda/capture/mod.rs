@@ -9,7 +9,7 @@
 //! | `hash` | a hash of each chunk, computed on the device |
 //! | `changed` | finds and copies the chunks that have changed |
 //! | `hashing_policy` | whether hashing is faster than copying |
-//! | `written` | the ranges of the mirror that a capture has written |
+//! | `ranges` | ranges of the mirror |
 //!
 //! Nothing here allocates device memory. All calls are made with the calling thread's capture mode relaxed, so that
 //! no stream capture is disturbed while the program runs.
@@ -21,9 +21,9 @@ mod error;
 mod hash;
 mod hashing_policy;
 mod mirror;
+mod ranges;
 #[cfg(test)]
 mod tests;
-mod written;
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -33,15 +33,40 @@ use cuda_abi::types::CUcontext;
 use super::driver::DriverError;
 use super::stream_capture::Relaxed;
 use crate::link::describe;
-use allocation::Hash;
-pub(crate) use allocation::MappedAllocation;
+pub(crate) use allocation::{Hash, MappedAllocation, used_chunks};
 use copy::{Copies, Direction};
 pub use error::CaptureError;
 use hash::Hasher;
 pub(crate) use hash::forget;
-pub(crate) use hashing_policy::activate;
+pub(crate) use hashing_policy::{activate, is_unwanted};
 use mirror::Memory;
-pub(crate) use written::joined;
+pub(crate) use ranges::{bounded, joined, total_bytes, within, without};
+
+/// How much memory a mirror may have.
+#[derive(Clone, Default)]
+pub(crate) struct Room {
+    /// What is allocated and pinned before the capture: sorted, without overlaps.
+    pub used: Vec<Range<u64>>,
+    /// What the capture may allocate in addition, in bytes.
+    pub more_bytes: u64,
+    /// The mirror has content beyond `used` too.
+    pub is_partial: bool,
+}
+
+/// Hashes the chunks of allocations; those that cannot be hashed have none. Nothing may run on the devices meanwhile.
+///
+/// # Errors
+/// A driver call failed.
+pub(crate) fn hash(allocations: &[MappedAllocation]) -> Result<Vec<Vec<Hash>>, DriverError> {
+    let _relaxed = Relaxed::begin();
+    let mut hashers: Vec<Hasher> = Vec::new();
+    for allocation in allocations {
+        if !hashers.iter().any(|hasher| hasher.context == allocation.context) {
+            hashers.push(Hasher::new(allocation.context)?);
+        }
+    }
+    changed::hash(&mut hashers, allocations)
+}
 
 /// A process's mirror, mapped. The child of a fork does not have it and must not drop it.
 pub(crate) struct Mirror {
@@ -55,32 +80,55 @@ pub(crate) struct Mirror {
 unsafe impl Send for Mirror {}
 
 impl Mirror {
-    /// Maps the launcher's file and pins it for the devices of the contexts. A mirror that cannot be pinned is used
-    /// unpinned.
+    /// Maps the launcher's file to copy back from it, and pins the sorted ranges `used` of it for the devices of the
+    /// contexts. What cannot be pinned is used unpinned.
     ///
     /// # Errors
     /// Why it cannot be mapped.
-    pub fn map(file: OwnedFd, bytes: u64, contexts: &[CUcontext]) -> Result<Self, CaptureError> {
+    pub fn map(
+        file: OwnedFd,
+        bytes: u64,
+        contexts: &[CUcontext],
+        used: &[Range<u64>],
+    ) -> Result<Self, CaptureError> {
         let _relaxed = Relaxed::begin();
-        let mut memory = Memory::map(file, bytes)?;
-        let not_pinned = memory.pin(contexts).err();
-        let shortcomings = not_pinned.map(|error| format!("the mirror is not pinned: {}", describe(&error)));
-        Ok(Self { memory, hashers: Vec::new(), shortcomings: shortcomings.into_iter().collect() })
+        let memory = Memory::map(file, bytes)?;
+        let mut mirror = Self { memory, hashers: Vec::new(), shortcomings: Vec::new() };
+        mirror.memory.allocate(used, 0)?;
+        mirror.pin(used, contexts);
+        Ok(mirror)
     }
 
-    /// As [`Self::map`], and prepares what a capture needs, while the program runs.
+    /// Maps the launcher's file, and prepares what a capture needs, while the program runs.
     ///
     /// # Errors
     /// Why it cannot be mapped.
-    pub fn stage(file: OwnedFd, bytes: u64, contexts: &[CUcontext]) -> Result<Self, CaptureError> {
-        let mut mirror = Self::map(file, bytes, contexts)?;
-        mirror.get_ready(contexts);
+    pub fn stage(
+        file: OwnedFd,
+        bytes: u64,
+        contexts: &[CUcontext],
+        room: &Room,
+    ) -> Result<Self, CaptureError> {
+        let memory = if room.is_partial {
+            Memory::map_partial(file, bytes)?
+        } else {
+            let memory = Memory::map(file, bytes)?;
+            memory.free_all_but(&room.used)?;
+            memory
+        };
+        let mut mirror = Self { memory, hashers: Vec::new(), shortcomings: Vec::new() };
+        mirror.get_ready(contexts, room)?;
         Ok(mirror)
     }
 
     /// Prepares again what an earlier attempt has released.
-    pub fn get_ready(&mut self, contexts: &[CUcontext]) {
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn get_ready(&mut self, contexts: &[CUcontext], room: &Room) -> Result<(), CaptureError> {
         let _relaxed = Relaxed::begin();
+        self.memory.allocate(&room.used, room.more_bytes)?;
+        self.pin(&room.used, contexts);
         self.hashers.retain(Hasher::is_alive);
         for context in contexts {
             if hashing_policy::is_ruled_out() || self.hashers.iter().any(|hasher| hasher.context == *context)
@@ -91,6 +139,13 @@ impl Mirror {
                 Ok(hasher) => self.hashers.push(hasher),
                 Err(error) => self.shortcomings.push(format!("what has changed is not known: {error}")),
             }
+        }
+        Ok(())
+    }
+
+    fn pin(&mut self, used: &[Range<u64>], contexts: &[CUcontext]) {
+        if let Err(error) = self.memory.pin(used, contexts) {
+            self.shortcomings.push(format!("the mirror is not pinned: {}", describe(&error)));
         }
     }
 
@@ -109,6 +164,7 @@ impl Mirror {
         self.check(allocations)?;
         let known: Vec<Vec<Hash>> =
             allocations.iter_mut().map(|allocation| std::mem::take(&mut allocation.hashes)).collect();
+        let mut failed = None;
         match self.capture_changed(allocations, &known) {
             Ok(Some(found)) => {
                 let note = |(allocation, found): (&mut MappedAllocation, changed::Found)| {
@@ -119,43 +175,70 @@ impl Mirror {
             }
             Ok(None) => {}
             // Memory that cannot be hashed can still be copied.
-            Err(error) => {
+            Err(CaptureError::Driver(error)) => {
                 self.shortcomings.push(format!("cannot tell which device memory has changed: {error}"));
+                failed = Some(error.into());
             }
+            Err(error) => return Err(error),
         }
-        self.copy(Direction::ToMirror, allocations)?;
+        for allocation in allocations.iter() {
+            // Without room for all of it, the first error is the reason.
+            self.memory.grow(allocation.place()).map_err(|error| failed.take().unwrap_or(error))?;
+        }
+        self.copy(allocations)?;
         Ok(allocations.iter().map(|allocation| vec![allocation.place()]).collect())
     }
 
-    /// `None` if copying everything is faster.
+    /// `None` if copying everything is faster, and there is memory for it.
     fn capture_changed(
         &mut self,
         allocations: &[MappedAllocation],
         known: &[Vec<Hash>],
-    ) -> Result<Option<Vec<changed::Found>>, DriverError> {
+    ) -> Result<Option<Vec<changed::Found>>, CaptureError> {
         self.hashers.retain(Hasher::is_alive);
-        if !hashing_policy::should_hash(&self.memory, &mut self.hashers, allocations)? {
+        let is_allocated = allocations.iter().all(|one| self.memory.is_allocated(one.place()));
+        if (is_allocated || hashing_policy::is_ruled_out())
+            && !hashing_policy::should_hash(&self.memory, &mut self.hashers, allocations)?
+        {
             return Ok(None);
         }
-        changed::copy(&self.memory, &mut self.hashers, allocations, known).map(Some)
+        changed::copy(&mut self.memory, &mut self.hashers, allocations, known).map(Some)
     }
 
-    /// Copies allocations back to the devices.
+    /// Copies allocations back to the devices, and fills chunks with zeroes where these are all that they had; returns how
+    /// many bytes were copied.
     ///
     /// # Errors
     /// A driver call failed, or an allocation does not fit into the mirror.
-    pub fn copy_back(&mut self, allocations: &[MappedAllocation]) -> Result<(), CaptureError> {
+    pub fn copy_back(&mut self, allocations: &[MappedAllocation]) -> Result<u64, CaptureError> {
         let _relaxed = Relaxed::begin();
         self.check(allocations)?;
-        Ok(self.copy(Direction::ToDevice, allocations)?)
-    }
-
-    /// Copies whole allocations.
-    fn copy(&self, direction: Direction, allocations: &[MappedAllocation]) -> Result<(), DriverError> {
+        let mut copied_bytes = 0;
         let mut copies = Vec::new();
         for allocation in allocations {
             let copies = Copies::of(&mut copies, allocation.context)?;
-            copies.begin(direction, &self.memory, allocation.address, allocation.offset, allocation.bytes)?;
+            let (used, zeroes) = allocation.used_and_zeroes();
+            for part in zeroes {
+                copies.begin_zeroes(allocation.address + part.start, part.end - part.start)?;
+            }
+            for part in used {
+                let (address, offset) = (allocation.address + part.start, allocation.offset + part.start);
+                let bytes = part.end - part.start;
+                copies.begin(Direction::ToDevice, &self.memory, address, offset, bytes)?;
+                copied_bytes += bytes;
+            }
+        }
+        copies.iter().try_for_each(Copies::finish)?;
+        Ok(copied_bytes)
+    }
+
+    /// Copies whole allocations to the mirror.
+    fn copy(&self, allocations: &[MappedAllocation]) -> Result<(), DriverError> {
+        let mut copies = Vec::new();
+        for allocation in allocations {
+            let copies = Copies::of(&mut copies, allocation.context)?;
+            let MappedAllocation { address, offset, bytes, .. } = *allocation;
+            copies.begin(Direction::ToMirror, &self.memory, address, offset, bytes)?;
         }
         copies.iter().try_for_each(Copies::finish)
     }

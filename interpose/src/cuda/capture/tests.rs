@@ -5,7 +5,7 @@ mod measure;
 
 use std::ffi::c_int;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr::null_mut;
 
 use cuda_abi::sys;
@@ -143,8 +143,26 @@ impl Job {
     }
 
     pub fn stage(&self) -> Mirror {
+        self.stage_with(&Room { used: vec![0..self.bytes()], ..Room::default() })
+    }
+
+    fn stage_with(&self, room: &Room) -> Mirror {
         let file = self.file.try_clone().expect("a descriptor");
-        Mirror::stage(file.into(), self.bytes(), &self.contexts).expect("staged")
+        Mirror::stage(file.into(), self.bytes(), &self.contexts, room).expect("staged")
+    }
+
+    /// What the mirror has memory for, in chunks.
+    fn used_chunks(&self) -> u64 {
+        self.file.metadata().expect("a file").blocks() * 512 / CHUNK_BYTES
+    }
+
+    /// The room for what is in the allocations, by their hashes.
+    fn room(&self, more_chunks: u64) -> Room {
+        let used = self.allocations.iter().flat_map(|allocation| {
+            let used = used_chunks(allocation.bytes, &allocation.hashes).into_iter();
+            used.map(|part| allocation.offset + part.start..allocation.offset + part.end)
+        });
+        Room { used: bounded(used.collect()), more_bytes: more_chunks * CHUNK_BYTES, is_partial: false }
     }
 
     /// Captures once, staging included.
@@ -322,13 +340,71 @@ fn it_comes_back_as_it_was() {
         job.write(allocation, 0, &vec![0; before.len()]);
     }
     let file = job.file.try_clone().expect("a descriptor");
-    let mut mirror = Mirror::map(file.into(), job.bytes(), &job.contexts).expect("mapped");
+    let whole = 0..job.bytes();
+    let mut mirror =
+        Mirror::map(file.into(), job.bytes(), &job.contexts, std::slice::from_ref(&whole)).expect("mapped");
     mirror.copy_back(&job.allocations).expect("copied");
     assert!(mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
     mirror.unpin().expect("unpinned");
     for (allocation, before) in before.iter().enumerate() {
         assert!(job.read(allocation) == *before, "allocation {allocation}");
     }
+}
+
+/// Chunks of zeroes take no memory in the mirror, whether they were never written or written with zeroes, and are zeroes
+/// again after the way back.
+#[test]
+fn zeroes_take_no_memory() {
+    if !is_on_gpu("zeroes_take_no_memory", &[CHANGED]) {
+        return;
+    }
+    let mut job = Job::new(1, &[6 * CHUNK, 2 * CHUNK]);
+    job.write(0, CHUNK, &vec![0; 3 * CHUNK]);
+    // The mirror has had other content.
+    job.file.write_all_at(&vec![7; 8 * CHUNK], 0).expect("written");
+    let hashes = hash(&job.allocations).expect("hashed");
+    job.allocations.iter_mut().zip(hashes).for_each(|(allocation, hashes)| allocation.hashes = hashes);
+    let room = job.room(0);
+    assert_eq!(room.used, [0..CHUNK_BYTES, 4 * CHUNK_BYTES..8 * CHUNK_BYTES]);
+    // These hashes are not those of the mirror's content.
+    job.allocations.iter_mut().for_each(|allocation| allocation.hashes.clear());
+    let mut mirror = job.stage_with(&room);
+    assert!(mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
+    assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
+    assert!(job.is_mirrored());
+    assert_eq!(job.used_chunks(), 5);
+    // More is written than was staged for: one chunk, and then another for which there is no room.
+    job.write(0, 2 * CHUNK, &[5]);
+    mirror.get_ready(&job.contexts, &job.room(1)).expect("ready");
+    assert_eq!(job.capture_to(&mut mirror), Ok(vec![CHUNK_BYTES, 0]));
+    assert!(job.is_mirrored());
+    assert_eq!(job.used_chunks(), 6);
+    job.write(0, CHUNK, &[5]);
+    let error = job.capture_to(&mut mirror).expect_err("no room");
+    assert!(error.contains("free host memory"), "{error}");
+    assert_eq!((job.has_hashes(), job.used_chunks()), (vec![false, false], 6));
+    // What becomes zeroes is freed when the mirror is staged the next time.
+    mirror.unpin().expect("unpinned");
+    drop(mirror);
+    job.write(0, CHUNK, &vec![0; 2 * CHUNK]);
+    job.write(0, 5 * CHUNK, &vec![0; CHUNK]);
+    assert_eq!(job.capture(), Ok(job.sizes()));
+    assert_eq!(job.used_chunks(), 8);
+    let mut mirror = job.stage_with(&job.room(0));
+    assert_eq!(job.capture_to(&mut mirror), Ok(vec![0, 0]));
+    assert_eq!(job.used_chunks(), 4);
+    mirror.unpin().expect("unpinned");
+    drop(mirror);
+
+    let before = [job.read(0), job.read(1)];
+    job.write(0, 0, &vec![9; 6 * CHUNK]);
+    job.write(1, 0, &vec![9; 2 * CHUNK]);
+    let file = job.file.try_clone().expect("a descriptor");
+    let mut mirror = Mirror::map(file.into(), job.bytes(), &job.contexts, &job.room(0).used).expect("mapped");
+    assert_eq!(mirror.copy_back(&job.allocations).expect("copied"), 4 * CHUNK_BYTES);
+    assert_eq!(job.used_chunks(), 4);
+    assert!(before == [job.read(0), job.read(1)]);
+    mirror.unpin().expect("unpinned");
 }
 
 #[test]
@@ -463,12 +539,17 @@ fn what_does_not_fit_is_refused() {
     }
     let mut job = Job::new(1, &[CHUNK, CHUNK]);
     let file = job.file.try_clone().expect("a descriptor");
-    let Err(error) = Mirror::stage(file.into(), job.bytes() + 1, &job.contexts) else { panic!("mapped") };
+    let room = Room::default();
+    let Err(error) = Mirror::stage(file.into(), job.bytes() + 1, &job.contexts, &room) else {
+        panic!("mapped")
+    };
     assert_eq!(error.to_string(), "the mirror has 4194304 bytes, not 4194305");
     job.file.set_len(CHUNK_BYTES).expect("cut");
     let file = job.file.try_clone().expect("a descriptor");
-    let mut mirror = Mirror::stage(file.into(), CHUNK_BYTES, &job.contexts).expect("staged");
-    for refused in [mirror.capture(&mut job.allocations).map(|_| ()), mirror.copy_back(&job.allocations)] {
+    let mut mirror = Mirror::stage(file.into(), CHUNK_BYTES, &job.contexts, &room).expect("staged");
+    for refused in
+        [mirror.capture(&mut job.allocations).map(|_| ()), mirror.copy_back(&job.allocations).map(|_| ())]
+    {
         assert_eq!(
             refused.expect_err("refused").to_string(),
             "2097152 bytes at 2097152 do not fit into a mirror of 2097152 bytes"
@@ -478,7 +559,6 @@ fn what_does_not_fit_is_refused() {
 
 /// The flags of the mapping of the mirror's file, if there is one.
 fn flags(file: &File) -> Option<String> {
-    use std::os::unix::fs::MetadataExt;
     let inode = format!(" {} ", file.metadata().expect("a file").ino());
     let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
     let mut lines = smaps.lines().skip_while(|line| !line.contains(&inode));
@@ -522,8 +602,9 @@ fn nobodys_stream_capture_is_disturbed() {
     let file = job.file.try_clone().expect("a descriptor");
     let contexts = [job.contexts[0] as usize];
     let agent = std::thread::spawn(move || {
-        let mirror = Mirror::stage(file.into(), CHUNK_BYTES, &contexts.map(|context| context as CUcontext));
-        let mut mirror = mirror.expect("staged");
+        let (contexts, whole) = (contexts.map(|context| context as CUcontext), 0..CHUNK_BYTES);
+        let room = Room { used: vec![whole], ..Room::default() };
+        let mut mirror = Mirror::stage(file.into(), CHUNK_BYTES, &contexts, &room).expect("staged");
         assert!(mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
         mirror.unpin().expect("unpinned");
     });

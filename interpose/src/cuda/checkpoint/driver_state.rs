@@ -20,6 +20,8 @@ use super::error::{AttachError, DetachError};
 use crate::cuda::driver::{self, DriverError, check};
 use crate::cuda::driver_support::UnsupportedDriver;
 use crate::cuda::faults;
+use crate::cuda::gpus::UuidPair;
+use crate::cuda::libraries::cupti;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum DriverState {
@@ -35,7 +37,6 @@ impl DriverState {
     /// Waits for submitted work, host functions included, and locks the driver.
     pub fn lock(&mut self, deadline: Instant) -> Result<(), DetachError> {
         const NOT_READY: CUresult = sys::CUresult::CUDA_ERROR_NOT_READY as CUresult;
-        const NOT_SUPPORTED: CUresult = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult;
         let left_ms = deadline.saturating_duration_since(Instant::now()).as_millis();
         // SAFETY: all zeros is a valid value of a structure of numbers.
         let mut args: CUcheckpointLockArgs = unsafe { std::mem::zeroed() };
@@ -45,8 +46,7 @@ impl DriverState {
         let result = unsafe { driver::cuCheckpointProcessLock(pid(), &raw mut args) };
         check("cuCheckpointProcessLock", result).map_err(|error| match result {
             NOT_READY => DetachError::WorkPending(error),
-            NOT_SUPPORTED => DetachError::LockUnsupported { error, reason: UnsupportedDriver::refused() },
-            _ => error.into(),
+            _ => refused(error),
         })?;
         *self = Self::Locked;
         Ok(())
@@ -62,18 +62,19 @@ impl DriverState {
         let mut args: CUcheckpointCheckpointArgs = unsafe { std::mem::zeroed() };
         // SAFETY: `args` is a local variable.
         let result = unsafe { driver::cuCheckpointProcessCheckpoint(pid(), &raw mut args) };
-        check("cuCheckpointProcessCheckpoint", result)?;
+        check("cuCheckpointProcessCheckpoint", result).map_err(refused)?;
         *self = Self::Checkpointed;
         Ok(())
     }
 
-    /// Brings a driver that is checkpointed or locked back to running.
-    pub fn bring_back(&mut self) -> Result<(), AttachError> {
+    /// Brings a driver that is checkpointed or locked back to running. The pairs name the GPUs that take the places of
+    /// others; without any, all are the same.
+    pub fn bring_back(&mut self, pairs: &[UuidPair]) -> Result<(), AttachError> {
         if *self == Self::Displaced {
             return Err(AttachError::AddressesTaken);
         }
         if *self == Self::Checkpointed {
-            self.restore()?;
+            self.restore(pairs)?;
             faults::hit("attach-restored");
         }
         if *self == Self::Locked {
@@ -83,11 +84,15 @@ impl DriverState {
         Ok(())
     }
 
-    fn restore(&mut self) -> Result<(), DriverError> {
+    fn restore(&mut self, pairs: &[UuidPair]) -> Result<(), DriverError> {
         driver::retry(|| {
             // SAFETY: all zeros is a valid value: the same GPUs.
             let mut args: CUcheckpointRestoreArgs = unsafe { std::mem::zeroed() };
-            // SAFETY: `args` is a local variable.
+            if !pairs.is_empty() {
+                args.gpuPairs = pairs.as_ptr().cast_mut().cast();
+                args.gpuPairsCount = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
+            }
+            // SAFETY: `args` is a local variable, and the driver reads the pairs, which are as many as it says.
             let result = unsafe { driver::cuCheckpointProcessRestore(pid(), &raw mut args) };
             check("cuCheckpointProcessRestore", result)
         })?;
@@ -106,6 +111,15 @@ impl DriverState {
         *self = Self::Running;
         Ok(())
     }
+}
+
+/// Why the driver does not lock or checkpoint the process.
+fn refused(error: DriverError) -> DetachError {
+    const NOT_SUPPORTED: CUresult = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult;
+    if error.result != NOT_SUPPORTED {
+        return error.into();
+    }
+    DetachError::DriverRefuses { error, reason: UnsupportedDriver::refused(), hint: cupti::hint() }
 }
 
 fn pid() -> c_int {

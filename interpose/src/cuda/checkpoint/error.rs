@@ -5,8 +5,10 @@ use thiserror::Error;
 use crate::cuda::address_space::AddressSpaceError;
 use crate::cuda::bypass::BypassedDriver;
 use crate::cuda::capture::CaptureError;
+use crate::cuda::changes;
 use crate::cuda::driver::DriverError;
 use crate::cuda::driver_support::UnsupportedDriver;
+use crate::cuda::gpus::InvalidUuid;
 use crate::cuda::init::NotStarted;
 use crate::cuda::memory::MemoryError;
 use crate::link::describe;
@@ -33,12 +35,16 @@ pub enum DetachError {
     CallsInside { threads: usize },
     #[error("work on the GPU did not end in time ({0})")]
     WorkPending(DriverError),
-    #[error("{error}: {reason}")]
-    LockUnsupported { error: DriverError, reason: UnsupportedDriver },
+    /// The driver has the calls and does not support them.
+    #[error("{error}: {reason}{hint}; this is tried again once {}", changes::WHAT)]
+    DriverRefuses { error: DriverError, reason: UnsupportedDriver, hint: &'static str },
+    /// As it was in an earlier attempt, in the same words.
+    #[error("{0}")]
+    StillRefused(String),
     #[error("cuCheckpointProcessLock took longer than it was given")]
     LockTimeout,
-    #[error("cannot get a context on device {device} to copy its memory")]
-    NoContext { device: i32 },
+    #[error(transparent)]
+    Map(#[from] MapError),
     #[error("no device has room for the context that the driver needs for a checkpoint")]
     NoRoomForContext,
     #[error(transparent)]
@@ -68,6 +74,15 @@ fn calls_inside(threads: usize) -> String {
     }
 }
 
+/// Why device memory cannot be accessed to be copied.
+#[derive(Debug, Error)]
+pub enum MapError {
+    #[error("cannot get a context on device {device} to copy its memory")]
+    NoContext { device: i32 },
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
 /// Why the process's GPU state is lost.
 #[derive(Debug, Error)]
 pub enum AttachError {
@@ -77,10 +92,14 @@ pub enum AttachError {
     AddressesTaken,
     #[error("the launcher has not delivered the memory of the GPU")]
     MirrorMissing,
-    #[error("cannot get a context on device {device} to copy its memory back")]
-    NoContext { device: i32 },
+    #[error("the memory of the GPU cannot be read from the store: {0}")]
+    NotFilled(String),
+    #[error(transparent)]
+    Map(#[from] MapError),
     #[error("device memory has no offset in the mirror")]
     NoOffset,
+    #[error(transparent)]
+    InvalidUuid(#[from] InvalidUuid),
     #[error(transparent)]
     Driver(#[from] DriverError),
     #[error(transparent)]

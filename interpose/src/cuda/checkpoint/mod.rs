@@ -31,23 +31,25 @@ mod error;
 mod pinned_mirror;
 mod transfer;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use ckpt_protocol::agent::{Capture, GpuReport};
+use ckpt_cut::{Order, Report};
+use ckpt_protocol::agent::{Capture, DriverMemory, ExpectedChanges, FromAgent, GpuPair, GpuReport, ToAgent};
 use cuda_abi::sys;
 use cuda_abi::types::CUstreamCaptureMode;
 
 use super::activity::{self, Activity};
-use super::capture::{CaptureError, Mirror};
+use super::capture::{self, CaptureError, Room};
 use super::context::OnDevice;
 use super::driver::DriverError;
 use super::memory::offload::{self, Owner};
 use super::memory::physical::{Id, registry};
 use super::memory::{self, ipc, placement};
 use super::{
-    address_space, bypass, context, device_files, driver, driver_support, faults, gate, init, objects,
-    proc_address, stream_capture, taint, unknown_entry_points,
+    address_space, bypass, changes, context, device_files, device_modes, driver, driver_support, faults,
+    gate, gpus, init, libraries, nccl, objects, proc_address, stream_capture, taint, unknown_entry_points,
 };
 use crate::cuda::activation::is_started;
 use crate::link::{Link, describe};
@@ -77,16 +79,48 @@ fn enter(phase: Phase) {
     PHASE.store(phase as u8, SeqCst);
 }
 
+/// If there is so much device memory of which nothing is known, it is looked through before a mirror is asked for: much of
+/// it may never have been written. In less there is little to save, and the program has to wait for it.
+const LOOK_FROM_BYTES: u64 = 64 << 20;
+/// The timeout for the program's own calls and work to end, before device memory is looked through.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The polling interval for the end of a stream capture.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How large a process's mirror has to be, in bytes.
+#[derive(Default)]
+pub struct MirrorNeeds {
+    /// Its size.
+    pub bytes: u64,
+    /// What of it needs memory: all but chunks of zeroes.
+    pub used_bytes: u64,
+    /// What of it needs memory if it is partial.
+    pub changes: Option<ExpectedChanges>,
+}
 
 /// The state of a process on its GPUs, as far as the agent has to do with it; tests replace it.
 pub trait Gpu {
     /// See [`activity::read`].
     fn activity(&self) -> Activity;
 
-    /// How large the mirror has to be for what is on the devices now, in bytes.
-    fn mirror_bytes(&mut self) -> u64;
+    /// Follows an order of the consistent cut.
+    fn follow(&mut self, order: Order);
+
+    /// The steps of the process's rank, while a cut is wanted.
+    fn steps(&mut self) -> Option<Report>;
+
+    /// Checks that nothing rules a checkpoint out, as far as that is known while the program runs.
+    ///
+    /// # Errors
+    /// Why the process could not be dumped now.
+    fn check(&mut self) -> Result<(), DetachError>;
+
+    /// How large the mirror has to be for what is on the devices now.
+    ///
+    /// # Errors
+    /// The process's GPU state is lost.
+    fn mirror_needs(&mut self, link: &mut dyn Link) -> Result<MirrorNeeds, AttachError>;
 
     /// Maps and pins the mirror.
     ///
@@ -100,18 +134,11 @@ pub trait Gpu {
     /// Whether the state is off the GPU.
     fn is_detached(&self) -> bool;
 
-    /// Takes the state off the GPU; nothing for a process that has none. With `park`, device memory is handed to the
-    /// launcher rather than released.
+    /// Takes the state off the GPU; nothing for a process that has none.
     ///
     /// # Errors
     /// Why the process cannot be dumped now; unless it is lost, it runs on as before.
-    fn detach(
-        &mut self,
-        attempt: u64,
-        timeout: Duration,
-        park: bool,
-        link: &mut dyn Link,
-    ) -> Result<Option<GpuReport>, DetachError>;
+    fn detach(&mut self, request: Request, link: &mut dyn Link) -> Result<Option<GpuReport>, DetachError>;
 
     /// Takes the state off the GPU without saving it, if the driver has restored it before: the process is about to be
     /// killed. Killing a process that NVIDIA's driver has restored can hang the host (cuda-checkpoint issue 53).
@@ -126,12 +153,28 @@ pub trait Gpu {
     /// The process's GPU state is lost.
     fn undo(&mut self, link: &mut dyn Link) -> Result<(), AttachError>;
 
-    /// Brings the state back, in the process that was detached or in one restored from its image; returns how many
-    /// bytes were copied back.
+    /// Brings the state back, in the process that was detached or in one restored from its image, to the GPUs that the
+    /// pairs name or to the same ones; returns how many bytes were copied back.
     ///
     /// # Errors
     /// The process's GPU state is lost.
-    fn attach(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError>;
+    fn attach(
+        &mut self,
+        delivered: Option<Delivered>,
+        pairs: &[GpuPair],
+        link: &mut dyn Link,
+    ) -> Result<u64, AttachError>;
+}
+
+/// What the launcher requests, see [`ToAgent::Quiesce`].
+#[derive(Clone, Copy)]
+pub struct Request {
+    pub attempt: u64,
+    pub timeout: Duration,
+    /// Device memory is handed to the launcher rather than released.
+    pub park: bool,
+    /// The launcher knows how much memory the driver holds.
+    pub measures: bool,
 }
 
 /// The state of this process on its GPUs, which the agent detaches and attaches.
@@ -145,18 +188,35 @@ pub struct ProcessGpu {
     kept: Option<PinnedMirror>,
     /// Older mirrors, which are not used again: the file may have been truncated and extended since.
     stale: Vec<PinnedMirror>,
+    /// The parts of the mirror that need memory, as of [`Gpu::mirror_needs`].
+    used: Vec<Range<u64>>,
+    /// The same for a partial mirror.
+    expected: Vec<Range<u64>>,
+    /// The ranges that the last capture has written, sorted, without overlaps.
+    written: Vec<Range<u64>>,
+    /// Whether the current mirror is partial: the launcher has freed parts of it, and fills them again on request.
+    is_partial: bool,
     /// The mirror to which the offsets and hashes of the physical allocations refer.
     mirror_id: u64,
     /// From before the lock until after the unlock, for a process that has no context.
     borrowed: Option<OnDevice>,
     /// The driver has restored the process, or its image, from a checkpoint.
     has_restored: bool,
-    /// The driver has refused the last attempt as not supported, which is often for good (MIG, MPS). Until it has not, no
-    /// mirror is asked for: that takes as much host memory as there is device memory.
-    is_unsupported: bool,
+    /// The driver has refused the last attempt as not supported, which is often for good. An attempt costs a pause, and as
+    /// much host memory as there is device memory: there is no other one until something has changed.
+    refusal: Option<Refusal>,
+    /// The work of the rank's steps that may still be on the GPU.
+    in_flight: nccl::InFlight,
     /// The number of captures that were begun, into any mirror. It is never reset: the launcher would mistake an
     /// older capture for the mirror's content.
     captures: u64,
+}
+
+/// What the driver has refused.
+struct Refusal {
+    reason: String,
+    /// The changes until then.
+    changes: u64,
 }
 
 impl Gpu for ProcessGpu {
@@ -164,13 +224,48 @@ impl Gpu for ProcessGpu {
         activity::read()
     }
 
-    fn mirror_bytes(&mut self) -> u64 {
+    fn follow(&mut self, order: Order) {
+        nccl::follow(order);
+    }
+
+    fn steps(&mut self) -> Option<Report> {
+        nccl::report(&mut self.in_flight)
+    }
+
+    fn check(&mut self) -> Result<(), DetachError> {
+        bypass::check()?;
+        if !is_started() {
+            return if device_files::are_open() { check_devices() } else { Ok(()) };
+        }
+        if phase() == Phase::Lost {
+            return Err(DetachError::Lost);
+        }
+        driver_support::check()?;
+        check_obstacles()?;
+        self.refusal = self.refusal.take().filter(|refusal| refusal.changes == changes::count());
+        match &self.refusal {
+            Some(refusal) => Err(DetachError::StillRefused(refusal.reason.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn mirror_needs(&mut self, link: &mut dyn Link) -> Result<MirrorNeeds, AttachError> {
         // A process that will be refused needs none.
-        let can_be_saved = is_started()
-            && phase() == Phase::Running
-            && driver_support::check().is_ok()
-            && !self.is_unsupported;
-        if can_be_saved { placement::place(&mut registry()) } else { 0 }
+        if !is_started() || phase() != Phase::Running {
+            return Ok(MirrorNeeds::default());
+        }
+        if transfer::unknown_bytes() >= LOOK_FROM_BYTES && !capture::is_unwanted() {
+            self.look_through_memory(link)?;
+            if self.refusal.is_some() {
+                return Ok(MirrorNeeds::default());
+            }
+        }
+        let bytes = placement::place(&mut registry());
+        self.used = transfer::used(bytes);
+        self.expected = transfer::expected_changes(&self.written, bytes);
+        let changes =
+            ExpectedChanges { captures: self.captures, bytes: capture::total_bytes(&self.expected) };
+        Ok(MirrorNeeds { bytes, used_bytes: capture::total_bytes(&self.used), changes: Some(changes) })
     }
 
     fn stage(&mut self, mirror: Delivered) -> Result<(), CaptureError> {
@@ -181,14 +276,20 @@ impl Gpu for ProcessGpu {
             self.stale.extend(self.kept.take());
             self.mirror_id = mirror.id;
         }
+        self.is_partial = mirror.is_partial;
+        let used = std::mem::take(if self.is_partial { &mut self.expected } else { &mut self.used });
+        let room = match mirror.more_bytes {
+            Some(more_bytes) => Room { used, more_bytes, is_partial: self.is_partial },
+            None => Room { used: vec![0..mirror.bytes], ..Room::default() },
+        };
         self.mirror = Some(match self.kept.take() {
             Some(mut kept) if kept.mirror.bytes() == mirror.bytes => {
-                kept.get_ready();
+                kept.get_ready(&room)?;
                 kept
             }
             other => {
                 self.stale.extend(other);
-                PinnedMirror::new(mirror, Mirror::stage)?
+                PinnedMirror::stage(mirror, &room)?
             }
         });
         memory::backtrace::resolve_names();
@@ -207,43 +308,33 @@ impl Gpu for ProcessGpu {
         phase() == Phase::Detached
     }
 
-    fn detach(
-        &mut self,
-        attempt: u64,
-        timeout: Duration,
-        park: bool,
-        link: &mut dyn Link,
-    ) -> Result<Option<GpuReport>, DetachError> {
+    fn detach(&mut self, request: Request, link: &mut dyn Link) -> Result<Option<GpuReport>, DetachError> {
         bypass::check()?;
-        if !is_started() {
-            if !device_files::are_open() {
-                return Ok(None);
-            }
-            // NVML alone: the driver's checkpoint takes its files away too (NVIDIA in cuda-checkpoint's release 570).
-            init::start_driver()?;
-        }
         match phase() {
             Phase::Running => {}
             Phase::Detached => return Ok(None),
             Phase::Lost => return Err(DetachError::Lost),
         }
-        driver_support::check()?;
-        let deadline = Instant::now() + timeout;
         let begun = Instant::now();
+        let deadline = begun + request.timeout;
+        if !is_started() && !start_for_nvml(deadline)? {
+            return Ok(None);
+        }
+        driver_support::check()?;
         close_between_captures(deadline)?;
         faults::hit("detach-gate");
         relax();
-        let result = self.take_off(attempt, begun, deadline, park, link);
+        let result = self.take_off(request, begun, deadline, link);
         let error = match result {
             Ok(report) => {
-                self.is_unsupported = false;
+                self.refusal = None;
                 enter(Phase::Detached);
                 faults::hit("detach-checkpointed");
                 return Ok(Some(report));
             }
             Err(error) => error,
         };
-        self.is_unsupported = matches!(error, DetachError::LockUnsupported { .. });
+        self.remember(Some(&error));
         match self.undo(link) {
             Ok(()) => Err(error),
             Err(undo) => Err(DetachError::NotUndone { error: Box::new(error), undo }),
@@ -254,6 +345,7 @@ impl Gpu for ProcessGpu {
         if phase() != Phase::Running || !self.has_restored {
             return Ok(());
         }
+        check_devices()?;
         let deadline = Instant::now() + timeout;
         close_between_captures(deadline)?;
         enter(Phase::Lost);
@@ -267,7 +359,7 @@ impl Gpu for ProcessGpu {
     }
 
     fn undo(&mut self, link: &mut dyn Link) -> Result<(), AttachError> {
-        match self.bring_back(None, link) {
+        match self.bring_back(None, &[], link) {
             Ok(_) => {
                 self.unstage();
                 enter(Phase::Running);
@@ -282,14 +374,25 @@ impl Gpu for ProcessGpu {
         }
     }
 
-    fn attach(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
+    fn attach(
+        &mut self,
+        delivered: Option<Delivered>,
+        pairs: &[GpuPair],
+        link: &mut dyn Link,
+    ) -> Result<u64, AttachError> {
         match phase() {
             Phase::Running => return Ok(0),
             Phase::Detached => {}
             Phase::Lost => return Err(AttachError::Lost),
         }
+        if !is_started() {
+            // What was held back is NVML.
+            enter(Phase::Running);
+            gate::open();
+            return Ok(0);
+        }
         faults::hit("attach-begun");
-        let attached = self.bring_back(delivered, link);
+        let attached = self.bring_back(delivered, pairs, link);
         if attached.is_ok() {
             self.mirror = None;
             faults::hit("attach-done");
@@ -310,18 +413,41 @@ impl ProcessGpu {
         std::mem::forget((mirrors, self.borrowed.take()));
     }
 
+    /// Remembers whether the driver has refused.
+    fn remember(&mut self, error: Option<&DetachError>) {
+        let refused = error.filter(|error| matches!(error, DetachError::DriverRefuses { .. }));
+        self.refusal = refused.map(|error| Refusal { reason: describe(error), changes: changes::count() });
+    }
+
+    /// Finds out which chunks of device memory hold zeroes only. The program waits at the gate meanwhile. If that is not
+    /// possible now, all memory of which nothing is known counts as used.
+    fn look_through_memory(&mut self, link: &mut dyn Link) -> Result<(), AttachError> {
+        // The work of ranks that do not stand at a cut may wait for others, which do not wait for this one.
+        if bypass::check().is_err() || taint::obstacle().is_some() || nccl::uncut().is_some() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + LOOK_TIMEOUT;
+        if close_between_captures(deadline).is_err() {
+            return Ok(());
+        }
+        relax();
+        faults::hit("look-gate");
+        let looked = self.drain(deadline).and_then(|()| transfer::look());
+        faults::hit("look-done");
+        self.remember(looked.as_ref().err());
+        self.undo(link)
+    }
+
     /// Runs behind the closed gate, so that no call can add an obstacle meanwhile.
     fn take_off(
         &mut self,
-        attempt: u64,
+        request: Request,
         begun: Instant,
         deadline: Instant,
-        park: bool,
         link: &mut dyn Link,
     ) -> Result<GpuReport, DetachError> {
-        if let Some(obstacle) = taint::obstacle() {
-            return Err(DetachError::Obstacle(obstacle));
-        }
+        check_obstacles()?;
+        nccl::uncut().map_or(Ok(()), |found| Err(DetachError::Obstacle(found)))?;
         let remarks = unknown_entry_points::remark().into_iter().collect();
         let mut report = GpuReport {
             counts: memory::counts(objects::counts()),
@@ -338,14 +464,16 @@ impl ProcessGpu {
             self.stale.clear();
         }
         if is_memory_ours {
-            ipc::await_drained(link, attempt)?;
+            ipc::await_drained(link, request.attempt)?;
         }
         report.times.drain_s = begun.elapsed().as_secs_f64();
         report.graph_memory = memory::report::graph_memory();
         if is_memory_ours {
-            self.take_memory_off(park, link, &mut report)?;
+            self.take_memory_off(request.park, link, &mut report)?;
         }
         self.unpin(&mut report)?;
+        let driver_memory = if request.measures { measure(request.attempt, link) } else { Vec::new() };
+        report.gpus = gpus::in_use(&report.regions, &driver_memory);
         let driven = Instant::now();
         self.driver.lock(deadline)?;
         faults::hit("detach-locked");
@@ -427,15 +555,26 @@ impl ProcessGpu {
         };
         let captured = transfer::capture(&mut pinned.mirror)?;
         report.regions = captured.regions;
-        let (mirror, number, written) = (self.mirror_id, self.captures, captured.written);
+        // What a partial mirror lacks is only known if these are exact.
+        let written = match self.is_partial {
+            true => captured.written.clone(),
+            false => capture::bounded(captured.written.clone()),
+        };
+        self.written = captured.written;
+        let (mirror, number) = (self.mirror_id, self.captures);
         report.capture = Some(Box::new(Capture { mirror, number, written }));
         Ok(())
     }
 
     /// Undoes the steps that were done. The mirror is mapped if memory has to be copied back.
-    fn bring_back(&mut self, delivered: Option<Delivered>, link: &mut dyn Link) -> Result<u64, AttachError> {
+    fn bring_back(
+        &mut self,
+        delivered: Option<Delivered>,
+        pairs: &[GpuPair],
+        link: &mut dyn Link,
+    ) -> Result<u64, AttachError> {
         let was_checkpointed = self.driver == DriverState::Checkpointed;
-        self.driver.bring_back()?;
+        self.driver.bring_back(&gpus::pairs(pairs)?)?;
         self.has_restored |= was_checkpointed;
         self.borrowed = None;
         relax();
@@ -445,7 +584,13 @@ impl ProcessGpu {
         if let Some(delivered) =
             delivered.filter(|delivered| !made.is_empty() && delivered.id == self.mirror_id)
         {
-            self.mirror = Some(PinnedMirror::new(delivered, Mirror::map)?);
+            let used = transfer::used_to_copy_back(&made, delivered.bytes);
+            self.is_partial = delivered.is_partial;
+            self.fill(&used, link)?;
+            self.mirror = Some(PinnedMirror::map(delivered, &used)?);
+        } else if let Some(pinned) = self.mirror.as_ref().filter(|_| !made.is_empty()) {
+            let used = transfer::used_to_copy_back(&made, pinned.mirror.bytes());
+            self.fill(&used, link)?;
         }
         offload::remap(&made)?;
         faults::hit("attach-mapped");
@@ -459,6 +604,61 @@ impl ProcessGpu {
         offload::remap(&[])?;
         registry().allocations.values_mut().for_each(|allocation| allocation.parked = None);
         Ok(copied_bytes)
+    }
+
+    /// Has the launcher fill the parts of a partial mirror that are copied back from. What the last capture has written is
+    /// there.
+    fn fill(&self, used: &[Range<u64>], link: &mut dyn Link) -> Result<(), AttachError> {
+        let ranges = capture::without(used, &self.written);
+        if !self.is_partial || ranges.is_empty() {
+            return Ok(());
+        }
+        match link.ask(&FromAgent::Fill { ranges }, &[]) {
+            Some((ToAgent::Filled { problem: None }, _)) => Ok(()),
+            Some((ToAgent::Filled { problem: Some(problem) }, _)) => Err(AttachError::NotFilled(problem)),
+            _ => Err(AttachError::MirrorMissing),
+        }
+    }
+}
+
+/// Checks that there is nothing in a process with a driver that cannot be saved.
+fn check_obstacles() -> Result<(), DetachError> {
+    taint::obstacle()
+        .or_else(device_modes::obstacle)
+        .map_or(Ok(()), |found| Err(DetachError::Obstacle(found)))?;
+    check_devices()
+}
+
+/// Checks that no memory of a GPU may be registered with another device.
+fn check_devices() -> Result<(), DetachError> {
+    device_files::obstacle().map_or(Ok(()), |found| Err(DetachError::Obstacle(found)))
+}
+
+/// In a process that has not initialised the driver: does so if NVML has device files open, since the driver's checkpoint
+/// takes those away too (NVIDIA in cuda-checkpoint's release 570). Where NVML is in use and has none open at this moment,
+/// the process counts as detached, behind the closed gate. Returns whether there is anything to take off.
+fn start_for_nvml(deadline: Instant) -> Result<bool, DetachError> {
+    if !device_files::are_open() {
+        if !libraries::nvml_is_used() {
+            return Ok(false);
+        }
+        close(deadline)?;
+        if !device_files::are_open() {
+            enter(Phase::Detached);
+            return Ok(false);
+        }
+        gate::open();
+    }
+    check_devices()?;
+    init::start_driver()?;
+    Ok(true)
+}
+
+/// What the driver holds now for this process, by the launcher's account; nothing if the launcher does not know.
+fn measure(attempt: u64, link: &mut dyn Link) -> Vec<DriverMemory> {
+    match link.ask(&FromAgent::Measure { attempt }, &[]) {
+        Some((ToAgent::Measured { gpus }, _)) => gpus,
+        _ => Vec::new(),
     }
 }
 
@@ -475,6 +675,13 @@ pub(super) fn after_fork_in_child() {
     enter(Phase::Running);
 }
 
+fn close(deadline: Instant) -> Result<(), DetachError> {
+    gate::close(deadline).map_err(|inside| match inside {
+        0 => DetachError::Membarrier,
+        threads => DetachError::CallsInside { threads },
+    })
+}
+
 /// Closes the gate while no stream is being captured. A capture must not wait at the gate: the call that ends it may
 /// be the one that waits.
 fn close_between_captures(deadline: Instant) -> Result<(), DetachError> {
@@ -485,10 +692,7 @@ fn close_between_captures(deadline: Instant) -> Result<(), DetachError> {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
-        gate::close(deadline).map_err(|inside| match inside {
-            0 => DetachError::Membarrier,
-            threads => DetachError::CallsInside { threads },
-        })?;
+        close(deadline)?;
         if stream_capture::open_captures() == 0 {
             return Ok(());
         }

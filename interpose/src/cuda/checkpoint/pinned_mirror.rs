@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use cuda_abi::types::CUcontext;
 
-use crate::cuda::capture::{CaptureError, Mirror};
+use crate::cuda::capture::{CaptureError, Mirror, Room};
 use crate::cuda::context::{self, OnDevice};
 use crate::cuda::driver::DriverError;
 use crate::cuda::memory::physical::registry;
@@ -17,6 +18,11 @@ pub struct Delivered {
     pub id: u64,
     /// Its size.
     pub bytes: u64,
+    /// How much may be allocated of it beyond what it was asked for, in bytes; `None` if the launcher has allocated all of
+    /// it.
+    pub more_bytes: Option<u64>,
+    /// Whether the launcher has freed parts of it, which it can fill again.
+    pub is_partial: bool,
     /// Its file.
     pub file: OwnedFd,
 }
@@ -28,20 +34,24 @@ pub(super) struct PinnedMirror {
 }
 
 impl PinnedMirror {
-    /// `map` is [`Mirror::map`] or [`Mirror::stage`].
-    pub fn new(
-        delivered: Delivered,
-        map: fn(OwnedFd, u64, &[CUcontext]) -> Result<Mirror, CaptureError>,
-    ) -> Result<Self, CaptureError> {
+    /// As [`Mirror::stage`].
+    pub fn stage(delivered: Delivered, room: &Room) -> Result<Self, CaptureError> {
         let (contexts, handles) = Self::contexts();
-        Ok(Self { mirror: map(delivered.file, delivered.bytes, &handles)?, contexts })
+        Ok(Self { mirror: Mirror::stage(delivered.file, delivered.bytes, &handles, room)?, contexts })
+    }
+
+    /// As [`Mirror::map`].
+    pub fn map(delivered: Delivered, used: &[Range<u64>]) -> Result<Self, CaptureError> {
+        let (contexts, handles) = Self::contexts();
+        Ok(Self { mirror: Mirror::map(delivered.file, delivered.bytes, &handles, used)?, contexts })
     }
 
     /// Prepares a mirror that was kept for the next capture.
-    pub fn get_ready(&mut self) {
+    pub fn get_ready(&mut self, room: &Room) -> Result<(), CaptureError> {
         let (contexts, handles) = Self::contexts();
-        self.mirror.get_ready(&handles);
+        self.mirror.get_ready(&handles, room)?;
         self.contexts.extend(contexts);
+        Ok(())
     }
 
     fn contexts() -> (Vec<OnDevice>, Vec<CUcontext>) {

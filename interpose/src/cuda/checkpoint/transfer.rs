@@ -1,82 +1,169 @@
-//! Copies all device memory that has an offset in the mirror to the mirror, and back.
+//! Copies all device memory that has an offset in the mirror to the mirror, and back; finds out how much memory the mirror
+//! needs for that.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ckpt_protocol::agent::{Region, RegionFlags};
 
-use super::error::{AttachError, DetachError};
+use super::error::{AttachError, DetachError, MapError};
 use super::pinned_mirror::contexts_of_devices;
-use crate::cuda::capture::{self, Mirror};
+use crate::cuda::capture::{self, Hash, MappedAllocation, Mirror};
+use crate::cuda::context::OnDevice;
 use crate::cuda::memory::offload::{AllocationInfo, MappedView};
-use crate::cuda::memory::physical::{Id, PhysicalAllocation, registry};
+use crate::cuda::memory::physical::{Id, Mirrored, PhysicalAllocation, registry};
 use crate::cuda::memory::placement;
 
 /// What a capture has copied.
 pub(super) struct Captured {
     pub regions: Vec<Region>,
-    /// The ranges of the mirror that were written.
+    /// The ranges of the mirror that were written: sorted, without overlaps.
     pub written: Vec<Range<u64>>,
+}
+
+/// Physical allocations that are mapped to be copied.
+struct Mapped {
+    allocations: Vec<MappedAllocation>,
+    _views: Vec<MappedView>,
+    _contexts: BTreeMap<i32, OnDevice>,
+}
+
+/// An allocation, its offset in the mirror, and the hashes of its content there.
+type Placed = (AllocationInfo, u64, Vec<Hash>);
+
+impl Mapped {
+    fn of(placed: &mut [Placed]) -> Result<Self, MapError> {
+        let contexts = contexts_of_devices(placed.iter().map(|(seen, ..)| seen.device));
+        let (mut allocations, mut views) = (Vec::new(), Vec::new());
+        for (seen, offset, hashes) in placed {
+            let device = seen.device;
+            let context = contexts.get(&device).ok_or(MapError::NoContext { device })?.context;
+            let view = MappedView::of(seen)?;
+            let (address, bytes, hashes) = (view.address, seen.bytes, std::mem::take(hashes));
+            allocations.push(MappedAllocation { context, address, bytes, offset: *offset, hashes });
+            views.push(view);
+        }
+        Ok(Self { allocations, _views: views, _contexts: contexts })
+    }
 }
 
 /// Copies the memory that has changed to the mirror.
 pub(super) fn capture(mirror: &mut Mirror) -> Result<Captured, DetachError> {
-    let seen = place(mirror.bytes());
-    let contexts = contexts_of_devices(seen.iter().map(|(seen, _)| seen.device));
-    let mut views = Vec::with_capacity(seen.len());
-    let mut allocations = Vec::with_capacity(seen.len());
-    for (seen, offset) in &seen {
-        let device = seen.device;
-        let context = contexts.get(&device).ok_or(DetachError::NoContext { device })?;
-        let view = MappedView::of(seen)?;
-        allocations.push(capture::MappedAllocation {
-            context: context.context,
-            address: view.address,
-            bytes: seen.bytes,
-            offset: *offset,
-            hashes: take_hashes(seen.id),
-        });
-        views.push(view);
-    }
-    let written = mirror.capture(&mut allocations)?;
-    drop(views);
-    let mut regions = note_captured(&seen, allocations, &written);
+    let mut placed = place(mirror.bytes());
+    let mut mapped = Mapped::of(&mut placed)?;
+    let written = mirror.capture(&mut mapped.allocations)?;
+    let allocations = std::mem::take(&mut mapped.allocations);
+    drop(mapped);
+    let mut regions = note_captured(&placed, allocations, &written);
     regions.sort_by_key(|region| region.address);
     Ok(Captured { regions, written: capture::joined(written.into_iter().flatten().collect()) })
 }
 
-/// Gives each physical allocation an offset in the mirror; returns those that are to be captured.
-fn place(mirror_bytes: u64) -> Vec<(AllocationInfo, u64)> {
-    let mut registry = registry();
-    placement::place(&mut registry);
+/// Hashes the physical allocations of which nothing is known: their chunks of zeroes need no memory in the mirror. Nothing
+/// may run on the devices meanwhile.
+pub(super) fn look() -> Result<(), DetachError> {
     let of = |(id, allocation): (&Id, &PhysicalAllocation)| {
-        let offset = allocation.mirrored.offset.filter(|offset| offset + allocation.bytes <= mirror_bytes)?;
-        placement::is_captured(allocation).then(|| (AllocationInfo::of(*id, allocation, false), offset))
+        is_unknown(allocation).then(|| (AllocationInfo::of(*id, allocation, false), 0, Vec::new()))
     };
-    registry.allocations.iter().filter_map(of).collect()
+    let mut unknown: Vec<Placed> = registry().allocations.iter().filter_map(of).collect();
+    let mapped = Mapped::of(&mut unknown)?;
+    let hashes = capture::hash(&mapped.allocations)?;
+    drop(mapped);
+    let mut registry = registry();
+    for ((seen, ..), hashes) in unknown.iter().zip(hashes) {
+        if let Some(allocation) = registry.allocations.get_mut(&seen.id) {
+            allocation.mirrored.seen = hashes;
+        }
+    }
+    Ok(())
 }
 
-/// The hashes of what the mirror has of a physical allocation. The registry has none meanwhile, even if the capture
-/// fails.
-fn take_hashes(id: Id) -> Vec<[u64; 2]> {
-    registry()
-        .allocations
-        .get_mut(&id)
-        .map_or_else(Vec::new, |allocation| std::mem::take(&mut allocation.mirrored.hashes))
+fn is_unknown(allocation: &PhysicalAllocation) -> bool {
+    let Mirrored { hashes, seen, .. } = &allocation.mirrored;
+    placement::is_captured(allocation) && hashes.is_empty() && seen.is_empty()
+}
+
+/// How much device memory there is of which nothing is known, in bytes.
+pub(super) fn unknown_bytes() -> u64 {
+    let registry = registry();
+    let unknown = registry.allocations.values().filter(|allocation| is_unknown(allocation));
+    unknown.map(|allocation| allocation.bytes).sum()
+}
+
+/// The parts of the mirror that will need memory, as far as is known. The mirror has `mirror_bytes`.
+pub(super) fn used(mirror_bytes: u64) -> Vec<Range<u64>> {
+    let registry = registry();
+    let captured = registry.allocations.values().filter(|allocation| placement::is_captured(allocation));
+    let used = captured.flat_map(|allocation| {
+        let Mirrored { hashes, seen, .. } = &allocation.mirrored;
+        used_by(allocation, if hashes.is_empty() { seen } else { hashes })
+    });
+    bounded(used.collect(), mirror_bytes)
+}
+
+/// The parts of a partial mirror that the next capture will probably write: what the last one has `written`, and memory of
+/// which nothing is known. The mirror has `mirror_bytes`.
+pub(super) fn expected_changes(written: &[Range<u64>], mirror_bytes: u64) -> Vec<Range<u64>> {
+    let registry = registry();
+    let captured = registry.allocations.values().filter(|allocation| placement::is_captured(allocation));
+    let changes = captured.flat_map(|allocation| {
+        let Mirrored { hashes, seen, .. } = &allocation.mirrored;
+        if hashes.is_empty() {
+            used_by(allocation, seen)
+        } else {
+            capture::within(&used_by(allocation, hashes), written)
+        }
+    });
+    bounded(changes.collect(), mirror_bytes)
+}
+
+/// The parts of the mirror that physical allocations are copied back from.
+pub(super) fn used_to_copy_back(ids: &[Id], mirror_bytes: u64) -> Vec<Range<u64>> {
+    let registry = registry();
+    let allocations = ids.iter().filter_map(|id| registry.allocations.get(id));
+    let used = allocations.flat_map(|allocation| used_by(allocation, &allocation.mirrored.hashes));
+    bounded(used.collect(), mirror_bytes)
+}
+
+fn bounded(used: Vec<Range<u64>>, mirror_bytes: u64) -> Vec<Range<u64>> {
+    capture::bounded(used).into_iter().map(|range| range.start..range.end.min(mirror_bytes)).collect()
+}
+
+fn used_by(allocation: &PhysicalAllocation, hashes: &[Hash]) -> Vec<Range<u64>> {
+    let Some(offset) = allocation.mirrored.offset else { return Vec::new() };
+    let used = capture::used_chunks(allocation.bytes, hashes).into_iter();
+    used.map(|part| offset + part.start..offset + part.end).collect()
+}
+
+/// Gives each physical allocation an offset in the mirror; returns those that are to be captured.
+/// The registry has no hashes of them meanwhile, even if the capture fails.
+fn place(mirror_bytes: u64) -> Vec<Placed> {
+    let mut registry = registry();
+    placement::place(&mut registry);
+    let of = |(id, allocation): (&Id, &mut PhysicalAllocation)| {
+        let offset = allocation.mirrored.offset.filter(|offset| offset + allocation.bytes <= mirror_bytes)?;
+        if !placement::is_captured(allocation) {
+            return None;
+        }
+        allocation.mirrored.seen = Vec::new();
+        let hashes = std::mem::take(&mut allocation.mirrored.hashes);
+        Some((AllocationInfo::of(*id, allocation, false), offset, hashes))
+    };
+    registry.allocations.iter_mut().filter_map(of).collect()
 }
 
 /// Stores the new hashes in the registry and describes each region for the report.
 fn note_captured(
-    seen: &[(AllocationInfo, u64)],
-    allocations: Vec<capture::MappedAllocation>,
+    placed: &[Placed],
+    allocations: Vec<MappedAllocation>,
     written: &[Vec<Range<u64>>],
 ) -> Vec<Region> {
     let mut registry = registry();
-    let mut regions = Vec::with_capacity(seen.len());
-    for (((seen, offset), allocation), written) in seen.iter().zip(allocations).zip(written) {
+    let mut regions = Vec::with_capacity(placed.len());
+    for (((seen, offset, _), allocation), written) in placed.iter().zip(allocations).zip(written) {
         let Some(known) = registry.allocations.get_mut(&seen.id) else { continue };
         // Memory without hashes was copied whole.
-        let changed_bytes = written.iter().map(|range| range.end - range.start).sum();
-        let changed_bytes = (!allocation.hashes.is_empty()).then_some(changed_bytes);
+        let changed_bytes = (!allocation.hashes.is_empty()).then(|| capture::total_bytes(written));
         known.mirrored.hashes = allocation.hashes;
         regions.push(Region {
             address: known.mappings.first().map_or(0, |mapping| mapping.address),
@@ -105,36 +192,20 @@ pub(super) fn leaving(mirror_bytes: u64) -> Vec<Id> {
 
 /// Copies physical allocations back to their devices; returns how many bytes.
 pub(super) fn copy_back(mirror: Option<&mut Mirror>, ids: &[Id]) -> Result<u64, AttachError> {
-    let seen: Vec<(AllocationInfo, Option<u64>)> = {
+    let mut placed: Vec<Placed> = {
         let registry = registry();
         let of = |id: &Id| {
-            registry
-                .allocations
-                .get(id)
-                .map(|allocation| (AllocationInfo::of(*id, allocation, true), allocation.mirrored.offset))
+            let allocation = registry.allocations.get(id)?;
+            let Mirrored { offset, hashes, .. } = &allocation.mirrored;
+            let offset = offset.ok_or(AttachError::NoOffset);
+            Some(offset.map(|offset| (AllocationInfo::of(*id, allocation, true), offset, hashes.clone())))
         };
-        ids.iter().filter_map(of).collect()
+        ids.iter().filter_map(of).collect::<Result<_, _>>()?
     };
-    if seen.is_empty() {
+    if placed.is_empty() {
         return Ok(0);
     }
     let mirror = mirror.ok_or(AttachError::MirrorMissing)?;
-    let contexts = contexts_of_devices(seen.iter().map(|(seen, _)| seen.device));
-    let mut views = Vec::with_capacity(seen.len());
-    let mut allocations = Vec::with_capacity(seen.len());
-    for (seen, offset) in &seen {
-        let device = seen.device;
-        let context = contexts.get(&device).ok_or(AttachError::NoContext { device })?;
-        let view = MappedView::of(seen)?;
-        allocations.push(capture::MappedAllocation {
-            context: context.context,
-            address: view.address,
-            bytes: seen.bytes,
-            offset: offset.ok_or(AttachError::NoOffset)?,
-            hashes: Vec::new(),
-        });
-        views.push(view);
-    }
-    mirror.copy_back(&allocations)?;
-    Ok(allocations.iter().map(|allocation| allocation.bytes).sum())
+    let mapped = Mapped::of(&mut placed)?;
+    Ok(mirror.copy_back(&mapped.allocations)?)
 }

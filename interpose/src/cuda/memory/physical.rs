@@ -77,6 +77,19 @@ pub(crate) struct Mirrored {
     pub offset: Option<u64>,
     /// A hash of each chunk in the mirror; empty if unknown.
     pub hashes: Vec<[u64; 2]>,
+    /// A hash of each chunk as it was on the device once, while `hashes` are not known: from it follows how much memory
+    /// the mirror will need, and nothing else.
+    pub seen: Vec<[u64; 2]>,
+}
+
+impl Mirrored {
+    /// Its content is not in the mirror any more.
+    pub fn forget_content(&mut self) {
+        let hashes = std::mem::take(&mut self.hashes);
+        if !hashes.is_empty() {
+            self.seen = hashes;
+        }
+    }
 }
 
 #[derive(Default)]

@@ -25,16 +25,15 @@ pub(crate) fn place(registry: &mut Registry) -> u64 {
         return end;
     }
     for (_, place) in &mut places {
-        *place.mirrored = Mirrored::default();
+        place.mirrored.forget_content();
+        place.mirrored.offset = None;
     }
     fill(&mut places)
 }
 
-/// Resets all offsets and hashes, for a new mirror.
+/// Forgets what the mirror holds, for a new mirror. The offsets stay.
 pub(crate) fn forget(registry: &mut Registry) {
-    for allocation in registry.allocations.values_mut() {
-        allocation.mirrored = Mirrored::default();
-    }
+    registry.allocations.values_mut().for_each(|allocation| allocation.mirrored.forget_content());
 }
 
 /// Memory of another process is captured by its owner.
@@ -75,7 +74,7 @@ fn fill(places: &mut [(u64, Place<'_>)]) -> u64 {
                 end - *bytes
             }
         };
-        *place.mirrored = Mirrored { offset: Some(offset), hashes: Vec::new() };
+        place.mirrored.offset = Some(offset);
     }
     end
 }

@@ -4,10 +4,11 @@ use super::JobSession;
 use crate::agents::Loss;
 use crate::checkpoint::attempt::AfterDump;
 use crate::checkpoint::running_job::RunningJob;
-use crate::job::journal::{Entry, EventKind};
+use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::ownership::OwnershipError;
+use crate::job::status::unix_ms;
 use crate::observe::control_server::Answer;
-use crate::supervise::events::{self, Hang};
+use crate::supervise::events::{self, Hang, StopCall};
 use crate::sys::deadline::{
     CANCELLED_CHECKPOINT_TIMEOUT, GPU_RELEASE_TIMEOUT, KILLED_JOB_REPORT_TIMEOUT, LAST_OUTPUT_TIMEOUT,
     LEFTOVER_EXIT_TIMEOUT, OUTCOME_RETRY_INTERVAL, OUTCOME_RETRY_TIMEOUT, OUTCOME_WRITE_TIMEOUT,
@@ -67,6 +68,8 @@ pub struct SessionEnd {
     pub duration: Duration,
     /// When the last snapshot was taken, counted from the begin of the session. If the job hung, the last one before.
     pub saved_after: Option<Duration>,
+    /// When the job's command ended.
+    pub ended_at: SystemTime,
 }
 
 /// The job is being ended, with a snapshot if possible.
@@ -77,6 +80,8 @@ pub(super) struct Ending {
     sigterm_at: Instant,
     /// A signal began the ending: another one ends the job at once.
     pub(super) signalled: bool,
+    /// The job is ended with a snapshot only: it runs on if it cannot be saved.
+    pub(super) needs_snapshot: bool,
     /// Callers that wait for the end.
     answers: Vec<Answer>,
     pub(super) saved: Option<Saved>,
@@ -98,9 +103,9 @@ impl Ending {
         self.sigterm_sent || self.killed || self.sigterm_at >= self.deadline
     }
 
-    fn reply(&self, stopped: &Stopped) {
+    fn reply(&self, reply: &Reply) {
         for answer in &self.answers {
-            let _ = answer.send(Reply::Stopped(stopped.clone()));
+            let _ = answer.send(reply.clone());
         }
     }
 }
@@ -117,6 +122,12 @@ impl JobSession<'_> {
 
     pub(super) fn ending_timer_expired(&mut self) {
         match &self.ending {
+            // Nobody but the caller waits: the snapshot is stored, however long that takes.
+            Some(ending)
+                if ending.needs_snapshot && self.exit_code.is_some() && ending.deadline <= Instant::now() =>
+            {
+                self.extend_ending();
+            }
             Some(ending) if !ending.killed && ending.deadline <= Instant::now() => {
                 let grace = humantime::format_duration(self.shared.config.grace);
                 self.kill(format!("it was not durable within {grace} (--grace)"));
@@ -128,9 +139,19 @@ impl JobSession<'_> {
         }
     }
 
-    /// Begins the ending: takes a last snapshot, with which the job ends.
-    pub(super) fn preempt(&mut self, why: &str, answer: Option<Answer>, signalled: bool) {
+    fn extend_ending(&mut self) {
+        let grace = self.shared.config.grace;
         if let Some(ending) = &mut self.ending {
+            ending.deadline = Instant::now() + grace;
+        }
+    }
+
+    /// Begins the ending: takes a last snapshot, with which the job ends.
+    pub(super) fn preempt(&mut self, why: &str, call: Option<StopCall>, signalled: bool) {
+        let needs_snapshot = call.as_ref().is_some_and(|call| !call.force);
+        let answer = call.map(|call| call.answer);
+        if let Some(ending) = &mut self.ending {
+            ending.needs_snapshot &= needs_snapshot;
             return ending.answers.extend(answer);
         }
         let grace = self.shared.config.grace;
@@ -144,6 +165,7 @@ impl JobSession<'_> {
             deadline: Instant::now() + grace,
             sigterm_at: Instant::now() + grace / 2,
             signalled,
+            needs_snapshot,
             answers: answer.into_iter().collect(),
             saved: None,
             problem: None,
@@ -180,6 +202,13 @@ impl JobSession<'_> {
 
     /// Without a last snapshot, the job may use the rest of the grace period to end by itself.
     pub(super) fn final_snapshot_failed(&mut self, reason: &str) {
+        if let Some(ending) = self.ending.take_if(|ending| ending.needs_snapshot && self.exit_code.is_none())
+        {
+            self.report_failure(reason);
+            let text =
+                format!("the job runs on: {reason}. `ckpt-run stop --force` ends it without a snapshot");
+            return ending.reply(&Reply::Error(text));
+        }
         let Some(ending) = &mut self.ending else { return };
         ending.problem = Some(reason.to_owned());
         // Meanwhile, a snapshot that is only in memory is copied to the store.
@@ -262,6 +291,7 @@ impl JobSession<'_> {
 
     pub(super) fn job_ended(&mut self, code: i32) {
         self.exit_code = Some(code);
+        self.ended_at = Some(SystemTime::now());
         self.schedule(None);
         self.checkpoints.hurry();
         // While a dump ends the job, CRIU kills the processes, and must not be killed with them.
@@ -302,6 +332,7 @@ impl JobSession<'_> {
         let is_good = |taken: &&SystemTime| self.hang.as_ref().is_none_or(|hang| **taken < hang.since);
         let last = self.snapshot_times.iter().filter(is_good).max();
         let saved_after = last.map(|taken| taken.duration_since(self.begun_at).unwrap_or_default());
+        let ended_at = *self.ended_at.get_or_insert_with(SystemTime::now);
         let ending = self.ending.take();
         let is_killed = ending.as_ref().is_some_and(|ending| ending.killed);
         let outcome = self.outcome(ending);
@@ -318,7 +349,7 @@ impl JobSession<'_> {
                 _ => LAST_OUTPUT_TIMEOUT,
             });
         }
-        SessionEnd { outcome, duration, saved_after }
+        SessionEnd { outcome, duration, saved_after, ended_at }
     }
 
     fn outcome(&self, ending: Option<Ending>) -> SessionOutcome {
@@ -329,7 +360,7 @@ impl JobSession<'_> {
             // The job succeeded before its last snapshot was taken.
             (Some(ending), _) if code == 0 && !ending.sigterm_sent => {
                 let problem = Some("the job came to its end".to_owned());
-                ending.reply(&Stopped { snapshot: None, problem });
+                ending.reply(&Reply::Stopped(Stopped { snapshot: None, problem }));
                 SessionOutcome::Complete
             }
             (Some(ending), _) => self.preempted(ending),
@@ -369,11 +400,12 @@ impl JobSession<'_> {
             None => tracing::warn!("{what}. To continue, {remedy}"),
         }
         let entry = Entry::new(EventKind::Ended, what).remedy(Some(remedy)).snapshot(saved.as_ref());
-        self.shared.opened.journal.add(&entry);
+        let measured = Measured { ended_unix_ms: self.ended_at.map(unix_ms), ..Measured::default() };
+        self.shared.opened.journal.add(&entry.measured(measured));
         let problem = ending.problem.clone().filter(|_| saved.is_none());
         // A job that was killed leaves no time for anything else.
         let until = if ending.killed { Instant::now() } else { ending.deadline };
-        ending.reply(&Stopped { snapshot: saved, problem });
+        ending.reply(&Reply::Stopped(Stopped { snapshot: saved, problem }));
         SessionOutcome::Preempted { until, signalled: ending.signalled }
     }
 

@@ -20,7 +20,7 @@ from harness.stages.common import (
 FIRST = ["question/", "checkpoint/"]
 # What is looked for in what ckpt-run says of a process on the GPU.
 TOLD = ("private_tables", "remarks")
-QUICK = ["question/", "checkpoint/", "vmm/"]
+QUICK = ["question/", "checkpoint/", "entry/", "init/", "vmm/"]
 
 
 def run(settings, records):
@@ -53,7 +53,9 @@ def round_trip(program):
 def driver_and_criu(settings):
     need(settings, "driver", "checkpoint", "criu")
     size_bytes = (16 << 20) if settings.is_quick else (1 << 30)
-    program = peer.Peer(settings, "plain-state", state(settings, size_bytes), driver_for_peers(settings))
+    program = peer.Peer(
+        settings, "plain-state", state(settings, size_bytes), driver_for_peers(settings), gently=True
+    )
     try:
         until_settled(program)
         addresses = program.ask("addresses")
@@ -68,7 +70,7 @@ def driver_and_criu(settings):
 
 def driver_and_criu_torch(settings):
     need(settings, "driver", "checkpoint", "criu", "torch", "torch-gpu")
-    program = peer.Peer(settings, "plain-gpt", gpt(settings), driver_for_peers(settings))
+    program = peer.Peer(settings, "plain-gpt", gpt(settings), driver_for_peers(settings), gently=True)
     try:
         until_settled(program, 3, 120)
         values = round_trip(program)
@@ -83,7 +85,7 @@ def driver_and_criu_torch(settings):
 
 def reference_losses(settings, steps):
     path = f"{settings.work}/reference.log"
-    processes.ok(gpt(settings, "--steps", str(steps), "--log", path), 120, env=settings.env(), cwd=settings.work)
+    processes.ok(gpt(settings, "--steps", str(steps), "--losses", path), 120, env=settings.env(), cwd=settings.work)
     with open(path) as file:
         return [line.split()[-1] for line in file]
 

@@ -9,7 +9,7 @@ use crate::cuda::driver;
 use crate::cuda::exports as program;
 use crate::cuda::memory::attributes::program_attribute;
 use crate::cuda::memory::physical::registry;
-use crate::cuda::testing::alone;
+use crate::cuda::testing::{alone, alone_under};
 
 const UNIT: usize = 2 << 20;
 
@@ -286,7 +286,7 @@ fn what_cannot_be_done_anew_stands_against_a_checkpoint_while_the_memory_lives()
     });
 }
 
-/// The handles get as far as the driver, which has no such objects; one that is gone does not.
+/// The handles get as far as the driver, which does not support the calls; one that is gone does not.
 #[test]
 fn calls_that_take_handles_get_the_drivers() {
     alone("cuda::memory::vmm::tests::calls_that_take_handles_get_the_drivers", || {
@@ -297,21 +297,49 @@ fn calls_that_take_handles_get_the_drivers() {
             let mut info = array_info(handle);
             let results = [
                 result!(cuMemMapArrayAsync(info.as_mut_ptr(), 1, std::ptr::null_mut())),
-                result!(cuMulticastAddDevice(handle, 0)),
-                result!(cuMulticastBindMem(0, 0, handle, 0, UNIT, 0)),
-                result!(cuMulticastBindMem_v2(0, 0, 0, handle, 0, UNIT, 0)),
-                result!(cuMulticastBindAddr(handle, 0, 0, UNIT, 0)),
-                result!(cuMulticastBindAddr_v2(handle, 0, 0, 0, UNIT, 0)),
-                result!(cuMulticastUnbind(handle, 0, 0, UNIT)),
                 result!(cuLogicalEndpointBindMem(0, 0, 0, handle, 0, UNIT as u64, 0)),
             ];
-            assert_eq!(results, [expected; 8]);
+            assert_eq!(results, [expected; 2]);
         };
         with(alive, UNSUPPORTED);
         with(gone, INVALID_VALUE);
         assert_eq!(to_driver(77), Ok(77));
         assert_eq!(taint::obstacle(), None);
     });
+}
+
+/// An imported object has a handle of ours, as the memory has that is bound to it.
+#[test]
+fn calls_of_multicast_objects_get_the_drivers_handles() {
+    // The second versions came with CUDA 13.1.
+    alone_under(
+        "590",
+        "cuda::memory::vmm::tests::calls_of_multicast_objects_get_the_drivers_handles",
+        || {
+            let properties = CUmulticastObjectProp { numDevices: 2, size: UNIT, handleTypes: 1, flags: 0 };
+            let mut created = 0;
+            call!(cuMulticastCreate(&raw mut created, &raw const properties));
+            let object = import(&export(created).unwrap());
+            assert!(matches!(named(object), Named::MappedAllocation { .. }));
+            for device in [0, 1] {
+                call!(cuMulticastAddDevice(object, device));
+            }
+            let (memory, gone) = (create(0), create(0));
+            call!(cuMemRelease(gone));
+            let address = reserve(UNIT);
+            call!(cuMemMap(address, UNIT, 0, memory, 0));
+            assert_eq!(result!(cuMulticastBindMem(object, 0, gone, 0, UNIT, 0)), INVALID_VALUE);
+            assert_eq!(result!(cuMulticastBindMem(gone, 0, memory, 0, UNIT, 0)), INVALID_VALUE);
+            call!(cuMulticastBindMem(object, 0, memory, 0, UNIT, 0));
+            call!(cuMulticastUnbind(object, 0, 0, UNIT));
+            call!(cuMulticastBindMem_v2(object, 0, 0, memory, 0, UNIT, 0));
+            call!(cuMulticastUnbind(object, 0, 0, UNIT));
+            call!(cuMulticastBindAddr(object, 0, address, UNIT, 0));
+            call!(cuMulticastUnbind(object, 0, 0, UNIT));
+            call!(cuMulticastBindAddr_v2(object, 0, 0, address, UNIT, 0));
+            call!(cuMulticastUnbind(object, 0, 0, UNIT));
+        },
+    );
 }
 
 /// Nonsense is answered by the driver, and nothing is noted.

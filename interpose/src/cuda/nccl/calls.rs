@@ -1,0 +1,324 @@
+//! The table: a row is an exported function with what is done with the call.
+
+use std::ffi::{CStr, c_int, c_void};
+
+use cuda_abi::types::CUstream;
+
+use super::communicators::{self, Plan};
+use super::library::{self, Function};
+use super::{Call, Communicator, SYSTEM_ERROR, Status, UNKNOWN, steps};
+
+/// A pointer that is only passed on: a buffer, a configuration, a window.
+type Pointer = *mut c_void;
+type Stream = CUstream;
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId {
+    internal: [u8; 128],
+}
+
+macro_rules! exports {
+    ($( fn $name:ident ( $($arg:ident : $ty:ty),* ) |$call:ident, $real:ident| $body:block )*
+     $( unknown $unknown:ident; )*) => {
+        #[allow(non_camel_case_types, reason = "NCCL's names")]
+        #[repr(usize)]
+        enum Index { $( $name, )* $( $unknown, )* Count }
+
+        /// The names of the calls by their index, and behind them what is a step without a call of NCCL.
+        pub(super) static CALLS: [&str; Index::Count as usize + 2] = [$( stringify!($name), )* $( stringify!($unknown), )* "cuStreamBeginCapture", "cuGraphLaunch"];
+
+        static FUNCTIONS: [Function; Index::Count as usize] =
+            [$( function(concat!(stringify!($name), "\0")), )* $( function(concat!(stringify!($unknown), "\0")), )*];
+
+        static ADDRESSES: [Address; Index::Count as usize] =
+            [$( Address($name as *const c_void), )* $( Address($unknown as *const c_void), )*];
+
+        $(
+            #[doc = concat!("In front of NCCL's `", stringify!($name), "`.")]
+            ///
+            /// # Safety
+            /// As for NCCL's.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name() {
+                unsafe extern "C" fn with_parameters($($arg: $ty),*) -> Status {
+                    type Real = unsafe extern "C" fn($($ty),*) -> Status;
+                    let target = FUNCTIONS[Index::$name as usize].target(library::caller());
+                    if target.real.is_null() {
+                        return SYSTEM_ERROR;
+                    }
+                    let $call = Call { index: Index::$name as u32, target };
+                    // SAFETY: the address is that of a symbol of this name, which has the type of NCCL's header.
+                    let function = unsafe { std::mem::transmute::<*mut c_void, Real>(target.real) };
+                    // SAFETY: the parameters are those of our own caller.
+                    let $real = || unsafe { function($($arg),*) };
+                    $body
+                }
+                // R11 and RAX hold no parameter; what is on the stack stays where it is.
+                std::arch::naked_asm!(
+                    "mov r11, qword ptr [rsp]",
+                    "mov rax, qword ptr [rip + ckpt_nccl_caller@GOTTPOFF]",
+                    "mov qword ptr fs:[rax], r11",
+                    "jmp {with_parameters}",
+                    with_parameters = sym with_parameters,
+                )
+            }
+        )*
+
+        $(
+            #[doc = concat!("In front of NCCL's `", stringify!($unknown), "`, whatever its parameters are.")]
+            ///
+            /// # Safety
+            /// As for NCCL's.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $unknown() {
+                extern "C" fn pass(caller: usize) -> *const c_void {
+                    let target = FUNCTIONS[Index::$unknown as usize].target(caller);
+                    // The first one stays.
+                    let _ = UNKNOWN.set(stringify!($unknown));
+                    if target.real.is_null() { no_library as *const c_void } else { target.real }
+                }
+                // The six integer parameters are kept over the call, and the stack is aligned by a seventh push.
+                std::arch::naked_asm!(
+                    "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                    "mov rdi, [rsp + 56]",
+                    "call {pass}",
+                    "mov r11, rax",
+                    "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                    "jmp r11",
+                    pass = sym pass,
+                )
+            }
+        )*
+    };
+}
+
+/// The index in [`CALLS`] of the beginning of a capture.
+pub(super) const BEGIN_CAPTURE: u32 = Index::Count as u32;
+/// The index in [`CALLS`] of the launch of a graph with calls.
+pub(super) const GRAPH_LAUNCH: u32 = BEGIN_CAPTURE + 1;
+
+const fn function(name: &'static str) -> Function {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => Function::new(name),
+        Err(_) => panic!("a name with a NUL"),
+    }
+}
+
+extern "C" fn no_library() -> Status {
+    SYSTEM_ERROR
+}
+
+exports! {
+    fn ncclCommInitRank(out: *mut Communicator, ranks: c_int, id: UniqueId, rank: c_int) |call, real| {
+        communicators::make(call, out, None, || vec![Plan::of_ids(ranks, &id.internal, rank)], real)
+    }
+    fn ncclCommInitRankConfig(
+        out: *mut Communicator, ranks: c_int, id: UniqueId, rank: c_int, config: Pointer
+    ) |call, real| {
+        communicators::make(call, out, None, || vec![Plan::of_ids(ranks, &id.internal, rank)], real)
+    }
+    fn ncclCommInitRankScalable(
+        out: *mut Communicator, ranks: c_int, rank: c_int, id_count: c_int, ids: *const UniqueId, config: Pointer
+    ) |call, real| {
+        let count = if ids.is_null() { 0 } else { usize::try_from(id_count).unwrap_or(0) };
+        // SAFETY: the program's array of so many IDs; nothing is read where there is none.
+        let ids = unsafe { bytes_of(ids, count) };
+        communicators::make(call, out, None, || vec![Plan::of_ids(ranks, ids, rank)], real)
+    }
+    fn ncclCommInitAll(out: *mut Communicator, count: c_int, devices: *const c_int) |call, real| {
+        communicators::make(call, out, None, || communicators::plan_all(count), real)
+    }
+    fn ncclCommSplit(
+        of: Communicator, color: c_int, key: c_int, out: *mut Communicator, config: Pointer
+    ) |call, real| {
+        communicators::split(call, of, color, out, real)
+    }
+    fn ncclCommShrink(
+        of: Communicator, excluded: *const c_int, excluded_count: c_int, out: *mut Communicator, config: Pointer,
+        flags: c_int
+    ) |call, real| {
+        let count = if excluded.is_null() { 0 } else { usize::try_from(excluded_count).unwrap_or(0) };
+        // SAFETY: the program's array of so many ranks; an empty one where there is none.
+        let excluded = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(excluded, count) } };
+        communicators::make(call, out, Some(of), || communicators::plan_shrunk(of, excluded), real)
+    }
+    fn ncclCommGrow(
+        of: Communicator, ranks: c_int, id: *const UniqueId, rank: c_int, out: *mut Communicator, config: Pointer
+    ) |call, real| {
+        // SAFETY: NULL, or the program's ID.
+        let id = (!id.is_null()).then(|| unsafe { bytes_of(id, 1) });
+        let parent = (!of.is_null()).then_some(of);
+        communicators::make(call, out, parent, || communicators::plan_grown(of, ranks, id, rank), real)
+    }
+    fn ncclCommFinalize(of: Communicator) |call, real| {
+        steps::operation(call, of, None, None, real)
+    }
+    fn ncclCommDestroy(of: Communicator) |call, real| {
+        communicators::destroy(call, of, real)
+    }
+    fn ncclCommAbort(of: Communicator) |call, real| {
+        communicators::abort(call, of, real)
+    }
+    fn ncclCommRevoke(of: Communicator, flags: c_int) |call, real| {
+        communicators::revoke(call, of, real)
+    }
+    fn ncclCommGetAsyncError(of: Communicator, out: *mut Status) |call, real| {
+        communicators::ask_state(call, of, out, real)
+    }
+    fn ncclCommWindowRegister(
+        of: Communicator, buffer: Pointer, bytes: usize, window: Pointer, flags: c_int
+    ) |call, real| {
+        steps::operation(call, of, None, None, real)
+    }
+    fn ncclCommWindowDeregister(of: Communicator, window: Pointer) |call, real| {
+        steps::operation(call, of, None, None, real)
+    }
+    fn ncclAllReduce(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, op: c_int, of: Communicator, stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclReduce(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, op: c_int, root: c_int, of: Communicator,
+        stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclReduceScatter(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, op: c_int, of: Communicator, stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclBroadcast(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, root: c_int, of: Communicator, stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclBcast(
+        buffer: Pointer, count: usize, ty: c_int, root: c_int, of: Communicator, stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclAllGather(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, of: Communicator, stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclAlltoAll(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, of: Communicator, stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclGather(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, root: c_int, of: Communicator, stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclScatter(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, root: c_int, of: Communicator, stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclAllReduceConfig(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, op: c_int, of: Communicator, stream: Stream,
+        config: Pointer
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclReduceConfig(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, op: c_int, root: c_int, of: Communicator,
+        stream: Stream, config: Pointer
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclReduceScatterConfig(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, op: c_int, of: Communicator, stream: Stream,
+        config: Pointer
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclBroadcastConfig(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, root: c_int, of: Communicator, stream: Stream,
+        config: Pointer
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclAllGatherConfig(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, of: Communicator, stream: Stream, config: Pointer
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclAlltoAllConfig(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, of: Communicator, stream: Stream, config: Pointer
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclGatherConfig(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, root: c_int, of: Communicator, stream: Stream,
+        config: Pointer
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclScatterConfig(
+        send: Pointer, receive: Pointer, count: usize, ty: c_int, root: c_int, of: Communicator, stream: Stream,
+        config: Pointer
+    ) |call, real| {
+        steps::operation(call, of, None, Some(stream), real)
+    }
+    fn ncclSend(
+        send: Pointer, count: usize, ty: c_int, peer: c_int, of: Communicator, stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, Some((peer, true)), Some(stream), real)
+    }
+    fn ncclRecv(
+        receive: Pointer, count: usize, ty: c_int, peer: c_int, of: Communicator, stream: Stream
+    ) |call, real| {
+        steps::operation(call, of, Some((peer, false)), Some(stream), real)
+    }
+    fn ncclGroupStart() |call, real| {
+        steps::start_group(call, real)
+    }
+    fn ncclGroupEnd() |call, real| {
+        steps::end_group(call, real)
+    }
+    fn ncclGroupSimulateEnd(info: Pointer) |call, real| {
+        steps::simulate_group(call, real)
+    }
+    // Device memory that a suspended communicator gives back, calls of one side only, and kernels of the program that
+    // communicate by themselves.
+    unknown ncclCommSuspend;
+    unknown ncclPutSignal;
+    unknown ncclSignal;
+    unknown ncclWaitSignal;
+    unknown ncclDevCommCreate;
+}
+
+/// # Safety
+/// So many IDs are there, if there is any.
+unsafe fn bytes_of<'a>(ids: *const UniqueId, count: usize) -> &'a [u8] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: the caller vouches for the array, which consists of bytes.
+    unsafe { std::slice::from_raw_parts(ids.cast(), count * size_of::<UniqueId>()) }
+}
+
+/// The address of a function: nothing is ever read through it.
+struct Address(*const c_void);
+
+// SAFETY: it is only used as a number.
+unsafe impl Sync for Address {}
+
+/// Our function of a name, if there is one.
+pub(super) fn ours(name: &CStr) -> Option<*mut c_void> {
+    // Nearly everything that is looked up in a process has another beginning.
+    if !name.to_bytes().starts_with(b"nccl") {
+        return None;
+    }
+    let index = FUNCTIONS.iter().position(|known| known.name == name)?;
+    Some(ADDRESSES[index].0.cast_mut())
+}

@@ -1,0 +1,200 @@
+//! Calls that were captured, and the launches of their graphs.
+//!
+//! A capture in a process that is a rank among others is one step: it may park where it begins, and ends with
+//! cuStreamEndCapture. A call that is captured belongs to it and never parks, since a process with an open capture
+//! cannot be saved. What was captured is copied with its graph, and each launch is a step with all of it.
+//!
+//! Not followed: a graph that is the body of a conditional node, whose launches the GPU decides on.
+
+use std::collections::BTreeMap;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+
+use ckpt_cut::rank::{Counts, Entry, InCall};
+use cuda_abi::sys;
+use cuda_abi::types::{CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureStatus};
+
+use super::{calls, communicators, ranks};
+use crate::cuda::result::SUCCESS;
+use crate::cuda::{driver, gate};
+
+const ACTIVE: CUstreamCaptureStatus =
+    sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as CUstreamCaptureStatus;
+
+/// `CU_STREAM_PER_THREAD`: the one that is meant where 0 names a stream that captures.
+const PER_THREAD: usize = 2;
+
+/// What was captured, by the driver's IDs of captures and by handles.
+pub(super) struct Graphs {
+    captures: BTreeMap<u64, Counts>,
+    of_graphs: BTreeMap<usize, Counts>,
+    of_executables: BTreeMap<usize, Arc<Counts>>,
+}
+
+impl Graphs {
+    pub fn new() -> Self {
+        Self { captures: BTreeMap::new(), of_graphs: BTreeMap::new(), of_executables: BTreeMap::new() }
+    }
+}
+
+/// Number of captures that are steps.
+static RECORDINGS: AtomicUsize = AtomicUsize::new(0);
+/// Whether there has ever been a graph, or an executable one, with calls.
+static HAS_GRAPHS: AtomicBool = AtomicBool::new(false);
+static HAS_EXECUTABLES: AtomicBool = AtomicBool::new(false);
+
+/// A capture in progress.
+pub(crate) struct Recording {
+    id: u64,
+    _in_call: InCall<'static>,
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        ranks().graphs.lock().captures.remove(&self.id);
+        RECORDINGS.fetch_sub(1, AcqRel);
+    }
+}
+
+/// A capture is about to begin: a step, if the process is a rank among others.
+pub(crate) fn begin_capture() -> Option<InCall<'static>> {
+    let begin = || ranks().clock.begin::<&Entry>(&[], calls::BEGIN_CAPTURE);
+    communicators::uses_several_ranks().then(|| gate::outside(begin))
+}
+
+/// The capture has begun.
+pub(crate) fn capture_begun(stream: CUstream, in_call: InCall<'static>) -> Option<Recording> {
+    let id = capture_of(stream)?;
+    ranks().graphs.lock().captures.insert(id, Counts::default());
+    RECORDINGS.fetch_add(1, AcqRel);
+    Some(Recording { id, _in_call: in_call })
+}
+
+/// The capture has ended with a graph.
+pub(crate) fn captured(recording: &Recording, graph: CUgraph) {
+    let mut graphs = ranks().graphs.lock();
+    let counts = graphs.captures.remove(&recording.id).filter(|counts| !counts.is_empty());
+    if let Some(counts) = counts {
+        graphs.of_graphs.entry(graph as usize).or_default().add_all(&counts);
+        HAS_GRAPHS.store(true, Release);
+    }
+}
+
+/// The driver's ID of the capture that a stream belongs to.
+fn capture_of(stream: CUstream) -> Option<u64> {
+    let stream = if stream.is_null() { PER_THREAD as CUstream } else { stream };
+    let (mut status, mut id) = (0, 0);
+    let (none, nodes, edges) = (null_mut(), null_mut(), null_mut());
+    // SAFETY: the call writes to local variables; NULL: nothing else is asked for.
+    let asked = unsafe {
+        driver::cuStreamGetCaptureInfo_v2(stream, &raw mut status, &raw mut id, none, nodes, null_mut())
+    };
+    let asked = if asked == SUCCESS {
+        asked
+    } else {
+        // SAFETY: as above; newer drivers have this form only.
+        unsafe {
+            driver::cuStreamGetCaptureInfo_v3(
+                stream,
+                &raw mut status,
+                &raw mut id,
+                none,
+                nodes,
+                edges,
+                null_mut(),
+            )
+        }
+    };
+    (asked == SUCCESS && status == ACTIVE).then_some(id)
+}
+
+/// Whether a call may belong to a capture.
+#[inline]
+pub(super) fn may_record() -> bool {
+    RECORDINGS.load(Relaxed) > 0
+}
+
+/// Counts operations for the capture that their stream belongs to. False if there is none.
+pub(super) fn record(stream: CUstream, step: &[(Arc<Entry>, u32)], call: u32) -> bool {
+    let Some(id) = capture_of(stream) else { return false };
+    let mut graphs = ranks().graphs.lock();
+    let Some(counts) = graphs.captures.get_mut(&id) else { return false };
+    step.iter().for_each(|(entry, operations)| counts.add(entry, *operations));
+    // Under the lock: the capture is still in progress.
+    ranks().clock.extend(step, call);
+    true
+}
+
+fn counts_of(graph: CUgraph) -> Option<Counts> {
+    if !HAS_GRAPHS.load(Acquire) {
+        return None;
+    }
+    ranks().graphs.lock().of_graphs.get(&(graph as usize)).cloned()
+}
+
+/// What a graph has is added to another one.
+pub(super) fn add(to: CUgraph, from: CUgraph) {
+    if let Some(counts) = counts_of(from) {
+        ranks().graphs.lock().of_graphs.entry(to as usize).or_default().add_all(&counts);
+    }
+}
+
+/// What an executable graph has from now on.
+pub(super) fn set(executable: CUgraphExec, graph: CUgraph) {
+    match counts_of(graph) {
+        Some(counts) => {
+            ranks().graphs.lock().of_executables.insert(executable as usize, Arc::new(counts));
+            HAS_EXECUTABLES.store(true, Release);
+        }
+        None if HAS_EXECUTABLES.load(Acquire) => {
+            ranks().graphs.lock().of_executables.remove(&(executable as usize));
+        }
+        None => {}
+    }
+}
+
+/// Begins the launch of a graph with calls.
+#[cold]
+fn begin_launch(executable: CUgraphExec, stream: CUstream) -> Option<InCall<'static>> {
+    let counts = ranks().graphs.lock().of_executables.get(&(executable as usize)).cloned()?;
+    if may_record() && record(stream, counts.step(), calls::GRAPH_LAUNCH) {
+        return None;
+    }
+    Some(gate::outside(|| ranks().clock.begin(counts.step(), calls::GRAPH_LAUNCH)))
+}
+
+/// Begins a launch if the graph has calls.
+#[inline]
+pub(super) fn launch(executable: CUgraphExec, stream: CUstream) -> Option<InCall<'static>> {
+    if HAS_EXECUTABLES.load(Relaxed) { begin_launch(executable, stream) } else { None }
+}
+
+/// Destroys an executable graph: forgotten before, since the driver may reuse the handle at once.
+pub(super) fn destroy_executable(executable: CUgraphExec, destroy: impl FnOnce() -> CUresult) -> CUresult {
+    if !HAS_EXECUTABLES.load(Acquire) {
+        return destroy();
+    }
+    let known = ranks().graphs.lock().of_executables.remove(&(executable as usize));
+    let result = destroy();
+    if let Some(counts) = known.filter(|_| result != SUCCESS) {
+        ranks().graphs.lock().of_executables.insert(executable as usize, counts);
+    }
+    result
+}
+
+/// As [`destroy_executable`], for a graph.
+pub(super) fn destroy_graph(graph: CUgraph, destroy: impl FnOnce() -> CUresult) -> CUresult {
+    if !HAS_GRAPHS.load(Acquire) {
+        return destroy();
+    }
+    let known = ranks().graphs.lock().of_graphs.remove(&(graph as usize));
+    let result = destroy();
+    if let Some(counts) = known.filter(|_| result != SUCCESS) {
+        ranks().graphs.lock().of_graphs.insert(graph as usize, counts);
+    }
+    result
+}

@@ -1,0 +1,248 @@
+//! Partial mirrors: the store has a part of their content, and that part takes no memory.
+//!
+//! ```text
+//!   capture 7 ──► stored, committed ──► the mirror's memory is freed: its content is the snapshot's
+//!   capture 8 ──► writes what has changed: that is in the mirror, the rest in the snapshot
+//!      its save reads changed parts from the mirror, and names the chunks of the snapshot for the rest
+//!   device memory that was not parked is copied back: the launcher first fills the mirror from the snapshot
+//! ```
+//!
+//! What the mirror has is what captures have written since the commit ([`CaptureHistory`](super::unchanged::CaptureHistory)),
+//! not what has memory in its file. So agents report exactly what they have written to a partial mirror.
+//!
+//! Where that is not known, or the snapshot cannot be read any more, the mirror is replaced before the next capture. The
+//! agent copies all device memory to a new mirror.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use ckpt_snapshot::chunk::CHUNK_BYTES;
+use ckpt_snapshot::{Manifest, RelPath, SnapshotId, Store, Tiers};
+use rustix::fs::FallocateFlags;
+use serde::Deserialize;
+use tracing::{info, warn};
+
+use super::mirrors::Mirror;
+use super::unchanged::Missing;
+use super::{Agents, Shared};
+use crate::sys::memory;
+
+/// Threads that read the store to fill a mirror.
+const FILL_THREADS: usize = 4;
+
+/// What mirrors hold between checkpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MirrorMode {
+    /// Decided at the first checkpoint with device memory, by the free host memory.
+    #[default]
+    Auto,
+    /// All device memory.
+    All,
+    /// What the store does not have: nothing after a successful checkpoint.
+    Changed,
+}
+
+impl MirrorMode {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::All => "all",
+            Self::Changed => "changed",
+        }
+    }
+}
+
+/// The content of a mirror in a committed snapshot.
+#[derive(Debug, Clone)]
+pub struct StoredContent {
+    /// The store.
+    pub store: Arc<Tiers>,
+    /// The snapshot.
+    pub manifest: Arc<Manifest>,
+    /// The data file.
+    pub path: RelPath,
+}
+
+impl StoredContent {
+    /// Reads from the snapshot, and verifies what is read.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let source = self.store.source(&self.manifest, &self.path).map_err(io::Error::other)?;
+        source.read_at(offset, into)
+    }
+
+    fn is_there(&self) -> bool {
+        self.store.manifest(&self.manifest.id).is_ok()
+    }
+}
+
+/// Which snapshots the store has: each is looked for once.
+#[derive(Default)]
+pub struct Present(BTreeMap<SnapshotId, bool>);
+
+impl Present {
+    fn has(&mut self, stored: &StoredContent) -> bool {
+        *self.0.entry(stored.manifest.id.clone()).or_insert_with(|| stored.is_there())
+    }
+}
+
+impl Mirror {
+    /// Whether its content is complete: in its memory, or in a snapshot that the store has. `captures` is the number of the
+    /// process's last capture.
+    pub(crate) fn is_complete(&self, captures: u64, present: &mut Present) -> bool {
+        let (is_freed, stored) = {
+            let history = self.history.lock();
+            (history.is_freed(), history.stored_as_of(captures))
+        };
+        !is_freed || stored.is_some_and(|stored| present.has(&stored))
+    }
+
+    /// Frees its memory, if the content is in a committed snapshot and unchanged since.
+    ///
+    /// # Errors
+    /// When the system fails to free it; the content is then complete nevertheless.
+    pub(crate) fn free_stored(&self) -> io::Result<()> {
+        let mut history = self.history.lock();
+        if !self.is_partial || self.bytes == 0 || !history.may_be_freed() {
+            return Ok(());
+        }
+        // Even if this fails, a part may have been freed.
+        history.set_freed();
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&*self.file, how, 0, self.bytes)?)
+    }
+
+    /// Writes the content of ranges to its memory, as far as it was freed and no capture has written it since.
+    ///
+    /// # Errors
+    /// When the store cannot be read, or there is too little host memory.
+    pub(crate) fn fill(&self, ranges: Vec<Range<u64>>) -> io::Result<()> {
+        let missing = self.history.lock().missing(ranges);
+        let Some(Missing { stored, ranges }) = missing.map_err(io::Error::other)? else { return Ok(()) };
+        let needed_bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        let available_bytes = memory::available_bytes().unwrap_or(u64::MAX);
+        if needed_bytes > available_bytes {
+            // Allocating to find out is no option: if memory runs out, the kernel may kill any process.
+            return Err(io::Error::other(format!(
+                "{needed_bytes} bytes of host memory are needed for that, and {available_bytes} are free"
+            )));
+        }
+        let pieces: Vec<_> = ranges.iter().flat_map(pieces).collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut buffer = vec![0; CHUNK_BYTES];
+            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let bytes = usize::try_from(piece.end - piece.start).map_err(io::Error::other)?;
+                let content = buffer.get_mut(..bytes).ok_or(io::ErrorKind::InvalidData)?;
+                stored.read_at(piece.start, content)?;
+                self.file.write_all_at(content, piece.start)?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..FILL_THREADS).map(|_| scope.spawn(work)).collect();
+            let results = threads.into_iter().map(|thread| thread.join().expect("no panic in a thread"));
+            results.fold(Ok(()), io::Result::and)
+        })
+    }
+}
+
+/// The parts of a range that lie in one chunk each.
+fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (chunk, end) = (CHUNK_BYTES as u64, range.end);
+    let mut start = range.start;
+    std::iter::from_fn(move || {
+        let piece = start..end.min((start / chunk + 1) * chunk);
+        start = piece.end;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+impl Agents {
+    /// Sets what mirrors hold between checkpoints. A decision that was made for [`MirrorMode::Auto`] stays.
+    pub fn set_mirror_mode(&self, mode: MirrorMode) {
+        if mode != MirrorMode::Auto {
+            *self.shared.mirror_mode.lock() = mode;
+        }
+    }
+
+    /// Frees the memory of partial mirrors whose content has been committed. Returns how much memory mirrors have now.
+    pub fn free_stored(&self) -> u64 {
+        let state = self.shared.lock();
+        // A process that is not back yet may be copying from its mirror.
+        let mirrors: Vec<_> = state
+            .holdings
+            .mirrors()
+            .map(|(pid, mirror)| (mirror.clone(), state.is_registered(pid)))
+            .collect();
+        drop(state);
+        let mut bytes = 0_u64;
+        for (mirror, is_attached) in mirrors {
+            if is_attached && let Err(error) = mirror.free_stored() {
+                warn!("host memory of a copy of device memory could not be freed: {error}");
+            }
+            bytes = bytes.saturating_add(mirror.allocated_bytes());
+        }
+        bytes
+    }
+}
+
+impl Shared {
+    /// What mirrors hold between checkpoints, if they take `used_bytes` for all device memory, of which they have
+    /// `held_bytes`.
+    pub(super) fn decide_mirror_mode(&self, used_bytes: u64, held_bytes: u64) -> MirrorMode {
+        let mut mode = self.mirror_mode.lock();
+        if *mode == MirrorMode::Auto && used_bytes > 0 {
+            let free_bytes = memory::available_bytes().unwrap_or(0).saturating_add(held_bytes);
+            *mode = if used_bytes <= free_bytes / 2 { MirrorMode::All } else { MirrorMode::Changed };
+            info!(
+                "--mirror {}: a copy of all device memory takes {used_bytes} bytes of host memory, of which {free_bytes} are free",
+                mode.name()
+            );
+        }
+        *mode
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use ckpt_snapshot::Tier;
+    use ckpt_snapshot::codec::Codec;
+    use ckpt_snapshot::medium::DirMedium;
+    use ckpt_snapshot::packed::{Limits, PackStore};
+
+    /// A snapshot that cannot be read.
+    pub fn stored_nowhere() -> StoredContent {
+        let medium = Arc::new(DirMedium::new("/nonexistent".into()));
+        let store = PackStore::new(medium, Codec::default(), Limits::default());
+        StoredContent {
+            store: Arc::new(Tiers::new(vec![Tier::new("disk", Box::new(store), true)])),
+            manifest: Arc::new(crate::checkpoint::attempt::tests::manifest(Vec::new())),
+            path: RelPath::new("gpu/5.mem").expect("a path"),
+        }
+    }
+
+    #[test]
+    fn pieces_lie_in_one_chunk_each() {
+        let chunk = CHUNK_BYTES as u64;
+        let all = |range: Range<u64>| pieces(&range).collect::<Vec<_>>();
+        assert_eq!(all(5..7), [5..7]);
+        assert_eq!(all(5..2 * chunk + 1), [5..chunk, chunk..2 * chunk, 2 * chunk..2 * chunk + 1]);
+        assert_eq!(all(chunk..2 * chunk), [chunk..2 * chunk]);
+        assert_eq!(all(7..7), []);
+    }
+
+    #[test]
+    fn modes_have_names() {
+        for mode in [MirrorMode::Auto, MirrorMode::All, MirrorMode::Changed] {
+            assert_eq!(serde_json::from_value::<MirrorMode>(mode.name().into()).ok(), Some(mode));
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Commands that delete snapshots: `rm`, `prune`.
+
+use super::jobs::jobs;
+use super::print;
+use super::snapshots::find;
+use crate::cli::args::RmArgs;
+use crate::cli::config::Config;
+use crate::files::held as held_files;
+use crate::restore::kept;
+use crate::store::root::Root;
+use crate::store::tiers;
+use crate::sys::error::bad_input;
+use anyhow::{Result, anyhow, bail};
+use ckpt_snapshot::{History, JobDir, JobOutcome, OpenError, SnapshotId, Store, Tiers};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+use std::sync::atomic::AtomicBool;
+
+/// `ckpt-run rm ID…`: deletes the snapshots, and the tails that their resumes removed from files. Without `--force`, a
+/// snapshot that the user has marked or that a job needs is not deleted, and then none is.
+///
+/// # Errors
+/// Bad input, or a failed deletion.
+pub fn remove(config: &Config, args: &RmArgs) -> Result<i32> {
+    let mut found: Vec<(JobDir, SnapshotId)> = Vec::new();
+    for text in &args.ids {
+        let (job, id) = find(config, text)?;
+        if !found.iter().any(|(other, known)| *known == id && other.key() == job.key()) {
+            found.push((job, id));
+        }
+    }
+    if !args.force {
+        let reasons: Vec<_> = found.iter().map(|(job, id)| protection(config, job, id, &found)).collect();
+        let reasons: Vec<_> = reasons.into_iter().filter_map(Result::transpose).collect::<Result<_>>()?;
+        if !reasons.is_empty() {
+            bail!(bad_input(anyhow!("nothing was deleted: {}. Delete it with --force", reasons.join("; "))));
+        }
+    }
+    for (job, id) in &found {
+        if !args.dry_run {
+            let store = tiers::open(&config.store, job)?;
+            tiers::remove(&store, job, id)?;
+            kept::delete_kept_of(job, id);
+            held_files::delete(job, id);
+            reclaim(config, &store, job)?;
+        }
+        say_removed(id, job.key().as_str(), args.dry_run)?;
+    }
+    Ok(0)
+}
+
+/// Why a snapshot should stay, when all of `deleted` go: the user has marked it, or it is the last one of a job that
+/// has not ended with 0.
+fn protection(
+    config: &Config,
+    job: &JobDir,
+    id: &SnapshotId,
+    deleted: &[(JobDir, SnapshotId)],
+) -> Result<Option<String>> {
+    let marks = job.marks()?;
+    if let Some(mark) = marks.of(id) {
+        if mark.pinned {
+            return Ok(Some(format!("{id} is pinned (`ckpt-run unpin {id}`)")));
+        }
+        if let Some(tag) = mark.tags.first() {
+            return Ok(Some(format!("{id} has the tag {tag:?} (`ckpt-run untag {id} {tag}`)")));
+        }
+    }
+    let is_complete = job.record()?.is_some_and(|record| record.outcome == JobOutcome::Complete);
+    let deleted: BTreeSet<_> =
+        deleted.iter().filter(|(other, _)| other.key() == job.key()).map(|(_, id)| id).collect();
+    let all = tiers::open(&config.store, job)?.list()?;
+    let is_any_left = all.iter().any(|listed| listed.manifest.is_ok() && !deleted.contains(&listed.id));
+    let is_last = !is_complete && !is_any_left;
+    Ok(is_last.then(|| {
+        format!("{id} is the last snapshot of the job {}, which would start from the beginning", job.key())
+    }))
+}
+
+fn say_removed(id: &SnapshotId, job: &str, dry_run: bool) -> io::Result<()> {
+    let what = if dry_run { "would remove" } else { "removed" };
+    writeln!(io::stdout(), "{what} {id} of job {job}")
+}
+
+/// Reclaims the space of deleted snapshots, unless the job is running: its launcher does so after its next checkpoint.
+fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
+    let _lock = match job.lock_for_maintenance() {
+        Ok(lock) => lock,
+        Err(OpenError::Locked { .. }) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    // The lock does not cover other machines. A snapshot that one of them is saving may need packs that look unused.
+    let may_run_elsewhere = || -> Result<bool> {
+        let record = job.record()?;
+        Ok(record.is_none_or(|record| record.outcome == JobOutcome::Unfinished))
+    };
+    if job.records_medium().is_some() && may_run_elsewhere()? {
+        tracing::warn!(
+            "the job {} may be running on another machine: its next run reclaims the space, or the next `ckpt-run prune` after its end",
+            job.key()
+        );
+        return Ok(());
+    }
+    match job.records_medium() {
+        // No other machine writes packs.
+        Some(_) => {
+            let store = tiers::alone(&config.store, job);
+            store.sweep()?;
+            store.reclaim()?;
+        }
+        None => {
+            tiers::reclaim_local(store, &AtomicBool::new(false))?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Pruned {
+    id: SnapshotId,
+    job: String,
+    removed: bool,
+}
+
+/// `ckpt-run prune`.
+///
+/// # Errors
+/// Bad input, or a failed deletion.
+pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
+    let root = Root::open(&config.store)?;
+    let mut pruned = Vec::new();
+    for job in jobs(config, &root, named)? {
+        let store = tiers::open(&config.store, &job)?;
+        let abandoned = job.record()?.map(|record| record.abandoned).unwrap_or_default();
+        let history = History { abandoned, ..History::default() };
+        for id in tiers::prunable(&store, &config.retention(), &job.marks()?, &history)? {
+            if !dry_run {
+                tiers::remove_local(&store, &job, &id)?;
+            }
+            pruned.push(Pruned { id, job: job.key().to_string(), removed: !dry_run });
+        }
+        if !dry_run {
+            reclaim(config, &store, &job)?;
+        }
+    }
+    if json {
+        return print::json(&pruned);
+    }
+    for one in &pruned {
+        say_removed(&one.id, &one.job, dry_run)?;
+    }
+    if pruned.is_empty() {
+        writeln!(io::stdout(), "nothing to remove: no job has more than {} valid snapshots", config.keep)?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,102 @@
+/* Ranks of NCCL: the declarations that they need, their processes, and where they get the unique IDs. */
+#ifndef NCCL_H
+#define NCCL_H
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "job.h"
+
+CUresult cuDeviceGetCount(int *count);
+
+typedef struct ncclComm *ncclComm_t;
+typedef struct {
+    char internal[128];
+} ncclUniqueId;
+int ncclGetUniqueId(ncclUniqueId *id);
+int ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank);
+int ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, void *config);
+int ncclCommDestroy(ncclComm_t comm);
+int ncclGroupStart(void);
+int ncclGroupEnd(void);
+int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, CUstream stream);
+int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, CUstream stream);
+int ncclAllGather(const void *send, void *recv, size_t count, int type, ncclComm_t comm, CUstream stream);
+int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm, CUstream stream);
+int ncclSend(const void *send, size_t count, int type, int to, ncclComm_t comm, CUstream stream);
+int ncclRecv(void *recv, size_t count, int type, int from, ncclComm_t comm, CUstream stream);
+const char *ncclGetErrorString(int result);
+enum { UINT32 = 3, SUM = 0, MAX = 2 };
+
+#define NCCL(call)                                                                                                     \
+    do {                                                                                                               \
+        int result_ = (call);                                                                                          \
+        if (result_ != 0) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, ncclGetErrorString(result_));                \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+enum { MOST_RANKS = 8, MOST_IDS = 4 };
+
+/* Where rank 0 leaves the unique IDs; shared by all processes. */
+struct meeting {
+    ncclUniqueId ids[MOST_IDS];
+    volatile int are_there;
+};
+
+/* The device, the context and the kernel of a rank. The devices are shared if there are fewer than ranks. */
+static inline struct job nccl_start(int rank) {
+    struct job job = {0};
+    int devices;
+    CUdevice device;
+    CHECK(cuInit(0));
+    CHECK(cuDeviceGetCount(&devices));
+    CHECK(cuDeviceGet(&device, rank % devices));
+    CHECK(cuDevicePrimaryCtxRetain(&job.context, device));
+    CHECK(cuCtxSetCurrent(job.context));
+    CHECK(cuModuleLoadData(&job.module, job_ptx));
+    CHECK(cuModuleGetFunction(&job.mix, job.module, "mix"));
+    return job;
+}
+
+/* Rank 0 makes the IDs, the others wait for them. */
+static inline void nccl_meet(struct meeting *meeting, int rank) {
+    if (rank == 0) {
+        for (int i = 0; i < MOST_IDS; i++) {
+            NCCL(ncclGetUniqueId(&meeting->ids[i]));
+        }
+        meeting->are_there = 1;
+    }
+    while (!meeting->are_there) {
+        usleep(1000);
+    }
+}
+
+/* Runs so many ranks, a process each. The exit code is 1 as soon as one has failed. */
+static inline int nccl_run(int ranks, int (*be_rank)(int rank, struct meeting *meeting)) {
+    struct meeting *meeting =
+        mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (meeting == MAP_FAILED) {
+        perror("mmap");
+        return 1;
+    }
+    for (int rank = 0; rank < ranks; rank++) {
+        pid_t pid = fork();
+        SYSTEM(pid);
+        if (pid == 0) {
+            return be_rank(rank, meeting);
+        }
+    }
+    for (int ended = 0; ended < ranks; ended++) {
+        int status;
+        SYSTEM(wait(&status));
+        if (status != 0) {
+            fprintf(stderr, "a rank has failed: status %#x\n", status);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+#endif

@@ -1,0 +1,179 @@
+//! `--mirror changed`: the copy of device memory takes host memory during checkpoints only. What it lacks is in the store.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use crate::faults::LAUNCHER_FAILED;
+use crate::faulty_job::Job;
+use crate::gpu_job::{GpuJob, kills};
+use ckpt_run_tests::Running;
+
+const MIB: u64 = 1 << 20;
+/// Device memory of the job. It writes to all of it.
+const JOB_MIB: u64 = 64;
+/// The same where host memory is measured.
+const MEASURED_MIB: u64 = 256;
+
+/// Makes parking fail: device memory is allocated again and copied back.
+const NOT_PARKED: &str = "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
+
+fn job() -> Job {
+    job_with("changed", JOB_MIB)
+}
+
+fn job_with(mirror: &'static str, mib: u64) -> Job {
+    let job = Job::new("unwritten.c", &["100000", &mib.to_string()]).with("CKPT_CAPTURE", "changed");
+    job.touch("slow");
+    job.with_options(&["--mirror", mirror])
+}
+
+/// Starts the job, and waits until it has written to all of its memory.
+fn filled(job: &Job) -> Running {
+    let mut running = job.start();
+    job.touch("fill");
+    running.until("all memory is written", || job.is_there("filled").then_some(()));
+    running
+}
+
+/// Host memory of files without a name that the launcher has open: the copies of device memory. Prints each.
+fn held_bytes(running: &Running) -> u64 {
+    let open = fs::read_dir(format!("/proc/{}/fd", running.pid())).expect("the launcher's files");
+    let unnamed = open.filter_map(|entry| {
+        let path = entry.expect("an entry").path();
+        let target = fs::read_link(&path).ok().filter(|target| target.to_string_lossy().ends_with("(deleted)"))?;
+        let bytes = fs::metadata(path).ok()?.blocks() * 512;
+        println!("{} has {bytes} bytes", target.display());
+        Some(bytes)
+    });
+    unnamed.sum()
+}
+
+fn save(job: &Job, running: &mut Running) {
+    running.checkpoint(&job.sandbox);
+    job.goes_on(running);
+}
+
+#[test]
+fn a_partial_copy_takes_no_host_memory_between_checkpoints() {
+    let everything = job_with("all", MEASURED_MIB);
+    let mut running = filled(&everything);
+    save(&everything, &mut running);
+    assert!(held_bytes(&running) >= MEASURED_MIB * MIB * 7 / 8, "{}", held_bytes(&running));
+    assert_eq!(everything.status()["device_memory"]["mirror"], "all");
+    running.kill_everything();
+
+    let job = job_with("changed", MEASURED_MIB);
+    let mut running = filled(&job);
+    for round in 0..4 {
+        save(&job, &mut running);
+        assert!(held_bytes(&running) <= MEASURED_MIB * MIB / 4, "{}", held_bytes(&running));
+        let memory = job.status()["device_memory"].take();
+        assert_eq!(memory["mirror"], "changed");
+        assert!(memory["mirror_bytes"].as_u64().expect("bytes") <= MEASURED_MIB * MIB / 4, "{memory}");
+        assert_eq!(memory["copied_back_bytes"], 0, "{memory}");
+        if round % 2 == 1 {
+            running.kill_everything();
+            running = job.resume();
+        }
+    }
+    job.ends_right(&mut running);
+    assert!(job.sandbox.read("job.out").contains("at last"), "{}", running.said());
+}
+
+#[test]
+fn memory_that_cannot_be_parked_is_read_from_the_store() {
+    let job = job();
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    for _ in 0..2 {
+        job.fail(NOT_PARKED);
+        save(&job, &mut running);
+        let memory = job.status()["device_memory"].take();
+        assert!(memory["copied_back_bytes"].as_u64() >= Some(JOB_MIB * MIB * 7 / 8), "{memory}");
+        assert!(held_bytes(&running) <= JOB_MIB * MIB / 4, "{}", held_bytes(&running));
+        job.disarm();
+        save(&job, &mut running);
+    }
+    running.kill_everything();
+    let mut running = job.resume();
+    job.ends_right(&mut running);
+}
+
+/// A capture that the launcher does not hear of, and saves that fail: the next checkpoint is complete.
+#[test]
+fn failed_checkpoints_leave_a_complete_copy() {
+    let job = job();
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    for (points, rules) in
+        [("detach-captured=panic", ""), ("detach-released=panic", NOT_PARKED), ("detach-released=panic", "")]
+    {
+        job.fail(rules);
+        job.arm(points);
+        job.is_refused(&running, "the interposer made a mistake");
+        job.disarm();
+        job.goes_on(&mut running);
+        save(&job, &mut running);
+        running.kill_everything();
+        running = job.resume();
+        save(&job, &mut running);
+    }
+    running.kill_everything();
+
+    let mut running = job.start_with_fault("save-before-commit@2=error,save-before-commit@3=error");
+    save(&job, &mut running);
+    for _ in 0..2 {
+        assert!(!job.sandbox.call(["checkpoint"]).status.success(), "{}", running.said());
+        job.goes_on(&mut running);
+    }
+    save(&job, &mut running);
+    running.kill_everything();
+    let mut running = job.resume();
+    job.ends_right(&mut running);
+}
+
+#[test]
+fn a_launcher_that_is_killed_or_fails_with_a_partial_copy() {
+    let job = job();
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    running.kill_everything();
+    for fault in ["save-before-commit@2=kill", "save-after-commit@2=kill", "fill=kill"] {
+        let mut running = job.start_with_fault(fault);
+        save(&job, &mut running);
+        job.fail(NOT_PARKED);
+        job.sandbox.call(["checkpoint"]);
+        assert!(!running.wait_status().success(), "{fault}: {}", running.said());
+        job.disarm();
+    }
+    let mut running = job.resume();
+    job.ends_right(&mut running);
+}
+
+/// The store is damaged behind the launcher's back, and the memory could not stay on the GPU.
+#[test]
+fn damage_is_named_when_memory_is_put_back() {
+    let job = job();
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    for entry in fs::read_dir(job.sandbox.job_dir().join("packs")).expect("packs") {
+        let path = entry.expect("an entry").path();
+        let bytes = path.metadata().expect("facts").len();
+        if bytes > MIB {
+            fs::write(&path, vec![0x5a; usize::try_from(bytes).expect("it fits")]).expect("written");
+        }
+    }
+    job.fail(NOT_PARKED);
+    job.sandbox.call(["checkpoint"]);
+    assert_eq!(running.wait(), LAUNCHER_FAILED, "{}", running.said());
+    let said = running.said();
+    assert!(said.contains("cannot be read from the store") && said.contains("damaged"), "{said}");
+}
+
+/// Several processes that share device memory.
+#[test]
+fn processes_with_shared_memory_survive() {
+    let mut job = GpuJob::in_c("shared.c");
+    job.program.env("CKPT_MIRROR", "changed").env("CKPT_CAPTURE", "changed");
+    job.survives(kills());
+}

@@ -1,0 +1,90 @@
+//! Ranks that work together with NCCL (simnccl): saved at a consistent cut, killed at random moments, resumed, with the
+//! same output as if nothing had happened.
+
+use std::fs;
+
+use ckpt_run_tests::gpu::{built, cuda_program};
+
+use crate::gpu_job::{GpuJob, kills, library};
+
+/// Nothing of the memory below NCCL is shared.
+const SOCKETS: &[(&str, &str)] = &[("CKPT_NCCL", "sockets")];
+/// Ranks have each other's device memory by handles of cuIpcGetMemHandle.
+const P2P: &[(&str, &str)] = &[("CKPT_NCCL", "p2p")];
+
+/// Many ranks take long: fewer kills, unless `CKPT_TEST_KILLS` says how many.
+fn few_kills() -> u32 {
+    if std::env::var_os("CKPT_TEST_KILLS").is_some() { kills() } else { 2 }
+}
+
+/// So many ranks of `ranks.c`, each with a device of its own. The job lasts longer than all kills take; steps of more ranks
+/// take longer.
+fn ranks(count: u32, variables: &[(&str, &str)]) -> GpuJob {
+    let steps = kills() * (20 + 60 / count);
+    GpuJob::new(|gpu, sandbox| {
+        let mut command = gpu.command(gpu.compile_with_nccl(&cuda_program("ranks.c"), sandbox.path()));
+        command.args([steps.to_string(), count.to_string()]).env("SIMCUDA_DEVICES", count.to_string());
+        command.env("SIMCUDA_JITTER", "1").envs(variables.iter().copied());
+        command
+    })
+}
+
+#[test]
+fn two_ranks_over_sockets_survive() {
+    ranks(2, SOCKETS).survives(few_kills());
+}
+
+#[test]
+fn four_ranks_that_share_device_memory_survive() {
+    ranks(4, P2P).survives(few_kills());
+}
+
+#[test]
+fn eight_ranks_that_share_device_memory_survive() {
+    ranks(8, P2P).survives(few_kills());
+}
+
+/// The launcher resumes the job when one of its ranks has been killed.
+#[test]
+fn a_killed_rank_is_resumed_with_all_others() {
+    ranks(3, P2P).is_restarted(3);
+}
+
+#[test]
+fn ranks_are_preempted() {
+    ranks(2, P2P).is_preempted(3);
+}
+
+#[test]
+fn train_mlp_with_two_ranks_survives() {
+    let job = GpuJob::new(|gpu, _| {
+        let mut command = gpu.command(built("train-mlp"));
+        command.args(["--ranks", "2", "--steps", "150"]).env("SIMCUDA_DEVICES", "2");
+        command.envs(P2P.iter().copied());
+        command
+    });
+    job.slowed_by(["--rest-ms", "40"]).survives(few_kills());
+}
+
+/// Rank 0 waits on the host for rank 1, which is parked: there is no common step. The job runs on, and the message names
+/// who waits for what.
+#[test]
+fn ranks_that_wait_on_the_host_for_parked_ones_run_on_unharmed() {
+    let job = GpuJob::new(|gpu, sandbox| {
+        let mut command = gpu.command(gpu.compile_with_nccl(&cuda_program("waits.c"), sandbox.path()));
+        command.arg("10").env("SIMCUDA_DEVICES", "4").envs(SOCKETS.iter().copied());
+        command
+    });
+    let of_job = |name| job.sandbox.path().join(name);
+    fs::write(of_job("hold"), "").expect("the sandbox is writable");
+    let mut running = job.sandbox.start_command("job", job.command(library()));
+    running.until_answering(&job.sandbox);
+    running.until("a step that rank 0 cannot get to", || of_job("begun").exists().then_some(()));
+    let output = job.sandbox.command(["checkpoint"]).output().expect("ckpt-run runs");
+    fs::remove_file(of_job("hold")).expect("the file is there");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("ncclAllReduce") && said.contains("waits"), "{said}");
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert_eq!(job.output(), job.unbroken());
+}

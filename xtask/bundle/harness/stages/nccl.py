@@ -1,0 +1,26 @@
+"""Two ranks on one GPU by torchrun and NCCL over sockets. They may be refused: then the job goes on unharmed.
+
+Where trainings run on the CPU, the same with gloo shows that the stage works."""
+
+from harness.stages.common import SLOWLY, need
+from harness.stages.process import LOSSES, attempted
+from harness.stages.torchrun import launched
+
+
+def run(settings, records):
+    for name, words in [("all_reduce", []), ("DDP", ["--wrap", "ddp"]), ("FSDP", ["--wrap", "fsdp"])]:
+        records.step(f"two ranks, {name}", by_nccl, settings, name, words, needs_s=45)
+    if settings.torch_device == "cpu":
+        records.step("two ranks, DDP by gloo", two_ranks, settings, "gloo", ["--wrap", "ddp"], "gloo", needs_s=45)
+
+
+def by_nccl(settings, name, words):
+    need(settings, "torch-gpu", "driver", "checkpoint", "criu")
+    return two_ranks(settings, name, words, "nccl")
+
+
+def two_ranks(settings, name, words, backend):
+    need(settings, "torch", "criu")
+    argv = [*launched(settings, "2", "--distributed", backend, "--one-gpu", *words), *SLOWLY]
+    on_gpu = settings.torch_device == "cuda"
+    return attempted(settings, f"two-ranks-{name.lower()}", argv, LOSSES, on_gpu, is_optional=True)

@@ -1,0 +1,48 @@
+"""Kinds of programs, each killed and resumed: processes that only look at GPUs, workers that are forked, and each kind
+of memory and of object of the driver."""
+
+from harness.stages.common import gpt, need
+from harness.stages.process import LOSSES, as_unbroken, attempted, trained
+
+# Programs of the driver API, by the step's name.
+SAVED = [
+    ("no context", "late"),
+    ("forked workers", "forked"),
+    ("pinned memory", "pinned"),
+    ("graphs", "graphs"),
+    ("memory of graphs", "graph_memory"),
+    ("pools", "pools"),
+    ("virtual memory", "vmm"),
+    ("shared memory", "shared"),
+]
+REFUSED = [("managed memory", "managed"), ("exported memory", "exported"), ("memory without its owner", "orphan")]
+WATCHERS = [("NVML alone", "nvml"), ("no visible GPU", "hidden")]
+
+
+def run(settings, records):
+    steps = "150" if settings.is_quick else "600"
+    for name, how in WATCHERS:
+        argv = [settings.python, settings.at("programs/watcher.py"), how, steps]
+        records.step(name, saved, settings, how, argv, needs_s=15)
+    for name, program in SAVED:
+        records.step(name, saved, settings, program, [settings.at(f"bin/{program}"), steps], needs_s=15)
+    for name, program in REFUSED:
+        records.step(name, refused, settings, program, [settings.at(f"bin/{program}"), steps], needs_s=15)
+    records.step("DataLoader workers", loader, settings, needs_s=30)
+
+
+def saved(settings, name, argv):
+    need(settings, "driver", "checkpoint", "criu")
+    return as_unbroken(settings, name, argv)
+
+
+def refused(settings, name, argv):
+    """Refused as long as the job has what cannot be saved."""
+    need(settings, "driver", "checkpoint", "criu")
+    return attempted(settings, name, argv, until_allowed=lambda job: open(job.path("private"), "w").close())
+
+
+def loader(settings):
+    """Workers that live as long as the job, through pinned memory."""
+    steps = "100" if settings.is_quick else "400"
+    return trained(settings, "loader", gpt(settings, "--workers", "2", "--steps", steps, "--losses", LOSSES))
