@@ -40,7 +40,8 @@ fn held_bytes(running: &Running) -> u64 {
     let open = fs::read_dir(format!("/proc/{}/fd", running.pid())).expect("the launcher's files");
     let unnamed = open.filter_map(|entry| {
         let path = entry.expect("an entry").path();
-        let target = fs::read_link(&path).ok().filter(|target| target.to_string_lossy().ends_with("(deleted)"))?;
+        let target =
+            fs::read_link(&path).ok().filter(|target| target.to_string_lossy().ends_with("(deleted)"))?;
         let bytes = fs::metadata(path).ok()?.blocks() * 512;
         println!("{} has {bytes} bytes", target.display());
         Some(bytes)
