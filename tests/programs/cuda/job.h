@@ -152,7 +152,7 @@ static inline int job_has_file(const char *name) { return access(name, F_OK) == 
 
 static inline void job_rest(void) {
     if (job_has_file("slow")) {
-        usleep(15000);
+        usleep(40000);
     }
 }
 

@@ -70,7 +70,7 @@ def main():
             total = int.from_bytes(host, "little")
         print(f"step {step} checksum {total:08x} {question()}", flush=True)
         if os.path.exists("slow"):
-            time.sleep(0.015)
+            time.sleep(0.04)
 
 
 main()

@@ -11,7 +11,7 @@ import time
 # JAX takes three quarters of the device at its start otherwise: too much to be stored in the time that there is.
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.05")
 
-COUNT, FACTOR, REST_S = 4096, 1664525, 0.015
+COUNT, FACTOR, REST_S = 4096, 1664525, 0.04
 
 
 def of_cupy():

@@ -10,7 +10,7 @@ import sys
 import time
 import zlib
 
-REST_S = 0.015
+REST_S = 0.04
 
 
 def nvml():

@@ -10,6 +10,8 @@ ALLOCATORS = [
     ("cudaMallocAsync", "backend:cudaMallocAsync"),
 ]
 PROFILE = "profile"
+# At 40 ms each while they are slow: longer than a checkpoint, a kill and a resume take on a busy machine.
+STEPS = "400"
 
 
 def run(settings, records):
@@ -47,8 +49,7 @@ def allocated(settings, name, value):
 
 def computed(settings, name, script, words, workers):
     need(settings, "driver", "checkpoint", "criu")
-    steps = "150" if settings.is_quick else "400"
-    argv = [settings.cuda_python, settings.at(f"programs/{script}"), *words, steps, *workers]
+    argv = [settings.cuda_python, settings.at(f"programs/{script}"), *words, STEPS, *workers]
     return as_unbroken(settings, name.lower().replace(", ", "-").replace(" ", "-"), argv, is_optional=True)
 
 

@@ -16,18 +16,19 @@ SAVED = [
     ("shared memory", "shared"),
 ]
 REFUSED = [("managed memory", "managed"), ("exported memory", "exported"), ("memory without its owner", "orphan")]
+# At 40 ms each while they are slow: longer than a checkpoint, a kill and a resume take on a busy machine.
+STEPS = "400"
 WATCHERS = [("NVML alone", "nvml"), ("no visible GPU", "hidden")]
 
 
 def run(settings, records):
-    steps = "150" if settings.is_quick else "600"
     for name, how in WATCHERS:
-        argv = [settings.python, settings.at("programs/watcher.py"), how, steps]
+        argv = [settings.python, settings.at("programs/watcher.py"), how, STEPS]
         records.step(name, saved, settings, how, argv, needs_s=15)
     for name, program in SAVED:
-        records.step(name, saved, settings, program, [settings.at(f"bin/{program}"), steps], needs_s=15)
+        records.step(name, saved, settings, program, [settings.at(f"bin/{program}"), STEPS], needs_s=15)
     for name, program in REFUSED:
-        records.step(name, refused, settings, program, [settings.at(f"bin/{program}"), steps], needs_s=15)
+        records.step(name, refused, settings, program, [settings.at(f"bin/{program}"), STEPS], needs_s=15)
     records.step("DataLoader workers", loader, settings, needs_s=30)
 
 
