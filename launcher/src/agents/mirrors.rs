@@ -173,6 +173,8 @@ pub struct Held {
     /// `None` while the process is being restored.
     handle: Option<Arc<ProcessHandle>>,
     mirror: Option<Mirror>,
+    /// The mirror is to be freed when the process is back.
+    is_due: bool,
     parked: Parked,
 }
 
@@ -194,6 +196,19 @@ impl Holdings {
         self.processes.iter().filter_map(|(&pid, held)| Some((pid, held.mirror.as_ref()?)))
     }
 
+    /// The content of this process's mirror was committed while the process was away.
+    pub fn free_on_return(&mut self, pid: u32) {
+        if let Some(held) = self.processes.get_mut(&pid) {
+            held.is_due = true;
+        }
+    }
+
+    /// The mirror that is to be freed before this process is registered, once.
+    pub fn take_due(&mut self, pid: u32) -> Option<Mirror> {
+        let held = self.processes.get_mut(&pid)?;
+        held.mirror.clone().filter(|_| std::mem::take(&mut held.is_due))
+    }
+
     /// Replaces the mirror of a process; returns the old one.
     #[must_use]
     pub fn set_mirror(
@@ -204,6 +219,7 @@ impl Holdings {
     ) -> Option<Mirror> {
         let held = self.processes.entry(pid).or_default();
         held.handle = Some(Arc::clone(handle));
+        held.is_due = false;
         std::mem::replace(&mut held.mirror, mirror)
     }
 

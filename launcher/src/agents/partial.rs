@@ -23,11 +23,13 @@ use std::thread;
 
 use ckpt_snapshot::chunk::CHUNK_BYTES;
 use ckpt_snapshot::{Manifest, RelPath, SnapshotId, Store, Tiers};
+use parking_lot::MutexGuard;
 use rustix::fs::FallocateFlags;
 use serde::Deserialize;
 use tracing::{info, warn};
 
 use super::mirrors::Mirror;
+use super::state::State;
 use super::unchanged::Missing;
 use super::{Agents, Shared};
 use crate::sys::memory;
@@ -118,6 +120,13 @@ impl Mirror {
         Ok(rustix::fs::fallocate(&*self.file, how, 0, self.bytes)?)
     }
 
+    /// The same; a failure is logged.
+    pub(super) fn free_stored_or_warn(&self) {
+        if let Err(error) = self.free_stored() {
+            warn!("host memory of a copy of device memory could not be freed: {error}");
+        }
+    }
+
     /// Writes the content of ranges to its memory, as far as it was freed and no capture has written it since.
     ///
     /// # Errors
@@ -173,27 +182,37 @@ impl Agents {
     }
 
     /// Frees the memory of partial mirrors whose content has been committed. Returns how much memory mirrors have now.
+    ///
+    /// A process that is not back yet may be copying from its mirror, which is freed when the process returns. All that
+    /// before the next attempt, which waits until all processes are back.
     pub fn free_stored(&self) -> u64 {
-        let state = self.shared.lock();
-        // A process that is not back yet may be copying from its mirror.
-        let mirrors: Vec<_> = state
+        let mut state = self.shared.lock();
+        let (back, away): (Vec<_>, Vec<_>) = state
             .holdings
             .mirrors()
-            .map(|(pid, mirror)| (mirror.clone(), state.is_registered(pid)))
-            .collect();
+            .map(|(pid, mirror)| (pid, mirror.clone()))
+            .partition(|(pid, _)| state.is_registered(*pid));
+        away.iter().for_each(|(pid, _)| state.holdings.free_on_return(*pid));
         drop(state);
-        let mut bytes = 0_u64;
-        for (mirror, is_attached) in mirrors {
-            if is_attached && let Err(error) = mirror.free_stored() {
-                warn!("host memory of a copy of device memory could not be freed: {error}");
-            }
-            bytes = bytes.saturating_add(mirror.allocated_bytes());
-        }
-        bytes
+        back.iter().for_each(|(_, mirror)| mirror.free_stored_or_warn());
+        let mirrors = back.iter().chain(&away).map(|(_, mirror)| mirror.allocated_bytes());
+        mirrors.fold(0, u64::saturating_add)
     }
 }
 
 impl Shared {
+    /// Frees the mirror of a process that returns after its content was committed. Returns the state, locked: the process
+    /// has to be registered before it is unlocked.
+    pub(super) fn lock_for_return(&self, pid: u32) -> MutexGuard<'_, State> {
+        loop {
+            let mut state = self.lock();
+            let Some(due) = state.holdings.take_due(pid) else { return state };
+            // Freeing takes long.
+            drop(state);
+            due.free_stored_or_warn();
+        }
+    }
+
     /// What mirrors hold between checkpoints, if they take `used_bytes` for all device memory, of which they have
     /// `held_bytes`.
     pub(super) fn decide_mirror_mode(&self, used_bytes: u64, held_bytes: u64) -> MirrorMode {

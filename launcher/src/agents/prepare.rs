@@ -505,6 +505,41 @@ mod tests {
         }
     }
 
+    /// A process that is not back when its snapshot is committed may be copying from its mirror.
+    #[test]
+    fn a_partial_mirror_is_freed_when_its_process_returns_after_the_commit() {
+        let (_directory, path, agents, [stream]) = agents_with([1]);
+        agents.set_mirror_mode(MirrorMode::Changed);
+        let preparing = start_prepare(&agents, 1, LONG);
+        assert_eq!(receive(&stream).expect("a message"), ToAgent::Prepare { attempt: 1 });
+        let changes = Some(ExpectedChanges { captures: 0, bytes: MIB });
+        let needs = FromAgent::Needs { attempt: 1, mirror_bytes: MIB, used_bytes: Some(MIB), changes };
+        send(&stream, &needs);
+        let message = receive(&stream).expect("a message");
+        let ToAgent::Stage { mirror: number, is_partial: true, .. } = message else { panic!("{message:?}") };
+        let file = descriptors::receive(stream.as_fd(), 1).expect("a file").pop().expect("one");
+        send(&stream, &FromAgent::Staged { attempt: 1 });
+        let prepared = finish_prepare(preparing);
+        let file = File::from(file);
+        file.write_all_at(&[1; 8], 0).expect("written");
+        let capture = Capture { mirror: number, number: 1, written: vec![0..8] };
+        let report = GpuReport { capture: Some(Box::new(capture)), ..report() };
+        let quiesced = quiesce_agent(&agents, stream, 1, report);
+        drop(prepared);
+        agents.resume_listening().expect("listening again");
+        let (stream, ..) = return_detached(&path, 1, 1);
+        assert_eq!(agents.await_return(&quiesced, SHORT).missing.len(), 1);
+
+        let mirror = quiesced.gpu()[0].mirror.as_ref().expect("a mirror");
+        let path = RelPath::new("gpu/1.mem").expect("a path");
+        let file = DataFile { path, bytes: 8, blake3: None, chunks: Vec::new() };
+        mirror.history.lock().record_commit(Some(1), vec![0..8], &file, stored_nowhere());
+        assert!(agents.free_stored() > 0, "its process may be copying from it");
+        send(&stream, &FromAgent::Reconnected { attempt: 1, restored: false, copied_bytes: 8, lost: None });
+        until_count(&agents, 1);
+        assert_eq!(mirror.allocated_bytes(), 0);
+    }
+
     #[test]
     fn a_mirror_and_parked_memory_outlast_a_checkpoint() {
         let (_directory, path, agents, [first, second]) = agents_with([1, 2]);

@@ -285,7 +285,7 @@ impl Shared {
 
     /// Registers an agent. Returns the attempt for which it has to detach, if one is under way.
     fn register(&self, id: u64, hello: Hello, returned: Option<Returned>) -> Option<(u64, Instant)> {
-        let mut state = self.lock();
+        let mut state = self.lock_for_return(hello.pid);
         let phase = state.phase;
         let connection = state.connections.get_mut(&id)?;
         connection.process.pid = Some(hello.pid);

@@ -35,13 +35,16 @@ fn filled(job: &Job) -> Running {
     running
 }
 
-/// Host memory of files without a name that the launcher has open: the copies of device memory. Prints each.
+/// Host memory of the copies of device memory, which are files without a name in memory. Prints each. Packs that the
+/// garbage collection has deleted, and still has open, are no memory.
 fn held_bytes(running: &Running) -> u64 {
     let open = fs::read_dir(format!("/proc/{}/fd", running.pid())).expect("the launcher's files");
     let unnamed = open.filter_map(|entry| {
         let path = entry.expect("an entry").path();
-        let target =
-            fs::read_link(&path).ok().filter(|target| target.to_string_lossy().ends_with("(deleted)"))?;
+        let target = fs::read_link(&path).ok()?;
+        // A file without a name has a number, in the root of its file system, or is a memfd.
+        let is_unnamed = |start| target.to_string_lossy().starts_with(start);
+        ["/#", "/memfd:ckpt-mirror"].into_iter().any(is_unnamed).then_some(())?;
         let bytes = fs::metadata(path).ok()?.blocks() * 512;
         println!("{} has {bytes} bytes", target.display());
         Some(bytes)
