@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::error::Error;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ckpt_protocol::agent::{FromAgent, ToAgent};
 use ckpt_protocol::frame::{self, FrameError};
@@ -15,7 +15,36 @@ pub trait Link {
     /// Sends a message with the descriptors that it announces; returns the answer with its descriptors. `None` if the
     /// connection is lost.
     fn ask(&mut self, message: &FromAgent, with: &[BorrowedFd<'_>]) -> Option<(ToAgent, Vec<OwnedFd>)>;
+
+    /// Sends [`FromAgent::Readable`], and has `read` fill the window as the launcher requests until it has stored the memory;
+    /// `read` returns the reason if it cannot.
+    ///
+    /// # Errors
+    /// Why it has not been stored, for the user.
+    fn hand_out(
+        &mut self,
+        _readable: &FromAgent,
+        _deadline: Instant,
+        _read: &mut dyn FnMut(Piece) -> Option<String>,
+    ) -> Result<(), String> {
+        Err(LOST.to_owned())
+    }
 }
+
+/// A part of the device memory that is to be copied to the window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it begins in the mirror that there would be, in bytes.
+    pub offset: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Where in the window, in bytes.
+    pub at: u64,
+}
+
+const LOST: &str = "the connection to the launcher was lost while it stored the memory of the GPU";
+const TOO_LATE: &str = "this request comes after the deadline of its attempt";
+const TOO_SLOW: &str = "the store has not taken the memory of the GPU in time. With --mirror none the job is paused meanwhile: raise --freeze-timeout, use a faster store, or free host memory for --mirror changed";
 
 /// A conversation over a connected socket. The launcher may send a request at any time, even while an answer is
 /// expected; such requests are queued.
@@ -63,11 +92,10 @@ impl Link for Conversation<'_> {
         self.socket.send(with).ok()?;
         loop {
             match hear(self.socket).ok()? {
-                unasked @ (ToAgent::Prepare { .. }
-                | ToAgent::Unstage { .. }
-                | ToAgent::Quiesce { .. }
-                | ToAgent::Cut { .. }
-                | ToAgent::QueryActivity) => self.unheard.push_back(unasked),
+                unasked if is_unasked(&unasked) => self.unheard.push_back(unasked),
+                late @ (ToAgent::Read { .. } | ToAgent::Stored { .. }) => {
+                    late_answer(&late).map_or(Ok(()), |answer| say(self.socket, &answer)).ok()?;
+                }
                 answer => {
                     let descriptors = self.socket.receive(answer.descriptors()).ok()?;
                     return Some((answer, descriptors));
@@ -75,6 +103,50 @@ impl Link for Conversation<'_> {
             }
         }
     }
+
+    fn hand_out(
+        &mut self,
+        readable: &FromAgent,
+        deadline: Instant,
+        read: &mut dyn FnMut(Piece) -> Option<String>,
+    ) -> Result<(), String> {
+        let lost = |_| LOST.to_owned();
+        say(self.socket, readable).map_err(lost)?;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // A failure shows again where the socket is read.
+            if !self.socket.is_readable(left).unwrap_or(true) {
+                return Err(TOO_SLOW.to_owned());
+            }
+            match hear(self.socket).map_err(lost)? {
+                ToAgent::Read { offset, bytes, at } => {
+                    let problem = read(Piece { offset, bytes, at });
+                    say(self.socket, &FromAgent::Content { problem }).map_err(lost)?;
+                }
+                ToAgent::Stored { problem } => return problem.map_or(Ok(()), Err),
+                unasked if is_unasked(&unasked) => self.unheard.push_back(unasked),
+                _ => return Err(LOST.to_owned()),
+            }
+        }
+    }
+}
+
+/// Whether the launcher sends such a message at any time.
+fn is_unasked(message: &ToAgent) -> bool {
+    matches!(
+        message,
+        ToAgent::Prepare { .. }
+            | ToAgent::Unstage { .. }
+            | ToAgent::Quiesce { .. }
+            | ToAgent::Cut { .. }
+            | ToAgent::QueryActivity
+    )
+}
+
+/// The answer to a [`ToAgent::Read`] after the deadline; none to [`ToAgent::Stored`].
+pub fn late_answer(message: &ToAgent) -> Option<FromAgent> {
+    let is_read = matches!(message, ToAgent::Read { .. });
+    is_read.then(|| FromAgent::Content { problem: Some(TOO_LATE.to_owned()) })
 }
 
 /// Sends a message.

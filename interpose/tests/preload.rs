@@ -94,6 +94,7 @@ fn a_program_says_hello_and_is_otherwise_as_before() {
         supports_activity: true,
         supports_release: true,
         supports_cut: true,
+        supports_reads: true,
     };
     assert_eq!(agent.hello, expected);
     let ours = sockets(program.pid());

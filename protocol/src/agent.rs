@@ -44,6 +44,24 @@
 //!          <------------------------------- Filled{problem}
 //! ```
 //!
+//! With `--mirror none` there is no mirror: the store gets the memory while the process is being detached. The launcher sends
+//! these messages only to agents that [support](Hello::supports_reads) them. Instead of Stage:
+//!
+//! ```text
+//!          <------------------------------- StageWindow{attempt, mirror, bytes, window_bytes} + the window's descriptor
+//!   Staged{attempt}, or Failed  ---------->
+//! ```
+//!
+//! and after Quiesce, before Park:
+//!
+//! ```text
+//!   Readable{attempt, regions, capture, used}  ------>
+//!   (repeated as needed:)
+//!          <------------------------------- Read{offset, bytes, at}
+//!   Content{problem}  -------------------->
+//!          <------------------------------- Stored{problem}
+//! ```
+//!
 //! The launcher identifies device memory that processes share (CUDA IPC) by keys. Each of these requests may be sent
 //! between a Welcome and the end of the conversation, or as the only request on a connection of its own:
 //!
@@ -142,6 +160,23 @@ pub enum FromAgent {
     Fill {
         /// In bytes from the mirror's beginning: sorted, without overlaps.
         ranges: Vec<Range<u64>>,
+    },
+    /// The device memory of a process without a mirror can be read until [`ToAgent::Stored`]: all work on it has ended.
+    Readable {
+        /// The attempt of [`ToAgent::Quiesce`].
+        attempt: u64,
+        /// The device memory. Offsets are those in a mirror that has [`ToAgent::StageWindow::bytes`].
+        regions: Vec<Region>,
+        /// What has changed since the last capture.
+        capture: Capture,
+        /// What does not hold zeroes only, in bytes from the mirror's beginning: sorted, without overlaps.
+        used: Vec<Range<u64>>,
+    },
+    /// The answer to [`ToAgent::Read`].
+    Content {
+        /// Why the content is not in the window, for the user.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        problem: Option<String>,
     },
     /// The mirror of [`ToAgent::Stage`] is mapped, and pinned as far as possible.
     Staged {
@@ -309,6 +344,9 @@ pub struct Hello {
     /// Whether the agent supports [`ToAgent::Cut`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supports_cut: bool,
+    /// Whether the agent supports [`ToAgent::StageWindow`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub supports_reads: bool,
 }
 
 /// The GPU state of a process at a checkpoint.
@@ -568,6 +606,32 @@ pub enum ToAgent {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_partial: bool,
     },
+    /// A window through which the launcher reads device memory, instead of a mirror; its descriptor follows.
+    StageWindow {
+        /// The attempt.
+        attempt: u64,
+        /// The number of the mirror that there would be, as in [`ToAgent::Stage`].
+        mirror: u64,
+        /// The size of that mirror, in bytes.
+        bytes: u64,
+        /// The size of the window, in bytes.
+        window_bytes: u64,
+    },
+    /// Requests that the agent copies device memory to the window. It belongs to one region or several.
+    Read {
+        /// Where it begins, in bytes from the mirror's beginning.
+        offset: u64,
+        /// How much, in bytes.
+        bytes: u64,
+        /// Where in the window, in bytes.
+        at: u64,
+    },
+    /// The answer to [`FromAgent::Readable`]: no more is read.
+    Stored {
+        /// Why the memory has not been stored, for the user.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        problem: Option<String>,
+    },
     /// The attempt is cancelled: the agent releases the mirror.
     Unstage {
         /// The attempt.
@@ -668,7 +732,7 @@ impl ToAgent {
     /// Number of descriptors that follow this message.
     pub fn descriptors(&self) -> usize {
         match self {
-            Self::Stage { .. } | Self::Shared { .. } => 1,
+            Self::Stage { .. } | Self::StageWindow { .. } | Self::Shared { .. } => 1,
             Self::Deliver { bytes, .. } => usize::from(*bytes > 0),
             Self::Unparked { count } => *count,
             _ => 0,
@@ -706,6 +770,7 @@ mod tests {
             supports_activity: false,
             supports_release: false,
             supports_cut: false,
+            supports_reads: false,
         }
     }
 
@@ -730,6 +795,26 @@ mod tests {
             |more_bytes| ToAgent::Stage { attempt: 1, mirror: 7, bytes: 8, more_bytes, is_partial: false };
         has_json(&stage(None), r#"{"type":"stage","attempt":1,"mirror":7,"bytes":8}"#);
         has_json(&stage(Some(3)), r#"{"type":"stage","attempt":1,"mirror":7,"bytes":8,"more_bytes":3}"#);
+    }
+
+    /// For agents that support windows.
+    #[test]
+    fn messages_about_windows_keep_their_json() {
+        has_json(
+            &ToAgent::StageWindow { attempt: 1, mirror: 7, bytes: 8, window_bytes: 4 },
+            r#"{"type":"stage_window","attempt":1,"mirror":7,"bytes":8,"window_bytes":4}"#,
+        );
+        let capture = Capture { mirror: 7, number: 3, written: vec![0..2] };
+        has_json(
+            &FromAgent::Readable { attempt: 1, regions: Vec::new(), capture, used: vec![0..4] },
+            r#"{"type":"readable","attempt":1,"regions":[],"capture":{"mirror":7,"number":3,"written":[{"start":0,"end":2}]},"used":[{"start":0,"end":4}]}"#,
+        );
+        has_json(
+            &ToAgent::Read { offset: 2, bytes: 4, at: 0 },
+            r#"{"type":"read","offset":2,"bytes":4,"at":0}"#,
+        );
+        has_json(&FromAgent::Content { problem: None }, r#"{"type":"content"}"#);
+        has_json(&ToAgent::Stored { problem: Some("full".into()) }, r#"{"type":"stored","problem":"full"}"#);
     }
 
     /// Agents and launchers of earlier versions know of no partial mirrors.

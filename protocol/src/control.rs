@@ -194,8 +194,8 @@ pub struct DeviceMemory {
     pub parked_bytes: u64,
     /// Bytes copied back to the GPU.
     pub copied_back_bytes: u64,
-    /// What the copy in host memory holds between checkpoints: `all` device memory, or what has `changed` since the last
-    /// stored snapshot (`--mirror`).
+    /// What the copy in host memory holds between checkpoints: `all` device memory, what has `changed` since the last
+    /// stored snapshot, or `none` (`--mirror`). Empty from older launchers.
     #[serde(default)]
     pub mirror: String,
     /// Host memory that holds a copy of it between checkpoints, bytes. Chunks of zeroes take none.

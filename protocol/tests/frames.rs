@@ -32,6 +32,7 @@ fn any_bytes_are_messages_or_errors() {
         supports_activity: true,
         supports_release: true,
         supports_cut: false,
+        supports_reads: false,
     };
     let progress = Progress { phase: Phase::Persist, done_bytes: 3, total_bytes: 10 };
     let samples = [

@@ -249,7 +249,7 @@ pub struct Load<'a> {
 
 /// A snapshot being written. If it is dropped without [`SnapshotWriter::commit`], it is removed.
 pub trait SnapshotWriter: Send {
-    /// Stores data files. Chunks that this or another snapshot has stored already are not stored again.
+    /// Stores data files; a file that was stored before is replaced. Chunks that this or another snapshot has stored already are not stored again.
     ///
     /// # Errors
     /// If a file cannot be read or stored; the writer must then be dropped.

@@ -54,6 +54,22 @@ fn what_is_there_is_not_stored_again() {
     assert_holds(&packed(dir.path()), &saved, &[("gpu/1.mem", &content)]);
 }
 
+/// A dump that is tried again stores its device memory again.
+#[test]
+fn a_file_that_is_stored_again_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = packed(dir.path());
+    let mut writer = store.begin(&manifest(1).id, 100).unwrap();
+    let contents = [noise(1, 2 * CHUNK_BYTES), noise(2, CHUNK_BYTES + 5)];
+    for content in &contents {
+        writer.put(&[Input { path: path("gpu/1.mem"), from: content }], &|_| {}).unwrap();
+    }
+    writer.put(&[Input { path: path("gpu/2.mem"), from: &contents[0] }], &|_| {}).unwrap();
+    let saved = writer.commit(manifest(1)).unwrap();
+    assert_holds(&packed(dir.path()), &saved, &[("gpu/1.mem", &contents[1]), ("gpu/2.mem", &contents[0])]);
+    assert_eq!(saved.files.len(), 2);
+}
+
 /// Content of which some is known, and what was read of it all the same.
 struct Claims<'a> {
     content: &'a [u8],

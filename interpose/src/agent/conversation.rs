@@ -138,6 +138,11 @@ fn answer(
             let delivered = delivered(conversation.socket(), mirror, bytes, is_partial)?;
             stage(attempt, Delivered { more_bytes, ..delivered }, gpu)
         }
+        ToAgent::StageWindow { attempt, mirror, bytes, window_bytes } => {
+            let delivered = delivered(conversation.socket(), mirror, bytes, false)?;
+            stage(attempt, Delivered { window_bytes: Some(window_bytes), ..delivered }, gpu)
+        }
+        ToAgent::Read { .. } | ToAgent::Stored { .. } => return Ok(link::late_answer(&message)),
         ToAgent::Unstage { .. } => {
             gpu.unstage();
             return Ok(None);
@@ -158,7 +163,7 @@ fn answer(
 /// Receives the descriptor that follows.
 fn delivered(socket: &Socket, id: u64, bytes: u64, is_partial: bool) -> Result<Delivered, Hangup> {
     let file = socket.receive(1).ok().and_then(|mut files| files.pop()).ok_or(Hangup::Lost)?;
-    Ok(Delivered { id, bytes, more_bytes: None, is_partial, file })
+    Ok(Delivered { id, bytes, more_bytes: None, is_partial, window_bytes: None, file })
 }
 
 /// A panic in this library, which must not end the agent while the state is off the GPU.
@@ -269,6 +274,7 @@ fn greet(
         supports_activity: true,
         supports_release: true,
         supports_cut: true,
+        supports_reads: true,
     };
     say(socket, &FromAgent::Hello(hello))?;
     hear(socket)

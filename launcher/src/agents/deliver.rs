@@ -51,6 +51,8 @@ impl Shared {
         let mirror = state.holdings.mirror(pid).cloned();
         let parked = state.holdings.parked_count(pid);
         drop(state);
+        // A window has nothing that could be copied back.
+        let mirror = mirror.filter(|mirror| mirror.window.is_none());
         let (number, bytes) = mirror.as_ref().map_or((0, 0), |mirror| (mirror.number, mirror.bytes));
         debug!(id, pid, bytes, parked, "delivering mirror and parked memory to an agent");
         let files: Vec<_> = mirror.iter().map(|mirror| mirror.file.as_fd()).collect();

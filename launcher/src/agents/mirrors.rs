@@ -21,6 +21,7 @@ use rustix::io::Errno;
 
 use super::process::ProcessHandle;
 use super::unchanged::CaptureHistory;
+use super::window::{Window, window_bytes};
 use crate::files::staging;
 
 /// Sizes are multiples of this: huge pages.
@@ -43,6 +44,8 @@ pub struct Mirror {
     pub has_holes: bool,
     /// Whether its memory is freed where the store has the content, see [`super::partial`].
     pub is_partial: bool,
+    /// The file is a window through which the memory is read: there is no mirror, but its size and number.
+    pub window: Option<Arc<Window>>,
     /// The captures since the last commit: which parts of the content the store has. Shared by all sizes of the mirror,
     /// like the memory.
     pub history: Arc<Mutex<CaptureHistory>>,
@@ -64,8 +67,18 @@ impl Mirror {
     pub fn with_holes(bytes: u64) -> io::Result<Self> {
         let file = Arc::new(staging::unnamed_file()?);
         let number = random_number()?;
-        Self { number, bytes: 0, file, has_holes: true, is_partial: false, history: Arc::default() }
+        let history = Arc::default();
+        Self { number, bytes: 0, file, has_holes: true, is_partial: false, window: None, history }
             .resized(bytes)
+    }
+
+    /// A window, instead of a mirror of this size.
+    ///
+    /// # Errors
+    /// When the file cannot be created.
+    pub fn without_content(bytes: u64) -> io::Result<Self> {
+        let mirror = Self::with_holes(0)?;
+        Self { window: Some(Arc::default()), ..mirror }.resized(bytes)
     }
 
     /// A mirror whose content will be loaded from a snapshot. It has its size, but no memory yet.
@@ -76,7 +89,8 @@ impl Mirror {
         let file = staging::unnamed_file()?;
         file.set_len(bytes)?;
         let file = Arc::new(file);
-        Ok(Self { number, bytes, file, has_holes, is_partial: false, history: Arc::default() })
+        let history = Arc::default();
+        Ok(Self { number, bytes, file, has_holes, is_partial: false, window: None, history })
     }
 
     /// How much memory it has.
@@ -106,6 +120,14 @@ impl Mirror {
     /// Records a capture, or that the agent reported none. The written ranges are moved to the history.
     pub fn record_capture(&self, capture: Option<&mut Capture>) {
         let mut own = capture.filter(|capture| capture.mirror == self.number);
+        if self.window.is_some() {
+            // It was recorded before the memory was read.
+            let mut history = self.history.lock();
+            if !own.is_some_and(|capture| history.is_newest(capture.number)) {
+                history.record_capture(None);
+            }
+            return;
+        }
         self.history.lock().record_capture(own.as_deref());
         if let Some(capture) = &mut own {
             capture.written = Vec::new();
@@ -123,6 +145,13 @@ impl Mirror {
     /// # Errors
     /// When there is not enough memory; the mirror then keeps its size.
     pub fn resized(&self, bytes: u64) -> io::Result<Self> {
+        if self.window.is_some() {
+            if bytes < self.bytes {
+                *self.history.lock() = CaptureHistory::default();
+            }
+            self.file.set_len(window_bytes(bytes).max(self.file.metadata()?.len()))?;
+            return Ok(Self { bytes, ..self.clone() });
+        }
         if bytes < self.bytes {
             let mut history = self.history.lock();
             // What was freed is in the store only.
@@ -376,6 +405,7 @@ mod tests {
             file: Arc::new(file.into()),
             has_holes: false,
             is_partial: false,
+            window: None,
             history: Arc::default(),
         };
         assert!(mirror.resized(4 << 20).is_err());

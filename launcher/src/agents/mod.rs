@@ -38,6 +38,7 @@
 //! | `mirrors.rs` | mirrors and parked memory |
 //! | `unchanged.rs` | which parts of a mirror need not be read again for the store |
 //! | `partial.rs` | mirrors that hold only what the store lacks |
+//! | `window.rs` | instead of a mirror: memory that goes to the store while its process is being detached |
 //! | `broker.rs` | device memory that processes share |
 //! | `device_files.rs` | keeps the GPUs open while no process of the job does |
 //! | `restore_memory.rs` | how much device memory the restores take, and the wait for it |
@@ -65,6 +66,7 @@ mod state;
 mod stream;
 mod stuck;
 mod unchanged;
+mod window;
 
 use crate::sys::deadline::{AGENT_CLOSE_TIMEOUT, PROCESS_POLL_INTERVAL};
 use crate::sys::gpus::{GpuProbe, Gpus};
@@ -96,6 +98,7 @@ pub use restore_memory::Placement;
 use restore_memory::{Migrations, RestoreMemory};
 use state::{Phase, State};
 pub use unchanged::{ChunkTable, ContentLost, UnchangedChunks, clipped, merge_ranges};
+pub use window::{Offer, Reader};
 
 /// Stack of each thread.
 const STACK_BYTES: usize = 256 * 1024;
@@ -181,12 +184,24 @@ impl Agents {
         self.shared.parks_memory.store(continues, Ordering::Relaxed);
     }
 
-    /// Detaches all agents and stops listening, so that the job can be dumped.
+    /// [`Agents::detach_all`] for agents that have mirrors.
+    #[cfg(test)]
+    pub fn quiesce(&self, attempt: u64, deadline: Duration) -> Result<Quiesced, QuiesceError> {
+        self.detach_all(attempt, deadline, &mut drop)
+    }
+
+    /// Detaches all agents and stops listening, so that the job can be dumped. `store` is called with the memory of each
+    /// process that has a window.
     ///
     /// # Errors
     /// [`QuiesceError::Refused`] if an agent reports that its process cannot be dumped, [`QuiesceError::Deadline`] if an
     /// agent does not answer in time or has not returned from the previous dump. The launcher then listens again.
-    pub fn quiesce(&self, attempt: u64, deadline: Duration) -> Result<Quiesced, QuiesceError> {
+    pub fn detach_all(
+        &self,
+        attempt: u64,
+        deadline: Duration,
+        store: &mut dyn FnMut(Offer),
+    ) -> Result<Quiesced, QuiesceError> {
         let end = Instant::now() + deadline;
         if let Some(orphan) = self.shared.broker.orphan(|_| true) {
             return Err(orphan.into());
@@ -204,6 +219,7 @@ impl Agents {
         let mut disconnected_since = None;
         let mut state = self.shared.lock();
         loop {
+            state = self.store_offers(state, store);
             state.disconnected.retain(|disconnected| !disconnected.handle.has_ended());
             if state.connections.is_empty() && !state.disconnected.is_empty() {
                 // A process that exits closes its connection a moment earlier.
@@ -230,9 +246,39 @@ impl Agents {
             }
             self.shared.wait(&mut state, left);
         }
+        Err(self.give_up(state, attempt, deadline, orphan.map(QuiesceError::from)))
+    }
+
+    /// Stores the memory that processes offer, unless the attempt has failed.
+    fn store_offers<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        store: &mut dyn FnMut(Offer),
+    ) -> MutexGuard<'a, State> {
+        while let Some(offer) = state.offers.pop() {
+            let is_refused = state.connections.values().any(|one| one.refusal.is_some());
+            drop(state);
+            if is_refused {
+                drop(offer);
+            } else {
+                store(offer);
+            }
+            state = self.shared.lock();
+        }
+        state
+    }
+
+    /// Ends an attempt that has failed, and listens again. Returns the error.
+    fn give_up(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        attempt: u64,
+        deadline: Duration,
+        orphan: Option<QuiesceError>,
+    ) -> QuiesceError {
         self.shared.broker.abort_attempt();
         self.shared.watch_silent(&state, attempt);
-        let given_up = state.take_refusals().or(orphan.map(QuiesceError::from)).unwrap_or_else(|| {
+        let given_up = state.take_refusals().or(orphan).unwrap_or_else(|| {
             let disconnected =
                 mem::take(&mut state.disconnected).into_iter().map(|disconnected| disconnected.process);
             let silent = state.connections.values().map(|one| one.process.clone());
@@ -240,10 +286,11 @@ impl Agents {
             QuiesceError::Deadline { deadline, unanswered }
         });
         state.phase = Phase::NotListening;
+        state.offers.clear();
         drop(state);
         match self.resume_listening() {
-            Ok(()) => Err(given_up),
-            Err(source) => Err(QuiesceError::Resume { given_up: Box::new(given_up), source }),
+            Ok(()) => given_up,
+            Err(source) => QuiesceError::Resume { given_up: Box::new(given_up), source },
         }
     }
 
@@ -291,13 +338,13 @@ impl Agents {
         }
     }
 
-    /// Listens again after [`Agents::quiesce`]. Does nothing if the launcher is listening.
+    /// Listens again after [`Agents::detach_all`]. Does nothing if the launcher is listening.
     ///
     /// # Errors
     /// As for [`Agents::listen`]; this can then be tried again.
     ///
     /// # Panics
-    /// If called while [`Agents::quiesce`] is at work in another thread.
+    /// If called while [`Agents::detach_all`] is at work in another thread.
     pub fn resume_listening(&self) -> io::Result<()> {
         let mut acceptor = self.acceptor.lock();
         let phase = self.shared.lock().phase;

@@ -48,15 +48,30 @@ pub enum MirrorMode {
     All,
     /// What the store does not have: nothing after a successful checkpoint.
     Changed,
+    /// Nothing: device memory goes to the store while the job is paused ([`super::window`]).
+    None,
 }
 
 impl MirrorMode {
+    /// The choice of [`MirrorMode::Auto`]: `used_bytes` of device memory, `free_bytes` of host memory, of which a checkpoint
+    /// takes `image_bytes` for other things.
+    fn that_fits(used_bytes: u64, free_bytes: u64, image_bytes: u64) -> Self {
+        let all_bytes = used_bytes.saturating_add(image_bytes).saturating_add(memory::SPARE_BYTES);
+        match used_bytes {
+            _ if used_bytes <= free_bytes / 2 => Self::All,
+            // The first checkpoint and a resume need memory for all of it.
+            _ if all_bytes <= free_bytes => Self::Changed,
+            _ => Self::None,
+        }
+    }
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::All => "all",
             Self::Changed => "changed",
+            Self::None => "none",
         }
     }
 }
@@ -110,13 +125,16 @@ impl Mirror {
     /// # Errors
     /// When the system fails to free it; the content is then complete nevertheless.
     pub(crate) fn free_stored(&self) -> io::Result<()> {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if self.window.is_some() {
+            return Ok(rustix::fs::fallocate(&*self.file, how, 0, self.file.metadata()?.len())?);
+        }
         let mut history = self.history.lock();
         if !self.is_partial || self.bytes == 0 || !history.may_be_freed() {
             return Ok(());
         }
         // Even if this fails, a part may have been freed.
         history.set_freed();
-        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&*self.file, how, 0, self.bytes)?)
     }
 
@@ -174,10 +192,15 @@ fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
 }
 
 impl Agents {
-    /// Sets what mirrors hold between checkpoints. A decision that was made for [`MirrorMode::Auto`] stays.
+    /// Sets what mirrors hold between checkpoints. A decision that was made for [`MirrorMode::Auto`] stays. With
+    /// [`MirrorMode::None`], mirrors are dropped that were loaded for a resume.
     pub fn set_mirror_mode(&self, mode: MirrorMode) {
         if mode != MirrorMode::Auto {
             *self.shared.mirror_mode.lock() = mode;
+        }
+        if mode == MirrorMode::None {
+            let dropped = self.shared.lock().take_replaced_mirrors();
+            drop(dropped);
         }
     }
 
@@ -214,14 +237,19 @@ impl Shared {
     }
 
     /// What mirrors hold between checkpoints, if they take `used_bytes` for all device memory, of which they have
-    /// `held_bytes`.
-    pub(super) fn decide_mirror_mode(&self, used_bytes: u64, held_bytes: u64) -> MirrorMode {
+    /// `held_bytes`, and a checkpoint takes `image_bytes` for other things.
+    pub(super) fn decide_mirror_mode(
+        &self,
+        used_bytes: u64,
+        held_bytes: u64,
+        image_bytes: u64,
+    ) -> MirrorMode {
         let mut mode = self.mirror_mode.lock();
         if *mode == MirrorMode::Auto && used_bytes > 0 {
             let free_bytes = memory::available_bytes().unwrap_or(0).saturating_add(held_bytes);
-            *mode = if used_bytes <= free_bytes / 2 { MirrorMode::All } else { MirrorMode::Changed };
+            *mode = MirrorMode::that_fits(used_bytes, free_bytes, image_bytes);
             info!(
-                "--mirror {}: a copy of all device memory takes {used_bytes} bytes of host memory, of which {free_bytes} are free",
+                "--mirror {}: a copy of all device memory takes {used_bytes} bytes of host memory, at a resume too, and {free_bytes} are free",
                 mode.name()
             );
         }
@@ -259,8 +287,18 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn auto_takes_what_fits() {
+        let gib = |gib: u64| gib << 30;
+        let mode = |used, free, images| MirrorMode::that_fits(gib(used), gib(free), gib(images));
+        assert_eq!(mode(10, 20, 15), MirrorMode::All);
+        assert_eq!(mode(10, 19, 8), MirrorMode::Changed);
+        assert_eq!(mode(10, 19, 9), MirrorMode::None);
+        assert_eq!(mode(10, 5, 0), MirrorMode::None);
+    }
+
+    #[test]
     fn modes_have_names() {
-        for mode in [MirrorMode::Auto, MirrorMode::All, MirrorMode::Changed] {
+        for mode in [MirrorMode::Auto, MirrorMode::All, MirrorMode::Changed, MirrorMode::None] {
             assert_eq!(serde_json::from_value::<MirrorMode>(mode.name().into()).ok(), Some(mode));
         }
     }

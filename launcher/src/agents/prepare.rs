@@ -22,6 +22,7 @@ use super::partial::{MirrorMode, Present};
 use super::process::{Process, ProcessHandle, QuiesceError};
 use super::state::{Connection, State};
 use super::stream::AgentStream;
+use super::window::window_bytes;
 use super::{Agents, Shared};
 use crate::sys::memory;
 
@@ -74,9 +75,15 @@ pub struct Prepared {
     shared: Arc<Shared>,
     attempt: u64,
     device_bytes: u64,
+    has_windows: bool,
 }
 
 impl Prepared {
+    /// Whether device memory goes to the store while the job is paused, rather than to a mirror.
+    pub fn has_windows(&self) -> bool {
+        self.has_windows
+    }
+
     /// The device memory to save, in bytes, without chunks of zeroes as far as these are known.
     pub fn device_bytes(&self) -> u64 {
         self.device_bytes
@@ -113,6 +120,10 @@ struct MirrorRequest {
     changes: Option<ExpectedChanges>,
     /// How much of it has memory; `None` if all of it is to be allocated.
     used_bytes: Option<u64>,
+    /// The agent can hand its memory out through a window.
+    supports_reads: bool,
+    /// It gets a window rather than a mirror.
+    is_window: bool,
     current: Option<Mirror>,
 }
 
@@ -136,6 +147,9 @@ impl MirrorRequest {
 
     /// The part of it that has no memory.
     fn holes_bytes(&self) -> u64 {
+        if self.is_window {
+            return 0;
+        }
         self.used_bytes.map_or(0, |used_bytes| self.mirror_bytes.saturating_sub(used_bytes))
     }
 
@@ -153,7 +167,14 @@ impl MirrorRequest {
 
     /// Lets the mirror be partial, if the agent supports that. A mirror whose content is incomplete is replaced.
     fn make_partial(&mut self, mode: MirrorMode, present: &mut Present) {
-        self.changes = self.changes.filter(|_| mode == MirrorMode::Changed && self.content_bytes.is_some());
+        self.is_window = mode == MirrorMode::None && self.supports_reads && self.content_bytes.is_some();
+        self.current = self.current.take().filter(|mirror| mirror.window.is_some() == self.is_window);
+        if self.is_window {
+            (self.changes, self.used_bytes) = (None, Some(window_bytes(self.mirror_bytes)));
+            return;
+        }
+        let may_be_partial = matches!(mode, MirrorMode::Changed | MirrorMode::None);
+        self.changes = self.changes.filter(|_| may_be_partial && self.content_bytes.is_some());
         let captures = self.changes.map_or(0, |changes| changes.captures);
         self.current = self.current.take().filter(|mirror| mirror.is_complete(captures, present));
         if let Some(changes) = self.changes.filter(|_| self.current.is_some()) {
@@ -165,6 +186,7 @@ impl MirrorRequest {
     fn provide(&self) -> Result<Mirror, QuiesceError> {
         let mirror = match &self.current {
             Some(current) => current.resized(self.bytes()),
+            None if self.is_window => Mirror::without_content(self.bytes()),
             None if self.used_bytes.is_some() => Mirror::with_holes(self.bytes()),
             None => Mirror::new(self.bytes()),
         };
@@ -189,7 +211,8 @@ impl Agents {
     ) -> Result<Prepared, QuiesceError> {
         let end = Instant::now() + deadline;
         let announced = self.announce(attempt, deadline, end)?;
-        let mut prepared = Prepared { shared: Arc::clone(&self.shared), attempt, device_bytes: 0 };
+        let shared = Arc::clone(&self.shared);
+        let mut prepared = Prepared { shared, attempt, device_bytes: 0, has_windows: false };
         for stream in &announced {
             let message = ToAgent::Prepare { attempt };
             stream.send_or_log(&message, &[], "a checkpoint cannot be announced to an agent");
@@ -197,12 +220,13 @@ impl Agents {
         self.await_answers(attempt, deadline, end)?;
         let (mut requests, not_needed) = self.shared.lock().mirror_requests(attempt);
         drop(not_needed);
-        self.make_partial(&mut requests);
+        self.make_partial(&mut requests, image_bytes);
         let growth_bytes = requests.iter().map(MirrorRequest::growth_bytes).fold(0, u64::saturating_add);
         let left_bytes = left_memory(growth_bytes)?.saturating_sub(image_bytes);
         let holes_bytes = requests.iter().map(MirrorRequest::holes_bytes).fold(0, u64::saturating_add);
         for request in &requests {
             let used_bytes = request.content_bytes.unwrap_or(request.mirror_bytes);
+            prepared.has_windows |= request.is_window;
             prepared.device_bytes = prepared.device_bytes.saturating_add(used_bytes);
             self.stage(attempt, request, request.share_bytes(left_bytes, holes_bytes))?;
         }
@@ -212,11 +236,12 @@ impl Agents {
     }
 
     /// Decides which mirrors are partial.
-    fn make_partial(&self, requests: &mut [MirrorRequest]) {
+    fn make_partial(&self, requests: &mut [MirrorRequest], image_bytes: u64) {
         let used_bytes = requests.iter().map(|one| one.content_bytes.unwrap_or(one.mirror_bytes));
         let held_bytes = requests.iter().filter_map(|one| Some(one.current.as_ref()?.allocated_bytes()));
         let held_bytes = held_bytes.fold(0, u64::saturating_add);
-        let mode = self.shared.decide_mirror_mode(used_bytes.fold(0, u64::saturating_add), held_bytes);
+        let used_bytes = used_bytes.fold(0, u64::saturating_add);
+        let mode = self.shared.decide_mirror_mode(used_bytes, held_bytes, image_bytes);
         let mut present = Present::default();
         requests.iter_mut().for_each(|request| request.make_partial(mode, &mut present));
     }
@@ -278,7 +303,11 @@ impl Agents {
         // The connection may have ended meanwhile.
         let Some(stream) = stream else { return Ok(()) };
         let Mirror { number, bytes, is_partial, .. } = mirror;
-        let message = ToAgent::Stage { attempt, mirror: number, bytes, more_bytes, is_partial };
+        let window_bytes = mirror.file.metadata().map_or(0, |file| file.len());
+        let message = match mirror.window {
+            Some(_) => ToAgent::StageWindow { attempt, mirror: number, bytes, window_bytes },
+            None => ToAgent::Stage { attempt, mirror: number, bytes, more_bytes, is_partial },
+        };
         stream.send_or_log(&message, &[mirror.file.as_fd()], "a mirror cannot be given to an agent");
         Ok(())
     }
@@ -317,6 +346,8 @@ impl State {
                     content_bytes: used_bytes,
                     changes,
                     used_bytes,
+                    supports_reads: one.supports_reads,
+                    is_window: false,
                     current,
                 });
             } else if self.holdings.mirror(pid).is_some() {

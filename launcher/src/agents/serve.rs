@@ -60,6 +60,7 @@ impl Shared {
             },
             handle: Arc::clone(&handle),
             is_registered: false,
+            supports_reads: false,
             asked: None,
             preparation: None,
             refusal: None,
@@ -127,6 +128,15 @@ impl Shared {
             FromAgent::Activity { calls, is_waiting } => {
                 self.record_activity(id, GpuActivity { calls, is_waiting });
             }
+            FromAgent::Readable { attempt, regions, capture, used } => {
+                for message in self.hand_in(id, stream, (attempt, regions, capture, used))? {
+                    if let Some(end) = self.handle_message(id, stream, message)? {
+                        return Ok(Some(end));
+                    }
+                }
+            }
+            // After the deadline of its attempt.
+            FromAgent::Content { .. } => {}
             FromAgent::Steps { report } => self.receive_steps(id, report),
             FromAgent::Released { problem } => self.record_release(id, problem),
             FromAgent::Staged { attempt } => self.record_step(id, attempt, Step::Staged),
@@ -291,6 +301,7 @@ impl Shared {
         connection.process.pid = Some(hello.pid);
         connection.process.exe = hello.exe;
         connection.is_registered = true;
+        connection.supports_reads = hello.supports_reads;
         connection.activity_query =
             if hello.supports_activity { ActivityQuery::NotAsked } else { ActivityQuery::Unsupported };
         connection.release = if hello.supports_release { Release::NotAsked } else { Release::Unsupported };

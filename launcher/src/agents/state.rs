@@ -9,13 +9,14 @@ use ckpt_protocol::agent::GpuReport;
 
 use super::activity::ActivityQuery;
 use super::cut::Cut;
-use super::mirrors::Holdings;
+use super::mirrors::{Holdings, Mirror};
 use super::prepare::Preparation;
 use super::process::{
     DetachedProcess, GpuState, Loss, Process, ProcessHandle, QuiesceError, Quiesced, ReturnSummary,
 };
 use super::release::Release;
 use super::stream::AgentStream;
+use super::window::Offer;
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -33,7 +34,7 @@ pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) next_id: u64,
     pub(super) connections: BTreeMap<u64, Connection>,
-    /// Processes that have detached and not returned, except those that [`Agents::quiesce`](super::Agents::quiesce) has
+    /// Processes that have detached and not returned, except those that [`Agents::detach_all`](super::Agents::detach_all) has
     /// handed out.
     pub(super) detached: Vec<DetachedProcess>,
     /// Processes with device memory whose connection was lost since the last quiesce began. What they have done with
@@ -42,6 +43,8 @@ pub(super) struct State {
     /// Agents that registered since the last quiesce began.
     pub(super) arrivals: Vec<Arrival>,
     pub(super) holdings: Holdings,
+    /// Device memory that the current attempt has to store.
+    pub(super) offers: Vec<Offer>,
     pub(super) cut: Cut,
 }
 
@@ -51,6 +54,8 @@ pub(super) struct Connection {
     pub(super) handle: Arc<ProcessHandle>,
     /// The handshake is complete.
     pub(super) is_registered: bool,
+    /// The agent can hand its memory out through a window.
+    pub(super) supports_reads: bool,
     /// The attempt of a Quiesce that the agent has not answered, or has refused in the current attempt.
     pub(super) asked: Option<u64>,
     /// Progress in an attempt that has not yet begun to detach agents.
@@ -122,6 +127,18 @@ impl State {
         };
         let gpu = detached.iter_mut().filter_map(state).collect();
         Quiesced { attempt, detached, gpu }
+    }
+
+    /// Takes the mirrors of processes that will get windows and have returned.
+    pub(super) fn take_replaced_mirrors(&mut self) -> Vec<Mirror> {
+        let mut replaced = Vec::new();
+        for one in self.connections.values().filter(|one| one.is_registered && one.supports_reads) {
+            let Some(pid) = one.process.pid else { continue };
+            if self.holdings.mirror(pid).is_some_and(|mirror| mirror.window.is_none()) {
+                replaced.extend(self.holdings.set_mirror(pid, &one.handle, None));
+            }
+        }
+        replaced
     }
 
     pub(super) fn is_detached(&self, pid: u32) -> bool {

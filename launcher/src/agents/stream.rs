@@ -5,14 +5,16 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ckpt_protocol::agent::{FromAgent, ToAgent};
 use ckpt_protocol::descriptors;
 use ckpt_protocol::frame::{self, FrameError};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tracing::debug;
 
 /// A stream to an agent. One thread reads from it; any thread may write.
+#[derive(Debug)]
 pub struct AgentStream {
     stream: UnixStream,
     /// Held while a message and its files are written, so that no other message comes between them.
@@ -73,6 +75,23 @@ impl AgentStream {
             Ok(files) => Ok(Some(files)),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
             Err(source) => Err(FrameError::Io { step, source }),
+        }
+    }
+
+    /// Waits until a message begins to arrive, or the connection ends. Returns whether that was so in this time.
+    ///
+    /// # Errors
+    /// The error of `poll`.
+    pub fn is_readable_within(&self, timeout: Duration) -> io::Result<bool> {
+        let end = Instant::now() + timeout;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).map_err(io::Error::other)?;
+            let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
+            match rustix::event::poll(&mut polled, Some(&left)) {
+                Err(rustix::io::Errno::INTR) => {}
+                polled => return Ok(polled? > 0),
+            }
         }
     }
 

@@ -54,6 +54,7 @@ pub(super) fn hello(pid: u32, away: Option<u64>) -> FromAgent {
         supports_activity: false,
         supports_release: false,
         supports_cut: false,
+        supports_reads: false,
     })
 }
 
@@ -532,6 +533,7 @@ fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
         supports_activity: true,
         supports_release: true,
         supports_cut: false,
+        supports_reads: false,
     };
     send(&stream, &FromAgent::Hello(hello));
     assert!(matches!(receive(&stream).expect("an answer"), ToAgent::Refused { .. }));

@@ -122,6 +122,11 @@ impl CaptureHistory {
         self.newest = capture.map(|capture| capture.number);
     }
 
+    /// Whether this is the newest reported capture.
+    pub fn is_newest(&self, capture: u64) -> bool {
+        self.newest == Some(capture)
+    }
+
     /// The chunks that are unchanged in the mirror as this capture has left it.
     pub fn unchanged_in(&self, capture: Option<u64>) -> Option<UnchangedChunks> {
         let is_newest = capture.is_some() && capture == self.newest;

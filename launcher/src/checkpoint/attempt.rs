@@ -12,7 +12,7 @@
 use crate::agents::{Prepared, QuiesceError};
 use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
 use crate::checkpoint::diagnose;
-use crate::checkpoint::dump::{Dumped, Frozen};
+use crate::checkpoint::dump::{Dumped, Frozen, Outputs};
 use crate::criu::{ImageError, Pagemap, chunk_ends};
 use crate::files::capture::Capture;
 use crate::files::held;
@@ -176,7 +176,8 @@ impl Attempt<'_> {
         let device_bytes = prepared.as_ref().map_or(0, Prepared::device_bytes);
         let id = self.next_id()?;
         let needed_bytes = survey.memory_bytes.saturating_add(device_bytes);
-        let (writer, in_memory) = self.begin(&id, needed_bytes, survey.memory_bytes)?;
+        let has_windows = prepared.as_ref().is_some_and(Prepared::has_windows);
+        let (mut writer, in_memory) = self.begin(&id, needed_bytes, survey.memory_bytes, has_windows)?;
         let staging = self.staging(survey.memory_bytes)?;
         if let Err(error) = staging.warm(survey.memory_bytes) {
             tracing::debug!("memory for the images could not be allocated in advance: {error}");
@@ -191,8 +192,9 @@ impl Attempt<'_> {
         capture.prepare();
         self.parts.status.enter(Phase::Dump, survey.memory_bytes);
         let precopied = self.precopy(&id, &staging, survey.memory_bytes, &mut history.precopy);
+        let outputs = Outputs { files: &mut capture, writer: &mut *writer };
         let mut dumped =
-            self.dump_with_retries(&id, &staging, prepared, precopied, survey.memory_bytes, &mut capture)?;
+            self.dump_with_retries(&id, &staging, prepared, precopied, survey.memory_bytes, outputs)?;
         drop((capture, staging));
         history.precopy.measure(dumped.precopied.is_some(), dumped.stall_s, survey.memory_bytes);
         self.parts.status.disturb(false);
@@ -218,17 +220,21 @@ impl Attempt<'_> {
         Ok(saved)
     }
 
-    /// Begins the snapshot: in memory if that is the destination and there is space, otherwise in the store. Also returns
-    /// whether it is in memory.
+    /// Begins the snapshot: in memory if that is the destination, there is space, and memory of the GPUs is to be copied to
+    /// memory at all; otherwise in the store. Also returns whether it is in memory.
     fn begin(
         &self,
         id: &SnapshotId,
         needed_bytes: u64,
         memory_bytes: u64,
+        has_windows: bool,
     ) -> Result<(Box<dyn SnapshotWriter + '_>, bool), AttemptError> {
         let store = &*self.parts.store;
-        let persister =
-            self.parts.persister.as_ref().filter(|_| self.destination == Destination::MemoryOrStore);
+        let persister = self
+            .parts
+            .persister
+            .as_ref()
+            .filter(|_| self.destination == Destination::MemoryOrStore && !has_windows);
         let staged_bytes = memory_bytes.saturating_add(memory_bytes / 8);
         if let Some(writer) =
             persister.and_then(|persister| persister.begin(store, id, needed_bytes, staged_bytes))

@@ -1,7 +1,7 @@
 //! The part of a checkpoint during which the job is paused: CRIU dumps the processes, and ckpt-run records what CRIU does
 //! not save.
 
-use crate::agents::{Agents, CutCost, GpuState, HeldCut, Prepared, QuiesceError, Quiesced};
+use crate::agents::{Agents, CutCost, GpuState, HeldCut, Offer, Prepared, QuiesceError, Quiesced};
 use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError};
 use crate::checkpoint::checkpointer::CheckpointerParts;
 use crate::checkpoint::diagnose;
@@ -16,13 +16,13 @@ use crate::files::links;
 use crate::files::saved;
 use crate::files::staging::{StagedDir, Staging};
 use crate::files::tracking;
-use crate::gpu::device_memory;
+use crate::gpu::device_memory::{self, OfferedMemory};
 use crate::job::attempt_logs::prune_attempt_logs;
 use crate::namespace::{NamespaceError, Survey, inside};
 use crate::sys::deadline::{DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT};
 use ckpt_snapshot::{
-    AgentsRecord, Directory, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord, TtyRecord, faults,
-    write_atomically,
+    AgentsRecord, Cancellable, Directory, Input, LinkedFile, OpenFile, SavedFile, SnapshotId, SnapshotWriter,
+    StdioRecord, TtyRecord, faults, write_atomically,
 };
 use std::collections::HashMap;
 use std::fs;
@@ -79,8 +79,17 @@ pub(super) struct Dumped {
 enum DumpError {
     /// The agents could not detach; an immediate retry would not help.
     Agents(QuiesceError),
+    /// The memory of the GPUs could not be stored.
+    Store(AttemptError),
     /// CRIU's dump failed.
     Session(SessionError),
+}
+
+/// What a dump writes to beside CRIU's images.
+pub(super) struct Outputs<'a, 'b> {
+    pub(super) files: &'a mut Capture<'b>,
+    /// Gets the memory of GPUs that has no mirror.
+    pub(super) writer: &'a mut (dyn SnapshotWriter + 'b),
 }
 
 impl From<SessionError> for DumpError {
@@ -99,7 +108,7 @@ impl Attempt<'_> {
         mut prepared: Option<Prepared>,
         mut precopied: Option<Precopied>,
         memory_bytes: u64,
-        files: &mut Capture,
+        mut outputs: Outputs<'_, '_>,
     ) -> Result<Dumped, AttemptError> {
         let mut tries = 1;
         // Before anything of the job is paused: a resume of another job may hold it for long.
@@ -107,11 +116,13 @@ impl Attempt<'_> {
         loop {
             let name = format!("{id}-{tries}");
             let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
-            let result = self.dump_without_agents(id, staging, &work, tries, precopied.as_ref(), files);
+            let result =
+                self.dump_without_agents(id, staging, &work, tries, precopied.as_ref(), &mut outputs);
             let error = match result {
                 Ok(dumped) => return Ok(Dumped { precopied, ..dumped }),
                 Err(DumpError::Agents(QuiesceError::Withdrawn)) => return Err(AttemptError::Withdrawn),
                 Err(DumpError::Agents(error)) => return Err(AttemptError::Agents(error)),
+                Err(DumpError::Store(error)) => return Err(error),
                 Err(DumpError::Session(error)) => error,
             };
             for kind in ["images", "shm"] {
@@ -147,11 +158,11 @@ impl Attempt<'_> {
         work: &StagedDir,
         tries: u32,
         precopied: Option<&Precopied>,
-        files: &mut Capture,
+        outputs: &mut Outputs<'_, '_>,
     ) -> Result<Dumped, DumpError> {
         let Some(agents) = &self.parts.job.agents else {
             let deadline = Instant::now() + self.freeze_timeout;
-            return Ok(self.dump(id, staging, work, (tries, precopied), deadline, files)?);
+            return Ok(self.dump(id, staging, work, (tries, precopied), deadline, outputs.files)?);
         };
         agents.set_continues_after_dump(self.after_dump == AfterDump::KeepRunning);
         // Whatever happens from here on: the ranks are released when this is dropped.
@@ -159,8 +170,8 @@ impl Attempt<'_> {
         let begun = cut.parked_since;
         let deadline = begun + self.freeze_timeout;
         let left = deadline.saturating_duration_since(Instant::now());
-        let away = agents.quiesce(self.number, left).map_err(DumpError::Agents)?;
-        let result = self.dump(id, staging, work, (tries, precopied), deadline, files);
+        let away = self.detach(agents, left, outputs.writer)?;
+        let result = self.dump(id, staging, work, (tries, precopied), deadline, outputs.files);
         if self.after_dump == AfterDump::KeepRunning || result.is_err() {
             self.call_back(agents, &away);
         }
@@ -171,6 +182,45 @@ impl Attempt<'_> {
         let gpu = away.gpu().to_vec();
         let cut = cut.cost;
         Ok(result.map(|dumped| Dumped { agents: Some(record), cut, gpu, stall_s, ..dumped })?)
+    }
+
+    /// Detaches all agents. The memory of processes without a mirror is stored meanwhile.
+    fn detach(
+        &self,
+        agents: &Agents,
+        limit: Duration,
+        writer: &mut dyn SnapshotWriter,
+    ) -> Result<Quiesced, DumpError> {
+        let mut failed = None;
+        let away = agents.detach_all(self.number, limit, &mut |offer| {
+            // After an error the writer takes no more.
+            if failed.is_some() {
+                return;
+            }
+            match self.store_offer(&offer, writer) {
+                Ok(()) => offer.finish(None),
+                Err(error) => {
+                    offer.finish(Some(error.to_string()));
+                    failed = Some(error);
+                }
+            }
+        });
+        let Some(error) = failed else { return away.map_err(DumpError::Agents) };
+        if let Ok(away) = away {
+            // The process has exited.
+            self.call_back(agents, &away);
+        }
+        Err(DumpError::Store(error))
+    }
+
+    fn store_offer(&self, offer: &Offer, writer: &mut dyn SnapshotWriter) -> Result<(), AttemptError> {
+        faults::hit("window").map_err(AttemptError::Staging)?;
+        let Some(memory) = OfferedMemory::of(offer)? else { return Ok(()) };
+        let (path, from) = memory.source();
+        let from = Cancellable::new(from, &self.parts.cancelled);
+        writer.put(&[Input { path: path.clone(), from: &from }], &|_| {})?;
+        memory.stored();
+        Ok(())
     }
 
     /// Has all ranks of NCCL stop at the same step, while the rest of the job runs on. A job that is being ended has other

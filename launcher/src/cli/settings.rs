@@ -333,9 +333,9 @@ pub const SETTINGS: &[Setting] = &[
         name: "mirror",
         value: Some("WHICH"),
         default: "auto",
-        help: "The copy of device memory in host memory between checkpoints: all, changed, or auto",
-        long_help: "What the copy of device memory in host memory holds between checkpoints:\n  all      all device memory. A checkpoint pauses the job least\n  changed  nothing that the newest snapshot has: host memory is needed during a checkpoint only, for what has changed since. Device memory that cannot stay on the GPU meanwhile is read from the store\n  auto     all if that takes at most half of the host memory that is free at the first checkpoint, otherwise changed\nAt the first checkpoint and at a resume, the copy has all device memory in each case.",
-        set: |config, option| option.put(&mut config.mirror, "auto, all or changed", named),
+        help: "The copy of device memory in host memory between checkpoints: all, changed, none, or auto",
+        long_help: "What the copy of device memory in host memory holds between checkpoints:\n  all      all device memory. A checkpoint pauses the job least\n  changed  nothing that the newest snapshot has: host memory is needed during a checkpoint only, for what has changed since (at the first checkpoint: for all). Device memory that cannot stay on the GPU meanwhile is read from the store\n  none     nothing, during a checkpoint neither: what has changed goes to the store through a window of at most 32 MiB for each process, and a quarter of its device memory. The job is paused until it is stored. Device memory has to stay on the GPU meanwhile\n  auto     all if that takes at most half of the host memory that is free at the first checkpoint, changed if there is memory for all device memory once, otherwise none\nAt a resume, the copy has all device memory in each case.",
+        set: |config, option| option.put(&mut config.mirror, "auto, all, changed or none", named),
     },
     Setting {
         name: "gpu-map",

@@ -3,7 +3,8 @@
 //! The used parts of a process's mirror become `gpu/PID.mem`, and its agent's report becomes `gpu/PID.json`.
 
 use crate::agents::{
-    ContentLost, GpuState, Mirror, MirrorMode, Process, StoredContent, UnchangedChunks, clipped, merge_ranges,
+    ContentLost, GpuState, Mirror, MirrorMode, Offer, Process, Reader, StoredContent, UnchangedChunks,
+    clipped, merge_ranges,
 };
 use crate::sys::memory;
 use anyhow::{Context, Result, bail};
@@ -98,6 +99,8 @@ struct MirrorContent {
     unchanged: Option<UnchangedChunks>,
     /// Whether the mirror has only what was written since the last commit.
     is_freed: bool,
+    /// Reads the memory of a mirror that is a window.
+    reader: Option<Arc<Reader>>,
     read_bytes: AtomicU64,
 }
 
@@ -111,7 +114,12 @@ impl MirrorContent {
         let (unchanged, is_freed) = state.mirror.as_ref().map_or((None, false), of);
         let (mirror, mut extents) = (state.mirror.clone(), extents(state)?);
         let bytes = extents.last().map_or(0, |last| last.end);
-        if let Some(mirror) = mirror.as_ref().filter(|mirror| mirror.has_holes) {
+        let mut read_bytes = AtomicU64::new(0);
+        if let Some(window) = mirror.as_ref().and_then(|mirror| mirror.window.as_ref()) {
+            let used = window.used();
+            extents = extents.iter().flat_map(|extent| clipped(&used, extent)).collect();
+            read_bytes = window.read_bytes().into();
+        } else if let Some(mirror) = mirror.as_ref().filter(|mirror| mirror.has_holes) {
             let process = || state.process.clone();
             let mut data = mirror
                 .data()
@@ -122,12 +130,15 @@ impl MirrorContent {
             }
             extents = extents.iter().flat_map(|extent| clipped(&data, extent)).collect();
         }
-        Ok(Self { bytes, mirror, extents, capture, unchanged, is_freed, read_bytes: AtomicU64::new(0) })
+        Ok(Self { bytes, mirror, extents, capture, unchanged, is_freed, reader: None, read_bytes })
     }
 
     /// Reads a part of an extent.
     fn read_extent(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let mirror = self.mirror.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        if mirror.window.is_some() {
+            return self.reader.as_ref().ok_or(io::ErrorKind::NotFound)?.read_at(offset, into);
+        }
         let from_file = |offset, into: &mut [u8]| mirror.file.read_exact_at(into, offset);
         match self.unchanged.as_ref().filter(|_| self.is_freed) {
             // If it cannot be read, the next capture has to bring all of it.
@@ -179,6 +190,42 @@ impl Source for MirrorContent {
     }
 }
 
+/// The device memory of a process that has a window, ready to be stored while it is being detached.
+pub struct OfferedMemory {
+    path: RelPath,
+    content: MirrorContent,
+}
+
+impl OfferedMemory {
+    /// The memory of an offer; `None` if there is none.
+    ///
+    /// # Errors
+    /// The report of the agent contradicts its window.
+    pub fn of(offer: &Offer) -> Result<Option<Self>, StoreDeviceMemoryError> {
+        let content = MirrorContent::of(&offer.state)?;
+        let Some(pid) = offer.state.process.pid.filter(|_| content.bytes > 0) else { return Ok(None) };
+        let (reader, read_bytes) = (Some(Arc::clone(&offer.reader)), AtomicU64::new(0));
+        Ok(Some(Self { path: memory_path(pid), content: MirrorContent { reader, read_bytes, ..content } }))
+    }
+
+    /// Its data file.
+    #[must_use]
+    pub fn source(&self) -> (&RelPath, &dyn Source) {
+        (&self.path, &self.content)
+    }
+
+    /// Notes how much was read.
+    pub fn stored(&self) {
+        if let Some(window) = self.content.mirror.as_ref().and_then(|mirror| mirror.window.as_ref()) {
+            window.set_read_bytes(self.content.read_bytes.load(Ordering::Relaxed));
+        }
+    }
+}
+
+fn memory_path(pid: u32) -> RelPath {
+    RelPath::new(format!("gpu/{pid}.mem")).expect("a plain path")
+}
+
 /// The device memory of a process, ready to be stored.
 pub struct StoredProcess {
     /// Its entry in the manifest.
@@ -188,9 +235,11 @@ pub struct StoredProcess {
 }
 
 impl StoredProcess {
-    /// Its data files.
+    /// Its data files, without what was stored while it was being detached.
     pub fn sources(&self) -> impl Iterator<Item = (&RelPath, &dyn Source)> {
-        let memory = self.process.memory.as_ref().map(|path| (path, &self.content as &dyn Source));
+        let has_window = self.content.mirror.as_ref().is_some_and(|mirror| mirror.window.is_some());
+        let memory = self.process.memory.as_ref().filter(|_| !has_window);
+        let memory = memory.map(|path| (path, &self.content as &dyn Source));
         memory.into_iter().chain([(&self.process.report, &self.report as &dyn Source)])
     }
 
@@ -225,7 +274,6 @@ pub fn to_store(states: &[GpuState]) -> Result<Vec<StoredProcess>, StoreDeviceMe
     let mut stored = Vec::new();
     for state in states {
         let Some(pid) = state.process.pid else { continue };
-        let path = |kind: &str| RelPath::new(format!("gpu/{pid}.{kind}")).expect("a plain path");
         let content = MirrorContent::of(state)?;
         let mirror = state.mirror.as_ref();
         let report = serde_json::to_vec(&state.report).map_err(StoreDeviceMemoryError::Encode)?;
@@ -234,8 +282,8 @@ pub fn to_store(states: &[GpuState]) -> Result<Vec<StoredProcess>, StoreDeviceMe
             mirror: mirror.map_or(0, |mirror| mirror.number),
             mirror_bytes: mirror.map_or(0, |mirror| mirror.bytes),
             mirror_used_bytes: mirror.filter(|mirror| mirror.has_holes).map(|_| content.used_bytes()),
-            memory: (content.bytes > 0).then(|| path("mem")),
-            report: path("json"),
+            memory: (content.bytes > 0).then(|| memory_path(pid)),
+            report: RelPath::new(format!("gpu/{pid}.json")).expect("a plain path"),
             gpus: state.gpus.clone(),
         };
         stored.push(StoredProcess { process, content, report });
@@ -249,7 +297,13 @@ pub fn outcome(states: &[GpuState], copied_back_bytes: u64) -> Option<DeviceMemo
     let reports = || states.iter().map(|state| &state.report);
     let regions = || reports().flat_map(|report| &report.regions);
     let mirrors = || states.iter().filter_map(|state| state.mirror.as_ref());
-    let is_partial = mirrors().any(|mirror| mirror.is_partial);
+    let mode = if mirrors().any(|mirror| mirror.window.is_some()) {
+        MirrorMode::None
+    } else if mirrors().any(|mirror| mirror.is_partial) {
+        MirrorMode::Changed
+    } else {
+        MirrorMode::All
+    };
     let not_parked = states.iter().find_map(|state| {
         let reason = state.report.unparked_because.as_ref()?;
         Some(format!("{}: {reason}", state.process))
@@ -262,7 +316,7 @@ pub fn outcome(states: &[GpuState], copied_back_bytes: u64) -> Option<DeviceMemo
             .try_fold(0_u64, |sum, bytes| Some(sum.saturating_add(bytes?))),
         parked_bytes: reports().map(|report| report.parked_bytes).fold(0, u64::saturating_add),
         copied_back_bytes,
-        mirror: if is_partial { MirrorMode::Changed } else { MirrorMode::All }.name().to_owned(),
+        mirror: mode.name().to_owned(),
         mirror_bytes: mirrors().map(Mirror::allocated_bytes).fold(0, u64::saturating_add),
         not_parked_because: not_parked,
     };

@@ -49,6 +49,9 @@ impl Checkpoints {
     /// # Errors
     /// When the thread cannot be started.
     pub fn begin(shared: &RunContext, job: &Arc<RunningJob>, files: FileHistory) -> Result<Self> {
+        if let Some(agents) = &job.agents {
+            agents.set_mirror_mode(shared.config.mirror);
+        }
         let [cancelled, is_ending, is_over] = std::array::from_fn(|_| Arc::<AtomicBool>::default());
         let checkpointer = Checkpointer::new(CheckpointerParts {
             job: Arc::clone(job),

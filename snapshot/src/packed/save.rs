@@ -261,7 +261,9 @@ impl SnapshotWriter for Saving<'_> {
         });
         self.finished.extend(std::mem::take(&mut *work.finished.lock()));
         result?;
-        self.files.extend(work.into_files());
+        let new = work.into_files();
+        self.files.retain(|file| !new.iter().any(|one| one.path == file.path));
+        self.files.extend(new);
         Ok(())
     }
 

@@ -1,12 +1,15 @@
 //! `--mirror changed`: the copy of device memory takes host memory during checkpoints only. What it lacks is in the store.
+//! `--mirror none`: there is no copy.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
 
 use crate::faults::LAUNCHER_FAILED;
 use crate::faulty_job::Job;
 use crate::gpu_job::{GpuJob, kills};
-use ckpt_run_tests::Running;
+use ckpt_run_tests::{Running, set_variables};
+use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
 /// Device memory of the job. It writes to all of it.
@@ -38,9 +41,13 @@ fn filled(job: &Job) -> Running {
 /// Host memory of the copies of device memory, which are files without a name in memory. Prints each. Packs that the
 /// garbage collection has deleted, and still has open, are no memory.
 fn held_bytes(running: &Running) -> u64 {
-    let open = fs::read_dir(format!("/proc/{}/fd", running.pid())).expect("the launcher's files");
+    held_bytes_by(running.pid())
+}
+
+fn held_bytes_by(launcher_pid: u32) -> u64 {
+    let open = fs::read_dir(format!("/proc/{launcher_pid}/fd")).expect("the launcher's files");
     let unnamed = open.filter_map(|entry| {
-        let path = entry.expect("an entry").path();
+        let path = entry.ok()?.path();
         let target = fs::read_link(&path).ok()?;
         // A file without a name has a number, in the root of its file system, or is a memfd.
         let is_unnamed = |start| target.to_string_lossy().starts_with(start);
@@ -154,12 +161,8 @@ fn a_launcher_that_is_killed_or_fails_with_a_partial_copy() {
     job.ends_right(&mut running);
 }
 
-/// The store is damaged behind the launcher's back, and the memory could not stay on the GPU.
-#[test]
-fn damage_is_named_when_memory_is_put_back() {
-    let job = job();
-    let mut running = filled(&job);
-    save(&job, &mut running);
+/// Overwrites the content of all large packs.
+fn damage_packs(job: &Job) {
     for entry in fs::read_dir(job.sandbox.job_dir().join("packs")).expect("packs") {
         let path = entry.expect("an entry").path();
         let bytes = path.metadata().expect("facts").len();
@@ -167,6 +170,15 @@ fn damage_is_named_when_memory_is_put_back() {
             fs::write(&path, vec![0x5a; usize::try_from(bytes).expect("it fits")]).expect("written");
         }
     }
+}
+
+/// The store is damaged behind the launcher's back, and the memory could not stay on the GPU.
+#[test]
+fn damage_is_named_when_memory_is_put_back() {
+    let job = job();
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    damage_packs(&job);
     job.fail(NOT_PARKED);
     job.sandbox.call(["checkpoint"]);
     assert_eq!(running.wait(), LAUNCHER_FAILED, "{}", running.said());
@@ -180,4 +192,141 @@ fn processes_with_shared_memory_survive() {
     let mut job = GpuJob::in_c("shared.c");
     job.program.env("CKPT_MIRROR", "changed").env("CKPT_CAPTURE", "changed");
     job.survives(kills());
+}
+
+/// Takes a snapshot, and returns the most host memory that was seen meanwhile.
+fn peak_of_save(job: &Job, running: &mut Running) -> u64 {
+    let mut command = job.sandbox.command(["checkpoint"]);
+    let mut checkpoint = command.stdout(Stdio::null()).spawn().expect("ckpt-run runs");
+    let (mut peak, pid) = (0, running.pid());
+    let status = running.until("a snapshot", || {
+        peak = peak.max(held_bytes_by(pid));
+        checkpoint.try_wait().expect("wait")
+    });
+    assert!(status.success(), "{}", running.said());
+    job.goes_on(running);
+    peak
+}
+
+#[test]
+fn without_a_copy_checkpoints_take_a_quarter_of_the_host_memory_at_most() {
+    let job = job_with("none", MEASURED_MIB);
+    let mut running = filled(&job);
+    for round in 0..3 {
+        let peak = peak_of_save(&job, &mut running);
+        assert!(peak <= MEASURED_MIB * MIB / 4, "round {round}: {peak}");
+        let memory = job.status()["device_memory"].take();
+        assert_eq!((&memory["mirror"], &memory["mirror_bytes"]), (&"none".into(), &0.into()), "{memory}");
+        assert_eq!(memory["copied_back_bytes"], 0, "{memory}");
+        if round == 0 {
+            running.kill_everything();
+            running = job.resume();
+            let pid = running.pid();
+            let is_freed = || (held_bytes_by(pid) == 0).then_some(());
+            running.until("the copy that was loaded is freed", is_freed);
+        }
+    }
+    // Most of it has not changed, and is neither read nor stored again.
+    assert!(job.status()["last_snapshot"]["unread_bytes"].as_u64() >= Some(MEASURED_MIB * MIB / 2));
+    running.kill_everything();
+    let mut running = job.resume();
+    job.ends_right(&mut running);
+}
+
+/// A store that fails while it takes the memory, or later: the memory is on the GPU, and the next snapshot is complete.
+#[test]
+fn without_a_copy_a_failing_store_leaves_the_job_running() {
+    let job = job_with("none", JOB_MIB);
+    let faults = "window-read@3=enospc,window@3=error,save-before-commit@2=error";
+    let mut running = job.start_with_fault(faults);
+    job.touch("fill");
+    running.until("all memory is written", || job.is_there("filled").then_some(()));
+    for why in [Some(".mem"), None, Some("injected at window"), Some("injected at save-before-commit"), None]
+    {
+        let output = job.sandbox.call(["checkpoint"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.success(), why.is_none(), "{why:?}: {said}\n{}", running.said());
+        assert!(said.contains(why.unwrap_or_default()), "not {why:?}: {said}");
+        job.goes_on(&mut running);
+    }
+    running.kill_everything();
+    let mut running = job.resume();
+    job.ends_right(&mut running);
+}
+
+/// The interposer and the driver fail at each step. Nothing is lost while the memory is on the GPU.
+#[test]
+fn without_a_copy_failures_of_the_process_are_undone() {
+    let job = job_with("none", JOB_MIB);
+    let mut running = filled(&job);
+    job.fail(NOT_PARKED);
+    job.is_refused(&running, "--mirror changed");
+    for points in ["detach-readable=panic", "detach-captured=panic", "detach-released=panic"] {
+        job.disarm();
+        job.arm(points);
+        job.is_refused(&running, "the interposer made a mistake");
+        job.goes_on(&mut running);
+    }
+    job.disarm();
+    save(&job, &mut running);
+    running.kill_everything();
+    let mut running = job.resume();
+    job.ends_right(&mut running);
+}
+
+/// The store is too slow: the process stops waiting for it, and the launcher's late requests do no harm.
+#[test]
+fn without_a_copy_a_store_that_is_too_slow_does_not_stop_the_job() {
+    let job = job_with("none", JOB_MIB).with_options(&["--freeze-timeout", "3s"]);
+    let mut running = job.start_with_fault("window-read@2=delay:4000");
+    job.goes_on(&mut running);
+    let output = job.sandbox.call(["checkpoint"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("--freeze-timeout"), "{said}");
+    job.goes_on(&mut running);
+    job.ends_right(&mut running);
+}
+
+#[test]
+fn without_a_copy_a_launcher_is_killed_and_a_job_is_preempted() {
+    let job = job_with("none", JOB_MIB);
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    running.kill_everything();
+    for fault in ["window-read@1=kill", "save-before-commit@1=kill", "save-after-commit@1=kill"] {
+        let mut running = job.start_with_fault(fault);
+        job.goes_on(&mut running);
+        job.sandbox.call(["checkpoint"]);
+        assert!(!running.wait_status().success(), "{fault}: {}", running.said());
+    }
+    let mut running = job.resume();
+    job.goes_on(&mut running);
+    running.signal(Signal::TERM);
+    assert_eq!(running.wait(), 75, "{}", running.said());
+    let mut running = job.resume();
+    job.ends_right(&mut running);
+}
+
+/// Damage to the store is named when a snapshot is resumed.
+#[test]
+fn without_a_copy_damage_is_named() {
+    let job = job_with("none", JOB_MIB);
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    running.kill_everything();
+    damage_packs(&job);
+    let mut running = job.start_with(&[], "");
+    assert_ne!(running.wait(), 0, "{}", running.said());
+    assert!(running.said().contains("damaged"), "{}", running.said());
+}
+
+/// Several processes that share device memory, all of which is copied.
+#[test]
+fn without_a_copy_processes_with_shared_memory_survive() {
+    let mut job = GpuJob::in_c("shared.c");
+    let mut short = Command::new(job.program.get_program());
+    set_variables(&mut short, &job.program);
+    job.program = short;
+    job.program.arg("160").env("CKPT_MIRROR", "none").env("CKPT_CAPTURE", "all");
+    job.survives(1);
 }

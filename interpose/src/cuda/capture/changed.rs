@@ -8,6 +8,7 @@ use super::copy::{Copies, Direction, Stream};
 use super::error::CaptureError;
 use super::hash::{CHUNK_BYTES, Hasher, hash_of_zeroes};
 use super::mirror::Memory;
+use super::ranges::joined;
 use crate::cuda::driver::DriverError;
 
 /// What an allocation is found to hold, and what of it is new in the mirror.
@@ -99,6 +100,17 @@ pub(super) fn hash(
         }
     }
     Ok(found)
+}
+
+/// The places in the mirror of the chunks that have other hashes than the `known` ones; all if it has no hashes.
+pub(super) fn between(allocation: &MappedAllocation, known: &[Hash]) -> Vec<Range<u64>> {
+    if allocation.hashes.is_empty() {
+        return vec![allocation.place()];
+    }
+    let starts = (allocation.offset..).step_by(CHUNK_BYTES as usize);
+    let chunks = starts.zip(&allocation.hashes).enumerate();
+    let changed = chunks.filter(|(index, (_, hash))| known.get(*index) != Some(*hash));
+    joined(changed.map(|(_, (start, _))| start..start + CHUNK_BYTES).collect())
 }
 
 /// The chunk with number `index` of an allocation.

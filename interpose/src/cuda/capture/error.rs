@@ -30,6 +30,8 @@ pub enum CaptureError {
     NoRoom,
     #[error("there is no context")]
     NoContext,
+    #[error("not all of the {bytes} bytes at {offset} are memory of the process")]
+    NotThere { bytes: u64, offset: u64 },
     #[error("{bytes} bytes at {offset} do not fit into a mirror of {mirror_bytes} bytes")]
     BeyondMirror { bytes: u64, offset: u64, mirror_bytes: u64 },
 }

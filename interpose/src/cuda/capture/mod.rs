@@ -32,7 +32,7 @@ use cuda_abi::types::CUcontext;
 
 use super::driver::DriverError;
 use super::stream_capture::Relaxed;
-use crate::link::describe;
+use crate::link::{Piece, describe};
 pub(crate) use allocation::{Hash, MappedAllocation, used_chunks};
 use copy::{Copies, Direction};
 pub use error::CaptureError;
@@ -187,6 +187,49 @@ impl Mirror {
         }
         self.copy(allocations)?;
         Ok(allocations.iter().map(|allocation| vec![allocation.place()]).collect())
+    }
+
+    /// Finds what has changed, as [`Self::capture`] does, and copies nothing.
+    pub fn find_changed(&mut self, allocations: &mut [MappedAllocation]) -> Vec<Vec<Range<u64>>> {
+        let _relaxed = Relaxed::begin();
+        self.hashers.retain(Hasher::is_alive);
+        let found = changed::hash(&mut self.hashers, allocations).unwrap_or_else(|error| {
+            self.shortcomings.push(format!("cannot tell which device memory has changed: {error}"));
+            vec![Vec::new(); allocations.len()]
+        });
+        let note = |(allocation, hashes): (&mut MappedAllocation, Vec<Hash>)| {
+            let known = std::mem::replace(&mut allocation.hashes, hashes);
+            changed::between(allocation, &known)
+        };
+        allocations.iter_mut().zip(found).map(note).collect()
+    }
+
+    /// Copies a part of the device memory to the window, which this is instead of a mirror.
+    ///
+    /// # Errors
+    /// A driver call failed, the allocations do not have all of the part, or the window is too small.
+    pub fn read(&self, allocations: &[MappedAllocation], piece: Piece) -> Result<(), CaptureError> {
+        let _relaxed = Relaxed::begin();
+        let Piece { offset, bytes, at } = piece;
+        let beyond = CaptureError::BeyondMirror { bytes, offset: at, mirror_bytes: self.memory.bytes() };
+        if at.checked_add(bytes).is_none_or(|end| end > self.memory.bytes()) {
+            return Err(beyond);
+        }
+        let part = offset..offset.saturating_add(bytes);
+        let (mut copies, mut copied_bytes) = (Vec::new(), 0);
+        for allocation in allocations {
+            let place = allocation.place();
+            let (start, end) = (part.start.max(place.start), part.end.min(place.end));
+            if start >= end {
+                continue;
+            }
+            let (address, to) = (allocation.address + (start - place.start), at + (start - part.start));
+            let copies = Copies::of(&mut copies, allocation.context)?;
+            copies.begin(Direction::ToMirror, &self.memory, address, to, end - start)?;
+            copied_bytes += end - start;
+        }
+        copies.iter().try_for_each(Copies::finish)?;
+        if copied_bytes == bytes { Ok(()) } else { Err(CaptureError::NotThere { bytes, offset }) }
     }
 
     /// `None` if copying everything is faster, and there is memory for it.

@@ -47,6 +47,11 @@ pub enum DetachError {
     Map(#[from] MapError),
     #[error("no device has room for the context that the driver needs for a checkpoint")]
     NoRoomForContext,
+    #[error("{0}")]
+    NotStored(String),
+    /// Without a mirror there would be nothing to copy it back from.
+    #[error("its device memory cannot stay on the GPU, which --mirror none needs: {0}. Use --mirror changed")]
+    NotParked(String),
     #[error(transparent)]
     Driver(#[from] DriverError),
     #[error(transparent)]
@@ -92,6 +97,10 @@ pub enum AttachError {
     AddressesTaken,
     #[error("the launcher has not delivered the memory of the GPU")]
     MirrorMissing,
+    #[error(
+        "the driver does not give back memory that was to stay on the GPU, and with --mirror none there is no copy of it"
+    )]
+    NoCopy,
     #[error("the memory of the GPU cannot be read from the store: {0}")]
     NotFilled(String),
     #[error(transparent)]

@@ -57,6 +57,7 @@ use driver_state::DriverState;
 pub use error::{AttachError, DetachError};
 pub use pinned_mirror::Delivered;
 use pinned_mirror::PinnedMirror;
+use transfer::Readable;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -196,6 +197,8 @@ pub struct ProcessGpu {
     written: Vec<Range<u64>>,
     /// Whether the current mirror is partial: the launcher has freed parts of it, and fills them again on request.
     is_partial: bool,
+    /// The last capture left no copy but that in the store.
+    has_no_copy: bool,
     /// The mirror to which the offsets and hashes of the physical allocations refer.
     mirror_id: u64,
     /// From before the lock until after the unlock, for a process that has no context.
@@ -277,13 +280,20 @@ impl Gpu for ProcessGpu {
             self.mirror_id = mirror.id;
         }
         self.is_partial = mirror.is_partial;
+        if let Some(window_bytes) = mirror.window_bytes {
+            self.stale.extend(self.kept.take());
+            self.mirror = Some(PinnedMirror::window(mirror, window_bytes)?);
+            memory::backtrace::resolve_names();
+            faults::hit("staged");
+            return Ok(());
+        }
         let used = std::mem::take(if self.is_partial { &mut self.expected } else { &mut self.used });
         let room = match mirror.more_bytes {
             Some(more_bytes) => Room { used, more_bytes, is_partial: self.is_partial },
             None => Room { used: vec![0..mirror.bytes], ..Room::default() },
         };
         self.mirror = Some(match self.kept.take() {
-            Some(mut kept) if kept.mirror.bytes() == mirror.bytes => {
+            Some(mut kept) if kept.mirror.bytes() == mirror.bytes && !kept.is_window() => {
                 kept.get_ready(&room)?;
                 kept
             }
@@ -469,7 +479,7 @@ impl ProcessGpu {
         report.times.drain_s = begun.elapsed().as_secs_f64();
         report.graph_memory = memory::report::graph_memory();
         if is_memory_ours {
-            self.take_memory_off(request.park, link, &mut report)?;
+            self.take_memory_off(&request, deadline, link, &mut report)?;
         }
         self.unpin(&mut report)?;
         let driver_memory = if request.measures { measure(request.attempt, link) } else { Vec::new() };
@@ -511,23 +521,32 @@ impl ProcessGpu {
 
     fn take_memory_off(
         &mut self,
-        park: bool,
+        request: &Request,
+        deadline: Instant,
         link: &mut dyn Link,
         report: &mut GpuReport,
     ) -> Result<(), DetachError> {
         let begun = Instant::now();
-        self.capture(report)?;
+        self.captures += 1;
+        self.has_no_copy = self.mirror.as_ref().is_some_and(PinnedMirror::is_window);
+        match self.has_no_copy {
+            true => self.hand_out(request.attempt, deadline, link, report)?,
+            false => self.capture(report)?,
+        }
         faults::hit("detach-captured");
         report.times.capture_s = begun.elapsed().as_secs_f64();
         let begun = Instant::now();
-        let ids = transfer::leaving(self.mirror.as_ref().map_or(0, |pinned| pinned.mirror.bytes()));
-        if park {
+        let ids = transfer::leaving(self.mirror.as_ref().map_or(0, PinnedMirror::bytes));
+        if request.park || self.has_no_copy {
             // What is shared with other processes the launcher has already.
             let ids: Vec<Id> =
                 ids.iter().copied().filter(|id| ipc::published::key_of(*id).is_none()).collect();
             let parked = offload::park(&ids, link);
             report.parked_bytes = parked.bytes;
             report.unparked_because = parked.refusal.map(|refusal| describe(&refusal));
+            if let Some(reason) = report.unparked_because.as_ref().filter(|_| self.has_no_copy) {
+                return Err(DetachError::NotParked(reason.clone()));
+            }
             faults::hit("detach-parked");
         }
         memory::report::complete(report);
@@ -546,7 +565,6 @@ impl ProcessGpu {
 
     /// Copies the device memory that has changed to the mirror.
     fn capture(&mut self, report: &mut GpuReport) -> Result<(), DetachError> {
-        self.captures += 1;
         let Some(pinned) = &mut self.mirror else {
             // The launcher's next mirror does not have what was captured before.
             placement::forget(&mut registry());
@@ -566,6 +584,34 @@ impl ProcessGpu {
         Ok(())
     }
 
+    /// Has the launcher read the device memory that the store lacks, through the window.
+    fn hand_out(
+        &mut self,
+        attempt: u64,
+        deadline: Instant,
+        link: &mut dyn Link,
+        report: &mut GpuReport,
+    ) -> Result<(), DetachError> {
+        let Some(pinned) = &mut self.mirror else { return Ok(()) };
+        let mirror_bytes = pinned.bytes();
+        let readable = Readable::find(&mut pinned.mirror, mirror_bytes)?;
+        let (mirror, number) = (self.mirror_id, self.captures);
+        let written = capture::bounded(readable.captured.written.clone());
+        report.regions = readable.captured.regions.clone();
+        report.capture = Some(Box::new(Capture { mirror, number, written: Vec::new() }));
+        self.written = Vec::new();
+        let message = FromAgent::Readable {
+            attempt,
+            regions: report.regions.clone(),
+            capture: Capture { mirror, number, written },
+            used: readable.used.clone(),
+        };
+        faults::hit("detach-readable");
+        let window = &pinned.mirror;
+        link.hand_out(&message, deadline, &mut |piece| readable.read(window, piece))
+            .map_err(DetachError::NotStored)
+    }
+
     /// Undoes the steps that were done. The mirror is mapped if memory has to be copied back.
     fn bring_back(
         &mut self,
@@ -581,6 +627,9 @@ impl ProcessGpu {
         offload::unpark(link);
         offload::claim_shared(Owner::Own, link)?;
         let made = offload::recreate()?;
+        if self.has_no_copy && !made.is_empty() && delivered.is_none() {
+            return Err(AttachError::NoCopy);
+        }
         if let Some(delivered) =
             delivered.filter(|delivered| !made.is_empty() && delivered.id == self.mirror_id)
         {

@@ -23,6 +23,8 @@ pub struct Delivered {
     pub more_bytes: Option<u64>,
     /// Whether the launcher has freed parts of it, which it can fill again.
     pub is_partial: bool,
+    /// The size of the file, if it is a window rather than a mirror.
+    pub window_bytes: Option<u64>,
     /// Its file.
     pub file: OwnedFd,
 }
@@ -30,6 +32,8 @@ pub struct Delivered {
 /// A mirror, and the contexts that it needs for as long as it is pinned.
 pub(super) struct PinnedMirror {
     pub mirror: Mirror,
+    /// The size of the mirror that there would be, if this is a window.
+    window_of: Option<u64>,
     contexts: Vec<OnDevice>,
 }
 
@@ -37,13 +41,36 @@ impl PinnedMirror {
     /// As [`Mirror::stage`].
     pub fn stage(delivered: Delivered, room: &Room) -> Result<Self, CaptureError> {
         let (contexts, handles) = Self::contexts();
-        Ok(Self { mirror: Mirror::stage(delivered.file, delivered.bytes, &handles, room)?, contexts })
+        let mirror = Mirror::stage(delivered.file, delivered.bytes, &handles, room)?;
+        Ok(Self { mirror, window_of: None, contexts })
+    }
+
+    /// Maps and pins a window of this size.
+    ///
+    /// # Errors
+    /// As [`Mirror::stage`].
+    pub fn window(delivered: Delivered, window_bytes: u64) -> Result<Self, CaptureError> {
+        let (contexts, handles) = Self::contexts();
+        let room = Room { used: vec![0..window_bytes], ..Room::default() };
+        let mirror = Mirror::stage(delivered.file, window_bytes, &handles, &room)?;
+        Ok(Self { mirror, window_of: Some(delivered.bytes), contexts })
+    }
+
+    /// Whether this is a window.
+    pub fn is_window(&self) -> bool {
+        self.window_of.is_some()
+    }
+
+    /// The size of the mirror, also of one that there is not, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.window_of.unwrap_or_else(|| self.mirror.bytes())
     }
 
     /// As [`Mirror::map`].
     pub fn map(delivered: Delivered, used: &[Range<u64>]) -> Result<Self, CaptureError> {
         let (contexts, handles) = Self::contexts();
-        Ok(Self { mirror: Mirror::map(delivered.file, delivered.bytes, &handles, used)?, contexts })
+        let mirror = Mirror::map(delivered.file, delivered.bytes, &handles, used)?;
+        Ok(Self { mirror, window_of: None, contexts })
     }
 
     /// Prepares a mirror that was kept for the next capture.

@@ -13,6 +13,7 @@ use crate::cuda::context::OnDevice;
 use crate::cuda::memory::offload::{AllocationInfo, MappedView};
 use crate::cuda::memory::physical::{Id, Mirrored, PhysicalAllocation, registry};
 use crate::cuda::memory::placement;
+use crate::link::{Piece, describe};
 
 /// What a capture has copied.
 pub(super) struct Captured {
@@ -52,11 +53,41 @@ pub(super) fn capture(mirror: &mut Mirror) -> Result<Captured, DetachError> {
     let mut placed = place(mirror.bytes());
     let mut mapped = Mapped::of(&mut placed)?;
     let written = mirror.capture(&mut mapped.allocations)?;
-    let allocations = std::mem::take(&mut mapped.allocations);
+    let mut allocations = std::mem::take(&mut mapped.allocations);
     drop(mapped);
-    let mut regions = note_captured(&placed, allocations, &written);
-    regions.sort_by_key(|region| region.address);
-    Ok(Captured { regions, written: capture::joined(written.into_iter().flatten().collect()) })
+    Ok(note_captured(&placed, &mut allocations, written))
+}
+
+/// Device memory that is to be read in pieces.
+pub(super) struct Readable {
+    pub captured: Captured,
+    /// What does not hold zeroes only: sorted, without overlaps.
+    pub used: Vec<Range<u64>>,
+    mapped: Mapped,
+}
+
+impl Readable {
+    /// Finds what has changed. `window` gets the pieces; `mirror_bytes` is the size of the mirror that there would be.
+    ///
+    /// # Errors
+    /// The memory cannot be accessed.
+    pub fn find(window: &mut Mirror, mirror_bytes: u64) -> Result<Self, DetachError> {
+        let mut placed = place(mirror_bytes);
+        let mut mapped = Mapped::of(&mut placed)?;
+        let written = window.find_changed(&mut mapped.allocations);
+        let used_by = |one: &MappedAllocation| {
+            let used = capture::used_chunks(one.bytes, &one.hashes).into_iter();
+            let offset = one.offset;
+            used.map(move |part| offset + part.start..offset + part.end)
+        };
+        let used = capture::joined(mapped.allocations.iter().flat_map(used_by).collect());
+        Ok(Self { captured: note_captured(&placed, &mut mapped.allocations, written), used, mapped })
+    }
+
+    /// Copies a piece to the window; returns the reason if that fails.
+    pub fn read(&self, window: &Mirror, piece: Piece) -> Option<String> {
+        window.read(&self.mapped.allocations, piece).err().map(|error| describe(&error))
+    }
 }
 
 /// Hashes the physical allocations of which nothing is known: their chunks of zeroes need no memory in the mirror. Nothing
@@ -155,16 +186,16 @@ fn place(mirror_bytes: u64) -> Vec<Placed> {
 /// Stores the new hashes in the registry and describes each region for the report.
 fn note_captured(
     placed: &[Placed],
-    allocations: Vec<MappedAllocation>,
-    written: &[Vec<Range<u64>>],
-) -> Vec<Region> {
+    allocations: &mut [MappedAllocation],
+    written: Vec<Vec<Range<u64>>>,
+) -> Captured {
     let mut registry = registry();
     let mut regions = Vec::with_capacity(placed.len());
-    for (((seen, offset, _), allocation), written) in placed.iter().zip(allocations).zip(written) {
+    for (((seen, offset, _), allocation), written) in placed.iter().zip(allocations).zip(&written) {
         let Some(known) = registry.allocations.get_mut(&seen.id) else { continue };
         // Memory without hashes was copied whole.
         let changed_bytes = (!allocation.hashes.is_empty()).then(|| capture::total_bytes(written));
-        known.mirrored.hashes = allocation.hashes;
+        known.mirrored.hashes = std::mem::take(&mut allocation.hashes);
         regions.push(Region {
             address: known.mappings.first().map_or(0, |mapping| mapping.address),
             bytes: seen.bytes,
@@ -177,7 +208,8 @@ fn note_captured(
             origin: None,
         });
     }
-    regions
+    regions.sort_by_key(|region| region.address);
+    Captured { regions, written: capture::joined(written.into_iter().flatten().collect()) }
 }
 
 /// The physical allocations that are taken off the device: those that the mirror has, and those of other processes.
