@@ -1,6 +1,7 @@
 //! `ckpt-run doctor`: what this machine supports, what is missing, why it matters, and how to fix it.
 
 use super::print;
+use crate::agents::MirrorMode;
 use crate::cli::config::Config;
 use crate::criu::{Criu, MIN_VERSION};
 use crate::files::staging::Staging;
@@ -125,6 +126,7 @@ fn check_system(config: &Config) -> Vec<Finding> {
         driver(),
         interposer(config),
         free_memory(),
+        mirror(config),
         if config.store.url.is_some() { object_store(config) } else { free_disk(config) },
     ]);
     findings
@@ -277,6 +279,30 @@ fn free_memory() -> Finding {
     )
 }
 
+/// Which copy of device memory the job's launcher would keep.
+fn mirror(config: &Config) -> Finding {
+    let available = memory::available_bytes().map_err(|error| error.to_string());
+    finding(
+        "copy of GPU memory",
+        available.map(|bytes| mirror_choice(config.mirror, bytes)),
+        State::Limited,
+        "checkpoints of a job with a GPU take host memory for its device memory (--mirror)",
+        "mount /proc",
+    )
+}
+
+/// The choice with this much free host memory, in words.
+fn mirror_choice(mode: MirrorMode, free_bytes: u64) -> String {
+    let (half, most) = (print::bytes(free_bytes / 2), print::bytes(free_bytes));
+    match mode {
+        MirrorMode::Auto => format!(
+            "--mirror auto: all for up to {half} of device memory; changed while that and the job's own memory fit into {most}; otherwise none"
+        ),
+        MirrorMode::None => "--mirror none: at most 32 MiB of host memory for each process".to_owned(),
+        mode => format!("--mirror {}: up to {most} of device memory", mode.name()),
+    }
+}
+
 /// An object store must be reachable.
 fn object_store(config: &Config) -> Finding {
     let checked = Root::open(&config.store).and_then(|root| root.check().map(|()| root.name()));
@@ -307,6 +333,16 @@ fn free_disk(config: &Config) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_choice_of_the_mirror_has_its_numbers() {
+        let said = mirror_choice(MirrorMode::Auto, 20_000_000_000);
+        assert!(said.contains("up to 10.00 GB") && said.contains("fit into 20.00 GB"), "{said}");
+        for mode in [MirrorMode::All, MirrorMode::Changed, MirrorMode::None] {
+            let said = mirror_choice(mode, 20_000_000_000);
+            assert!(said.starts_with(&format!("--mirror {}: ", mode.name())), "{said}");
+        }
+    }
 
     #[test]
     fn every_right_names_a_capability() {

@@ -330,11 +330,10 @@ fn device_memory(memory: &DeviceMemory) -> String {
     };
     let why = memory.not_parked_because.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
     let held = match (memory.mirror.as_str(), memory.mirror_bytes) {
-        ("changed", bytes) => {
-            format!("; its copy takes {} of host memory (--mirror changed)", print::bytes(bytes))
-        }
-        (_, 0) => String::new(),
-        (_, bytes) => format!("; its copy takes {} of host memory", print::bytes(bytes)),
+        // A launcher of an earlier version.
+        ("", 0) => String::new(),
+        ("", bytes) => format!("; its copy takes {} of host memory", print::bytes(bytes)),
+        (mode, bytes) => format!("; its copy takes {} of host memory (--mirror {mode})", print::bytes(bytes)),
     };
     format!("{size}{stayed}{why}{held}")
 }
@@ -350,6 +349,9 @@ mod tests {
         let partial = DeviceMemory { mirror: "changed".into(), mirror_bytes: 0, ..memory };
         let said = device_memory(&partial);
         assert!(said.ends_with("; its copy takes 0 B of host memory (--mirror changed)"), "{said}");
+        let all = DeviceMemory { mirror: "all".into(), mirror_bytes: 1_000_000, ..partial };
+        let said = device_memory(&all);
+        assert!(said.ends_with("; its copy takes 1.0 MB of host memory (--mirror all)"), "{said}");
     }
 
     #[test]

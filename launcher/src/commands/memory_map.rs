@@ -20,6 +20,9 @@ pub struct OnGpu {
     pid: u32,
     #[serde(flatten)]
     report: GpuReport,
+    /// The host memory that the copy of its device memory takes at a resume; also in the manifest.
+    #[serde(skip)]
+    copy_bytes: u64,
     /// In the manifest, which is printed too.
     #[serde(skip)]
     gpus: Vec<GpuRecord>,
@@ -32,7 +35,8 @@ pub struct OnGpu {
 pub fn read(store: &dyn Store, manifest: &Manifest) -> Result<Vec<OnGpu>> {
     let of = |process: &GpuProcess| {
         let report = device_memory::read_report(store, manifest, process)?;
-        Ok(OnGpu { pid: process.pid, report, gpus: process.gpus.clone() })
+        let copy_bytes = process.mirror_used_bytes.unwrap_or(process.mirror_bytes);
+        Ok(OnGpu { pid: process.pid, report, copy_bytes, gpus: process.gpus.clone() })
     };
     manifest.gpu.iter().map(of).collect()
 }
@@ -46,6 +50,11 @@ pub fn lines(all: &[OnGpu]) -> Vec<String> {
     if !all.is_empty() {
         let holders = print::count(all.len() as u64, "process");
         lines.push(format!("device memory    {}", print::sizes(bytes, changed_bytes, &holders)));
+    }
+    let copy_bytes = all.iter().map(|one| one.copy_bytes).fold(0, u64::saturating_add);
+    if copy_bytes > 0 {
+        let copy = print::bytes(copy_bytes);
+        lines.push(format!("its copy         takes {copy} of host memory at a resume"));
     }
     for (one, (bytes, changed_bytes)) in all.iter().zip(sizes) {
         lines.push(String::new());
@@ -187,7 +196,7 @@ mod tests {
             origin: None,
         };
         let regions = (0..regions).map(region).collect();
-        OnGpu { pid, report: GpuReport { regions, ..GpuReport::default() }, gpus: Vec::new() }
+        OnGpu { pid, report: GpuReport { regions, ..GpuReport::default() }, copy_bytes: 0, gpus: Vec::new() }
     }
 
     #[test]
@@ -207,6 +216,9 @@ mod tests {
         assert!(lines[16].starts_with("0x000001000000  8.0 kB"), "{}", lines[16]);
         assert_eq!(lines[17], "… and 8 more; --json shows all");
         assert!(lines[lines.len() - 1].starts_with("not mapped"), "{lines:?}");
+        let copied = |pid| OnGpu { copy_bytes: 1000, ..process(pid, 1) };
+        let lines = super::lines(&[copied(7), copied(8)]);
+        assert_eq!(lines[1], "its copy         takes 2.0 kB of host memory at a resume");
     }
 
     #[test]
@@ -246,7 +258,7 @@ mod tests {
         let text = r#"{"regions":[{"address":4096,"bytes":8,"device":0,"kind":"pool","allocations":1,"offset":0,
             "changed_bytes":4}],"counts":{"graphs":2},"times":{"drain_s":0.5},"parked_bytes":8}"#;
         let report: GpuReport = serde_json::from_str(text).expect("a report");
-        let lines = lines(&[OnGpu { pid: 7, report, gpus: Vec::new() }]);
+        let lines = lines(&[OnGpu { pid: 7, report, copy_bytes: 0, gpus: Vec::new() }]);
         assert!(lines[5].starts_with("0x000000001000  8 B") && lines[5].ends_with("  1"), "{lines:?}");
         assert_eq!(lines.len(), 6);
     }

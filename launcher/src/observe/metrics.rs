@@ -100,6 +100,13 @@ fn text(status: &JobStatus, times: Option<&Times>, now_unix_ms: u64) -> promethe
     let phases = [("idle", is(Phase::Idle)), ("dump", is(Phase::Dump)), ("persist", is(Phase::Persist))];
     let help = "1 for the current phase: idle, dump (the job is paused), or persist (a snapshot is stored).";
     page.gauge("ckpt_run_phase", help, "phase", &phases)?;
+    if let Some(memory) = &status.device_memory {
+        let help = "Device memory of the job at its newest checkpoint.";
+        page.gauge("ckpt_run_device_memory_bytes", help, "", &[("", memory.bytes as f64)])?;
+        let help = "Host memory that the copy of device memory takes between checkpoints, by what it holds (--mirror).";
+        let rows = [(memory.mirror.as_str(), memory.mirror_bytes as f64)];
+        page.gauge("ckpt_run_mirror_bytes", help, "mode", &rows)?;
+    }
     if let Some(uploads) = &status.uploads {
         let rows = [("uploaded", uploads.uploaded as f64), ("failed", uploads.failed as f64)];
         let help = "Uploads of snapshots to the object store by this launcher.";
@@ -163,7 +170,7 @@ fn snapshots(page: &Page<'_>, status: &JobStatus, now_unix_ms: u64) -> prometheu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ckpt_protocol::control::{CutTime, Progress, Saved, Totals, Uploads};
+    use ckpt_protocol::control::{CutTime, DeviceMemory, Progress, Saved, Totals, Uploads};
 
     fn saved() -> Saved {
         Saved {
@@ -184,9 +191,8 @@ mod tests {
         assert!(page.lines().any(|found| found == line), "{line} is not in:\n{page}");
     }
 
-    #[test]
-    fn every_number_is_shown() {
-        let status = JobStatus {
+    fn status() -> JobStatus {
+        JobStatus {
             job: "train".to_owned(),
             saved: 4,
             failed: 2,
@@ -202,9 +208,19 @@ mod tests {
                 stored_bytes: 4000,
                 unread_bytes: 700,
             },
+            device_memory: Some(DeviceMemory {
+                bytes: 800,
+                mirror: "changed".to_owned(),
+                mirror_bytes: 80,
+                ..DeviceMemory::default()
+            }),
             uploads: Some(Uploads { uploaded: 5, failed: 1, stored_bytes: 77, ..Uploads::default() }),
             ..JobStatus::default()
-        };
+        }
+    }
+
+    #[test]
+    fn every_number_is_shown() {
         let times = Times {
             begun_unix_ms: 10_000,
             ended_unix_ms: 90_000,
@@ -212,7 +228,7 @@ mod tests {
             unsaved_ms: 2500,
             ..Times::default()
         };
-        let page = text(&status, Some(&times), 90_000).unwrap();
+        let page = text(&status(), Some(&times), 90_000).unwrap();
         for line in [
             r#"ckpt_run_snapshots_total{job="train",result="saved"} 4"#,
             r#"ckpt_run_snapshots_total{job="train",result="failed"} 2"#,
@@ -234,6 +250,8 @@ mod tests {
             r#"ckpt_run_uploads_total{job="train",result="failed"} 1"#,
             r#"ckpt_run_upload_bytes_total{job="train"} 77"#,
             r#"ckpt_run_uploading{job="train"} 0"#,
+            r#"ckpt_run_device_memory_bytes{job="train"} 800"#,
+            r#"ckpt_run_mirror_bytes{job="train",mode="changed"} 80"#,
             r#"ckpt_run_time_seconds{class="productive",job="train"} 60"#,
             r#"ckpt_run_time_seconds{class="stall",job="train"} 1.5"#,
             r#"ckpt_run_time_seconds{class="hang",job="train"} 0"#,
@@ -248,7 +266,13 @@ mod tests {
     #[test]
     fn missing_values_are_left_out() {
         let page = text(&JobStatus { job: "j".to_owned(), ..JobStatus::default() }, None, 1).unwrap();
-        assert!(!page.contains("age") && !page.contains("upload") && !page.contains("last"), "{page}");
+        assert!(
+            !page.contains("mirror")
+                && !page.contains("age")
+                && !page.contains("upload")
+                && !page.contains("last"),
+            "{page}"
+        );
         has(&page, r#"ckpt_run_snapshots_total{job="j",result="saved"} 0"#);
         has(&page, r#"ckpt_run_phase{job="j",phase="idle"} 1"#);
     }
