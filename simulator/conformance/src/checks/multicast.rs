@@ -64,6 +64,11 @@ pub const CHECKS: &[Check] = &[
         "memory of cuMemAlloc cannot be bound (source: reference, cuMulticastBindAddr)",
         bind_plain_address,
     ),
+    check(
+        "multicast/bind-for-device",
+        "the second versions name the device (source: reference 13.1, cuMulticastBindMem_v2, cuMulticastBindAddr_v2)",
+        bind_for_device,
+    ),
     check("multicast/store", "a store reaches all devices (source: PTX ISA, multimem.st)", store),
     check("multicast/reduce", "a reduction changes all devices (source: PTX ISA, multimem.red)", reduce),
     check("multicast/load", "a load joins all devices (source: PTX ISA, multimem.ld_reduce)", load),
@@ -245,6 +250,23 @@ fn bind_address() -> Result {
     launch("mc_store", &[map_object(object, unit)?, 17])?;
     gpu::expect_content(members[0].address + unit as u64, &[17_u32])?;
     gpu::expect_content(members[1].address, &[17_u32])
+}
+
+fn bind_for_device() -> Result {
+    gpu::needs_driver(13010)?;
+    start()?;
+    let unit = unit()?;
+    let object = full_team(unit, true)?;
+    let [first, second] = [Member::create(0, unit)?, Member::create(1, unit)?];
+    gives!(CUDA_ERROR_INVALID_DEVICE, cuMulticastBindMem_v2(object, 99, 0, first.handle, 0, unit, 0));
+    gives!(CUDA_ERROR_INVALID_DEVICE, cuMulticastBindAddr_v2(object, -1, 0, second.address, unit, 0));
+    gives!(CUDA_ERROR_INVALID_VALUE, cuMulticastBindMem_v2(object, 0, 0, first.handle, 0, unit, 1));
+    refuses!(cuMulticastBindAddr_v2(object, 1, 0, second.address + 4096, unit, 0));
+    ok!(cuMulticastBindMem_v2(object, 0, 0, first.handle, 0, unit, 0));
+    ok!(cuMulticastBindAddr_v2(object, 1, 0, second.address, unit, 0));
+    launch("mc_store", &[map_object(object, unit)?, 17])?;
+    gpu::expect_content(first.address, &[17_u32])?;
+    gpu::expect_content(second.address, &[17_u32])
 }
 
 fn bind_plain_address() -> Result {
