@@ -163,7 +163,7 @@ impl StoreRoot {
         }
     }
 
-    /// All jobs that have a record, sorted by name.
+    /// All jobs that have a record, or of which that cannot be said, sorted by name.
     ///
     /// # Errors
     /// If the directory cannot be read.

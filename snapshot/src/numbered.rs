@@ -108,9 +108,9 @@ impl Record {
         RelPath::new(name).expect("a plain path")
     }
 
-    /// Whether a job's directory has this record.
+    /// Whether a job's directory has this record. One that another user has closed may have it.
     pub(crate) fn exists(&self, dir: &Path) -> bool {
-        [self.folder, self.unnumbered].iter().any(|name| dir.join(name).exists())
+        [self.folder, self.unnumbered].iter().any(|name| dir.join(name).try_exists().unwrap_or(true))
     }
 }
 

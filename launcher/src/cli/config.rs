@@ -67,8 +67,8 @@ pub struct Config {
     pub monitor_interval: Duration,
     /// A job without progress for this long hangs; `None` is off.
     pub hang_timeout: Option<Duration>,
-    /// The signal that preempts the job; `None` is off.
-    pub on_signal: Option<i32>,
+    /// The signals that preempt the job.
+    pub on_signal: Vec<i32>,
     /// The file whose appearance preempts the job.
     pub preempt_file: Option<PathBuf>,
     /// The shell command whose success preempts the job.

@@ -74,7 +74,8 @@ pub enum Format {
 /// Bad input: the file cannot be opened.
 pub fn start(verbosity: i32, format: Format, file: Option<&Path>) -> Result<()> {
     let ours = tracing_subscriber::filter::Targets::new().with_target("ckpt", LevelFilter::TRACE);
-    let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // A closed terminal (SIGHUP) is no reason to end: an error about the error would be.
+    let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     let stderr = match format {
         Format::Text => stderr.event_format(Plain).boxed(),
         Format::Json => stderr.json().boxed(),

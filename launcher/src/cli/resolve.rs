@@ -325,9 +325,10 @@ mod tests {
 
     #[test]
     fn signals_have_names() {
-        assert_eq!(resolve(&[], &[]).unwrap().on_signal, Some(libc::SIGTERM));
-        assert_eq!(resolve(&["--on-signal", "SIGUSR1"], &[]).unwrap().on_signal, Some(libc::SIGUSR1));
-        assert_eq!(resolve(&["--on-signal", "off"], &[]).unwrap().on_signal, None);
+        assert_eq!(resolve(&[], &[]).unwrap().on_signal, [libc::SIGTERM, libc::SIGHUP, libc::SIGINT]);
+        let two = resolve(&["--on-signal", "SIGUSR1, INT"], &[]).unwrap().on_signal;
+        assert_eq!(two, [libc::SIGUSR1, libc::SIGINT]);
+        assert_eq!(resolve(&["--on-signal", "off"], &[]).unwrap().on_signal, [0; 0]);
     }
 
     #[test]

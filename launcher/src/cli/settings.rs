@@ -4,7 +4,7 @@
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
 use crate::cli::values::{
-    Resolved, count, duration, listen_address, named, optional, or_off, parsed, positive, preempting_signal,
+    Resolved, count, duration, listen_address, named, optional, or_off, parsed, positive, preempting_signals,
     rate, share, size,
 };
 use crate::files::rules::FileRules;
@@ -405,16 +405,15 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "on-signal",
-        value: Some("SIGNAL"),
-        default: "TERM",
-        help: "Preempt the job on this signal: final snapshot, then exit code 75; or `off`",
-        long_help: "When ckpt-run receives this signal (TERM, USR1, USR2, HUP, INT, QUIT or XCPU), it takes a final snapshot, ends the job, and exits with code 75, on which schedulers queue the job again. A second signal ends everything immediately. With `off`, SIGTERM is passed on to the job, as other signals are.",
+        value: Some("SIGNAL,…"),
+        default: "TERM,HUP,INT",
+        help: "Preempt the job on these signals (INT: Ctrl-C): final snapshot, then exit code 75; or `off`",
+        long_help: "When ckpt-run receives one of these signals (TERM, USR1, USR2, HUP, INT, QUIT, XCPU; several are separated by commas), it takes a final snapshot, ends the job, and exits with code 75, on which schedulers queue the job again. A second signal ends everything immediately. INT is also Ctrl-C at the terminal, except while a program of the job reads single keys (a shell, an editor): it has no deadline, and if the job cannot be saved, the key is passed on to it. Signals that are not named here are passed on to the job. A signal that ckpt-run was started to ignore stays ignored (`nohup`).",
         set: |config, option| {
-            option.put(
-                &mut config.on_signal,
-                "TERM, USR1, USR2, HUP, INT, QUIT, XCPU, or off",
-                or_off(preempting_signal),
-            )
+            let expected =
+                "TERM, USR1, USR2, HUP, INT, QUIT, XCPU, several of them separated by commas, or off";
+            config.on_signal = option.parse(expected, or_off(preempting_signals))?.unwrap_or_default();
+            Ok(())
         },
     },
     Setting {

@@ -164,8 +164,7 @@ pub fn share(text: &str) -> Option<f64> {
 }
 
 /// A signal that a scheduler may send, with or without the prefix `SIG`.
-#[must_use]
-pub fn preempting_signal(name: &str) -> Option<i32> {
+fn preempting_signal(name: &str) -> Option<i32> {
     Some(match name.strip_prefix("SIG").unwrap_or(name) {
         "TERM" => libc::SIGTERM,
         "USR1" => libc::SIGUSR1,
@@ -176,6 +175,12 @@ pub fn preempting_signal(name: &str) -> Option<i32> {
         "XCPU" => libc::SIGXCPU,
         _ => return None,
     })
+}
+
+/// Signals that a scheduler may send, separated by commas.
+#[must_use]
+pub fn preempting_signals(names: &str) -> Option<Vec<i32>> {
+    names.split(',').map(|name| preempting_signal(name.trim())).collect()
 }
 
 /// A port, on the loopback interface unless an address is given.

@@ -1,7 +1,7 @@
 //! `ckpt-run explain`: what happened to a job, why, and what to do.
 
 use super::job_files;
-use super::jobs::jobs;
+use super::jobs::{each, jobs};
 use super::print;
 use crate::cli::config::Config;
 use crate::files::inventory::Inventory;
@@ -16,6 +16,8 @@ use std::time::{Duration, SystemTime};
 
 /// The number of entries shown without --all.
 const SHOWN: usize = 40;
+
+const DIED: &str = "ckpt-run was killed or the machine went down, and the job with it";
 
 #[derive(Serialize)]
 struct Story {
@@ -34,17 +36,17 @@ struct Story {
 /// Bad input; a journal that cannot be read.
 pub fn explain(config: &Config, named: Option<&str>, all: bool, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
-    let stories =
-        jobs(config, &root, named)?.iter().map(|job| story(config, job, all)).collect::<Result<Vec<_>>>()?;
+    let (stories, code) = each(&jobs(config, &root, named)?, |job| story(config, job, all))?;
     if json {
-        return print::json(&stories);
+        print::json(&stories)?;
+        return Ok(code);
     }
     let mut out = io::stdout().lock();
-    if stories.is_empty() {
+    if stories.is_empty() && code == 0 {
         writeln!(out, "there is no job in {}", root.name())?;
     }
     stories.iter().try_for_each(|story| report(&mut out, story))?;
-    Ok(0)
+    Ok(code)
 }
 
 fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
@@ -55,17 +57,45 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
             job.path().join("journal.jsonl").display()
         )
     })?;
-    // When launchers started and ended is for `ckpt-run report`.
-    let is_shown =
-        |entry: &Entry| !matches!(entry.kind, EventKind::LauncherStarted | EventKind::LauncherEnded);
-    let entries: Vec<_> = entries.into_iter().filter(is_shown).collect();
-    let entries = if all { entries } else { shortened(entries) };
     let running = job.is_locked();
     let unfinished = job.record()?.is_some_and(|record| record.outcome == JobOutcome::Unfinished);
-    // A job without entries here may run on another machine.
-    let died_without_a_word = unfinished && !running && !entries.is_empty();
+    let died_without_a_word = unfinished && !running && is_end_missing(&entries);
+    let entries = with_deaths(entries);
+    let entries = if all { entries } else { shortened(entries) };
     let uncovered_files = uncovered_files(config, job).unwrap_or_default();
     Ok(Story { job: job.key().to_string(), running, died_without_a_word, entries, uncovered_files })
+}
+
+/// Whether the last launcher has not recorded its end. A job without entries here may run on another machine.
+fn is_end_missing(entries: &[Entry]) -> bool {
+    use EventKind::{Complete, Ended, GaveUp, LauncherEnded, LauncherStarted, NotStarted};
+    let is_of_launcher = |entry: &&Entry| matches!(entry.kind, LauncherStarted | LauncherEnded);
+    match (entries.iter().rfind(is_of_launcher), entries.last()) {
+        (Some(last), _) => last.kind == LauncherStarted,
+        // Earlier versions did not record when launchers start and end.
+        (None, Some(last)) => !matches!(last.kind, Complete | Ended | GaveUp | NotStarted),
+        (None, None) => false,
+    }
+}
+
+/// The entries that are shown: when launchers started and ended is for `ckpt-run report`, but where the end of one is
+/// missing, it died.
+fn with_deaths(entries: Vec<Entry>) -> Vec<Entry> {
+    let (mut shown, mut is_open) = (Vec::new(), false);
+    for entry in entries {
+        match entry.kind {
+            EventKind::LauncherStarted => {
+                let died = std::mem::replace(&mut is_open, true).then(|| Entry {
+                    unix_ms: entry.measured.alive_unix_ms.unwrap_or(entry.unix_ms),
+                    ..Entry::new(EventKind::Died, DIED)
+                });
+                shown.extend(died);
+            }
+            EventKind::LauncherEnded => is_open = false,
+            _ => shown.push(entry),
+        }
+    }
+    shown
 }
 
 /// Files that a resume from the newest snapshot could not put back. `None` if there is none, or it cannot be read: other
@@ -110,6 +140,8 @@ fn title(kind: EventKind) -> &'static str {
         EventKind::Preempted => "preempted",
         EventKind::Ended => "ended",
         EventKind::Complete => "complete",
+        EventKind::Noted => "note",
+        EventKind::Died => "died",
         EventKind::LauncherStarted | EventKind::LauncherEnded => "launcher",
         EventKind::Other => "(newer)",
     }
@@ -135,7 +167,7 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
     if story.died_without_a_word {
         writeln!(
             out,
-            "  {:<20}  {:<11}  ckpt-run was killed or the machine went down, and the job with it\n  {:<20}  {:<11}  run the same command again: it resumes from the newest snapshot",
+            "  {:<20}  {:<11}  {DIED}\n  {:<20}  {:<11}  run the same command again: it resumes from the newest snapshot",
             "then", "died", "", "to do"
         )?;
     }
@@ -163,6 +195,27 @@ mod tests {
         assert_eq!(shown, ["a", "c", "o", "d", "e"]);
         let many = (0..100).map(|number| entry(EventKind::Failed, &number.to_string())).collect();
         assert_eq!(shortened(many)[0].what, "60");
+    }
+
+    #[test]
+    fn a_launcher_without_an_end_has_died() {
+        use EventKind::{Ended, LauncherEnded, LauncherStarted, NotStarted, Started};
+        let entries =
+            |kinds: &[EventKind]| kinds.iter().map(|kind| Entry::new(*kind, "")).collect::<Vec<_>>();
+        for (kinds, is_missing) in [
+            (&[LauncherStarted, Started][..], true),
+            (&[LauncherStarted, Started, LauncherEnded], false),
+            (&[LauncherStarted, Started, LauncherStarted, NotStarted, LauncherEnded], false),
+            (&[Started], true),
+            (&[Started, Ended], false),
+            (&[], false),
+        ] {
+            assert_eq!(is_end_missing(&entries(kinds)), is_missing, "{kinds:?}");
+        }
+        let all =
+            entries(&[LauncherStarted, Started, LauncherStarted, NotStarted, LauncherEnded, LauncherStarted]);
+        let shown: Vec<_> = with_deaths(all).iter().map(|entry| entry.kind).collect();
+        assert_eq!(shown, [Started, EventKind::Died, NotStarted]);
     }
 
     #[test]

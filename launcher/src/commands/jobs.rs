@@ -4,13 +4,15 @@ use super::print;
 use super::report::effective;
 use crate::cli::args::StopArgs;
 use crate::cli::config::Config;
+use crate::job::journal::{EventKind, Journal};
 use crate::job::status::cut_text;
 use crate::job::times::{self, Class};
 use crate::observe::control_server::socket_path;
+use crate::report::failure::{is_closed_output, with_remedy};
 use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::deadline::LAUNCHER_END_TIMEOUT;
-use crate::sys::error::bad_input;
+use crate::sys::error::{EXIT_NEGATIVE, EXIT_PREEMPTED, bad_input};
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_protocol::control::{
@@ -45,6 +47,26 @@ pub fn jobs(config: &Config, root: &Root, named: Option<&str>) -> Result<Vec<Job
         bail!(bad_input(anyhow!("there is no job {name:?} in {}; the jobs are: {names}", root.name())));
     }
     Ok(matching)
+}
+
+/// Calls `work` for each of several jobs. A job that fails is reported, and does not keep the others from being served:
+/// another user may have closed it, or one of its records is damaged. Also returns the exit code.
+///
+/// # Errors
+/// The error of the only job, and that the output is closed.
+pub fn each<T>(jobs: &[JobDir], mut work: impl FnMut(&JobDir) -> Result<T>) -> Result<(Vec<T>, i32)> {
+    let (mut done, mut code) = (Vec::new(), 0);
+    for job in jobs {
+        match work(job) {
+            Ok(result) => done.push(result),
+            Err(error) if jobs.len() == 1 || is_closed_output(&error) => return Err(error),
+            Err(error) => {
+                tracing::error!("the job {} is left out: {}", job.key(), with_remedy(&error));
+                code = EXIT_NEGATIVE;
+            }
+        }
+    }
+    Ok((done, code))
 }
 
 /// The one job that matches: the named one, the only one, or the only running one.
@@ -135,6 +157,52 @@ pub fn stop(config: &Config, args: &StopArgs) -> Result<i32> {
     bail!("the job {} ended without a final snapshot: {problem}", job.key())
 }
 
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+pub enum Ending {
+    /// It runs, or its launcher was killed.
+    Unfinished,
+    /// It ended with 0.
+    Complete,
+    /// It failed.
+    Failed {
+        /// Its exit code, 128 + n for signal n.
+        code: i32,
+    },
+    /// It was preempted, or stopped by its user.
+    Stopped {
+        /// The exit code of ckpt-run.
+        code: i32,
+    },
+    /// The last start or resume failed.
+    NotStarted,
+}
+
+impl Ending {
+    /// From the record, and the last turn in the journal, which knows more.
+    fn of(outcome: JobOutcome, last: Option<EventKind>) -> Self {
+        match (outcome, last) {
+            (JobOutcome::Complete, _) => Self::Complete,
+            (_, Some(EventKind::NotStarted)) => Self::NotStarted,
+            (JobOutcome::Unfinished, _) => Self::Unfinished,
+            (JobOutcome::Failed { code }, Some(EventKind::Ended)) => Self::Stopped { code },
+            (JobOutcome::Failed { code: EXIT_PREEMPTED }, None) => Self::Stopped { code: EXIT_PREEMPTED },
+            (JobOutcome::Failed { code }, _) => Self::Failed { code },
+        }
+    }
+}
+
+/// The launcher's report without the job's name, which [`Status`] has already.
+fn without_job<S: serde::Serializer>(launcher: &Option<JobStatus>, to: S) -> Result<S::Ok, S::Error> {
+    let Some(launcher) = launcher else { return to.serialize_none() };
+    let mut report = serde_json::to_value(launcher).map_err(serde::ser::Error::custom)?;
+    if let Some(fields) = report.as_object_mut() {
+        fields.remove("job");
+    }
+    report.serialize(to)
+}
+
 /// The state of a job.
 #[derive(Serialize)]
 pub struct Status {
@@ -143,14 +211,17 @@ pub struct Status {
     /// Whether a launcher holds the job.
     pub running: bool,
     /// How the last run ended.
-    pub outcome: JobOutcome,
+    pub outcome: Ending,
     /// The number of snapshots.
     pub snapshots: usize,
     /// Milliseconds in each class of time, since the first start; empty if nothing is recorded.
     pub time_ms: BTreeMap<Class, u64>,
     /// The report of the launcher.
-    #[serde(flatten)]
+    #[serde(flatten, serialize_with = "without_job")]
     pub launcher: Option<JobStatus>,
+    /// Why nothing else is known of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
     /// The store is an object store: other machines may run the job.
     #[serde(skip)]
     pub is_remote: bool,
@@ -163,18 +234,30 @@ pub struct Status {
 pub fn status(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
     let all = read(config, &root, named, Store::list)?;
+    let code = if all.iter().any(|status| status.error.is_some()) { EXIT_NEGATIVE } else { 0 };
     if json {
-        return print::json(&all);
+        print::json(&all)?;
+        return Ok(code);
     }
     let mut out = io::stdout().lock();
     if all.is_empty() {
         writeln!(out, "there is no job in {}", root.name())?;
     }
     for status in &all {
-        writeln!(out, "{}: {}, {} snapshots", status.job, state(status), status.snapshots)?;
+        writeln!(out, "{}", headline(status))?;
         report(status).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     }
-    Ok(0)
+    Ok(code)
+}
+
+/// The job, its state, and the number of its snapshots.
+#[must_use]
+pub fn headline(status: &Status) -> String {
+    let Status { job, snapshots, .. } = status;
+    match &status.error {
+        Some(error) => format!("{job}: cannot be read: {error}"),
+        None => format!("{job}: {}, {}", state(status), print::count(*snapshots as u64, "snapshot")),
+    }
 }
 
 /// The states of jobs; `list` selects the snapshots that are counted.
@@ -188,17 +271,50 @@ pub fn read(
     list: impl Fn(&Tiers) -> Result<Vec<Listed>, ReadError>,
 ) -> Result<Vec<Status>> {
     let mut all = Vec::new();
-    for job in &jobs(config, root, named)? {
-        let Some(JobRecord { outcome, .. }) = job.record()? else { continue };
-        let snapshots = list(&*tiers::open(&config.store, job)?)?.len();
-        let running = job.is_locked();
-        let launcher = running.then(|| ask_status(job)).flatten();
-        let is_remote = job.records_medium().is_some();
-        let time_ms = times::of_job(job, running).ok().flatten().map(|times| times.time_ms);
-        let (job, time_ms) = (job.key().to_string(), time_ms.unwrap_or_default());
-        all.push(Status { job, running, outcome, snapshots, time_ms, launcher, is_remote });
+    let jobs = jobs(config, root, named)?;
+    for job in &jobs {
+        match read_one(config, job, &list) {
+            Ok(status) => all.extend(status),
+            Err(error) if jobs.len() == 1 => return Err(error),
+            // The others are shown all the same.
+            Err(error) => all.push(Status {
+                job: job.key().to_string(),
+                running: job.is_locked(),
+                outcome: Ending::Unfinished,
+                snapshots: 0,
+                time_ms: BTreeMap::new(),
+                launcher: None,
+                error: Some(with_remedy(&error)),
+                is_remote: false,
+            }),
+        }
     }
     Ok(all)
+}
+
+/// The state of one job; `None` if it has no record yet.
+fn read_one(
+    config: &Config,
+    job: &JobDir,
+    list: &impl Fn(&Tiers) -> Result<Vec<Listed>, ReadError>,
+) -> Result<Option<Status>> {
+    let Some(JobRecord { outcome, .. }) = job.record()? else { return Ok(None) };
+    let snapshots = list(&*tiers::open(&config.store, job)?)?.len();
+    let running = job.is_locked();
+    let launcher = running.then(|| ask_status(job)).flatten();
+    let is_remote = job.records_medium().is_some();
+    let time_ms = times::of_job(job, running).ok().flatten().map(|times| times.time_ms);
+    let last = Journal::of(job).last_turn().filter(|_| !running).map(|entry| entry.kind);
+    Ok(Some(Status {
+        job: job.key().to_string(),
+        running,
+        outcome: Ending::of(outcome, last),
+        snapshots,
+        time_ms: time_ms.unwrap_or_default(),
+        launcher,
+        error: None,
+        is_remote,
+    }))
 }
 
 fn ask_status(job: &JobDir) -> Option<JobStatus> {
@@ -224,13 +340,20 @@ pub fn state(status: &Status) -> String {
             "waiting for its restart".to_owned()
         }
         (true, _) => "running".to_owned(),
-        (false, JobOutcome::Complete) => "complete".to_owned(),
-        (false, JobOutcome::Failed { code }) => format!("ended with {code}; run it again to resume"),
-        (false, JobOutcome::Unfinished) if status.is_remote => {
+        (false, Ending::Complete) => "complete".to_owned(),
+        (false, Ending::Failed { code }) => format!("ended with {code}; run it again to resume"),
+        (false, Ending::Stopped { code: EXIT_PREEMPTED }) => "stopped; run it again to resume".to_owned(),
+        (false, Ending::Stopped { code }) => {
+            format!("stopped by its user, with {code}; run it again to resume")
+        }
+        (false, Ending::NotStarted) => {
+            "could not be started or resumed; `ckpt-run explain` says why".to_owned()
+        }
+        (false, Ending::Unfinished) if status.is_remote => {
             "runs on another machine, or died with its launcher; if it died, run it again to resume"
                 .to_owned()
         }
-        (false, JobOutcome::Unfinished) => "died with its launcher; run it again to resume".to_owned(),
+        (false, Ending::Unfinished) => "died with its launcher; run it again to resume".to_owned(),
     }
 }
 

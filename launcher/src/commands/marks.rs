@@ -1,6 +1,6 @@
 //! `ckpt-run tag`, `untag`, `pin`, `unpin`, `unmark`: marks of snapshots.
 
-use super::snapshots::find;
+use super::snapshots::find_to_change;
 use crate::cli::config::Config;
 use crate::store::tiers::{self, REMOTE};
 use crate::sys::error::{EXIT_NEGATIVE, bad_input};
@@ -12,7 +12,7 @@ use ckpt_snapshot::{JobDir, Marks, SnapshotId};
 /// # Errors
 /// Bad input: no such snapshot, an invalid tag.
 pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
-    let (job, id) = find(config, text)?;
+    let (job, id) = find_to_change(config, text)?;
     job.change_marks(|marks| marks.tag(&id, tag))?.map_err(bad_input)?;
     share(config, &job, &id)
 }
@@ -22,7 +22,7 @@ pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
 /// # Errors
 /// Bad input: no such snapshot.
 pub fn untag(config: &Config, text: &str, tag: &str) -> Result<i32> {
-    let (job, id) = find(config, text)?;
+    let (job, id) = find_to_change(config, text)?;
     if job.change_marks(|marks| marks.untag(&id, tag))? {
         return share(config, &job, &id);
     }
@@ -35,7 +35,7 @@ pub fn untag(config: &Config, text: &str, tag: &str) -> Result<i32> {
 /// # Errors
 /// Bad input: no such snapshot.
 pub fn change(config: &Config, text: &str, change: fn(&mut Marks, &SnapshotId)) -> Result<i32> {
-    let (job, id) = find(config, text)?;
+    let (job, id) = find_to_change(config, text)?;
     job.change_marks(|marks| change(marks, &id))?;
     share(config, &job, &id)
 }

@@ -1,8 +1,8 @@
 //! Commands that delete snapshots: `rm`, `prune`.
 
-use super::jobs::jobs;
+use super::jobs::{each, jobs};
 use super::print;
-use super::snapshots::find;
+use super::snapshots::find_to_change;
 use crate::cli::args::RmArgs;
 use crate::cli::config::Config;
 use crate::files::held as held_files;
@@ -25,7 +25,7 @@ use std::sync::atomic::AtomicBool;
 pub fn remove(config: &Config, args: &RmArgs) -> Result<i32> {
     let mut found: Vec<(JobDir, SnapshotId)> = Vec::new();
     for text in &args.ids {
-        let (job, id) = find(config, text)?;
+        let (job, id) = find_to_change(config, text)?;
         if !found.iter().any(|(other, known)| *known == id && other.key() == job.key()) {
             found.push((job, id));
         }
@@ -128,24 +128,27 @@ struct Pruned {
 /// # Errors
 /// Bad input, or a failed deletion.
 pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
-    let root = Root::open(&config.store)?;
-    let mut pruned = Vec::new();
-    for job in jobs(config, &root, named)? {
-        let store = tiers::open(&config.store, &job)?;
+    let root = Root::open_to_change(&config.store)?;
+    let (pruned, code) = each(&jobs(config, &root, named)?, |job| {
+        let mut pruned = Vec::new();
+        let store = tiers::open(&config.store, job)?;
         let abandoned = job.record()?.map(|record| record.abandoned).unwrap_or_default();
         let history = History { abandoned, ..History::default() };
         for id in tiers::prunable(&store, &config.retention(), &job.marks()?, &history)? {
             if !dry_run {
-                tiers::remove_local(&store, &job, &id)?;
+                tiers::remove_local(&store, job, &id)?;
             }
             pruned.push(Pruned { id, job: job.key().to_string(), removed: !dry_run });
         }
         if !dry_run {
-            reclaim(config, &store, &job)?;
+            reclaim(config, &store, job)?;
         }
-    }
+        Ok(pruned)
+    })?;
+    let pruned: Vec<_> = pruned.into_iter().flatten().collect();
     if json {
-        return print::json(&pruned);
+        print::json(&pruned)?;
+        return Ok(code);
     }
     for one in &pruned {
         say_removed(&one.id, &one.job, dry_run)?;
@@ -153,5 +156,5 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
     if pruned.is_empty() {
         writeln!(io::stdout(), "nothing to remove: no job has more than {} valid snapshots", config.keep)?;
     }
-    Ok(0)
+    Ok(code)
 }

@@ -1,7 +1,7 @@
 //! `ckpt-run verify --scrub` verifies everything in the store, whether a snapshot needs it or not. `ckpt-run repair`
 //! writes lost or damaged indexes again.
 
-use super::jobs::jobs;
+use super::jobs::{each, jobs};
 use super::print;
 use crate::cli::args::TierName;
 use crate::cli::config::Config;
@@ -33,15 +33,14 @@ struct Report {
 /// Bad input, or the store cannot be read.
 pub fn scrub(config: &Config, tier: Option<TierName>, share: f64, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
-    let mut reports = Vec::new();
-    for job in jobs(config, &root, None)? {
-        for (name, store) in tiers::pack_stores(&config.store, &job)? {
-            if tier.is_none_or(|tier| tier.has(name)) {
-                reports.push(scrub_tier(name, &store, &job, share)?);
-            }
-        }
-    }
-    let code = if reports.iter().all(|report| report.damage.is_empty()) { 0 } else { EXIT_NEGATIVE };
+    let (reports, left_out) = each(&jobs(config, &root, None)?, |job| {
+        let stores = tiers::pack_stores(&config.store, job)?.into_iter();
+        let stores = stores.filter(|(name, _)| tier.is_none_or(|tier| tier.has(name)));
+        stores.map(|(name, store)| scrub_tier(name, &store, job, share)).collect::<Result<Vec<_>>>()
+    })?;
+    let reports: Vec<_> = reports.into_iter().flatten().collect();
+    let is_sound = reports.iter().all(|report| report.damage.is_empty());
+    let code = if is_sound { left_out } else { EXIT_NEGATIVE };
     if json {
         print::json(&reports)?;
         return Ok(code);
@@ -107,17 +106,20 @@ struct Repair {
 /// # Errors
 /// Bad input: the job is running. Or the store cannot be read or written.
 pub fn repair(config: &Config, json: bool) -> Result<i32> {
-    let root = Root::open(&config.store)?;
-    let mut repairs = Vec::new();
-    for job in jobs(config, &root, None)? {
+    let root = Root::open_to_change(&config.store)?;
+    let (repairs, left_out) = each(&jobs(config, &root, None)?, |job| {
         let _lock = job.lock_for_maintenance()?;
-        for (tier, store) in tiers::pack_stores(&config.store, &job)? {
+        let mut repairs = Vec::new();
+        for (tier, store) in tiers::pack_stores(&config.store, job)? {
             let done = store.repair()?;
             let unusable = done.unusable.iter().map(|(pack, why)| format!("{pack}: {why}")).collect();
             repairs.push(Repair { job: job.key().to_string(), tier, repaired: done.packs, unusable });
         }
-    }
-    let code = if repairs.iter().all(|repair| repair.unusable.is_empty()) { 0 } else { EXIT_NEGATIVE };
+        Ok(repairs)
+    })?;
+    let repairs: Vec<_> = repairs.into_iter().flatten().collect();
+    let is_whole = repairs.iter().all(|repair| repair.unusable.is_empty());
+    let code = if is_whole { left_out } else { EXIT_NEGATIVE };
     if json {
         print::json(&repairs)?;
         return Ok(code);

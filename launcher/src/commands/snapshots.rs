@@ -1,7 +1,7 @@
 //! Commands that read snapshots: `ls`, `show`, `verify`.
 
 use super::job_files;
-use super::jobs::{held, jobs};
+use super::jobs::{each, held, jobs};
 use super::memory_map::{self, OnGpu};
 use super::print;
 use crate::cli::args::TierName;
@@ -106,21 +106,22 @@ impl Row {
 /// Bad input.
 pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
-    let mut rows = Vec::new();
-    for job in jobs(config, &root, named)? {
+    let (rows, code) = each(&jobs(config, &root, named)?, |job| {
         let marks = job.marks()?;
-        let placed = tiers::open(&config.store, &job)?.placed()?;
-        let mut of_job: Vec<_> = placed.iter().map(|placed| Row::new(&job, placed, &marks)).collect();
-        add_held(&mut of_job, &job, held(&job));
+        let placed = tiers::open(&config.store, job)?.placed()?;
+        let mut of_job: Vec<_> = placed.iter().map(|placed| Row::new(job, placed, &marks)).collect();
+        add_held(&mut of_job, job, held(job));
         of_job.sort_by(|one, other| one.id.cmp(&other.id));
-        rows.extend(of_job);
-    }
+        Ok(of_job)
+    })?;
+    let rows: Vec<_> = rows.into_iter().flatten().collect();
     if json {
-        return print::json(&rows);
+        print::json(&rows)?;
+        return Ok(code);
     }
     if rows.is_empty() {
         writeln!(io::stderr(), "there are no snapshots in {}", root.name())?;
-        return Ok(0);
+        return Ok(code);
     }
     let dash = || "-".to_owned();
     let cells = rows.iter().map(|row| {
@@ -135,7 +136,8 @@ pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
             row.state(),
         ]
     });
-    print::table(&["ID", "JOB", "RUN", "TAKEN", "SIZE", "STORED", "STALL", "STATE"], cells.collect())
+    print::table(&["ID", "JOB", "RUN", "TAKEN", "SIZE", "STORED", "STALL", "STATE"], cells.collect())?;
+    Ok(code)
 }
 
 /// The one snapshot that `text` names, in any job.
@@ -143,22 +145,37 @@ pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
 /// # Errors
 /// Bad input: none, or several.
 pub fn find(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
-    let root = Root::open(&config.store)?;
-    let mut found = Vec::new();
-    for job in jobs(config, &root, None)? {
-        match (&*tiers::open(&config.store, &job)? as &dyn Store).find(text) {
-            Ok(id) => found.push((job, id)),
-            Err(ReadError::Missing(_)) => {
-                let marks = job.marks()?;
-                found.extend(marks.tagged(text).map(|id| (job.clone(), id.clone())));
+    find_in(config, &Root::open(&config.store)?, text)
+}
+
+/// As [`find`], for a command that changes the store.
+///
+/// # Errors
+/// As [`find`]; a store of another user, for root.
+pub fn find_to_change(config: &Config, text: &str) -> Result<(JobDir, SnapshotId)> {
+    find_in(config, &Root::open_to_change(&config.store)?, text)
+}
+
+fn find_in(config: &Config, root: &Root, text: &str) -> Result<(JobDir, SnapshotId)> {
+    let (found, left_out) =
+        each(&jobs(config, root, None)?, |job| {
+            match (&*tiers::open(&config.store, job)? as &dyn Store).find(text) {
+                Ok(id) => Ok(vec![(job.clone(), id)]),
+                Err(ReadError::Missing(_)) => {
+                    let marks = job.marks()?;
+                    Ok(marks.tagged(text).map(|id| (job.clone(), id.clone())).collect())
+                }
+                Err(error) => Err(error.into()),
             }
-            Err(error) => return Err(error.into()),
-        }
-    }
+        })?;
+    let mut found: Vec<_> = found.into_iter().flatten().collect();
     match found.len() {
         1 => Ok(found.remove(0)),
+        0 if left_out != 0 => {
+            bail!("the snapshot {text} is in none of the jobs that can be read")
+        }
         0 => {
-            refuse_in_memory(config, &root, text)?;
+            refuse_in_memory(config, root, text)?;
             Err(ReadError::Missing(text.to_owned()).into())
         }
         _ => {
@@ -301,20 +318,22 @@ pub fn verify(config: &Config, text: Option<&str>, tier: Option<TierName>, json:
         }
         None => (jobs(config, &Root::open(&config.store)?, None)?, None),
     };
-    let mut verdicts = Vec::new();
-    for job in jobs {
-        let store = tiers::open(&config.store, &job)?;
+    let (verdicts, left_out) = each(&jobs, |job| {
+        let mut verdicts = Vec::new();
+        let store = tiers::open(&config.store, job)?;
         for one in store.tiers().iter().filter(|one| tier.is_none_or(|tier| tier.has(one.name()))) {
             let listed = one.store().list()?.into_iter().map(|listed| listed.id);
             for id in listed.filter(|listed| id.as_ref().is_none_or(|id| id == listed)) {
-                verdicts.extend(verify_one(one, &job, id)?);
+                verdicts.extend(verify_one(one, job, id)?);
             }
         }
-    }
+        Ok(verdicts)
+    })?;
+    let verdicts: Vec<_> = verdicts.into_iter().flatten().collect();
     if let (Some(id), true) = (id, verdicts.is_empty()) {
         return Err(ReadError::Missing(id.to_string()).into());
     }
-    let code = if verdicts.iter().all(|verdict| verdict.sound) { 0 } else { EXIT_NEGATIVE };
+    let code = if verdicts.iter().all(|verdict| verdict.sound) { left_out } else { EXIT_NEGATIVE };
     if json {
         print::json(&verdicts)?;
         return Ok(code);

@@ -1,6 +1,6 @@
 //! `ckpt-run status --watch`: the states of jobs on the whole terminal, kept up to date.
 
-use super::jobs::{self, Status, report, state};
+use super::jobs::{self, Status, headline, report};
 use super::print;
 use crate::cli::config::Config;
 use crate::report::failure::in_one_line;
@@ -137,7 +137,7 @@ fn draw_job(frame: &mut Frame<'_>, area: Rect, job: &Status) -> Rect {
         Some(_) => Color::Green,
         None => Color::DarkGray,
     };
-    let title = format!(" {}: {}, {} snapshots ", job.job, state(job), job.snapshots);
+    let title = format!(" {} ", headline(job));
     let block = Block::bordered().title(title).border_style(Style::new().fg(color));
     let gauge_height = u16::from(storing.is_some());
     let wanted = u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_add(2 + gauge_height);
@@ -172,9 +172,9 @@ fn gauge(progress: Progress) -> Gauge<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::jobs::Ending;
     use crate::job::times::Class;
     use ckpt_protocol::control::JobStatus;
-    use ckpt_snapshot::JobOutcome;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use std::collections::BTreeMap;
@@ -187,7 +187,7 @@ mod tests {
 
     fn running(progress: Progress) -> Status {
         let launcher = JobStatus { launcher_pid: 77, saved: 3, failed: 1, progress, ..JobStatus::default() };
-        let outcome = JobOutcome::Unfinished;
+        let outcome = Ending::Unfinished;
         Status {
             job: "train".into(),
             running: true,
@@ -195,12 +195,13 @@ mod tests {
             snapshots: 5,
             time_ms: [(Class::Productive, 90_000), (Class::Stall, 7000), (Class::Redone, 3000)].into(),
             launcher: Some(launcher),
+            error: None,
             is_remote: false,
         }
     }
 
     fn complete(job: &str) -> Status {
-        let outcome = JobOutcome::Complete;
+        let outcome = Ending::Complete;
         let time_ms = BTreeMap::new();
         Status {
             job: job.into(),
@@ -209,6 +210,7 @@ mod tests {
             snapshots: 2,
             time_ms,
             launcher: None,
+            error: None,
             is_remote: false,
         }
     }

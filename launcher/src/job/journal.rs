@@ -49,6 +49,10 @@ pub enum EventKind {
     Ended,
     /// The job exited with 0.
     Complete,
+    /// Something else that the job's user should know.
+    Noted,
+    /// The launcher was killed. No journal has this: `ckpt-run explain` finds out.
+    Died,
     /// An entry of a newer ckpt-run.
     #[serde(other)]
     Other,
@@ -196,6 +200,15 @@ impl Journal {
             .split(|&byte| byte == b'\n')
             .filter_map(|line| serde_json::from_slice(line).ok())
             .collect())
+    }
+
+    /// The newest entry that says whether the job runs, or how it ended.
+    #[must_use]
+    pub fn last_turn(&self) -> Option<Entry> {
+        use EventKind::{Complete, Ended, Failed, NotStarted, Resumed, Started};
+        let is_turn =
+            |entry: &Entry| matches!(entry.kind, Started | Resumed | NotStarted | Failed | Ended | Complete);
+        self.entries().unwrap_or_default().into_iter().rfind(is_turn)
     }
 
     /// The newest snapshot that was in memory and, as far as is known, nowhere else.

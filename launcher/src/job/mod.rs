@@ -9,5 +9,6 @@ pub mod ownership;
 pub mod resume_point;
 #[cfg(test)]
 mod simulation;
+pub mod started_with;
 pub mod status;
 pub mod times;

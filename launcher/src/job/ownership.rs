@@ -153,11 +153,12 @@ impl Ownership {
         }
     }
 
-    /// Restores the owner that the record named before this launcher claimed the job.
+    /// Restores the owner that the record named before this launcher claimed the job, and how the job had ended.
     pub fn release(&self) {
-        let JobRecord { launcher, claims, claimed_at_sequence, .. } = self.previous.clone();
-        let released = self
-            .change(|record| *record = JobRecord { launcher, claims, claimed_at_sequence, ..record.clone() });
+        let JobRecord { launcher, claims, claimed_at_sequence, outcome, .. } = self.previous.clone();
+        let released = self.change(|record| {
+            *record = JobRecord { launcher, claims, claimed_at_sequence, outcome, ..record.clone() };
+        });
         if let Err(error) = released {
             tracing::debug!("the claim of the job is not released: {error}");
         }

@@ -278,7 +278,12 @@ impl Ledger {
                 }
                 self.phase = Phase::Away;
             }
-            EventKind::NotSaved | EventKind::Restarting | EventKind::Preempted | EventKind::Other => {}
+            EventKind::NotSaved
+            | EventKind::Restarting
+            | EventKind::Preempted
+            | EventKind::Noted
+            | EventKind::Died
+            | EventKind::Other => {}
         }
         self.written_ms = at_ms;
     }

@@ -139,11 +139,16 @@ impl Stdio {
     }
 
     /// Closes the job's ends, which the job has by now, and starts relaying. An input that is a regular file continues
-    /// where the resumed job had stopped reading.
+    /// where the resumed job had stopped reading. With `on_interrupt`, the key Ctrl-C at the user's terminal calls it,
+    /// and does not reach the job, unless a program of the job reads single keys.
     ///
     /// # Errors
     /// When a thread cannot be started.
-    pub fn start(&mut self, recorded: Option<&[StdioRecord]>) -> io::Result<()> {
+    pub fn start(
+        &mut self,
+        recorded: Option<&[StdioRecord]>,
+        on_interrupt: Option<Box<dyn Fn() + Send>>,
+    ) -> io::Result<()> {
         self.job_ends = [None, None, None];
         for output in &self.outputs {
             for half in [Output::read_loop as fn(&Output), Output::write_loop] {
@@ -162,7 +167,9 @@ impl Stdio {
                 if master.is_some() && own_terminal {
                     self._raw_mode = RawMode::enter();
                 }
-                self.forwarder = Some(spawn("input", move || input.forward(master.as_deref()))?);
+                self.forwarder = Some(spawn("input", move || {
+                    input.forward(master.as_deref(), on_interrupt.as_deref());
+                })?);
             }
         }
         self.resize();
@@ -206,6 +213,13 @@ impl Stdio {
     #[must_use]
     pub fn interrupted(&self) -> Option<Instant> {
         *self.input.as_ref()?.interrupted.lock()
+    }
+
+    /// Types Ctrl-C at the job's terminal. Returns whether the job has one as its input.
+    #[must_use]
+    pub fn type_interrupt(&self) -> bool {
+        let terminal = self.terminal.as_ref().filter(|_| self.kinds[0] == StdioKind::Tty);
+        terminal.is_some_and(|terminal| input::type_interrupt(&terminal.master).is_ok())
     }
 
     /// Called when the job has ended: writes the remaining output, at most for `limit`, and stops reading the input.

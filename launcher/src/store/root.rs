@@ -46,14 +46,25 @@ impl Root {
         Ok(Self { key: options.key.clone(), local, remote: None })
     }
 
+    /// Opens the store for a command that changes it.
+    ///
+    /// # Errors
+    /// Bad input; a store of another user, for root.
+    pub fn open_to_change(options: &StoreOptions) -> Result<Self> {
+        let root = Self::open(options)?;
+        refuse_to_shut_out(options)?;
+        Ok(root)
+    }
+
     /// Opens the store for a run, which uploads at `pace`. A missing directory is created; a store at an address has to
     /// answer.
     ///
     /// # Errors
-    /// Bad input.
+    /// Bad input; a store of another user, for root.
     pub fn open_or_create(options: &StoreOptions, pace: &Arc<Pace>) -> Result<Self> {
+        options.trust.check(&options.dir).map_err(bad_input)?;
+        refuse_to_shut_out(options)?;
         let Some(url) = &options.url else {
-            options.trust.check(&options.dir).map_err(bad_input)?;
             let local = StoreRoot::open_or_create(&options.dir)?;
             return Ok(Self { key: options.key.clone(), local, remote: None });
         };
@@ -110,6 +121,19 @@ impl Root {
         let jobs = RelPath::new("jobs").expect("a plain path");
         let names = site.names(&jobs).map_err(|error| bad_input(anyhow!("{}", unusable(url, &error))))?;
         Ok(names.iter().filter_map(|name| JobKey::named(name).ok()).map(|key| self.job(&key)).collect())
+    }
+}
+
+/// What root writes to a store of another user, that user cannot read.
+fn refuse_to_shut_out(options: &StoreOptions) -> Result<()> {
+    let dir = options.dir.display();
+    match options.trust.owner_shut_out(&options.dir) {
+        Some(owner) => Err(bad_input(anyhow!(
+            "the store {dir} belongs to {owner}, who could neither read nor resume what root writes there. Run ckpt-run as that user (`sudo -u {} ckpt-run …`), name another store with --store, or allow it with --trust {}",
+            owner.for_sudo(),
+            options.dir.canonicalize().unwrap_or_else(|_| options.dir.clone()).display()
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -87,25 +87,26 @@ pub struct Signals {
 
 impl Signals {
     /// Turns signals into events. Signals that were ignored at the start stay ignored, in ckpt-run and in the job (nohup).
-    /// `preempting` is the signal of `--on-signal`. `last_act` runs before a signal ends ckpt-run at once.
+    /// `preempting` are the signals of `--on-signal`. `last_act` runs before a signal ends ckpt-run at once.
     ///
     /// # Errors
     /// When the signal handlers or the thread cannot be set up.
     pub fn listen(
         events: Sender<Event>,
-        preempting: Option<i32>,
+        preempting: Vec<i32>,
         last_act: impl Fn() + Send + 'static,
     ) -> Result<Self> {
         let passed_on = [SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
-        let wanted: BTreeSet<i32> = STOPPING.into_iter().chain(passed_on).chain(preempting).collect();
+        let wanted: BTreeSet<i32> =
+            STOPPING.into_iter().chain(passed_on).chain(preempting.iter().copied()).collect();
         let wanted = wanted.into_iter().filter(|&signal| !is_ignored(signal));
         let mut signals = signal_hook::iterator::Signals::new(wanted).context("cannot listen for signals")?;
         let busy = Arc::new(AtomicBool::new(false));
         let is_busy = Arc::clone(&busy);
         let listen = move || {
             for signal in signals.forever() {
-                if is_busy.load(Ordering::SeqCst) && (is_stopping(signal) || Some(signal) == preempting) {
-                    end_at_once(signal, preempting, &last_act);
+                if is_busy.load(Ordering::SeqCst) && (is_stopping(signal) || preempting.contains(&signal)) {
+                    end_at_once(signal, &preempting, &last_act);
                 }
                 if events.send(Event::Signal(signal)).is_err() {
                     return;
@@ -127,8 +128,8 @@ impl Signals {
     }
 }
 
-fn end_at_once(signal: i32, preempting: Option<i32>, last_act: &dyn Fn()) -> ! {
-    let code = if Some(signal) == preempting { EXIT_PREEMPTED } else { 128 + signal };
+fn end_at_once(signal: i32, preempting: &[i32], last_act: &dyn Fn()) -> ! {
+    let code = if preempting.contains(&signal) { EXIT_PREEMPTED } else { 128 + signal };
     tracing::info!(
         "received {} while the job was being started or resumed: ckpt-run ends at once. Run the same command again to resume",
         name(signal)

@@ -36,6 +36,7 @@ use crate::cli::config::Config;
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::ownership::OwnershipError;
 use crate::job::resume_point::{Decision, Resume, decide, of_present_run};
+use crate::job::started_with;
 use crate::job::status::unix_ms;
 use crate::namespace;
 use crate::observe::control_server::{ControlServer, Demand};
@@ -68,13 +69,16 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let begun_at = SystemTime::now();
     start::nccl_variables(config)?;
     let metrics = config.metrics.map(metrics::listen).transpose()?;
-    let opened = startup::open(config, argv)?;
-    let (claimed, candidates) = startup::claim(config, &opened)?;
+    let mut opened = startup::open(config, argv)?;
+    let (claimed, candidates) = startup::claim(config, &mut opened)?;
     startup::record(&opened, begun_at);
-    let context = RunContext::start(config, argv, &opened, &claimed)?;
-    let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
-    let _metrics = metrics.map(serve).transpose()?;
-    let result = Supervisor::new(&context).supervise(candidates);
+    let supervise = || {
+        let context = RunContext::start(config, argv, &opened, &claimed)?;
+        let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
+        let _metrics = metrics.map(serve).transpose()?;
+        Supervisor::new(&context).supervise(candidates)
+    };
+    let result = supervise();
     opened.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
     result
 }
@@ -154,8 +158,8 @@ impl<'a> Supervisor<'a> {
     }
 
     fn has_second_signal(&self) -> bool {
-        let preempting = self.context.config.on_signal;
-        let is_ending = |signal| events::is_stopping(signal) || preempting == Some(signal);
+        let preempting = &self.context.config.on_signal;
+        let is_ending = |signal| events::is_stopping(signal) || preempting.contains(&signal);
         let is_signal = |event: &Event| matches!(event, Event::Signal(signal) if is_ending(*signal));
         self.context.inbox.try_iter().filter(is_signal).any(|_| self.is_signalled.replace(true))
     }
@@ -190,6 +194,9 @@ impl<'a> Supervisor<'a> {
             tracing::info!("restart {} of the job, which had failed: {failure}", self.policy.restarts);
         }
         let kind = if id.is_some() { EventKind::Resumed } else { EventKind::Started };
+        if id.is_none() {
+            started_with::record(&context.opened.dir, context.argv);
+        }
         let command = secrets::hidden_in(&context.opened.identity.argv).join(" ");
         let is_anew = self.is_first && context.config.resume == Resume::Never;
         let measured = Measured { is_anew, ..self.begin_measured() };
@@ -400,7 +407,7 @@ impl<'a> Supervisor<'a> {
         let mut is_reported = false;
         let over = loop {
             match self.context.inbox.recv_deadline(until) {
-                Ok(Event::Signal(signal)) if self.context.config.on_signal == Some(signal) => {
+                Ok(Event::Signal(signal)) if self.context.config.on_signal.contains(&signal) => {
                     break EXIT_PREEMPTED;
                 }
                 Ok(Event::Signal(signal)) if events::is_stopping(signal) => break 128 + signal,

@@ -81,7 +81,7 @@ impl<'a> RunContext<'a> {
             }
             journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run was ended by a signal"));
         };
-        let signals = Signals::listen(events.clone(), config.on_signal, last_act)?;
+        let signals = Signals::listen(events.clone(), config.on_signal.clone(), last_act)?;
         Ok(Self {
             config,
             argv,

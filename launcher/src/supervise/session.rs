@@ -35,13 +35,13 @@ use crate::job::status::cut_text;
 use crate::namespace::InitEvent;
 use crate::observe::control_server::Answer;
 use crate::report::failure::with_remedy;
-use crate::sys::deadline::{CHECKPOINT_FIRST_RETRY, REPEATED_SIGNAL_WINDOW};
+use crate::sys::deadline::{CHECKPOINT_FIRST_RETRY, REPEATED_KEY_WINDOW, REPEATED_SIGNAL_WINDOW};
 use crate::sys::error::EXIT_OWN;
 use anyhow::{Context, Result};
 use ckpt_protocol::control::{Reply, Saved};
 use ckpt_snapshot::Manifest;
 use crossbeam_channel::Receiver;
-use ending::Ending;
+use ending::{Ending, IfUnsaved};
 pub(super) use ending::{SessionEnd, SessionOutcome};
 use signal_hook::consts::{SIGINT, SIGQUIT, SIGWINCH};
 use std::sync::Arc;
@@ -89,8 +89,11 @@ impl<'a> JobSession<'a> {
         mut job: RunningJob,
         resumed_from: Option<&Manifest>,
     ) -> Result<Self> {
+        let events = shared.events.clone();
+        let interrupt = move || drop(events.send(Event::Signal(SIGINT)));
+        let saves = shared.config.on_signal.contains(&SIGINT);
         job.stdio
-            .start(resumed_from.map(|manifest| &manifest.stdio[..]))
+            .start(resumed_from.map(|manifest| &manifest.stdio[..]), saves.then(|| Box::new(interrupt) as _))
             .context("cannot relay the job's output")?;
         let losses =
             job.agents.as_ref().map_or_else(crossbeam_channel::never, |agents| agents.losses.clone());
@@ -152,7 +155,7 @@ impl<'a> JobSession<'a> {
                 Some(Event::CheckpointRequested(answer)) => {
                     self.request_checkpoint(Some(answer), AfterDump::KeepRunning);
                 }
-                Some(Event::Preempt(why, call)) => self.preempt(&why, call, false),
+                Some(Event::Preempt(why, call)) => self.preempt(&why, call, None),
                 Some(Event::Lost(loss)) => self.end_after_loss(loss),
                 Some(Event::Hung(hang)) => self.end_hung(hang),
                 Some(Event::Attempted { result, answer, after_dump }) => {
@@ -291,17 +294,17 @@ impl<'a> JobSession<'a> {
     }
 
     fn signal(&mut self, signal: i32) {
-        let is_preempting = self.shared.config.on_signal == Some(signal);
+        let is_preempting = self.shared.config.on_signal.contains(&signal);
         let is_ending = is_preempting || events::is_stopping(signal);
         if let Some(ending) = self.ending.as_mut().filter(|_| is_ending) {
             // `timeout` and some schedulers signal the process and then its group. A key is pressed again on purpose.
             let is_key = signal == SIGINT || signal == SIGQUIT;
-            let repeats =
-                |(first, at): (i32, Instant)| first == signal && at.elapsed() < REPEATED_SIGNAL_WINDOW;
-            if !is_key && self.ending_signal.is_some_and(repeats) {
+            let window = if is_key { REPEATED_KEY_WINDOW } else { REPEATED_SIGNAL_WINDOW };
+            let repeats = |(first, at): (i32, Instant)| first == signal && at.elapsed() < window;
+            if self.ending_signal.is_some_and(repeats) {
                 return tracing::debug!("{} has come again", events::name(signal));
             }
-            ending.needs_snapshot = false;
+            ending.if_unsaved = IfUnsaved::Terminate;
             // A file or a probe may have begun the ending; the scheduler's signal is then the first one.
             if !std::mem::replace(&mut ending.signalled, true) {
                 self.ending_signal = Some((signal, Instant::now()));
@@ -314,7 +317,7 @@ impl<'a> JobSession<'a> {
         }
         if is_preempting {
             self.ending_signal = Some((signal, Instant::now()));
-            return self.preempt(&format!("received {}", events::name(signal)), None, true);
+            return self.preempt(&format!("received {}", events::name(signal)), None, Some(signal));
         }
         if signal == SIGWINCH {
             return self.job.stdio.resize();

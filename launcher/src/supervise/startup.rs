@@ -13,6 +13,7 @@ use crate::job::alive;
 use crate::job::claim::ClaimedJob;
 use crate::job::journal::{Entry, EventKind, Journal, Measured};
 use crate::job::resume_point::Resume;
+use crate::job::started_with;
 use crate::job::status::unix_ms;
 use crate::namespace::Namespace;
 use crate::persist::memory::Memory;
@@ -21,9 +22,10 @@ use crate::store::tiers;
 use crate::sys::error::bad_input;
 use crate::sys::host;
 use crate::sys::privileges::Privileges;
+use crate::sys::secrets;
 use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::Pace;
-use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobLock, SnapshotId, Tiers};
+use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobLock, JobOutcome, SnapshotId, Store as _, Tiers};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -89,14 +91,62 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
 ///
 /// # Errors
 /// Bad input: nothing to resume, or no such snapshot; or the record cannot be written.
-pub(super) fn claim(config: &Config, opened: &OpenedJob) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
-    let OpenedJob { dir, store, journal, identity, .. } = opened;
-    let (claimed, candidates) = ClaimedJob::claim(&config.resume, &config.store, dir, store, identity)?;
-    if let Some(id) = candidates.last() {
-        warn_of_lost_memory(journal, id);
-        tracing::info!("job {}: resuming from snapshot {id}", dir.key());
+pub(super) fn claim(config: &Config, opened: &mut OpenedJob) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
+    let (claimed, candidates) = {
+        let OpenedJob { dir, store, identity, .. } = &*opened;
+        ClaimedJob::claim(&config.resume, &config.store, dir, store, identity)?
+    };
+    let key = opened.dir.key();
+    match candidates.last() {
+        Some(id) => {
+            warn_of_lost_memory(&opened.journal, id);
+            tracing::info!("job {key}: resuming from snapshot {id}");
+            keep_command(opened, &claimed, id)?;
+        }
+        None if config.resume == Resume::Auto
+            && claimed.ownership.previous().outcome == JobOutcome::Complete =>
+        {
+            tracing::info!(
+                "job {key}: it was complete, as it had ended with 0, and starts again from the beginning. `--resume ID` resumes one of its snapshots"
+            );
+        }
+        None => {}
     }
     Ok((claimed, candidates))
+}
+
+/// A resumed job is what it was: its snapshots keep the command line with which it was started, and its user is told
+/// what has changed since without effect.
+fn keep_command(opened: &mut OpenedJob, claimed: &ClaimedJob, id: &SnapshotId) -> Result<()> {
+    let mut notes = Vec::new();
+    // A damaged manifest is reported when the job is resumed.
+    let started = opened.store.manifest(id).ok().map(|manifest| manifest.job.argv);
+    if let Some(argv) = started.filter(|argv| !argv.is_empty() && *argv != opened.identity.argv) {
+        let words = |argv: &[String]| secrets::hidden_in(argv).join(" ");
+        notes.push(format!(
+            "the job was started as `{}`, and resumes as that: what differs in `{}` has no effect",
+            words(&argv),
+            words(&opened.identity.argv)
+        ));
+        opened.identity.argv = argv;
+        if opened.dir.records_medium().is_none() {
+            claimed.ownership.change(|record| record.argv.clone_from(&opened.identity.argv))?;
+        }
+    }
+    let changed = started_with::changed_scripts(&opened.dir);
+    if !changed.is_empty() {
+        let have = if changed.len() == 1 { "has" } else { "have" };
+        let files = changed.join(", ");
+        notes.push(format!(
+            "{files} {have} changed since the job was started: a resumed job runs the code that it had loaded"
+        ));
+    }
+    for note in notes {
+        let remedy = "To start from the beginning instead: --resume never";
+        tracing::warn!("{note}. {remedy}");
+        opened.journal.add(&Entry::new(EventKind::Noted, note).remedy(Some(remedy)));
+    }
+    Ok(())
 }
 
 /// Adds this launcher, which was started at `begun_at`, to the journal, and until when the job ran before.

@@ -65,6 +65,8 @@ pub const OUTPUT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 pub const USER_STOP_WINDOW: Duration = Duration::from_secs(600);
 /// The signal that began the ending of the job, sent again within this time, is the same request.
 pub const REPEATED_SIGNAL_WINDOW: Duration = Duration::from_secs(2);
+/// The same for Ctrl-C: `timeout -s INT` sends it twice, and a person presses it again on purpose.
+pub const REPEATED_KEY_WINDOW: Duration = Duration::from_millis(100);
 /// Time for the end of a killed job to be reported. Its namespace is then ended.
 pub const KILLED_JOB_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for the outcome of the job to be written to the store.

@@ -28,6 +28,40 @@ pub struct Untrusted {
     dir: PathBuf,
 }
 
+/// A user, for messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    uid: u32,
+    name: Option<String>,
+}
+
+impl Owner {
+    fn of(uid: u32) -> Self {
+        let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+        let name_of = |line: &str| {
+            let mut fields = line.split(':');
+            let name = fields.next()?.to_owned();
+            (fields.nth(1)?.parse::<u32>() == Ok(uid)).then_some(name)
+        };
+        Self { uid, name: users.lines().find_map(name_of) }
+    }
+
+    /// The user as an argument of `sudo -u`.
+    #[must_use]
+    pub fn for_sudo(&self) -> String {
+        self.name.clone().unwrap_or_else(|| format!("'#{}'", self.uid))
+    }
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.name {
+            Some(name) => out.write_str(name),
+            None => write!(out, "user {}", self.uid),
+        }
+    }
+}
+
 /// The users and groups that may write what the caller trusts.
 struct Caller {
     users: BTreeSet<u32>,
@@ -69,6 +103,16 @@ impl Trust {
     pub fn parse(value: &str) -> Option<Self> {
         let dirs: Vec<_> = value.split(',').filter(|dir| !dir.is_empty()).map(PathBuf::from).collect();
         dirs.iter().all(|dir| dir.is_absolute()).then_some(Self(dirs))
+    }
+
+    /// Checks that root does not write into a directory of another user, who could neither read nor resume what is there
+    /// afterwards. `None` if it may.
+    #[must_use]
+    pub fn owner_shut_out(&self, dir: &Path) -> Option<Owner> {
+        let uid = fs::metadata(dir).ok()?.uid();
+        let path = fs::canonicalize(dir).ok()?;
+        let is_trusted = self.0.iter().any(|trusted| path.starts_with(trusted) || dir.starts_with(trusted));
+        (geteuid().is_root() && uid != 0 && !is_trusted).then(|| Owner::of(uid))
     }
 
     /// Checks that only the caller, root and the caller's groups can change the file or directory `path` and replace it in
@@ -136,6 +180,22 @@ mod tests {
         symlink(&file, &link).unwrap();
         assert!(trust.check(&link).is_err());
         assert!(Trust::parse("relative").is_none());
+    }
+
+    #[test]
+    fn root_leaves_stores_of_others_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let trust = Trust::default();
+        assert_eq!(trust.owner_shut_out(dir.path()), None, "one's own");
+        assert_eq!(trust.owner_shut_out(&dir.path().join("none")), None, "it will be one's own");
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(dir.path(), Some(64_123), None).unwrap();
+            let owner = trust.owner_shut_out(dir.path()).unwrap();
+            assert_eq!((owner.to_string(), owner.for_sudo()), ("user 64123".into(), "'#64123'".into()));
+            let trust = Trust::parse(&dir.path().to_string_lossy()).unwrap();
+            assert_eq!(trust.owner_shut_out(dir.path()), None);
+        }
+        assert_eq!(Owner::of(0).to_string(), "root");
     }
 
     #[test]

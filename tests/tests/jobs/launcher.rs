@@ -133,7 +133,7 @@ fn a_job_is_known_by_its_name_or_by_directory_and_command() {
     // The same name with another command line: it is the same job.
     let mut job = sandbox.start("named", ["--job", "mine", "--", "sh", "-c", "echo another"]);
     assert_eq!(job.wait(), 0);
-    assert!(job.said().contains("done") && !job.said().contains("another"), "{}", job.said());
+    assert_eq!(sandbox.read("named.out"), "done\n", "{}", job.said());
     // The same command line without the name: it is another job.
     let mut job = waiter(&sandbox, "unnamed", &[]);
     assert_eq!(job.wait(), 0);
@@ -492,23 +492,71 @@ fn a_controlling_terminal_is_restored() {
     assert!(said.contains("pass"), "{said}");
 }
 
-/// Ctrl-C typed at the user's terminal reaches the job through its own.
-#[test]
-fn keys_reach_the_job() {
-    let sandbox = Sandbox::new();
-    let script = "trap 'echo interrupted; exit 9' INT; : > ready; while :; do sleep 0.02; done";
-    let terminal = Terminal::open();
-    let (mut child, said) = terminal.start(sandbox.command(["--", "sh", "-c", script]));
-    until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
-    // Before that the key would be a signal for ckpt-run, as it starts.
-    until("keys are passed on", || {
+/// Waits until ckpt-run relays keys. Before that, a key would be a signal for ckpt-run, as it starts.
+fn until_keys_are_relayed(terminal: &Terminal) {
+    until("keys are relayed", || {
         let modes = rustix::termios::tcgetattr(&terminal.master).unwrap().local_modes;
         (!modes.contains(rustix::termios::LocalModes::ISIG)).then_some(())
     });
-    (&terminal.master).write_all(b"\x03").unwrap();
-    let status = child.ends();
-    assert_eq!(status.code(), Some(9), "{}", said.lock().unwrap());
-    assert!(said.lock().unwrap().contains("interrupted"));
+}
+
+/// Ctrl-C typed at the user's terminal reaches the job through its own: always with `--on-signal TERM`, otherwise if the
+/// job reads single keys or cannot be saved.
+#[test]
+fn keys_reach_the_job() {
+    let traps = "trap 'echo interrupted; exit 9' INT";
+    let waits = ": > ready; while :; do sleep 0.02; done";
+    let single = format!("stty -icanon; {traps}; {waits}");
+    let unsaved = r#"
+import os, signal, sys, time
+def interrupted(*_): print("interrupted"); sys.exit(9)
+signal.signal(signal.SIGINT, interrupted)
+counter = os.eventfd(0, os.EFD_SEMAPHORE)
+open("ready", "w").close()
+while True: time.sleep(0.02)
+"#;
+    let python = python();
+    for command in [
+        &["--on-signal", "TERM", "--", "sh", "-c", &format!("{traps}; {waits}")][..],
+        &["--", "sh", "-c", &single],
+        &["--", python.to_str().unwrap(), "-c", unsaved],
+    ] {
+        let sandbox = Sandbox::new();
+        let terminal = Terminal::open();
+        let (mut child, said) = terminal.start(sandbox.command(command));
+        until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
+        until_keys_are_relayed(&terminal);
+        (&terminal.master).write_all(b"\x03").unwrap();
+        let status = child.ends();
+        assert_eq!(status.code(), Some(9), "{}", said.lock().unwrap());
+        assert!(said.lock().unwrap().contains("interrupted"));
+    }
+}
+
+/// Otherwise Ctrl-C saves the job and ends it. So does a terminal that is closed.
+#[test]
+fn ctrl_c_saves_the_job() {
+    for is_closed in [false, true] {
+        let sandbox = Sandbox::new();
+        let terminal = Terminal::open();
+        let script = "echo begun >> begun; : > ready; while [ ! -e go ]; do sleep 0.02; done";
+        let (mut child, said) = terminal.start(sandbox.command(["--", "sh", "-c", script]));
+        until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
+        until_keys_are_relayed(&terminal);
+        until("the launcher answers", || sandbox.ok(["status"]).contains("launcher ").then_some(()));
+        if is_closed {
+            rustix::process::kill_process(rustix::process::Pid::from_child(&child.0), Signal::HUP).unwrap();
+        } else {
+            (&terminal.master).write_all(b"\x03").unwrap();
+        }
+        assert_eq!(child.ends().code(), Some(75), "{}", said.lock().unwrap());
+        assert_eq!(sandbox.snapshots().len(), 1, "{}", said.lock().unwrap());
+        fs::write(sandbox.path().join("go"), "").unwrap();
+        let second = Terminal::open();
+        let (mut child, said) = second.start(sandbox.command(["--", "sh", "-c", script]));
+        assert_eq!(child.ends().code(), Some(0), "{}", said.lock().unwrap());
+        assert_eq!(sandbox.read("begun"), "begun\n", "{}", said.lock().unwrap());
+    }
 }
 
 /// In a network of its own, a job's port is never taken.

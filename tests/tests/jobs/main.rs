@@ -11,6 +11,7 @@ mod files;
 mod full;
 mod hangs;
 mod launcher;
+mod misled;
 mod privileges;
 mod refused;
 mod resources;

@@ -155,10 +155,11 @@ fn a_command_that_fails_at_once_is_not_restarted() {
     assert!(job.said().contains("s after its first start"), "{}", job.said());
 }
 
+/// A signal that is passed on: the user has ended the job.
 #[test]
 fn an_interrupted_job_is_not_restarted() {
     let sandbox = Sandbox::new();
-    let mut job = start(&sandbox, "job", &[]);
+    let mut job = start(&sandbox, "job", &["--on-signal", "TERM"]);
     until_ready(&mut job, &sandbox);
     job.checkpoint(&sandbox);
     job.signal(Signal::INT);
@@ -171,10 +172,69 @@ fn an_interrupted_job_is_not_restarted() {
     assert_eq!(sandbox.read("log"), "begun\n");
 }
 
+/// Ctrl-C, and the end of the terminal, lose no work: the job has no snapshot before them.
+#[test]
+fn an_interrupted_job_is_saved_first() {
+    let sandbox = Sandbox::new();
+    for (name, signal, said) in [
+        ("interrupted", Signal::INT, "Another Ctrl-C ends it at once"),
+        ("hung-up", Signal::HUP, "Another signal ends it at once"),
+    ] {
+        let mut job = start(&sandbox, name, &["--job", name]);
+        until_ready(&mut job, &sandbox);
+        job.signal(signal);
+        assert_eq!(job.wait(), 75, "{}", job.said());
+        assert!(job.said().contains(said), "{}", job.said());
+        touch(&sandbox, "go");
+        let mut job = start(&sandbox, &format!("{name}-again"), &["--job", name]);
+        assert_eq!(job.wait(), 0, "{}", job.said());
+        assert_eq!(sandbox.read("log"), "begun\n", "{}", job.said());
+        for name in ["log", "go", "ready"] {
+            fs::remove_file(sandbox.path().join(name)).unwrap();
+        }
+    }
+}
+
+/// A job that cannot be saved gets the key, and decides by itself.
+#[test]
+fn a_job_that_cannot_be_saved_gets_the_interrupt() {
+    let sandbox = Sandbox::new();
+    let script = r#"
+import os, signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.exit(9))
+counter = os.eventfd(0, os.EFD_SEMAPHORE)
+open("ready", "w").close()
+while True: time.sleep(0.02)
+"#;
+    let mut job = sandbox.start("job", ["--", python().to_str().unwrap(), "-c", script]);
+    until_ready(&mut job, &sandbox);
+    job.signal(Signal::INT);
+    assert_eq!(job.wait(), 9, "{}", job.said());
+    assert!(job.said().contains("all that it has done is lost"), "{}", job.said());
+}
+
+/// A second Ctrl-C does not wait for the snapshot.
+#[test]
+fn a_second_interrupt_ends_at_once() {
+    let sandbox = Sandbox::new();
+    let mut command = command(&sandbox, &[]);
+    command.env("CKPT_FAULT", "save-before-commit=delay:600000");
+    let mut job = sandbox.start_command("job", command);
+    until_ready(&mut job, &sandbox);
+    job.signal(Signal::INT);
+    until_said(&mut job, "Another Ctrl-C ends it at once", 1);
+    // Closer together, they would be one.
+    std::thread::sleep(Duration::from_millis(300));
+    job.signal(Signal::INT);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+    assert!(job.said().contains("without a snapshot: received a second signal (SIGINT)"), "{}", job.said());
+    assert_eq!(sandbox.snapshots(), [""; 0]);
+}
+
 #[test]
 fn a_launcher_that_waits_for_a_restart_ends_when_asked() {
     let sandbox = Sandbox::new();
-    for (round, signal, code) in [(0, Signal::TERM, 75), (1, Signal::INT, 130)] {
+    for (round, signal, code) in [(0, Signal::TERM, 75), (1, Signal::QUIT, 131)] {
         let name = format!("job{round}");
         let mut job = start(&sandbox, &name, &["--job", &name]);
         job.until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));

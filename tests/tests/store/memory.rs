@@ -140,8 +140,8 @@ fn snapshots_in_memory_are_copied_to_an_object_store() {
     let mut job = start(&sandbox, "job");
     job.until("the first snapshot in the object store", || in_tier(&sandbox, "remote").first().cloned());
     let newest = step(&sandbox, &mut job);
-    job.signal(Signal::INT);
-    assert_eq!(job.wait(), 130, "{}", job.said());
+    job.signal(Signal::QUIT);
+    assert_eq!(job.wait(), 131, "{}", job.said());
     assert!(job.said().contains("copied from memory to the object store"), "{}", job.said());
     assert!(in_tier(&sandbox, "remote").pop().unwrap() >= newest);
     fs::remove_dir_all(state).unwrap();
@@ -179,7 +179,7 @@ fn the_last_snapshot_of_a_preempted_job_is_uploaded() {
 #[test]
 fn a_launcher_that_ends_leaves_the_newest_on_disk() {
     let sandbox = Sandbox::new();
-    for (name, signal, code, steps) in [("first", Signal::TERM, 75, 1), ("second", Signal::INT, 130, 2)] {
+    for (name, signal, code, steps) in [("first", Signal::TERM, 75, 1), ("second", Signal::QUIT, 131, 2)] {
         let mut job = start(&sandbox, name);
         let newest = step(&sandbox, &mut job);
         job.signal(signal);

@@ -116,7 +116,7 @@ impl Input {
         }
     }
 
-    pub(super) fn forward(&self, master: Option<&OwnedFd>) {
+    pub(super) fn forward(&self, master: Option<&OwnedFd>, on_interrupt: Option<&(dyn Fn() + Send)>) {
         let Ok(mut from) = own_stream(0).try_clone_to_owned().map(File::from) else { return };
         let to = match master {
             Some(master) => master.try_clone().ok(),
@@ -128,8 +128,17 @@ impl Input {
             match from.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(read) => {
-                    self.record_interrupt(master, &buffer[..read]);
-                    if self.write_all(&to, &buffer[..read]).is_err() {
+                    let mut typed = &buffer[..read];
+                    let kept;
+                    if let (Some(master), Some(on_interrupt)) = (master, on_interrupt)
+                        && let Some(others) = without_interrupts(master, typed)
+                    {
+                        (others.len()..read).for_each(|_| on_interrupt());
+                        kept = others;
+                        typed = &kept;
+                    }
+                    self.record_interrupt(master, typed);
+                    if self.write_all(&to, typed).is_err() {
                         break;
                     }
                 }
@@ -138,6 +147,22 @@ impl Input {
             }
         }
     }
+}
+
+/// The typed keys without those for an interrupt; `None` if the job's programs want them all: they read single keys, or
+/// have turned off signals.
+fn without_interrupts(master: &OwnedFd, typed: &[u8]) -> Option<Vec<u8>> {
+    let settings = rustix::termios::tcgetattr(master).ok()?;
+    let key = settings.special_codes[SpecialCodeIndex::VINTR];
+    let is_on = settings.local_modes.contains(LocalModes::ISIG | LocalModes::ICANON);
+    is_on.then(|| typed.iter().copied().filter(|&one| one != key).collect())
+}
+
+/// Types the key for an interrupt.
+pub(super) fn type_interrupt(master: &OwnedFd) -> io::Result<()> {
+    let key = rustix::termios::tcgetattr(master)?.special_codes[SpecialCodeIndex::VINTR];
+    rustix::io::write(master, &[key])?;
+    Ok(())
 }
 
 pub(super) fn in_foreground() -> bool {

@@ -72,6 +72,17 @@ pub struct SessionEnd {
     pub ended_at: SystemTime,
 }
 
+/// What becomes of a job that cannot be saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IfUnsaved {
+    /// It gets SIGTERM, and is killed at the end of the grace period.
+    Terminate,
+    /// It runs on: `ckpt-run stop`.
+    RunOn,
+    /// The key Ctrl-C is passed on to it.
+    PassKeyOn,
+}
+
 /// The job is being ended, with a snapshot if possible.
 pub(super) struct Ending {
     /// The end of the grace period, or of the wait for a killed job.
@@ -80,8 +91,7 @@ pub(super) struct Ending {
     sigterm_at: Instant,
     /// A signal began the ending: another one ends the job at once.
     pub(super) signalled: bool,
-    /// The job is ended with a snapshot only: it runs on if it cannot be saved.
-    pub(super) needs_snapshot: bool,
+    pub(super) if_unsaved: IfUnsaved,
     /// Callers that wait for the end.
     answers: Vec<Answer>,
     pub(super) saved: Option<Saved>,
@@ -103,6 +113,15 @@ impl Ending {
         self.sigterm_sent || self.killed || self.sigterm_at >= self.deadline
     }
 
+    /// Whether the ending goes on after its deadline: the user waits, and may end it at once.
+    fn may_be_extended(&self, exit_code: Option<i32>) -> bool {
+        match self.if_unsaved {
+            IfUnsaved::Terminate => false,
+            IfUnsaved::RunOn => exit_code.is_some() && !self.killed,
+            IfUnsaved::PassKeyOn => !self.killed,
+        }
+    }
+
     fn reply(&self, reply: &Reply) {
         for answer in &self.answers {
             let _ = answer.send(reply.clone());
@@ -122,10 +141,8 @@ impl JobSession<'_> {
 
     pub(super) fn ending_timer_expired(&mut self) {
         match &self.ending {
-            // Nobody but the caller waits: the snapshot is stored, however long that takes.
-            Some(ending)
-                if ending.needs_snapshot && self.exit_code.is_some() && ending.deadline <= Instant::now() =>
-            {
+            // Nobody but the user waits: the snapshot is stored, however long that takes.
+            Some(ending) if ending.may_be_extended(self.exit_code) && ending.deadline <= Instant::now() => {
                 self.extend_ending();
             }
             Some(ending) if !ending.killed && ending.deadline <= Instant::now() => {
@@ -143,29 +160,34 @@ impl JobSession<'_> {
         let grace = self.shared.config.grace;
         if let Some(ending) = &mut self.ending {
             ending.deadline = Instant::now() + grace;
+            ending.sigterm_at = ending.deadline;
         }
     }
 
     /// Begins the ending: takes a last snapshot, with which the job ends.
-    pub(super) fn preempt(&mut self, why: &str, call: Option<StopCall>, signalled: bool) {
-        let needs_snapshot = call.as_ref().is_some_and(|call| !call.force);
+    pub(super) fn preempt(&mut self, why: &str, call: Option<StopCall>, signal: Option<i32>) {
+        let if_unsaved = match (&call, signal) {
+            (Some(call), _) if !call.force => IfUnsaved::RunOn,
+            (_, Some(SIGINT)) => IfUnsaved::PassKeyOn,
+            _ => IfUnsaved::Terminate,
+        };
         let answer = call.map(|call| call.answer);
         if let Some(ending) = &mut self.ending {
-            ending.needs_snapshot &= needs_snapshot;
+            if if_unsaved == IfUnsaved::Terminate {
+                ending.if_unsaved = if_unsaved;
+            }
             return ending.answers.extend(answer);
         }
         let grace = self.shared.config.grace;
-        let limit = humantime::format_duration(grace);
-        tracing::info!(
-            "{why}: the job is ended with a snapshot, which has to be durable within {limit} (--grace). {} signal ends it at once",
-            if signalled { "Another" } else { "A second" }
-        );
+        say_ending(why, if_unsaved, signal.is_some(), grace);
         self.shared.opened.journal.add(&Entry::new(EventKind::Preempted, why));
+        let now = Instant::now();
         self.ending = Some(Ending {
-            deadline: Instant::now() + grace,
-            sigterm_at: Instant::now() + grace / 2,
-            signalled,
-            needs_snapshot,
+            deadline: now + grace,
+            // The user decides how long to wait.
+            sigterm_at: now + if if_unsaved == IfUnsaved::PassKeyOn { grace } else { grace / 2 },
+            signalled: signal.is_some(),
+            if_unsaved,
             answers: answer.into_iter().collect(),
             saved: None,
             problem: None,
@@ -202,12 +224,17 @@ impl JobSession<'_> {
 
     /// Without a last snapshot, the job may use the rest of the grace period to end by itself.
     pub(super) fn final_snapshot_failed(&mut self, reason: &str) {
-        if let Some(ending) = self.ending.take_if(|ending| ending.needs_snapshot && self.exit_code.is_none())
-        {
+        let is_running = self.exit_code.is_none();
+        let is_given_up = |ending: &mut Ending| ending.if_unsaved != IfUnsaved::Terminate && is_running;
+        if let Some(ending) = self.ending.take_if(is_given_up) {
             self.report_failure(reason);
             let text =
                 format!("the job runs on: {reason}. `ckpt-run stop --force` ends it without a snapshot");
-            return ending.reply(&Reply::Error(text));
+            ending.reply(&Reply::Error(text));
+            if ending.if_unsaved == IfUnsaved::PassKeyOn {
+                self.pass_key_on();
+            }
+            return;
         }
         let Some(ending) = &mut self.ending else { return };
         ending.problem = Some(reason.to_owned());
@@ -219,6 +246,19 @@ impl JobSession<'_> {
             ending.sigterm_sent = true;
             tracing::warn!("the job cannot be saved: {reason}. Sending SIGTERM, so that it ends by itself");
             self.forward_signal(SIGTERM);
+        }
+    }
+
+    /// The job cannot be saved, and its user wants it to end: it gets the key that was kept from it.
+    fn pass_key_on(&mut self) {
+        let lost = match self.shared.good_snapshot() {
+            Some(id) => format!("If it ends now, what it has done since its snapshot {id} is lost"),
+            None => "If it ends now, all that it has done is lost: it has no snapshot".to_owned(),
+        };
+        tracing::warn!("the job cannot be saved, so it gets SIGINT without a snapshot. {lost}");
+        self.user_stop = Some(Instant::now());
+        if !self.job.stdio.type_interrupt() {
+            self.forward_signal(SIGINT);
         }
     }
 
@@ -440,6 +480,20 @@ impl JobSession<'_> {
             "the end of the job cannot be noted: {error}. If the job was complete, the next run needs --resume never"
         );
     }
+}
+
+/// Says how the job is ended, after an ending has begun because of `why`.
+fn say_ending(why: &str, if_unsaved: IfUnsaved, is_signalled: bool, grace: Duration) {
+    if if_unsaved == IfUnsaved::PassKeyOn {
+        return tracing::info!(
+            "{why}: the job is saved, and then ended. Another Ctrl-C ends it at once, and loses what it has done since its last snapshot"
+        );
+    }
+    let limit = humantime::format_duration(grace);
+    tracing::info!(
+        "{why}: the job is ended with a snapshot, which has to be durable within {limit} (--grace). {} signal ends it at once",
+        if is_signalled { "Another" } else { "A second" }
+    );
 }
 
 /// An exit code in words.

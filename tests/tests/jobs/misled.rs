@@ -1,0 +1,137 @@
+//! What ckpt-run says so that nobody is misled: changed scripts and command lines, complete jobs, stores of other users,
+//! jobs that cannot be read, and how a job ended.
+
+use crate::supervisor::{touch, until_ready};
+use ckpt_run_tests::{Running, Sandbox, python};
+use rustix::process::Signal;
+use std::fs;
+use std::os::unix::fs::chown;
+
+/// Runs until there is `go`, with the file `needed` open.
+const JOB: &str = r#"
+import os, time
+held = open("needed")
+open("ready", "w").close()
+while not os.path.exists("go"): time.sleep(0.02)
+"#;
+
+fn start(sandbox: &Sandbox, name: &str, last: &str) -> Running {
+    let python = python();
+    let options = ["--job", "named", "--files", "off", "--", python.to_str().unwrap(), "train.py", last];
+    sandbox.start(name, options)
+}
+
+fn prepared() -> (Sandbox, Running) {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path().join("train.py"), JOB).unwrap();
+    touch(&sandbox, "needed");
+    let mut job = start(&sandbox, "job", "--lr=1");
+    until_ready(&mut job, &sandbox);
+    (sandbox, job)
+}
+
+/// The old process is resumed: neither the new code nor the new arguments have an effect.
+#[test]
+fn changes_without_effect_are_named() {
+    let (sandbox, mut job) = prepared();
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    let mut job = start(&sandbox, "unchanged", "--lr=1");
+    job.until_answering(&sandbox);
+    assert!(!job.said().contains("--resume never"), "{}", job.said());
+    job.kill_everything();
+    fs::write(sandbox.path().join("train.py"), format!("{JOB}print('new')")).unwrap();
+    let mut job = start(&sandbox, "changed", "--lr=2");
+    job.until_answering(&sandbox);
+    let id = job.checkpoint(&sandbox);
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    let said = job.said();
+    assert!(said.contains("train.py has changed since the job was started: a resumed job runs the code that it had loaded. To start from the beginning instead: --resume never"), "{said}");
+    assert!(said.contains("train.py --lr=1`, and resumes as that: what differs in"), "{said}");
+    let told = sandbox.ok(["explain", "--all"]);
+    assert_eq!(told.matches("  note         ").count(), 2, "{told}");
+    assert!(sandbox.ok(["show", &id]).contains("train.py --lr=1"), "the snapshot is of the old command");
+    let mut job = start(&sandbox, "again", "--lr=2");
+    assert_eq!(job.wait(), 0);
+    assert!(
+        job.said().contains("it was complete, as it had ended with 0, and starts again"),
+        "{}",
+        job.said()
+    );
+}
+
+/// A failed resume and a preemption are neither a failure of the job nor a kill.
+#[test]
+fn how_a_job_ended_is_told() {
+    let (sandbox, mut job) = prepared();
+    let text = sandbox.ok(["status", "--json"]);
+    assert_eq!(text.matches("\"job\":").count(), 1, "{text}");
+    job.signal(Signal::TERM);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+    assert!(sandbox.ok(["status"]).contains("named: stopped; run it again to resume, 1 snapshot"));
+    assert_eq!(sandbox.json(["status", "--json"])[0]["outcome"]["state"], "stopped");
+    assert!(!sandbox.ok(["explain"]).contains("died"));
+    let mut job = start(&sandbox, "second", "--lr=1");
+    job.until_answering(&sandbox);
+    job.kill_everything();
+    assert!(sandbox.ok(["status"]).contains("died with its launcher"));
+    fs::rename(sandbox.path().join("needed"), sandbox.path().join("away")).unwrap();
+    let mut job = start(&sandbox, "third", "--lr=1");
+    assert_ne!(job.wait(), 0, "{}", job.said());
+    let told = sandbox.ok(["explain"]);
+    let (died, failed) = (told.find("  died  ").unwrap(), told.find("  not started  ").unwrap());
+    assert!(died < failed && told.matches("  died  ").count() == 1, "{told}");
+    assert!(sandbox.ok(["status"]).contains("could not be started or resumed"));
+}
+
+/// One damaged job is named, and the others are served.
+#[test]
+fn a_job_that_cannot_be_read_blocks_no_other() {
+    let sandbox = Sandbox::new();
+    for name in ["broken", "whole"] {
+        sandbox.ok(["--job", name, "--", "true"]);
+    }
+    let records = fs::read_dir(sandbox.store.join("jobs/broken/job")).unwrap();
+    records.for_each(|record| fs::write(record.unwrap().path(), "damaged").unwrap());
+    let output = sandbox.call(["status"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("whole: complete") && said.contains("broken: cannot be read: "), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+    for command in [&["explain"][..], &["prune", "--keep", "1"]] {
+        let output = sandbox.call(command);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("the job broken is left out: "), "{command:?}: {said}");
+        assert_eq!(output.status.code(), Some(1), "{command:?}");
+    }
+    assert!(String::from_utf8_lossy(&sandbox.call(["explain"]).stdout).contains("whole\n"));
+    assert_eq!(sandbox.call(["status", "broken"]).status.code(), Some(2), "alone, it is the error");
+}
+
+/// With sudo: root's files in the store would shut its owner out.
+#[test]
+fn root_does_not_take_over_a_users_store() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    const USER: u32 = 64_124;
+    let mut sandbox = Sandbox::new();
+    sandbox.variables.push(("SUDO_UID".to_owned(), USER.to_string()));
+    sandbox.ok(["--job", "theirs", "--", "true"]);
+    for path in [sandbox.path(), &sandbox.store] {
+        chown(path, Some(USER), None).unwrap();
+    }
+    assert!(sandbox.ok(["status"]).contains("theirs: complete"), "reading changes nothing");
+    for command in [&["--", "true"][..], &["--job", "theirs", "--", "true"], &["prune"]] {
+        let output = sandbox.call(command);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {said}");
+        assert!(
+            said.contains("belongs to user 64124") && said.contains("`sudo -u '#64124' ckpt-run …`"),
+            "{said}"
+        );
+    }
+    let trusted = sandbox.store.display().to_string();
+    assert!(fs::read_dir(sandbox.store.join("jobs")).unwrap().count() == 1, "nothing was made");
+    sandbox.ok(["--trust", &trusted, "--", "true"]);
+}
