@@ -25,6 +25,7 @@ mod sys;
 use anyhow::Result;
 use clap::FromArgMatches;
 use cli::config::Config;
+use cli::resolve::mistyped_variables;
 use cli::{args, logging};
 use container::auto::Auto;
 use container::pid1;
@@ -72,5 +73,9 @@ fn run(arguments: Vec<OsString>, auto: Auto) -> i32 {
 fn configure(matches: &clap::ArgMatches) -> Result<Config> {
     let config = Config::resolve(matches, &|name| std::env::var(name).ok())?;
     logging::start(config.verbosity, config.log_format, config.log_file.as_deref())?;
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for (name, meant) in mistyped_variables(names) {
+        tracing::warn!("the variable {name} is no option of ckpt-run and is ignored. Did you mean {meant}?");
+    }
     Ok(config)
 }

@@ -123,6 +123,15 @@ impl StoreUrl {
         text.split_once("://").is_some_and(|(scheme, _)| !scheme.contains('/'))
     }
 
+    /// The address that was meant by a path such as `s3:/bucket/prefix`: a scheme with too few slashes.
+    #[must_use]
+    pub fn misspelt(text: &str) -> Option<String> {
+        let (scheme, rest) = text.split_once(':').filter(|_| !Self::is_address(text))?;
+        let service = Service::of_scheme(&scheme.to_ascii_lowercase())?;
+        let slashes = if service == Service::Directory { ":///" } else { "://" };
+        Some(format!("{scheme}{slashes}{}", rest.trim_start_matches('/')))
+    }
+
     /// Its service.
     #[must_use]
     pub fn service(&self) -> Service {
@@ -238,6 +247,16 @@ mod tests {
 
     fn refused(text: &str) -> String {
         text.parse::<StoreUrl>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn too_few_slashes_are_noticed() {
+        assert_eq!(StoreUrl::misspelt("s3:/models/a").as_deref(), Some("s3://models/a"));
+        assert_eq!(StoreUrl::misspelt("gs:models").as_deref(), Some("gs://models"));
+        assert_eq!(StoreUrl::misspelt("file:/mnt/a").as_deref(), Some("file:///mnt/a"));
+        for right in ["s3://models", "/mnt/a", "./s3:/a", "a:b", "file:///mnt"] {
+            assert_eq!(StoreUrl::misspelt(right), None, "{right}");
+        }
     }
 
     #[test]

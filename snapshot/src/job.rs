@@ -68,6 +68,8 @@ impl StoreRoot {
                 let made: Vec<_> = made.collect();
                 create_private_dir(path).map_err(failed("create", path))?;
                 Self::set_version(path)?;
+                // A store in a working copy is not to be committed. Nothing depends on the file.
+                let _ = write_atomically(&path.join(".gitignore"), b"*\n");
                 for parent in made.into_iter().filter_map(Path::parent) {
                     let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
                     match sync_dir(parent) {

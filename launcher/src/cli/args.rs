@@ -7,24 +7,25 @@ use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-const EXAMPLES: &str = "\
-Examples:
+/// Examples.
+pub(super) const EXAMPLES: &str = "\
   ckpt-run torchrun --nproc_per_node=8 train.py    run a job; after a crash, the same command resumes it
   ckpt-run --interval 30m -- ./train.sh --big      `--` ends the options of ckpt-run
   ckpt-run checkpoint                              take a snapshot of the running job now
   ckpt-run ls                                      list the snapshots
   ckpt-run doctor                                  check what this machine supports";
 
-const HOW_IT_WORKS: &str = "\
-How it works:
+/// How it works.
+pub(super) const HOW_IT_WORKS: &str = "\
   The command runs unchanged in its own PID namespace. Every --interval, ckpt-run pauses its processes while CRIU copies
   their memory. The processes then continue, and the copy is written to --store and verified. When the job dies, for
   whatever reason, the same ckpt-run command restarts it from the newest valid snapshot: processes, memory, open files,
   and connections between its own processes. Files that the job was writing are truncated to their length at the
   snapshot; the removed tails are kept in the store. A job that exits with 0 is complete: the next run starts from the
-  beginning. A failed checkpoint does not stop the job: the reason is logged once, and `ckpt-run status` shows it.
+  beginning. A failed checkpoint does not stop the job: the reason is logged once, and `ckpt-run status` shows it.";
 
-Exit codes:
+/// The exit codes.
+pub(super) const EXIT_CODES: &str = "\
   of run:      the exit code of the command; 128 + n if signal n killed it; 127 if the command does not exist, 126 if it
                cannot be executed; 75 if the job was preempted or stopped (run the same command again to resume it);
                2 for bad input; 125 if ckpt-run itself failed
@@ -336,15 +337,40 @@ pub struct CompletionsArgs {
 #[must_use]
 pub fn command() -> clap::Command {
     // The enum's doc comment would replace an `about` that is set before.
-    Command::augment_subcommands(clap::Command::new("ckpt-run").args(settings::args()))
+    let mut command = Command::augment_subcommands(clap::Command::new("ckpt-run").args(settings::args()))
         .version(env!("CARGO_PKG_VERSION"))
         .about("Makes any training job survive crashes: run it under ckpt-run, and resume it with the same command")
-        .after_help(StyledStr::from(EXAMPLES))
-        .after_long_help(StyledStr::from(format!("{EXAMPLES}\n\n{HOW_IT_WORKS}")))
+        .after_help(StyledStr::from(format!("Examples:\n{EXAMPLES}")))
+        .after_long_help(StyledStr::from(format!(
+            "Examples:\n{EXAMPLES}\n\nHow it works:\n{HOW_IT_WORKS}\n\nExit codes:\n{EXIT_CODES}"
+        )))
         .override_usage("ckpt-run [OPTIONS] [--] CMD [ARGS]...\n       ckpt-run [OPTIONS] COMMAND [ARGS]...")
         .subcommand_required(true)
-        .arg_required_else_help(true)
+        .arg_required_else_help(true);
+    // Gives each command the global options; all but `run` show in their short help only those that concern them.
+    command.build();
+    let names: Vec<_> = command.get_subcommands().map(|ours| ours.get_name().to_owned()).collect();
+    for name in names.iter().filter(|name| !["run", "help"].contains(&name.as_str())) {
+        command = command.mut_subcommand(name, |ours| with_own_options(ours, name));
+    }
+    command
 }
+
+/// Hides options of `run` in the short help of another command.
+fn with_own_options(command: clap::Command, name: &str) -> clap::Command {
+    let of_prune: &[_] = if name == "prune" { &["keep", "keep-every"] } else { &[] };
+    let concerns = |option: &str| OF_ALL.contains(&option) || of_prune.contains(&option);
+    command
+        .mut_args(|arg| {
+            let is_hidden = arg.is_global_set() && !concerns(arg.get_id().as_str());
+            arg.hide_short_help(is_hidden)
+        })
+        .after_help("`--help` shows all options.")
+        .after_long_help(StyledStr::new())
+}
+
+/// Options that concern all commands.
+const OF_ALL: [&str; 5] = ["store", "job", "encrypt-key-file", "verbose", "quiet"];
 
 /// Inserts `run` into a command line that names no command of ours: `ckpt-run --store X python train.py`.
 #[must_use]
@@ -460,6 +486,18 @@ mod tests {
         for bad in [&["verify"][..], &["verify", "7", "--all"], &["status", "--watch", "--json"], &["show"]] {
             command().try_get_matches_from(std::iter::once(&"ckpt-run").chain(bad)).unwrap_err();
         }
+    }
+
+    #[test]
+    fn the_short_help_of_a_command_is_its_own() {
+        let help = |arguments: &[&str]| matches(arguments).unwrap_err().to_string();
+        let short = help(&["status", "-h"]);
+        assert!(
+            short.contains("--watch") && short.contains("--store") && !short.contains("--grace"),
+            "{short}"
+        );
+        assert!(help(&["prune", "-h"]).contains("--keep"));
+        assert!(help(&["run", "-h"]).contains("--grace") && help(&["status", "--help"]).contains("--grace"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow};
 use serde::Deserialize;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -23,10 +23,25 @@ struct Plain;
 
 struct Message<'a>(&'a mut dyn fmt::Write);
 
+/// Escapes control characters, which would change the terminal: names of files may have some.
+struct Escaped<'a>(&'a mut dyn fmt::Write);
+
+impl fmt::Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for letter in text.chars() {
+            match letter.is_control() && !"\n\t".contains(letter) {
+                true => write!(self.0, "{}", letter.escape_default())?,
+                false => self.0.write_char(letter)?,
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Visit for Message<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
-            let _ = write!(self.0, "{value:?}");
+            let _ = write!(Escaped(self.0), "{value:?}");
         }
     }
 }
@@ -66,6 +81,19 @@ pub enum Format {
     Text,
     /// One JSON object per line: `timestamp`, `level`, `target`, and `fields` with `message`.
     Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Escaped;
+    use std::fmt::Write as _;
+
+    #[test]
+    fn messages_do_not_change_the_terminal() {
+        let mut out = String::new();
+        write!(Escaped(&mut out), "a\u{1b}[31mb\r\u{9b}2Jc\n\td").unwrap();
+        assert_eq!(out, "a\\u{1b}[31mb\\r\\u{9b}2Jc\n\td");
+    }
 }
 
 /// Starts logging. `verbosity` shifts the level of stderr; the file has at least level debug.

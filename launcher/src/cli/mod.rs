@@ -3,6 +3,7 @@
 pub mod args;
 pub mod config;
 pub mod logging;
-mod resolve;
+pub mod man;
+pub mod resolve;
 pub mod settings;
 pub mod values;

@@ -45,6 +45,22 @@ impl Config {
     }
 }
 
+/// Variables of the environment that are probably mistyped options, each with the option that was meant. Variables of
+/// other programs may begin with `CKPT_` too.
+#[must_use]
+pub fn mistyped_variables(names: impl Iterator<Item = String>) -> Vec<(String, String)> {
+    let known: Vec<_> = SETTINGS.iter().map(Setting::variable).collect();
+    let ends = || known.iter().filter_map(|known| known.strip_prefix("CKPT_"));
+    let own = ["TEST", "FAULT", "BENCH", "AGENT", "AUTO", "UPDATE", "RUN"];
+    let meant = |name: &String| {
+        let end = name.strip_prefix("CKPT_")?;
+        let is_own = known.contains(name) || own.iter().any(|own| end.starts_with(own));
+        let similar = if is_own { None } else { similar(end, ends()) };
+        similar.map(|similar| format!("CKPT_{similar}"))
+    };
+    names.filter_map(|name| meant(&name).map(|meant| (name, meant))).collect()
+}
+
 /// The value on the command line.
 fn flag(matches: &ArgMatches, setting: &Setting) -> Option<String> {
     if setting.value.is_some() {
@@ -155,6 +171,13 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(content.as_bytes()).unwrap();
         file
+    }
+
+    #[test]
+    fn mistyped_variables_are_found() {
+        let names = ["CKPT_INTREVAL", "CKPT_INTERVAL", "CKPT_DIR", "CKPT_PATH", "CKPT_TEST_SEED", "PATH"];
+        let found = mistyped_variables(names.into_iter().map(str::to_owned));
+        assert_eq!(found, [("CKPT_INTREVAL".to_owned(), "CKPT_INTERVAL".to_owned())]);
     }
 
     #[test]

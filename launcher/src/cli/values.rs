@@ -101,6 +101,13 @@ impl Resolved {
     /// # Errors
     /// Bad input.
     pub fn store(&mut self) -> Result<(PathBuf, Option<StoreUrl>)> {
+        if let Some(meant) = StoreUrl::misspelt(&self.value) {
+            let Self { value, origin, .. } = self.redacted();
+            return Err(bad_input(anyhow!(
+                "store = {value:?} ({origin}) would be a directory of that name. Did you mean {}? For the directory: ./{value}",
+                secrets::hidden_in_text(&meant)
+            )));
+        }
         if !StoreUrl::is_address(&self.value) {
             let dir = self.path();
             return Ok((self.parse("a directory, or a URL such as s3://BUCKET/PREFIX", |_| dir)?, None));

@@ -68,6 +68,7 @@ pub fn doctor(config: &Config, json: bool) -> Result<i32> {
         return Ok(code);
     }
     let mut out = io::stdout().lock();
+    writeln!(out, "{}\n", verdict(&findings, Privileges::detect().wants_user_namespace()))?;
     for one in &findings {
         let state = match one.state {
             State::Ok => "ok",
@@ -80,6 +81,29 @@ pub fn doctor(config: &Config, json: bool) -> Result<i32> {
         }
     }
     Ok(code)
+}
+
+/// Which jobs can be saved here.
+fn verdict(findings: &[Finding], is_in_user_namespace: bool) -> String {
+    let lacks = |names: &[&str]| -> Vec<&str> {
+        let lacking = findings.iter().filter(|one| one.state != State::Ok && names.contains(&one.need));
+        lacking.map(|one| one.need).collect()
+    };
+    let missing: Vec<_> =
+        findings.iter().filter(|one| one.state == State::Missing).map(|one| one.need).collect();
+    let say = |missing: &[&str]| match missing {
+        [] => "yes".to_owned(),
+        missing => format!("no ({})", missing.join(", ")),
+    };
+    if !missing.is_empty() {
+        return format!("Jobs: {}. See below, marked MISSING.", say(&missing));
+    }
+    let torchrun = match say(&lacks(&["CAP_NET_ADMIN"])) {
+        _ if is_in_user_namespace => "only with --network private".to_owned(),
+        said => said,
+    };
+    let gpu = say(&lacks(&["NVIDIA driver", "interposer"]));
+    format!("Plain jobs: yes. torchrun and other jobs with TCP connections: {torchrun}. GPU jobs: {gpu}.")
 }
 
 fn check_criu(config: &Config) -> Vec<Finding> {
@@ -342,6 +366,26 @@ mod tests {
             let said = mirror_choice(mode, 20_000_000_000);
             assert!(said.starts_with(&format!("--mirror {}: ", mode.name())), "{said}");
         }
+    }
+
+    #[test]
+    fn the_verdict_comes_from_the_findings() {
+        let one = |need, state| Finding { need, state, found: String::new(), why: "", remedy: "" };
+        let all =
+            |criu, net, driver| [one("criu", criu), one("CAP_NET_ADMIN", net), one("NVIDIA driver", driver)];
+        let said = verdict(&all(State::Ok, State::Ok, State::Ok), false);
+        assert_eq!(
+            said,
+            "Plain jobs: yes. torchrun and other jobs with TCP connections: yes. GPU jobs: yes."
+        );
+        let said = verdict(&all(State::Ok, State::Limited, State::Limited), false);
+        assert!(
+            said.contains("TCP connections: no (CAP_NET_ADMIN). GPU jobs: no (NVIDIA driver)."),
+            "{said}"
+        );
+        let said = verdict(&all(State::Ok, State::Limited, State::Ok), true);
+        assert!(said.contains("only with --network private"), "{said}");
+        assert!(verdict(&all(State::Missing, State::Ok, State::Ok), false).starts_with("Jobs: no (criu)."));
     }
 
     #[test]

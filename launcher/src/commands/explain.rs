@@ -156,13 +156,13 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(entry.unix_ms);
         let snapshot = entry.snapshot.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
         let at = humantime::format_rfc3339_seconds(at);
-        writeln!(out, "  {at}  {:<11}  {snapshot}{}", title(entry.kind), entry.what)?;
+        writeln!(out, "  {at}  {:<11}  {snapshot}{}", title(entry.kind), print::plain(&entry.what))?;
         if let Some(remedy) = &entry.remedy {
-            writeln!(out, "  {:<20}  {:<11}  {remedy}", "", "to do")?;
+            writeln!(out, "  {:<20}  {:<11}  {}", "", "to do", print::plain(remedy))?;
         }
     }
     for text in &story.uncovered_files {
-        writeln!(out, "  {:<20}  {:<11}  {text}", "newest snapshot", "not covered")?;
+        writeln!(out, "  {:<20}  {:<11}  {}", "newest snapshot", "not covered", print::plain(text))?;
     }
     if story.died_without_a_word {
         writeln!(

@@ -27,6 +27,12 @@ pub fn export(config: &Config, text: &str, format: ExportFormat, to: Option<Path
     let store = tiers::open(&config.store, &job)?;
     let store: &dyn Store = &*store;
     let manifest = store.manifest(&id)?;
+    let has_device_memory = || Ok::<_, anyhow::Error>(!regions::of_devices(store, &manifest)?.is_empty());
+    if format == ExportFormat::Safetensors && !has_device_memory()? {
+        return Err(bad_input(anyhow!(
+            "the snapshot {id} has no device memory, which is what --format safetensors writes: use --format raw or criu"
+        )));
+    }
     let dir = to.unwrap_or_else(|| PathBuf::from(id.to_string()));
     if fs::read_dir(&dir).is_ok_and(|mut entries| entries.next().is_some()) || dir.is_file() {
         return Err(bad_input(anyhow!(

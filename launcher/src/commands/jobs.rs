@@ -244,8 +244,8 @@ pub fn status(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
         writeln!(out, "there is no job in {}", root.name())?;
     }
     for status in &all {
-        writeln!(out, "{}", headline(status))?;
-        report(status).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+        writeln!(out, "{}", print::plain(&headline(status)))?;
+        report(status).iter().try_for_each(|line| writeln!(out, "{}", print::plain(line)))?;
     }
     Ok(code)
 }

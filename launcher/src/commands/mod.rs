@@ -17,6 +17,7 @@ mod watch;
 
 use crate::cli::args::{self, Command};
 use crate::cli::config::Config;
+use crate::cli::man;
 use crate::container::auto::{self, Auto};
 use crate::supervise;
 use anyhow::Result;
@@ -66,7 +67,7 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
             Ok(0)
         }
         Command::Man => {
-            clap_mangen::Man::new(args::command()).render(&mut io::stdout())?;
+            man::write(&mut io::stdout())?;
             Ok(0)
         }
     }

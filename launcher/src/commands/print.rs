@@ -28,10 +28,21 @@ pub fn table(head: &[&str], rows: Vec<Vec<String>>) -> Result<i32> {
     Ok(0)
 }
 
+/// A text whose control characters are escaped: a name may have some that change the terminal.
+#[must_use]
+pub fn plain(text: &str) -> String {
+    let one = |letter: char| match letter.is_control() && letter != '\t' {
+        true => letter.escape_default().to_string(),
+        false => letter.to_string(),
+    };
+    text.chars().map(one).collect()
+}
+
 /// The lines of a table with columns as wide as their widest cell.
 #[must_use]
 pub fn columns(head: &[&str], rows: Vec<Vec<String>>) -> Vec<String> {
     let mut rows = rows;
+    rows.iter_mut().flatten().for_each(|cell| *cell = plain(cell));
     rows.insert(0, head.iter().map(|&name| name.to_owned()).collect());
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<_> = (0..head.len()).map(width).collect();

@@ -11,7 +11,9 @@ use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow, bail};
-use ckpt_snapshot::{History, JobDir, JobOutcome, OpenError, SnapshotId, Store, Tiers};
+use ckpt_snapshot::{
+    History, JobDir, JobOutcome, Listed, Marks, OpenError, Retention, SnapshotId, Store, Tiers,
+};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -123,15 +125,37 @@ struct Pruned {
     removed: bool,
 }
 
+/// What is kept (oldest first) besides the newest snapshots, and why.
+fn kept_for_a_reason(kept: &[Listed], retention: &Retention, marks: &Marks, job: &JobDir) -> Vec<String> {
+    let older = &kept[..kept.len().saturating_sub(retention.keep)];
+    let reason = |one: &Listed| {
+        let id = &one.id;
+        let mark = marks.of(id);
+        if mark.is_some_and(|mark| mark.pinned) {
+            format!("pinned (`ckpt-run unpin {id}`)")
+        } else if let Some(tag) = mark.and_then(|mark| mark.tags.first()) {
+            format!("it has the tag {tag} (`ckpt-run untag {id} {tag}`)")
+        } else if let Err(error) = &one.manifest {
+            format!("it cannot be read: {error}")
+        } else if retention.every.is_some() {
+            "--keep-every".to_owned()
+        } else {
+            "the newer ones do not count: they were left behind, or failed to restore".to_owned()
+        }
+    };
+    older.iter().map(|one| format!("kept {} of job {}: {}", one.id, job.key(), reason(one))).collect()
+}
+
 /// `ckpt-run prune`.
 ///
 /// # Errors
 /// Bad input, or a failed deletion.
 pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
     let root = Root::open_to_change(&config.store)?;
-    let (pruned, code) = each(&jobs(config, &root, named)?, |job| {
+    let (done, code) = each(&jobs(config, &root, named)?, |job| {
         let mut pruned = Vec::new();
         let store = tiers::open(&config.store, job)?;
+        let all = store.list()?;
         let abandoned = job.record()?.map(|record| record.abandoned).unwrap_or_default();
         let history = History { abandoned, ..History::default() };
         for id in tiers::prunable(&store, &config.retention(), &job.marks()?, &history)? {
@@ -143,8 +167,11 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
         if !dry_run {
             reclaim(config, &store, job)?;
         }
-        Ok(pruned)
+        let is_kept = |listed: &Listed| pruned.iter().all(|gone| gone.id != listed.id);
+        let kept: Vec<_> = all.into_iter().filter(is_kept).collect();
+        Ok((pruned, kept_for_a_reason(&kept, &config.retention(), &job.marks()?, job)))
     })?;
+    let (pruned, kept): (Vec<_>, Vec<_>) = done.into_iter().unzip();
     let pruned: Vec<_> = pruned.into_iter().flatten().collect();
     if json {
         print::json(&pruned)?;
@@ -153,6 +180,7 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
     for one in &pruned {
         say_removed(&one.id, &one.job, dry_run)?;
     }
+    kept.iter().flatten().try_for_each(|why| writeln!(io::stdout(), "{why}"))?;
     if pruned.is_empty() {
         writeln!(io::stdout(), "nothing to remove: no job has more than {} valid snapshots", config.keep)?;
     }

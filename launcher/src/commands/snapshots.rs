@@ -233,7 +233,7 @@ pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     facts.extend(environment(&manifest));
     facts.extend(job_files.iter().flat_map(job_files::facts));
     let mut out = io::stdout().lock();
-    facts.iter().try_for_each(|(name, value)| writeln!(out, "{name:16} {value}"))?;
+    facts.iter().try_for_each(|(name, value)| writeln!(out, "{name:16} {}", print::plain(value)))?;
     memory_map::lines(&on_gpus).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     Ok(0)
 }

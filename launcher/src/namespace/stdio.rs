@@ -215,6 +215,12 @@ impl Stdio {
         *self.input.as_ref()?.interrupted.lock()
     }
 
+    /// When the reader of the job's output closed it last (`ckpt-run CMD | head`).
+    #[must_use]
+    pub fn closed(&self) -> Option<Instant> {
+        self.outputs.iter().filter_map(|output| *output.closed_at.lock()).max()
+    }
+
     /// Types Ctrl-C at the job's terminal. Returns whether the job has one as its input.
     #[must_use]
     pub fn type_interrupt(&self) -> bool {

@@ -90,6 +90,8 @@ pub struct Resumed {
     pub job: RunningJob,
     /// The snapshot that it was resumed from.
     pub manifest: Manifest,
+    /// Why it is not the newest one, if it is not.
+    pub why_older: Option<String>,
 }
 
 /// Why one try failed.
@@ -165,10 +167,10 @@ impl Resumer<'_> {
             let error = match self.resume(id) {
                 Ok(resumed) => {
                     self.record(id, |marks| marks.restore_worked(id));
-                    if let Some(why) = why_older {
+                    if let Some(why) = &why_older {
                         tracing::warn!("this is not the newest snapshot: {why}");
                     }
-                    return Ok(resumed);
+                    return Ok(Resumed { why_older, ..resumed });
                 }
                 Err(Failure::Damaged(error)) => error,
                 Err(failure) => {
@@ -247,7 +249,7 @@ impl Resumer<'_> {
                         humantime::format_rfc3339_seconds(age),
                         begun.elapsed().as_secs_f64()
                     );
-                    return Ok(Resumed { job, manifest });
+                    return Ok(Resumed { job, manifest, why_older: None });
                 }
                 Err(Failure::PortTaken(error)) if begun.elapsed() < PORT_RETRY_TIMEOUT => {
                     if !is_reported {

@@ -137,10 +137,19 @@ fn refuse_to_shut_out(options: &StoreOptions) -> Result<()> {
     }
 }
 
+/// The address of the service that gives credentials to virtual machines of AWS, Google and Azure.
+const MACHINE_CREDENTIALS: &str = "http://169.254.169.254/";
+
 /// Why a store at an address cannot be used, and what to do about it.
 fn unusable(url: &StoreUrl, error: &io::Error) -> String {
     let said = error.to_string();
     let variables = url.service().variables();
+    // Without any credentials, the client asks the service of a cloud's virtual machines, and reports that.
+    if said.contains(MACHINE_CREDENTIALS) {
+        return format!(
+            "the store {url} cannot be used: no credentials were found, and this machine has none of its own. Set {variables}"
+        );
+    }
     let remedy = match (error.kind(), url.service()) {
         (io::ErrorKind::Unsupported, _) => return format!("the store {url} cannot be used: {said}"),
         (_, Service::Directory) => "Look whether the path is right, and whether it may be written".to_owned(),
@@ -174,5 +183,8 @@ mod tests {
             assert!(said.starts_with("the store s3://bucket/x cannot be used: looking into"), "{said}");
             assert!(said.contains("no. Look") && said.contains(remedy), "{said}");
         }
+        let said = said(io::ErrorKind::PermissionDenied, "PUT http://169.254.169.254/latest/api/token: 403");
+        assert!(said.contains("no credentials were found") && said.ends_with("not Amazon's)"), "{said}");
+        assert_eq!(said.matches("AWS_ACCESS_KEY_ID").count(), 1, "{said}");
     }
 }

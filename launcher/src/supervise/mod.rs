@@ -233,7 +233,11 @@ impl<'a> Supervisor<'a> {
             staging_dir: staging_dir.as_deref(),
             policy: context.config.resume_policy,
         };
-        let Resumed { job, manifest } = resumer.newest_of(candidates)?;
+        let Resumed { job, manifest, why_older } = resumer.newest_of(candidates)?;
+        if let Some(why) = why_older {
+            let note = Entry::new(EventKind::Noted, format!("resumed from an older snapshot: {why}"));
+            context.opened.journal.add(&note.snapshot(Some(&manifest.id)));
+        }
         self.older_than = None;
         self.began_from = Some(manifest);
         Ok(Ok(job))

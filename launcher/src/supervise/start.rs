@@ -47,15 +47,25 @@ pub fn find_command(program: &OsStr) -> Result<(), i32> {
     if find(program).is_some() {
         return Ok(());
     }
-    match program.to_str().and_then(similar_command) {
-        Some(similar) => {
-            tracing::error!(
-                "there is no command {program:?}. Did you mean `ckpt-run {similar}`? Check PATH too"
-            );
-        }
-        None => tracing::error!("there is no command {program:?}. Check its spelling, and PATH"),
-    }
+    let meant = program.to_str().and_then(similar_command).map(|similar| format!("ckpt-run {similar}"));
+    let hint = match as_script(program).or(meant) {
+        Some(meant) => format!("Did you mean `{meant}`? Check PATH too"),
+        None => "Check its spelling, and PATH".to_owned(),
+    };
+    tracing::error!("there is no command {program:?}. {hint}");
     Err(EXIT_NOT_FOUND)
+}
+
+/// How a file that is no command would be run: `python3 train.py`.
+fn as_script(file: &OsStr) -> Option<String> {
+    let path = Path::new(file);
+    let name = path.is_file().then(|| file.to_str()).flatten()?;
+    Some(match path.extension().and_then(OsStr::to_str) {
+        Some("py") => format!("ckpt-run python3 {name}"),
+        Some("sh") => format!("ckpt-run sh {name}"),
+        _ if path.components().count() == 1 => format!("ckpt-run ./{name}"),
+        _ => return None,
+    })
 }
 
 /// The variables of `--nccl` for the job.
@@ -104,7 +114,8 @@ pub fn start(
             Ok(Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents, files }))
         }
         Err(StartError::Command(error)) => {
-            tracing::error!("cannot run {:?}: {error}. {OF_COMMAND}", argv[0]);
+            let meant = as_script(&argv[0]).map(|meant| format!(" Did you mean `{meant}`?"));
+            tracing::error!("cannot run {:?}: {error}. {OF_COMMAND}.{}", argv[0], meant.unwrap_or_default());
             let missing = error.kind() == io::ErrorKind::NotFound;
             Ok(Err(if missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE }))
         }

@@ -25,7 +25,7 @@ use crate::sys::privileges::Privileges;
 use crate::sys::secrets;
 use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::Pace;
-use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobLock, JobOutcome, SnapshotId, Store as _, Tiers};
+use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobLock, JobOutcome, ReadError, SnapshotId, Store, Tiers};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -94,7 +94,8 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
 pub(super) fn claim(config: &Config, opened: &mut OpenedJob) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
     let (claimed, candidates) = {
         let OpenedJob { dir, store, identity, .. } = &*opened;
-        ClaimedJob::claim(&config.resume, &config.store, dir, store, identity)?
+        ClaimedJob::claim(&config.resume, &config.store, dir, store, identity)
+            .map_err(|error| naming_its_job(config, dir, error))?
     };
     let key = opened.dir.key();
     match candidates.last() {
@@ -113,6 +114,27 @@ pub(super) fn claim(config: &Config, opened: &mut OpenedJob) -> Result<(ClaimedJ
         None => {}
     }
     Ok((claimed, candidates))
+}
+
+/// If the snapshot that is to be resumed is of another job, says of which.
+fn naming_its_job(config: &Config, dir: &JobDir, error: anyhow::Error) -> anyhow::Error {
+    let (Resume::Snapshot(text), Some(ReadError::Missing(_))) = (&config.resume, error.downcast_ref()) else {
+        return error;
+    };
+    let of_other = |job: JobDir| {
+        let store = tiers::open(&config.store, &job).ok()?;
+        let id = (&*store as &dyn Store).find(text).ok()?;
+        Some((job.key().clone(), id))
+    };
+    let jobs = Root::open(&config.store).and_then(|root| root.jobs()).unwrap_or_default();
+    let others = jobs.into_iter().filter(|job| job.key() != dir.key());
+    match others.into_iter().find_map(of_other) {
+        Some((other, id)) => bad_input(anyhow!(
+            "the snapshot {id} is of the job {other}, and this command is the job {}. To resume {other}: --job {other} --resume {id}",
+            dir.key()
+        )),
+        None => error,
+    }
 }
 
 /// A resumed job is what it was: its snapshots keep the command line with which it was started, and its user is told

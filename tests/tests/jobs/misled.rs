@@ -2,7 +2,7 @@
 //! jobs that cannot be read, and how a job ended.
 
 use crate::supervisor::{touch, until_ready};
-use ckpt_run_tests::{Running, Sandbox, python};
+use ckpt_run_tests::{Running, Sandbox, python, until};
 use rustix::process::Signal;
 use std::fs;
 use std::os::unix::fs::chown;
@@ -134,4 +134,63 @@ fn root_does_not_take_over_a_users_store() {
     let trusted = sandbox.store.display().to_string();
     assert!(fs::read_dir(sandbox.store.join("jobs")).unwrap().count() == 1, "nothing was made");
     sandbox.ok(["--trust", &trusted, "--", "true"]);
+}
+
+/// What was meant is in the message.
+#[test]
+fn mistakes_are_answered_with_what_was_meant() {
+    let (sandbox, mut job) = prepared();
+    let is_answered = |output: std::process::Output, code: i32, wanted: &str| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    };
+    is_answered(sandbox.call(["train.py"]), 127, "Did you mean `ckpt-run python3 train.py`?");
+    is_answered(sandbox.call(["./train.py"]), 126, "Did you mean `ckpt-run python3 ./train.py`?");
+    is_answered(sandbox.call(["--store", "s3:/models/a", "ls"]), 2, "Did you mean s3://models/a?");
+    let mistyped = sandbox.command(["config"]).env("CKPT_INTREVAL", "5m").output().unwrap();
+    is_answered(
+        mistyped,
+        0,
+        "CKPT_INTREVAL is no option of ckpt-run and is ignored. Did you mean CKPT_INTERVAL?",
+    );
+    let first = job.checkpoint(&sandbox);
+    let other = sandbox.call(["--job", "other", "--resume", &first, "--", "true"]);
+    is_answered(
+        other,
+        2,
+        &format!("the snapshot {first} is of the job named, and this command is the job other"),
+    );
+    let export = sandbox.call(["export", &first, "--format", "safetensors"]);
+    is_answered(export, 2, "has no device memory");
+    sandbox.ok(["pin", &first]);
+    job.checkpoint(&sandbox);
+    let pruned = sandbox.ok(["prune", "--keep", "1"]);
+    assert!(pruned.contains(&format!("kept {first} of job named: pinned")), "{pruned}");
+    assert!(sandbox.store.join(".gitignore").exists());
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+}
+
+/// `ckpt-run CMD | head`: without its reader, a job that then fails is over.
+#[test]
+fn a_closed_pipe_is_final() {
+    let sandbox = Sandbox::new();
+    let script = ": > ready; while echo x; do sleep 0.02; done";
+    let mut command = sandbox.command(["--max-restarts", "9", "--", "sh", "-c", script]);
+    let log = fs::File::create(sandbox.path().join("job.err")).unwrap();
+    let mut child = command
+        .env_remove("CKPT_MAX_RESTARTS")
+        .stdout(std::process::Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    let reader = child.stdout.take();
+    // With a snapshot, the failure is not that of a first start.
+    until("a snapshot", || sandbox.call(["checkpoint"]).status.success().then_some(()));
+    drop(reader);
+    let status = until("the end of ckpt-run", || child.try_wait().unwrap());
+    let said = sandbox.read("job.err");
+    assert!(!status.success() && !said.contains("Restart 1"), "{status}: {said}");
+    assert!(said.contains("after the reader of its output had closed it: it is not restarted"), "{said}");
 }

@@ -304,8 +304,10 @@ fn after_a_while_an_older_snapshot_is_resumed_and_the_newest_is_kept() {
         &["--max-restarts", "9", "--resume-policy", "2s", "--keep", "2"],
     );
     until_said(&mut job, &format!("resumed from snapshot {older}"), 1);
-    assert!(job.said().contains(&format!("When the cause is fixed: --resume {newest}")), "{}", job.said());
+    until_said(&mut job, &format!("When the cause is fixed: --resume {newest}"), 1);
+    job.until_answering(&sandbox);
     job.checkpoint(&sandbox);
+    assert!(sandbox.ok(["explain"]).contains("resumed from an older snapshot: "), "it is in the journal");
     touch(&sandbox, "go");
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert!(job.said().contains("holds False"), "{}", job.said());

@@ -26,6 +26,8 @@ pub(super) struct Output {
     /// `None` once the launcher's output is closed: the job's end is then closed too, as without a launcher.
     source: Mutex<Option<Arc<OwnedFd>>>,
     sink: File,
+    /// When the launcher's output was found to be closed.
+    pub(super) closed_at: Mutex<Option<Instant>>,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -46,7 +48,8 @@ impl Output {
         let sink = File::from(own_stream(ours).try_clone_to_owned()?);
         let inode = rustix::fs::fstat(&source)?.st_ino;
         let source = Mutex::new(Some(source));
-        Ok(Self { job_fds, inode, source, sink, queue: Mutex::default(), changed: Condvar::new() })
+        let (closed_at, queue, changed) = (Mutex::new(None), Mutex::default(), Condvar::new());
+        Ok(Self { job_fds, inode, source, sink, closed_at, queue, changed })
     }
 
     /// Reads once; `None` if nothing can be read now, or the stream has ended.
@@ -104,6 +107,7 @@ impl Output {
                 drop(queue);
                 match self.write_chunk(&chunk, is_discarding) {
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                        *self.closed_at.lock() = Some(Instant::now());
                         drop(self.source.lock().take());
                     }
                     Err(error) if !is_discarding => {

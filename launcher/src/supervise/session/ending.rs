@@ -395,7 +395,12 @@ impl JobSession<'_> {
     fn outcome(&self, ending: Option<Ending>) -> SessionOutcome {
         let code = self.exit_code.unwrap_or(128 + SIGKILL);
         let is_recent = |at: Instant| at.elapsed() < USER_STOP_WINDOW;
+        let is_closed = self.job.stdio.closed().is_some_and(is_recent);
         let stopped_by_user = self.user_stop.into_iter().chain(self.job.stdio.interrupted()).any(is_recent);
+        if is_closed && code != 0 && !stopped_by_user && ending.is_none() {
+            tracing::info!("the job ended after the reader of its output had closed it: it is not restarted");
+        }
+        let stopped_by_user = stopped_by_user || is_closed;
         match (ending, &self.loss) {
             // The job succeeded before its last snapshot was taken.
             (Some(ending), _) if code == 0 && !ending.sigterm_sent => {
