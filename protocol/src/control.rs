@@ -210,6 +210,9 @@ pub struct DeviceMemory {
 pub struct JobStatus {
     /// The job's name in the store.
     pub job: String,
+    /// The store's path or address.
+    #[serde(default)]
+    pub store: String,
     /// PID of its launcher.
     pub launcher_pid: u32,
     /// When the launcher started it, milliseconds since 1970 UTC.

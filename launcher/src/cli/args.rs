@@ -42,6 +42,8 @@ pub enum Command {
     Stop(StopArgs),
     /// Show the state of a job: whether it is running, its newest snapshot, its failures
     Status(StatusArgs),
+    /// List the running jobs of this user on this machine, in whatever store
+    Ps(JsonArgs),
     /// Explain what happened to a job, why, and what to do
     Explain(ExplainArgs),
     /// Show what a job's time went into, as a web page with -o

@@ -83,19 +83,6 @@ pub enum Format {
     Json,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::Escaped;
-    use std::fmt::Write as _;
-
-    #[test]
-    fn messages_do_not_change_the_terminal() {
-        let mut out = String::new();
-        write!(Escaped(&mut out), "a\u{1b}[31mb\r\u{9b}2Jc\n\td").unwrap();
-        assert_eq!(out, "a\\u{1b}[31mb\\r\\u{9b}2Jc\n\td");
-    }
-}
-
 /// Starts logging. `verbosity` shifts the level of stderr; the file has at least level debug.
 ///
 /// # Errors
@@ -126,4 +113,17 @@ pub fn start(verbosity: i32, format: Format, file: Option<&Path>) -> Result<()> 
     };
     tracing_subscriber::registry().with(ours).with(stderr.with_filter(level(verbosity))).with(file).init();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Escaped;
+    use std::fmt::Write as _;
+
+    #[test]
+    fn messages_do_not_change_the_terminal() {
+        let mut out = String::new();
+        write!(Escaped(&mut out), "a\u{1b}[31mb\r\u{9b}2Jc\n\td").unwrap();
+        assert_eq!(out, "a\\u{1b}[31mb\\r\\u{9b}2Jc\n\td");
+    }
 }

@@ -108,7 +108,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("TIME"),
         default: "10m",
         help: "Time between snapshots, or `off`",
-        long_help: "Time between snapshots (`90s`, `10m`, `1h 30m`). With `off`, only `ckpt-run checkpoint` takes snapshots.",
+        long_help: "Time between snapshots (`90s`, `10m`, `1h 30m`). The first one is taken after a minute at most. With `off`, only `ckpt-run checkpoint` takes snapshots.",
         set: |config, option| {
             option.put(&mut config.interval, "a time such as 10m, or off", or_off(duration))
         },

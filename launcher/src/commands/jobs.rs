@@ -7,11 +7,11 @@ use crate::cli::config::Config;
 use crate::job::journal::{EventKind, Journal};
 use crate::job::status::cut_text;
 use crate::job::times::{self, Class};
-use crate::observe::control_server::socket_path;
+use crate::observe::control_server::{all_sockets, socket_path};
 use crate::report::failure::{is_closed_output, with_remedy};
 use crate::store::root::Root;
 use crate::store::tiers;
-use crate::sys::deadline::LAUNCHER_END_TIMEOUT;
+use crate::sys::deadline::{CALL_TIMEOUT, LAUNCHER_END_TIMEOUT};
 use crate::sys::error::{EXIT_NEGATIVE, EXIT_PREEMPTED, bad_input};
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow, bail};
@@ -24,6 +24,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// A launcher of another version, or a bug.
@@ -317,9 +318,44 @@ fn read_one(
     }))
 }
 
+/// `ckpt-run ps`: the running jobs of this user on this machine, in whatever store.
+///
+/// # Errors
+/// When stdout cannot be written.
+pub fn running(json: bool) -> Result<i32> {
+    let of_socket = |path: &PathBuf| {
+        let mut stream = UnixStream::connect(path).ok()?;
+        stream.set_read_timeout(Some(CALL_TIMEOUT)).ok()?;
+        frame::write(&mut stream, &Call { version: CONTROL_VERSION, request: Request::Status }).ok()?;
+        status_from(&mut stream)
+    };
+    let all: Vec<_> = all_sockets().iter().filter_map(of_socket).collect();
+    if json {
+        return print::json(&all);
+    }
+    let row = |one: &JobStatus| {
+        let newest = one.newest_unix_ms.map_or_else(|| "-".to_owned(), print::ago);
+        let state = if one.restart_s.is_some() { "waiting for its restart" } else { "running" };
+        let pid = one.launcher_pid.to_string();
+        vec![
+            one.job.clone(),
+            pid,
+            state.to_owned(),
+            print::ago(one.started_unix_ms),
+            newest,
+            one.store.clone(),
+        ]
+    };
+    let head = ["JOB", "PROCESS", "STATE", "STARTED", "NEWEST SNAPSHOT", "STORE"];
+    print::table(&head, all.iter().map(row).collect())
+}
+
 fn ask_status(job: &JobDir) -> Option<JobStatus> {
-    let mut stream = call(job, Request::Status).ok()?;
-    match frame::read(&mut stream).ok()? {
+    status_from(&mut call(job, Request::Status).ok()?)
+}
+
+fn status_from(stream: &mut UnixStream) -> Option<JobStatus> {
+    match frame::read(stream).ok()? {
         Reply::Status(status) => Some(*status),
         _ => None,
     }

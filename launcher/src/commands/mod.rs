@@ -40,6 +40,7 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
         Command::Stop(args) => jobs::stop(config, &args),
         Command::Status(args) if args.watch => watch::watch(config, args.job.name()),
         Command::Status(args) => jobs::status(config, args.job.name(), args.output.json),
+        Command::Ps(output) => jobs::running(output.json),
         Command::Explain(args) => explain::explain(config, args.job.name(), args.all, args.output.json),
         Command::Report(args) => {
             report::report(config, args.job.name(), args.output.json, args.to.as_deref())

@@ -51,6 +51,11 @@ impl SharedStatus {
         }
     }
 
+    /// Where the job's snapshots are: the path or address of the store.
+    pub fn is_in(&self, store: String) {
+        self.status.lock().store = store;
+    }
+
     /// The job runs, from its beginning or resumed from a snapshot (its ID, and when it was taken in milliseconds since
     /// 1970 UTC).
     pub fn runs(&self, resumed_from: Option<(String, u64)>) {

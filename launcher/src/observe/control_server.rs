@@ -46,6 +46,12 @@ pub fn socket_path(job: &JobDir) -> io::Result<PathBuf> {
     runtime_dir::find(&format!("{}.sock", runtime_dir::short_name(job.path())))
 }
 
+/// The control sockets of all running launchers of this user on this machine, and of some that were killed.
+#[must_use]
+pub fn all_sockets() -> Vec<PathBuf> {
+    runtime_dir::all_with_end(".sock")
+}
+
 impl ControlServer {
     /// Listens for the job; `on_demand` is called for each request to the supervisor. The caller must hold the job's lock:
     /// an existing socket is then the leftover of a dead launcher.

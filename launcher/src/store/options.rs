@@ -46,6 +46,12 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
+    /// The store's path or address.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.url.as_ref().map_or_else(|| self.dir.display().to_string(), ToString::to_string)
+    }
+
     /// The directory for images of the job's memory that do not fit into memory, if they may be on disk. They are not
     /// encrypted.
     #[must_use]

@@ -38,6 +38,7 @@ use crate::job::ownership::OwnershipError;
 use crate::job::resume_point::{Decision, Resume, decide, of_present_run};
 use crate::job::started_with;
 use crate::job::status::unix_ms;
+use crate::job::times::{self, Class};
 use crate::namespace;
 use crate::observe::control_server::{ControlServer, Demand};
 use crate::observe::metrics;
@@ -46,10 +47,12 @@ use crate::restore::resume::{Resumed, Resumer};
 use crate::sys::deadline::{KILLED_JOB_POLL_INTERVAL, LAST_COPY_POLL_INTERVAL, STORE_RETRY_TIMEOUT};
 use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED};
 use crate::sys::secrets;
+use crate::sys::span::span;
 use anyhow::Result;
 use ckpt_protocol::control::{Reply, Stopped};
 use ckpt_snapshot::{JobRecord, Manifest, SnapshotId, Store};
 use events::{Event, StopCall};
+use pace::{Pace, PaceOptions};
 use policy::{Failure, Next, Policy};
 use services::RunContext;
 use session::{JobSession, SessionEnd, SessionOutcome};
@@ -134,6 +137,7 @@ impl<'a> Supervisor<'a> {
                 State::Waiting(until) => self.wait(until),
                 State::Over(result) => {
                     self.save_rest(&result);
+                    self.summarize();
                     let until = self.ends_by.unwrap_or_else(|| Instant::now() + STORE_RETRY_TIMEOUT);
                     self.context.claimed.publish(until);
                     return result;
@@ -157,6 +161,26 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// Says what the snapshots have cost, and what was done again.
+    fn summarize(&self) {
+        let (context, restarts) = (self.context, self.policy.restarts);
+        let status = context.status.snapshot();
+        if status.saved == 0 && restarts == 0 {
+            return;
+        }
+        let times = times::of_job(&context.opened.dir, false).ok().flatten();
+        let redone_ms = times.map_or(0, |times| times.of(Class::Redone));
+        let plural = |number: u64, one: &str| format!("{number} {one}{}", if number == 1 { "" } else { "s" });
+        tracing::info!(
+            "job {}: {} (paused for {:.1} s), {}, {} of work done again; `ckpt-run report` shows more",
+            context.opened.dir.key(),
+            plural(status.saved, "snapshot"),
+            status.totals.stall_s,
+            plural(restarts.into(), "restart"),
+            span(Duration::from_millis(redone_ms))
+        );
+    }
+
     fn has_second_signal(&self) -> bool {
         let preempting = &self.context.config.on_signal;
         let is_ending = |signal| events::is_stopping(signal) || preempting.contains(&signal);
@@ -168,6 +192,9 @@ impl<'a> Supervisor<'a> {
     fn begin(&mut self, candidates: &[SnapshotId]) -> State {
         let context = self.context;
         self.begun_at = SystemTime::now();
+        if self.is_first && candidates.is_empty() {
+            announce(context, true);
+        }
         let started = context.signals.while_busy(|| self.start(candidates));
         let job = match started {
             Ok(Ok(job)) => job,
@@ -183,6 +210,10 @@ impl<'a> Supervisor<'a> {
         };
         context.claimed.claim.confirm();
         if self.began_from.is_some() {
+            if self.is_first {
+                // Not before: a log that is appended to is cut back by the resume.
+                announce(context, false);
+            }
             // Other machines must not resume from what the job has left behind.
             context.claimed.publish(Instant::now());
         }
@@ -344,6 +375,7 @@ impl<'a> Supervisor<'a> {
         measured: Measured,
     ) -> State {
         let journal = &self.context.opened.journal;
+        let measured_end = measured.ended_unix_ms;
         let kind = if failure.has_run { EventKind::Failed } else { EventKind::NotStarted };
         journal.add(&Entry::new(kind, what).remedy(remedy(code)).measured(measured));
         let wait = match self.policy.after(failure) {
@@ -354,9 +386,14 @@ impl<'a> Supervisor<'a> {
                 wait
             }
         };
-        let from = match &self.older_than {
-            Some(id) => format!("from a snapshot older than {id}, which may hold what makes it fail"),
-            None => "from its newest snapshot, or from the beginning if there is none".to_owned(),
+        let newest_ms = self.context.status.snapshot().newest_unix_ms;
+        let lost = newest_ms
+            .zip(measured_end)
+            .map(|(newest, end)| Duration::from_millis(end.saturating_sub(newest)));
+        let from = match (&self.older_than, lost) {
+            (Some(id), _) => format!("from a snapshot older than {id}, which may hold what makes it fail"),
+            (None, Some(lost)) => format!("from its newest snapshot: {} of work are done again", span(lost)),
+            (None, None) => "from its newest snapshot, or from the beginning if there is none".to_owned(),
         };
         let after = wait.as_secs_f64();
         let restarts = self.policy.restarts;
@@ -476,6 +513,30 @@ impl<'a> Supervisor<'a> {
             Err(error) => self.restart_failed(EXIT_OWN, in_one_line(&error), Some(error)),
         }
     }
+}
+
+/// Tells the user what runs, and how it is resumed.
+fn announce(context: &RunContext, is_begun: bool) {
+    let config = context.config;
+    let options = PaceOptions { interval: config.interval, overhead: config.overhead, mtbf: config.mtbf };
+    let pace = Pace::new(options);
+    let first = if is_begun { pace.first() } else { pace.interval() };
+    let then = if pace.is_measured() {
+        "then as their cost allows".to_owned()
+    } else {
+        pace.interval()
+            .map(|next| format!("then every {}", humantime::format_duration(next)))
+            .unwrap_or_default()
+    };
+    let when = match first {
+        Some(first) => format!("the first in {}, {then}", humantime::format_duration(first)),
+        None => "only by `ckpt-run checkpoint` (--interval off)".to_owned(),
+    };
+    tracing::info!(
+        "job {}: snapshots in {}, {when}. After a failure, the same command resumes it",
+        context.opened.dir.key(),
+        config.store.name()
+    );
 }
 
 /// What to check after an exit code, where the code has a known meaning.

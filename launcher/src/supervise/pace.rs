@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The longest first interval, before anything is measured: an early snapshot gives an early measurement.
+/// The longest time to the first snapshot: an early snapshot gives an early measurement.
 const FIRST: Duration = Duration::from_secs(60);
 /// Number of snapshots over which pauses are averaged: they change with what the job does.
 const REMEMBERED: usize = 5;
@@ -51,6 +51,13 @@ impl Pace {
         self.measured.push_front((stall, durable));
     }
 
+    /// The time from the start of a job to its first snapshot; `None` takes no snapshots. An early one shows early whether
+    /// the job can be saved at all.
+    #[must_use]
+    pub fn first(&self) -> Option<Duration> {
+        self.interval().map(|interval| interval.min(FIRST))
+    }
+
     /// The time from one snapshot to the next; `None` takes no snapshots.
     #[must_use]
     pub fn interval(&self) -> Option<Duration> {
@@ -84,6 +91,14 @@ fn daly_s(stall_s: f64, mtbf_s: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_snapshot_comes_early() {
+        let pace = |interval| Pace::new(PaceOptions { interval, overhead: None, mtbf: None });
+        assert_eq!(pace(Some(10 * FIRST)).first(), Some(FIRST));
+        assert_eq!(pace(Some(SECOND)).first(), Some(SECOND));
+        assert_eq!(pace(None).first(), None);
+    }
 
     const SECOND: Duration = Duration::from_secs(1);
     const HOUR: Duration = Duration::from_secs(3600);

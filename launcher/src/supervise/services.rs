@@ -52,6 +52,9 @@ impl<'a> RunContext<'a> {
         claimed: &'a ClaimedJob,
     ) -> Result<Self> {
         let status = Arc::new(SharedStatus::new(opened.identity.key.clone()));
+        let dir = opened.dir.path().ancestors().nth(2).unwrap_or(opened.dir.path());
+        let address = config.store.url.as_ref().map(ToString::to_string);
+        status.is_in(address.unwrap_or_else(|| dir.display().to_string()));
         let parts = CopyParts {
             store: Arc::clone(&opened.store),
             dir: opened.dir.clone(),

@@ -128,7 +128,8 @@ impl<'a> JobSession<'a> {
             let stall = Duration::try_from_secs_f64(manifest.stall_s).unwrap_or_default();
             session.pace.measure(stall, Duration::ZERO);
         }
-        session.schedule(session.pace.interval());
+        let pace = &session.pace;
+        session.schedule(if resumed_from.is_some() { pace.interval() } else { pace.first() });
         Ok(session)
     }
 

@@ -23,13 +23,14 @@ use crate::sys::error::bad_input;
 use crate::sys::host;
 use crate::sys::privileges::Privileges;
 use crate::sys::secrets;
+use crate::sys::span::span;
 use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::Pace;
 use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobLock, JobOutcome, ReadError, SnapshotId, Store, Tiers};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The job's store, opened and locked. No other launcher on this machine has the job.
 pub(super) struct OpenedJob {
@@ -101,7 +102,10 @@ pub(super) fn claim(config: &Config, opened: &mut OpenedJob) -> Result<(ClaimedJ
     match candidates.last() {
         Some(id) => {
             warn_of_lost_memory(&opened.journal, id);
-            tracing::info!("job {key}: resuming from snapshot {id}");
+            tracing::info!(
+                "job {key}: resuming from snapshot {id}{}",
+                lost_since(opened, id).unwrap_or_default()
+            );
             keep_command(opened, &claimed, id)?;
         }
         None if config.resume == Resume::Auto
@@ -114,6 +118,22 @@ pub(super) fn claim(config: &Config, opened: &mut OpenedJob) -> Result<(ClaimedJ
         None => {}
     }
     Ok((claimed, candidates))
+}
+
+/// How long the job ran after the snapshot `id`, as far as that is known.
+fn lost_since(opened: &OpenedJob, id: &SnapshotId) -> Option<String> {
+    let taken_ms = opened.store.manifest(id).ok()?.taken_unix_ms;
+    let last = opened.journal.last_turn()?;
+    let until_ms = match last.kind {
+        // The launcher was killed.
+        EventKind::Started | EventKind::Resumed => unix_ms(alive::last_beat(&opened.dir)?),
+        _ if last.snapshot == Some(id.to_string()) => return None,
+        _ => last.measured.ended_unix_ms?,
+    };
+    let lost = Some(until_ms.checked_sub(taken_ms)?).filter(|lost_ms| *lost_ms >= 1000)?;
+    let lost = Duration::from_millis(lost);
+    let at = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(taken_ms));
+    Some(format!(", taken at {at}: {} of work after it are done again", span(lost)))
 }
 
 /// If the snapshot that is to be resumed is of another job, says of which.

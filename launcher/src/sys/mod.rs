@@ -12,4 +12,5 @@ pub mod privileges;
 pub mod progress;
 pub mod runtime_dir;
 pub mod secrets;
+pub mod span;
 pub mod trust;

@@ -42,6 +42,17 @@ pub fn find(name: &str) -> io::Result<PathBuf> {
     existing.into_iter().find(|path| path.exists()).map_or_else(|| Ok(runtime_dir()?.join(name)), Ok)
 }
 
+/// The files with this end of their name in all of these directories.
+#[must_use]
+pub fn all_with_end(end: &str) -> Vec<PathBuf> {
+    let dirs = candidates().into_iter().filter(|dir| is_private(dir));
+    let files =
+        dirs.filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten().map(|file| file.path());
+    let mut files: Vec<_> = files.filter(|path| path.to_string_lossy().ends_with(end)).collect();
+    files.sort();
+    files
+}
+
 /// A directory that is the same on all machines and in every environment, if it can be used: `/run/ckpt-run` for root,
 /// `/tmp/ckpt-run-UID` for others. Otherwise another one of [`runtime_dir`]'s.
 ///

@@ -163,6 +163,7 @@ fn mistakes_are_answered_with_what_was_meant() {
     );
     let export = sandbox.call(["export", &first, "--format", "safetensors"]);
     is_answered(export, 2, "has no device memory");
+    assert!(sandbox.ok(["ps"]).contains("named"), "a running job of this user");
     sandbox.ok(["pin", &first]);
     job.checkpoint(&sandbox);
     let pruned = sandbox.ok(["prune", "--keep", "1"]);
@@ -170,6 +171,7 @@ fn mistakes_are_answered_with_what_was_meant() {
     assert!(sandbox.store.join(".gitignore").exists());
     touch(&sandbox, "go");
     assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("job named: 2 snapshots (paused for "), "{}", job.said());
 }
 
 /// `ckpt-run CMD | head`: without its reader, a job that then fails is over.
