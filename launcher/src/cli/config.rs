@@ -10,6 +10,7 @@ use crate::gpu::placement::GpuMap;
 use crate::gpu::preload::Interposer;
 use crate::job::resume_point::Resume;
 use crate::namespace::Network;
+use crate::observe::notify::Address;
 use crate::store::options::StoreOptions;
 use ckpt_snapshot::{JobKey, KeepEvery, Retention};
 use std::net::SocketAddr;
@@ -81,6 +82,8 @@ pub struct Config {
     pub log_format: Format,
     /// The address at which metrics are served.
     pub metrics: Option<SocketAddr>,
+    /// Where notifications are sent.
+    pub notify: Option<Address>,
     /// More (positive) or fewer (negative) messages.
     pub verbosity: i32,
     /// Every option with its origin, for `ckpt-run config`.

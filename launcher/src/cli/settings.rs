@@ -11,6 +11,7 @@ use crate::files::rules::FileRules;
 use crate::gpu::placement::GpuMap;
 use crate::gpu::preload::Interposer;
 use crate::job::resume_point::Resume;
+use crate::observe::notify::Address;
 use crate::sys::error::bad_input;
 use crate::sys::trust::Trust;
 use anyhow::{Result, anyhow};
@@ -467,6 +468,22 @@ pub const SETTINGS: &[Setting] = &[
         long_help: "Serve Prometheus metrics at `http://ADDR/metrics` while the job runs. A port alone (`9400`) is reachable from this machine only; `IP:PORT` is used as given (`0.0.0.0:9400`: reachable from every network of this machine). Port 0 chooses a free port, which is logged.",
         set: |config, option| {
             option.put(&mut config.metrics, "a port such as 9400, or IP:PORT", optional(listen_address))
+        },
+    },
+    Setting {
+        name: "notify",
+        value: Some("URL"),
+        default: "",
+        help: "Send a notification to this web address when the job starts, fails, is resumed or ends",
+        long_help: "Send a notification to this web address (`https://…`) when the job is started or resumed, fails, is not restarted any more, or ends. It is a POST with a JSON object (docs/unattended.md); its `text` is what Slack and Mattermost show. A notification that cannot be sent is tried again for ten minutes, and has no effect on the job. The address is often a secret: prefer the variable or the configuration file. ckpt-run prints its host only.",
+        set: |config, option| {
+            option.put(
+                &mut config.notify,
+                "an address such as https://HOST/PATH",
+                optional(Address::parse),
+            )?;
+            option.value = config.notify.as_ref().map(ToString::to_string).unwrap_or_default();
+            Ok(())
         },
     },
     Setting {

@@ -3,6 +3,7 @@
 
 use crate::job::status::unix_ms;
 use ckpt_snapshot::{JobDir, SnapshotId, open_regular, read_regular, write_atomically};
+use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -164,17 +165,31 @@ pub struct Journal {
     path: PathBuf,
     /// Whether a failed write was reported.
     is_failure_reported: Mutex<bool>,
+    /// Who else gets the entries.
+    listener: Mutex<Option<Sender<Entry>>>,
 }
 
 impl Journal {
     /// The journal of a job.
     #[must_use]
     pub fn of(job: &JobDir) -> Self {
-        Self { path: job.path().join("journal.jsonl"), is_failure_reported: Mutex::new(false) }
+        Self::at(job.path().join("journal.jsonl"))
+    }
+
+    fn at(path: PathBuf) -> Self {
+        Self { path, is_failure_reported: Mutex::new(false), listener: Mutex::new(None) }
+    }
+
+    /// From now on, new entries are sent to `listener` too; `None` ends that.
+    pub fn set_listener(&self, listener: Option<Sender<Entry>>) {
+        *self.listener.lock() = listener;
     }
 
     /// Adds an entry. A failed write is reported once, and has no other effect.
     pub fn add(&self, entry: &Entry) {
+        if let Some(listener) = &*self.listener.lock() {
+            let _ = listener.send(entry.clone());
+        }
         let mut is_reported = self.is_failure_reported.lock();
         if let Err(error) = append(&self.path, entry)
             && !*is_reported
@@ -251,7 +266,7 @@ mod tests {
     use super::*;
 
     fn journal(dir: &Path) -> Journal {
-        Journal { path: dir.join("journal.jsonl"), is_failure_reported: Mutex::new(false) }
+        Journal::at(dir.join("journal.jsonl"))
     }
 
     #[test]

@@ -2,3 +2,4 @@
 
 pub mod control_server;
 pub mod metrics;
+pub mod notify;

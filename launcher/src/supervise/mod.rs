@@ -42,6 +42,7 @@ use crate::job::times::{self, Class};
 use crate::namespace;
 use crate::observe::control_server::{ControlServer, Demand};
 use crate::observe::metrics;
+use crate::observe::notify::{Address, Notifier};
 use crate::report::failure::{in_one_line, log_error, with_remedy};
 use crate::restore::resume::{Resumed, Resumer};
 use crate::sys::deadline::{KILLED_JOB_POLL_INTERVAL, LAST_COPY_POLL_INTERVAL, STORE_RETRY_TIMEOUT};
@@ -75,6 +76,9 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let mut opened = startup::open(config, argv)?;
     let (claimed, candidates) = startup::claim(config, &mut opened)?;
     startup::record(&opened, begun_at);
+    let notify = |to: Address| Notifier::start(to, opened.dir.key().to_string(), config.store.name());
+    let notifier = config.notify.clone().map(notify).transpose()?;
+    opened.journal.set_listener(notifier.as_ref().and_then(Notifier::entries));
     let supervise = || {
         let context = RunContext::start(config, argv, &opened, &claimed)?;
         let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
@@ -83,6 +87,8 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     };
     let result = supervise();
     opened.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
+    opened.journal.set_listener(None);
+    drop(notifier);
     result
 }
 

@@ -119,6 +119,16 @@ pub const PORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 // Commands and scrapes
 
+/// Time for one notification to be sent (`--notify`).
+pub const NOTIFY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Wait before a notification is sent again. It doubles, up to [`NOTIFY_LONGEST_RETRY`].
+pub const NOTIFY_FIRST_RETRY: Duration = Duration::from_millis(500);
+/// See [`NOTIFY_FIRST_RETRY`].
+pub const NOTIFY_LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// A notification that could not be sent for this long is given up.
+pub const NOTIFY_GIVE_UP: Duration = Duration::from_secs(600);
+/// Time for the last notifications to be sent when ckpt-run ends.
+pub const NOTIFY_LAST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of progress messages to a waiting command.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// A caller that sends nothing for this long is disconnected.

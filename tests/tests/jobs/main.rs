@@ -12,6 +12,7 @@ mod full;
 mod hangs;
 mod launcher;
 mod misled;
+mod notified;
 mod privileges;
 mod refused;
 mod resources;
