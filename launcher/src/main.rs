@@ -40,6 +40,13 @@ fn main() {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == sys::gpus::ARGUMENT) {
         sys::gpus::serve();
     }
+    match std::env::args_os().nth(1) {
+        Some(argument) if argument == commands::demo::job::ARGUMENT => commands::demo::job::main(),
+        Some(argument) if argument == commands::demo::job::WORKER_ARGUMENT => {
+            commands::demo::job::worker_main()
+        }
+        _ => {}
+    }
     let auto = Auto::take();
     pid1::fork_if_pid1();
     let code = run(std::env::args_os().collect(), auto);

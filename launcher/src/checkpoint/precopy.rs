@@ -368,7 +368,8 @@ mod tests {
 
     /// Attempts of a job: whether each copied memory first. `share` is the pause then, in parts of a plain dump's.
     fn attempts(trials: &mut Trials, count: usize, share: f64) -> Vec<bool> {
-        let criu = Criu { path: "/nonexistent".into(), version: crate::criu::MIN_VERSION };
+        let criu =
+            Criu { path: "/nonexistent".into(), version: crate::criu::MIN_VERSION, reason: String::new() };
         let mut attempt = || {
             let is_due = trials.is_due(LEAST_BYTES, &criu);
             if is_due {
@@ -407,7 +408,8 @@ mod tests {
         assert_eq!(trials.is_possible, Some(false));
         let mut trials = possible();
         trials.measure(false, 1.0, LEAST_BYTES);
-        let criu = Criu { path: "/nonexistent".into(), version: crate::criu::MIN_VERSION };
+        let criu =
+            Criu { path: "/nonexistent".into(), version: crate::criu::MIN_VERSION, reason: String::new() };
         assert!(!trials.is_due(LEAST_BYTES - 1, &criu) && trials.is_due(LEAST_BYTES, &criu));
     }
 }

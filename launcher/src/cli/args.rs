@@ -13,7 +13,8 @@ pub(super) const EXAMPLES: &str = "\
   ckpt-run --interval 30m -- ./train.sh --big      `--` ends the options of ckpt-run
   ckpt-run checkpoint                              take a snapshot of the running job now
   ckpt-run ls                                      list the snapshots
-  ckpt-run doctor                                  check what this machine supports";
+  ckpt-run doctor                                  check what this machine supports
+  ckpt-run demo                                    see a small job survive a kill";
 
 /// How it works.
 pub(super) const HOW_IT_WORKS: &str = "\
@@ -74,6 +75,8 @@ pub enum Command {
     Rm(RmArgs),
     /// Delete all but the newest --keep snapshots of each job
     Prune(PruneArgs),
+    /// Show on this machine that a job survives: a small job is checkpointed, killed and resumed
+    Demo(DemoArgs),
     /// Check what this machine supports and what is missing
     Doctor(JsonArgs),
     /// Show the effective options and where each comes from
@@ -325,6 +328,14 @@ pub struct PruneArgs {
     /// How to print.
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// Arguments of `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Run the built-in job even if there is a Python with PyTorch
+    #[arg(long)]
+    pub plain: bool,
 }
 
 /// Arguments of `completions`.

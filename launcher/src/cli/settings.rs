@@ -297,8 +297,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "criu",
         value: Some("PATH"),
         default: "",
-        help: "The CRIU program [default: the one in PATH]",
-        long_help: "The CRIU program, version 4.1 or newer. Default: the one in PATH, then /usr/local/sbin, /usr/sbin, /sbin.",
+        help: "The CRIU program [default: the one in PATH, or of the package ckpt-run-criu]",
+        long_help: "The CRIU program, version 4.1 or newer. Default: the one in PATH, then /usr/local/sbin, /usr/sbin, /sbin. The one of the Python package ckpt-run-criu, installed with ckpt-run, is used if it is newer or the only one.",
         set: |config, option| {
             option.put(&mut config.criu, "a path", optional(parsed))?;
             check_trust(config, config.criu.as_deref(), option)

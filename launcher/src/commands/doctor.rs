@@ -109,7 +109,7 @@ fn verdict(findings: &[Finding], is_in_user_namespace: bool) -> String {
 fn check_criu(config: &Config) -> Vec<Finding> {
     let criu = Criu::find(config.criu.as_deref());
     let found = match &criu {
-        Ok(criu) => Ok(format!("{} at {}", criu.version, criu.path.display())),
+        Ok(criu) => Ok(format!("{} at {} ({})", criu.version, criu.path.display(), criu.reason)),
         Err(error) => Err(error.to_string()),
     };
     debug_assert!(MIN_VERSION.to_string().starts_with("4.1"), "the text below names it");
@@ -118,7 +118,7 @@ fn check_criu(config: &Config) -> Vec<Finding> {
         found,
         State::Missing,
         "CRIU saves and restores the processes",
-        "install CRIU 4.1 or newer (Debian 13: apt-get install criu), or name one with --criu PATH",
+        "install CRIU 4.1 or newer (Debian 13: apt-get install criu; or the Python package ckpt-run-criu beside ckpt-run), or name one with --criu PATH",
     )];
     // Not for jobs in a user namespace: CRIU has its capabilities only there.
     if let (Ok(criu), false) = (criu, Privileges::detect().wants_user_namespace()) {

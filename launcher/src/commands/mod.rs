@@ -1,5 +1,6 @@
 //! The commands other than `run`.
 
+pub mod demo;
 mod diff;
 mod doctor;
 mod explain;
@@ -61,6 +62,7 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
         Command::Diff(args) => diff::diff(config, &args.from, &args.to, args.output.json),
         Command::Rm(args) => remove::remove(config, &args),
         Command::Prune(args) => remove::prune(config, args.job.name(), args.dry_run, args.output.json),
+        Command::Demo(args) => demo::demo(config, &args),
         Command::Doctor(output) => doctor::doctor(config, output.json),
         Command::Config(output) => show_config(config, output.json),
         Command::Completions(args) => {

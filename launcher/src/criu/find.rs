@@ -44,6 +44,9 @@ impl Version {
     }
 }
 
+/// The CRIU of the Python package `ckpt-run-criu`, seen from the directory of ckpt-run.
+const PACKAGED: &str = "../lib/ckpt-run/criu";
+
 /// A usable CRIU.
 #[derive(Clone, Debug)]
 pub struct Criu {
@@ -51,6 +54,8 @@ pub struct Criu {
     pub path: PathBuf,
     /// Its version.
     pub version: Version,
+    /// Why this one is used.
+    pub reason: String,
 }
 
 /// There is no usable CRIU.
@@ -58,7 +63,7 @@ pub struct Criu {
 pub enum CriuMissing {
     /// No CRIU was found.
     #[error(
-        "CRIU is not installed: there is no `criu` in PATH. Install criu {MIN_VERSION} or newer, or name one with --criu PATH"
+        "CRIU is not installed: there is no `criu` in PATH, and the package ckpt-run-criu is not installed with ckpt-run. Install criu {MIN_VERSION} or newer, or name one with --criu PATH"
     )]
     NotFound,
     /// The program is not a working CRIU.
@@ -82,20 +87,53 @@ pub enum CriuMissing {
 }
 
 impl Criu {
-    /// Finds the CRIU that the user named, or else one in PATH or in the sbin directories.
+    /// Finds the CRIU that the user named. Without one: the newer of the one in PATH or the sbin directories, and the one
+    /// of the package `ckpt-run-criu`.
     ///
     /// # Errors
     /// See [`CriuMissing`].
     pub fn find(named: Option<&Path>) -> Result<Self, CriuMissing> {
-        let path = match named {
-            Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
-            None => {
-                let path = std::env::var_os("PATH").unwrap_or_default();
-                let more = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
-                let mut candidates = std::env::split_paths(&path).chain(more).map(|dir| dir.join("criu"));
-                candidates.find(|path| path.is_file()).ok_or(CriuMissing::NotFound)?
-            }
+        if let Some(path) = named {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+            return Self::at(path, "named with --criu");
+        }
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let more = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+        let mut candidates = std::env::split_paths(&path).chain(more).map(|dir| dir.join("criu"));
+        let in_path = candidates.find(|path| path.is_file());
+        let packaged = std::env::current_exe().ok().and_then(|program| packaged(&program));
+        let try_one = |path: Option<PathBuf>, reason| {
+            path.map_or(Err(CriuMissing::NotFound), |path| Self::at(path, reason))
         };
+        Self::choose(try_one(in_path, "the one in PATH"), try_one(packaged, "of the package ckpt-run-criu"))
+    }
+
+    /// The newer one. The one in PATH if both have the same version: it fits the system.
+    fn choose(
+        in_path: Result<Self, CriuMissing>,
+        packaged: Result<Self, CriuMissing>,
+    ) -> Result<Self, CriuMissing> {
+        let because = |criu: Self, why: String| Self { reason: format!("{}: {why}", criu.reason), ..criu };
+        match (in_path, packaged) {
+            (Ok(in_path), Ok(packaged)) if packaged.version > in_path.version => {
+                let why = format!("{} is only {}", in_path.path.display(), in_path.version);
+                Ok(because(packaged, why))
+            }
+            (Ok(in_path), _) => Ok(in_path),
+            (Err(CriuMissing::NotFound), Ok(packaged)) => {
+                Ok(because(packaged, "there is no criu in PATH".to_owned()))
+            }
+            (Err(CriuMissing::TooOld { path, found, .. }), Ok(packaged)) => {
+                Ok(because(packaged, format!("{} is only {found}", path.display())))
+            }
+            (Err(_), Ok(packaged)) => Ok(because(packaged, "the criu in PATH does not work".to_owned())),
+            (Err(CriuMissing::NotFound), Err(packaged)) => Err(packaged),
+            (Err(in_path), Err(_)) => Err(in_path),
+        }
+    }
+
+    /// Asks the program at `path` for its version.
+    fn at(path: PathBuf, reason: &str) -> Result<Self, CriuMissing> {
         let broken = |reason: String| CriuMissing::Broken { path: path.clone(), reason };
         let output = Command::new(&path)
             .arg("--version")
@@ -110,7 +148,7 @@ impl Criu {
         if version < needed {
             return Err(CriuMissing::TooOld { path, found: version, needed });
         }
-        Ok(Self { path, version })
+        Ok(Self { path, version, reason: reason.to_owned() })
     }
 
     /// Runs `criu check`, which checks the kernel for the features that CRIU needs.
@@ -150,9 +188,61 @@ impl Criu {
     }
 }
 
+/// The CRIU that is installed with `program`.
+fn packaged(program: &Path) -> Option<PathBuf> {
+    std::fs::canonicalize(program.parent()?.join(PACKAGED)).ok().filter(|path| path.is_file())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn criu(path: &str, version: &str) -> Criu {
+        let version = Version::parse(&format!("Version: {version}")).unwrap();
+        Criu { path: path.into(), version, reason: path.to_owned() }
+    }
+
+    #[test]
+    fn the_newer_one_is_used() {
+        let choose = |in_path: &str, packaged: &str| {
+            let chosen = Criu::choose(Ok(criu("in PATH", in_path)), Ok(criu("packaged", packaged)));
+            chosen.unwrap().reason
+        };
+        assert_eq!(choose("4.1", "4.2.1"), "packaged: in PATH is only 4.1.0");
+        assert_eq!(choose("4.2.1", "4.2.1"), "in PATH");
+        assert_eq!(choose("4.3", "4.2.1"), "in PATH");
+    }
+
+    #[test]
+    fn the_packaged_one_stands_in_for_one_that_is_unusable() {
+        let old = || CriuMissing::TooOld { path: "/x".into(), found: MIN_VERSION, needed: MIN_VERSION };
+        let broken = || CriuMissing::Broken { path: "/x".into(), reason: "no ELF".into() };
+        for (in_path, why) in [
+            (CriuMissing::NotFound, "there is no criu in PATH"),
+            (old(), "/x is only 4.1.0"),
+            (broken(), "the criu in PATH does not work"),
+        ] {
+            let chosen = Criu::choose(Err(in_path), Ok(criu("packaged", "4.2.1"))).unwrap();
+            assert_eq!(chosen.reason, format!("packaged: {why}"));
+        }
+        let missing = || CriuMissing::NotFound;
+        assert!(matches!(Criu::choose(Err(missing()), Err(missing())), Err(CriuMissing::NotFound)));
+        assert!(matches!(Criu::choose(Err(old()), Err(missing())), Err(CriuMissing::TooOld { .. })));
+        assert!(matches!(Criu::choose(Err(missing()), Err(broken())), Err(CriuMissing::Broken { .. })));
+        assert_eq!(Criu::choose(Ok(criu("in PATH", "4.2")), Err(broken())).unwrap().reason, "in PATH");
+    }
+
+    #[test]
+    fn finds_what_the_package_installs() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("bin/ckpt-run");
+        assert_eq!(packaged(&program), None);
+        std::fs::create_dir_all(dir.path().join("bin")).unwrap();
+        std::fs::create_dir_all(dir.path().join("lib/ckpt-run")).unwrap();
+        let criu = dir.path().join("lib/ckpt-run/criu");
+        std::fs::write(&criu, "").unwrap();
+        assert_eq!(packaged(&program), Some(std::fs::canonicalize(criu).unwrap()));
+    }
 
     #[test]
     fn reads_versions() {

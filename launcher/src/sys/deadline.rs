@@ -34,6 +34,13 @@ pub const DEVICE_MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Time for an interposer to report GPU activity to the watchdog. A stopped process does not answer.
 pub const ACTIVITY_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
+// The demo
+
+/// Time for each step of `ckpt-run demo`, on a machine that is busy.
+pub const DEMO_TIMEOUT: Duration = Duration::from_secs(300);
+/// Polling interval of the demo for steps and ends of its processes.
+pub const DEMO_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
 // Stores
 
 /// Total time for retries against an object store before a start, or a command, fails.

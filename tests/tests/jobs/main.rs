@@ -5,6 +5,7 @@
 mod adversary;
 mod agents;
 mod container;
+mod demo;
 mod distribution_kernel;
 mod entrypoint;
 mod files;
