@@ -5,8 +5,9 @@ use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // What the library exports is for the application; its own references must not be pre-empted.
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
+    // What the library exports is for the application; its own references must not be pre-empted. It exports functions
+    // only. (Zig's linker has no -Bsymbolic-functions.)
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     // A thread of ours runs in here: the code has to stay mapped whatever dlclose says.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     // With the unwinder inside, no libgcc_s.so.1 is loaded ahead of the one that the application brings
