@@ -1,5 +1,5 @@
 //! The project's chores: `cargo xtask test`, `cargo xtask demo`, `cargo xtask bench`, `cargo xtask conformance`,
-//! `cargo xtask soak`, `cargo xtask simcuda`, `cargo xtask gpu-bundle`, `cargo xtask structure`, `cargo xtask ci`.
+//! `cargo xtask soak`, `cargo xtask simcuda`, `cargo xtask gpu-bundle`, `cargo xtask dist`, `cargo xtask structure`, `cargo xtask ci`.
 //!
 //! Each works on a fresh machine: what it needs and does not find is set up first, see [`tools`].
 
@@ -10,6 +10,8 @@ mod bundle;
 mod ci;
 mod conformance;
 mod demo;
+mod dist;
+mod elf;
 mod process;
 mod say;
 mod skips;
@@ -48,6 +50,8 @@ enum Command {
     Conformance(conformance::Args),
     /// Make a folder that tries everything on a machine with a GPU, by one command there
     GpuBundle(bundle::Args),
+    /// Make the packages that users install
+    Dist(dist::Args),
     /// Print the structure of the source code as JSON: entries per folder, import cycles, long functions
     Structure(structure::Args),
     /// What continuous integration runs: format, clippy, cargo-deny, docs, tests
@@ -68,6 +72,7 @@ fn main() -> ExitCode {
         }),
         Command::Conformance(args) => conformance::run(&args),
         Command::GpuBundle(args) => bundle::run(&args),
+        Command::Dist(args) => dist::run(&args),
         Command::Structure(args) => structure::run(&args),
         Command::Ci => ci::run(),
         Command::Tools(args) => tools::run(&args),

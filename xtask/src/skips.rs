@@ -26,6 +26,8 @@ const MOUNT: &str = "not every container allows mounts and loop devices";
 const MAY_SKIP: &[(&str, &str)] = &[
     ("a_newer_pytorch_in_a_root_of_its_own_survives", FULL),
     ("criu_s_own_tests_pass_as_jobs", FULL),
+    ("a_job_survives_after_pip_install_in_a_bare_system", FULL),
+    ("a_job_survives_after_pip_install_for_a_user_without_rights", FULL),
     ("a_real_driver_passes_and_the_simulated_driver_does_the_same", "needs a GPU"),
     ("nvidias_nccl_for_cuda_13_fails_as_without_the_interposer", FRAMEWORKS),
     ("frameworks_on_nvidias_driver_fail_as_without_the_interposer", FRAMEWORKS),

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result};
 
 use crate::tools::{self, Tool, Variables};
-use crate::{bundle, process, skips, workspace};
+use crate::{bundle, dist, process, skips, workspace};
 
 /// How long `--full` stresses the gate, in seconds; interpose/tests/stress.rs has a shorter time of its own.
 const STRESS_S: &str = "60";
@@ -25,8 +25,8 @@ const FULL_PROGRAM_LIMIT: &str = "60m";
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Also the slower stage: a private root of a newer suite with PyTorch 2.6, virtual machines with a distribution's
-    /// kernel, CRIU's own tests as jobs, and more of everything
+    /// Also the slower stage: a private root of a newer suite with PyTorch 2.6, packages for users in bare roots, virtual
+    /// machines with a distribution's kernel, CRIU's own tests as jobs, and more of everything
     #[arg(long)]
     full: bool,
     /// Passed to `cargo test`, for instance the name of a test
@@ -50,7 +50,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", limited.collect::<Vec<_>>().join(" "));
     test.env("CKPT_TEST_BUNDLE", bundle::for_tests()?);
     if let Some(tools) = full {
+        let wheels = dist::wheels()?;
         test.envs(tools)
+            .env("CKPT_TEST_WHEELS", wheels[0].parent().context("wheels without a directory")?)
             // Power is lost at each flush, on three file systems.
             .env("CKPT_TEST_POWER_LOSSES", "all")
             .env("CKPT_TEST_STRESS_S", STRESS_S)

@@ -11,6 +11,7 @@ mod entrypoint;
 mod files;
 mod full;
 mod hangs;
+mod installed;
 mod launcher;
 mod misled;
 mod notified;

@@ -1,8 +1,6 @@
 //! `cargo xtask gpu-bundle`: one folder with all that is needed to try ckpt-run on a machine with a GPU, which has no
 //! network, no Rust and no time to spare. What is in it and how it is used says `xtask/bundle/README.md`.
 
-mod elf;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,8 +9,8 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::elf::{self, Version};
 use crate::{process, tools, workspace};
-use elf::Version;
 
 /// The newest glibc whose symbols may be asked for: that of the oldest machine that the bundle is for.
 const GLIBC: Version = Version(2, 35);

@@ -12,13 +12,15 @@
 //! | cuda-bindings, numba-cuda | - | PyPI's wheels, likewise |
 //! | blake3, cryptography, zstandard | - | PyPI's wheels, likewise |
 //! | kubernetes-validate | - | PyPI's wheels, likewise |
+//! | Zig, cargo-zigbuild, wheel | - | PyPI's wheels, likewise, for `dist` only |
+//! | CRIU's sources | - | the archive of Debian's source package, for `dist` only ([`criu_source`]) |
 //! | Slurm, munge | in `CKPT_TEST_SLURM` | packages of the system's own suite, unpacked into a prefix ([`slurm`]) |
 //! | NVIDIA's libcuda.so.1 | in `CKPT_TEST_NVIDIA_LIBCUDA` | packages of Debian's section non-free, unpacked ([`libcuda`]) |
 //! | NVIDIA's libcudart and NCCL | - | PyPI's wheels, likewise |
 //! | PyTorch's CUDA build, CuPy, JAX, numba, Triton | - | PyPI's wheels, for `conformance --real-driver --full` only |
 //! | CRIU's own tests | in `CKPT_TEST_ZDTM` | sources of the CRIU that is used, for `test --full` only ([`zdtm`]) |
 //! | earlier builds of ckpt-run | - | from the history of this repository, for `test --full` only ([`releases`]) |
-//! | a root with PyTorch 2.6 | - | debootstrap, for `test --full` only ([`rootfs`]) |
+//! | a root with PyTorch 2.6, bare roots | - | debootstrap, for `test --full` only ([`rootfs`]) |
 //! | a virtual machine with Debian's kernel, NFS | - | packages of a newer suite, unpacked, for `test --full` only ([`machine`]) |
 //!
 //! Each tool is built beside its final place and renamed into it: an interrupted set-up is never mistaken for a
@@ -26,6 +28,7 @@
 
 mod apt;
 mod criu;
+mod criu_source;
 mod libcuda;
 mod machine;
 mod os;
@@ -44,6 +47,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use crate::{process, workspace};
+pub use criu_source::CriuSource;
 
 /// Begins the names of directories that are being built; any that is found at the start was left by an interrupted
 /// set-up.
@@ -162,6 +166,8 @@ pub fn full_environment() -> Result<Variables> {
         ("CKPT_TEST_MKFS_BTRFS", set_up_program("mkfs.btrfs", "btrfs-progs")?.into()),
         ("CKPT_TEST_ROOTFS", rootfs::set_up()?.into()),
     ];
+    let roots = std::env::join_paths(rootfs::set_up_bare()?).context("joining the paths of bare roots")?;
+    variables.push(("CKPT_TEST_BARE_ROOTS", roots));
     variables.extend(releases::set_up()?.map(|dir| (releases::VARIABLE, dir.into())));
     Ok(variables)
 }
@@ -188,6 +194,24 @@ pub fn torchrun() -> Result<PathBuf> {
 pub fn criu_prefix() -> Result<PathBuf> {
     let _lock = lock()?;
     criu::prefix()
+}
+
+/// The directory with Zig, cargo-zigbuild and wheel.
+pub fn dist() -> Result<PathBuf> {
+    let _lock = lock()?;
+    python::set_up_dist()
+}
+
+/// Finds rpmbuild or installs the system's package of it.
+pub fn rpmbuild() -> Result<PathBuf> {
+    let _lock = lock()?;
+    set_up_program("rpmbuild", "rpm")
+}
+
+/// The sources of CRIU. Installs the packages `depends`, which they are built with.
+pub fn criu_source(depends: &[&str]) -> Result<CriuSource> {
+    let _lock = lock()?;
+    criu_source::set_up(depends)
 }
 
 /// Finds fio or installs the system's package of it.

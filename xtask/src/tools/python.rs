@@ -212,6 +212,15 @@ const KUBERNETES: Wheels = Wheels {
     purpose: "tests of the Kubernetes example",
 };
 
+/// What links programs for an old glibc, and what packs wheels.
+const DIST: Wheels = Wheels {
+    name: "dist",
+    requirements: &["cargo-zigbuild==0.24.1", "packaging==26.4", "wheel==0.48.0", "ziglang==0.17.1"],
+    check: "import importlib.metadata as m, wheel; \
+            print(*(f'{name} {m.version(name)}' for name in ('cargo-zigbuild', 'ziglang', 'wheel')))",
+    purpose: "packages for users",
+};
+
 /// A database that is mapped into memory: one way of writing files that the tests have.
 const LMDB: Wheels = Wheels {
     name: "lmdb",
@@ -219,6 +228,11 @@ const LMDB: Wheels = Wheels {
     check: "import lmdb; lmdb.Environment; print('lmdb', lmdb.__version__)",
     purpose: "tests of a job's files",
 };
+
+/// Fetches what `cargo xtask dist` builds with, and returns the directory that has it.
+pub fn set_up_dist() -> Result<PathBuf> {
+    site_packages(&DIST.set_up()?)
+}
 
 /// Fetches LMDB and returns the directory for `PYTHONPATH`: it is for the Python that has PyTorch.
 pub fn set_up_lmdb() -> Result<PathBuf> {

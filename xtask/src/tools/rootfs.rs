@@ -1,4 +1,5 @@
-//! A private root of Debian trixie with PyTorch 2.6, whose TCPStore is newer than the system's PyTorch has.
+//! Private roots: one of Debian trixie with PyTorch 2.6, whose TCPStore is newer than the system's PyTorch has, and bare
+//! ones with nothing but Python.
 //!
 //! That PyTorch is built without libuv, which its torchrun asks for all the same. What works is a store in a file:
 //!
@@ -24,6 +25,34 @@ use crate::{process, say, workspace};
 const SUITE: &str = "trixie";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const PACKAGES: &str = "python3-torch,python3-numpy";
+/// Suites of bare roots, where packages are installed.
+const BARE_SUITES: &[&str] = &["bookworm", "trixie"];
+/// What pip needs.
+const BARE_PACKAGES: &str = "python3-venv";
+
+/// Finds or makes the bare roots and returns their directories.
+pub fn set_up_bare() -> Result<Vec<PathBuf>> {
+    let one = |suite: &&str| {
+        let name = format!("bare-{suite}");
+        let place = workspace::tools_dir().join(&name);
+        if place.join("usr/bin/python3").exists() {
+            eprintln!("tools: bare root of {suite}, {}", place.display());
+            return Ok(place);
+        }
+        let start = Instant::now();
+        let log = log_file(&name)?;
+        eprintln!("tools: making a bare root of {suite}, the log is {}", log.display());
+        let work = unfinished()?;
+        let root = work.path().join("root");
+        debootstrap(suite, BARE_PACKAGES, &root, &log)
+            .with_context(|| format!("the bare root of {suite} could not be made"))?;
+        finish(&root, &place)?;
+        let took = say::duration(start.elapsed());
+        eprintln!("tools: bare root of {suite}, {} (made in {took})", place.display());
+        Ok(place)
+    };
+    BARE_SUITES.iter().map(one).collect()
+}
 
 /// Finds or makes the root and returns its directory.
 pub fn set_up() -> Result<PathBuf> {
@@ -46,31 +75,36 @@ pub fn set_up() -> Result<PathBuf> {
 }
 
 fn build(place: &Path, log: &Path) -> Result<String> {
+    let work = unfinished()?;
+    let root = work.path().join("root");
+    debootstrap(SUITE, PACKAGES, &root, log)?;
+    let version = torch_version(&root)?;
+    finish(&root, place)?;
+    Ok(version)
+}
+
+/// Makes a minimal root of a suite with these packages at `root`.
+fn debootstrap(suite: &str, packages: &str, root: &Path, log: &Path) -> Result<()> {
     let os = Os::detect()?;
     os.require_apt()?;
-    ensure!(os.id == "debian", "only Debian's mirrors have {SUITE}");
+    ensure!(os.id == "debian", "only Debian's mirrors have {suite}");
     if process::find_program("debootstrap").is_none() {
         apt::install_system(&["debootstrap"], log)?;
     }
-    let sources = apt::sources(&os, SUITE)?;
-    let work = unfinished()?;
-    let root = work.path().join("root");
-    fs::create_dir(&root)?;
+    let sources = apt::sources(&os, suite)?;
+    fs::create_dir(root)?;
     // In a mount namespace of its own, so that a debootstrap that is killed leaves no mount behind.
     let mut debootstrap = Command::new("unshare");
     debootstrap
         .args(["--mount", "--propagation", "private", "debootstrap", "--variant=minbase"])
-        .arg(format!("--include={PACKAGES}"))
+        .arg(format!("--include={packages}"))
         .arg(format!("--keyring={KEYRING}"))
-        .arg(SUITE)
-        .arg(&root)
+        .arg(suite)
+        .arg(root)
         .arg(&sources[0].uri)
         .env("DEBIAN_FRONTEND", "noninteractive");
     process::logged(&mut debootstrap, log)?;
-    process::logged(Command::new("chroot").arg(&root).args(["apt-get", "clean"]), log)?;
-    let version = torch_version(&root)?;
-    finish(&root, place)?;
-    Ok(version)
+    process::logged(Command::new("chroot").arg(root).args(["apt-get", "clean"]), log)
 }
 
 fn torch_version(root: &Path) -> Result<String> {

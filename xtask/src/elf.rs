@@ -1,11 +1,11 @@
-//! Which glibc a program or a library needs.
+//! Which glibc and which libraries a program or a library needs.
 
 use std::fmt;
 
 use anyhow::{Context, Result};
 use object::Endianness;
-use object::elf::FileHeader64;
-use object::read::elf::FileHeader;
+use object::elf::{DT_NEEDED, FileHeader64};
+use object::read::elf::{Dyn, FileHeader};
 
 /// A version of glibc's symbols, for instance 2.35.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +45,23 @@ pub fn needed_glibc(bytes: &[u8]) -> Result<Option<Version>> {
     Ok(newest)
 }
 
+/// The libraries that a 64-bit ELF file asks for by name. A static program asks for none.
+///
+/// # Errors
+/// It is no such file, or damaged.
+pub fn needed_libraries(bytes: &[u8]) -> Result<Vec<String>> {
+    let header = FileHeader64::<Endianness>::parse(bytes).context("not a 64-bit ELF file")?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, bytes)?;
+    let Some((entries, link)) = sections.dynamic(endian, bytes)? else { return Ok(Vec::new()) };
+    let names = sections.strings(endian, bytes, link)?;
+    let needed = entries.iter().filter(|entry| entry.tag32(endian) == Some(DT_NEEDED));
+    let name = |entry: &object::elf::Dyn64<Endianness>| {
+        Ok(String::from_utf8_lossy(entry.string(endian, names)?).into_owned())
+    };
+    needed.map(name).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,5 +81,7 @@ mod tests {
         let needed = needed_glibc(&program).expect("ELF").expect("it is linked with glibc");
         assert!(needed > Version(2, 2) && needed < Version(3, 0), "{needed}");
         assert!(needed_glibc(b"#!/bin/sh\n").is_err());
+        assert!(needed_libraries(&program).unwrap().contains(&"libc.so.6".to_owned()));
+        assert!(needed_libraries(b"#!/bin/sh\n").is_err());
     }
 }

@@ -1,0 +1,27 @@
+#!/bin/sh
+# Builds CRIU as one static program, which needs no library and no particular C library of the machine.
+#
+#     build.sh ARCHIVE PROGRAM
+#
+# ARCHIVE is the upstream archive of Debian's source package `criu`. Needs the packages that BUILD-DEPENDS lists.
+set -eu
+archive=$(realpath "$1")
+program=$(realpath -m "$2")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+tar -xf "$archive" -C "$work" --strip-components=1
+
+# CRIU takes every optional library that pkg-config finds. Here it finds only those below.
+cat > "$work/pkg-config" <<'END'
+#!/bin/sh
+case "$*" in
+*libnl-3.0* | *protobuf*) exec pkg-config "$@" ;;
+*) exit 1 ;;
+esac
+END
+chmod +x "$work/pkg-config"
+
+# Without GnuTLS (encrypted page servers) and nftables (locks of connections to other machines): ckpt-run uses neither.
+make -C "$work" --jobs="$(nproc)" PKG_CONFIG="$work/pkg-config" NO_GNUTLS=1 WERROR=0 \
+    LIBS="-Lsoccr/ -lsoccr -lprotobuf-c -lnl-3 -lnet -luuid -lbsd -lmd -static" criu
+strip -o "$program" "$work/criu/criu"

@@ -1,0 +1,107 @@
+//! The files that every package contains: the launcher and the interposer, built for an old glibc, and what the launcher
+//! prints about itself.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::Entry;
+use crate::elf::{self, Version};
+use crate::{process, tools, workspace};
+
+/// The oldest glibc that packages are for.
+pub const GLIBC: Version = Version(2, 31);
+/// Linked against Zig's description of that glibc, whatever the machine has.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+const PROFILE: &str = "release";
+
+/// What is in the packages. The programs need [`GLIBC`] or an older one.
+pub struct Built {
+    /// Files and their places below a prefix, the licence not among them.
+    pub entries: Vec<Entry>,
+}
+
+/// Builds it. Generated texts go to `out`.
+pub fn build(out: &Path) -> Result<Built> {
+    let zig = tools::dist()?;
+    let mut cargo = Command::new(zig.join("bin/cargo-zigbuild"));
+    cargo.arg("zigbuild").args(["--profile", PROFILE, "--target", &format!("{TARGET}.{GLIBC}")]);
+    cargo.args(["--package", "ckpt-run", "--package", "ckpt-interpose"]).current_dir(workspace::root());
+    cargo.env("CARGO_ZIGBUILD_ZIG_PATH", zig.join("ziglang/zig"));
+    // xtask's own package would be taken for the one to build.
+    cargo.env_remove("CARGO_MANIFEST_DIR");
+    eprintln!("dist:  building for glibc {GLIBC}: {}", process::describe(&cargo));
+    let status = cargo.status().context("could not start cargo-zigbuild")?;
+    ensure!(status.success(), "`{}` failed", process::describe(&cargo));
+
+    let dir = workspace::target_dir()?.join(TARGET).join(PROFILE);
+    let launcher = dir.join("ckpt-run");
+    let interposer = dir.join("libckpt_interpose.so");
+    let glibc = needed_glibc(&[&launcher, &interposer])?;
+    ensure!(glibc <= GLIBC, "the build needs glibc {glibc}, and packages are for {GLIBC} and newer");
+    eprintln!("dist:  the programs need glibc {glibc}");
+    let mut entries =
+        vec![Entry::new("bin/ckpt-run", &launcher), Entry::new("lib/libckpt_interpose.so", &interposer)];
+    entries.extend(texts(&launcher, &out.join("texts"))?);
+    Ok(Built { entries })
+}
+
+/// The newest glibc that one of these files needs. Each may need no other libraries than glibc's own.
+fn needed_glibc(files: &[&Path]) -> Result<Version> {
+    let mut newest = Version(2, 17);
+    for path in files {
+        let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        let foreign: Vec<_> =
+            elf::needed_libraries(&bytes)?.into_iter().filter(|name| !is_everywhere(name)).collect();
+        ensure!(foreign.is_empty(), "{} needs {}", path.display(), foreign.join(", "));
+        newest = newest.max(elf::needed_glibc(&bytes)?.unwrap_or(newest));
+    }
+    Ok(newest)
+}
+
+/// Whether every system with glibc has this library (PEP 600 and the policies of auditwheel).
+fn is_everywhere(library: &str) -> bool {
+    let name = library.split(".so.").next().unwrap_or_default();
+    ["libc", "libm", "libdl", "librt", "libpthread", "libutil", "libgcc_s", "ld-linux-x86-64"].contains(&name)
+}
+
+/// The completions and the manual page, as the launcher prints them.
+fn texts(launcher: &Path, dir: &Path) -> Result<Vec<Entry>> {
+    fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+    let made: &[(&[&str], &str)] = &[
+        (&["man"], "share/man/man1/ckpt-run.1"),
+        (&["completions", "bash"], "share/bash-completion/completions/ckpt-run"),
+        (&["completions", "zsh"], "share/zsh/site-functions/_ckpt-run"),
+        (&["completions", "fish"], "share/fish/vendor_completions.d/ckpt-run.fish"),
+    ];
+    let print = |(arguments, place): &(&[&str], &str)| {
+        let text = process::capture(Command::new(launcher).args(*arguments).stdin(Stdio::null()))?;
+        let file: PathBuf = dir.join(place.replace('/', "-"));
+        fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
+        Ok(Entry::new(*place, file))
+    };
+    made.iter().map(print).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_libraries_of_glibc_are_everywhere() {
+        for name in ["libc.so.6", "ld-linux-x86-64.so.2", "libgcc_s.so.1", "libm.so.6"] {
+            assert!(is_everywhere(name), "{name}");
+        }
+        for name in ["libssl.so.3", "libz.so.1", "libcuda.so.1", "libstdc++.so.6"] {
+            assert!(!is_everywhere(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn this_test_needs_what_is_everywhere() {
+        let program = std::env::current_exe().unwrap();
+        assert!(needed_glibc(&[&program]).unwrap() >= Version(2, 17));
+    }
+}
