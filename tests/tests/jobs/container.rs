@@ -237,40 +237,86 @@ fn kubernetes_python() -> PathBuf {
     from_env("CKPT_TEST_KUBERNETES_PYTHON", || workspace().join("target/tools/kubernetes/bin/python3"))
 }
 
-fn manifest() -> PathBuf {
-    workspace().join("examples/kubernetes/job.yaml")
+fn manifest(name: &str) -> PathBuf {
+    workspace().join("examples/kubernetes").join(name)
+}
+
+/// The objects of this kind in a manifest.
+fn objects(name: &str, kind: &str) -> Vec<Value> {
+    let script = "import json, sys, yaml\n\
+        print(json.dumps([one for one in yaml.safe_load_all(open(sys.argv[1])) if one['kind'] == sys.argv[2]]))";
+    let output =
+        Command::new(kubernetes_python()).args(["-c", script]).arg(manifest(name)).arg(kind).output();
+    let output = output.expect("call `cargo xtask test`");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
 /// The Job in the example's manifest.
 fn kubernetes() -> Value {
-    let script = "import json, sys, yaml\n\
-        print(json.dumps([one for one in yaml.safe_load_all(open(sys.argv[1])) if one['kind'] == 'Job']))";
-    let output = Command::new(kubernetes_python()).args(["-c", script]).arg(manifest()).output();
-    let output = output.expect("call `cargo xtask test`");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let jobs: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(jobs.as_array().unwrap().len(), 1);
+    let jobs = objects("job.yaml", "Job");
+    assert_eq!(jobs.len(), 1);
     jobs[0].clone()
+}
+
+/// The newest API that the schemas know, and the oldest that has all of the fields.
+const VERSIONS: [&[&str]; 2] = [&["--strict"], &["--strict", "-k", "1.30"]];
+
+/// Compares a manifest with the schemas.
+fn validate(file: &Path, version: &[&str]) -> std::process::Output {
+    let mut command = Command::new(kubernetes_python());
+    command.args(["-c", "import sys, kubernetes_validate.__main__ as it; sys.exit(it.main())"]);
+    command.args(version).arg(file).output().expect("call `cargo xtask test`")
+}
+
+/// The capabilities that a container of a pod adds, sorted.
+fn added(pod: &Value) -> Vec<String> {
+    let security = &pod["containers"][0]["securityContext"]["capabilities"];
+    let mut names: Vec<_> = texts(&security["add"]).map(str::to_owned).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn the_base_of_kubernetes_is_valid_and_has_the_rights_of_the_job() {
+    let sandbox = Sandbox::new();
+    let sets = objects("jobset.yaml", "JobSet");
+    let template = &sets[0]["spec"]["replicatedJobs"][0]["template"];
+    // The schemas know no JobSet; what it contains is a Job.
+    let job = serde_json::json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": template["spec"],
+    });
+    let one = sandbox.path().join("one.json");
+    fs::write(&one, job.to_string()).unwrap();
+    for file in [manifest("doctor.yaml"), one] {
+        for version in VERSIONS {
+            let output = validate(&file, version);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}: {said}", file.display());
+        }
+    }
+    let rights = added(&kubernetes()["spec"]["template"]["spec"]);
+    let doctor = objects("doctor.yaml", "DaemonSet");
+    assert_eq!(added(&doctor[0]["spec"]["template"]["spec"]), rights);
+    assert_eq!(added(&template["spec"]["template"]["spec"]), rights);
+    let base = objects("kustomization.yaml", "Kustomization");
+    for name in texts(&base[0]["resources"]) {
+        assert!(manifest(name).is_file(), "{name}");
+    }
 }
 
 #[test]
 fn the_job_of_kubernetes_is_valid_and_leaves_time_for_its_last_snapshot() {
-    // The newest API that the schemas know, and the oldest that has all of the fields.
-    for version in [&["--strict"][..], &["--strict", "-k", "1.30"]] {
-        let validate = |file: &Path| {
-            let mut command = Command::new(kubernetes_python());
-            command.args(["-c", "import sys, kubernetes_validate.__main__ as it; sys.exit(it.main())"]);
-            command.args(version).arg(file).output().expect("call `cargo xtask test`")
-        };
-        let output = validate(&manifest());
+    for version in VERSIONS {
+        let output = validate(&manifest("job.yaml"), version);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
         // It would have said so.
         let sandbox = Sandbox::new();
         let wrong = sandbox.path().join("wrong.yaml");
-        let text = fs::read_to_string(manifest()).unwrap();
+        let text = fs::read_to_string(manifest("job.yaml")).unwrap();
         fs::write(&wrong, text.replace("terminationGracePeriodSeconds", "terminationGracePeriod")).unwrap();
-        assert!(!validate(&wrong).status.success());
+        assert!(!validate(&wrong, version).status.success());
     }
     let pod = &kubernetes()["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
