@@ -13,7 +13,7 @@
 //! | blake3, cryptography, zstandard | - | PyPI's wheels, likewise |
 //! | kubernetes-validate | - | PyPI's wheels, likewise |
 //! | Zig, cargo-zigbuild, wheel | - | PyPI's wheels, likewise, for `dist` only |
-//! | CRIU's sources | - | the archive of Debian's source package, for `dist` only ([`criu_source`]) |
+//! | CRIU's sources | - | the archive of Debian's source package, for `dist` only ([`mod@criu_source`]) |
 //! | Slurm, munge | in `CKPT_TEST_SLURM` | packages of the system's own suite, unpacked into a prefix ([`slurm`]) |
 //! | NVIDIA's libcuda.so.1 | in `CKPT_TEST_NVIDIA_LIBCUDA` | packages of Debian's section non-free, unpacked ([`libcuda`]) |
 //! | NVIDIA's libcudart and NCCL | - | PyPI's wheels, likewise |
