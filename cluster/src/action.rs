@@ -62,6 +62,8 @@ pub enum Reason {
         rank: u32,
         /// Its words.
         reason: String,
+        /// Whether the snapshot is the cause, so that an older one is tried.
+        blames_snapshot: bool,
     },
     /// The deadline of a step has passed.
     Late {
@@ -79,7 +81,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = |ranks: &[u32]| ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         match self {
-            Self::Failed { rank, reason } => write!(f, "node {rank}: {reason}"),
+            Self::Failed { rank, reason, .. } => write!(f, "node {rank}: {reason}"),
             Self::Late { ranks } => write!(f, "not in time: node {}", names(ranks)),
             Self::Lost { ranks } => {
                 write!(f, "lost, or its part of the job has ended: node {}", names(ranks))

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::action::{Action, Event, PutAnswer, Reason, Settings};
 use crate::log::{Log, PartId, PartRecord, Record};
-use crate::messages::{AttemptId, Hello, Message, NodeId, Order, Outcome, Step};
+use crate::messages::{AttemptId, Hello, Message, NodeId, Order, Outcome, SessionState, Step};
 
 mod attempt;
 
@@ -84,6 +84,11 @@ impl Coordinator {
             ticked: now,
             beat_at: now,
         }
+    }
+
+    /// These snapshots are resumed only if there are no others: parts of them are missing.
+    pub(crate) fn exclude(&mut self, snapshots: &[AttemptId]) {
+        self.failures.extend(snapshots.iter().map(|attempt| (*attempt, u32::MAX)));
     }
 
     pub(crate) fn into_log(self) -> Log {
@@ -184,9 +189,10 @@ impl Coordinator {
                 return;
             }
             if let (true, Kind::Resume { from: Some(from) }) = (blames_snapshot, &attempt.kind) {
-                *self.failures.entry(*from).or_insert(0) += 1;
+                let failures = self.failures.entry(*from).or_insert(0);
+                *failures = failures.saturating_add(1);
             }
-            return self.abort(now, Reason::Failed { rank: node.rank, reason }, actions);
+            return self.abort(now, Reason::Failed { rank: node.rank, reason, blames_snapshot }, actions);
         }
         attempt.take(node, outcome);
         if attempt.missing().next().is_some() {
@@ -204,6 +210,7 @@ impl Coordinator {
         let Phase::Working(attempt) = std::mem::replace(&mut self.phase, Phase::Running) else { return };
         match attempt.kind {
             Kind::Resume { .. } => {
+                self.note_parts(&attempt);
                 actions.push(Action::Event(Event::Running { session: attempt.id }));
                 self.session = Some(Session { id: attempt.id, nodes: attempt.nodes });
             }
@@ -245,6 +252,18 @@ impl Coordinator {
             self.go_on(now, actions);
         }
         is_committed
+    }
+
+    /// The reports of a resume say more than hellos that nodes have sent between its steps, when they had no part yet. A part
+    /// that has ended meanwhile shows in the next hello.
+    fn note_parts(&mut self, attempt: &Attempt) {
+        for (part, node) in (0..).zip(attempt.nodes()) {
+            if let Some(member) = self.members.get_mut(&node.rank).filter(|member| member.hello.node == *node)
+            {
+                member.hello.newest = attempt.id;
+                member.hello.session = Some(SessionState { id: attempt.id, part, is_running: true });
+            }
+        }
     }
 
     fn abort(&mut self, now: Duration, reason: Reason, actions: &mut Vec<Action>) {

@@ -44,6 +44,8 @@ pub struct Peer {
     hello_at: Duration,
     candidacy: Option<Candidacy>,
     coordinator: Option<Coordinator>,
+    /// Snapshots of which parts are missing.
+    excluded: Vec<AttemptId>,
     actions: Vec<Action>,
 }
 
@@ -62,8 +64,15 @@ impl Peer {
             hello_at: now,
             candidacy: None,
             coordinator: None,
+            excluded: Vec::new(),
             actions: Vec::new(),
         }
+    }
+
+    /// Has this launcher, when it coordinates, resume these snapshots only if there are no others: nodes have said that they
+    /// do not have their parts.
+    pub fn exclude(&mut self, snapshots: Vec<AttemptId>) {
+        self.excluded = snapshots;
     }
 
     /// What has to be done, in this order; it is handed out once.
@@ -207,6 +216,7 @@ impl Peer {
         self.asking.clear();
         self.actions.push(Action::Event(Event::Elected { epoch: self.epoch }));
         let mut coordinator = Coordinator::new(self.settings, std::mem::take(&mut self.log), now);
+        coordinator.exclude(&self.excluded);
         coordinator.tick(now, &mut self.actions);
         self.coordinator = Some(coordinator);
     }
