@@ -7,6 +7,7 @@
 mod agents;
 mod checkpoint;
 mod cli;
+mod cluster;
 mod commands;
 mod container;
 mod criu;

@@ -6,9 +6,12 @@ use crate::chunk::Chunk;
 use crate::store::damaged;
 use crate::{Damage, ReadError, RelPath, RelPathError, SnapshotId};
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 
-/// The newest version that this build reads; written for snapshots with processes that are parked at a cut.
-pub const MANIFEST_VERSION: u32 = 4;
+/// The newest version that this build reads; written for parts of snapshots of jobs on several nodes.
+pub const MANIFEST_VERSION: u32 = 5;
+/// Written for snapshots with processes that are parked at a cut.
+const VERSION_WITH_CUT: u32 = 4;
 /// Written for snapshots with an inventory of the job's files.
 const VERSION_WITH_INVENTORY: u32 = 3;
 /// Written for snapshots with device memory.
@@ -60,6 +63,9 @@ pub struct Manifest {
     /// The data file with the inventory of the job's files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inventory: Option<RelPath>,
+    /// Set for a part of a snapshot of a job on several nodes. It is worth nothing without the other parts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<NodePart>,
     /// Device memory of the job's processes that is not in CRIU's images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<GpuProcess>,
@@ -78,6 +84,25 @@ pub struct CutRecord {
     pub duration_s: f64,
     /// Number of attempts.
     pub attempts: u32,
+}
+
+/// Which part of which snapshot of a job on several nodes it is. The snapshot exists if the log has its global manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodePart {
+    /// The name of the log, which is in the store of node 0.
+    pub log: String,
+    /// The epoch of the checkpoint.
+    pub epoch: u64,
+    /// Its number in the epoch.
+    pub attempt: u64,
+    /// The node, from 0.
+    pub node: u32,
+    /// Number of nodes.
+    pub nodes: u32,
+    /// Addresses of this node that its connections to other machines use. A restore needs them.
+    pub addresses: Vec<IpAddr>,
+    /// Local ports of the job's sockets that reach other machines. A restore blocks them until all parts are restored.
+    pub ports: Vec<u16>,
 }
 
 /// The job of a snapshot.
@@ -315,6 +340,7 @@ impl Manifest {
             directories: Vec::new(),
             links: Vec::new(),
             inventory: None,
+            part: None,
             gpu: Vec::new(),
             stored_bytes: None,
             files: Vec::new(),
@@ -325,11 +351,26 @@ impl Manifest {
     #[must_use]
     pub fn least_version(&self) -> u32 {
         match (&self.cut, &self.inventory, &self.gpu[..]) {
-            (Some(_), ..) => MANIFEST_VERSION,
+            _ if self.part.is_some() => MANIFEST_VERSION,
+            (Some(_), ..) => VERSION_WITH_CUT,
             (None, Some(_), _) => VERSION_WITH_INVENTORY,
             (None, None, []) => FIRST_VERSION,
             (None, None, _) => VERSION_WITH_DEVICE_MEMORY,
         }
+    }
+
+    /// A hash of all that is in the snapshot, lower-case hexadecimal: of the manifest and the names of its chunks.
+    ///
+    /// # Panics
+    /// Never: every field has a JSON form.
+    #[must_use]
+    pub fn content_hash(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&serde_json::to_vec(self).expect("a manifest has a JSON form"));
+        for chunk in self.files.iter().flat_map(|file| &file.chunks) {
+            hasher.update(&chunk.id.0).update(&chunk.bytes.to_le_bytes());
+        }
+        hasher.finalize().to_hex().to_string()
     }
 
     /// Encodes the manifest as version 1 of the store keeps it.
@@ -452,8 +493,22 @@ pub(crate) mod tests {
         let cut = Some(CutRecord { duration_s: 0.5, attempts: 2 });
         let mut parked = Manifest { cut, ..with.clone() };
         parked.version = parked.least_version();
-        assert_eq!(parked.version, MANIFEST_VERSION, "older builds would leave its processes parked");
+        assert_eq!(parked.version, VERSION_WITH_CUT, "older builds would leave its processes parked");
         assert_eq!(Manifest::decode(&parked.id, &parked.encode()).unwrap(), parked);
+        let part = NodePart {
+            log: "000001-a".into(),
+            epoch: 1,
+            attempt: 2,
+            node: 1,
+            nodes: 2,
+            addresses: vec!["10.0.0.1".parse().unwrap()],
+            ports: vec![80],
+        };
+        let mut part = Manifest { part: Some(part), ..parked };
+        part.version = part.least_version();
+        assert_eq!(part.version, MANIFEST_VERSION, "older builds would resume it without the other parts");
+        let read = Manifest::decode(&part.id, &part.encode()).unwrap();
+        assert_eq!((&read, read.content_hash()), (&part, part.content_hash()));
         for key in ["memory", "report"] {
             let climbing = resealed(&with, |body| body["gpu"][0][key] = "../../etc/passwd".into());
             let read = Manifest::decode(&with.id, &climbing);
@@ -505,8 +560,8 @@ pub(crate) mod tests {
     #[test]
     fn refuses_newer_versions_and_hostile_paths() {
         let manifest = sample(3);
-        let newer = resealed(&manifest, |body| body["version"] = 5.into());
-        assert!(matches!(Manifest::decode(&manifest.id, &newer), Err(ReadError::Newer { found: 5, .. })));
+        let newer = resealed(&manifest, |body| body["version"] = 6.into());
+        assert!(matches!(Manifest::decode(&manifest.id, &newer), Err(ReadError::Newer { found: 6, .. })));
         let climbing = resealed(&manifest, |body| body["files"][0]["path"] = "../../etc/passwd".into());
         assert!(matches!(Manifest::decode(&manifest.id, &climbing), Err(ReadError::Hostile { .. })));
         let shm = serde_json::json!([{"path": "/dev/shm/../../etc/x", "data": "shm/0", "mode": 0, "uid": 0, "gid": 0}]);

@@ -9,6 +9,7 @@
 pub mod file_systems;
 pub mod gpu;
 pub mod habits;
+pub mod machines;
 pub mod packs;
 pub mod power_loss;
 pub mod processes;

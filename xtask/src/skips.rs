@@ -70,6 +70,11 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_job_outlasts_a_silent_server", FULL),
     ("tmpfs_with_a_store_on_a_disk", MOUNT),
     ("overlayfs", MOUNT),
+    ("a_connection_between_two_machines_survives", KERNEL),
+    ("a_cut_that_fails_on_one_machine_leaves_the_job_running_on_both", KERNEL),
+    ("training_on_two_machines_survives_and_is_preempted", KERNEL),
+    ("another_key_and_another_address_are_refused_by_name", KERNEL),
+    ("training_on_two_machines_survives_many_kills", FULL),
     ("a_resume_is_refused_before_anything_is_touched", "a file system with reflinks needs no copies"),
 ];
 

@@ -13,6 +13,7 @@ use crate::agents::{Prepared, QuiesceError};
 use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
 use crate::checkpoint::diagnose;
 use crate::checkpoint::dump::{Dumped, Frozen, Outputs};
+use crate::checkpoint::nodes::PartAttempt;
 use crate::criu::{ImageError, Pagemap, chunk_ends};
 use crate::files::capture::Capture;
 use crate::files::held;
@@ -23,7 +24,7 @@ use crate::files::tracking;
 use crate::gpu::device_memory;
 use crate::job::ownership::{ClaimedElsewhere, OwnershipError};
 use crate::job::status::unix_ms;
-use crate::namespace::NamespaceError;
+use crate::namespace::{NamespaceError, Survey};
 use crate::store::tiers;
 use crate::sys::host;
 use ckpt_protocol::control::{CutTime, Phase, Saved};
@@ -88,6 +89,9 @@ pub enum AttemptError {
     /// CRIU's images cannot be read.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// Another node of the job could not take its part, or this one not in time.
+    #[error("the nodes of the job have taken no snapshot: {0}")]
+    Nodes(String),
     /// A bug in ckpt-run.
     #[error("a bug in ckpt-run stopped the checkpoint; please report the messages before this one")]
     Crashed,
@@ -148,6 +152,8 @@ pub(super) struct Attempt<'a> {
     /// The longest that this attempt may pause the job.
     pub(super) freeze_timeout: Duration,
     pub(super) begun: Instant,
+    /// For a part of a job on several nodes.
+    pub(super) part: Option<PartAttempt>,
 }
 
 impl Attempt<'_> {
@@ -161,17 +167,7 @@ impl Attempt<'_> {
 
     fn take_snapshot(&self, history: &mut AttemptHistory) -> Result<Saved, AttemptError> {
         faults::hit("attempt").map_err(AttemptError::Staging)?;
-        let survey = self.parts.job.namespace.survey()?;
-        if let Some(stray) = survey.strays.first() {
-            return Err(AttemptError::Stray(*stray));
-        }
-        let mut broken = diagnose::broken_by_a_restore(&self.proc(), self.parts.job.root_pid, &survey.pids);
-        let terminal = self.parts.job.stdio.terminal_path();
-        broken.extend(diagnose::beyond_our_rights(&self.proc(), &survey, terminal));
-        broken.extend(diagnose::not_to_be_detached(&self.proc(), &survey.pids));
-        if !broken.is_empty() {
-            return Err(AttemptError::Broken(broken.join("; ")));
-        }
+        let survey = self.examine()?;
         let prepared = self.prepare(survey.memory_bytes)?;
         let device_bytes = prepared.as_ref().map_or(0, Prepared::device_bytes);
         let id = self.next_id()?;
@@ -190,6 +186,7 @@ impl Attempt<'_> {
                 .within(staging.room_bytes(survey.memory_bytes));
         capture.touch(self.parts.job.namespace.written_files(None).ok().flatten());
         capture.prepare();
+        self.vote()?;
         self.parts.status.enter(Phase::Dump, survey.memory_bytes);
         let precopied = self.precopy(&id, &staging, survey.memory_bytes, &mut history.precopy);
         let outputs = Outputs { files: &mut capture, writer: &mut *writer };
@@ -198,9 +195,14 @@ impl Attempt<'_> {
         drop((capture, staging));
         history.precopy.measure(dumped.precopied.is_some(), dumped.stall_s, survey.memory_bytes);
         self.parts.status.disturb(false);
-        history.warn_of_outside_connections(&dumped.frozen.outside_tcp);
+        // Connections to the other nodes are part of the snapshot.
+        if self.part.is_none() {
+            history.warn_of_outside_connections(&dumped.frozen.outside_tcp);
+        }
+        self.has_thawed()?;
         let inventory = dumped.frozen.files.take_inventory();
         let (manifest, unread_bytes) = self.persist(id, writer, dumped, &copies, &inventory)?;
+        self.await_commit(&manifest)?;
         let uncovered_files = inventory.uncovered.clone();
         history.files.committed(&manifest, inventory);
         let saved = Saved {
@@ -218,6 +220,22 @@ impl Attempt<'_> {
         self.parts.status.saved(&saved);
         history.has_garbage |= self.committed(&manifest.id, in_memory);
         Ok(saved)
+    }
+
+    /// Surveys the job, and refuses what cannot be saved before anything is changed.
+    fn examine(&self) -> Result<Survey, AttemptError> {
+        let survey = self.parts.job.namespace.survey()?;
+        if let Some(stray) = survey.strays.first() {
+            return Err(AttemptError::Stray(*stray));
+        }
+        let mut broken = diagnose::broken_by_a_restore(&self.proc(), self.parts.job.root_pid, &survey.pids);
+        let terminal = self.parts.job.stdio.terminal_path();
+        broken.extend(diagnose::beyond_our_rights(&self.proc(), &survey, terminal));
+        broken.extend(diagnose::not_to_be_detached(&self.proc(), &survey.pids));
+        if !broken.is_empty() {
+            return Err(AttemptError::Broken(broken.join("; ")));
+        }
+        Ok(survey)
     }
 
     /// Begins the snapshot: in memory if that is the destination, there is space, and memory of the GPUs is to be copied to
@@ -335,8 +353,9 @@ impl Attempt<'_> {
         let cut = dumped
             .cut
             .map(|cut| CutRecord { duration_s: cut.duration.as_secs_f64(), attempts: cut.attempts });
+        let part = self.part_record(&dumped.frozen);
         let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
-        let manifest = Manifest { cut, gpu: processes, inventory: Some(list_path), ..manifest };
+        let manifest = Manifest { part, cut, gpu: processes, inventory: Some(list_path), ..manifest };
         if let Some(claim) = self.parts.ownership.claimed_elsewhere() {
             return Err(claim.into());
         }

@@ -5,6 +5,7 @@
 
 use crate::agents::MirrorMode;
 use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError, Destination};
+use crate::checkpoint::nodes::PartAttempt;
 use crate::checkpoint::precopy::{Precopy, Trials};
 use crate::checkpoint::running_job::RunningJob;
 use crate::criu::Criu;
@@ -113,7 +114,7 @@ impl Checkpointer {
         Self { parts }
     }
 
-    /// Takes one snapshot.
+    /// Takes one snapshot, which may be a part of one of several nodes.
     ///
     /// # Errors
     /// See [`AttemptError`]. Older snapshots are unchanged, and the job continues, unless `after_dump` ended the job and
@@ -123,6 +124,7 @@ impl Checkpointer {
         history: &mut AttemptHistory,
         after_dump: AfterDump,
         destination: Destination,
+        part: Option<PartAttempt>,
     ) -> Result<Saved, AttemptError> {
         history.attempts += 1;
         let freeze_timeout = match after_dump {
@@ -130,7 +132,7 @@ impl Checkpointer {
             AfterDump::End(limit) => self.parts.freeze_timeout.min(limit),
         };
         let (parts, number, begun) = (&self.parts, history.attempts, Instant::now());
-        Attempt { parts, number, after_dump, destination, freeze_timeout, begun }.run(history)
+        Attempt { parts, number, after_dump, destination, freeze_timeout, begun, part }.run(history)
     }
 
     /// Whether the snapshot that is being stored is not needed any more.

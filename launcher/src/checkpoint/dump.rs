@@ -24,9 +24,10 @@ use ckpt_snapshot::{
     AgentsRecord, Cancellable, Directory, Input, LinkedFile, OpenFile, SavedFile, SnapshotId, SnapshotWriter,
     StdioRecord, TtyRecord, faults, write_atomically,
 };
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,6 +52,10 @@ pub(super) struct Frozen {
     pub(super) tty: Option<TtyRecord>,
     pub(super) open_files: Vec<OpenFile>,
     pub(super) outside_tcp: Vec<String>,
+    /// Local ports of TCP sockets that reach other machines.
+    pub(super) tcp_ports: BTreeSet<u16>,
+    /// Addresses of this machine that connections to others use; of a job on several nodes.
+    pub(super) addresses: Vec<IpAddr>,
     pub(super) shm_files: Vec<SavedFile>,
     pub(super) files: CapturedFiles,
     pub(super) directories: Vec<Directory>,
@@ -136,7 +141,7 @@ impl Attempt<'_> {
                 precopied.discard(staging);
                 may_help = !matches!(error, SessionError::Timeout);
             }
-            if tries < DUMP_TRIES && may_help {
+            if tries < DUMP_TRIES && may_help && !self.has_captured() {
                 tracing::debug!("try {tries} of the dump failed: {error}");
                 tries += 1;
                 std::thread::sleep(DUMP_RETRY_DELAY);
@@ -145,7 +150,7 @@ impl Attempt<'_> {
                 prepared = self.prepare(memory_bytes)?;
                 continue;
             }
-            return Err(self.explain(id, error, &work));
+            return Err(self.given_up().unwrap_or_else(|| self.explain(id, error, &work)));
         }
     }
 
@@ -259,6 +264,7 @@ impl Attempt<'_> {
     ) -> Result<Dumped, SessionError> {
         let images = staging.subdir(&format!("images-{id}-{tries}"))?;
         let shm = staging.subdir(&format!("shm-{id}-{tries}"))?;
+        self.block_connections()?;
         let (session, options) = self.start_dump(&images, work, tries, deadline)?;
         let parent_img = precopied.map(Precopied::parent);
         let options = Options { track_mem: parent_img.as_ref().map(|_| true), parent_img, ..options };
@@ -269,7 +275,9 @@ impl Attempt<'_> {
             self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
             if stage == "post-dump" {
                 files.touch(tracking::next(&self.parts.job.namespace, &self.parts.dir, id));
-                frozen = Some(self.record_frozen(&images, &shm, files, deadline)?);
+                let mut record = self.record_frozen(&images, &shm, files, deadline)?;
+                self.cross_barriers(&mut record)?;
+                frozen = Some(record);
             }
             Ok(())
         });
@@ -387,7 +395,7 @@ impl Attempt<'_> {
         let files = files
             .freeze(&open, deadline)
             .map_err(|error| failed("cannot copy the files that the job writes", &error))?;
-        let outside_tcp = descriptors.outside_tcp;
+        let (outside_tcp, tcp_ports) = (descriptors.outside_tcp, descriptors.tcp_ports);
         let directories = directories::inspect(&descriptors.socket_directories, &root);
         Ok(Frozen {
             taken: SystemTime::now(),
@@ -396,6 +404,8 @@ impl Attempt<'_> {
             tty,
             open_files,
             outside_tcp,
+            tcp_ports,
+            addresses: Vec::new(),
             shm_files,
             files,
             directories,

@@ -6,5 +6,6 @@ pub mod diagnose;
 pub mod dump;
 #[cfg(feature = "faults")]
 pub mod injected;
+pub mod nodes;
 pub mod precopy;
 pub mod running_job;

@@ -4,6 +4,7 @@ use crate::agents::MirrorMode;
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::logging::Format;
 use crate::cli::values::Resolved;
+use crate::cluster::NodeOptions;
 use crate::files::rules::FileOptions;
 use crate::gpu::nccl::Nccl;
 use crate::gpu::placement::GpuMap;
@@ -60,6 +61,8 @@ pub struct Config {
     pub network: Network,
     /// Whether the interposer is preloaded into the job's processes.
     pub interpose: Interposer,
+    /// The nodes of the job.
+    pub nodes: NodeOptions,
     /// How NCCL connects the ranks of the job.
     pub nccl: Nccl,
     /// How many times a failed job is restarted.

@@ -7,6 +7,7 @@ use crate::cli::values::{
     Resolved, count, duration, listen_address, named, optional, or_off, parsed, positive, preempting_signals,
     rate, share, size,
 };
+use crate::cluster::{ClusterKey, Coordinator};
 use crate::files::rules::FileRules;
 use crate::gpu::placement::GpuMap;
 use crate::gpu::preload::Interposer;
@@ -355,6 +356,48 @@ pub const SETTINGS: &[Setting] = &[
         help: "The network of the job: host, or private (loopback only)",
         long_help: "The network of the job:\n  host     the network of the machine. When the job is resumed, the ports that it used must be free\n  private  a network namespace with a loopback interface only: ports never clash, and nothing outside is reachable",
         set: |config, option| option.put(&mut config.network, "host or private", named),
+    },
+    Setting {
+        name: "nodes",
+        value: Some("N"),
+        default: "1",
+        help: "The number of nodes of the job: ckpt-run is started on each, and snapshots are of all of them",
+        long_help: "The number of nodes of the job. Start ckpt-run on each with the same --nodes, --coordinator and --cluster-key-file, and a --node-rank of its own. Snapshots are taken on all nodes at one moment, with the connections between them, and all nodes resume together. See docs/cluster.md, also for what is not possible yet.",
+        set: |config, option| {
+            let parse = |text: &str| positive::<u32>(text);
+            option.put(&mut config.nodes.nodes, "a number from 1", parse)
+        },
+    },
+    Setting {
+        name: "node-rank",
+        value: Some("K"),
+        default: "",
+        help: "Which of the nodes this one is, from 0",
+        long_help: "Which of the --nodes this one is, from 0. Node 0 coordinates. A node keeps its number and its store from one start to the next.",
+        set: |config, option| option.put(&mut config.nodes.rank, "a number from 0", optional(parsed)),
+    },
+    Setting {
+        name: "coordinator",
+        value: Some("HOST:PORT"),
+        default: "",
+        help: "Where the launcher of node 0 listens for those of the other nodes",
+        long_help: "Where the launcher of node 0 listens for those of the other nodes: a name or an address of the machine of node 0, and a free TCP port. Not the rendezvous of the job itself.",
+        set: |config, option| {
+            option.put(&mut config.nodes.coordinator, "HOST:PORT", optional(Coordinator::parse))
+        },
+    },
+    Setting {
+        name: "cluster-key-file",
+        value: Some("FILE"),
+        default: "",
+        help: "The key with which the launchers of the nodes recognise each other",
+        long_help: "The file with the key with which the launchers of the nodes recognise each other: 32 bytes, or 64 hexadecimal digits, the same on all nodes. The key is never sent. Messages between launchers are authenticated with it, not encrypted; they hold nothing of the job's content.",
+        set: |config, option| {
+            let path = option.path();
+            config.nodes.key =
+                path.map(|path| ClusterKey::from_file(&path)).transpose().map_err(bad_input)?;
+            Ok(())
+        },
     },
     Setting {
         name: "interpose",

@@ -6,6 +6,7 @@ use super::memory_map::{self, OnGpu};
 use super::print;
 use crate::cli::args::TierName;
 use crate::cli::config::Config;
+use crate::cluster::LogFiles;
 use crate::files::inventory::Inventory;
 use crate::job::resume_point::is_for_the_user;
 use crate::job::status::cut_text;
@@ -17,7 +18,8 @@ use crate::sys::secrets;
 use anyhow::{Result, anyhow, bail};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::{
-    DataFile, JobDir, Manifest, Mark, Marks, OpenFile, PlacedSnapshot, ReadError, SnapshotId, Store, Tier,
+    DataFile, JobDir, Manifest, Mark, Marks, NodePart, OpenFile, PlacedSnapshot, ReadError, SnapshotId,
+    Store, Tier,
 };
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -71,7 +73,7 @@ impl Row {
         let manifest = listed.manifest.as_ref().ok();
         let mark = marks.of(&listed.id);
         let state = match (&listed.manifest, marks.why_bad(&listed.id)) {
-            (Ok(_), None) => "committed".to_owned(),
+            (Ok(manifest), None) => state_of_part(job, manifest).unwrap_or_else(|| "committed".to_owned()),
             (Ok(_), Some(why)) => format!("bad: {why}"),
             (Err(error), _) => error.to_string(),
         };
@@ -89,6 +91,17 @@ impl Row {
             tiers: placed.tiers.iter().map(|place| place.tier.clone()).collect(),
         }
     }
+}
+
+/// The state of a part of a job on several nodes. Only the store of node 0 says which are committed.
+fn state_of_part(job: &JobDir, manifest: &Manifest) -> Option<String> {
+    let part = manifest.part.as_ref()?;
+    let NodePart { node, nodes, .. } = part;
+    Some(match LogFiles::has_manifest_of(job.path(), part) {
+        Some(true) => format!("committed, node {node} of {nodes}"),
+        Some(false) => format!("no global manifest, node {node} of {nodes}"),
+        None => format!("part of node {node} of {nodes}"),
+    })
 }
 
 impl Row {
@@ -229,6 +242,7 @@ pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
         return print::json(&Shown { manifest: &manifest, gpu_processes: &on_gpus, job_files });
     }
     let mut facts = summary(&manifest);
+    facts.extend(part_facts(&job, &manifest));
     facts.extend(job.marks()?.of(&id).into_iter().flat_map(mark_facts));
     facts.extend(environment(&manifest));
     facts.extend(job_files.iter().flat_map(job_files::facts));
@@ -260,6 +274,23 @@ fn summary(manifest: &Manifest) -> Vec<Fact> {
         ("stored", format!("{stored}; {saved} saved by sharing, compression, and omitted zeroes"))
     }));
     facts
+}
+
+/// Which part of a job on several nodes it is.
+fn part_facts(job: &JobDir, manifest: &Manifest) -> Vec<Fact> {
+    let Some(part) = &manifest.part else { return Vec::new() };
+    let global = match LogFiles::has_manifest_of(job.path(), part) {
+        Some(true) => "committed: its log is in this store",
+        Some(false) => "none: it is never resumed from",
+        None => "see the store of node 0",
+    };
+    let addresses: Vec<_> = part.addresses.iter().map(ToString::to_string).collect();
+    let snapshot = format!("{}.{} of the log {}", part.epoch, part.attempt, part.log);
+    vec![
+        ("part", format!("node {} of {}, snapshot {snapshot}", part.node, part.nodes)),
+        ("global manifest", global.to_owned()),
+        ("needs addresses", addresses.join(", ")),
+    ]
 }
 
 fn mark_facts(mark: &Mark) -> Vec<Fact> {

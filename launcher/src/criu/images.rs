@@ -65,6 +65,10 @@ struct RegularEntry {
     mode: Option<u32>,
 }
 
+/// The kind of a TCP socket, and the state of one that is neither connected nor listens.
+const STREAM: u32 = 1;
+const CLOSED: u32 = 7;
+
 #[derive(Message)]
 struct InetEntry {
     #[prost(uint32, required, tag = "3")]
@@ -78,19 +82,37 @@ struct InetEntry {
     #[prost(uint32, required, tag = "8")]
     peer_port: u32,
     /// In network byte order; one word for IPv4, four for IPv6.
+    #[prost(uint32, repeated, packed = "false", tag = "11")]
+    source_address: Vec<u32>,
+    /// As the other one.
     #[prost(uint32, repeated, packed = "false", tag = "12")]
     peer_address: Vec<u32>,
 }
 
+/// An address in CRIU's words.
+fn address(words: &[u32]) -> Option<IpAddr> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    match (<[u8; 4]>::try_from(&bytes[..]), <[u8; 16]>::try_from(&bytes[..])) {
+        (Ok(four), _) => Some(four.into()),
+        (_, Ok(sixteen)) => Some(sixteen.into()),
+        _ => None,
+    }
+}
+
 impl InetEntry {
     fn peer(&self) -> String {
-        let bytes: Vec<u8> = self.peer_address.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let address = match (<[u8; 4]>::try_from(&bytes[..]), <[u8; 16]>::try_from(&bytes[..])) {
-            (Ok(four), _) => IpAddr::from(four).to_string(),
-            (_, Ok(sixteen)) => format!("[{}]", IpAddr::from(sixteen)),
-            _ => "an unknown address".to_owned(),
+        let address = match address(&self.peer_address) {
+            Some(IpAddr::V4(four)) => four.to_string(),
+            Some(IpAddr::V6(sixteen)) => format!("[{sixteen}]"),
+            None => "an unknown address".to_owned(),
         };
         format!("{address}:{}", self.peer_port)
+    }
+
+    /// Whether it is a TCP socket whose packets leave the machine, or may come from outside.
+    fn is_beyond_loopback(&self) -> bool {
+        let is_open = self.kind == STREAM && self.state != CLOSED && self.family != 0;
+        is_open && address(&self.source_address).is_none_or(|own| !own.to_canonical().is_loopback())
     }
 }
 
@@ -151,6 +173,8 @@ pub struct Descriptors {
     pub socket_directories: BTreeSet<String>,
     /// Remote ends (address and port) of TCP connections to processes outside of the job.
     pub outside_tcp: Vec<String>,
+    /// Local ports of TCP sockets that reach beyond the loopback interface.
+    pub tcp_ports: BTreeSet<u16>,
 }
 
 impl Descriptors {
@@ -196,6 +220,8 @@ impl Descriptors {
         let appended = found.writable.iter().filter(|name| !not_append_only.contains(*name));
         found.append_only = appended.cloned().collect();
         found.outside_tcp = outside(&tcp);
+        let beyond = tcp.iter().filter(|one| one.is_beyond_loopback());
+        found.tcp_ports = beyond.filter_map(|one| u16::try_from(one.source_port).ok()).collect();
         Ok(found)
     }
 
@@ -237,7 +263,6 @@ impl Descriptors {
 
 /// Remote ends of established TCP connections of which only one end is in the job.
 fn outside(sockets: &[InetEntry]) -> Vec<String> {
-    const STREAM: u32 = 1;
     const ESTABLISHED: u32 = 1;
     let connected: Vec<_> = sockets
         .iter()
@@ -303,6 +328,7 @@ mod tests {
             state: 1,
             source_port: 80,
             peer_port: 4000,
+            source_address: vec![0x0100_007f],
             peer_address: vec![0x0100_007f],
         };
         let regular = RegularEntry { flags: APPEND | 1, name: "tmp/log".to_owned(), mode: Some(0o100_644) };

@@ -7,6 +7,7 @@
 
 use crate::agents::{Agents, Placement};
 use crate::checkpoint::running_job::RunningJob;
+use crate::cluster::Gate;
 use crate::criu::{
     Criu, Descriptors, InheritFd, Options, RestoreLimits, Session, SessionError, count_unsent_as_sent,
     explain,
@@ -82,6 +83,8 @@ pub struct Resumer<'a> {
     pub staging_dir: Option<&'a Path>,
     /// How long the newest snapshot is tried before an older one; `None` is for ever.
     pub policy: Option<Duration>,
+    /// The steps of all nodes, for a part of a job on several nodes.
+    pub gate: Option<&'a Gate>,
 }
 
 /// A resumed job.
@@ -95,7 +98,7 @@ pub struct Resumed {
 }
 
 /// Why one try failed.
-enum Failure {
+pub(super) enum Failure {
     /// The snapshot is damaged: an older one may be intact.
     Damaged(ReadError),
     /// A port that the job listens on is in use, perhaps only for a moment.
@@ -233,10 +236,11 @@ impl Resumer<'_> {
         }
     }
 
-    fn resume(&self, id: &SnapshotId) -> Result<Resumed, Failure> {
+    pub(super) fn resume(&self, id: &SnapshotId) -> Result<Resumed, Failure> {
         let begun = Instant::now();
         let manifest = self.store.manifest(id)?;
         self.check_machine(&manifest)?;
+        self.check_part(&manifest)?;
         let mut tries = 1;
         let mut is_reported = false;
         loop {
@@ -251,7 +255,9 @@ impl Resumer<'_> {
                     );
                     return Ok(Resumed { job, manifest, why_older: None });
                 }
-                Err(Failure::PortTaken(error)) if begun.elapsed() < PORT_RETRY_TIMEOUT => {
+                Err(Failure::PortTaken(error))
+                    if begun.elapsed() < PORT_RETRY_TIMEOUT && self.may_retry() =>
+                {
                     if !is_reported {
                         tracing::info!(
                             "a port of the job is still in use; waiting up to {} s for it",
@@ -262,10 +268,7 @@ impl Resumer<'_> {
                     }
                     std::thread::sleep(PORT_RETRY_DELAY);
                 }
-                // Not while processes of the failed try still end: they may hold resources that the next try needs.
-                Err(Failure::Other(error) | Failure::Criu(error))
-                    if tries < TRIES && !namespace::is_ending() && !error.is::<BadInput>() =>
-                {
+                Err(Failure::Other(error) | Failure::Criu(error)) if self.may_try_again(&error, tries) => {
                     tracing::warn!("{error:#}; trying once more");
                     tries += 1;
                 }
@@ -290,6 +293,11 @@ impl Resumer<'_> {
                 Err(damaged) => return Err(damaged),
             }
         }
+    }
+
+    /// Not while processes of the failed try still end: they may hold resources that the next try needs.
+    fn may_try_again(&self, error: &anyhow::Error, tries: u32) -> bool {
+        tries < TRIES && !namespace::is_ending() && !error.is::<BadInput>() && self.may_retry()
     }
 
     fn is_in_memory(&self, id: &SnapshotId) -> bool {
@@ -385,6 +393,7 @@ impl Resumer<'_> {
         if let Some(agents) = agents.as_ref().filter(|_| !manifest.gpu.is_empty()) {
             agents.adopt(mirrors, placements);
         }
+        self.block_connections(manifest)?;
         // Restored ranks are parked until all processes are back.
         let cut = agents.as_ref().map(Agents::hold_cut);
         let root_pid = self.run_criu(&namespace, &stdio, manifest, &mut loading, &work)?;
@@ -501,7 +510,10 @@ impl Resumer<'_> {
             "post-setup-namespaces" => check(loading.wait_for_pages()),
             // The same, for a job without namespaces that CRIU would restore.
             "pre-restore" if !Privileges::detect().is_root() => check(loading.wait_for_pages()),
-            "post-restore" => check(loading.wait_for_all()),
+            "post-restore" => {
+                check(loading.wait_for_all())?;
+                self.cross_barriers()
+            }
             "setup-namespaces" => {
                 // A job without a subreaper is complete now; a later checkpoint reports processes outside of the tree.
                 if let Err(error) = namespace.make_subreaper(tree.root_pid) {

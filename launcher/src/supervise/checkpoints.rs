@@ -4,6 +4,7 @@ use super::events::Event;
 use super::services::RunContext;
 use crate::checkpoint::attempt::{AfterDump, AttemptError, Destination};
 use crate::checkpoint::checkpointer::{AttemptHistory, Checkpointer, CheckpointerParts};
+use crate::checkpoint::nodes::PartAttempt;
 use crate::checkpoint::running_job::RunningJob;
 use crate::files::history::FileHistory;
 use crate::observe::control_server::Answer;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 struct CheckpointRequest {
     answer: Option<Answer>,
     after_dump: AfterDump,
+    part: Option<PartAttempt>,
 }
 
 /// State of the final snapshot, with which the job ends.
@@ -91,7 +93,13 @@ impl Checkpoints {
     /// Requests a snapshot; the result arrives as an [`Event::Attempted`].
     pub fn request(&self, answer: Option<Answer>, after_dump: AfterDump) {
         // The thread runs until this is dropped.
-        let _ = self.requests.send(CheckpointRequest { answer, after_dump });
+        let _ = self.requests.send(CheckpointRequest { answer, after_dump, part: None });
+    }
+
+    /// Requests this node's part of a snapshot; the result arrives as an [`Event::Attempted`].
+    pub fn request_part(&self, part: PartAttempt) {
+        let after_dump = AfterDump::KeepRunning;
+        let _ = self.requests.send(CheckpointRequest { answer: None, after_dump, part: Some(part) });
     }
 
     /// Withdraws the request for the final snapshot. Returns false if that snapshot has already begun.
@@ -138,20 +146,25 @@ fn serve(
     final_snapshot: &AtomicU8,
 ) {
     let mut history = AttemptHistory::new(files);
-    while let Ok(CheckpointRequest { answer, after_dump }) = requests.recv() {
+    while let Ok(CheckpointRequest { answer, after_dump, part }) = requests.recv() {
         let is_final = after_dump != AfterDump::KeepRunning;
         let is_wanted = !is_final
             || final_snapshot.swap(final_snapshot::BEGUN, Ordering::SeqCst) != final_snapshot::WITHDRAWN;
+        let gate = part.as_ref().map(|part| Arc::clone(&part.gate));
         let destination =
             if answer.is_some() || is_final { Destination::Store } else { Destination::MemoryOrStore };
         let result = if is_wanted {
             // A bug in ckpt-run costs this one checkpoint, neither the job nor the next checkpoint.
-            let attempt =
-                std::panic::AssertUnwindSafe(|| checkpointer.attempt(&mut history, after_dump, destination));
+            let attempt = std::panic::AssertUnwindSafe(|| {
+                checkpointer.attempt(&mut history, after_dump, destination, part)
+            });
             std::panic::catch_unwind(attempt).unwrap_or(Err(AttemptError::Crashed))
         } else {
             Err(AttemptError::Withdrawn)
         };
+        if let (Some(gate), Err(error)) = (gate, &result) {
+            gate.fail(&error.to_string(), false);
+        }
         let is_saved = result.is_ok();
         if events.send(Event::Attempted { result, answer, after_dump }).is_err() {
             return;

@@ -2,6 +2,7 @@
 
 use crate::agents::Loss;
 use crate::checkpoint::attempt::{AfterDump, AttemptError};
+use crate::cluster::Notice;
 use crate::namespace::InitEvent;
 use crate::namespace::stdio;
 use crate::observe::control_server::Answer;
@@ -35,6 +36,8 @@ pub enum Event {
     Lost(Loss),
     /// The job hangs.
     Hung(Hang),
+    /// News from the other nodes of the job.
+    Nodes(Notice),
     /// A checkpoint is over.
     Attempted {
         /// The snapshot, or why there is none.

@@ -21,6 +21,7 @@
 
 mod checkpoints;
 mod events;
+mod nodes;
 mod pace;
 mod policy;
 mod preempt;
@@ -60,6 +61,7 @@ use session::{JobSession, SessionEnd, SessionOutcome};
 use startup::OpenedJob;
 use std::cell::Cell;
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Runs `argv` until it ends for good; returns the exit code.
@@ -67,6 +69,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// # Errors
 /// When the job could not be started or resumed, or ckpt-run gave up on it; nothing of the job is running then.
 pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
+    if config.nodes.nodes > 1 {
+        return nodes::run(config, argv);
+    }
     if let Err(code) = start::find_command(&argv[0]) {
         return Ok(code);
     }
@@ -74,13 +79,13 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     start::nccl_variables(config)?;
     let metrics = config.metrics.map(metrics::listen).transpose()?;
     let mut opened = startup::open(config, argv)?;
-    let (claimed, candidates) = startup::claim(config, &mut opened)?;
+    let (claimed, candidates) = startup::claim(config, &mut opened, &config.resume)?;
     startup::record(&opened, begun_at);
     let notify = |to: Address| Notifier::start(to, opened.dir.key().to_string(), config.store.name());
     let notifier = config.notify.clone().map(notify).transpose()?;
     opened.journal.set_listener(notifier.as_ref().and_then(Notifier::entries));
     let supervise = || {
-        let context = RunContext::start(config, argv, &opened, &claimed)?;
+        let context = RunContext::start(config, argv, &opened, &claimed, None)?;
         let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
         let _metrics = metrics.map(serve).transpose()?;
         Supervisor::new(&context).supervise(candidates)
@@ -214,6 +219,13 @@ impl<'a> Supervisor<'a> {
             Ok(session) => session,
             Err(error) => return self.start_failed(error),
         };
+        self.began();
+        self.ended(session.serve())
+    }
+
+    /// The job runs.
+    fn began(&mut self) {
+        let context = self.context;
         context.claimed.claim.confirm();
         if self.began_from.is_some() {
             if self.is_first {
@@ -239,7 +251,6 @@ impl<'a> Supervisor<'a> {
         let measured = Measured { is_anew, ..self.begin_measured() };
         context.opened.journal.add(&Entry::new(kind, command).snapshot(id).measured(measured));
         self.listen();
-        self.ended(session.serve())
     }
 
     /// When the latest start or resume began.
@@ -256,7 +267,20 @@ impl<'a> Supervisor<'a> {
             return start::start(context.config, context.argv, &context.opened.dir, &context.file_rules);
         }
         let staging_dir = context.config.store.staging_dir(&context.opened.dir);
-        let resumer = Resumer {
+        let Resumed { job, manifest, why_older } =
+            self.resumer(staging_dir.as_deref()).newest_of(candidates)?;
+        if let Some(why) = why_older {
+            let note = Entry::new(EventKind::Noted, format!("resumed from an older snapshot: {why}"));
+            context.opened.journal.add(&note.snapshot(Some(&manifest.id)));
+        }
+        self.older_than = None;
+        self.began_from = Some(manifest);
+        Ok(Ok(job))
+    }
+
+    fn resumer<'b>(&'b self, staging_dir: Option<&'b Path>) -> Resumer<'b> {
+        let context = self.context;
+        Resumer {
             dir: &context.opened.dir,
             store: &context.opened.store,
             network: context.config.network,
@@ -267,17 +291,10 @@ impl<'a> Supervisor<'a> {
             criu: &context.opened.criu,
             ownership: &context.claimed.ownership,
             file_rules: &context.file_rules,
-            staging_dir: staging_dir.as_deref(),
+            staging_dir,
             policy: context.config.resume_policy,
-        };
-        let Resumed { job, manifest, why_older } = resumer.newest_of(candidates)?;
-        if let Some(why) = why_older {
-            let note = Entry::new(EventKind::Noted, format!("resumed from an older snapshot: {why}"));
-            context.opened.journal.add(&note.snapshot(Some(&manifest.id)));
+            gate: None,
         }
-        self.older_than = None;
-        self.began_from = Some(manifest);
-        Ok(Ok(job))
     }
 
     /// Starts to listen for other commands, when the job runs for the first time.

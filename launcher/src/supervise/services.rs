@@ -4,6 +4,7 @@ use super::events::{Event, Signals};
 use super::preempt;
 use super::startup::OpenedJob;
 use crate::cli::config::Config;
+use crate::cluster::Cluster;
 use crate::files::rules::FileRules;
 use crate::job::claim::ClaimedJob;
 use crate::job::journal::{Entry, EventKind};
@@ -37,6 +38,8 @@ pub(super) struct RunContext<'a> {
     pub(super) signals: Signals,
     pub(super) events: Sender<Event>,
     pub(super) inbox: Receiver<Event>,
+    /// The other nodes of the job, if it has several.
+    pub(super) nodes: Option<&'a Cluster>,
     _probe: Option<preempt::Probe>,
 }
 
@@ -50,6 +53,7 @@ impl<'a> RunContext<'a> {
         argv: &'a [OsString],
         opened: &'a OpenedJob,
         claimed: &'a ClaimedJob,
+        nodes: Option<&'a Cluster>,
     ) -> Result<Self> {
         let status = Arc::new(SharedStatus::new(opened.identity.key.clone()));
         let dir = opened.dir.path().ancestors().nth(2).unwrap_or(opened.dir.path());
@@ -97,6 +101,7 @@ impl<'a> RunContext<'a> {
             signals,
             events,
             inbox,
+            nodes,
             _probe: probe,
         })
     }

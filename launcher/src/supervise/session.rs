@@ -19,6 +19,7 @@
 //! GPU state cannot continue and is killed. The states from "saving" on are in `session/ending.rs`.
 
 mod ending;
+mod nodes;
 
 use super::checkpoints::Checkpoints;
 use super::events::{self, Event, Hang};
@@ -29,6 +30,7 @@ use super::watchdog::{Watchdog, Watched};
 use crate::agents::{Agents, Loss};
 use crate::checkpoint::attempt::{AfterDump, AttemptError};
 use crate::checkpoint::running_job::RunningJob;
+use crate::cluster::Cluster;
 use crate::job::alive::Heartbeat;
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::status::cut_text;
@@ -76,6 +78,8 @@ pub(super) struct JobSession<'a> {
     exit_code: Option<i32>,
     /// When that was.
     ended_at: Option<SystemTime>,
+    /// Of a job on several nodes.
+    nodes: nodes::Nodes,
     _heartbeat: Heartbeat,
 }
 
@@ -122,6 +126,7 @@ impl<'a> JobSession<'a> {
             ending: None,
             exit_code: None,
             ended_at: None,
+            nodes: nodes::Nodes::default(),
             _heartbeat: Heartbeat::begin(&shared.opened.dir, is_tracked)?,
         };
         if let Some(manifest) = resumed_from {
@@ -134,7 +139,7 @@ impl<'a> JobSession<'a> {
     }
 
     fn schedule(&mut self, after: Option<Duration>) {
-        let after = after.filter(|_| self.ending.is_none() && self.exit_code.is_none());
+        let after = after.filter(|_| self.ending.is_none() && self.exit_code.is_none() && self.decides());
         self.next_checkpoint = after.map(|after| Instant::now() + after);
         self.shared.status.set_next(after);
     }
@@ -151,6 +156,9 @@ impl<'a> JobSession<'a> {
                 Some(Event::Init(InitEvent::Ended)) => {
                     tracing::error!("the job's namespace was ended by another process");
                     self.exit_code = Some(EXIT_OWN);
+                    if let Some(cluster) = self.shared.nodes {
+                        cluster.part_ended(EXIT_OWN);
+                    }
                 }
                 Some(Event::Signal(signal)) => self.signal(signal),
                 Some(Event::CheckpointRequested(answer)) => {
@@ -159,6 +167,7 @@ impl<'a> JobSession<'a> {
                 Some(Event::Preempt(why, call)) => self.preempt(&why, call, None),
                 Some(Event::Lost(loss)) => self.end_after_loss(loss),
                 Some(Event::Hung(hang)) => self.end_hung(hang),
+                Some(Event::Nodes(notice)) => self.node_notice(notice),
                 Some(Event::Attempted { result, answer, after_dump }) => {
                     self.attempted(result, answer, after_dump);
                 }
@@ -178,7 +187,11 @@ impl<'a> JobSession<'a> {
             None => self.job.namespace.events().clone(),
             Some(_) => crossbeam_channel::never(),
         };
+        let never = crossbeam_channel::never();
+        let nodes = self.shared.nodes.filter(|_| self.nodes.end.is_none());
+        let nodes = nodes.map_or(&never, Cluster::notices);
         crossbeam_channel::select! {
+            recv(nodes) -> notice => notice.ok().map(Event::Nodes),
             recv(self.shared.inbox) -> event => event.ok(),
             recv(self.losses) -> loss => loss.ok().map(Event::Lost),
             recv(news) -> event => Some(Event::Init(event.unwrap_or(InitEvent::Ended))),
@@ -200,6 +213,9 @@ impl<'a> JobSession<'a> {
     }
 
     fn request_checkpoint(&mut self, answer: Option<Answer>, after_dump: AfterDump) {
+        if let Some(cluster) = self.shared.nodes {
+            return self.request_of_all(cluster, answer);
+        }
         if self.ending.is_some() && after_dump == AfterDump::KeepRunning {
             let reply = Reply::Error("the job is being ended, with a last snapshot".to_owned());
             let _ = answer.map(|answer| answer.send(reply));
@@ -236,6 +252,7 @@ impl<'a> JobSession<'a> {
                 Reply::Error(message)
             }
         };
+        self.attempt_ended(&reply);
         let _ = answer.map(|answer| answer.send(reply));
         let retry = CHECKPOINT_FIRST_RETRY.saturating_mul(1 << (self.failures_in_a_row.max(1) - 1).min(16));
         let interval = self.pace.interval();
@@ -297,6 +314,9 @@ impl<'a> JobSession<'a> {
     fn signal(&mut self, signal: i32) {
         let is_preempting = self.shared.config.on_signal.contains(&signal);
         let is_ending = is_preempting || events::is_stopping(signal);
+        if let Some(cluster) = self.shared.nodes.filter(|_| is_preempting) {
+            return cluster.stop(format!("its launcher received {}", events::name(signal)));
+        }
         if let Some(ending) = self.ending.as_mut().filter(|_| is_ending) {
             // `timeout` and some schedulers signal the process and then its group. A key is pressed again on purpose.
             let is_key = signal == SIGINT || signal == SIGQUIT;

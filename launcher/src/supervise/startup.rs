@@ -63,6 +63,11 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
         )));
     }
     let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
+    let key = match config.nodes.rank.filter(|_| config.nodes.nodes > 1) {
+        // Each part has a store of its own, or a place of its own in a shared one.
+        Some(rank) => JobKey::named(&format!("{key}.node{rank}")).map_err(bad_input)?,
+        None => key,
+    };
     let pace = config.store.pace();
     // A run that has to resume needs an existing store: a new one would only hide a mistyped path.
     if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && config.store.url.is_none() {
@@ -87,15 +92,19 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     Ok(OpenedJob { identity, criu, dir, store, journal, pace, staged_bytes, _lock: lock })
 }
 
-/// Decides where the job starts, and writes this launcher's name into the job's record. Also returns the snapshots to
+/// Decides where the job starts (`resume`), and writes this launcher's name into the job's record. Also returns the snapshots to
 /// resume from, oldest first; none means that the job starts from the beginning.
 ///
 /// # Errors
 /// Bad input: nothing to resume, or no such snapshot; or the record cannot be written.
-pub(super) fn claim(config: &Config, opened: &mut OpenedJob) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
+pub(super) fn claim(
+    config: &Config,
+    opened: &mut OpenedJob,
+    resume: &Resume,
+) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
     let (claimed, candidates) = {
         let OpenedJob { dir, store, identity, .. } = &*opened;
-        ClaimedJob::claim(&config.resume, &config.store, dir, store, identity)
+        ClaimedJob::claim(resume, &config.store, dir, store, identity)
             .map_err(|error| naming_its_job(config, dir, error))?
     };
     let key = opened.dir.key();
@@ -108,9 +117,7 @@ pub(super) fn claim(config: &Config, opened: &mut OpenedJob) -> Result<(ClaimedJ
             );
             keep_command(opened, &claimed, id)?;
         }
-        None if config.resume == Resume::Auto
-            && claimed.ownership.previous().outcome == JobOutcome::Complete =>
-        {
+        None if *resume == Resume::Auto && claimed.ownership.previous().outcome == JobOutcome::Complete => {
             tracing::info!(
                 "job {key}: it was complete, as it had ended with 0, and starts again from the beginning. `--resume ID` resumes one of its snapshots"
             );

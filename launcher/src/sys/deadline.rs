@@ -124,6 +124,31 @@ pub const PORT_RETRY_TIMEOUT: Duration = Duration::from_secs(75);
 /// Delay between two tries of a resume that waits for a port.
 pub const PORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
+// Jobs on several nodes
+
+/// Time to connect to another node and to exchange the first messages; also for one write.
+pub const NODE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause before the next try to connect to node 0.
+pub const NODE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// Time after which a launcher says for which other nodes it waits.
+pub const NODE_WAIT_REPORT: Duration = Duration::from_secs(3);
+/// Time in which the end of a part may turn out to be the consequence of the loss of another node.
+pub const NODE_CAUSE_WINDOW: Duration = Duration::from_secs(1);
+/// Interval at which node 0 shows that it is there.
+pub const NODE_BEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// A node that is not heard for this long is lost. The end of its launcher closes its connection, and shows at once.
+pub const NODE_SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time after which an order or a request to the log without an answer is repeated.
+pub const NODE_REPEAT_INTERVAL: Duration = Duration::from_secs(5);
+/// Time for a vote, beyond `--freeze-timeout`, and for each step in which the job is paused.
+pub const NODE_STEP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for a part to be stored or restored.
+pub const NODE_TRANSFER_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
+/// Time for connections of an earlier session to end before a resume blocks their ports.
+pub const NODE_CONNECTIONS_END_TIMEOUT: Duration = Duration::from_secs(20);
+/// Polling interval for that.
+pub const NODE_CONNECTIONS_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
 // Commands and scrapes
 
 /// Time for one notification to be sent (`--notify`).

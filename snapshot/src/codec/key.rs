@@ -87,6 +87,12 @@ impl Key {
         if key.iter().all(|&byte| byte == key[0]) { Err("holds one byte value only") } else { Ok(Self(key)) }
     }
 
+    /// A key for a purpose outside of stores; `context` names it, once in the world.
+    #[must_use]
+    pub fn for_purpose(&self, context: &'static str) -> [u8; KEY_BYTES] {
+        self.derive(context, &[])
+    }
+
     /// The key for the lines of the file `name` of a job, which is not an object of the store.
     pub(crate) fn of_file(&self, job: &str, name: &str) -> [u8; KEY_BYTES] {
         self.derive(FILE, format!("{job}/{name}").as_bytes())

@@ -14,6 +14,7 @@ mod hangs;
 mod installed;
 mod launcher;
 mod misled;
+mod nodes;
 mod notified;
 mod privileges;
 mod refused;

@@ -6,7 +6,7 @@ use super::{CrateReport, Report};
 pub const FUNCTION_LINES: usize = 60;
 
 /// The most entries in the top folder of the launcher.
-const LAUNCHER_ENTRIES: usize = 18;
+const LAUNCHER_ENTRIES: usize = 19;
 
 /// The most files of the interposer in one import cycle.
 const INTERPOSE_CYCLE_FILES: usize = 5;
@@ -22,6 +22,7 @@ const LAYERS: &[&str] = &[
     "criu",
     "agents",
     "gpu",
+    "cluster",
     "checkpoint",
     "restore",
     "report",

@@ -257,6 +257,7 @@ fn of_checkpoints() {
         AttemptError::Crashed => AttemptError::Crashed, "a bug in ckpt-run";
         AttemptError::JobEnded => AttemptError::JobEnded, "the job ended";
         AttemptError::Withdrawn => AttemptError::Withdrawn, "asked to end by itself";
+        AttemptError::Nodes(_) => AttemptError::Nodes(text("not in time: node 7")), "node 7";
         AttemptError::Namespace(_) => AttemptError::Namespace(NamespaceError::Refused(text("cannot read /proc/7"))), "/proc/7";
     });
 }

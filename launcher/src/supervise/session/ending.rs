@@ -131,6 +131,9 @@ impl Ending {
 
 impl JobSession<'_> {
     pub(super) fn is_over(&self) -> bool {
+        if self.awaits_nodes() {
+            return false;
+        }
         let is_killed = self.ending.as_ref().is_some_and(|ending| ending.killed);
         let is_late = || self.ending.as_ref().is_some_and(|ending| ending.deadline <= Instant::now());
         match self.exit_code {
@@ -166,6 +169,12 @@ impl JobSession<'_> {
 
     /// Begins the ending: takes a last snapshot, with which the job ends.
     pub(super) fn preempt(&mut self, why: &str, call: Option<StopCall>, signal: Option<i32>) {
+        if let Some(cluster) = self.shared.nodes {
+            let text =
+                "the job is being ended on all nodes, with a last snapshot if that is possible".to_owned();
+            let _ = call.map(|call| call.answer.send(Reply::Error(text)));
+            return cluster.stop(why.to_owned());
+        }
         let if_unsaved = match (&call, signal) {
             (Some(call), _) if !call.force => IfUnsaved::RunOn,
             (_, Some(SIGINT)) => IfUnsaved::PassKeyOn,
@@ -273,7 +282,7 @@ impl JobSession<'_> {
         }
     }
 
-    fn kill_job(&self) {
+    pub(super) fn kill_job(&self) {
         if self.exit_code.is_some() {
             return;
         }
@@ -332,6 +341,9 @@ impl JobSession<'_> {
     pub(super) fn job_ended(&mut self, code: i32) {
         self.exit_code = Some(code);
         self.ended_at = Some(SystemTime::now());
+        if let Some(cluster) = self.shared.nodes.filter(|_| self.awaits_nodes()) {
+            cluster.part_ended(code);
+        }
         self.schedule(None);
         self.checkpoints.hurry();
         // While a dump ends the job, CRIU kills the processes, and must not be killed with them.
@@ -393,6 +405,9 @@ impl JobSession<'_> {
     }
 
     fn outcome(&self, ending: Option<Ending>) -> SessionOutcome {
+        if let Some(end) = &self.nodes.end {
+            return end.outcome();
+        }
         let code = self.exit_code.unwrap_or(128 + SIGKILL);
         let is_recent = |at: Instant| at.elapsed() < USER_STOP_WINDOW;
         let is_closed = self.job.stdio.closed().is_some_and(is_recent);

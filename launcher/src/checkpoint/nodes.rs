@@ -1,0 +1,157 @@
+//! A checkpoint of one part of a job on several nodes: the same attempt as on one machine, with barriers.
+//!
+//! ```text
+//!   Prepare   survey, space, staging                  ─┐ the job runs
+//!   Freeze    the packet rule                          │
+//!   Dump      CRIU freezes and captures the tasks      │ barriers of all nodes between these
+//!   Unblock   the packet rule is removed               │
+//!   Thaw      CRIU lets the tasks run                  │
+//!   Store     the part is stored, and waits until the global manifest is committed
+//! ```
+
+use crate::checkpoint::attempt::{Attempt, AttemptError};
+use crate::checkpoint::dump::Frozen;
+use crate::cluster::{Gate, GateEnd, PacketRule, sockets};
+use crate::criu::SessionError;
+use crate::store::tiers;
+use ckpt_cluster::{Outcome, Step};
+use ckpt_snapshot::{Manifest, NodePart, SnapshotId, Store};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Which part of the job this launcher has.
+#[derive(Clone, Debug)]
+pub struct PartPlace {
+    /// The name of the log.
+    pub log: String,
+    /// This node.
+    pub node: u32,
+    /// Number of nodes.
+    pub nodes: u32,
+}
+
+/// What the attempt of a part works with.
+#[derive(Clone)]
+pub struct PartAttempt {
+    /// Its steps.
+    pub gate: Arc<Gate>,
+    /// Which part it is.
+    pub place: PartPlace,
+}
+
+impl PartAttempt {
+    fn gate_error(why: String) -> AttemptError {
+        AttemptError::Nodes(why)
+    }
+}
+
+impl Attempt<'_> {
+    /// The vote: everything is ready. Waits until all nodes are.
+    pub(super) fn vote(&self) -> Result<(), AttemptError> {
+        let Some(part) = &self.part else { return Ok(()) };
+        part.gate.done(Step::Prepare, Outcome::Done);
+        part.gate.wait(Step::Freeze).map_err(PartAttempt::gate_error)
+    }
+
+    /// Puts the packet rule in place, and waits until all nodes have done so. A second try of the dump has it already.
+    pub(super) fn block_connections(&self) -> Result<(), SessionError> {
+        let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
+        if gate.has_done(Step::Freeze) {
+            return Ok(());
+        }
+        let pids =
+            self.parts.job.namespace.survey().map_err(|error| SessionError::Stage(error.to_string()))?.pids;
+        let own = sockets::of_processes(&self.proc(), &pids)?;
+        let rule = PacketRule::put(&sockets::ports(&own))
+            .map_err(|error| SessionError::Stage(format!("cannot block the job's connections: {error}")))?;
+        gate.keep_rule(rule).map_err(SessionError::Stage)?;
+        gate.done(Step::Freeze, Outcome::Done);
+        gate.wait(Step::Dump).map_err(SessionError::Stage)
+    }
+
+    /// The tasks are captured, and frozen. Waits until all nodes have come so far, and removes the packet rule.
+    pub(super) fn cross_barriers(&self, frozen: &mut Frozen) -> Result<(), String> {
+        let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
+        // An error if it was given up meanwhile.
+        gate.wait(Step::Dump)?;
+        if let Some(port) = frozen.tcp_ports.iter().find(|port| !gate.blocks(**port)) {
+            return Err(format!("the job has opened a connection meanwhile (port {port})"));
+        }
+        let all =
+            sockets::all().map_err(|error| format!("cannot list the machine's connections: {error}"))?;
+        let unsettled = all
+            .iter()
+            .find(|socket| socket.is_unsettled() && socket.is_beyond_loopback() && gate.blocks(socket.port));
+        if let Some(socket) = unsettled {
+            return Err(format!(
+                "a connection of the job to {}, port {}, was being opened or closed",
+                socket.remote, socket.remote_port
+            ));
+        }
+        let own = sockets::of_processes(&self.proc(), &frozen.survey.pids)
+            .map_err(|error| format!("cannot list the job's connections: {error}"))?;
+        let beyond = own.iter().filter(|socket| socket.is_beyond_loopback() && socket.is_connected());
+        frozen.addresses =
+            beyond.map(|socket| socket.local.to_canonical()).collect::<BTreeSet<_>>().into_iter().collect();
+        gate.done(Step::Dump, Outcome::Done);
+        gate.release()
+    }
+
+    /// Whether the other nodes count on what was captured: there is no second try.
+    pub(super) fn has_captured(&self) -> bool {
+        self.part.as_ref().is_some_and(|part| part.gate.has_done(Step::Dump))
+    }
+
+    /// The error of an attempt that another node, or the time, has ended.
+    pub(super) fn given_up(&self) -> Option<AttemptError> {
+        match self.part.as_ref()?.gate.end()? {
+            GateEnd::Aborted(why) | GateEnd::Unknown(why) => Some(AttemptError::Nodes(why)),
+            GateEnd::Committed => None,
+        }
+    }
+
+    /// The tasks run again. Waits until the part is to be stored.
+    pub(super) fn has_thawed(&self) -> Result<(), AttemptError> {
+        let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
+        gate.done(Step::Thaw, Outcome::Done);
+        gate.wait(Step::Store).map_err(PartAttempt::gate_error)
+    }
+
+    /// What the manifest says of the part.
+    pub(super) fn part_record(&self, frozen: &Frozen) -> Option<NodePart> {
+        let PartAttempt { gate, place } = self.part.as_ref()?;
+        let attempt = gate.attempt();
+        Some(NodePart {
+            log: place.log.clone(),
+            epoch: attempt.epoch,
+            attempt: attempt.number,
+            node: place.node,
+            nodes: place.nodes,
+            addresses: frozen.addresses.clone(),
+            ports: frozen.tcp_ports.iter().copied().collect(),
+        })
+    }
+
+    /// The part is stored. Waits for the global manifest; without it, the part is worth nothing and is removed.
+    pub(super) fn await_commit(&self, manifest: &Manifest) -> Result<(), AttemptError> {
+        let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
+        // As a resume reads it.
+        let hash = self.parts.store.manifest(&manifest.id)?.content_hash();
+        gate.done(Step::Store, Outcome::Stored { hash });
+        match gate.wait_end() {
+            GateEnd::Committed => Ok(()),
+            GateEnd::Aborted(why) => {
+                self.remove_part(&manifest.id);
+                Err(PartAttempt::gate_error(why))
+            }
+            // The next start learns from the log whether it counts.
+            GateEnd::Unknown(why) => Err(PartAttempt::gate_error(why)),
+        }
+    }
+
+    fn remove_part(&self, id: &SnapshotId) {
+        if let Err(error) = tiers::remove_local(&self.parts.store, &self.parts.dir, id) {
+            tracing::warn!("the part {id}, which has no global manifest, cannot be removed: {error:#}");
+        }
+    }
+}

@@ -1,0 +1,634 @@
+//! The thread that runs the protocol at this node: messages, steps, answers of the log and times go into the state machine
+//! of `ckpt-cluster`, and what that says is done.
+//!
+//! ```text
+//!   joined ──► resuming (Load) ──► running ──► all parts have ended with 0 ──► Complete
+//!                 │                   │
+//!                 └───────────────────┴─► a part has failed, a connection is lost, a node is silent,
+//!                                         the job is stopped ──► End, at all nodes
+//! ```
+//!
+//! After an End each launcher ends its part and exits: who has started the launchers starts them again.
+
+use super::gate::{Gate, GateEnd};
+use super::links::{Joining, Link};
+use super::log_files::LogFiles;
+use super::messages::{End, Message, Welcome};
+use super::sockets;
+use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT};
+use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED};
+use anyhow::{Context, Result};
+use ckpt_cluster::{
+    Action, AttemptId, Envelope, Event, NodeId, Order, Outcome, Peer, Reason, Settings, Step,
+};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What the thread takes.
+#[derive(Debug)]
+pub(super) enum Input {
+    Joining(Box<Joining>),
+    Received {
+        rank: u32,
+        number: u64,
+        message: Message,
+    },
+    Lost {
+        rank: u32,
+        number: u64,
+        why: String,
+    },
+    Finished {
+        attempt: AttemptId,
+        step: Step,
+        outcome: Outcome,
+    },
+    /// A snapshot is wanted.
+    Request,
+    PartEnded {
+        code: i32,
+    },
+    Stop {
+        why: String,
+    },
+    /// This launcher cannot go on.
+    Fail {
+        why: String,
+        code: i32,
+    },
+}
+
+/// A part is to be restored, or the command to be started.
+#[derive(Debug)]
+pub struct Load {
+    /// Its steps.
+    pub gate: Arc<Gate>,
+    /// The snapshot and the hash of the part here; `None` for the beginning.
+    pub from: Option<(AttemptId, String)>,
+}
+
+/// What the supervisor learns.
+#[derive(Debug)]
+pub enum Notice {
+    /// See [`Load`].
+    Load(Load),
+    /// A snapshot of the part is to be taken.
+    Checkpoint(Arc<Gate>),
+    /// A snapshot that was wanted is not begun, or was given up before that.
+    NotTaken(String),
+    /// All parts run.
+    Running,
+    /// All parts have ended with 0.
+    Complete,
+    /// The job is over on all nodes.
+    End(End),
+}
+
+/// The other nodes, as the rest of the launcher sees them.
+pub struct Cluster {
+    me: NodeId,
+    nodes: u32,
+    welcome: Welcome,
+    inputs: Sender<Input>,
+    notices: Receiver<Notice>,
+    thread: JoinHandle<()>,
+}
+
+/// What the thread works with.
+pub(super) struct HostParts {
+    pub(super) me: NodeId,
+    pub(super) settings: Settings,
+    pub(super) links: BTreeMap<u32, Link>,
+    /// At node 0.
+    pub(super) log: Option<LogFiles>,
+    pub(super) excluded: Vec<AttemptId>,
+    pub(super) grace: Duration,
+    /// Local ports of the job's connections in earlier sessions.
+    pub(super) ports: BTreeSet<u16>,
+}
+
+impl Cluster {
+    pub(super) fn start(
+        parts: HostParts,
+        welcome: Welcome,
+        (inputs, inbox): (Sender<Input>, Receiver<Input>),
+    ) -> Result<Self> {
+        let (to_supervisor, notices) = unbounded();
+        let (me, nodes) = (parts.me, parts.settings.nodes);
+        let host = Host::new(parts, inputs.clone(), to_supervisor, &welcome);
+        let run = move || host.run(&inbox);
+        let thread = std::thread::Builder::new().name("nodes".to_owned()).spawn(run);
+        let thread = thread.context("cannot start the thread for the other nodes")?;
+        Ok(Self { me, nodes, welcome, inputs, notices, thread })
+    }
+
+    /// This node's rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.me.rank
+    }
+
+    /// Number of nodes.
+    #[must_use]
+    pub fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    /// The log of this run of the job, and the snapshots of which it has the global manifest.
+    #[must_use]
+    pub fn log(&self) -> (&str, &[AttemptId]) {
+        (&self.welcome.log, &self.welcome.committed)
+    }
+
+    /// What the supervisor has to know.
+    #[must_use]
+    pub fn notices(&self) -> &Receiver<Notice> {
+        &self.notices
+    }
+
+    fn input(&self, input: Input) {
+        // The thread has ended after an End, which the supervisor has, or will have.
+        let _ = self.inputs.send(input);
+    }
+
+    /// Requests a snapshot; node 0 only.
+    pub fn request(&self) {
+        self.input(Input::Request);
+    }
+
+    /// The part of the job here has ended by itself.
+    pub fn part_ended(&self, code: i32) {
+        self.input(Input::PartEnded { code });
+    }
+
+    /// Ends the job on all nodes, with a snapshot if possible.
+    pub fn stop(&self, why: String) {
+        self.input(Input::Stop { why });
+    }
+
+    /// Ends the job on all nodes: this launcher cannot go on. Returns when all have been told.
+    pub fn fail(self, why: String, code: i32) {
+        self.input(Input::Fail { why, code });
+        self.finish();
+    }
+
+    /// Waits until all that has to be sent is sent. Only after Complete, End or a failure.
+    pub fn finish(self) {
+        drop(self.inputs);
+        let _ = self.thread.join();
+    }
+}
+
+/// A job that is being stopped.
+struct Stopping {
+    why: String,
+    until: Instant,
+}
+
+struct Host {
+    me: NodeId,
+    begun: Instant,
+    settings: Settings,
+    peer: Peer,
+    links: BTreeMap<u32, Link>,
+    log: Option<LogFiles>,
+    grace: Duration,
+    ports: BTreeSet<u16>,
+    inputs: Sender<Input>,
+    notices: Sender<Notice>,
+    gate: Option<Arc<Gate>>,
+    /// Why the attempt was given up, as the coordinator says.
+    reason: Option<String>,
+    is_resuming: bool,
+    /// Snapshots that may still be resumed in place of one that is damaged.
+    usable: usize,
+    /// Node 0: which parts have ended with 0.
+    ended: BTreeSet<u32>,
+    has_part_ended: bool,
+    stopping: Option<Stopping>,
+    /// Node 0: the failure of a part, and until when it may turn out to be the consequence of another one.
+    failing: Option<(End, Instant)>,
+    /// When node 0 was heard last.
+    heard: Instant,
+    is_over: bool,
+}
+
+impl Host {
+    fn new(parts: HostParts, inputs: Sender<Input>, notices: Sender<Notice>, welcome: &Welcome) -> Self {
+        let HostParts { me, settings, links, log, excluded, grace, ports } = parts;
+        let mut peer = Peer::new(me, settings, Duration::ZERO);
+        let usable = welcome.committed.len() - excluded.len();
+        peer.exclude(excluded);
+        Self {
+            me,
+            begun: Instant::now(),
+            settings,
+            peer,
+            links,
+            log,
+            grace,
+            ports,
+            inputs,
+            notices,
+            gate: None,
+            reason: None,
+            is_resuming: true,
+            usable,
+            ended: BTreeSet::new(),
+            has_part_ended: false,
+            stopping: None,
+            failing: None,
+            heard: Instant::now(),
+            is_over: false,
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    fn is_coordinator(&self) -> bool {
+        self.me.rank == 0
+    }
+
+    fn run(mut self, inbox: &Receiver<Input>) {
+        self.peer.tick(self.now());
+        loop {
+            self.perform();
+            if self.is_over {
+                break;
+            }
+            match inbox.recv_deadline(self.deadline()) {
+                Ok(input) => self.take(input),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if self.is_over {
+                break;
+            }
+            self.watch_times();
+        }
+        self.links.into_values().for_each(Link::finish);
+    }
+
+    fn deadline(&self) -> Instant {
+        let next = self.begun + self.peer.next_tick();
+        let silent = (!self.is_coordinator()).then(|| self.heard + self.settings.silence);
+        let stopped = self.stopping.as_ref().map(|stopping| stopping.until);
+        let failed = self.failing.as_ref().map(|(_, until)| *until);
+        let next = [Some(next), silent, stopped, failed].into_iter().flatten().min().unwrap_or(next);
+        // A state machine that wants to be called at once must not keep this thread busy.
+        next.max(Instant::now() + Duration::from_millis(1))
+    }
+
+    fn watch_times(&mut self) {
+        if let Some((end, _)) = self.failing.take_if(|(_, until)| *until <= Instant::now()) {
+            return self.end(end);
+        }
+        if let Some(stopping) = self.stopping.take_if(|stopping| stopping.until <= Instant::now()) {
+            let why = format!("{}; no snapshot was taken in time (--grace)", stopping.why);
+            return self.end(End { why, code: EXIT_PREEMPTED, is_requested: true });
+        }
+        let silence = self.heard.elapsed();
+        if !self.is_coordinator() && silence >= self.settings.silence {
+            let why = format!("node 0, the coordinator, is silent for {} s", silence.as_secs());
+            return self.end(End { why, code: EXIT_OWN, is_requested: false });
+        }
+        if self.now() >= self.peer.next_tick() {
+            self.peer.tick(self.now());
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Joining(joining) => {
+                let (mut sender, _) = joining.connection;
+                let why = "an earlier launcher of node 0 is still there".to_owned();
+                let _ = sender.send(&Message::Refused { why, is_transient: true });
+                sender.close();
+            }
+            Input::Received { rank, number, message } => {
+                if self.links.get(&rank).is_some_and(|link| link.number == number) {
+                    self.heard = Instant::now();
+                    self.receive(rank, message);
+                }
+            }
+            Input::Lost { rank, number, why } => {
+                if self.links.get(&rank).is_some_and(|link| link.number == number) {
+                    let why = format!("the connection to node {rank} is lost ({why})");
+                    self.end(End { why, code: EXIT_OWN, is_requested: false });
+                }
+            }
+            Input::Finished { attempt, step, outcome } => {
+                self.peer.finished(self.now(), attempt, step, outcome);
+            }
+            Input::Request => {
+                if !self.peer.request(self.now()) {
+                    let why = "node 0 does not coordinate yet".to_owned();
+                    let _ = self.notices.send(Notice::NotTaken(why));
+                }
+            }
+            Input::PartEnded { code } => {
+                self.has_part_ended = true;
+                self.tell_coordinator(Message::PartEnded { code });
+            }
+            Input::Stop { why } => {
+                let why = format!("node {}: {why}", self.me.rank);
+                self.tell_coordinator(Message::Stop { why });
+            }
+            Input::Fail { why, code } => {
+                let end = End { why: format!("node {}: {why}", self.me.rank), code, is_requested: false };
+                if self.is_coordinator() {
+                    self.end(end);
+                } else {
+                    self.tell_coordinator(Message::End(end));
+                    self.is_over = true;
+                }
+            }
+        }
+    }
+
+    fn tell_coordinator(&mut self, message: Message) {
+        match self.links.get(&0) {
+            Some(link) => link.send(message),
+            None => self.receive(0, message),
+        }
+    }
+
+    fn receive(&mut self, rank: u32, message: Message) {
+        match message {
+            Message::Snapshot(envelope) => self.receive_snapshot(rank, envelope),
+            Message::Committed { attempt } => self.commit(attempt),
+            Message::PartEnded { code: 0 } => {
+                self.ended.insert(rank);
+                if self.ended.len() == self.settings.nodes as usize {
+                    self.complete();
+                }
+            }
+            // Its end may be the consequence of the loss of another node, which is about to show.
+            Message::PartEnded { code } => {
+                let why = format!("node {rank}: its part of the job ended with exit code {code}");
+                let end = End { why, code, is_requested: false };
+                self.failing.get_or_insert((end, Instant::now() + NODE_CAUSE_WINDOW));
+            }
+            Message::Stop { why } => self.stop(why),
+            Message::Complete => {
+                let _ = self.notices.send(Notice::Complete);
+                self.is_over = true;
+            }
+            Message::End(end) => self.end(end),
+            Message::Join(_) | Message::Welcome(_) | Message::Refused { .. } => {
+                tracing::debug!("node {rank} sends a message that belongs to the beginning");
+            }
+        }
+    }
+
+    fn receive_snapshot(&mut self, rank: u32, envelope: Envelope) {
+        let aborted = match &envelope.message {
+            ckpt_cluster::Message::Abort { attempt, .. } => Some(*attempt),
+            _ => None,
+        };
+        match envelope.open() {
+            // The connection has authenticated the sender.
+            Ok((_, message)) => self.peer.receive(self.now(), rank, message),
+            Err(error) => {
+                return self.end(End { why: error.to_string(), code: EXIT_OWN, is_requested: false });
+            }
+        }
+        if let Some(attempt) = aborted {
+            self.give_up(attempt, "the coordinator has given it up, see the messages of node 0");
+        }
+    }
+
+    fn give_up(&self, attempt: AttemptId, why: &str) {
+        if let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) {
+            gate.close(GateEnd::Aborted(why.to_owned()));
+        }
+    }
+
+    /// The job is to be ended, with a snapshot if possible.
+    fn stop(&mut self, why: String) {
+        if self.stopping.is_some() {
+            let why = format!("{why}; it was being stopped already");
+            return self.end(End { why, code: EXIT_PREEMPTED, is_requested: true });
+        }
+        tracing::info!("{why}: a last snapshot of all nodes is taken, then the job ends");
+        self.stopping = Some(Stopping { why, until: Instant::now() + self.grace });
+        if !self.peer.request(self.now()) || !self.ended.is_empty() {
+            self.stopped("no snapshot could be taken");
+        }
+    }
+
+    /// The last snapshot is there, or will not be.
+    fn stopped(&mut self, how: &str) {
+        if let Some(stopping) = self.stopping.take() {
+            let why = format!("{}; {how}", stopping.why);
+            self.end(End { why, code: EXIT_PREEMPTED, is_requested: true });
+        }
+    }
+
+    /// All parts have ended with 0.
+    fn complete(&mut self) {
+        if let Some(Err(error)) = self.log.as_ref().map(LogFiles::set_complete) {
+            tracing::error!("the end of the job cannot be noted: {error}. The next run needs --resume never");
+        }
+        self.tell_all(&Message::Complete);
+        let _ = self.notices.send(Notice::Complete);
+        self.is_over = true;
+    }
+
+    fn tell_all(&self, message: &Message) {
+        if self.is_coordinator() {
+            self.links.values().for_each(|link| link.send(message.clone()));
+        }
+    }
+
+    /// The job is over on all nodes.
+    fn end(&mut self, end: End) {
+        if self.is_over {
+            return;
+        }
+        self.is_over = true;
+        // First: nothing stays frozen, and no packet rule is left.
+        if let Some(gate) = self.gate.take() {
+            gate.close(GateEnd::Unknown(end.why.clone()));
+        }
+        self.tell_all(&Message::End(end.clone()));
+        let _ = self.notices.send(Notice::End(end));
+    }
+
+    fn commit(&self, attempt: AttemptId) {
+        if let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) {
+            gate.close(GateEnd::Committed);
+        }
+    }
+
+    /// Does what the state machine says.
+    fn perform(&mut self) {
+        loop {
+            let actions = self.peer.take_actions();
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                if self.is_over {
+                    return;
+                }
+                self.perform_one(action);
+            }
+        }
+    }
+
+    fn perform_one(&mut self, action: Action) {
+        match action {
+            Action::Send { to, message } => {
+                if let Some(link) = self.links.get(&to) {
+                    link.send(Message::Snapshot(Envelope::new(self.me.rank, message)));
+                }
+            }
+            Action::Perform { attempt, order } => self.order(attempt, order),
+            Action::Release => self.release(),
+            Action::Kill => {
+                let why = self.reason.take().unwrap_or_else(|| "the resume was given up".to_owned());
+                if let Some(gate) = &self.gate {
+                    gate.close(GateEnd::Aborted(why));
+                }
+            }
+            Action::Read { from } => self.read_log(from),
+            Action::Put { position, record } => {
+                let Some(log) = &self.log else { return };
+                match log.put(position, &record) {
+                    Ok(answer) => self.peer.put(self.now(), position, answer),
+                    // Repeated until there is an answer.
+                    Err(error) => tracing::warn!("the log of the job's nodes cannot be written: {error}"),
+                }
+            }
+            Action::Event(event) => self.event(event),
+        }
+    }
+
+    fn read_log(&mut self, from: u64) {
+        let Some(log) = &self.log else { return };
+        match log.read(from) {
+            Ok(records) => self.peer.read(self.now(), from, records),
+            Err(error) => {
+                let why = format!("node 0: the log of the job's nodes cannot be read: {error}");
+                self.end(End { why, code: EXIT_OWN, is_requested: false });
+            }
+        }
+    }
+
+    /// Begins a step.
+    fn order(&mut self, attempt: AttemptId, order: Order) {
+        let step = order.step();
+        match order {
+            Order::Prepare { .. } => {
+                let gate = self.new_gate(attempt, step);
+                if self.has_part_ended {
+                    return gate.fail("its part of the job has ended", false);
+                }
+                let _ = self.notices.send(Notice::Checkpoint(gate));
+            }
+            Order::Load { from, .. } => {
+                let gate = self.new_gate(attempt, step);
+                let from = from.map(|(part, hash)| (part.attempt, hash));
+                let _ = self.notices.send(Notice::Load(Load { gate, from }));
+            }
+            Order::End => self.settle(attempt),
+            // Collectives of NCCL are refused, and what the tasks do after a release shows in their own end.
+            Order::Quiesce { .. } | Order::Prove => {
+                self.peer.finished(self.now(), attempt, step, Outcome::Done);
+            }
+            Order::Freeze | Order::Dump | Order::Unblock | Order::Thaw | Order::Store => {
+                if let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) {
+                    gate.order(step);
+                }
+            }
+        }
+    }
+
+    /// The processes of an earlier session have ended with its launcher. Waits, in a thread of its own, until the kernel has
+    /// closed their connections: behind a packet rule, of any node, it could not.
+    fn settle(&self, attempt: AttemptId) {
+        let (ports, host) = (self.ports.clone(), self.inputs.clone());
+        let settle = move || {
+            let deadline = Instant::now() + NODE_CONNECTIONS_END_TIMEOUT;
+            if let Err(error) = sockets::await_settled(&ports, deadline) {
+                tracing::warn!("connections of an earlier session may be left: {error}");
+            }
+            let _ = host.send(Input::Finished { attempt, step: Step::End, outcome: Outcome::Done });
+        };
+        if let Err(error) = std::thread::Builder::new().name("nodes-settle".to_owned()).spawn(settle) {
+            tracing::warn!("cannot start a thread: {error}");
+        }
+    }
+
+    fn new_gate(&mut self, attempt: AttemptId, first: Step) -> Arc<Gate> {
+        let gate = Arc::new(Gate::new(attempt, first, self.inputs.clone()));
+        if let Some(before) = self.gate.replace(Arc::clone(&gate)) {
+            before.close(GateEnd::Aborted("a newer attempt has begun".to_owned()));
+        }
+        gate
+    }
+
+    /// Lets the tasks run.
+    fn release(&mut self) {
+        let why = self.reason.take();
+        let Some(gate) = &self.gate else { return };
+        if gate.has_done(Step::Unblock) && gate.end().is_none() && why.is_none() {
+            // The lease has ended after all have captured: the attempt goes on.
+            gate.order(Step::Thaw);
+        } else {
+            let why = why.unwrap_or_else(|| "it was given up, or its time was over".to_owned());
+            gate.close(GateEnd::Aborted(why));
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Elected { epoch } => tracing::debug!("node 0 coordinates epoch {epoch}"),
+            Event::Running { .. } => {
+                self.is_resuming = false;
+                let _ = self.notices.send(Notice::Running);
+            }
+            Event::Committed { attempt } => {
+                self.tell_all(&Message::Committed { attempt });
+                self.commit(attempt);
+                self.stopped("its last snapshot is committed");
+            }
+            Event::Aborted { attempt, step, reason } => self.aborted(attempt, step, &reason),
+            Event::Lost { ranks, .. } => {
+                let ranks: Vec<_> = ranks.iter().map(u32::to_string).collect();
+                let why = format!("node {} is silent, or its part of the job is lost", ranks.join(", "));
+                self.end(End { why, code: EXIT_OWN, is_requested: false });
+            }
+            Event::Deposed => {
+                let why = "node 0: another launcher has written to the log of the job's nodes".to_owned();
+                self.end(End { why, code: EXIT_OWN, is_requested: false });
+            }
+        }
+    }
+
+    fn aborted(&mut self, attempt: AttemptId, step: Step, reason: &Reason) {
+        let why = reason.to_string();
+        if !self.is_resuming {
+            self.give_up(attempt, &why);
+            // For a release that follows.
+            self.reason = Some(why.clone());
+            let _ = self.notices.send(Notice::NotTaken(why));
+            return self.stopped("its last snapshot failed");
+        }
+        let is_damage = matches!(reason, Reason::Failed { blames_snapshot: true, .. });
+        self.usable = self.usable.saturating_sub(1);
+        if is_damage && self.usable > 0 {
+            self.give_up(attempt, &why);
+            return tracing::error!("{why}; an older snapshot is tried, on all nodes");
+        }
+        let at = if step == Step::Load { "" } else { " after all parts were restored" };
+        let why = format!("the job cannot be resumed{at}: {why}");
+        self.end(End { why, code: EXIT_OWN, is_requested: false });
+    }
+}

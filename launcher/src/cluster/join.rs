@@ -1,0 +1,353 @@
+//! The beginning: node 0 listens, the others connect, and nothing is begun before all are there.
+
+use super::connection::{self, ClusterKey, ConnectionError, Receiver, Sender, Side};
+use super::host::{Cluster, HostParts, Input};
+use super::links::{self, Joining, Link};
+use super::log_files::LogFiles;
+use super::messages::{HeldPart, Join, Message, Welcome};
+use super::options::Coordinator;
+use crate::sys::deadline::{NODE_CONNECTION_TIMEOUT, NODE_RETRY_INTERVAL, NODE_WAIT_REPORT};
+use crate::sys::error::bad_input;
+use crate::sys::host;
+use anyhow::{Context, Result, anyhow, bail};
+use ckpt_cluster::{AttemptId, NodeId, Settings};
+use crossbeam_channel::unbounded;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+/// A node that is about to join.
+pub struct Member {
+    /// Its rank.
+    pub rank: u32,
+    /// Where node 0 listens.
+    pub coordinator: Coordinator,
+    /// The key that all nodes share.
+    pub key: ClusterKey,
+    /// Numbers and times; only those of node 0 count.
+    pub settings: Settings,
+    /// The job's directory in the store.
+    pub job: PathBuf,
+    /// The parts in the store.
+    pub parts: Vec<HeldPart>,
+    /// Local ports of their connections.
+    pub ports: BTreeSet<u16>,
+    /// Whether the job starts from the beginning (`--resume never`).
+    pub is_anew: bool,
+    /// Time for the last snapshot of a job that is stopped.
+    pub grace: Duration,
+}
+
+/// Waits until all nodes are there, and starts the thread that talks to them.
+///
+/// # Errors
+/// Bad input: another key, another version, other options at another node. Or the network or the store fails.
+pub fn join(member: Member) -> Result<Cluster> {
+    if member.rank == 0 { gather(member) } else { connect(member) }
+}
+
+impl Member {
+    fn join(&self) -> Join {
+        Join {
+            rank: self.rank,
+            nodes: self.settings.nodes,
+            incarnation: incarnation(),
+            ckpt_run: env!("CARGO_PKG_VERSION").to_owned(),
+            hostname: host::facts().hostname,
+            is_anew: self.is_anew,
+            parts: self.parts.clone(),
+        }
+    }
+
+    fn addresses(&self) -> std::io::Result<Vec<SocketAddr>> {
+        Ok((&self.coordinator.host[..], self.coordinator.port).to_socket_addrs()?.collect())
+    }
+}
+
+/// Greater for each later start on this machine, as far as its clock is right.
+fn incarnation() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Node 0.
+fn gather(member: Member) -> Result<Cluster> {
+    let (inputs, inbox) = unbounded();
+    let at = &member.coordinator;
+    let addresses = member.addresses().with_context(|| format!("cannot resolve the coordinator {at}"))?;
+    links::listen(&addresses, &member.key, &inputs).with_context(|| {
+        format!("node 0 cannot listen at {at} (--coordinator has to be an address of this machine)")
+    })?;
+    let own = member.join();
+    let mut joined: BTreeMap<u32, (Join, Link)> = BTreeMap::new();
+    let (mut number, mut report) = (0, Some(Instant::now() + NODE_WAIT_REPORT));
+    while joined.len() + 1 < member.settings.nodes as usize {
+        let input = match report {
+            Some(at) => inbox.recv_deadline(at).ok(),
+            None => inbox.recv().ok(),
+        };
+        match input {
+            Some(Input::Joining(joining)) => {
+                number += 1;
+                admit(&own, *joining, number, &mut joined, &inputs);
+            }
+            Some(Input::Lost { rank, number, .. }) => {
+                joined.retain(|known, (_, link)| *known != rank || link.number != number);
+            }
+            Some(_) => {}
+            None => {
+                let missing = (1..member.settings.nodes).filter(|rank| !joined.contains_key(rank));
+                let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
+                tracing::info!("waiting for the launchers of node {} at {at}", missing.join(", "));
+                report = None;
+            }
+        }
+    }
+    let log =
+        LogFiles::open(&member.job, member.is_anew).context("the log of the job's nodes cannot be opened")?;
+    let all: Vec<_> = std::iter::once(&own).chain(joined.values().map(|(join, _)| join)).collect();
+    let (welcome, excluded) = match choose(&log, &all) {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            let why = format!("{error:#}");
+            for (_, link) in joined.into_values() {
+                link.send(Message::Refused { why: why.clone(), is_transient: false });
+                link.finish();
+            }
+            return Err(error);
+        }
+    };
+    let links: BTreeMap<_, _> = joined.into_iter().map(|(rank, (_, link))| (rank, link)).collect();
+    links.values().for_each(|link| link.send(Message::Welcome(welcome.clone())));
+    let me = NodeId { rank: 0, incarnation: own.incarnation };
+    let parts = HostParts {
+        me,
+        settings: member.settings,
+        links,
+        log: Some(log),
+        excluded,
+        grace: member.grace,
+        ports: member.ports,
+    };
+    Cluster::start(parts, welcome, (inputs, inbox))
+}
+
+/// Takes a node in, or refuses it.
+fn admit(
+    own: &Join,
+    joining: Joining,
+    number: u64,
+    joined: &mut BTreeMap<u32, (Join, Link)>,
+    inputs: &crossbeam_channel::Sender<Input>,
+) {
+    let Joining { join, connection: (mut sender, receiver) } = joining;
+    let rank = join.rank;
+    if let Some(why) = mismatch(own, &join) {
+        tracing::error!("node {rank} on {} is refused: {why}", join.hostname);
+        let _ = sender.send(&Message::Refused { why, is_transient: false });
+        return sender.close();
+    }
+    if joined.get(&rank).is_some_and(|(known, _)| known.incarnation >= join.incarnation) {
+        let why = format!("another launcher has node rank {rank}");
+        tracing::warn!("a launcher on {} is refused: {why}", join.hostname);
+        let _ = sender.send(&Message::Refused { why, is_transient: true });
+        return sender.close();
+    }
+    tracing::debug!("node {rank} on {} has joined", join.hostname);
+    match Link::start(rank, number, (sender, receiver), inputs) {
+        Ok(link) => drop(joined.insert(rank, (join, link))),
+        Err(error) => tracing::warn!("node {rank} cannot be served: {error}"),
+    }
+}
+
+fn mismatch(own: &Join, join: &Join) -> Option<String> {
+    if join.nodes != own.nodes {
+        return Some(format!("it was told --nodes {} and node 0 --nodes {}", join.nodes, own.nodes));
+    }
+    if join.rank == 0 || join.rank >= own.nodes {
+        return Some(format!("--node-rank {} is not from 1 to {}", join.rank, own.nodes - 1));
+    }
+    if join.ckpt_run != own.ckpt_run {
+        return Some(format!("it is ckpt-run {} and node 0 ckpt-run {}", join.ckpt_run, own.ckpt_run));
+    }
+    (join.is_anew != own.is_anew).then(|| "--resume differs from that of node 0".to_owned())
+}
+
+/// What the nodes have to know of the log, and which of its snapshots cannot be resumed, since nodes lack their parts.
+fn choose(log: &LogFiles, all: &[&Join]) -> Result<(Welcome, Vec<AttemptId>)> {
+    let content = log.log().context("the log of the job's nodes cannot be read")?;
+    let lacking = |attempt: AttemptId, hashes: Vec<&str>| {
+        let has = |(join, hash): (&&Join, &&str)| {
+            let is_it =
+                |part: &HeldPart| part.log == log.name() && part.attempt == attempt && part.hash == *hash;
+            join.parts.iter().any(is_it)
+        };
+        let lacking =
+            all.iter().zip(&hashes).filter(|both| !has(*both)).map(|(join, _)| join.rank.to_string());
+        lacking.collect::<Vec<_>>()
+    };
+    let (mut excluded, mut newest_lacks) = (Vec::new(), None);
+    let mut committed = Vec::new();
+    for (attempt, parts) in content.snapshots() {
+        committed.push(attempt);
+        let lacking = lacking(attempt, parts.iter().map(|part| &part.hash[..]).collect());
+        if !lacking.is_empty() || parts.len() != all.len() {
+            excluded.push(attempt);
+            newest_lacks.get_or_insert(lacking.join(", "));
+        }
+    }
+    if let (Some(nodes), true) = (newest_lacks, excluded.len() == committed.len()) {
+        bail!(bad_input(anyhow!(
+            "no snapshot of the job is complete: its newest lacks the part of node {nodes}. Give each node the store that it had, with the same number of nodes, or start from the beginning with --resume never on all nodes"
+        )));
+    }
+    if committed.is_empty()
+        && let Some(join) =
+            all.iter().find(|join| !join.is_anew && join.parts.iter().any(|part| part.log != log.name()))
+        && log.name().starts_with(FIRST)
+    {
+        bail!(bad_input(anyhow!(
+            "node {} has parts of snapshots of this job, but the store of node 0 has no log of it: give node 0 the store that it had, or start from the beginning with --resume never on all nodes",
+            join.rank
+        )));
+    }
+    Ok((Welcome { log: log.name().to_owned(), committed }, excluded))
+}
+
+/// How the name of the first log of a job begins.
+const FIRST: &str = "000001-";
+
+/// Another node.
+fn connect(member: Member) -> Result<Cluster> {
+    let (at, join) = (&member.coordinator, member.join());
+    let mut report = Some(Instant::now() + NODE_WAIT_REPORT);
+    loop {
+        let why = match try_connect(&member, &join) {
+            Ok((connection, welcome)) => {
+                let (inputs, inbox) = unbounded();
+                let link = Link::start(0, 0, connection, &inputs).context("cannot start a thread")?;
+                let me = NodeId { rank: member.rank, incarnation: join.incarnation };
+                let links = BTreeMap::from([(0, link)]);
+                let (settings, grace, ports) = (member.settings, member.grace, member.ports.clone());
+                let parts = HostParts { me, settings, links, log: None, excluded: Vec::new(), grace, ports };
+                return Cluster::start(parts, welcome, (inputs, inbox));
+            }
+            Err(Refusal::Final(why)) => {
+                bail!(bad_input(anyhow!(
+                    "node 0 at {at} does not take this node (node rank {}): {why}",
+                    member.rank
+                )))
+            }
+            Err(Refusal::Transient(why)) => why,
+        };
+        tracing::debug!("no connection to node 0 at {at}: {why}");
+        if report.is_some_and(|report| Instant::now() >= report) {
+            tracing::info!("waiting for the launcher of node 0 at {at}: {why}");
+            report = None;
+        }
+        std::thread::sleep(NODE_RETRY_INTERVAL);
+    }
+}
+
+enum Refusal {
+    Final(String),
+    Transient(String),
+}
+
+impl<T: Into<ConnectionError>> From<T> for Refusal {
+    fn from(error: T) -> Self {
+        let error = error.into();
+        if error.is_final() { Self::Final(error.to_string()) } else { Self::Transient(error.to_string()) }
+    }
+}
+
+fn try_connect(member: &Member, join: &Join) -> Result<((Sender, Receiver), Welcome), Refusal> {
+    let mut stream = Err(std::io::Error::other("the name has no address"));
+    for address in member.addresses()? {
+        stream = TcpStream::connect_timeout(&address, NODE_CONNECTION_TIMEOUT);
+        if stream.is_ok() {
+            break;
+        }
+    }
+    let (mut sender, mut receiver) =
+        connection::open(stream?, &member.key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
+    sender.send(&Message::Join(join.clone()))?;
+    // The other nodes may come much later.
+    receiver.set_timeout(None)?;
+    match receiver.receive()? {
+        Message::Welcome(welcome) => Ok(((sender, receiver), welcome)),
+        Message::Refused { why, is_transient: false } => Err(Refusal::Final(why)),
+        Message::Refused { why, .. } => Err(Refusal::Transient(why)),
+        _ => Err(Refusal::Transient("it answers something else".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ckpt_cluster::{PartRecord, Record};
+
+    fn node(rank: u32, parts: &[(&str, u64, &str)]) -> Join {
+        let part = |(log, number, hash): &(&str, u64, &str)| HeldPart {
+            log: (*log).to_owned(),
+            attempt: AttemptId { epoch: 1, number: *number },
+            hash: (*hash).to_owned(),
+        };
+        Join {
+            rank,
+            nodes: 2,
+            incarnation: 1,
+            ckpt_run: "1".into(),
+            hostname: "a".into(),
+            is_anew: false,
+            parts: parts.iter().map(part).collect(),
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_resumed_only_if_all_have_their_parts() {
+        let job = tempfile::tempdir().unwrap();
+        let log = LogFiles::open(job.path(), false).unwrap();
+        let name = log.name();
+        assert_eq!(choose(&log, &[&node(0, &[]), &node(1, &[])]).unwrap().1, []);
+        for (position, number) in [(0, 1), (1, 2)] {
+            let attempt = AttemptId { epoch: 1, number };
+            let part = |rank, hash: &str| PartRecord { rank, hash: hash.to_owned() };
+            let parts = vec![part(0, "a"), part(1, "b")];
+            log.put(position, &Record::Snapshot { attempt, session: attempt, parts }).unwrap();
+        }
+        let zero = node(0, &[(name, 1, "a"), (name, 2, "a")]);
+        let whole = node(1, &[(name, 1, "b"), (name, 2, "b"), (name, 3, "b")]);
+        let (welcome, excluded) = choose(&log, &[&zero, &whole]).unwrap();
+        assert_eq!((welcome.committed.len(), excluded.len()), (2, 0));
+        let newest = AttemptId { epoch: 1, number: 2 };
+        for lacking in [node(1, &[(name, 1, "b")]), node(1, &[(name, 1, "b"), (name, 2, "x")])] {
+            assert_eq!(choose(&log, &[&zero, &lacking]).unwrap().1, [newest], "{lacking:?}");
+        }
+        for none in [node(1, &[]), node(1, &[("other", 1, "b"), ("other", 2, "b")])] {
+            let error = choose(&log, &[&zero, &none]).unwrap_err().to_string();
+            assert!(error.contains("lacks the part of node 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_lost_log_is_no_new_job() {
+        let job = tempfile::tempdir().unwrap();
+        let log = LogFiles::open(job.path(), false).unwrap();
+        let known = node(1, &[("000001-other", 1, "b")]);
+        let error = choose(&log, &[&node(0, &[]), &known]).unwrap_err().to_string();
+        assert!(error.contains("node 1 has parts") && error.contains("no log"), "{error}");
+    }
+
+    #[test]
+    fn nodes_with_other_options_are_refused() {
+        let own = node(0, &[]);
+        assert_eq!(mismatch(&own, &node(1, &[])), None);
+        let why = |join: Join| mismatch(&own, &join).unwrap();
+        assert!(why(Join { nodes: 3, ..node(1, &[]) }).contains("--nodes 3 and node 0 --nodes 2"));
+        assert!(why(node(2, &[])).contains("--node-rank 2"));
+        assert!(why(Join { is_anew: true, ..node(1, &[]) }).contains("--resume"));
+        assert!(why(Join { ckpt_run: "2".into(), ..node(1, &[]) }).contains("ckpt-run 2"));
+    }
+}

@@ -1,0 +1,138 @@
+//! The threads of the connections: one that reads and one that writes for each, and one that accepts new ones at node 0.
+
+use super::connection::{self, ClusterKey, ConnectionError, Receiver, Sender, Side};
+use super::host::Input;
+use super::messages::{Join, Message};
+use crate::sys::deadline::{ACCEPT_RETRY_INTERVAL, NODE_CONNECTION_TIMEOUT};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+type Inputs = crossbeam_channel::Sender<Input>;
+
+/// Connections that have not said who they are. More are closed at once.
+const MOST_STRANGERS: usize = 64;
+
+/// The connection to another node.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// Tells its messages from those of an earlier connection of the same node.
+    pub(super) number: u64,
+    outbox: crossbeam_channel::Sender<Message>,
+    writer: JoinHandle<()>,
+}
+
+impl Link {
+    /// Starts the threads. What is read, and the end, goes to `inputs` with the node's rank.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub(super) fn start(
+        rank: u32,
+        number: u64,
+        (mut sender, mut receiver): (Sender, Receiver),
+        inputs: &Inputs,
+    ) -> io::Result<Self> {
+        let (outbox, messages) = crossbeam_channel::unbounded();
+        let events = inputs.clone();
+        let write = move || {
+            for message in messages {
+                if let Err(error) = sender.send(&message) {
+                    let _ = events.send(Input::Lost { rank, number, why: error.to_string() });
+                    break;
+                }
+            }
+            sender.close();
+        };
+        let writer = std::thread::Builder::new().name("node-writer".to_owned()).spawn(write)?;
+        let events = inputs.clone();
+        let read = move || {
+            if let Err(error) = receiver.set_timeout(None) {
+                tracing::debug!("a connection keeps its time-out: {error}");
+            }
+            loop {
+                let input = match receiver.receive() {
+                    Ok(message) => Input::Received { rank, number, message },
+                    Err(error) => Input::Lost { rank, number, why: error.to_string() },
+                };
+                let is_over = matches!(input, Input::Lost { .. });
+                if events.send(input).is_err() || is_over {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("node-reader".to_owned()).spawn(read)?;
+        Ok(Self { number, outbox, writer })
+    }
+
+    /// Queues a message.
+    pub(super) fn send(&self, message: Message) {
+        // A writer that has ended has reported it.
+        let _ = self.outbox.send(message);
+    }
+
+    /// Sends what is queued, then closes the connection.
+    pub(super) fn finish(self) {
+        drop(self.outbox);
+        let _ = self.writer.join();
+    }
+}
+
+/// A node that has proved that it has the key, and asks to join.
+#[derive(Debug)]
+pub(super) struct Joining {
+    pub(super) join: Join,
+    pub(super) connection: (Sender, Receiver),
+}
+
+/// Listens for nodes. Those that have the key go to `inputs`.
+///
+/// # Errors
+/// When the address cannot be listened at, or the thread cannot be started.
+pub(super) fn listen(addresses: &[SocketAddr], key: &ClusterKey, inputs: &Inputs) -> io::Result<()> {
+    let listener = TcpListener::bind(addresses)?;
+    let (key, inputs) = (key.clone(), inputs.clone());
+    let accept = move || {
+        let strangers = Arc::new(AtomicUsize::new(0));
+        loop {
+            let Ok((stream, address)) = listener.accept() else {
+                std::thread::sleep(ACCEPT_RETRY_INTERVAL);
+                continue;
+            };
+            if strangers.load(Ordering::SeqCst) >= MOST_STRANGERS {
+                continue;
+            }
+            strangers.fetch_add(1, Ordering::SeqCst);
+            let (key, inputs, known) = (key.clone(), inputs.clone(), Arc::clone(&strangers));
+            let greet = move || {
+                match greet(stream, &key) {
+                    Ok(joining) => drop(inputs.send(Input::Joining(Box::new(joining)))),
+                    Err(error) => tracing::warn!("a connection from {address} is refused: {error}"),
+                }
+                known.fetch_sub(1, Ordering::SeqCst);
+            };
+            if std::thread::Builder::new().name("node-greeter".to_owned()).spawn(greet).is_err() {
+                strangers.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    };
+    std::thread::Builder::new().name("node-accept".to_owned()).spawn(accept)?;
+    Ok(())
+}
+
+fn greet(stream: TcpStream, key: &ClusterKey) -> Result<Joining, ConnectionError> {
+    let (mut sender, mut receiver) =
+        connection::open(stream, key, Side::Coordinator, NODE_CONNECTION_TIMEOUT)?;
+    match receiver.receive() {
+        Ok(Message::Join(join)) => Ok(Joining { join, connection: (sender, receiver) }),
+        Ok(_) => Err(ConnectionError::Malformed("it does not begin with Join".to_owned())),
+        Err(error) => {
+            if matches!(error, ConnectionError::WrongKey) {
+                sender.refuse_key();
+            }
+            Err(error)
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What the launchers of a job's nodes tell each other, beside the messages of `ckpt-cluster`.
+
+use ckpt_cluster::{AttemptId, Envelope};
+use serde::{Deserialize, Serialize};
+
+/// The version of the connection and of these messages. All nodes of a job have the same one.
+pub const VERSION: u32 = 1;
+
+/// The first message of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// Its node rank.
+    pub rank: u32,
+    /// Number of nodes, as it was told.
+    pub nodes: u32,
+    /// Greater for each later start.
+    pub incarnation: u64,
+    /// The version of its ckpt-run, for messages.
+    pub ckpt_run: String,
+    /// The name of its machine, for messages.
+    pub hostname: String,
+    /// Whether it was told to start from the beginning (`--resume never`).
+    pub is_anew: bool,
+    /// The parts in its store.
+    pub parts: Vec<HeldPart>,
+}
+
+/// A part in the store of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldPart {
+    /// The log that may have its global manifest.
+    pub log: String,
+    /// The checkpoint.
+    pub attempt: AttemptId,
+    /// The hash of its content.
+    pub hash: String,
+}
+
+/// The answer once all nodes have joined.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The log of this run of the job.
+    pub log: String,
+    /// The snapshots of which it has the global manifest. All other parts are garbage.
+    pub committed: Vec<AttemptId>,
+}
+
+/// Why the job ends on all nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// What has happened, with the name of the node.
+    pub why: String,
+    /// The exit code of ckpt-run on all nodes.
+    pub code: i32,
+    /// The job was ended as requested: nothing has failed.
+    pub is_requested: bool,
+}
+
+/// All messages.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Message {
+    /// From a node that connects.
+    Join(Join),
+    /// From the coordinator when all have joined.
+    Welcome(Welcome),
+    /// From the coordinator: the node cannot join.
+    Refused {
+        /// Why.
+        why: String,
+        /// Whether it may try again.
+        is_transient: bool,
+    },
+    /// Of the protocol of snapshots.
+    Snapshot(Envelope),
+    /// From the coordinator: the global manifest is in the log.
+    Committed {
+        /// The snapshot.
+        attempt: AttemptId,
+    },
+    /// From a node: its part of the job has ended by itself.
+    PartEnded {
+        /// With this exit code.
+        code: i32,
+    },
+    /// From a node: the job is to be ended, with a snapshot if possible.
+    Stop {
+        /// Why.
+        why: String,
+    },
+    /// From the coordinator: all parts have ended with 0.
+    Complete,
+    /// From the coordinator: the job is over. From a node: it cannot go on.
+    End(End),
+}

@@ -1,0 +1,32 @@
+//! A job on several nodes: the launchers talk over TCP, take snapshots of all parts at one moment, and end or resume the
+//! job together. Node 0 coordinates. The protocol is that of the crate `ckpt-cluster`; docs/design/cluster.md explains it.
+//!
+//! ```text
+//!                 connection.rs                      gate.rs
+//!   other nodes <---------------> host.rs (thread) <---------> checkpointer: Prepare … Store
+//!                                  │  Peer          <---------> resume: Load, Unblock, Thaw
+//!                                  │ notices
+//!                                  v
+//!                              supervise/ (Load, Checkpoint, Complete, End)
+//! ```
+
+mod connection;
+mod gate;
+mod host;
+mod join;
+mod links;
+mod log_files;
+mod messages;
+mod netlink;
+mod options;
+mod packet_rule;
+pub mod sockets;
+
+pub use connection::ClusterKey;
+pub use gate::{Gate, GateEnd};
+pub use host::{Cluster, Load, Notice};
+pub use join::{Member, join};
+pub use log_files::LogFiles;
+pub use messages::{End, HeldPart};
+pub use options::{Coordinator, NodeOptions};
+pub use packet_rule::PacketRule;

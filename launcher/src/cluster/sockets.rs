@@ -1,0 +1,174 @@
+//! The TCP sockets of the network namespace, as `/proc/net/tcp` and `/proc/net/tcp6` list them.
+
+use crate::sys::deadline::NODE_CONNECTIONS_POLL_INTERVAL;
+use std::collections::{BTreeSet, HashSet};
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Instant;
+
+const FIN_WAIT_2: u8 = 5;
+const TIME_WAIT: u8 = 6;
+const CLOSED: u8 = 7;
+const LISTENING: u8 = 10;
+
+/// A socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpSocket {
+    /// Its own address.
+    pub local: IpAddr,
+    /// Its own port.
+    pub port: u16,
+    /// The other end.
+    pub remote: IpAddr,
+    /// The port there.
+    pub remote_port: u16,
+    state: u8,
+    /// 0: no process has it.
+    inode: u64,
+}
+
+impl TcpSocket {
+    /// Whether packets of it leave the machine, or may come from outside.
+    #[must_use]
+    pub fn is_beyond_loopback(&self) -> bool {
+        !self.local.to_canonical().is_loopback() && self.state != CLOSED
+    }
+
+    /// Whether it is connected.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        ![LISTENING, CLOSED].contains(&self.state)
+    }
+
+    /// Whether the kernel still works on it although no process has it: its connection is being established or closed.
+    /// Such a socket is in no snapshot.
+    #[must_use]
+    pub fn is_unsettled(&self) -> bool {
+        self.inode == 0 && ![FIN_WAIT_2, TIME_WAIT, CLOSED, LISTENING].contains(&self.state)
+    }
+}
+
+/// All TCP sockets of the calling process's network namespace.
+///
+/// # Errors
+/// When procfs cannot be read.
+pub fn all() -> io::Result<Vec<TcpSocket>> {
+    let mut all = parse(&fs::read_to_string("/proc/self/net/tcp")?);
+    // A kernel without IPv6 does not have it.
+    if let Ok(text) = fs::read_to_string("/proc/self/net/tcp6") {
+        all.extend(parse(&text));
+    }
+    Ok(all)
+}
+
+/// Those of the processes `pids` below `proc`, a directory of procfs.
+///
+/// # Errors
+/// When procfs cannot be read. A process that has ended has none.
+pub fn of_processes(proc: &Path, pids: &[i32]) -> io::Result<Vec<TcpSocket>> {
+    let mut inodes = HashSet::new();
+    for pid in pids {
+        let Ok(entries) = fs::read_dir(proc.join(format!("{pid}/fd"))) else { continue };
+        let links = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+        inodes.extend(links.filter_map(|link| socket_inode(link.to_str()?)));
+    }
+    Ok(all()?.into_iter().filter(|socket| inodes.contains(&socket.inode)).collect())
+}
+
+/// The local ports of sockets that reach beyond the loopback interface.
+#[must_use]
+pub fn ports(sockets: &[TcpSocket]) -> BTreeSet<u16> {
+    sockets.iter().filter(|socket| socket.is_beyond_loopback()).map(|socket| socket.port).collect()
+}
+
+/// Waits until no connection with one of these local ports is left that no process has and the kernel still works on.
+///
+/// # Errors
+/// When procfs cannot be read, or such connections are left at the deadline.
+pub fn await_settled(ports: &BTreeSet<u16>, deadline: Instant) -> io::Result<()> {
+    let is_left = |socket: &TcpSocket| {
+        socket.is_unsettled() && socket.is_beyond_loopback() && ports.contains(&socket.port)
+    };
+    while let Some(left) = all()?.into_iter().find(is_left) {
+        if Instant::now() >= deadline {
+            let (remote, port) = (left.remote, left.remote_port);
+            return Err(io::Error::other(format!("one to {remote}, port {port}, does not end")));
+        }
+        std::thread::sleep(NODE_CONNECTIONS_POLL_INTERVAL);
+    }
+    Ok(())
+}
+
+fn socket_inode(link: &str) -> Option<u64> {
+    link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+fn parse(text: &str) -> Vec<TcpSocket> {
+    text.lines().skip(1).filter_map(line).collect()
+}
+
+fn line(line: &str) -> Option<TcpSocket> {
+    let fields: Vec<_> = line.split_ascii_whitespace().collect();
+    let (local, port) = end(fields.get(1)?)?;
+    let (remote, remote_port) = end(fields.get(2)?)?;
+    let state = u8::from_str_radix(fields.get(3)?, 16).ok()?;
+    let inode = fields.get(9)?.parse().ok()?;
+    Some(TcpSocket { local, port, remote, remote_port, state, inode })
+}
+
+/// An address in hexadecimal, in words of the machine's byte order, and a port.
+fn end(text: &str) -> Option<(IpAddr, u16)> {
+    let (address, port) = text.split_once(':')?;
+    let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok();
+    let address = match address.len() {
+        8 => IpAddr::from(word(0)?.to_ne_bytes()),
+        32 => {
+            let words = [word(0)?, word(8)?, word(16)?, word(24)?].map(u32::to_ne_bytes);
+            IpAddr::from(<[u8; 16]>::try_from(words.concat()).ok()?)
+        }
+        _ => return None,
+    };
+    Some((address, u16::from_str_radix(port, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn own_sockets_are_found() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let me = std::process::id().cast_signed();
+        let mine = of_processes(Path::new("/proc"), &[me]).unwrap();
+        let own = mine.iter().find(|socket| socket.port == stream.local_addr().unwrap().port()).unwrap();
+        assert_eq!((own.remote_port, own.local.is_loopback()), (port, true));
+        assert!(own.is_connected() && !own.is_beyond_loopback() && !own.is_unsettled(), "{own:?}");
+        assert!(mine.iter().any(|socket| socket.port == port && !socket.is_connected()));
+        // Not accepted yet: no process has the other end.
+        let other = all().unwrap().into_iter().find(|socket| socket.remote_port == own.port).unwrap();
+        assert!(other.is_unsettled(), "{other:?}");
+        drop(listener);
+    }
+
+    #[test]
+    fn any_line_is_read_or_left_out() {
+        let v4 = "  0: 0200000A:1F90 0300000A:9C40 01 00000000:00000000 00:00000000 00000000 0 0 77 1 0 20 4 30 10 -1";
+        let socket = line(v4).unwrap();
+        if cfg!(target_endian = "little") {
+            assert_eq!((socket.local.to_string(), socket.port), ("10.0.0.2".to_owned(), 8080));
+            assert_eq!((socket.remote.to_string(), socket.inode), ("10.0.0.3".to_owned(), 77));
+        }
+        let v6 = "  1: 00000000000000000000000000000000:0016 00000000000000000000000000000000:0000 0A 0:0 0:0 0 0 0 5 1";
+        assert!(line(v6).unwrap().is_beyond_loopback());
+        ckpt_test_mutate::mutations(&[v4.as_bytes().to_vec(), v6.as_bytes().to_vec()], |bytes| {
+            if let Ok(text) = std::str::from_utf8(bytes) {
+                let _ = line(text);
+            }
+        });
+    }
+}

@@ -1,0 +1,377 @@
+//! `ckpt-run run` for one part of a job on several nodes. The nodes begin, resume and end the job together:
+//!
+//! ```text
+//!   join ──► Load ──► claim ──► restore, or start of the command ──► session ──► all have ended with 0 ──► over: 0
+//!             ▲                   │ damaged: an older snapshot          │
+//!             └───────────────────┘                                     └─► End ──► over: the exit code of all nodes
+//! ```
+//!
+//! The job is not restarted here: who has started the launchers starts all of them again.
+
+use super::services::RunContext;
+use super::session::{JobSession, SessionEnd, SessionOutcome};
+use super::startup::{self, OpenedJob};
+use super::{Supervisor, metrics, start};
+use crate::checkpoint::nodes::PartPlace;
+use crate::checkpoint::precopy::Precopy;
+use crate::checkpoint::running_job::RunningJob;
+use crate::cli::config::Config;
+use crate::cluster::{self, Cluster, End, HeldPart, Load, Member, Notice, PacketRule};
+use crate::job::journal::{Entry, EventKind, Measured};
+use crate::job::resume_point::{Decision, Resume, decide};
+use crate::job::status::unix_ms;
+use crate::namespace::Network;
+use crate::report::failure::in_one_line;
+use crate::restore::resume::Resumer;
+use crate::store::tiers;
+use crate::sys::deadline::{
+    NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_SILENCE_TIMEOUT, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT,
+};
+use crate::sys::error::{EXIT_OWN, bad_input};
+use anyhow::{Context, Result, anyhow, bail};
+use ckpt_cluster::{AttemptId, Outcome, Settings, Step};
+use ckpt_snapshot::{JobRecord, SnapshotId, Store, Tiers};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::time::{Duration, SystemTime};
+
+/// More nodes have not been tried.
+const MOST_NODES: u32 = 1024;
+/// Time after which no launcher other than that of node 0 is asked to coordinate: never.
+const NO_OTHER_COORDINATOR: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// Refuses what does not work on several nodes yet.
+///
+/// # Errors
+/// Bad input.
+fn check(config: &Config) -> Result<()> {
+    let options = &config.nodes;
+    let missing = [
+        ("--node-rank", options.rank.is_none()),
+        ("--coordinator", options.coordinator.is_none()),
+        ("--cluster-key-file", options.key.is_none()),
+    ];
+    let missing: Vec<_> =
+        missing.iter().filter(|(_, is_missing)| *is_missing).map(|(name, _)| *name).collect();
+    if !missing.is_empty() {
+        bail!(bad_input(anyhow!("a job on several nodes (--nodes) also needs {}", missing.join(", "))));
+    }
+    if options.nodes > MOST_NODES || options.rank.is_some_and(|rank| rank >= options.nodes) {
+        bail!(bad_input(anyhow!(
+            "--node-rank has to be from 0 to --nodes - 1, and --nodes at most {MOST_NODES}"
+        )));
+    }
+    let refused = [
+        ("--network private: its loopback reaches no other node", config.network != Network::Host),
+        (
+            "the interposer, and so jobs that use GPUs: for a job without them, use --interpose off",
+            config.interpose.library().is_some(),
+        ),
+        ("--upload", config.store.upload.is_some()),
+        ("--store with the URL of an object store", config.store.url.is_some()),
+        ("--encrypt-key-file", config.store.key.is_some()),
+        ("--persist-every", config.persist_every > 1),
+        ("--precopy", !matches!(config.precopy, Precopy::Off)),
+        ("--resume with the ID of a snapshot", matches!(config.resume, Resume::Snapshot(_))),
+        ("--resume required", config.resume == Resume::Required),
+    ];
+    match refused.iter().find(|(_, is_used)| *is_used) {
+        Some((what, _)) => bail!(bad_input(anyhow!("with --nodes, this is not possible yet: {what}"))),
+        None => Ok(()),
+    }
+}
+
+/// Runs this node's part of the job until the job ends for good, or has to be started again on all nodes; returns the exit
+/// code.
+///
+/// # Errors
+/// When the job could not be started or resumed.
+pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
+    check(config)?;
+    if let Err(code) = start::find_command(&argv[0]) {
+        return Ok(code);
+    }
+    let begun_at = SystemTime::now();
+    PacketRule::put(&BTreeSet::new()).map_err(|error| {
+        anyhow!("cannot block connections while a snapshot of several nodes is taken: {error}. This needs CAP_NET_ADMIN and a kernel with nftables and owned tables (Linux 5.12)")
+    })?;
+    let metrics = config.metrics.map(metrics::listen).transpose()?;
+    let mut opened = startup::open(config, argv)?;
+    let cluster = cluster::join(member(config, &opened)?)?;
+    let (nodes, rank) = (cluster.nodes(), cluster.rank());
+    tracing::info!("all {nodes} nodes are there; this is node {rank}");
+    let load = match next_load(&cluster) {
+        Ok(load) => load,
+        Err(end) => {
+            cluster.finish();
+            return Ok(report(&end));
+        }
+    };
+    let over = run_part(config, argv, (&mut opened, begun_at), &cluster, load, metrics);
+    opened.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
+    match over {
+        Ok(code) => {
+            cluster.finish();
+            Ok(code)
+        }
+        Err(Over::Told(error)) => {
+            cluster.finish();
+            Err(error)
+        }
+        Err(Over::Code(code)) => {
+            cluster.fail(format!("its command cannot be executed (exit code {code})"), code);
+            Ok(code)
+        }
+        Err(Over::Failed(error)) => {
+            cluster.fail(in_one_line(&error), EXIT_OWN);
+            Err(error)
+        }
+    }
+}
+
+/// Why this launcher cannot go on.
+enum Over {
+    /// The other nodes know.
+    Told(anyhow::Error),
+    /// The command cannot be executed.
+    Code(i32),
+    Failed(anyhow::Error),
+}
+
+impl<T: Into<anyhow::Error>> From<T> for Over {
+    fn from(error: T) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
+    let options = &config.nodes;
+    let (rank, coordinator, key) = (options.rank, options.coordinator.clone(), options.key.clone());
+    let settings = Settings {
+        nodes: options.nodes,
+        parts: options.nodes,
+        beat: NODE_BEAT_INTERVAL,
+        silence: NODE_SILENCE_TIMEOUT,
+        stagger: NO_OTHER_COORDINATOR,
+        repeat: NODE_REPEAT_INTERVAL,
+        gather: NODE_BEAT_INTERVAL,
+        lease: config.freeze_timeout,
+        load_lease: NODE_TRANSFER_TIMEOUT,
+        step_limit: config.freeze_timeout + NODE_STEP_TIMEOUT,
+        transfer_limit: NODE_TRANSFER_TIMEOUT,
+        tries: 1,
+    };
+    Ok(Member {
+        rank: rank.context("the rank was checked")?,
+        coordinator: coordinator.context("the address was checked")?,
+        key: key.context("the key was checked")?,
+        settings,
+        job: opened.dir.path().to_owned(),
+        parts: held_parts(&opened.store)?.into_iter().map(|(_, part)| part).collect(),
+        ports: ports(&opened.store)?,
+        is_anew: config.resume == Resume::Never,
+        grace: config.grace,
+    })
+}
+
+/// Local ports of the connections in the parts of the store.
+fn ports(store: &Tiers) -> Result<BTreeSet<u16>> {
+    let ids = tiers::list_local(store)?.into_iter().map(|listed| listed.id);
+    let parts = ids.filter_map(|id| store.manifest(&id).ok()?.part);
+    Ok(parts.flat_map(|part| part.ports).collect())
+}
+
+/// The parts in the store.
+fn held_parts(store: &Tiers) -> Result<Vec<(SnapshotId, HeldPart)>> {
+    let mut parts = Vec::new();
+    for listed in tiers::list_local(store)? {
+        // One that is damaged counts as missing.
+        let Ok(manifest) = store.manifest(&listed.id) else { continue };
+        if let Some(part) = &manifest.part {
+            let attempt = AttemptId { epoch: part.epoch, number: part.attempt };
+            parts.push((
+                listed.id,
+                HeldPart { log: part.log.clone(), attempt, hash: manifest.content_hash() },
+            ));
+        }
+    }
+    Ok(parts)
+}
+
+/// Waits for the order to begin or to resume.
+fn next_load(cluster: &Cluster) -> Result<Load, End> {
+    loop {
+        match cluster.notices().recv() {
+            Ok(Notice::Load(load)) => return Ok(load),
+            Ok(Notice::End(end)) => return Err(end),
+            Ok(_) => {}
+            Err(_) => {
+                let why = "a bug in ckpt-run ended the connection to the other nodes".to_owned();
+                return Err(End { why, code: EXIT_OWN, is_requested: false });
+            }
+        }
+    }
+}
+
+/// Says why the job is over, and returns the exit code.
+fn report(end: &End) -> i32 {
+    let again = "Run the same commands again on all nodes to resume it";
+    if end.is_requested {
+        tracing::info!("the job has ended on all nodes: {}. {again}", end.why);
+    } else {
+        tracing::error!("the job has ended on all nodes: {}. {again}", end.why);
+    }
+    end.code
+}
+
+/// Where this launcher starts, as the coordinator says.
+fn resume_point(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<Resume> {
+    let Some((attempt, _)) = &load.from else { return Ok(Resume::Never) };
+    let is_it = |(_, part): &(SnapshotId, HeldPart)| part.log == cluster.log().0 && part.attempt == *attempt;
+    let found = held_parts(&opened.store)?.into_iter().find(is_it);
+    let (id, _) = found.context("the part of the snapshot has disappeared from the store")?;
+    Ok(Resume::Snapshot(id.to_string()))
+}
+
+/// Removes parts whose snapshot has no global manifest: it will never have one.
+fn remove_garbage(cluster: &Cluster, opened: &OpenedJob) -> Result<()> {
+    let (log, committed) = cluster.log();
+    for (id, part) in held_parts(&opened.store)? {
+        if part.log == log && !committed.contains(&part.attempt) {
+            tracing::info!("the part {id} is removed: not all nodes have stored theirs");
+            tiers::remove_local(&opened.store, &opened.dir, &id)?;
+        }
+    }
+    Ok(())
+}
+
+fn run_part(
+    config: &Config,
+    argv: &[OsString],
+    (opened, begun_at): (&mut OpenedJob, SystemTime),
+    cluster: &Cluster,
+    load: Load,
+    metrics: Option<std::net::TcpListener>,
+) -> Result<i32, Over> {
+    let resume = resume_point(cluster, opened, &load)?;
+    let (claimed, candidates) = startup::claim(config, opened, &resume)?;
+    let opened = &*opened;
+    startup::record(opened, begun_at);
+    remove_garbage(cluster, opened)?;
+    let context = RunContext::start(config, argv, opened, &claimed, Some(cluster))?;
+    let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
+    let _metrics = metrics.map(serve).transpose()?;
+    Supervisor::new(&context).supervise_part(cluster, load, candidates)
+}
+
+impl Supervisor<'_> {
+    fn supervise_part(
+        mut self,
+        cluster: &Cluster,
+        mut load: Load,
+        mut candidates: Vec<SnapshotId>,
+    ) -> Result<i32, Over> {
+        loop {
+            self.begun_at = SystemTime::now();
+            let signals = &self.context.signals;
+            let started = signals.while_busy(|| self.start_part(&load, &candidates));
+            let (error, blames_snapshot) = match started {
+                Ok(Ok(job)) => return self.serve_part(job, &load),
+                Ok(Err(code)) => return Err(Over::Code(code)),
+                Err(failure) => failure,
+            };
+            let is_own = load.gate.end().is_none();
+            load.gate.fail(&in_one_line(&error), blames_snapshot);
+            load = match next_load(cluster) {
+                Ok(next) => next,
+                // The others know what has failed here.
+                Err(_) if is_own => return Err(Over::Told(error)),
+                Err(end) => return Ok(report(&end)),
+            };
+            candidates = self.decide_again(cluster, &load)?;
+        }
+    }
+
+    /// Another snapshot is tried.
+    fn decide_again(&self, cluster: &Cluster, load: &Load) -> Result<Vec<SnapshotId>> {
+        let OpenedJob { dir, store, identity, .. } = self.context.opened;
+        let resume = resume_point(cluster, self.context.opened, load)?;
+        let Decision { record, candidates } = decide(&resume, dir, store, identity, None)?;
+        self.context.claimed.ownership.change(|present| {
+            let launcher = std::mem::take(&mut present.launcher);
+            *present = JobRecord { launcher, ..record };
+        })?;
+        Ok(candidates)
+    }
+
+    /// Starts or resumes the part, together with the others. Returns the exit code if the command cannot be executed. Of an
+    /// error, also says whether the snapshot is to blame.
+    fn start_part(
+        &mut self,
+        load: &Load,
+        candidates: &[SnapshotId],
+    ) -> Result<Result<RunningJob, i32>, (anyhow::Error, bool)> {
+        let context = self.context;
+        context.discard_staging().map_err(|error| (error, false))?;
+        self.began_from = None;
+        let (Some((_, hash)), Some(id)) = (&load.from, candidates.last()) else {
+            load.gate.done(Step::Load, Outcome::Done);
+            load.gate.release().map_err(|why| (anyhow!(why), false))?;
+            let started =
+                start::start(context.config, context.argv, &context.opened.dir, &context.file_rules);
+            return started.map_err(|error| (error, false));
+        };
+        let staging_dir = context.config.store.staging_dir(&context.opened.dir);
+        let resumer = Resumer { gate: Some(&load.gate), ..self.resumer(staging_dir.as_deref()) };
+        let resumed = resumer.part(id, hash)?;
+        self.began_from = Some(resumed.manifest);
+        Ok(Ok(resumed.job))
+    }
+
+    fn serve_part(mut self, job: RunningJob, load: &Load) -> Result<i32, Over> {
+        let session = JobSession::begin(self.context, job, self.began_from.as_ref())?;
+        load.gate.done(Step::Thaw, Outcome::Done);
+        self.began();
+        let SessionEnd { outcome, ended_at, .. } = session.serve();
+        let measured = Measured { ended_unix_ms: Some(unix_ms(ended_at)), ..Measured::default() };
+        let journal = &self.context.opened.journal;
+        match outcome {
+            SessionOutcome::Complete => {
+                journal.add(
+                    &Entry::new(EventKind::Complete, "the job ended with 0 on all nodes").measured(measured),
+                );
+                Ok(0)
+            }
+            SessionOutcome::Failed { code, what, .. } => {
+                journal.add(&Entry::new(EventKind::Failed, what).measured(measured));
+                Ok(code)
+            }
+            SessionOutcome::StoppedByUser { code } => Ok(code),
+            SessionOutcome::Preempted { .. } => Ok(EXIT_OWN),
+        }
+    }
+}
+
+/// Which part this launcher has.
+pub(super) fn place(cluster: &Cluster) -> PartPlace {
+    PartPlace { log: cluster.log().0.to_owned(), node: cluster.rank(), nodes: cluster.nodes() }
+}
+
+/// How the job has ended on all nodes.
+#[derive(Debug)]
+pub(super) enum NodesEnd {
+    Complete,
+    End(End),
+}
+
+impl NodesEnd {
+    pub(super) fn outcome(&self) -> SessionOutcome {
+        match self {
+            Self::Complete => SessionOutcome::Complete,
+            Self::End(end) => {
+                let code = report(end);
+                SessionOutcome::Failed { code, what: end.why.clone(), error: None, hung_since: None }
+            }
+        }
+    }
+}
