@@ -5,6 +5,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 unsafe extern "C" {
     /// The C library's own variable, see environ(7).
@@ -77,6 +78,22 @@ fn parse_start_time(stat: &[u8]) -> Option<u64> {
     fields.split_ascii_whitespace().nth(START_TIME_AFTER_NAME)?.parse().ok()
 }
 
+/// A random number that this process has until it executes another program; never 0. Where the system has no random
+/// numbers, the same for all.
+pub fn instance() -> u64 {
+    static INSTANCE: AtomicU64 = AtomicU64::new(0);
+    let known = INSTANCE.load(SeqCst);
+    if known != 0 {
+        return known;
+    }
+    let mut bytes = [0_u8; 8];
+    // SAFETY: the pointer and the length are those of one live buffer.
+    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    let made = u64::from_ne_bytes(bytes).max(1);
+    // Another thread may have been faster.
+    INSTANCE.compare_exchange(0, made, SeqCst, SeqCst).err().unwrap_or(made)
+}
+
 /// Where this process's program lies; empty if that cannot be read.
 pub fn exe() -> String {
     let path = std::fs::read_link("/proc/self/exe").unwrap_or_default();
@@ -112,5 +129,8 @@ mod tests {
         assert!(start_time_ticks().is_some_and(|ticks| ticks > 0));
         assert!(exe().starts_with('/'));
         assert!(!is_privileged());
+        let first = instance();
+        assert_ne!(first, 0);
+        assert_eq!(instance(), first);
     }
 }

@@ -227,7 +227,7 @@ impl Write for &Socket {
 
 /// Moves a descriptor that was just made out of the application's way; returns the old one where the limit
 /// on descriptors is too low for that.
-fn moved_up(low: c_int) -> c_int {
+pub(crate) fn moved_up(low: c_int) -> c_int {
     let mut least = HIGH_DESCRIPTOR;
     while least > low {
         // SAFETY: F_DUPFD_CLOEXEC takes a number and makes a new descriptor.

@@ -120,7 +120,7 @@ fn answer(heard: &Mutex<Heard>, stream: &UnixStream, message: FromAgent) {
     let mut memory = None;
     let mut heard = heard.lock().expect("no test has failed");
     let answer = match message {
-        FromAgent::Publish { pid, key, bytes } => {
+        FromAgent::Publish { pid, key, bytes, .. } => {
             let received = descriptors::receive(stream.as_fd(), 1).expect("memory").swap_remove(0);
             heard.said.push((pid, "publish"));
             heard.memory.insert(key, (Arc::new(received), bytes));

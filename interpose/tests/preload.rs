@@ -95,8 +95,10 @@ fn a_program_says_hello_and_is_otherwise_as_before() {
         supports_release: true,
         supports_cut: true,
         supports_reads: true,
+        instance: agent.hello.instance,
     };
     assert_eq!(agent.hello, expected);
+    assert_ne!(expected.instance, 0);
     let ours = sockets(program.pid());
     assert!(matches!(ours[..], [number] if number >= FIRST_OF_OURS), "{ours:?}");
     assert_eq!(descriptors(program.pid()).len(), 1);

@@ -62,7 +62,8 @@
 //!          <------------------------------- Stored{problem}
 //! ```
 //!
-//! The launcher identifies device memory that processes share (CUDA IPC) by keys. Each of these requests may be sent
+//! The launcher identifies device memory that processes share, by CUDA IPC or by descriptors, by keys. Each of these requests
+//! may be sent
 //! between a Welcome and the end of the conversation, or as the only request on a connection of its own:
 //!
 //! ```text
@@ -205,8 +206,8 @@ pub enum FromAgent {
         /// Number of descriptors, at most [`crate::descriptors::MOST`].
         count: usize,
     },
-    /// Device memory of this process that others may open; its descriptor follows. The launcher keeps it until it is
-    /// withdrawn or the process ends, also during a checkpoint of a job that continues.
+    /// Device memory of this process that others may have; the driver's descriptor of it follows. The launcher keeps it until
+    /// it is withdrawn or the process ends, also during a checkpoint of a job that continues.
     Publish {
         /// The process's ID in its own PID namespace.
         pid: u32,
@@ -214,6 +215,14 @@ pub enum FromAgent {
         key: ShareKey,
         /// Its size, in bytes.
         bytes: u64,
+        /// Whether a second descriptor follows: what memfd_create has returned for a memfd, of which programs have descriptors that
+        /// stand for the memory. The launcher keeps the memory after the end of the process too, as long as there are such
+        /// descriptors.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        has_root: bool,
+        /// As in [`Hello::instance`].
+        #[serde(default, skip_serializing_if = "is_zero")]
+        instance: u64,
     },
     /// Requests memory that another process, or this one, has published.
     Fetch {
@@ -223,6 +232,9 @@ pub enum FromAgent {
         key: ShareKey,
         /// The ID of the process that has published it.
         owner: u32,
+        /// As in [`Hello::instance`].
+        #[serde(default, skip_serializing_if = "is_zero")]
+        instance: u64,
     },
     /// The process no longer uses this memory, which it has published or fetched.
     Withdraw {
@@ -347,6 +359,10 @@ pub struct Hello {
     /// Whether the agent supports [`ToAgent::StageWindow`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supports_reads: bool,
+    /// A random number that stays the same until the process executes another program, which then has none of its memory;
+    /// 0 from older agents.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub instance: u64,
 }
 
 /// The GPU state of a process at a checkpoint.
@@ -476,7 +492,8 @@ pub struct RegionFlags {
     /// It stayed on the GPU while the process was dumped; the launcher held its descriptor.
     #[serde(skip_serializing_if = "is_not")]
     pub is_parked: bool,
-    /// Other processes of the job may have it open (cuIpcGetMemHandle). The launcher holds its descriptor too.
+    /// Other processes of the job may have it (cuIpcGetMemHandle, cuMemExportToShareableHandle). The launcher holds its
+    /// descriptor too.
     #[serde(skip_serializing_if = "is_not")]
     pub is_shared: bool,
     /// The program requested exportable memory (`CUmemAllocationProp::requestedHandleTypes`).
@@ -686,7 +703,8 @@ pub enum ToAgent {
     },
     /// The other answer to [`FromAgent::Fetch`]: the launcher does not have the memory.
     NotShared {
-        /// Whether the answer is final: the owner has restored all its memory after a checkpoint without publishing this.
+        /// Whether the answer is final: the owner has restored all its memory after a checkpoint without publishing this. It
+        /// is not while the owner's memory is captured.
         is_final: bool,
     },
     /// The answer to [`FromAgent::Withdraw`].
@@ -722,7 +740,7 @@ impl FromAgent {
     pub fn descriptors(&self) -> usize {
         match self {
             Self::Park { count } => *count,
-            Self::Publish { .. } => 1,
+            Self::Publish { has_root, .. } => 1 + usize::from(*has_root),
             _ => 0,
         }
     }
@@ -771,6 +789,7 @@ mod tests {
             supports_release: false,
             supports_cut: false,
             supports_reads: false,
+            instance: 0,
         }
     }
 
@@ -880,11 +899,11 @@ mod tests {
     fn messages_about_shared_memory_and_activity_keep_their_json() {
         let key = ShareKey(u128::MAX - 1);
         has_json(
-            &FromAgent::Publish { pid: 7, key, bytes: 9 },
+            &FromAgent::Publish { pid: 7, key, bytes: 9, has_root: false, instance: 0 },
             r#"{"type":"publish","pid":7,"key":[18446744073709551615,18446744073709551614],"bytes":9}"#,
         );
         has_json(
-            &FromAgent::Fetch { pid: 7, key: ShareKey(5), owner: 8 },
+            &FromAgent::Fetch { pid: 7, key: ShareKey(5), owner: 8, instance: 0 },
             r#"{"type":"fetch","pid":7,"key":[0,5],"owner":8}"#,
         );
         has_json(

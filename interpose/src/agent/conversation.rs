@@ -275,6 +275,7 @@ fn greet(
         supports_release: true,
         supports_cut: true,
         supports_reads: true,
+        instance: process::instance(),
     };
     say(socket, &FromAgent::Hello(hello))?;
     hear(socket)

@@ -108,5 +108,6 @@ pub fn after_fork_in_child() {
     gate::after_fork_in_child();
     checkpoint::after_fork_in_child();
     nccl::after_fork_in_child();
+    memory::after_fork_in_child();
     activation::after_fork_in_child();
 }

@@ -80,7 +80,7 @@ pub(super) fn obstacle() -> Option<String> {
 }
 
 /// What to change about memory that processes share. NCCL does so unless its variables are set.
-const SHARED: &str = "release it; if it is NCCL's, run the job with ckpt-run --nccl p2p (NCCL_NVLS_ENABLE=0 NCCL_CUMEM_ENABLE=0) or --nccl sockets (NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NVLS_ENABLE=0)";
+const SHARED: &str = "release it; if it is NCCL's, run the job with ckpt-run --nccl p2p (NCCL_NVLS_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0) or --nccl sockets (NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NVLS_ENABLE=0)";
 
 /// Prefixes of calls, what such calls create, and what to change. The first match is used.
 const WORDS: &[(&str, &str, &str)] = &[

@@ -40,6 +40,7 @@
 //! | `partial.rs` | mirrors that hold only what the store lacks |
 //! | `window.rs` | instead of a mirror: memory that goes to the store while its process is being detached |
 //! | `broker.rs` | device memory that processes share |
+//! | `lease.rs` | whether a file is open elsewhere |
 //! | `device_files.rs` | keeps the GPUs open while no process of the job does |
 //! | `restore_memory.rs` | how much device memory the restores take, and the wait for it |
 //! | `release.rs` | before a kill: takes the processes off their GPUs |
@@ -53,6 +54,8 @@ mod broker;
 mod cut;
 mod deliver;
 mod device_files;
+#[allow(unsafe_code)]
+mod lease;
 mod mirrors;
 mod partial;
 #[allow(unsafe_code)]
@@ -238,6 +241,7 @@ impl Agents {
                 state.phase = Phase::NotListening;
                 let quiesced = state.take_quiesced(attempt);
                 drop(state);
+                self.shared.broker.end_attempt();
                 return Ok(self.with_gpus(quiesced, machine.as_ref()));
             }
             let left = end.saturating_duration_since(Instant::now());
@@ -276,7 +280,7 @@ impl Agents {
         deadline: Duration,
         orphan: Option<QuiesceError>,
     ) -> QuiesceError {
-        self.shared.broker.abort_attempt();
+        self.shared.broker.end_attempt();
         self.shared.watch_silent(&state, attempt);
         let given_up = state.take_refusals().or(orphan).unwrap_or_else(|| {
             let disconnected =

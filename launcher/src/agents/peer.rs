@@ -1,4 +1,4 @@
-//! The credentials of a connecting process. The only unsafe code of the agents.
+//! The credentials of a connecting process.
 
 use std::io;
 use std::os::fd::AsRawFd;

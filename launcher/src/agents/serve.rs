@@ -190,7 +190,7 @@ impl Shared {
         // A connection that carries only this message does not say which program it belongs to.
         let agent = state.connections.values().find(|one| one.process.pid == sender);
         let process = Process { pid: sender, ..agent.unwrap_or(connection).process.clone() };
-        let participant = Participant { process, handle: Arc::clone(&connection.handle) };
+        let participant = Participant { process, handle: Arc::clone(&connection.handle), instance: 0 };
         let end = match state.phase {
             Phase::Quiescing { end, .. } => end,
             Phase::Listening | Phase::NotListening => Instant::now(),
@@ -210,7 +210,7 @@ impl Shared {
         let again = match phase {
             Phase::Quiescing { attempt: current, .. } if current == attempt => {
                 connection.refusal = Some(reason);
-                self.broker.abort_attempt();
+                self.broker.end_attempt();
                 None
             }
             Phase::Quiescing { attempt: current, end } if connection.asked == Some(attempt) => {
@@ -295,6 +295,7 @@ impl Shared {
 
     /// Registers an agent. Returns the attempt for which it has to detach, if one is under way.
     fn register(&self, id: u64, hello: Hello, returned: Option<Returned>) -> Option<(u64, Instant)> {
+        self.broker.note_instance(hello.pid, hello.instance);
         let mut state = self.lock_for_return(hello.pid);
         let phase = state.phase;
         let connection = state.connections.get_mut(&id)?;

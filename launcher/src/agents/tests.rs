@@ -55,6 +55,7 @@ pub(super) fn hello(pid: u32, away: Option<u64>) -> FromAgent {
         supports_release: false,
         supports_cut: false,
         supports_reads: false,
+        instance: 0,
     })
 }
 
@@ -534,6 +535,7 @@ fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
         supports_release: true,
         supports_cut: false,
         supports_reads: false,
+        instance: 0,
     };
     send(&stream, &FromAgent::Hello(hello));
     assert!(matches!(receive(&stream).expect("an answer"), ToAgent::Refused { .. }));
@@ -547,12 +549,12 @@ fn memory_is_shared_over_separate_connections_and_an_agents_connection() {
     let (_directory, path) = socket_dir();
     let agents = Agents::listen(&path, LONG).expect("listening");
     let key = ckpt_protocol::agent::ShareKey(7);
-    let fetch = FromAgent::Fetch { pid: 2, key, owner: 1 };
+    let fetch = FromAgent::Fetch { pid: 2, key, owner: 1, instance: 0 };
     assert_eq!(ask_broker(&path, &fetch), ToAgent::NotShared { is_final: false });
     let stream = connect_agent(&path, 1, None);
     until_count(&agents, 1);
     assert_eq!(ask_broker(&path, &fetch), ToAgent::NotShared { is_final: true });
-    let publish = FromAgent::Publish { pid: 1, key, bytes: 9 };
+    let publish = FromAgent::Publish { pid: 1, key, bytes: 9, has_root: false, instance: 0 };
     assert_eq!(ask_broker(&path, &publish), ToAgent::Published { is_kept: true });
     assert_eq!(ask_broker(&path, &fetch), ToAgent::Shared { bytes: 9 });
     assert_eq!(agents.count(), 1);

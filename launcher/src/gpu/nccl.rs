@@ -16,10 +16,10 @@ const SOCKETS: [(&str, &str); 4] = [
     ("NCCL_IB_DISABLE", "1"),
 ];
 
-/// What leaves NCCL nothing but device memory that ranks share by cuIpcGetMemHandle, and sockets (the same chapter). What
-/// ranks share by descriptors of cuMemExportToShareableHandle, and multicast objects, cannot be saved.
+/// What leaves NCCL nothing but device memory that ranks share, and sockets (the same chapter). Multicast objects, and host
+/// memory of cuMemCreate, cannot be saved.
 const P2P: [(&str, &str); 3] =
-    [("NCCL_NVLS_ENABLE", "0"), ("NCCL_CUMEM_ENABLE", "0"), ("NCCL_IB_DISABLE", "1")];
+    [("NCCL_NVLS_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0"), ("NCCL_IB_DISABLE", "1")];
 
 /// How NCCL connects the ranks of the job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn p2p_leaves_out_what_cannot_be_saved() {
-        let all = ["NCCL_NVLS_ENABLE=0", "NCCL_CUMEM_ENABLE=0", "NCCL_IB_DISABLE=1", "NCCL_SOCKET_IFNAME=lo"];
+        let all =
+            ["NCCL_NVLS_ENABLE=0", "NCCL_CUMEM_HOST_ENABLE=0", "NCCL_IB_DISABLE=1", "NCCL_SOCKET_IFNAME=lo"];
         assert_eq!(names(Nccl::P2p, Network::Host, &[]).unwrap(), all);
         let error = names(Nccl::P2p, Network::Host, &[("NCCL_NVLS_ENABLE", "1")]).unwrap_err().to_string();
         assert!(error.starts_with("--nccl p2p contradicts NCCL_NVLS_ENABLE=1: "), "{error}");

@@ -1,8 +1,8 @@
-/* Memory of the program's own that it has exported, and taken up again by the descriptor. Once the file `private` is
- * there, it is on its own. */
+/* Memory of the program's own that it has exported, and imported again by the descriptor. Every few steps it is another
+ * one. */
 #include "vmm.h"
 
-enum { COUNT = 128, BYTES = COUNT * 4, DESCRIPTOR = 1 };
+enum { COUNT = 128, BYTES = COUNT * 4, DESCRIPTOR = 1, STEPS_EACH = 5 };
 
 CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
                                       unsigned long long flags);
@@ -50,18 +50,17 @@ int main(int argc, char **argv) {
     struct job job = job_start(argc, argv);
     uint64_t sum = 0;
     uint32_t words[COUNT];
-    int is_shared = 1;
     granule_bytes = vmm_granularity_bytes();
     struct memory written = create(DESCRIPTOR), read = take_up(written.handle);
     CHECK(cuMemsetD32_v2(written.address, 1, COUNT));
     for (unsigned step = 1; step <= job.steps; step++) {
-        if (is_shared && job_has_file("private")) {
+        if (step % STEPS_EACH == 0) {
             CHECK(cuMemcpyDtoH_v2(words, read.address, BYTES));
             drop(written);
             drop(read);
-            written = read = create(DESCRIPTOR);
+            written = create(DESCRIPTOR);
+            read = take_up(written.handle);
             CHECK(cuMemcpyHtoD_v2(written.address, words, BYTES));
-            is_shared = 0;
         }
         job_mix(&job, written.address, COUNT, step, NULL);
         CHECK(cuMemcpyDtoH_v2(words, read.address, BYTES));

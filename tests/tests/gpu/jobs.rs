@@ -406,7 +406,7 @@ fn memory_that_four_processes_share_survives() {
 
 #[test]
 fn shared_memory_is_refused_while_its_owner_is_gone() {
-    GpuJob::in_c("orphan.c").is_refused_until_private("opened device memory (cuIpcOpenMemHandle) of process");
+    GpuJob::in_c("orphan.c").is_refused_until_private("opened device memory (cuIpcOpenMemHandle, ");
 }
 
 /// Shared memory works as on the driver itself: the launcher passes the handles on.
@@ -462,9 +462,16 @@ fn memory_that_is_registered_is_not_moved() {
     assert_eq!(job.output(), job.unbroken());
 }
 
+/// A process imports its own memory.
 #[test]
-fn memory_that_a_program_exports_is_refused_while_there_is_some() {
-    GpuJob::in_c("exported.c").is_refused_until_private("cuMemExportToShareableHandle");
+fn memory_that_a_program_exports_to_itself_survives() {
+    GpuJob::in_c("exported.c").survives(kills());
+}
+
+/// At each moment some descriptors are exported and not imported yet, and some of that memory was released by its owner.
+#[test]
+fn memory_that_processes_pass_by_descriptors_survives() {
+    GpuJob::in_c("exchanged.c").survives(kills());
 }
 
 /// Snapshots at given steps of a job that changes little memory, and the bytes that each of them did not read. With

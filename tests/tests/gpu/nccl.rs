@@ -9,8 +9,12 @@ use crate::gpu_job::{GpuJob, kills, library};
 
 /// Nothing of the memory below NCCL is shared.
 const SOCKETS: &[(&str, &str)] = &[("CKPT_NCCL", "sockets")];
-/// Ranks have each other's device memory by handles of cuIpcGetMemHandle.
+/// Ranks have each other's device memory by descriptors of cuMemExportToShareableHandle.
 const P2P: &[(&str, &str)] = &[("CKPT_NCCL", "p2p")];
+/// By handles of cuIpcGetMemHandle.
+const LEGACY: &[(&str, &str)] = &[("CKPT_NCCL", "p2p"), ("NCCL_CUMEM_ENABLE", "0")];
+/// As NCCL chooses, on a machine without multicast.
+const AUTO: &[(&str, &str)] = &[("NCCL_NVLS_ENABLE", "0")];
 
 /// Many ranks take long: fewer kills, unless `CKPT_TEST_KILLS` says how many.
 fn few_kills() -> u32 {
@@ -40,8 +44,13 @@ fn four_ranks_that_share_device_memory_survive() {
 }
 
 #[test]
-fn eight_ranks_that_share_device_memory_survive() {
-    ranks(8, P2P).survives(few_kills());
+fn three_ranks_that_share_device_memory_as_nccl_chooses_survive() {
+    ranks(3, AUTO).survives(few_kills());
+}
+
+#[test]
+fn eight_ranks_that_share_device_memory_by_ipc_survive() {
+    ranks(8, LEGACY).survives(few_kills());
 }
 
 /// The launcher resumes the job when one of its ranks has been killed.

@@ -44,13 +44,13 @@ CLAIMS = [
     Claim(
         "README.md",
         "A failed checkpoint does not harm the job",
-        ("programs: managed memory", "programs: exported memory"),
+        ("programs: managed memory", "programs: memory without its owner"),
         REFUSED,
     ),
     Claim(
         "README.md",
         "What cannot be saved is named",
-        ("programs: managed memory", "programs: exported memory"),
+        ("programs: managed memory", "programs: memory without its owner"),
         REFUSED,
     ),
     Claim("README.md", "On a GPU, managed memory", ("programs: managed memory",), REFUSED),
@@ -68,17 +68,21 @@ CLAIMS = [
     ),
     Claim(
         "docs/limits.md",
-        "memory from its own VMM calls that it has exported",
-        ("programs: exported memory",),
-        REFUSED,
+        "memory from its own VMM calls that it has imported from outside the job",
+        why="no program of the bundle does that",
     ),
     Claim(
         "docs/limits.md",
-        "memory opened by cuIpcOpenMemHandle whose owner has freed it or has ended",
+        "memory opened by cuIpcOpenMemHandle whose owner has freed it",
         ("programs: memory without its owner",),
         REFUSED,
     ),
     Claim("docs/limits.md", "CUDA IPC handles", ("programs: shared memory",)),
+    Claim(
+        "docs/limits.md",
+        "descriptors of cuMemExportToShareableHandle",
+        ("programs: exported memory", "programs: memory passed by descriptors"),
+    ),
     Claim(
         "docs/limits.md", "module globals, memory of graphs", ("programs: pinned memory", "programs: memory of graphs")
     ),

@@ -31,6 +31,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("xtask/bundle/programs/copies.c", "bin/copies"),
     ("xtask/src/bench/gpu/launches.c", "bin/launches"),
     ("examples/legacy-job/legacy-job.c", "bin/legacy-job"),
+    ("tests/programs/cuda/exchanged.c", "bin/exchanged"),
     ("tests/programs/cuda/exported.c", "bin/exported"),
     ("tests/programs/cuda/forked.c", "bin/forked"),
     ("tests/programs/cuda/graph_memory.c", "bin/graph_memory"),

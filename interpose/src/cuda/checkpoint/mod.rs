@@ -86,6 +86,10 @@ const LOOK_FROM_BYTES: u64 = 64 << 20;
 /// The timeout for the program's own calls and work to end, before device memory is looked through.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How much larger the mirror of a process that shares memory is than what it has to share now, beside a quarter of that,
+/// in bytes: such memory cannot be left to the driver, and more of it may come until the capture.
+const MORE_TO_SHARE_BYTES: u64 = 64 << 20;
+
 /// The polling interval for the end of a stream capture.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -268,7 +272,9 @@ impl Gpu for ProcessGpu {
         self.expected = transfer::expected_changes(&self.written, bytes);
         let changes =
             ExpectedChanges { captures: self.captures, bytes: capture::total_bytes(&self.expected) };
-        Ok(MirrorNeeds { bytes, used_bytes: capture::total_bytes(&self.used), changes: Some(changes) })
+        let used_bytes = capture::total_bytes(&self.used);
+        let more_bytes = if ipc::is_sharing() { bytes / 4 + MORE_TO_SHARE_BYTES } else { 0 };
+        Ok(MirrorNeeds { bytes: bytes + more_bytes, used_bytes, changes: Some(changes) })
     }
 
     fn stage(&mut self, mirror: Delivered) -> Result<(), CaptureError> {
@@ -465,6 +471,7 @@ impl ProcessGpu {
             private_tables: proc_address::tables(),
             ..GpuReport::default()
         };
+        ipc::descriptors::sweep();
         self.borrow_context(deadline)?;
         let is_memory_ours = !registry().allocations.is_empty();
         let is_pinned = self.mirror.is_some() || self.kept.is_some() || !self.stale.is_empty();
@@ -537,6 +544,7 @@ impl ProcessGpu {
         report.times.capture_s = begun.elapsed().as_secs_f64();
         let begun = Instant::now();
         let ids = transfer::leaving(self.mirror.as_ref().map_or(0, PinnedMirror::bytes));
+        ipc::check_all_leave(&ids)?;
         if request.park || self.has_no_copy {
             // What is shared with other processes the launcher has already.
             let ids: Vec<Id> =

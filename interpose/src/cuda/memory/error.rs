@@ -11,13 +11,17 @@ pub enum MemoryError {
     Driver(#[from] DriverError),
     #[error("lost the connection to the launcher")]
     LauncherLost,
-    #[error("a process that it shares device memory with (CUDA IPC) was not drained")]
+    #[error(
+        "it has begun to share more device memory than it had announced for this checkpoint; the next one has room for that"
+    )]
+    SharedTooLate,
+    #[error("a process that it shares device memory with was not drained")]
     NotDrained,
-    #[error("device memory of process {owner}, which it has opened (CUDA IPC), was not restored")]
+    #[error("device memory of process {owner}, which it has opened or imported, was not restored")]
     OwnerNotRestored { owner: u32 },
-    #[error("cannot export memory that it shares (CUDA IPC)")]
+    #[error("cannot export memory that it shares")]
     Export(#[source] DriverError),
-    #[error("the launcher does not keep memory that it shares (CUDA IPC)")]
+    #[error("the launcher does not keep memory that it shares")]
     NotKept,
 }
 

@@ -23,10 +23,16 @@
 //! | module | does |
 //! |---|---|
 //! | `handle` | the 64 bytes that programs pass |
+//! | `descriptors` | memory that programs pass by descriptors of cuMemExportToShareableHandle |
+//! | `capability` | what such a descriptor is |
+//! | `exchanged` | which memory was exported and imported by descriptors |
 //! | `published` | memory of this process that others may open |
 //! | `opened` | which memory of others is open |
 //! | `launcher` | what is said to the launcher |
 
+mod capability;
+pub(crate) mod descriptors;
+mod exchanged;
 mod handle;
 mod launcher;
 mod opened;
@@ -53,7 +59,9 @@ use crate::cuda::stream_capture::relaxed;
 use crate::cuda::{context, driver};
 use crate::fork;
 use crate::link::Link;
+use capability::Root;
 use cuda_abi::layout::Access;
+use exchanged::TABLE;
 use handle::Handle;
 use opened::{Closed, IMPORTS, Import};
 use published::{PUBLISHED, key_of, send_notices};
@@ -167,7 +175,7 @@ fn share(allocation: Id) -> Result<Key, ShareError> {
         let (handle, bytes) = physical::handle_and_bytes(allocation).ok_or(INVALID_VALUE)?;
         let memory = physical::export(handle)?;
         let key = random_key().ok_or(OUT_OF_MEMORY)?;
-        if !launcher::publish(&mut connect()?, key, bytes, &memory)? {
+        if !launcher::publish(&mut connect()?, key, bytes, &memory, None)? {
             return Err(OUT_OF_MEMORY.into());
         }
         let first = *PUBLISHED.lock().entry(allocation).or_insert(key);
@@ -273,7 +281,9 @@ fn give_back(import: Import) {
 
 /// Whether this process shares memory with another one, so that it may not capture before all are drained.
 pub(crate) fn is_sharing() -> bool {
-    !PUBLISHED.lock().is_empty() || !IMPORTS.lock().is_empty()
+    !PUBLISHED.lock().is_empty()
+        || !IMPORTS.lock().is_empty()
+        || fork::while_none(|| TABLE.lock().has_imports())
 }
 
 /// Waits until no process can write any more to memory that this one has shared: between draining and capturing.
@@ -301,7 +311,8 @@ pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(),
 /// # Errors
 /// The memory is lost.
 pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>, MemoryError> {
-    let owner = IMPORTS.lock().owner_of(key);
+    let opened = IMPORTS.lock().owner_of(key);
+    let owner = opened.or_else(|| fork::while_none(|| TABLE.lock().owner_of(key)));
     let begun = Instant::now();
     loop {
         match launcher::fetch(launcher, key, owner.unwrap_or_else(std::process::id)) {
@@ -319,6 +330,16 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
     }
 }
 
+/// Checks that all memory that others may have is among the physical allocations that leave the device: the driver would
+/// put it back as memory of this process alone (observed of r615).
+///
+/// # Errors
+/// Some of it has no room in the mirror, since it was shared after the mirror was asked for.
+pub(crate) fn check_all_leave(leaving: &[Id]) -> Result<(), MemoryError> {
+    let stays = PUBLISHED.lock().keys().any(|id| leaving.binary_search(id).is_err());
+    if stays { Err(MemoryError::SharedTooLate) } else { Ok(()) }
+}
+
 /// Publishes recreated physical allocations of this process under their former keys, and sends pending messages.
 ///
 /// # Errors
@@ -333,7 +354,9 @@ pub(crate) fn republish(launcher: &mut dyn Link, allocations: &[Id]) -> Result<(
         let failed = |result| MemoryError::Export(DriverError::new("cuMemExportToShareableHandle", result));
         let is_kept = fork::while_none(|| {
             let memory = driver::retry(|| physical::export(handle)).map_err(failed)?;
-            launcher::publish(launcher, key, bytes, &memory).map_err(lost)
+            let table = TABLE.lock();
+            let root = table.root(key).and_then(Root::as_fd);
+            launcher::publish(launcher, key, bytes, &memory, root).map_err(lost)
         });
         if !is_kept? {
             return Err(MemoryError::NotKept);

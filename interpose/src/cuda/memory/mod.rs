@@ -49,7 +49,10 @@ use super::capture;
 
 /// Registers this module with the modules below it, and reads the environment: from the constructor only.
 pub(crate) fn activate() {
-    reclaim::register(|device| arena::trim(device) | pool::give_back_unused(device));
+    reclaim::register(|device| {
+        arena::trim(device) | pool::give_back_unused(device) | ipc::descriptors::sweep()
+    });
+    physical::register(ipc::descriptors::ended);
     backtrace::activate();
 }
 
@@ -60,6 +63,11 @@ pub(crate) fn context_removed(context: CUcontext) {
     ipc::context_removed(context);
     peer::context_removed(context);
     capture::forget(context);
+}
+
+/// In the child of a fork.
+pub(crate) fn after_fork_in_child() {
+    ipc::descriptors::after_fork_in_child();
 }
 
 /// Adds the program's allocations to the counts.

@@ -8,10 +8,10 @@
 //! The lock is held to look and to note, never over a call of the driver: what a call is about belongs to its caller,
 //! and while the process is being saved no thread is inside.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::MutexGuard;
+use std::sync::{MutexGuard, OnceLock};
 
 use ckpt_protocol::agent::{RegionKind, ShareKey as Key};
 use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
@@ -60,6 +60,8 @@ pub(crate) struct PhysicalAllocation {
     /// The number of references that its owner has yet to release. Without references it lives until it is unmapped
     /// everywhere.
     pub references: u32,
+    /// Whether a descriptor of it may exist: it then lives without references and mappings too, see `ipc::exchanged`.
+    pub is_exported: bool,
     /// The call because of which it cannot be saved: an obstacle while the physical allocation lives.
     pub obstacle: Option<&'static str>,
     /// What the mirror has of it.
@@ -68,6 +70,13 @@ pub(crate) struct PhysicalAllocation {
     pub parked: Option<usize>,
     /// The program's call stack when it was created.
     pub origin: Backtrace,
+}
+
+impl PhysicalAllocation {
+    /// Whether the process has neither references nor mappings of it.
+    pub fn is_unused(&self) -> bool {
+        self.references == 0 && self.mappings.is_empty()
+    }
 }
 
 /// The place of a physical allocation in the mirror, and the hashes of its content there.
@@ -97,11 +106,17 @@ pub(crate) struct Registry {
     pub allocations: BTreeMap<Id, PhysicalAllocation>,
     /// Which physical allocation is mapped at an address, and how far.
     by_address: BTreeMap<CUdeviceptr, (u64, Id)>,
+    /// Those that were unused once while there were descriptors of them.
+    kept: BTreeSet<Id>,
     last_id: Id,
 }
 
-static REGISTRY: Shared<Registry> =
-    Shared::new(Registry { allocations: BTreeMap::new(), by_address: BTreeMap::new(), last_id: 0 });
+static REGISTRY: Shared<Registry> = Shared::new(Registry {
+    allocations: BTreeMap::new(),
+    by_address: BTreeMap::new(),
+    kept: BTreeSet::new(),
+    last_id: 0,
+});
 
 /// The lock must not be held across a driver call.
 pub(crate) fn registry() -> MutexGuard<'static, Registry> {
@@ -178,13 +193,23 @@ impl Registry {
         taken
     }
 
-    /// Removes a physical allocation that is neither referenced nor mapped.
+    /// Removes a physical allocation that is neither referenced nor mapped, and has no descriptors.
     fn take_dead(&mut self, id: Id) -> Option<PhysicalAllocation> {
-        let is_dead = self
-            .allocations
-            .get(&id)
-            .is_some_and(|allocation| allocation.references == 0 && allocation.mappings.is_empty());
-        is_dead.then(|| self.allocations.remove(&id))?
+        let allocation = self.allocations.get(&id)?;
+        let (is_unused, is_exported) = (allocation.is_unused(), allocation.is_exported);
+        if is_unused && is_exported {
+            self.kept.insert(id);
+        }
+        (is_unused && !is_exported).then(|| self.allocations.remove(&id))?
+    }
+
+    /// The physical allocations that only descriptors keep.
+    fn kept(&mut self) -> Vec<Id> {
+        let Self { allocations, kept, .. } = self;
+        kept.retain(|id| {
+            allocations.get(id).is_some_and(|allocation| allocation.is_unused() && allocation.is_exported)
+        });
+        kept.iter().copied().collect()
     }
 }
 
@@ -218,6 +243,7 @@ pub(crate) fn adopt(
         handle,
         mappings: Vec::new(),
         references: 1,
+        is_exported: false,
         obstacle: None,
         mirrored: Mirrored::default(),
         parked: None,
@@ -350,6 +376,37 @@ pub(crate) fn retain(id: Id) -> bool {
     registry().retain(id).is_some()
 }
 
+/// Notes that there is a descriptor of a physical allocation. False if the allocation has ended.
+pub(crate) fn keep(id: Id) -> bool {
+    registry().allocations.get_mut(&id).map(|allocation| allocation.is_exported = true).is_some()
+}
+
+/// Notes that there are no more descriptors of a physical allocation: if it is unused, it ends.
+pub(crate) fn stop_keeping(id: Id) {
+    let mut registry = registry();
+    if let Some(allocation) = registry.allocations.get_mut(&id) {
+        allocation.is_exported = false;
+    }
+    let dead = registry.take_dead(id);
+    drop(registry);
+    dead.into_iter().for_each(|allocation| bury(id, allocation));
+}
+
+/// The physical allocations that only descriptors keep.
+pub(crate) fn kept() -> Vec<Id> {
+    registry().kept()
+}
+
+/// What is done for a physical allocation that has ended.
+type AtEnd = fn(Id, &PhysicalAllocation);
+
+static AT_END: OnceLock<AtEnd> = OnceLock::new();
+
+/// Registers what is done for each physical allocation that has ended; the first registration stays.
+pub(super) fn register(at_end: AtEnd) {
+    let _ = AT_END.set(at_end);
+}
+
 /// Releases a reference: the memory lives on as long as there are others, or it is mapped.
 pub(crate) fn release(id: Id) {
     let _ = try_release(id);
@@ -361,7 +418,7 @@ pub(crate) fn try_release(id: Id) -> bool {
     let was_there = registry.release(id);
     let dead = registry.take_dead(id);
     drop(registry);
-    dead.into_iter().for_each(bury);
+    dead.into_iter().for_each(|allocation| bury(id, allocation));
     was_there
 }
 
@@ -378,7 +435,10 @@ pub(crate) fn hinder(id: Id, call: &'static str) {
 }
 
 /// The remaining work for a physical allocation that was removed.
-fn bury(allocation: PhysicalAllocation) {
+fn bury(id: Id, allocation: PhysicalAllocation) {
+    if let Some(at_end) = AT_END.get() {
+        at_end(id, &allocation);
+    }
     if allocation.handle != 0 {
         // SAFETY: the handle is ours, and no longer used. There is nothing to do about a failure.
         let _ = unsafe { driver::cuMemRelease(allocation.handle) };

@@ -107,6 +107,7 @@ mod tests {
             handle: 1,
             mappings: vec![Mapping { address: 1 << 30, bytes: 2 << 20, access, is_mapped: true }],
             references: 1,
+            is_exported: false,
             obstacle: None,
             mirrored: Mirrored::default(),
             parked: None,

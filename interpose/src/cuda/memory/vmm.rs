@@ -8,12 +8,14 @@
 //! Invalid calls are left to the driver, and so is memory that is not ours, which the driver saves itself. Memory of
 //! cuMemAlloc is mapped in the same way, but the program may not use these calls on it.
 
-use std::ffi::{c_uint, c_ulonglong, c_void};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::mem::MaybeUninit;
+use std::os::fd::IntoRawFd;
 
 use ckpt_protocol::agent::RegionKind;
 use cuda_abi::types::*;
 
+use super::ipc::descriptors;
 use super::physical::{self, Id, PhysicalAllocation, Source};
 use super::reclaim::make_room;
 use crate::cuda::activation::is_started;
@@ -110,6 +112,7 @@ handlers! {
         }
         // SAFETY: the program passes such a structure; any bytes are a valid value of ours.
         let properties = unsafe { properties.cast::<Properties>().read_unaligned() };
+        descriptors::sweep();
         let create = || physical::create(RegionKind::Program, bytes as u64, &properties);
         let created = match create() {
             Err(OUT_OF_MEMORY) if make_room(properties.location.id) => create(),
@@ -130,7 +133,10 @@ handlers! {
 
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) |call| {
         match named(handle) {
-            Named::MappedAllocation { id, .. } if physical::try_release(id) => SUCCESS,
+            Named::MappedAllocation { id, .. } if physical::try_release(id) => {
+                descriptors::sweep();
+                SUCCESS
+            }
             Named::MappedAllocation { .. } | Named::Gone => INVALID_VALUE,
             Named::Other => call(),
         }
@@ -164,7 +170,9 @@ handlers! {
         if touches_allocations(address, bytes) {
             return INVALID_VALUE;
         }
-        code(physical::unmap(address, bytes as u64))
+        let result = code(physical::unmap(address, bytes as u64));
+        descriptors::sweep();
+        result
     }
 
     fn cuMemSetAccess(
@@ -229,17 +237,30 @@ handlers! {
         result
     }
 
-    /// Which other processes hold the memory from then on is unknown.
+    /// If the driver exports it, which other processes hold the memory from then on is unknown.
     fn cuMemExportToShareableHandle(
         shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType,
         flags: c_ulonglong
     ) |call, real| {
         match named(handle) {
-            Named::MappedAllocation { id, handle } => {
+            Named::MappedAllocation { id, .. } => {
                 let is_asked = asked_handle_types(id).is_none_or(|types| types & POSIX_DESCRIPTOR.0 != 0);
                 if kind == POSIX_DESCRIPTOR && !is_asked {
                     return INVALID_VALUE;
                 }
+                if kind == POSIX_DESCRIPTOR && flags == 0 && !shareable.is_null() {
+                    match descriptors::export(id) {
+                        Ok(Some(descriptor)) => {
+                            // SAFETY: the program passes the address of an int for a descriptor, which is not null.
+                            unsafe { shareable.cast::<c_int>().write_unaligned(descriptor.into_raw_fd()) };
+                            return SUCCESS;
+                        }
+                        Ok(None) => {}
+                        Err(result) => return result,
+                    }
+                }
+                // It may have another one meanwhile.
+                let Ok(handle) = to_driver(handle) else { return INVALID_VALUE };
                 // SAFETY: the parameters are those of our own caller, but for the handle, which is the driver's of it.
                 let result = unsafe { real(shareable, handle, kind, flags) };
                 if result == SUCCESS {
@@ -255,6 +276,18 @@ handlers! {
     fn cuMemImportFromShareableHandle(
         handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType
     ) |call| {
+        // The descriptor itself takes the pointer's place.
+        let descriptor = c_int::try_from(shareable as usize).ok();
+        let descriptor = descriptor.filter(|_| is_started() && !handle.is_null() && kind == POSIX_DESCRIPTOR);
+        match descriptor.and_then(descriptors::import) {
+            Some(Ok(id)) => {
+                // SAFETY: the program passes the address of a handle, which is not null.
+                unsafe { handle.write_unaligned(handle_of(id)) };
+                return SUCCESS;
+            }
+            Some(Err(result)) => return result,
+            None => {}
+        }
         let result = call();
         if result != SUCCESS || !is_started() || handle.is_null() {
             return result;

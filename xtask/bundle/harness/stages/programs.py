@@ -14,8 +14,10 @@ SAVED = [
     ("pools", "pools"),
     ("virtual memory", "vmm"),
     ("shared memory", "shared"),
+    ("exported memory", "exported"),
+    ("memory passed by descriptors", "exchanged"),
 ]
-REFUSED = [("managed memory", "managed"), ("exported memory", "exported"), ("memory without its owner", "orphan")]
+REFUSED = [("managed memory", "managed"), ("memory without its owner", "orphan")]
 # At 40 ms each while they are slow: longer than a checkpoint, a kill and a resume take on a busy machine.
 STEPS = "400"
 WATCHERS = [("NVML alone", "nvml"), ("no visible GPU", "hidden")]

@@ -62,7 +62,7 @@ impl Handle {
     }
 }
 
-fn checksum(text: &[u8]) -> u64 {
+pub(super) fn checksum(text: &[u8]) -> u64 {
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     text.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }

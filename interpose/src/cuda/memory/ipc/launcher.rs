@@ -10,6 +10,7 @@ use cuda_abi::types::CUresult;
 use crate::cuda::gate;
 use crate::cuda::shared::Shared;
 use crate::link::{Conversation, Link};
+use crate::process;
 use crate::socket::Socket;
 
 /// The timeout for an answer of a launcher that listens.
@@ -96,7 +97,8 @@ pub(super) fn fetch(
     owner: u32,
 ) -> Result<Option<(OwnedFd, u64)>, ShareError> {
     let pid = std::process::id();
-    let (answer, memory) = launcher.ask(&FromAgent::Fetch { pid, key, owner }, &[]).ok_or(ConnectionLost)?;
+    let message = FromAgent::Fetch { pid, key, owner, instance: process::instance() };
+    let (answer, memory) = launcher.ask(&message, &[]).ok_or(ConnectionLost)?;
     match (answer, memory.into_iter().next()) {
         (ToAgent::Shared { bytes }, Some(memory)) => Ok(Some((memory, bytes))),
         (ToAgent::NotShared { is_final }, _) if is_final || owner == pid || !exists(owner) => Ok(None),
@@ -113,15 +115,18 @@ fn exists(pid: u32) -> bool {
     result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// Publishes memory; returns whether the launcher keeps it.
+/// Publishes memory, with the root of its descriptors if it has one; returns whether the launcher keeps it.
 pub(super) fn publish(
     launcher: &mut dyn Link,
     key: Key,
     bytes: u64,
     memory: &OwnedFd,
+    root: Option<BorrowedFd<'_>>,
 ) -> Result<bool, ConnectionLost> {
-    let message = FromAgent::Publish { pid: std::process::id(), key, bytes };
-    match launcher.ask(&message, &[memory.as_fd()]).ok_or(ConnectionLost)? {
+    let (pid, instance) = (std::process::id(), process::instance());
+    let message = FromAgent::Publish { pid, key, bytes, has_root: root.is_some(), instance };
+    let descriptors: Vec<_> = [Some(memory.as_fd()), root].into_iter().flatten().collect();
+    match launcher.ask(&message, &descriptors).ok_or(ConnectionLost)? {
         (ToAgent::Published { is_kept }, _) => Ok(is_kept),
         _ => Err(ConnectionLost),
     }

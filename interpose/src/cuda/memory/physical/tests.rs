@@ -76,6 +76,7 @@ impl Noted {
             handle: number,
             mappings: Vec::new(),
             references: 1,
+            is_exported: false,
             obstacle: None,
             mirrored: Mirrored::default(),
             parked: None,
