@@ -9,6 +9,10 @@ use std::time::{Duration, Instant};
 
 /// The machines, or nothing if there can be none here.
 fn machines() -> Option<Machines> {
+    if std::env::var_os("CKPT_TEST_KILLS").is_none() {
+        ckpt_test_skip::skip("needs `cargo xtask test --full`");
+        return None;
+    }
     match Machines::two() {
         Ok(machines) => Some(machines),
         Err(why) => {
@@ -56,7 +60,7 @@ impl Job {
             command.extend(["--master_port=5001".to_owned(), train_script().display().to_string()]);
             let steps = steps.to_string();
             let options =
-                ["--steps", &steps, "--step-ms", "30", "--slow-while", "slow", "--log", "losses.txt"];
+                ["--steps", &steps, "--step-ms", "100", "--slow-while", "slow", "--log", "losses.txt"];
             command.extend(options.map(str::to_owned));
             command
         });
@@ -210,7 +214,7 @@ fn a_cut_that_fails_on_one_machine_leaves_the_job_running_on_both() {
 
 #[test]
 fn training_on_two_machines_survives_and_is_preempted() {
-    const STEPS: usize = 600;
+    const STEPS: usize = 300;
     let (Some(first), Some(second)) = (machines(), machines()) else { return };
     let unbroken = Job::training(first, STEPS);
     unbroken.full_speed();
