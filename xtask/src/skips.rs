@@ -73,6 +73,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_connection_between_two_machines_survives", FULL),
     ("a_cut_that_fails_on_one_machine_leaves_the_job_running_on_both", FULL),
     ("training_on_two_machines_survives_and_is_preempted", FULL),
+    ("a_job_that_ends_during_a_snapshot_is_complete", FULL),
     ("another_key_and_another_address_are_refused_by_name", FULL),
     ("training_on_two_machines_survives_many_kills", FULL),
     ("a_resume_is_refused_before_anything_is_touched", "a file system with reflinks needs no copies"),

@@ -271,6 +271,10 @@ impl Host {
             }
             self.watch_times();
         }
+        // Also when the job is complete: a snapshot may be in progress.
+        if let Some(gate) = self.gate.take() {
+            gate.close(GateEnd::Unknown("the job has ended".to_owned()));
+        }
         self.links.into_values().for_each(Link::finish);
     }
 

@@ -50,7 +50,7 @@ def receive(stream):
             out.write(f"{number} {hashlib.sha256(data).hexdigest()}\n")
             out.flush()
             if os.path.exists("slow"):
-                time.sleep(0.02)
+                time.sleep(0.1)
 
 
 stream = connect()

@@ -60,7 +60,7 @@ impl Job {
             command.extend(["--master_port=5001".to_owned(), train_script().display().to_string()]);
             let steps = steps.to_string();
             let options =
-                ["--steps", &steps, "--step-ms", "100", "--slow-while", "slow", "--log", "losses.txt"];
+                ["--steps", &steps, "--step-ms", "400", "--slow-while", "slow", "--log", "losses.txt"];
             command.extend(options.map(str::to_owned));
             command
         });
@@ -140,7 +140,7 @@ fn until_lines(job: &Job, running: &mut [Running; 2], file: &str, lines: usize) 
 
 #[test]
 fn a_connection_between_two_machines_survives() {
-    const BLOCKS: usize = 400;
+    const BLOCKS: usize = 2000;
     let Some(machines) = machines() else { return };
     let job = Job::stream(machines, BLOCKS);
     let mut running = job.start();
@@ -180,7 +180,7 @@ fn begun(job: &Job, file: &str) -> [Running; 2] {
 /// launchers die in the middle of a cut, one at each of its phases.
 #[test]
 fn a_cut_that_fails_on_one_machine_leaves_the_job_running_on_both() {
-    const BLOCKS: usize = 500;
+    const BLOCKS: usize = 2000;
     let Some(machines) = machines() else { return };
     let mut job = Job::stream(machines, BLOCKS);
     job.machines.sandboxes[1].variables.push(("CKPT_FAULT".to_owned(), "dump-post-dump@1=error".to_owned()));
@@ -355,4 +355,23 @@ fn training_on_two_machines_survives_many_kills() {
     assert_eq!(codes, [0, 0], "{}{}", running[0].said(), running[1].said());
     let expected = unbroken.machines.sandboxes[0].read("losses.txt");
     assert_eq!(job.machines.sandboxes[0].read("losses.txt"), expected);
+}
+
+/// A snapshot that is in progress when the job ends is not waited for.
+#[test]
+fn a_job_that_ends_during_a_snapshot_is_complete() {
+    const BLOCKS: usize = 100;
+    let Some(machines) = machines() else { return };
+    let mut job = Job::stream(machines, BLOCKS);
+    for sandbox in &mut job.machines.sandboxes {
+        sandbox.variables.push(("CKPT_FAULT".to_owned(), "save-before-commit@1=delay:20000".to_owned()));
+    }
+    let mut running = begun(&job, "blocks.txt");
+    let checkpoint = job.machines.sandboxes[0].command(["checkpoint"]).spawn();
+    running[0].until("a snapshot", || zero_said(&job, "save-before-commit").then_some(()));
+    job.full_speed();
+    let codes = [running[0].wait(), running[1].wait()];
+    assert_eq!(codes, [0, 0], "{}{}", running[0].said(), running[1].said());
+    assert!(!checkpoint.unwrap().wait().unwrap().success());
+    assert_blocks(&job, BLOCKS, &running);
 }
