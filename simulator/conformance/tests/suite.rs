@@ -114,10 +114,21 @@ fn each_release_passes() {
     }
 }
 
+/// Checks of other areas that export memory.
+const EXPORTS: &[&str] = &[
+    "checkpoint/ipc",
+    "host-vmm/shared",
+    "question/checkpoint-parked",
+    "question/export-after-restore",
+    "question/parked-memory",
+    "question/teardown",
+];
+
 /// What takes a launcher: these run under ckpt-run (`tests/tests/gpu/jobs.rs`).
 fn takes_a_launcher(name: &str) -> bool {
-    // The driver would refuse the second, and does not know of our sharing.
-    name.starts_with("ipc/") || matches!(name, "checkpoint/ipc" | "nccl/legacy-ipc")
+    // Without a launcher that passes memory on, its export waits for one.
+    let areas = ["ipc/", "share/", "nccl/", "question/nccl-"];
+    areas.iter().any(|area| name.starts_with(area)) || EXPORTS.contains(&name)
 }
 
 /// What the driver refuses and the interposer permits: it creates memory so that it can be exported, memory of cuMemAlloc

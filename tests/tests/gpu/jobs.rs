@@ -414,12 +414,15 @@ fn shared_memory_is_refused_while_its_owner_is_gone() {
 fn the_conformance_suite_finds_memory_shared_as_by_the_driver() {
     let job = GpuJob::new(|gpu, _| {
         let mut command = gpu.command(built("conformance"));
-        command.arg("--lib").arg(libcuda_dir().join("libcuda.so.1")).args(["ipc/", "share/"]);
+        command.arg("--lib").arg(libcuda_dir().join("libcuda.so.1")).env("SIMCUDA_DEVICES", "2");
+        command.args(["ipc/", "share/", "nccl/", "host-vmm/shared", "--jobs", "2"]);
         command
     });
     let mut running = job.start();
     assert_eq!(running.wait(), 0, "{}{}", job.output(), running.said());
-    assert!(job.output().contains("pass   ipc/other-process"), "{}", job.output());
+    for name in ["ipc/other-process", "share/other-process", "nccl/all-reduce-2"] {
+        assert!(job.output().contains(&format!("pass   {name}")), "{}", job.output());
+    }
 }
 
 #[test]
