@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ckpt_protocol::agent::{FromAgent, ShareKey, ToAgent};
 use ckpt_protocol::{descriptors, frame};
-use common::launcher::{self, Agent};
+use common::launcher::{self, Agent, Kept};
 use common::program::{self, Program};
 use common::until;
 
@@ -27,6 +27,8 @@ static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| program::program("ipc"));
 struct Heard {
     /// Connections of agents, by process ID.
     agents: BTreeMap<u32, Agent>,
+    /// What they need when they are back.
+    kept: BTreeMap<u32, Kept>,
     memory: BTreeMap<ShareKey, (Arc<OwnedFd>, u64)>,
     /// Each message about memory in a word, with who has sent it.
     said: Vec<(u32, &'static str)>,
@@ -100,9 +102,8 @@ fn meet(heard: &Mutex<Heard>, stream: UnixStream) {
     let FromAgent::Hello(hello) = message else { return answer(heard, &stream, message) };
     let agent = Agent { stream, hello };
     agent.say(&ToAgent::answer(&agent.hello));
-    if agent.hello.is_detached {
-        agent.say(&ToAgent::Deliver { mirror: 0, bytes: 0, parked: 0, pairs: Vec::new(), is_partial: false });
-    }
+    let kept = heard.lock().expect("no test has failed").kept.remove(&agent.hello.pid);
+    kept.unwrap_or_else(|| Kept::new(0)).deliver(&agent);
     while agent.hello.away.is_some() {
         match agent.hear() {
             FromAgent::Reconnected { lost, .. } => {
@@ -275,14 +276,20 @@ fn a_checkpoint_may_come_in_between() {
     let freed = shared(&mut owner, LARGE, 6).0;
     let unshared = gives(&mut owner, &format!("alloc {LARGE}"));
     let agents = [launcher.agent_of(&owner), launcher.agent_of(&importer)];
+    // Shared memory may not stay on the GPU.
+    let mut kept = [1, 2].map(Kept::new);
+    for (agent, kept) in agents.iter().zip(&mut kept) {
+        kept.stage(agent, 1);
+    }
     fs::remove_file(launcher.socket()).expect("removed");
     launcher.said();
     importer.say(&format!("open {handle}"));
     assert_eq!(owner.does(&format!("free {freed}")), "ok", "nobody waits to say that");
     owner.say(&format!("get {unshared}"));
-    for agent in &agents {
-        let answer = agent.quiesce(1);
+    for (agent, mut kept) in agents.iter().zip(kept) {
+        let answer = kept.quiesce(agent, 1, false);
         assert!(matches!(answer, FromAgent::Quiesced { attempt: 1, .. }), "{answer:?}");
+        launcher.heard().kept.insert(agent.hello.pid, kept);
     }
     assert_eq!(launcher.said(), []);
     launcher.listen();

@@ -219,8 +219,8 @@ impl Kept {
         gpu
     }
 
-    /// Gives a process that has come back what it needs; returns its Back.
-    pub fn bring_back(&mut self, agent: &Agent) -> FromAgent {
+    /// Gives a process that has come back its mirror.
+    pub fn deliver(&self, agent: &Agent) {
         if agent.hello.is_detached {
             let parked = self.parked.len();
             agent.say(&ToAgent::Deliver {
@@ -234,6 +234,11 @@ impl Kept {
                 descriptors::send(agent.stream.as_fd(), &[mirror.as_fd()]).expect("sent");
             }
         }
+    }
+
+    /// Gives a process that has come back what it needs; returns its Back.
+    pub fn bring_back(&mut self, agent: &Agent) -> FromAgent {
+        self.deliver(agent);
         let back = self.serve(agent);
         self.parked.clear();
         back
