@@ -14,9 +14,14 @@ pub fn kills() -> u32 {
     std::env::var("CKPT_TEST_KILLS").map_or(5, |text| text.parse().expect("a number"))
 }
 
-/// Steps of a job that lasts longer than all kills take.
+/// The same for jobs of many processes, which take long: twice.
+pub fn few_kills() -> u32 {
+    if std::env::var_os("CKPT_TEST_KILLS").is_some() { kills() } else { 2 }
+}
+
+/// Steps of a job that rests between them and lasts longer than all kills take.
 pub fn steps() -> String {
-    (160 * kills()).to_string()
+    (100 * kills()).to_string()
 }
 
 const LONGEST_LIFE_MS: u64 = 1000;

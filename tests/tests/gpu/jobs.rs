@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-use crate::gpu_job::{GpuJob, kills, library, steps};
+use crate::gpu_job::{GpuJob, few_kills, kills, library, steps};
 use ckpt_run_tests::file_systems::{in_namespaces, inner_directory};
 use ckpt_run_tests::gpu::{Gpu, built, cuda_program, example, libcuda_dir};
 use ckpt_run_tests::{Running, Sandbox, until};
@@ -375,7 +375,7 @@ fn workers_that_are_forked_after_the_driver_has_started_survive() {
 /// Two ranks that use the GPU by cuda-bindings and gloo between each other, with PyTorch's own Python.
 #[test]
 fn torchrun_with_two_ranks_survives() {
-    GpuJob::torchrun(&steps()).survives(kills());
+    GpuJob::torchrun(&(160 * kills()).to_string()).survives(kills());
 }
 
 /// Each line has the driver's attributes of pointers and handles, and the content of the memory: all lines are the
@@ -474,7 +474,7 @@ fn memory_that_a_program_exports_to_itself_survives() {
 /// At each moment some descriptors are exported and not imported yet, and some of that memory was released by its owner.
 #[test]
 fn memory_that_processes_pass_by_descriptors_survives() {
-    GpuJob::in_c("exchanged.c").survives(kills());
+    GpuJob::in_c("exchanged.c").survives(few_kills());
 }
 
 /// Snapshots at given steps of a job that changes little memory, and the bytes that each of them did not read. With

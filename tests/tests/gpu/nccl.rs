@@ -5,7 +5,7 @@ use std::fs;
 
 use ckpt_run_tests::gpu::{built, cuda_program};
 
-use crate::gpu_job::{GpuJob, kills, library};
+use crate::gpu_job::{GpuJob, few_kills, kills, library};
 
 /// Nothing of the memory below NCCL is shared.
 const SOCKETS: &[(&str, &str)] = &[("CKPT_NCCL", "sockets")];
@@ -15,11 +15,6 @@ const P2P: &[(&str, &str)] = &[("CKPT_NCCL", "p2p")];
 const LEGACY: &[(&str, &str)] = &[("CKPT_NCCL", "p2p"), ("NCCL_CUMEM_ENABLE", "0")];
 /// As NCCL chooses, on a machine without multicast.
 const AUTO: &[(&str, &str)] = &[("NCCL_NVLS_ENABLE", "0")];
-
-/// Many ranks take long: fewer kills, unless `CKPT_TEST_KILLS` says how many.
-fn few_kills() -> u32 {
-    if std::env::var_os("CKPT_TEST_KILLS").is_some() { kills() } else { 2 }
-}
 
 /// So many ranks of `ranks.c`, each with a device of its own. The job lasts longer than all kills take; steps of more ranks
 /// take longer.

@@ -11,7 +11,7 @@ ALLOCATORS = [
 ]
 PROFILE = "profile"
 # At 40 ms each while they are slow: longer than a checkpoint, a kill and a resume take on a busy machine.
-STEPS = "400"
+STEPS = "250"
 
 
 def run(settings, records):

@@ -19,7 +19,7 @@ SAVED = [
 ]
 REFUSED = [("managed memory", "managed"), ("memory without its owner", "orphan")]
 # At 40 ms each while they are slow: longer than a checkpoint, a kill and a resume take on a busy machine.
-STEPS = "400"
+STEPS = "250"
 WATCHERS = [("NVML alone", "nvml"), ("no visible GPU", "hidden")]
 
 
