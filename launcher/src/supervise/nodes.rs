@@ -70,6 +70,7 @@ fn check(config: &Config) -> Result<()> {
         ("--upload", config.store.upload.is_some()),
         ("--store with the URL of an object store", config.store.url.is_some()),
         ("--encrypt-key-file", config.store.key.is_some()),
+        ("--notify", config.notify.is_some()),
         ("--persist-every", config.persist_every > 1),
         ("--precopy", !matches!(config.precopy, Precopy::Off)),
         ("--resume with the ID of a snapshot", matches!(config.resume, Resume::Snapshot(_))),
