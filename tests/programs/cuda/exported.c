@@ -1,5 +1,5 @@
 /* Memory of the program's own that it has exported, and imported again by the descriptor. Every few steps it is another
- * one. */
+ * one. While there is none, it stands still as long as the file `pause` is there. */
 #include "vmm.h"
 
 enum { COUNT = 128, BYTES = COUNT * 4, DESCRIPTOR = 1, STEPS_EACH = 5 };
@@ -58,6 +58,7 @@ int main(int argc, char **argv) {
             CHECK(cuMemcpyDtoH_v2(words, read.address, BYTES));
             drop(written);
             drop(read);
+            job_pause_if_told();
             written = create(DESCRIPTOR);
             read = take_up(written.handle);
             CHECK(cuMemcpyHtoD_v2(written.address, words, BYTES));

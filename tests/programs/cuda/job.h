@@ -156,6 +156,21 @@ static inline void job_rest(void) {
     }
 }
 
+/* Stands still while the file `pause` is there, which the file `paused` says. */
+static inline void job_pause_if_told(void) {
+    if (!job_has_file("pause")) {
+        return;
+    }
+    FILE *said = fopen("paused", "w");
+    if (said == NULL || fclose(said) != 0) {
+        perror("paused");
+        exit(1);
+    }
+    while (job_has_file("pause")) {
+        usleep(1000);
+    }
+}
+
 static inline void job_line(unsigned step, uint64_t sum) {
     printf("step %u checksum %016llx\n", step, (unsigned long long)sum);
     fflush(stdout);

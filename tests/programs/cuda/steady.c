@@ -73,20 +73,6 @@ static void *map_all_the_time(void *unused) {
     return unused;
 }
 
-static void pause_if_told(void) {
-    if (!job_has_file("pause")) {
-        return;
-    }
-    FILE *said = fopen("paused", "w");
-    if (said == NULL || fclose(said) != 0) {
-        perror("paused");
-        exit(1);
-    }
-    while (job_has_file("pause")) {
-        usleep(1000);
-    }
-}
-
 int main(int argc, char **argv) {
     struct job job = job_start(argc >= 3 ? 2 : argc, argv);
     unsigned pieces = argc >= 3 ? (unsigned)atoi(argv[2]) : 0;
@@ -120,7 +106,7 @@ int main(int argc, char **argv) {
             job_mix(&job, memory[i], COUNT, step + i, NULL);
             sum = look(sum, memory[i]);
         }
-        pause_if_told();
+        job_pause_if_told();
         if (job_has_file("change")) {
             CUcontext context;
             CHECK(cuDevicePrimaryCtxRetain(&context, 0));

@@ -405,6 +405,22 @@ fn memory_that_is_freed_after_the_mirror_was_staged() {
     job.is_told_to_end(&mut running);
 }
 
+/// A program shares memory again after its mirror was staged, and had none to share when the mirror was asked for.
+#[test]
+fn memory_that_is_shared_after_the_mirror_was_staged() {
+    let job = Job::new("exported.c", &["100000"]);
+    job.touch("slow");
+    let mut running = job.start_with_fault("staged@1=delay:1500");
+    job.pause(&mut running);
+    std::thread::scope(|scope| {
+        let attempt = scope.spawn(|| job.try_checkpoint(&running));
+        until("the delay", || running.said().contains("fault point staged").then_some(()));
+        job.remove("pause");
+        attempt.join().expect("no panic").expect("saved");
+    });
+    job.goes_on(&mut running);
+}
+
 /// Work that stalls the GPU makes checkpoints fail until the stall is over; the attempts do not harm the job.
 fn is_given_up_while_it_stalls(mode: &str, fault: &str, why: &str) {
     let job = Job::stalls(mode).with("SIMCUDA_FAULT", fault);

@@ -273,7 +273,7 @@ impl Gpu for ProcessGpu {
         let changes =
             ExpectedChanges { captures: self.captures, bytes: capture::total_bytes(&self.expected) };
         let used_bytes = capture::total_bytes(&self.used);
-        let more_bytes = if ipc::is_sharing() { bytes / 4 + MORE_TO_SHARE_BYTES } else { 0 };
+        let more_bytes = if ipc::may_share() { bytes / 4 + MORE_TO_SHARE_BYTES } else { 0 };
         Ok(MirrorNeeds { bytes: bytes + more_bytes, used_bytes, changes: Some(changes) })
     }
 

@@ -178,12 +178,7 @@ fn share(allocation: Id) -> Result<Key, ShareError> {
         if !launcher::publish(&mut connect()?, key, bytes, &memory, None)? {
             return Err(OUT_OF_MEMORY.into());
         }
-        let first = *PUBLISHED.lock().entry(allocation).or_insert(key);
-        if first != key {
-            // Another thread has been faster.
-            NOTICES.lock().withdraw(key);
-        }
-        Ok(first)
+        Ok(published::record(allocation, key))
     });
     send_notices();
     shared
@@ -284,6 +279,12 @@ pub(crate) fn is_sharing() -> bool {
     !PUBLISHED.lock().is_empty()
         || !IMPORTS.lock().is_empty()
         || fork::while_none(|| TABLE.lock().has_imports())
+}
+
+/// Whether this process is likely to share memory that it does not share now: between two checkpoints, or from the request
+/// for a mirror to the capture.
+pub(crate) fn may_share() -> bool {
+    published::was_published() || is_sharing()
 }
 
 /// Waits until no process can write any more to memory that this one has shared: between draining and capturing.

@@ -73,9 +73,7 @@ fn offer_once(allocation: Id) -> Result<Option<OwnedFd>, ShareError> {
         if !launcher::publish(&mut connect()?, key, bytes, &memory, for_launcher)? {
             return Err(OUT_OF_MEMORY.into());
         }
-        let first = *PUBLISHED.lock().entry(allocation).or_insert(key);
-        if first != key {
-            NOTICES.lock().withdraw(key);
+        if published::record(allocation, key) != key {
             return Ok(None);
         }
     }

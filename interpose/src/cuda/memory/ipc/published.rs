@@ -1,6 +1,8 @@
 //! Which memory of this process others may open.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use ckpt_protocol::agent::ShareKey as Key;
 
@@ -11,6 +13,24 @@ use crate::fork;
 
 /// The key of each physical allocation that others may open.
 pub(super) static PUBLISHED: Shared<BTreeMap<Id, Key>> = Shared::new(BTreeMap::new());
+
+static WAS_PUBLISHED: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process has ever published memory, so that it is likely to do so again.
+pub(crate) fn was_published() -> bool {
+    WAS_PUBLISHED.load(Relaxed)
+}
+
+/// Records that the launcher has the memory of a physical allocation under a key. Returns the allocation's key, which is
+/// another one if another thread was faster: this one is withdrawn then.
+pub(super) fn record(allocation: Id, key: Key) -> Key {
+    WAS_PUBLISHED.store(true, Relaxed);
+    let first = *PUBLISHED.lock().entry(allocation).or_insert(key);
+    if first != key {
+        NOTICES.lock().withdraw(key);
+    }
+    first
+}
 
 /// The key of a physical allocation of this process that others may have open; the launcher keeps the memory of such
 /// a physical allocation.
