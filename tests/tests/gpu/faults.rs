@@ -75,7 +75,8 @@ fn delayed_between_any_two_steps() {
         job.disarm();
         job.goes_on(&mut running);
     }
-    running.checkpoint(&job.sandbox);
+    // The process may still be away after the last delay.
+    until("a checkpoint", || job.try_checkpoint(&running).ok());
     job.ends_right(&mut running);
 }
 
@@ -531,7 +532,7 @@ const CYCLE: [&str; 4] = [
 /// A driver that never returns from a call, or crashes in it: the job is ended, and resumes from the snapshot before.
 #[test]
 fn a_driver_that_hangs_or_crashes_in_a_checkpoint() {
-    let job = Job::steady("2").with_options(&["--freeze-timeout", "2s", "--gpu-timeout", "1s"]);
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
     let mut running = job.start();
     running.checkpoint(&job.sandbox);
     for (call, action) in CYCLE.iter().flat_map(|call| [(call, "hang"), (call, "crash")]) {
@@ -548,10 +549,41 @@ fn a_driver_that_hangs_or_crashes_in_a_checkpoint() {
     job.ends_right(&mut running);
 }
 
+/// The same for the first and the last of the other calls of each kind, with `--full` for all of them: either the job is
+/// ended, or it goes on. It never stands still, and the snapshot before is good.
+#[test]
+fn a_driver_that_hangs_in_any_call_of_a_checkpoint() {
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    let calls = calls(&job, &mut running, "");
+    job.goes_on(&mut running);
+    let each = if std::env::var_os("CKPT_TEST_KILLS").is_some() { 1 } else { calls.len() / 3 };
+    for (index, name) in calls.iter().enumerate().step_by(each) {
+        if calls[..index].contains(name) && calls[index + 1..].contains(name) {
+            continue;
+        }
+        job.pause(&mut running);
+        let lines = job.lines();
+        job.fail(&format!("*:{}=hang", index + 1));
+        job.sandbox.call(["checkpoint"]);
+        let hung = job.failed();
+        job.remove("pause");
+        job.disarm();
+        until(&format!("an end after call {index}, {name}, of {hung:?}"), || {
+            (running.has_ended() || job.lines() >= lines + 2).then_some(())
+        });
+        running.kill_everything();
+        running = job.resume();
+        job.goes_on(&mut running);
+    }
+    job.ends_right(&mut running);
+}
+
 /// The same in a resume: nothing is lost, and the next one succeeds.
 #[test]
 fn a_driver_that_hangs_or_crashes_in_a_resume() {
-    let job = Job::steady("2").with_options(&["--freeze-timeout", "2s", "--gpu-timeout", "1s"]);
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
     let mut running = job.start();
     running.checkpoint(&job.sandbox);
     for (call, action) in CYCLE[2..].iter().flat_map(|call| [(call, "hang"), (call, "crash")]) {
@@ -568,13 +600,13 @@ fn a_driver_that_hangs_or_crashes_in_a_resume() {
 /// Somebody has stopped the process: that is no hang of its driver, however long it takes.
 #[test]
 fn a_process_that_is_stopped_in_a_checkpoint_is_not_lost() {
-    let job = Job::steady("2").with_options(&["--freeze-timeout", "1s", "--gpu-timeout", "1s"]);
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "2s", "--gpu-timeout", "2s"]);
     let mut running = job.start();
     job.arm("detach-gate=stop");
     job.sandbox.call(["checkpoint"]);
     assert!(job.is_there("points.stopped"), "{}", running.said());
     // Longer than both limits: a loss would have ended the job by then.
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(5));
     job.disarm();
     kill_process(stopped_process(&running), Signal::CONT).expect("it is there");
     job.goes_on(&mut running);
@@ -585,7 +617,7 @@ fn a_process_that_is_stopped_in_a_checkpoint_is_not_lost() {
 /// A driver that hangs now and then: the launcher brings the job back by itself.
 #[test]
 fn a_job_whose_driver_hangs_is_restarted() {
-    let job = Job::steady("2").with_options(&["--freeze-timeout", "2s", "--gpu-timeout", "1s"]);
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
     let mut running = job.started(job.start_with(&["--max-restarts", "3"], ""));
     running.checkpoint(&job.sandbox);
     job.goes_on(&mut running);
