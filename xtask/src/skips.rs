@@ -40,6 +40,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_network_tunnel", KERNEL),
     ("a_namespace_of_its_own", KERNEL),
     ("tcp6", KERNEL),
+    ("huge_pages", KERNEL),
     ("a_user_without_any_rights_has_a_job_that_goes_on", REACH),
     ("the_smallest_set_of_capabilities_does_for_tcp_on_the_machines_network", REACH),
     ("the_job_has_none_of_the_capabilities", REACH),

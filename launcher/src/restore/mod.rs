@@ -1,6 +1,8 @@
 //! One resume.
 
 pub mod file_plan;
+#[allow(unsafe_code)]
+pub mod huge_pages;
 pub mod kept;
 pub mod loading;
 mod nodes;

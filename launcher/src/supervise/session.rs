@@ -25,7 +25,7 @@ use super::checkpoints::Checkpoints;
 use super::events::{self, Event, Hang};
 use super::pace::{Pace, PaceOptions};
 use super::services::RunContext;
-use super::stacks::Tree;
+use super::stacks::{Tree, processes};
 use super::watchdog::{Watchdog, Watched};
 use crate::agents::{Agents, Loss};
 use crate::checkpoint::attempt::{AfterDump, AttemptError};
@@ -37,6 +37,7 @@ use crate::job::status::cut_text;
 use crate::namespace::InitEvent;
 use crate::observe::control_server::Answer;
 use crate::report::failure::with_remedy;
+use crate::restore::huge_pages;
 use crate::sys::deadline::{CHECKPOINT_FIRST_RETRY, REPEATED_KEY_WINDOW, REPEATED_SIGNAL_WINDOW};
 use crate::sys::error::EXIT_OWN;
 use anyhow::{Context, Result};
@@ -104,6 +105,10 @@ impl<'a> JobSession<'a> {
         let files = std::mem::take(&mut job.files);
         let is_tracked = files.is_tracked();
         let job = Arc::new(job);
+        if resumed_from.is_some() {
+            let tree = Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid };
+            huge_pages::merge_in_background(processes(tree).into_iter().map(|(pid, _)| pid).collect());
+        }
         let config = shared.config;
         let options = PaceOptions { interval: config.interval, overhead: config.overhead, mtbf: config.mtbf };
         let mut session = Self {

@@ -148,6 +148,7 @@ programs!(
     file_gone,
     file_offset,
     flock,
+    huge_pages,
     inotify,
     itimer,
     lease,
