@@ -1,5 +1,6 @@
 //! Names the processes and open files that prevent a checkpoint, for the error message.
 
+use crate::criu::Holder;
 use crate::gpu::preload;
 use crate::namespace::Survey;
 use crate::sys::privileges::Privileges;
@@ -158,6 +159,21 @@ fn breaking_leases(proc: &Path, pids: &[i32]) -> Vec<String> {
         )
     };
     holders.into_iter().map(describe).collect()
+}
+
+/// After a dump: why messages with descriptors keep it from being a snapshot. `sockets` are those of
+/// [`crate::criu::UnixQueues::lost`].
+#[must_use]
+pub fn unreceived(proc: &Path, sockets: &BTreeSet<Option<Holder>>) -> String {
+    let describe = |socket: &Option<Holder>| {
+        let Some(Holder { pid, fd }) = socket else { return "a socket in a message".to_owned() };
+        let name = fs::read_to_string(proc.join(format!("{pid}/comm"))).unwrap_or_default();
+        format!("process {pid} ({}), descriptor {fd}", name.trim())
+    };
+    format!(
+        "{}: messages with descriptors (SCM_RIGHTS) wait in the queue of this unix socket, and CRIU would lose them at a resume. The checkpoint succeeds once they are received",
+        shortened(sockets.iter().map(describe).collect()).join("; ")
+    )
 }
 
 /// Before a dump without root: finds what CRIU, for lack of privileges, would restore wrong or not at all, see

@@ -7,7 +7,8 @@ use crate::checkpoint::checkpointer::CheckpointerParts;
 use crate::checkpoint::diagnose;
 use crate::checkpoint::precopy::{MergedPages, Precopied};
 use crate::criu::{
-    CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, arm_expired_timers,
+    CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, UnixQueues,
+    arm_expired_timers,
 };
 use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
 use crate::files::directories;
@@ -135,7 +136,7 @@ impl Attempt<'_> {
                     tracing::debug!("cannot remove the files of a failed dump: {error}");
                 }
             }
-            let mut may_help = matches!(error, SessionError::Failed(_));
+            let mut may_help = matches!(error, SessionError::Failed(_) | SessionError::Unreceived(_));
             if let Some(precopied) = precopied.take() {
                 // The copies may be the reason: the next try is without them.
                 precopied.discard(staging);
@@ -269,11 +270,12 @@ impl Attempt<'_> {
         let parent_img = precopied.map(Precopied::parent);
         let options = Options { track_mem: parent_img.as_ref().map(|_| true), parent_img, ..options };
         let criu_pid = session.process().pid;
-        let mut frozen = None;
+        let (mut frozen, mut unreceived) = (None, None);
         let result = session.dump(options, deadline, &mut |stage| {
             tracing::trace!("CRIU is at {stage}");
             self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
             if stage == "post-dump" {
+                self.refuse_lost_messages(&images, &mut unreceived)?;
                 files.touch(tracking::next(&self.parts.job.namespace, &self.parts.dir, id));
                 let mut record = self.record_frozen(&images, &shm, files, deadline)?;
                 self.cross_barriers(&mut record)?;
@@ -285,7 +287,7 @@ impl Attempt<'_> {
             // CRIU's parasite code notices that CRIU has died, and the job continues.
             let _ = self.parts.job.namespace.signal(criu_pid, false, libc::SIGKILL);
         }
-        result?;
+        result.map_err(|error| unreceived.map_or(error, SessionError::Unreceived))?;
         let frozen =
             frozen.ok_or_else(|| SessionError::Stage("CRIU did not stop at its last stage".to_owned()))?;
         if let AfterDump::End(_) = self.after_dump {
@@ -357,6 +359,20 @@ impl Attempt<'_> {
             timeout: Some(u32::try_from(left.as_secs()).unwrap_or(u32::MAX).max(1)),
             ..Options::common()
         }
+    }
+
+    /// Refuses a dump of messages that a resume would lose, with the reason in `unreceived` too.
+    fn refuse_lost_messages(
+        &self,
+        images: &StagedDir,
+        unreceived: &mut Option<String>,
+    ) -> Result<(), String> {
+        let queues = UnixQueues::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
+        let lost = queues.lost();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        Err(unreceived.insert(diagnose::unreceived(&self.proc(), &lost)).clone())
     }
 
     /// Records what CRIU does not save, while the job is frozen.

@@ -10,10 +10,10 @@ use std::net::IpAddr;
 use std::path::Path;
 
 /// First word of every image.
-const COMMON_MAGIC: u32 = 0x5456_4319;
+pub(super) const COMMON_MAGIC: u32 = 0x5456_4319;
 /// First word of the images that are not part of a dump (statistics).
 const SERVICE_MAGIC: u32 = 0x5510_5940;
-const FILES_MAGIC: u32 = 0x5630_3138;
+pub(super) const FILES_MAGIC: u32 = 0x5630_3138;
 const REMAP_MAGIC: u32 = 0x5913_3954;
 const STATS_MAGIC: u32 = 0x5709_3306;
 /// Of a remap: the file has no name, and its content is in an image.
@@ -29,7 +29,7 @@ pub enum ImageError {
     #[error("cannot read CRIU's {name}: {source}")]
     Io {
         /// The image.
-        name: &'static str,
+        name: String,
         /// Why.
         source: io::Error,
     },
@@ -37,7 +37,7 @@ pub enum ImageError {
     #[error("cannot parse CRIU's {name}: {reason}")]
     Format {
         /// The image.
-        name: &'static str,
+        name: String,
         /// What is wrong.
         reason: String,
     },
@@ -274,23 +274,36 @@ fn outside(sockets: &[InetEntry]) -> Vec<String> {
 }
 
 /// Calls `each` for every entry of an image.
-fn entries<T: Message + Default>(
+pub(super) fn entries<T: Message + Default>(
     read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>,
-    name: &'static str,
+    name: &str,
     kind: u32,
     magic: u32,
+    each: impl FnMut(T),
+) -> Result<(), ImageError> {
+    entries_with_data(read, name, [kind, magic], |_| 0, each)
+}
+
+/// The same for an image in which each entry is followed by so many bytes of data.
+pub(super) fn entries_with_data<T: Message + Default>(
+    read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>,
+    name: &str,
+    magic: [u32; 2],
+    data_bytes: impl Fn(&T) -> usize,
     mut each: impl FnMut(T),
 ) -> Result<(), ImageError> {
-    let content = read(name).map_err(|source| ImageError::Io { name, source })?;
+    let content = read(name).map_err(|source| ImageError::Io { name: name.to_owned(), source })?;
     let Some(content) = content else { return Ok(()) };
-    let malformed = |reason: String| ImageError::Format { name, reason };
-    let magic = [kind, magic].map(u32::to_le_bytes).concat();
+    let malformed = |reason: String| ImageError::Format { name: name.to_owned(), reason };
+    let magic = magic.map(u32::to_le_bytes).concat();
     let Some(mut rest) = content.strip_prefix(&magic[..]) else {
         let found = content.get(..magic.len()).unwrap_or(&content);
         return Err(malformed(format!("its magic numbers are {found:x?}, not {magic:x?}")));
     };
     while let Some(entry) = next_entry(&mut rest) {
-        each(entry.map_err(malformed)?);
+        let entry = entry.map_err(malformed)?;
+        rest = rest.get(data_bytes(&entry)..).ok_or_else(|| malformed(TRUNCATED.to_owned()))?;
+        each(entry);
     }
     if rest.is_empty() { Ok(()) } else { Err(malformed(TRUNCATED.to_owned())) }
 }

@@ -9,6 +9,7 @@ mod rpc;
 mod session;
 mod tcp_queues;
 mod timers;
+mod unix_queues;
 
 #[cfg(test)]
 pub use find::CriuMissing;
@@ -20,3 +21,4 @@ pub use rpc::{CRIU_EVERYTHING, CRIU_WARNINGS, InheritFd, Options};
 pub use session::{RestoreLimits, Session, SessionError};
 pub use tcp_queues::count_unsent_as_sent;
 pub use timers::arm_expired_timers;
+pub use unix_queues::{Holder, Queue, UnixQueues, put_senders_last};

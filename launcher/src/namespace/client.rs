@@ -339,6 +339,18 @@ impl Namespace {
         }
     }
 
+    /// How many bytes wait in the queues of these sockets (process and descriptor), as FIONREAD says; `None` for those
+    /// that cannot be asked.
+    ///
+    /// # Errors
+    /// When the init has ended.
+    pub fn queued_bytes(&self, sockets: Vec<(i32, i32)>) -> Result<Vec<Option<u64>>, NamespaceError> {
+        match self.request(&Request::QueuedBytes { sockets }, &[])? {
+            (Reply::QueuedBytes { bytes }, _) => Ok(bytes),
+            (other, _) => Err(unexpected(other)),
+        }
+    }
+
     /// Restores CPU affinity and the last PID, which CRIU does not. Returns warnings for what could not be restored.
     ///
     /// # Errors

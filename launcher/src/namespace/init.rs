@@ -7,6 +7,7 @@ use super::written_files::{DRAIN_INTERVAL, Journal, STAMP_INTERVAL, Tracker};
 use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey, terminals};
 use crate::sys::authentic::FileKey;
 use crate::sys::privileges;
+use ckpt_snapshot::AffinityGroup;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -297,13 +298,8 @@ impl Init<'_> {
                 let criu: Vec<i32> = self.criu.keys().copied().collect();
                 Ok((survey::scan(&criu, self.root_pid).at_step("survey the job's processes")?, None))
             }
-            Request::Apply { affinity, last_pid } => {
-                let mut warnings = survey::set_affinity(&affinity);
-                if let Err(error) = set_last_pid(last_pid.max(FIRST_JOB_PID)) {
-                    warnings.push(format!("cannot set the job's next PID: {error}"));
-                }
-                done(warnings)
-            }
+            Request::QueuedBytes { sockets } => Ok((survey::queues(&sockets), None)),
+            Request::Apply { affinity, last_pid } => done(apply(&affinity, last_pid)),
         }
     }
 
@@ -359,6 +355,15 @@ impl Init<'_> {
         self.criu.insert(pid, kept);
         Ok((Reply::CriuStarted { pid, fds }, Some(ours)))
     }
+}
+
+/// Restores CPU affinity and the last PID. Returns what could not be restored.
+fn apply(affinity: &[AffinityGroup], last_pid: i32) -> Vec<String> {
+    let mut warnings = survey::set_affinity(affinity);
+    if let Err(error) = set_last_pid(last_pid.max(FIRST_JOB_PID)) {
+        warnings.push(format!("cannot set the job's next PID: {error}"));
+    }
+    warnings
 }
 
 fn set_last_pid(last_pid: i32) -> io::Result<()> {

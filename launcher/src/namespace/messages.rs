@@ -103,6 +103,11 @@ pub(super) enum Request {
     },
     /// Survey all processes but the init and CRIU.
     Survey,
+    /// How many bytes wait in the queues of these sockets?
+    QueuedBytes {
+        /// Processes and their descriptors.
+        sockets: Vec<(i32, i32)>,
+    },
     /// Restore what CRIU does not.
     Apply {
         /// CPU affinity.
@@ -165,6 +170,11 @@ pub(super) enum Reply {
         strays: Vec<i32>,
         /// Number of SysV objects that a dump would not contain.
         lost_ipc: usize,
+    },
+    /// The result of [`Request::QueuedBytes`].
+    QueuedBytes {
+        /// For each socket, in the same order; `None` for one that cannot be asked.
+        bytes: Vec<Option<u64>>,
     },
     /// Done.
     Done {

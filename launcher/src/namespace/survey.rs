@@ -3,7 +3,8 @@
 use super::messages::Reply;
 use crate::sys::privileges::Privileges;
 use ckpt_snapshot::AffinityGroup;
-use rustix::process::Pid;
+use rustix::io::ioctl_fionread;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -68,6 +69,19 @@ fn is_below(pid: i32, root_pid: Option<i32>, parents: &BTreeMap<i32, i32>) -> bo
         }
     }
     true
+}
+
+/// Answers [`super::messages::Request::QueuedBytes`].
+pub(super) fn queues(sockets: &[(i32, i32)]) -> Reply {
+    Reply::QueuedBytes { bytes: sockets.iter().map(|&(pid, fd)| queued_bytes(pid, fd).ok()).collect() }
+}
+
+/// Bytes in the queue of a process's socket.
+fn queued_bytes(pid: i32, fd: i32) -> io::Result<u64> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    let socket = pidfd_getfd(&process, fd, PidfdGetfdFlags::empty())?;
+    Ok(ioctl_fionread(&socket)?)
 }
 
 pub fn numbers_in(dir: impl AsRef<Path>) -> io::Result<Vec<i32>> {

@@ -7,4 +7,5 @@ pub mod kept;
 pub mod loading;
 mod nodes;
 pub mod put_back;
+mod queues;
 pub mod resume;

@@ -33,6 +33,7 @@ use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading};
 use crate::restore::put_back::{PutBack, temporary_names};
+use crate::restore::queues;
 use crate::store::tiers::MEMORY;
 use crate::sys::deadline::{
     PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW, RESTORE_STALL_TIMEOUT,
@@ -462,6 +463,7 @@ impl Resumer<'_> {
             .restore_reaper_program(manifest.tree.command_pid)
             .context("cannot prepare the job's namespace")?;
         count_unsent_as_sent(loading.images()).context("cannot prepare the job's TCP connections")?;
+        let queues = queues::prepare(loading.images())?;
         let pipes = pipes(manifest, stdio);
         let mut fds: Vec<BorrowedFd> = vec![loading.images().fd().as_fd(), work.fd().as_fd()];
         fds.extend(pipes.iter().map(|(_, fd)| *fd));
@@ -481,7 +483,12 @@ impl Resumer<'_> {
             ..Options::common()
         };
         let mut damage = None;
-        let mut at_stage = |stage: &str| self.restore_stage(stage, namespace, manifest, loading, &mut damage);
+        let mut at_stage = |stage: &str| {
+            if stage == "post-restore" {
+                queues::check(namespace, &queues)?;
+            }
+            self.restore_stage(stage, namespace, manifest, loading, &mut damage)
+        };
         let activity = || namespace.activity();
         let result = session.restore(options, limits(manifest, &activity), &mut at_stage);
         match (result, damage) {
@@ -536,7 +543,9 @@ impl Resumer<'_> {
     fn explain(&self, manifest: &Manifest, error: &SessionError, work: &StagedDir) -> Failure {
         let text = work.read("criu.log").ok().flatten().unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
-        let reason = explain(&text).unwrap_or_else(|| error.to_string());
+        // CRIU's log says of the launcher's own reason only that there was one.
+        let reason = explain(&text).filter(|_| !matches!(error, SessionError::Stage(_)));
+        let reason = reason.unwrap_or_else(|| error.to_string());
         let kept = self.dir.attempt_dir(&format!("{}-restore", manifest.id));
         let kept = kept.and_then(|dir| {
             let path = dir.join("criu.log");

@@ -103,6 +103,12 @@ fn a_lease_that_is_being_broken() {
     is_refused("breaking_lease.py", &[], &["has a lease of a file that another program is about to open"]);
 }
 
+/// CRIU would lose them, and the job would wait for ever. Once they are received, the job is saved.
+#[test]
+fn descriptors_that_two_processes_have_sent_each_other() {
+    is_refused("unix_rights.py", &[], &["messages with descriptors (SCM_RIGHTS)", "(python3), descriptor"]);
+}
+
 #[test]
 fn an_event_counter_in_semaphore_mode() {
     is_refused("eventfd_semaphore.py", &[], &["semaphore mode", "(python3), descriptor"]);

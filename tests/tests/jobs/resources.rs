@@ -191,6 +191,7 @@ programs!(
     unix_dgram,
     unix_named,
     unix_rights,
+    unix_rights_between,
     unix_seqpacket,
     unix_stream,
     unlinked_file,

@@ -192,12 +192,13 @@ fn of_criu_and_namespaces() {
         SessionError::Stalled(_) => SessionError::Stalled(Duration::from_secs(30)), "30 seconds";
         SessionError::Died => SessionError::Died, "CRIU";
         SessionError::Failed(_) => SessionError::Failed(Some(text("no such PID"))), "no such PID";
+        SessionError::Unreceived(_) => SessionError::Unreceived(text("process 7 (python3)")), "process 7 (python3)";
         SessionError::Stage(_) => SessionError::Stage(text("cannot read /dev/shm/a")), "/dev/shm/a";
         SessionError::Io(_) => fire().into(), "CRIU";
     });
     each!(ImageError {
-        ImageError::Io { .. } => ImageError::Io { name: "files.img", source: fire() }, "files.img";
-        ImageError::Format { .. } => ImageError::Format { name: "files.img", reason: text("it is cut off") }, "files.img";
+        ImageError::Io { .. } => ImageError::Io { name: text("files.img"), source: fire() }, "files.img";
+        ImageError::Format { .. } => ImageError::Format { name: text("files.img"), reason: text("it is cut off") }, "files.img";
     });
     each!(NamespaceError {
         NamespaceError::Create(_) => NamespaceError::Create(fire()), "PID namespace";
@@ -253,7 +254,7 @@ fn of_checkpoints() {
         AttemptError::DeviceMemory(_) => StoreDeviceMemoryError::from(report(process())).into(), "python3";
         AttemptError::Frozen { .. } => AttemptError::Frozen { limit: Duration::from_secs(60), log: log() }, "1m";
         AttemptError::Staging(_) => AttemptError::Staging(fire()), "stage the images";
-        AttemptError::Image(_) => ImageError::Format { name: "files.img", reason: text("it is cut off") }.into(), "files.img";
+        AttemptError::Image(_) => ImageError::Format { name: text("files.img"), reason: text("it is cut off") }.into(), "files.img";
         AttemptError::Crashed => AttemptError::Crashed, "a bug in ckpt-run";
         AttemptError::JobEnded => AttemptError::JobEnded, "the job ended";
         AttemptError::Withdrawn => AttemptError::Withdrawn, "asked to end by itself";
