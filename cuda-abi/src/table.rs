@@ -491,28 +491,28 @@ macro_rules! entry_points {
 
         // Multicast objects
         fn cuMulticastCreate(mcHandle: *mut CUmemGenericAllocationHandle, prop: *const CUmulticastObjectProp)
-            = "cuMulticastCreate" since 12010, taint;
+            = "cuMulticastCreate" since 12010, track;
         fn cuMulticastAddDevice(mcHandle: CUmemGenericAllocationHandle, dev: CUdevice)
-            = "cuMulticastAddDevice" since 12010, taint;
+            = "cuMulticastAddDevice" since 12010, track;
         fn cuMulticastBindMem(
             mcHandle: CUmemGenericAllocationHandle, mcOffset: usize, memHandle: CUmemGenericAllocationHandle,
             memOffset: usize, size: usize, flags: c_ulonglong
-        ) = "cuMulticastBindMem" since 12010, taint;
+        ) = "cuMulticastBindMem" since 12010, track;
         fn cuMulticastBindMem_v2(
             mcHandle: CUmemGenericAllocationHandle, dev: CUdevice, mcOffset: usize,
             memHandle: CUmemGenericAllocationHandle, memOffset: usize, size: usize, flags: c_ulonglong
-        ) = "cuMulticastBindMem" since 13010, taint;
+        ) = "cuMulticastBindMem" since 13010, track;
         fn cuMulticastBindAddr(
             mcHandle: CUmemGenericAllocationHandle, mcOffset: usize, memptr: CUdeviceptr, size: usize,
             flags: c_ulonglong
-        ) = "cuMulticastBindAddr" since 12010, taint;
+        ) = "cuMulticastBindAddr" since 12010, track;
         fn cuMulticastBindAddr_v2(
             mcHandle: CUmemGenericAllocationHandle, dev: CUdevice, mcOffset: usize, memptr: CUdeviceptr,
             size: usize, flags: c_ulonglong
-        ) = "cuMulticastBindAddr" since 13010, taint;
+        ) = "cuMulticastBindAddr" since 13010, track;
         fn cuMulticastUnbind(
             mcHandle: CUmemGenericAllocationHandle, dev: CUdevice, mcOffset: usize, size: usize
-        ) = "cuMulticastUnbind" since 12010, taint;
+        ) = "cuMulticastUnbind" since 12010, track;
         fn cuMulticastGetGranularity(
             granularity: *mut usize, prop: *const CUmulticastObjectProp, option: CUmulticastGranularity_flags
         ) = "cuMulticastGetGranularity" since 12010, leave;

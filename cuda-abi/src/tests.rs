@@ -122,7 +122,7 @@ fn classes_follow_the_design() {
     for symbol in ["cuStreamSynchronize", "cuCtxSynchronize_v2", "cuFuncGetAttribute"] {
         assert_eq!(class(symbol), Class::Leave, "{symbol}");
     }
-    for symbol in ["cuLogicalEndpointCreate", "cuMulticastCreate", "cuGraphicsMapResources"] {
+    for symbol in ["cuLogicalEndpointCreate", "cuGraphicsMapResources"] {
         assert_eq!(class(symbol), Class::Taint, "{symbol}");
     }
 }

@@ -16,6 +16,9 @@ pub trait Link {
     /// connection is lost.
     fn ask(&mut self, message: &FromAgent, with: &[BorrowedFd<'_>]) -> Option<(ToAgent, Vec<OwnedFd>)>;
 
+    /// Sends a message that has no answer. A lost connection shows at the next one.
+    fn tell(&mut self, _message: &FromAgent) {}
+
     /// Sends [`FromAgent::Readable`], and has `read` fill the window as the launcher requests until it has stored the memory;
     /// `read` returns the reason if it cannot.
     ///
@@ -102,6 +105,10 @@ impl Link for Conversation<'_> {
                 }
             }
         }
+    }
+
+    fn tell(&mut self, message: &FromAgent) {
+        let _ = say(self.socket, message);
     }
 
     fn hand_out(

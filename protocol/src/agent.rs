@@ -112,6 +112,21 @@
 //!          <------------------------------- AllDrained
 //! ```
 //!
+//! Processes that share multicast objects, the members of a cycle, take each of its steps together. AllDrained names the
+//! cycle; only launchers that know these messages do. Sent again as long as the answer is that not all have come:
+//!
+//! ```text
+//!   Arrive{cycle, members, step}  -------->
+//!          <------------------------------- Arrived{progress}
+//! ```
+//!
+//! A process that cannot be detached comes back before the others learn of it, and would wait for those that have been
+//! detached. So a member of a cycle says so before it comes back:
+//!
+//! ```text
+//!   GivesUp{attempt, reason}  ------------>
+//! ```
+//!
 //! No timeout applies between Welcome and Reconnected: the GPU determines how long it takes to restore the state.
 //!
 //! Messages added after version 3 are sent only to agents whose Hello announces support for them. The agent is part of
@@ -220,6 +235,10 @@ pub enum FromAgent {
         /// descriptors.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         has_root: bool,
+        /// Whether it is a multicast object. The launcher closes its descriptor once all processes have taken the object down,
+        /// since the driver's checkpoint does not return while there is one.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_multicast: bool,
         /// As in [`Hello::instance`].
         #[serde(default, skip_serializing_if = "is_zero")]
         instance: u64,
@@ -249,6 +268,25 @@ pub enum FromAgent {
         attempt: u64,
         /// The process's ID.
         pid: u32,
+        /// The multicast objects that it shares with others, or may share.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        objects: Vec<MulticastObject>,
+    },
+    /// The process has come to a step of a cycle, see [`ToAgent::AllDrained`].
+    Arrive {
+        /// The process's ID.
+        pid: u32,
+        /// The cycle.
+        cycle: Cycle,
+        /// The step.
+        step: CycleStep,
+    },
+    /// The process cannot be detached in this attempt, and is coming back; a [`FromAgent::Failed`] follows.
+    GivesUp {
+        /// The attempt of [`ToAgent::Quiesce`].
+        attempt: u64,
+        /// Why, and what to change, for the user.
+        reason: String,
     },
     /// The process's steps of NCCL, at each change while a cut is wanted; see [`ToAgent::Cut`].
     Steps {
@@ -317,6 +355,55 @@ impl From<ShareKey> for [u64; 2] {
     fn from(ShareKey(key): ShareKey) -> Self {
         [(key >> 64) as u64, key as u64]
     }
+}
+
+/// A multicast object that processes share, as one of them knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MulticastObject {
+    /// Its key.
+    pub key: ShareKey,
+    /// How many devices this process has added to it.
+    pub devices: u32,
+    /// How many devices it is to have; its owner knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub team_size: Option<u32>,
+    /// Whether this process has mapped it or bound memory to it, so that all its devices were added.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_used: bool,
+}
+
+/// The multicast objects of a job, from their way off the devices in one attempt to their return.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cycle {
+    /// A random number.
+    pub id: u64,
+    /// The IDs of the processes that have the objects, sorted.
+    pub members: Vec<u32>,
+}
+
+/// The steps of a cycle that all members take together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CycleStep {
+    /// This process has nothing of the objects any more. Once all have come, the objects have ended; if the attempt fails
+    /// before that, they live on in the launcher.
+    Down,
+    /// Objects that had ended are there again, and this process has added its devices.
+    Added,
+    /// Memory is bound, and the objects are mapped.
+    Bound,
+}
+
+/// How far the members of a cycle are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Progress {
+    /// Not all have come to the step.
+    Pending,
+    /// All have.
+    Complete,
+    /// The attempt has failed, or a process has ended that is needed.
+    Failed,
 }
 
 /// What an agent expects of its next capture.
@@ -714,6 +801,17 @@ pub enum ToAgent {
         /// Whether all processes that share device memory have drained; if not, the attempt has failed.
         #[serde(rename = "is_so")]
         is_complete: bool,
+        /// The multicast objects of the job, if there are any and the process is a member.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cycle: Option<Cycle>,
+        /// Why the attempt has failed, for the user; `None` if a process was not drained.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        problem: Option<String>,
+    },
+    /// The answer to [`FromAgent::Arrive`].
+    Arrived {
+        /// Of the step.
+        progress: Progress,
     },
     /// An order of the coordinator of the cut; only for agents that [support](Hello::supports_cut) it.
     Cut {
@@ -899,7 +997,7 @@ mod tests {
     fn messages_about_shared_memory_and_activity_keep_their_json() {
         let key = ShareKey(u128::MAX - 1);
         has_json(
-            &FromAgent::Publish { pid: 7, key, bytes: 9, has_root: false, instance: 0 },
+            &FromAgent::Publish { pid: 7, key, bytes: 9, has_root: false, is_multicast: false, instance: 0 },
             r#"{"type":"publish","pid":7,"key":[18446744073709551615,18446744073709551614],"bytes":9}"#,
         );
         has_json(

@@ -43,6 +43,10 @@ pub(super) use super::memory::graph::{cuDeviceGraphMemTrim, cuGraphAddMemAllocNo
 pub(super) use super::memory::ipc::{
     cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2,
 };
+pub(super) use super::memory::multicast::calls::{
+    cuMulticastAddDevice, cuMulticastBindAddr, cuMulticastBindAddr_v2, cuMulticastBindMem,
+    cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastUnbind,
+};
 pub(super) use super::memory::peer::{cuCtxDisablePeerAccess, cuCtxEnablePeerAccess};
 pub(super) use super::memory::pool::calls::{
     cuCtxSynchronize, cuCtxSynchronize_v2, cuDeviceGetDefaultMemPool, cuDeviceGetMemPool, cuEventSynchronize,
@@ -56,8 +60,6 @@ pub(super) use super::memory::vmm::{
     cuLogicalEndpointBindMem, cuMemCreate, cuMemExportToShareableHandle, cuMemGetAccess,
     cuMemGetAllocationPropertiesFromHandle, cuMemGetHandleForAddressRange, cuMemImportFromShareableHandle,
     cuMemMap, cuMemMapArrayAsync, cuMemRelease, cuMemRetainAllocationHandle, cuMemSetAccess, cuMemUnmap,
-    cuMulticastAddDevice, cuMulticastBindAddr, cuMulticastBindAddr_v2, cuMulticastBindMem,
-    cuMulticastBindMem_v2, cuMulticastUnbind,
 };
 // These call the handlers of `memory::graph` and `objects`.
 pub(super) use super::nccl::graph_calls::{

@@ -253,7 +253,9 @@ impl Kept {
     fn serve(&mut self, agent: &Agent) -> FromAgent {
         loop {
             match agent.hear() {
-                FromAgent::Drained { .. } => agent.say(&ToAgent::AllDrained { is_complete: true }),
+                FromAgent::Drained { .. } => {
+                    agent.say(&ToAgent::AllDrained { is_complete: true, cycle: None, problem: None });
+                }
                 FromAgent::Withdraw { .. } => agent.say(&ToAgent::Withdrawn),
                 FromAgent::Park { count } => {
                     let received = descriptors::receive(agent.stream.as_fd(), count).expect("received");

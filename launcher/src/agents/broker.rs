@@ -21,24 +21,33 @@
 //! Orphaned memory is still in use by a process that has opened it, or may be imported, but no process captures it: a
 //! snapshot would be wrong.
 //!
+//! Multicast objects are shared in the same way. The launcher closes the driver's descriptor of one when all its processes
+//! have taken it down, and gets another one when its owner has created it again, see [`cycle`].
+//!
 //! No process may write to memory that another process is capturing. So processes that share memory wait for each other
 //! between draining and capturing. A process that has captured its memory lets no further process have it in this attempt:
 //! that one still runs, and would write to it.
 
-use crate::sys::deadline::{AGENT_EXIT_TIMEOUT, PROCESS_POLL_INTERVAL};
+mod cycle;
+
+use crate::sys::deadline::{AGENT_EXIT_TIMEOUT, PROCESS_POLL_INTERVAL, RETURN_STEP_TIMEOUT};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ckpt_protocol::agent::{FromAgent, ShareKey, ToAgent};
+use ckpt_protocol::agent::{
+    Cycle as NamedCycle, CycleStep, FromAgent, MulticastObject, Progress, ShareKey, ToAgent,
+};
 use ckpt_protocol::frame::FrameError;
 use tracing::debug;
 
 use super::lease;
+use super::mirrors::random_number;
 use super::process::{Process, ProcessHandle, QuiesceError};
 use super::stream::AgentStream;
+use cycle::{Cycle, Objects};
 
 /// Shared device memory of a job.
 #[derive(Default)]
@@ -54,11 +63,15 @@ struct Table {
     participants: BTreeMap<u32, Participant>,
     shared: BTreeMap<ShareKey, SharedMemory>,
     drain: Drain,
+    /// The last one.
+    cycle: Option<Cycle>,
 }
 
 /// Memory that was published.
 struct SharedMemory {
-    memory: Arc<OwnedFd>,
+    /// `None` for a multicast object that all have taken down, until its owner has created it again.
+    memory: Option<Arc<OwnedFd>>,
+    is_multicast: bool,
     bytes: u64,
     /// The memfd whose other descriptors stand for the memory.
     root: Option<OwnedFd>,
@@ -84,6 +97,17 @@ pub struct Participant {
 struct Drain {
     attempt: Option<u64>,
     pids: BTreeSet<u32>,
+    objects: Objects,
+    /// For all processes alike: some may have acted on it before others ask.
+    outcome: Option<Drained>,
+}
+
+/// How waiting for all processes to drain has ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Drained {
+    attempt: u64,
+    is_complete: bool,
+    problem: Option<String>,
 }
 
 /// What is there of memory that a process asks for.
@@ -124,7 +148,8 @@ pub fn sender(message: &FromAgent) -> Option<u32> {
         FromAgent::Publish { pid, .. }
         | FromAgent::Fetch { pid, .. }
         | FromAgent::Withdraw { pid, .. }
-        | FromAgent::Drained { pid, .. } => Some(*pid),
+        | FromAgent::Drained { pid, .. }
+        | FromAgent::Arrive { pid, .. } => Some(*pid),
         _ => None,
     }
 }
@@ -153,22 +178,11 @@ impl Broker {
         }
         let mut memory = None;
         let answer = match message {
-            FromAgent::Publish { pid, key, bytes, has_root, .. } => {
+            FromAgent::Publish { has_root, .. } => {
                 // Without the descriptors, the agent is answered too.
                 let count = 1 + usize::from(*has_root);
                 let received = stream.receive_files_if_room(count, "receive shared memory")?;
-                let mut received = received.into_iter().flatten();
-                let is_kept = received.next().is_some_and(|memory| {
-                    debug!(pid, bytes, "device memory is shared");
-                    let memory = Arc::new(memory);
-                    let (owner, importers) = (*pid, BTreeSet::new());
-                    let (root, bytes, publisher) = (received.next(), *bytes, process);
-                    let is_orphaned = false;
-                    self.publish(
-                        *key,
-                        SharedMemory { memory, bytes, root, owner, publisher, is_orphaned, importers },
-                    )
-                });
+                let is_kept = received.is_some_and(|received| self.keep(process, message, received));
                 ToAgent::Published { is_kept }
             }
             FromAgent::Fetch { pid, key, owner, .. } => {
@@ -187,13 +201,38 @@ impl Broker {
                 self.withdraw(keys, *pid);
                 ToAgent::Withdrawn
             }
-            FromAgent::Drained { attempt, pid } => {
-                ToAgent::AllDrained { is_complete: self.await_drained(*attempt, *pid, end) }
+            FromAgent::Drained { attempt, pid, objects } => {
+                let (drained, cycle) = self.await_drained(*attempt, *pid, objects, end);
+                let Drained { is_complete, problem, .. } = drained;
+                ToAgent::AllDrained { is_complete, cycle, problem }
+            }
+            FromAgent::Arrive { pid, cycle, step } => {
+                ToAgent::Arrived { progress: self.arrive(*pid, cycle, *step, end) }
             }
             _ => return Ok(()),
         };
         let memory: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
         stream.send_with_files(&answer, &memory)
+    }
+
+    /// Keeps what a [`FromAgent::Publish`] of a process publishes, with the descriptors that followed it; returns whether
+    /// it is kept.
+    fn keep(&self, publisher: Process, message: &FromAgent, received: Vec<OwnedFd>) -> bool {
+        let FromAgent::Publish { pid, key, bytes, is_multicast, .. } = *message else { return false };
+        let mut received = received.into_iter();
+        let Some(memory) = received.next() else { return false };
+        debug!(pid, bytes, is_multicast, "device memory is shared");
+        let shared = SharedMemory {
+            memory: Some(Arc::new(memory)),
+            is_multicast,
+            bytes,
+            root: received.next(),
+            owner: pid,
+            publisher,
+            is_orphaned: false,
+            importers: BTreeSet::new(),
+        };
+        self.publish(key, shared)
     }
 
     /// Returns whether the memory is kept. A process cannot replace the memory of another process.
@@ -218,13 +257,14 @@ impl Broker {
         if is_gone {
             return Fetched::Nothing;
         }
-        if shared.is_withheld(drain, pid) {
+        let Some(memory) = shared.memory.as_ref().filter(|_| !shared.is_withheld(drain, pid)) else {
             return Fetched::Withheld;
-        }
+        };
+        let memory = Arc::clone(memory);
         if shared.is_orphaned || shared.owner != pid {
             shared.importers.insert(pid);
         }
-        Fetched::Memory(Arc::clone(&shared.memory), shared.bytes)
+        Fetched::Memory(memory, shared.bytes)
     }
 
     fn withdraw(&self, keys: &[ShareKey], pid: u32) {
@@ -264,33 +304,74 @@ impl Broker {
 
     /// Begins an attempt, in which no process is drained yet.
     pub fn begin(&self, attempt: u64) {
-        self.table.lock().drain = Drain { attempt: Some(attempt), pids: BTreeSet::new() };
+        let mut table = self.table.lock();
+        table.drain = Drain { attempt: Some(attempt), ..Drain::default() };
+        table.fail_cycle();
     }
 
     /// Ends the current attempt: processes no longer wait for it.
     pub fn end_attempt(&self) {
-        self.table.lock().drain = Drain::default();
+        let mut table = self.table.lock();
+        let outcome = table.drain.outcome.take();
+        table.drain = Drain { outcome, ..Drain::default() };
+        table.fail_cycle();
+        drop(table);
         self.changed.notify_all();
     }
 
-    /// Notes that a process is drained, and waits until all are that share memory. False if the attempt fails first.
-    fn await_drained(&self, attempt: u64, pid: u32, end: Instant) -> bool {
+    /// Notes that a process is drained, and waits until all are that share memory, or the attempt fails. Returns the cycle of
+    /// the multicast objects, if the process is a member.
+    fn await_drained(
+        &self,
+        attempt: u64,
+        pid: u32,
+        objects: &[MulticastObject],
+        end: Instant,
+    ) -> (Drained, Option<NamedCycle>) {
         let mut table = self.table.lock();
         if table.drain.attempt == Some(attempt) {
             table.drain.pids.insert(pid);
+            table.drain.objects.note(pid, objects);
             self.changed.notify_all();
         }
         loop {
             table.prune();
-            if table.drain.attempt != Some(attempt) {
-                return false;
-            }
-            if table.sharing().all(|pid| table.drain.pids.contains(&pid)) {
-                return true;
+            let is_late = end.saturating_duration_since(Instant::now()).is_zero();
+            if let Some(drained) = table.drained(attempt, is_late) {
+                let cycle = table.cycle.as_ref().filter(|cycle| drained.is_complete && cycle.has(pid));
+                let cycle = cycle.map(|cycle| cycle.named().clone());
+                drop(table);
+                self.changed.notify_all();
+                return (drained, cycle);
             }
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
+            let _ = self.changed.wait_for(&mut table, left.min(PROCESS_POLL_INTERVAL));
+        }
+    }
+
+    /// Notes that a process has come to a step of a cycle, and waits for the other members: on their way down until `end`,
+    /// then it has failed; on their way back for a while, since processes that are restored have no timeout.
+    fn arrive(&self, pid: u32, named: &NamedCycle, step: CycleStep, end: Instant) -> Progress {
+        let end = if step == CycleStep::Down { end } else { Instant::now() + RETURN_STEP_TIMEOUT };
+        let mut table = self.table.lock();
+        let closed = table.arrive(pid, named, step);
+        self.changed.notify_all();
+        // Closed before any member goes on, so that the objects have ended then.
+        drop(closed);
+        loop {
+            table.prune();
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero()
+                && step == CycleStep::Down
+                && let Some(cycle) = table.cycle_of(named)
+            {
+                cycle.fail();
+            }
+            let progress = table.progress(named, step);
+            if progress != Progress::Pending || left.is_zero() {
+                drop(table);
+                self.changed.notify_all();
+                return progress;
             }
             let _ = self.changed.wait_for(&mut table, left.min(PROCESS_POLL_INTERVAL));
         }
@@ -311,17 +392,76 @@ impl Table {
             |(pid, participant): (&u32, &Participant)| participant.handle.has_ended().then_some(*pid);
         let ended: Vec<u32> = self.participants.iter().filter_map(has_ended).collect();
         for pid in ended {
-            self.participants.remove(&pid);
-            self.shared.values_mut().for_each(|shared| shared.withdraw(pid));
+            self.remove(pid);
         }
         self.remove_unused();
+    }
+
+    /// Removes a process, which has none of its memory any more.
+    fn remove(&mut self, pid: u32) {
+        self.participants.remove(&pid);
+        self.shared.values_mut().for_each(|shared| shared.withdraw(pid));
+        if let Some(cycle) = &mut self.cycle {
+            cycle.note_end(pid);
+        }
+    }
+
+    fn fail_cycle(&mut self) {
+        if let Some(cycle) = &mut self.cycle {
+            cycle.fail();
+        }
+    }
+
+    /// How draining has ended in an attempt; `None` if it has not. It has failed if it has not been completed and `is_late`.
+    fn drained(&mut self, attempt: u64, is_late: bool) -> Option<Drained> {
+        if let Some(outcome) = self.drain.outcome.as_ref().filter(|outcome| outcome.attempt == attempt) {
+            return Some(outcome.clone());
+        }
+        let failed = Drained { attempt, ..Drained::default() };
+        if self.drain.attempt != Some(attempt) {
+            return Some(failed);
+        }
+        let are_drained = self.sharing().all(|pid| self.drain.pids.contains(&pid));
+        if !are_drained && !is_late {
+            return None;
+        }
+        let problem = if are_drained { self.drain.objects.problem() } else { None };
+        let is_complete = are_drained && problem.is_none();
+        let members = self.drain.objects.members();
+        if is_complete {
+            self.cycle = (!members.is_empty()).then(|| Cycle::new(cycle_id(), members));
+        }
+        let outcome = Drained { is_complete, problem, ..failed };
+        self.drain.outcome = Some(outcome.clone());
+        Some(outcome)
+    }
+
+    /// Notes that a process has come to a step. Returns the descriptors of objects that have ended with that.
+    fn arrive(&mut self, pid: u32, named: &NamedCycle, step: CycleStep) -> Vec<Arc<OwnedFd>> {
+        let is_known = self.cycle_of(named).is_some();
+        if !is_known && step != CycleStep::Down {
+            self.cycle = Some(Cycle::of_snapshot(named.clone()));
+        }
+        let Some(cycle) = self.cycle_of(named) else { return Vec::new() };
+        if !cycle.arrive(pid, step) {
+            return Vec::new();
+        }
+        let objects = self.shared.values_mut().filter(|shared| shared.is_multicast);
+        objects.filter_map(|shared| shared.memory.take()).collect()
+    }
+
+    fn cycle_of(&mut self, named: &NamedCycle) -> Option<&mut Cycle> {
+        self.cycle.as_mut().filter(|cycle| cycle.named().id == named.id)
+    }
+
+    fn progress(&mut self, named: &NamedCycle, step: CycleStep) -> Progress {
+        self.cycle_of(named).map_or(Progress::Failed, |cycle| cycle.progress(step))
     }
 
     fn note_instance(&mut self, pid: u32, instance: u64) {
         let Some(known) = self.participants.get(&pid).map(|known| known.instance) else { return };
         if known != 0 && instance != 0 && known != instance {
-            self.participants.remove(&pid);
-            self.shared.values_mut().for_each(|shared| shared.withdraw(pid));
+            self.remove(pid);
             self.remove_unused();
         }
     }
@@ -332,12 +472,23 @@ impl Table {
 
     /// The processes that use memory together with others.
     fn sharing(&self) -> impl Iterator<Item = u32> {
-        let used = self.shared.values().filter(|shared| !shared.importers.is_empty());
+        // A multicast object goes down in a cycle even if it is not imported yet.
+        let is_used = |shared: &&SharedMemory| !shared.importers.is_empty() || shared.is_multicast;
+        let used = self.shared.values().filter(is_used);
         used.flat_map(|shared| {
             let owner = (!shared.is_orphaned).then_some(shared.owner);
             owner.into_iter().chain(shared.importers.iter().copied())
         })
     }
+}
+
+/// What names a cycle: restored processes may bring one of an earlier launcher's.
+fn cycle_id() -> u64 {
+    // Without random numbers, a cycle has the time's.
+    random_number().unwrap_or_else(|_| {
+        let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        time.map_or(1, |time| time.as_nanos() as u64)
+    })
 }
 
 impl SharedMemory {
@@ -460,8 +611,14 @@ mod tests {
         fn publish_with(&self, pid: u32, content: &str, root: Option<&File>) -> bool {
             let mut memory = tempfile::tempfile().expect("a file");
             memory.write_all(content.as_bytes()).expect("written");
-            let message =
-                FromAgent::Publish { pid, key: KEY, bytes: 99, has_root: root.is_some(), instance: FIRST };
+            let message = FromAgent::Publish {
+                pid,
+                key: KEY,
+                bytes: 99,
+                has_root: root.is_some(),
+                is_multicast: false,
+                instance: FIRST,
+            };
             let files: Vec<_> = [Some(&memory), root].into_iter().flatten().collect();
             let ToAgent::Published { is_kept } = self.ask(&message, &files).0 else {
                 panic!("not an answer");
@@ -618,7 +775,8 @@ mod tests {
     }
 
     fn drained(job: &Job, attempt: u64, pid: u32) -> bool {
-        let ToAgent::AllDrained { is_complete } = job.ask(&FromAgent::Drained { attempt, pid }, &[]).0 else {
+        let drained = FromAgent::Drained { attempt, pid, objects: Vec::new() };
+        let ToAgent::AllDrained { is_complete, .. } = job.ask(&drained, &[]).0 else {
             panic!("not an answer");
         };
         is_complete
@@ -676,5 +834,92 @@ mod tests {
             assert!(!first.join().expect("joined"));
         });
         assert!(!drained(&job, 5, 2));
+    }
+
+    fn publish_object(job: &Job, content: &str) {
+        let mut memory = tempfile::tempfile().expect("a file");
+        memory.write_all(content.as_bytes()).expect("written");
+        let (key, has_root) = (KEY, false);
+        let message =
+            FromAgent::Publish { pid: 1, key, bytes: 99, has_root, is_multicast: true, instance: FIRST };
+        assert_eq!(job.ask(&message, &[&memory]).0, ToAgent::Published { is_kept: true });
+    }
+
+    /// All processes come to a place at once; the answers.
+    fn together(job: &Job, message: impl Fn(u32) -> FromAgent + Sync) -> Vec<ToAgent> {
+        thread::scope(|scope| {
+            let ask = |pid: &u32| {
+                let pid = *pid;
+                let message = &message;
+                scope.spawn(move || job.ask(&message(pid), &[]).0)
+            };
+            let all: Vec<_> = job.processes.keys().map(ask).collect();
+            all.into_iter().map(|one| one.join().expect("joined")).collect()
+        })
+    }
+
+    /// The cycle of two processes that share an object of two devices.
+    fn cycle_of(job: &Job, attempt: u64) -> NamedCycle {
+        job.broker.begin(attempt);
+        let drained = together(job, |pid| {
+            let team_size = (pid == 1).then_some(2);
+            let objects = vec![MulticastObject { key: KEY, devices: 1, team_size, is_used: true }];
+            FromAgent::Drained { attempt, pid, objects }
+        });
+        let ToAgent::AllDrained { is_complete: true, cycle: Some(cycle), problem: None } = &drained[0] else {
+            panic!("not drained: {drained:?}");
+        };
+        assert_eq!(cycle.members, [1, 2]);
+        assert_eq!(drained[0], drained[1]);
+        cycle.clone()
+    }
+
+    fn arrived(job: &Job, cycle: &NamedCycle, step: CycleStep) -> Vec<Progress> {
+        let answers = together(job, |pid| FromAgent::Arrive { pid, cycle: cycle.clone(), step });
+        let progress = |answer| match answer {
+            ToAgent::Arrived { progress } => progress,
+            other => panic!("not an answer: {other:?}"),
+        };
+        answers.into_iter().map(progress).collect()
+    }
+
+    #[test]
+    fn a_multicast_object_ends_when_all_are_down_and_is_waited_for_until_it_is_made_again() {
+        let job = Job::of([1, 2]);
+        publish_object(&job, "one");
+        assert_eq!(job.fetch(2, 1), Ok("one".to_owned()));
+        let cycle = cycle_of(&job, 5);
+        assert_eq!(arrived(&job, &cycle, CycleStep::Down), [Progress::Complete; 2]);
+        job.broker.end_attempt();
+        assert_eq!(job.fetch(2, 1), Err(false), "its owner has not made it again");
+        publish_object(&job, "two");
+        assert_eq!(job.fetch(2, 1), Ok("two".to_owned()));
+        for step in [CycleStep::Added, CycleStep::Bound] {
+            assert_eq!(arrived(&job, &cycle, step), [Progress::Complete; 2]);
+        }
+        // A launcher that resumes the job.
+        let again = Job::of([1, 2]);
+        let alone = FromAgent::Arrive { pid: 1, cycle: cycle.clone(), step: CycleStep::Added };
+        assert_eq!(again.ask(&alone, &[]).0, ToAgent::Arrived { progress: Progress::Pending });
+        assert_eq!(arrived(&again, &cycle, CycleStep::Added), [Progress::Complete; 2]);
+    }
+
+    #[test]
+    fn a_multicast_object_lives_on_if_the_attempt_fails_first() {
+        let job = Job::of([1, 2]);
+        publish_object(&job, "one");
+        assert!(job.fetch(2, 1).is_ok());
+        let cycle = cycle_of(&job, 5);
+        let down = FromAgent::Arrive { pid: 1, cycle: cycle.clone(), step: CycleStep::Down };
+        thread::scope(|scope| {
+            let first = scope.spawn(|| job.ask(&down, &[]).0);
+            job.broker.end_attempt();
+            assert_eq!(first.join().expect("joined"), ToAgent::Arrived { progress: Progress::Failed });
+        });
+        assert_eq!(arrived(&job, &cycle, CycleStep::Down), [Progress::Failed; 2]);
+        assert_eq!(job.fetch(2, 1), Ok("one".to_owned()));
+        assert_eq!(arrived(&job, &cycle, CycleStep::Bound), [Progress::Complete; 2]);
+        // The next attempt has a cycle of its own.
+        assert_ne!(cycle_of(&job, 6).id, cycle.id);
     }
 }

@@ -181,7 +181,7 @@ impl Mirror {
     }
 }
 
-fn random_number() -> io::Result<u64> {
+pub(super) fn random_number() -> io::Result<u64> {
     let mut bytes = [0; 8];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok((u64::from_le_bytes(bytes) % NUMBER_LIMIT).max(1))

@@ -22,7 +22,7 @@ use super::broker::{self, Participant};
 use super::prepare::Step;
 use super::process::{DetachedProcess, Loss, Process, ProcessHandle, pidfd};
 use super::release::Release;
-use super::state::{Arrival, Connection, ConnectionEnd, Phase, Returned};
+use super::state::{Arrival, Connection, ConnectionEnd, Phase, Refusal, Returned};
 use super::stream::AgentStream;
 use super::{STACK_BYTES, Shared, peer};
 
@@ -148,6 +148,7 @@ impl Shared {
                 let pid = self.lock().connections.get(&id).and_then(|connection| connection.process.pid);
                 self.fill(stream, pid, ranges)?;
             }
+            FromAgent::GivesUp { attempt, reason } => self.record_giving_up(id, attempt, reason),
             FromAgent::Failed { attempt, reason, is_lost } => {
                 debug!(id, attempt, reason, is_lost, "an agent has refused");
                 if is_lost {
@@ -166,6 +167,20 @@ impl Shared {
             }
         }
         Ok(None)
+    }
+
+    /// Records that a process will refuse, before it is back: the attempt ends for all, so that those that are detached come
+    /// back, for which it waits.
+    fn record_giving_up(&self, id: u64, attempt: u64, reason: String) {
+        let mut state = self.lock();
+        let is_current =
+            matches!(state.phase, Phase::Quiescing { attempt: current, .. } if current == attempt);
+        if let Some(connection) = state.connections.get_mut(&id).filter(|_| is_current) {
+            debug!(id, attempt, reason, "an agent gives up");
+            connection.refusal = Some(Refusal::new(reason, connection.refusal.take()));
+            self.broker.end_attempt();
+            self.changed.notify_all();
+        }
     }
 
     /// Reports that a process lost its GPU state while detaching.
@@ -209,7 +224,7 @@ impl Shared {
         let connection = state.connections.get_mut(&id)?;
         let again = match phase {
             Phase::Quiescing { attempt: current, .. } if current == attempt => {
-                connection.refusal = Some(reason);
+                connection.refusal = Some(Refusal::new(reason, connection.refusal.take()));
                 self.broker.end_attempt();
                 None
             }

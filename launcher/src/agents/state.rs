@@ -48,6 +48,19 @@ pub(super) struct State {
     pub(super) cut: Cut,
 }
 
+/// That a process cannot be detached in the current attempt.
+pub(super) struct Refusal {
+    since: Instant,
+    reason: String,
+}
+
+impl Refusal {
+    /// The refusal with this reason, if there is `earlier` one of the same process: since then.
+    pub(super) fn new(reason: String, earlier: Option<Self>) -> Self {
+        Self { since: earlier.map_or_else(Instant::now, |earlier| earlier.since), reason }
+    }
+}
+
 pub(super) struct Connection {
     pub(super) stream: Arc<AgentStream>,
     pub(super) process: Process,
@@ -61,7 +74,7 @@ pub(super) struct Connection {
     /// Progress in an attempt that has not yet begun to detach agents.
     pub(super) preparation: Option<Preparation>,
     /// The agent's reason for refusing the current attempt.
-    pub(super) refusal: Option<String>,
+    pub(super) refusal: Option<Refusal>,
     /// State of the question what the process does with its GPUs.
     pub(super) activity_query: ActivityQuery,
     /// State of the request to release the process's GPUs.
@@ -154,13 +167,15 @@ impl State {
     pub(super) fn take_refusals(&mut self) -> Option<QuiesceError> {
         let mut refusals = Vec::new();
         for connection in self.connections.values_mut() {
-            if let Some(reason) = connection.refusal.take() {
+            if let Some(Refusal { since, reason }) = connection.refusal.take() {
                 connection.asked = None;
-                refusals.push((connection.process.clone(), reason));
+                refusals.push((since, connection.process.clone(), reason));
             }
         }
+        // Those of processes that wait for each other follow from the first one.
+        refusals.sort_by_key(|(since, ..)| *since);
         let others = refusals.len().saturating_sub(1);
-        let (process, reason) = refusals.into_iter().next()?;
+        let (_, process, reason) = refusals.into_iter().next()?;
         Some(QuiesceError::Refused { process, reason, others })
     }
 

@@ -554,7 +554,8 @@ fn memory_is_shared_over_separate_connections_and_an_agents_connection() {
     let stream = connect_agent(&path, 1, None);
     until_count(&agents, 1);
     assert_eq!(ask_broker(&path, &fetch), ToAgent::NotShared { is_final: true });
-    let publish = FromAgent::Publish { pid: 1, key, bytes: 9, has_root: false, instance: 0 };
+    let publish =
+        FromAgent::Publish { pid: 1, key, bytes: 9, has_root: false, is_multicast: false, instance: 0 };
     assert_eq!(ask_broker(&path, &publish), ToAgent::Published { is_kept: true });
     assert_eq!(ask_broker(&path, &fetch), ToAgent::Shared { bytes: 9 });
     assert_eq!(agents.count(), 1);

@@ -16,6 +16,8 @@ pub const GPU_RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 pub const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Polling interval for the existence of a process of the job.
 pub const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time that one request of a process that comes back waits for other processes, before it is asked again.
+pub const RETURN_STEP_TIMEOUT: Duration = Duration::from_millis(200);
 /// Time for a connection to close after the agent's goodbye: a child that was just forked may still hold it.
 pub const AGENT_CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Time of one attempt to bring all ranks of NCCL to the same step. Ranks that are ahead wait meanwhile, so all attempts

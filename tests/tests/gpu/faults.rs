@@ -26,6 +26,14 @@ const DETACH: [&str; 8] = [
 ];
 const ATTACH: [&str; 5] =
     ["attach-begun", "attach-restored", "attach-unlocked", "attach-mapped", "attach-done"];
+/// Those of processes that share multicast objects.
+const MULTICAST: [&str; 5] = [
+    "detach-all-drained",
+    "detach-multicast",
+    "detach-multicast-ended",
+    "attach-multicast-added",
+    "attach-multicast-bound",
+];
 /// Fault points of the launcher.
 const LAUNCHER: [&str; 3] = ["prepare", "staged", "delivered"];
 
@@ -44,6 +52,51 @@ fn killed_between_any_two_steps_of_a_checkpoint() {
         assert_ne!(running.wait(), 0, "{point}: {}", running.said());
         job.disarm();
         running = job.resume();
+    }
+    job.ends_right(&mut running);
+}
+
+/// Processes that share multicast objects take these steps together: all are killed, each where it is.
+#[test]
+fn killed_while_multicast_objects_go_down_or_come_back() {
+    let job = Job::multicast("2");
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    for point in MULTICAST {
+        job.goes_on(&mut running);
+        job.arm(&format!("{point}=kill"));
+        job.sandbox.call(["checkpoint"]);
+        assert_ne!(running.wait(), 0, "{point}: {}", running.said());
+        job.disarm();
+        running = job.resume();
+    }
+    job.ends_right(&mut running);
+}
+
+/// One of the processes that share multicast objects fails once, on its way down or on its way back.
+#[test]
+fn one_process_may_fail_once_while_multicast_objects_go_down_or_come_back() {
+    let job = Job::multicast("2");
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    for call in [
+        "cuMemUnmap:1",
+        "cuMulticastUnbind:2",
+        "cuCheckpointProcessCheckpoint:1",
+        "cuMulticastCreate:1",
+        "cuMulticastAddDevice:2",
+        "cuMulticastBindMem:1",
+    ] {
+        job.paused(&mut running, |running| {
+            job.fail(&format!("{call}=CUDA_ERROR_UNKNOWN"));
+            let tried = job.try_checkpoint(running);
+            let is_on_the_way_back = call.starts_with("cuMulticast") && !call.contains("Unbind");
+            assert_eq!(tried.is_ok(), is_on_the_way_back, "{call}: {tried:?}");
+            assert!(tried.err().is_none_or(|said| said.contains("(999)")), "{call}");
+            assert_eq!(job.failed().len(), 1, "{call}");
+            job.disarm();
+            running.checkpoint(&job.sandbox);
+        });
     }
     job.ends_right(&mut running);
 }

@@ -36,6 +36,13 @@ impl Job {
         job
     }
 
+    /// Two devices in so many processes, whose memory is reached at one address.
+    pub fn multicast(processes: &str) -> Self {
+        let job = Self::new("multicast.c", &[STEPS, processes]).with("SIMCUDA_DEVICES", "2");
+        job.touch("slow");
+        job
+    }
+
     /// A program that keeps the GPU busy in the given way.
     pub fn stalls(mode: &str) -> Self {
         Self::new("stalls.c", &[mode]).with_options(&["--freeze-timeout", "3s"])
@@ -205,6 +212,7 @@ impl Job {
         let gpu = Gpu::new();
         let mut command = gpu.command(&self.program[0]);
         command.arg(steps).args(&self.program[2..3]).current_dir("/");
+        command.envs(self.environment.iter().filter(|(name, _)| *name == "SIMCUDA_DEVICES").cloned());
         assert_eq!(output, succeed(command));
         self.sandbox.verify_all();
     }

@@ -477,6 +477,26 @@ fn memory_that_processes_pass_by_descriptors_survives() {
     GpuJob::in_c("exchanged.c").survives(few_kills());
 }
 
+/// A program that reaches the memory of two devices by multicast objects, in so many processes.
+fn multicast(processes: &str) -> GpuJob {
+    GpuJob::new(|gpu, sandbox| {
+        let mut command = gpu.command(gpu.compile(&cuda_program("multicast.c"), sandbox.path()));
+        command.args([&(20 * kills()).to_string(), processes]).env("SIMCUDA_DEVICES", "2");
+        command.env("SIMCUDA_JITTER", "1");
+        command
+    })
+}
+
+#[test]
+fn multicast_objects_of_a_process_survive() {
+    multicast("1").survives(1);
+}
+
+#[test]
+fn multicast_objects_that_processes_share_survive() {
+    multicast("2").survives(few_kills());
+}
+
 /// Snapshots at given steps of a job that changes little memory, and the bytes that each of them did not read. With
 /// hashes only changed memory is read and stored, otherwise all of it. The store fails once.
 struct PartialChanges {

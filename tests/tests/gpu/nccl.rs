@@ -13,8 +13,8 @@ const SOCKETS: &[(&str, &str)] = &[("CKPT_NCCL", "sockets")];
 const P2P: &[(&str, &str)] = &[("CKPT_NCCL", "p2p")];
 /// By handles of cuIpcGetMemHandle.
 const LEGACY: &[(&str, &str)] = &[("CKPT_NCCL", "p2p"), ("NCCL_CUMEM_ENABLE", "0")];
-/// As NCCL chooses, on a machine without multicast.
-const AUTO: &[(&str, &str)] = &[("NCCL_NVLS_ENABLE", "0")];
+/// As NCCL chooses: with multicast objects (NVLS), since each rank has a device of its own.
+const AUTO: &[(&str, &str)] = &[];
 
 /// So many ranks of `ranks.c`, each with a device of its own. The job lasts longer than all kills take; steps of more ranks
 /// take longer.
@@ -39,8 +39,13 @@ fn four_ranks_that_share_device_memory_survive() {
 }
 
 #[test]
-fn three_ranks_that_share_device_memory_as_nccl_chooses_survive() {
-    ranks(3, AUTO).survives(few_kills());
+fn two_ranks_that_share_multicast_objects_survive() {
+    ranks(2, AUTO).survives(few_kills());
+}
+
+#[test]
+fn four_ranks_that_share_multicast_objects_survive() {
+    ranks(4, AUTO).survives(few_kills());
 }
 
 #[test]

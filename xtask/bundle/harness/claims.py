@@ -31,7 +31,12 @@ WITHOUT_PROGRAM = [
     "unused memory held by pools",
     "If another process takes it during a checkpoint",
 ]
-OF_SEVERAL_GPUS = ["multicast objects, logical endpoints, graphics", "applies to a pair of devices, not of contexts"]
+OF_SEVERAL_GPUS = [
+    "a multicast object with handles other than POSIX descriptors",
+    "a multicast object whose creator has released it or ended",
+    "logical endpoints, graphics",
+    "applies to a pair of devices, not of contexts",
+]
 
 CLAIMS = [
     Claim(

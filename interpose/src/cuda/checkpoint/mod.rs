@@ -46,7 +46,7 @@ use super::context::OnDevice;
 use super::driver::DriverError;
 use super::memory::offload::{self, Owner};
 use super::memory::physical::{Id, registry};
-use super::memory::{self, ipc, placement};
+use super::memory::{self, ipc, multicast, placement};
 use super::{
     address_space, bypass, changes, context, device_files, device_modes, driver, driver_support, faults,
     gate, gpus, init, libraries, nccl, objects, proc_address, stream_capture, taint, unknown_entry_points,
@@ -351,6 +351,7 @@ impl Gpu for ProcessGpu {
             Err(error) => error,
         };
         self.remember(Some(&error));
+        give_up(request.attempt, &error, link);
         match self.undo(link) {
             Ok(()) => Err(error),
             Err(undo) => Err(DetachError::NotUndone { error: Box::new(error), undo }),
@@ -367,6 +368,7 @@ impl Gpu for ProcessGpu {
         enter(Phase::Lost);
         self.borrow_context(deadline)?;
         self.drain(deadline)?;
+        multicast::release()?;
         // What is left on the device would be copied to host memory by the driver.
         let ids: Vec<Id> = registry().allocations.keys().copied().collect();
         offload::release(&ids)?;
@@ -481,7 +483,9 @@ impl ProcessGpu {
             self.stale.clear();
         }
         if is_memory_ours {
-            ipc::await_drained(link, request.attempt)?;
+            multicast::await_drained(link, request.attempt)?;
+            faults::hit("detach-all-drained");
+            multicast::take_down(link)?;
         }
         report.times.drain_s = begun.elapsed().as_secs_f64();
         report.graph_memory = memory::report::graph_memory();
@@ -659,6 +663,7 @@ impl ProcessGpu {
         ipc::republish(link, &made)?;
         offload::claim_shared(Owner::Others, link)?;
         offload::remap(&[])?;
+        multicast::bring_back(link)?;
         registry().allocations.values_mut().for_each(|allocation| allocation.parked = None);
         Ok(copied_bytes)
     }
@@ -675,6 +680,13 @@ impl ProcessGpu {
             Some((ToAgent::Filled { problem: Some(problem) }, _)) => Err(AttachError::NotFilled(problem)),
             _ => Err(AttachError::MirrorMissing),
         }
+    }
+}
+
+/// Tells the launcher that the attempt fails, if others wait for this process to come back while it waits for them.
+fn give_up(attempt: u64, error: &DetachError, link: &mut dyn Link) {
+    if multicast::is_awaited() {
+        link.tell(&FromAgent::GivesUp { attempt, reason: describe(error) });
     }
 }
 

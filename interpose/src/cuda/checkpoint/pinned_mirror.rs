@@ -82,8 +82,12 @@ impl PinnedMirror {
     }
 
     fn contexts() -> (Vec<OnDevice>, Vec<CUcontext>) {
-        let devices: Vec<c_int> =
-            registry().allocations.values().map(|allocation| allocation.device).collect();
+        let devices: Vec<c_int> = registry()
+            .allocations
+            .values()
+            .filter(|allocation| allocation.team.is_none())
+            .map(|allocation| allocation.device)
+            .collect();
         let contexts: Vec<_> = contexts_of_devices(devices).into_values().collect();
         let handles = contexts.iter().map(|on_device: &OnDevice| on_device.context).collect();
         (contexts, handles)

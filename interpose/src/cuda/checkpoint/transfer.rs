@@ -213,11 +213,14 @@ fn note_captured(
 }
 
 /// The physical allocations that are taken off the device: those that the mirror has, and those of other processes.
+/// Multicast objects have been before.
 pub(super) fn leaving(mirror_bytes: u64) -> Vec<Id> {
     let registry = registry();
+    let has_room = |allocation: &PhysicalAllocation| {
+        allocation.mirrored.offset.is_some_and(|offset| offset + allocation.bytes <= mirror_bytes)
+    };
     let is_leaving = |allocation: &PhysicalAllocation| {
-        !placement::is_captured(allocation)
-            || allocation.mirrored.offset.is_some_and(|offset| offset + allocation.bytes <= mirror_bytes)
+        allocation.team.is_none() && (!placement::is_captured(allocation) || has_room(allocation))
     };
     registry.allocations.iter().filter(|(_, allocation)| is_leaving(allocation)).map(|(id, _)| *id).collect()
 }

@@ -17,6 +17,14 @@ pub enum MemoryError {
     SharedTooLate,
     #[error("a process that it shares device memory with was not drained")]
     NotDrained,
+    #[error("{0}")]
+    Objects(String),
+    #[error("this ckpt-run is too old to save multicast objects that processes share")]
+    OldLauncher,
+    #[error("a process that it shares multicast objects with has not released them")]
+    NotDown,
+    #[error("a process that it shares multicast objects with did not come back")]
+    NotBack,
     #[error("device memory of process {owner}, which it has opened or imported, was not restored")]
     OwnerNotRestored { owner: u32 },
     #[error("cannot export memory that it shares")]

@@ -43,7 +43,7 @@ use std::ffi::{c_int, c_uint};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use ckpt_protocol::agent::{FromAgent, RegionKind, ShareKey as Key, ToAgent};
+use ckpt_protocol::agent::{Cycle, FromAgent, MulticastObject, RegionKind, ShareKey as Key, ToAgent};
 use cuda_abi::sys::{self, CUresult as Error};
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUipcMemHandle, CUresult};
 
@@ -68,7 +68,7 @@ use published::{PUBLISHED, key_of, send_notices};
 
 pub(crate) use opened::Allocation as OpenedAllocation;
 
-use launcher::{NOTICES, OWNER_TIMEOUT, ShareError, connect, tried};
+use launcher::{NOTICES, OWNER_TIMEOUT, Publication, ShareError, connect, tried};
 
 /// The one flag that cuIpcOpenMemHandle has and needs.
 const LAZY_ENABLE_PEER_ACCESS: c_uint = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
@@ -175,7 +175,8 @@ fn share(allocation: Id) -> Result<Key, ShareError> {
         let (handle, bytes) = physical::handle_and_bytes(allocation).ok_or(INVALID_VALUE)?;
         let memory = physical::export(handle)?;
         let key = random_key().ok_or(OUT_OF_MEMORY)?;
-        if !launcher::publish(&mut connect()?, key, bytes, &memory, None)? {
+        let shared = Publication { key, bytes, is_multicast: false };
+        if !launcher::publish(&mut connect()?, shared, &memory, None)? {
             return Err(OUT_OF_MEMORY.into());
         }
         Ok(published::record(allocation, key))
@@ -284,24 +285,36 @@ pub(crate) fn is_sharing() -> bool {
 /// Whether this process is likely to share memory that it does not share now: between two checkpoints, or from the request
 /// for a mirror to the capture.
 pub(crate) fn may_share() -> bool {
-    published::was_published() || is_sharing()
+    published::was_published()
+        || is_sharing()
+        || physical::registry().allocations.values().any(|allocation| allocation.team.is_some())
 }
 
-/// Waits until no process can write any more to memory that this one has shared: between draining and capturing.
+/// Waits until no process can write any more to memory that this one has shared: between draining and capturing. `objects`
+/// are the multicast objects among that. Returns the cycle in which they go down and come back, if there are any.
 ///
 /// # Errors
-/// Another process is not drained in time.
-pub(crate) fn await_drained(launcher: &mut dyn Link, attempt: u64) -> Result<(), MemoryError> {
+/// Another process is not drained in time, or the objects could not be brought back.
+pub(crate) fn await_drained(
+    launcher: &mut dyn Link,
+    attempt: u64,
+    objects: Vec<MulticastObject>,
+) -> Result<Option<Cycle>, MemoryError> {
     // Processes that wait for this one have to know what it has closed meanwhile. A failure is not fatal: it is sent
     // again later.
     let _ = NOTICES.lock().send(launcher);
     if !is_sharing() {
-        return Ok(());
+        return Ok(None);
     }
-    let message = FromAgent::Drained { attempt, pid: std::process::id() };
+    let needs_cycle = !objects.is_empty();
+    let message = FromAgent::Drained { attempt, pid: std::process::id(), objects };
     match launcher.ask(&message, &[]) {
-        Some((ToAgent::AllDrained { is_complete: true }, _)) => Ok(()),
-        Some((ToAgent::AllDrained { is_complete: false }, _)) => Err(MemoryError::NotDrained),
+        Some((ToAgent::AllDrained { is_complete: true, cycle: None, .. }, _)) if needs_cycle => {
+            Err(MemoryError::OldLauncher)
+        }
+        Some((ToAgent::AllDrained { is_complete: true, cycle, .. }, _)) => Ok(cycle),
+        Some((ToAgent::AllDrained { problem: Some(problem), .. }, _)) => Err(MemoryError::Objects(problem)),
+        Some((ToAgent::AllDrained { problem: None, .. }, _)) => Err(MemoryError::NotDrained),
         _ => Err(MemoryError::LauncherLost),
     }
 }
@@ -331,13 +344,19 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
     }
 }
 
-/// Checks that all memory that others may have is among the physical allocations that leave the device: the driver would
-/// put it back as memory of this process alone (observed of r615).
+/// Checks that all memory that others may have, or that is bound to multicast objects, is among the physical allocations
+/// that leave the device: the driver would put it back as memory of this process alone (observed of r615). Multicast objects
+/// themselves have left it.
 ///
 /// # Errors
 /// Some of it has no room in the mirror, since it was shared after the mirror was asked for.
 pub(crate) fn check_all_leave(leaving: &[Id]) -> Result<(), MemoryError> {
-    let stays = PUBLISHED.lock().keys().any(|id| leaving.binary_search(id).is_err());
+    let published = PUBLISHED.lock().clone();
+    let registry = physical::registry();
+    let mut all = registry.allocations.iter().filter(|(_, allocation)| allocation.team.is_none());
+    let stays = all.any(|(id, allocation)| {
+        (published.contains_key(id) || allocation.bound > 0) && leaving.binary_search(id).is_err()
+    });
     if stays { Err(MemoryError::SharedTooLate) } else { Ok(()) }
 }
 
@@ -357,7 +376,8 @@ pub(crate) fn republish(launcher: &mut dyn Link, allocations: &[Id]) -> Result<(
             let memory = driver::retry(|| physical::export(handle)).map_err(failed)?;
             let table = TABLE.lock();
             let root = table.root(key).and_then(Root::as_fd);
-            launcher::publish(launcher, key, bytes, &memory, root).map_err(lost)
+            let shared = Publication { key, bytes, is_multicast: physical::is_object(*allocation) };
+            launcher::publish(launcher, shared, &memory, root).map_err(lost)
         });
         if !is_kept? {
             return Err(MemoryError::NotKept);

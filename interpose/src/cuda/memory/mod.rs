@@ -7,6 +7,7 @@
 //! | `vmm` | programs that manage virtual memory themselves (cuMemCreate, cuMemMap) |
 //! | `graph` | memory that graphs allocate, which the driver serves |
 //! | `ipc` | memory shared between processes |
+//! | `multicast` | multicast objects: calls, and how they go down and come back |
 //! | `free` | cuMemFree, for memory of all of these |
 //! | `reclaim` | gives unused memory back before an allocation fails |
 //! | `attributes` | attributes of a pointer |
@@ -30,6 +31,7 @@ pub(crate) mod free;
 pub(crate) mod graph;
 mod heap;
 pub(crate) mod ipc;
+pub(crate) mod multicast;
 pub(crate) mod offload;
 pub(crate) mod peer;
 pub(crate) mod physical;
@@ -68,6 +70,7 @@ pub(crate) fn context_removed(context: CUcontext) {
 /// In the child of a fork.
 pub(crate) fn after_fork_in_child() {
     ipc::descriptors::after_fork_in_child();
+    multicast::after_fork_in_child();
 }
 
 /// Adds the program's allocations to the counts.

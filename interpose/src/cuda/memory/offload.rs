@@ -103,7 +103,10 @@ pub(crate) fn release(ids: &[Id]) -> Result<(), DriverError> {
     for id in ids {
         let (handle, mappings) = {
             let registry = registry();
-            let Some(allocation) = registry.allocations.get(id) else { continue };
+            // A multicast object may be off already.
+            let Some(allocation) = registry.allocations.get(id).filter(|one| one.handle != 0) else {
+                continue;
+            };
             let ranges: Vec<_> =
                 allocation.mappings.iter().map(|mapping| (mapping.address, mapping.bytes)).collect();
             (allocation.handle, ranges)
@@ -120,7 +123,7 @@ pub(crate) fn release(ids: &[Id]) -> Result<(), DriverError> {
     Ok(())
 }
 
-fn note(id: Id, change: impl FnOnce(&mut PhysicalAllocation)) {
+pub(crate) fn note(id: Id, change: impl FnOnce(&mut PhysicalAllocation)) {
     if let Some(allocation) = registry().allocations.get_mut(&id) {
         change(allocation);
     }
@@ -176,7 +179,7 @@ pub(crate) fn claim_shared(owner: Owner, link: &mut dyn Link) -> Result<(), Memo
     let missing: Vec<(Id, Key)> = registry()
         .allocations
         .iter()
-        .filter(|(_, allocation)| allocation.handle == 0)
+        .filter(|(_, allocation)| allocation.handle == 0 && allocation.team.is_none())
         .filter_map(|(id, allocation)| match (&allocation.source, owner) {
             (Source::Shared(key), Owner::Others) => Some((*id, *key)),
             (Source::Created(_), Owner::Own) => Some((*id, published::key_of(*id)?)),
@@ -213,7 +216,7 @@ pub(crate) fn recreate() -> Result<Vec<Id>, DriverError> {
         .filter(|(_, allocation)| allocation.handle == 0)
         .filter_map(|(id, allocation)| match &allocation.source {
             Source::Created(properties) => Some((*id, allocation.bytes, *properties)),
-            Source::Shared(_) | Source::Unknown => None,
+            Source::Multicast(_) | Source::Shared(_) | Source::Unknown => None,
         })
         .collect();
     let deadline = Instant::now() + OUT_OF_MEMORY_TIMEOUT;
@@ -248,23 +251,37 @@ pub(crate) fn remap(for_copies: &[Id]) -> Result<(), DriverError> {
             let unmapped = allocation.mappings.iter().filter(|mapping| !mapping.is_mapped).cloned();
             (*id, allocation.handle, allocation.device, unmapped.collect::<Vec<Mapping>>())
         };
-        registry.allocations.iter().filter(|(_, allocation)| allocation.handle != 0).map(of).collect()
+        let is_there = |allocation: &PhysicalAllocation| allocation.handle != 0 && allocation.team.is_none();
+        registry.allocations.iter().filter(|(_, allocation)| is_there(allocation)).map(of).collect()
     };
     for (id, handle, device, mappings) in waiting {
-        for Mapping { address, bytes, mut access, .. } in mappings {
-            driver::retry(|| {
-                // SAFETY: the range is reserved for this mapping, and nothing is mapped in it.
-                check("cuMemMap", unsafe { driver::cuMemMap(address, bytes as usize, 0, handle, 0) })
-            })?;
-            note(id, |allocation| set_mapped(allocation, address, true));
+        for mut mapping in mappings {
             if for_copies.binary_search(&id).is_ok() {
-                access.retain(|one| !one.is_of_same(&Access::of(device)));
-                access.push(Access::of(device));
+                mapping.access.retain(|one| !one.is_of_same(&Access::of(device)));
+                mapping.access.push(Access::of(device));
             }
-            set_access(address, bytes, &access)?;
+            map_again(id, handle, &mapping)?;
         }
     }
     Ok(())
+}
+
+/// Maps a driver's handle where a physical allocation or multicast object was mapped.
+///
+/// # Errors
+/// A driver call failed.
+pub(crate) fn map_again(
+    id: Id,
+    handle: CUmemGenericAllocationHandle,
+    mapping: &Mapping,
+) -> Result<(), DriverError> {
+    let Mapping { address, bytes, access, .. } = mapping;
+    driver::retry(|| {
+        // SAFETY: the range is reserved for this mapping, and nothing is mapped in it.
+        check("cuMemMap", unsafe { driver::cuMemMap(*address, *bytes as usize, 0, handle, 0) })
+    })?;
+    note(id, |allocation| set_mapped(allocation, *address, true));
+    set_access(*address, *bytes, access)
 }
 
 /// Withdraws the access that [`remap`] has granted for copies.

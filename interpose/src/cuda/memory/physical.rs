@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{MutexGuard, OnceLock};
 
 use ckpt_protocol::agent::{RegionKind, ShareKey as Key};
-use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUresult};
+use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUmulticastObjectProp, CUresult};
 
 use super::backtrace::Backtrace;
 use crate::cuda::driver::{self, checked};
@@ -31,6 +31,8 @@ pub(crate) type Id = u64;
 pub(crate) enum Source {
     /// cuMemCreate with the requested properties.
     Created(Properties),
+    /// cuMulticastCreate with the requested properties.
+    Multicast(CUmulticastObjectProp),
     /// Another process of the job has shared it under this key.
     Shared(Key),
     /// A descriptor of unknown origin: it cannot be recreated and has an obstacle.
@@ -48,7 +50,40 @@ pub(crate) struct Mapping {
     pub is_mapped: bool,
 }
 
-/// A physical allocation.
+/// Memory that is bound to a part of a multicast object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Binding {
+    /// The memory; it lives at least as long as it is bound.
+    pub memory: Id,
+    /// Where the bound part begins in it, in bytes.
+    pub memory_offset: u64,
+    /// Where that is in the object, in bytes.
+    pub offset: u64,
+    pub bytes: u64,
+    /// Of the team.
+    pub device: c_int,
+    /// Whether the program has named the device (the second versions of the calls).
+    pub is_for_device: bool,
+    /// Whether it is bound; not while the object is off the devices.
+    pub is_bound: bool,
+}
+
+impl Binding {
+    /// Whether it is at this place of the object.
+    pub fn is_at(&self, device: c_int, offset: u64, bytes: u64) -> bool {
+        (self.device, self.offset, self.bytes) == (device, offset, bytes)
+    }
+}
+
+/// What this process has done with a multicast object.
+#[derive(Clone, Default)]
+pub(crate) struct Team {
+    /// The devices that it has added.
+    pub devices: Vec<c_int>,
+    pub bindings: Vec<Binding>,
+}
+
+/// A physical allocation, or a multicast object, which has a handle, mappings and descriptors in the same way.
 pub(crate) struct PhysicalAllocation {
     pub kind: RegionKind,
     pub device: c_int,
@@ -62,6 +97,10 @@ pub(crate) struct PhysicalAllocation {
     pub references: u32,
     /// Whether a descriptor of it may exist: it then lives without references and mappings too, see `ipc::exchanged`.
     pub is_exported: bool,
+    /// Of a multicast object.
+    pub team: Option<Team>,
+    /// How often it is bound to multicast objects.
+    pub bound: u32,
     /// The call because of which it cannot be saved: an obstacle while the physical allocation lives.
     pub obstacle: Option<&'static str>,
     /// What the mirror has of it.
@@ -73,9 +112,12 @@ pub(crate) struct PhysicalAllocation {
 }
 
 impl PhysicalAllocation {
-    /// Whether the process has neither references nor mappings of it.
+    /// Whether the process has neither references nor mappings nor bindings of it. Through another process's multicast
+    /// object, that process reaches what is bound to it.
     pub fn is_unused(&self) -> bool {
-        self.references == 0 && self.mappings.is_empty()
+        let is_used_by_others = matches!(self.source, Source::Shared(_))
+            && self.team.as_ref().is_some_and(|team| !team.bindings.is_empty());
+        self.references == 0 && self.mappings.is_empty() && self.bound == 0 && !is_used_by_others
     }
 }
 
@@ -244,11 +286,56 @@ pub(crate) fn adopt(
         mappings: Vec::new(),
         references: 1,
         is_exported: false,
+        team: None,
+        bound: 0,
         obstacle: None,
         mirrored: Mirrored::default(),
         parked: None,
         origin: Backtrace::default(),
     })
+}
+
+/// Adds a multicast object to the registry, as [`adopt`] does.
+pub(crate) fn adopt_object(bytes: u64, source: Source, handle: CUmemGenericAllocationHandle) -> Id {
+    let id = adopt(RegionKind::Program, bytes, 0, source, handle);
+    if let Some(object) = registry().allocations.get_mut(&id) {
+        object.team = Some(Team::default());
+    }
+    id
+}
+
+/// Whether it is a multicast object.
+pub(crate) fn is_object(id: Id) -> bool {
+    registry().allocations.get(&id).is_some_and(|allocation| allocation.team.is_some())
+}
+
+/// Records that a multicast object is about to be bound to physical memory, which lives on for that. Returns its device.
+pub(crate) fn hold_bound(memory: Id) -> Option<c_int> {
+    let mut registry = registry();
+    let allocation = registry.allocations.get_mut(&memory)?;
+    allocation.bound += 1;
+    Some(allocation.device)
+}
+
+/// Removes such a record.
+pub(crate) fn let_go_bound(memory: Id) {
+    let mut registry = registry();
+    if let Some(allocation) = registry.allocations.get_mut(&memory) {
+        allocation.bound = allocation.bound.saturating_sub(1);
+    }
+    let dead = registry.take_dead(memory);
+    drop(registry);
+    dead.into_iter().for_each(|allocation| bury(memory, allocation));
+}
+
+/// Unbinds memory from a multicast object.
+///
+/// # Errors
+/// The driver call failed.
+pub(crate) fn unbind(object: CUmemGenericAllocationHandle, binding: &Binding) -> Result<(), CUresult> {
+    let (offset, bytes) = (binding.offset as usize, binding.bytes as usize);
+    // SAFETY: unbinding touches no memory; the driver checks the parameters.
+    checked(unsafe { driver::cuMulticastUnbind(object, binding.device, offset, bytes) })
 }
 
 /// The driver's handle of a physical allocation, and its size.
@@ -436,12 +523,23 @@ pub(crate) fn hinder(id: Id, call: &'static str) {
 
 /// The remaining work for a physical allocation that was removed.
 fn bury(id: Id, allocation: PhysicalAllocation) {
+    for binding in allocation.team.iter().flat_map(|team| &team.bindings) {
+        // Nobody can unbind it any more. There is nothing to do about a failure.
+        let _ = unbind(allocation.handle, binding);
+        let_go_bound(binding.memory);
+    }
     if let Some(at_end) = AT_END.get() {
         at_end(id, &allocation);
     }
     if allocation.handle != 0 {
-        // SAFETY: the handle is ours, and no longer used. There is nothing to do about a failure.
-        let _ = unsafe { driver::cuMemRelease(allocation.handle) };
+        // SAFETY: the handle is ours, and no longer used.
+        let release = || checked(unsafe { driver::cuMemRelease(allocation.handle) });
+        // There is nothing to do about a failure, but the driver's checkpoint would hang while there is an object.
+        if allocation.team.is_none() {
+            let _ = release();
+        } else if driver::retry(release).is_err() {
+            taint::mark_untyped("cuMemRelease");
+        }
     }
     if let Some(call) = allocation.obstacle {
         taint::end(call);

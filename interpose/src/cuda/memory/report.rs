@@ -108,6 +108,8 @@ mod tests {
             mappings: vec![Mapping { address: 1 << 30, bytes: 2 << 20, access, is_mapped: true }],
             references: 1,
             is_exported: false,
+            team: None,
+            bound: 0,
             obstacle: None,
             mirrored: Mirrored::default(),
             parked: None,

@@ -44,7 +44,7 @@ fn is_program(allocation: &PhysicalAllocation) -> bool {
 }
 
 /// The meaning of a handle of the program.
-enum Named {
+pub(super) enum Named {
     MappedAllocation {
         id: Id,
         handle: CUmemGenericAllocationHandle,
@@ -55,7 +55,7 @@ enum Named {
     Gone,
 }
 
-fn named(handle: CUmemGenericAllocationHandle) -> Named {
+pub(super) fn named(handle: CUmemGenericAllocationHandle) -> Named {
     let Some(id) = id_of(handle).filter(|_| is_started()) else { return Named::Other };
     let registry = physical::registry();
     let allocation = registry
@@ -93,11 +93,12 @@ pub(super) fn program_allocation_at(address: CUdeviceptr) -> Option<Option<Id>> 
     Some(is_program(allocation).then_some(id))
 }
 
-/// The kinds of handles that the program has asked for when it created a physical allocation, without the one that
-/// was added.
+/// The kinds of handles that the program has asked for when it created a physical allocation or a multicast object,
+/// without the one that was added.
 pub(super) fn asked_handle_types(id: Id) -> Option<u32> {
     match physical::registry().allocations.get(&id)?.source {
         Source::Created(properties) => Some(properties.handle_types),
+        Source::Multicast(properties) => u32::try_from(properties.handleTypes).ok(),
         Source::Shared(_) | Source::Unknown => None,
     }
 }
@@ -380,28 +381,7 @@ macro_rules! translated {
     };
 }
 
-// An imported multicast object has a handle of ours.
 translated! {
-    fn cuMulticastAddDevice(object: CUmemGenericAllocationHandle, device: CUdevice) with object;
-    fn cuMulticastBindMem(
-        object: CUmemGenericAllocationHandle, object_offset: usize, memory: CUmemGenericAllocationHandle,
-        offset: usize, bytes: usize, flags: c_ulonglong
-    ) with object, memory;
-    fn cuMulticastBindMem_v2(
-        object: CUmemGenericAllocationHandle, device: CUdevice, object_offset: usize,
-        memory: CUmemGenericAllocationHandle, offset: usize, bytes: usize, flags: c_ulonglong
-    ) with object, memory;
-    fn cuMulticastBindAddr(
-        object: CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, bytes: usize,
-        flags: c_ulonglong
-    ) with object;
-    fn cuMulticastBindAddr_v2(
-        object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, address: CUdeviceptr,
-        bytes: usize, flags: c_ulonglong
-    ) with object;
-    fn cuMulticastUnbind(
-        object: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize
-    ) with object;
     fn cuLogicalEndpointBindMem(
         endpoint: CUlogicalEndpointId, device: CUdevice, endpoint_offset: cuuint64_t,
         memory: CUmemGenericAllocationHandle, offset: cuuint64_t, bytes: cuuint64_t, flags: c_ulonglong

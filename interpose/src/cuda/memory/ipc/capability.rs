@@ -1,4 +1,5 @@
-//! The descriptor that stands for device memory: what a program gets from cuMemExportToShareableHandle.
+//! The descriptor that stands for device memory, or for a multicast object: what a program gets from
+//! cuMemExportToShareableHandle.
 //!
 //! It is a sealed memfd, opened for reading, that says which memory it stands for. The program may pass it on in any
 //! way, and CRIU saves it as any other memfd.
@@ -9,7 +10,7 @@
 //! | 8 | 16 | key of the physical memory, little-endian as all numbers here |
 //! | 24 | 8 | size of the memory, in bytes |
 //! | 32 | 4 | ID of the process that owns it |
-//! | 36 | 4 | zero |
+//! | 36 | 4 | 1 for a multicast object, else 0 |
 //! | 40 | 8 | checksum of all that (FNV-1a, 64 bits) |
 //!
 //! The owner has to know when the last such descriptor is gone, wherever it is: in another process, or in a message that
@@ -41,6 +42,7 @@ pub(crate) struct Capability {
     pub key: Key,
     pub bytes: u64,
     pub owner: u32,
+    pub is_multicast: bool,
 }
 
 fn checked(result: c_int) -> io::Result<c_int> {
@@ -54,6 +56,7 @@ impl Capability {
         text[8..24].copy_from_slice(&self.key.0.to_le_bytes());
         text[24..32].copy_from_slice(&self.bytes.to_le_bytes());
         text[32..36].copy_from_slice(&self.owner.to_le_bytes());
+        text[36..40].copy_from_slice(&u32::from(self.is_multicast).to_le_bytes());
         let sum = checksum(&text[..CHECKSUM_AT]);
         text[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
         text
@@ -68,6 +71,7 @@ impl Capability {
             key: Key(u128::from_le_bytes(text[8..24].try_into().ok()?)),
             bytes: u64::from_le_bytes(text[24..32].try_into().ok()?),
             owner: u32::from_le_bytes(text[32..36].try_into().ok()?),
+            is_multicast: text[36..40] == 1_u32.to_le_bytes(),
         })
     }
 
@@ -246,12 +250,15 @@ mod tests {
 
     use super::*;
 
-    const CAPABILITY: Capability = Capability { key: Key(1 << 127 | 5), bytes: 4 << 20, owner: 7 };
+    const CAPABILITY: Capability =
+        Capability { key: Key(1 << 127 | 5), bytes: 4 << 20, owner: 7, is_multicast: false };
 
     #[test]
     fn a_damaged_capability_is_none() {
         let text = CAPABILITY.encode();
         assert_eq!(Capability::decode(&text), Some(CAPABILITY));
+        let of_object = Capability { is_multicast: true, ..CAPABILITY };
+        assert_eq!(Capability::decode(&of_object.encode()), Some(of_object));
         for bit in 0..BYTES * 8 {
             let mut damaged = text;
             damaged[bit / 8] ^= 1 << (bit % 8);

@@ -1,4 +1,4 @@
-//! Memory of the program's own calls that processes pass to each other by descriptors: cuMemExportToShareableHandle and
+//! Memory of the program's own calls, and multicast objects, that processes pass to each other by descriptors: cuMemExportToShareableHandle and
 //! cuMemImportFromShareableHandle.
 //!
 //! As with [CUDA IPC](super), the launcher passes the memory on. But the owner keeps what it has released for as long as
@@ -30,7 +30,7 @@ const OPERATING_SYSTEM: CUresult = Error::CUDA_ERROR_OPERATING_SYSTEM as CUresul
 pub(crate) fn export(allocation: Id) -> Result<Option<OwnedFd>, CUresult> {
     let source = registry().allocations.get(&allocation).map(|allocation| allocation.source.clone());
     match source.ok_or(INVALID_VALUE)? {
-        Source::Created(_) => match tried(|| offer(allocation)) {
+        Source::Created(_) | Source::Multicast(_) => match tried(|| offer(allocation)) {
             Ok(descriptor) => Ok(Some(descriptor)),
             Err(ShareError::Failed(result)) => Err(result),
             Err(ShareError::Away | ShareError::NotYet) => Ok(None),
@@ -65,12 +65,14 @@ fn offer_once(allocation: Id) -> Result<Option<OwnedFd>, ShareError> {
     drop(table);
     let key = published.or_else(random_key).ok_or(OUT_OF_MEMORY)?;
     let (handle, bytes) = physical::handle_and_bytes(allocation).ok_or(INVALID_VALUE)?;
-    let capability = Capability { key, bytes, owner: std::process::id() };
+    let is_multicast = physical::is_object(allocation);
+    let capability = Capability { key, bytes, owner: std::process::id(), is_multicast };
     let (descriptor, root) = capability.create().map_err(|_| OUT_OF_MEMORY)?;
     if published.is_none() {
         let memory = physical::export(handle)?;
         let for_launcher = root.as_ref().and_then(Root::as_fd);
-        if !launcher::publish(&mut connect()?, key, bytes, &memory, for_launcher)? {
+        let shared = launcher::Publication { key, bytes, is_multicast };
+        if !launcher::publish(&mut connect()?, shared, &memory, for_launcher)? {
             return Err(OUT_OF_MEMORY.into());
         }
         if published::record(allocation, key) != key {
@@ -123,9 +125,13 @@ fn take_up(descriptor: c_int, found: &Capability) -> Result<Id, ShareError> {
             Ok((hold, handle))
         });
         let (hold, handle) = imported.inspect_err(|_| NOTICES.lock().unmapped(found.key))?;
-        let device = physical::device_of(handle).unwrap_or(0);
         let source = Source::Shared(found.key);
-        let mine = physical::adopt(RegionKind::Program, bytes, device, source, handle);
+        let mine = if found.is_multicast {
+            physical::adopt_object(bytes, source, handle)
+        } else {
+            let device = physical::device_of(handle).unwrap_or(0);
+            physical::adopt(RegionKind::Program, bytes, device, source, handle)
+        };
         let mut table = TABLE.lock();
         let first = table.imported(found.key).filter(|id| physical::retain(*id));
         if first.is_none() {
@@ -163,7 +169,7 @@ pub(crate) fn ended(id: Id, allocation: &PhysicalAllocation) {
         return;
     }
     match allocation.source {
-        Source::Created(_) => published::withdraw(id),
+        Source::Created(_) | Source::Multicast(_) => published::withdraw(id),
         Source::Shared(key) => {
             fork::while_none(|| {
                 TABLE.lock().forget_import(key, id);

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     const KEY: Key = Key(11);
-    const CAPABILITY: Capability = Capability { key: KEY, bytes: 2 << 20, owner: 7 };
+    const CAPABILITY: Capability = Capability { key: KEY, bytes: 2 << 20, owner: 7, is_multicast: false };
 
     fn created() -> (OwnedFd, Option<Root>) {
         CAPABILITY.create().expect("made")

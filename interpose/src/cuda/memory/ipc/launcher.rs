@@ -115,16 +115,24 @@ fn exists(pid: u32) -> bool {
     result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
+/// What is said of memory that is published.
+#[derive(Clone, Copy)]
+pub(super) struct Publication {
+    pub key: Key,
+    pub bytes: u64,
+    pub is_multicast: bool,
+}
+
 /// Publishes memory, with the root of its descriptors if it has one; returns whether the launcher keeps it.
 pub(super) fn publish(
     launcher: &mut dyn Link,
-    key: Key,
-    bytes: u64,
+    publication: Publication,
     memory: &OwnedFd,
     root: Option<BorrowedFd<'_>>,
 ) -> Result<bool, ConnectionLost> {
     let (pid, instance) = (std::process::id(), process::instance());
-    let message = FromAgent::Publish { pid, key, bytes, has_root: root.is_some(), instance };
+    let Publication { key, bytes, is_multicast } = publication;
+    let message = FromAgent::Publish { pid, key, bytes, has_root: root.is_some(), is_multicast, instance };
     let descriptors: Vec<_> = [Some(memory.as_fd()), root].into_iter().flatten().collect();
     match launcher.ask(&message, &descriptors).ok_or(ConnectionLost)? {
         (ToAgent::Published { is_kept }, _) => Ok(is_kept),

@@ -77,6 +77,8 @@ impl Noted {
             mappings: Vec::new(),
             references: 1,
             is_exported: false,
+            team: None,
+            bound: 0,
             obstacle: None,
             mirrored: Mirrored::default(),
             parked: None,

@@ -308,38 +308,84 @@ fn calls_that_take_handles_get_the_drivers() {
     });
 }
 
-/// An imported object has a handle of ours, as the memory has that is bound to it.
+/// A multicast object and the memory that is bound to it have handles of ours.
 #[test]
-fn calls_of_multicast_objects_get_the_drivers_handles() {
+fn multicast_objects_are_known_with_what_is_bound_to_them() {
     // The second versions came with CUDA 13.1.
     alone_under(
         "590",
-        "cuda::memory::vmm::tests::calls_of_multicast_objects_get_the_drivers_handles",
+        "cuda::memory::vmm::tests::multicast_objects_are_known_with_what_is_bound_to_them",
         || {
-            let properties = CUmulticastObjectProp { numDevices: 2, size: UNIT, handleTypes: 1, flags: 0 };
-            let mut created = 0;
-            call!(cuMulticastCreate(&raw mut created, &raw const properties));
-            let object = import(&export(created).unwrap());
-            assert!(matches!(named(object), Named::MappedAllocation { .. }));
+            let object = create_object(0);
             for device in [0, 1] {
                 call!(cuMulticastAddDevice(object, device));
             }
             let (memory, gone) = (create(0), create(0));
             call!(cuMemRelease(gone));
+            let id = id_of(memory).expect("one of ours");
+            let bound = || registry().allocations[&id].bound;
             let address = reserve(UNIT);
             call!(cuMemMap(address, UNIT, 0, memory, 0));
             assert_eq!(result!(cuMulticastBindMem(object, 0, gone, 0, UNIT, 0)), INVALID_VALUE);
             assert_eq!(result!(cuMulticastBindMem(gone, 0, memory, 0, UNIT, 0)), INVALID_VALUE);
+            assert_eq!(result!(cuMulticastBindMem(object, 0, memory, 0, UNIT, 1)), INVALID_VALUE);
+            assert_eq!(bound(), 0);
             call!(cuMulticastBindMem(object, 0, memory, 0, UNIT, 0));
+            assert_eq!(bound(), 1);
+            assert_ne!(result!(cuMulticastUnbind(object, 0, UNIT, UNIT)), SUCCESS);
+            assert_eq!(bound(), 1);
             call!(cuMulticastUnbind(object, 0, 0, UNIT));
             call!(cuMulticastBindMem_v2(object, 0, 0, memory, 0, UNIT, 0));
             call!(cuMulticastUnbind(object, 0, 0, UNIT));
             call!(cuMulticastBindAddr(object, 0, address, UNIT, 0));
             call!(cuMulticastUnbind(object, 0, 0, UNIT));
             call!(cuMulticastBindAddr_v2(object, 0, 0, address, UNIT, 0));
-            call!(cuMulticastUnbind(object, 0, 0, UNIT));
+            // Bound memory lives without a handle and a mapping, until the object ends.
+            call!(cuMemUnmap(address, UNIT));
+            call!(cuMemRelease(memory));
+            assert_eq!(bound(), 1);
+            call!(cuMemRelease(object));
+            assert!(registry().allocations.is_empty());
+            assert_eq!(taint::obstacle(), None);
         },
     );
+}
+
+/// The driver would bind it, since the interposer asks for memory that can be exported.
+#[test]
+fn private_memory_is_not_bound_to_objects_that_others_may_get() {
+    alone("cuda::memory::vmm::tests::private_memory_is_not_bound_to_objects_that_others_may_get", || {
+        let object = create_object(POSIX_DESCRIPTOR.0.into());
+        for device in [0, 1] {
+            call!(cuMulticastAddDevice(object, device));
+        }
+        let private = create(0);
+        assert_eq!(result!(cuMulticastBindMem(object, 0, private, 0, UNIT, 0)), INVALID_VALUE);
+        let shared = create(POSIX_DESCRIPTOR.0);
+        call!(cuMulticastBindMem(object, 0, shared, 0, UNIT, 0));
+        call!(cuMulticastUnbind(object, 0, 0, UNIT));
+        assert_eq!(taint::obstacle(), None);
+    });
+}
+
+/// An object that did not come through a launcher cannot be brought back.
+#[test]
+fn an_object_of_unknown_origin_is_an_obstacle() {
+    alone("cuda::memory::vmm::tests::an_object_of_unknown_origin_is_an_obstacle", || {
+        let created = create_object(POSIX_DESCRIPTOR.0.into());
+        let object = import(&export(created).unwrap());
+        assert!(refused_for("cuMemExportToShareableHandle") || refused_for("cuMemImportFromShareableHandle"));
+        call!(cuMulticastAddDevice(object, 0));
+        assert!(refused_for("cuMulticastAddDevice"));
+    });
+}
+
+fn create_object(handle_types: u64) -> CUmemGenericAllocationHandle {
+    let properties = CUmulticastObjectProp { numDevices: 2, size: UNIT, handleTypes: handle_types, flags: 0 };
+    let mut created = 0;
+    call!(cuMulticastCreate(&raw mut created, &raw const properties));
+    assert!(matches!(named(created), Named::MappedAllocation { .. }));
+    created
 }
 
 /// Nonsense is answered by the driver, and nothing is noted.
