@@ -6,7 +6,7 @@
 //!          <------------------------------- Welcome, or Refused (ends the connection)
 //!                     ... the job runs; the watchdog polls its activity: ...
 //!          <------------------------------- QueryActivity
-//!   Activity{calls, is_waiting}  --------->
+//!   Activity{calls, is_waiting, members}  ->
 //!                     ... a checkpoint begins: ...
 //!          <------------------------------- Prepare{attempt}
 //!   Needs{attempt, mirror_bytes, used_bytes, changes}, or Failed{attempt, reason}  ------>
@@ -207,6 +207,9 @@ pub enum FromAgent {
         /// Whether a thread of the program is in a call that waits for a GPU, or has polled a busy GPU since the last
         /// request.
         is_waiting: bool,
+        /// How far the process is on each of its communicators; empty without any, and from older agents.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        members: Vec<ckpt_cut::MemberReport>,
     },
     /// Exported physical memory that the launcher must keep alive; its descriptors follow. They are numbered from 0 over
     /// all messages of one attempt.
@@ -1015,7 +1018,7 @@ mod tests {
         );
         has_json(&ToAgent::QueryActivity, r#"{"type":"look"}"#);
         has_json(
-            &FromAgent::Activity { calls: 9, is_waiting: true },
+            &FromAgent::Activity { calls: 9, is_waiting: true, members: vec![] },
             r#"{"type":"activity","calls":9,"is_waiting":true}"#,
         );
         has_json(&ToAgent::NotShared { is_final: true }, r#"{"type":"not_shared","is_final":true}"#);
@@ -1068,6 +1071,10 @@ mod tests {
         has_json(&ToAgent::Cut { order: Order::Release }, r#"{"type":"cut","order":{"order":"release"}}"#);
         let role = Role::Communicator { awaits: Some(2), alias: None };
         let members = vec![MemberReport { member, role, sequence: 9, call: "ncclAllReduce".into() }];
+        has_json(
+            &FromAgent::Activity { calls: 9, is_waiting: false, members: members.clone() },
+            r#"{"type":"activity","calls":9,"is_waiting":false,"members":[{"member":{"communicator":[1,5],"index":3},"role":{"communicator":{"awaits":2}},"sequence":9,"call":"ncclAllReduce"}]}"#,
+        );
         let report = Report { attempt: 2, version: 1, in_call: 0, members, parked: vec![] };
         has_json(
             &FromAgent::Steps { report },

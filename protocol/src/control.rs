@@ -205,6 +205,91 @@ pub struct DeviceMemory {
     pub not_parked_because: Option<String>,
 }
 
+/// What a rank does that others wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LateDoing {
+    /// It calls its GPU.
+    GpuWork,
+    /// It calls NCCL on other communicators.
+    OtherCalls,
+    /// It reads or writes files, or a process does that it has started.
+    Files,
+    /// It uses the CPU, or a process does that it has started.
+    Cpu,
+    /// It is stopped (SIGSTOP or the like).
+    Stopped,
+    /// Nothing: it hangs.
+    Nothing,
+}
+
+/// A rank of NCCL that is late: other ranks wait for it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LateRank {
+    /// Its number in the largest communicator of the job.
+    pub rank: u32,
+    /// PID of its process in the job.
+    pub pid: i32,
+    /// The name of the process.
+    pub process: String,
+    /// A short form of the communicator's name.
+    pub communicator: String,
+    /// The call that it has not made, if known.
+    pub call: Option<String>,
+    /// The number of that call on the communicator, from 1.
+    pub number: u64,
+    /// The ranks that have made it.
+    pub waiting: Vec<u32>,
+    /// For how long they have waited, seconds. Checkpoints do not count.
+    pub late_s: f64,
+    /// What it has done meanwhile.
+    pub doing: LateDoing,
+}
+
+impl LateRank {
+    /// Whether it hangs: it does nothing.
+    #[must_use]
+    pub fn hangs(&self) -> bool {
+        matches!(self.doing, LateDoing::Stopped | LateDoing::Nothing)
+    }
+
+    /// What is known of it, in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let Self { rank, pid, process, communicator, number, late_s, .. } = self;
+        let missing = match &self.call {
+            Some(call) => format!("has not called {call}, no. {number} on communicator {communicator},"),
+            None => format!("has not made call no. {number} on communicator {communicator}"),
+        };
+        let (who, wait) = match &self.waiting[..] {
+            [one] => (format!("rank {one}"), "waits"),
+            several => (format!("ranks {}", ranges(several)), "wait"),
+        };
+        let place = if self.call.is_some() { "in" } else { "for" };
+        let doing = match self.doing {
+            LateDoing::GpuWork => "It still works: it calls its GPU",
+            LateDoing::OtherCalls => "It still works: it calls NCCL on other communicators",
+            LateDoing::Files => "It still works: it reads or writes files",
+            LateDoing::Cpu => "It still works: it uses the CPU",
+            LateDoing::Stopped => "It is stopped (SIGSTOP or the like)",
+            LateDoing::Nothing => "It does nothing",
+        };
+        format!(
+            "rank {rank} (process {pid}, {process}) {missing} for {late_s:.0} s; {who} {wait} {place} it. {doing}"
+        )
+    }
+}
+
+/// Numbers in order, with ranges: `0-2, 5`.
+fn ranges(numbers: &[u32]) -> String {
+    let follows = |before: &u32, after: &u32| after.checked_sub(*before) == Some(1);
+    let range = |run: &[u32]| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => run.first().map(u32::to_string).unwrap_or_default(),
+    };
+    numbers.chunk_by(follows).map(range).collect::<Vec<_>>().join(", ")
+}
+
 /// The status of a running job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
@@ -255,4 +340,18 @@ pub struct JobStatus {
     /// Time to the restart of the job, seconds; `None` while it runs.
     #[serde(default)]
     pub restart_s: Option<f64>,
+    /// Ranks of NCCL that others wait for.
+    #[serde(default)]
+    pub late_ranks: Vec<LateRank>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_a_row_are_a_range() {
+        let shown = [&[3][..], &[0, 1, 2, 5, 7, 8], &[0, 2]].map(ranges);
+        assert_eq!(shown, ["3", "0-2, 5, 7-8", "0, 2"]);
+    }
 }

@@ -254,22 +254,35 @@ impl Clock {
         let attempt = shared.attempt.as_ref()?;
         // First: without a step in progress, all sequences are complete.
         let in_call = self.word.load(Acquire) & !PENDING;
-        let name = |call: u32| self.calls.get(call as usize).copied().unwrap_or_default().to_owned();
-        let member = |entry: &Arc<Entry>| MemberReport {
-            member: entry.member,
-            role: entry.role(),
-            sequence: entry.sequence(),
-            call: name(entry.call.load(Relaxed)),
-        };
-        let mut parked: Vec<_> = shared.parked.iter().map(|call| name(*call)).collect();
+        let mut parked: Vec<_> = shared.parked.iter().map(|call| self.name_of(*call)).collect();
         parked.sort_unstable();
         Some(Report {
             attempt: attempt.number,
             version: attempt.version,
             in_call,
-            members: shared.entries.values().map(member).collect(),
+            members: self.members_of(&shared),
             parked,
         })
+    }
+
+    /// The communicators and pairs as in a report, whether a cut is wanted or not. Of steps that begin meanwhile, some may
+    /// be counted and others not.
+    pub fn members(&self) -> Vec<MemberReport> {
+        self.members_of(&self.lock())
+    }
+
+    fn members_of(&self, shared: &Shared) -> Vec<MemberReport> {
+        let member = |entry: &Arc<Entry>| MemberReport {
+            member: entry.member,
+            role: entry.role(),
+            sequence: entry.sequence(),
+            call: self.name_of(entry.call.load(Relaxed)),
+        };
+        shared.entries.values().map(member).collect()
+    }
+
+    fn name_of(&self, call: u32) -> String {
+        self.calls.get(call as usize).copied().unwrap_or_default().to_owned()
     }
 }
 

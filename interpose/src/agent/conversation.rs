@@ -149,7 +149,7 @@ fn answer(
         }
         ToAgent::QueryActivity => {
             let Activity { calls, is_waiting } = gpu.activity();
-            FromAgent::Activity { calls, is_waiting }
+            FromAgent::Activity { calls, is_waiting, members: gpu.members() }
         }
         ToAgent::Release { timeout_ms } => release(timeout_ms, gpu),
         ToAgent::Quiesce { attempt, timeout_ms, park, measures } => {

@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 
 use std::time::Duration;
 
-use ckpt_cut::{Order, Report};
+use ckpt_cut::{Member, MemberReport, Name, Order, Report, Role};
 use ckpt_protocol::agent::{FromAgent, GpuPair, GpuReport, Hello, PROTOCOL_VERSION, ToAgent};
 use ckpt_protocol::{descriptors, frame};
 
@@ -56,6 +56,10 @@ struct Played {
 impl Gpu for Played {
     fn activity(&self) -> Activity {
         Activity { calls: 6, is_waiting: true }
+    }
+
+    fn members(&self) -> Vec<MemberReport> {
+        vec![member()]
     }
 
     fn follow(&mut self, order: Order) {
@@ -151,6 +155,16 @@ impl Gpu for Played {
         }
         Ok(11)
     }
+}
+
+fn member() -> MemberReport {
+    let member = Member { communicator: Name(4), index: 1 };
+    let role = Role::Communicator { awaits: None, alias: None };
+    MemberReport { member, role, sequence: 3, call: "ncclAllReduce".to_owned() }
+}
+
+fn activity() -> FromAgent {
+    FromAgent::Activity { calls: 6, is_waiting: true, members: vec![member()] }
 }
 
 fn report(attempt: u64, version: u64) -> Report {
@@ -352,7 +366,7 @@ fn what_is_said_while_an_answer_is_waited_for_is_heard_later() {
     tell(&mut stream, &ToAgent::Parked { is_kept: true });
     let failed = FromAgent::Failed { attempt: 1, reason: "too late".into(), is_lost: false };
     assert_eq!(hear(&mut stream), failed);
-    assert_eq!(hear(&mut stream), FromAgent::Activity { calls: 6, is_waiting: true });
+    assert_eq!(hear(&mut stream), activity());
     assert_eq!(
         hear(&mut stream),
         FromAgent::Needs { attempt: 2, mirror_bytes: 4096, used_bytes: Some(40), changes: None }
@@ -429,7 +443,7 @@ fn orders_of_a_cut_are_followed_and_reports_are_sent_once() {
     // Nothing else is sent while nothing changes, and other requests are answered.
     thread::sleep(LONGEST_POLL_INTERVAL);
     tell(&mut stream, &ToAgent::QueryActivity);
-    assert_eq!(hear(&mut stream), FromAgent::Activity { calls: 6, is_waiting: true });
+    assert_eq!(hear(&mut stream), activity());
     order(&mut stream, Order::Release);
     cut(&mut stream, 2);
     assert_eq!(launcher.ends(stream), ["run on", "unstage", "run on"]);
@@ -461,7 +475,7 @@ fn a_rank_that_has_come_back_stands_at_the_cut_until_it_is_released() {
     deliver(&mut stream, "");
     assert_eq!(hear(&mut stream), back(4));
     tell(&mut stream, &ToAgent::QueryActivity);
-    assert_eq!(hear(&mut stream), FromAgent::Activity { calls: 6, is_waiting: true }, "no report unasked");
+    assert_eq!(hear(&mut stream), activity(), "no report unasked");
     assert_eq!(done(), ["detach 700", "unstage", "unstage", "attach None"]);
     order(&mut stream, Order::Release);
     assert_eq!(launcher.ends(stream), ["run on", "unstage"]);

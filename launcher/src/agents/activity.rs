@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ckpt_cut::MemberReport;
 use ckpt_protocol::agent::ToAgent;
 
 use super::state::{Connection, Phase};
@@ -18,35 +19,44 @@ pub struct GpuActivity {
     pub is_waiting: bool,
 }
 
+/// An agent's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Activity {
+    /// What the process does with its GPUs.
+    pub gpu: GpuActivity,
+    /// How far it is on each of its communicators of NCCL.
+    pub members: Vec<MemberReport>,
+}
+
 /// The state of the question to one agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ActivityQuery {
     /// The agent's version does not support the question.
     Unsupported,
     NotAsked,
     /// The agent is not asked again before it has answered: the connection to a stopped process would fill up.
     Pending,
-    Answered(GpuActivity),
+    Answered(Activity),
 }
 
-/// Asks the agents of a job for their GPU activity.
+/// Asks the agents of a job for the activity of their processes.
 #[derive(Clone)]
 pub struct ActivityProbe {
     shared: Arc<Shared>,
 }
 
 impl Agents {
-    /// A probe for the GPU activity of the job's processes.
+    /// A probe for the activity of the job's processes.
     pub fn activity_probe(&self) -> ActivityProbe {
         ActivityProbe { shared: Arc::clone(&self.shared) }
     }
 }
 
 impl ActivityProbe {
-    /// The GPU activity by process ID in the launcher's PID namespace. `None` for a process whose agent has not answered
+    /// The activity by process ID in the launcher's PID namespace. `None` for a process whose agent has not answered
     /// within `timeout`, or is detaching. Processes without an agent, or whose agent does not support the question, have
     /// no entry.
-    pub fn poll(&self, timeout: Duration) -> BTreeMap<i32, Option<GpuActivity>> {
+    pub fn poll(&self, timeout: Duration) -> BTreeMap<i32, Option<Activity>> {
         let end = Instant::now() + timeout;
         self.ask();
         let is_pending = |one: &Connection| one.activity_query == ActivityQuery::Pending;
@@ -82,19 +92,19 @@ impl ActivityProbe {
 }
 
 impl Connection {
-    fn activity(&self) -> Option<(i32, Option<GpuActivity>)> {
+    fn activity(&self) -> Option<(i32, Option<Activity>)> {
         let pid = self.process.host_pid?.try_into().ok()?;
-        match self.activity_query {
+        match &self.activity_query {
             ActivityQuery::Unsupported => None,
             ActivityQuery::NotAsked | ActivityQuery::Pending => Some((pid, None)),
-            ActivityQuery::Answered(activity) => Some((pid, Some(activity))),
+            ActivityQuery::Answered(activity) => Some((pid, Some(activity.clone()))),
         }
     }
 }
 
 impl Shared {
     /// Records an agent's answer.
-    pub(super) fn record_activity(&self, id: u64, activity: GpuActivity) {
+    pub(super) fn record_activity(&self, id: u64, activity: Activity) {
         if let Some(connection) = self.lock().connections.get_mut(&id) {
             connection.activity_query = ActivityQuery::Answered(activity);
         }
@@ -108,6 +118,7 @@ mod tests {
     use std::path::Path;
     use std::thread;
 
+    use ckpt_cut::{Member, Name, Role};
     use ckpt_protocol::agent::{FromAgent, Hello};
 
     use super::super::tests::{
@@ -142,8 +153,11 @@ mod tests {
                 move || activity_probe.poll(LONG)
             });
             assert_eq!(receive(&stream).expect("a question"), ToAgent::QueryActivity);
-            send(&stream, &FromAgent::Activity { calls, is_waiting: true });
-            let expected = GpuActivity { calls, is_waiting: true };
+            let member = Member { communicator: Name(5), index: 1 };
+            let role = Role::Communicator { awaits: None, alias: None };
+            let members = vec![MemberReport { member, role, sequence: calls, call: String::new() }];
+            send(&stream, &FromAgent::Activity { calls, is_waiting: true, members: members.clone() });
+            let expected = Activity { gpu: GpuActivity { calls, is_waiting: true }, members };
             assert_eq!(polling.join().expect("an answer"), BTreeMap::from([(own_pid(), Some(expected))]));
         }
         old.set_read_timeout(Some(SHORT)).expect("set");

@@ -87,7 +87,7 @@ use crossbeam_channel::{Receiver, Sender};
 use tracing::warn;
 
 use acceptor::Acceptor;
-pub use activity::{ActivityProbe, GpuActivity};
+pub use activity::{Activity, ActivityProbe, GpuActivity};
 use broker::Broker;
 pub use cut::{CutCost, HeldCut};
 use device_files::DeviceFiles;

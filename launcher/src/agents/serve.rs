@@ -17,7 +17,7 @@ use ckpt_protocol::frame::FrameError;
 use rustix::process::Pid;
 use tracing::{debug, warn};
 
-use super::activity::{ActivityQuery, GpuActivity};
+use super::activity::{Activity, ActivityQuery, GpuActivity};
 use super::broker::{self, Participant};
 use super::prepare::Step;
 use super::process::{DetachedProcess, Loss, Process, ProcessHandle, pidfd};
@@ -125,8 +125,9 @@ impl Shared {
             FromAgent::Needs { attempt, mirror_bytes, used_bytes, changes } => {
                 self.record_step(id, attempt, Step::Needs { mirror_bytes, used_bytes, changes });
             }
-            FromAgent::Activity { calls, is_waiting } => {
-                self.record_activity(id, GpuActivity { calls, is_waiting });
+            FromAgent::Activity { calls, is_waiting, members } => {
+                let gpu = GpuActivity { calls, is_waiting };
+                self.record_activity(id, Activity { gpu, members });
             }
             FromAgent::Readable { attempt, regions, capture, used } => {
                 for message in self.hand_in(id, stream, (attempt, regions, capture, used))? {

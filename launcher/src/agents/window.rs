@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(receive(&agent.stream).expect("a message"), ToAgent::Stored { problem: None });
         // What it answers now belongs to nothing, and does no harm.
         send(&agent.stream, &FromAgent::Content { problem: None });
-        send(&agent.stream, &FromAgent::Activity { calls: 1, is_waiting: false });
+        send(&agent.stream, &FromAgent::Activity { calls: 1, is_waiting: false, members: Vec::new() });
         assert_eq!(agent.agents.count(), 1);
     }
 

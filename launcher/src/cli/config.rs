@@ -18,6 +18,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// When a job that makes no progress is ended (`--hang-timeout`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HangTimeout {
+    /// When a rank of NCCL does nothing while others wait for it; any job after a long time.
+    Auto,
+    /// After this time.
+    After(Duration),
+}
+
 /// The effective options. [`Config::resolve`] sets every field: `Default` is only what it begins with.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
@@ -70,7 +79,7 @@ pub struct Config {
     /// Polling interval for preemption triggers and hang detection.
     pub monitor_interval: Duration,
     /// A job without progress for this long hangs; `None` is off.
-    pub hang_timeout: Option<Duration>,
+    pub hang_timeout: Option<HangTimeout>,
     /// The signals that preempt the job.
     pub on_signal: Vec<i32>,
     /// The file whose appearance preempts the job.

@@ -4,8 +4,8 @@
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
 use crate::cli::values::{
-    Resolved, count, duration, listen_address, named, optional, or_off, parsed, positive, preempting_signals,
-    rate, share, size,
+    Resolved, count, duration, hang_timeout, listen_address, named, optional, or_off, parsed, positive,
+    preempting_signals, rate, share, size,
 };
 use crate::cluster::{ClusterKey, Coordinator};
 use crate::files::rules::FileRules;
@@ -441,10 +441,10 @@ pub const SETTINGS: &[Setting] = &[
         name: "hang-timeout",
         value: Some("TIME"),
         default: "off",
-        help: "Restart a job that makes no progress for this long, or `off`",
-        long_help: "Restart a job that makes no progress for this long, or `off`. No progress means: no process used more than 1% of a CPU or submitted work to a GPU, or one process was stopped (SIGSTOP) all the time. The CPU time of a process that waits for its GPU does not count. Before the restart, the stacks of its threads are written to the store, with Python stacks if py-spy is on the PATH. Choose a value longer than the longest wait of the job, for example for GPU kernels or a slow disk.",
+        help: "Restart a job that makes no progress for this long, `auto` or `off`",
+        long_help: "Restart a job that makes no progress for this long, `auto` or `off`. `auto`: a rank of NCCL has done nothing for 30 seconds while other ranks wait for it in a collective, or nothing has happened in the job for 10 minutes. No progress means: no process used more than 1% of a CPU or submitted work to a GPU, or one process was stopped (SIGSTOP) all the time. The CPU time of a process that waits for its GPU does not count. Before the restart, the stacks of its threads are written to the store, with Python stacks if py-spy is on the PATH. Choose a value longer than the longest wait of the job, for example for GPU kernels or a slow disk.",
         set: |config, option| {
-            option.put(&mut config.hang_timeout, "a time such as 10m, or off", or_off(duration))
+            option.put(&mut config.hang_timeout, "a time such as 10m, auto, or off", or_off(hang_timeout))
         },
     },
     Setting {

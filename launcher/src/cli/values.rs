@@ -1,5 +1,6 @@
 //! The value of an option as text, its origin, and the parsers that several options share.
 
+use crate::cli::config::HangTimeout;
 use crate::sys::error::bad_input;
 use crate::sys::runtime_dir;
 use crate::sys::secrets;
@@ -139,6 +140,12 @@ pub fn count(text: &str) -> Option<i32> {
 #[must_use]
 pub fn duration(text: &str) -> Option<Duration> {
     humantime::parse_duration(text).ok().filter(|duration| !duration.is_zero())
+}
+
+/// A time, or `auto`.
+#[must_use]
+pub fn hang_timeout(text: &str) -> Option<HangTimeout> {
+    if text == "auto" { Some(HangTimeout::Auto) } else { duration(text).map(HangTimeout::After) }
 }
 
 /// Another value, or `None` for `off`.

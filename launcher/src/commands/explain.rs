@@ -140,6 +140,7 @@ fn title(kind: EventKind) -> &'static str {
         EventKind::Preempted => "preempted",
         EventKind::Ended => "ended",
         EventKind::Complete => "complete",
+        EventKind::RankLate => "late rank",
         EventKind::Noted => "note",
         EventKind::Died => "died",
         EventKind::LauncherStarted | EventKind::LauncherEnded => "launcher",

@@ -407,6 +407,7 @@ pub fn report(status: &Status) -> Vec<String> {
         let when = launcher.restart_s.map_or_else(String::new, |left| format!("; the next in {left:.0} s"));
         lines.push(format!("  restarts         {}{when}; last failure: {failure}", launcher.restarts));
     }
+    lines.extend(launcher.late_ranks.iter().map(|late| format!("  late rank        {}", late.describe())));
     lines.extend(effective(&status.time_ms).map(|time| format!("  time             {time}")));
     lines.extend(launcher.resumed_from.iter().map(|id| format!("  resumed from     {id}")));
     lines.extend(report_newest(launcher));

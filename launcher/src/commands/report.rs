@@ -104,6 +104,10 @@ fn summary(report: &Report) -> String {
     lines.extend(print::columns(&["CLASS", "TIME", "SHARE", "THE JOB WAS"], rows.into()));
     lines.push(String::new());
     lines.push(kept(times));
+    if let Some(late) = times.late_ranks.last() {
+        let count = print::count(times.late_ranks.len() as u64, "time");
+        lines.push(format!("{count}, a rank did nothing while others waited for it; last: {}", late.what));
+    }
     if times.is_shortened {
         lines.push(
             "the journal is long, and its oldest entries are deleted: earlier time is not counted".into(),
@@ -144,7 +148,7 @@ fn span(ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::times::{Segment, Session, SessionEnding, Snapshot};
+    use crate::job::times::{LateRank, Segment, Session, SessionEnding, Snapshot};
 
     /// A job of 100 s that was saved twice and failed once, with names that try to be markup.
     pub(super) fn example() -> Report {
@@ -188,6 +192,7 @@ mod tests {
             command: format!("train {evil}"),
             sessions: vec![session(0, None, 0), session(30_000, Some("000001"), 9500)],
             snapshots: vec![snapshot("000001", 20_000), snapshot("000002", 39_900)],
+            late_ranks: vec![LateRank { found_unix_ms: 25_000, what: format!("rank 3 of {evil}") }],
         };
         Report {
             version: SCHEMA_VERSION,
@@ -214,6 +219,10 @@ mod tests {
             assert!(text.contains(&format!("\n{} ", class.name())), "{text}");
         }
         assert!(text.contains("1 snapshot resumed the job, and kept 20.0 s of work"), "{text}");
+        assert!(
+            text.contains("1 time, a rank did nothing while others waited for it; last: rank 3"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -221,7 +230,7 @@ mod tests {
         let json = serde_json::to_value(example()).unwrap();
         let docs = include_str!("../../../docs/report.md");
         let mut fields: Vec<_> = json.as_object().unwrap().keys().collect();
-        for (list, name) in [("timeline", 0), ("sessions", 0), ("snapshots", 0)] {
+        for (list, name) in [("timeline", 0), ("sessions", 0), ("snapshots", 0), ("late_ranks", 0)] {
             fields.extend(json[list][name].as_object().unwrap().keys());
         }
         for field in fields {

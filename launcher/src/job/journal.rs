@@ -50,6 +50,8 @@ pub enum EventKind {
     Ended,
     /// The job exited with 0.
     Complete,
+    /// A rank of NCCL does nothing while others wait for it.
+    RankLate,
     /// Something else that the job's user should know.
     Noted,
     /// The launcher was killed. No journal has this: `ckpt-run explain` finds out.

@@ -1,6 +1,6 @@
 //! The status of a running launcher and its job, shared between its threads.
 
-use ckpt_protocol::control::{DeviceMemory, InMemory, JobStatus, Phase, Progress, Saved, Uploads};
+use ckpt_protocol::control::{DeviceMemory, InMemory, JobStatus, LateRank, Phase, Progress, Saved, Uploads};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -75,6 +75,12 @@ impl SharedStatus {
         let mut status = self.status.lock();
         status.last_job_failure = Some(failure.to_owned());
         status.restarts = restarts;
+        status.late_ranks.clear();
+    }
+
+    /// The ranks of NCCL for which others wait now.
+    pub fn late_ranks(&self, late: Vec<LateRank>) {
+        self.status.lock().late_ranks = late;
     }
 
     /// A copy of the status.

@@ -146,6 +146,15 @@ pub struct Snapshot {
     pub work_ms: Option<u64>,
 }
 
+/// A rank that did nothing while others waited for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LateRank {
+    /// When it was found, milliseconds since 1970 UTC.
+    pub found_unix_ms: u64,
+    /// What was known of it, for people.
+    pub what: String,
+}
+
 /// The time of a job since its start from the beginning.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Times {
@@ -169,6 +178,8 @@ pub struct Times {
     pub sessions: Vec<Session>,
     /// The snapshots, oldest first.
     pub snapshots: Vec<Snapshot>,
+    /// Ranks that did nothing while others waited for them, oldest first.
+    pub late_ranks: Vec<LateRank>,
 }
 
 impl Times {
@@ -277,6 +288,10 @@ impl Ledger {
                     self.advance(self.idle_class(), at_ms);
                 }
                 self.phase = Phase::Away;
+            }
+            EventKind::RankLate => {
+                let what = entry.what.clone();
+                self.times.late_ranks.push(LateRank { found_unix_ms: at_ms, what });
             }
             EventKind::NotSaved
             | EventKind::Restarting

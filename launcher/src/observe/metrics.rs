@@ -100,6 +100,7 @@ fn text(status: &JobStatus, times: Option<&Times>, now_unix_ms: u64) -> promethe
     let phases = [("idle", is(Phase::Idle)), ("dump", is(Phase::Dump)), ("persist", is(Phase::Persist))];
     let help = "1 for the current phase: idle, dump (the job is paused), or persist (a snapshot is stored).";
     page.gauge("ckpt_run_phase", help, "phase", &phases)?;
+    late_ranks(&page, status)?;
     if let Some(memory) = &status.device_memory {
         let help = "Device memory of the job at its newest checkpoint.";
         page.gauge("ckpt_run_device_memory_bytes", help, "", &[("", memory.bytes as f64)])?;
@@ -117,6 +118,18 @@ fn text(status: &JobStatus, times: Option<&Times>, now_unix_ms: u64) -> promethe
         page.gauge("ckpt_run_uploading", "1 while a snapshot is being uploaded.", "", &[("", now)])?;
     }
     TextEncoder::new().encode_to_string(&page.registry.gather())
+}
+
+fn late_ranks(page: &Page<'_>, status: &JobStatus) -> prometheus::Result<()> {
+    let all = &status.late_ranks;
+    let hanging = all.iter().filter(|late| late.hangs()).count();
+    let rows = [("hangs", hanging as f64), ("works", (all.len() - hanging) as f64)];
+    let help =
+        "Ranks of NCCL for which others have waited for 30 s: that do nothing (hangs), or are slow (works).";
+    page.gauge("ckpt_run_late_ranks", help, "state", &rows)?;
+    let longest_s = all.iter().map(|late| late.late_s).fold(0.0, f64::max);
+    let help = "For how long ranks have waited for a late rank.";
+    page.gauge("ckpt_run_late_rank_wait_seconds", help, "", &[("", longest_s)])
 }
 
 /// Gauges, not counters: a hang is found later, and then takes time away from what counted as work.
@@ -170,7 +183,9 @@ fn snapshots(page: &Page<'_>, status: &JobStatus, now_unix_ms: u64) -> prometheu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ckpt_protocol::control::{CutTime, DeviceMemory, Progress, Saved, Totals, Uploads};
+    use ckpt_protocol::control::{
+        CutTime, DeviceMemory, LateDoing, LateRank, Progress, Saved, Totals, Uploads,
+    };
 
     fn saved() -> Saved {
         Saved {
@@ -189,6 +204,20 @@ mod tests {
 
     fn has(page: &str, line: &str) {
         assert!(page.lines().any(|found| found == line), "{line} is not in:\n{page}");
+    }
+
+    fn late((doing, late_s): (LateDoing, f64)) -> LateRank {
+        LateRank {
+            rank: 3,
+            pid: 7,
+            process: "python3".to_owned(),
+            communicator: "1a2b3c4d".to_owned(),
+            call: None,
+            number: 8,
+            waiting: vec![0],
+            late_s,
+            doing,
+        }
     }
 
     fn status() -> JobStatus {
@@ -215,6 +244,9 @@ mod tests {
                 ..DeviceMemory::default()
             }),
             uploads: Some(Uploads { uploaded: 5, failed: 1, stored_bytes: 77, ..Uploads::default() }),
+            late_ranks: [(LateDoing::Nothing, 34.0), (LateDoing::Cpu, 31.0), (LateDoing::Files, 30.5)]
+                .map(late)
+                .into(),
             ..JobStatus::default()
         }
     }
@@ -252,6 +284,9 @@ mod tests {
             r#"ckpt_run_uploading{job="train"} 0"#,
             r#"ckpt_run_device_memory_bytes{job="train"} 800"#,
             r#"ckpt_run_mirror_bytes{job="train",mode="changed"} 80"#,
+            r#"ckpt_run_late_ranks{job="train",state="hangs"} 1"#,
+            r#"ckpt_run_late_ranks{job="train",state="works"} 2"#,
+            r#"ckpt_run_late_rank_wait_seconds{job="train"} 34"#,
             r#"ckpt_run_time_seconds{class="productive",job="train"} 60"#,
             r#"ckpt_run_time_seconds{class="stall",job="train"} 1.5"#,
             r#"ckpt_run_time_seconds{class="hang",job="train"} 0"#,

@@ -101,8 +101,8 @@ impl Drop for Notifier {
 
 /// Whether users want to be told.
 fn is_news(kind: EventKind) -> bool {
-    use EventKind::{Complete, Ended, Failed, GaveUp, NotStarted, Resumed, Started};
-    matches!(kind, Started | Resumed | NotStarted | Failed | GaveUp | Ended | Complete)
+    use EventKind::{Complete, Ended, Failed, GaveUp, NotStarted, RankLate, Resumed, Started};
+    matches!(kind, Started | Resumed | NotStarted | Failed | GaveUp | Ended | Complete | RankLate)
 }
 
 fn title(kind: EventKind) -> &'static str {
@@ -113,6 +113,7 @@ fn title(kind: EventKind) -> &'static str {
         EventKind::GaveUp => "is not restarted any more",
         EventKind::Ended => "was ended",
         EventKind::Complete => "is complete",
+        EventKind::RankLate => "has a rank that does nothing",
         _ => "failed",
     }
 }

@@ -363,17 +363,20 @@ impl<'a> JobSession<'a> {
     }
 }
 
-/// Starts the watchdog, if `--hang-timeout` is set.
+/// Starts the watchdog, if there is something that it can watch.
 fn start_watchdog(shared: &RunContext, job: &RunningJob) -> Result<Option<Watchdog>> {
     let config = shared.config;
-    let Some(limit) = config.hang_timeout else { return Ok(None) };
+    if config.hang_timeout.is_none() && job.agents.is_none() {
+        return Ok(None);
+    }
     let watched = Watched {
         tree: Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid },
         activity_probe: job.agents.as_ref().map(Agents::activity_probe),
-        limit,
+        timeout: config.hang_timeout,
         every: config.monitor_interval,
         dir: shared.opened.dir.clone(),
         status: Arc::clone(&shared.status),
+        journal: Arc::clone(&shared.opened.journal),
     };
     Watchdog::begin(watched, shared.events.clone()).map(Some)
 }

@@ -1,4 +1,4 @@
-//! Hang detection. A job hangs if, for `--hang-timeout`, no process has used the CPU or called its GPU, or if one process
+//! Hang detection: of the whole job, here, and of single ranks of NCCL (`late.rs`). A job hangs if, for `--hang-timeout`, no process has used the CPU or called its GPU, or if one process
 //! has been stopped for that long.
 //!
 //! CPU time is no progress in a process that waits for its GPU, since drivers spin. A process waits while one of its
@@ -10,16 +10,22 @@
 //! while it uses less than 1% of one CPU. CPU time that a checkpoint costs is not counted: a hung job that is saved
 //! repeatedly still hangs.
 
+mod late;
+mod observe;
+
 use super::events::{Event, Hang};
 use super::stacks::{self, Tree};
 use crate::agents::{ActivityProbe, GpuActivity};
+use crate::cli::config::HangTimeout;
+use crate::job::journal::{Entry, EventKind, Journal};
 use crate::job::status::SharedStatus;
-use crate::sys::deadline::ACTIVITY_ANSWER_TIMEOUT;
+use crate::sys::deadline::{AUTO_HANG_TIMEOUT, LATE_RANK_TIMEOUT};
 use anyhow::{Context, Result};
+use ckpt_protocol::control::LateRank;
 use ckpt_snapshot::JobDir;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use procfs_core::FromRead as _;
-use procfs_core::process::Stat;
+use late::{CallId, Late, LateRanks};
+use observe::{Gpu, Key, Process, Seen, TICK};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -32,8 +38,6 @@ const IDLE_SHARE: f64 = 0.01;
 const BURST: Duration = Duration::from_millis(100);
 /// How late a poll may be on a busy machine.
 const SLACK: Duration = Duration::from_secs(2);
-/// Resolution of the kernel's CPU times (USER_HZ is 100 on x86-64).
-const TICK: Duration = Duration::from_millis(10);
 
 /// What is watched.
 pub struct Watched {
@@ -41,14 +45,40 @@ pub struct Watched {
     pub tree: Tree,
     /// Asks their interposers, if they have any.
     pub activity_probe: Option<ActivityProbe>,
-    /// The job hangs after this time without progress.
-    pub limit: Duration,
-    /// The polling interval; several polls fit into the limit in any case.
+    /// When a job that makes no progress is ended; `None` is never.
+    pub timeout: Option<HangTimeout>,
+    /// The polling interval with a timeout; several polls fit into each limit in any case.
     pub every: Duration,
     /// Where the stacks of a hung job are saved.
     pub dir: JobDir,
     /// Tells when checkpoints are taken, and receives the time of the last progress.
     pub status: Arc<SharedStatus>,
+    /// Late ranks are recorded here.
+    pub journal: Arc<Journal>,
+}
+
+impl Watched {
+    /// For how long no process of the job may do anything.
+    fn idle_limit(&self) -> Option<Duration> {
+        self.timeout.map(|timeout| match timeout {
+            HangTimeout::Auto => AUTO_HANG_TIMEOUT,
+            HangTimeout::After(limit) => limit,
+        })
+    }
+
+    fn polling_interval(&self, late_limit: Duration) -> Duration {
+        let idle = self.idle_limit().map(|limit| self.every.min(limit / POLLS));
+        idle.unwrap_or(late_limit).min(late_limit / POLLS)
+    }
+}
+
+/// For how long a rank may let others wait.
+fn late_limit() -> Duration {
+    #[cfg(feature = "faults")]
+    if let Ok(text) = std::env::var("CKPT_FAULT_LATE_RANK_MS") {
+        return Duration::from_millis(text.parse().expect("milliseconds"));
+    }
+    LATE_RANK_TIMEOUT
 }
 
 /// Watches one job session; ends when it is dropped.
@@ -79,16 +109,20 @@ impl Watchdog {
 
 /// Watches until the job hangs, or until the [`Watchdog`] is dropped.
 fn watch(watched: &Watched, stopped: &Receiver<()>) -> Option<(String, SystemTime)> {
-    let Watched { limit, status, .. } = watched;
-    let every = watched.every.min(*limit / POLLS);
+    let status = &watched.status;
+    let late_limit = late_limit();
+    let every = watched.polling_interval(late_limit);
     let mut progress: Option<Progress> = None;
+    let mut late_ranks = LateRanks::new(late_limit, Instant::now());
+    let mut alarms = Alarms::default();
     let mut disturbances = status.disturbances();
     let mut polled = Instant::now();
     loop {
         if stopped.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
             return None;
         }
-        let seen = poll(watched);
+        let seen =
+            observe::poll(watched, watched.timeout.is_some() || late_ranks.has_ranks()).unwrap_or_default();
         let now = Instant::now();
         // Odd: a checkpoint is in progress.
         let before = std::mem::replace(&mut disturbances, status.disturbances());
@@ -96,71 +130,56 @@ fn watch(watched: &Watched, stopped: &Receiver<()>) -> Option<(String, SystemTim
         // After `docker pause` or a suspend, the watchdog has slept with the job and has seen nothing.
         let was_asleep =
             now.saturating_duration_since(std::mem::replace(&mut polled, now)) > every * 3 + SLACK;
+        let is_disturbed = is_disturbed || was_asleep;
+        let late = late_ranks.update(&seen, now, is_disturbed);
+        status.late_ranks(late.iter().map(|late| late.rank.clone()).collect());
+        if let Some(hang) = alarms.update(&late, &watched.journal)
+            && watched.timeout == Some(HangTimeout::Auto)
+        {
+            return Some(hang);
+        }
+        let Some(limit) = watched.idle_limit() else { continue };
         let Some(progress) = &mut progress else {
             progress = Some(Progress::new(seen, now));
             continue;
         };
-        progress.update(seen, now, is_disturbed || was_asleep);
+        progress.update(seen, now, is_disturbed);
         status.worked(SystemTime::now() - now.saturating_duration_since(progress.worked_until()));
-        if let Some((what, idle)) = progress.hang(now, *limit) {
+        if let Some((what, idle)) = progress.hang(now, limit) {
             return Some((what, SystemTime::now() - idle));
         }
     }
 }
 
-/// One process at one moment.
-#[derive(Clone, Debug, PartialEq)]
-struct Process {
-    /// In the job's PID namespace.
-    pid: i32,
-    name: String,
-    cpu: Duration,
-    is_stopped: bool,
-    gpu: Gpu,
-}
+/// Late ranks that do nothing, as they were last seen.
+#[derive(Default)]
+struct Alarms(BTreeMap<CallId, LateRank>);
 
-/// What is known about a process and its GPUs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Gpu {
-    /// Nothing: the process has no interposer.
-    Unseen,
-    /// Nothing this time: the interposer has not answered.
-    Unanswered,
-    Reported(GpuActivity),
-}
-
-impl Gpu {
-    fn calls(self) -> Option<u64> {
-        match self {
-            Self::Reported(activity) => Some(activity.calls),
-            Self::Unseen | Self::Unanswered => None,
+impl Alarms {
+    /// Records new alarms, and which are over: the rank works, nobody waits for it, or it has ended. Returns the first rank that hangs, and since when.
+    fn update(&mut self, late: &[Late], journal: &Journal) -> Option<(String, SystemTime)> {
+        let hanging: BTreeMap<_, _> =
+            late.iter().filter(|late| late.rank.hangs()).map(|late| (late.id, late)).collect();
+        self.0.retain(|id, was| {
+            let still_hangs = hanging.contains_key(id);
+            if !still_hangs {
+                let what = format!("rank {} does not hang any more, after {:.0} s", was.rank, was.late_s);
+                tracing::info!("{what}");
+                journal.add(&Entry::new(EventKind::Noted, what));
+            }
+            still_hangs
+        });
+        for (id, late) in &hanging {
+            if self.0.insert(*id, late.rank.clone()).is_none() {
+                let what = late.rank.describe();
+                tracing::warn!("{what}");
+                let remedy = "look at what the rank waits for, for example with `py-spy dump`. With `--hang-timeout auto`, the job is restarted from its newest snapshot";
+                journal.add(&Entry::new(EventKind::RankLate, what).remedy(Some(remedy)));
+            }
         }
+        let first = hanging.into_values().min_by_key(|late| late.since)?;
+        Some((format!("{} (--hang-timeout auto)", first.rank.describe()), first.since))
     }
-}
-
-/// A PID in the launcher's namespace and a start time: unique even if PIDs are reused.
-type Key = (i32, u64);
-type Seen = BTreeMap<Key, Process>;
-
-fn poll(watched: &Watched) -> Seen {
-    // Before the CPU times are read, so that the reports are not newer.
-    let reports =
-        watched.activity_probe.as_ref().map(|probe| probe.poll(ACTIVITY_ANSWER_TIMEOUT)).unwrap_or_default();
-    let gpu = |host_pid| match reports.get(&host_pid) {
-        None => Gpu::Unseen,
-        Some(None) => Gpu::Unanswered,
-        Some(Some(activity)) => Gpu::Reported(*activity),
-    };
-    let processes = stacks::processes(watched.tree).into_iter();
-    processes.filter_map(|(host_pid, pid)| read(host_pid, pid, gpu(host_pid))).collect()
-}
-
-fn read(host_pid: i32, pid: i32, gpu: Gpu) -> Option<(Key, Process)> {
-    let stat = Stat::from_file(format!("/proc/{host_pid}/stat")).ok()?;
-    let ticks = stat.utime.saturating_add(stat.stime);
-    let cpu = TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX));
-    let process = Process { pid, name: stat.comm, cpu, is_stopped: stat.state == 'T', gpu };
-    Some(((host_pid, stat.starttime), process))
 }
 
 /// What a process had done when the job last made progress.
@@ -327,7 +346,7 @@ mod tests {
     fn job(cpu_ms: &[u64]) -> Seen {
         let process = |(pid, &ms): (i32, &u64)| {
             let cpu = Duration::from_millis(ms);
-            ((pid, 1), Process { pid, name: "p".into(), cpu, is_stopped: false, gpu: Gpu::Unseen })
+            ((pid, 1), Process { pid, name: "p".into(), cpu, ..Process::default() })
         };
         (10..).zip(cpu_ms).map(process).collect()
     }
@@ -464,15 +483,5 @@ mod tests {
         let (what, idle) = progress.hang(begun + LIMIT, LIMIT).unwrap();
         assert!(what.starts_with("process 10 (p) has waited for its GPU for 20s"), "{what}");
         assert_eq!(idle, LIMIT);
-    }
-
-    #[test]
-    fn reads_its_own_process() {
-        let own = std::process::id().cast_signed();
-        let (_, process) = read(own, 7, Gpu::Unseen).unwrap();
-        assert!(process.pid == 7 && !process.is_stopped && !process.name.is_empty());
-        let begun = process.cpu;
-        let used = |more: Duration| read(own, 7, Gpu::Unseen).unwrap().1.cpu >= begun + more;
-        while !used(Duration::from_millis(50)) {}
     }
 }

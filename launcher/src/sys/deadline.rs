@@ -36,6 +36,12 @@ pub const DEVICE_MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Time for an interposer to report GPU activity to the watchdog. A stopped process does not answer.
 pub const ACTIVITY_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Time for which a rank of NCCL may let others wait before it is named. Far below the watchdogs of frameworks (10 minutes
+/// for PyTorch's).
+pub const LATE_RANK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time after which a job in which nothing happens hangs, with `--hang-timeout auto`.
+pub const AUTO_HANG_TIMEOUT: Duration = Duration::from_secs(600);
+
 // The demo
 
 /// Time for each step of `ckpt-run demo`, on a machine that is busy.

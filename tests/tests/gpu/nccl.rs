@@ -97,3 +97,81 @@ fn ranks_that_wait_on_the_host_for_parked_ones_run_on_unharmed() {
     assert_eq!(running.wait(), 0, "{}", running.said());
     assert_eq!(job.output(), job.unbroken());
 }
+
+/// Three ranks of `lags.c`, of which the last one lets the others wait as long as the file `hold` is there.
+fn lagging() -> GpuJob {
+    let job = GpuJob::new(|gpu, sandbox| {
+        let mut command = gpu.command(gpu.compile_with_nccl(&cuda_program("lags.c"), sandbox.path()));
+        // With sockets, threads of simnccl use the CPU all the time: a rank that does nothing seems to work.
+        command.args(["12", "3"]).env("SIMCUDA_DEVICES", "3").envs(P2P.iter().copied());
+        command
+    });
+    fs::write(job.sandbox.path().join("hold"), "").expect("the sandbox is writable");
+    job
+}
+
+/// A rank that lets others wait is named, with what it does meanwhile, until it goes on.
+#[test]
+fn a_rank_that_lets_others_wait_is_named_until_it_goes_on() {
+    let job = lagging();
+    let of_job = |name| job.sandbox.path().join(name);
+    job.slow_down();
+    let mut command = job.command(library());
+    command.env("CKPT_FAULT_LATE_RANK_MS", "2000");
+    let mut running = job.sandbox.start_command("job", command);
+    running.until_answering(&job.sandbox);
+    let late = || job.sandbox.json(["status", "--json"])[0]["late_ranks"].clone();
+    let of_rank_2 =
+        serde_json::json!({"rank": 2, "waiting": [0, 1], "call": "ncclAllReduce", "doing": "nothing"});
+    running.until("a late rank", || {
+        let late = late();
+        of_rank_2.as_object()?.iter().all(|(name, value)| late[0][name] == *value).then_some(())
+    });
+    running.until("the late rank in words", || {
+        let status = job.sandbox.ok(["status"]);
+        let is_named = status.contains("late rank        rank 2 (process ");
+        (is_named && status.contains("; ranks 0-1 wait in it. It does nothing")).then_some(())
+    });
+    fs::write(of_job("busy"), "").expect("the sandbox is writable");
+    running.until("a slow rank", || (late()[0]["doing"] == "gpu-work").then_some(()));
+    fs::remove_file(of_job("hold")).expect("the file is there");
+    running.until("no late rank", || late().as_array().is_some_and(Vec::is_empty).then_some(()));
+    job.full_speed();
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert_eq!(job.output(), job.unbroken());
+    let explained = job.sandbox.ok(["explain"]);
+    assert!(
+        explained.contains("late rank    rank 2 ") && explained.contains("rank 2 does not hang any more"),
+        "{explained}"
+    );
+    let report = job.sandbox.json(["report", "--json"]);
+    assert!(report["late_ranks"][0]["what"].to_string().contains("rank 2 "), "{report}");
+}
+
+#[test]
+fn a_job_with_a_rank_that_hangs_is_restarted() {
+    let job = lagging();
+    let of_job = |name| job.sandbox.path().join(name);
+    // The ranks wait before that step until the job is saved.
+    fs::write(of_job("early"), "").expect("the sandbox is writable");
+    let mut command = job.command(library());
+    command.env("CKPT_FAULT_LATE_RANK_MS", "3000").env("CKPT_HANG_TIMEOUT", "auto");
+    command.env("CKPT_MAX_RESTARTS", "100");
+    let mut running = job.sandbox.start_command("job", command);
+    running.until_answering(&job.sandbox);
+    job.until_more_lines(&mut running, 2);
+    running.checkpoint(&job.sandbox);
+    fs::remove_file(of_job("early")).expect("the file is there");
+    running.until("a restart", || {
+        let status = job.sandbox.json(["status", "--json"]);
+        status[0]["restarts"].as_u64().filter(|restarts| *restarts > 0)
+    });
+    fs::remove_file(of_job("hold")).expect("the file is there");
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert!(running.said().contains("resumed from snapshot"), "{}", running.said());
+    // What was said before is rolled back with the output of the job.
+    assert!(running.said().contains("it hung: rank 2 (process "), "{}", running.said());
+    assert_eq!(job.output(), job.unbroken());
+    let sessions = job.sandbox.json(["report", "--json"])["sessions"].clone();
+    assert_eq!(sessions[0]["ending"], "hung", "{sessions}");
+}

@@ -35,7 +35,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use ckpt_cut::{Order, Report};
+use ckpt_cut::{MemberReport, Order, Report};
 use ckpt_protocol::agent::{Capture, DriverMemory, ExpectedChanges, FromAgent, GpuPair, GpuReport, ToAgent};
 use cuda_abi::sys;
 use cuda_abi::types::CUstreamCaptureMode;
@@ -108,6 +108,9 @@ pub struct MirrorNeeds {
 pub trait Gpu {
     /// See [`activity::read`].
     fn activity(&self) -> Activity;
+
+    /// How far the process is on each of its communicators.
+    fn members(&self) -> Vec<MemberReport>;
 
     /// Follows an order of the consistent cut.
     fn follow(&mut self, order: Order);
@@ -229,6 +232,10 @@ struct Refusal {
 impl Gpu for ProcessGpu {
     fn activity(&self) -> Activity {
         activity::read()
+    }
+
+    fn members(&self) -> Vec<MemberReport> {
+        nccl::members()
     }
 
     fn follow(&mut self, order: Order) {

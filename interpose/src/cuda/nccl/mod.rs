@@ -24,7 +24,7 @@ use std::sync::atomic::{
 };
 
 use ckpt_cut::rank::Clock;
-use ckpt_cut::{Order, Report};
+use ckpt_cut::{MemberReport, Order, Report};
 
 use super::shared::Shared;
 use communicators::Communicators;
@@ -112,6 +112,12 @@ pub(super) fn report(in_flight: &mut InFlight) -> Option<Report> {
         report.in_call = 1;
     }
     Some(report)
+}
+
+/// How far the process is on each communicator, whether a cut is wanted or not.
+pub(super) fn members() -> Vec<MemberReport> {
+    // SAFETY: what is stored was leaked.
+    unsafe { RANKS.load(Acquire).as_ref() }.map(|ranks| ranks.clock.members()).unwrap_or_default()
 }
 
 /// The call whose effect on the other ranks is not known.

@@ -2,7 +2,7 @@
 
 use super::{Report, kept, meaning, percent, span};
 use crate::commands::print;
-use crate::job::times::{Class, Segment, Session, SessionEnding, Snapshot, Times};
+use crate::job::times::{Class, LateRank, Segment, Session, SessionEnding, Snapshot, Times};
 use std::fmt::{Display, Write};
 
 const STYLE: &str = include_str!("style.css");
@@ -32,9 +32,15 @@ impl Display for Escaped<'_> {
 
 /// The page.
 pub fn page(report: &Report) -> String {
-    let job = Escaped(&report.job);
-    let sections =
-        [overview(report), classes(report), snapshots(&report.times), sessions(&report.times), notes(report)];
+    let (job, times) = (Escaped(&report.job), &report.times);
+    let sections = [
+        overview(report),
+        classes(report),
+        snapshots(times),
+        sessions(times),
+        late_ranks(times),
+        notes(report),
+    ];
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{job}: ckpt-run report</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{job}</h1>\n{}</main>\n</body>\n</html>\n",
         sections.concat()
@@ -268,6 +274,21 @@ fn sessions(times: &Times) -> String {
     )
 }
 
+/// Ranks for which others waited.
+fn late_ranks(times: &Times) -> String {
+    if times.late_ranks.is_empty() {
+        return String::new();
+    }
+    let row = |late: &LateRank| {
+        let at = print::time(late.found_unix_ms);
+        format!("<tr><td class=\"time\">{at}</td><td class=\"wide\">{}</td></tr>\n", Escaped(&late.what))
+    };
+    let rows: String = times.late_ranks.iter().rev().take(ROWS).map(row).collect();
+    format!(
+        "<section>\n<h2>Late ranks</h2>\n<p class=\"soft\">Ranks of NCCL that did nothing while others waited for them. The newest first.</p>\n<div class=\"scroll\"><table>\n<tr><th>found</th><th>rank</th></tr>\n{rows}</table></div>\n</section>\n"
+    )
+}
+
 fn notes(report: &Report) -> String {
     let shortened = if report.times.is_shortened {
         "<p>The journal is long, and its oldest entries are deleted: earlier time is not counted.</p>\n"
@@ -305,6 +326,7 @@ mod tests {
             "<h2>2 snapshots</h2>",
             "killed by",
             "9.50 s",
+            "<h2>Late ranks</h2>",
             "Pause of the job, at most 0.25 s",
         ] {
             assert!(page.contains(wanted), "{wanted}: {page}");
