@@ -121,8 +121,8 @@ fn summary(report: &Report) -> String {
 fn kept(times: &Times) -> String {
     let resumed = times.sessions.iter().filter(|session| session.resumed_from.is_some()).count() as u64;
     format!(
-        "{} resumed the job, and kept {} of work that would have been lost; {} of work is in no snapshot yet",
-        print::count(resumed, "snapshot"),
+        "{} from snapshots avoided {} of repeated work, compared with starting from the beginning each time; {} of work is in no snapshot yet",
+        print::count(resumed, "resume"),
         span(times.kept_ms),
         span(times.unsaved_ms)
     )
@@ -218,7 +218,7 @@ mod tests {
         for class in Class::ALL {
             assert!(text.contains(&format!("\n{} ", class.name())), "{text}");
         }
-        assert!(text.contains("1 snapshot resumed the job, and kept 20.0 s of work"), "{text}");
+        assert!(text.contains("1 resume from snapshots avoided 20.0 s of repeated work"), "{text}");
         assert!(
             text.contains("1 time, a rank did nothing while others waited for it; last: rank 3"),
             "{text}"

@@ -164,7 +164,8 @@ pub struct Times {
     pub ended_unix_ms: u64,
     /// Milliseconds in each class. Their sum is the whole time.
     pub time_ms: BTreeMap<Class, u64>,
-    /// Work that was in the snapshots from which sessions were resumed: without snapshots it would have been lost.
+    /// Work that was in the snapshots from which sessions were resumed, added up over all resumes: without snapshots, each
+    /// of them would have done it again. So it may be more than the job's whole time.
     pub kept_ms: u64,
     /// Work after the newest snapshot: a failure now would lose it.
     pub unsaved_ms: u64,
@@ -509,6 +510,9 @@ impl Ledger {
         Some(times)
     }
 }
+
+#[cfg(test)]
+mod truth;
 
 #[cfg(test)]
 mod tests {

@@ -54,7 +54,7 @@ fn overview(report: &Report) -> String {
     let headline = report.effective_ratio.map_or("-".to_owned(), percent);
     let facts = [
         ("Whole time", span(report.whole_ms)),
-        ("Kept by snapshots", span(times.kept_ms)),
+        ("Repetition avoided", span(times.kept_ms)),
         ("Done again", span(times.of(Class::Redone))),
         ("Paused for snapshots", span(times.of(Class::Stall))),
         ("In no snapshot yet", span(times.unsaved_ms)),
