@@ -3,6 +3,7 @@
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow};
 use serde::Deserialize;
+use std::ffi::OsString;
 use std::fmt::{self, Write as _};
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -19,7 +20,25 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// `ckpt-run: message`, with `error:` or `warning:` by level.
-struct Plain;
+struct Plain {
+    is_colored: bool,
+}
+
+/// What a message of this level begins with: bold red and yellow, if colored.
+fn mark(level: Level, is_colored: bool) -> &'static str {
+    match (level, is_colored) {
+        (Level::ERROR, true) => "\x1b[1;31merror:\x1b[0m ",
+        (Level::ERROR, false) => "error: ",
+        (Level::WARN, true) => "\x1b[1;33mwarning:\x1b[0m ",
+        (Level::WARN, false) => "warning: ",
+        _ => "",
+    }
+}
+
+/// Whether a terminal is to have colors. A value of `NO_COLOR` that is not empty forbids them (no-color.org).
+fn wants_color(no_color: Option<OsString>, term: Option<OsString>) -> bool {
+    no_color.is_none_or(|value| value.is_empty()) && term.is_none_or(|name| name != "dumb")
+}
 
 struct Message<'a>(&'a mut dyn fmt::Write);
 
@@ -50,12 +69,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'stat
     for Plain
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let kind = match *event.metadata().level() {
-            Level::ERROR => "error: ",
-            Level::WARN => "warning: ",
-            _ => "",
-        };
-        write!(out, "ckpt-run: {kind}")?;
+        write!(out, "ckpt-run: {}", mark(*event.metadata().level(), self.is_colored))?;
         event.record(&mut Message(&mut out));
         // The carriage return is for terminals in raw mode.
         if rustix::termios::isatty(rustix::stdio::stderr()) { write!(out, "\r\n") } else { writeln!(out) }
@@ -91,8 +105,10 @@ pub fn start(verbosity: i32, format: Format, file: Option<&Path>) -> Result<()> 
     let ours = tracing_subscriber::filter::Targets::new().with_target("ckpt", LevelFilter::TRACE);
     // A closed terminal (SIGHUP) is no reason to end: an error about the error would be.
     let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let is_colored = rustix::termios::isatty(rustix::stdio::stderr())
+        && wants_color(std::env::var_os("NO_COLOR"), std::env::var_os("TERM"));
     let stderr = match format {
-        Format::Text => stderr.event_format(Plain).boxed(),
+        Format::Text => stderr.event_format(Plain { is_colored }).boxed(),
         Format::Json => stderr.json().boxed(),
     };
     let file = match file {
@@ -117,8 +133,23 @@ pub fn start(verbosity: i32, format: Format, file: Option<&Path>) -> Result<()> 
 
 #[cfg(test)]
 mod tests {
-    use super::Escaped;
+    use super::{Escaped, mark, wants_color};
     use std::fmt::Write as _;
+    use tracing::Level;
+
+    #[test]
+    fn colors_are_for_terminals_that_want_them() {
+        let wants = |no_color: Option<&str>, term: Option<&str>| {
+            wants_color(no_color.map(Into::into), term.map(Into::into))
+        };
+        assert!(wants(None, Some("xterm-256color")) && wants(Some(""), None));
+        assert!(!wants(Some("1"), Some("xterm")) && !wants(None, Some("dumb")));
+        assert_eq!(mark(Level::ERROR, true), "\x1b[1;31merror:\x1b[0m ");
+        assert_eq!(
+            [Level::ERROR, Level::WARN, Level::INFO].map(|level| mark(level, false)),
+            ["error: ", "warning: ", ""]
+        );
+    }
 
     #[test]
     fn messages_do_not_change_the_terminal() {
