@@ -39,17 +39,28 @@ pub fn remove(config: &Config, args: &RmArgs) -> Result<i32> {
             bail!(bad_input(anyhow!("nothing was deleted: {}. Delete it with --force", reasons.join("; "))));
         }
     }
-    for (job, id) in &found {
-        if !args.dry_run {
-            let store = tiers::open(&config.store, job)?;
+    // Those of a job together: its space is reclaimed once.
+    found.sort_by(|(one, _), (other, _)| one.key().cmp(other.key()));
+    for of_job in found.chunk_by(|(one, _), (other, _)| one.key() == other.key()) {
+        remove_of_job(config, of_job, args.dry_run)?;
+    }
+    Ok(0)
+}
+
+/// Deletes snapshots of one job. The space of those that are deleted is reclaimed also if one of them cannot be.
+fn remove_of_job(config: &Config, found: &[(JobDir, SnapshotId)], dry_run: bool) -> Result<()> {
+    let Some((job, _)) = found.first() else { return Ok(()) };
+    let store = tiers::open(&config.store, job)?;
+    let removed = found.iter().try_for_each(|(_, id)| {
+        if !dry_run {
             tiers::remove(&store, job, id)?;
             kept::delete_kept_of(job, id);
             held_files::delete(job, id);
-            reclaim(config, &store, job)?;
         }
-        say_removed(id, job.key().as_str(), args.dry_run)?;
-    }
-    Ok(0)
+        anyhow::Ok(say_removed(id, job.key().as_str(), dry_run)?)
+    });
+    let reclaimed = if dry_run { Ok(()) } else { reclaim(config, &store, job) };
+    removed.and(reclaimed)
 }
 
 /// Why a snapshot should stay, when all of `deleted` go: the user has marked it, or it is the last one of a job that
@@ -92,6 +103,7 @@ fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
         Err(OpenError::Locked { .. }) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
+    tracing::debug!("the space of deleted snapshots of the job {} is reclaimed", job.key());
     // The lock does not cover other machines. A snapshot that one of them is saving may need packs that look unused.
     let may_run_elsewhere = || -> Result<bool> {
         let record = job.record()?;

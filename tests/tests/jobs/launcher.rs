@@ -187,14 +187,14 @@ fn the_interval_takes_snapshots_and_keeps_some() {
 #[test]
 fn other_commands_list_and_delete_snapshots() {
     let sandbox = Sandbox::new();
-    let mut job = waiter(&sandbox, "job", &[]);
+    let mut job = waiter(&sandbox, "job", &["--keep", "4"]);
     until_ready(&mut job, &sandbox);
-    let ids: Vec<_> = (0..3).map(|_| job.checkpoint(&sandbox)).collect();
+    let ids: Vec<_> = (0..4).map(|_| job.checkpoint(&sandbox)).collect();
     assert_eq!(sandbox.snapshots(), ids);
     let status = sandbox.json(["status", "--json"]);
-    assert_eq!((&status[0]["running"], &status[0]["saved"]), (&true.into(), &3.into()));
-    assert_eq!(status[0]["last_snapshot"]["id"], *ids[2]);
-    assert!(sandbox.ok(["status"]).contains(&ids[2]));
+    assert_eq!((&status[0]["running"], &status[0]["saved"]), (&true.into(), &4.into()));
+    assert_eq!(status[0]["last_snapshot"]["id"], *ids[3]);
+    assert!(sandbox.ok(["status"]).contains(&ids[3]));
     let shown = sandbox.json(["show", "2", "--json"]);
     assert_eq!(shown["id"], *ids[1]);
     assert!(sandbox.ok(["show", "2"]).contains("sh -c"));
@@ -215,12 +215,12 @@ fn other_commands_list_and_delete_snapshots() {
         sandbox.ok([unmark, ids[1].as_str()].into_iter().chain(tag));
     }
     // All of an unfinished job's.
-    let refused = sandbox.call(["rm", &ids[1], &ids[2]]);
+    let refused = sandbox.call(["rm", &ids[1], &ids[2], &ids[3]]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is the last snapshot of the job"));
     assert_eq!((refused.status.code(), sandbox.snapshots()), (Some(2), ids[1..].to_vec()));
-    assert!(sandbox.ok(["prune", "--keep", "1", "--dry-run"]).contains(&format!("would remove {}", ids[1])));
+    assert!(sandbox.ok(["prune", "--keep", "2", "--dry-run"]).contains(&format!("would remove {}", ids[1])));
     assert_eq!(sandbox.snapshots(), ids[1..]);
-    sandbox.ok(["prune", "--keep", "1"]);
+    sandbox.ok(["prune", "--keep", "2"]);
     assert_eq!(sandbox.snapshots(), ids[2..]);
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 0);
@@ -228,6 +228,11 @@ fn other_commands_list_and_delete_snapshots() {
     let output = sandbox.call(["checkpoint"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("is not running"));
+    // Of several at once, the space is reclaimed once.
+    let removed = sandbox.call(["rm", "-v", &ids[2], &ids[3]]);
+    let said = String::from_utf8_lossy(&removed.stderr);
+    assert!(removed.status.success() && sandbox.snapshots().is_empty(), "{said}");
+    assert_eq!(said.matches("is reclaimed").count(), 1, "{said}");
 }
 
 #[test]
