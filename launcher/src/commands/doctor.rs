@@ -134,13 +134,7 @@ fn check_criu(config: &Config) -> Vec<Finding> {
 }
 
 fn check_system(config: &Config) -> Vec<Finding> {
-    let mut findings = vec![finding(
-        "kernel",
-        Ok(crate::sys::host::facts().kernel),
-        State::Missing,
-        "CRIU and namespaces need kernel features",
-        "use Linux 5.11 or newer",
-    )];
+    let mut findings = vec![kernel(&crate::sys::host::facts().kernel)];
     findings.extend(check_rights());
     findings.extend([
         pid_namespace(),
@@ -154,6 +148,32 @@ fn check_system(config: &Config) -> Vec<Finding> {
         if config.store.url.is_some() { object_store(config) } else { free_disk(config) },
     ]);
     findings
+}
+
+/// The oldest kernel that is supported.
+const OLDEST_KERNEL: (u32, u32) = (5, 11);
+
+/// Major and minor version of a kernel release, such as `6.8.0-45-generic`.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn kernel(release: &str) -> Finding {
+    let (major, minor) = OLDEST_KERNEL;
+    let too_old = format!("{release}, which is older than {major}.{minor}");
+    let found = match kernel_version(release) {
+        Some(version) if version < OLDEST_KERNEL => Err(too_old),
+        // A version of another form is judged by the other checks.
+        _ => Ok(release.to_owned()),
+    };
+    finding(
+        "kernel",
+        found,
+        State::Missing,
+        "CRIU and namespaces need kernel features",
+        "use Linux 5.11 or newer",
+    )
 }
 
 /// Capabilities, and the jobs that need them. Every job needs some, see `privileges`; docs/privileges.md says which jobs need
@@ -386,6 +406,22 @@ mod tests {
         let said = verdict(&all(State::Ok, State::Limited, State::Ok), true);
         assert!(said.contains("only with --network private"), "{said}");
         assert!(verdict(&all(State::Missing, State::Ok, State::Ok), false).starts_with("Jobs: no (criu)."));
+    }
+
+    #[test]
+    fn kernels_that_are_too_old_are_named() {
+        for (release, state) in [
+            ("5.11.0", State::Ok),
+            ("6.8.0-45-generic", State::Ok),
+            ("5.10.0-32-amd64", State::Missing),
+            ("4.18.0-553.el8.x86_64", State::Missing),
+            ("6.1", State::Ok),
+            ("custom", State::Ok),
+        ] {
+            assert!(kernel(release).state == state, "{release}: {}", kernel(release).found);
+        }
+        let said = verdict(&[kernel("5.4.0-1")], false);
+        assert!(said.starts_with("Jobs: no (kernel)."), "{said}");
     }
 
     #[test]
