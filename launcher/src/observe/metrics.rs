@@ -186,6 +186,8 @@ mod tests {
     use ckpt_protocol::control::{
         CutTime, DeviceMemory, LateDoing, LateRank, Progress, Saved, Totals, Uploads,
     };
+    use serde_json::Value;
+    use std::collections::BTreeSet;
 
     fn saved() -> Saved {
         Saved {
@@ -296,6 +298,32 @@ mod tests {
         ] {
             has(&page, line);
         }
+    }
+
+    /// The names of metrics in a text.
+    fn names(text: &str) -> BTreeSet<&str> {
+        let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        words.filter(|word| word.starts_with("ckpt_run_")).collect()
+    }
+
+    #[test]
+    fn the_dashboard_shows_metrics_that_exist() {
+        let dashboard: Value =
+            serde_json::from_str(include_str!("../../../docs/grafana/ckpt-run.json")).unwrap();
+        let page = text(&status(), Some(&Times::default()), 90_000).unwrap();
+        let known = names(&page);
+        let panels = dashboard["panels"].as_array().unwrap();
+        assert!(panels.len() > 10);
+        let mut ids = BTreeSet::new();
+        for panel in panels {
+            assert!(ids.insert(panel["id"].as_u64().unwrap()), "{panel}");
+            for target in panel["targets"].as_array().unwrap() {
+                let shown = target["expr"].as_str().map(names).unwrap();
+                assert!(!shown.is_empty() && shown.is_subset(&known), "{target}");
+            }
+        }
+        let variables = dashboard["templating"].to_string();
+        assert!(names(&variables).is_subset(&known), "{variables}");
     }
 
     #[test]
