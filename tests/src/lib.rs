@@ -13,6 +13,7 @@ pub mod machines;
 pub mod packs;
 pub mod power_loss;
 pub mod processes;
+pub mod schema;
 pub mod system_calls;
 pub mod trees;
 pub mod virtual_machine;

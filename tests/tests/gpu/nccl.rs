@@ -4,6 +4,7 @@
 use std::fs;
 
 use ckpt_run_tests::gpu::{built, cuda_program};
+use ckpt_run_tests::schema;
 
 use crate::gpu_job::{GpuJob, few_kills, kills, library};
 
@@ -127,6 +128,7 @@ fn a_rank_that_lets_others_wait_is_named_until_it_goes_on() {
         let late = late();
         of_rank_2.as_object()?.iter().all(|(name, value)| late[0][name] == *value).then_some(())
     });
+    schema::check("status", &job.sandbox.json(["status", "--json"]));
     running.until("the late rank in words", || {
         let status = job.sandbox.ok(["status"]);
         let is_named = status.contains("late rank        rank 2 (process ");
@@ -144,7 +146,9 @@ fn a_rank_that_lets_others_wait_is_named_until_it_goes_on() {
         explained.contains("late rank    rank 2 ") && explained.contains("rank 2 does not hang any more"),
         "{explained}"
     );
+    schema::check("explain", &job.sandbox.json(["explain", "--json"]));
     let report = job.sandbox.json(["report", "--json"]);
+    schema::check("report", &report);
     assert!(report["late_ranks"][0]["what"].to_string().contains("rank 2 "), "{report}");
 }
 
@@ -160,7 +164,9 @@ fn a_job_with_a_rank_that_hangs_is_restarted() {
     let mut running = job.sandbox.start_command("job", command);
     running.until_answering(&job.sandbox);
     job.until_more_lines(&mut running, 2);
-    running.checkpoint(&job.sandbox);
+    let id = running.checkpoint(&job.sandbox);
+    schema::check("show", &job.sandbox.json(["show", &id, "--json"]));
+    schema::check("status", &job.sandbox.json(["status", "--json"]));
     fs::remove_file(of_job("early")).expect("the file is there");
     running.until("a restart", || {
         let status = job.sandbox.json(["status", "--json"]);

@@ -1,6 +1,6 @@
 //! The command line: exit codes, streams, when a job resumes, the other commands.
 
-use ckpt_run_tests::{Running, Sandbox, criu, programs, python, until};
+use ckpt_run_tests::{Running, Sandbox, criu, programs, python, schema, until};
 use rustix::process::Signal;
 use std::fs;
 use std::io::{Read, Write};
@@ -233,6 +233,29 @@ fn other_commands_list_and_delete_snapshots() {
     let said = String::from_utf8_lossy(&removed.stderr);
     assert!(removed.status.success() && sandbox.snapshots().is_empty(), "{said}");
     assert_eq!(said.matches("is reclaimed").count(), 1, "{said}");
+}
+
+/// The outputs for programs, of a job that runs and of one that has ended.
+#[test]
+fn json_is_as_its_schemas_say() {
+    let sandbox = Sandbox::new();
+    // The job writes files, which are then in the snapshot.
+    let mut job = waiter(&sandbox, "job", &["--interval", "1h"]);
+    until_ready(&mut job, &sandbox);
+    let id = job.checkpoint(&sandbox);
+    let check_all = || {
+        for command in schema::COMMANDS.into_iter().filter(|command| !["show", "doctor"].contains(command)) {
+            schema::check(command, &sandbox.json([command, "--json"]));
+        }
+    };
+    check_all();
+    schema::check("show", &sandbox.json(["show", &id, "--json"]));
+    let doctor = sandbox.call(["doctor", "--json"]);
+    schema::check("doctor", &serde_json::from_slice(&doctor.stdout).unwrap());
+    fs::write(sandbox.path().join("fail"), "").unwrap();
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 3);
+    check_all();
 }
 
 #[test]
