@@ -8,7 +8,7 @@ use crate::checkpoint::diagnose;
 use crate::checkpoint::precopy::{MergedPages, Precopied};
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, Options, Session, SessionError, UnixQueues,
-    arm_expired_timers,
+    arm_expired_timers, end_tcp_repair,
 };
 use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
 use crate::files::directories;
@@ -284,8 +284,7 @@ impl Attempt<'_> {
             Ok(())
         });
         if let Err(SessionError::Timeout | SessionError::Io(_)) = result {
-            // CRIU's parasite code notices that CRIU has died, and the job continues.
-            let _ = self.parts.job.namespace.signal(criu_pid, false, libc::SIGKILL);
+            self.kill_late_criu(criu_pid);
         }
         result.map_err(|error| unreceived.map_or(error, SessionError::Unreceived))?;
         let frozen =
@@ -312,6 +311,17 @@ impl Attempt<'_> {
             gpu: Vec::new(),
             _staging: Arc::clone(staging),
         })
+    }
+
+    /// Ends a CRIU that takes too long.
+    fn kill_late_criu(&self, criu_pid: i32) {
+        let namespace = &self.parts.job.namespace;
+        // What is undone here must not be done again.
+        let _ = namespace.signal(criu_pid, false, libc::SIGSTOP);
+        let connections = end_tcp_repair(namespace.init_pid());
+        tracing::debug!("CRIU is killed; it had {connections} TCP connections of the job in repair mode");
+        // CRIU's parasite code notices that CRIU has died, and the job continues.
+        let _ = namespace.signal(criu_pid, false, libc::SIGKILL);
     }
 
     /// Starts CRIU for a dump to `images`, with its log in `work`.

@@ -8,6 +8,8 @@ mod pagemap;
 mod rpc;
 mod session;
 mod tcp_queues;
+#[allow(unsafe_code)]
+mod tcp_repair;
 mod timers;
 mod unix_queues;
 
@@ -20,5 +22,6 @@ pub use pagemap::{Merged, Pagemap, Piece, chunk_ends};
 pub use rpc::{CRIU_EVERYTHING, CRIU_WARNINGS, InheritFd, Options};
 pub use session::{RestoreLimits, Session, SessionError};
 pub use tcp_queues::count_unsent_as_sent;
+pub use tcp_repair::end_tcp_repair;
 pub use timers::arm_expired_timers;
 pub use unix_queues::{Holder, Queue, UnixQueues, put_senders_last};

@@ -189,6 +189,38 @@ fn a_job_that_stands_still_for_too_long_goes_on() {
     ends_right(job, &sandbox, "a stopped CRIU");
 }
 
+/// Its connections work afterwards, although CRIU had them in its hands.
+#[test]
+fn connections_outlast_a_checkpoint_that_takes_too_long() {
+    const ECHO: &str = r#"
+import socket, threading, time
+listener = socket.create_server(("127.0.0.1", 0))
+one = socket.create_connection(listener.getsockname())
+other = listener.accept()[0]
+def echo():
+    while True: other.sendall(other.recv(1))
+threading.Thread(target=echo, daemon=True).start()
+with open("lines.txt", "a", buffering=1) as out:
+    while True:
+        one.sendall(b"x")
+        out.write(one.recv(1).decode() + "\n")
+        time.sleep(0.01)
+"#;
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(["--freeze-timeout", "3s", "--"]);
+    command.arg(python()).args(["-c", ECHO]).env("CKPT_FAULT", "dump-post-dump@1=stop-criu");
+    let mut job = sandbox.start_command("job", command);
+    let lines = || sandbox.read("lines.txt").lines().count();
+    job.until("lines", || (lines() > 5).then_some(()));
+    job.until_answering(&sandbox);
+    let output = sandbox.call(["checkpoint"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("paused for 3s"), "{said}");
+    let before = lines();
+    job.until("more lines", || (lines() > before + 5).then_some(()));
+    job.kill_everything();
+}
+
 #[test]
 fn io_errors_at_every_write_leave_the_job_alone() {
     for (point, action) in [
