@@ -190,6 +190,8 @@ impl Attempt<'_> {
         self.parts.status.enter(Phase::Dump, survey.memory_bytes);
         let precopied = self.precopy(&id, &staging, survey.memory_bytes, &mut history.precopy);
         let outputs = Outputs { files: &mut capture, writer: &mut *writer };
+        // The job is paused meanwhile, on all its nodes.
+        let raised = self.parts.priority.raise();
         let mut dumped =
             self.dump_with_retries(&id, &staging, prepared, precopied, survey.memory_bytes, outputs)?;
         drop((capture, staging));
@@ -200,6 +202,7 @@ impl Attempt<'_> {
             history.warn_of_outside_connections(&dumped.frozen.outside_tcp);
         }
         self.has_thawed()?;
+        drop(raised);
         let inventory = dumped.frozen.files.take_inventory();
         let (manifest, unread_bytes) = self.persist(id, writer, dumped, &copies, &inventory)?;
         self.await_commit(&manifest)?;

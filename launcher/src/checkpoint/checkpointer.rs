@@ -16,6 +16,7 @@ use crate::job::status::SharedStatus;
 use crate::persist::memory::Persister;
 use crate::persist::upload::Uploader;
 use crate::store::tiers;
+use crate::sys::background::Background;
 use ckpt_protocol::control::Saved;
 use ckpt_snapshot::{JobDir, JobIdentity, Retention, Tiers};
 use std::collections::HashSet;
@@ -62,6 +63,8 @@ pub struct CheckpointerParts {
     pub is_ending: Arc<AtomicBool>,
     /// Set when the job session ends: garbage collection stops.
     pub is_over: Arc<AtomicBool>,
+    /// The priority of the thread that takes the snapshots.
+    pub priority: Arc<Background>,
 }
 
 /// What attempts of one job session leave for later ones.

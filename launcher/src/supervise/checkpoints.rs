@@ -55,6 +55,7 @@ impl Checkpoints {
             agents.set_mirror_mode(shared.config.mirror);
         }
         let [cancelled, is_ending, is_over] = std::array::from_fn(|_| Arc::<AtomicBool>::default());
+        let background = Arc::<Background>::default();
         let checkpointer = Checkpointer::new(CheckpointerParts {
             job: Arc::clone(job),
             dir: shared.opened.dir.clone(),
@@ -74,9 +75,9 @@ impl Checkpoints {
             cancelled: Arc::clone(&cancelled),
             is_ending: Arc::clone(&is_ending),
             is_over: Arc::clone(&is_over),
+            priority: Arc::clone(&background),
         });
         let (requests, inbox) = unbounded();
-        let background = Arc::<Background>::default();
         let final_snapshot = Arc::new(AtomicU8::new(final_snapshot::PENDING));
         let (priority, state, events) =
             (Arc::clone(&background), Arc::clone(&final_snapshot), shared.events.clone());
