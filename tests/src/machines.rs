@@ -8,40 +8,66 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Where distributions have it.
 const IP: &str = "/usr/sbin/ip";
 
-/// Two machines. Dropped, they are removed.
+/// Machines. Dropped, they are removed.
+///
+/// There are two switches with a link between them. The first half of the machines is at one of them, the others at the
+/// other one.
 pub struct Machines {
-    names: [String; 2],
+    names: Vec<String>,
+    /// The namespace of the switches.
+    switches: String,
     /// Their working directories and stores.
-    pub sandboxes: [Sandbox; 2],
+    pub sandboxes: Vec<Sandbox>,
 }
 
 impl Machines {
-    /// Makes them, or says why this is not possible here.
+    /// Makes that many, or says why this is not possible here.
     ///
     /// # Errors
     /// The tool is missing, or namespaces are not allowed.
-    pub fn two() -> Result<Self, String> {
+    pub fn make(count: usize) -> Result<Self, String> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = |machine| format!("ckpt-test-{}-{number}-{machine}", std::process::id());
+        let name = |which: &str| format!("ckpt-test-{}-{number}-{which}", std::process::id());
         if !Path::new(IP).is_file() {
             return Err(format!("{IP} (iproute2) is missing"));
         }
-        let machines = Self { names: [name(0), name(1)], sandboxes: [Sandbox::new(), Sandbox::new()] };
-        for name in &machines.names {
-            ip(&["netns", "add", name])?;
+        let names = (0..count).map(|machine| name(&machine.to_string())).collect();
+        let sandboxes = (0..count).map(|_| Sandbox::new()).collect();
+        let machines = Self { names, switches: name("switches"), sandboxes };
+        machines.set_up()?;
+        Ok(machines)
+    }
+
+    fn set_up(&self) -> Result<(), String> {
+        let switches = &self.switches;
+        ip(&["netns", "add", switches])?;
+        for half in ["0", "1"] {
+            ip(&["-n", switches, "link", "add", &format!("switch{half}"), "type", "bridge"])?;
+            ip(&["-n", switches, "link", "set", &format!("switch{half}"), "up"])?;
         }
-        let [first, second] = &machines.names;
-        ip(&[
-            "link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second,
-        ])?;
-        for (machine, name) in machines.names.iter().enumerate() {
-            let address = format!("{}/24", machines.address(machine));
+        ip(&["-n", switches, "link", "add", "trunk0", "type", "veth", "peer", "name", "trunk1"])?;
+        for half in ["0", "1"] {
+            let (trunk, switch) = (format!("trunk{half}"), format!("switch{half}"));
+            ip(&["-n", switches, "link", "set", &trunk, "master", &switch])?;
+            ip(&["-n", switches, "link", "set", &trunk, "up"])?;
+        }
+        for (machine, name) in self.names.iter().enumerate() {
+            ip(&["netns", "add", name])?;
+            let port = format!("port{machine}");
+            ip(&[
+                "link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", &port, "netns",
+                switches,
+            ])?;
+            let switch = if machine < self.names.len().div_ceil(2) { "switch0" } else { "switch1" };
+            ip(&["-n", switches, "link", "set", &port, "master", switch])?;
+            ip(&["-n", switches, "link", "set", &port, "up"])?;
+            let address = format!("{}/24", self.address(machine));
             ip(&["-n", name, "address", "add", &address, "dev", "eth0"])?;
             ip(&["-n", name, "link", "set", "eth0", "up"])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
         }
-        Ok(machines)
+        Ok(())
     }
 
     /// The address of a machine.
@@ -60,12 +86,21 @@ impl Machines {
         ip(&["-n", name, "address", "add", &format!("{address}/24"), "dev", "eth0"]).expect("add");
     }
 
-    /// Breaks the network between them, or repairs it.
+    /// Breaks the network between the first half of the machines and the others, or repairs it.
     ///
     /// # Panics
     /// When that is not possible.
-    pub fn connect(&self, is_up: bool) {
-        ip(&["-n", &self.names[0], "link", "set", "eth0", if is_up { "up" } else { "down" }]).expect("link");
+    pub fn join_halves(&self, is_up: bool) {
+        ip(&["-n", &self.switches, "link", "set", "trunk0", up_or_down(is_up)]).expect("link");
+    }
+
+    /// Cuts one machine off, or connects it again.
+    ///
+    /// # Panics
+    /// When that is not possible.
+    pub fn connect(&self, machine: usize, is_up: bool) {
+        ip(&["-n", &self.switches, "link", "set", &format!("port{machine}"), up_or_down(is_up)])
+            .expect("link");
     }
 
     /// The command, on a machine, with its variables and its working directory.
@@ -87,11 +122,15 @@ impl Machines {
 
 impl Drop for Machines {
     fn drop(&mut self) {
-        for name in &self.names {
+        for name in self.names.iter().chain([&self.switches]) {
             // One that could not be made cannot be removed.
             let _ = ip(&["netns", "delete", name]);
         }
     }
+}
+
+fn up_or_down(is_up: bool) -> &'static str {
+    if is_up { "up" } else { "down" }
 }
 
 fn ip(arguments: &[&str]) -> Result<(), String> {

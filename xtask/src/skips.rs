@@ -77,6 +77,11 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_job_that_ends_during_a_snapshot_is_complete", FULL),
     ("another_key_and_another_address_are_refused_by_name", FULL),
     ("training_on_two_machines_survives_many_kills", FULL),
+    ("any_node_takes_requests_for_snapshots_and_the_end", FULL),
+    ("a_step_on_two_nodes_is_stopped_and_resumes", FULL),
+    ("a_ring_of_four_machines_survives_kills", FULL),
+    ("a_network_in_two_halves_ends_the_job_on_both_sides", FULL),
+    ("a_machine_that_is_cut_off_is_named", FULL),
     ("a_resume_is_refused_before_anything_is_touched", "a file system with reflinks needs no copies"),
 ];
 

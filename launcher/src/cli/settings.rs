@@ -13,6 +13,7 @@ use crate::gpu::placement::GpuMap;
 use crate::gpu::preload::Interposer;
 use crate::job::resume_point::Resume;
 use crate::observe::notify::Address;
+use crate::sys::deadline::SHORTEST_NODE_TIMEOUT;
 use crate::sys::error::bad_input;
 use crate::sys::trust::Trust;
 use anyhow::{Result, anyhow};
@@ -360,12 +361,13 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "nodes",
         value: Some("N"),
-        default: "1",
+        default: "auto",
         help: "The number of nodes of the job: ckpt-run is started on each, and snapshots are of all of them",
-        long_help: "The number of nodes of the job. Start ckpt-run on each with the same --nodes, --coordinator and --cluster-key-file, and a --node-rank of its own. Snapshots are taken on all nodes at one moment, with the connections between them, and all nodes resume together. See docs/cluster.md, also for what is not possible yet.",
+        long_help: "The number of nodes of the job. `auto` is that of the step under Slurm (`srun ckpt-run …`), and 1 otherwise. By hand: start ckpt-run on each with the same --nodes, --coordinator and --cluster-key-file, and a --node-rank of its own. Snapshots are taken on all nodes at one moment, with the connections between them, and all nodes resume together. See docs/cluster.md, also for what is not possible yet.",
         set: |config, option| {
-            let parse = |text: &str| positive::<u32>(text);
-            option.put(&mut config.nodes.nodes, "a number from 1", parse)
+            let parse =
+                |text: &str| if text == "auto" { Some(None) } else { positive::<u32>(text).map(Some) };
+            option.put(&mut config.nodes.nodes, "auto, or a number from 1", parse)
         },
     },
     Setting {
@@ -373,7 +375,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("K"),
         default: "",
         help: "Which of the nodes this one is, from 0",
-        long_help: "Which of the --nodes this one is, from 0. Node 0 coordinates. A node keeps its number and its store from one start to the next.",
+        long_help: "Which of the --nodes this one is, from 0. Node 0 coordinates. A node keeps its number and its store from one start to the next. Without this option, the number comes from Slurm (SLURM_NODEID), or with --nodes or --coordinator from Open MPI (OMPI_COMM_WORLD_RANK), MPICH (PMI_RANK) or an indexed Job of Kubernetes (JOB_COMPLETION_INDEX).",
         set: |config, option| option.put(&mut config.nodes.rank, "a number from 0", optional(parsed)),
     },
     Setting {
@@ -381,7 +383,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("HOST:PORT"),
         default: "",
         help: "Where the launcher of node 0 listens for those of the other nodes",
-        long_help: "Where the launcher of node 0 listens for those of the other nodes: a name or an address of the machine of node 0, and a free TCP port. Not the rendezvous of the job itself.",
+        long_help: "Where the launcher of node 0 listens for those of the other nodes: a name or an address of the machine of node 0, and a free TCP port. Not the rendezvous of the job itself. Without this option, it is under Slurm the first node of the step, with a port from 61000 to 64999 that depends on the job.",
         set: |config, option| {
             option.put(&mut config.nodes.coordinator, "HOST:PORT", optional(Coordinator::parse))
         },
@@ -391,12 +393,23 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("FILE"),
         default: "",
         help: "The key with which the launchers of the nodes recognise each other",
-        long_help: "The file with the key with which the launchers of the nodes recognise each other: 32 bytes, or 64 hexadecimal digits, the same on all nodes. The key is never sent. Messages between launchers are authenticated with it, not encrypted; they hold nothing of the job's content.",
+        long_help: "The file with the key with which the launchers of the nodes recognise each other: 32 bytes, or 64 hexadecimal digits, the same on all nodes. Without this option, the launchers use `cluster.key` in the directory of --store, which has to be the same on all nodes then; the first launcher makes it, with mode 0600. The key is never sent. Messages between launchers are authenticated with it, not encrypted; they hold nothing of the job's content.",
         set: |config, option| {
             let path = option.path();
             config.nodes.key =
                 path.map(|path| ClusterKey::from_file(&path)).transpose().map_err(bad_input)?;
             Ok(())
+        },
+    },
+    Setting {
+        name: "node-timeout",
+        value: Some("TIME"),
+        default: "30s",
+        help: "A node that is silent for this long is lost: the job ends on all nodes",
+        long_help: "A node of a job on several that is silent for this long, such as after its network has failed, is lost: the job ends on all nodes, and the same commands resume it. The end of a launcher shows at once. At least 3 s.",
+        set: |config, option| {
+            let parse = |text: &str| duration(text).filter(|time| *time >= SHORTEST_NODE_TIMEOUT);
+            option.put(&mut config.nodes.timeout, "a time from 3s", parse)
         },
     },
     Setting {

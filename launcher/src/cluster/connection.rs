@@ -59,7 +59,9 @@ pub enum ConnectionError {
     )]
     Version(u32),
     /// The code of a message is wrong.
-    #[error("the other end has another key: --cluster-key-file has to be the same on all nodes")]
+    #[error(
+        "the other end has another key: --cluster-key-file has to be the same on all nodes, or without it the store"
+    )]
     WrongKey,
     /// A message that this version does not know.
     #[error("a message cannot be read: {0}")]

@@ -10,13 +10,15 @@
 //!
 //! After an End each launcher ends its part and exits: who has started the launchers starts them again.
 
+mod stopping;
+
 use super::gate::{Gate, GateEnd};
 use super::links::{Joining, Link};
 use super::log_files::LogFiles;
-use super::messages::{End, Message, Welcome};
+use super::messages::{End, Message, StopHow, Welcome};
 use super::sockets;
 use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT};
-use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED};
+use crate::sys::error::EXIT_OWN;
 use anyhow::{Context, Result};
 use ckpt_cluster::{
     Action, AttemptId, Envelope, Event, NodeId, Order, Outcome, Peer, Reason, Settings, Step,
@@ -26,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use stopping::Stopping;
 
 /// What the thread takes.
 #[derive(Debug)]
@@ -53,6 +56,7 @@ pub(super) enum Input {
     },
     Stop {
         why: String,
+        how: StopHow,
     },
     /// This launcher cannot go on.
     Fail {
@@ -79,6 +83,8 @@ pub enum Notice {
     Checkpoint(Arc<Gate>),
     /// A snapshot that was wanted is not begun, or was given up before that.
     NotTaken(String),
+    /// The job was to be ended with a snapshot, cannot be saved, and runs on.
+    RunsOn(String),
     /// All parts run.
     Running,
     /// All parts have ended with 0.
@@ -154,7 +160,7 @@ impl Cluster {
         let _ = self.inputs.send(input);
     }
 
-    /// Requests a snapshot; node 0 only.
+    /// Requests a snapshot of all nodes.
     pub fn request(&self) {
         self.input(Input::Request);
     }
@@ -164,9 +170,9 @@ impl Cluster {
         self.input(Input::PartEnded { code });
     }
 
-    /// Ends the job on all nodes, with a snapshot if possible.
-    pub fn stop(&self, why: String) {
-        self.input(Input::Stop { why });
+    /// Ends the job on all nodes.
+    pub fn stop(&self, why: String, how: StopHow) {
+        self.input(Input::Stop { why, how });
     }
 
     /// Ends the job on all nodes: this launcher cannot go on. Returns when all have been told.
@@ -180,12 +186,6 @@ impl Cluster {
         drop(self.inputs);
         let _ = self.thread.join();
     }
-}
-
-/// A job that is being stopped.
-struct Stopping {
-    why: String,
-    until: Instant,
 }
 
 struct Host {
@@ -281,7 +281,7 @@ impl Host {
     fn deadline(&self) -> Instant {
         let next = self.begun + self.peer.next_tick();
         let silent = (!self.is_coordinator()).then(|| self.heard + self.settings.silence);
-        let stopped = self.stopping.as_ref().map(|stopping| stopping.until);
+        let stopped = self.stopping.as_ref().and_then(Stopping::deadline);
         let failed = self.failing.as_ref().map(|(_, until)| *until);
         let next = [Some(next), silent, stopped, failed].into_iter().flatten().min().unwrap_or(next);
         // A state machine that wants to be called at once must not keep this thread busy.
@@ -292,14 +292,13 @@ impl Host {
         if let Some((end, _)) = self.failing.take_if(|(_, until)| *until <= Instant::now()) {
             return self.end(end);
         }
-        if let Some(stopping) = self.stopping.take_if(|stopping| stopping.until <= Instant::now()) {
-            let why = format!("{}; no snapshot was taken in time (--grace)", stopping.why);
-            return self.end(End { why, code: EXIT_PREEMPTED, is_requested: true });
+        if self.stopping.as_ref().and_then(Stopping::deadline).is_some_and(|until| until <= Instant::now()) {
+            return self.not_saved("no snapshot was taken in time (--grace)");
         }
         let silence = self.heard.elapsed();
         if !self.is_coordinator() && silence >= self.settings.silence {
             let why = format!("node 0, the coordinator, is silent for {} s", silence.as_secs());
-            return self.end(End { why, code: EXIT_OWN, is_requested: false });
+            return self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
         }
         if self.now() >= self.peer.next_tick() {
             self.peer.tick(self.now());
@@ -323,28 +322,28 @@ impl Host {
             Input::Lost { rank, number, why } => {
                 if self.links.get(&rank).is_some_and(|link| link.number == number) {
                     let why = format!("the connection to node {rank} is lost ({why})");
-                    self.end(End { why, code: EXIT_OWN, is_requested: false });
+                    self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
                 }
             }
             Input::Finished { attempt, step, outcome } => {
                 self.peer.finished(self.now(), attempt, step, outcome);
             }
-            Input::Request => {
-                if !self.peer.request(self.now()) {
-                    let why = "node 0 does not coordinate yet".to_owned();
-                    let _ = self.notices.send(Notice::NotTaken(why));
-                }
-            }
+            Input::Request => self.tell_coordinator(Message::Request),
             Input::PartEnded { code } => {
                 self.has_part_ended = true;
                 self.tell_coordinator(Message::PartEnded { code });
             }
-            Input::Stop { why } => {
+            Input::Stop { why, how } => {
                 let why = format!("node {}: {why}", self.me.rank);
-                self.tell_coordinator(Message::Stop { why });
+                self.tell_coordinator(Message::Stop { why, how });
             }
             Input::Fail { why, code } => {
-                let end = End { why: format!("node {}: {why}", self.me.rank), code, is_requested: false };
+                let end = End {
+                    why: format!("node {}: {why}", self.me.rank),
+                    code,
+                    is_requested: false,
+                    is_saved: false,
+                };
                 if self.is_coordinator() {
                     self.end(end);
                 } else {
@@ -375,10 +374,15 @@ impl Host {
             // Its end may be the consequence of the loss of another node, which is about to show.
             Message::PartEnded { code } => {
                 let why = format!("node {rank}: its part of the job ended with exit code {code}");
-                let end = End { why, code, is_requested: false };
+                let end = End { why, code, is_requested: false, is_saved: false };
                 self.failing.get_or_insert((end, Instant::now() + NODE_CAUSE_WINDOW));
             }
-            Message::Stop { why } => self.stop(why),
+            // Sessions run only after this launcher has begun to coordinate.
+            Message::Request => drop(self.peer.request(self.now())),
+            Message::Stop { why, how } => self.stop(why, how),
+            Message::RunsOn { why } => {
+                let _ = self.notices.send(Notice::RunsOn(why));
+            }
             Message::Complete => {
                 let _ = self.notices.send(Notice::Complete);
                 self.is_over = true;
@@ -399,7 +403,12 @@ impl Host {
             // The connection has authenticated the sender.
             Ok((_, message)) => self.peer.receive(self.now(), rank, message),
             Err(error) => {
-                return self.end(End { why: error.to_string(), code: EXIT_OWN, is_requested: false });
+                return self.end(End {
+                    why: error.to_string(),
+                    code: EXIT_OWN,
+                    is_requested: false,
+                    is_saved: false,
+                });
             }
         }
         if let Some(attempt) = aborted {
@@ -410,27 +419,6 @@ impl Host {
     fn give_up(&self, attempt: AttemptId, why: &str) {
         if let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) {
             gate.close(GateEnd::Aborted(why.to_owned()));
-        }
-    }
-
-    /// The job is to be ended, with a snapshot if possible.
-    fn stop(&mut self, why: String) {
-        if self.stopping.is_some() {
-            let why = format!("{why}; it was being stopped already");
-            return self.end(End { why, code: EXIT_PREEMPTED, is_requested: true });
-        }
-        tracing::info!("{why}: a last snapshot of all nodes is taken, then the job ends");
-        self.stopping = Some(Stopping { why, until: Instant::now() + self.grace });
-        if !self.peer.request(self.now()) || !self.ended.is_empty() {
-            self.stopped("no snapshot could be taken");
-        }
-    }
-
-    /// The last snapshot is there, or will not be.
-    fn stopped(&mut self, how: &str) {
-        if let Some(stopping) = self.stopping.take() {
-            let why = format!("{}; {how}", stopping.why);
-            self.end(End { why, code: EXIT_PREEMPTED, is_requested: true });
         }
     }
 
@@ -520,7 +508,7 @@ impl Host {
             Ok(records) => self.peer.read(self.now(), from, records),
             Err(error) => {
                 let why = format!("node 0: the log of the job's nodes cannot be read: {error}");
-                self.end(End { why, code: EXIT_OWN, is_requested: false });
+                self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
             }
         }
     }
@@ -532,7 +520,9 @@ impl Host {
             Order::Prepare { .. } => {
                 let gate = self.new_gate(attempt, step);
                 if self.has_part_ended {
-                    return gate.fail("its part of the job has ended", false);
+                    let why = "its part of the job has ended";
+                    let _ = self.notices.send(Notice::NotTaken(why.to_owned()));
+                    return gate.fail(why, false);
                 }
                 let _ = self.notices.send(Notice::Checkpoint(gate));
             }
@@ -601,17 +591,17 @@ impl Host {
             Event::Committed { attempt } => {
                 self.tell_all(&Message::Committed { attempt });
                 self.commit(attempt);
-                self.stopped("its last snapshot is committed");
+                self.stop_committed(attempt);
             }
             Event::Aborted { attempt, step, reason } => self.aborted(attempt, step, &reason),
             Event::Lost { ranks, .. } => {
                 let ranks: Vec<_> = ranks.iter().map(u32::to_string).collect();
                 let why = format!("node {} is silent, or its part of the job is lost", ranks.join(", "));
-                self.end(End { why, code: EXIT_OWN, is_requested: false });
+                self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
             }
             Event::Deposed => {
                 let why = "node 0: another launcher has written to the log of the job's nodes".to_owned();
-                self.end(End { why, code: EXIT_OWN, is_requested: false });
+                self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
             }
         }
     }
@@ -622,8 +612,11 @@ impl Host {
             self.give_up(attempt, &why);
             // For a release that follows.
             self.reason = Some(why.clone());
-            let _ = self.notices.send(Notice::NotTaken(why));
-            return self.stopped("its last snapshot failed");
+            // Otherwise the attempt here reports it.
+            if self.gate.as_ref().is_none_or(|gate| gate.attempt() != attempt) {
+                let _ = self.notices.send(Notice::NotTaken(why.clone()));
+            }
+            return self.stop_aborted(attempt, &why);
         }
         let is_damage = matches!(reason, Reason::Failed { blames_snapshot: true, .. });
         self.usable = self.usable.saturating_sub(1);
@@ -633,6 +626,6 @@ impl Host {
         }
         let at = if step == Step::Load { "" } else { " after all parts were restored" };
         let why = format!("the job cannot be resumed{at}: {why}");
-        self.end(End { why, code: EXIT_OWN, is_requested: false });
+        self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
     }
 }

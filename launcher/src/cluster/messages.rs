@@ -4,7 +4,7 @@ use ckpt_cluster::{AttemptId, Envelope};
 use serde::{Deserialize, Serialize};
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +54,20 @@ pub struct End {
     pub code: i32,
     /// The job was ended as requested: nothing has failed.
     pub is_requested: bool,
+    /// It was ended with a last snapshot of all nodes.
+    pub is_saved: bool,
+}
+
+/// How a job is ended that has not come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopHow {
+    /// With a snapshot, however long that takes. A job that cannot be saved runs on.
+    Save,
+    /// With a snapshot if it is there within the grace period, otherwise without.
+    Preempt,
+    /// At once.
+    Now,
 }
 
 /// All messages.
@@ -83,8 +97,17 @@ pub enum Message {
         /// With this exit code.
         code: i32,
     },
-    /// From a node: the job is to be ended, with a snapshot if possible.
+    /// From a node: a snapshot is wanted.
+    Request,
+    /// From a node: the job is to be ended.
     Stop {
+        /// Why.
+        why: String,
+        /// How.
+        how: StopHow,
+    },
+    /// From the coordinator: the job was to be ended with a snapshot, cannot be saved, and runs on.
+    RunsOn {
         /// Why.
         why: String,
     },

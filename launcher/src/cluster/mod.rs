@@ -11,6 +11,7 @@
 //! ```
 
 mod connection;
+mod engine;
 mod gate;
 mod host;
 mod join;
@@ -27,6 +28,6 @@ pub use gate::{Gate, GateEnd};
 pub use host::{Cluster, Load, Notice};
 pub use join::{Member, join};
 pub use log_files::LogFiles;
-pub use messages::{End, HeldPart};
+pub use messages::{End, HeldPart, StopHow};
 pub use options::{Coordinator, NodeOptions};
 pub use packet_rule::PacketRule;

@@ -1,12 +1,14 @@
-//! Messages of nftables over netlink, as bytes. Numbers are those of the kernel's `linux/netfilter/nf_tables.h`,
-//! `linux/netfilter/nfnetlink.h` and `linux/netlink.h`.
+//! Messages of nftables and of the kernel's socket diagnosis over netlink, as bytes. Numbers are those of the kernel's
+//! `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`, `linux/netlink.h`, `linux/sock_diag.h` and
+//! `linux/inet_diag.h`.
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with,
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with,
 };
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -105,8 +107,12 @@ impl Socket {
     /// # Errors
     /// When the kernel has no netfilter.
     pub(super) fn open() -> io::Result<Self> {
-        let protocol = Some(rustix::net::netlink::NETFILTER);
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+        Self::of(rustix::net::netlink::NETFILTER)
+    }
+
+    fn of(protocol: Protocol) -> io::Result<Self> {
+        let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
+        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol))?;
         bind(&socket, &SocketAddrNetlink::new(0, 0))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
         Ok(Self(socket))
@@ -141,6 +147,51 @@ impl Socket {
     }
 }
 
+/// Has the kernel end the TCP connection between two addresses with a reset, whatever its state is.
+///
+/// # Errors
+/// When there is none, or the kernel cannot do that (`CONFIG_INET_DIAG_DESTROY`).
+pub(super) fn end_connection(local: (IpAddr, u16), remote: (IpAddr, u16)) -> io::Result<()> {
+    const SOCK_DESTROY: u16 = 21;
+    const TCP: u8 = 6;
+    let family = if local.0.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let family = u8::try_from(family.as_raw()).expect("families of addresses are small");
+    // struct inet_diag_req_v2, without its first two bytes: no extensions, any state.
+    let mut body = vec![0, 0];
+    body.extend_from_slice(&u32::MAX.to_ne_bytes());
+    for (_, port) in [local, remote] {
+        body.extend_from_slice(&port.to_be_bytes());
+    }
+    for (address, _) in [local, remote] {
+        let mut bytes = [0; 16];
+        match address {
+            IpAddr::V4(address) => bytes[..4].copy_from_slice(&address.octets()),
+            IpAddr::V6(address) => bytes = address.octets(),
+        }
+        body.extend_from_slice(&bytes);
+    }
+    // Any interface, any cookie.
+    body.extend_from_slice(&0_u32.to_ne_bytes());
+    body.extend_from_slice(&[0xff; 8]);
+    let mut request = Vec::new();
+    let length = u32::try_from(HEADER_BYTES + 2 + body.len()).expect("messages are short");
+    request.extend_from_slice(&length.to_ne_bytes());
+    request.extend_from_slice(&SOCK_DESTROY.to_ne_bytes());
+    request.extend_from_slice(&(REQUEST | ACK).to_ne_bytes());
+    request.extend_from_slice(&[0; 8]);
+    request.extend_from_slice(&[family, TCP]);
+    request.extend_from_slice(&body);
+    let Socket(socket) = Socket::of(rustix::net::netlink::SOCK_DIAG)?;
+    sendto(&socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let mut buffer = vec![0; 4096];
+    let (received, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
+    match answers(&buffer[..received]).first() {
+        Some((_, 0)) => Ok(()),
+        Some((_, error)) => Err(io::Error::from_raw_os_error(*error)),
+        None => Err(io::Error::other("the kernel gives no answer")),
+    }
+}
+
 /// The sequence numbers and error numbers of answers.
 fn answers(mut bytes: &[u8]) -> Vec<(u32, i32)> {
     let word =
@@ -171,6 +222,27 @@ mod tests {
         assert_eq!(inner.0, [7, 0, 1, 0, b'a', b'b', 0, 0]);
         let outer = Attributes::default().nested(2, &inner).number(3, 0x0102);
         assert_eq!(outer.0, [&[12, 0, 2, 0x80], &inner.0[..], &[8, 0, 3, 0, 0, 0, 1, 2]].concat());
+    }
+
+    #[test]
+    fn a_connection_is_ended() {
+        use std::io::Read as _;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut other = listener.accept().unwrap().0;
+        let ends = [own.local_addr().unwrap(), own.peer_addr().unwrap()].map(|end| (end.ip(), end.port()));
+        match end_connection(ends[0], ends[1]) {
+            Ok(()) => {
+                assert!(own.read(&mut [0]).is_err());
+                assert!(other.read(&mut [0]).is_err());
+                assert!(end_connection(ends[0], ends[1]).is_err(), "it has gone");
+            }
+            // The rights of the test, or the kernel.
+            Err(error) => {
+                let known = [libc::EPERM, libc::EOPNOTSUPP, libc::ENOENT];
+                assert!(error.raw_os_error().is_some_and(|number| known.contains(&number)), "{error}");
+            }
+        }
     }
 
     #[test]

@@ -2,8 +2,14 @@
 
 use super::connection::ClusterKey;
 use ckpt_snapshot::codec::{Key, KeyError};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::time::Duration;
 
+/// The key's name in a store.
+const KEY_FILE: &str = "cluster.key";
 const CONTEXT: &str = "ckpt-run nodes 1: key of a cluster";
 
 impl ClusterKey {
@@ -14,6 +20,40 @@ impl ClusterKey {
     pub fn from_file(path: &Path) -> Result<Self, KeyError> {
         Ok(Self(Key::from_file(path)?.for_purpose(CONTEXT)))
     }
+
+    /// The key in the directory of a store, which all nodes share. The first launcher makes it, readable for its user only.
+    ///
+    /// # Errors
+    /// When it can be neither made nor read.
+    pub fn of_store(dir: &Path) -> io::Result<Self> {
+        let path = dir.join(KEY_FILE);
+        if !path.exists() {
+            make_key(dir, &path)?;
+        }
+        Self::from_file(&path).map_err(io::Error::other)
+    }
+}
+
+/// Makes a key file, complete or not at all. One that another launcher makes at the same time stays.
+fn make_key(dir: &Path, path: &Path) -> io::Result<()> {
+    let mut key = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut key)?;
+    let unique = key.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>();
+    let unfinished = dir.join(format!("{KEY_FILE}.{unique}"));
+    let write = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+        // Whatever the umask was.
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        file.write_all(&key)?;
+        file.sync_all()?;
+        match fs::hard_link(&unfinished, path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    };
+    let written = write();
+    let _ = fs::remove_file(&unfinished);
+    written
 }
 
 /// Where node 0 listens.
@@ -48,22 +88,51 @@ impl std::fmt::Display for Coordinator {
     }
 }
 
-/// The options as they were given. [`NodeOptions::nodes`] of 1 is a job on this machine alone.
+/// The options as they were given; [`NodeOptions::complete`] adds what an engine says.
 #[derive(Clone, Debug, Default)]
 pub struct NodeOptions {
-    /// Number of nodes.
-    pub nodes: u32,
+    /// Number of nodes; `None` without an engine, and 1, is a job on this machine alone.
+    pub nodes: Option<u32>,
     /// Which node this one is.
     pub rank: Option<u32>,
     /// Where node 0 listens.
     pub coordinator: Option<Coordinator>,
     /// The key that all nodes share.
     pub key: Option<ClusterKey>,
+    /// A node that is not heard for this long is lost.
+    pub timeout: Duration,
+    /// The engine that has completed the options.
+    pub engine: Option<&'static str>,
+}
+
+impl NodeOptions {
+    /// Number of nodes of a job on several.
+    #[must_use]
+    pub fn several(&self) -> Option<u32> {
+        self.nodes.filter(|nodes| *nodes > 1)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_launcher_makes_the_key_of_a_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = || ClusterKey::of_store(dir.path()).unwrap().0;
+        let keys: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(make)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(keys.iter().all(|key| *key == keys[0]));
+        let path = dir.path().join(KEY_FILE);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing unfinished is left");
+        fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        let error = ClusterKey::of_store(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("other users have access"), "{error}");
+    }
 
     #[test]
     fn an_address_has_a_host_and_a_port() {

@@ -1,6 +1,7 @@
 //! The TCP sockets of the network namespace, as `/proc/net/tcp` and `/proc/net/tcp6` list them.
 
-use crate::sys::deadline::NODE_CONNECTIONS_POLL_INTERVAL;
+use super::netlink::end_connection;
+use crate::sys::deadline::{NODE_CONNECTIONS_PATIENCE, NODE_CONNECTIONS_POLL_INTERVAL};
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::io;
@@ -83,7 +84,8 @@ pub fn ports(sockets: &[TcpSocket]) -> BTreeSet<u16> {
     sockets.iter().filter(|socket| socket.is_beyond_loopback()).map(|socket| socket.port).collect()
 }
 
-/// Waits until no connection with one of these local ports is left that no process has and the kernel still works on.
+/// Waits until no connection with one of these local ports is left that no process has and the kernel still works on. After
+/// a while those that are left are ended with a reset: after the network was broken, the kernel alone would need minutes.
 ///
 /// # Errors
 /// When procfs cannot be read, or such connections are left at the deadline.
@@ -91,7 +93,13 @@ pub fn await_settled(ports: &BTreeSet<u16>, deadline: Instant) -> io::Result<()>
     let is_left = |socket: &TcpSocket| {
         socket.is_unsettled() && socket.is_beyond_loopback() && ports.contains(&socket.port)
     };
+    let patience = Instant::now() + NODE_CONNECTIONS_PATIENCE;
     while let Some(left) = all()?.into_iter().find(is_left) {
+        if Instant::now() >= patience
+            && let Err(error) = end_connection((left.local, left.port), (left.remote, left.remote_port))
+        {
+            tracing::debug!("a connection to {}, port {}, is left: {error}", left.remote, left.remote_port);
+        }
         if Instant::now() >= deadline {
             let (remote, port) = (left.remote, left.remote_port);
             return Err(io::Error::other(format!("one to {remote}, port {port}, does not end")));

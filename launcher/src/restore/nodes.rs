@@ -5,7 +5,7 @@ use crate::restore::resume::{Failure, Resumed, Resumer};
 use crate::sys::error::bad_input;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{Outcome, Step};
-use ckpt_snapshot::{Manifest, NodePart, SnapshotId, Store};
+use ckpt_snapshot::{Manifest, NodePart, SnapshotId, Store, faults};
 use std::net::UdpSocket;
 
 impl Resumer<'_> {
@@ -68,6 +68,7 @@ impl Resumer<'_> {
     /// The part is restored, its tasks do not run yet. Waits until all nodes have come so far, and removes the packet rule.
     pub(super) fn cross_barriers(&self) -> Result<(), String> {
         let Some(gate) = self.gate else { return Ok(()) };
+        faults::hit("part-restored").map_err(|error| error.to_string())?;
         gate.done(Step::Load, Outcome::Done);
         gate.release()
     }

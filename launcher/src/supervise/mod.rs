@@ -69,7 +69,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// # Errors
 /// When the job could not be started or resumed, or ckpt-run gave up on it; nothing of the job is running then.
 pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
-    if config.nodes.nodes > 1 {
+    let found = nodes::found(config)?;
+    let config = found.as_ref().unwrap_or(config);
+    if config.nodes.several().is_some() {
         return nodes::run(config, argv);
     }
     if let Err(code) = start::find_command(&argv[0]) {

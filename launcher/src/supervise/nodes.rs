@@ -16,7 +16,7 @@ use crate::checkpoint::nodes::PartPlace;
 use crate::checkpoint::precopy::Precopy;
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
-use crate::cluster::{self, Cluster, End, HeldPart, Load, Member, Notice, PacketRule};
+use crate::cluster::{self, Cluster, ClusterKey, End, HeldPart, Load, Member, Notice, PacketRule};
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::resume_point::{Decision, Resume, decide};
 use crate::job::status::unix_ms;
@@ -25,9 +25,9 @@ use crate::report::failure::in_one_line;
 use crate::restore::resume::Resumer;
 use crate::store::tiers;
 use crate::sys::deadline::{
-    NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_SILENCE_TIMEOUT, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT,
+    NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT,
 };
-use crate::sys::error::{EXIT_OWN, bad_input};
+use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{AttemptId, Outcome, Settings, Step};
 use ckpt_snapshot::{JobRecord, SnapshotId, Store, Tiers};
@@ -40,23 +40,31 @@ const MOST_NODES: u32 = 1024;
 /// Time after which no launcher other than that of node 0 is asked to coordinate: never.
 const NO_OTHER_COORDINATOR: Duration = Duration::from_secs(u32::MAX as u64);
 
+/// The configuration, completed by what an engine says of the nodes; `None` if it says nothing.
+///
+/// # Errors
+/// Bad input: what it says cannot be used.
+pub(super) fn found(config: &Config) -> Result<Option<Config>> {
+    let mut nodes = config.nodes.clone();
+    let variable = |name: &str| std::env::var(name).ok();
+    nodes.complete(&variable).map_err(bad_input)?;
+    Ok(nodes.engine.is_some().then(|| Config { nodes, ..config.clone() }))
+}
+
 /// Refuses what does not work on several nodes yet.
 ///
 /// # Errors
 /// Bad input.
 fn check(config: &Config) -> Result<()> {
     let options = &config.nodes;
-    let missing = [
-        ("--node-rank", options.rank.is_none()),
-        ("--coordinator", options.coordinator.is_none()),
-        ("--cluster-key-file", options.key.is_none()),
-    ];
+    let missing = [("--node-rank", options.rank.is_none()), ("--coordinator", options.coordinator.is_none())];
     let missing: Vec<_> =
         missing.iter().filter(|(_, is_missing)| *is_missing).map(|(name, _)| *name).collect();
     if !missing.is_empty() {
         bail!(bad_input(anyhow!("a job on several nodes (--nodes) also needs {}", missing.join(", "))));
     }
-    if options.nodes > MOST_NODES || options.rank.is_some_and(|rank| rank >= options.nodes) {
+    let nodes = options.several().unwrap_or(1);
+    if nodes > MOST_NODES || options.rank.is_some_and(|rank| rank >= nodes) {
         bail!(bad_input(anyhow!(
             "--node-rank has to be from 0 to --nodes - 1, and --nodes at most {MOST_NODES}"
         )));
@@ -100,7 +108,8 @@ pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let mut opened = startup::open(config, argv)?;
     let cluster = cluster::join(member(config, &opened)?)?;
     let (nodes, rank) = (cluster.nodes(), cluster.rank());
-    tracing::info!("all {nodes} nodes are there; this is node {rank}");
+    let engine = config.nodes.engine.map_or_else(String::new, |engine| format!(", as {engine} says"));
+    tracing::info!("all {nodes} nodes are there; this is node {rank}{engine}");
     let load = match next_load(&cluster) {
         Ok(load) => load,
         Err(end) => {
@@ -147,12 +156,13 @@ impl<T: Into<anyhow::Error>> From<T> for Over {
 
 fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
     let options = &config.nodes;
-    let (rank, coordinator, key) = (options.rank, options.coordinator.clone(), options.key.clone());
+    let (rank, coordinator) = (options.rank, options.coordinator.clone());
+    let nodes = options.several().context("the number of nodes was checked")?;
     let settings = Settings {
-        nodes: options.nodes,
-        parts: options.nodes,
+        nodes,
+        parts: nodes,
         beat: NODE_BEAT_INTERVAL,
-        silence: NODE_SILENCE_TIMEOUT,
+        silence: options.timeout,
         stagger: NO_OTHER_COORDINATOR,
         repeat: NODE_REPEAT_INTERVAL,
         gather: NODE_BEAT_INTERVAL,
@@ -165,13 +175,27 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
     Ok(Member {
         rank: rank.context("the rank was checked")?,
         coordinator: coordinator.context("the address was checked")?,
-        key: key.context("the key was checked")?,
+        key: key(config)?,
         settings,
         job: opened.dir.path().to_owned(),
         parts: held_parts(&opened.store)?.into_iter().map(|(_, part)| part).collect(),
         ports: ports(&opened.store)?,
         is_anew: config.resume == Resume::Never,
         grace: config.grace,
+    })
+}
+
+/// The key of `--cluster-key-file`, or that of the store.
+fn key(config: &Config) -> Result<ClusterKey> {
+    if let Some(key) = &config.nodes.key {
+        return Ok(key.clone());
+    }
+    let dir = &config.store.dir;
+    ClusterKey::of_store(dir).map_err(|error| {
+        bad_input(anyhow!(
+            "there is no key for the connections between the nodes in {} ({error}): use --cluster-key-file",
+            dir.display()
+        ))
     })
 }
 
@@ -208,7 +232,7 @@ fn next_load(cluster: &Cluster) -> Result<Load, End> {
             Ok(_) => {}
             Err(_) => {
                 let why = "a bug in ckpt-run ended the connection to the other nodes".to_owned();
-                return Err(End { why, code: EXIT_OWN, is_requested: false });
+                return Err(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
             }
         }
     }
@@ -344,7 +368,8 @@ impl Supervisor<'_> {
                 Ok(0)
             }
             SessionOutcome::Failed { code, what, .. } => {
-                journal.add(&Entry::new(EventKind::Failed, what).measured(measured));
+                let kind = if code == EXIT_PREEMPTED { EventKind::Ended } else { EventKind::Failed };
+                journal.add(&Entry::new(kind, what).measured(measured));
                 Ok(code)
             }
             SessionOutcome::StoppedByUser { code } => Ok(code),

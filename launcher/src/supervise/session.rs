@@ -320,14 +320,10 @@ impl<'a> JobSession<'a> {
         let is_preempting = self.shared.config.on_signal.contains(&signal);
         let is_ending = is_preempting || events::is_stopping(signal);
         if let Some(cluster) = self.shared.nodes.filter(|_| is_preempting) {
-            return cluster.stop(format!("its launcher received {}", events::name(signal)));
+            return self.signal_to_all(cluster, signal);
         }
         if let Some(ending) = self.ending.as_mut().filter(|_| is_ending) {
-            // `timeout` and some schedulers signal the process and then its group. A key is pressed again on purpose.
-            let is_key = signal == SIGINT || signal == SIGQUIT;
-            let window = if is_key { REPEATED_KEY_WINDOW } else { REPEATED_SIGNAL_WINDOW };
-            let repeats = |(first, at): (i32, Instant)| first == signal && at.elapsed() < window;
-            if self.ending_signal.is_some_and(repeats) {
+            if self.ending_signal.is_some_and(|before| repeats(before, signal)) {
                 return tracing::debug!("{} has come again", events::name(signal));
             }
             ending.if_unsaved = IfUnsaved::Terminate;
@@ -361,6 +357,13 @@ impl<'a> JobSession<'a> {
             tracing::debug!("signal {signal} was not forwarded: {error}");
         }
     }
+}
+
+/// Whether a signal is that of `before` once more: `timeout` and some schedulers signal the process and then its group. A
+/// key is pressed again on purpose.
+fn repeats((first, at): (i32, Instant), signal: i32) -> bool {
+    let is_key = signal == SIGINT || signal == SIGQUIT;
+    first == signal && at.elapsed() < if is_key { REPEATED_KEY_WINDOW } else { REPEATED_SIGNAL_WINDOW }
 }
 
 /// Starts the watchdog, if there is something that it can watch.

@@ -63,7 +63,7 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
         )));
     }
     let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
-    let key = match config.nodes.rank.filter(|_| config.nodes.nodes > 1) {
+    let key = match config.nodes.rank.filter(|_| config.nodes.several().is_some()) {
         // Each part has a store of its own, or a place of its own in a shared one.
         Some(rank) => JobKey::named(&format!("{key}.node{rank}")).map_err(bad_input)?,
         None => key,

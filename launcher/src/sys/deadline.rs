@@ -144,7 +144,9 @@ pub const NODE_WAIT_REPORT: Duration = Duration::from_secs(3);
 pub const NODE_CAUSE_WINDOW: Duration = Duration::from_secs(1);
 /// Interval at which node 0 shows that it is there.
 pub const NODE_BEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// A node that is not heard for this long is lost. The end of its launcher closes its connection, and shows at once.
+/// The shortest `--node-timeout`: some beats may be late.
+pub const SHORTEST_NODE_TIMEOUT: Duration = Duration::from_secs(3);
+/// A connection to another launcher on which nothing has come for this long is probed.
 pub const NODE_SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time after which an order or a request to the log without an answer is repeated.
 pub const NODE_REPEAT_INTERVAL: Duration = Duration::from_secs(5);
@@ -154,6 +156,8 @@ pub const NODE_STEP_TIMEOUT: Duration = Duration::from_secs(60);
 pub const NODE_TRANSFER_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 /// Time for connections of an earlier session to end before a resume blocks their ports.
 pub const NODE_CONNECTIONS_END_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time in which they may end by themselves.
+pub const NODE_CONNECTIONS_PATIENCE: Duration = Duration::from_secs(1);
 /// Polling interval for that.
 pub const NODE_CONNECTIONS_POLL_INTERVAL: Duration = Duration::from_millis(50);
 

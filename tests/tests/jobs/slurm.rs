@@ -1,5 +1,7 @@
 //! The example for Slurm, under a real slurmctld, slurmd and munged in namespaces of their own: the job is preempted,
-//! reaches its time limit, is requeued, and ends with the result of an unbroken run.
+//! reaches its time limit, is requeued, and ends with the result of an unbroken run. A step on two nodes is in `nodes.rs`.
+
+mod nodes;
 
 use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, from_env, python, until, workspace};
 use std::fs;
@@ -88,10 +90,14 @@ struct Cluster {
 
 impl Cluster {
     fn start() -> Self {
-        let sandbox = Sandbox::new();
-        let config = format!("{CONFIG}PluginDir={}\n", slurm().join("plugins").display());
+        Self::start_with(Sandbox::new(), CONFIG, ENTER, "1 idle")
+    }
+
+    /// With a configuration, and a script for its PID 1. `state` is what `sinfo` says when it can take jobs.
+    fn start_with(sandbox: Sandbox, config: &str, enter: &str, state: &str) -> Self {
+        let config = format!("{config}PluginDir={}\n", slurm().join("plugins").display());
         fs::write(sandbox.path().join("slurm.conf"), config).unwrap();
-        fs::write(sandbox.path().join("enter"), ENTER).unwrap();
+        fs::write(sandbox.path().join("enter"), enter).unwrap();
         let mut command = Command::new("unshare");
         command.args([
             "--pid",
@@ -107,17 +113,17 @@ impl Cluster {
         prepare(&mut command, &sandbox);
         let daemons = sandbox.start_command("cluster", command);
         let cluster = Self { sandbox, daemons };
-        until("an idle node", || {
+        until("idle nodes", || {
             cluster
-                .call(&["sinfo", "--noheader", "--format=%T", "--partition=low"])
+                .call(&["sinfo", "--noheader", "--format=%D %T", "--partition=low"])
                 .ok()
-                .filter(|state| state == "idle")
+                .filter(|found| found == state)
         });
         cluster
     }
 
-    /// Runs a command inside.
-    fn call(&self, argv: &[&str]) -> Result<String, String> {
+    /// A command inside.
+    fn command(&self, argv: &[&str]) -> Result<Command, String> {
         let first = self.daemons.descendants().first().copied().ok_or("no daemons")?;
         let mut command = Command::new("nsenter");
         command.args(["-t", &first.to_string(), "--mount", "--pid", "--net", "--ipc", "--uts"]);
@@ -125,7 +131,12 @@ impl Cluster {
         // Slurm's commands wait long for daemons that do not answer.
         command.args(["timeout", "60"]).args(argv);
         prepare(&mut command, &self.sandbox);
-        let output = command.output().unwrap();
+        Ok(command)
+    }
+
+    /// Runs a command inside.
+    fn call(&self, argv: &[&str]) -> Result<String, String> {
+        let output = self.command(argv)?.output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
         if output.status.success() {
             Ok(text(&output.stdout))

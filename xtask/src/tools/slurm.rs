@@ -33,6 +33,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("slurmd", "usr/sbin/slurmd-wlm"),
     ("slurmstepd", "usr/sbin/slurmstepd-wlm"),
     ("squeue", "usr/bin/squeue"),
+    ("srun", "usr/bin/srun"),
 ];
 
 /// Sets up Slurm and returns the directory with `bin` and `plugins`.

@@ -170,10 +170,7 @@ impl JobSession<'_> {
     /// Begins the ending: takes a last snapshot, with which the job ends.
     pub(super) fn preempt(&mut self, why: &str, call: Option<StopCall>, signal: Option<i32>) {
         if let Some(cluster) = self.shared.nodes {
-            let text =
-                "the job is being ended on all nodes, with a last snapshot if that is possible".to_owned();
-            let _ = call.map(|call| call.answer.send(Reply::Error(text)));
-            return cluster.stop(why.to_owned());
+            return self.stop_all(cluster, why, call);
         }
         let if_unsaved = match (&call, signal) {
             (Some(call), _) if !call.force => IfUnsaved::RunOn,
@@ -406,6 +403,7 @@ impl JobSession<'_> {
 
     fn outcome(&self, ending: Option<Ending>) -> SessionOutcome {
         if let Some(end) = &self.nodes.end {
+            self.answer_stop(end);
             return end.outcome();
         }
         let code = self.exit_code.unwrap_or(128 + SIGKILL);

@@ -1,13 +1,15 @@
 //! A session of one part of a job on several nodes: node 0 decides when snapshots are taken, and the session ends when that
 //! of all nodes does.
 
-use super::JobSession;
+use super::{JobSession, repeats};
 use crate::checkpoint::nodes::PartAttempt;
-use crate::cluster::{Cluster, Notice};
+use crate::cluster::{Cluster, End, Notice, StopHow};
 use crate::observe::control_server::Answer;
+use crate::supervise::events::{self, StopCall};
 use crate::supervise::nodes::{NodesEnd, place};
 use crate::sys::deadline::CHECKPOINT_FIRST_RETRY;
-use ckpt_protocol::control::Reply;
+use ckpt_protocol::control::{Reply, Stopped};
+use std::time::Instant;
 
 /// What the session knows of the other nodes.
 #[derive(Default)]
@@ -16,6 +18,8 @@ pub(super) struct Nodes {
     waiting: Vec<Answer>,
     /// Callers that wait for the one that has.
     served: Vec<Answer>,
+    /// Callers of `ckpt-run stop`.
+    stopping: Vec<Answer>,
     /// How the job has ended on all nodes.
     pub(super) end: Option<NodesEnd>,
 }
@@ -33,15 +37,46 @@ impl JobSession<'_> {
 
     /// Requests a snapshot of all nodes.
     pub(super) fn request_of_all(&mut self, cluster: &Cluster, answer: Option<Answer>) {
-        if cluster.rank() != 0 {
-            let text =
-                "snapshots of all nodes are taken by node 0: call `ckpt-run checkpoint` there".to_owned();
-            let _ = answer.map(|answer| answer.send(Reply::Error(text)));
-            return;
-        }
         self.nodes.waiting.extend(answer);
         self.schedule(None);
         cluster.request();
+    }
+
+    /// Ends the job on all nodes, with a last snapshot of all.
+    pub(super) fn stop_all(&mut self, cluster: &Cluster, why: &str, call: Option<StopCall>) {
+        let how = match &call {
+            Some(call) if !call.force => StopHow::Save,
+            _ => StopHow::Preempt,
+        };
+        self.nodes.stopping.extend(call.map(|call| call.answer));
+        cluster.stop(why.to_owned(), how);
+    }
+
+    /// The launcher of this node has received a signal that ends the job.
+    pub(super) fn signal_to_all(&mut self, cluster: &Cluster, signal: i32) {
+        let name = events::name(signal);
+        match self.ending_signal {
+            Some(before) if repeats(before, signal) => tracing::debug!("{name} has come again"),
+            Some(_) => cluster.stop(format!("its launcher received a second signal ({name})"), StopHow::Now),
+            None => {
+                self.ending_signal = Some((signal, Instant::now()));
+                cluster.stop(format!("its launcher received {name}"), StopHow::Preempt);
+            }
+        }
+    }
+
+    /// Answers those who have stopped the job: it has ended on all nodes.
+    pub(super) fn answer_stop(&self, end: &NodesEnd) {
+        let last = self.shared.status.snapshot().last_snapshot.map(|saved| saved.id);
+        let (snapshot, problem) = match end {
+            NodesEnd::Complete => (None, Some("the job came to its end".to_owned())),
+            NodesEnd::End(End { is_saved: true, .. }) => (last, None),
+            NodesEnd::End(end) => (None, Some(end.why.clone())),
+        };
+        for answer in &self.nodes.stopping {
+            let stopped = Stopped { snapshot: snapshot.clone(), problem: problem.clone() };
+            let _ = answer.send(Reply::Stopped(stopped));
+        }
     }
 
     /// An attempt of this part is over.
@@ -54,11 +89,19 @@ impl JobSession<'_> {
         }
     }
 
+    fn refuse_waiting(&mut self, why: &str) {
+        for answer in self.nodes.waiting.drain(..) {
+            let _ = answer.send(Reply::Error(why.to_owned()));
+        }
+    }
+
     pub(super) fn node_notice(&mut self, notice: Notice) {
         match notice {
             Notice::Checkpoint(gate) => {
                 let Some(cluster) = self.shared.nodes.filter(|_| self.exit_code.is_none()) else {
-                    return gate.fail("its part of the job has ended", false);
+                    let why = "its part of the job has ended";
+                    self.refuse_waiting(why);
+                    return gate.fail(why, false);
                 };
                 self.nodes.served.append(&mut self.nodes.waiting);
                 self.pending_checkpoints += 1;
@@ -66,13 +109,18 @@ impl JobSession<'_> {
                 self.checkpoints.request_part(PartAttempt { gate, place: place(cluster) });
             }
             Notice::NotTaken(why) if self.pending_checkpoints == 0 => {
-                for answer in self.nodes.waiting.drain(..) {
-                    let _ = answer.send(Reply::Error(why.clone()));
-                }
+                self.refuse_waiting(&why);
                 self.schedule(Some(CHECKPOINT_FIRST_RETRY));
             }
             // The attempt here reports it.
             Notice::NotTaken(_) => {}
+            Notice::RunsOn(why) => {
+                let text =
+                    format!("the job runs on: {why}. `ckpt-run stop --force` ends it without a snapshot");
+                for answer in self.nodes.stopping.drain(..) {
+                    let _ = answer.send(Reply::Error(text.clone()));
+                }
+            }
             Notice::Running => tracing::info!("the job runs on all its nodes"),
             Notice::Load(load) => load.gate.fail("its part of the job runs", false),
             Notice::Complete => self.nodes.end = Some(NodesEnd::Complete),

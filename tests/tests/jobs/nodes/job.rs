@@ -1,0 +1,183 @@
+//! A job on several machines, for the tests.
+
+use ckpt_run_tests::machines::Machines;
+use ckpt_run_tests::{Running, python, torchrun, train_script};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// That many machines, or nothing if there can be none here.
+pub fn machines(count: usize) -> Option<Machines> {
+    if std::env::var_os("CKPT_TEST_KILLS").is_none() {
+        ckpt_test_skip::skip("needs `cargo xtask test --full`");
+        return None;
+    }
+    match Machines::make(count) {
+        Ok(machines) => Some(machines),
+        Err(why) => {
+            ckpt_test_skip::skip(&why);
+            None
+        }
+    }
+}
+
+/// A job on all machines.
+pub struct Job {
+    pub machines: Machines,
+    /// The command of each part.
+    commands: Vec<Vec<String>>,
+    pub options: Vec<String>,
+}
+
+impl Job {
+    pub fn new(machines: Machines, command: impl Fn(&Machines, usize) -> Vec<String>) -> Self {
+        let commands = (0..machines.sandboxes.len()).map(|node| command(&machines, node)).collect();
+        for sandbox in &machines.sandboxes {
+            set_key(sandbox.path(), 7);
+        }
+        let job = Self { machines, commands, options: Vec::new() };
+        job.slow_down();
+        job
+    }
+
+    /// A connection with much data under way in both directions.
+    pub fn stream(machines: Machines, blocks: usize) -> Self {
+        Self::new(machines, |machines, node| {
+            let program = ckpt_run_tests::programs().join("nodes/stream.py");
+            let mut command = vec![python().display().to_string(), program.display().to_string()];
+            command.extend([node.to_string(), machines.address(0), "5000".to_owned(), blocks.to_string()]);
+            command
+        })
+    }
+
+    /// A connection from each machine to the next one.
+    pub fn ring(machines: Machines, rounds: usize) -> Self {
+        Self::new(machines, |machines, node| {
+            let program = ckpt_run_tests::programs().join("nodes/ring.py");
+            let mut command = vec![python().display().to_string(), program.display().to_string()];
+            command.extend([node.to_string(), rounds.to_string(), "5000".to_owned()]);
+            command.extend((0..machines.sandboxes.len()).map(|node| machines.address(node)));
+            command
+        })
+    }
+
+    /// torchrun with one rank on each machine.
+    pub fn training(machines: Machines, steps: usize) -> Self {
+        let mut job = Self::new(machines, |machines, node| {
+            let mut command = vec![torchrun().display().to_string()];
+            command.extend(["-r", "1", "-t", "1", "--nproc_per_node=1"].map(str::to_owned));
+            command.push(format!("--nnodes={}", machines.sandboxes.len()));
+            command.push(format!("--node_rank={node}"));
+            command.push(format!("--master_addr={}", machines.address(0)));
+            command.extend(["--master_port=5001".to_owned(), train_script().display().to_string()]);
+            let steps = steps.to_string();
+            let options =
+                ["--steps", &steps, "--step-ms", "400", "--slow-while", "slow", "--log", "losses.txt"];
+            command.extend(options.map(str::to_owned));
+            command
+        });
+        for sandbox in &mut job.machines.sandboxes {
+            sandbox.variables.push(("GLOO_SOCKET_IFNAME".to_owned(), "eth0".to_owned()));
+        }
+        job
+    }
+
+    /// Number of machines.
+    pub fn nodes(&self) -> usize {
+        self.commands.len()
+    }
+
+    fn arguments(&self, node: usize) -> Vec<String> {
+        let mut arguments = vec!["--nodes".to_owned(), self.nodes().to_string()];
+        arguments.extend(["--node-rank".to_owned(), node.to_string(), "--coordinator".to_owned()]);
+        arguments.extend([format!("{}:7070", self.machines.address(0))]);
+        arguments
+            .extend(["--cluster-key-file", "key", "--interpose", "off", "--job", "both"].map(str::to_owned));
+        arguments.extend(self.options.iter().cloned());
+        arguments.push("--".to_owned());
+        arguments.extend(self.commands[node].iter().cloned());
+        arguments
+    }
+
+    pub fn start_one(&self, node: usize) -> Running {
+        self.machines.start(node, &self.arguments(node))
+    }
+
+    pub fn start(&self) -> Vec<Running> {
+        (0..self.nodes()).map(|node| self.start_one(node)).collect()
+    }
+
+    /// Lines of a file of a node.
+    pub fn lines(&self, node: usize, file: &str) -> usize {
+        self.machines.sandboxes[node].read(file).lines().count()
+    }
+
+    /// Waits until a file has that many lines on all nodes.
+    pub fn until_lines(&self, running: &mut [Running], file: &str, lines: usize) {
+        for (node, running) in running.iter_mut().enumerate() {
+            running.until("lines of the job", || (self.lines(node, file) >= lines).then_some(()));
+        }
+    }
+
+    pub fn checkpoint(&self, running: &[Running]) {
+        running[0].checkpoint(&self.machines.sandboxes[0]);
+    }
+
+    pub fn until_answering(&self, running: &mut [Running]) {
+        for (one, sandbox) in running.iter_mut().zip(&self.machines.sandboxes) {
+            one.until_answering(sandbox);
+        }
+    }
+
+    /// The job, after it has run for a while.
+    pub fn begun(&self, file: &str) -> Vec<Running> {
+        let mut running = self.start();
+        self.until_lines(&mut running, file, 5);
+        self.until_answering(&mut running);
+        running
+    }
+
+    pub fn slow_down(&self) {
+        for sandbox in &self.machines.sandboxes {
+            fs::write(sandbox.path().join("slow"), "").unwrap();
+        }
+    }
+
+    pub fn full_speed(&self) {
+        for sandbox in &self.machines.sandboxes {
+            let _ = fs::remove_file(sandbox.path().join("slow"));
+        }
+    }
+
+    pub fn snapshots(&self) -> Vec<usize> {
+        self.machines.sandboxes.iter().map(|sandbox| sandbox.snapshots().len()).collect()
+    }
+
+    /// Gives the launcher of a node a fault point, or none.
+    pub fn fault(&mut self, node: usize, point: Option<&str>) {
+        let variables = &mut self.machines.sandboxes[node].variables;
+        variables.retain(|(name, _)| name != "CKPT_FAULT");
+        variables.extend(point.map(|point| ("CKPT_FAULT".to_owned(), point.to_owned())));
+    }
+
+    /// Whether a launcher has said this since its start.
+    pub fn has_said(&self, node: usize, text: &str) -> bool {
+        self.machines.sandboxes[node].read("job.err").contains(text)
+    }
+}
+
+/// Everything that the launchers have said.
+pub fn said(running: &[Running]) -> String {
+    running.iter().map(Running::said).collect()
+}
+
+/// Waits for the end of all launchers.
+pub fn codes(running: &mut [Running]) -> Vec<i32> {
+    running.iter_mut().map(Running::wait).collect()
+}
+
+pub fn set_key(dir: &Path, byte: u8) {
+    let path = dir.join("key");
+    fs::write(&path, format!("{byte:02x}").repeat(31) + "5c").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+}
