@@ -1,11 +1,11 @@
 /* Ranks of which one lets the others wait: in step LAG_STEP, the last rank does not call ncclAllReduce as long as the file
- * `hold` exists. Meanwhile it sleeps; while the file `busy` exists too, it launches kernels. Before that, all ranks wait as long
- * as the file `early` exists. Rank 0 prints a line for each step.
+ * `hold` exists. Meanwhile it sleeps; while the file `busy` exists too, it launches kernels. All ranks wait before that as
+ * long as the file `early` exists, and after that as long as `end` exists. Rank 0 prints a line for each step.
  *
  *   lags STEPS RANKS */
 #include "nccl.h"
 
-enum { COUNT = 64, EARLY_STEP = 2, LAG_STEP = 5, NAP_US = 20000 };
+enum { COUNT = 64, EARLY_STEP = 2, LAG_STEP = 5, END_STEP = 8, NAP_US = 20000 };
 
 static unsigned steps;
 static int ranks;
@@ -39,6 +39,7 @@ static int be_rank(int rank, struct meeting *meeting) {
             job_line(step, job_hash(0, words, COUNT));
         }
         while (step == EARLY_STEP && access("early", F_OK) == 0) usleep(NAP_US);
+        while (step == END_STEP && access("end", F_OK) == 0) usleep(NAP_US);
     }
     NCCL(ncclCommDestroy(all));
     return 0;

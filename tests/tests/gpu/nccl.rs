@@ -116,7 +116,7 @@ fn lagging() -> GpuJob {
 fn a_rank_that_lets_others_wait_is_named_until_it_goes_on() {
     let job = lagging();
     let of_job = |name| job.sandbox.path().join(name);
-    job.slow_down();
+    fs::write(of_job("end"), "").expect("the sandbox is writable");
     let mut command = job.command(library());
     command.env("CKPT_FAULT_LATE_RANK_MS", "2000");
     let mut running = job.sandbox.start_command("job", command);
@@ -138,7 +138,7 @@ fn a_rank_that_lets_others_wait_is_named_until_it_goes_on() {
     running.until("a slow rank", || (late()[0]["doing"] == "gpu-work").then_some(()));
     fs::remove_file(of_job("hold")).expect("the file is there");
     running.until("no late rank", || late().as_array().is_some_and(Vec::is_empty).then_some(()));
-    job.full_speed();
+    fs::remove_file(of_job("end")).expect("the file is there");
     assert_eq!(running.wait(), 0, "{}", running.said());
     assert_eq!(job.output(), job.unbroken());
     let explained = job.sandbox.ok(["explain"]);
@@ -163,7 +163,8 @@ fn a_job_with_a_rank_that_hangs_is_restarted() {
     command.env("CKPT_MAX_RESTARTS", "100");
     let mut running = job.sandbox.start_command("job", command);
     running.until_answering(&job.sandbox);
-    job.until_more_lines(&mut running, 2);
+    running
+        .until("the step after which the ranks wait", || (job.output().lines().count() == 2).then_some(()));
     let id = running.checkpoint(&job.sandbox);
     schema::check("show", &job.sandbox.json(["show", &id, "--json"]));
     schema::check("status", &job.sandbox.json(["status", "--json"]));
