@@ -272,7 +272,13 @@ impl World {
         }
         let keeps = self.launchers[machine].as_ref().map(Launcher::keeps).or(ran);
         let newest = self.newest(machine, keeps);
-        self.check(&before, machine, action, &Reasons { removed, newest, stale: self.model.stale.clone() });
+        let twins = self.twins(&newest.1);
+        self.check(
+            &before,
+            machine,
+            action,
+            &Reasons { removed, newest, stale: self.model.stale.clone(), twins },
+        );
     }
 
     /// As the commands that pin and tag do.
@@ -445,6 +451,15 @@ impl World {
         (keep, history)
     }
 
+    /// Snapshots beside the history with the number of one in it: both machines have run the job. The record, which has
+    /// numbers, does not tell them from the history, so that they count for `--keep`.
+    fn twins(&self, history: &[SnapshotId]) -> Ids {
+        let is_twin = |id: &&SnapshotId| {
+            !history.contains(id) && history.iter().any(|one| one.sequence() == id.sequence())
+        };
+        self.model.saved.keys().filter(is_twin).cloned().collect()
+    }
+
     fn check(&self, before: &Present, machine: usize, action: &Action, reasons: &Reasons) {
         let after = self.present();
         for (other, marks) in self.model.marks.iter().enumerate() {
@@ -495,6 +510,7 @@ struct Reasons {
     removed: Option<SnapshotId>,
     newest: (usize, Vec<SnapshotId>),
     stale: Ids,
+    twins: Ids,
 }
 
 struct Change<'a> {
@@ -506,11 +522,14 @@ struct Change<'a> {
 fn check_losses(change: &Change<'_>, reasons: &Reasons, is_kept: &dyn Fn(&SnapshotId) -> bool) -> usize {
     let (keep, history) = &reasons.newest;
     let is_there = |id: &&SnapshotId| change.before.contains(id) || change.after.contains(id);
-    let newest: Ids = history.iter().filter(is_there).take(*keep).cloned().collect();
+    let newest = |all: &[SnapshotId]| all.iter().filter(is_there).take(*keep).cloned().collect::<Ids>();
+    let mut with_twins: Vec<_> = history.iter().chain(&reasons.twins).cloned().collect();
+    with_twins.sort_by(|one, other| other.cmp(one));
+    let (newest, with_twins) = (newest(history), newest(&with_twins));
     let lost = change.before.difference(change.after).filter(|id| reasons.removed.as_ref() != Some(id));
     lost.inspect(|id| {
         assert!(!is_kept(id), "{id} is marked and has gone");
-        let is_needed = newest.contains(id) && !reasons.stale.contains(id);
+        let is_needed = newest.contains(id) && with_twins.contains(id) && !reasons.stale.contains(id);
         assert!(!is_needed, "{id} is one of the newest {keep} and has gone");
     })
     .count()

@@ -1,5 +1,5 @@
-//! Memory of the program's own calls, and multicast objects, that processes pass to each other by descriptors: cuMemExportToShareableHandle and
-//! cuMemImportFromShareableHandle.
+//! Memory of the program's own calls, and multicast objects, that processes pass to each other by descriptors:
+//! cuMemExportToShareableHandle and cuMemImportFromShareableHandle.
 //!
 //! As with [CUDA IPC](super), the launcher passes the memory on. But the owner keeps what it has released for as long as
 //! there are descriptors or imports of it, see [`exchanged`](super::exchanged).
