@@ -109,6 +109,12 @@ impl InetEntry {
         format!("{address}:{}", self.peer_port)
     }
 
+    /// Whether it is a TCP socket in one of the states from FIN_WAIT1 to CLOSING, except TIME_WAIT and CLOSED (the kernel's
+    /// include/net/tcp_states.h).
+    fn is_half_closed(&self) -> bool {
+        self.kind == STREAM && [4, 5, 8, 9, 11].contains(&self.state) && self.family != 0
+    }
+
     /// Whether it is a TCP socket whose packets leave the machine, or may come from outside.
     fn is_beyond_loopback(&self) -> bool {
         let is_open = self.kind == STREAM && self.state != CLOSED && self.family != 0;
@@ -175,6 +181,8 @@ pub struct Descriptors {
     pub outside_tcp: Vec<String>,
     /// Local ports of TCP sockets that reach beyond the loopback interface.
     pub tcp_ports: BTreeSet<u16>,
+    /// Ports, of both ends, of TCP connections that one end has closed for sending, or both.
+    pub half_closed_ports: BTreeSet<u16>,
 }
 
 impl Descriptors {
@@ -222,6 +230,9 @@ impl Descriptors {
         found.outside_tcp = outside(&tcp);
         let beyond = tcp.iter().filter(|one| one.is_beyond_loopback());
         found.tcp_ports = beyond.filter_map(|one| u16::try_from(one.source_port).ok()).collect();
+        let half_closed = tcp.iter().filter(|one| one.is_half_closed());
+        let ports = half_closed.flat_map(|one| [one.source_port, one.peer_port]);
+        found.half_closed_ports = ports.filter_map(|port| u16::try_from(port).ok()).collect();
         Ok(found)
     }
 

@@ -1,6 +1,7 @@
 //! One resume.
 
 pub mod file_plan;
+mod half_closed;
 #[allow(unsafe_code)]
 pub mod huge_pages;
 pub mod kept;

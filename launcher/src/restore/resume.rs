@@ -33,7 +33,7 @@ use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading};
 use crate::restore::put_back::{PutBack, temporary_names};
-use crate::restore::queues;
+use crate::restore::{half_closed, queues};
 use crate::store::tiers::MEMORY;
 use crate::sys::deadline::{
     PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW, RESTORE_STALL_TIMEOUT,
@@ -464,6 +464,7 @@ impl Resumer<'_> {
             .context("cannot prepare the job's namespace")?;
         count_unsent_as_sent(loading.images()).context("cannot prepare the job's TCP connections")?;
         let queues = queues::prepare(loading.images())?;
+        let mut shield = half_closed::shield(loading.images(), namespace)?;
         let pipes = pipes(manifest, stdio);
         let mut fds: Vec<BorrowedFd> = vec![loading.images().fd().as_fd(), work.fd().as_fd()];
         fds.extend(pipes.iter().map(|(_, fd)| *fd));
@@ -486,6 +487,9 @@ impl Resumer<'_> {
         let mut at_stage = |stage: &str| {
             if stage == "post-restore" {
                 queues::check(namespace, &queues)?;
+            }
+            if stage == "pre-resume" {
+                drop(shield.take());
             }
             self.restore_stage(stage, namespace, manifest, loading, &mut damage)
         };

@@ -180,6 +180,7 @@ programs!(
     sysv_shm,
     tcp,
     tcp6,
+    tcp_half_closed,
     tcp_noreuse,
     tcp_unsent,
     threads300,
