@@ -1,32 +1,29 @@
 //! The end of TCP's repair mode. CRIU puts the connections of a job that it dumps into this mode, in which they neither send
 //! nor receive. A CRIU that is killed leaves them so, and each call of the job on them would fail with EPERM.
 
+use crate::namespace::numbers_in;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::path::Path;
 
 /// Ends it for all TCP connections in the PID namespace of a process, as far as the launcher may. CRIU must not run
 /// meanwhile. Returns the number of connections.
 pub fn end_tcp_repair(init_pid: i32) -> usize {
-    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let Some(of_job) = namespace(&init_pid.to_string()) else { return 0 };
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let pids = pids.filter(|pid| pid.parse::<i32>().is_ok() && namespace(pid).as_ref() == Some(&of_job));
-    pids.map(|pid| end_for_process(&pid)).sum()
+    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let Some(of_job) = namespace(init_pid) else { return 0 };
+    let pids = numbers_in("/proc").unwrap_or_default().into_iter();
+    pids.filter(|&pid| namespace(pid).as_ref() == Some(&of_job)).map(end_for_process).sum()
 }
 
-fn end_for_process(pid: &str) -> usize {
-    let number = pid.parse().ok().and_then(Pid::from_raw);
-    let Some(Ok(process)) = number.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return 0 };
-    let dir = Path::new("/proc").join(pid).join("fd");
-    let is_socket =
-        |path: &Path| fs::read_link(path).is_ok_and(|link| link.to_string_lossy().starts_with("socket:"));
-    let fds = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    let fds = fds.filter(|path| is_socket(path));
-    let numbers = fds.filter_map(|path| path.file_name()?.to_str()?.parse::<RawFd>().ok());
+fn end_for_process(pid: i32) -> usize {
+    let process = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    let Some(Ok(process)) = process else { return 0 };
+    let dir = format!("/proc/{pid}/fd");
+    let is_socket = |fd: &RawFd| {
+        fs::read_link(format!("{dir}/{fd}")).is_ok_and(|link| link.to_string_lossy().starts_with("socket:"))
+    };
+    let numbers = numbers_in(&dir).unwrap_or_default().into_iter().filter(is_socket);
     let sockets = numbers.filter_map(|fd| pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()).ok());
     sockets.filter(|socket| end_for(socket).is_ok_and(|was_on| was_on)).count()
 }

@@ -32,13 +32,13 @@ struct Settings {
     is_always: bool,
 }
 
-/// Merges the memory of processes, by their PIDs here, in a background thread. Does nothing where the kernel cannot, or this
+/// Merges the memory of the processes that `pids` finds, by their PIDs here, in a background thread. Does nothing where the kernel cannot, or this
 /// process may not.
-pub fn merge_in_background(pids: Vec<i32>) {
+pub fn merge_in_background(pids: impl FnOnce() -> Vec<i32> + Send + 'static) {
     let Some(settings) = Settings::read() else { return };
     let work = move || {
         Background::default().enter();
-        for pid in pids {
+        for pid in pids() {
             match merge(pid, settings) {
                 Ok(merged_bytes) => {
                     tracing::debug!("process {pid}: {merged_bytes} bytes are in huge pages again");

@@ -107,7 +107,9 @@ impl<'a> JobSession<'a> {
         let job = Arc::new(job);
         if resumed_from.is_some() {
             let tree = Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid };
-            huge_pages::merge_in_background(processes(tree).into_iter().map(|(pid, _)| pid).collect());
+            huge_pages::merge_in_background(move || {
+                processes(tree).into_iter().map(|(pid, _)| pid).collect()
+            });
         }
         let config = shared.config;
         let options = PaceOptions { interval: config.interval, overhead: config.overhead, mtbf: config.mtbf };

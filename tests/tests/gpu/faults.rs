@@ -40,12 +40,11 @@ const LAUNCHER: [&str; 3] = ["prepare", "staged", "delivered"];
 /// Makes parking fail: device memory is allocated again and copied back.
 const NOT_PARKED: &str = "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
 
-#[test]
-fn killed_between_any_two_steps_of_a_checkpoint() {
-    let job = Job::steady("2");
+/// Kills the job at each of these points of a checkpoint, and resumes it.
+fn is_killed_at(job: &Job, points: impl IntoIterator<Item = &'static str>) {
     let mut running = job.start();
     running.checkpoint(&job.sandbox);
-    for point in DETACH.iter().chain(&ATTACH) {
+    for point in points {
         job.goes_on(&mut running);
         job.arm(&format!("{point}=kill"));
         job.sandbox.call(["checkpoint"]);
@@ -56,21 +55,15 @@ fn killed_between_any_two_steps_of_a_checkpoint() {
     job.ends_right(&mut running);
 }
 
+#[test]
+fn killed_between_any_two_steps_of_a_checkpoint() {
+    is_killed_at(&Job::steady("2"), DETACH.into_iter().chain(ATTACH));
+}
+
 /// Processes that share multicast objects take these steps together: all are killed, each where it is.
 #[test]
 fn killed_while_multicast_objects_go_down_or_come_back() {
-    let job = Job::multicast("2");
-    let mut running = job.start();
-    running.checkpoint(&job.sandbox);
-    for point in MULTICAST {
-        job.goes_on(&mut running);
-        job.arm(&format!("{point}=kill"));
-        job.sandbox.call(["checkpoint"]);
-        assert_ne!(running.wait(), 0, "{point}: {}", running.said());
-        job.disarm();
-        running = job.resume();
-    }
-    job.ends_right(&mut running);
+    is_killed_at(&Job::multicast("2"), MULTICAST);
 }
 
 /// One of the processes that share multicast objects fails once, on its way down or on its way back.
