@@ -331,8 +331,14 @@ fn a_refusal_ends_the_attempt_when_all_have_answered_and_does_not_affect_the_nex
     let agents = Agents::listen(&path, LONG).expect("listening");
     let tainted = [connect_agent(&path, 1, None), connect_agent(&path, 2, None)];
     let detaching = detaching_agent(&path, 3, 1);
+    let shared = Arc::clone(&agents.shared);
     let refuses = thread::spawn(move || {
-        tainted.iter().for_each(|stream| refuse(stream, 1));
+        refuse(&tainted[0], 1);
+        // Each connection has its own thread: two refusals on their way are recorded in either order.
+        until("the refusal", || {
+            shared.lock().connections.values().any(|one| one.refusal.is_some()).then_some(())
+        });
+        refuse(&tainted[1], 1);
         tainted
     });
     let begun = Instant::now();
