@@ -118,7 +118,7 @@ impl Attempt<'_> {
     ) -> Result<Dumped, AttemptError> {
         let mut tries = 1;
         // Before anything of the job is paused: a resume of another job may hold it for long.
-        let _names = links::NamesLock::shared(self.freeze_timeout);
+        let mut names = links::NamesLock::shared(self.freeze_timeout);
         loop {
             let name = format!("{id}-{tries}");
             let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
@@ -146,6 +146,11 @@ impl Attempt<'_> {
                 tracing::debug!("try {tries} of the dump failed: {error}");
                 tries += 1;
                 std::thread::sleep(DUMP_RETRY_DELAY);
+                if let Some(dir) = links::taken_in(&criu_log(&work)) {
+                    drop(names);
+                    names = links::NamesLock::exclusive(self.freeze_timeout);
+                    links::remove_left(&dir, &self.root(), self.parts.job.namespace.init_pid(), &names);
+                }
                 // The end of the first preparation would undo the next one.
                 drop(prepared.take());
                 prepared = self.prepare(memory_bytes)?;
@@ -468,8 +473,7 @@ impl Attempt<'_> {
             Ok(log) => log,
             Err(error) => return error.into(),
         };
-        let text = work.read("criu.log").ok().flatten().unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
+        let text = criu_log(work);
         if let Err(error) = write_atomically(&log.join("criu.log"), text.as_bytes()) {
             tracing::warn!("cannot keep CRIU's log: {error}");
         }
@@ -490,6 +494,12 @@ impl Attempt<'_> {
         }
         AttemptError::Dump { reason: reasons.join("; "), log }
     }
+}
+
+/// What CRIU has logged in its working directory.
+pub(super) fn criu_log(work: &StagedDir) -> String {
+    let log = work.read("criu.log").ok().flatten().unwrap_or_default();
+    String::from_utf8_lossy(&log).into_owned()
 }
 
 fn start_error(error: NamespaceError) -> SessionError {

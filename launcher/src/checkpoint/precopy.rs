@@ -11,6 +11,7 @@
 //! bits (CONFIG_MEM_SOFT_DIRTY). The store gets one image of pages per process: no snapshot depends on an older one.
 
 use crate::checkpoint::attempt::{AfterDump, Attempt};
+use crate::checkpoint::dump::criu_log;
 use crate::criu::{Criu, Descriptors, Merged, Options, Piece, SessionError};
 use crate::files::sources::{StagedPart, StagedParts};
 use crate::files::staging::{StagedDir, Staging};
@@ -311,9 +312,9 @@ impl Attempt<'_> {
         match result {
             Ok((bytes, stall_s)) => Ok(Round { name, images, bytes, stall_s }),
             Err(error) => {
-                let log = images.read("criu.log").ok().flatten().unwrap_or_default();
+                let log = criu_log(&images);
                 discard(staging, &name);
-                let culprit = crate::criu::explain(&String::from_utf8_lossy(&log));
+                let culprit = crate::criu::explain(&log);
                 Err(culprit.unwrap_or_else(|| error.to_string()))
             }
         }

@@ -50,6 +50,10 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
         "with specified index",
         "the number of a terminal that the job had made (/dev/pts/N) is in use by another program: end that one, or start the job without a terminal (`< /dev/null 2>&1 | cat`), so that it has terminals of its own",
     ),
+    (
+        "Can't link remap to",
+        "a name that CRIU needs for an open file without its name (link_remap.N in the same directory) is taken by the checkpoint of another job, or was left by one that was killed: if it stays, delete it",
+    ),
     ("Can't fork for", "a PID that the job needs is taken"),
     ("No space left on device", "not enough disk space or memory for the images"),
     ("Cannot allocate memory", "not enough memory for the images"),

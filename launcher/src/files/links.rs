@@ -2,15 +2,18 @@
 //! links such a file as `link_remap.N` in the directory of the removed name, and removes the link when the job continues.
 //! This module creates the link again for the duration of a restore.
 
-use crate::namespace::inside;
+use crate::namespace::{inside, numbers_in};
 use crate::sys::deadline::{NAMES_LOCK_POLL_INTERVAL, NAMES_LOCK_TIMEOUT};
 use crate::sys::runtime_dir::runtime_dir;
 use anyhow::{Context, Result};
 use ckpt_snapshot::LinkedFile;
+use procfs_core::FromBufRead;
+use procfs_core::process::MemoryMaps;
 use rustix::fs::FlockOperation;
 use rustix::io::retry_on_intr;
-use std::fs::{self, File};
-use std::io;
+use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata};
+use std::io::{self, BufReader};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,29 +21,31 @@ use std::time::{Duration, Instant};
 /// Prefix of the links that CRIU creates.
 const CRIU_LINK_PREFIX: &str = "link_remap.";
 
-/// Lock on the names of CRIU's links in all directories of this machine. CRIU numbers its links per job, so two jobs with
-/// files in one directory (/dev/shm) may use the same names. While one job creates links to be resumed, no other job may
-/// be dumped or resumed.
+/// Lock on the names of CRIU's links in all directories of this machine. CRIU numbers its links per dump, and fails where a
+/// name is taken, so two jobs with such files in one directory (/dev/shm) are in each other's way.
 pub struct NamesLock {
-    _file: Option<File>,
+    /// None if the lock could not be had.
+    file: Option<File>,
 }
 
 impl NamesLock {
-    /// For a dump, which waits for at most this long. Other dumps can run at the same time, because CRIU chooses unused
-    /// names.
+    /// For a dump beside other dumps, which mostly have no such files. If a name is taken, the next try is
+    /// [`Self::exclusive`].
     #[must_use]
     pub fn shared(timeout: Duration) -> Self {
-        Self::take(FlockOperation::NonBlockingLockShared, timeout.min(NAMES_LOCK_TIMEOUT))
+        Self::take(FlockOperation::NonBlockingLockShared, timeout)
     }
 
-    /// For a restore.
+    /// For a restore, or a dump beside which nothing else of this user is dumped or restored.
     #[must_use]
-    pub fn exclusive() -> Self {
-        Self::take(FlockOperation::NonBlockingLockExclusive, NAMES_LOCK_TIMEOUT)
+    pub fn exclusive(timeout: Duration) -> Self {
+        Self::take(FlockOperation::NonBlockingLockExclusive, timeout)
     }
 
+    /// Waits for at most this long, and for at most [`NAMES_LOCK_TIMEOUT`].
     fn take(operation: FlockOperation, timeout: Duration) -> Self {
-        let open = || -> io::Result<File> {
+        let timeout = timeout.min(NAMES_LOCK_TIMEOUT);
+        let open = || -> io::Result<Option<File>> {
             let path = runtime_dir()?.join("names.lock");
             let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
             let deadline = Instant::now() + timeout;
@@ -53,16 +58,74 @@ impl NamesLock {
                         "another job on this machine has been dumping or resuming for over {} s; no longer waiting for that job",
                         timeout.as_secs()
                     );
-                    return Ok(file);
+                    return Ok(None);
                 }
                 std::thread::sleep(NAMES_LOCK_POLL_INTERVAL);
             }
-            Ok(file)
+            Ok(Some(file))
         };
         // If this is the only job on the machine, no lock is needed.
         let file =
             open().inspect_err(|error| tracing::debug!("cannot lock the names of CRIU's links: {error}"));
-        Self { _file: file.ok() }
+        Self { file: file.unwrap_or_default() }
+    }
+}
+
+/// The directory in which a dump has found the name of a link taken, from CRIU's log.
+#[must_use]
+pub fn taken_in(log: &str) -> Option<PathBuf> {
+    let failed =
+        log.lines().filter_map(|line| line.split_once("Can't link remap to ")?.1.split_once(": File exists"));
+    failed.filter_map(|(path, _)| Path::new(path).parent().map(Path::to_owned)).next()
+}
+
+/// Deletes the links that killed dumps have left in a directory of the job, whose root is `root`: those of this user's files
+/// that have another name, and that no process outside of the job uses. Nothing may dump the job meanwhile, and without the
+/// lock for this dump alone nothing is deleted.
+pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) {
+    let Ok(entries) = fs::read_dir(inside(root, dir)) else { return };
+    let is_mine = |meta: &Metadata| {
+        meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw() && meta.nlink() > 1
+    };
+    let mut left = BTreeMap::<(u64, u64), Vec<PathBuf>>::new();
+    for entry in entries.flatten().filter(|_| lock.file.is_some()) {
+        let is_link = entry.file_name().to_string_lossy().starts_with(CRIU_LINK_PREFIX);
+        if let Ok(meta) = entry.metadata()
+            && is_link
+            && is_mine(&meta)
+        {
+            left.entry((meta.dev(), meta.ino())).or_default().push(entry.path());
+        }
+    }
+    if !left.is_empty() {
+        keep_unused_outside(&mut left, init_pid);
+    }
+    for path in left.into_values().flatten() {
+        match fs::remove_file(&path) {
+            Ok(()) => tracing::info!("deleted {}, which a killed checkpoint had left", path.display()),
+            Err(error) => tracing::debug!("cannot remove {}: {error}", path.display()),
+        }
+    }
+}
+
+/// Keeps the files, known by device and inode, that no process outside of the PID namespace of `init_pid` has open or mapped.
+fn keep_unused_outside<T>(files: &mut BTreeMap<(u64, u64), T>, init_pid: i32) {
+    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let of_job = namespace(init_pid);
+    let pids = numbers_in("/proc").unwrap_or_default().into_iter();
+    for pid in pids.filter(|&pid| of_job.is_none() || namespace(pid) != of_job) {
+        let of = PathBuf::from(format!("/proc/{pid}"));
+        for fd in fs::read_dir(of.join("fd")).into_iter().flatten().flatten() {
+            if let Ok(meta) = fs::metadata(fd.path()) {
+                files.remove(&(meta.dev(), meta.ino()));
+            }
+        }
+        let maps = File::open(of.join("maps"))
+            .ok()
+            .and_then(|maps| MemoryMaps::from_buf_read(BufReader::new(maps)).ok());
+        for map in maps.into_iter().flat_map(|maps| maps.0).filter(|map| map.inode != 0) {
+            files.retain(|&(_, inode), _| inode != map.inode);
+        }
     }
 }
 
@@ -115,7 +178,7 @@ impl Links {
     /// # Errors
     /// When a link cannot be created, or a ghost not be deleted.
     pub fn create(links: &[LinkedFile], ghosts: Vec<String>) -> Result<Self> {
-        let lock = (!links.is_empty()).then(NamesLock::exclusive);
+        let lock = (!links.is_empty()).then(|| NamesLock::exclusive(NAMES_LOCK_TIMEOUT));
         let mut all = Self { temporary: Vec::new(), _lock: lock };
         for ghost in ghosts {
             remove_temporary(Path::new(&ghost)).with_context(|| format!("cannot remove {ghost}"))?;
@@ -186,6 +249,44 @@ mod tests {
         assert!(
             Links::create(&[LinkedFile { path: name("other"), target: name("kept") }], Vec::new()).is_err()
         );
+    }
+
+    #[test]
+    fn the_directory_of_a_taken_name_is_in_the_log() {
+        let log =
+            "(00.1) Error (criu/files-reg.c:1159): Can't link remap to /dev/shm/sem.6MhAcB: File exists\n";
+        assert_eq!(taken_in(log), Some("/dev/shm".into()));
+        assert_eq!(
+            taken_in("(00.1) Error (criu/files-reg.c:1159): Can't link remap to /x/y: No space left\n"),
+            None
+        );
+    }
+
+    /// Of two links that were left, one is in use by a process outside of the job.
+    #[test]
+    fn only_links_that_nobody_else_uses_are_deleted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for (name, link) in [("unused", "link_remap.1"), ("used", "link_remap.2"), ("named", "other.3")] {
+            fs::write(path(name), "x").unwrap();
+            fs::hard_link(path(name), path(link)).unwrap();
+        }
+        fs::write(path("link_remap.4"), "it has no other name").unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("600")
+            .stdin(File::open(path("used")).unwrap())
+            .spawn()
+            .unwrap();
+        let lock = NamesLock { file: Some(tempfile::tempfile().unwrap()) };
+        // There is no such job: every process is outside.
+        remove_left(dir.path(), Path::new("/"), i32::MAX, &NamesLock { file: None });
+        assert!(path("link_remap.1").exists());
+        remove_left(dir.path(), Path::new("/"), i32::MAX, &lock);
+        let is_left =
+            ["link_remap.1", "link_remap.2", "other.3", "link_remap.4"].map(|name| path(name).exists());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(is_left, [false, true, true, true]);
     }
 
     #[test]

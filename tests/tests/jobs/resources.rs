@@ -68,6 +68,24 @@ fn runs(program: &str, way: Way) -> bool {
     true
 }
 
+/// A checkpoint whose CRIU was killed leaves links in the directories of the job's open files. They are in the way of the
+/// next one, whose CRIU uses the same names.
+#[test]
+fn links_of_a_killed_checkpoint_are_removed() {
+    let sandbox = Sandbox::new();
+    let mut job = start(&sandbox, "unlinked_link.py");
+    job.until("ready", || sandbox.path().join("ready").exists().then_some(()));
+    let left = |number: u32| sandbox.path().join(format!("link_remap.{number}"));
+    fs::write(sandbox.path().join("other"), "").unwrap();
+    for number in 1..=20 {
+        fs::hard_link(sandbox.path().join("other"), left(number)).unwrap();
+    }
+    job.checkpoint(&sandbox);
+    assert!((1..=20).all(|number| !left(number).exists()), "{}", job.said());
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}\n{}", sandbox.read("log"), job.said());
+}
+
 /// Begins a resume and kills it when CRIU has got to some stage: what it leaves may not be in the way of the next one.
 fn kill_in_restore(sandbox: &Sandbox, program: &str) {
     let stage = fastrand::choice(RESTORE_STAGES).unwrap();
