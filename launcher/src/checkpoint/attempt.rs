@@ -129,7 +129,7 @@ impl From<OwnershipError> for AttemptError {
 pub enum AfterDump {
     /// The job continues.
     KeepRunning,
-    /// The job ends with the dump, which may take this long at most.
+    /// The job ends with the dump, which may take this long at most, and no longer than any other.
     End(Duration),
 }
 

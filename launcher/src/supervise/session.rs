@@ -44,7 +44,7 @@ use anyhow::{Context, Result};
 use ckpt_protocol::control::{Reply, Saved};
 use ckpt_snapshot::Manifest;
 use crossbeam_channel::Receiver;
-use ending::{Ending, IfUnsaved};
+use ending::Ending;
 pub(super) use ending::{SessionEnd, SessionOutcome};
 use signal_hook::consts::{SIGINT, SIGQUIT, SIGWINCH};
 use std::sync::Arc;
@@ -328,7 +328,7 @@ impl<'a> JobSession<'a> {
             if self.ending_signal.is_some_and(|before| repeats(before, signal)) {
                 return tracing::debug!("{} has come again", events::name(signal));
             }
-            ending.if_unsaved = IfUnsaved::Terminate;
+            ending.terminate_within(self.shared.config.grace);
             // A file or a probe may have begun the ending; the scheduler's signal is then the first one.
             if !std::mem::replace(&mut ending.signalled, true) {
                 self.ending_signal = Some((signal, Instant::now()));

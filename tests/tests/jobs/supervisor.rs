@@ -464,6 +464,19 @@ fn stop_ends_a_job_with_a_snapshot() {
     assert_eq!(output.status.code(), Some(1));
 }
 
+/// Nobody but the caller waits for `stop`: a dump that takes longer than the grace period is completed.
+#[test]
+fn stop_waits_for_a_long_dump() {
+    let sandbox = Sandbox::new();
+    let mut command = command(&sandbox, &["--grace", "500ms"]);
+    command.env("CKPT_FAULT", "attempt=delay:2000");
+    let mut job = sandbox.start_command("job", command);
+    until_ready(&mut job, &sandbox);
+    let id = sandbox.ok(["stop"]);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+    assert_eq!(sandbox.snapshots(), [id.trim()], "{}", job.said());
+}
+
 /// `stop` leaves a job that cannot be saved running, and says why; with `--force` it ends it.
 #[test]
 fn stop_does_not_end_a_job_that_cannot_be_saved() {

@@ -113,13 +113,18 @@ impl Ending {
         self.sigterm_sent || self.killed || self.sigterm_at >= self.deadline
     }
 
-    /// Whether the ending goes on after its deadline: the user waits, and may end it at once.
-    fn may_be_extended(&self, exit_code: Option<i32>) -> bool {
-        match self.if_unsaved {
-            IfUnsaved::Terminate => false,
-            IfUnsaved::RunOn => exit_code.is_some() && !self.killed,
-            IfUnsaved::PassKeyOn => !self.killed,
+    /// Whether the ending goes on after its deadline: only the user waits, and may end it at once.
+    fn may_be_extended(&self) -> bool {
+        self.if_unsaved != IfUnsaved::Terminate && !self.killed
+    }
+
+    /// From now on the job is ended within the grace period, also if it cannot be saved.
+    pub(super) fn terminate_within(&mut self, grace: Duration) {
+        if self.if_unsaved != IfUnsaved::Terminate && !self.killed {
+            self.deadline = Instant::now() + grace;
+            self.sigterm_at = Instant::now() + grace / 2;
         }
+        self.if_unsaved = IfUnsaved::Terminate;
     }
 
     fn reply(&self, reply: &Reply) {
@@ -145,7 +150,7 @@ impl JobSession<'_> {
     pub(super) fn ending_timer_expired(&mut self) {
         match &self.ending {
             // Nobody but the user waits: the snapshot is stored, however long that takes.
-            Some(ending) if ending.may_be_extended(self.exit_code) && ending.deadline <= Instant::now() => {
+            Some(ending) if ending.may_be_extended() && ending.deadline <= Instant::now() => {
                 self.extend_ending();
             }
             Some(ending) if !ending.killed && ending.deadline <= Instant::now() => {
@@ -178,20 +183,20 @@ impl JobSession<'_> {
             _ => IfUnsaved::Terminate,
         };
         let answer = call.map(|call| call.answer);
+        let grace = self.shared.config.grace;
         if let Some(ending) = &mut self.ending {
             if if_unsaved == IfUnsaved::Terminate {
-                ending.if_unsaved = if_unsaved;
+                ending.terminate_within(grace);
             }
             return ending.answers.extend(answer);
         }
-        let grace = self.shared.config.grace;
         say_ending(why, if_unsaved, signal.is_some(), grace);
         self.shared.opened.journal.add(&Entry::new(EventKind::Preempted, why));
         let now = Instant::now();
         self.ending = Some(Ending {
             deadline: now + grace,
-            // The user decides how long to wait.
-            sigterm_at: now + if if_unsaved == IfUnsaved::PassKeyOn { grace } else { grace / 2 },
+            // Otherwise the user decides how long to wait.
+            sigterm_at: now + if if_unsaved == IfUnsaved::Terminate { grace / 2 } else { grace },
             signalled: signal.is_some(),
             if_unsaved,
             answers: answer.into_iter().collect(),
@@ -210,7 +215,8 @@ impl JobSession<'_> {
             persister.hurry();
         }
         if self.exit_code.is_none() {
-            self.request_checkpoint(None, AfterDump::End(grace));
+            let limit = if if_unsaved == IfUnsaved::Terminate { grace } else { Duration::MAX };
+            self.request_checkpoint(None, AfterDump::End(limit));
         }
     }
 
@@ -508,6 +514,11 @@ fn say_ending(why: &str, if_unsaved: IfUnsaved, is_signalled: bool, grace: Durat
         );
     }
     let limit = humantime::format_duration(grace);
+    if if_unsaved == IfUnsaved::RunOn {
+        return tracing::info!(
+            "{why}: the job is ended once it is saved, and runs on if it cannot be saved. A signal limits the time for this to {limit} (--grace)"
+        );
+    }
     tracing::info!(
         "{why}: the job is ended with a snapshot, which has to be durable within {limit} (--grace). {} signal ends it at once",
         if is_signalled { "Another" } else { "A second" }
