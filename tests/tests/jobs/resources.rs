@@ -129,6 +129,31 @@ fn numbers_of_terminals_may_be_in_use_at_a_resume() {
     assert_eq!(sandbox.read("log"), "started\npass\n");
 }
 
+/// CRIU has the same names in /dev/shm for the semaphores of both while it saves them.
+#[test]
+fn jobs_with_semaphores_are_saved_at_the_same_time() {
+    let sandboxes = [Sandbox::new(), Sandbox::new()];
+    let mut jobs = sandboxes.each_ref().map(|sandbox| {
+        let mut command = sandbox.command(command_line("mp_spawn.py"));
+        // Longer than all tries of the other one.
+        command.env("CKPT_FAULT", "dump-post-dump@1=delay:2000");
+        sandbox.start_command("job", command)
+    });
+    for (sandbox, job) in sandboxes.iter().zip(&mut jobs) {
+        job.until("the program is set up", || sandbox.path().join("ready").exists().then_some(()));
+        job.until_answering(sandbox);
+    }
+    std::thread::scope(|scope| {
+        for (sandbox, job) in sandboxes.iter().zip(&jobs) {
+            scope.spawn(move || job.checkpoint(sandbox));
+        }
+    });
+    for (sandbox, job) in sandboxes.iter().zip(&mut jobs) {
+        fs::write(sandbox.path().join("go"), "").unwrap();
+        assert_eq!(job.wait(), 0, "{}", job.said());
+    }
+}
+
 macro_rules! programs {
     ($($name:ident),* $(,)?) => {
         $(#[test]
