@@ -439,7 +439,7 @@ mod tests {
         assert!(holdings.set_mirror(2, &own_handle(), Some(mirror)).is_none());
         assert!(holdings.remove_ended().is_empty());
         child.kill().expect("killed");
-        handle.wait_for_exit(Duration::from_secs(20));
+        handle.wait_for_exit(Duration::from_secs(300));
         assert_eq!(holdings.remove_ended().len(), 1);
         assert!(holdings.mirror(1).is_none() && holdings.mirror(2).is_some());
         child.wait().expect("reaped");

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    const TIMEOUT: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(300);
 
     type Ends = Result<(Sender, Receiver), ConnectionError>;
 

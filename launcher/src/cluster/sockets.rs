@@ -153,12 +153,15 @@ mod tests {
         let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let me = std::process::id().cast_signed();
         let mine = of_processes(Path::new("/proc"), &[me]).unwrap();
-        let own = mine.iter().find(|socket| socket.port == stream.local_addr().unwrap().port()).unwrap();
-        assert_eq!((own.remote_port, own.local.is_loopback()), (port, true));
+        // Other connections of this machine may have one of the two ports.
+        let ports = (stream.local_addr().unwrap().port(), port);
+        let own = mine.iter().find(|socket| (socket.port, socket.remote_port) == ports).unwrap();
+        assert!(own.local.is_loopback());
         assert!(own.is_connected() && !own.is_beyond_loopback() && !own.is_unsettled(), "{own:?}");
         assert!(mine.iter().any(|socket| socket.port == port && !socket.is_connected()));
         // Not accepted yet: no process has the other end.
-        let other = all().unwrap().into_iter().find(|socket| socket.remote_port == own.port).unwrap();
+        let is_other = |socket: &TcpSocket| (socket.remote_port, socket.port) == ports;
+        let other = all().unwrap().into_iter().find(is_other).unwrap();
         assert!(other.is_unsettled(), "{other:?}");
         drop(listener);
     }

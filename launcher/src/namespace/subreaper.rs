@@ -113,10 +113,13 @@ mod tests {
 
     #[test]
     fn a_waiting_process_adopts_orphans() {
+        // The orphan waits until its parent, whose number it gets, has ended.
+        let orphan = r#"parent() { cut -d" " -f4 /proc/$$/stat; }
+                        while [ "$(parent)" = "$1" ]; do sleep 0.01; done; parent"#;
         let mut shell = Command::new("/bin/sh");
         shell
-            .arg("-c")
-            .arg(r#"read x; echo on; (sh -c 'sleep 0.2; cut -d" " -f4 /proc/$$/stat' &); sleep 1"#);
+            .args(["-c", r#"read x; echo on; sh -c 'sh -c "$1" orphan $$ &' parent "$1"; read y"#, "sh"])
+            .arg(orphan);
         let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let pid = child.id().cast_signed();
         let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -126,9 +129,11 @@ mod tests {
         }
         make_subreaper(pid).unwrap();
         // The system call in which the shell waited was restarted: it still reads its input.
-        child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(b"go\n").unwrap();
         assert_eq!(out.next().unwrap().unwrap(), "on");
         assert_eq!(out.next().unwrap().unwrap().trim(), pid.to_string(), "the orphan's parent");
+        input.write_all(b"end\n").unwrap();
         assert!(child.wait().unwrap().success());
     }
 }

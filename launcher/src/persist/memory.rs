@@ -311,7 +311,7 @@ mod tests {
     use ckpt_snapshot::{Input, JobIdentity, JobKey, RelPath, Store, StoreRoot, Tier};
     use std::time::{Duration, SystemTime};
 
-    const ENOUGH: Duration = Duration::from_secs(60);
+    const ENOUGH: Duration = Duration::from_secs(300);
 
     struct Scene {
         persister: Persister,

@@ -22,8 +22,8 @@ use crate::store::root::Root;
 use crate::store::tiers::{self, DISK, MEMORY, REMOTE};
 use ckpt_snapshot::medium::DirMedium;
 use ckpt_snapshot::{
-    Input, JobDir, JobIdentity, JobKey, JobOutcome, KeepEvery, Manifest, RelPath, Retention, SnapshotId,
-    Store, Tiers,
+    Input, JobDir, JobIdentity, JobKey, JobOutcome, KeepEvery, Manifest, OpenError, RelPath, Retention,
+    SnapshotId, Store, Tiers,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -37,7 +37,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 const CASES: u32 = 48;
 const MACHINES: usize = 2;
 /// Copies and uploads of some kilobytes.
-const ENOUGH: Duration = Duration::from_secs(60);
+const ENOUGH: Duration = Duration::from_secs(300);
 /// When the first snapshot is taken, in seconds since 1970 UTC.
 const FIRST_S: u64 = 1_800_000_000;
 
@@ -197,7 +197,11 @@ impl World {
         let options = self.options(machine);
         let root = Root::open_or_create(&options, &options.pace()).unwrap();
         let job = root.job(&JobKey::named("job").unwrap());
-        drop(job.lock_to_run(|_| ()).unwrap());
+        // Makes its directory. A process that another test has just forked may hold the lock until its exec.
+        while let Err(error) = job.lock_to_run(|_| ()).map(drop) {
+            assert!(matches!(error, OpenError::Locked { .. }), "{error}");
+            std::thread::yield_now();
+        }
         job
     }
 

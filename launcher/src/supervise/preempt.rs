@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use crossbeam_channel::unbounded;
 
-    const LIMIT: Duration = Duration::from_secs(20);
+    const LIMIT: Duration = Duration::from_secs(300);
     const EVERY: Duration = Duration::from_millis(5);
 
     fn why(event: Event) -> String {

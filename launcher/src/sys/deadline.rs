@@ -179,9 +179,8 @@ pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for answers under way to be sent when the launcher ends.
 pub const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time for one scrape to ask, and again to read its answer. Connections are served one after the other. Longer in tests,
-/// which measure whether one connection waited for another.
-pub const SCRAPE_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 2 });
+/// Time for one scrape to ask, and again to read its answer. Connections are served one after the other.
+pub const SCRAPE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a launcher to end after it has reported the end of its job.
 pub const LAUNCHER_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a launcher records that its job runs.

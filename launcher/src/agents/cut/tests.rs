@@ -17,7 +17,7 @@ use super::*;
 
 const NEVER: &(dyn Fn() -> bool + Sync) = &|| false;
 /// Long enough for an agent that answers.
-const ATTEMPT: Duration = Duration::from_millis(1500);
+const ATTEMPT: Duration = Duration::from_secs(3);
 
 fn listen(settings: Option<Settings>) -> (tempfile::TempDir, PathBuf, Agents) {
     let (directory, path) = socket_dir();

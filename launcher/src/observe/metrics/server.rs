@@ -42,12 +42,21 @@ impl Server {
         listener: TcpListener,
         answer: impl Fn(&Request) -> Answer + Send + 'static,
     ) -> io::Result<Self> {
+        Self::start_with(listener, SCRAPE_TIMEOUT, answer)
+    }
+
+    /// The same with another time to ask, and to read the answer.
+    fn start_with(
+        listener: TcpListener,
+        limit: Duration,
+        answer: impl Fn(&Request) -> Answer + Send + 'static,
+    ) -> io::Result<Self> {
         let server = Self { listener: Arc::new(listener), is_stopping: Arc::default() };
         let (listener, is_stopping) = (Arc::clone(&server.listener), Arc::clone(&server.is_stopping));
         let accept = move || listener.accept().map(|(stream, _)| stream);
         std::thread::Builder::new()
             .name("metrics".to_owned())
-            .spawn(move || serve(accept, &is_stopping, &answer))?;
+            .spawn(move || serve(accept, &is_stopping, limit, &answer))?;
         Ok(server)
     }
 }
@@ -65,6 +74,7 @@ impl Drop for Server {
 fn serve(
     mut accept: impl FnMut() -> io::Result<TcpStream>,
     is_stopping: &AtomicBool,
+    limit: Duration,
     answer: &dyn Fn(&Request) -> Answer,
 ) {
     let mut is_reported = false;
@@ -72,7 +82,7 @@ fn serve(
         match accept() {
             Ok(stream) => {
                 is_reported = false;
-                if let Err(error) = converse(&stream, answer) {
+                if let Err(error) = converse(&stream, limit, answer) {
                     tracing::debug!("a scrape of the metrics failed: {error}");
                 }
             }
@@ -89,9 +99,9 @@ fn serve(
 }
 
 /// One request and its response. A body is not read: no supported request has one.
-fn converse(stream: &TcpStream, answer: &dyn Fn(&Request) -> Answer) -> io::Result<()> {
+fn converse(stream: &TcpStream, limit: Duration, answer: &dyn Fn(&Request) -> Answer) -> io::Result<()> {
     let refused = |status, text: &str| Answer { status, text: text.to_owned() };
-    let head = read_head(stream)?;
+    let head = read_head(stream, Instant::now() + limit)?;
     let request = head.as_deref().map(parse_request);
     let is_head = matches!(&request, Some(Some(request)) if request.method == "HEAD");
     let Answer { status, text } = match request {
@@ -106,13 +116,12 @@ fn converse(stream: &TcpStream, answer: &dyn Fn(&Request) -> Answer) -> io::Resu
     if !is_head {
         response.push_str(&text);
     }
-    write_within(stream, response.as_bytes(), Instant::now() + SCRAPE_TIMEOUT)?;
+    write_within(stream, response.as_bytes(), Instant::now() + limit)?;
     stream.shutdown(Shutdown::Write)
 }
 
 /// The request up to the empty line that ends its headers; `None` if it is too long.
-fn read_head(mut stream: &TcpStream) -> io::Result<Option<Vec<u8>>> {
-    let deadline = Instant::now() + SCRAPE_TIMEOUT;
+fn read_head(mut stream: &TcpStream, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
     let mut head = Vec::new();
     let mut part = [0; 1024];
     loop {
@@ -173,10 +182,14 @@ mod tests {
     const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
     fn start() -> (Server, SocketAddr) {
+        start_with(TEST_TIMEOUT)
+    }
+
+    fn start_with(limit: Duration) -> (Server, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let answer = |asked: &Request| Answer { status: "200 OK", text: format!("{}!\n", asked.path) };
-        (Server::start(listener, answer).unwrap(), address)
+        (Server::start_with(listener, limit, answer).unwrap(), address)
     }
 
     fn connect(address: SocketAddr) -> TcpStream {
@@ -249,14 +262,15 @@ mod tests {
     /// A slow client must block neither its connection nor the next ones.
     #[test]
     fn a_slow_client_is_disconnected() {
-        let (server, address) = start();
-        let mut slow = connect(address);
+        let limit = Duration::from_secs(3);
+        let (server, address) = start_with(limit);
         let begun = Instant::now();
+        let mut slow = connect(address);
         while slow.write_all(b"x").is_ok() {
             assert!(begun.elapsed() < TEST_TIMEOUT, "the server reads without a limit");
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert!(begun.elapsed() >= SCRAPE_TIMEOUT / 2);
+        assert!(begun.elapsed() >= limit);
         is_served(address);
         drop(server);
     }
@@ -270,7 +284,7 @@ mod tests {
         let _other = connect(address);
         let begun = Instant::now();
         drop(server);
-        assert!(begun.elapsed() < SCRAPE_TIMEOUT / 2, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < TEST_TIMEOUT / 2, "{:?}", begun.elapsed());
         assert!(TcpStream::connect(address).is_err(), "the server has stopped listening");
     }
 
@@ -292,7 +306,10 @@ mod tests {
             if accepted > 1 { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(listener.accept()?.0) }
         };
         (&client).write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-        serve(accept, &is_stopping, &|_| Answer { status: "200 OK", text: "here\n".to_owned() });
+        serve(accept, &is_stopping, TEST_TIMEOUT, &|_| Answer {
+            status: "200 OK",
+            text: "here\n".to_owned(),
+        });
         assert!(read_all(&client).ends_with("here\n"));
     }
 }
