@@ -256,6 +256,12 @@ mod tests {
         assert_eq!(ranges(maps, |_| true).len(), 3);
     }
 
+    /// There is one address space: the decoy of one test would plug the hole of another.
+    fn turn() -> MutexGuard<'static, ()> {
+        static TURN: Mutex<()> = Mutex::new(());
+        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Three pages, of which the middle one is where the driver's memory is taken to have been.
     fn three_pages() -> Range {
         let start = reserve(0, 3 * PAGE, 0).expect("room");
@@ -275,6 +281,7 @@ mod tests {
 
     #[test]
     fn a_hole_is_filled_once() {
+        let _turn = turn();
         let hole = three_pages();
         let before = scan().expect("maps");
         assert!(is_covered(hole, &before.maybe));
@@ -287,6 +294,7 @@ mod tests {
 
     #[test]
     fn holes_above_the_decoy_are_plugged() {
+        let _turn = turn();
         let above = three_pages();
         let mut decoy = Decoy { range: (above.0 - PAGE, above.0), reserved: Vec::new() };
         unmap(above);
@@ -298,6 +306,7 @@ mod tests {
 
     #[test]
     fn what_others_have_mapped_where_device_memory_was_is_told() {
+        let _turn = turn();
         let hole = three_pages();
         let before = Before { maybe: vec![(hole.0 - PAGE, hole.1 + PAGE)], surely: vec![hole] };
         assert!(try_to_fill(&before, &maps()).is_ok());

@@ -312,7 +312,7 @@ mod tests {
 
     /// A process that another test has just forked may have a copy until its exec.
     fn wait_for_the_last(root: &Root) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(300);
         while root.has_descriptors() {
             assert!(Instant::now() < end, "there is none");
             std::thread::yield_now();

@@ -126,7 +126,7 @@ mod tests {
 
     /// A process that another test has just forked may have a copy of a descriptor until its exec.
     fn ends(table: &mut Table) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(300);
         while !table.end_export(KEY) {
             assert!(Instant::now() < end, "no descriptor is left");
             std::thread::yield_now();
