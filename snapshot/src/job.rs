@@ -659,8 +659,22 @@ pub struct JobLock {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+    /// A program that one test starts holds the locks of all others from its fork to its exec.
+    static STARTS: RwLock<()> = RwLock::new(());
+
+    /// While this lives, no test starts a program.
+    fn no_start() -> RwLockReadGuard<'static, ()> {
+        STARTS.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For the start of a program.
+    pub(crate) fn start() -> RwLockWriteGuard<'static, ()> {
+        STARTS.write().unwrap_or_else(PoisonError::into_inner)
+    }
 
     /// Takes the lock as a launcher that has no maintenance to wait for.
     fn lock(job: &JobDir) -> Result<JobLock, OpenError> {
@@ -681,6 +695,7 @@ mod tests {
     #[test]
     fn one_launcher_gets_the_lock_while_others_poll_it() {
         use std::sync::atomic::{AtomicBool, Ordering};
+        let _no_start = no_start();
         let dir = tempfile::tempdir().unwrap();
         let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
         let job = root.job(&JobKey::named("job").unwrap());
@@ -691,6 +706,8 @@ mod tests {
                 scope.spawn(|| {
                     while !is_over.load(Ordering::Relaxed) {
                         let _ = job.is_locked();
+                        // It holds the lock: without a pause, three of them would hold it all the time.
+                        std::thread::sleep(Duration::from_millis(1));
                     }
                 });
             }
@@ -816,6 +833,7 @@ mod tests {
 
     #[test]
     fn links_in_the_directory_of_a_job_are_refused() {
+        let _no_start = no_start();
         let dir = tempfile::tempdir().unwrap();
         let job = StoreRoot::open_or_create(&dir.path().join("store")).unwrap().job(&JobKey("a".into()));
         drop(lock(&job).unwrap());
@@ -889,6 +907,7 @@ mod tests {
 
     #[test]
     fn one_launcher_per_job() {
+        let _no_start = no_start();
         let dir = tempfile::tempdir().unwrap();
         let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
         let job = root.job(&JobKey::named("a").unwrap());
@@ -910,6 +929,7 @@ mod tests {
 
     #[test]
     fn a_launcher_waits_for_maintenance() {
+        let _no_start = no_start();
         let dir = tempfile::tempdir().unwrap();
         let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
         let job = root.job(&JobKey::named("a").unwrap());

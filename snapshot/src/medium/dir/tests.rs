@@ -126,9 +126,17 @@ fn many_writers_at_once() {
     }
 }
 
+fn output(command: &mut std::process::Command) -> std::process::Output {
+    let start = crate::job::tests::start();
+    let started = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    drop(start);
+    started.wait_with_output().unwrap()
+}
+
 /// How much the page cache has of a file (bytes), by util-linux's tool: a read would bring it there.
 fn cached_bytes(path: &Path) -> u64 {
-    let output = std::process::Command::new("fincore").args(["-nb", "-o", "RES"]).arg(path).output().unwrap();
+    let mut fincore = std::process::Command::new("fincore");
+    let output = output(fincore.args(["-nb", "-o", "RES"]).arg(path));
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 
@@ -390,13 +398,12 @@ fn writes_until_a_file_is_too_large() {
 fn a_write_that_does_not_fit_wholly_is_an_error() {
     let program = std::env::current_exe().unwrap();
     // 1000 KiB: the limit is in the middle of a block.
-    let output = std::process::Command::new("bash")
-        .args(["-c", "trap '' XFSZ; ulimit -f 1000; exec \"$0\" \"$@\""])
+    let mut bash = std::process::Command::new("bash");
+    bash.args(["-c", "trap '' XFSZ; ulimit -f 1000; exec \"$0\" \"$@\""])
         .arg(program)
         .env("CKPT_TEST_SMALL_FILES", "1")
-        .args(["--exact", "--ignored", "medium::dir::tests::writes_until_a_file_is_too_large"])
-        .output()
-        .unwrap();
+        .args(["--exact", "--ignored", "medium::dir::tests::writes_until_a_file_is_too_large"]);
+    let output = output(&mut bash);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
