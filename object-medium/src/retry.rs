@@ -205,7 +205,8 @@ mod tests {
 
     #[test]
     fn retries_until_success() {
-        let retry = Retry { give_up_after: Duration::from_secs(20), ..quick() };
+        let retry =
+            Retry { give_up_after: Duration::from_secs(300), stall: Duration::from_secs(100), ..quick() };
         let attempts = Cell::new(0);
         let attempt = || {
             attempts.set(attempts.get() + 1);

@@ -114,7 +114,9 @@ fn a_connection_that_crawls_is_left_for_another() {
     let mut into = vec![0; content.len()];
     object.read_at(0, &mut into).unwrap();
     assert_same(&into, &content);
-    assert_eq!(scene.proxy.seen("GET", "packs/a"), 3, "open, the slow one, another");
+    // On a busy machine, others may crawl too.
+    let tries = scene.proxy.seen("GET", "packs/a");
+    assert!(tries >= 3, "open, the slow one, another: {tries}");
 }
 
 #[test]

@@ -57,10 +57,10 @@ pub fn settings(endpoint: &str, key: &str, secret: &str) -> Vec<(String, String)
 
 pub fn patient() -> Retry {
     Retry {
-        give_up_after: Duration::from_secs(20),
+        give_up_after: Duration::from_secs(300),
         first_pause: Duration::from_millis(10),
         longest_pause: Duration::from_millis(100),
-        stall: Duration::from_secs(10),
+        stall: Duration::from_secs(100),
         ..Retry::default()
     }
 }
