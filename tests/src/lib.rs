@@ -138,6 +138,19 @@ pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Whether this is `cargo xtask test --full`.
+#[must_use]
+pub fn is_full_run() -> bool {
+    std::env::var_os("CKPT_TEST_KILLS").is_some()
+}
+
+/// A random generator of one test. An ordinary run does the same each time, so that nothing fails in it that is new; a full
+/// run looks for that.
+#[must_use]
+pub fn rng_of_run() -> fastrand::Rng {
+    seeded_rng(if is_full_run() { fastrand::u64(..) } else { 1 })
+}
+
 /// A random generator whose numbers depend on the seed only. It prints the seed, which a failed test shows.
 #[must_use]
 pub fn seeded_rng(seed: u64) -> fastrand::Rng {

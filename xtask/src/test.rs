@@ -18,6 +18,9 @@ const MUTATIONS: &str = "300000";
 /// How often jobs run with faults of system calls with `--full`.
 const SYSTEM_CALL_ROUNDS: &str = "50";
 
+/// Without `--full`, property tests try the same inputs each time: what is new is looked for with it.
+const PROPTEST_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "1");
+
 /// How long the tests of one program may take: a program that hangs is ended and named, and the others still run.
 const PROGRAM_LIMIT: &str = "25m";
 const FULL_PROGRAM_LIMIT: &str = "60m";
@@ -60,6 +63,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             .env("CKPT_TEST_SEEDS", SEEDS)
             .env("CKPT_TEST_MUTATIONS", MUTATIONS)
             .env("CKPT_TEST_SYSTEM_CALL_ROUNDS", SYSTEM_CALL_ROUNDS);
+    } else {
+        test.env(PROPTEST_SEED.0, PROPTEST_SEED.1);
     }
     let skipped = skips::file()?;
     skips::clear(&skipped)?;

@@ -1,7 +1,7 @@
 //! Fuzzing by mutation: a reader of untrusted bytes gets altered versions of valid input, and must not panic.
 //!
-//! The seed is random and printed if the reader panics. `CKPT_TEST_SEED` repeats a run, `CKPT_TEST_MUTATIONS` sets how many
-//! versions are tried.
+//! An ordinary run tries the same versions each time. `CKPT_TEST_MUTATIONS` sets how many are tried, from a random seed on,
+//! which is printed if the reader panics. `CKPT_TEST_SEED` repeats a run.
 
 #![forbid(unsafe_code)]
 
@@ -55,8 +55,10 @@ impl Drop for Seed {
 pub fn mutations(samples: &[Vec<u8>], read: impl Fn(&[u8])) {
     samples.iter().for_each(|sample| read(sample));
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
-    let first = number("CKPT_TEST_SEED").unwrap_or_else(|| fastrand::u64(..u64::MAX / 2));
-    for seed in first..first + number("CKPT_TEST_MUTATIONS").unwrap_or(MUTATIONS) {
+    let wanted = number("CKPT_TEST_MUTATIONS");
+    let first =
+        number("CKPT_TEST_SEED").unwrap_or_else(|| wanted.map_or(0, |_| fastrand::u64(..u64::MAX / 2)));
+    for seed in first..first + wanted.unwrap_or(MUTATIONS) {
         let seed = Seed(seed);
         let random = &mut Rng::with_seed(seed.0);
         let mut bytes = samples[random.usize(..samples.len())].clone();

@@ -2,7 +2,7 @@
 //! an unbroken run. See `src/bin/system-call-faults.rs` for what is done to them.
 
 use ckpt_run_tests::system_calls::traced;
-use ckpt_run_tests::{Running, Sandbox, programs, seeded_rng};
+use ckpt_run_tests::{Running, Sandbox, programs, rng_of_run};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -91,7 +91,7 @@ impl Drop for Faulty {
 fn rounds(round: impl Fn(&mut fastrand::Rng, &[String])) {
     let rounds =
         std::env::var("CKPT_TEST_SYSTEM_CALL_ROUNDS").map_or(1, |rounds| rounds.parse().expect("a number"));
-    let mut random = seeded_rng(fastrand::u64(..));
+    let mut random = rng_of_run();
     let expected = unbroken();
     (0..rounds).for_each(|_| round(&mut random, &expected));
 }

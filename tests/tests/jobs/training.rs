@@ -1,7 +1,7 @@
 //! The main job: real PyTorch training, killed without warning and resumed, ends bit for bit as an unbroken run, and
 //! its log has every step exactly once.
 
-use ckpt_run_tests::{Running, Sandbox, python, seeded_rng, torchrun_with_two_ranks, train_script};
+use ckpt_run_tests::{Running, Sandbox, python, rng_of_run, torchrun_with_two_ranks, train_script};
 use std::ffi::OsString;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -127,7 +127,7 @@ fn torchrun_with_two_ranks_survives() {
 fn twenty_kills_at_random_moments() {
     let training = Training::two_ranks();
     let sandbox = slow_sandbox();
-    let mut random = seeded_rng(u64::from(std::process::id()));
+    let mut random = rng_of_run();
     let mut kills = 0;
     let mut job = loop {
         let mut command =

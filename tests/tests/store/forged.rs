@@ -1,6 +1,6 @@
 //! Snapshots that somebody has put into an encrypted store who can write to it and does not have the key.
 
-use ckpt_run_tests::{Running, Sandbox, from_env, seeded_rng, workspace};
+use ckpt_run_tests::{Running, Sandbox, from_env, rng_of_run, workspace};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -277,7 +277,7 @@ fn whatever_is_done_to_the_store_only_the_job_itself_runs() {
     fs::write(&canary, "alive").unwrap();
     fs::write(jobs.sandbox.path().join("go"), "").unwrap();
     let mut resumed = 0;
-    let mut random = seeded_rng(fastrand::u64(..));
+    let mut random = rng_of_run();
     for round in 0..rounds {
         fs::remove_dir_all(&victim).unwrap();
         copy_into_new(&pristine, &victim);
