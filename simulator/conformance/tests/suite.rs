@@ -118,6 +118,8 @@ fn each_release_passes() {
 const EXPORTS: &[&str] = &[
     "checkpoint/ipc",
     "host-vmm/shared",
+    "multicast/export",
+    "multicast/other-process",
     "question/checkpoint-parked",
     "question/export-after-restore",
     "question/parked-memory",
@@ -126,7 +128,7 @@ const EXPORTS: &[&str] = &[
 
 /// What takes a launcher: these run under ckpt-run (`tests/tests/gpu/jobs.rs`).
 fn takes_a_launcher(name: &str) -> bool {
-    // Without a launcher that passes memory on, its export waits for one.
+    // Without a launcher that passes memory on, each export and import waits for one, a minute.
     let areas = ["ipc/", "share/", "nccl/", "question/nccl-"];
     areas.iter().any(|area| name.starts_with(area)) || EXPORTS.contains(&name)
 }

@@ -113,10 +113,10 @@ fn killed_between_any_two_steps_of_a_resume() {
 /// The process is delayed at each step for longer than a checkpoint may take.
 #[test]
 fn delayed_between_any_two_steps() {
-    let job = Job::steady("2").with_options(&["--freeze-timeout", "3s"]);
+    let job = Job::steady("2").with_options(&["--freeze-timeout", "2s"]);
     let mut running = job.start();
     for point in DETACH.iter().chain(&ATTACH) {
-        job.arm(&format!("{point}=delay:3300"));
+        job.arm(&format!("{point}=delay:2300"));
         job.sandbox.call(["checkpoint"]);
         job.disarm();
         job.goes_on(&mut running);

@@ -415,12 +415,13 @@ fn the_conformance_suite_finds_memory_shared_as_by_the_driver() {
     let job = GpuJob::new(|gpu, _| {
         let mut command = gpu.command(built("conformance"));
         command.arg("--lib").arg(libcuda_dir().join("libcuda.so.1")).env("SIMCUDA_DEVICES", "2");
-        command.args(["ipc/", "share/", "nccl/", "host-vmm/shared", "--jobs", "2"]);
+        command.args(["ipc/", "share/", "nccl/", "host-vmm/shared"]);
+        command.args(["multicast/export", "multicast/other-process", "--jobs", "2"]);
         command
     });
     let mut running = job.start();
     assert_eq!(running.wait(), 0, "{}{}", job.output(), running.said());
-    for name in ["ipc/other-process", "share/other-process", "nccl/all-reduce-2"] {
+    for name in ["ipc/other-process", "share/other-process", "nccl/all-reduce-2", "multicast/other-process"] {
         assert!(job.output().contains(&format!("pass   {name}")), "{}", job.output());
     }
 }
