@@ -22,7 +22,7 @@ def wait_for_lock():
 def wait_for_condition():
     with condition:
         os.write(w, b"x")
-        check(condition.wait(60), "the child was not notified")
+        check(condition.wait(250), "the child was not notified")
 
 
 r, w = os.pipe()

@@ -122,7 +122,7 @@ fn delayed_between_any_two_steps() {
         job.goes_on(&mut running);
     }
     // The process may still be away after the last delay.
-    until("a checkpoint", || job.try_checkpoint(&running).ok());
+    job.saves(&running);
     job.ends_right(&mut running);
 }
 
@@ -410,7 +410,7 @@ fn a_lock_that_takes_too_long_is_given_up() {
         job.disarm();
         job.goes_on(&mut running);
     }
-    running.checkpoint(&job.sandbox);
+    job.saves(&running);
     job.ends_right(&mut running);
 }
 
@@ -479,7 +479,7 @@ fn is_given_up_while_it_stalls(mode: &str, fault: &str, why: &str) {
     job.is_refused(&running, why);
     job.remove("stall");
     running.until("the end of the stall", || job.is_there("over").then_some(()));
-    running.checkpoint(&job.sandbox);
+    job.saves(&running);
     running.kill_everything();
     let mut again = job.resume();
     job.goes_on(&mut again);
@@ -580,7 +580,7 @@ const CYCLE: [&str; 4] = [
 fn a_driver_that_hangs_or_crashes_in_a_checkpoint() {
     let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
     let mut running = job.start();
-    running.checkpoint(&job.sandbox);
+    job.saves(&running);
     for (call, action) in CYCLE.iter().flat_map(|call| [(call, "hang"), (call, "crash")]) {
         job.goes_on(&mut running);
         job.fail(&format!("{call}:1={action}"));
@@ -601,7 +601,7 @@ fn a_driver_that_hangs_or_crashes_in_a_checkpoint() {
 fn a_driver_that_hangs_in_any_call_of_a_checkpoint() {
     let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
     let mut running = job.start();
-    running.checkpoint(&job.sandbox);
+    job.saves(&running);
     let calls = calls(&job, &mut running, "");
     job.goes_on(&mut running);
     let each = if std::env::var_os("CKPT_TEST_KILLS").is_some() { 1 } else { calls.len() / 3 };
@@ -631,7 +631,7 @@ fn a_driver_that_hangs_in_any_call_of_a_checkpoint() {
 fn a_driver_that_hangs_or_crashes_in_a_resume() {
     let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
     let mut running = job.start();
-    running.checkpoint(&job.sandbox);
+    job.saves(&running);
     for (call, action) in CYCLE[2..].iter().flat_map(|call| [(call, "hang"), (call, "crash")]) {
         running.kill_everything();
         job.fail(&format!("{call}:1={action}"));
@@ -656,7 +656,7 @@ fn a_process_that_is_stopped_in_a_checkpoint_is_not_lost() {
     job.disarm();
     kill_process(stopped_process(&running), Signal::CONT).expect("it is there");
     job.goes_on(&mut running);
-    running.checkpoint(&job.sandbox);
+    job.saves(&running);
     job.ends_right(&mut running);
 }
 
@@ -665,7 +665,7 @@ fn a_process_that_is_stopped_in_a_checkpoint_is_not_lost() {
 fn a_job_whose_driver_hangs_is_restarted() {
     let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
     let mut running = job.started(job.start_with(&["--max-restarts", "3"], ""));
-    running.checkpoint(&job.sandbox);
+    job.saves(&running);
     job.goes_on(&mut running);
     job.fail("cuCheckpointProcessCheckpoint:1=hang");
     job.sandbox.call(["checkpoint"]);

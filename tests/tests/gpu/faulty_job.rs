@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use ckpt_run_tests::gpu::{Gpu, built, cuda_program, succeed};
-use ckpt_run_tests::{Running, Sandbox};
+use ckpt_run_tests::{Running, Sandbox, until};
 use serde_json::Value;
 
 /// More steps than any test needs.
@@ -191,6 +191,11 @@ impl Job {
             said.trim_end().rsplit("cannot be saved as it is: ").next().unwrap_or_default().to_owned();
         assert!(failure.contains(&reason), "{said} but: {failure}");
         Err(said)
+    }
+
+    /// Takes a snapshot. On a busy machine a short `--freeze-timeout` may be over before one succeeds.
+    pub fn saves(&self, job: &Running) {
+        until("a checkpoint", || self.try_checkpoint(job).ok());
     }
 
     pub fn status(&self) -> Value {

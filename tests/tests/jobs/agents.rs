@@ -81,7 +81,7 @@ fn a_refusal_is_reported_and_the_job_continues() {
     write(&sandbox, "delay_s", "0.7");
     let id = job.checkpoint(&sandbox);
     let stall_s = sandbox.json(["show", &id, "--json"])["stall_s"].as_f64().unwrap();
-    assert!((0.7..20.0).contains(&stall_s), "until the agent is back: {stall_s}");
+    assert!((0.7..300.0).contains(&stall_s), "until the agent is back: {stall_s}");
     write(&sandbox, "go", "");
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert_eq!(sandbox.read("log"), "started\npass\n");

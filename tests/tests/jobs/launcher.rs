@@ -513,17 +513,21 @@ fn a_controlling_terminal_is_restored() {
     until("the program is ready", || sandbox.path().join("ready").exists().then_some(()));
     until("a snapshot", || sandbox.call(["checkpoint"]).status.success().then_some(()));
     child.kill();
-    assert!(said.lock().unwrap().contains("terminal /dev/pts/"), "{}", said.lock().unwrap());
+    until_printed(&said, "terminal /dev/pts/");
     // Another terminal takes the place of the first.
     let second = Terminal::open();
     let (mut child, said) = second.start(command());
-    until("the resumed job", || said.lock().unwrap().contains("resumed from snapshot").then_some(()));
+    until_printed(&said, "resumed from snapshot");
     fs::write(sandbox.path().join("go"), "").unwrap();
     let status = child.ends();
-    let said = said.lock().unwrap().clone();
-    assert_eq!(status.code(), Some(0), "{said}{}", sandbox.read("log"));
+    assert_eq!(status.code(), Some(0), "{}{}", said.lock().unwrap(), sandbox.read("log"));
     assert_eq!(sandbox.read("log"), "started\npass\n");
-    assert!(said.contains("pass"), "{said}");
+    until_printed(&said, "pass");
+}
+
+/// What is printed is read by a thread, a moment after it was printed.
+fn until_printed(said: &std::sync::Mutex<String>, what: &str) {
+    until(what, || said.lock().unwrap().contains(what).then_some(()));
 }
 
 /// Waits until ckpt-run relays keys. Before that, a key would be a signal for ckpt-run, as it starts.
@@ -563,7 +567,7 @@ while True: time.sleep(0.02)
         (&terminal.master).write_all(b"\x03").unwrap();
         let status = child.ends();
         assert_eq!(status.code(), Some(9), "{}", said.lock().unwrap());
-        assert!(said.lock().unwrap().contains("interrupted"));
+        until_printed(&said, "interrupted");
     }
 }
 
@@ -597,7 +601,7 @@ fn ctrl_c_saves_the_job() {
 #[test]
 fn a_private_network_keeps_ports_free() {
     let sandbox = Sandbox::new();
-    let script = "import socket,os,time\ns=socket.socket(); s.bind(('127.0.0.1', 45871)); s.listen()\nopen('ready','w')\nwhile not os.path.exists('go'): time.sleep(0.02)\nc=socket.create_connection(('127.0.0.1', 45871)); s.accept(); print('connected')\n";
+    let script = "import socket,os,time\ns=socket.socket(); s.bind(('127.0.0.1', 15871)); s.listen()\nopen('ready','w')\nwhile not os.path.exists('go'): time.sleep(0.02)\nc=socket.create_connection(('127.0.0.1', 15871)); s.accept(); print('connected')\n";
     let start = |name: &str| {
         sandbox.start(name, ["--network", "private", "--", python().to_str().unwrap(), "-c", script])
     };
@@ -605,7 +609,7 @@ fn a_private_network_keeps_ports_free() {
     until_ready(&mut job, &sandbox);
     job.checkpoint(&sandbox);
     job.kill_everything();
-    let taken = std::net::TcpListener::bind("127.0.0.1:45871").unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:15871").unwrap();
     let mut job = start("second");
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 0, "{}", job.said());

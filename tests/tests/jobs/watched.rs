@@ -134,7 +134,7 @@ termios.tcsetwinsize(theirs, (30, 100)) if hasattr(termios, "tcsetwinsize") else
 before = termios.tcgetattr(theirs)
 child = subprocess.Popen(sys.argv[1:], stdin=theirs, stdout=theirs)
 seen = b""
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 600
 while b"watched: running" not in seen:
     assert child.poll() is None and time.monotonic() < deadline, seen
     if select.select([ours], [], [], 0.1)[0]:
