@@ -165,15 +165,28 @@ fn breaking_leases(proc: &Path, pids: &[i32]) -> Vec<String> {
 /// [`crate::criu::UnixQueues::lost`].
 #[must_use]
 pub fn unreceived(proc: &Path, sockets: &BTreeSet<Option<Holder>>) -> String {
+    format!(
+        "{}: messages with descriptors (SCM_RIGHTS) wait in the queue of this unix socket, and CRIU would lose them at a resume. The checkpoint succeeds once they are received",
+        holders(proc, sockets)
+    )
+}
+
+/// The same for messages of length zero. `sockets` are those of [`crate::criu::EmptyMessagesError::Lost`].
+#[must_use]
+pub fn empty_messages(proc: &Path, sockets: &BTreeSet<Option<Holder>>) -> String {
+    format!(
+        "{}: a message of length zero with descriptors (SCM_RIGHTS), or together with such messages, waits in the queue of this unix socket, and CRIU would lose them at a resume. The checkpoint succeeds once they are received",
+        holders(proc, sockets)
+    )
+}
+
+fn holders(proc: &Path, sockets: &BTreeSet<Option<Holder>>) -> String {
     let describe = |socket: &Option<Holder>| {
         let Some(Holder { pid, fd }) = socket else { return "a socket in a message".to_owned() };
         let name = fs::read_to_string(proc.join(format!("{pid}/comm"))).unwrap_or_default();
         format!("process {pid} ({}), descriptor {fd}", name.trim())
     };
-    format!(
-        "{}: messages with descriptors (SCM_RIGHTS) wait in the queue of this unix socket, and CRIU would lose them at a resume. The checkpoint succeeds once they are received",
-        shortened(sockets.iter().map(describe).collect()).join("; ")
-    )
+    shortened(sockets.iter().map(describe).collect()).join("; ")
 }
 
 /// Before a dump without root: finds what CRIU, for lack of privileges, would restore wrong or not at all, see

@@ -1,5 +1,6 @@
 //! CRIU: finding it, controlling it over its RPC, reading its images, and explaining its errors (`known_errors.rs`).
 
+mod empty_messages;
 mod fields;
 mod find;
 mod images;
@@ -13,6 +14,7 @@ mod tcp_repair;
 mod timers;
 mod unix_queues;
 
+pub use empty_messages::{EmptyMessagesError, with_empty_messages};
 #[cfg(test)]
 pub use find::CriuMissing;
 pub use find::{Criu, MIN_VERSION};

@@ -21,8 +21,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-const FILES: &str = "files.img";
-const QUEUES_MAGIC: u32 = 0x5626_4026;
+pub(super) const FILES: &str = "files.img";
+pub(super) const QUEUES: &str = "sk-queues.img";
+pub(super) const QUEUES_MAGIC: u32 = 0x5626_4026;
 const PROCESSES_MAGIC: u32 = 0x5027_3030;
 const IDS_MAGIC: u32 = 0x5443_2030;
 const DESCRIPTORS_MAGIC: u32 = 0x5621_3732;
@@ -36,21 +37,21 @@ const UNIX: i32 = 5;
 const DATAGRAM: u32 = 2;
 
 #[derive(Message)]
-struct FileEntry {
+pub(super) struct FileEntry {
     #[prost(int32, required, tag = "1")]
     kind: i32,
     #[prost(uint32, required, tag = "2")]
-    id: u32,
+    pub(super) id: u32,
     #[prost(message, optional, tag = "16")]
-    unix: Option<UnixEntry>,
+    pub(super) unix: Option<UnixEntry>,
     #[prost(message, optional, tag = "18")]
     pipe: Option<PipeEntry>,
 }
 
 #[derive(Message)]
-struct UnixEntry {
+pub(super) struct UnixEntry {
     #[prost(uint32, required, tag = "2")]
-    inode: u32,
+    pub(super) inode: u32,
     #[prost(uint32, required, tag = "3")]
     kind: u32,
     #[prost(uint32, required, tag = "8")]
@@ -58,23 +59,23 @@ struct UnixEntry {
 }
 
 #[derive(Message)]
-struct PipeEntry {
+pub(super) struct PipeEntry {
     #[prost(uint32, required, tag = "2")]
     pipe: u32,
 }
 
 #[derive(Message)]
-struct PacketEntry {
+pub(super) struct PacketEntry {
     #[prost(uint32, required, tag = "1")]
-    receiver: u32,
+    pub(super) receiver: u32,
     #[prost(uint32, required, tag = "2")]
-    bytes: u32,
+    pub(super) bytes: u32,
     #[prost(message, repeated, tag = "4")]
-    control: Vec<ControlEntry>,
+    pub(super) control: Vec<ControlEntry>,
 }
 
 #[derive(Message)]
-struct ControlEntry {
+pub(super) struct ControlEntry {
     #[prost(uint32, repeated, packed = "false", tag = "2")]
     files: Vec<u32>,
 }
@@ -174,7 +175,7 @@ impl UnixQueues {
     pub fn read(read: Read) -> Result<Self, ImageError> {
         let mut found = Self::default();
         let bytes = |packet: &PacketEntry| packet.bytes as usize;
-        entries_with_data(read, "sk-queues.img", [COMMON_MAGIC, QUEUES_MAGIC], bytes, |packet| {
+        entries_with_data(read, QUEUES, [COMMON_MAGIC, QUEUES_MAGIC], bytes, |packet| {
             found.packets.push(packet);
         })?;
         if found.packets.is_empty() {
@@ -219,10 +220,9 @@ impl UnixQueues {
         let mut bytes = BTreeMap::new();
         for packet in &self.packets {
             let is_datagram = self.socket(packet.receiver).is_some_and(|socket| socket.kind == DATAGRAM);
-            let known = bytes.entry(packet.receiver).or_insert(0);
-            if !is_datagram || *known == 0 {
-                *known += u64::from(packet.bytes);
-            }
+            let more = if is_datagram { 0 } else { u64::from(packet.bytes) };
+            let all = bytes.entry(packet.receiver).and_modify(|all| *all += more);
+            all.or_insert(u64::from(packet.bytes));
         }
         let queue = |(receiver, bytes)| Some(Queue { holder: self.first_holder(receiver)?, bytes });
         bytes.into_iter().filter_map(queue).collect()
@@ -337,14 +337,14 @@ fn rights(packet: &PacketEntry) -> impl Iterator<Item = u32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Process 10 has one end of a connection, process 20 the other one.
     const PARENT: u32 = 10;
     const CHILD: u32 = 20;
-    const PARENTS_END: u32 = 1;
-    const CHILDS_END: u32 = 2;
+    pub(in crate::criu) const PARENTS_END: u32 = 1;
+    pub(in crate::criu) const CHILDS_END: u32 = 2;
     /// A file that only a message has.
     const SENT: u32 = 3;
     const PARENTS_FILE: u32 = 4;
@@ -362,7 +362,7 @@ mod tests {
         FileEntry { unix: Some(UnixEntry { inode, kind, peer }), ..file(UNIX, id) }
     }
 
-    fn message(receiver: u32, files: &[u32]) -> PacketEntry {
+    pub(in crate::criu) fn message(receiver: u32, files: &[u32]) -> PacketEntry {
         let control = (!files.is_empty()).then(|| ControlEntry { files: files.to_vec() });
         PacketEntry { receiver, bytes: 5, control: control.into_iter().collect() }
     }
@@ -392,7 +392,7 @@ mod tests {
         ]
     }
 
-    fn images(kind: u32, packets: &[PacketEntry], name: &str) -> Option<Vec<u8>> {
+    pub(in crate::criu) fn images(kind: u32, packets: &[PacketEntry], name: &str) -> Option<Vec<u8>> {
         let descriptors = |files: &[u32]| {
             let entry = |(fd, &file)| DescriptorEntry { file, fd };
             image(DESCRIPTORS_MAGIC, &(3..).zip(files).map(entry).collect::<Vec<_>>(), &[])
@@ -464,6 +464,9 @@ mod tests {
             let queues = UnixQueues::read(&|name| Ok(images(kind, &packets, name))).unwrap();
             assert_eq!(queues.lengths(), [Queue { holder: Holder { pid: 10, fd: 3 }, bytes }]);
         }
+        let mut queues = UnixQueues::read(&|name| Ok(images(DATAGRAM, &packets, name))).unwrap();
+        queues.packets[0].bytes = 0;
+        assert_eq!(queues.lengths()[0].bytes, 0);
     }
 
     #[test]

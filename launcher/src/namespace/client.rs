@@ -3,6 +3,7 @@
 use super::activity::Activity;
 use super::ending;
 use super::messages::{Network, Reply, Request, StdioSource, receive, send};
+use super::peek::PeekedQueue;
 use super::spawn::{self, Spawned};
 use crate::sys::authentic::FileKey;
 use crate::sys::descriptor_limit;
@@ -347,6 +348,17 @@ impl Namespace {
     pub fn queued_bytes(&self, sockets: Vec<(i32, i32)>) -> Result<Vec<Option<u64>>, NamespaceError> {
         match self.request(&Request::QueuedBytes { sockets }, &[])? {
             (Reply::QueuedBytes { bytes }, _) => Ok(bytes),
+            (other, _) => Err(unexpected(other)),
+        }
+    }
+
+    /// The queues of unix sockets that have messages of length zero. The job must be frozen.
+    ///
+    /// # Errors
+    /// When a socket cannot be asked, or the init has ended.
+    pub fn empty_messages(&self) -> Result<Vec<PeekedQueue>, NamespaceError> {
+        match self.request(&Request::EmptyMessages, &[])? {
+            (Reply::EmptyMessages { queues }, _) => Ok(queues),
             (other, _) => Err(unexpected(other)),
         }
     }

@@ -2,6 +2,7 @@
 //! and reaps children until the launcher closes the control socket.
 
 use super::messages::{Reply, Request, receive, retry_for_memory, send};
+use super::peek::Peeker;
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
 use super::written_files::{DRAIN_INTERVAL, Journal, STAMP_INTERVAL, Tracker};
 use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey, terminals};
@@ -59,6 +60,7 @@ fn serve(control: &UnixStream) -> io::Result<()> {
         root_pid: None,
         criu: HashMap::new(),
         tracker: None,
+        peeker: Peeker::default(),
         has_own_terminals: false,
     };
     let mut is_writing = false;
@@ -178,6 +180,7 @@ struct Init<'a> {
     /// CRIU processes, with the descriptors that they open through /proc/1/fd.
     criu: HashMap<i32, Vec<OwnedFd>>,
     tracker: Option<Tracker>,
+    peeker: Peeker,
     /// Whether terminals that the job makes are in its own namespace.
     has_own_terminals: bool,
 }
@@ -247,6 +250,12 @@ impl Init<'_> {
         }
     }
 
+    fn empty_messages(&mut self) -> Step<Reply> {
+        let criu: Vec<i32> = self.criu.keys().copied().collect();
+        let queues = self.peeker.look(&criu).at_step("look at the queues of the job's unix sockets")?;
+        Ok(Reply::EmptyMessages { queues })
+    }
+
     fn perform(&mut self, request: Request, fds: Vec<OwnedFd>) -> Step<(Reply, Option<OwnedFd>)> {
         let done = |warnings| Ok((Reply::Done { warnings }, None));
         match request {
@@ -299,6 +308,7 @@ impl Init<'_> {
                 Ok((survey::scan(&criu, self.root_pid).at_step("survey the job's processes")?, None))
             }
             Request::QueuedBytes { sockets } => Ok((survey::queues(&sockets), None)),
+            Request::EmptyMessages => Ok((self.empty_messages()?, None)),
             Request::Apply { affinity, last_pid } => done(apply(&affinity, last_pid)),
         }
     }

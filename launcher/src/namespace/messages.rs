@@ -1,6 +1,7 @@
 //! Messages between launcher and init. Each message on the socket is a header, which also carries descriptors, and JSON.
 //! Both ends are the same build of the same program, so the protocol has no version.
 
+use super::peek::PeekedQueue;
 use crate::sys::authentic::FileKey;
 use crate::sys::deadline::{MESSAGE_RETRY_INTERVAL, MESSAGE_RETRY_TIMEOUT};
 use ckpt_snapshot::AffinityGroup;
@@ -108,6 +109,8 @@ pub(super) enum Request {
         /// Processes and their descriptors.
         sockets: Vec<(i32, i32)>,
     },
+    /// Which sockets have messages of length zero in their queues? The job is frozen.
+    EmptyMessages,
     /// Restore what CRIU does not.
     Apply {
         /// CPU affinity.
@@ -175,6 +178,11 @@ pub(super) enum Reply {
     QueuedBytes {
         /// For each socket, in the same order; `None` for one that cannot be asked.
         bytes: Vec<Option<u64>>,
+    },
+    /// The result of [`Request::EmptyMessages`].
+    EmptyMessages {
+        /// The queues that have some.
+        queues: Vec<PeekedQueue>,
     },
     /// Done.
     Done {

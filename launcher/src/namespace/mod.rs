@@ -25,6 +25,8 @@ mod init;
 mod job_start;
 mod messages;
 #[allow(unsafe_code)]
+mod peek;
+#[allow(unsafe_code)]
 mod reaper;
 #[allow(unsafe_code)]
 mod seccomp;
@@ -42,6 +44,7 @@ pub use client::{CriuProcess, InitEvent, Namespace, NamespaceError, StartError, 
 pub use ending::is_ending;
 pub use init::init_main;
 pub use messages::{Network, StdioSource};
+pub use peek::{PeekedMessage, PeekedQueue};
 pub use survey::numbers_in;
 
 /// The first argument that turns this program into the namespace's init.

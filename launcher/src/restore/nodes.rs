@@ -25,6 +25,7 @@ impl Resumer<'_> {
             | Failure::GpuFull(error)
             | Failure::Lost(error)
             | Failure::Criu(error)
+            | Failure::Refused(error)
             | Failure::Other(error) => (error, false),
         })
     }

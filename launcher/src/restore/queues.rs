@@ -3,15 +3,19 @@
 use crate::criu::{Holder, Queue, UnixQueues, put_senders_last};
 use crate::files::staging::StagedDir;
 use crate::namespace::Namespace;
-use anyhow::{Context, Result, bail};
+use crate::restore::resume::Failure;
+use anyhow::{Context, anyhow};
 
 /// Prepares messages in the queues of unix sockets, see [`put_senders_last`]. Returns what has to be in the queues.
-pub(super) fn prepare(images: &StagedDir) -> Result<Vec<Queue>> {
-    let queues = UnixQueues::read(&|name| images.read(name))?;
+///
+/// # Errors
+/// [`Failure::Refused`] if messages would be lost: an older ckpt-run has taken the snapshot.
+pub(super) fn prepare(images: &StagedDir) -> Result<Vec<Queue>, Failure> {
+    let queues = UnixQueues::read(&|name| images.read(name)).map_err(anyhow::Error::from)?;
     if !queues.lost().is_empty() {
-        bail!(
+        return Err(Failure::Refused(anyhow!(
             "it has messages with descriptors (SCM_RIGHTS) between processes of the job, which CRIU would lose"
-        );
+        )));
     }
     put_senders_last(images, &queues).context("cannot prepare the messages between the job's processes")?;
     Ok(queues.lengths())

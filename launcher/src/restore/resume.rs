@@ -9,7 +9,7 @@ use crate::agents::{Agents, Placement};
 use crate::checkpoint::running_job::RunningJob;
 use crate::cluster::Gate;
 use crate::criu::{
-    Criu, Descriptors, InheritFd, Options, RestoreLimits, Session, SessionError, count_unsent_as_sent,
+    Criu, Descriptors, InheritFd, Options, Queue, RestoreLimits, Session, SessionError, count_unsent_as_sent,
     explain,
 };
 use crate::files::directories;
@@ -110,6 +110,8 @@ pub(super) enum Failure {
     Lost(anyhow::Error),
     /// CRIU could not restore it.
     Criu(anyhow::Error),
+    /// A resume would be wrong, as another try would be: the reason is in the snapshot.
+    Refused(anyhow::Error),
     /// The snapshot is intact and cannot be restored.
     Other(anyhow::Error),
 }
@@ -123,6 +125,7 @@ impl Failure {
             Self::GpuFull(error) => Self::GpuFull(error.context(context)),
             Self::Lost(error) => Self::Lost(error.context(context)),
             Self::Criu(error) => Self::Criu(error.context(context)),
+            Self::Refused(error) => Self::Refused(error.context(context)),
             Self::Other(error) => Self::Other(error.context(context)),
         }
     }
@@ -209,7 +212,10 @@ impl Resumer<'_> {
         let (error, is_restore) = match failure {
             Failure::Damaged(error) => (error.into(), false),
             Failure::Criu(error) | Failure::Lost(error) => (error, true),
-            Failure::Other(error) | Failure::PortTaken(error) | Failure::GpuFull(error) => (error, false),
+            Failure::Other(error)
+            | Failure::Refused(error)
+            | Failure::PortTaken(error)
+            | Failure::GpuFull(error) => (error, false),
         };
         let reason = error.root_cause().to_string();
         let (mut tries, mut passed) = (0, Duration::ZERO);
@@ -275,6 +281,7 @@ impl Resumer<'_> {
                 }
                 Err(
                     failure @ (Failure::Other(_)
+                    | Failure::Refused(_)
                     | Failure::PortTaken(_)
                     | Failure::GpuFull(_)
                     | Failure::Criu(_)),
@@ -371,6 +378,7 @@ impl Resumer<'_> {
         let copied = manifest.files.iter().filter(|file| saved.contains(&&file.path)).map(|file| file.bytes);
         let staging = self.staging(manifest, mirror_bytes + copied.sum::<u64>())?;
         let mut loading = Loading::begin(self.store, manifest, &staging, &saved, loads)?;
+        let queues = queues::prepare(loading.images())?;
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::restore(&manifest.directories)?;
@@ -381,9 +389,7 @@ impl Resumer<'_> {
         let mut files = FileHistory::resumed(manifest, inventory);
         let cwd = Path::new(&manifest.job.cwd);
         tracking::begin(&namespace, self.dir, cwd, self.file_rules, &mut files, Some(&manifest.id));
-        for file in &manifest.shm_files {
-            put_back(file, &loading)?;
-        }
+        manifest.shm_files.iter().try_for_each(|file| put_back(file, &loading))?;
         // Listening begins before the processes run, since their agents connect at once. Agents in the snapshot wait for
         // the connection, even if --interpose is now off.
         let wanted = self.interposer.library().is_some() || manifest.tree.agents.is_some();
@@ -397,7 +403,7 @@ impl Resumer<'_> {
         self.block_connections(manifest)?;
         // Restored ranks are parked until all processes are back.
         let cut = agents.as_ref().map(Agents::hold_cut);
-        let root_pid = self.run_criu(&namespace, &stdio, manifest, &mut loading, &work)?;
+        let root_pid = self.run_criu(&namespace, &stdio, manifest, &mut loading, &queues, &work)?;
         self.await_agents(agents.as_ref(), manifest, &namespace)?;
         drop(cut);
         Ok(RunningJob { namespace, stdio, root_pid, command_pid: manifest.tree.command_pid, agents, files })
@@ -457,13 +463,13 @@ impl Resumer<'_> {
         stdio: &Stdio,
         manifest: &Manifest,
         loading: &mut Loading,
+        queues: &[Queue],
         work: &StagedDir,
     ) -> Result<i32, Failure> {
         namespace
             .restore_reaper_program(manifest.tree.command_pid)
             .context("cannot prepare the job's namespace")?;
         count_unsent_as_sent(loading.images()).context("cannot prepare the job's TCP connections")?;
-        let queues = queues::prepare(loading.images())?;
         let mut shield = half_closed::shield(loading.images(), namespace)?;
         let pipes = pipes(manifest, stdio);
         let mut fds: Vec<BorrowedFd> = vec![loading.images().fd().as_fd(), work.fd().as_fd()];
@@ -486,7 +492,7 @@ impl Resumer<'_> {
         let mut damage = None;
         let mut at_stage = |stage: &str| {
             if stage == "post-restore" {
-                queues::check(namespace, &queues)?;
+                queues::check(namespace, queues)?;
             }
             if stage == "pre-resume" {
                 drop(shield.take());

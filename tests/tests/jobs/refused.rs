@@ -110,6 +110,38 @@ fn descriptors_that_two_processes_have_sent_each_other() {
 }
 
 #[test]
+fn descriptors_in_a_message_of_length_zero() {
+    is_refused("unix_empty_rights.py", &[], &["message of length zero", "(python3), descriptor"]);
+}
+
+/// A version that did not look at the messages has taken the snapshot. Another try would end as the first.
+#[test]
+fn descriptors_that_a_resume_would_lose_refuse_it_at_once() {
+    let sandbox = Sandbox::new();
+    let argv = || ["--".into(), python(), programs().join("refused/unix_rights.py")];
+    let mut command = sandbox.command(argv());
+    command.env("CKPT_FAULT", "lost-messages=error");
+    let mut job = sandbox.start_command("job", command);
+    job.until("the program is set up", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    let mut job = sandbox.start("job", argv());
+    assert_eq!(job.wait(), 125, "{}", job.said());
+    let said = job.said();
+    assert_eq!(
+        said.matches("(SCM_RIGHTS) between processes of the job, which CRIU would lose").count(),
+        1,
+        "{said}"
+    );
+    assert!(
+        said.contains("is intact but cannot be restored") && !said.contains("trying once more"),
+        "{said}"
+    );
+    assert_eq!(sandbox.read("log"), "started\n");
+}
+
+#[test]
 fn an_event_counter_in_semaphore_mode() {
     is_refused("eventfd_semaphore.py", &[], &["semaphore mode", "(python3), descriptor"]);
 }

@@ -160,6 +160,26 @@ fn jobs_with_semaphores_are_saved_at_the_same_time() {
     }
 }
 
+/// The kernel shows an empty message to the first look at a queue only, and marks it.
+#[test]
+fn unix_empty_messages_are_in_every_snapshot() {
+    let sandbox = Sandbox::new();
+    let ready = sandbox.path().join("ready");
+    for _ in 0..2 {
+        let mut job = start(&sandbox, "unix_empty.py");
+        job.until("the program is set up", || ready.exists().then_some(()));
+        job.until_answering(&sandbox);
+        job.checkpoint(&sandbox);
+        job.checkpoint(&sandbox);
+        job.kill_everything();
+    }
+    let mut job = start(&sandbox, "unix_empty.py");
+    job.until_answering(&sandbox);
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}\n{}", sandbox.read("log"), job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
 macro_rules! programs {
     ($($name:ident),* $(,)?) => {
         $(#[test]
@@ -239,6 +259,7 @@ programs!(
     unix_gone,
     umask_cwd,
     unix_dgram,
+    unix_empty,
     unix_named,
     unix_rights,
     unix_rights_between,
