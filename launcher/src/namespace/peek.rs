@@ -138,13 +138,14 @@ fn holders(sockets: &HashMap<u64, Kind>, except: &[i32]) -> io::Result<BTreeMap<
     Ok(found)
 }
 
-/// The socket; `None` if the process has ended.
+/// The socket; `None` if the process has ended, or may not be asked: CRIU needs the same right for each process that it
+/// dumps.
 fn socket_of(pid: i32, fd: i32) -> io::Result<Option<OwnedFd>> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     let socket = pidfd_open(pid, PidfdFlags::empty())
         .and_then(|process| pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()));
     match socket {
-        Err(Errno::SRCH | Errno::BADF) => Ok(None),
+        Err(Errno::SRCH | Errno::BADF | Errno::PERM) => Ok(None),
         other => Ok(Some(other?)),
     }
 }
