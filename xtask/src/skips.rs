@@ -75,6 +75,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_cut_that_fails_on_one_machine_leaves_the_job_running_on_both", FULL),
     ("training_on_two_machines_survives_and_is_preempted", FULL),
     ("a_job_that_ends_during_a_snapshot_is_complete", FULL),
+    ("a_connection_that_stands_still_is_named", FULL),
     ("another_key_and_another_address_are_refused_by_name", FULL),
     ("training_on_two_machines_survives_many_kills", FULL),
     ("any_node_takes_requests_for_snapshots_and_the_end", FULL),

@@ -6,12 +6,13 @@
 //!   Dump      CRIU freezes and captures the tasks      │ barriers of all nodes between these
 //!   Unblock   the packet rule is removed               │
 //!   Thaw      CRIU lets the tasks run                  │
-//!   Store     the part is stored, and waits until the global manifest is committed
+//!   Store     the part is stored
+//!   Prove     connections to other nodes move on; then the part waits until the global manifest is committed
 //! ```
 
 use crate::checkpoint::attempt::{Attempt, AttemptError};
 use crate::checkpoint::dump::Frozen;
-use crate::cluster::{Gate, GateEnd, PacketRule, sockets};
+use crate::cluster::{Gate, GateEnd, PacketRule, progress, sockets};
 use crate::criu::SessionError;
 use crate::store::tiers;
 use ckpt_cluster::{Outcome, Step};
@@ -62,6 +63,7 @@ impl Attempt<'_> {
         let pids =
             self.parts.job.namespace.survey().map_err(|error| SessionError::Stage(error.to_string()))?.pids;
         let own = sockets::of_processes(&self.proc(), &pids)?;
+        gate.watch(progress::moving(sockets::connections(&own)));
         let rule = PacketRule::put(&sockets::ports(&own))
             .map_err(|error| SessionError::Stage(format!("cannot block the job's connections: {error}")))?;
         gate.keep_rule(rule).map_err(SessionError::Stage)?;
@@ -138,6 +140,7 @@ impl Attempt<'_> {
         // As a resume reads it.
         let hash = self.parts.store.manifest(&manifest.id)?.content_hash();
         gate.done(Step::Store, Outcome::Stored { hash });
+        gate.prove();
         match gate.wait_end() {
             GateEnd::Committed => Ok(()),
             GateEnd::Aborted(why) => {

@@ -11,9 +11,14 @@
 
 use super::host::Input;
 use super::packet_rule::PacketRule;
+use super::progress::{self, Released};
 use ckpt_cluster::{AttemptId, Outcome, Step};
+use ckpt_snapshot::faults;
 use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Instant;
 
 /// How an attempt has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +45,12 @@ struct State {
     ordered: Vec<Step>,
     done: Vec<Step>,
     rule: Option<PacketRule>,
+    blocked_since: Option<Instant>,
+    released: Option<Released>,
+    /// Sockets of the job whose connections have to move on after the release.
+    watched: BTreeSet<u64>,
+    /// Whether addresses are those of nodes.
+    located: BTreeMap<IpAddr, bool>,
     end: Option<GateEnd>,
 }
 
@@ -99,7 +110,13 @@ impl Gate {
 
     /// Reports a step as done.
     pub fn done(&self, step: Step, outcome: Outcome) {
-        self.state.lock().done.push(step);
+        let mut state = self.state.lock();
+        state.done.push(step);
+        // Before a part is restored, no connection of it repeats anything.
+        if step == Step::Load && state.blocked_since.is_some() {
+            state.blocked_since = Some(Instant::now());
+        }
+        drop(state);
         let _ = self.host.send(Input::Finished { attempt: self.attempt, step, outcome });
     }
 
@@ -123,6 +140,7 @@ impl Gate {
             Some(GateEnd::Aborted(why) | GateEnd::Unknown(why)) => Err(why.clone()),
             _ => {
                 state.rule = Some(rule);
+                state.blocked_since.get_or_insert_with(Instant::now);
                 Ok(())
             }
         }
@@ -140,9 +158,57 @@ impl Gate {
     /// Why the attempt is over.
     pub fn release(&self) -> Result<(), String> {
         self.wait(Step::Unblock)?;
-        drop(self.state.lock().rule.take());
+        let rule = self.state.lock().rule.take();
+        rule.into_iter().for_each(remove);
+        let mut state = self.state.lock();
+        let at = Instant::now();
+        state.released = state.blocked_since.map(|since| Released { at, blocked: at - since });
+        drop(state);
         self.done(Step::Unblock, Outcome::Done);
         self.wait(Step::Thaw)
+    }
+
+    /// The connections of these sockets of the job have to move on after the release.
+    pub fn watch(&self, inodes: BTreeSet<u64>) {
+        self.state.lock().watched = inodes;
+    }
+
+    /// Waits for Prove, looks whether the job's connections to other nodes move on, and reports that.
+    pub fn prove(&self) {
+        if self.wait(Step::Prove).is_err() {
+            return;
+        }
+        let (watched, released) = {
+            let state = self.state.lock();
+            (state.watched.clone(), state.released)
+        };
+        let is_over = || self.end().is_some();
+        let still = released.filter(|_| !watched.is_empty()).and_then(|released| {
+            progress::find_still(&watched, released, |remote| self.is_node(remote), is_over)
+        });
+        match still {
+            None => self.done(Step::Prove, Outcome::Done),
+            Some(still) => self.fail(&still.what, false),
+        }
+    }
+
+    /// Asks the coordinator whether this is the address of a node. No, if the attempt is over.
+    fn is_node(&self, address: IpAddr) -> bool {
+        let _ = self.host.send(Input::Locate { address });
+        let mut state = self.state.lock();
+        loop {
+            match state.located.get(&address) {
+                Some(is_node) => return *is_node,
+                None if state.end.is_some() => return false,
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// The coordinator's answer.
+    pub(super) fn located(&self, address: IpAddr, is_node: bool) {
+        self.state.lock().located.insert(address, is_node);
+        self.changed.notify_all();
     }
 
     /// Waits for the end of the attempt.
@@ -155,5 +221,13 @@ impl Gate {
                 None => self.changed.wait(&mut state),
             }
         }
+    }
+}
+
+fn remove(rule: PacketRule) {
+    match faults::hit("rule-removed") {
+        Ok(()) => drop(rule),
+        // As if the kernel had not removed it.
+        Err(_) => std::mem::forget(rule),
     }
 }

@@ -10,6 +10,7 @@
 //!
 //! After an End each launcher ends its part and exits: who has started the launchers starts them again.
 
+mod locating;
 mod stopping;
 
 use super::gate::{Gate, GateEnd};
@@ -25,6 +26,7 @@ use ckpt_cluster::{
 };
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -48,6 +50,10 @@ pub(super) enum Input {
         attempt: AttemptId,
         step: Step,
         outcome: Outcome,
+    },
+    /// Is this the address of a node?
+    Locate {
+        address: IpAddr,
     },
     /// A snapshot is wanted.
     Request,
@@ -114,6 +120,8 @@ pub(super) struct HostParts {
     pub(super) grace: Duration,
     /// Local ports of the job's connections in earlier sessions.
     pub(super) ports: BTreeSet<u16>,
+    /// At node 0: the addresses of all nodes.
+    pub(super) addresses: BTreeSet<IpAddr>,
 }
 
 impl Cluster {
@@ -197,6 +205,7 @@ struct Host {
     log: Option<LogFiles>,
     grace: Duration,
     ports: BTreeSet<u16>,
+    addresses: BTreeSet<IpAddr>,
     inputs: Sender<Input>,
     notices: Sender<Notice>,
     gate: Option<Arc<Gate>>,
@@ -218,7 +227,7 @@ struct Host {
 
 impl Host {
     fn new(parts: HostParts, inputs: Sender<Input>, notices: Sender<Notice>, welcome: &Welcome) -> Self {
-        let HostParts { me, settings, links, log, excluded, grace, ports } = parts;
+        let HostParts { me, settings, links, log, excluded, grace, ports, addresses } = parts;
         let mut peer = Peer::new(me, settings, Duration::ZERO);
         let usable = welcome.committed.len() - excluded.len();
         peer.exclude(excluded);
@@ -231,6 +240,7 @@ impl Host {
             log,
             grace,
             ports,
+            addresses,
             inputs,
             notices,
             gate: None,
@@ -328,6 +338,7 @@ impl Host {
             Input::Finished { attempt, step, outcome } => {
                 self.peer.finished(self.now(), attempt, step, outcome);
             }
+            Input::Locate { address } => self.tell_coordinator(Message::Locate { address }),
             Input::Request => self.tell_coordinator(Message::Request),
             Input::PartEnded { code } => {
                 self.has_part_ended = true;
@@ -365,6 +376,8 @@ impl Host {
         match message {
             Message::Snapshot(envelope) => self.receive_snapshot(rank, envelope),
             Message::Committed { attempt } => self.commit(attempt),
+            Message::Locate { address } => self.locate(rank, address),
+            Message::Located { address, is_node } => self.located(address, is_node),
             Message::PartEnded { code: 0 } => {
                 self.ended.insert(rank);
                 if self.ended.len() == self.settings.nodes as usize {
@@ -532,11 +545,11 @@ impl Host {
                 let _ = self.notices.send(Notice::Load(Load { gate, from }));
             }
             Order::End => self.settle(attempt),
-            // Collectives of NCCL are refused, and what the tasks do after a release shows in their own end.
-            Order::Quiesce { .. } | Order::Prove => {
+            // Collectives of NCCL are refused.
+            Order::Quiesce { .. } => {
                 self.peer.finished(self.now(), attempt, step, Outcome::Done);
             }
-            Order::Freeze | Order::Dump | Order::Unblock | Order::Thaw | Order::Store => {
+            Order::Freeze | Order::Dump | Order::Unblock | Order::Thaw | Order::Store | Order::Prove => {
                 if let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) {
                     gate.order(step);
                 }

@@ -1,6 +1,7 @@
 //! The beginning: node 0 listens, the others connect, and nothing is begun before all are there.
 
 use super::connection::{self, ClusterKey, ConnectionError, Receiver, Sender, Side};
+use super::diag;
 use super::host::{Cluster, HostParts, Input};
 use super::links::{self, Joining, Link};
 use super::log_files::LogFiles;
@@ -55,6 +56,7 @@ impl Member {
             incarnation: incarnation(),
             ckpt_run: env!("CARGO_PKG_VERSION").to_owned(),
             hostname: host::facts().hostname,
+            addresses: diag::addresses().unwrap_or_default(),
             is_anew: self.is_anew,
             parts: self.parts.clone(),
         }
@@ -97,9 +99,7 @@ fn gather(member: Member) -> Result<Cluster> {
             }
             Some(_) => {}
             None => {
-                let missing = (1..member.settings.nodes).filter(|rank| !joined.contains_key(rank));
-                let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
-                tracing::info!("waiting for the launchers of node {} at {at}", missing.join(", "));
+                say_missing(member.settings.nodes, &joined, at);
                 report = None;
             }
         }
@@ -118,6 +118,7 @@ fn gather(member: Member) -> Result<Cluster> {
             return Err(error);
         }
     };
+    let addresses = all.iter().flat_map(|join| join.addresses.iter().copied()).collect();
     let links: BTreeMap<_, _> = joined.into_iter().map(|(rank, (_, link))| (rank, link)).collect();
     links.values().for_each(|link| link.send(Message::Welcome(welcome.clone())));
     let me = NodeId { rank: 0, incarnation: own.incarnation };
@@ -129,8 +130,15 @@ fn gather(member: Member) -> Result<Cluster> {
         excluded,
         grace: member.grace,
         ports: member.ports,
+        addresses,
     };
     Cluster::start(parts, welcome, (inputs, inbox))
+}
+
+fn say_missing(nodes: u32, joined: &BTreeMap<u32, (Join, Link)>, at: &Coordinator) {
+    let missing = (1..nodes).filter(|rank| !joined.contains_key(rank));
+    let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
+    tracing::info!("waiting for the launchers of node {} at {at}", missing.join(", "));
 }
 
 /// Takes a node in, or refuses it.
@@ -230,7 +238,8 @@ fn connect(member: Member) -> Result<Cluster> {
                 let me = NodeId { rank: member.rank, incarnation: join.incarnation };
                 let links = BTreeMap::from([(0, link)]);
                 let (settings, grace, ports) = (member.settings, member.grace, member.ports.clone());
-                let parts = HostParts { me, settings, links, log: None, excluded: Vec::new(), grace, ports };
+                let (log, excluded, addresses) = (None, Vec::new(), BTreeSet::new());
+                let parts = HostParts { me, settings, links, log, excluded, grace, ports, addresses };
                 return Cluster::start(parts, welcome, (inputs, inbox));
             }
             Err(Refusal::Final(why)) => {
@@ -300,6 +309,7 @@ mod tests {
             incarnation: 1,
             ckpt_run: "1".into(),
             hostname: "a".into(),
+            addresses: BTreeSet::new(),
             is_anew: false,
             parts: parts.iter().map(part).collect(),
         }

@@ -2,9 +2,11 @@
 
 use ckpt_cluster::{AttemptId, Envelope};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +21,8 @@ pub struct Join {
     pub ckpt_run: String,
     /// The name of its machine, for messages.
     pub hostname: String,
+    /// The addresses of its machine.
+    pub addresses: BTreeSet<IpAddr>,
     /// Whether it was told to start from the beginning (`--resume never`).
     pub is_anew: bool,
     /// The parts in its store.
@@ -91,6 +95,18 @@ pub enum Message {
     Committed {
         /// The snapshot.
         attempt: AttemptId,
+    },
+    /// From a node: is this the address of a node?
+    Locate {
+        /// The address.
+        address: IpAddr,
+    },
+    /// From the coordinator: the answer.
+    Located {
+        /// The address.
+        address: IpAddr,
+        /// Whether it is that of a node.
+        is_node: bool,
     },
     /// From a node: its part of the job has ended by itself.
     PartEnded {

@@ -11,6 +11,7 @@
 //! ```
 
 mod connection;
+mod diag;
 mod engine;
 mod gate;
 mod host;
@@ -21,6 +22,7 @@ mod messages;
 mod netlink;
 mod options;
 mod packet_rule;
+pub mod progress;
 pub mod sockets;
 
 pub use connection::ClusterKey;

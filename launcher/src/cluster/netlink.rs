@@ -1,6 +1,5 @@
-//! Messages of nftables and of the kernel's socket diagnosis over netlink, as bytes. Numbers are those of the kernel's
-//! `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`, `linux/netlink.h`, `linux/sock_diag.h` and
-//! `linux/inet_diag.h`.
+//! Messages over netlink, as bytes: those of nftables, and requests to other parts of the kernel. Numbers are those of the
+//! kernel's `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h` and `linux/netlink.h`.
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -8,7 +7,6 @@ use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with,
 };
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -18,8 +16,12 @@ const HEADER_BYTES: usize = 16;
 const NESTED: u16 = 0x8000;
 const REQUEST: u16 = 1;
 const ACK: u16 = 4;
+/// All that there is, in several messages.
+const DUMP: u16 = 0x300;
 /// The type of an answer: an error number, 0 for success.
 const ERROR: u16 = 2;
+/// The type of the message after the last one of a dump.
+const DONE: u16 = 3;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const SUBSYSTEM: u16 = 10;
@@ -107,12 +109,16 @@ impl Socket {
     /// # Errors
     /// When the kernel has no netfilter.
     pub(super) fn open() -> io::Result<Self> {
-        Self::of(rustix::net::netlink::NETFILTER)
+        Self::of(Some(rustix::net::netlink::NETFILTER))
     }
 
-    fn of(protocol: Protocol) -> io::Result<Self> {
+    /// Opens one for another part of the kernel; `None` is NETLINK_ROUTE.
+    ///
+    /// # Errors
+    /// When the kernel does not have that.
+    pub(super) fn of(protocol: Option<Protocol>) -> io::Result<Self> {
         let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
-        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol))?;
+        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, protocol)?;
         bind(&socket, &SocketAddrNetlink::new(0, 0))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
         Ok(Self(socket))
@@ -145,51 +151,90 @@ impl Socket {
         }
         first
     }
+
+    /// Performs one request.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn call(&self, kind: u16, body: &[u8]) -> io::Result<()> {
+        self.send(kind, REQUEST | ACK, body)?;
+        let mut buffer = vec![0; 4096];
+        let (received, _) = recv(&self.0, &mut buffer[..], RecvFlags::empty())?;
+        match answers(&buffer[..received]).first() {
+            Some((_, 0)) => Ok(()),
+            Some((_, error)) => Err(io::Error::from_raw_os_error(*error)),
+            None => Err(io::Error::other("the kernel gives no answer")),
+        }
+    }
+
+    /// The contents of the messages of this type with which the kernel answers a request for a list.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn dump(&self, kind: u16, body: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+        self.send(kind, REQUEST | DUMP, body)?;
+        let (mut found, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+        loop {
+            let (received, _) = recv(&self.0, &mut buffer[..], RecvFlags::empty())?;
+            for (kind_of_answer, content) in messages(&buffer[..received]) {
+                match kind_of_answer {
+                    DONE => return Ok(found),
+                    ERROR => {
+                        let number = i32::from_ne_bytes(field(content, 0)?).wrapping_neg();
+                        return Err(io::Error::from_raw_os_error(number));
+                    }
+                    _ => found.push(content.to_vec()),
+                }
+            }
+        }
+    }
+
+    fn send(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+        let mut request = Vec::new();
+        let length = u32::try_from(HEADER_BYTES + body.len()).expect("messages are short");
+        request.extend_from_slice(&length.to_ne_bytes());
+        request.extend_from_slice(&kind.to_ne_bytes());
+        request.extend_from_slice(&flags.to_ne_bytes());
+        request.extend_from_slice(&[0; 8]);
+        request.extend_from_slice(body);
+        sendto(&self.0, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        Ok(())
+    }
 }
 
-/// Has the kernel end the TCP connection between two addresses with a reset, whatever its state is.
+/// Bytes of a message of the kernel.
 ///
 /// # Errors
-/// When there is none, or the kernel cannot do that (`CONFIG_INET_DIAG_DESTROY`).
-pub(super) fn end_connection(local: (IpAddr, u16), remote: (IpAddr, u16)) -> io::Result<()> {
-    const SOCK_DESTROY: u16 = 21;
-    const TCP: u8 = 6;
-    let family = if local.0.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let family = u8::try_from(family.as_raw()).expect("families of addresses are small");
-    // struct inet_diag_req_v2, without its first two bytes: no extensions, any state.
-    let mut body = vec![0, 0];
-    body.extend_from_slice(&u32::MAX.to_ne_bytes());
-    for (_, port) in [local, remote] {
-        body.extend_from_slice(&port.to_be_bytes());
+/// It is too short.
+pub(super) fn field<const N: usize>(bytes: &[u8], at: usize) -> io::Result<[u8; N]> {
+    let found = at.checked_add(N).and_then(|end| bytes.get(at..end)?.try_into().ok());
+    found.ok_or_else(|| io::Error::other("a message of the kernel is too short"))
+}
+
+/// The messages in what the kernel has sent, with their types.
+fn messages(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
+    let mut found = Vec::new();
+    while let (Ok(length), Ok(kind)) = (field(bytes, 0), field(bytes, 4)) {
+        let length = u32::from_ne_bytes(length) as usize;
+        let Some(content) = bytes.get(HEADER_BYTES..length) else { break };
+        found.push((u16::from_ne_bytes(kind), content));
+        let Some(rest) = bytes.get(length.next_multiple_of(4)..) else { break };
+        bytes = rest;
     }
-    for (address, _) in [local, remote] {
-        let mut bytes = [0; 16];
-        match address {
-            IpAddr::V4(address) => bytes[..4].copy_from_slice(&address.octets()),
-            IpAddr::V6(address) => bytes = address.octets(),
-        }
-        body.extend_from_slice(&bytes);
+    found
+}
+
+/// The attributes in a part of a message, with their types.
+pub(super) fn attributes(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
+    let mut found = Vec::new();
+    while let (Ok(length), Ok(kind)) = (field(bytes, 0), field(bytes, 2)) {
+        let length = usize::from(u16::from_ne_bytes(length));
+        let Some(content) = bytes.get(4..length) else { break };
+        found.push((u16::from_ne_bytes(kind) & !NESTED, content));
+        let Some(rest) = bytes.get(length.next_multiple_of(4)..) else { break };
+        bytes = rest;
     }
-    // Any interface, any cookie.
-    body.extend_from_slice(&0_u32.to_ne_bytes());
-    body.extend_from_slice(&[0xff; 8]);
-    let mut request = Vec::new();
-    let length = u32::try_from(HEADER_BYTES + 2 + body.len()).expect("messages are short");
-    request.extend_from_slice(&length.to_ne_bytes());
-    request.extend_from_slice(&SOCK_DESTROY.to_ne_bytes());
-    request.extend_from_slice(&(REQUEST | ACK).to_ne_bytes());
-    request.extend_from_slice(&[0; 8]);
-    request.extend_from_slice(&[family, TCP]);
-    request.extend_from_slice(&body);
-    let Socket(socket) = Socket::of(rustix::net::netlink::SOCK_DIAG)?;
-    sendto(&socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
-    let mut buffer = vec![0; 4096];
-    let (received, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
-    match answers(&buffer[..received]).first() {
-        Some((_, 0)) => Ok(()),
-        Some((_, error)) => Err(io::Error::from_raw_os_error(*error)),
-        None => Err(io::Error::other("the kernel gives no answer")),
-    }
+    found
 }
 
 /// The sequence numbers and error numbers of answers.
@@ -225,27 +270,6 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_ended() {
-        use std::io::Read as _;
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut own = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut other = listener.accept().unwrap().0;
-        let ends = [own.local_addr().unwrap(), own.peer_addr().unwrap()].map(|end| (end.ip(), end.port()));
-        match end_connection(ends[0], ends[1]) {
-            Ok(()) => {
-                assert!(own.read(&mut [0]).is_err());
-                assert!(other.read(&mut [0]).is_err());
-                assert!(end_connection(ends[0], ends[1]).is_err(), "it has gone");
-            }
-            // The rights of the test, or the kernel.
-            Err(error) => {
-                let known = [libc::EPERM, libc::EOPNOTSUPP, libc::ENOENT];
-                assert!(error.raw_os_error().is_some_and(|number| known.contains(&number)), "{error}");
-            }
-        }
-    }
-
-    #[test]
     fn any_answer_is_read() {
         let answer = |sequence: u32, error: i32| {
             let mut bytes = Vec::new();
@@ -255,6 +279,17 @@ mod tests {
         };
         let both = [answer(1, 0), answer(2, 17)].concat();
         assert_eq!(answers(&both), [(1, 0), (2, 17)]);
-        ckpt_test_mutate::mutations(&[both], |bytes| drop(answers(bytes)));
+        ckpt_test_mutate::mutations(&[both], |bytes| {
+            drop(answers(bytes));
+            messages(bytes).into_iter().for_each(|(_, content)| drop(attributes(content)));
+        });
+    }
+
+    #[test]
+    fn attributes_are_read_as_they_are_written() {
+        let written = Attributes::default().text(1, "ab").number(2, 3).nested(4, &Attributes::default());
+        let expected: [(u16, &[u8]); 3] = [(1, b"ab\0"), (2, &[0, 0, 0, 3]), (4, &[])];
+        assert_eq!(attributes(&written.0), expected);
+        ckpt_test_mutate::mutations(&[written.0], |bytes| drop(attributes(bytes)));
     }
 }

@@ -1,6 +1,6 @@
 //! The TCP sockets of the network namespace, as `/proc/net/tcp` and `/proc/net/tcp6` list them.
 
-use super::netlink::end_connection;
+use super::diag::end_connection;
 use crate::sys::deadline::{NODE_CONNECTIONS_PATIENCE, NODE_CONNECTIONS_POLL_INTERVAL};
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -82,6 +82,13 @@ pub fn of_processes(proc: &Path, pids: &[i32]) -> io::Result<Vec<TcpSocket>> {
 #[must_use]
 pub fn ports(sockets: &[TcpSocket]) -> BTreeSet<u16> {
     sockets.iter().filter(|socket| socket.is_beyond_loopback()).map(|socket| socket.port).collect()
+}
+
+/// The inodes of connections that reach beyond the loopback interface.
+#[must_use]
+pub fn connections(sockets: &[TcpSocket]) -> BTreeSet<u64> {
+    let beyond = sockets.iter().filter(|socket| socket.is_beyond_loopback() && socket.is_connected());
+    beyond.map(|socket| socket.inode).collect()
 }
 
 /// Waits until no connection with one of these local ports is left that no process has and the kernel still works on. After

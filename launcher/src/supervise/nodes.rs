@@ -16,7 +16,7 @@ use crate::checkpoint::nodes::PartPlace;
 use crate::checkpoint::precopy::Precopy;
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
-use crate::cluster::{self, Cluster, ClusterKey, End, HeldPart, Load, Member, Notice, PacketRule};
+use crate::cluster::{self, Cluster, ClusterKey, End, HeldPart, Load, Member, Notice, PacketRule, sockets};
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::resume_point::{Decision, Resume, decide};
 use crate::job::status::unix_ms;
@@ -33,6 +33,8 @@ use ckpt_cluster::{AttemptId, Outcome, Settings, Step};
 use ckpt_snapshot::{JobRecord, SnapshotId, Store, Tiers};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// More nodes have not been tried.
@@ -354,8 +356,12 @@ impl Supervisor<'_> {
     }
 
     fn serve_part(mut self, job: RunningJob, load: &Load) -> Result<i32, Over> {
+        load.gate.watch(connections(&job));
         let session = JobSession::begin(self.context, job, self.began_from.as_ref())?;
         load.gate.done(Step::Thaw, Outcome::Done);
+        let gate = Arc::clone(&load.gate);
+        let prove = std::thread::Builder::new().name("nodes-progress".to_owned()).spawn(move || gate.prove());
+        prove.context("cannot start a thread")?;
         self.began();
         let SessionEnd { outcome, ended_at, .. } = session.serve();
         let measured = Measured { ended_unix_ms: Some(unix_ms(ended_at)), ..Measured::default() };
@@ -376,6 +382,15 @@ impl Supervisor<'_> {
             SessionOutcome::Preempted { .. } => Ok(EXIT_OWN),
         }
     }
+}
+
+/// The sockets of the job with connections that reach other machines.
+fn connections(job: &RunningJob) -> BTreeSet<u64> {
+    // A job that has just ended has none.
+    let Ok(survey) = job.namespace.survey() else { return BTreeSet::new() };
+    let proc = PathBuf::from(format!("/proc/{}/root/proc", job.namespace.init_pid()));
+    sockets::of_processes(&proc, &survey.pids)
+        .map_or_else(|_| BTreeSet::new(), |own| sockets::connections(&own))
 }
 
 /// Which part this launcher has.

@@ -160,6 +160,14 @@ pub const NODE_CONNECTIONS_END_TIMEOUT: Duration = Duration::from_secs(20);
 pub const NODE_CONNECTIONS_PATIENCE: Duration = Duration::from_secs(1);
 /// Polling interval for that.
 pub const NODE_CONNECTIONS_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// What is sent has to be acknowledged within this time of a check, and twice that for which packets were blocked before.
+pub const NODE_PROGRESS_PATIENCE: Duration = Duration::from_secs(15);
+/// A connection on which nothing comes for this long of a check, and nothing has to, is in order.
+pub const NODE_PROGRESS_QUIET: Duration = Duration::from_secs(1);
+/// The longest check of progress; less than [`NODE_STEP_TIMEOUT`].
+pub const NODE_PROGRESS_LIMIT: Duration = Duration::from_secs(45);
+/// Polling interval for that.
+pub const NODE_PROGRESS_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 // Commands and scrapes
 

@@ -81,6 +81,36 @@ fn a_cut_that_fails_on_one_machine_leaves_the_job_running_on_both() {
     assert_blocks(&job, BLOCKS, &running);
 }
 
+/// The packet rule of one machine is not removed after a snapshot, and then after a resume: the connection is named, there
+/// is no such snapshot, and the next try works.
+#[test]
+fn a_connection_that_stands_still_is_named() {
+    const BLOCKS: usize = 2000;
+    let Some(machines) = machines(2) else { return };
+    let mut job = Job::stream(machines, BLOCKS);
+    job.fault(1, Some("rule-removed@2=error"));
+    let mut running = job.begun("blocks.txt");
+    job.checkpoint(&running);
+    let failed = job.machines.sandboxes[0].call(["checkpoint"]);
+    let text = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && text.contains("stands still"), "{text}{}", said(&running));
+    assert_eq!(job.snapshots(), [1, 1]);
+    running[1].kill_everything();
+    running[0].wait();
+    job.fault(1, Some("rule-removed@1=error"));
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [125, 125], "{}", said(&running));
+    let expected = "cannot be resumed after all parts were restored: node ";
+    for one in &running {
+        assert!(one.said().contains(expected) && one.said().contains("stands still"), "{}", one.said());
+    }
+    job.fault(1, None);
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
 #[test]
 fn training_on_two_machines_survives_and_is_preempted() {
     const STEPS: usize = 300;
