@@ -167,8 +167,17 @@ impl Coordinator {
             let message = Message::Over { to: hello.node, epoch: self.epoch, session: theirs.id };
             actions.push(Action::Send { to: hello.node.rank, message });
         }
-        self.members.insert(hello.node.rank, Member { hello, heard: now });
-        self.go_on(now, actions);
+        let node = hello.node;
+        self.members.insert(node.rank, Member { hello, heard: now });
+        // A message of one node must not cost a look at all of them: those that are silent are found in `tick`.
+        let (id, nodes) = self.awaited();
+        let of_rank = nodes.get(node.rank as usize).filter(|one| one.rank == node.rank);
+        let of_rank = of_rank.or_else(|| nodes.iter().find(|one| one.rank == node.rank));
+        let is_lost = of_rank.is_some_and(|one| !self.is_there(now, *one, id));
+        let is_gathering = matches!(self.phase, Phase::Gathering { .. });
+        if is_lost || is_gathering && self.members.len() >= self.settings.parts as usize {
+            self.go_on(now, actions);
+        }
     }
 
     /// A node says what has become of a step.
@@ -195,7 +204,7 @@ impl Coordinator {
             return self.abort(now, Reason::Failed { rank: node.rank, reason, blames_snapshot }, actions);
         }
         attempt.take(node, outcome);
-        if attempt.missing().next().is_some() {
+        if !attempt.is_done() {
             return;
         }
         if attempt.advance(now, &self.settings, actions) {
@@ -303,24 +312,30 @@ impl Coordinator {
         now.saturating_sub(member.heard) >= self.settings.silence
     }
 
-    /// The nodes that the session, or the resume, has lost.
-    fn lost(&self, now: Duration) -> Vec<u32> {
-        let (id, nodes) = match (&self.phase, &self.session) {
+    /// The nodes that have to be there, and the session of which they have a part.
+    fn awaited(&self) -> (Option<AttemptId>, &[NodeId]) {
+        match (&self.phase, &self.session) {
             (Phase::Working(attempt), _) if matches!(attempt.kind, Kind::Resume { .. }) => {
                 (None, attempt.nodes())
             }
             (Phase::Running | Phase::Working(_), Some(session)) => (Some(session.id), &session.nodes[..]),
-            _ => return Vec::new(),
-        };
-        let is_there = |node: &&NodeId| {
-            self.members.get(&node.rank).is_some_and(|member| {
-                let has_part = member.hello.session.map(|session| session.id) == id;
-                // A hello that is older than the session says nothing of it.
-                let is_older = id.is_none_or(|id| member.hello.newest < id);
-                member.hello.node == **node && !self.is_silent(member, now) && (has_part || is_older)
-            })
-        };
-        nodes.iter().filter(|node| !is_there(node)).map(|node| node.rank).collect()
+            _ => (None, &[]),
+        }
+    }
+
+    fn is_there(&self, now: Duration, node: NodeId, id: Option<AttemptId>) -> bool {
+        self.members.get(&node.rank).is_some_and(|member| {
+            let has_part = member.hello.session.map(|session| session.id) == id;
+            // A hello that is older than the session says nothing of it.
+            let is_older = id.is_none_or(|id| member.hello.newest < id);
+            member.hello.node == node && !self.is_silent(member, now) && (has_part || is_older)
+        })
+    }
+
+    /// The nodes that the session, or the resume, has lost.
+    fn lost(&self, now: Duration) -> Vec<u32> {
+        let (id, nodes) = self.awaited();
+        nodes.iter().filter(|node| !self.is_there(now, **node, id)).map(|node| node.rank).collect()
     }
 
     fn lose(&mut self, now: Duration, ranks: Vec<u32>, actions: &mut Vec<Action>) {

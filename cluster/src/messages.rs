@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::log::PartId;
 
 /// The version of the messages. All launchers of a job have the same one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A message on its way.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -150,7 +150,7 @@ pub enum Order {
         from: Option<(PartId, String)>,
         /// Which part of the job the node becomes.
         part: u32,
-        /// The node rank at which each part is, for the forwarding entries.
+        /// The node rank at which each part is, for the forwarding entries. Empty: each is at the node of its own number.
         places: Vec<u32>,
     },
 }

@@ -252,6 +252,10 @@ impl Peer {
                     coordinator.hello(now, hello, &mut self.actions);
                 } else if hello.is_leaderless {
                     self.asking.insert(hello.node.rank, now);
+                    // At once: a job that starts waits for it.
+                    if self.is_leaderless(now) && self.asking.len() >= self.settings.parts as usize {
+                        self.stand(now);
+                    }
                 }
             }
             Message::Order { to, attempt, order } if to == self.me => {
@@ -293,17 +297,27 @@ impl Peer {
 
     /// Without a coordinator: asks the first ranks to become one, and becomes one if enough ask.
     fn seek(&mut self, now: Duration) {
-        let silence = now.saturating_sub(self.heard);
-        if silence < self.settings.silence && self.epoch > 0 {
+        if !self.is_leaderless(now) {
             self.hello_at = self.heard + self.settings.silence;
             return;
         }
+        let silence = now.saturating_sub(self.heard);
         if now >= self.hello_at {
             self.hello_at = now + self.settings.beat;
             let periods = silence.as_millis() / self.settings.stagger.as_millis().max(1);
             let last = u32::try_from(periods).unwrap_or(u32::MAX).min(self.settings.nodes - 1);
             (0..=last).for_each(|rank| self.say_hello(rank, true));
         }
+        self.stand(now);
+    }
+
+    /// Whether no coordinator is heard, or none was ever.
+    fn is_leaderless(&self, now: Duration) -> bool {
+        now.saturating_sub(self.heard) >= self.settings.silence || self.epoch == 0
+    }
+
+    /// Becomes a candidate if enough ask for it.
+    fn stand(&mut self, now: Duration) {
         self.asking.retain(|_, asked| now.saturating_sub(*asked) < self.settings.silence);
         if self.candidacy.is_some() {
             self.campaign(now);

@@ -158,6 +158,7 @@ mod tests {
     /// Tests that `cargo test` does not run by itself, and what runs them.
     const IGNORED: &[(&str, &str)] = &[
         ("a_collective_costs", "a measurement, run by hand in the release build"),
+        ("costs_by_number_of_nodes", "a measurement, run by `cargo xtask bench cluster`"),
         ("faults_of_all_kinds_at_once_change_no_result", "a soak, run by `cargo xtask soak --chaos`"),
         ("ratios", "a measurement, run by `cargo xtask bench gpu`"),
         ("works_on_a_directory", "run by other tests in a process of its own"),

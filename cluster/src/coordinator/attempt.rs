@@ -30,6 +30,8 @@ pub(super) struct Attempt {
     index: usize,
     /// The orders of this step, and which are done; by node.
     orders: Vec<(NodeId, Order, bool)>,
+    /// How many are not done.
+    open: usize,
     pub(super) deadline: Duration,
     repeat_at: Duration,
 }
@@ -46,7 +48,7 @@ impl Attempt {
             hashes = vec![String::new(); nodes.len()];
         }
         let (deadline, repeat_at) = (Duration::ZERO, Duration::ZERO);
-        Self { id, kind, nodes, others, hashes, index: 0, orders: Vec::new(), deadline, repeat_at }
+        Self { id, kind, nodes, others, hashes, index: 0, orders: Vec::new(), open: 0, deadline, repeat_at }
     }
 
     fn steps(&self) -> &'static [Step] {
@@ -76,6 +78,11 @@ impl Attempt {
         self.orders.iter().filter(|(_, _, is_done)| !is_done).map(|(node, _, _)| *node)
     }
 
+    /// Whether all nodes have done the step.
+    pub(super) fn is_done(&self) -> bool {
+        self.open == 0
+    }
+
     /// Orders a step: the nodes by part, then the others if there are orders left.
     pub(super) fn send(
         &mut self,
@@ -85,6 +92,7 @@ impl Attempt {
         actions: &mut Vec<Action>,
     ) {
         self.orders = self.all().zip(orders).map(|(node, order)| (node, order, false)).collect();
+        self.open = self.orders.len();
         self.deadline = now + settings.limit(self.step());
         self.repeat_at = now;
         self.repeat(now, settings.repeat, actions);
@@ -105,12 +113,15 @@ impl Attempt {
 
     /// A node has done the step.
     pub(super) fn take(&mut self, node: NodeId, outcome: Outcome) {
-        if let Some(order) = self.orders.iter_mut().find(|(to, _, _)| *to == node) {
-            order.2 = true;
-        }
-        let part = self.nodes.iter().position(|one| *one == node);
-        if let (Outcome::Stored { hash }, Some(part)) = (outcome, part) {
-            self.hashes[part] = hash;
+        let is_it = |(to, _, _): &(NodeId, Order, bool)| *to == node;
+        // Most are at the place of their rank: a report of each of many nodes has to cost little.
+        let expected = Some(node.rank as usize).filter(|place| self.orders.get(*place).is_some_and(is_it));
+        let Some(place) = expected.or_else(|| self.orders.iter().position(is_it)) else { return };
+        let (_, _, is_done) = &mut self.orders[place];
+        self.open -= usize::from(!std::mem::replace(is_done, true));
+        // The nodes with a part come first.
+        if let (Outcome::Stored { hash }, Some(known)) = (outcome, self.hashes.get_mut(place)) {
+            *known = hash;
         }
     }
 
@@ -133,7 +144,7 @@ impl Attempt {
                 let from = from.map(|attempt| {
                     (PartId { attempt, part: number }, self.hashes.get(part).cloned().unwrap_or_default())
                 });
-                let places = self.nodes.iter().map(|node| node.rank).collect();
+                let places = places(&self.nodes);
                 Order::Load { lease: settings.load_lease, from, part: number, places }
             }
             (Step::Quiesce, _) => Order::Quiesce { lease: settings.lease },
@@ -146,4 +157,11 @@ impl Attempt {
             (Step::End | Step::Load | Step::Prepare, _) => Order::End,
         }
     }
+}
+
+/// The node rank at which each part is, for an order: nothing if each is at the node of its own number, so that the orders
+/// do not grow with the number of nodes.
+fn places(nodes: &[NodeId]) -> Vec<u32> {
+    let places: Vec<_> = nodes.iter().map(|node| node.rank).collect();
+    if places.iter().copied().eq(0..) { Vec::new() } else { places }
 }

@@ -18,6 +18,7 @@ use crate::sys::deadline::NODE_SILENCE_TIMEOUT;
 use rustix::net::sockopt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 const MAGIC: &[u8; 16] = b"ckpt-run nodes\r\n";
@@ -88,14 +89,14 @@ pub enum Side {
 /// Writes messages.
 #[derive(Debug)]
 pub struct Sender {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     codes: Codes,
 }
 
 /// Reads messages.
 #[derive(Debug)]
 pub struct Receiver {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     codes: Codes,
 }
 
@@ -141,10 +142,10 @@ pub fn open(
     match side {
         Side::Node => {
             stream.write_all(&own)?;
-            read_exact(&mut stream, &mut theirs)?;
+            read_exact(&stream, &mut theirs)?;
         }
         Side::Coordinator => {
-            read_exact(&mut stream, &mut theirs)?;
+            read_exact(&stream, &mut theirs)?;
             stream.write_all(&own)?;
         }
     }
@@ -166,7 +167,9 @@ pub fn open(
     };
     let (to, from) = (codes(TO_COORDINATOR), codes(FROM_COORDINATOR));
     let (sending, receiving) = if side == Side::Node { (to, from) } else { (from, to) };
-    let sender = Sender { stream: stream.try_clone()?, codes: sending };
+    // One descriptor for both: node 0 has as many connections as the job has nodes.
+    let stream = Arc::new(stream);
+    let sender = Sender { stream: Arc::clone(&stream), codes: sending };
     Ok((sender, Receiver { stream, codes: receiving }))
 }
 
@@ -192,12 +195,12 @@ impl Sender {
         let length = length.ok_or_else(|| io::Error::other("a message is too long"))?;
         let code = self.codes.code(&content);
         let bytes = [&length.to_le_bytes()[..], &content, code.as_bytes()].concat();
-        (&self.stream).write_all(&bytes)
+        (&*self.stream).write_all(&bytes)
     }
 
     /// Tells an end that has not proved that it has the key.
     pub fn refuse_key(&mut self) {
-        let _ = (&self.stream).write_all(&WRONG_KEY.to_le_bytes());
+        let _ = (&*self.stream).write_all(&WRONG_KEY.to_le_bytes());
     }
 
     /// Closes the connection in both directions.
@@ -221,7 +224,7 @@ impl Receiver {
     /// See [`ConnectionError`].
     pub fn receive(&mut self) -> Result<Message, ConnectionError> {
         let mut length = [0; 4];
-        read_exact(&mut self.stream, &mut length)?;
+        read_exact(&self.stream, &mut length)?;
         let length = u32::from_le_bytes(length);
         if length > MOST_BYTES {
             // Nobody has proved anything with that: only a hint while the connection is new.
@@ -233,9 +236,9 @@ impl Receiver {
             });
         }
         let mut content = vec![0; length as usize];
-        read_exact(&mut self.stream, &mut content)?;
+        read_exact(&self.stream, &mut content)?;
         let mut code = [0; CODE_BYTES];
-        read_exact(&mut self.stream, &mut code)?;
+        read_exact(&self.stream, &mut code)?;
         // The comparison takes the same time wherever they differ.
         if blake3::Hash::from(code) != self.codes.code(&content) {
             return Err(ConnectionError::WrongKey);
@@ -244,7 +247,7 @@ impl Receiver {
     }
 }
 
-fn read_exact(stream: &mut TcpStream, to: &mut [u8]) -> Result<(), ConnectionError> {
+fn read_exact(mut stream: &TcpStream, to: &mut [u8]) -> Result<(), ConnectionError> {
     stream.read_exact(to).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => ConnectionError::Closed,
         _ => error.into(),
@@ -313,7 +316,8 @@ mod tests {
             let (mut node, coordinator) = pair();
             node.write_all(&frames.concat()).unwrap();
             drop(node);
-            let mut receiver = Receiver { stream: coordinator, codes: Codes { key: [1; 32], next: 0 } };
+            let mut receiver =
+                Receiver { stream: Arc::new(coordinator), codes: Codes { key: [1; 32], next: 0 } };
             let all: Vec<_> = std::iter::from_fn(|| receiver.receive().ok()).collect();
             all.len()
         };

@@ -11,6 +11,8 @@
 //! After an End each launcher ends its part and exits: who has started the launchers starts them again.
 
 mod locating;
+#[cfg(test)]
+mod measure;
 mod stopping;
 
 use super::gate::{Gate, GateEnd};

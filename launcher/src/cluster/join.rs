@@ -7,7 +7,9 @@ use super::links::{self, Joining, Link};
 use super::log_files::LogFiles;
 use super::messages::{HeldPart, Join, Message, Welcome};
 use super::options::Coordinator;
-use crate::sys::deadline::{NODE_CONNECTION_TIMEOUT, NODE_RETRY_INTERVAL, NODE_WAIT_REPORT};
+use crate::sys::deadline::{
+    NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL, NODE_WAIT_REPORT,
+};
 use crate::sys::error::bad_input;
 use crate::sys::host;
 use anyhow::{Context, Result, anyhow, bail};
@@ -78,7 +80,7 @@ fn gather(member: Member) -> Result<Cluster> {
     let (inputs, inbox) = unbounded();
     let at = &member.coordinator;
     let addresses = member.addresses().with_context(|| format!("cannot resolve the coordinator {at}"))?;
-    links::listen(&addresses, &member.key, &inputs).with_context(|| {
+    links::listen(&addresses, member.settings.nodes, &member.key, &inputs).with_context(|| {
         format!("node 0 cannot listen at {at} (--coordinator has to be an address of this machine)")
     })?;
     let own = member.join();
@@ -229,7 +231,7 @@ const FIRST: &str = "000001-";
 /// Another node.
 fn connect(member: Member) -> Result<Cluster> {
     let (at, join) = (&member.coordinator, member.join());
-    let mut report = Some(Instant::now() + NODE_WAIT_REPORT);
+    let (mut report, mut pause) = (Some(Instant::now() + NODE_WAIT_REPORT), NODE_FIRST_RETRY_INTERVAL);
     loop {
         let why = match try_connect(&member, &join) {
             Ok((connection, welcome)) => {
@@ -255,7 +257,8 @@ fn connect(member: Member) -> Result<Cluster> {
             tracing::info!("waiting for the launcher of node 0 at {at}: {why}");
             report = None;
         }
-        std::thread::sleep(NODE_RETRY_INTERVAL);
+        std::thread::sleep(pause);
+        pause = NODE_RETRY_INTERVAL.min(pause * 2);
     }
 }
 

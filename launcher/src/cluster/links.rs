@@ -12,8 +12,10 @@ use std::thread::JoinHandle;
 
 type Inputs = crossbeam_channel::Sender<Input>;
 
-/// Connections that have not said who they are. More are closed at once.
+/// Connections that have not said who they are, beyond one for each node. More are closed at once.
 const MOST_STRANGERS: usize = 64;
+/// Stack of each thread: node 0 has two for each other node.
+const STACK_BYTES: usize = 256 << 10;
 
 /// The connection to another node.
 #[derive(Debug)]
@@ -46,7 +48,7 @@ impl Link {
             }
             sender.close();
         };
-        let writer = std::thread::Builder::new().name("node-writer".to_owned()).spawn(write)?;
+        let writer = thread("node-writer", write)?;
         let events = inputs.clone();
         let read = move || {
             if let Err(error) = receiver.set_timeout(None) {
@@ -63,7 +65,7 @@ impl Link {
                 }
             }
         };
-        std::thread::Builder::new().name("node-reader".to_owned()).spawn(read)?;
+        thread("node-reader", read)?;
         Ok(Self { number, outbox, writer })
     }
 
@@ -91,7 +93,13 @@ pub(super) struct Joining {
 ///
 /// # Errors
 /// When the address cannot be listened at, or the thread cannot be started.
-pub(super) fn listen(addresses: &[SocketAddr], key: &ClusterKey, inputs: &Inputs) -> io::Result<()> {
+pub(super) fn listen(
+    addresses: &[SocketAddr],
+    nodes: u32,
+    key: &ClusterKey,
+    inputs: &Inputs,
+) -> io::Result<()> {
+    let most = MOST_STRANGERS + nodes as usize;
     let listener = TcpListener::bind(addresses)?;
     let (key, inputs) = (key.clone(), inputs.clone());
     let accept = move || {
@@ -101,7 +109,7 @@ pub(super) fn listen(addresses: &[SocketAddr], key: &ClusterKey, inputs: &Inputs
                 std::thread::sleep(ACCEPT_RETRY_INTERVAL);
                 continue;
             };
-            if strangers.load(Ordering::SeqCst) >= MOST_STRANGERS {
+            if strangers.load(Ordering::SeqCst) >= most {
                 continue;
             }
             strangers.fetch_add(1, Ordering::SeqCst);
@@ -113,13 +121,17 @@ pub(super) fn listen(addresses: &[SocketAddr], key: &ClusterKey, inputs: &Inputs
                 }
                 known.fetch_sub(1, Ordering::SeqCst);
             };
-            if std::thread::Builder::new().name("node-greeter".to_owned()).spawn(greet).is_err() {
+            if thread("node-greeter", greet).is_err() {
                 strangers.fetch_sub(1, Ordering::SeqCst);
             }
         }
     };
-    std::thread::Builder::new().name("node-accept".to_owned()).spawn(accept)?;
+    thread("node-accept", accept)?;
     Ok(())
+}
+
+fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(run)
 }
 
 fn greet(stream: TcpStream, key: &ClusterKey) -> Result<Joining, ConnectionError> {

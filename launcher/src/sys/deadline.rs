@@ -136,7 +136,9 @@ pub const PORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Time to connect to another node and to exchange the first messages; also for one write.
 pub const NODE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause before the next try to connect to node 0.
+/// Pause before the second try to connect to node 0. It doubles, up to [`NODE_RETRY_INTERVAL`].
+pub const NODE_FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(10);
+/// The longest pause before the next try to connect to node 0.
 pub const NODE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Time after which a launcher says for which other nodes it waits.
 pub const NODE_WAIT_REPORT: Duration = Duration::from_secs(3);

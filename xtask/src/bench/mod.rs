@@ -10,7 +10,10 @@
 //! `files`: what the job's files cost: tracking what is written, checkpoints and resumes with changed files.
 //!
 //! `store`: the store beside fio, and beside torch.save.
+//!
+//! `cluster`: the protocol between the launchers of a job on several nodes, without a job.
 
+mod cluster;
 mod files;
 mod gpu;
 mod idle;
@@ -45,6 +48,8 @@ enum What {
     Files(files::Args),
     /// The store beside fio and torch.save
     Store(store::Args),
+    /// The protocol of jobs on several nodes, with up to 1,024 simulated launchers
+    Cluster(cluster::Args),
 }
 
 /// Options of `cargo xtask bench gpu`.
@@ -122,6 +127,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             tell(&files::measure(&criu, &ckpt_run, args)?, args.json.as_deref())
         }
         What::Store(args) => tell(&store::measure(args)?, args.json.as_deref()),
+        What::Cluster(args) => tell(&cluster::measure(args)?, args.json.as_deref()),
     }
 }
 

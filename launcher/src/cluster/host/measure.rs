@@ -1,0 +1,268 @@
+//! What the protocol costs by itself: many launchers in one process, with real messages over loopback, and parts that are
+//! captured, stored and restored in no time.
+
+use super::{Cluster, Gate, GateEnd, Input, Load, Notice};
+use crate::cluster::join::{Member, join};
+use crate::cluster::messages::{HeldPart, StopHow};
+use crate::cluster::{ClusterKey, Coordinator};
+use crate::sys::deadline::{NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT};
+use ckpt_cluster::{Outcome, Settings, Step};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// No step takes nearly as long.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// What is wanted of a launcher.
+enum Command {
+    Request,
+    Die,
+    Stop,
+}
+
+/// What a launcher tells.
+enum Told {
+    /// All parts run; from node 0.
+    Running,
+    /// A part was held from then to then, and its snapshot is committed.
+    Saved(Instant, Instant),
+}
+
+/// A launcher without a job.
+struct Simulated {
+    rank: u32,
+    nodes: u32,
+    /// Where node 0 listens at the next start.
+    port: Arc<AtomicU16>,
+    job: PathBuf,
+    held: Option<HeldPart>,
+    commands: Receiver<Command>,
+    told: Sender<Told>,
+}
+
+impl Simulated {
+    fn member(&self) -> Member {
+        let silence = LIMIT;
+        let settings = Settings {
+            nodes: self.nodes,
+            parts: self.nodes,
+            beat: NODE_BEAT_INTERVAL,
+            silence,
+            stagger: LIMIT * 100,
+            repeat: NODE_REPEAT_INTERVAL,
+            gather: NODE_BEAT_INTERVAL,
+            lease: LIMIT,
+            load_lease: LIMIT,
+            step_limit: NODE_STEP_TIMEOUT + LIMIT,
+            transfer_limit: LIMIT,
+            tries: 1,
+        };
+        let at = format!("127.0.0.1:{}", self.port.load(Ordering::SeqCst));
+        Member {
+            rank: self.rank,
+            coordinator: Coordinator::parse(&at).expect("an address"),
+            key: ClusterKey([7; 32]),
+            settings,
+            job: self.job.clone(),
+            parts: self.held.iter().cloned().collect(),
+            ports: BTreeSet::new(),
+            is_anew: false,
+            grace: LIMIT,
+        }
+    }
+
+    /// Starts again and again, as an engine would start it, until it is stopped.
+    fn run(mut self) {
+        loop {
+            let cluster = join(self.member()).expect("joined");
+            let is_stopped = self.serve(&cluster);
+            cluster.finish();
+            if is_stopped {
+                return;
+            }
+        }
+    }
+
+    fn serve(&mut self, cluster: &Cluster) -> bool {
+        loop {
+            crossbeam_channel::select! {
+                recv(cluster.notices()) -> notice => match notice.expect("an End comes before") {
+                    Notice::Load(load) => resume(&load),
+                    Notice::Checkpoint(gate) => self.save(cluster, &gate),
+                    Notice::Running => self.told.send(Told::Running).expect("it listens"),
+                    Notice::End(end) => return end.is_requested,
+                    other => panic!("{other:?}"),
+                },
+                recv(self.commands) -> command => match command {
+                    Ok(Command::Request) => cluster.request(),
+                    Ok(Command::Stop) => cluster.stop("the end".to_owned(), StopHow::Now),
+                    // As if the process had died: the kernel closes its connection.
+                    Ok(Command::Die) => cluster.input(Input::Lost { rank: 0, number: 0, why: String::new() }),
+                    Err(_) => panic!("it is stopped before"),
+                },
+            }
+        }
+    }
+
+    fn save(&mut self, cluster: &Cluster, gate: &Gate) {
+        let hash = format!("{:064x}", self.rank);
+        let Ok((frozen, thawed)) = capture(gate, &hash) else { return };
+        if gate.wait_end() == GateEnd::Committed {
+            let log = cluster.log().0.to_owned();
+            self.held = Some(HeldPart { log, attempt: gate.attempt(), hash });
+            self.told.send(Told::Saved(frozen, thawed)).expect("it listens");
+        }
+    }
+}
+
+fn resume(load: &Load) {
+    let gate = &load.gate;
+    gate.done(Step::Load, Outcome::Done);
+    if gate.release().is_ok() {
+        gate.done(Step::Thaw, Outcome::Done);
+        gate.prove();
+    }
+}
+
+/// Returns from when to when the tasks would have been frozen.
+fn capture(gate: &Gate, hash: &str) -> Result<(Instant, Instant), String> {
+    gate.done(Step::Prepare, Outcome::Done);
+    gate.wait(Step::Freeze)?;
+    gate.done(Step::Freeze, Outcome::Done);
+    gate.wait(Step::Dump)?;
+    let frozen = Instant::now();
+    gate.done(Step::Dump, Outcome::Done);
+    gate.release()?;
+    let thawed = Instant::now();
+    gate.done(Step::Thaw, Outcome::Done);
+    gate.wait(Step::Store)?;
+    gate.done(Step::Store, Outcome::Stored { hash: hash.to_owned() });
+    gate.prove();
+    Ok((frozen, thawed))
+}
+
+/// Seconds.
+#[derive(Debug, serde::Serialize)]
+struct Costs {
+    nodes: u32,
+    /// From the start of all launchers to the moment when all parts run.
+    start_s: f64,
+    /// From the moment when the first part is frozen to that when the last one is released.
+    cut_overhead_s: f64,
+    /// From the request to the commit, as all nodes know it.
+    snapshot_s: f64,
+    /// From the death of a launcher, through the end of all, to the moment when all parts run again.
+    recovery_s: f64,
+}
+
+/// Many launchers.
+struct Launchers {
+    commands: Vec<Sender<Command>>,
+    threads: Vec<JoinHandle<()>>,
+    told: Receiver<Told>,
+    port: Arc<AtomicU16>,
+    _job: tempfile::TempDir,
+}
+
+impl Launchers {
+    fn start(nodes: u32) -> Self {
+        let (port, job) = (Arc::new(AtomicU16::new(0)), tempfile::tempdir().expect("a directory"));
+        let (teller, told) = unbounded();
+        let (mut commands, mut threads) = (Vec::new(), Vec::new());
+        next_port(&port);
+        for rank in 0..nodes {
+            let (sender, receiver) = unbounded();
+            let (port, job, told) = (Arc::clone(&port), job.path().to_owned(), teller.clone());
+            let one = Simulated { rank, nodes, port, job, held: None, commands: receiver, told };
+            let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(move || one.run());
+            threads.push(thread.expect("a thread"));
+            commands.push(sender);
+        }
+        Self { commands, threads, told, port, _job: job }
+    }
+
+    fn until_running(&self) {
+        while !matches!(self.told.recv_timeout(LIMIT).expect("it runs"), Told::Running) {}
+    }
+
+    fn tell(&self, rank: usize, command: Command) {
+        self.commands[rank].send(command).expect("it listens");
+    }
+
+    /// How long the parts were held, and the whole snapshot.
+    fn snapshot(&self) -> (Duration, Duration) {
+        let begun = Instant::now();
+        self.tell(0, Command::Request);
+        let saved = |_| match self.told.recv_timeout(LIMIT).expect("a snapshot") {
+            Told::Saved(frozen, thawed) => (frozen, thawed),
+            Told::Running => panic!("nothing has failed"),
+        };
+        let (frozen, thawed): (Vec<_>, Vec<_>) = (0..self.threads.len()).map(saved).unzip();
+        let (first, last) = (frozen.into_iter().min(), thawed.into_iter().max());
+        (last.expect("a node") - first.expect("a node"), begun.elapsed())
+    }
+
+    fn recovery(&self) -> Duration {
+        next_port(&self.port);
+        let begun = Instant::now();
+        self.tell(self.threads.len() - 1, Command::Die);
+        self.until_running();
+        begun.elapsed()
+    }
+
+    fn stop(self) {
+        self.tell(0, Command::Stop);
+        self.threads.into_iter().for_each(|thread| thread.join().expect("it has ended"));
+    }
+}
+
+/// Listeners of earlier starts stay, since they end with their process.
+fn next_port(port: &AtomicU16) {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    port.store(free.expect("a port").port(), Ordering::SeqCst);
+}
+
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64()
+}
+
+fn costs(nodes: u32, rounds: usize) -> Costs {
+    let begun = Instant::now();
+    let launchers = Launchers::start(nodes);
+    launchers.until_running();
+    let start_s = begun.elapsed().as_secs_f64();
+    let (cuts, snapshots): (Vec<_>, Vec<_>) = (0..rounds).map(|_| launchers.snapshot()).unzip();
+    let recoveries = (0..rounds).map(|_| launchers.recovery()).collect();
+    launchers.stop();
+    Costs {
+        nodes,
+        start_s,
+        cut_overhead_s: median(cuts),
+        snapshot_s: median(snapshots),
+        recovery_s: median(recoveries),
+    }
+}
+
+#[test]
+fn simulated_launchers_take_snapshots_and_recover() {
+    let costs = costs(3, 1);
+    assert!(costs.cut_overhead_s <= costs.snapshot_s, "{costs:?}");
+}
+
+#[test]
+#[ignore = "a measurement: `cargo xtask bench cluster`"]
+fn costs_by_number_of_nodes() {
+    let setting = |name, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
+    let rounds = setting("CKPT_BENCH_ROUNDS", "5").parse().expect("a number");
+    for nodes in setting("CKPT_BENCH_NODES", "4,64").split(',') {
+        let costs = costs(nodes.parse().expect("a number"), rounds);
+        println!("\n{}", serde_json::to_string(&costs).expect("JSON"));
+    }
+}
