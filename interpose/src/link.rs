@@ -19,6 +19,12 @@ pub trait Link {
     /// Sends a message that has no answer. A lost connection shows at the next one.
     fn tell(&mut self, _message: &FromAgent) {}
 
+    /// Waits for the answer to a message without descriptors that was sent by [`Link::tell`]. `None` if the connection is
+    /// lost.
+    fn answer(&mut self) -> Option<(ToAgent, Vec<OwnedFd>)> {
+        None
+    }
+
     /// Sends [`FromAgent::Readable`], and has `read` fill the window as the launcher requests until it has stored the memory;
     /// `read` returns the reason if it cannot.
     ///
@@ -93,6 +99,14 @@ impl Link for Conversation<'_> {
     fn ask(&mut self, message: &FromAgent, with: &[BorrowedFd<'_>]) -> Option<(ToAgent, Vec<OwnedFd>)> {
         say(self.socket, message).ok()?;
         self.socket.send(with).ok()?;
+        self.answer()
+    }
+
+    fn tell(&mut self, message: &FromAgent) {
+        let _ = say(self.socket, message);
+    }
+
+    fn answer(&mut self) -> Option<(ToAgent, Vec<OwnedFd>)> {
         loop {
             match hear(self.socket).ok()? {
                 unasked if is_unasked(&unasked) => self.unheard.push_back(unasked),
@@ -105,10 +119,6 @@ impl Link for Conversation<'_> {
                 }
             }
         }
-    }
-
-    fn tell(&mut self, message: &FromAgent) {
-        let _ = say(self.socket, message);
     }
 
     fn hand_out(

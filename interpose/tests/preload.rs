@@ -103,6 +103,7 @@ fn a_program_says_hello_and_is_otherwise_as_before() {
         supports_release: true,
         supports_cut: true,
         supports_reads: true,
+        supports_loads: true,
         instance: agent.hello.instance,
     };
     assert_eq!(agent.hello, expected);

@@ -62,6 +62,16 @@
 //!          <------------------------------- Stored{problem}
 //! ```
 //!
+//! A process whose mirror would take too much memory at a resume gets its device memory from the store through a window. Only
+//! agents that [support](Hello::supports_loads) it get one. Instead of Deliver:
+//!
+//! ```text
+//!          <------------------------------- DeliverWindow{mirror, bytes, window_bytes} + the window's descriptor
+//!   (repeated as needed, one ahead of the answer:)
+//!   Load{ranges, at}  -------------------->
+//!          <------------------------------- Loaded{problem}
+//! ```
+//!
 //! The launcher identifies device memory that processes share, by CUDA IPC or by descriptors, by keys. Each of these requests
 //! may be sent
 //! between a Welcome and the end of the conversation, or as the only request on a connection of its own:
@@ -176,6 +186,14 @@ pub enum FromAgent {
     Fill {
         /// In bytes from the mirror's beginning: sorted, without overlaps.
         ranges: Vec<Range<u64>>,
+    },
+    /// Requests that the launcher writes content of the mirror to the window, from the snapshot that the process was restored
+    /// from; only after [`ToAgent::DeliverWindow`]. Answers come in the order of the requests.
+    Load {
+        /// In bytes from the mirror's beginning. They are written one after another.
+        ranges: Vec<Range<u64>>,
+        /// Where in the window the first one goes, in bytes.
+        at: u64,
     },
     /// The device memory of a process without a mirror can be read until [`ToAgent::Stored`]: all work on it has ended.
     Readable {
@@ -449,6 +467,9 @@ pub struct Hello {
     /// Whether the agent supports [`ToAgent::StageWindow`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supports_reads: bool,
+    /// Whether the agent supports [`ToAgent::DeliverWindow`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub supports_loads: bool,
     /// A random number that stays the same until the process executes another program, which then has none of its memory;
     /// 0 from older agents.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -765,6 +786,25 @@ pub enum ToAgent {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_partial: bool,
     },
+    /// As [`ToAgent::Deliver`], with a window through which the agent loads the mirror's content rather than the mirror; the
+    /// window's descriptor follows. Only for agents that [support](Hello::supports_loads) it.
+    DeliverWindow {
+        /// The number of the mirror that there would be.
+        mirror: u64,
+        /// The size of that mirror, in bytes.
+        bytes: u64,
+        /// The size of the window, in bytes.
+        window_bytes: u64,
+        /// As in [`ToAgent::Deliver`].
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pairs: Vec<GpuPair>,
+    },
+    /// The answer to [`FromAgent::Load`].
+    Loaded {
+        /// Why the content is not in the window, for the user.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        problem: Option<String>,
+    },
     /// The answer to [`FromAgent::Fill`].
     Filled {
         /// Why the content is not in the mirror, for the user.
@@ -851,7 +891,10 @@ impl ToAgent {
     /// Number of descriptors that follow this message.
     pub fn descriptors(&self) -> usize {
         match self {
-            Self::Stage { .. } | Self::StageWindow { .. } | Self::Shared { .. } => 1,
+            Self::Stage { .. }
+            | Self::StageWindow { .. }
+            | Self::DeliverWindow { .. }
+            | Self::Shared { .. } => 1,
             Self::Deliver { bytes, .. } => usize::from(*bytes > 0),
             Self::Unparked { count } => *count,
             _ => 0,
@@ -890,6 +933,7 @@ mod tests {
             supports_release: false,
             supports_cut: false,
             supports_reads: false,
+            supports_loads: false,
             instance: 0,
         }
     }
@@ -935,6 +979,15 @@ mod tests {
         );
         has_json(&FromAgent::Content { problem: None }, r#"{"type":"content"}"#);
         has_json(&ToAgent::Stored { problem: Some("full".into()) }, r#"{"type":"stored","problem":"full"}"#);
+        has_json(
+            &ToAgent::DeliverWindow { mirror: 7, bytes: 8, window_bytes: 4, pairs: Vec::new() },
+            r#"{"type":"deliver_window","mirror":7,"bytes":8,"window_bytes":4}"#,
+        );
+        has_json(
+            &FromAgent::Load { ranges: vec![0..2, 4..6], at: 2 },
+            r#"{"type":"load","ranges":[{"start":0,"end":2},{"start":4,"end":6}],"at":2}"#,
+        );
+        has_json(&ToAgent::Loaded { problem: None }, r#"{"type":"loaded"}"#);
     }
 
     /// Agents and launchers of earlier versions know of no partial mirrors.

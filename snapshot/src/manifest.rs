@@ -266,6 +266,10 @@ pub struct GpuProcess {
     /// as in snapshots of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror_used_bytes: Option<u64>,
+    /// Whether the restored process can load the content of its mirror in parts, without one. Not in snapshots of earlier
+    /// versions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub supports_loads: bool,
     /// The data file with the used part of the mirror, from its beginning. `None` if no part is used.
     pub memory: Option<RelPath>,
     /// The data file with the layout of the mirror.
@@ -478,6 +482,7 @@ pub(crate) mod tests {
             mirror: 9,
             mirror_bytes: 4,
             mirror_used_bytes: Some(2),
+            supports_loads: true,
             memory: Some(RelPath::new("gpu/7.mem").unwrap()),
             report: RelPath::new("gpu/7.json").unwrap(),
             gpus: Vec::new(),

@@ -4,11 +4,14 @@
 //! copies them to the others.
 
 use crate::cancel::Cancellable;
+use crate::read_failure::{ReadFailure, classify};
 use crate::retention::{History, Retention, choose_prunable};
 use crate::store::{Input, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, damaged};
 use crate::{Damage, Manifest, Marks, ReadError, RelPath, SaveError, SnapshotId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -243,6 +246,27 @@ impl Tiers {
         let copying = self.copying.lock();
         prunable.retain(|id| !copying.contains(id));
         Ok(prunable)
+    }
+
+    /// The result of `read` with a data file of the snapshot, from the nearest tier where it succeeds. Reads from the file check
+    /// the checksums.
+    ///
+    /// # Errors
+    /// [`ReadError::Damaged`] if the file is damaged in each tier that has it.
+    pub fn read_source<T>(
+        &self,
+        manifest: &Manifest,
+        path: &RelPath,
+        mut read: impl FnMut(&dyn Source) -> io::Result<T>,
+    ) -> Result<T, ReadError> {
+        let failed = |source: io::Error| match classify(&source) {
+            ReadFailure::Access => ReadError::Io { step: "read", path: PathBuf::from(path.as_str()), source },
+            _ => damaged(&manifest.id, Damage::Unreadable { path: path.to_string(), source }),
+        };
+        self.nearest(&manifest.id, |tier| {
+            let source = tier.store.source(&*tier.own(manifest)?, path)?;
+            read(&*source).map_err(failed)
+        })
     }
 
     /// The result of `read` from the nearest tier where it succeeds. Falls back to the next tier if the snapshot is

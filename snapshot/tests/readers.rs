@@ -356,6 +356,7 @@ fn full_manifest() -> Manifest {
         mirror: 9,
         mirror_bytes: 4,
         mirror_used_bytes: Some(0),
+        supports_loads: true,
         memory: Some(RelPath::new("gpu/7.mem").unwrap()),
         report: RelPath::new("gpu/7.json").unwrap(),
         gpus: vec![GpuRecord {

@@ -248,12 +248,19 @@ fn come_back(
     say(socket, &FromAgent::Reconnected { attempt: absence.attempt, restored, copied_bytes, lost })
 }
 
-/// The outcome of putting the state back from the mirror that the launcher delivers. Waits for the delivery first.
+/// The outcome of putting the state back from the mirror or through the window that the launcher delivers. Waits for the delivery first.
 fn put_back(socket: &Socket, link: &mut dyn Link, gpu: &mut dyn Gpu) -> Result<Result<u64, String>, Hangup> {
-    let ToAgent::Deliver { mirror, bytes, pairs, is_partial, .. } = hear(socket)? else {
-        return Err(Hangup::Lost);
+    let (mirror, pairs) = match hear(socket)? {
+        ToAgent::Deliver { mirror, bytes, pairs, is_partial, .. } => {
+            let mirror = if bytes > 0 { Some(delivered(socket, mirror, bytes, is_partial)?) } else { None };
+            (mirror, pairs)
+        }
+        ToAgent::DeliverWindow { mirror, bytes, window_bytes, pairs } => {
+            let delivered = delivered(socket, mirror, bytes, false)?;
+            (Some(Delivered { window_bytes: Some(window_bytes), ..delivered }), pairs)
+        }
+        _ => return Err(Hangup::Lost),
     };
-    let mirror = if bytes > 0 { Some(delivered(socket, mirror, bytes, is_partial)?) } else { None };
     Ok(described(guarded("put the GPU's state back", || gpu.attach(mirror, &pairs, link))))
 }
 
@@ -275,6 +282,7 @@ fn greet(
         supports_release: true,
         supports_cut: true,
         supports_reads: true,
+        supports_loads: true,
         instance: process::instance(),
     };
     say(socket, &FromAgent::Hello(hello))?;

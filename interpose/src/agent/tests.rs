@@ -447,7 +447,7 @@ fn a_farewell_that_nobody_hears_is_an_absence_all_the_same() {
 fn orders_of_a_cut_are_followed_and_reports_are_sent_once() {
     let launcher = Launcher::of(Kind::Whole);
     let (mut stream, hello) = launcher.welcomes();
-    assert!(hello.supports_cut && hello.supports_reads);
+    assert!(hello.supports_cut && hello.supports_reads && hello.supports_loads);
     cut(&mut stream, 1);
     // Nothing else is sent while nothing changes, and other requests are answered.
     thread::sleep(LONGEST_POLL_INTERVAL);

@@ -1,4 +1,4 @@
-//! Delivering what a process needs to restore its GPU state: its mirror, and its parked memory.
+//! Delivering what a process needs to restore its GPU state: its mirror or a window, and its parked memory.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -10,6 +10,7 @@ use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::faults;
 use tracing::debug;
 
+use super::refill::Refill;
 use super::stream::AgentStream;
 use super::{Shared, broker};
 
@@ -29,12 +30,13 @@ impl Shared {
                 let lost = Some(shortage);
                 return Ok(FromAgent::Reconnected { attempt, restored: false, copied_bytes: 0, lost });
             }
-            self.deliver(id, stream, hello.pid)?;
+            self.deliver(id, stream, hello)?;
         }
         loop {
             match stream.receive()? {
                 FromAgent::Unpark { first, count } => self.unpark(stream, hello.pid, first, count)?,
                 FromAgent::Fill { ranges } => self.fill(stream, Some(hello.pid), ranges)?,
+                FromAgent::Load { ranges, at } => self.load(stream, hello.pid, &ranges, at)?,
                 message if broker::sender(&message).is_some() => {
                     self.serve_broker_message(id, stream, &message)?;
                 }
@@ -43,12 +45,14 @@ impl Shared {
         }
     }
 
-    fn deliver(&self, id: u64, stream: &AgentStream, pid: u32) -> Result<(), FrameError> {
+    fn deliver(&self, id: u64, stream: &AgentStream, hello: &Hello) -> Result<(), FrameError> {
+        let pid = hello.pid;
         let mut state = self.lock();
         if let Some(handle) = state.connections.get(&id).map(|connection| connection.handle.clone()) {
             state.holdings.set_handle(pid, &handle);
         }
         let mirror = state.holdings.mirror(pid).cloned();
+        let refill = state.holdings.refill(pid).filter(|_| hello.supports_loads);
         let parked = state.holdings.parked_count(pid);
         drop(state);
         // A window has nothing that could be copied back.
@@ -57,6 +61,12 @@ impl Shared {
         debug!(id, pid, bytes, parked, "delivering mirror and parked memory to an agent");
         let files: Vec<_> = mirror.iter().map(|mirror| mirror.file.as_fd()).collect();
         let pairs = self.migrations.lock().take_pairs(pid);
+        if let Some(refill) = refill {
+            let Refill { number: mirror, bytes, window_bytes, .. } = *refill;
+            let message = ToAgent::DeliverWindow { mirror, bytes, window_bytes, pairs };
+            stream.send_with_files(&message, &[refill.file.as_fd()])?;
+            return faults::hit("delivered").map_err(|source| FrameError::Io { step: "go on", source });
+        }
         let is_partial = mirror.as_ref().is_some_and(|mirror| mirror.history.lock().is_freed());
         let message = ToAgent::Deliver { mirror: number, bytes, parked, pairs, is_partial };
         stream.send_with_files(&message, &files)?;

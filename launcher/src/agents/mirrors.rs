@@ -14,12 +14,14 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ckpt_protocol::agent::Capture;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::process::ProcessHandle;
+use super::refill::Refill;
 use super::unchanged::CaptureHistory;
 use super::window::{Window, window_bytes};
 use crate::files::staging;
@@ -202,6 +204,8 @@ pub struct Held {
     /// `None` while the process is being restored.
     handle: Option<Arc<ProcessHandle>>,
     mirror: Option<Mirror>,
+    /// Instead of a mirror, while the process is being restored.
+    refill: Option<Arc<Refill>>,
     /// The mirror is to be freed when the process is back.
     is_due: bool,
     parked: Parked,
@@ -255,6 +259,27 @@ impl Holdings {
     /// Adds the mirror of a process that is being restored.
     pub fn adopt(&mut self, pid: u32, mirror: Mirror) {
         self.processes.insert(pid, Held { mirror: Some(mirror), ..Held::default() });
+    }
+
+    /// Adds the device memory of a process that is being restored without a mirror.
+    pub fn adopt_refill(&mut self, pid: u32, refill: Arc<Refill>) {
+        self.processes.insert(pid, Held { refill: Some(refill), ..Held::default() });
+    }
+
+    pub fn refill(&self, pid: u32) -> Option<Arc<Refill>> {
+        self.processes.get(&pid)?.refill.clone()
+    }
+
+    /// Removes what a process was restored from, which has returned.
+    #[must_use]
+    pub fn take_refill(&mut self, pid: u32) -> Option<Arc<Refill>> {
+        self.processes.get_mut(&pid)?.refill.take()
+    }
+
+    /// When device memory was last loaded from the store for a process that is being restored.
+    pub fn last_load(&self) -> Option<Instant> {
+        let refills = self.processes.values().filter_map(|held| held.refill.as_ref());
+        refills.filter_map(|refill| refill.last_activity()).max()
     }
 
     /// Sets the handle of a process that has returned.

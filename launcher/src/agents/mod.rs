@@ -62,6 +62,7 @@ mod partial;
 mod peer;
 mod prepare;
 mod process;
+mod refill;
 mod release;
 mod restore_memory;
 mod serve;
@@ -73,6 +74,7 @@ mod window;
 
 use crate::sys::deadline::{AGENT_CLOSE_TIMEOUT, PROCESS_POLL_INTERVAL};
 use crate::sys::gpus::{GpuProbe, Gpus};
+use ckpt_snapshot::ReadError;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fs;
@@ -97,6 +99,7 @@ pub use partial::Present;
 pub use partial::{MirrorMode, StoredContent};
 pub use prepare::Prepared;
 pub use process::{GpuState, Loss, Process, QuiesceError, Quiesced, ReturnSummary};
+pub use refill::Refill;
 pub use restore_memory::Placement;
 use restore_memory::{Migrations, RestoreMemory};
 use state::{Phase, State};
@@ -125,6 +128,8 @@ struct Shared {
     devices: Mutex<DeviceFiles>,
     gpus: GpuProbe,
     restore_memory: Mutex<RestoreMemory>,
+    /// Why device memory could not be read from the store in a resume.
+    read_error: Mutex<Option<ReadError>>,
     migrations: Mutex<Migrations>,
     /// The job session has ended.
     is_closed: AtomicBool,
@@ -154,6 +159,7 @@ impl Agents {
             devices: Mutex::default(),
             gpus: GpuProbe::default(),
             restore_memory: Mutex::default(),
+            read_error: Mutex::default(),
             migrations: Mutex::default(),
             is_closed: AtomicBool::new(false),
             state: Mutex::default(),
@@ -364,7 +370,7 @@ impl Agents {
     ///
     /// For processes that were killed after the dump and restored by this same launcher, `quiesced` has to be made by
     /// [`Quiesced::expected`]: they count as exited otherwise. The next dump waits for the processes that are still
-    /// missing at the end.
+    /// missing at the end. The time begins anew with each part of device memory that is loaded from the store.
     pub fn await_return(&self, quiesced: &Quiesced, deadline: Duration) -> ReturnSummary {
         let summary = self.await_all(quiesced, deadline);
         let ended = self.shared.lock().holdings.remove_ended();
@@ -380,6 +386,7 @@ impl Agents {
             if summary.missing.is_empty() {
                 return summary;
             }
+            let end = state.holdings.last_load().map_or(end, |last| end.max(last + deadline));
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 summary.missing.sort_by_key(|process| process.pid);

@@ -48,7 +48,8 @@ pub enum MirrorMode {
     All,
     /// What the store does not have: nothing after a successful checkpoint.
     Changed,
-    /// Nothing: device memory goes to the store while the job is paused ([`super::window`]).
+    /// Nothing: device memory goes to the store while the job is paused ([`super::window`]), and comes from there in a resume
+    /// ([`super::refill`]).
     None,
 }
 
@@ -181,7 +182,7 @@ impl Mirror {
 }
 
 /// The parts of a range that lie in one chunk each.
-fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+pub(super) fn pieces(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let (chunk, end) = (CHUNK_BYTES as u64, range.end);
     let mut start = range.start;
     std::iter::from_fn(move || {
@@ -249,7 +250,7 @@ impl Shared {
             let free_bytes = memory::available_bytes().unwrap_or(0).saturating_add(held_bytes);
             *mode = MirrorMode::that_fits(used_bytes, free_bytes, image_bytes);
             info!(
-                "--mirror {}: a copy of all device memory takes {used_bytes} bytes of host memory, at a resume too, and {free_bytes} are free",
+                "--mirror {}: a copy of all device memory takes {used_bytes} bytes of host memory, and {free_bytes} are free",
                 mode.name()
             );
         }

@@ -62,6 +62,8 @@ pub struct GpuState {
     pub report: GpuReport,
     /// The GPUs that the driver knows in the process; empty if they are not known.
     pub gpus: Vec<GpuRecord>,
+    /// Whether the restored process can load its memory through a window.
+    pub supports_loads: bool,
 }
 
 impl Quiesced {
@@ -74,7 +76,12 @@ impl Quiesced {
             let handle = ProcessHandle::new(None, proc.join(pid.to_string()));
             let process = Process { pid: Some(pid), host_pid: None, exe: String::new() };
             let is_there = handle.program.is_some();
-            is_there.then(|| DetachedProcess { process, handle: Arc::new(handle), report: None })
+            is_there.then(|| DetachedProcess {
+                process,
+                handle: Arc::new(handle),
+                report: None,
+                supports_loads: false,
+            })
         };
         Self { attempt, detached: pids.into_iter().filter_map(detached).collect(), gpu: Vec::new() }
     }
@@ -204,6 +211,8 @@ pub struct DetachedProcess {
     pub handle: Arc<ProcessHandle>,
     /// What the process had on its GPUs.
     pub report: Option<Box<GpuReport>>,
+    /// Whether the restored process can load its memory through a window.
+    pub supports_loads: bool,
 }
 
 /// A handle to a process: tells whether the process still runs, and still runs the same program.

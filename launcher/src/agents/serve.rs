@@ -61,6 +61,7 @@ impl Shared {
             handle: Arc::clone(&handle),
             is_registered: false,
             supports_reads: false,
+            supports_loads: false,
             asked: None,
             preparation: None,
             refusal: None,
@@ -319,6 +320,7 @@ impl Shared {
         connection.process.exe = hello.exe;
         connection.is_registered = true;
         connection.supports_reads = hello.supports_reads;
+        connection.supports_loads = hello.supports_loads;
         connection.activity_query =
             if hello.supports_activity { ActivityQuery::NotAsked } else { ActivityQuery::Unsupported };
         connection.release = if hello.supports_release { Release::NotAsked } else { Release::Unsupported };
@@ -331,6 +333,7 @@ impl Shared {
         };
         let arrival = Arrival { connection: id, process: connection.process.clone(), returned };
         let parked = state.holdings.take_parked(hello.pid);
+        let refill = state.holdings.take_refill(hello.pid);
         let restarted = arrival.returned.is_none().then(|| {
             self.migrations.lock().forget(hello.pid);
             state.holdings.forget(hello.pid)
@@ -348,7 +351,7 @@ impl Shared {
         self.changed.notify_all();
         drop(state);
         self.send_orders();
-        drop((parked, restarted));
+        drop((parked, refill, restarted));
         attempt
     }
 
@@ -359,7 +362,8 @@ impl Shared {
         }
         let mut state = self.lock();
         let mut lost = None;
-        if let Some(Connection { stream, process, handle, is_registered, .. }) = state.connections.remove(&id)
+        if let Some(Connection { stream, process, handle, is_registered, supports_loads, .. }) =
+            state.connections.remove(&id)
         {
             // Another process may still hold the other end, and has to see that the connection has ended.
             stream.shut_down();
@@ -369,11 +373,16 @@ impl Shared {
                 if let Some(mirror) = mirror {
                     mirror.record_capture(report.as_mut().and_then(|report| report.capture.as_deref_mut()));
                 }
-                state.detached.push(DetachedProcess { process, handle, report });
+                state.detached.push(DetachedProcess { process, handle, report, supports_loads });
             } else if is_registered {
                 if has_mirror && matches!(state.phase, Phase::Quiescing { .. }) {
                     let handle = Arc::clone(&handle);
-                    state.disconnected.push(DetachedProcess { process, handle, report: None });
+                    state.disconnected.push(DetachedProcess {
+                        process,
+                        handle,
+                        report: None,
+                        supports_loads,
+                    });
                 }
                 lost = Some(handle);
             }

@@ -69,6 +69,8 @@ pub(super) struct Connection {
     pub(super) is_registered: bool,
     /// The agent can hand its memory out through a window.
     pub(super) supports_reads: bool,
+    /// The restored process can load its memory through a window.
+    pub(super) supports_loads: bool,
     /// The attempt of a Quiesce that the agent has not answered, or has refused in the current attempt.
     pub(super) asked: Option<u64>,
     /// Progress in an attempt that has not yet begun to detach agents.
@@ -136,7 +138,8 @@ impl State {
         let state = |one: &mut DetachedProcess| {
             let report = one.report.take()?;
             let mirror = one.process.pid.and_then(|pid| self.holdings.mirror(pid)).cloned();
-            Some(GpuState { process: one.process.clone(), mirror, report: *report, gpus: Vec::new() })
+            let (process, supports_loads) = (one.process.clone(), one.supports_loads);
+            Some(GpuState { process, mirror, report: *report, gpus: Vec::new(), supports_loads })
         };
         let gpu = detached.iter_mut().filter_map(state).collect();
         Quiesced { attempt, detached, gpu }

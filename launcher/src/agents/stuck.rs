@@ -43,8 +43,12 @@ impl Shared {
         is_stuck: impl Fn(&State) -> bool + Send + 'static,
     ) {
         let (shared, timeout) = (Arc::downgrade(self), self.gpu_timeout);
+        let pid = process.pid;
+        let is_loading = move |state: &State| {
+            pid.and_then(|pid| state.holdings.refill(pid)).is_some_and(|refill| refill.is_loading())
+        };
         let watch = move || {
-            if handle.has_driver() && outlasts(&shared, timeout, &handle, is_stuck) {
+            if handle.has_driver() && outlasts(&shared, timeout, &handle, is_stuck, is_loading) {
                 let reason = format!(
                     "its GPU driver has not come back from a checkpoint or a resume for {} beyond its time limit (--gpu-timeout)",
                     humantime::format_duration(timeout)
@@ -62,20 +66,27 @@ impl Shared {
     }
 }
 
-/// Whether an agent stays stuck for so long. Time counts only while its process may run: a user may have stopped it.
+/// Whether an agent stays stuck for so long. Time counts only while its process may run, since a user may have stopped it, and
+/// while the agent does not wait for the store.
 fn outlasts(
     shared: &Weak<Shared>,
     timeout: Duration,
     handle: &ProcessHandle,
     is_stuck: impl Fn(&State) -> bool,
+    is_loading: impl Fn(&State) -> bool,
 ) -> bool {
     let mut waited = Duration::ZERO;
     while waited < timeout {
         thread::sleep(STUCK_AGENT_POLL_INTERVAL);
-        if !shared.upgrade().is_some_and(|shared| is_stuck(&shared.lock())) || handle.has_ended() {
+        let Some(shared) = shared.upgrade() else { return false };
+        let (is_stuck, is_loading) = {
+            let state = shared.lock();
+            (is_stuck(&state), is_loading(&state))
+        };
+        if !is_stuck || handle.has_ended() {
             return false;
         }
-        if !handle.is_stopped() {
+        if !is_loading && !handle.is_stopped() {
             waited += STUCK_AGENT_POLL_INTERVAL;
         }
     }

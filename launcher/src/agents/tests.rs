@@ -55,6 +55,7 @@ pub(super) fn hello(pid: u32, away: Option<u64>) -> FromAgent {
         supports_release: false,
         supports_cut: false,
         supports_reads: false,
+        supports_loads: false,
         instance: 0,
     })
 }
@@ -272,7 +273,7 @@ fn detached_process(child: &Child) -> DetachedProcess {
     let pidfd = Pid::from_raw(i32::try_from(child.id()).expect("fits")).and_then(pidfd);
     let handle = ProcessHandle::new(pidfd, format!("/proc/{}", child.id()).into());
     let process = Process { pid: Some(9), host_pid, exe: String::new() };
-    DetachedProcess { process, handle: Arc::new(handle), report: None }
+    DetachedProcess { process, handle: Arc::new(handle), report: None, supports_loads: false }
 }
 
 #[test]
@@ -541,6 +542,7 @@ fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
         supports_release: true,
         supports_cut: false,
         supports_reads: false,
+        supports_loads: false,
         instance: 0,
     };
     send(&stream, &FromAgent::Hello(hello));

@@ -224,7 +224,9 @@ impl Shared {
         let reader = Arc::new(reader);
         let capture = Some(Box::new(Capture { written: Vec::new(), ..capture }));
         let report = GpuReport { regions, capture, ..GpuReport::default() };
-        let state_of = GpuState { process, mirror: Some(mirror), report, gpus: Vec::new() };
+        let (mirror, gpus) = (Some(mirror), Vec::new());
+        // Only what is stored of it matters here.
+        let state_of = GpuState { process, mirror, report, gpus, supports_loads: false };
         state.offers.push(Offer { state: state_of, reader: Arc::clone(&reader), done });
         self.changed.notify_all();
         Ok(reader)

@@ -54,7 +54,7 @@ pub fn lines(all: &[OnGpu]) -> Vec<String> {
     let copy_bytes = all.iter().map(|one| one.copy_bytes).fold(0, u64::saturating_add);
     if copy_bytes > 0 {
         let copy = print::bytes(copy_bytes);
-        lines.push(format!("its copy         takes {copy} of host memory at a resume"));
+        lines.push(format!("its copy         takes up to {copy} of host memory at a resume"));
     }
     for (one, (bytes, changed_bytes)) in all.iter().zip(sizes) {
         lines.push(String::new());
@@ -218,7 +218,7 @@ mod tests {
         assert!(lines[lines.len() - 1].starts_with("not mapped"), "{lines:?}");
         let copied = |pid| OnGpu { copy_bytes: 1000, ..process(pid, 1) };
         let lines = super::lines(&[copied(7), copied(8)]);
-        assert_eq!(lines[1], "its copy         takes 2.0 kB of host memory at a resume");
+        assert_eq!(lines[1], "its copy         takes up to 2.0 kB of host memory at a resume");
     }
 
     #[test]

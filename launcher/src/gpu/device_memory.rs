@@ -1,10 +1,10 @@
-//! Device memory in snapshots: from mirrors to the store, and from the store to mirrors.
+//! Device memory in snapshots: from mirrors to the store, and from the store to mirrors, or to processes without one.
 //!
 //! The used parts of a process's mirror become `gpu/PID.mem`, and its agent's report becomes `gpu/PID.json`.
 
 use crate::agents::{
-    ContentLost, GpuState, Mirror, MirrorMode, Offer, Process, Reader, StoredContent, UnchangedChunks,
-    clipped, merge_ranges,
+    Agents, ContentLost, GpuState, Mirror, MirrorMode, Offer, Placement, Process, Reader, Refill,
+    StoredContent, UnchangedChunks, clipped, merge_ranges,
 };
 use crate::sys::memory;
 use anyhow::{Context, Result, bail};
@@ -15,6 +15,7 @@ use ckpt_snapshot::{
     Damage, DataFile, GpuProcess, Manifest, ReadError, RelPath, Source, Store, Target, Tiers,
 };
 use rustix::fs::FallocateFlags;
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -282,6 +283,7 @@ pub fn to_store(states: &[GpuState]) -> Result<Vec<StoredProcess>, StoreDeviceMe
             mirror: mirror.map_or(0, |mirror| mirror.number),
             mirror_bytes: mirror.map_or(0, |mirror| mirror.bytes),
             mirror_used_bytes: mirror.filter(|mirror| mirror.has_holes).map(|_| content.used_bytes()),
+            supports_loads: state.supports_loads,
             memory: (content.bytes > 0).then(|| memory_path(pid)),
             report: RelPath::new(format!("gpu/{pid}.json")).expect("a plain path"),
             gpus: state.gpus.clone(),
@@ -323,56 +325,137 @@ pub fn outcome(states: &[GpuState], copied_back_bytes: u64) -> Option<DeviceMemo
     (outcome.processes > 0).then_some(outcome)
 }
 
-/// The mirror of a process in a snapshot, and the data file of its content.
+/// The device memory of a process in a snapshot, and the data file of its content.
 pub struct Load {
     /// The process, as the job itself sees it.
     pub pid: u32,
-    /// Its mirror, not loaded yet.
-    pub mirror: Mirror,
+    destination: Destination,
     /// The data file.
     memory: Option<RelPath>,
     /// The length of the data file.
     pub bytes: u64,
-    /// How much memory the mirror needs, bytes.
+    /// How much memory of the launcher it needs, bytes.
     pub used_bytes: u64,
 }
 
-/// Creates the mirrors of a snapshot's processes.
+/// Where device memory is loaded to.
+enum Destination {
+    /// A mirror, before the processes run.
+    Mirror(Mirror),
+    /// The process loads it when it runs. Before that, it is read to be verified.
+    Refill(Arc<Refill>),
+}
+
+/// Where the device memory of a snapshot's processes is to be loaded to.
 ///
 /// # Errors
 /// When there is not enough memory, and [`ReadError::Damaged`] when the manifest is inconsistent.
-pub fn plan(manifest: &Manifest) -> Result<Vec<Load>> {
+pub fn plan(store: &Arc<Tiers>, manifest: &Arc<Manifest>, mode: MirrorMode) -> Result<Vec<Load>> {
+    let available_bytes = memory::available_bytes().unwrap_or(0);
+    let fits = |needed_bytes: u64| needed_bytes.saturating_add(memory::SPARE_BYTES) <= available_bytes;
+    let loaded = || manifest.gpu.iter().filter(|process| process.mirror_bytes > 0);
+    let mirror_bytes = loaded().map(used_bytes).fold(0, u64::saturating_add);
+    let avoids_mirrors = match mode {
+        MirrorMode::None => true,
+        MirrorMode::Auto => !fits(mirror_bytes),
+        MirrorMode::All | MirrorMode::Changed => false,
+    };
     let mut loads = Vec::new();
-    for process in manifest.gpu.iter().filter(|process| process.mirror_bytes > 0) {
-        let file = process.memory.as_ref().and_then(|path| data_file(manifest, path));
-        let bytes = file.map_or(0, |file| file.bytes);
-        let used_bytes = process.mirror_used_bytes.unwrap_or(process.mirror_bytes);
-        if bytes.max(used_bytes) > process.mirror_bytes {
-            let damage = format!(
-                "{} bytes are to go into a mirror of {}",
-                bytes.max(used_bytes),
-                process.mirror_bytes
-            );
-            bail!(ReadError::Damaged { id: manifest.id.to_string(), damage: Damage::Manifest(damage) });
-        }
-        let has_holes = process.mirror_used_bytes.is_some();
-        let mirror = Mirror::to_be_filled(process.mirror, process.mirror_bytes, has_holes)
-            .context("cannot create a file for device memory")?;
-        loads.push(Load { pid: process.pid, mirror, memory: process.memory.clone(), bytes, used_bytes });
+    for process in loaded() {
+        check(process, manifest)?;
+        let is_mirror = !avoids_mirrors || !process.supports_loads;
+        let load = if is_mirror { None } else { refill(process, store, manifest)? };
+        loads.push(load.map_or_else(|| mirror(process, manifest), Ok)?);
     }
     let needed_bytes = loads.iter().map(|load| load.used_bytes).fold(0, u64::saturating_add);
-    let available_bytes = memory::available_bytes().unwrap_or(0);
-    if needed_bytes > 0 && needed_bytes.saturating_add(memory::SPARE_BYTES) > available_bytes {
+    if needed_bytes > 0 && !fits(needed_bytes) {
         bail!(
-            "not enough memory for the snapshot's {needed_bytes} bytes of device memory: {available_bytes} bytes are free. Free some memory, or use a machine or a container with more"
+            "not enough memory for the snapshot's {needed_bytes} bytes of device memory: {available_bytes} bytes are free. Free some memory, use a machine or a container with more, or resume with --mirror none"
         );
     }
     Ok(loads)
 }
 
+/// How much memory the mirror of a process needs, bytes.
+fn used_bytes(process: &GpuProcess) -> u64 {
+    process.mirror_used_bytes.unwrap_or(process.mirror_bytes)
+}
+
+fn stored_bytes(process: &GpuProcess, manifest: &Manifest) -> u64 {
+    let file = process.memory.as_ref().and_then(|path| data_file(manifest, path));
+    file.map_or(0, |file| file.bytes)
+}
+
+fn check(process: &GpuProcess, manifest: &Manifest) -> Result<(), ReadError> {
+    let most_bytes = stored_bytes(process, manifest).max(used_bytes(process));
+    if most_bytes <= process.mirror_bytes {
+        return Ok(());
+    }
+    let damage = format!("{most_bytes} bytes are to go into a mirror of {}", process.mirror_bytes);
+    Err(ReadError::Damaged { id: manifest.id.to_string(), damage: Damage::Manifest(damage) })
+}
+
+fn mirror(process: &GpuProcess, manifest: &Manifest) -> Result<Load> {
+    let has_holes = process.mirror_used_bytes.is_some();
+    let mirror = Mirror::to_be_filled(process.mirror, process.mirror_bytes, has_holes)
+        .context("cannot create a file for device memory")?;
+    Ok(Load {
+        pid: process.pid,
+        destination: Destination::Mirror(mirror),
+        memory: process.memory.clone(),
+        bytes: stored_bytes(process, manifest),
+        used_bytes: used_bytes(process),
+    })
+}
+
+/// `None` if nothing is stored for the process.
+fn refill(process: &GpuProcess, store: &Arc<Tiers>, manifest: &Arc<Manifest>) -> Result<Option<Load>> {
+    let Some(path) = process.memory.clone() else { return Ok(None) };
+    let stored =
+        StoredContent { store: Arc::clone(store), manifest: Arc::clone(manifest), path: path.clone() };
+    let refill = Refill::new(process.mirror, process.mirror_bytes, used_bytes(process), stored)
+        .context("cannot create a window for device memory")?;
+    Ok(Some(Load {
+        pid: process.pid,
+        used_bytes: refill.window_bytes,
+        destination: Destination::Refill(Arc::new(refill)),
+        memory: Some(path),
+        bytes: stored_bytes(process, manifest),
+    }))
+}
+
+/// What the agents take over before the processes are restored, by the processes' IDs.
+#[derive(Default)]
+pub struct Adopted {
+    mirrors: Vec<(u32, Mirror)>,
+    /// Of processes without one.
+    refills: Vec<(u32, Arc<Refill>)>,
+}
+
+/// What the agents take over of these loads.
+#[must_use]
+pub fn adopted(loads: &[Load]) -> Adopted {
+    let mut adopted = Adopted::default();
+    for load in loads {
+        match &load.destination {
+            Destination::Mirror(mirror) => adopted.mirrors.push((load.pid, mirror.clone())),
+            Destination::Refill(refill) => adopted.refills.push((load.pid, Arc::clone(refill))),
+        }
+    }
+    adopted
+}
+
+impl Adopted {
+    /// Gives it to the agents of processes that are restored on these GPUs.
+    pub fn give_to(self, agents: &Agents, placements: BTreeMap<u32, Placement>) {
+        agents.adopt(self.mirrors, placements);
+        agents.adopt_refills(self.refills);
+    }
+}
+
 impl Load {
-    /// The data file and its target; `None` when there is nothing to load. The mirror must not be used before it is loaded
-    /// and [`Load::finish`] has succeeded.
+    /// The data file and its target; `None` when there is nothing to load. Mirrors must not be used, and processes not run,
+    /// before it is loaded and [`Load::finish`] has succeeded.
     #[must_use]
     pub fn wanted(&self) -> Option<(&RelPath, &dyn Target)> {
         self.memory.as_ref().map(|path| (path, self as &dyn Target))
@@ -384,31 +467,33 @@ impl Load {
     /// # Errors
     /// When the memory cannot be allocated.
     pub fn finish(&self) -> Result<(), ReadError> {
-        let Some(path) = self.memory.as_ref().filter(|_| !self.mirror.has_holes) else { return Ok(()) };
-        let allocated =
-            rustix::fs::fallocate(&*self.mirror.file, FallocateFlags::empty(), 0, self.mirror.bytes);
+        let Destination::Mirror(mirror) = &self.destination else { return Ok(()) };
+        let Some(path) = self.memory.as_ref().filter(|_| !mirror.has_holes) else { return Ok(()) };
+        let allocated = rustix::fs::fallocate(&*mirror.file, FallocateFlags::empty(), 0, mirror.bytes);
         allocated.map_err(|error| ReadError::Target { path: path.to_string(), source: error.into() })
     }
 }
 
-/// The mirror keeps its own size: the part after the loaded content is unused.
+/// The mirror keeps its own size: the part after the loaded content is unused. Without a mirror nothing is kept.
 impl Target for Load {
     fn set_bytes(&self, _bytes: u64) -> io::Result<()> {
-        self.mirror.file.set_len(0)?;
-        self.mirror.file.set_len(self.mirror.bytes)
+        let Destination::Mirror(mirror) = &self.destination else { return Ok(()) };
+        mirror.file.set_len(0)?;
+        mirror.file.set_len(mirror.bytes)
     }
 
     /// Zeroes are not written where the mirror may have holes.
     fn write_at(&self, mut offset: u64, bytes: &[u8]) -> io::Result<()> {
-        if !self.mirror.has_holes {
-            return self.mirror.file.write_all_at(bytes, offset);
+        let Destination::Mirror(mirror) = &self.destination else { return Ok(()) };
+        if !mirror.has_holes {
+            return mirror.file.write_all_at(bytes, offset);
         }
         let mut rest = bytes;
         while !rest.is_empty() {
             let left_bytes = usize::try_from(HOLE_BYTES - offset % HOLE_BYTES).map_err(io::Error::other)?;
             let (part, after) = rest.split_at(left_bytes.min(rest.len()));
             if !is_zeroes(part) {
-                self.mirror.file.write_all_at(part, offset)?;
+                mirror.file.write_all_at(part, offset)?;
             }
             offset += part.len() as u64;
             rest = after;
@@ -456,7 +541,13 @@ mod tests {
 
     fn state(pid: u32, mirror: Option<Mirror>, regions: Vec<Region>) -> GpuState {
         let process = Process { pid: Some(pid), host_pid: None, exe: String::new() };
-        GpuState { process, mirror, report: GpuReport { regions, ..GpuReport::default() }, gpus: Vec::new() }
+        GpuState {
+            process,
+            mirror,
+            report: GpuReport { regions, ..GpuReport::default() },
+            gpus: Vec::new(),
+            supports_loads: true,
+        }
     }
 
     /// The content, read in steps of several sizes, so that boundaries of steps and extents meet in all combinations.
@@ -507,8 +598,7 @@ mod tests {
     #[test]
     fn stored_memory_is_loaded_into_the_same_mirror() {
         let dir = tempfile::tempdir().unwrap();
-        let medium = Arc::new(DirMedium::new(dir.path().to_owned()));
-        let snapshots = PackStore::new(medium, Codec::default(), Limits::default());
+        let snapshots = tiers(dir.path());
         let mirror = Mirror::new(6 << 20).unwrap();
         mirror.file.write_all_at(b"device memory", 5 << 20).unwrap();
         let states = [state(5, Some(mirror.clone()), vec![region(5 << 20, 13)]), state(6, None, Vec::new())];
@@ -523,14 +613,15 @@ mod tests {
         let saved = writer.commit(Manifest { version: manifest.least_version(), ..manifest }).unwrap();
         let paths: Vec<_> = saved.files.iter().map(|file| file.path.as_str()).collect();
         assert_eq!(paths, ["gpu/5.mem", "gpu/5.json", "gpu/6.json"]);
-        assert_eq!(read_report(&snapshots, &saved, &saved.gpu[0]).unwrap(), states[0].report);
+        assert_eq!(read_report(&*snapshots, &saved, &saved.gpu[0]).unwrap(), states[0].report);
 
+        let plan = |manifest: &Manifest| plan(&snapshots, &Arc::new(manifest.clone()), MirrorMode::All);
         let loads = plan(&saved).unwrap();
         assert_eq!(loads.len(), 1);
         let (path, into) = loads[0].wanted().unwrap();
         snapshots.load(&saved, &[ckpt_snapshot::Load { path, into }], &|_| {}).unwrap();
         loads[0].finish().unwrap();
-        let loaded = &loads[0].mirror;
+        let (_, loaded) = &adopted(&loads).mirrors[0];
         assert_eq!((loaded.number, loaded.bytes), (mirror.number, mirror.bytes));
         assert_eq!(loaded.file.metadata().unwrap().len(), mirror.bytes);
         let mut found = [0; 13];
@@ -548,7 +639,19 @@ mod tests {
         large.gpu[0].mirror_bytes = 1 << 60;
         large.files[0].bytes = 1 << 59;
         let error = plan(&large).err().unwrap().to_string();
-        assert!(error.contains("bytes are free"), "{error}");
+        assert!(error.contains("bytes are free") && error.contains("--mirror none"), "{error}");
+        // Without a mirror, or where there is no room for one.
+        let large = Arc::new(large);
+        for mode in [MirrorMode::None, MirrorMode::Auto] {
+            let loads = super::plan(&snapshots, &large, mode).unwrap();
+            let Adopted { mirrors, refills } = adopted(&loads);
+            assert!(mirrors.is_empty() && loads[0].used_bytes == 32 << 20, "{mode:?}");
+            assert_eq!((refills[0].0, refills[0].1.number, refills[0].1.bytes), (5, mirror.number, 1 << 60));
+        }
+        // An agent of an earlier version gets a mirror.
+        let mut old = Manifest::clone(&large);
+        old.gpu[0].supports_loads = false;
+        assert!(super::plan(&snapshots, &Arc::new(old), MirrorMode::None).is_err());
     }
 
     /// Holes take neither room in the store nor memory after a resume.
@@ -556,8 +659,7 @@ mod tests {
     fn holes_stay_holes() {
         const MIB: u64 = 1 << 20;
         let dir = tempfile::tempdir().unwrap();
-        let medium = Arc::new(DirMedium::new(dir.path().to_owned()));
-        let snapshots = PackStore::new(medium, Codec::default(), Limits::default());
+        let snapshots = tiers(dir.path());
         // The last region is one hole.
         let mirror = Mirror::with_holes(64 * MIB).unwrap();
         let noise: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(2 << 20).collect();
@@ -573,12 +675,13 @@ mod tests {
         writer.put(&inputs.collect::<Vec<_>>(), &|_| {}).unwrap();
         assert_eq!(stored.content.read_bytes.load(Ordering::Relaxed), 64 * MIB);
         let saved = writer.commit(Manifest { gpu: vec![stored.process.clone()], ..manifest }).unwrap();
-        let loads = plan(&saved).unwrap();
+        let saved = Arc::new(saved);
+        let loads = plan(&snapshots, &saved, MirrorMode::All).unwrap();
         assert_eq!((loads[0].used_bytes, outcome(&states, 0).unwrap().mirror_bytes), (4 * MIB, 4 * MIB));
         let (path, into) = loads[0].wanted().unwrap();
         snapshots.load(&saved, &[ckpt_snapshot::Load { path, into }], &|_| {}).unwrap();
         loads[0].finish().unwrap();
-        let loaded = &loads[0].mirror;
+        let (_, loaded) = &adopted(&loads).mirrors[0];
         assert_eq!((loaded.bytes, loaded.data().unwrap()), (mirror.bytes, mirror.data().unwrap()));
         for at in [2 * MIB, 14 * MIB] {
             let mut found = vec![0; noise.len()];
@@ -802,7 +905,13 @@ mod tests {
             let Ok(report) = serde_json::from_slice::<GpuReport>(bytes) else { return };
             let process = Process { pid: Some(5), host_pid: None, exe: String::new() };
             mirror.history.lock().record_capture(report.capture.as_deref());
-            let states = [GpuState { process, mirror: Some(mirror.clone()), report, gpus: Vec::new() }];
+            let states = [GpuState {
+                process,
+                mirror: Some(mirror.clone()),
+                report,
+                gpus: Vec::new(),
+                supports_loads: true,
+            }];
             let _ = outcome(&states, u64::MAX);
             for stored in to_store(&states).iter().flatten() {
                 assert!(stored.content.bytes() <= 1 << 20);

@@ -231,6 +231,7 @@ mod tests {
             mirror: 1,
             mirror_bytes: 0,
             mirror_used_bytes: None,
+            supports_loads: false,
             memory: None,
             report: RelPath::new("gpu/1.json").unwrap(),
             gpus: gpus.iter().map(gpu).collect(),

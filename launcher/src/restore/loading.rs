@@ -6,6 +6,8 @@
 //!   device memory              ██████████████████████┤ the processes run (post-restore)
 //! ```
 //!
+//! Device memory of a process without a mirror is read and verified, and not kept: the process loads it when it runs.
+//!
 //! CRIU's images are loaded into memory of the launcher, and CRIU frees each page as it restores it. CRIU reads nothing,
 //! and no process runs, before the data is verified.
 

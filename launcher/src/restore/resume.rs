@@ -5,7 +5,7 @@
 //! damaged snapshot is skipped for the next older one, and reported. An intact snapshot that cannot be restored is an
 //! error: an older one would discard work for a reason that can be fixed.
 
-use crate::agents::{Agents, Placement};
+use crate::agents::{Agents, MirrorMode, Placement};
 use crate::checkpoint::running_job::RunningJob;
 use crate::cluster::Gate;
 use crate::criu::{
@@ -74,6 +74,8 @@ pub struct Resumer<'a> {
     pub gpu_timeout: Duration,
     /// GPUs of the snapshot, and those that take their places.
     pub gpu_map: &'a GpuMap,
+    /// Whether device memory is loaded into host memory first.
+    pub mirror: MirrorMode,
     /// The CRIU to use.
     pub criu: &'a Criu,
     /// The job's record.
@@ -351,8 +353,8 @@ impl Resumer<'_> {
 
     fn restore(&self, manifest: &Manifest) -> Result<RunningJob, Failure> {
         let placements = self.place_on_gpus(manifest)?;
-        let loads = device_memory::plan(manifest)?;
-        let mirrors: Vec<_> = loads.iter().map(|load| (load.pid, load.mirror.clone())).collect();
+        let loads = device_memory::plan(self.store, &Arc::new(manifest.clone()), self.mirror)?;
+        let adopted = device_memory::adopted(&loads);
         let inventory = Inventory::read(&**self.store, manifest)?;
         let inventory = inventory.unwrap_or_else(|| inventory_of_open_files(manifest));
         let alive = LastAlive::read(self.dir);
@@ -398,7 +400,7 @@ impl Resumer<'_> {
         let _links = create_links(manifest, &loading)?;
         let work = staging.subdir("work").context("cannot create a directory for CRIU's log")?;
         if let Some(agents) = agents.as_ref().filter(|_| !manifest.gpu.is_empty()) {
-            agents.adopt(mirrors, placements);
+            adopted.give_to(agents, placements);
         }
         self.block_connections(manifest)?;
         // Restored ranks are parked until all processes are back.
@@ -417,8 +419,13 @@ impl Resumer<'_> {
     ) -> Result<(), Failure> {
         let (Some(agents), Some(record)) = (agents, &manifest.tree.agents) else { return Ok(()) };
         let proc = PathBuf::from(format!("/proc/{}/root/proc", namespace.init_pid()));
-        preload::await_return(agents, record, &proc, self.agents_timeout)
-            .map_err(|loss| Failure::Lost(anyhow!("{loss}")))
+        preload::await_return(agents, record, &proc, self.agents_timeout).map_err(|loss| {
+            match agents.take_read_error() {
+                // The store was intact a moment ago.
+                Some(error @ ReadError::Damaged { .. }) => Failure::Damaged(error),
+                _ => Failure::Lost(anyhow!("{loss}")),
+            }
+        })
     }
 
     /// Where CRIU's images are loaded to: memory if there is enough, otherwise the store's disk. Pages are not in memory

@@ -290,6 +290,7 @@ impl<'a> Supervisor<'a> {
             agents_timeout: context.config.freeze_timeout,
             gpu_timeout: context.config.gpu_timeout,
             gpu_map: &context.config.gpu_map,
+            mirror: context.config.mirror,
             criu: &context.opened.criu,
             ownership: &context.claimed.ownership,
             file_rules: &context.file_rules,

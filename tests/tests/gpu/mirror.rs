@@ -5,11 +5,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 
-use crate::faults::LAUNCHER_FAILED;
+use crate::faults::{LAUNCHER_FAILED, stopped_process};
 use crate::faulty_job::Job;
 use crate::gpu_job::{GpuJob, kills};
 use ckpt_run_tests::{Running, set_variables};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 
 const MIB: u64 = 1 << 20;
 /// Device memory of the job. It writes to all of it.
@@ -208,6 +208,17 @@ fn peak_of_save(job: &Job, running: &mut Running) -> u64 {
     peak
 }
 
+/// Resumes the job, and returns the most host memory that was seen meanwhile.
+fn peak_of_resume(job: &Job) -> (Running, u64) {
+    let mut running = job.start_with(&[], "");
+    let (mut peak, pid) = (0, running.pid());
+    running.until("a resumed job", || {
+        peak = peak.max(held_bytes_by(pid));
+        job.sandbox.read("job.err").contains("resumed from snapshot").then_some(())
+    });
+    (job.started(running), peak)
+}
+
 #[test]
 fn without_a_copy_checkpoints_take_a_quarter_of_the_host_memory_at_most() {
     let job = job_with("none", MEASURED_MIB);
@@ -220,10 +231,12 @@ fn without_a_copy_checkpoints_take_a_quarter_of_the_host_memory_at_most() {
         assert_eq!(memory["copied_back_bytes"], 0, "{memory}");
         if round == 0 {
             running.kill_everything();
-            running = job.resume();
+            let (resumed, peak) = peak_of_resume(&job);
+            running = resumed;
+            assert!((1..=MEASURED_MIB * MIB / 4).contains(&peak), "a resume: {peak}");
             let pid = running.pid();
             let is_freed = || (held_bytes_by(pid) == 0).then_some(());
-            running.until("the copy that was loaded is freed", is_freed);
+            running.until("the window is freed", is_freed);
         }
     }
     // Most of it has not changed, and is neither read nor stored again.
@@ -305,6 +318,51 @@ fn without_a_copy_a_launcher_is_killed_and_a_job_is_preempted() {
     assert_eq!(running.wait(), 75, "{}", running.said());
     let mut running = job.resume();
     job.ends_right(&mut running);
+}
+
+/// The store fails or the launcher is killed while a restored process loads its memory.
+#[test]
+fn without_a_copy_a_resume_outlives_failures() {
+    let job = job_with("none", JOB_MIB);
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    save(&job, &mut running);
+    running.kill_everything();
+    // An access that fails says nothing about the snapshot.
+    let mut running = job.start_with(&[], "load@2=error");
+    assert_eq!(running.wait(), LAUNCHER_FAILED, "{}", running.said());
+    assert!(running.said().contains("cannot be read from the store: "), "{}", running.said());
+    let mut running = job.start_with(&[], "load@3=kill");
+    assert!(!running.wait_status().success(), "{}", running.said());
+    // What the disk cannot read is skipped for an older snapshot.
+    let mut running = job.start_with_fault("load@2=eio");
+    assert!(running.said().contains("this is not the newest snapshot"), "{}", running.said());
+    job.goes_on(&mut running);
+    save(&job, &mut running);
+    running.kill_everything();
+    let mut running = job.resume();
+    job.ends_right(&mut running);
+}
+
+/// The store is damaged after the snapshot was verified, before a restored process loads its memory.
+#[test]
+fn without_a_copy_damage_is_found_when_memory_is_loaded() {
+    let job = job_with("none", JOB_MIB);
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    running.kill_everything();
+    job.arm("attach-mapped=stop");
+    let mut running = job.start_with(&[], "");
+    running.until("the fault", || job.is_there("points.stopped").then_some(()));
+    damage_packs(&job);
+    job.disarm();
+    kill_process(stopped_process(&running), Signal::CONT).expect("it is stopped");
+    assert_ne!(running.wait(), 0, "{}", running.said());
+    let said = running.said();
+    assert!(
+        said.contains("none of the 1 snapshots of this job is whole") && said.contains("is damaged"),
+        "{said}"
+    );
 }
 
 /// Damage to the store is named when a snapshot is resumed.

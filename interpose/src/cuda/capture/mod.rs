@@ -68,6 +68,15 @@ pub(crate) fn hash(allocations: &[MappedAllocation]) -> Result<Vec<Vec<Hash>>, D
     changed::hash(&mut hashers, allocations)
 }
 
+/// The parts of the mirror that hold anything but zeroes, by the hashes of allocations: sorted, without overlaps.
+pub(crate) fn used_parts(allocations: &[MappedAllocation]) -> Vec<Range<u64>> {
+    let used_by = |one: &MappedAllocation| {
+        let offset = one.offset;
+        one.used_and_zeroes().0.into_iter().map(move |part| offset + part.start..offset + part.end)
+    };
+    joined(allocations.iter().flat_map(used_by).collect())
+}
+
 /// A process's mirror, mapped. The child of a fork does not have it and must not drop it.
 pub(crate) struct Mirror {
     memory: Memory,
@@ -209,27 +218,47 @@ impl Mirror {
     /// # Errors
     /// A driver call failed, the allocations do not have all of the part, or the window is too small.
     pub fn read(&self, allocations: &[MappedAllocation], piece: Piece) -> Result<(), CaptureError> {
+        self.copy_pieces(Direction::ToMirror, allocations, &[piece])
+    }
+
+    /// Copies parts of the content from the window, which this is instead of a mirror, to the devices.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn write(&self, allocations: &[MappedAllocation], pieces: &[Piece]) -> Result<(), CaptureError> {
+        self.copy_pieces(Direction::ToDevice, allocations, pieces)
+    }
+
+    fn copy_pieces(
+        &self,
+        direction: Direction,
+        allocations: &[MappedAllocation],
+        pieces: &[Piece],
+    ) -> Result<(), CaptureError> {
         let _relaxed = Relaxed::begin();
-        let Piece { offset, bytes, at } = piece;
-        let beyond = CaptureError::BeyondMirror { bytes, offset: at, mirror_bytes: self.memory.bytes() };
-        if at.checked_add(bytes).is_none_or(|end| end > self.memory.bytes()) {
-            return Err(beyond);
-        }
-        let part = offset..offset.saturating_add(bytes);
-        let (mut copies, mut copied_bytes) = (Vec::new(), 0);
-        for allocation in allocations {
-            let place = allocation.place();
-            let (start, end) = (part.start.max(place.start), part.end.min(place.end));
-            if start >= end {
-                continue;
+        let mut copies = Vec::new();
+        for &Piece { offset, bytes, at } in pieces {
+            if at.checked_add(bytes).is_none_or(|end| end > self.memory.bytes()) {
+                let mirror_bytes = self.memory.bytes();
+                return Err(CaptureError::BeyondMirror { bytes, offset: at, mirror_bytes });
             }
-            let (address, to) = (allocation.address + (start - place.start), at + (start - part.start));
-            let copies = Copies::of(&mut copies, allocation.context)?;
-            copies.begin(Direction::ToMirror, &self.memory, address, to, end - start)?;
-            copied_bytes += end - start;
+            let (part, mut copied_bytes) = (offset..offset.saturating_add(bytes), 0);
+            for allocation in allocations {
+                let place = allocation.place();
+                let (start, end) = (part.start.max(place.start), part.end.min(place.end));
+                if start >= end {
+                    continue;
+                }
+                let (address, to) = (allocation.address + (start - place.start), at + (start - part.start));
+                let copies = Copies::of(&mut copies, allocation.context)?;
+                copies.begin(direction, &self.memory, address, to, end - start)?;
+                copied_bytes += end - start;
+            }
+            if copied_bytes != bytes {
+                return Err(CaptureError::NotThere { bytes, offset });
+            }
         }
-        copies.iter().try_for_each(Copies::finish)?;
-        if copied_bytes == bytes { Ok(()) } else { Err(CaptureError::NotThere { bytes, offset }) }
+        Ok(copies.iter().try_for_each(Copies::finish)?)
     }
 
     /// `None` if copying everything is faster, and there is memory for it.
@@ -273,6 +302,22 @@ impl Mirror {
         }
         copies.iter().try_for_each(Copies::finish)?;
         Ok(copied_bytes)
+    }
+
+    /// Fills the chunks of allocations with zeroes where these are all that they had.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn fill_zeroes(allocations: &[MappedAllocation]) -> Result<(), CaptureError> {
+        let _relaxed = Relaxed::begin();
+        let mut copies = Vec::new();
+        for allocation in allocations {
+            let copies = Copies::of(&mut copies, allocation.context)?;
+            for part in allocation.used_and_zeroes().1 {
+                copies.begin_zeroes(allocation.address + part.start, part.end - part.start)?;
+            }
+        }
+        Ok(copies.iter().try_for_each(Copies::finish)?)
     }
 
     /// Copies whole allocations to the mirror.

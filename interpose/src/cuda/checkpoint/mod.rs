@@ -24,10 +24,12 @@
 //! | `driver_state` | the driver's own checkpoint |
 //! | `pinned_mirror` | the launcher's mirror, pinned |
 //! | `transfer` | copies device memory to the mirror and back |
+//! | `load` | loads device memory from the store, without a mirror |
 //! | `error` | why that fails |
 
 mod driver_state;
 mod error;
+mod load;
 mod pinned_mirror;
 mod transfer;
 
@@ -652,19 +654,27 @@ impl ProcessGpu {
         if let Some(delivered) =
             delivered.filter(|delivered| !made.is_empty() && delivered.id == self.mirror_id)
         {
-            let used = transfer::used_to_copy_back(&made, delivered.bytes);
             self.is_partial = delivered.is_partial;
-            self.fill(&used, link)?;
-            self.mirror = Some(PinnedMirror::map(delivered, &used)?);
+            self.mirror = Some(match delivered.window_bytes {
+                Some(window_bytes) => PinnedMirror::map_window(delivered, window_bytes)?,
+                None => {
+                    let used = transfer::used_to_copy_back(&made, delivered.bytes);
+                    self.fill(&used, link)?;
+                    PinnedMirror::map(delivered, &used)?
+                }
+            });
         } else if let Some(pinned) = self.mirror.as_ref().filter(|_| !made.is_empty()) {
             let used = transfer::used_to_copy_back(&made, pinned.mirror.bytes());
             self.fill(&used, link)?;
         }
         offload::remap(&made)?;
         faults::hit("attach-mapped");
-        let copied_bytes = driver::retry(|| {
-            transfer::copy_back(self.mirror.as_mut().map(|pinned| &mut pinned.mirror), &made)
-        })?;
+        let copied_bytes = match &mut self.mirror {
+            Some(window) if window.is_window() => load::load(&window.mirror, &made, link)?,
+            mirror => {
+                driver::retry(|| transfer::copy_back(mirror.as_mut().map(|one| &mut one.mirror), &made))?
+            }
+        };
         offload::restrict(&made)?;
         // First each process's own memory, then that of others, which avoids deadlocks.
         ipc::republish(link, &made)?;

@@ -73,6 +73,16 @@ impl PinnedMirror {
         Ok(Self { mirror, window_of: None, contexts })
     }
 
+    /// Maps and pins a window of this size, through which the content of the mirror is loaded.
+    ///
+    /// # Errors
+    /// As [`Mirror::map`].
+    pub fn map_window(delivered: Delivered, window_bytes: u64) -> Result<Self, CaptureError> {
+        let (contexts, handles) = Self::contexts();
+        let mirror = Mirror::map(delivered.file, window_bytes, &handles, &[0..window_bytes])?;
+        Ok(Self { mirror, window_of: Some(delivered.bytes), contexts })
+    }
+
     /// Prepares a mirror that was kept for the next capture.
     pub fn get_ready(&mut self, room: &Room) -> Result<(), CaptureError> {
         let (contexts, handles) = Self::contexts();

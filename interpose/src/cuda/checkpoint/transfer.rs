@@ -23,8 +23,8 @@ pub(super) struct Captured {
 }
 
 /// Physical allocations that are mapped to be copied.
-struct Mapped {
-    allocations: Vec<MappedAllocation>,
+pub(super) struct Mapped {
+    pub allocations: Vec<MappedAllocation>,
     _views: Vec<MappedView>,
     _contexts: BTreeMap<i32, OnDevice>,
 }
@@ -75,12 +75,7 @@ impl Readable {
         let mut placed = place(mirror_bytes);
         let mut mapped = Mapped::of(&mut placed)?;
         let written = window.find_changed(&mut mapped.allocations);
-        let used_by = |one: &MappedAllocation| {
-            let used = capture::used_chunks(one.bytes, &one.hashes).into_iter();
-            let offset = one.offset;
-            used.map(move |part| offset + part.start..offset + part.end)
-        };
-        let used = capture::joined(mapped.allocations.iter().flat_map(used_by).collect());
+        let used = capture::used_parts(&mapped.allocations);
         Ok(Self { captured: note_captured(&placed, &mut mapped.allocations, written), used, mapped })
     }
 
@@ -225,8 +220,11 @@ pub(super) fn leaving(mirror_bytes: u64) -> Vec<Id> {
     registry.allocations.iter().filter(|(_, allocation)| is_leaving(allocation)).map(|(id, _)| *id).collect()
 }
 
-/// Copies physical allocations back to their devices; returns how many bytes.
-pub(super) fn copy_back(mirror: Option<&mut Mirror>, ids: &[Id]) -> Result<u64, AttachError> {
+/// Maps physical allocations that have an offset in the mirror, to be copied back.
+///
+/// # Errors
+/// One has no offset, or they cannot be mapped.
+pub(super) fn map_to_copy_back(ids: &[Id]) -> Result<Mapped, AttachError> {
     let mut placed: Vec<Placed> = {
         let registry = registry();
         let of = |id: &Id| {
@@ -237,10 +235,15 @@ pub(super) fn copy_back(mirror: Option<&mut Mirror>, ids: &[Id]) -> Result<u64, 
         };
         ids.iter().filter_map(of).collect::<Result<_, _>>()?
     };
-    if placed.is_empty() {
+    Ok(Mapped::of(&mut placed)?)
+}
+
+/// Copies physical allocations back to their devices; returns how many bytes.
+pub(super) fn copy_back(mirror: Option<&mut Mirror>, ids: &[Id]) -> Result<u64, AttachError> {
+    if ids.is_empty() {
         return Ok(0);
     }
     let mirror = mirror.ok_or(AttachError::MirrorMissing)?;
-    let mapped = Mapped::of(&mut placed)?;
+    let mapped = map_to_copy_back(ids)?;
     Ok(mirror.copy_back(&mapped.allocations)?)
 }
