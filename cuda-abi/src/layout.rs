@@ -11,6 +11,8 @@ pub const POSIX_DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 const DEVICE: c_uint = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_uint;
+const HOST: c_uint = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST as c_uint;
+const HOST_NODE: c_uint = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA as c_uint;
 const PINNED: c_uint = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as c_uint;
 const NONE: c_uint = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE as c_uint;
 const READ_WRITE: c_uint = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint;
@@ -76,6 +78,16 @@ impl CUmemLocation {
     pub fn of(device: c_int) -> Self {
         Self { type_: DEVICE, id: device }
     }
+
+    /// The device; none for the host.
+    pub fn device(&self) -> Option<c_int> {
+        (self.type_ == DEVICE).then_some(self.id)
+    }
+
+    /// Whether it is the host, or one of its NUMA nodes.
+    pub fn is_host(&self) -> bool {
+        matches!(self.type_, HOST | HOST_NODE)
+    }
 }
 
 impl Properties {
@@ -96,6 +108,11 @@ impl Properties {
     /// Whether they are of plain memory of a device.
     pub fn is_of_device(&self) -> bool {
         self.kind == PINNED && self.location.type_ == DEVICE
+    }
+
+    /// Whether they are of plain memory of the host.
+    pub fn is_of_host(&self) -> bool {
+        self.kind == PINNED && self.location.is_host()
     }
 }
 
@@ -128,6 +145,11 @@ impl Access {
     /// None at all for a device.
     pub fn none_of(device: c_int) -> Self {
         Self { flags: NONE, ..Self::of(device) }
+    }
+
+    /// Whether it lets the host access the memory.
+    pub fn is_for_host(&self) -> bool {
+        self.flags != NONE && self.location.is_host()
     }
 
     /// Whether both speak of the same location.

@@ -413,6 +413,47 @@ fn without_a_mirror_memory_goes_the_drivers_way() {
     job.does("check");
 }
 
+/// A thread that uses memory of the host needs no call for that: the gate does not hold it.
+#[test]
+fn memory_of_the_host_is_away_too_and_threads_that_use_it_wait() {
+    let mut job = Job::start(&[]);
+    job.does("host 6291456");
+    job.does("fill 3");
+    job.does("touch");
+    for park in [true, false, false] {
+        let (report, copied_bytes) = job.round(park);
+        let of_host = report.regions.iter().filter(|region| region.flags.is_of_host);
+        assert_eq!(of_host.map(|region| region.bytes).sum::<u64>(), 8 * MIB);
+        assert_eq!((copied_bytes == 0, report.unparked_because), (park, None));
+        job.does("touched");
+        job.does("check");
+        job.does("change 12");
+    }
+    // Without a mirror, the driver saves it.
+    job.attempt += 1;
+    job.goes(true);
+    job.comes_back();
+    job.does("touched");
+    job.does("check");
+}
+
+/// Threads that use memory of the host run on after an attempt that fails.
+#[test]
+fn memory_of_the_host_is_given_back_when_an_attempt_fails() {
+    let mut job = Job::start(&[("SIMCUDA_FAULT", "cuCheckpointProcessCheckpoint:1=CUDA_ERROR_UNKNOWN")]);
+    job.does("host 2097152");
+    job.does("fill 4");
+    job.does("touch");
+    job.stage();
+    let reason = job.is_refused();
+    assert!(reason.contains("cuCheckpointProcessCheckpoint"), "{reason}");
+    job.does("touched");
+    job.does("check");
+    job.round(true);
+    job.does("touched");
+    job.does("check");
+}
+
 #[test]
 fn an_attempt_that_is_given_up_changes_nothing() {
     let mut job = Job::start(&[]);

@@ -610,6 +610,9 @@ pub struct RegionFlags {
     /// The program requested exportable memory (`CUmemAllocationProp::requestedHandleTypes`).
     #[serde(skip_serializing_if = "is_not")]
     pub is_exportable: bool,
+    /// It is memory of the host (cuMemCreate with a location of the host). The region's device is one that accesses it.
+    #[serde(skip_serializing_if = "is_not")]
+    pub is_of_host: bool,
     /// It may be compressed (`CU_MEM_ALLOCATION_COMP_GENERIC`).
     #[serde(skip_serializing_if = "is_not")]
     pub is_compressible: bool,

@@ -98,7 +98,7 @@ const WORDS: &[(&str, &str, &str)] = &[
     // Others may hold what was shared when the pool is destroyed, so that does not help.
     ("cuMemPoolExport", "a pool that was shared with other processes", "share by cuIpcGetMemHandle instead"),
     ("cuMemPoolImport", "a pool of another process", "share by cuIpcGetMemHandle instead"),
-    ("cuMemCreate", "memory that is not a device's", SHARED),
+    ("cuMemCreate", "memory that is neither a device's nor the host's", SHARED),
     ("cuMemMapArrayAsync", "memory that is a part of an array", "release it"),
     ("cuMemMap", "a mapping with an offset or flags", "unmap and release the memory"),
     ("cuMemExportToShareableHandle", "memory that is shared with other processes", SHARED),

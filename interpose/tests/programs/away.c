@@ -5,16 +5,21 @@
  *   free N, alloc N BYTES
  *   share N      makes an IPC handle of allocation N
  *   special      memory of cuMemCreate with all that a region can have, at two addresses, for two devices
+ *   host BYTES   memory of the host's NUMA node, which can be exported, for host and device
+ *   touch        starts a thread that counts in memory of the host, without any call
+ *   touched      waits until it has counted on
  *   graph BYTES  launches a graph that allocates, and does not free
  *   context      makes a context and destroys it
  *   profile, stop, detach  enable an activity of CUPTI, disable it, and detach CUPTI
  * Linked with the driver directly. */
 #include <dlfcn.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef unsigned long long ptr;
 
@@ -161,6 +166,43 @@ static void special(void) {
     }
 }
 
+/* For device 0 and the host. */
+static ptr on_host(size_t bytes) {
+    struct properties prop = {1, 1, 3, 0, NULL, {0}};
+    struct access access[] = {{1, 0, 3}, {3, 0, 3}};
+    unsigned long long handle = 0;
+    ptr address = 0;
+    CHECK(cuMemCreate(&handle, bytes, &prop, 0));
+    CHECK(cuMemAddressReserve(&address, bytes, 0, 0, 0));
+    CHECK(cuMemMap(address, bytes, 0, handle, 0));
+    CHECK(cuMemSetAccess(address, bytes, access, 2));
+    return address;
+}
+
+static volatile unsigned *counter;
+static volatile unsigned counted;
+
+static void *touch(void *unused) {
+    for (;;) {
+        counted++;
+        *counter = counted;
+        usleep(20);
+        if (*counter != counted) {
+            printf("%u where %u was written\n", *counter, counted);
+            fflush(stdout);
+            exit(1);
+        }
+    }
+    return unused;
+}
+
+static void touched(void) {
+    unsigned from = counted;
+    while (counted < from + 3) {
+        usleep(100);
+    }
+}
+
 static void graph(size_t bytes) {
     void *graph = NULL, *node = NULL, *executable = NULL;
     struct allocation allocation = {{1, 0, 1, 0, NULL, 0, {0}}, NULL, 0, bytes, 0};
@@ -266,6 +308,14 @@ int main(void) {
             cupti("cuptiActivityDisable");
         } else if (strncmp(line, "detach", 6) == 0) {
             cupti("cuptiFinalize");
+        } else if (sscanf(line, "host %zu", &bytes) == 1) {
+            write_pattern(add(on_host(bytes), bytes), 6);
+        } else if (strncmp(line, "touched", 7) == 0) {
+            touched();
+        } else if (strncmp(line, "touch", 5) == 0) {
+            pthread_t thread;
+            counter = (volatile unsigned *)(uintptr_t)on_host(2 << 20);
+            CHECK(pthread_create(&thread, NULL, touch, NULL));
         } else if (strncmp(line, "special", 7) == 0) {
             special();
             CHECK(cuMemGetInfo_v2(&free_before, &total_before));

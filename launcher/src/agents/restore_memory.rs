@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use ckpt_protocol::agent::{DriverMemory, GpuPair, GpuReport, ToAgent};
+use ckpt_protocol::agent::{DriverMemory, GpuPair, GpuReport, Region, ToAgent};
 use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::GpuRecord;
 
@@ -55,11 +55,16 @@ impl Migrations {
     }
 }
 
+/// The regions of a device's own memory.
+fn regions_on(report: &GpuReport, device: i32) -> impl Iterator<Item = &Region> {
+    report.regions.iter().filter(move |region| region.device == device && !region.flags.is_of_host)
+}
+
 /// What attaching a process takes, by its report. What the launcher keeps meanwhile stays on the GPU.
 fn needs_of(report: &GpuReport) -> impl Iterator<Item = GpuNeed> {
     report.gpus.iter().map(|gpu| {
-        let regions = report.regions.iter().filter(|region| region.device == gpu.device);
-        let gone = regions.filter(|region| !region.flags.is_parked && !region.flags.is_shared);
+        let gone = regions_on(report, gpu.device)
+            .filter(|region| !region.flags.is_parked && !region.flags.is_shared);
         let captured_bytes = gone.map(|region| region.bytes).fold(0, u64::saturating_add);
         let bytes = captured_bytes.saturating_add(gpu.driver_bytes.unwrap_or(0));
         GpuNeed { uuid: gpu.uuid.clone(), bytes }
@@ -74,8 +79,7 @@ impl Agents {
         let gpus = machine.gpus.iter().filter(|gpu| known.is_none_or(|known| known.contains(&gpu.uuid)));
         let record = |gpu: &crate::sys::gpus::Gpu| {
             let used = report.gpus.iter().find(|used| used.uuid == gpu.uuid);
-            let regions =
-                report.regions.iter().filter(|region| used.is_some_and(|used| used.device == region.device));
+            let regions = used.into_iter().flat_map(|used| regions_on(report, used.device));
             GpuRecord {
                 uuid: gpu.uuid.clone(),
                 name: gpu.name.clone(),
@@ -146,7 +150,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use ckpt_protocol::agent::{GpuUse, Region, RegionFlags, RegionKind};
+    use ckpt_protocol::agent::{GpuUse, RegionFlags, RegionKind};
 
     use super::super::tests::{LONG, socket_dir};
     use super::*;
@@ -170,6 +174,7 @@ mod tests {
         let gpu = |device, uuid: &str, driver_bytes| GpuUse { device, uuid: uuid.into(), driver_bytes };
         let parked = RegionFlags { is_parked: true, ..RegionFlags::default() };
         let shared = RegionFlags { is_shared: true, ..RegionFlags::default() };
+        let of_host = RegionFlags { is_of_host: true, ..RegionFlags::default() };
         GpuReport {
             gpus: vec![gpu(0, "GPU-b", Some(7)), gpu(1, "GPU-a", None)],
             regions: vec![
@@ -177,6 +182,7 @@ mod tests {
                 region(0, 20, parked),
                 region(0, 40, shared),
                 region(1, 5, RegionFlags::default()),
+                region(1, 80, of_host),
             ],
             ..GpuReport::default()
         }

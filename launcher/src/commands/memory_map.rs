@@ -144,6 +144,7 @@ fn flags(flags: &RegionFlags) -> String {
         (flags.is_parked, "parked"),
         (flags.is_shared, "shared"),
         (flags.is_exportable, "exportable"),
+        (flags.is_of_host, "host"),
         (flags.is_compressible, "compressible"),
         (flags.is_rdma_capable, "rdma"),
     ];
@@ -231,6 +232,7 @@ mod tests {
             is_parked: true,
             is_shared: true,
             is_exportable: true,
+            is_of_host: true,
             is_compressible: true,
             is_rdma_capable: true,
             aliases: 1,
@@ -244,7 +246,7 @@ mod tests {
             lines[4],
             "graphs reserve 2.0 kB on device 1, of which 1.0 kB are allocated; the driver saves it"
         );
-        let flags = "  parked,shared,exportable,compressible,rdma,aliases=1,peers=1+3";
+        let flags = "  parked,shared,exportable,host,compressible,rdma,aliases=1,peers=1+3";
         assert!(lines[6].starts_with("0x000000200000") && lines[6].ends_with(flags), "{}", lines[6]);
         let calls: Vec<String> = (0..5).map(|call| format!("    from b+0x{call}")).collect();
         assert_eq!(lines[7..12], calls);

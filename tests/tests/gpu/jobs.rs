@@ -479,6 +479,12 @@ fn memory_that_processes_pass_by_descriptors_survives() {
     GpuJob::in_c("exchanged.c").survives(few_kills());
 }
 
+/// Threads use that memory without any call of the driver.
+#[test]
+fn host_memory_that_processes_pass_by_descriptors_survives() {
+    GpuJob::in_c("hosted.c").survives(1);
+}
+
 /// A program that reaches the memory of two devices by multicast objects, in so many processes.
 fn multicast(processes: &str) -> GpuJob {
     GpuJob::new(|gpu, sandbox| {

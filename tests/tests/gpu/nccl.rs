@@ -12,6 +12,8 @@ use crate::gpu_job::{GpuJob, few_kills, kills, library};
 const SOCKETS: &[(&str, &str)] = &[("CKPT_NCCL", "sockets")];
 /// Ranks have each other's device memory by descriptors of cuMemExportToShareableHandle.
 const P2P: &[(&str, &str)] = &[("CKPT_NCCL", "p2p")];
+/// Memory of the host by such descriptors.
+const HOST: &[(&str, &str)] = &[("NCCL_P2P_DISABLE", "1"), ("NCCL_CUMEM_HOST_ENABLE", "1")];
 /// By handles of cuIpcGetMemHandle.
 const LEGACY: &[(&str, &str)] = &[("CKPT_NCCL", "p2p"), ("NCCL_CUMEM_ENABLE", "0")];
 /// As NCCL chooses: with multicast objects (NVLS), since each rank has a device of its own.
@@ -32,6 +34,11 @@ fn ranks(count: u32, variables: &[(&str, &str)]) -> GpuJob {
 #[test]
 fn two_ranks_over_sockets_survive() {
     ranks(2, SOCKETS).survives(few_kills());
+}
+
+#[test]
+fn two_ranks_that_share_host_memory_survive() {
+    ranks(2, HOST).survives(few_kills());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::cuda::driver::DriverError;
 use crate::cuda::driver_support::UnsupportedDriver;
 use crate::cuda::gpus::InvalidUuid;
 use crate::cuda::init::NotStarted;
-use crate::cuda::memory::MemoryError;
+use crate::cuda::memory::{HostAccessError, MemoryError};
 use crate::link::describe;
 
 /// Why the process cannot be dumped now.
@@ -58,6 +58,8 @@ pub enum DetachError {
     Capture(#[from] CaptureError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error(transparent)]
+    HostAccess(#[from] HostAccessError),
     #[error(transparent)]
     AddressSpace(#[from] AddressSpaceError),
     /// What had been done could not be undone.

@@ -48,7 +48,7 @@ use super::context::OnDevice;
 use super::driver::DriverError;
 use super::memory::offload::{self, Owner};
 use super::memory::physical::{Id, registry};
-use super::memory::{self, ipc, multicast, placement};
+use super::memory::{self, host_access, ipc, multicast, placement};
 use super::{
     address_space, bypass, changes, context, device_files, device_modes, driver, driver_support, faults,
     gate, gpus, init, libraries, nccl, objects, proc_address, stream_capture, taint, unknown_entry_points,
@@ -377,6 +377,7 @@ impl Gpu for ProcessGpu {
         enter(Phase::Lost);
         self.borrow_context(deadline)?;
         self.drain(deadline)?;
+        host_access::withhold()?;
         multicast::release()?;
         // What is left on the device would be copied to host memory by the driver.
         let ids: Vec<Id> = registry().allocations.keys().copied().collect();
@@ -492,6 +493,7 @@ impl ProcessGpu {
             self.stale.clear();
         }
         if is_memory_ours {
+            host_access::withhold()?;
             multicast::await_drained(link, request.attempt)?;
             faults::hit("detach-all-drained");
             multicast::take_down(link)?;
@@ -681,6 +683,7 @@ impl ProcessGpu {
         offload::claim_shared(Owner::Others, link)?;
         offload::remap(&[])?;
         multicast::bring_back(link)?;
+        host_access::grant()?;
         registry().allocations.values_mut().for_each(|allocation| allocation.parked = None);
         Ok(copied_bytes)
     }

@@ -16,6 +16,7 @@
 //! | `physical` | the registry of physical allocations, their mappings and access rights |
 //! | `reservations` | address ranges that the program has reserved |
 //! | `placement` | the offset of each physical allocation in the launcher's mirror |
+//! | `host_access` | keeps the program's threads from memory of the host while it is away |
 //! | `offload` | takes physical allocations off the device and brings them back |
 //! | `backtrace` | the program's call stacks at each allocation |
 //! | `error` | why memory cannot be offloaded or restored |
@@ -30,6 +31,7 @@ mod error;
 pub(crate) mod free;
 pub(crate) mod graph;
 mod heap;
+pub(crate) mod host_access;
 pub(crate) mod ipc;
 pub(crate) mod multicast;
 pub(crate) mod offload;
@@ -46,6 +48,7 @@ pub(crate) mod vmm;
 use ckpt_protocol::agent::Counts;
 use cuda_abi::types::CUcontext;
 pub use error::MemoryError;
+pub use host_access::HostAccessError;
 
 use super::capture;
 
@@ -71,6 +74,7 @@ pub(crate) fn context_removed(context: CUcontext) {
 pub(crate) fn after_fork_in_child() {
     ipc::descriptors::after_fork_in_child();
     multicast::after_fork_in_child();
+    host_access::after_fork_in_child();
 }
 
 /// Adds the program's allocations to the counts.

@@ -129,7 +129,7 @@ pub(crate) fn note(id: Id, change: impl FnOnce(&mut PhysicalAllocation)) {
     }
 }
 
-fn set_mapped(allocation: &mut PhysicalAllocation, address: CUdeviceptr, is_mapped: bool) {
+pub(super) fn set_mapped(allocation: &mut PhysicalAllocation, address: CUdeviceptr, is_mapped: bool) {
     for mapping in allocation.mappings.iter_mut().filter(|mapping| mapping.address == address) {
         mapping.is_mapped = is_mapped;
     }
@@ -266,7 +266,8 @@ pub(crate) fn remap(for_copies: &[Id]) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Maps a driver's handle where a physical allocation or multicast object was mapped.
+/// Maps a driver's handle where a physical allocation or multicast object was mapped. The host gets its access later, by
+/// [`host_access::grant`](super::host_access::grant).
 ///
 /// # Errors
 /// A driver call failed.
@@ -310,7 +311,17 @@ pub(crate) fn restrict(ids: &[Id]) -> Result<(), DriverError> {
     Ok(())
 }
 
+/// Sets the access rights of devices.
 fn set_access(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(), DriverError> {
+    let access: Vec<Access> = access.iter().filter(|one| !one.location.is_host()).copied().collect();
+    set_exactly(address, bytes, &access)
+}
+
+/// Sets access rights.
+///
+/// # Errors
+/// The driver call failed.
+pub(super) fn set_exactly(address: CUdeviceptr, bytes: u64, access: &[Access]) -> Result<(), DriverError> {
     if access.is_empty() {
         return Ok(());
     }

@@ -14,9 +14,12 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{MutexGuard, OnceLock};
 
 use ckpt_protocol::agent::{RegionKind, ShareKey as Key};
-use cuda_abi::types::{CUdeviceptr, CUmemGenericAllocationHandle, CUmulticastObjectProp, CUresult};
+use cuda_abi::types::{
+    CUdeviceptr, CUmemGenericAllocationHandle, CUmemLocation, CUmulticastObjectProp, CUresult,
+};
 
 use super::backtrace::Backtrace;
+use crate::cuda::context;
 use crate::cuda::driver::{self, checked};
 use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY};
 use crate::cuda::shared::Shared;
@@ -86,6 +89,7 @@ pub(crate) struct Team {
 /// A physical allocation, or a multicast object, which has a handle, mappings and descriptors in the same way.
 pub(crate) struct PhysicalAllocation {
     pub kind: RegionKind,
+    /// For memory of the host, the one by which it is copied.
     pub device: c_int,
     pub bytes: u64,
     pub source: Source,
@@ -262,7 +266,8 @@ impl Registry {
 pub(crate) fn create(kind: RegionKind, bytes: u64, properties: &Properties) -> Result<Id, CUresult> {
     let handle = create_handle(bytes, properties)?;
     let origin = Backtrace::here();
-    let id = adopt(kind, bytes, properties.location.id, Source::Created(*properties), handle);
+    let device = device_for(properties.location);
+    let id = adopt(kind, bytes, device, Source::Created(*properties), handle);
     if let Some(allocation) = registry().allocations.get_mut(&id) {
         allocation.origin = origin;
     }
@@ -343,13 +348,19 @@ pub(crate) fn handle_and_bytes(id: Id) -> Option<(CUmemGenericAllocationHandle, 
     registry().allocations.get(&id).map(|allocation| (allocation.handle, allocation.bytes))
 }
 
-/// The device whose memory a driver's handle stands for, if the driver reports it.
+/// The device by which memory at a location is copied: for memory of the host, that of the current context.
+fn device_for(location: CUmemLocation) -> c_int {
+    let of_context = || context::current().map(|(_, device)| device);
+    location.device().or_else(of_context).or_else(|| context::devices().first().copied()).unwrap_or(0)
+}
+
+/// The device by which the memory of a driver's handle is copied, if the driver reports where it is.
 pub(crate) fn device_of(handle: CUmemGenericAllocationHandle) -> Option<c_int> {
     let properties = driver::ask(Properties::of(0), |properties| {
         // SAFETY: the call writes to a local variable of the structure's layout, whose fields may have any value.
         unsafe { driver::cuMemGetAllocationPropertiesFromHandle(properties.cast(), handle) }
     });
-    Some(properties.ok()?.location.id)
+    Some(device_for(properties.ok()?.location))
 }
 
 /// A driver's handle of physical memory, which can be exported wherever the device can do that.

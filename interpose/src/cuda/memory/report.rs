@@ -48,6 +48,7 @@ fn flags_of(id: Id, allocation: &PhysicalAllocation) -> RegionFlags {
     if let Source::Created(properties) = &allocation.source {
         // What the arena makes it asks to be exportable itself.
         flags.is_exportable = allocation.kind == RegionKind::Program && properties.handle_types != 0;
+        flags.is_of_host = properties.location.is_host();
         flags.is_compressible = properties.compression != 0;
         flags.is_rdma_capable = properties.is_rdma_capable != 0;
     }

@@ -116,12 +116,12 @@ handlers! {
         descriptors::sweep();
         let create = || physical::create(RegionKind::Program, bytes as u64, &properties);
         let created = match create() {
-            Err(OUT_OF_MEMORY) if make_room(properties.location.id) => create(),
+            Err(OUT_OF_MEMORY) if properties.location.device().is_some_and(make_room) => create(),
             result => result,
         };
         match created {
             Ok(id) => {
-                if !properties.is_of_device() {
+                if !properties.is_of_device() && !properties.is_of_host() {
                     physical::hinder(id, "cuMemCreate");
                 }
                 // SAFETY: the program passes the address of a handle, which is not null.
