@@ -138,14 +138,15 @@ fn criu_is_killed_at_every_phase() {
 #[test]
 fn a_restore_that_hangs_is_given_up() {
     let sandbox = Sandbox::new();
-    let mut first = job(&sandbox, "first", None);
-    until_ready(&mut first, &sandbox);
-    first.checkpoint(&sandbox);
-    first.kill_everything();
+    // Before the job: a file that is made just after its death may be the job's.
     let hanging = sandbox.path().join("criu");
     let script = "case \" $* \" in *\" swrk \"*) exec sleep 1000;; esac";
     fs::write(&hanging, format!("#!/bin/sh\n{script}\nexec '{}' \"$@\"\n", criu().display())).unwrap();
     fs::set_permissions(&hanging, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut first = job(&sandbox, "first", None);
+    until_ready(&mut first, &sandbox);
+    first.checkpoint(&sandbox);
+    first.kill_everything();
     // Nothing moves; or CRIU works, and says nothing.
     for (limit, reason) in [
         ("CKPT_FAULT_STALL_MS", "nothing has moved for 1 seconds"),
