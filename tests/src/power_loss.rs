@@ -199,13 +199,21 @@ pub struct PowerLoss {
     at: usize,
     /// What the disk writes as a whole, in bytes.
     sector_bytes: usize,
+    /// So many bytes at the beginning are written as a whole too.
+    whole_bytes: u64,
 }
 
 impl PowerLoss {
     /// `start` is an image of the disk from before the recording. It is changed.
     #[must_use]
     pub fn new(recording: Recording, start: &Path, sector_bytes: usize) -> Self {
-        Self { recording, flushed: start.to_owned(), at: 0, sector_bytes }
+        Self { recording, flushed: start.to_owned(), at: 0, sector_bytes, whole_bytes: 0 }
+    }
+
+    /// No write to so many bytes at the beginning of the disk is torn: a file system relies on that for its super block.
+    #[must_use]
+    pub fn with_whole(self, whole_bytes: u64) -> Self {
+        Self { whole_bytes, ..self }
     }
 
     /// The recording.
@@ -234,7 +242,8 @@ impl PowerLoss {
         let image = File::options().write(true).open(image)?;
         for write in self.recording.unflushed(flushes) {
             let data = self.recording.data(write)?;
-            let unit = if left == Left::Torn { self.sector_bytes } else { data.len().max(1) };
+            let may_be_torn = left == Left::Torn && write.offset >= self.whole_bytes;
+            let unit = if may_be_torn { self.sector_bytes } else { data.len().max(1) };
             for (number, part) in data.chunks(unit).enumerate() {
                 if left.has(rng) {
                     image.write_all_at(part, write.offset + (number * unit) as u64)?;
