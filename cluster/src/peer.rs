@@ -167,14 +167,16 @@ impl Peer {
     /// The store has answered [`Action::Read`]: the records from a position on.
     pub fn read(&mut self, now: Duration, from: u64, records: Vec<Record>) {
         self.end_lease(now);
+        let end = self.log.end();
         for (position, record) in (from..).zip(records) {
             if self.coordinator.is_none() {
                 self.log.add(position, record);
             }
         }
-        let Some(candidacy) = self.candidacy.as_mut().filter(|candidacy| candidacy.record.is_none()) else {
-            return;
-        };
+        // The answer to an earlier request may come late: what was to be put at the former end is outdated.
+        let has_grown = self.log.end() > end;
+        let is_unready = |candidacy: &&mut Candidacy| candidacy.record.is_none() || has_grown;
+        let Some(candidacy) = self.candidacy.as_mut().filter(is_unready) else { return };
         let epoch = self.log.epoch().max(self.epoch) + 1;
         candidacy.record = Some(Record::Epoch { epoch, coordinator: self.me });
         candidacy.repeat_at = now;

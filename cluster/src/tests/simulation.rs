@@ -6,7 +6,7 @@ use super::world::{Flaw, World};
 use crate::Settings;
 
 /// Seeds of one test run; `CKPT_TEST_SEEDS` sets another number, and `CKPT_TEST_SEED` the first one.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 1000;
 
 const SECOND: Duration = Duration::from_secs(1);
 
