@@ -1,7 +1,7 @@
 //! The end of TCP's repair mode. CRIU puts the connections of a job that it dumps into this mode, in which they neither send
 //! nor receive. A CRIU that is killed leaves them so, and each call of the job on them would fail with EPERM.
 
-use crate::namespace::numbers_in;
+use crate::namespace::{numbers_in, pid_namespace_of};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::fs;
 use std::io;
@@ -10,10 +10,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 /// Ends it for all TCP connections in the PID namespace of a process, as far as the launcher may. CRIU must not run
 /// meanwhile. Returns the number of connections.
 pub fn end_tcp_repair(init_pid: i32) -> usize {
-    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let Some(of_job) = namespace(init_pid) else { return 0 };
+    let Some(of_job) = pid_namespace_of(init_pid) else { return 0 };
     let pids = numbers_in("/proc").unwrap_or_default().into_iter();
-    pids.filter(|&pid| namespace(pid).as_ref() == Some(&of_job)).map(end_for_process).sum()
+    pids.filter(|&pid| pid_namespace_of(pid) == Some(of_job)).map(end_for_process).sum()
 }
 
 fn end_for_process(pid: i32) -> usize {

@@ -2,7 +2,7 @@
 //! links such a file as `link_remap.N` in the directory of the removed name, and removes the link when the job continues.
 //! This module creates the link again for the duration of a restore.
 
-use crate::namespace::{inside, numbers_in};
+use crate::namespace::{inside, numbers_in, pid_namespace_of};
 use crate::sys::deadline::{NAMES_LOCK_POLL_INTERVAL, NAMES_LOCK_TIMEOUT};
 use crate::sys::runtime_dir::runtime_dir;
 use anyhow::{Context, Result};
@@ -110,10 +110,9 @@ pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) {
 
 /// Keeps the files, known by device and inode, that no process outside of the PID namespace of `init_pid` has open or mapped.
 fn keep_unused_outside<T>(files: &mut BTreeMap<(u64, u64), T>, init_pid: i32) {
-    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let of_job = namespace(init_pid);
+    let of_job = pid_namespace_of(init_pid);
     let pids = numbers_in("/proc").unwrap_or_default().into_iter();
-    for pid in pids.filter(|&pid| of_job.is_none() || namespace(pid) != of_job) {
+    for pid in pids.filter(|&pid| of_job.is_none() || pid_namespace_of(pid) != of_job) {
         let of = PathBuf::from(format!("/proc/{pid}"));
         for fd in fs::read_dir(of.join("fd")).into_iter().flatten().flatten() {
             if let Ok(meta) = fs::metadata(fd.path()) {

@@ -3,7 +3,7 @@
 //! must not wait for such a process without a limit: it would not handle signals meanwhile.
 
 use super::spawn::{self, Spawned};
-use super::survey::numbers_in;
+use super::survey::{numbers_in, pid_namespace_of};
 use crate::sys::deadline::{INIT_END_TIMEOUT, NAMESPACE_END_TIMEOUT};
 use parking_lot::Mutex;
 use procfs_core::FromRead as _;
@@ -13,7 +13,6 @@ use rustix::io::retry_on_intr;
 use rustix::process::{WaitOptions, waitpid};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +35,7 @@ pub fn is_ending() -> bool {
 /// Kills the namespace and waits for its end for some seconds. If processes remain, it logs them, and [`is_ending`] holds.
 pub(super) fn end(spawned: Arc<Spawned>) {
     let pid = spawned.pid.as_raw_nonzero().get();
-    let inside = namespace_of(pid);
+    let inside = pid_namespace_of(pid);
     if reap(&spawned, INIT_END_TIMEOUT) {
         return;
     }
@@ -75,14 +74,10 @@ fn has_ended(pidfd: BorrowedFd, limit: Duration) -> bool {
         .is_ok_and(|count| count > 0)
 }
 
-fn namespace_of(pid: i32) -> Option<u64> {
-    fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|meta| meta.ino())
-}
-
 /// Descriptions of the remaining processes of the namespace. The init is described only if no other process remains.
 fn remaining_processes(inside: Option<u64>, init: i32) -> Vec<String> {
     let mut left = numbers_in("/proc").unwrap_or_default();
-    left.retain(|&pid| pid != init && inside.is_some() && namespace_of(pid) == inside);
+    left.retain(|&pid| pid != init && inside.is_some() && pid_namespace_of(pid) == inside);
     if left.is_empty() {
         left.push(init);
     }
@@ -149,8 +144,8 @@ mod tests {
         let pid = spawned.pid.as_raw_nonzero().get();
         let text = describe(pid);
         assert!(text.starts_with(&format!("process {pid} (sleep) is in state S")), "{text}");
-        let here = namespace_of(pid);
-        assert!(here.is_some() && here == namespace_of(std::process::id().cast_signed()));
+        let here = pid_namespace_of(pid);
+        assert!(here.is_some() && here == pid_namespace_of(std::process::id().cast_signed()));
         assert!(remaining_processes(here, pid).len() <= MAX_NAMED_PROCESSES + 1);
         assert_eq!(remaining_processes(None, pid), [describe(pid)]);
         child.kill().unwrap();

@@ -45,7 +45,7 @@ pub use ending::is_ending;
 pub use init::init_main;
 pub use messages::{Network, StdioSource};
 pub use peek::{PeekedMessage, PeekedQueue};
-pub use survey::numbers_in;
+pub use survey::{numbers_in, pid_namespace_of};
 
 /// The first argument that turns this program into the namespace's init.
 pub const INIT_ARGUMENT: &str = "__init";

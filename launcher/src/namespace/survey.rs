@@ -89,6 +89,11 @@ pub fn numbers_in(dir: impl AsRef<Path>) -> io::Result<Vec<i32>> {
     Ok(names.collect())
 }
 
+/// The PID namespace of a process, by its inode; `None` for one that has ended or may not be looked at.
+pub fn pid_namespace_of(pid: i32) -> Option<u64> {
+    std::fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|meta| meta.ino())
+}
+
 /// Bytes of a process's memory that a dump contains: anonymous, shared and swapped memory in /proc/PID/status.
 fn dumped_bytes(status: &str) -> u64 {
     let kilobytes = |line: &str| {

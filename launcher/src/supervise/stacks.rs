@@ -2,7 +2,7 @@
 
 use crate::job::attempt_logs::prune_attempt_logs;
 use crate::job::status::unix_ms;
-use crate::namespace::numbers_in;
+use crate::namespace::{numbers_in, pid_namespace_of};
 use crate::sys::deadline::PY_SPY_TIMEOUT;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{JobDir, write_atomically};
@@ -26,12 +26,11 @@ pub struct Tree {
 
 /// The processes of a job: (PID in the launcher's namespace, PID in the job's namespace).
 pub(super) fn processes(tree: Tree) -> Vec<(i32, i32)> {
-    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let Some(wanted) = namespace(tree.init_pid) else { return Vec::new() };
+    let Some(wanted) = pid_namespace_of(tree.init_pid) else { return Vec::new() };
     let all: BTreeMap<i32, (i32, i32)> = numbers_in("/proc")
         .unwrap_or_default()
         .into_iter()
-        .filter(|&pid| namespace(pid).as_ref() == Some(&wanted))
+        .filter(|&pid| pid_namespace_of(pid) == Some(wanted))
         .filter_map(|pid| Some((pid, numbers_of(pid)?)))
         .collect();
     let is_below = |mut pid: i32| loop {
