@@ -13,6 +13,8 @@
 //!        a node of the session is lost (also from Running)
 //! ```
 //!
+//! The caller may end a session, and let Gathering wait until it says that the job is to be resumed.
+//!
 //! A checkpoint and a resume go through their steps in the same way: `attempt.rs`. While a put is not answered nothing
 //! else begins, since a resume has to know all snapshots.
 
@@ -62,6 +64,8 @@ pub(crate) struct Coordinator {
     session: Option<Session>,
     phase: Phase,
     is_wanted: bool,
+    /// A session has ended, and nothing is resumed before the caller says so.
+    is_waiting: bool,
     /// Failures that a snapshot is to blame for.
     failures: BTreeMap<AttemptId, u32>,
     ticked: Duration,
@@ -80,6 +84,7 @@ impl Coordinator {
             session: None,
             phase: Phase::Gathering { since: now },
             is_wanted: false,
+            is_waiting: false,
             failures: BTreeMap::new(),
             ticked: now,
             beat_at: now,
@@ -112,6 +117,27 @@ impl Coordinator {
     /// A snapshot is wanted, as soon as a session runs.
     pub(crate) fn request(&mut self, now: Duration, actions: &mut Vec<Action>) {
         self.is_wanted = true;
+        self.go_on(now, actions);
+    }
+
+    /// The session is over, since the part of a node has failed. Nothing is resumed before [`Self::end_wait`].
+    pub(crate) fn end_session(&mut self, now: Duration, rank: u32, actions: &mut Vec<Action>) {
+        (self.is_waiting, self.is_wanted) = (true, false);
+        // What nodes have said of it is not true any more.
+        self.members.values_mut().for_each(|member| member.hello.session = None);
+        if matches!(self.phase, Phase::Committing { .. }) {
+            self.session = None;
+        } else {
+            self.lose(now, vec![rank], actions);
+        }
+    }
+
+    /// The job is resumed, now if nothing else is in the way.
+    pub(crate) fn end_wait(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        self.is_waiting = false;
+        if let Phase::Gathering { since } = &mut self.phase {
+            *since = now.saturating_sub(self.settings.gather);
+        }
         self.go_on(now, actions);
     }
 
@@ -257,7 +283,10 @@ impl Coordinator {
         if is_committed {
             self.log.add(position, own);
             actions.push(Action::Event(Event::Committed { attempt }));
-            self.phase = Phase::Running;
+            self.phase = match self.session {
+                Some(_) => Phase::Running,
+                None => Phase::Gathering { since: now },
+            };
             self.go_on(now, actions);
         }
         is_committed
@@ -297,7 +326,7 @@ impl Coordinator {
             self.lose(now, lost, actions);
         }
         match self.phase {
-            Phase::Gathering { since } => self.gather(now, since, actions),
+            Phase::Gathering { since } if !self.is_waiting => self.gather(now, since, actions),
             Phase::Running if self.is_wanted => {
                 let Some(session) = &self.session else { return };
                 let (kind, nodes) = (Kind::Checkpoint { session: session.id }, session.nodes.clone());

@@ -126,6 +126,25 @@ impl Peer {
         self.coordinator.is_some()
     }
 
+    /// Ends the session on all nodes, since the part of a node has failed. Nothing is resumed before [`Peer::resume`]. Only
+    /// the coordinator does this.
+    pub fn end_session(&mut self, now: Duration, rank: u32) {
+        self.end_lease(now);
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.end_session(now, rank, &mut self.actions);
+        }
+        self.deliver_own(now);
+    }
+
+    /// Resumes the job after [`Peer::end_session`].
+    pub fn resume(&mut self, now: Duration) {
+        self.end_lease(now);
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.end_wait(now, &mut self.actions);
+        }
+        self.deliver_own(now);
+    }
+
     /// Which of the parts in the store can be deleted. None, if this launcher does not coordinate.
     #[must_use]
     pub fn garbage(&self, parts: &[PartId]) -> Vec<PartId> {

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use crate::action::Action;
+use crate::coordinator::Coordinator;
 use crate::{
-    AttemptId, Envelope, Log, Message, NodeId, Order, OtherVersion, PartId, PartRecord, Record, VERSION,
+    AttemptId, Envelope, Event, Hello, Log, Message, NodeId, Order, OtherVersion, Outcome, PartId,
+    PartRecord, PutAnswer, Record, SessionState, Settings, VERSION,
 };
 
 fn attempt(epoch: u64, number: u64) -> AttemptId {
@@ -49,4 +52,133 @@ fn only_parts_that_cannot_be_committed_any_more_are_garbage() {
     let of = |epoch, number| PartId { attempt: attempt(epoch, number), part: 0 };
     let all = [of(1, 2), of(1, 3), of(2, 1), of(3, 4), of(3, 5), of(4, 1)];
     assert_eq!(log.garbage(attempt(3, 5), &all), [of(1, 3), of(2, 1), of(3, 4)]);
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A coordinator of two nodes that do each step at once.
+struct TwoNodes {
+    coordinator: Coordinator,
+    sessions: [Option<SessionState>; 2],
+    newest: AttemptId,
+    events: Vec<Event>,
+    puts: Vec<(u64, Record)>,
+}
+
+impl TwoNodes {
+    fn new() -> Self {
+        let settings = Settings {
+            nodes: 2,
+            parts: 2,
+            beat: SECOND,
+            silence: SECOND * 1000,
+            stagger: SECOND,
+            repeat: SECOND,
+            gather: SECOND,
+            lease: SECOND,
+            load_lease: SECOND,
+            step_limit: SECOND * 1000,
+            transfer_limit: SECOND * 1000,
+            tries: 1,
+        };
+        let mut log = Log::default();
+        log.add(0, Record::Epoch { epoch: 1, coordinator: node(0) });
+        let coordinator = Coordinator::new(settings, log, Duration::ZERO);
+        let (events, puts) = (Vec::new(), Vec::new());
+        Self { coordinator, sessions: [None; 2], newest: attempt(0, 0), events, puts }
+    }
+
+    fn call(&mut self, at: u64, call: impl FnOnce(&mut Coordinator, Duration, &mut Vec<Action>)) {
+        let (now, mut actions) = (SECOND * u32::try_from(at).unwrap(), Vec::new());
+        call(&mut self.coordinator, now, &mut actions);
+        while !actions.is_empty() {
+            for action in std::mem::take(&mut actions) {
+                match action {
+                    Action::Send { message: Message::Order { to, attempt, order }, .. } => {
+                        let outcome = self.perform(to.rank, attempt, &order);
+                        self.coordinator.report(now, to, attempt, (order.step(), outcome), &mut actions);
+                    }
+                    Action::Event(event) => self.events.push(event),
+                    Action::Put { position, record } => self.puts.push((position, record)),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn perform(&mut self, rank: u32, attempt: AttemptId, order: &Order) -> Outcome {
+        let session = &mut self.sessions[rank as usize];
+        self.newest = attempt;
+        match order {
+            Order::End => *session = None,
+            Order::Load { part, .. } => {
+                *session = Some(SessionState { id: attempt, part: *part, is_running: true });
+            }
+            Order::Store => return Outcome::Stored { hash: rank.to_string() },
+            _ => {}
+        }
+        Outcome::Done
+    }
+
+    fn hello(&mut self, at: u64, rank: u32) {
+        let session = self.sessions[rank as usize];
+        let hello = Hello { node: node(rank), epoch: 1, is_leaderless: false, newest: self.newest, session };
+        self.call(at, |coordinator, now, actions| coordinator.hello(now, hello, actions));
+    }
+
+    fn running(&self) -> usize {
+        self.events.iter().filter(|event| matches!(event, Event::Running { .. })).count()
+    }
+}
+
+/// The part of node 1 fails: the job is resumed when this is wanted, and not before.
+#[test]
+fn a_session_that_was_ended_is_resumed_when_it_is_told() {
+    let mut nodes = TwoNodes::new();
+    (0..2).for_each(|rank| nodes.hello(0, rank));
+    assert_eq!(nodes.running(), 1);
+    nodes.sessions = [None; 2];
+    nodes.call(10, |coordinator, now, actions| coordinator.end_session(now, 1, actions));
+    assert!(matches!(&nodes.events[1..], [Event::Lost { ranks, .. }] if ranks == &[1]), "{:?}", nodes.events);
+    for at in 11..30 {
+        nodes.hello(at, 0);
+        nodes.hello(at, 1);
+        nodes.call(at, Coordinator::tick);
+    }
+    assert_eq!(nodes.running(), 1);
+    nodes.call(30, Coordinator::end_wait);
+    assert_eq!(nodes.running(), 2);
+}
+
+/// A session is not adopted although a node has not noticed yet that it is over.
+#[test]
+fn a_session_that_was_ended_does_not_come_back() {
+    let mut nodes = TwoNodes::new();
+    (0..2).for_each(|rank| nodes.hello(0, rank));
+    let ended = nodes.sessions[0].unwrap().id;
+    nodes.call(10, |coordinator, now, actions| coordinator.end_session(now, 1, actions));
+    nodes.call(11, Coordinator::end_wait);
+    assert_eq!(nodes.running(), 2);
+    assert!(nodes.sessions.iter().all(|session| session.unwrap().id > ended));
+}
+
+/// The put of a snapshot is in progress when a part fails: it is answered before the job is resumed, and counts.
+#[test]
+fn a_session_that_was_ended_during_a_commit_is_resumed_from_that_snapshot() {
+    let mut nodes = TwoNodes::new();
+    (0..2).for_each(|rank| nodes.hello(0, rank));
+    nodes.call(5, Coordinator::request);
+    let (position, record) = nodes.puts.remove(0);
+    nodes.sessions = [None; 2];
+    nodes.call(6, |coordinator, now, actions| coordinator.end_session(now, 0, actions));
+    nodes.call(7, Coordinator::end_wait);
+    assert_eq!(nodes.running(), 1);
+    let Record::Snapshot { attempt, .. } = record else { panic!("{record:?}") };
+    nodes.call(8, |coordinator, now, actions| {
+        assert!(coordinator.put(now, position, PutAnswer::Done, actions));
+    });
+    assert!(nodes.events.contains(&Event::Committed { attempt }), "{:?}", nodes.events);
+    (0..2).for_each(|rank| nodes.hello(9, rank));
+    nodes.call(9, Coordinator::tick);
+    assert_eq!(nodes.running(), 2);
 }

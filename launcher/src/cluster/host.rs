@@ -3,9 +3,10 @@
 //!
 //! ```text
 //!   joined ──► resuming (Load) ──► running ──► all parts have ended with 0 ──► Complete
-//!                 │                   │
-//!                 └───────────────────┴─► a part has failed, a connection is lost, a node is silent,
-//!                                         the job is stopped ──► End, at all nodes
+//!              ▲  │                   │
+//!              │  │                   ├─► a connection is lost, a node is silent, the job is stopped ──► End
+//!              │  └───────────────────┴─► a part has failed ──► Over: all parts are ended
+//!              └──────────────── again ◄── the supervisor of node 0 decides ──► not again: End
 //! ```
 //!
 //! After an End each launcher ends its part and exits: who has started the launchers starts them again.
@@ -13,12 +14,13 @@
 mod locating;
 #[cfg(test)]
 mod measure;
+mod restarting;
 mod stopping;
 
 use super::gate::{Gate, GateEnd};
 use super::links::{Joining, Link};
 use super::log_files::LogFiles;
-use super::messages::{End, Message, StopHow, Welcome};
+use super::messages::{End, Message, Restart, StopHow, Welcome};
 use super::sockets;
 use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT};
 use crate::sys::error::EXIT_OWN;
@@ -66,6 +68,16 @@ pub(super) enum Input {
         why: String,
         how: StopHow,
     },
+    /// The part of a session that is over is ended here. These local ports belong to connections in the snapshots.
+    SessionEnded {
+        ports: BTreeSet<u16>,
+    },
+    /// Node 0 is about to restart the job.
+    Restarting(Restart),
+    /// Node 0 restarts it now.
+    Resume,
+    /// Node 0 does not restart it.
+    GiveUp(End),
     /// This launcher cannot go on.
     Fail {
         why: String,
@@ -95,6 +107,10 @@ pub enum Notice {
     RunsOn(String),
     /// All parts run.
     Running,
+    /// The session is over on all nodes. At node 0: [`Cluster::give_up`], or [`Cluster::announce`] and [`Cluster::resume`].
+    Over(End),
+    /// The job is about to be restarted.
+    Restarting(Restart),
     /// All parts have ended with 0.
     Complete,
     /// The job is over on all nodes.
@@ -185,6 +201,26 @@ impl Cluster {
         self.input(Input::Stop { why, how });
     }
 
+    /// The part of a session that is over is ended here. These local ports belong to connections in the snapshots.
+    pub fn session_ended(&self, ports: BTreeSet<u16>) {
+        self.input(Input::SessionEnded { ports });
+    }
+
+    /// Tells all nodes that the job is restarted soon. From node 0, after [`Notice::Over`].
+    pub fn announce(&self, restart: Restart) {
+        self.input(Input::Restarting(restart));
+    }
+
+    /// Resumes the job. From node 0, after [`Notice::Over`].
+    pub fn resume(&self) {
+        self.input(Input::Resume);
+    }
+
+    /// Ends the job, which is not restarted. From node 0, after [`Notice::Over`].
+    pub fn give_up(&self, end: End) {
+        self.input(Input::GiveUp(end));
+    }
+
     /// Ends the job on all nodes: this launcher cannot go on. Returns when all have been told.
     pub fn fail(self, why: String, code: i32) {
         self.input(Input::Fail { why, code });
@@ -219,9 +255,15 @@ struct Host {
     /// Node 0: which parts have ended with 0.
     ended: BTreeSet<u32>,
     has_part_ended: bool,
+    /// The supervisor has a session, or starts one.
+    has_session: bool,
+    /// The resume that waits for the end of it.
+    settling: Option<AttemptId>,
     stopping: Option<Stopping>,
-    /// Node 0: the failure of a part, and until when it may turn out to be the consequence of another one.
-    failing: Option<(End, Instant)>,
+    /// Node 0: the failure of a part, with its node, and until when it may turn out to be the consequence of another one.
+    failing: Option<(u32, End, Instant)>,
+    /// The session is over, and another one may follow.
+    is_waiting: bool,
     /// When node 0 was heard last.
     heard: Instant,
     is_over: bool,
@@ -251,8 +293,11 @@ impl Host {
             usable,
             ended: BTreeSet::new(),
             has_part_ended: false,
+            has_session: false,
+            settling: None,
             stopping: None,
             failing: None,
+            is_waiting: false,
             heard: Instant::now(),
             is_over: false,
         }
@@ -294,15 +339,15 @@ impl Host {
         let next = self.begun + self.peer.next_tick();
         let silent = (!self.is_coordinator()).then(|| self.heard + self.settings.silence);
         let stopped = self.stopping.as_ref().and_then(Stopping::deadline);
-        let failed = self.failing.as_ref().map(|(_, until)| *until);
+        let failed = self.failing.as_ref().map(|(_, _, until)| *until);
         let next = [Some(next), silent, stopped, failed].into_iter().flatten().min().unwrap_or(next);
         // A state machine that wants to be called at once must not keep this thread busy.
         next.max(Instant::now() + Duration::from_millis(1))
     }
 
     fn watch_times(&mut self) {
-        if let Some((end, _)) = self.failing.take_if(|(_, until)| *until <= Instant::now()) {
-            return self.end(end);
+        if let Some((rank, end, _)) = self.failing.take_if(|(_, _, until)| *until <= Instant::now()) {
+            return self.over(rank, end);
         }
         if self.stopping.as_ref().and_then(Stopping::deadline).is_some_and(|until| until <= Instant::now()) {
             return self.not_saved("no snapshot was taken in time (--grace)");
@@ -310,7 +355,7 @@ impl Host {
         let silence = self.heard.elapsed();
         if !self.is_coordinator() && silence >= self.settings.silence {
             let why = format!("node 0, the coordinator, is silent for {} s", silence.as_secs());
-            return self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
+            return self.end(failure(why, EXIT_OWN));
         }
         if self.now() >= self.peer.next_tick() {
             self.peer.tick(self.now());
@@ -334,7 +379,7 @@ impl Host {
             Input::Lost { rank, number, why } => {
                 if self.links.get(&rank).is_some_and(|link| link.number == number) {
                     let why = format!("the connection to node {rank} is lost ({why})");
-                    self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
+                    self.end(failure(why, EXIT_OWN));
                 }
             }
             Input::Finished { attempt, step, outcome } => {
@@ -350,13 +395,12 @@ impl Host {
                 let why = format!("node {}: {why}", self.me.rank);
                 self.tell_coordinator(Message::Stop { why, how });
             }
+            Input::SessionEnded { ports } => self.session_ended(ports),
+            Input::Restarting(restart) => self.announce(restart),
+            Input::Resume => self.resume(),
+            Input::GiveUp(end) => self.end(end),
             Input::Fail { why, code } => {
-                let end = End {
-                    why: format!("node {}: {why}", self.me.rank),
-                    code,
-                    is_requested: false,
-                    is_saved: false,
-                };
+                let end = failure(format!("node {}: {why}", self.me.rank), code);
                 if self.is_coordinator() {
                     self.end(end);
                 } else {
@@ -380,6 +424,8 @@ impl Host {
             Message::Committed { attempt } => self.commit(attempt),
             Message::Locate { address } => self.locate(rank, address),
             Message::Located { address, is_node } => self.located(address, is_node),
+            // It was killed, since the session is over.
+            Message::PartEnded { .. } if self.is_waiting => {}
             Message::PartEnded { code: 0 } => {
                 self.ended.insert(rank);
                 if self.ended.len() == self.settings.nodes as usize {
@@ -389,8 +435,8 @@ impl Host {
             // Its end may be the consequence of the loss of another node, which is about to show.
             Message::PartEnded { code } => {
                 let why = format!("node {rank}: its part of the job ended with exit code {code}");
-                let end = End { why, code, is_requested: false, is_saved: false };
-                self.failing.get_or_insert((end, Instant::now() + NODE_CAUSE_WINDOW));
+                let until = Instant::now() + NODE_CAUSE_WINDOW;
+                self.failing.get_or_insert((rank, failure(why, code), until));
             }
             // Sessions run only after this launcher has begun to coordinate.
             Message::Request => drop(self.peer.request(self.now())),
@@ -398,6 +444,8 @@ impl Host {
             Message::RunsOn { why } => {
                 let _ = self.notices.send(Notice::RunsOn(why));
             }
+            Message::Over(end) => self.over(0, end),
+            Message::Restarting(restart) => self.announce(restart),
             Message::Complete => {
                 let _ = self.notices.send(Notice::Complete);
                 self.is_over = true;
@@ -418,12 +466,7 @@ impl Host {
             // The connection has authenticated the sender.
             Ok((_, message)) => self.peer.receive(self.now(), rank, message),
             Err(error) => {
-                return self.end(End {
-                    why: error.to_string(),
-                    code: EXIT_OWN,
-                    is_requested: false,
-                    is_saved: false,
-                });
+                return self.end(failure(error.to_string(), EXIT_OWN));
             }
         }
         if let Some(attempt) = aborted {
@@ -453,16 +496,20 @@ impl Host {
         }
     }
 
+    /// First of all: nothing stays frozen, and no packet rule is left.
+    fn close_gate(&mut self, why: &str) {
+        if let Some(gate) = self.gate.take() {
+            gate.close(GateEnd::Unknown(why.to_owned()));
+        }
+    }
+
     /// The job is over on all nodes.
     fn end(&mut self, end: End) {
         if self.is_over {
             return;
         }
         self.is_over = true;
-        // First: nothing stays frozen, and no packet rule is left.
-        if let Some(gate) = self.gate.take() {
-            gate.close(GateEnd::Unknown(end.why.clone()));
-        }
+        self.close_gate(&end.why);
         self.tell_all(&Message::End(end.clone()));
         let _ = self.notices.send(Notice::End(end));
     }
@@ -523,7 +570,7 @@ impl Host {
             Ok(records) => self.peer.read(self.now(), from, records),
             Err(error) => {
                 let why = format!("node 0: the log of the job's nodes cannot be read: {error}");
-                self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
+                self.end(failure(why, EXIT_OWN));
             }
         }
     }
@@ -543,10 +590,11 @@ impl Host {
             }
             Order::Load { from, .. } => {
                 let gate = self.new_gate(attempt, step);
+                (self.has_session, self.has_part_ended, self.is_waiting) = (true, false, false);
                 let from = from.map(|(part, hash)| (part.attempt, hash));
                 let _ = self.notices.send(Notice::Load(Load { gate, from }));
             }
-            Order::End => self.settle(attempt),
+            Order::End => self.end_earlier(attempt),
             // Collectives of NCCL are refused.
             Order::Quiesce { .. } => {
                 self.peer.finished(self.now(), attempt, step, Outcome::Done);
@@ -604,25 +652,30 @@ impl Host {
                 let _ = self.notices.send(Notice::Running);
             }
             Event::Committed { attempt } => {
+                self.usable += 1;
                 self.tell_all(&Message::Committed { attempt });
                 self.commit(attempt);
                 self.stop_committed(attempt);
             }
             Event::Aborted { attempt, step, reason } => self.aborted(attempt, step, &reason),
+            Event::Lost { .. } if self.is_waiting => {}
             Event::Lost { ranks, .. } => {
                 let ranks: Vec<_> = ranks.iter().map(u32::to_string).collect();
                 let why = format!("node {} is silent, or its part of the job is lost", ranks.join(", "));
-                self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
+                self.end(failure(why, EXIT_OWN));
             }
             Event::Deposed => {
                 let why = "node 0: another launcher has written to the log of the job's nodes".to_owned();
-                self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
+                self.end(failure(why, EXIT_OWN));
             }
         }
     }
 
     fn aborted(&mut self, attempt: AttemptId, step: Step, reason: &Reason) {
         let why = reason.to_string();
+        if self.is_waiting {
+            return self.give_up(attempt, &why);
+        }
         if !self.is_resuming {
             self.give_up(attempt, &why);
             // For a release that follows.
@@ -633,14 +686,27 @@ impl Host {
             }
             return self.stop_aborted(attempt, &why);
         }
-        let is_damage = matches!(reason, Reason::Failed { blames_snapshot: true, .. });
-        self.usable = self.usable.saturating_sub(1);
-        if is_damage && self.usable > 0 {
-            self.give_up(attempt, &why);
-            return tracing::error!("{why}; an older snapshot is tried, on all nodes");
+        let (is_damage, rank) = match reason {
+            Reason::Failed { rank, blames_snapshot, .. } => (*blames_snapshot, *rank),
+            Reason::Late { ranks } | Reason::Lost { ranks } => (false, ranks.first().copied().unwrap_or(0)),
+        };
+        if is_damage {
+            self.usable = self.usable.saturating_sub(1);
+            if self.usable > 0 {
+                self.give_up(attempt, &why);
+                return tracing::error!("{why}; an older snapshot is tried, on all nodes");
+            }
         }
         let at = if step == Step::Load { "" } else { " after all parts were restored" };
-        let why = format!("the job cannot be resumed{at}: {why}");
-        self.end(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
+        let end = failure(format!("the job cannot be resumed{at}: {why}"), EXIT_OWN);
+        match reason {
+            Reason::Lost { .. } => self.end(end),
+            _ => self.over(rank, end),
+        }
     }
+}
+
+/// Something has failed.
+fn failure(why: String, code: i32) -> End {
+    End { why, code, is_requested: false, is_saved: false }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +60,17 @@ pub struct End {
     pub is_requested: bool,
     /// It was ended with a last snapshot of all nodes.
     pub is_saved: bool,
+}
+
+/// The job is restarted on all nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restart {
+    /// What has failed, with the name of the node.
+    pub why: String,
+    /// How often it was restarted, this time included.
+    pub restarts: u32,
+    /// The time until then, in milliseconds.
+    pub wait_ms: u64,
 }
 
 /// How a job is ended that has not come to its end.
@@ -127,6 +138,10 @@ pub enum Message {
         /// Why.
         why: String,
     },
+    /// From the coordinator: the session is over on all nodes, for this reason. Another one may follow.
+    Over(End),
+    /// From the coordinator: the job is restarted.
+    Restarting(Restart),
     /// From the coordinator: all parts have ended with 0.
     Complete,
     /// From the coordinator: the job is over. From a node: it cannot go on.

@@ -30,6 +30,6 @@ pub use gate::{Gate, GateEnd};
 pub use host::{Cluster, Load, Notice};
 pub use join::{Member, join};
 pub use log_files::LogFiles;
-pub use messages::{End, HeldPart, StopHow};
+pub use messages::{End, HeldPart, Restart, StopHow};
 pub use options::{Coordinator, NodeOptions};
 pub use packet_rule::PacketRule;

@@ -335,6 +335,8 @@ impl<'a> Supervisor<'a> {
                 journal.add(&Entry::new(EventKind::Ended, what).measured(measured));
                 State::Over(Ok(code))
             }
+            // Of a job on several nodes, which has its own supervisor.
+            SessionOutcome::OverOnNodes(end) => State::Over(Ok(end.code)),
             SessionOutcome::Preempted { until, signalled } => {
                 self.ends_by = Some(until);
                 self.is_signalled.set(signalled);

@@ -2,12 +2,15 @@
 //!
 //! ```text
 //!   join ──► Load ──► claim ──► restore, or start of the command ──► session ──► all have ended with 0 ──► over: 0
-//!             ▲                   │ damaged: an older snapshot          │
-//!             └───────────────────┘                                     └─► End ──► over: the exit code of all nodes
+//!             ▲                   │ damaged: an older snapshot          │ │
+//!             └───────────────────┴─ a part has failed: restart.rs ─────┘ └─► End ──► over: the exit code of all nodes
 //! ```
 //!
-//! The job is not restarted here: who has started the launchers starts all of them again.
+//! If a launcher or a machine is lost, the job ends on all nodes: who has started the launchers starts all of them again.
 
+mod restart;
+
+use super::policy::Failure;
 use super::services::RunContext;
 use super::session::{JobSession, SessionEnd, SessionOutcome};
 use super::startup::{self, OpenedJob};
@@ -231,11 +234,9 @@ fn next_load(cluster: &Cluster) -> Result<Load, End> {
         match cluster.notices().recv() {
             Ok(Notice::Load(load)) => return Ok(load),
             Ok(Notice::End(end)) => return Err(end),
+            Ok(Notice::Over(end)) => cluster.give_up(end),
             Ok(_) => {}
-            Err(_) => {
-                let why = "a bug in ckpt-run ended the connection to the other nodes".to_owned();
-                return Err(End { why, code: EXIT_OWN, is_requested: false, is_saved: false });
-            }
+            Err(_) => return Err(restart::no_thread()),
         }
     }
 }
@@ -302,18 +303,26 @@ impl Supervisor<'_> {
             self.begun_at = SystemTime::now();
             let signals = &self.context.signals;
             let started = signals.while_busy(|| self.start_part(&load, &candidates));
-            let (error, blames_snapshot) = match started {
-                Ok(Ok(job)) => return self.serve_part(job, &load),
+            let (mut own_error, mut ended) = (None, None);
+            match started {
+                Ok(Ok(job)) => match self.serve_part(job, &load)? {
+                    PartEnd::Code(code) => return Ok(code),
+                    PartEnd::Over(end, failure) => ended = Some((end, failure)),
+                },
                 Ok(Err(code)) => return Err(Over::Code(code)),
-                Err(failure) => failure,
-            };
-            let is_own = load.gate.end().is_none();
-            load.gate.fail(&in_one_line(&error), blames_snapshot);
-            load = match next_load(cluster) {
-                Ok(next) => next,
+                Err((error, blames_snapshot)) => {
+                    let is_own = load.gate.end().is_none();
+                    load.gate.fail(&in_one_line(&error), blames_snapshot);
+                    own_error = Some(error).filter(|_| is_own);
+                }
+            }
+            restart::await_processes();
+            cluster.session_ended(ports(&self.context.opened.store)?);
+            load = match (self.next_session(cluster, ended), own_error) {
+                (Ok(next), _) => next,
                 // The others know what has failed here.
-                Err(_) if is_own => return Err(Over::Told(error)),
-                Err(end) => return Ok(report(&end)),
+                (Err(_), Some(error)) => return Err(Over::Told(error)),
+                (Err(end), None) => return Ok(report(&end)),
             };
             candidates = self.decide_again(cluster, &load)?;
         }
@@ -355,7 +364,7 @@ impl Supervisor<'_> {
         Ok(Ok(resumed.job))
     }
 
-    fn serve_part(mut self, job: RunningJob, load: &Load) -> Result<i32, Over> {
+    fn serve_part(&mut self, job: RunningJob, load: &Load) -> Result<PartEnd, Over> {
         load.gate.watch(connections(&job));
         let session = JobSession::begin(self.context, job, self.began_from.as_ref())?;
         load.gate.done(Step::Thaw, Outcome::Done);
@@ -363,7 +372,8 @@ impl Supervisor<'_> {
         let prove = std::thread::Builder::new().name("nodes-progress".to_owned()).spawn(move || gate.prove());
         prove.context("cannot start a thread")?;
         self.began();
-        let SessionEnd { outcome, ended_at, .. } = session.serve();
+        let SessionEnd { outcome, duration, saved_after, ended_at } = session.serve();
+        let is_first = std::mem::take(&mut self.is_first);
         let measured = Measured { ended_unix_ms: Some(unix_ms(ended_at)), ..Measured::default() };
         let journal = &self.context.opened.journal;
         match outcome {
@@ -371,15 +381,29 @@ impl Supervisor<'_> {
                 journal.add(
                     &Entry::new(EventKind::Complete, "the job ended with 0 on all nodes").measured(measured),
                 );
-                Ok(0)
+                Ok(PartEnd::Code(0))
+            }
+            SessionOutcome::OverOnNodes(end) => {
+                journal.add(&Entry::new(EventKind::Failed, &end.why[..]).measured(measured));
+                let is_resumed = self.began_from.is_some();
+                let is_first_start = is_first && !is_resumed;
+                let failure = Failure {
+                    is_first_start,
+                    is_resumed,
+                    has_run: true,
+                    ran_for: duration,
+                    saved_after,
+                    next_older_by: None,
+                };
+                Ok(PartEnd::Over(end, failure))
             }
             SessionOutcome::Failed { code, what, .. } => {
                 let kind = if code == EXIT_PREEMPTED { EventKind::Ended } else { EventKind::Failed };
                 journal.add(&Entry::new(kind, what).measured(measured));
-                Ok(code)
+                Ok(PartEnd::Code(code))
             }
-            SessionOutcome::StoppedByUser { code } => Ok(code),
-            SessionOutcome::Preempted { .. } => Ok(EXIT_OWN),
+            SessionOutcome::StoppedByUser { code } => Ok(PartEnd::Code(code)),
+            SessionOutcome::Preempted { .. } => Ok(PartEnd::Code(EXIT_OWN)),
         }
     }
 }
@@ -398,10 +422,20 @@ pub(super) fn place(cluster: &Cluster) -> PartPlace {
     PartPlace { log: cluster.log().0.to_owned(), node: cluster.rank(), nodes: cluster.nodes() }
 }
 
-/// How the job has ended on all nodes.
+/// How a session of this part has ended.
+enum PartEnd {
+    /// The job has ended on all nodes, with this exit code.
+    Code(i32),
+    /// Another session may follow.
+    Over(End, Failure),
+}
+
+/// How the job, or a session of it, has ended on all nodes.
 #[derive(Debug)]
 pub(super) enum NodesEnd {
     Complete,
+    /// The session only.
+    Over(End),
     End(End),
 }
 
@@ -409,6 +443,7 @@ impl NodesEnd {
     pub(super) fn outcome(&self) -> SessionOutcome {
         match self {
             Self::Complete => SessionOutcome::Complete,
+            Self::Over(end) => SessionOutcome::OverOnNodes(end.clone()),
             Self::End(end) => {
                 let code = report(end);
                 SessionOutcome::Failed { code, what: end.why.clone(), error: None, hung_since: None }

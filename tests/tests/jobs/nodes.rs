@@ -5,8 +5,8 @@
 mod job;
 mod ring;
 
-use ckpt_run_tests::{Running, seeded_rng};
-use job::{Job, codes, machines, said, set_key};
+use ckpt_run_tests::{Running, seeded_rng, until};
+use job::{Job, codes, kill_processes, machines, said, set_key};
 use std::time::{Duration, Instant};
 
 /// The blocks are complete, each once and in order.
@@ -249,7 +249,97 @@ fn any_node_takes_requests_for_snapshots_and_the_end() {
     assert_blocks(&job, BLOCKS, &running);
 }
 
-/// Both machines, or one of them, are killed at random moments: while the job runs, is saved or is resumed.
+/// The job's processes on one machine are killed; the launchers stay, and restart the job on both.
+#[test]
+fn a_part_that_fails_is_restarted_on_all_nodes() {
+    const BLOCKS: usize = 2000;
+    let Some(machines) = machines(2) else { return };
+    let mut job = Job::stream(machines, BLOCKS);
+    job.options.extend(["--max-restarts", "10"].map(str::to_owned));
+    let mut running = job.begun("blocks.txt");
+    for (round, victim) in [1, 0, 1, 0].into_iter().enumerate() {
+        job.checkpoint(&running);
+        let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
+        job.until_lines(&mut running, "blocks.txt", before + 2);
+        assert_eq!(kill_processes(&running[victim], "stream.py"), 1, "{}", running[victim].said());
+        let killed = Instant::now();
+        let restart = format!("restart {} on all nodes", round + 1);
+        for (node, running) in running.iter_mut().enumerate() {
+            running.until("a restart", || job.has_said(node, &restart).then_some(()));
+            assert!(job.has_said(node, &format!("node {victim}: its part")), "{}", running.said());
+        }
+        job.until_lines(&mut running, "blocks.txt", before + 5);
+        eprintln!("going on {:.1} s after the kill", killed.elapsed().as_secs_f64());
+    }
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
+#[test]
+fn a_part_that_fails_too_often_ends_the_job() {
+    const BLOCKS: usize = 2000;
+    let Some(machines) = machines(2) else { return };
+    let mut job = Job::stream(machines, BLOCKS);
+    job.options.extend(["--max-restarts", "1", "--interval", "off"].map(str::to_owned));
+    let mut running = job.begun("blocks.txt");
+    job.checkpoint(&running);
+    let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
+    job.until_lines(&mut running, "blocks.txt", before + 2);
+    assert_eq!(kill_processes(&running[0], "stream.py"), 1, "{}", running[0].said());
+    job.until_lines(&mut running, "blocks.txt", before + 5);
+    assert_eq!(kill_processes(&running[1], "stream.py"), 1, "{}", running[1].said());
+    assert_eq!(codes(&mut running), [137, 137], "{}", said(&running));
+    for running in &running {
+        assert!(
+            running.said().contains("it was restarted 1 times, which is the limit"),
+            "{}",
+            running.said()
+        );
+    }
+    // `stop` while a restart is due.
+    job.options[1] = "10".to_owned();
+    let mut running = job.begun("blocks.txt");
+    for round in 1..=2 {
+        let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
+        job.until_lines(&mut running, "blocks.txt", before + 2);
+        assert_eq!(kill_processes(&running[1], "stream.py"), 1, "{}", running[1].said());
+        let restart = format!("restart {round} on all nodes");
+        running[1].until("a restart", || job.has_said(1, &restart).then_some(()));
+    }
+    let stopped = job.machines.sandboxes[1].call(["stop"]);
+    let text = String::from_utf8_lossy(&stopped.stderr).into_owned();
+    assert!(text.contains("the job was not running"), "{text}");
+    assert_eq!(codes(&mut running), [75, 75], "{}", said(&running));
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
+/// Kills the job's processes, the launcher or everything on a machine, or on both.
+fn kill(running: &mut [Running], random: &mut fastrand::Rng) {
+    let (what, victim) = (random.usize(0..3), random.usize(0..3));
+    for node in (0..2).filter(|node| victim == 2 || victim == *node) {
+        match what {
+            0 => _ = kill_processes(&running[node], "train.py"),
+            1 => running[node].kill_launcher(),
+            _ => running[node].kill_everything(),
+        }
+    }
+}
+
+/// Does what an engine does: a launcher that has failed is started again.
+fn start_again(job: &Job, running: &mut [Running]) {
+    for (node, running) in running.iter_mut().enumerate() {
+        if running.has_ended() && !running.wait_status().success() {
+            *running = job.start_one(node);
+        }
+    }
+}
+
+/// Processes of the job, launchers, machines, or both machines, are killed at random moments: while the job starts, runs, is
+/// saved, is restarted or is resumed.
 #[test]
 fn training_on_two_machines_survives_many_kills() {
     const STEPS: usize = 1500;
@@ -264,30 +354,29 @@ fn training_on_two_machines_survives_many_kills() {
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     let mut job = Job::training(second, STEPS);
     let mut random = seeded_rng(u64::from(std::process::id()));
+    job.options.extend(["--interval", "500ms", "--max-restarts", "1000"].map(str::to_owned));
     let mut running = job.start();
     running[0].until("steps", || (job.lines(0, "losses.txt") >= 5).then_some(()));
-    job.checkpoint(&running);
-    job.options.extend(["--interval", "500ms"].map(str::to_owned));
-    for kill in 0..kills {
-        let victim = random.usize(0..3);
-        for node in (0..2).filter(|node| victim == 2 || victim == *node) {
-            running[node].kill_everything();
-        }
-        if victim < 2 {
-            running[1 - victim].wait();
-        }
-        assert!(job.lines(0, "losses.txt") < STEPS, "the training ended too early, after {kill} kills");
-        running = job.start();
+    for kill_number in 0..kills {
+        kill(&mut running, &mut random);
         let until = Instant::now() + Duration::from_millis(random.u64(100..6000));
-        while Instant::now() < until && !running.iter_mut().any(Running::has_ended) {
-            std::thread::sleep(Duration::from_millis(1));
+        while Instant::now() < until {
+            start_again(&job, &mut running);
+            std::thread::sleep(Duration::from_millis(10));
         }
-        let has_ended = running.iter_mut().any(Running::has_ended);
-        assert!(!has_ended, "{}", said(&running));
+        let lines = job.lines(0, "losses.txt");
+        assert!(lines < STEPS, "the training ended too early, after {kill_number} kills");
     }
     job.full_speed();
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     let expected = unbroken.machines.sandboxes[0].read("losses.txt");
+    until("the end of the training", || {
+        let is_complete = job.lines(0, "losses.txt") == STEPS && running.iter_mut().all(Running::has_ended);
+        if !is_complete {
+            start_again(&job, &mut running);
+        }
+        is_complete.then_some(())
+    });
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     assert_eq!(job.machines.sandboxes[0].read("losses.txt"), expected);
 }
 

@@ -41,7 +41,7 @@ impl Host {
     /// The job is to be ended.
     pub(super) fn stop(&mut self, why: String, how: StopHow) {
         match &mut self.stopping {
-            _ if how == StopHow::Now => return self.end_stopped(why, false),
+            _ if how == StopHow::Now || self.is_waiting => return self.end_stopped(why, false),
             Some(stopping) => {
                 // A scheduler signals the launchers of all nodes.
                 if stopping.how == StopHow::Save && how == StopHow::Preempt {

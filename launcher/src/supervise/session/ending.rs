@@ -4,6 +4,7 @@ use super::JobSession;
 use crate::agents::Loss;
 use crate::checkpoint::attempt::AfterDump;
 use crate::checkpoint::running_job::RunningJob;
+use crate::cluster::End;
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::ownership::OwnershipError;
 use crate::job::status::unix_ms;
@@ -38,6 +39,8 @@ pub enum SessionOutcome {
         /// When the job began to hang, if it did: later snapshots contain the hang.
         hung_since: Option<SystemTime>,
     },
+    /// Of a job on several nodes: the session is over on all of them, and another one may follow.
+    OverOnNodes(End),
     /// The job's user stopped it.
     StoppedByUser {
         /// The job's exit code.
@@ -479,6 +482,7 @@ impl JobSession<'_> {
             SessionOutcome::Failed { code, .. } | SessionOutcome::StoppedByUser { code } => {
                 JobOutcome::Failed { code: *code }
             }
+            SessionOutcome::OverOnNodes(end) => JobOutcome::Failed { code: end.code },
             SessionOutcome::Preempted { .. } => JobOutcome::Failed { code: EXIT_PREEMPTED },
         };
         let ownership = Arc::clone(&self.shared.claimed.ownership);

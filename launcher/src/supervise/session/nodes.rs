@@ -71,7 +71,7 @@ impl JobSession<'_> {
         let (snapshot, problem) = match end {
             NodesEnd::Complete => (None, Some("the job came to its end".to_owned())),
             NodesEnd::End(End { is_saved: true, .. }) => (last, None),
-            NodesEnd::End(end) => (None, Some(end.why.clone())),
+            NodesEnd::End(end) | NodesEnd::Over(end) => (None, Some(end.why.clone())),
         };
         for answer in &self.nodes.stopping {
             let stopped = Stopped { snapshot: snapshot.clone(), problem: problem.clone() };
@@ -124,11 +124,16 @@ impl JobSession<'_> {
             Notice::Running => tracing::info!("the job runs on all its nodes"),
             Notice::Load(load) => load.gate.fail("its part of the job runs", false),
             Notice::Complete => self.nodes.end = Some(NodesEnd::Complete),
-            Notice::End(end) => {
-                self.nodes.end = Some(NodesEnd::End(end));
-                self.checkpoints.cancel();
-                self.kill_job();
-            }
+            Notice::Over(end) => self.end_part(NodesEnd::Over(end)),
+            Notice::End(end) => self.end_part(NodesEnd::End(end)),
+            // For a job that does not run.
+            Notice::Restarting(_) => {}
         }
+    }
+
+    fn end_part(&mut self, end: NodesEnd) {
+        self.nodes.end = Some(end);
+        self.checkpoints.cancel();
+        self.kill_job();
     }
 }

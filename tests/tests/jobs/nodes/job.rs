@@ -166,6 +166,24 @@ impl Job {
     }
 }
 
+/// Kills the processes of the job's program on a machine, and nothing else: those with `script` in their command line.
+/// Returns how many there were.
+pub fn kill_processes(running: &Running, script: &str) -> usize {
+    let is_it = |pid: &i32| {
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
+            let line = String::from_utf8_lossy(&line);
+            line.contains(script) && !line.contains("--node-rank")
+        })
+    };
+    let pids: Vec<_> = running.descendants().into_iter().filter(is_it).collect();
+    for pid in &pids {
+        let pid = rustix::process::Pid::from_raw(*pid).expect("a PID");
+        // One of them may have ended with another.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+    pids.len()
+}
+
 /// Everything that the launchers have said.
 pub fn said(running: &[Running]) -> String {
     running.iter().map(Running::said).collect()

@@ -1,8 +1,8 @@
 //! Four machines with a connection from each to the next one: processes, launchers and machines die, and the network breaks
-//! in two halves, at any moment. The job ends on all machines, leaves nothing behind, and goes on when the same commands are
-//! run again.
+//! in two halves, at any moment. If only processes of the job die, it is restarted. Otherwise the job ends on all machines,
+//! leaves nothing behind, and goes on when the same commands are run again.
 
-use super::job::{Job, codes, machines, said};
+use super::job::{Job, codes, kill_processes, machines, said};
 use ckpt_run_tests::processes::state;
 use ckpt_run_tests::{Running, python, seeded_rng, until};
 use std::process::Command;
@@ -51,19 +51,6 @@ fn goes_on(job: &Job) -> Vec<Running> {
     running
 }
 
-/// Kills the job's process, and nothing else.
-fn kill_rank(running: &Running) {
-    let is_it = |pid: &i32| {
-        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
-            let line = String::from_utf8_lossy(&line);
-            line.contains("ring.py") && !line.contains("--node-rank")
-        })
-    };
-    let pid = running.descendants().into_iter().find(is_it).expect("the job's process");
-    let pid = rustix::process::Pid::from_raw(pid).expect("a PID");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is there");
-}
-
 /// What is killed.
 #[derive(Clone, Copy, Debug)]
 enum Victim {
@@ -78,7 +65,7 @@ enum Victim {
 impl Victim {
     fn kill(self, running: &mut [Running]) {
         match self {
-            Self::Rank(node) => kill_rank(&running[node]),
+            Self::Rank(node) => assert_eq!(kill_processes(&running[node], "ring.py"), 1),
             Self::Launcher(node) => running[node].kill_launcher(),
             Self::Machine(node) => running[node].kill_everything(),
             Self::Machines(one, other) => {
@@ -93,7 +80,7 @@ impl Victim {
 fn a_ring_of_four_machines_survives_kills() {
     let Some(machines) = machines(4) else { return };
     let mut job = Job::ring(machines, ROUNDS);
-    job.options.extend(["--interval", "2s"].map(str::to_owned));
+    job.options.extend(["--interval", "2s", "--max-restarts", "10"].map(str::to_owned));
     let mut random = seeded_rng(u64::from(std::process::id()));
     let mut running = job.begun("rounds.txt");
     job.checkpoint(&running);
@@ -108,7 +95,14 @@ fn a_ring_of_four_machines_survives_kills() {
     ];
     for victim in victims {
         std::thread::sleep(Duration::from_millis(random.u64(0..2000)));
+        let before = (0..job.nodes()).map(|node| job.lines(node, "rounds.txt")).max().unwrap_or_default();
         victim.kill(&mut running);
+        if let Victim::Rank(_) = victim {
+            // All launchers are there: they restart the job.
+            job.until_lines(&mut running, "rounds.txt", before + 2);
+            job.checkpoint(&running);
+            continue;
+        }
         for one in &mut running {
             let status = one.wait_status();
             assert!(!status.success() && status.code() != Some(2), "{victim:?}: {}", one.said());

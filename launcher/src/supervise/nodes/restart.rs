@@ -1,0 +1,125 @@
+//! What follows on a session, or a start, that has failed on some node while all launchers are there: node 0 decides by the
+//! restart policy, all others wait. Signals and calls are served meanwhile.
+
+use crate::cluster::{Cluster, End, Load, Notice, Restart, StopHow};
+use crate::job::journal::{Entry, EventKind};
+use crate::namespace;
+use crate::supervise::Supervisor;
+use crate::supervise::events::{self, Event};
+use crate::supervise::policy::{Failure, Next};
+use crate::sys::deadline::KILLED_JOB_POLL_INTERVAL;
+use crate::sys::error::EXIT_OWN;
+use ckpt_protocol::control::{Reply, Stopped};
+use std::time::{Duration, Instant};
+
+impl Supervisor<'_> {
+    /// Waits for the next session. The error is the end of the job on all nodes.
+    pub(super) fn next_session(
+        &mut self,
+        cluster: &Cluster,
+        ended: Option<(End, Failure)>,
+    ) -> Result<Load, End> {
+        let mut resume_at = ended.and_then(|(end, failure)| self.decide(cluster, end, &failure));
+        loop {
+            let timer = resume_at.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
+            crossbeam_channel::select! {
+                recv(cluster.notices()) -> notice => match notice {
+                    Ok(Notice::Load(load)) => return Ok(load),
+                    Ok(Notice::End(end)) => return Err(end),
+                    Ok(Notice::Over(end)) => {
+                        let failure = Failure { is_resumed: self.began_from.is_some(), ..Failure::default() };
+                        let entry = Entry::new(EventKind::NotStarted, &end.why[..]);
+                        self.context.opened.journal.add(&entry.measured(self.begin_measured()));
+                        resume_at = self.decide(cluster, end, &failure);
+                    }
+                    Ok(Notice::Restarting(restart)) => self.note(&restart),
+                    Ok(_) => {}
+                    Err(_) => return Err(no_thread()),
+                },
+                recv(self.context.inbox) -> event => {
+                    if let Ok(event) = event {
+                        self.serve_idle(cluster, event);
+                    }
+                }
+                recv(timer) -> _ => {
+                    resume_at = None;
+                    cluster.resume();
+                }
+            }
+        }
+    }
+
+    /// At node 0: whether and when the job is restarted.
+    fn decide(&mut self, cluster: &Cluster, end: End, failure: &Failure) -> Option<Instant> {
+        if cluster.rank() != 0 {
+            return None;
+        }
+        // The first start of all: who has started the launchers is there to see it.
+        let next =
+            if self.is_first && !failure.has_run { Next::GiveUp(None) } else { self.policy.after(failure) };
+        match next {
+            Next::GiveUp(reason) => {
+                let reason = reason.map(|reason| format!("; it is not restarted: {reason}"));
+                cluster.give_up(End { why: end.why + &reason.unwrap_or_default(), ..end });
+                None
+            }
+            Next::Again(wait) | Next::StepBack(wait) => {
+                let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+                cluster.announce(Restart { why: end.why, restarts: self.policy.restarts, wait_ms });
+                Some(Instant::now() + wait)
+            }
+        }
+    }
+
+    /// An event while the job does not run here.
+    fn serve_idle(&self, cluster: &Cluster, event: Event) {
+        let is_ending =
+            |signal| events::is_stopping(signal) || self.context.config.on_signal.contains(&signal);
+        match event {
+            Event::Signal(signal) if is_ending(signal) => {
+                cluster.stop(format!("its launcher received {}", events::name(signal)), StopHow::Preempt);
+            }
+            Event::Preempt(why, call) => {
+                let problem = "the job was not running: it had failed, and was to be restarted";
+                let stopped = Stopped { snapshot: None, problem: Some(problem.to_owned()) };
+                let _ = call.map(|call| call.answer.send(Reply::Stopped(stopped)));
+                cluster.stop(why, StopHow::Preempt);
+            }
+            Event::CheckpointRequested(answer) => {
+                let reply = "the job is not running: it failed, and is being restarted";
+                let _ = answer.send(Reply::Error(reply.to_owned()));
+            }
+            _ => {}
+        }
+    }
+
+    fn note(&mut self, restart: &Restart) {
+        let Restart { why, restarts, wait_ms } = restart;
+        let wait = Duration::from_millis(*wait_ms);
+        let next = format!(
+            "restart {restarts} on all nodes in {:.1} s, from the newest snapshot, or from the beginning if there is none",
+            wait.as_secs_f64()
+        );
+        tracing::warn!("the job failed: {why}. {next}");
+        self.policy.restarts = *restarts;
+        self.context.opened.journal.add(&Entry::new(EventKind::Restarting, next));
+        self.context.status.waits(why, wait, *restarts);
+    }
+}
+
+/// Waits until the processes of a session that was killed have ended.
+pub(super) fn await_processes() {
+    let mut is_reported = false;
+    while namespace::is_ending() {
+        if !std::mem::replace(&mut is_reported, true) {
+            tracing::warn!("the restart waits until the processes of the killed job have ended");
+        }
+        std::thread::sleep(KILLED_JOB_POLL_INTERVAL);
+    }
+}
+
+/// The thread for the other nodes has ended without an End.
+pub(super) fn no_thread() -> End {
+    let why = "a bug in ckpt-run ended the connection to the other nodes".to_owned();
+    End { why, code: EXIT_OWN, is_requested: false, is_saved: false }
+}
