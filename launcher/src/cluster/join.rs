@@ -14,10 +14,10 @@ use crate::sys::error::bad_input;
 use crate::sys::host;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{AttemptId, NodeId, Settings};
+use ckpt_snapshot::JobDir;
 use crossbeam_channel::unbounded;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 /// A node that is about to join.
@@ -30,14 +30,16 @@ pub struct Member {
     pub key: ClusterKey,
     /// Numbers and times; only those of node 0 count.
     pub settings: Settings,
-    /// The job's directory in the store.
-    pub job: PathBuf,
+    /// The job in the store.
+    pub job: JobDir,
     /// The parts in the store.
     pub parts: Vec<HeldPart>,
     /// Local ports of their connections.
     pub ports: BTreeSet<u16>,
     /// Whether the job starts from the beginning (`--resume never`).
     pub is_anew: bool,
+    /// Whether it must not (`--resume required`).
+    pub has_to_resume: bool,
     /// Time for the last snapshot of a job that is stopped.
     pub grace: Duration,
 }
@@ -109,7 +111,7 @@ fn gather(member: Member) -> Result<Cluster> {
     let log =
         LogFiles::open(&member.job, member.is_anew).context("the log of the job's nodes cannot be opened")?;
     let all: Vec<_> = std::iter::once(&own).chain(joined.values().map(|(join, _)| join)).collect();
-    let (welcome, excluded) = match choose(&log, &all) {
+    let (welcome, excluded) = match to_resume(&log, &all, member.has_to_resume) {
         Ok(chosen) => chosen,
         Err(error) => {
             let why = format!("{error:#}");
@@ -182,6 +184,15 @@ fn mismatch(own: &Join, join: &Join) -> Option<String> {
         return Some(format!("it is ckpt-run {} and node 0 ckpt-run {}", join.ckpt_run, own.ckpt_run));
     }
     (join.is_anew != own.is_anew).then(|| "--resume differs from that of node 0".to_owned())
+}
+
+/// See [`choose`]. With `--resume required`, no snapshot is an error.
+fn to_resume(log: &LogFiles, all: &[&Join], is_required: bool) -> Result<(Welcome, Vec<AttemptId>)> {
+    let chosen = choose(log, all)?;
+    if is_required && chosen.0.committed.is_empty() {
+        bail!(bad_input(anyhow!("there is nothing to resume: the job has no snapshot of all nodes")));
+    }
+    Ok(chosen)
 }
 
 /// What the nodes have to know of the log, and which of its snapshots cannot be resumed, since nodes lack their parts.
@@ -299,6 +310,14 @@ fn try_connect(member: &Member, join: &Join) -> Result<((Sender, Receiver), Welc
 mod tests {
     use super::*;
     use ckpt_cluster::{PartRecord, Record};
+    use ckpt_snapshot::{JobKey, StoreRoot};
+
+    fn job() -> (tempfile::TempDir, JobDir) {
+        let store = tempfile::tempdir().unwrap();
+        let job = StoreRoot::open_or_create(store.path()).unwrap().job(&JobKey::named("job").unwrap());
+        std::fs::create_dir_all(job.path()).unwrap();
+        (store, job)
+    }
 
     fn node(rank: u32, parts: &[(&str, u64, &str)]) -> Join {
         let part = |(log, number, hash): &(&str, u64, &str)| HeldPart {
@@ -320,8 +339,8 @@ mod tests {
 
     #[test]
     fn a_snapshot_is_resumed_only_if_all_have_their_parts() {
-        let job = tempfile::tempdir().unwrap();
-        let log = LogFiles::open(job.path(), false).unwrap();
+        let (_store, job) = job();
+        let log = LogFiles::open(&job, false).unwrap();
         let name = log.name();
         assert_eq!(choose(&log, &[&node(0, &[]), &node(1, &[])]).unwrap().1, []);
         for (position, number) in [(0, 1), (1, 2)] {
@@ -346,8 +365,8 @@ mod tests {
 
     #[test]
     fn a_lost_log_is_no_new_job() {
-        let job = tempfile::tempdir().unwrap();
-        let log = LogFiles::open(job.path(), false).unwrap();
+        let (_store, job) = job();
+        let log = LogFiles::open(&job, false).unwrap();
         let known = node(1, &[("000001-other", 1, "b")]);
         let error = choose(&log, &[&node(0, &[]), &known]).unwrap_err().to_string();
         assert!(error.contains("node 1 has parts") && error.contains("no log"), "{error}");

@@ -1,13 +1,15 @@
 //! The log of a run of the job, in the store of node 0: a file for each record.
 //!
-//! A record is put by a hard link, which fails if the position has one. So a put is atomic, also on NFS.
+//! A record is put by a hard link, which fails if the position has one. So a put is atomic, also on NFS. In an encrypted
+//! store, only the holder of its key can write records, and the mark of a complete run: the key of each belongs to the job,
+//! the log and the position.
 
-use crate::sys::authentic;
+use crate::sys::authentic::{self, FileKey};
 use ckpt_cluster::{AttemptId, Log, PutAnswer, Record};
-use ckpt_snapshot::{NodePart, sync_dir, write_atomically};
+use ckpt_snapshot::{JobDir, NodePart, sync_dir, write_atomically};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The folder of all logs, in the job's directory.
 const FOLDER: &str = "nodes";
@@ -17,7 +19,7 @@ const COMPLETE: &str = "complete";
 /// The log of one run.
 #[derive(Clone, Debug)]
 pub struct LogFiles {
-    dir: PathBuf,
+    job: JobDir,
     name: String,
 }
 
@@ -26,9 +28,9 @@ impl LogFiles {
     ///
     /// # Errors
     /// When the store cannot be read or written.
-    pub fn open(job: &Path, is_anew: bool) -> io::Result<Self> {
+    pub fn open(job: &JobDir, is_anew: bool) -> io::Result<Self> {
         let newest = Self::newest(job)?;
-        let is_over = |log: &Self| is_anew || log.dir.join(COMPLETE).exists();
+        let is_over = |log: &Self| is_anew || log.is_complete();
         match newest {
             Some(log) if !is_over(&log) => Ok(log),
             newest => Self::create(job, newest.as_ref()),
@@ -39,8 +41,8 @@ impl LogFiles {
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn newest(job: &Path) -> io::Result<Option<Self>> {
-        let folder = job.join(FOLDER);
+    pub fn newest(job: &JobDir) -> io::Result<Option<Self>> {
+        let folder = job.path().join(FOLDER);
         let entries = match fs::read_dir(&folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             entries => entries?,
@@ -50,30 +52,38 @@ impl LogFiles {
             names.extend(entry?.file_name().into_string().ok().filter(|name| number(name).is_some()));
         }
         let newest = names.into_iter().max_by_key(|name| number(name));
-        Ok(newest.map(|name| Self { dir: folder.join(&name), name }))
+        Ok(newest.map(|name| Self { job: job.clone(), name }))
     }
 
     /// Whether the log has the global manifest of this part; `None` if the log is not in this store, which is then not that
     /// of node 0.
     #[must_use]
-    pub fn has_manifest_of(job: &Path, part: &NodePart) -> Option<bool> {
-        let log = Self { dir: job.join(FOLDER).join(&part.log), name: part.log.clone() };
+    pub fn has_manifest_of(job: &JobDir, part: &NodePart) -> Option<bool> {
+        let log = Self { job: job.clone(), name: part.log.clone() };
         // The name is from a manifest, and must not lead elsewhere.
-        number(&log.name).filter(|_| !log.name.contains('/') && log.dir.is_dir())?;
+        number(&log.name).filter(|_| !log.name.contains('/') && log.dir().is_dir())?;
         let log = log.log().ok()?;
         let attempt = AttemptId { epoch: part.epoch, number: part.attempt };
         Some(log.snapshots().any(|(committed, _)| committed == attempt))
     }
 
-    fn create(job: &Path, before: Option<&Self>) -> io::Result<Self> {
+    fn create(job: &JobDir, before: Option<&Self>) -> io::Result<Self> {
         let number = before.and_then(|log| number(&log.name)).unwrap_or(0) + 1;
         let name = format!("{number:06}-{:016x}", fastrand::Rng::new().u64(..));
-        let folder = job.join(FOLDER);
-        let dir = folder.join(&name);
-        fs::create_dir_all(&dir)?;
-        sync_dir(&folder)?;
-        sync_dir(job)?;
-        Ok(Self { dir, name })
+        let log = Self { job: job.clone(), name };
+        fs::create_dir_all(log.dir())?;
+        sync_dir(&job.path().join(FOLDER))?;
+        sync_dir(job.path())?;
+        Ok(log)
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.job.path().join(FOLDER).join(&self.name)
+    }
+
+    /// The key for the content of a file of the log. Without encryption the code detects damage only.
+    fn key(&self, file: &str) -> FileKey {
+        Some(self.job.file_key(&format!("{FOLDER}/{}/{file}", self.name)).unwrap_or(CHECK))
     }
 
     /// Its name, which is in the manifests of its parts.
@@ -109,18 +119,15 @@ impl LogFiles {
         Ok(log)
     }
 
-    fn path(&self, position: u64) -> PathBuf {
-        self.dir.join(format!("{position:012}"))
-    }
-
     fn record(&self, position: u64) -> io::Result<Option<Record>> {
-        let path = self.path(position);
+        let name = file_name(position);
+        let path = self.dir().join(&name);
         let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()));
         let bytes = match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             bytes => bytes?,
         };
-        let line = authentic::opened(&Some(CHECK), &bytes).ok_or_else(damaged)?;
+        let line = authentic::opened(&self.key(&name), &bytes).ok_or_else(damaged)?;
         serde_json::from_slice(line).map(Some).map_err(|_| damaged())
     }
 
@@ -133,12 +140,13 @@ impl LogFiles {
     /// Never: each record has a JSON form.
     pub fn put(&self, position: u64, record: &Record) -> io::Result<PutAnswer> {
         let line = serde_json::to_string(record).expect("records have a JSON form");
-        let temporary = self.dir.join(format!("new-{}", std::process::id()));
-        write_atomically(&temporary, authentic::sealed(&Some(CHECK), &line).as_bytes())?;
-        let put = fs::hard_link(&temporary, self.path(position));
+        let (dir, name) = (self.dir(), file_name(position));
+        let temporary = dir.join(format!("new-{}", std::process::id()));
+        write_atomically(&temporary, authentic::sealed(&self.key(&name), &line).as_bytes())?;
+        let put = fs::hard_link(&temporary, dir.join(name));
         let _ = fs::remove_file(&temporary);
         match put {
-            Ok(()) => sync_dir(&self.dir).map(|()| PutAnswer::Done),
+            Ok(()) => sync_dir(&dir).map(|()| PutAnswer::Done),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match self.record(position)? {
                 Some(found) => Ok(PutAnswer::Taken(found)),
                 None => Err(error),
@@ -152,12 +160,24 @@ impl LogFiles {
     /// # Errors
     /// When the store cannot be written.
     pub fn set_complete(&self) -> io::Result<()> {
-        write_atomically(&self.dir.join(COMPLETE), b"")
+        let mark = authentic::sealed(&self.key(COMPLETE), COMPLETE);
+        write_atomically(&self.dir().join(COMPLETE), mark.as_bytes())
+    }
+
+    fn is_complete(&self) -> bool {
+        let Ok(mark) = fs::read(self.dir().join(COMPLETE)) else { return false };
+        let is_ours = authentic::opened(&self.key(COMPLETE), &mark) == Some(COMPLETE.as_bytes());
+        // Without encryption, an earlier ckpt-run has left it empty.
+        is_ours || self.job.file_key(COMPLETE).is_none()
     }
 }
 
-/// No secret: the code detects damage only.
+/// No secret.
 const CHECK: [u8; 32] = *b"ckpt-run nodes: record of a log ";
+
+fn file_name(position: u64) -> String {
+    format!("{position:012}")
+}
 
 fn number(name: &str) -> Option<u64> {
     name.split_once('-')?.0.parse().ok()
@@ -167,22 +187,63 @@ fn number(name: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use ckpt_cluster::{NodeId, PartRecord};
+    use ckpt_snapshot::codec::Key;
+    use ckpt_snapshot::{JobKey, StoreRoot};
+    use std::os::unix::fs::PermissionsExt;
 
     fn epoch(epoch: u64) -> Record {
         Record::Epoch { epoch, coordinator: NodeId { rank: 0, incarnation: 7 } }
     }
 
+    /// A job in a store of its own, with a key of this byte.
+    fn job(key: Option<u8>) -> (tempfile::TempDir, JobDir) {
+        let store = tempfile::tempdir().unwrap();
+        let root = StoreRoot::open_or_create(store.path()).unwrap();
+        let key = key.map(|byte| {
+            let path = store.path().join("key");
+            fs::write(&path, format!("{byte:02x}").repeat(31) + "5c").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            Key::from_file(&path).unwrap()
+        });
+        let job = root.job(&JobKey::named("job").unwrap()).with_key(key.as_ref());
+        fs::create_dir_all(job.path()).unwrap();
+        (store, job)
+    }
+
+    #[test]
+    fn only_the_holder_of_the_key_writes_records() {
+        let (_store, job) = job(Some(7));
+        let log = LogFiles::open(&job, false).unwrap();
+        log.put(0, &epoch(1)).unwrap();
+        log.put(1, &epoch(2)).unwrap();
+        assert_eq!(log.read(0).unwrap(), [epoch(1), epoch(2)]);
+        let file = |position| log.dir().join(file_name(position));
+        // A record at another position, one without the key, and the mark of a complete run.
+        fs::copy(file(0), file(2)).unwrap();
+        assert!(log.read(0).unwrap_err().to_string().contains("is damaged"));
+        let line = serde_json::to_string(&epoch(3)).unwrap();
+        fs::write(file(2), authentic::sealed(&Some(CHECK), &line)).unwrap();
+        assert!(log.read(0).unwrap_err().to_string().contains("is damaged"));
+        fs::remove_file(file(2)).unwrap();
+        for mark in [String::new(), authentic::sealed(&Some(CHECK), COMPLETE)] {
+            fs::write(log.dir().join(COMPLETE), mark).unwrap();
+            assert_eq!(LogFiles::open(&job, false).unwrap().name(), log.name());
+        }
+        log.set_complete().unwrap();
+        assert_ne!(LogFiles::open(&job, false).unwrap().name(), log.name());
+    }
+
     #[test]
     fn a_position_takes_one_record() {
-        let job = tempfile::tempdir().unwrap();
-        let log = LogFiles::open(job.path(), false).unwrap();
+        let (_store, job) = job(None);
+        let log = LogFiles::open(&job, false).unwrap();
         assert_eq!(log.put(0, &epoch(1)).unwrap(), PutAnswer::Done);
         assert_eq!(log.put(0, &epoch(2)).unwrap(), PutAnswer::Taken(epoch(1)));
         let parts = vec![PartRecord { rank: 0, hash: "ab".to_owned() }];
         let attempt = AttemptId { epoch: 1, number: 2 };
         let snapshot = Record::Snapshot { attempt, session: attempt, parts };
         assert_eq!(log.put(1, &snapshot).unwrap(), PutAnswer::Done);
-        let again = LogFiles::open(job.path(), false).unwrap();
+        let again = LogFiles::open(&job, false).unwrap();
         assert_eq!((again.name(), again.read(0).unwrap()), (log.name(), vec![epoch(1), snapshot]));
         assert_eq!((again.log().unwrap().end(), again.read(2).unwrap()), (2, Vec::new()));
         let part = |log: &str, attempt| NodePart {
@@ -194,7 +255,7 @@ mod tests {
             addresses: Vec::new(),
             ports: Vec::new(),
         };
-        let found = |log: &str, attempt| LogFiles::has_manifest_of(job.path(), &part(log, attempt));
+        let found = |log: &str, attempt| LogFiles::has_manifest_of(&job, &part(log, attempt));
         assert_eq!(
             (found(log.name(), 2), found(log.name(), 1), found("000009-a", 2)),
             (Some(true), Some(false), None)
@@ -203,23 +264,24 @@ mod tests {
 
     #[test]
     fn a_complete_run_is_followed_by_a_new_log() {
-        let job = tempfile::tempdir().unwrap();
+        let (_store, job) = job(None);
         let names: Vec<_> = [false, true, false]
-            .map(|is_anew| LogFiles::open(job.path(), is_anew).unwrap().name().to_owned())
+            .map(|is_anew| LogFiles::open(&job, is_anew).unwrap().name().to_owned())
             .into();
         assert!(names[0] != names[1] && names[1] == names[2], "{names:?}");
-        LogFiles::open(job.path(), false).unwrap().set_complete().unwrap();
-        assert!(LogFiles::open(job.path(), false).unwrap().name().starts_with("000003-"));
+        LogFiles::open(&job, false).unwrap().set_complete().unwrap();
+        assert!(LogFiles::open(&job, false).unwrap().name().starts_with("000003-"));
     }
 
     #[test]
     fn a_damaged_record_is_named() {
-        let job = tempfile::tempdir().unwrap();
-        let log = LogFiles::open(job.path(), false).unwrap();
+        let (_store, job) = job(None);
+        let log = LogFiles::open(&job, false).unwrap();
         log.put(0, &epoch(1)).unwrap();
-        let good = fs::read(log.path(0)).unwrap();
+        let path = log.dir().join(file_name(0));
+        let good = fs::read(&path).unwrap();
         ckpt_test_mutate::mutations(std::slice::from_ref(&good), |bytes| {
-            fs::write(log.path(0), bytes).unwrap();
+            fs::write(&path, bytes).unwrap();
             match log.read(0) {
                 // The case of a digit of the code does not matter.
                 Ok(records) => assert_eq!(records, [epoch(1)]),

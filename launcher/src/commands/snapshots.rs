@@ -97,7 +97,7 @@ impl Row {
 fn state_of_part(job: &JobDir, manifest: &Manifest) -> Option<String> {
     let part = manifest.part.as_ref()?;
     let NodePart { node, nodes, .. } = part;
-    Some(match LogFiles::has_manifest_of(job.path(), part) {
+    Some(match LogFiles::has_manifest_of(job, part) {
         Some(true) => format!("committed, node {node} of {nodes}"),
         Some(false) => format!("no global manifest, node {node} of {nodes}"),
         None => format!("part of node {node} of {nodes}"),
@@ -279,7 +279,7 @@ fn summary(manifest: &Manifest) -> Vec<Fact> {
 /// Which part of a job on several nodes it is.
 fn part_facts(job: &JobDir, manifest: &Manifest) -> Vec<Fact> {
     let Some(part) = &manifest.part else { return Vec::new() };
-    let global = match LogFiles::has_manifest_of(job.path(), part) {
+    let global = match LogFiles::has_manifest_of(job, part) {
         Some(true) => "committed: its log is in this store",
         Some(false) => "none: it is never resumed from",
         None => "see the store of node 0",

@@ -83,9 +83,8 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let mut opened = startup::open(config, argv)?;
     let (claimed, candidates) = startup::claim(config, &mut opened, &config.resume)?;
     startup::record(&opened, begun_at);
-    let notify = |to: Address| Notifier::start(to, opened.dir.key().to_string(), config.store.name());
-    let notifier = config.notify.clone().map(notify).transpose()?;
-    opened.journal.set_listener(notifier.as_ref().and_then(Notifier::entries));
+    let address = config.notify.clone();
+    let notifier = address.map(|to| notifier(to, config, &opened)).transpose()?;
     let supervise = || {
         let context = RunContext::start(config, argv, &opened, &claimed, None)?;
         let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
@@ -97,6 +96,13 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     opened.journal.set_listener(None);
     drop(notifier);
     result
+}
+
+/// Sends to this address what happens to the job from now on, until the journal has no listener any more.
+fn notifier(to: Address, config: &Config, opened: &OpenedJob) -> Result<Notifier> {
+    let notifier = Notifier::start(to, opened.dir.key().to_string(), config.store.name())?;
+    opened.journal.set_listener(notifier.entries());
+    Ok(notifier)
 }
 
 /// The state of a job that is not running. A running job is a [`JobSession`].

@@ -42,6 +42,8 @@ use std::time::{Duration, SystemTime};
 
 /// More nodes have not been tried.
 const MOST_NODES: u32 = 1024;
+/// What to do after the end of a job that is not complete.
+const AGAIN: &str = "Run the same commands again on all nodes to resume it";
 /// Time after which no launcher other than that of node 0 is asked to coordinate: never.
 const NO_OTHER_COORDINATOR: Duration = Duration::from_secs(u32::MAX as u64);
 
@@ -82,12 +84,9 @@ fn check(config: &Config) -> Result<()> {
         ),
         ("--upload", config.store.upload.is_some()),
         ("--store with the URL of an object store", config.store.url.is_some()),
-        ("--encrypt-key-file", config.store.key.is_some()),
-        ("--notify", config.notify.is_some()),
         ("--persist-every", config.persist_every > 1),
         ("--precopy", !matches!(config.precopy, Precopy::Off)),
         ("--resume with the ID of a snapshot", matches!(config.resume, Resume::Snapshot(_))),
-        ("--resume required", config.resume == Resume::Required),
     ];
     match refused.iter().find(|(_, is_used)| *is_used) {
         Some((what, _)) => bail!(bad_input(anyhow!("with --nodes, this is not possible yet: {what}"))),
@@ -111,6 +110,9 @@ pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     })?;
     let metrics = config.metrics.map(metrics::listen).transpose()?;
     let mut opened = startup::open(config, argv)?;
+    // What happens to a job happens on all its nodes: one of them tells it.
+    let address = config.notify.clone().filter(|_| config.nodes.rank == Some(0));
+    let notifier = address.map(|to| super::notifier(to, config, &opened)).transpose()?;
     let cluster = cluster::join(member(config, &opened)?)?;
     let (nodes, rank) = (cluster.nodes(), cluster.rank());
     let engine = config.nodes.engine.map_or_else(String::new, |engine| format!(", as {engine} says"));
@@ -124,6 +126,8 @@ pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     };
     let over = run_part(config, argv, (&mut opened, begun_at), &cluster, load, metrics);
     opened.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
+    opened.journal.set_listener(None);
+    drop(notifier);
     match over {
         Ok(code) => {
             cluster.finish();
@@ -182,10 +186,11 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         coordinator: coordinator.context("the address was checked")?,
         key: key(config)?,
         settings,
-        job: opened.dir.path().to_owned(),
+        job: opened.dir.clone(),
         parts: held_parts(&opened.store)?.into_iter().map(|(_, part)| part).collect(),
         ports: ports(&opened.store)?,
         is_anew: config.resume == Resume::Never,
+        has_to_resume: config.resume == Resume::Required,
         grace: config.grace,
     })
 }
@@ -243,11 +248,10 @@ fn next_load(cluster: &Cluster) -> Result<Load, End> {
 
 /// Says why the job is over, and returns the exit code.
 fn report(end: &End) -> i32 {
-    let again = "Run the same commands again on all nodes to resume it";
     if end.is_requested {
-        tracing::info!("the job has ended on all nodes: {}. {again}", end.why);
+        tracing::info!("the job has ended on all nodes: {}. {AGAIN}", end.why);
     } else {
-        tracing::error!("the job has ended on all nodes: {}. {again}", end.why);
+        tracing::error!("the job has ended on all nodes: {}. {AGAIN}", end.why);
     }
     end.code
 }

@@ -7,10 +7,10 @@ use crate::cluster::messages::{HeldPart, StopHow};
 use crate::cluster::{ClusterKey, Coordinator};
 use crate::sys::deadline::{NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT};
 use ckpt_cluster::{Outcome, Settings, Step};
+use ckpt_snapshot::{JobDir, JobKey, StoreRoot};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::BTreeSet;
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::JoinHandle;
@@ -40,7 +40,7 @@ struct Simulated {
     nodes: u32,
     /// Where node 0 listens at the next start.
     port: Arc<AtomicU16>,
-    job: PathBuf,
+    job: JobDir,
     held: Option<HeldPart>,
     commands: Receiver<Command>,
     told: Sender<Told>,
@@ -73,6 +73,7 @@ impl Simulated {
             parts: self.held.iter().cloned().collect(),
             ports: BTreeSet::new(),
             is_anew: false,
+            has_to_resume: false,
             grace: LIMIT,
         }
     }
@@ -167,24 +168,26 @@ struct Launchers {
     threads: Vec<JoinHandle<()>>,
     told: Receiver<Told>,
     port: Arc<AtomicU16>,
-    _job: tempfile::TempDir,
+    _store: tempfile::TempDir,
 }
 
 impl Launchers {
     fn start(nodes: u32) -> Self {
-        let (port, job) = (Arc::new(AtomicU16::new(0)), tempfile::tempdir().expect("a directory"));
+        let (port, store) = (Arc::new(AtomicU16::new(0)), tempfile::tempdir().expect("a directory"));
+        let root = StoreRoot::open_or_create(store.path()).expect("a store");
+        let job = root.job(&JobKey::named("job").expect("a name"));
         let (teller, told) = unbounded();
         let (mut commands, mut threads) = (Vec::new(), Vec::new());
         next_port(&port);
         for rank in 0..nodes {
             let (sender, receiver) = unbounded();
-            let (port, job, told) = (Arc::clone(&port), job.path().to_owned(), teller.clone());
+            let (port, job, told) = (Arc::clone(&port), job.clone(), teller.clone());
             let one = Simulated { rank, nodes, port, job, held: None, commands: receiver, told };
             let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(move || one.run());
             threads.push(thread.expect("a thread"));
             commands.push(sender);
         }
-        Self { commands, threads, told, port, _job: job }
+        Self { commands, threads, told, port, _store: store }
     }
 
     fn until_running(&self) {

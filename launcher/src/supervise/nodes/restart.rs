@@ -1,6 +1,7 @@
 //! What follows on a session, or a start, that has failed on some node while all launchers are there: node 0 decides by the
 //! restart policy, all others wait. Signals and calls are served meanwhile.
 
+use super::AGAIN;
 use crate::cluster::{Cluster, End, Load, Notice, Restart, StopHow};
 use crate::job::journal::{Entry, EventKind};
 use crate::namespace;
@@ -59,6 +60,10 @@ impl Supervisor<'_> {
             if self.is_first && !failure.has_run { Next::GiveUp(None) } else { self.policy.after(failure) };
         match next {
             Next::GiveUp(reason) => {
+                if let Some(reason) = &reason {
+                    let entry = Entry::new(EventKind::GaveUp, &reason[..]).remedy(Some(AGAIN));
+                    self.context.opened.journal.add(&entry);
+                }
                 let reason = reason.map(|reason| format!("; it is not restarted: {reason}"));
                 cluster.give_up(End { why: end.why + &reason.unwrap_or_default(), ..end });
                 None
