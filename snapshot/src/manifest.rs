@@ -144,6 +144,9 @@ pub struct ProcessTree {
     pub threads: u64,
     /// CPU affinity, which CRIU does not save.
     pub affinity: Vec<AffinityGroup>,
+    /// Eventfds of which CRIU restores only the lower 32 bits of the count. Not in snapshots of older builds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub event_counters: Vec<EventCounter>,
     /// The interposer's agents, which reconnect when the job continues.
     pub agents: Option<AgentsRecord>,
     /// The directory in which the reaper's program was; absent in snapshots of older builds.
@@ -170,6 +173,17 @@ pub struct AffinityGroup {
     pub cpus: Vec<u32>,
     /// Thread IDs.
     pub tids: Vec<i32>,
+}
+
+/// The part of an eventfd's count that CRIU does not restore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventCounter {
+    /// A process that has the eventfd.
+    pub pid: i32,
+    /// Its descriptor.
+    pub fd: i32,
+    /// The upper 32 bits of the count.
+    pub high: u32,
 }
 
 /// The type of a standard stream of the job.

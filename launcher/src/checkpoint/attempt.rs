@@ -394,6 +394,7 @@ impl Attempt<'_> {
                 last_pid: survey.last_pid,
                 threads: survey.affinity.iter().map(|group| group.tids.len() as u64).sum(),
                 affinity: survey.affinity,
+                event_counters: frozen.event_counters,
                 agents,
                 private_dir: Some(self.parts.job.namespace.private_dir().to_owned()),
             },

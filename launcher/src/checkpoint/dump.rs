@@ -19,11 +19,11 @@ use crate::files::staging::{StagedDir, Staging};
 use crate::files::tracking;
 use crate::gpu::device_memory::{self, OfferedMemory};
 use crate::job::attempt_logs::prune_attempt_logs;
-use crate::namespace::{NamespaceError, PeekedQueue, Survey, inside};
+use crate::namespace::{DescriptorState, NamespaceError, PeekedQueue, Survey, inside};
 use crate::sys::deadline::{DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT};
 use ckpt_snapshot::{
-    AgentsRecord, Cancellable, Directory, Input, LinkedFile, OpenFile, SavedFile, SnapshotId, SnapshotWriter,
-    StdioRecord, TtyRecord, faults, write_atomically,
+    AgentsRecord, Cancellable, Directory, EventCounter, Input, LinkedFile, OpenFile, SavedFile, SnapshotId,
+    SnapshotWriter, StdioRecord, TtyRecord, faults, write_atomically,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -52,6 +52,7 @@ const WITHOUT_OPENING_FILES: &str = "file-validation filesize\n";
 pub(super) struct Frozen {
     pub(super) taken: SystemTime,
     pub(super) survey: Survey,
+    pub(super) event_counters: Vec<EventCounter>,
     pub(super) stdio: Vec<StdioRecord>,
     pub(super) tty: Option<TtyRecord>,
     pub(super) open_files: Vec<OpenFile>,
@@ -278,17 +279,17 @@ impl Attempt<'_> {
         let parent_img = precopied.map(Precopied::parent);
         let options = Options { track_mem: parent_img.as_ref().map(|_| true), parent_img, ..options };
         let criu_pid = session.process().pid;
-        let (mut frozen, mut unreceived, mut empty) = (None, None, Vec::new());
+        let (mut frozen, mut unreceived, mut state) = (None, None, DescriptorState::default());
         let result = session.dump(options, deadline, &mut |stage| {
             tracing::trace!("CRIU is at {stage}");
             self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
             if stage == FROZEN {
-                empty = self.parts.job.namespace.empty_messages().map_err(|error| error.to_string())?;
+                state = self.parts.job.namespace.descriptor_state().map_err(|error| error.to_string())?;
             }
             if stage == "post-dump" {
-                self.refuse_lost_messages(&images, &empty, &mut unreceived)?;
+                self.refuse_lost_messages(&images, &state.queues, &mut unreceived)?;
                 files.touch(tracking::next(&self.parts.job.namespace, &self.parts.dir, id));
-                let mut record = self.record_frozen(&images, &shm, files, deadline)?;
+                let mut record = self.record_frozen(&images, &shm, &state, files, deadline)?;
                 self.cross_barriers(&mut record)?;
                 frozen = Some(record);
             }
@@ -420,11 +421,12 @@ impl Attempt<'_> {
         Err(unreceived.insert(diagnose::unreceived(&self.proc(), &lost)).clone())
     }
 
-    /// Records what CRIU does not save, while the job is frozen.
+    /// Records what CRIU does not save, while the job is frozen. `state` is that of its descriptors.
     fn record_frozen(
         &self,
         images: &StagedDir,
         shm: &StagedDir,
+        state: &DescriptorState,
         files: &mut Capture,
         deadline: Instant,
     ) -> Result<Frozen, String> {
@@ -461,6 +463,7 @@ impl Attempt<'_> {
         Ok(Frozen {
             taken: SystemTime::now(),
             survey,
+            event_counters: state.event_counters.clone(),
             stdio,
             tty,
             open_files,

@@ -1,5 +1,5 @@
 //! Messages of length zero for `sk-queues.img`. CRIU 4.2.1 can restore them, but does not dump them, see
-//! [`Namespace::empty_messages`](crate::namespace::Namespace::empty_messages).
+//! [`Namespace::descriptor_state`](crate::namespace::Namespace::descriptor_state).
 
 use super::fields::HEADER_BYTES;
 use super::images::{COMMON_MAGIC, FILES_MAGIC, ImageError, entries, next_entry};

@@ -9,7 +9,7 @@ use crate::sys::authentic::FileKey;
 use crate::sys::descriptor_limit;
 use crate::sys::privileges::Privileges;
 use crate::sys::runtime_dir::private;
-use ckpt_snapshot::AffinityGroup;
+use ckpt_snapshot::{AffinityGroup, EventCounter, ProcessTree};
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 use std::ffi::OsString;
@@ -113,6 +113,15 @@ pub struct Survey {
     pub strays: Vec<i32>,
     /// Number of SysV shared memory segments, semaphores and message queues that a dump would not contain.
     pub lost_ipc: usize,
+}
+
+/// What the job has in its descriptors that CRIU does not save.
+#[derive(Clone, Debug, Default)]
+pub struct DescriptorState {
+    /// The queues of unix sockets that have messages of length zero.
+    pub queues: Vec<PeekedQueue>,
+    /// Eventfds with a count that does not fit into 32 bits.
+    pub event_counters: Vec<EventCounter>,
 }
 
 type Answer = (Reply, Vec<OwnedFd>);
@@ -352,23 +361,26 @@ impl Namespace {
         }
     }
 
-    /// The queues of unix sockets that have messages of length zero. The job must be frozen.
+    /// What the job has in its descriptors that CRIU does not save. The job must be frozen.
     ///
     /// # Errors
     /// When a socket cannot be asked, or the init has ended.
-    pub fn empty_messages(&self) -> Result<Vec<PeekedQueue>, NamespaceError> {
-        match self.request(&Request::EmptyMessages, &[])? {
-            (Reply::EmptyMessages { queues }, _) => Ok(queues),
+    pub fn descriptor_state(&self) -> Result<DescriptorState, NamespaceError> {
+        match self.request(&Request::Descriptors, &[])? {
+            (Reply::Descriptors { queues, event_counters }, _) => {
+                Ok(DescriptorState { queues, event_counters })
+            }
             (other, _) => Err(unexpected(other)),
         }
     }
 
-    /// Restores CPU affinity and the last PID, which CRIU does not. Returns warnings for what could not be restored.
+    /// Restores what CRIU does not: CPU affinity, the last PID, what is in descriptors. Returns warnings for what could not
+    /// be restored.
     ///
     /// # Errors
     /// When the init has ended.
-    pub fn apply(&self, affinity: &[AffinityGroup], last_pid: i32) -> Result<Vec<String>, NamespaceError> {
-        match self.request(&Request::Apply { affinity: affinity.to_vec(), last_pid }, &[])? {
+    pub fn apply(&self, tree: &ProcessTree) -> Result<Vec<String>, NamespaceError> {
+        match self.request(&Request::Apply { tree: tree.clone() }, &[])? {
             (Reply::Done { warnings }, _) => Ok(warnings),
             (other, _) => Err(unexpected(other)),
         }

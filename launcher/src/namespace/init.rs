@@ -1,14 +1,15 @@
 //! The init: PID 1 of the job's namespace, with one thread. It sets up the namespace, then serves the launcher's requests
 //! and reaps children until the launcher closes the control socket.
 
+use super::descriptors::OpenDescriptors;
 use super::messages::{Reply, Request, receive, retry_for_memory, send};
 use super::peek::Peeker;
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
 use super::written_files::{DRAIN_INTERVAL, Journal, STAMP_INTERVAL, Tracker};
-use super::{FIRST_JOB_PID, job_start, private_dir, subreaper, survey, terminals};
+use super::{FIRST_JOB_PID, event_counters, job_start, private_dir, subreaper, survey, terminals};
 use crate::sys::authentic::FileKey;
 use crate::sys::privileges;
-use ckpt_snapshot::AffinityGroup;
+use ckpt_snapshot::ProcessTree;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -250,10 +251,13 @@ impl Init<'_> {
         }
     }
 
-    fn empty_messages(&mut self) -> Step<Reply> {
+    fn descriptors(&mut self) -> Step<Reply> {
         let criu: Vec<i32> = self.criu.keys().copied().collect();
-        let queues = self.peeker.look(&criu).at_step("look at the queues of the job's unix sockets")?;
-        Ok(Reply::EmptyMessages { queues })
+        let open = OpenDescriptors::find(&criu).at_step("look at the job's descriptors")?;
+        let queues =
+            self.peeker.look(&open.sockets).at_step("look at the queues of the job's unix sockets")?;
+        let event_counters = event_counters::read(&open.eventfds);
+        Ok(Reply::Descriptors { queues, event_counters })
     }
 
     fn perform(&mut self, request: Request, fds: Vec<OwnedFd>) -> Step<(Reply, Option<OwnedFd>)> {
@@ -308,8 +312,8 @@ impl Init<'_> {
                 Ok((survey::scan(&criu, self.root_pid).at_step("survey the job's processes")?, None))
             }
             Request::QueuedBytes { sockets } => Ok((survey::queues(&sockets), None)),
-            Request::EmptyMessages => Ok((self.empty_messages()?, None)),
-            Request::Apply { affinity, last_pid } => done(apply(&affinity, last_pid)),
+            Request::Descriptors => Ok((self.descriptors()?, None)),
+            Request::Apply { tree } => done(apply(&tree)),
         }
     }
 
@@ -367,10 +371,11 @@ impl Init<'_> {
     }
 }
 
-/// Restores CPU affinity and the last PID. Returns what could not be restored.
-fn apply(affinity: &[AffinityGroup], last_pid: i32) -> Vec<String> {
-    let mut warnings = survey::set_affinity(affinity);
-    if let Err(error) = set_last_pid(last_pid.max(FIRST_JOB_PID)) {
+/// Restores what CRIU does not. Returns what could not be restored.
+fn apply(tree: &ProcessTree) -> Vec<String> {
+    let mut warnings = survey::set_affinity(&tree.affinity);
+    warnings.extend(event_counters::restore(&tree.event_counters));
+    if let Err(error) = set_last_pid(tree.last_pid.max(FIRST_JOB_PID)) {
         warnings.push(format!("cannot set the job's next PID: {error}"));
     }
     warnings

@@ -4,7 +4,7 @@
 use super::peek::PeekedQueue;
 use crate::sys::authentic::FileKey;
 use crate::sys::deadline::{MESSAGE_RETRY_INTERVAL, MESSAGE_RETRY_TIMEOUT};
-use ckpt_snapshot::AffinityGroup;
+use ckpt_snapshot::{AffinityGroup, EventCounter, ProcessTree};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -109,14 +109,12 @@ pub(super) enum Request {
         /// Processes and their descriptors.
         sockets: Vec<(i32, i32)>,
     },
-    /// Which sockets have messages of length zero in their queues? The job is frozen.
-    EmptyMessages,
+    /// What has the job in its descriptors that CRIU does not save? The job is frozen.
+    Descriptors,
     /// Restore what CRIU does not.
     Apply {
-        /// CPU affinity.
-        affinity: Vec<AffinityGroup>,
-        /// The last PID that had been assigned.
-        last_pid: i32,
+        /// The restored processes.
+        tree: ProcessTree,
     },
 }
 
@@ -179,10 +177,12 @@ pub(super) enum Reply {
         /// For each socket, in the same order; `None` for one that cannot be asked.
         bytes: Vec<Option<u64>>,
     },
-    /// The result of [`Request::EmptyMessages`].
-    EmptyMessages {
-        /// The queues that have some.
+    /// The result of [`Request::Descriptors`].
+    Descriptors {
+        /// The queues of unix sockets that have messages of length zero.
         queues: Vec<PeekedQueue>,
+        /// Eventfds with a count that does not fit into 32 bits.
+        event_counters: Vec<EventCounter>,
     },
     /// Done.
     Done {

@@ -18,7 +18,9 @@ use std::path::{Path, PathBuf};
 
 mod activity;
 mod client;
+mod descriptors;
 mod ending;
+mod event_counters;
 #[allow(unsafe_code)]
 mod init;
 #[allow(unsafe_code)]
@@ -40,7 +42,7 @@ mod terminals;
 pub mod written_files;
 
 pub use activity::Activity;
-pub use client::{CriuProcess, InitEvent, Namespace, NamespaceError, StartError, Survey};
+pub use client::{CriuProcess, DescriptorState, InitEvent, Namespace, NamespaceError, StartError, Survey};
 pub use ending::is_ending;
 pub use init::init_main;
 pub use messages::{Network, StdioSource};

@@ -10,13 +10,11 @@
 //! SO_TIMESTAMPNS has a time stamp, which the kernel adds if there is none, and keeps (`__sock_recv_timestamp` in
 //! net/socket.c). The time stamp of the first message tells how many messages have been received since.
 
-use super::survey::numbers_in;
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use super::descriptors::{self, OpenSockets};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// The offset at which nothing is peeked at: the first message is.
 const NO_OFFSET: libc::c_int = -1;
@@ -70,13 +68,13 @@ pub(super) struct Peeker {
 }
 
 impl Peeker {
-    /// The queues with empty messages, of all processes but the init and those in `except`. The job must be frozen.
-    pub(super) fn look(&mut self, except: &[i32]) -> io::Result<Vec<PeekedQueue>> {
+    /// The queues with empty messages, of the sockets in `open`. The job must be frozen.
+    pub(super) fn look(&mut self, open: &OpenSockets) -> io::Result<Vec<PeekedQueue>> {
         let sockets = with_bounds(&std::fs::read_to_string("/proc/self/net/unix")?);
         let mut known = HashMap::new();
         let mut found = Vec::new();
-        for (inode, (pid, fd)) in holders(&sockets, except)? {
-            let Some(socket) = socket_of(pid, fd)? else { continue };
+        for (&inode, &(pid, fd)) in open.iter().filter(|(inode, _)| sockets.contains_key(inode)) {
+            let Some(socket) = descriptors::open(pid, fd)? else { continue };
             let before = self.known.get(&inode).map_or(&[][..], Vec::as_slice);
             let seen = Look::at(socket.as_fd())?.queue(before)?;
             let messages = match seen {
@@ -117,37 +115,6 @@ fn with_bounds(table: &str) -> HashMap<u64, Kind> {
         Some((words.get(6)?.parse().ok()?, kind))
     };
     table.lines().skip(1).filter_map(socket).collect()
-}
-
-/// A descriptor of each of the sockets that processes have.
-fn holders(sockets: &HashMap<u64, Kind>, except: &[i32]) -> io::Result<BTreeMap<u64, (i32, i32)>> {
-    let mut found = BTreeMap::new();
-    let pids = numbers_in("/proc")?.into_iter().filter(|pid| *pid != 1 && !except.contains(pid));
-    for pid in pids.filter(|_| !sockets.is_empty()) {
-        let dir = format!("/proc/{pid}/fd");
-        // A process that has ended has none.
-        for fd in numbers_in(&dir).unwrap_or_default() {
-            let Ok(target) = std::fs::read_link(format!("{dir}/{fd}")) else { continue };
-            let inode =
-                target.to_str().and_then(|it| it.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
-            if let Some(inode) = inode.filter(|inode| sockets.contains_key(inode)) {
-                found.entry(inode).or_insert((pid, fd));
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// The socket; `None` if the process has ended, or may not be asked: CRIU needs the same right for each process that it
-/// dumps.
-fn socket_of(pid: i32, fd: i32) -> io::Result<Option<OwnedFd>> {
-    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-    let socket = pidfd_open(pid, PidfdFlags::empty())
-        .and_then(|process| pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()));
-    match socket {
-        Err(Errno::SRCH | Errno::BADF | Errno::PERM) => Ok(None),
-        other => Ok(Some(other?)),
-    }
 }
 
 /// A socket while its queue is looked at. Its options are put back when this is dropped.
@@ -295,6 +262,7 @@ fn set_option(socket: BorrowedFd, name: libc::c_int, value: libc::c_int) -> io::
 mod tests {
     use super::*;
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+    use std::os::fd::OwnedFd;
 
     fn pair(kind: SocketType) -> (OwnedFd, OwnedFd) {
         socketpair(AddressFamily::UNIX, kind, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None).unwrap()
@@ -392,18 +360,5 @@ mod tests {
             0000000000000000: 00000003 00000000 00000000 0002 01 12\n\
             0000000000000000: 00000003 00000000 00000000 0005 03 13 @b\n";
         assert_eq!(with_bounds(table), HashMap::from([(12, Kind::Datagram), (13, Kind::Packets)]));
-    }
-
-    #[test]
-    fn a_process_that_has_the_socket_is_found() {
-        let (sender, receiver) = pair(SocketType::SEQPACKET);
-        for text in ["a", "", "b"] {
-            send(&sender, text.as_bytes(), SendFlags::empty()).unwrap();
-        }
-        let inode = rustix::fs::fstat(&receiver).unwrap().st_ino;
-        let sockets = HashMap::from([(inode, Kind::Packets)]);
-        let (pid, _) = holders(&sockets, &[]).unwrap()[&inode];
-        assert_eq!(pid, std::process::id().cast_signed());
-        assert!(holders(&sockets, &[pid]).unwrap().is_empty());
     }
 }

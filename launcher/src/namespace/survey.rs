@@ -1,10 +1,11 @@
 //! Surveying the job's processes inside their namespace, and restoring CPU affinity, which CRIU does not.
 
+use super::descriptors;
 use super::messages::Reply;
 use crate::sys::privileges::Privileges;
 use ckpt_snapshot::AffinityGroup;
 use rustix::io::ioctl_fionread;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -78,9 +79,7 @@ pub(super) fn queues(sockets: &[(i32, i32)]) -> Reply {
 
 /// Bytes in the queue of a process's socket.
 fn queued_bytes(pid: i32, fd: i32) -> io::Result<u64> {
-    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-    let process = pidfd_open(pid, PidfdFlags::empty())?;
-    let socket = pidfd_getfd(&process, fd, PidfdGetfdFlags::empty())?;
+    let socket = descriptors::open(pid, fd)?.ok_or(io::ErrorKind::NotFound)?;
     Ok(ioctl_fionread(&socket)?)
 }
 

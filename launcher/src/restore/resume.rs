@@ -548,8 +548,7 @@ impl Resumer<'_> {
             "pre-resume" => {
                 // The root must be known before it can exit: the exit of an unknown process is reported to nobody.
                 namespace.adopt(tree.root_pid).map_err(|error| error.to_string())?;
-                let warnings =
-                    namespace.apply(&tree.affinity, tree.last_pid).map_err(|error| error.to_string())?;
+                let warnings = namespace.apply(tree).map_err(|error| error.to_string())?;
                 warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
                 Ok(())
             }
