@@ -45,7 +45,7 @@ pub use job::{Folder, JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot}
 pub use manifest::{
     AffinityGroup, AgentsRecord, CutRecord, DataFile, Directory, EventCounter, GpuProcess, GpuRecord,
     HostFacts, JobIdentity, LinkedFile, MANIFEST_VERSION, Manifest, NodePart, OpenFile, ProcessTree,
-    SavedFile, StdioKind, StdioRecord, TtyRecord,
+    SavedFile, SocketOption, SocketOptions, StdioKind, StdioRecord, TtyRecord,
 };
 pub use marks::{FailedRestore, Mark, Marks, TagError};
 pub use rel_path::{RelPath, RelPathError};

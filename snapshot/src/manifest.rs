@@ -147,6 +147,9 @@ pub struct ProcessTree {
     /// Eventfds of which CRIU restores only the lower 32 bits of the count. Not in snapshots of older builds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub event_counters: Vec<EventCounter>,
+    /// Options of sockets that CRIU does not restore. Not in snapshots of older builds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub socket_options: Vec<SocketOptions>,
     /// The interposer's agents, which reconnect when the job continues.
     pub agents: Option<AgentsRecord>,
     /// The directory in which the reaper's program was; absent in snapshots of older builds.
@@ -184,6 +187,28 @@ pub struct EventCounter {
     pub fd: i32,
     /// The upper 32 bits of the count.
     pub high: u32,
+}
+
+/// The options of a socket that are not those of a new one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketOptions {
+    /// A process that has the socket.
+    pub pid: i32,
+    /// Its descriptor.
+    pub fd: i32,
+    /// The options.
+    pub options: Vec<SocketOption>,
+}
+
+/// An option of a socket, see setsockopt(2).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketOption {
+    /// The level.
+    pub level: i32,
+    /// The option's number at this level.
+    pub name: i32,
+    /// The value, as the kernel returns it; the name of a network interface instead of its number.
+    pub value: Vec<u8>,
 }
 
 /// The type of a standard stream of the job.

@@ -378,7 +378,7 @@ impl Attempt<'_> {
         stall_s: f64,
         agents: Option<AgentsRecord>,
     ) -> Manifest {
-        let survey = frozen.survey;
+        let (survey, descriptors) = (frozen.survey, frozen.descriptors);
         Manifest {
             id: id.clone(),
             job: self.parts.identity.clone(),
@@ -394,7 +394,8 @@ impl Attempt<'_> {
                 last_pid: survey.last_pid,
                 threads: survey.affinity.iter().map(|group| group.tids.len() as u64).sum(),
                 affinity: survey.affinity,
-                event_counters: frozen.event_counters,
+                event_counters: descriptors.event_counters,
+                socket_options: descriptors.socket_options,
                 agents,
                 private_dir: Some(self.parts.job.namespace.private_dir().to_owned()),
             },

@@ -20,10 +20,10 @@ use crate::files::tracking;
 use crate::gpu::device_memory::{self, OfferedMemory};
 use crate::job::attempt_logs::prune_attempt_logs;
 use crate::namespace::{DescriptorState, NamespaceError, PeekedQueue, Survey, inside};
-use crate::sys::deadline::{DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT};
+use crate::sys::deadline::{DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT, SOCKET_OPTIONS_TIMEOUT};
 use ckpt_snapshot::{
-    AgentsRecord, Cancellable, Directory, EventCounter, Input, LinkedFile, OpenFile, SavedFile, SnapshotId,
-    SnapshotWriter, StdioRecord, TtyRecord, faults, write_atomically,
+    AgentsRecord, Cancellable, Directory, Input, LinkedFile, OpenFile, SavedFile, SnapshotId, SnapshotWriter,
+    StdioRecord, TtyRecord, faults, write_atomically,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -52,7 +52,7 @@ const WITHOUT_OPENING_FILES: &str = "file-validation filesize\n";
 pub(super) struct Frozen {
     pub(super) taken: SystemTime,
     pub(super) survey: Survey,
-    pub(super) event_counters: Vec<EventCounter>,
+    pub(super) descriptors: DescriptorState,
     pub(super) stdio: Vec<StdioRecord>,
     pub(super) tty: Option<TtyRecord>,
     pub(super) open_files: Vec<OpenFile>,
@@ -284,7 +284,7 @@ impl Attempt<'_> {
             tracing::trace!("CRIU is at {stage}");
             self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
             if stage == FROZEN {
-                state = self.parts.job.namespace.descriptor_state().map_err(|error| error.to_string())?;
+                state = self.descriptor_state(deadline)?;
             }
             if stage == "post-dump" {
                 self.refuse_lost_messages(&images, &state.queues, &mut unreceived)?;
@@ -322,6 +322,22 @@ impl Attempt<'_> {
             gpu: Vec::new(),
             _staging: Arc::clone(staging),
         })
+    }
+
+    /// What CRIU does not save of the job's descriptors.
+    fn descriptor_state(&self, deadline: Instant) -> Result<DescriptorState, String> {
+        // CRIU needs the rest of the time.
+        let limit = SOCKET_OPTIONS_TIMEOUT.min(deadline.saturating_duration_since(Instant::now()) / 4);
+        let begun = Instant::now();
+        let state = self.parts.job.namespace.descriptor_state(limit).map_err(|error| error.to_string())?;
+        tracing::debug!("looking at the job's descriptors took {} µs", begun.elapsed().as_micros());
+        if state.unread_sockets > 0 {
+            tracing::warn!(
+                "the options of {} sockets of the job could not be read in {limit:?}: a resume from this snapshot loses those that CRIU does not save (docs/limits.md)",
+                state.unread_sockets
+            );
+        }
+        Ok(state)
     }
 
     /// Ends a CRIU that takes too long.
@@ -463,7 +479,7 @@ impl Attempt<'_> {
         Ok(Frozen {
             taken: SystemTime::now(),
             survey,
-            event_counters: state.event_counters.clone(),
+            descriptors: state.clone(),
             stdio,
             tty,
             open_files,

@@ -9,7 +9,7 @@ use crate::sys::authentic::FileKey;
 use crate::sys::descriptor_limit;
 use crate::sys::privileges::Privileges;
 use crate::sys::runtime_dir::private;
-use ckpt_snapshot::{AffinityGroup, EventCounter, ProcessTree};
+use ckpt_snapshot::{AffinityGroup, EventCounter, ProcessTree, SocketOptions};
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 use std::ffi::OsString;
@@ -21,6 +21,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An event that the init reports unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +121,10 @@ pub struct Survey {
 pub struct DescriptorState {
     /// The queues of unix sockets that have messages of length zero.
     pub queues: Vec<PeekedQueue>,
+    /// Options of sockets.
+    pub socket_options: Vec<SocketOptions>,
+    /// Number of sockets of which the options could not be read, or not in time.
+    pub unread_sockets: usize,
     /// Eventfds with a count that does not fit into 32 bits.
     pub event_counters: Vec<EventCounter>,
 }
@@ -361,14 +366,16 @@ impl Namespace {
         }
     }
 
-    /// What the job has in its descriptors that CRIU does not save. The job must be frozen.
+    /// What the job has in its descriptors that CRIU does not save. The job must be frozen. The options of sockets are read
+    /// for `limit` at most.
     ///
     /// # Errors
     /// When a socket cannot be asked, or the init has ended.
-    pub fn descriptor_state(&self) -> Result<DescriptorState, NamespaceError> {
-        match self.request(&Request::Descriptors, &[])? {
-            (Reply::Descriptors { queues, event_counters }, _) => {
-                Ok(DescriptorState { queues, event_counters })
+    pub fn descriptor_state(&self, limit: Duration) -> Result<DescriptorState, NamespaceError> {
+        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        match self.request(&Request::Descriptors { limit_ms }, &[])? {
+            (Reply::Descriptors { queues, socket_options, unread_sockets, event_counters }, _) => {
+                Ok(DescriptorState { queues, socket_options, unread_sockets, event_counters })
             }
             (other, _) => Err(unexpected(other)),
         }

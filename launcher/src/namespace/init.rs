@@ -6,7 +6,9 @@ use super::messages::{Reply, Request, receive, retry_for_memory, send};
 use super::peek::Peeker;
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
 use super::written_files::{DRAIN_INTERVAL, Journal, STAMP_INTERVAL, Tracker};
-use super::{FIRST_JOB_PID, event_counters, job_start, private_dir, subreaper, survey, terminals};
+use super::{
+    FIRST_JOB_PID, event_counters, job_start, private_dir, socket_options, subreaper, survey, terminals,
+};
 use crate::sys::authentic::FileKey;
 use crate::sys::privileges;
 use ckpt_snapshot::ProcessTree;
@@ -251,13 +253,14 @@ impl Init<'_> {
         }
     }
 
-    fn descriptors(&mut self) -> Step<Reply> {
+    fn descriptors(&mut self, limit: Duration) -> Step<Reply> {
         let criu: Vec<i32> = self.criu.keys().copied().collect();
         let open = OpenDescriptors::find(&criu).at_step("look at the job's descriptors")?;
         let queues =
             self.peeker.look(&open.sockets).at_step("look at the queues of the job's unix sockets")?;
+        let (socket_options, unread_sockets) = socket_options::read(&open.sockets, Instant::now() + limit);
         let event_counters = event_counters::read(&open.eventfds);
-        Ok(Reply::Descriptors { queues, event_counters })
+        Ok(Reply::Descriptors { queues, socket_options, unread_sockets, event_counters })
     }
 
     fn perform(&mut self, request: Request, fds: Vec<OwnedFd>) -> Step<(Reply, Option<OwnedFd>)> {
@@ -312,7 +315,9 @@ impl Init<'_> {
                 Ok((survey::scan(&criu, self.root_pid).at_step("survey the job's processes")?, None))
             }
             Request::QueuedBytes { sockets } => Ok((survey::queues(&sockets), None)),
-            Request::Descriptors => Ok((self.descriptors()?, None)),
+            Request::Descriptors { limit_ms } => {
+                Ok((self.descriptors(Duration::from_millis(limit_ms))?, None))
+            }
             Request::Apply { tree } => done(apply(&tree)),
         }
     }
@@ -374,6 +379,7 @@ impl Init<'_> {
 /// Restores what CRIU does not. Returns what could not be restored.
 fn apply(tree: &ProcessTree) -> Vec<String> {
     let mut warnings = survey::set_affinity(&tree.affinity);
+    warnings.extend(socket_options::set(&tree.socket_options));
     warnings.extend(event_counters::restore(&tree.event_counters));
     if let Err(error) = set_last_pid(tree.last_pid.max(FIRST_JOB_PID)) {
         warnings.push(format!("cannot set the job's next PID: {error}"));

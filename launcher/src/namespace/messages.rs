@@ -4,7 +4,7 @@
 use super::peek::PeekedQueue;
 use crate::sys::authentic::FileKey;
 use crate::sys::deadline::{MESSAGE_RETRY_INTERVAL, MESSAGE_RETRY_TIMEOUT};
-use ckpt_snapshot::{AffinityGroup, EventCounter, ProcessTree};
+use ckpt_snapshot::{AffinityGroup, EventCounter, ProcessTree, SocketOptions};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -110,7 +110,10 @@ pub(super) enum Request {
         sockets: Vec<(i32, i32)>,
     },
     /// What has the job in its descriptors that CRIU does not save? The job is frozen.
-    Descriptors,
+    Descriptors {
+        /// Time for reading the options of sockets, milliseconds.
+        limit_ms: u64,
+    },
     /// Restore what CRIU does not.
     Apply {
         /// The restored processes.
@@ -181,6 +184,10 @@ pub(super) enum Reply {
     Descriptors {
         /// The queues of unix sockets that have messages of length zero.
         queues: Vec<PeekedQueue>,
+        /// Options of sockets.
+        socket_options: Vec<SocketOptions>,
+        /// Number of sockets of which the options could not be read, or not in time.
+        unread_sockets: usize,
         /// Eventfds with a count that does not fit into 32 bits.
         event_counters: Vec<EventCounter>,
     },

@@ -33,6 +33,8 @@ mod reaper;
 #[allow(unsafe_code)]
 mod seccomp;
 #[allow(unsafe_code)]
+mod socket_options;
+#[allow(unsafe_code)]
 mod spawn;
 pub mod stdio;
 #[allow(unsafe_code)]

@@ -105,6 +105,8 @@ pub const PY_SPY_TIMEOUT: Duration = Duration::from_secs(10);
 
 // Checkpoint and resume
 
+/// Time for reading the options of the job's sockets while it is paused: 1,000 sockets take a small part of it.
+pub const SOCKET_OPTIONS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay between two tries of a dump.
 pub const DUMP_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// For a CRIU that was killed to be gone.

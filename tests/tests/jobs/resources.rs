@@ -69,6 +69,7 @@ fn runs(program: &str, way: Way) -> bool {
     assert_eq!(code, 0, "{program} {way:?}: {log}\n{said}");
     assert_eq!(log, "started\npass\n", "{program} {way:?}\n{said}");
     assert_eq!(said.contains("resumed from snapshot"), way == Way::Resumed, "{said}");
+    assert!(!said.contains("cannot set the socket option"), "{program}: {said}");
     true
 }
 
@@ -244,6 +245,7 @@ programs!(
     shm_unlinked,
     signalfd,
     signals,
+    socket_options,
     subprocess_pipe,
     sysv_sem,
     sysv_shm,
