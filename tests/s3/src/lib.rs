@@ -22,7 +22,7 @@ pub struct Service {
     pub proxy: Proxy,
     /// The server behind the proxy.
     pub server: Server,
-    _runtime: tokio::runtime::Runtime,
+    runtime: tokio::runtime::Runtime,
 }
 
 impl Service {
@@ -37,12 +37,21 @@ impl Service {
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let server = Server::start(&runtime);
         let proxy = Proxy::start(&runtime, server.address);
-        Self { proxy, server, _runtime: runtime }
+        Self { proxy, server, runtime }
     }
 
     /// The URL for clients.
     #[must_use]
     pub fn endpoint(&self) -> String {
-        format!("http://{}", self.proxy.address)
+        self.proxy.endpoint()
+    }
+
+    /// Another proxy in front of the same server, for clients on another machine.
+    ///
+    /// # Panics
+    /// When no port is free.
+    #[must_use]
+    pub fn another_proxy(&self) -> Proxy {
+        Proxy::start(&self.runtime, self.server.address)
     }
 }

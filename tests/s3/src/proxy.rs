@@ -19,6 +19,8 @@ pub enum Fault {
     LoseAnswer,
     /// The client gets no answer, and the server gets the request only after [`Proxy::deliver`].
     Late,
+    /// The client gets no answer, and the server gets nothing: the connection stays open until [`Proxy::heal`].
+    Silence,
     /// The client gets this status, and the server gets nothing.
     Status(u16),
     /// The connection is closed after so many bytes of the answer's body.
@@ -40,6 +42,8 @@ struct Rule {
     method: &'static str,
     /// What path and query contain.
     holds: &'static str,
+    /// So many get through before.
+    spared: usize,
     times: usize,
     fault: Fault,
 }
@@ -62,9 +66,13 @@ impl State {
     fn take_fault(&mut self, line: String) -> Option<Fault> {
         let meets =
             |rule: &&mut Rule| rule.times > 0 && line.starts_with(rule.method) && line.contains(rule.holds);
-        let fault = self.rules.iter_mut().find(meets).map(|rule| {
+        let fault = self.rules.iter_mut().find(meets).and_then(|rule| {
+            if rule.spared > 0 {
+                rule.spared -= 1;
+                return None;
+            }
             rule.times -= 1;
-            rule.fault.clone()
+            Some(rule.fault.clone())
         });
         self.seen.push(line);
         fault
@@ -83,6 +91,7 @@ impl Proxy {
     ///
     /// # Panics
     /// When no port is free.
+    #[must_use]
     pub fn start(runtime: &Runtime, server: SocketAddr) -> Self {
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
@@ -96,14 +105,32 @@ impl Proxy {
         Self { address, state }
     }
 
+    /// The URL for clients.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// The next `times` requests of `method` whose target contains `holds` meet `fault`.
     pub fn break_next(&self, times: usize, method: &'static str, holds: &'static str, fault: Fault) {
-        self.state.lock().unwrap().rules.push(Rule { method, holds, times, fault });
+        self.state.lock().unwrap().rules.push(Rule { method, holds, spared: 0, times, fault });
     }
 
     /// Removes all faults: from now on every request gets through.
     pub fn clear_faults(&self) {
         self.state.lock().unwrap().rules.clear();
+    }
+
+    /// Cuts the clients of this proxy off: after `spared` requests, each meets `fault`.
+    pub fn cut_off(&self, spared: usize, fault: Fault) {
+        let rule = Rule { method: "", holds: "", spared, times: usize::MAX, fault };
+        self.state.lock().unwrap().rules.push(rule);
+    }
+
+    /// Ends that. Silent connections are closed, and late requests are delivered.
+    pub fn heal(&self) {
+        self.clear_faults();
+        self.deliver();
     }
 
     /// How many requests are still to meet a fault.
@@ -210,6 +237,11 @@ async fn serve(mut client: TcpStream, server: SocketAddr, state: Arc<Mutex<State
     let mut upstream = TcpStream::connect(server).await.ok()?;
     match fault {
         Some(Fault::Drop) => return None,
+        Some(Fault::Silence) => {
+            let healed = Arc::clone(&state.lock().unwrap().deliver).notified_owned();
+            healed.await;
+            return None;
+        }
         Some(Fault::Late) => return deliver_late(request, &mut client, &mut upstream, &state).await,
         Some(Fault::Status(status)) => return refuse(status, &request, &mut client).await,
         Some(Fault::DropInBody(limit)) => {

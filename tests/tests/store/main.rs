@@ -9,6 +9,7 @@ mod keeper;
 mod machines;
 mod memory;
 mod nfs;
+mod partitions;
 mod power_loss;
 mod reader;
 mod releases;
