@@ -2,7 +2,7 @@
 //!
 //! `CKPT_FAULT=point=action[,point=action…]` arms them in builds with the feature `faults`. In every other build
 //! [`hit`] is an empty inline function. `point@N` arms the Nth passage (from 1). Actions: `kill` (SIGKILL to this
-//! process), `error` (an I/O error), `enospc`, `eio`, `delay:MILLISECONDS`. Any other action goes to the handler that
+//! process), `error` (an I/O error), `enospc`, `eio`, `delay:MILLISECONDS`, `hold:PATH` (waits for as long as there is such a file). Any other action goes to the handler that
 //! the program registered with `on_other` (the launcher: `kill-criu`, `kill-rank`).
 
 /// Passes the fault point `name`.
@@ -80,6 +80,12 @@ mod armed {
             other if other.starts_with("delay:") => {
                 let delay_ms = other.trim_start_matches("delay:").parse().expect("delay:MILLISECONDS");
                 std::thread::sleep(Duration::from_millis(delay_ms));
+                Ok(())
+            }
+            other if other.starts_with("hold:") => {
+                while std::path::Path::new(other.trim_start_matches("hold:")).exists() {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
                 Ok(())
             }
             other => {

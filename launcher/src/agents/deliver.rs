@@ -80,9 +80,12 @@ impl Shared {
         pid: Option<u32>,
         ranges: Vec<Range<u64>>,
     ) -> Result<(), FrameError> {
-        faults::hit("fill").map_err(|source| FrameError::Io { step: "go on", source })?;
         let mirror = pid.and_then(|pid| self.lock().holdings.mirror(pid).cloned());
+        self.lock().filling.extend(pid);
+        let hit = faults::hit("fill");
         let problem = mirror.and_then(|mirror| mirror.fill(ranges).err()).map(|error| error.to_string());
+        pid.map(|pid| self.lock().filling.remove(&pid));
+        hit.map_err(|source| FrameError::Io { step: "go on", source })?;
         stream.send(&ToAgent::Filled { problem })
     }
 

@@ -1,6 +1,6 @@
 //! The state that all connections share: which agents are connected, detached or returned.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
@@ -45,6 +45,8 @@ pub(super) struct State {
     pub(super) holdings: Holdings,
     /// Device memory that the current attempt has to store.
     pub(super) offers: Vec<Offer>,
+    /// Processes for which parts of their mirrors are being read from the store, by their IDs in the job's PID namespace.
+    pub(super) filling: BTreeSet<u32>,
     pub(super) cut: Cut,
 }
 

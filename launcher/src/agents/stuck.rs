@@ -2,7 +2,8 @@
 //!
 //! Calls of the driver's checkpoint API may hang for ever. The program waits behind the gate then, and nothing in the
 //! process can end that. So the launcher measures the time from outside: an agent that has not answered for the GPU
-//! timeout after its deadline counts as a loss of GPU state, which ends the job. An agent in a process without a driver
+//! timeout after its deadline counts as a loss of GPU state, which ends the job. So does one whose memory is being read back
+//! from a store that does not answer. An agent in a process without a driver
 //! holds nothing up: it is only slow.
 
 use std::sync::{Arc, Weak};
@@ -15,6 +16,10 @@ use super::process::{DetachedProcess, Loss, Process, ProcessHandle};
 use super::state::State;
 use super::{STACK_BYTES, Shared};
 use crate::sys::deadline::STUCK_AGENT_POLL_INTERVAL;
+
+const DRIVER: &str = "its GPU driver has not come back from a checkpoint or a resume";
+/// The memory could not stay on the GPU, and the process has no other copy of it.
+const STORE: &str = "the store has not answered while its device memory was read back";
 
 impl Shared {
     /// Watches the agents that have not answered whether they have detached.
@@ -48,15 +53,16 @@ impl Shared {
             pid.and_then(|pid| state.holdings.refill(pid)).is_some_and(|refill| refill.is_loading())
         };
         let watch = move || {
-            if handle.has_driver() && outlasts(&shared, timeout, &handle, is_stuck, is_loading) {
-                let reason = format!(
-                    "its GPU driver has not come back from a checkpoint or a resume for {} beyond its time limit (--gpu-timeout)",
-                    humantime::format_duration(timeout)
-                );
-                if let Some(shared) = shared.upgrade() {
-                    // The receiver is dropped only when nothing is left that could act on the loss.
-                    let _ = shared.losses.send(Loss { process, reason });
-                }
+            if handle.has_driver()
+                && outlasts(&shared, timeout, &handle, is_stuck, is_loading)
+                && let Some(shared) = shared.upgrade()
+            {
+                let is_filling = pid.is_some_and(|pid| shared.lock().filling.contains(&pid));
+                let what = if is_filling { STORE } else { DRIVER };
+                let timeout = humantime::format_duration(timeout);
+                let reason = format!("{what} for {timeout} beyond its time limit (--gpu-timeout)");
+                // The receiver is dropped only when nothing is left that could act on the loss.
+                let _ = shared.losses.send(Loss { process, reason });
             }
         };
         let thread = thread::Builder::new().name("stuck-agent".to_owned()).stack_size(STACK_BYTES);

@@ -21,7 +21,7 @@ use std::mem;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use ckpt_protocol::agent::{Capture, FromAgent, GpuReport, Region, ToAgent};
@@ -95,6 +95,8 @@ pub struct Reader {
     stream: Arc<AgentStream>,
     file: Arc<File>,
     end: Instant,
+    /// The store has not taken the memory in time.
+    is_given_up: AtomicBool,
     /// Places in the window that are not in use, each for a chunk.
     free: Mutex<Vec<u64>>,
     /// Notified when a place is free again.
@@ -115,7 +117,19 @@ impl Reader {
         let places = file.metadata()?.len() / CHUNK_BYTES as u64;
         let free = (0..places).map(|place| place * CHUNK_BYTES as u64).collect();
         let (freed, exchange) = (Condvar::new(), Mutex::default());
-        Ok(Self { stream, file, end, free: Mutex::new(free), freed, exchange })
+        let is_given_up = AtomicBool::new(false);
+        Ok(Self { stream, file, end, is_given_up, free: Mutex::new(free), freed, exchange })
+    }
+
+    /// Whether the store had not taken the memory in time, so that the process runs on.
+    pub fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::Relaxed)
+    }
+
+    /// The agent is not asked any more.
+    fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Relaxed);
+        self.exchange.lock().is_over = true;
     }
 
     /// Reads memory that belongs to the process's regions, at most a chunk.
@@ -172,6 +186,15 @@ impl Reader {
     }
 }
 
+const TOO_SLOW: &str = "the store has not taken the memory of the GPU in time (--freeze-timeout)";
+
+/// When a store that has not taken the memory of a process is given up, so that the process can still report that before the
+/// attempt's end.
+fn stored_by(end: Instant) -> Instant {
+    let now = Instant::now();
+    now + end.saturating_duration_since(now) / 8 * 7
+}
+
 fn late() -> io::Error {
     io::Error::new(
         ErrorKind::TimedOut,
@@ -191,7 +214,14 @@ impl Shared {
         let (done, outcome) = crossbeam_channel::bounded(1);
         let reader = self.offer(id, attempt, (regions, capture, used), done);
         let problem = match &reader {
-            Ok(_) => outcome.recv().unwrap_or_else(|_| Some("the checkpoint was given up".to_owned())),
+            Ok(reader) => outcome.recv_deadline(stored_by(reader.end)).unwrap_or_else(|error| {
+                Some(if error.is_timeout() {
+                    reader.give_up();
+                    TOO_SLOW.to_owned()
+                } else {
+                    "the checkpoint was given up".to_owned()
+                })
+            }),
             Err(problem) => Some(problem.clone()),
         };
         stream.send(&ToAgent::Stored { problem })?;
@@ -358,6 +388,33 @@ mod tests {
         send(&agent.stream, &FromAgent::Content { problem: None });
         send(&agent.stream, &FromAgent::Activity { calls: 1, is_waiting: false, members: Vec::new() });
         assert_eq!(agent.agents.count(), 1);
+    }
+
+    /// The store never answers: the agent is told so in time, and runs on.
+    #[test]
+    fn a_store_that_does_not_answer_is_not_waited_for() {
+        let agent = windowed();
+        let (agents, mut kept) = (Arc::clone(&agent.agents), Vec::new());
+        let detaching = thread::spawn(move || {
+            let away = agents.detach_all(1, Duration::from_secs(8), &mut |offer| kept.push(offer));
+            let offer = kept.pop().expect("an offer");
+            (
+                away,
+                offer.reader.is_given_up(),
+                offer.reader.read_at(0, &mut [0]).map_err(|error| error.kind()),
+            )
+        });
+        agent.is_readable();
+        assert_eq!(
+            receive(&agent.stream).expect("a message"),
+            ToAgent::Stored { problem: Some(TOO_SLOW.into()) }
+        );
+        let reason = "not stored".to_owned();
+        send(&agent.stream, &FromAgent::Failed { attempt: 1, reason, is_lost: false });
+        let (away, is_given_up, read) = detaching.join().expect("no panic");
+        assert!(matches!(away, Err(QuiesceError::Refused { .. })), "{away:?}");
+        assert!(is_given_up);
+        assert_eq!(read, Err(ErrorKind::TimedOut), "a late request does not reach the process");
     }
 
     #[test]

@@ -83,6 +83,14 @@ pub enum AttemptError {
         /// Directory of the logs.
         log: PathBuf,
     },
+    /// The store did not take device memory that has no copy in time.
+    #[error("the checkpoint was given up because the store {store} has not taken the memory of the GPUs within {}, while the job was paused. The job continues. Use a faster store, raise --freeze-timeout, or free host memory for --mirror changed", humantime::format_duration(*.limit))]
+    SlowStore {
+        /// The store's path or address.
+        store: String,
+        /// The limit.
+        limit: Duration,
+    },
     /// Staging failed.
     #[error("cannot stage the images: {0}")]
     Staging(#[source] io::Error),
@@ -189,11 +197,12 @@ impl Attempt<'_> {
         self.vote()?;
         self.parts.status.enter(Phase::Dump, survey.memory_bytes);
         let precopied = self.precopy(&id, &staging, survey.memory_bytes, &mut history.precopy);
-        let outputs = Outputs { files: &mut capture, writer: &mut *writer };
         // The job is paused meanwhile, on all its nodes.
         let raised = self.parts.priority.raise();
-        let mut dumped =
-            self.dump_with_retries(&id, &staging, prepared, precopied, survey.memory_bytes, outputs)?;
+        let mut dumped = self.beside_storing(&mut *writer, |storing| {
+            let outputs = Outputs { files: &mut capture, storing };
+            self.dump_with_retries(&id, &staging, prepared, precopied, survey.memory_bytes, outputs)
+        })?;
         drop((capture, staging));
         history.precopy.measure(dumped.precopied.is_some(), dumped.stall_s, survey.memory_bytes);
         self.parts.status.disturb(false);

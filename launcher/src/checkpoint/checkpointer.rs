@@ -35,6 +35,8 @@ pub struct CheckpointerParts {
     pub staging_dir: Option<PathBuf>,
     /// The job's snapshots.
     pub store: Arc<Tiers>,
+    /// The store's path or address, for messages.
+    pub store_name: String,
     /// The job's record, which holds the highest snapshot number.
     pub ownership: Arc<Ownership>,
     /// The job's key, command and working directory.

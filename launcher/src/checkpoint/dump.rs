@@ -1,11 +1,12 @@
 //! The part of a checkpoint during which the job is paused: CRIU dumps the processes, and ckpt-run records what CRIU does
 //! not save.
 
-use crate::agents::{Agents, CutCost, GpuState, HeldCut, Offer, Prepared, QuiesceError, Quiesced};
+use crate::agents::{Agents, CutCost, GpuState, HeldCut, Prepared, QuiesceError, Quiesced};
 use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError};
 use crate::checkpoint::checkpointer::CheckpointerParts;
 use crate::checkpoint::diagnose;
 use crate::checkpoint::precopy::{MergedPages, Precopied};
+use crate::checkpoint::storing::Storing;
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, EmptyMessagesError, Options, Session, SessionError,
     UnixQueues, arm_expired_timers, end_tcp_repair, with_empty_messages,
@@ -17,13 +18,13 @@ use crate::files::links;
 use crate::files::saved;
 use crate::files::staging::{StagedDir, Staging};
 use crate::files::tracking;
-use crate::gpu::device_memory::{self, OfferedMemory};
+use crate::gpu::device_memory;
 use crate::job::attempt_logs::prune_attempt_logs;
 use crate::namespace::{DescriptorState, NamespaceError, PeekedQueue, Survey, inside};
 use crate::sys::deadline::{DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT, SOCKET_OPTIONS_TIMEOUT};
 use ckpt_snapshot::{
-    AgentsRecord, Cancellable, Directory, Input, LinkedFile, OpenFile, SavedFile, SnapshotId, SnapshotWriter,
-    StdioRecord, TtyRecord, faults, write_atomically,
+    AgentsRecord, Directory, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord, TtyRecord, faults,
+    write_atomically,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -98,8 +99,8 @@ enum DumpError {
 /// What a dump writes to beside CRIU's images.
 pub(super) struct Outputs<'a, 'b> {
     pub(super) files: &'a mut Capture<'b>,
-    /// Gets the memory of GPUs that has no mirror.
-    pub(super) writer: &'a mut (dyn SnapshotWriter + 'b),
+    /// Stores the memory of GPUs that has no mirror.
+    pub(super) storing: &'a Storing<'a>,
 }
 
 impl From<SessionError> for DumpError {
@@ -185,7 +186,7 @@ impl Attempt<'_> {
         let begun = cut.parked_since;
         let deadline = begun + self.freeze_timeout;
         let left = deadline.saturating_duration_since(Instant::now());
-        let away = self.detach(agents, left, outputs.writer)?;
+        let away = self.detach(agents, left, outputs.storing)?;
         let result = self.dump(id, staging, work, (tries, precopied), deadline, outputs.files);
         if self.after_dump == AfterDump::KeepRunning || result.is_err() {
             self.call_back(agents, &away);
@@ -200,42 +201,15 @@ impl Attempt<'_> {
     }
 
     /// Detaches all agents. The memory of processes without a mirror is stored meanwhile.
-    fn detach(
-        &self,
-        agents: &Agents,
-        limit: Duration,
-        writer: &mut dyn SnapshotWriter,
-    ) -> Result<Quiesced, DumpError> {
-        let mut failed = None;
-        let away = agents.detach_all(self.number, limit, &mut |offer| {
-            // After an error the writer takes no more.
-            if failed.is_some() {
-                return;
-            }
-            match self.store_offer(&offer, writer) {
-                Ok(()) => offer.finish(None),
-                Err(error) => {
-                    offer.finish(Some(error.to_string()));
-                    failed = Some(error);
-                }
-            }
-        });
-        let Some(error) = failed else { return away.map_err(DumpError::Agents) };
+    fn detach(&self, agents: &Agents, limit: Duration, storing: &Storing<'_>) -> Result<Quiesced, DumpError> {
+        let away = agents.detach_all(self.number, limit, &mut |offer| storing.store(offer));
+        let is_refused = matches!(away, Err(QuiesceError::Refused { .. }));
+        let Some(error) = storing.failure(is_refused) else { return away.map_err(DumpError::Agents) };
         if let Ok(away) = away {
             // The process has exited.
             self.call_back(agents, &away);
         }
         Err(DumpError::Store(error))
-    }
-
-    fn store_offer(&self, offer: &Offer, writer: &mut dyn SnapshotWriter) -> Result<(), AttemptError> {
-        faults::hit("window").map_err(AttemptError::Staging)?;
-        let Some(memory) = OfferedMemory::of(offer)? else { return Ok(()) };
-        let (path, from) = memory.source();
-        let from = Cancellable::new(from, &self.parts.cancelled);
-        writer.put(&[Input { path: path.clone(), from: &from }], &|_| {})?;
-        memory.stored();
-        Ok(())
     }
 
     /// Has all ranks of NCCL stop at the same step, while the rest of the job runs on. A job that is being ended has other

@@ -9,3 +9,4 @@ pub mod injected;
 pub mod nodes;
 pub mod precopy;
 pub mod running_job;
+pub mod storing;

@@ -61,6 +61,7 @@ impl Checkpoints {
             dir: shared.opened.dir.clone(),
             staging_dir: shared.config.store.staging_dir(&shared.opened.dir),
             store: Arc::clone(&shared.opened.store),
+            store_name: shared.config.store.name(),
             ownership: Arc::clone(&shared.claimed.ownership),
             identity: shared.opened.identity.clone(),
             criu: shared.opened.criu.clone(),

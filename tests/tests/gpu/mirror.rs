@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::faults::{LAUNCHER_FAILED, stopped_process};
@@ -297,6 +298,61 @@ fn without_a_copy_a_store_that_is_too_slow_does_not_stop_the_job() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("--freeze-timeout"), "{said}");
     job.goes_on(&mut running);
+    job.ends_right(&mut running);
+}
+
+/// The store does not answer at all: all processes run on, and the message names the store. Once it answers, it is used again.
+#[test]
+fn without_a_copy_a_store_that_never_answers_does_not_stop_the_job() {
+    let job = Job::new("shared.c", &["100000"]).with("CKPT_CAPTURE", "changed");
+    let job = job.with_options(&["--mirror", "none", "--freeze-timeout", "6s"]);
+    job.touch("slow");
+    job.touch("points.hold");
+    // The first process has been saved by then, and waits.
+    let hold = format!("window@2=hold:{}", job.sandbox.path().join("points.hold").display());
+    let mut running = job.start_with_fault(&hold);
+    job.goes_on(&mut running);
+    let checkpoint = || job.sandbox.command(["checkpoint"]).stderr(Stdio::piped()).spawn().expect("it runs");
+    let mut attempt = checkpoint();
+    let store = job.sandbox.job_dir().parent().and_then(Path::parent).expect("a store").display().to_string();
+    let given_up = format!("the store {store} has not taken the memory of the GPUs. The job continues");
+    running.until("the message", || {
+        // On a busy machine the time may be over before the store is reached.
+        if attempt.try_wait().expect("wait").is_some() {
+            attempt = checkpoint();
+        }
+        job.sandbox.read("job.err").contains(&given_up).then_some(())
+    });
+    job.goes_on(&mut running);
+    assert_eq!(attempt.try_wait().expect("wait"), None, "the store has not answered");
+    job.remove("points.hold");
+    let output = attempt.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains(&store) && said.contains("--freeze-timeout"), "{said}");
+    job.saves(&running);
+    running.kill_everything();
+    let mut running = job.resume();
+    job.goes_on(&mut running);
+    running.kill_everything();
+}
+
+/// Memory could not stay on the GPU, and the store does not answer when it is read back: the job cannot run on without it.
+#[test]
+fn a_store_that_never_answers_ends_a_job_that_needs_it() {
+    let job = job().with_options(&["--freeze-timeout", "5s", "--gpu-timeout", "2s"]);
+    job.touch("points.hold");
+    let mut running =
+        job.start_with_fault(&format!("fill@1=hold:{}", job.sandbox.path().join("points.hold").display()));
+    job.touch("fill");
+    running.until("all memory is written", || job.is_there("filled").then_some(()));
+    job.saves(&running);
+    job.fail(NOT_PARKED);
+    job.sandbox.call(["checkpoint"]);
+    assert_eq!(running.wait(), LAUNCHER_FAILED, "{}", running.said());
+    assert!(running.said().contains("the store has not answered while"), "{}", running.said());
+    job.remove("points.hold");
+    job.disarm();
+    let mut running = job.resume();
     job.ends_right(&mut running);
 }
 
