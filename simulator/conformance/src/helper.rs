@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::io::FdFlags;
 use rustix::net::{
@@ -33,11 +33,17 @@ fn broken(what: &str) -> impl Fn(std::io::Error) -> Stop {
 impl Helper {
     /// Starts a process that has opened the driver, and no more.
     pub fn spawn() -> Result<Self> {
+        Self::spawn_by(|command| command)
+    }
+
+    /// As [`Helper::spawn`], by another command that executes the given one, or in another environment.
+    pub fn spawn_by(change: impl FnOnce(Command) -> Command) -> Result<Self> {
         let (socket, far) = UnixStream::pair().map_err(broken("socket"))?;
         let inherit = rustix::io::fcntl_setfd(&far, FdFlags::empty());
         inherit.map_err(|error| Stop::Failed(format!("helper process: socket: {error}")))?;
         let number = far.as_raw_fd().to_string();
-        let mut command = roles::command(gpu::path(), &["serve", &number]).map_err(broken("command"))?;
+        let command = roles::command(gpu::path(), &["serve", &number]).map_err(broken("command"))?;
+        let mut command = change(command);
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = spawned.map_err(broken("start"))?;
         let (Some(commands), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {

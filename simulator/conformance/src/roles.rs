@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use cuda_abi::types::*;
 
 use crate::check::{Result, Stop, failed};
-use crate::{checks, gpu, helper, kernels, multicast, nccl, ok, vmm};
+use crate::{checks, gpu, helper, kernels, multicast, nccl, ok, questions, vmm};
 
 /// This program in a role. It is killed when its parent ends.
 pub fn command(lib: &Path, words: &[&str]) -> std::io::Result<Command> {
@@ -113,6 +113,8 @@ impl Served {
                 gpu::launch(kernel, 1, 1, std::ptr::null_mut(), &parameters)?;
                 gpu::synchronize().map(|()| String::new())
             }
+            ["ckpt", step] => questions::jobs::perform(step).map(|()| String::new()),
+            ["share-and-checkpoint"] => questions::jobs::share_and_checkpoint(),
             ["reserve-at", address, bytes] => reserve_at(number(address)?, size(bytes)?).map(text),
             _ => failed(format!("no such command: {words:?}")),
         }

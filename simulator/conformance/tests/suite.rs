@@ -122,6 +122,7 @@ const EXPORTS: &[&str] = &[
     "multicast/other-process",
     "question/checkpoint-parked",
     "question/export-after-restore",
+    "question/ipc-in-a-job",
     "question/parked-memory",
     "question/teardown",
 ];

@@ -169,6 +169,11 @@ CLAIMS = [
         ("gpu_works", "==", False),
     ),
     Claim("docs/simcuda.md", "pairs name every GPU of the machine, also hidden ones", why="needs several GPUs"),
+    Claim(
+        "docs/simcuda.md",
+        "from 610 on, memory that processes of such a job share by CUDA IPC is saved",
+        why="compare `question/ipc-in-a-job` of facts, which needs driver 610 and cuda-checkpoint on the PATH",
+    ),
     Claim("docs/simcuda.md", "a process with CUPTI attached is refused", ("frameworks: profiler",), REFUSED),
     Claim(
         "docs/simcuda.md",

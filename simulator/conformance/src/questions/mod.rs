@@ -1,6 +1,7 @@
 //! What only a GPU can settle. Each answer of the simulated driver is what it assumes.
 
 mod checkpoint;
+pub mod jobs;
 mod memory;
 mod waits;
 
@@ -118,6 +119,11 @@ pub const CHECKS: &[Check] = &[
         "question/checkpoint-parked",
         "a self-checkpoint while another process holds the memory",
         checkpoint::parked,
+    ),
+    question(
+        "question/ipc-in-a-job",
+        "is memory that processes share by CUDA IPC saved, outside and inside a job of cuda-checkpoint --launch-job",
+        jobs::ipc,
     ),
     question(
         "question/export-after-restore",
