@@ -181,6 +181,16 @@ CLAIMS = [
         ("driver: maps of pinned memory",),
         ("zero_mappings", ">=", 1),
     ),
+    Claim(
+        "docs/simcuda.md",
+        "a graph that was captured before its memory was unmapped replays",
+        ("facts: checkpoint/", "programs: graphs"),
+    ),
+    Claim(
+        "docs/simcuda.md",
+        "the driver makes contexts again in each cycle",
+        why="compare `question/checkpoint-empty` of facts",
+    ),
     Claim("docs/simcuda.md", "most of the memory of some programs is never written", ("frameworks: JAX",)),
     Claim("docs/simcuda.md", "cuGetProcAddress: with the per-thread flag", ("facts: entry/",)),
     *(

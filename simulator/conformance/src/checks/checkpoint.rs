@@ -112,6 +112,11 @@ pub const CHECKS: &[Check] = &[
         multicast_released,
     ),
     check("checkpoint/unmapped-range", "a reservation without memory stays reserved", unmapped_range),
+    check(
+        "checkpoint/graph-after-remap",
+        "a graph replays once other memory is mapped where its own was (source: dynamo pull request 13249)",
+        graph_after_remap,
+    ),
     check("checkpoint/again", "several checkpoints one after the other", again),
     check(
         "checkpoint/pairs",
@@ -265,6 +270,31 @@ fn work_goes_on() -> Result {
     ok!(cuStreamSynchronize(stream));
     gpu::expect_content(address, &[17_u32])?;
     gpu::alloc(1 << 20).map(|_| ())
+}
+
+fn graph_after_remap() -> Result {
+    start()?;
+    let affine = gpu::function(kernels::BASIC, "affine")?;
+    let (unit, stream) = (granularity()?, gpu::stream()?);
+    let (address, handle) = mapped(unit, false)?;
+    gpu::write(address, &[1_u32])?;
+    let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+    ok!(cuStreamBeginCapture_v2(stream, 0));
+    gpu::launch(affine, 1, 1, stream, &[address, 2, 1])?;
+    ok!(cuStreamEndCapture(stream, &raw mut graph));
+    ok!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+    ok!(cuGraphLaunch(exec, stream));
+    ok!(cuStreamSynchronize(stream));
+    gpu::expect_content(address, &[3_u32])?;
+    ok!(cuMemUnmap(address, unit));
+    ok!(cuMemRelease(handle));
+    cycle(me())?;
+    map(address, unit, create(unit, false)?)?;
+    allow(address, unit, READ_WRITE)?;
+    gpu::write(address, &[5_u32])?;
+    ok!(cuGraphLaunch(exec, stream));
+    ok!(cuStreamSynchronize(stream));
+    gpu::expect_content(address, &[11_u32])
 }
 
 fn gives_memory_back() -> Result {
