@@ -3,6 +3,7 @@
 //! what checkpoints of device memory take, on simcuda or a GPU.
 
 mod job;
+mod mirrors;
 mod scaling;
 mod stalls;
 
@@ -75,17 +76,38 @@ pub struct Report {
     kernel: String,
 }
 
+/// Pauses by `--mirror`, alone.
+#[derive(Serialize)]
+pub struct MirrorReport {
+    #[serde(flatten)]
+    mirrors: mirrors::Pauses,
+    cpus: usize,
+    kernel: String,
+}
+
+/// Builds everything and measures the pauses by `--mirror`.
+///
+/// # Errors
+/// A build or a program that fails.
+pub fn measure_mirrors(args: &super::GpuArgs) -> Result<MirrorReport> {
+    let bench = Bench::build(args)?;
+    Ok(MirrorReport { mirrors: mirrors::measure(&bench, args.mib)?, cpus: cpus(), kernel: kernel()? })
+}
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn kernel() -> Result<String> {
+    Ok(process::capture(Command::new("uname").arg("-r"))?.trim().to_owned())
+}
+
 /// Builds everything and measures.
 ///
 /// # Errors
 /// A build or a program that fails.
 pub fn measure(args: &super::GpuArgs) -> Result<Report> {
-    let criu = tools::criu()?;
-    eprintln!("bench: building ckpt-run, the interposer and simcuda (release)");
-    let mut build = workspace::cargo();
-    build.args(["build", "--release", "--quiet", "-p", "ckpt-run", "-p", "ckpt-interpose", "-p", "simcuda"]);
-    succeed(&mut build)?;
-    let bench = Bench::new(&workspace::target_dir()?, criu, args.driver.as_deref())?;
+    let bench = Bench::build(args)?;
     let valgrind = process::find_program("valgrind");
     let call = |kind: &str| -> Result<Call> {
         eprintln!("bench: {kind}");
@@ -107,8 +129,8 @@ pub fn measure(args: &super::GpuArgs) -> Result<Report> {
         stall_by_change: stalls::measure(&bench, args.mib)?,
         alloc_scaling: scaling::measure(&bench)?,
         gate_instructions_missing: valgrind.is_none().then_some("valgrind is not installed"),
-        cpus: std::thread::available_parallelism().map_or(1, usize::from),
-        kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
+        cpus: cpus(),
+        kernel: kernel()?,
     })
 }
 
@@ -130,6 +152,25 @@ struct Bench {
 }
 
 impl Bench {
+    fn build(args: &super::GpuArgs) -> Result<Self> {
+        let criu = tools::criu()?;
+        eprintln!("bench: building ckpt-run, the interposer and simcuda (release)");
+        let mut build = workspace::cargo();
+        build.args([
+            "build",
+            "--release",
+            "--quiet",
+            "-p",
+            "ckpt-run",
+            "-p",
+            "ckpt-interpose",
+            "-p",
+            "simcuda",
+        ]);
+        succeed(&mut build)?;
+        Self::new(&workspace::target_dir()?, criu, args.driver.as_deref())
+    }
+
     fn new(target: &Path, criu: PathBuf, driver: Option<&Path>) -> Result<Self> {
         let release = target.join("release");
         let dir = tempfile::tempdir()?;

@@ -61,6 +61,9 @@ struct GpuArgs {
     /// How much device memory to capture, and to save in checkpoints, MiB
     #[arg(long, default_value_t = 256)]
     mib: usize,
+    /// Measure only how long checkpoints pause a job with each `--mirror`
+    #[arg(long)]
+    mirrors: bool,
     /// Also write the JSON to this file
     #[arg(long)]
     json: Option<PathBuf>,
@@ -121,6 +124,7 @@ struct Report {
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Host(args) => host(args),
+        What::Gpu(args) if args.mirrors => tell(&gpu::measure_mirrors(args)?, args.json.as_deref()),
         What::Gpu(args) => tell(&gpu::measure(args)?, args.json.as_deref()),
         What::Files(args) => {
             let (criu, ckpt_run) = (tools::criu()?, release()?);

@@ -19,6 +19,8 @@ pub struct What {
     /// How many allocations that is in each.
     pub allocations: usize,
     pub way: Way,
+    /// What ckpt-run keeps of it in host memory (`--mirror`). If this is given, the content is noise.
+    pub mirror: Option<&'static str>,
 }
 
 /// How the content of its device memory is saved.
@@ -95,7 +97,12 @@ impl<'b> Job<'b> {
         let mut command = ckpt_run(bench, &dir);
         command.arg("--interpose").arg(&bench.library).arg("--").arg(bench.dir.path().join("memory"));
         command.args([what.processes, what.bytes, what.allocations].map(|number| number.to_string()));
-        command.arg(if what.way == Way::Driver { "module" } else { "allocated" });
+        command.arg(match what {
+            What { way: Way::Driver, .. } => "module",
+            What { mirror: Some(_), .. } => "noise",
+            What { .. } => "allocated",
+        });
+        command.envs(what.mirror.map(|mirror| ("CKPT_MIRROR", mirror)));
         command.env("LD_LIBRARY_PATH", &bench.driver).env("SIMCUDA_DIR", bench.device.path());
         command.env("CKPT_CAPTURE", if what.way == Way::Changed { "changed" } else { "all" });
         command.stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -68,9 +68,15 @@ pub fn measure(bench: &Bench) -> Result<AllocScaling> {
     let small = calls(bench, "small", &SMALL)?;
     let large = calls(bench, "large", &LARGE)?;
     let memory_overhead = taken_bytes(bench, true)? / taken_bytes(bench, false)? - 1.0;
-    let of_allocations = |allocations| What { processes: 1, bytes: BYTES, allocations, way: Way::All };
-    let of_processes =
-        |processes| What { processes, bytes: PROCESS_BYTES, allocations: PROCESS_ALLOCATIONS, way: Way::All };
+    let of_allocations =
+        |allocations| What { processes: 1, bytes: BYTES, allocations, way: Way::All, mirror: None };
+    let of_processes = |processes| What {
+        processes,
+        bytes: PROCESS_BYTES,
+        allocations: PROCESS_ALLOCATIONS,
+        way: Way::All,
+        mirror: None,
+    };
     Ok(AllocScaling {
         small,
         large,

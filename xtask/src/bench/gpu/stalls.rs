@@ -34,7 +34,8 @@ struct OfChange {
 /// A job or a checkpoint that fails.
 pub fn measure(bench: &Bench, mib: usize) -> Result<StallByChange> {
     let job = |way| -> Result<Job<'_>> {
-        let job = Job::start(bench, What { processes: 1, bytes: mib << 20, allocations: 1, way })?;
+        let job =
+            Job::start(bench, What { processes: 1, bytes: mib << 20, allocations: 1, way, mirror: None })?;
         job.checkpoint()?;
         Ok(job)
     };
