@@ -319,6 +319,15 @@ impl Broker {
         self.changed.notify_all();
     }
 
+    /// The processes that share memory, if they were told in this attempt that all of them are drained, so that they have
+    /// captured it or do.
+    pub fn capturing(&self, attempt: u64) -> BTreeSet<u32> {
+        let table = self.table.lock();
+        let is_told =
+            table.drain.outcome.as_ref().is_some_and(|told| told.attempt == attempt && told.is_complete);
+        if is_told { table.sharing().collect() } else { BTreeSet::new() }
+    }
+
     /// Notes that a process is drained, and waits until all are that share memory, or the attempt fails. Returns the cycle of
     /// the multicast objects, if the process is a member.
     fn await_drained(

@@ -256,6 +256,13 @@ impl Holdings {
         std::mem::replace(&mut held.mirror, mirror)
     }
 
+    /// Has the mirror of a process replaced before the next capture, which then copies everything.
+    pub fn distrust_mirror(&self, pid: u32) {
+        if let Some(mirror) = self.mirror(pid) {
+            mirror.history.lock().set_doubtful();
+        }
+    }
+
     /// Adds the mirror of a process that is being restored.
     pub fn adopt(&mut self, pid: u32, mirror: Mirror) {
         self.processes.insert(pid, Held { mirror: Some(mirror), ..Held::default() });

@@ -286,6 +286,10 @@ impl Agents {
         deadline: Duration,
         orphan: Option<QuiesceError>,
     ) -> QuiesceError {
+        // One process may have failed and run on while another one captured memory that both can write.
+        for pid in self.shared.broker.capturing(attempt) {
+            state.holdings.distrust_mirror(pid);
+        }
         self.shared.broker.end_attempt();
         self.shared.watch_silent(&state, attempt);
         let given_up = state.take_refusals().or(orphan).unwrap_or_else(|| {

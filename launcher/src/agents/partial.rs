@@ -111,11 +111,14 @@ impl Present {
 }
 
 impl Mirror {
-    /// Whether its content is complete: in its memory, or in a snapshot that the store has. `captures` is the number of the
-    /// process's last capture.
+    /// Whether its content is complete and what the hashes say: in its memory, or in a snapshot that the store has. `captures` is
+    /// the number of the process's last capture.
     pub(crate) fn is_complete(&self, captures: u64, present: &mut Present) -> bool {
         let (is_freed, stored) = {
             let history = self.history.lock();
+            if history.is_doubtful() {
+                return false;
+            }
             (history.is_freed(), history.stored_as_of(captures))
         };
         !is_freed || stored.is_some_and(|stored| present.has(&stored))

@@ -48,6 +48,8 @@ pub struct CaptureHistory {
     unchanged: Option<UnchangedChunks>,
     /// The mirror has only what was written since the commit. Without [`Self::unchanged`], its content is lost.
     is_freed: bool,
+    /// A chunk may have other content than the hash says that the agent knows of it.
+    is_doubtful: bool,
 }
 
 /// Content that a mirror lacks.
@@ -146,6 +148,16 @@ impl CaptureHistory {
         }
         let committed = Arc::new(Committed { extents, chunks: ChunkTable::of(file), stored });
         self.unchanged = Some(UnchangedChunks { committed, written: Vec::new() });
+    }
+
+    /// Something may have written to the device memory while it was captured: between the hash and the copy of a chunk.
+    pub fn set_doubtful(&mut self) {
+        self.is_doubtful = true;
+    }
+
+    /// Whether that may be so.
+    pub fn is_doubtful(&self) -> bool {
+        self.is_doubtful
     }
 
     /// Whether the mirror has only what was written since the commit.

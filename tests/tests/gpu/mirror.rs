@@ -444,3 +444,43 @@ fn without_a_copy_processes_with_shared_memory_survive() {
     job.program.arg("160").env("CKPT_MIRROR", "none").env("CKPT_CAPTURE", "all");
     job.survives(1);
 }
+
+/// One process of two runs on after a failed attempt, and writes to the memory of the other one between that one's hashes and
+/// copies. Afterwards the memory has the content again that was hashed: the copy with the other content is not used.
+#[test]
+fn memory_that_is_written_while_its_owner_captures_it_is_captured_again() {
+    for mode in ["all", "changed"] {
+        let job = Job::new("flips.c", &["16"]).with("CKPT_CAPTURE", "changed");
+        let job = job.with_options(&["--mirror", mode]);
+        let mut running = job.start();
+        write_through_the_other(&job, &mut running, 2);
+        running.checkpoint(&job.sandbox);
+        write_through_the_other(&job, &mut running, 3);
+
+        job.arm("capture-hashed=stop,detach-captured=panic");
+        let mut attempt = job.sandbox.command(["checkpoint"]).stderr(Stdio::null()).spawn().expect("it runs");
+        let owner = stopped_process(&running);
+        write_through_the_other(&job, &mut running, 4);
+        job.disarm();
+        kill_process(owner, Signal::CONT).expect("it is stopped");
+        assert!(!attempt.wait().expect("it ends").success(), "{}", running.said());
+
+        write_through_the_other(&job, &mut running, 3);
+        running.checkpoint(&job.sandbox);
+        running.kill_everything();
+        let mut running = job.resume();
+        assert_eq!(content_of_all(&job, &mut running), "3\n", "{mode}");
+        running.kill_everything();
+    }
+}
+
+fn write_through_the_other(job: &Job, running: &mut Running, value: u32) {
+    fs::write(job.sandbox.path().join("change"), value.to_string()).expect("written");
+    running.until("the write", || (!job.is_there("change")).then_some(()));
+}
+
+fn content_of_all(job: &Job, running: &mut Running) -> String {
+    job.touch("pause");
+    running.until("the answer", || (!job.is_there("pause")).then_some(()));
+    job.sandbox.read("paused")
+}

@@ -10,6 +10,7 @@ use super::hash::{CHUNK_BYTES, Hasher, hash_of_zeroes};
 use super::mirror::Memory;
 use super::ranges::joined;
 use crate::cuda::driver::DriverError;
+use crate::cuda::faults;
 
 /// What an allocation is found to hold, and what of it is new in the mirror.
 #[derive(Default, Clone)]
@@ -48,7 +49,11 @@ pub(super) fn copy(
     while !searches.is_empty() {
         for search in &mut searches {
             let (chunks, hashes) = search.next()?;
-            for run in note(&chunks, &hashes, known, &mut found) {
+            let runs = note(&chunks, &hashes, known, &mut found);
+            if !runs.is_empty() {
+                faults::hit("capture-hashed");
+            }
+            for run in runs {
                 let (Some(allocation), Some(found)) =
                     (allocations.get(run.allocation), found.get_mut(run.allocation))
                 else {
