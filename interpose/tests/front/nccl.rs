@@ -180,16 +180,41 @@ fn calls_of_a_library_that_has_nccl_in_itself_stay_there() {
     assert!(steps.refused().contains("of 4 ranks (ncclCommInitRank) is alive"));
 }
 
+/// Copies of NCCL beside the first one.
+fn copies(launcher: &Launcher, count: u32) -> Vec<PathBuf> {
+    let copy = |number: u32| {
+        let salt = format!("-DSALT={}", number * 100);
+        compile(launcher, "fake_nccl.c", &format!("other{number}.so"), &[&SHARED[..], &[&salt]].concat())
+    };
+    (1..=count).map(copy).collect()
+}
+
 #[test]
-fn a_second_copy_is_left_alone_and_told() {
+fn a_second_copy_is_counted_too() {
     let mut launcher = Launcher::new();
-    let first = launcher.path("libnccl.so.2");
-    let other = compile(&launcher, "fake_nccl.c", "other.so", &[&SHARED[..], &["-DSALT=100"]].concat());
-    let mut steps = Steps::new(&mut launcher, &[&first, &other]);
+    let (first, others) = (launcher.path("libnccl.so.2"), copies(&launcher, 1));
+    let mut steps = Steps::new(&mut launcher, &[&first, &others[0]]);
     assert_eq!(steps.take("init 1"), 0);
     assert_eq!(steps.take("sum 0"), 14);
     steps.is_saved();
-    assert_eq!(steps.take("other 1"), 0);
+    assert_eq!(steps.take("other 4"), 0);
+    // Its own function has made it.
     assert_eq!(steps.take("sum 0"), 114);
-    assert!(steps.refused().contains("a second copy of NCCL"));
+    assert!(steps.refused().contains("of 4 ranks (ncclCommInitRank) is alive"));
+    assert_eq!(steps.take("leave 0"), 0);
+    steps.is_saved();
+}
+
+#[test]
+fn a_fifth_copy_is_left_alone_and_told() {
+    let mut launcher = Launcher::new();
+    let (first, others) = (launcher.path("libnccl.so.2"), copies(&launcher, 4));
+    let libraries: Vec<&Path> = [&first].into_iter().chain(&others).map(PathBuf::as_path).collect();
+    let mut steps = Steps::new(&mut launcher, &libraries);
+    for other in 0..3 {
+        assert_eq!(steps.take(&format!("seek {other}")), 0);
+    }
+    steps.is_saved();
+    assert_eq!(steps.take("seek 3"), 0);
+    assert!(steps.refused().contains("a copy of NCCL whose communicators are not seen"));
 }

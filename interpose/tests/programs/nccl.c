@@ -1,5 +1,5 @@
 // Makes and destroys NCCL's communicators as it is told on its standard input, and says what came of each step.
-// usage: nccl [LIBRARY [OTHER]] (compiled with -DLINKED it is linked against NCCL)
+// usage: nccl [LIBRARY [OTHER...]] (compiled with -DLINKED it is linked against NCCL)
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@ typedef struct {
 
 extern int cuInit(unsigned);
 
-static void *library, *other;
+static void *library, *others[4];
 
 #ifdef LINKED
 #define FIND(name, type) \
@@ -89,10 +89,15 @@ static int step(const char *what, int ranks)
         FIND(ncclTestSum, end);
         return function(made[ranks]);
     } else if (!strcmp(what, "other")) {
-        init_rank *function = dlsym(other, "ncclCommInitRank");
+        init_rank *function = dlsym(others[0], "ncclCommInitRank");
         return function(&made[0], ranks, ids[0], 0);
+    } else if (!strcmp(what, "leave")) {
+        end *function = dlsym(others[0], "ncclCommDestroy");
+        return function(made[ranks]);
+    } else if (!strcmp(what, "seek")) {
+        return dlsym(others[ranks], "ncclCommInitRank") == NULL;
     } else if (!strcmp(what, "bundle")) {
-        int (*function)(void **, int) = dlsym(other, "bundle_init");
+        int (*function)(void **, int) = dlsym(others[0], "bundle_init");
         return function(&made[0], ranks);
     } else if (!strcmp(what, "found")) {
         return dlsym(RTLD_DEFAULT, "ncclCommInitRank") != NULL;
@@ -108,8 +113,9 @@ int main(int count, char **arguments)
         return 1;
     if (count > 1 && !(library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL)))
         return 2;
-    if (count > 2 && !(other = dlopen(arguments[2], RTLD_NOW | RTLD_LOCAL)))
-        return 3;
+    for (int index = 2; index < count; index++)
+        if (!(others[index - 2] = dlopen(arguments[index], RTLD_NOW | RTLD_LOCAL)))
+            return 3;
     puts("ready");
     fflush(stdout);
     while (scanf("%15s %d", what, &number) == 2) {

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use ckpt_run_tests::gpu::{built, cuda_program};
+use ckpt_run_tests::gpu::{built, cuda_program, libcuda_dir};
 use ckpt_run_tests::schema;
 
 use crate::gpu_job::{GpuJob, few_kills, kills, library};
@@ -65,6 +65,20 @@ fn eight_ranks_that_share_device_memory_by_ipc_survive() {
 #[test]
 fn a_killed_rank_is_resumed_with_all_others() {
     ranks(3, P2P).is_restarted(3);
+}
+
+/// A second copy of NCCL, with communicators and groups of its own.
+#[test]
+fn two_ranks_with_two_copies_of_nccl_survive() {
+    let job = GpuJob::new(|gpu, sandbox| {
+        let copy = sandbox.path().join("libnccl-copy.so");
+        fs::copy(libcuda_dir().join("libnccl.so.2"), &copy).expect("a copy of simnccl");
+        let mut command = gpu.command(gpu.compile_with_nccl(&cuda_program("copies.c"), sandbox.path()));
+        command.arg((60 * kills()).to_string()).arg(copy);
+        command.env("SIMCUDA_DEVICES", "2").env("SIMCUDA_JITTER", "1").envs(P2P.iter().copied());
+        command
+    });
+    job.survives(few_kills());
 }
 
 #[test]

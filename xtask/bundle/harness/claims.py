@@ -18,7 +18,7 @@ REFUSED = ("outcome", "==", "refused")
 RELATIONS = {">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b, "==": lambda a, b: a == b}
 
 WITHOUT_PROGRAM = [
-    "a second copy of NCCL",
+    "more than four copies of NCCL",
     "shared events (cuIpcGetEventHandle",
     "pools that were exported or imported",
     "memory and semaphores of other APIs",

@@ -19,6 +19,39 @@ struct UniqueId {
     internal: [u8; 128],
 }
 
+/// Number of further copies of NCCL in the process whose calls are counted.
+pub(super) const COPIES: usize = 3;
+
+/// The body of a naked function: notes the caller, and goes on with the same parameters.
+macro_rules! counted {
+    ($with_parameters:path) => {
+        // R11 and RAX hold no parameter; what is on the stack stays where it is.
+        std::arch::naked_asm!(
+            "mov r11, qword ptr [rsp]",
+            "mov rax, qword ptr [rip + ckpt_nccl_caller@GOTTPOFF]",
+            "mov qword ptr fs:[rax], r11",
+            "jmp {with_parameters}",
+            with_parameters = sym $with_parameters,
+        )
+    };
+}
+
+/// The body of a naked function: asks where the call goes to, and goes there with the same parameters.
+macro_rules! passed {
+    ($pass:path) => {
+        // The six integer parameters are kept over the call, and the stack is aligned by a seventh push.
+        std::arch::naked_asm!(
+            "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+            "mov rdi, [rsp + 56]",
+            "call {pass}",
+            "mov r11, rax",
+            "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+            "jmp r11",
+            pass = sym $pass,
+        )
+    };
+}
+
 macro_rules! exports {
     ($( fn $name:ident ( $($arg:ident : $ty:ty),* ) |$call:ident, $real:ident| $body:block )*
      $( unknown $unknown:ident; )*) => {
@@ -29,13 +62,45 @@ macro_rules! exports {
         /// The names of the calls by their index, and behind them what is a step without a call of NCCL.
         pub(super) static CALLS: [&str; Index::Count as usize + 2] = [$( stringify!($name), )* $( stringify!($unknown), )* "cuStreamBeginCapture", "cuGraphLaunch"];
 
-        static FUNCTIONS: [Function; Index::Count as usize] =
-            [$( function(concat!(stringify!($name), "\0")), )* $( function(concat!(stringify!($unknown), "\0")), )*];
+        /// The functions of NCCL, and those of each further copy of it.
+        static FUNCTIONS: [[Function; Index::Count as usize]; 1 + COPIES] = [const {
+            [$( function(concat!(stringify!($name), "\0")), )* $( function(concat!(stringify!($unknown), "\0")), )*]
+        }; 1 + COPIES];
 
-        static ADDRESSES: [Address; Index::Count as usize] =
-            [$( Address($name as *const c_void), )* $( Address($unknown as *const c_void), )*];
+        /// What stands in front of them. The first row is exported.
+        static ADDRESSES: [[Address; Index::Count as usize]; 1 + COPIES] = [
+            [$( Address($name as *const c_void), )* $( Address($unknown as *const c_void), )*],
+            [$( Address($name::entry::<1> as *const c_void), )* $( Address($unknown::entry::<1> as *const c_void), )*],
+            [$( Address($name::entry::<2> as *const c_void), )* $( Address($unknown::entry::<2> as *const c_void), )*],
+            [$( Address($name::entry::<3> as *const c_void), )* $( Address($unknown::entry::<3> as *const c_void), )*],
+        ];
 
         $(
+            /// The call in one copy of NCCL.
+            #[allow(non_camel_case_types, reason = "NCCL's names")]
+            enum $name {}
+
+            impl $name {
+                unsafe extern "C" fn with_parameters<const COPY: usize>($($arg: $ty),*) -> Status {
+                    type Real = unsafe extern "C" fn($($ty),*) -> Status;
+                    let target = FUNCTIONS[COPY][Index::$name as usize].target(library::caller());
+                    if target.real.is_null() {
+                        return SYSTEM_ERROR;
+                    }
+                    let $call = Call { index: Index::$name as u32, target, copy: COPY };
+                    // SAFETY: the address is that of a symbol of this name, which has the type of NCCL's header.
+                    let function = unsafe { std::mem::transmute::<*mut c_void, Real>(target.real) };
+                    // SAFETY: the parameters are those of our own caller.
+                    let $real = || unsafe { function($($arg),*) };
+                    $body
+                }
+
+                #[unsafe(naked)]
+                unsafe extern "C" fn entry<const COPY: usize>() {
+                    counted!(Self::with_parameters::<COPY>)
+                }
+            }
+
             #[doc = concat!("In front of NCCL's `", stringify!($name), "`.")]
             ///
             /// # Safety
@@ -43,31 +108,29 @@ macro_rules! exports {
             #[cfg_attr(not(test), unsafe(no_mangle))]
             #[unsafe(naked)]
             pub unsafe extern "C" fn $name() {
-                unsafe extern "C" fn with_parameters($($arg: $ty),*) -> Status {
-                    type Real = unsafe extern "C" fn($($ty),*) -> Status;
-                    let target = FUNCTIONS[Index::$name as usize].target(library::caller());
-                    if target.real.is_null() {
-                        return SYSTEM_ERROR;
-                    }
-                    let $call = Call { index: Index::$name as u32, target };
-                    // SAFETY: the address is that of a symbol of this name, which has the type of NCCL's header.
-                    let function = unsafe { std::mem::transmute::<*mut c_void, Real>(target.real) };
-                    // SAFETY: the parameters are those of our own caller.
-                    let $real = || unsafe { function($($arg),*) };
-                    $body
-                }
-                // R11 and RAX hold no parameter; what is on the stack stays where it is.
-                std::arch::naked_asm!(
-                    "mov r11, qword ptr [rsp]",
-                    "mov rax, qword ptr [rip + ckpt_nccl_caller@GOTTPOFF]",
-                    "mov qword ptr fs:[rax], r11",
-                    "jmp {with_parameters}",
-                    with_parameters = sym with_parameters,
-                )
+                counted!($name::with_parameters::<0>)
             }
         )*
 
         $(
+            /// The call in one copy of NCCL.
+            #[allow(non_camel_case_types, reason = "NCCL's names")]
+            enum $unknown {}
+
+            impl $unknown {
+                extern "C" fn pass<const COPY: usize>(caller: usize) -> *const c_void {
+                    let target = FUNCTIONS[COPY][Index::$unknown as usize].target(caller);
+                    // The first one stays.
+                    let _ = UNKNOWN.set(stringify!($unknown));
+                    if target.real.is_null() { no_library as *const c_void } else { target.real }
+                }
+
+                #[unsafe(naked)]
+                unsafe extern "C" fn entry<const COPY: usize>() {
+                    passed!(Self::pass::<COPY>)
+                }
+            }
+
             #[doc = concat!("In front of NCCL's `", stringify!($unknown), "`, whatever its parameters are.")]
             ///
             /// # Safety
@@ -75,22 +138,7 @@ macro_rules! exports {
             #[cfg_attr(not(test), unsafe(no_mangle))]
             #[unsafe(naked)]
             pub unsafe extern "C" fn $unknown() {
-                extern "C" fn pass(caller: usize) -> *const c_void {
-                    let target = FUNCTIONS[Index::$unknown as usize].target(caller);
-                    // The first one stays.
-                    let _ = UNKNOWN.set(stringify!($unknown));
-                    if target.real.is_null() { no_library as *const c_void } else { target.real }
-                }
-                // The six integer parameters are kept over the call, and the stack is aligned by a seventh push.
-                std::arch::naked_asm!(
-                    "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                    "mov rdi, [rsp + 56]",
-                    "call {pass}",
-                    "mov r11, rax",
-                    "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-                    "jmp r11",
-                    pass = sym pass,
-                )
+                passed!($unknown::pass::<0>)
             }
         )*
     };
@@ -313,12 +361,23 @@ struct Address(*const c_void);
 // SAFETY: it is only used as a number.
 unsafe impl Sync for Address {}
 
-/// Our function of a name, if there is one.
-pub(super) fn ours(name: &CStr) -> Option<*mut c_void> {
+/// The index of a call with this name.
+fn index_of(name: &CStr) -> Option<usize> {
     // Nearly everything that is looked up in a process has another beginning.
     if !name.to_bytes().starts_with(b"nccl") {
         return None;
     }
-    let index = FUNCTIONS.iter().position(|known| known.name == name)?;
-    Some(ADDRESSES[index].0.cast_mut())
+    FUNCTIONS[0].iter().position(|known| known.name == name)
+}
+
+/// Our function of a name, if there is one.
+pub(super) fn ours(name: &CStr) -> Option<*mut c_void> {
+    Some(ADDRESSES[0][index_of(name)?].0.cast_mut())
+}
+
+/// The same for a function of a further copy, which stays loaded.
+pub(super) fn in_front_of(name: &CStr, real: *mut c_void, copy: usize) -> Option<*mut c_void> {
+    let index = index_of(name)?;
+    FUNCTIONS[copy][index].set(real);
+    Some(ADDRESSES[copy][index].0.cast_mut())
 }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_void};
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicUsize,
@@ -14,7 +15,7 @@ use std::sync::atomic::{
 use ckpt_cut::rank::{Entry, InCall};
 use ckpt_cut::{Member, Name, Role};
 
-use super::steps::{Begun, State, enter, finish};
+use super::steps::{Begun, enter, finish};
 use super::{Call, Communicator, GENERATION, IN_PROGRESS, SUCCESS, Status, calls, ranks};
 use crate::cuda::elf;
 
@@ -195,14 +196,13 @@ pub(super) fn make(
     real: impl FnOnce() -> Status,
 ) -> Status {
     let mut makings = Vec::new();
-    let mut entered = enter(call, |State { thread, group, .. }| {
+    let mut entered = enter(call, |state| {
         let planned = plan(call, out, parent, plans());
         makings = planned.iter().map(|(number, _)| *number).collect();
-        let is_in_group =
-            planned.iter().all(|(_, entry)| thread.add_to_group(entry, 1)) && !planned.is_empty();
-        if is_in_group {
+        let entries: Vec<_> = planned.iter().map(|(_, entry)| entry).collect();
+        let group = state.group(call);
+        if group.has(&entries, parent.unwrap_or_default()) {
             group.make(&makings);
-            group.add(parent.unwrap_or_default());
             return Begun::InGroup;
         }
         let step: Vec<_> = planned.iter().map(|(_, entry)| (&**entry, 1)).collect();
@@ -230,12 +230,12 @@ pub(super) fn split(
     real: impl FnOnce() -> Status,
 ) -> Status {
     let mut makings = Vec::new();
-    let mut entered = enter(call, |State { thread, group, .. }| {
+    let mut entered = enter(call, |state| {
         let Some((entry, part)) = plan_part(call, of, color, out) else { return Begun::Passes };
         makings = part.map(note).into_iter().collect();
-        if thread.add_to_group(&entry, 1) {
+        let group = state.group(call);
+        if group.has(&[&entry], of) {
             group.make(&makings);
-            group.add(of);
             return Begun::InGroup;
         }
         Begun::Alone(ranks().clock.begin(&[(&*entry, 1)], call.index))
@@ -429,7 +429,8 @@ pub(super) fn destroy(call: Call, of: Communicator, real: impl FnOnce() -> Statu
     let entered = enter(call, |state| {
         known = take(of);
         let Some(Known { entry, .. }) = &known else { return Begun::Passes };
-        if state.thread.add_to_group(entry, 1) {
+        // It ends here, so nothing has to wait for it.
+        if state.group(call).has(&[entry], null_mut()) {
             return Begun::InGroup;
         }
         Begun::Alone(ranks().clock.begin(&[(&**entry, 1)], call.index))

@@ -9,8 +9,8 @@ use std::ffi::{CStr, c_void};
 use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::{
-    AtomicBool, AtomicPtr,
-    Ordering::{AcqRel, Acquire, Relaxed},
+    AtomicBool, AtomicPtr, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 use super::calls;
@@ -69,12 +69,19 @@ struct Known {
 /// A function of NCCL, with the targets that were found so far.
 pub(super) struct Function {
     pub name: &'static CStr,
+    /// In a further copy of NCCL: where all calls go to.
+    real: AtomicPtr<c_void>,
     known: AtomicPtr<Known>,
 }
 
 impl Function {
     pub const fn new(name: &'static CStr) -> Self {
-        Self { name, known: AtomicPtr::new(null_mut()) }
+        Self { name, real: AtomicPtr::new(null_mut()), known: AtomicPtr::new(null_mut()) }
+    }
+
+    /// Has all calls go there, for a further copy of NCCL.
+    pub fn set(&self, real: *mut c_void) {
+        self.real.store(real, Release);
     }
 
     #[inline]
@@ -93,9 +100,12 @@ impl Function {
     #[cold]
     fn find(&self, caller: usize) -> Target {
         let code = caller as *const c_void;
-        // A library that contains NCCL uses its own.
-        let own = elf::function_beside(code, self.name);
-        let real = if own.is_null() { usual(self.name) } else { own.cast_mut() };
+        let mut real = self.real.load(Acquire);
+        if real.is_null() {
+            // A library that contains NCCL uses its own.
+            let own = elf::function_beside(code, self.name);
+            real = if own.is_null() { usual(self.name) } else { own.cast_mut() };
+        }
         let around = elf::library_around(caller, FILE);
         let target = Target { real, is_nccls: around.as_ref().is_some_and(|library| library.is_named) };
         if let Some(library) = around.filter(|library| !real.is_null() && stays(code, library)) {
@@ -154,7 +164,7 @@ pub(crate) fn is_ours(found: *const c_void, name: &CStr) -> bool {
     calls::ours(name).is_some_and(|ours| ours.cast_const() == found)
 }
 
-/// Whether there is an NCCL that is not intercepted.
+/// Whether there is an NCCL that is not counted.
 static IS_PASSED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the program calls a copy of NCCL that is not intercepted.
@@ -176,9 +186,33 @@ pub(crate) fn substitute(name: &CStr, found: *mut c_void, is_scope: bool) -> *mu
     if usual(name) == found {
         return ours;
     }
-    // Another one: its functions must not be called on the first one's communicators.
-    if !is_scope {
-        IS_PASSED.store(true, Relaxed);
+    // A library in the same scope as the first one calls on to it, and is not counted a second time.
+    if is_scope {
+        return found;
     }
+    // Another one: its functions must not be called on the first one's communicators.
+    if let Some(counted) = copy_of(found).and_then(|copy| calls::in_front_of(name, found, copy)) {
+        return counted;
+    }
+    IS_PASSED.store(true, Relaxed);
     found
+}
+
+/// Where the further copies of NCCL are loaded, by their numbers less one; 0 for none.
+static COPIES: [AtomicUsize; calls::COPIES] = [const { AtomicUsize::new(0) }; calls::COPIES];
+
+/// The number of the copy of NCCL that a function belongs to, which is not the usual one. The copy stays loaded. `None`
+/// if there are too many, or if it is in another namespace.
+fn copy_of(function: *mut c_void) -> Option<usize> {
+    let info = elf::library_of(function)?;
+    // SAFETY: the name of a loaded library is NUL-terminated; with NOLOAD no code of a library runs.
+    let handle = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return None;
+    }
+    let base = info.dli_fbase as usize;
+    let is_its = |place: &AtomicUsize| {
+        place.compare_exchange(0, base, AcqRel, Acquire).map_or_else(|current| current == base, |_| true)
+    };
+    COPIES.iter().position(is_its).map(|place| place + 1)
 }

@@ -56,6 +56,8 @@ type Communicator = *mut c_void;
 struct Call {
     index: u32,
     target: Target,
+    /// The number of the copy of NCCL: 0 for the usual one.
+    copy: usize,
 }
 
 /// What this process is as a rank. It is made when it is first needed and never freed: calls use it without a lock.
@@ -127,7 +129,8 @@ static UNKNOWN: OnceLock<&'static str> = OnceLock::new();
 pub(super) fn obstacle() -> Option<String> {
     if library::is_passed() {
         return Some(
-            "it uses a second copy of NCCL, whose communicators are not seen; use one only".to_owned(),
+            "it uses a copy of NCCL whose communicators are not seen, the fifth one or one loaded by dlmopen; use fewer"
+                .to_owned(),
         );
     }
     if let Some(call) = UNKNOWN.get() {

@@ -8,7 +8,9 @@ use std::sync::atomic::Ordering::Acquire;
 use ckpt_cut::rank::{Entry, InCall, Thread};
 use cuda_abi::types::CUstream;
 
-use super::{Call, Communicator, GENERATION, IN_PROGRESS, SUCCESS, Status, communicators, graphs, ranks};
+use super::{
+    Call, Communicator, GENERATION, IN_PROGRESS, SUCCESS, Status, calls, communicators, graphs, ranks,
+};
 
 /// How a call is treated.
 pub(super) enum Begun {
@@ -78,14 +80,23 @@ impl Cache {
 /// What a thread is in the middle of.
 #[derive(Default)]
 pub(super) struct State {
-    pub thread: Thread,
+    /// The calls, of whatever copy of NCCL: one may be built on another.
+    calls: Thread,
     cache: Cache,
-    pub group: Group,
+    groups: [Group; 1 + calls::COPIES],
 }
 
-/// The open group of a thread.
+impl State {
+    /// The open group in the copy of NCCL that a call goes to.
+    pub fn group(&mut self, call: Call) -> &mut Group {
+        &mut self.groups[call.copy]
+    }
+}
+
+/// The open group of a thread in one copy of NCCL.
 #[derive(Default)]
 pub(super) struct Group {
+    counts: Thread,
     /// The communicators of its calls.
     handles: Vec<usize>,
     /// Communicators that its end makes, by their numbers.
@@ -93,7 +104,16 @@ pub(super) struct Group {
 }
 
 impl Group {
-    pub fn add(&mut self, of: Communicator) {
+    /// Adds a step on these entries, which concerns a communicator. `false` if no group is open.
+    pub fn has(&mut self, entries: &[&Arc<Entry>], of: Communicator) -> bool {
+        let is_open = !entries.is_empty() && entries.iter().all(|entry| self.counts.add_to_group(entry, 1));
+        if is_open {
+            self.add(of);
+        }
+        is_open
+    }
+
+    fn add(&mut self, of: Communicator) {
         if !of.is_null() && !self.handles.contains(&(of as usize)) {
             self.handles.push(of as usize);
         }
@@ -118,7 +138,7 @@ impl Drop for Entered {
     #[inline]
     fn drop(&mut self) {
         if self.is_noted {
-            let _ = STATE.try_with(|state| state.borrow_mut().thread.leave());
+            let _ = STATE.try_with(|state| state.borrow_mut().calls.leave());
         }
     }
 }
@@ -130,7 +150,7 @@ pub(super) fn enter(call: Call, begin: impl FnOnce(&mut State) -> Begun) -> Ente
     let mut of_thread = |state: &RefCell<State>| {
         // A signal handler may come in between, and is not counted.
         let mut state = state.try_borrow_mut().ok()?;
-        let passes = state.thread.enter() || call.target.is_nccls;
+        let passes = state.calls.enter() || call.target.is_nccls;
         let begun = if passes { Begun::Passes } else { begin.take()?(&mut state) };
         Some(Entered { begun, is_noted: true })
     };
@@ -153,7 +173,7 @@ pub(super) fn operation(
     stream: Option<CUstream>,
     real: impl FnOnce() -> Status,
 ) -> Status {
-    let mut entered = enter(call, |State { thread, cache, group }| {
+    let mut entered = enter(call, |State { cache, groups, .. }| {
         // NCCL refuses a communicator that is none.
         let Some(entry) = cache.entry(of, peer) else { return Begun::Passes };
         if let Some(stream) = stream
@@ -162,8 +182,7 @@ pub(super) fn operation(
         {
             return Begun::InCapture;
         }
-        if thread.add_to_group(entry, 1) {
-            group.add(of);
+        if groups[call.copy].has(&[entry], of) {
             return Begun::InGroup;
         }
         Begun::Alone(ranks().clock.begin(&[(&**entry, 1)], call.index))
@@ -179,7 +198,7 @@ pub(super) fn operation(
 
 pub(super) fn start_group(call: Call, real: impl FnOnce() -> Status) -> Status {
     let _entered = enter(call, |state| {
-        state.thread.start_group();
+        state.group(call).counts.start_group();
         Begun::InGroup
     });
     real()
@@ -187,10 +206,11 @@ pub(super) fn start_group(call: Call, real: impl FnOnce() -> Status) -> Status {
 
 /// The end of a group: if it is the outermost one, a step with all operations of the group.
 pub(super) fn end_group(call: Call, real: impl FnOnce() -> Status) -> Status {
-    let mut ended = Group::default();
-    let mut entered = enter(call, |State { thread, group, .. }| {
-        let Some(counts) = thread.end_group() else { return Begun::InGroup };
-        ended = std::mem::take(group);
+    let (mut handles, mut makings) = (Vec::new(), Vec::new());
+    let mut entered = enter(call, |state| {
+        let group = state.group(call);
+        let Some(counts) = group.counts.end_group() else { return Begun::InGroup };
+        (handles, makings) = (std::mem::take(&mut group.handles), std::mem::take(&mut group.makings));
         if counts.is_empty() {
             return Begun::InGroup;
         }
@@ -200,7 +220,7 @@ pub(super) fn end_group(call: Call, real: impl FnOnce() -> Status) -> Status {
     });
     let status = real();
     if let Begun::Alone(in_call) = std::mem::replace(&mut entered.begun, Begun::Passes) {
-        finish(call, status, in_call, &ended.makings, &ended.handles);
+        finish(call, status, in_call, &makings, &handles);
     }
     status
 }
@@ -208,10 +228,12 @@ pub(super) fn end_group(call: Call, real: impl FnOnce() -> Status) -> Status {
 /// The group ends without being carried out.
 pub(super) fn simulate_group(call: Call, real: impl FnOnce() -> Status) -> Status {
     let mut makings = Vec::new();
-    let _entered = enter(call, |State { thread, group, .. }| {
-        if let Some(counts) = thread.end_group() {
+    let _entered = enter(call, |state| {
+        let group = state.group(call);
+        if let Some(counts) = group.counts.end_group() {
             counts.clear();
-            makings = std::mem::take(group).makings;
+            makings = std::mem::take(&mut group.makings);
+            group.handles.clear();
         }
         Begun::InGroup
     });
