@@ -81,9 +81,17 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("training_on_two_machines_survives_many_kills", FULL),
     ("any_node_takes_requests_for_snapshots_and_the_end", FULL),
     ("a_step_on_two_nodes_is_stopped_and_resumes", FULL),
+    ("a_job_on_four_nodes_is_preempted_requeued_and_refused_with_another_node", FULL),
+    ("a_part_that_fails_is_restarted_on_all_nodes", FULL),
+    ("a_part_that_fails_too_often_ends_the_job", FULL),
     ("a_ring_of_four_machines_survives_kills", FULL),
     ("a_network_in_two_halves_ends_the_job_on_both_sides", FULL),
     ("a_machine_that_is_cut_off_is_named", FULL),
+    ("two_ranks_survive_kills_of_each_kind", FULL),
+    ("two_ranks_whose_memory_is_copied_back_survive_kills_of_each_kind", FULL),
+    ("four_ranks_survive_kills_of_each_kind", FULL),
+    ("eight_ranks_survive_kills_of_each_kind", FULL),
+    ("eight_ranks_whose_memory_is_copied_back_survive_kills_of_each_kind", FULL),
     ("a_resume_is_refused_before_anything_is_touched", "a file system with reflinks needs no copies"),
 ];
 

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ckpt_run_tests::gpu::{Gpu, built, cuda_bindings_alone, cuda_program, succeed};
+use ckpt_run_tests::processes::descendants;
 use ckpt_run_tests::{Running, Sandbox, seeded_rng, set_variables, torchrun_with_two_ranks};
 
 /// How often most jobs are killed: 5 times, or as often as `CKPT_TEST_KILLS` says.
@@ -172,6 +173,59 @@ impl GpuJob {
         assert_eq!(output, self.unbroken());
     }
 
+    /// Kills, at random moments and so often each: one process of the program, the job's init with all processes, and the
+    /// launcher. The launcher resumes the job by itself after the first, and ends after the second. Its output has to be that
+    /// of an unbroken run.
+    pub fn survives_kills_of_each_kind(&self, kills: u32) {
+        let mut random = rng_of_this_test();
+        self.slow_down();
+        let mut job = self.start_and_save();
+        job.kill_launcher();
+        let start = || {
+            let mut command = self.command(library());
+            command.env("CKPT_INTERVAL", "250ms").env("CKPT_MAX_RESTARTS", "1000");
+            self.sandbox.start_command("job", command)
+        };
+        job = start();
+        for kill in 0..3 * kills {
+            let death = Instant::now() + Duration::from_millis(random.u64(..LONGEST_LIFE_MS));
+            while Instant::now() < death {
+                if job.has_ended() {
+                    let status = job.wait_status();
+                    assert!(!status.success(), "it was to be killed in the middle\n{}", job.said());
+                    job = start();
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let launcher = job.pid().cast_signed();
+            match kill % 3 {
+                0 => random.choice(self.processes(launcher)).into_iter().for_each(kill_process),
+                1 => init_below(launcher).into_iter().for_each(kill_process),
+                _ => {
+                    job.kill_launcher();
+                    job = start();
+                }
+            }
+        }
+        job.kill_launcher();
+        self.full_speed();
+        let mut job = self.start();
+        assert_eq!(job.wait(), 0, "{}", job.said());
+        assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+        self.sandbox.verify_all();
+        assert_eq!(self.output(), self.unbroken());
+    }
+
+    /// The processes of the program.
+    fn processes(&self, launcher: i32) -> Vec<i32> {
+        let name = std::path::Path::new(self.program.get_program()).file_name();
+        let is_the_program = |pid: &i32| {
+            let exe = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            exe.file_name() == name
+        };
+        descendants(launcher).into_iter().filter(is_the_program).collect()
+    }
+
     /// Preempts the job several times: each time the last snapshot has its GPU state.
     pub fn is_preempted(&self, times: u32) {
         self.slow_down();
@@ -199,14 +253,7 @@ impl GpuJob {
         for round in 1..=times {
             self.until_more_lines(&mut job, 2);
             job.checkpoint(&self.sandbox);
-            let name = self.program.get_program();
-            let is_the_program = |pid: &i32| {
-                let exe = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-                exe.file_name() == std::path::Path::new(name).file_name()
-            };
-            let pid = job.descendants().into_iter().find(is_the_program).expect("it runs");
-            let pid = rustix::process::Pid::from_raw(pid).expect("a PID");
-            rustix::process::kill_process(pid, Signal::KILL).expect("it runs");
+            kill_process(*self.processes(job.pid().cast_signed()).first().expect("it runs"));
             job.until("a restart", || {
                 let status = self.sandbox.json(["status", "--json"]);
                 (status[0]["restarts"] == round && status[0]["restart_s"].is_null()).then_some(())
@@ -243,6 +290,23 @@ impl GpuJob {
         assert_eq!(job.wait(), 0, "{}", job.said());
         assert_eq!(self.output(), self.unbroken());
     }
+}
+
+/// The first process of a job's PID namespace, a child of the launcher's.
+fn init_below(launcher: i32) -> Option<i32> {
+    let is_the_first = |pid: &i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        field("PPid:").trim() == launcher.to_string()
+            && field("NSpid:").split_whitespace().next_back() == Some("1")
+    };
+    descendants(launcher).into_iter().find(is_the_first)
+}
+
+fn kill_process(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).expect("a PID");
+    // It may have ended already.
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
 }
 
 /// A generator with the same numbers in each run, and different ones in each test.

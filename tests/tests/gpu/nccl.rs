@@ -4,7 +4,7 @@
 use std::fs;
 
 use ckpt_run_tests::gpu::{built, cuda_program, libcuda_dir};
-use ckpt_run_tests::schema;
+use ckpt_run_tests::{is_full_run, schema};
 
 use crate::gpu_job::{GpuJob, few_kills, kills, library};
 
@@ -19,10 +19,21 @@ const LEGACY: &[(&str, &str)] = &[("CKPT_NCCL", "p2p"), ("NCCL_CUMEM_ENABLE", "0
 /// As NCCL chooses: with multicast objects (NVLS), since each rank has a device of its own.
 const AUTO: &[(&str, &str)] = &[];
 
+/// Nothing below NCCL is shared, also without ckpt-run, and parking fails: device memory is allocated again and copied back.
+const COPIED_BACK: &[(&str, &str)] = &[
+    ("NCCL_P2P_DISABLE", "1"),
+    ("NCCL_SHM_DISABLE", "1"),
+    ("NCCL_NVLS_ENABLE", "0"),
+    ("SIMCUDA_FAULT", "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED"),
+];
+
 /// So many ranks of `ranks.c`, each with a device of its own. The job lasts longer than all kills take; steps of more ranks
 /// take longer.
 fn ranks(count: u32, variables: &[(&str, &str)]) -> GpuJob {
-    let steps = kills() * (20 + 60 / count);
+    ranks_with(count, variables, kills() * (20 + 60 / count))
+}
+
+fn ranks_with(count: u32, variables: &[(&str, &str)], steps: u32) -> GpuJob {
     GpuJob::new(|gpu, sandbox| {
         let mut command = gpu.command(gpu.compile_with_nccl(&cuda_program("ranks.c"), sandbox.path()));
         command.args([steps.to_string(), count.to_string()]).env("SIMCUDA_DEVICES", count.to_string());
@@ -65,6 +76,39 @@ fn eight_ranks_that_share_device_memory_by_ipc_survive() {
 #[test]
 fn a_killed_rank_is_resumed_with_all_others() {
     ranks(3, P2P).is_restarted(3);
+}
+
+/// A rank, the job's init, the launcher: each is killed so often, at random moments.
+fn survive_kills_of_each_kind(count: u32, variables: &[(&str, &str)]) {
+    if !is_full_run() {
+        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    }
+    ranks_with(count, variables, 3 * kills() * (20 + 60 / count)).survives_kills_of_each_kind(kills());
+}
+
+#[test]
+fn two_ranks_survive_kills_of_each_kind() {
+    survive_kills_of_each_kind(2, AUTO);
+}
+
+#[test]
+fn two_ranks_whose_memory_is_copied_back_survive_kills_of_each_kind() {
+    survive_kills_of_each_kind(2, COPIED_BACK);
+}
+
+#[test]
+fn four_ranks_survive_kills_of_each_kind() {
+    survive_kills_of_each_kind(4, P2P);
+}
+
+#[test]
+fn eight_ranks_survive_kills_of_each_kind() {
+    survive_kills_of_each_kind(8, AUTO);
+}
+
+#[test]
+fn eight_ranks_whose_memory_is_copied_back_survive_kills_of_each_kind() {
+    survive_kills_of_each_kind(8, COPIED_BACK);
 }
 
 /// A second copy of NCCL, with communicators and groups of its own.
