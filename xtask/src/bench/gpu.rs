@@ -2,7 +2,7 @@
 //! without it, in turns. The calls are those of a driver whose functions return at once, the launches simcuda's. And
 //! what checkpoints of device memory take, on simcuda or a GPU.
 
-mod job;
+pub(super) mod job;
 mod mirrors;
 mod scaling;
 mod stalls;
@@ -22,9 +22,9 @@ const LAUNCHES: &str = include_str!("gpu/launches.c");
 const MEMORY: &str = include_str!("gpu/memory.c");
 const ALLOCATIONS: &str = include_str!("gpu/allocations.c");
 
-const ROUNDS: usize = 15;
-const TIMED_CALLS: u64 = 20_000_000;
-const LAUNCH_COUNT: u64 = 20_000;
+pub(super) const ROUNDS: usize = 15;
+pub(super) const TIMED_CALLS: u64 = 20_000_000;
+pub(super) const LAUNCH_COUNT: u64 = 20_000;
 const LAUNCH_ROUNDS: usize = 100;
 /// Which of all parts of a launch-bound program stands for them. The very fastest are so by luck: of how the threads of
 /// simcuda meet.
@@ -114,12 +114,15 @@ pub fn measure(args: &super::GpuArgs) -> Result<Report> {
         let count = TIMED_CALLS.to_string();
         let timed = |preload| bench.timed(&bench.stub, &["calls", kind, &count], preload);
         let (without_ns, with_ns) = bench.in_turns(ROUNDS, timed)?;
-        let counted = valgrind.as_deref().map(|valgrind| bench.instructions(valgrind, kind)).transpose()?;
+        let counted = |valgrind| bench.instructions(valgrind, &bench.stub, &["calls", kind]);
+        let counted = valgrind.as_deref().map(counted).transpose()?;
         Ok(Call { gate_ns: with_ns - without_ns, gate_instructions: counted })
     };
     let (short, long) = (call("record")?, call("launch")?);
     eprintln!("bench: a launch-bound program");
-    let launch_slowdown = bench.launch_slowdown()?;
+    let launches = ["launches", &LAUNCH_COUNT.to_string()];
+    let (without_s, with_s) = bench.parts(LAUNCH_ROUNDS, &bench.simcuda, &launches)?;
+    let launch_slowdown = with_s / without_s - 1.0;
     let capture = bench.capture(args.mib)?;
     Ok(Report {
         call: short,
@@ -135,14 +138,14 @@ pub fn measure(args: &super::GpuArgs) -> Result<Report> {
 }
 
 /// The programs, and the drivers that they run on.
-struct Bench {
-    dir: tempfile::TempDir,
+pub(super) struct Bench {
+    pub(super) dir: tempfile::TempDir,
     /// Where simcuda has its devices' memory.
     device: tempfile::TempDir,
     /// Directories with a `libcuda.so.1`: one whose functions return at once, simcuda, and the one whose device memory
     /// is measured.
-    stub: PathBuf,
-    simcuda: PathBuf,
+    pub(super) stub: PathBuf,
+    pub(super) simcuda: PathBuf,
     driver: PathBuf,
     library: PathBuf,
     ckpt_run: PathBuf,
@@ -171,7 +174,7 @@ impl Bench {
         Self::new(&workspace::target_dir()?, criu, args.driver.as_deref())
     }
 
-    fn new(target: &Path, criu: PathBuf, driver: Option<&Path>) -> Result<Self> {
+    pub(super) fn new(target: &Path, criu: PathBuf, driver: Option<&Path>) -> Result<Self> {
         let release = target.join("release");
         let dir = tempfile::tempdir()?;
         let [stub, simcuda, chosen] = ["stub", "simcuda", "driver"].map(|name| dir.path().join(name));
@@ -207,7 +210,7 @@ impl Bench {
         Ok(bench)
     }
 
-    fn compile(&self, name: &str, source: &str, options: &[&str], to: &Path) -> Result<()> {
+    pub(super) fn compile(&self, name: &str, source: &str, options: &[&str], to: &Path) -> Result<()> {
         let file = self.dir.path().join(name).with_extension("c");
         std::fs::write(&file, source)?;
         succeed(Command::new("cc").args(["-std=gnu11", "-O2"]).arg(&file).arg("-o").arg(to).args(options))
@@ -226,13 +229,13 @@ impl Bench {
     }
 
     /// The number that a program prints.
-    fn timed(&self, driver: &Path, argv: &[&str], preload: bool) -> Result<f64> {
+    pub(super) fn timed(&self, driver: &Path, argv: &[&str], preload: bool) -> Result<f64> {
         let text = process::capture(&mut self.command(driver, argv, preload))?;
         text.trim().parse().with_context(|| format!("{argv:?} printed {text:?}"))
     }
 
     /// The fastest without and the fastest with, of rounds in turns: whatever else the machine does only adds time.
-    fn in_turns(&self, rounds: usize, run: impl Fn(bool) -> Result<f64>) -> Result<(f64, f64)> {
+    pub(super) fn in_turns(&self, rounds: usize, run: impl Fn(bool) -> Result<f64>) -> Result<(f64, f64)> {
         let (mut without, mut with) = (f64::INFINITY, f64::INFINITY);
         for round in 0..rounds {
             for preload in [round % 2 == 1, round % 2 == 0] {
@@ -243,17 +246,15 @@ impl Bench {
         Ok((without, with))
     }
 
-    /// What the interposer adds to the time of a launch-bound program, as a part of it.
-    fn launch_slowdown(&self) -> Result<f64> {
-        let count = LAUNCH_COUNT.to_string();
+    /// The seconds of a part of a launch-bound program, without the interposer and with it.
+    pub(super) fn parts(&self, rounds: usize, driver: &Path, argv: &[&str]) -> Result<(f64, f64)> {
         let [mut without, mut with] = [const { Vec::<f64>::new() }; 2];
-        for round in 0..LAUNCH_ROUNDS {
+        for round in 0..rounds {
             for preload in [round % 2 == 1, round % 2 == 0] {
-                let text =
-                    process::capture(&mut self.command(&self.simcuda, &["launches", &count], preload))?;
+                let text = process::capture(&mut self.command(driver, argv, preload))?;
                 let parts = if preload { &mut with } else { &mut without };
                 for line in text.lines() {
-                    parts.push(line.parse().with_context(|| format!("launches printed {line:?}"))?);
+                    parts.push(line.parse().with_context(|| format!("{argv:?} printed {line:?}"))?);
                 }
             }
         }
@@ -261,7 +262,7 @@ impl Bench {
             parts.sort_by(f64::total_cmp);
             parts.get((parts.len() as f64 * LAUNCH_QUANTILE) as usize).copied().unwrap_or(f64::NAN)
         };
-        Ok(of(with) / of(without) - 1.0)
+        Ok((of(without), of(with)))
     }
 
     /// Captures.
@@ -288,31 +289,35 @@ impl Bench {
             .with_context(|| format!("{CAPTURE} printed {text:?}"))
     }
 
-    /// What the gate adds to a call, instructions by callgrind.
-    fn instructions(&self, valgrind: &Path, kind: &str) -> Result<f64> {
+    /// What the interposer adds to a call, instructions by callgrind. The program's last argument is how many calls it
+    /// makes.
+    pub(super) fn instructions(&self, valgrind: &Path, driver: &Path, argv: &[&str]) -> Result<f64> {
         let [few, many] = COUNTED_CALLS;
         let of_a_call = |preload: bool| -> Result<f64> {
-            let counted = |calls: u64| self.collected(valgrind, kind, calls, preload);
+            let counted = |calls: u64| {
+                let calls = calls.to_string();
+                let argv: Vec<&str> = argv.iter().copied().chain([calls.as_str()]).collect();
+                collected(valgrind, &self.command(driver, &argv, preload))
+            };
             Ok((counted(many)? - counted(few)?) / (many - few) as f64)
         };
         Ok(of_a_call(true)? - of_a_call(false)?)
     }
-
-    /// The instructions of a whole run.
-    fn collected(&self, valgrind: &Path, kind: &str, calls: u64, preload: bool) -> Result<f64> {
-        let program = self.command(&self.stub, &["calls", kind, &calls.to_string()], preload);
-        let mut command = Command::new(valgrind);
-        command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-        command.arg(program.get_program()).args(program.get_args());
-        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        let output = command.stdin(Stdio::null()).output().context("starting valgrind")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        let count = said.lines().find_map(|line| line.split_once("Collected : ")?.1.trim().parse().ok());
-        count.with_context(|| format!("callgrind did not say what it collected: {said}"))
-    }
 }
 
-fn succeed(command: &mut Command) -> Result<()> {
+/// The instructions of a whole run.
+fn collected(valgrind: &Path, program: &Command) -> Result<f64> {
+    let mut command = Command::new(valgrind);
+    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    command.arg(program.get_program()).args(program.get_args());
+    command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = command.stdin(Stdio::null()).output().context("starting valgrind")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let count = said.lines().find_map(|line| line.split_once("Collected : ")?.1.trim().parse().ok());
+    count.with_context(|| format!("callgrind did not say what it collected: {said}"))
+}
+
+pub(super) fn succeed(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("starting {}", process::describe(command)))?;
     ensure!(status.success(), "{} failed ({status})", process::describe(command));
     Ok(())

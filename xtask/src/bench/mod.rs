@@ -7,6 +7,9 @@
 //! `gpu`: what the interposer adds to calls of the CUDA driver, and how fast device memory is captured and brought
 //! back, on any machine.
 //!
+//! `nccl`: what the interposer adds to collectives and to launches of graphs with them, and how long ranks take to a
+//! consistent cut.
+//!
 //! `files`: what the job's files cost: tracking what is written, checkpoints and resumes with changed files.
 //!
 //! `store`: the store beside fio, and beside torch.save.
@@ -17,6 +20,7 @@ mod cluster;
 mod files;
 mod gpu;
 mod idle;
+mod nccl;
 mod sandbox;
 mod store;
 
@@ -44,6 +48,8 @@ enum What {
     Host(HostArgs),
     /// What the interposer adds to calls of the CUDA driver, and the speed of captures
     Gpu(GpuArgs),
+    /// What the interposer adds to collectives of NCCL, and how long ranks take to a consistent cut
+    Nccl(nccl::Args),
     /// The job's files: tracking, checkpoints, resumes
     Files(files::Args),
     /// The store beside fio and torch.save
@@ -126,6 +132,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         What::Host(args) => host(args),
         What::Gpu(args) if args.mirrors => tell(&gpu::measure_mirrors(args)?, args.json.as_deref()),
         What::Gpu(args) => tell(&gpu::measure(args)?, args.json.as_deref()),
+        What::Nccl(args) => tell(&nccl::measure(args)?, args.json.as_deref()),
         What::Files(args) => {
             let (criu, ckpt_run) = (tools::criu()?, release()?);
             tell(&files::measure(&criu, &ckpt_run, args)?, args.json.as_deref())

@@ -59,6 +59,12 @@ struct Saved {
 #[derive(Deserialize)]
 struct Shown {
     gpu_processes: Vec<OnGpu>,
+    cut: Option<Cut>,
+}
+
+#[derive(Deserialize)]
+struct Cut {
+    duration_s: f64,
 }
 
 #[derive(Deserialize)]
@@ -93,34 +99,55 @@ pub struct Job<'b> {
 impl<'b> Job<'b> {
     /// Starts it and waits until its memory is filled.
     pub fn start(bench: &'b Bench, what: What) -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(&bench.store_parent)?;
-        let mut command = ckpt_run(bench, &dir);
-        command.arg("--interpose").arg(&bench.library).arg("--").arg(bench.dir.path().join("memory"));
-        command.args([what.processes, what.bytes, what.allocations].map(|number| number.to_string()));
-        command.arg(match what {
+        let mut program = Command::new(bench.dir.path().join("memory"));
+        program.args([what.processes, what.bytes, what.allocations].map(|number| number.to_string()));
+        program.arg(match what {
             What { way: Way::Driver, .. } => "module",
             What { mirror: Some(_), .. } => "noise",
             What { .. } => "allocated",
         });
-        command.envs(what.mirror.map(|mirror| ("CKPT_MIRROR", mirror)));
-        command.env("LD_LIBRARY_PATH", &bench.driver).env("SIMCUDA_DIR", bench.device.path());
-        command.env("CKPT_CAPTURE", if what.way == Way::Changed { "changed" } else { "all" });
+        program.envs(what.mirror.map(|mirror| ("CKPT_MIRROR", mirror)));
+        program.env("LD_LIBRARY_PATH", &bench.driver).env("SIMCUDA_DIR", bench.device.path());
+        program.env("SIMCUDA_PERSISTENCE", "1");
+        program.env("CKPT_CAPTURE", if what.way == Way::Changed { "changed" } else { "all" });
+        Self::start_program(bench, &program, what.processes)
+    }
+
+    /// Starts a program with its variables, and waits until it has said "ready" so often.
+    pub fn start_program(bench: &'b Bench, program: &Command, ready: usize) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(&bench.store_parent)?;
+        let mut command = ckpt_run(bench, &dir);
+        command.arg("--interpose").arg(&bench.library).arg("--");
+        command.arg(program.get_program()).args(program.get_args());
+        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("starting ckpt-run")?;
         let ask = child.stdin.take().context("no pipe")?;
         let answers = BufReader::new(child.stdout.take().context("no pipe")?);
         let mut job = Self { bench, dir, child, ask, answers };
-        for _ in 0..what.processes {
+        for _ in 0..ready {
             job.hear("ready")?;
         }
         Ok(job)
     }
 
-    fn hear(&mut self, word: &str) -> Result<()> {
+    fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
+        Ok(line)
+    }
+
+    fn hear(&mut self, word: &str) -> Result<()> {
+        let line = self.line()?;
         ensure!(line.trim() == word, "the job said {line:?} instead of {word:?}");
         Ok(())
+    }
+
+    /// The number that the program answers to an empty line.
+    pub fn ask(&mut self) -> Result<f64> {
+        writeln!(self.ask)?;
+        let line = self.line()?;
+        line.trim().parse().with_context(|| format!("the job said {line:?} instead of a number"))
     }
 
     /// Changes so many percent of the memory of the first process.
@@ -131,10 +158,7 @@ impl<'b> Job<'b> {
 
     /// Saves it.
     pub fn checkpoint(&self) -> Result<Stall> {
-        let said = process::capture(ckpt_run(self.bench, &self.dir).args(["checkpoint", "--json"]))?;
-        let saved: Saved = serde_json::from_str(&said).context("ckpt-run checkpoint --json")?;
-        let said = process::capture(ckpt_run(self.bench, &self.dir).args(["show", &saved.id, "--json"]))?;
-        let shown: Shown = serde_json::from_str(&said).context("ckpt-run show --json")?;
+        let (saved, shown) = self.save()?;
         let longest = |of: fn(&Times) -> f64| {
             shown.gpu_processes.iter().map(|on_gpu| of(&on_gpu.times)).fold(0.0, f64::max)
         };
@@ -150,6 +174,18 @@ impl<'b> Job<'b> {
                 .reduce(|sum, bytes| Some(sum? + bytes?))
                 .flatten(),
         })
+    }
+
+    /// Saves it; returns the seconds from the request to the consistent cut.
+    pub fn cut_s(&self) -> Result<f64> {
+        self.save()?.1.cut.map(|cut| cut.duration_s).context("no process had a communicator")
+    }
+
+    fn save(&self) -> Result<(Saved, Shown)> {
+        let said = process::capture(ckpt_run(self.bench, &self.dir).args(["checkpoint", "--json"]))?;
+        let saved: Saved = serde_json::from_str(&said).context("ckpt-run checkpoint --json")?;
+        let said = process::capture(ckpt_run(self.bench, &self.dir).args(["show", &saved.id, "--json"]))?;
+        Ok((saved, serde_json::from_str(&said).context("ckpt-run show --json")?))
     }
 
     /// The shortest stall of some checkpoints, of each of which so much was changed. The first checkpoint of a job
