@@ -43,6 +43,10 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
         "a port that the job listens on is taken by another process: end that one, or run the job with --network private",
     ),
     (
+        "Can't connect inet socket back: Cannot assign requested address",
+        "the ports of one of the job's connections are taken, by another program or by a connection that has just ended: try again in a minute, or run the job with --network private",
+    ),
+    (
         "Unable to bind a socket: Cannot assign requested address",
         "the loopback interface is down, and CRIU needs it: `ip link set lo up`",
     ),

@@ -104,7 +104,7 @@ pub struct Resumed {
 pub(super) enum Failure {
     /// The snapshot is damaged: an older one may be intact.
     Damaged(ReadError),
-    /// A port that the job listens on is in use, perhaps only for a moment.
+    /// A port that the job listens on, or those of one of its connections, are in use, perhaps only for a moment.
     PortTaken(anyhow::Error),
     /// Other processes use the memory of the GPUs.
     GpuFull(anyhow::Error),
@@ -575,9 +575,20 @@ impl Resumer<'_> {
             Ok(path) => anyhow!("the restore failed: {reason}. CRIU's log is in {}", path.display()),
             Err(problem) => anyhow!("the restore failed: {reason} (and {problem})"),
         };
-        let port = text.contains("Can't bind inet socket") && text.contains("Address already in use");
-        if port { Failure::PortTaken(error) } else { Failure::Criu(error) }
+        if is_port_taken(&text) { Failure::PortTaken(error) } else { Failure::Criu(error) }
     }
+}
+
+/// Whether CRIU's log says that somebody else has a port of the job, or both ports of one of its connections: another program,
+/// or what the kernel keeps of an earlier session for a minute (TIME_WAIT). For the connection, connect(2) gives EADDRNOTAVAIL,
+/// as a local address that does not exist would give in bind(2).
+fn is_port_taken(log: &str) -> bool {
+    [
+        ("Can't bind inet socket", "Address already in use"),
+        ("Can't connect inet socket back", "Cannot assign requested address"),
+    ]
+    .iter()
+    .any(|(what, why)| log.lines().any(|line| line.contains(what) && line.contains(why)))
 }
 
 /// CRIU may be silent for ten minutes, and the time that a very slow disk takes to read the images.
@@ -637,6 +648,25 @@ fn pipes<'a>(manifest: &Manifest, stdio: &'a Stdio) -> Vec<(String, BorrowedFd<'
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ports_of_others_are_told_from_other_failures() {
+        let line = |text: &str| {
+            format!("(00.1) 10004: Connecting\n(00.2) 10004: Error (criu/sk-inet.c:1): inet: {text}\n")
+        };
+        for taken in [
+            "Can't bind inet socket (id 5): Address already in use",
+            "Can't connect inet socket back: Cannot assign requested address",
+        ] {
+            assert!(is_port_taken(&line(taken)), "{taken}");
+        }
+        for other in [
+            "Can't bind inet socket (id 5): Cannot assign requested address",
+            "Can't connect inet socket back: Network is unreachable",
+        ] {
+            assert!(!is_port_taken(&line(other)), "{other}");
+        }
+    }
 
     #[test]
     fn failures_in_a_short_time_count_once() {

@@ -621,6 +621,38 @@ fn a_private_network_keeps_ports_free() {
     drop(taken);
 }
 
+/// Another program has both ports of a connection of the job for a while.
+#[test]
+fn a_resume_waits_for_the_ports_of_a_connection() {
+    let sandbox = Sandbox::new();
+    let (python, program) = (python(), programs().join("pair.py"));
+    let arguments = ["--", python.to_str().unwrap(), program.to_str().unwrap(), "job"];
+    let mut job = sandbox.start("first", arguments);
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    let mut other = Command::new(&python);
+    let mut other =
+        other.arg(&program).arg("take").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut taken = [0; 6];
+    other.stdout.as_mut().unwrap().read_exact(&mut taken).unwrap();
+    let mut job = sandbox.start("second", arguments);
+    job.until("a resume that waits", || job_says(&sandbox, "second", "still in use").then_some(()));
+    drop(other.stdin.take());
+    assert!(other.wait().unwrap().success());
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(
+        job.said().contains("resumed from snapshot") && job.said().contains("connected"),
+        "{}",
+        job.said()
+    );
+}
+
+fn job_says(sandbox: &Sandbox, name: &str, text: &str) -> bool {
+    sandbox.read(&format!("{name}.err")).contains(text)
+}
+
 #[test]
 fn pre_copy_is_refused_where_the_kernel_tracks_no_memory() {
     let check = Command::new(criu()).args(["check", "--feature", "mem_dirty_track"]).output().unwrap();
