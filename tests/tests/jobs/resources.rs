@@ -193,7 +193,7 @@ macro_rules! programs {
         fn every_program_is_run() {
             let listed = [$(concat!(stringify!($name), ".py")),*];
             let elsewhere =
-                ["harness.py", "linux.py", "ctty.py", "stdin_data.py", "bash_job.sh", "hanging_mount.py", "steady.py"];
+                ["harness.py", "linux.py", "ctty.py", "stdin_data.py", "bash_job.sh", "hanging_mount.py", "steady.py", "pair.py"];
             for entry in std::fs::read_dir(programs()).unwrap() {
                 let entry = entry.unwrap();
                 let name = entry.file_name().into_string().unwrap();
