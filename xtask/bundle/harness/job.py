@@ -14,6 +14,8 @@ from harness.records import Fail
 
 # What an attempt comes to.
 SAVED, REFUSED = "saved", "refused"
+# A resume may wait for ports that the job has had, up to 75 s.
+RESUME_LIMIT_S = 150
 
 
 class Ended(Fail):
@@ -89,7 +91,7 @@ class Job(Asked):
                 return None
             return any(job.get("launcher_pid") == self.process.pid for job in jobs)
 
-        processes.until("the launcher", answers, 60, self.wrong)
+        processes.until("the launcher", answers, RESUME_LIMIT_S, self.wrong)
         return self
 
     def checkpoint(self):
@@ -154,7 +156,7 @@ class Job(Asked):
                 found = re.search(r"resumed from snapshot .* in ([0-9.]+) s", file.read())
             return float(found.group(1)) if found else None
 
-        return processes.until("a resume", told, 30, self.wrong)
+        return processes.until("a resume", told, RESUME_LIMIT_S, self.wrong)
 
     def drop(self):
         """Ends it and removes its store: there may be no room for a second one."""
