@@ -44,8 +44,8 @@ pub use id::{IdError, SnapshotId};
 pub use job::{Folder, JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
 pub use manifest::{
     AffinityGroup, AgentsRecord, CutRecord, DataFile, Directory, EventCounter, GpuProcess, GpuRecord,
-    HostFacts, JobIdentity, LinkedFile, MANIFEST_VERSION, Manifest, NodePart, OpenFile, ProcessTree,
-    SavedFile, SocketOption, SocketOptions, StdioKind, StdioRecord, TtyRecord,
+    HostFacts, JobIdentity, LinkedFile, MANIFEST_VERSION, Manifest, NodePart, OpenFile, PartNetwork,
+    ProcessTree, SavedFile, SocketOption, SocketOptions, StdioKind, StdioRecord, TtyRecord,
 };
 pub use marks::{FailedRestore, Mark, Marks, TagError};
 pub use rel_path::{RelPath, RelPathError};

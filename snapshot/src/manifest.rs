@@ -103,6 +103,20 @@ pub struct NodePart {
     pub addresses: Vec<IpAddr>,
     /// Local ports of the job's sockets that reach other machines. A restore blocks them until all parts are restored.
     pub ports: Vec<u16>,
+    /// The network of the job's own, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<PartNetwork>,
+}
+
+/// What a part sees of a network of the job's own (`--network job`). It is the same on whatever machine the part runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartNetwork {
+    /// The addresses of the network, such as `198.18.3.8/29`. Node 0 has the first one, and so on.
+    pub subnet: String,
+    /// The name of the machine, as this part sees it: that of the machine on which it began.
+    pub hostname: String,
+    /// The names of each node, which its address in this network has.
+    pub names: Vec<Vec<String>>,
 }
 
 /// The job of a snapshot.
@@ -547,6 +561,7 @@ pub(crate) mod tests {
             nodes: 2,
             addresses: vec!["10.0.0.1".parse().unwrap()],
             ports: vec![80],
+            network: None,
         };
         let mut part = Manifest { part: Some(part), ..parked };
         part.version = part.least_version();

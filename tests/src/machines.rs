@@ -103,6 +103,16 @@ impl Machines {
             .expect("link");
     }
 
+    /// Has a machine send no UDP packets to the others, or send them again.
+    ///
+    /// # Panics
+    /// When that is not possible.
+    pub fn block_udp(&self, machine: usize, is_blocked: bool) {
+        let (name, rule) = (&self.names[machine], ["ipproto", "udp", "prohibit"]);
+        let what = if is_blocked { "add" } else { "delete" };
+        ip(&[&["-n", name, "rule", what][..], &rule].concat()).expect("rule");
+    }
+
     /// The command, on a machine, with its variables and its working directory.
     #[must_use]
     pub fn on(&self, machine: usize, inner: &Command) -> Command {
@@ -113,10 +123,13 @@ impl Machines {
         command
     }
 
-    /// Starts `ckpt-run ARGUMENTS` on a machine in the background; its output goes to `job.out` and `job.err`.
-    pub fn start(&self, machine: usize, arguments: &[String]) -> Running {
-        let sandbox = &self.sandboxes[machine];
-        sandbox.start_command("job", self.on(machine, &sandbox.command(arguments)))
+    /// Starts `ckpt-run ARGUMENTS` on a machine in the background, with the working directory and the store of that of
+    /// `place`; its output goes to `job.out` and `job.err` there.
+    pub fn start(&self, machine: usize, place: usize, arguments: &[String]) -> Running {
+        let sandbox = &self.sandboxes[place];
+        let mut command = self.on(machine, &sandbox.command(arguments));
+        command.current_dir(sandbox.path());
+        sandbox.start_command("job", command)
     }
 }
 

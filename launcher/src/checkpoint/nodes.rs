@@ -12,11 +12,11 @@
 
 use crate::checkpoint::attempt::{Attempt, AttemptError};
 use crate::checkpoint::dump::Frozen;
-use crate::cluster::{Gate, GateEnd, PacketRule, progress, sockets};
+use crate::cluster::{Gate, GateEnd, JobNetwork, PacketRule, progress, sockets};
 use crate::criu::SessionError;
 use crate::store::tiers;
 use ckpt_cluster::{Outcome, Step};
-use ckpt_snapshot::{Manifest, NodePart, SnapshotId, Store};
+use ckpt_snapshot::{Manifest, NodePart, PartNetwork, SnapshotId, Store};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -29,6 +29,8 @@ pub struct PartPlace {
     pub node: u32,
     /// Number of nodes.
     pub nodes: u32,
+    /// What it sees of the network of the job's own.
+    pub network: Option<PartNetwork>,
 }
 
 /// What the attempt of a part works with.
@@ -123,6 +125,9 @@ impl Attempt<'_> {
     pub(super) fn part_record(&self, frozen: &Frozen) -> Option<NodePart> {
         let PartAttempt { gate, place } = self.part.as_ref()?;
         let attempt = gate.attempt();
+        if let Some(network) = &place.network {
+            JobNetwork::warn_of_others(network, &frozen.addresses);
+        }
         Some(NodePart {
             log: place.log.clone(),
             epoch: attempt.epoch,
@@ -131,6 +136,7 @@ impl Attempt<'_> {
             nodes: place.nodes,
             addresses: frozen.addresses.clone(),
             ports: frozen.tcp_ports.iter().copied().collect(),
+            network: place.network.clone(),
         })
     }
 

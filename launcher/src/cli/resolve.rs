@@ -242,7 +242,7 @@ mod tests {
         assert!(message(&["--persist-every", "0"], &[]).contains("a number from 1"));
         assert!(message(&[], &[("CKPT_INTERVAL", "soon")]).contains("(variable CKPT_INTERVAL)"));
         assert!(message(&["--interval", "0s"], &[]).contains("10m, or off"));
-        assert!(message(&["--network", "none"], &[]).contains("host or private"));
+        assert!(message(&["--network", "none"], &[]).contains("host, private or job"));
         assert!(message(&["--job", "../x"], &[]).contains("job's name"));
         assert!(message(&["--on-signal", "KILL"], &[]).contains("TERM, USR1"));
         assert!(message(&["--grace", "0s"], &[]).contains("30s"));

@@ -20,6 +20,7 @@ use anyhow::{Result, anyhow};
 use ckpt_snapshot::JobKey;
 use ckpt_snapshot::codec::{Compression, Key};
 use clap::{Arg, ArgAction};
+use ipnet::Ipv4Net;
 use std::path::Path;
 
 /// One option.
@@ -354,9 +355,20 @@ pub const SETTINGS: &[Setting] = &[
         name: "network",
         value: Some("WHICH"),
         default: "host",
-        help: "The network of the job: host, or private (loopback only)",
-        long_help: "The network of the job:\n  host     the network of the machine. When the job is resumed, the ports that it used must be free\n  private  a network namespace with a loopback interface only: ports never clash, and nothing outside is reachable",
-        set: |config, option| option.put(&mut config.network, "host or private", named),
+        help: "The network of the job: host, private (loopback only), or job (addresses of its own, on several nodes)",
+        long_help: "The network of the job:\n  host     the network of the machine. When the job is resumed, the ports that it used must be free\n  private  a network namespace with a loopback interface only: ports never clash, and nothing outside is reachable\n  job      for a job on several nodes: the network of the machine, in which each node also has an address that stays when it is resumed on another machine. The nodes find each other there by the names of their machines. Packets between them go over VXLAN, in UDP packets to the port with the number of --coordinator. See docs/cluster.md",
+        set: |config, option| option.put(&mut config.network, "host, private or job", named),
+    },
+    Setting {
+        name: "network-range",
+        value: Some("ADDRESSES"),
+        default: "198.18.0.0/15",
+        help: "With --network job: from which addresses those of the job are chosen",
+        long_help: "With --network job: the IPv4 addresses from which those of the job are chosen, as ADDRESS/BITS. Which of them a job gets depends on its name and its start, and stays the same until it is complete. Choose another range if these are used in your network: none of them may be an address that the job's machines need to reach.",
+        set: |config, option| {
+            let parse = |text: &str| parsed::<Ipv4Net>(text).map(|range| range.trunc());
+            option.put(&mut config.nodes.network_range, "IPv4 addresses such as 198.18.0.0/15", parse)
+        },
     },
     Setting {
         name: "nodes",

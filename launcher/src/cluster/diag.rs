@@ -1,5 +1,5 @@
 //! What the kernel says of TCP connections and of the machine's addresses, over netlink. Numbers are those of the kernel's
-//! `linux/sock_diag.h`, `linux/inet_diag.h`, `linux/tcp.h`, `linux/rtnetlink.h` and `linux/if_addr.h`.
+//! `linux/sock_diag.h`, `linux/inet_diag.h`, `linux/tcp.h`, `linux/rtnetlink.h`, `linux/if_addr.h` and `linux/if_link.h`.
 
 use super::netlink::{Socket, attributes, field};
 use rustix::net::AddressFamily;
@@ -15,6 +15,8 @@ const TCP: u8 = 6;
 const INFO: u16 = 2;
 /// All states but that of a listener.
 const CONNECTED: u32 = !(1 << 10);
+const RTM_GETLINK: u16 = 18;
+const IFLA_MTU: u16 = 4;
 const RTM_GETADDR: u16 = 22;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
@@ -108,7 +110,7 @@ pub(super) fn end_connection(local: (IpAddr, u16), remote: (IpAddr, u16)) -> io:
     // Any interface, any cookie.
     request.extend_from_slice(&0_u32.to_ne_bytes());
     request.extend_from_slice(&[0xff; 8]);
-    Socket::of(Some(rustix::net::netlink::SOCK_DIAG))?.call(SOCK_DESTROY, &request)
+    Socket::of(Some(rustix::net::netlink::SOCK_DIAG))?.call(SOCK_DESTROY, 0, &request)
 }
 
 /// The addresses of the machine, without those of its loopback.
@@ -126,8 +128,7 @@ pub(super) fn addresses() -> io::Result<BTreeSet<IpAddr>> {
 /// Reads `struct ifaddrmsg`. Of a link between two machines, IFA_ADDRESS is the other end.
 fn address(message: &[u8]) -> Option<IpAddr> {
     let all = attributes(message.get(8..)?);
-    let of_kind = |wanted| all.iter().find(|(kind, _)| *kind == wanted).map(|(_, bytes)| *bytes);
-    let bytes = of_kind(IFA_LOCAL).or_else(|| of_kind(IFA_ADDRESS))?;
+    let bytes = of_kind(&all, IFA_LOCAL).or_else(|| of_kind(&all, IFA_ADDRESS))?;
     match bytes.len() {
         4 => Some(IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?)),
         16 => Some(IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?)),
@@ -135,7 +136,34 @@ fn address(message: &[u8]) -> Option<IpAddr> {
     }
 }
 
-fn number_of(family: AddressFamily) -> u8 {
+/// How many bytes the packets may have of the interface with this address; `None` if there is none.
+///
+/// # Errors
+/// When the kernel does not say it.
+pub(super) fn most_packet_bytes(of: IpAddr) -> io::Result<Option<u32>> {
+    let socket = Socket::of(None)?;
+    let number = |message: &[u8]| field(message, 4).map(u32::from_ne_bytes);
+    let with_address = socket.dump(RTM_GETADDR, &[0; 8])?;
+    let Some(interface) = with_address.iter().find(|message| address(message) == Some(of)) else {
+        return Ok(None);
+    };
+    let interface = number(interface)?;
+    // struct ifinfomsg: all interfaces.
+    let all = socket.dump(RTM_GETLINK, &[0; 16])?;
+    let Some(link) = all.iter().find(|message| number(message).is_ok_and(|number| number == interface))
+    else {
+        return Ok(None);
+    };
+    let found = attributes(link.get(16..).unwrap_or_default());
+    let bytes = of_kind(&found, IFLA_MTU).and_then(|bytes| bytes.try_into().ok());
+    Ok(bytes.map(u32::from_ne_bytes))
+}
+
+fn of_kind<'a>(all: &[(u16, &'a [u8])], wanted: u16) -> Option<&'a [u8]> {
+    all.iter().find(|(kind, _)| *kind == wanted).map(|(_, bytes)| *bytes)
+}
+
+pub(super) fn number_of(family: AddressFamily) -> u8 {
     u8::try_from(family.as_raw()).expect("families of addresses are small")
 }
 

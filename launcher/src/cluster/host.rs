@@ -18,13 +18,14 @@ mod restarting;
 mod stopping;
 
 use super::gate::{Gate, GateEnd};
+use super::job_network::JobNetwork;
 use super::links::{Joining, Link};
 use super::log_files::LogFiles;
 use super::messages::{End, Message, Restart, StopHow, Welcome};
 use super::sockets;
 use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT};
-use crate::sys::error::EXIT_OWN;
-use anyhow::{Context, Result};
+use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN};
+use anyhow::{Context, Result, bail};
 use ckpt_cluster::{
     Action, AttemptId, Envelope, Event, NodeId, Order, Outcome, Peer, Reason, Settings, Step,
 };
@@ -125,6 +126,7 @@ pub struct Cluster {
     inputs: Sender<Input>,
     notices: Receiver<Notice>,
     thread: JoinHandle<()>,
+    network: Option<JobNetwork>,
 }
 
 /// What the thread works with.
@@ -154,7 +156,34 @@ impl Cluster {
         let run = move || host.run(&inbox);
         let thread = std::thread::Builder::new().name("nodes".to_owned()).spawn(run);
         let thread = thread.context("cannot start the thread for the other nodes")?;
-        Ok(Self { me, nodes, welcome, inputs, notices, thread })
+        Ok(Self { me, nodes, welcome, inputs, notices, thread, network: None })
+    }
+
+    /// With the network of the job, which is made by a function that is told whether the job has ended meanwhile. If there is
+    /// an error, the job ends on all nodes.
+    pub(super) fn with_network(
+        self,
+        make: impl FnOnce(&Welcome, &(dyn Fn() -> bool + Sync)) -> Result<Option<JobNetwork>>,
+    ) -> Result<Self> {
+        let error = match make(&self.welcome, &|| self.thread.is_finished()) {
+            Ok(network) => return Ok(Self { network, ..self }),
+            Err(error) => error,
+        };
+        let told = |notice| if let Notice::End(end) = notice { Some(end.why) } else { None };
+        if self.thread.is_finished()
+            && let Some(why) = self.notices.try_iter().find_map(told)
+        {
+            bail!("the job has ended on all nodes: {why}");
+        }
+        let code = if error.is::<BadInput>() { EXIT_BAD_INPUT } else { EXIT_OWN };
+        self.fail(format!("{error:#}"), code);
+        Err(error)
+    }
+
+    /// The network of the job, if it has one.
+    #[must_use]
+    pub fn network(&self) -> Option<&JobNetwork> {
+        self.network.as_ref()
     }
 
     /// This node's rank.

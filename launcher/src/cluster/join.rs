@@ -3,6 +3,7 @@
 use super::connection::{self, ClusterKey, ConnectionError, Receiver, Sender, Side};
 use super::diag;
 use super::host::{Cluster, HostParts, Input};
+use super::job_network::{self, JobNetwork};
 use super::links::{self, Joining, Link};
 use super::log_files::LogFiles;
 use super::messages::{HeldPart, Join, Message, Welcome};
@@ -16,8 +17,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{AttemptId, NodeId, Settings};
 use ckpt_snapshot::JobDir;
 use crossbeam_channel::unbounded;
+use ipnet::Ipv4Net;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A node that is about to join.
@@ -42,6 +44,8 @@ pub struct Member {
     pub has_to_resume: bool,
     /// Time for the last snapshot of a job that is stopped.
     pub grace: Duration,
+    /// With `--network job`: the addresses from which those of the job are chosen.
+    pub network_range: Option<Ipv4Net>,
 }
 
 /// Waits until all nodes are there, and starts the thread that talks to them.
@@ -60,7 +64,9 @@ impl Member {
             incarnation: incarnation(),
             ckpt_run: env!("CARGO_PKG_VERSION").to_owned(),
             hostname: host::facts().hostname,
+            engine_name: std::env::var("SLURMD_NODENAME").ok(),
             addresses: diag::addresses().unwrap_or_default(),
+            network_range: self.network_range,
             is_anew: self.is_anew,
             parts: self.parts.clone(),
         }
@@ -86,44 +92,27 @@ fn gather(member: Member) -> Result<Cluster> {
         format!("node 0 cannot listen at {at} (--coordinator has to be an address of this machine)")
     })?;
     let own = member.join();
-    let mut joined: BTreeMap<u32, (Join, Link)> = BTreeMap::new();
-    let (mut number, mut report) = (0, Some(Instant::now() + NODE_WAIT_REPORT));
-    while joined.len() + 1 < member.settings.nodes as usize {
-        let input = match report {
-            Some(at) => inbox.recv_deadline(at).ok(),
-            None => inbox.recv().ok(),
-        };
-        match input {
-            Some(Input::Joining(joining)) => {
-                number += 1;
-                admit(&own, *joining, number, &mut joined, &inputs);
-            }
-            Some(Input::Lost { rank, number, .. }) => {
-                joined.retain(|known, (_, link)| *known != rank || link.number != number);
-            }
-            Some(_) => {}
-            None => {
-                say_missing(member.settings.nodes, &joined, at);
-                report = None;
-            }
-        }
-    }
+    let joined = await_all(&own, at, (&inputs, &inbox));
     let log =
         LogFiles::open(&member.job, member.is_anew).context("the log of the job's nodes cannot be opened")?;
-    let all: Vec<_> = std::iter::once(&own).chain(joined.values().map(|(join, _)| join)).collect();
-    let (welcome, excluded) = match to_resume(&log, &all, member.has_to_resume) {
+    let (welcome, excluded) = match welcome(&member, &log, &own, &joined) {
         Ok(chosen) => chosen,
         Err(error) => {
             let why = format!("{error:#}");
-            for (_, link) in joined.into_values() {
+            for Joined { link, .. } in joined.into_values() {
                 link.send(Message::Refused { why: why.clone(), is_transient: false });
                 link.finish();
             }
             return Err(error);
         }
     };
-    let addresses = all.iter().flat_map(|join| join.addresses.iter().copied()).collect();
-    let links: BTreeMap<_, _> = joined.into_iter().map(|(rank, (_, link))| (rank, link)).collect();
+    let of_machines = std::iter::once(&own).chain(joined.values().map(|one| &one.join));
+    let mut addresses: BTreeSet<_> = of_machines.flat_map(|join| join.addresses.iter().copied()).collect();
+    if let Some(plan) = &welcome.network {
+        addresses.extend(JobNetwork::addresses(plan, member.settings.nodes));
+    }
+    let local = joined.values().next().map(|one| one.machines.1);
+    let links: BTreeMap<_, _> = joined.into_iter().map(|(rank, one)| (rank, one.link)).collect();
     links.values().for_each(|link| link.send(Message::Welcome(welcome.clone())));
     let me = NodeId { rank: 0, incarnation: own.incarnation };
     let parts = HostParts {
@@ -136,10 +125,82 @@ fn gather(member: Member) -> Result<Cluster> {
         ports: member.ports,
         addresses,
     };
-    Cluster::start(parts, welcome, (inputs, inbox))
+    let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
+    cluster.with_network(|welcome, is_over| job_network((&member.coordinator, &own), welcome, local, is_over))
 }
 
-fn say_missing(nodes: u32, joined: &BTreeMap<u32, (Join, Link)>, at: &Coordinator) {
+/// Waits until all other nodes have joined.
+fn await_all(
+    own: &Join,
+    at: &Coordinator,
+    (inputs, inbox): (&crossbeam_channel::Sender<Input>, &crossbeam_channel::Receiver<Input>),
+) -> BTreeMap<u32, Joined> {
+    let mut joined = BTreeMap::new();
+    let (mut number, mut report) = (0, Some(Instant::now() + NODE_WAIT_REPORT));
+    while joined.len() + 1 < own.nodes as usize {
+        let input = match report {
+            Some(at) => inbox.recv_deadline(at).ok(),
+            None => inbox.recv().ok(),
+        };
+        match input {
+            Some(Input::Joining(joining)) => {
+                number += 1;
+                admit(own, *joining, number, &mut joined, inputs);
+            }
+            Some(Input::Lost { rank, number, .. }) => {
+                joined.retain(|known, one: &mut Joined| *known != rank || one.link.number != number);
+            }
+            Some(_) => {}
+            None => {
+                say_missing(own.nodes, &joined, at);
+                report = None;
+            }
+        }
+    }
+    joined
+}
+
+/// A node that has joined.
+struct Joined {
+    join: Join,
+    link: Link,
+    /// See [`Joining`].
+    machines: (IpAddr, IpAddr),
+}
+
+/// What all nodes are told, and which snapshots cannot be resumed.
+fn welcome(
+    member: &Member,
+    log: &LogFiles,
+    own: &Join,
+    joined: &BTreeMap<u32, Joined>,
+) -> Result<(Welcome, Vec<AttemptId>)> {
+    let all: Vec<_> = std::iter::once(own).chain(joined.values().map(|one| &one.join)).collect();
+    let (mut welcome, excluded) = to_resume(log, &all, member.has_to_resume)?;
+    if let Some(range) = member.network_range {
+        let machines = joined.values().map(|one| (&one.join, one.machines.0));
+        // The address of the first one is not used.
+        let nodes: Vec<_> = std::iter::once((own, IpAddr::from([0; 4]))).chain(machines).collect();
+        welcome.network = Some(job_network::plan(range, log.name(), &member.coordinator, &nodes)?);
+    }
+    Ok((welcome, excluded))
+}
+
+/// The network of the job at this node, if it has one; `local` is the address of this machine.
+fn job_network(
+    (coordinator, join): (&Coordinator, &Join),
+    welcome: &Welcome,
+    local: Option<IpAddr>,
+    is_over: &(dyn Fn() -> bool + Sync),
+) -> Result<Option<JobNetwork>> {
+    let (Some(plan), Some(local)) = (&welcome.network, local) else { return Ok(None) };
+    let port = coordinator.port;
+    let network = JobNetwork::make(plan, &welcome.log, join.rank, (local, port), &join.hostname)?;
+    network.check(port, is_over)?;
+    Ok(Some(network))
+}
+
+fn say_missing(nodes: u32, joined: &BTreeMap<u32, Joined>, at: &Coordinator) {
     let missing = (1..nodes).filter(|rank| !joined.contains_key(rank));
     let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
     tracing::info!("waiting for the launchers of node {} at {at}", missing.join(", "));
@@ -150,17 +211,17 @@ fn admit(
     own: &Join,
     joining: Joining,
     number: u64,
-    joined: &mut BTreeMap<u32, (Join, Link)>,
+    joined: &mut BTreeMap<u32, Joined>,
     inputs: &crossbeam_channel::Sender<Input>,
 ) {
-    let Joining { join, connection: (mut sender, receiver) } = joining;
+    let Joining { join, connection: (mut sender, receiver), machines } = joining;
     let rank = join.rank;
     if let Some(why) = mismatch(own, &join) {
         tracing::error!("node {rank} on {} is refused: {why}", join.hostname);
         let _ = sender.send(&Message::Refused { why, is_transient: false });
         return sender.close();
     }
-    if joined.get(&rank).is_some_and(|(known, _)| known.incarnation >= join.incarnation) {
+    if joined.get(&rank).is_some_and(|known| known.join.incarnation >= join.incarnation) {
         let why = format!("another launcher has node rank {rank}");
         tracing::warn!("a launcher on {} is refused: {why}", join.hostname);
         let _ = sender.send(&Message::Refused { why, is_transient: true });
@@ -168,7 +229,7 @@ fn admit(
     }
     tracing::debug!("node {rank} on {} has joined", join.hostname);
     match Link::start(rank, number, (sender, receiver), inputs) {
-        Ok(link) => drop(joined.insert(rank, (join, link))),
+        Ok(link) => drop(joined.insert(rank, Joined { join, link, machines })),
         Err(error) => tracing::warn!("node {rank} cannot be served: {error}"),
     }
 }
@@ -182,6 +243,9 @@ fn mismatch(own: &Join, join: &Join) -> Option<String> {
     }
     if join.ckpt_run != own.ckpt_run {
         return Some(format!("it is ckpt-run {} and node 0 ckpt-run {}", join.ckpt_run, own.ckpt_run));
+    }
+    if join.network_range != own.network_range {
+        return Some("--network or --network-range differs from that of node 0".to_owned());
     }
     (join.is_anew != own.is_anew).then(|| "--resume differs from that of node 0".to_owned())
 }
@@ -233,7 +297,7 @@ fn choose(log: &LogFiles, all: &[&Join]) -> Result<(Welcome, Vec<AttemptId>)> {
             join.rank
         )));
     }
-    Ok((Welcome { log: log.name().to_owned(), committed }, excluded))
+    Ok((Welcome { log: log.name().to_owned(), committed, network: None }, excluded))
 }
 
 /// How the name of the first log of a job begins.
@@ -245,7 +309,10 @@ fn connect(member: Member) -> Result<Cluster> {
     let (mut report, mut pause) = (Some(Instant::now() + NODE_WAIT_REPORT), NODE_FIRST_RETRY_INTERVAL);
     loop {
         let why = match try_connect(&member, &join) {
-            Ok((connection, welcome)) => {
+            Ok(Admitted { connection, mut welcome, machines: [coordinator, local] }) => {
+                if let Some(plan) = &mut welcome.network {
+                    plan.machines.push((0, coordinator));
+                }
                 let (inputs, inbox) = unbounded();
                 let link = Link::start(0, 0, connection, &inputs).context("cannot start a thread")?;
                 let me = NodeId { rank: member.rank, incarnation: join.incarnation };
@@ -253,7 +320,10 @@ fn connect(member: Member) -> Result<Cluster> {
                 let (settings, grace, ports) = (member.settings, member.grace, member.ports.clone());
                 let (log, excluded, addresses) = (None, Vec::new(), BTreeSet::new());
                 let parts = HostParts { me, settings, links, log, excluded, grace, ports, addresses };
-                return Cluster::start(parts, welcome, (inputs, inbox));
+                let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
+                return cluster.with_network(|welcome, is_over| {
+                    job_network((at, &join), welcome, Some(local), is_over)
+                });
             }
             Err(Refusal::Final(why)) => {
                 bail!(bad_input(anyhow!(
@@ -285,7 +355,15 @@ impl<T: Into<ConnectionError>> From<T> for Refusal {
     }
 }
 
-fn try_connect(member: &Member, join: &Join) -> Result<((Sender, Receiver), Welcome), Refusal> {
+/// Node 0 has taken this node.
+struct Admitted {
+    connection: (Sender, Receiver),
+    welcome: Welcome,
+    /// The address of the machine of node 0, and of this one.
+    machines: [IpAddr; 2],
+}
+
+fn try_connect(member: &Member, join: &Join) -> Result<Admitted, Refusal> {
     let mut stream = Err(std::io::Error::other("the name has no address"));
     for address in member.addresses()? {
         stream = TcpStream::connect_timeout(&address, NODE_CONNECTION_TIMEOUT);
@@ -293,13 +371,15 @@ fn try_connect(member: &Member, join: &Join) -> Result<((Sender, Receiver), Welc
             break;
         }
     }
+    let stream = stream?;
+    let machines = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
     let (mut sender, mut receiver) =
-        connection::open(stream?, &member.key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
+        connection::open(stream, &member.key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
     sender.send(&Message::Join(join.clone()))?;
     // The other nodes may come much later.
     receiver.set_timeout(None)?;
     match receiver.receive()? {
-        Message::Welcome(welcome) => Ok(((sender, receiver), welcome)),
+        Message::Welcome(welcome) => Ok(Admitted { connection: (sender, receiver), welcome, machines }),
         Message::Refused { why, is_transient: false } => Err(Refusal::Final(why)),
         Message::Refused { why, .. } => Err(Refusal::Transient(why)),
         _ => Err(Refusal::Transient("it answers something else".to_owned())),
@@ -331,7 +411,9 @@ mod tests {
             incarnation: 1,
             ckpt_run: "1".into(),
             hostname: "a".into(),
+            engine_name: None,
             addresses: BTreeSet::new(),
+            network_range: None,
             is_anew: false,
             parts: parts.iter().map(part).collect(),
         }
@@ -379,6 +461,8 @@ mod tests {
         let why = |join: Join| mismatch(&own, &join).unwrap();
         assert!(why(Join { nodes: 3, ..node(1, &[]) }).contains("--nodes 3 and node 0 --nodes 2"));
         assert!(why(node(2, &[])).contains("--node-rank 2"));
+        let range = Some("10.9.0.0/16".parse().unwrap());
+        assert!(why(Join { network_range: range, ..node(1, &[]) }).contains("--network"));
         assert!(why(Join { is_anew: true, ..node(1, &[]) }).contains("--resume"));
         assert!(why(Join { ckpt_run: "2".into(), ..node(1, &[]) }).contains("ckpt-run 2"));
     }

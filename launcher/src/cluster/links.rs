@@ -5,7 +5,7 @@ use super::host::Input;
 use super::messages::{Join, Message};
 use crate::sys::deadline::{ACCEPT_RETRY_INTERVAL, NODE_CONNECTION_TIMEOUT};
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -87,6 +87,8 @@ impl Link {
 pub(super) struct Joining {
     pub(super) join: Join,
     pub(super) connection: (Sender, Receiver),
+    /// The address of its machine, and the one of this machine to which it has connected.
+    pub(super) machines: (IpAddr, IpAddr),
 }
 
 /// Listens for nodes. Those that have the key go to `inputs`.
@@ -135,10 +137,11 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
 }
 
 fn greet(stream: TcpStream, key: &ClusterKey) -> Result<Joining, ConnectionError> {
+    let machines = (stream.peer_addr()?.ip().to_canonical(), stream.local_addr()?.ip().to_canonical());
     let (mut sender, mut receiver) =
         connection::open(stream, key, Side::Coordinator, NODE_CONNECTION_TIMEOUT)?;
     match receiver.receive() {
-        Ok(Message::Join(join)) => Ok(Joining { join, connection: (sender, receiver) }),
+        Ok(Message::Join(join)) => Ok(Joining { join, connection: (sender, receiver), machines }),
         Ok(_) => Err(ConnectionError::Malformed("it does not begin with Join".to_owned())),
         Err(error) => {
             if matches!(error, ConnectionError::WrongKey) {

@@ -254,6 +254,7 @@ mod tests {
             nodes: 1,
             addresses: Vec::new(),
             ports: Vec::new(),
+            network: None,
         };
         let found = |log: &str, attempt| LogFiles::has_manifest_of(&job, &part(log, attempt));
         assert_eq!(

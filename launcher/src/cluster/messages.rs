@@ -1,12 +1,13 @@
 //! What the launchers of a job's nodes tell each other, beside the messages of `ckpt-cluster`.
 
 use ckpt_cluster::{AttemptId, Envelope};
+use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,8 +22,12 @@ pub struct Join {
     pub ckpt_run: String,
     /// The name of its machine, for messages.
     pub hostname: String,
+    /// The name that an engine has for its machine.
+    pub engine_name: Option<String>,
     /// The addresses of its machine.
     pub addresses: BTreeSet<IpAddr>,
+    /// With `--network job`: the addresses from which those of the job are chosen.
+    pub network_range: Option<Ipv4Net>,
     /// Whether it was told to start from the beginning (`--resume never`).
     pub is_anew: bool,
     /// The parts in its store.
@@ -47,6 +52,22 @@ pub struct Welcome {
     pub log: String,
     /// The snapshots of which it has the global manifest. All other parts are garbage.
     pub committed: Vec<AttemptId>,
+    /// With `--network job`.
+    pub network: Option<NetworkPlan>,
+}
+
+/// The network of the job's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkPlan {
+    /// Its number, 24 bits. Another one at each start of the launchers, so that packets of parts that have not ended yet, on
+    /// machines that were cut off, reach nobody.
+    pub number: u32,
+    /// Its addresses. Node 0 has the first one, and so on.
+    pub subnet: Ipv4Net,
+    /// The machines of the nodes, without that of node 0: each node adds the address at which it has found that.
+    pub machines: Vec<(u32, IpAddr)>,
+    /// The names of each node.
+    pub names: Vec<Vec<String>>,
 }
 
 /// Why the job ends on all nodes.

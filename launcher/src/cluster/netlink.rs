@@ -57,6 +57,11 @@ impl Attributes {
     pub(super) fn nested(self, kind: u16, value: &Self) -> Self {
         self.bytes(kind | NESTED, &value.0)
     }
+
+    /// The body of a request: what comes before the attributes, and these.
+    pub(super) fn after(&self, start: &[u8]) -> Vec<u8> {
+        [start, &self.0].concat()
+    }
 }
 
 /// Requests that the kernel performs all or none of.
@@ -152,12 +157,12 @@ impl Socket {
         first
     }
 
-    /// Performs one request.
+    /// Performs one request, with these flags.
     ///
     /// # Errors
     /// The kernel's.
-    pub(super) fn call(&self, kind: u16, body: &[u8]) -> io::Result<()> {
-        self.send(kind, REQUEST | ACK, body)?;
+    pub(super) fn call(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+        self.send(kind, flags | REQUEST | ACK, body)?;
         let mut buffer = vec![0; 4096];
         let (received, _) = recv(&self.0, &mut buffer[..], RecvFlags::empty())?;
         match answers(&buffer[..received]).first() {

@@ -2,6 +2,7 @@
 
 use super::connection::ClusterKey;
 use ckpt_snapshot::codec::{Key, KeyError};
+use ipnet::Ipv4Net;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -101,6 +102,8 @@ pub struct NodeOptions {
     pub key: Option<ClusterKey>,
     /// A node that is not heard for this long is lost.
     pub timeout: Duration,
+    /// From which addresses those of a network of the job's own are chosen.
+    pub network_range: Ipv4Net,
     /// The engine that has completed the options.
     pub engine: Option<&'static str>,
 }

@@ -290,6 +290,10 @@ fn part_facts(job: &JobDir, manifest: &Manifest) -> Vec<Fact> {
         ("part", format!("node {} of {}, snapshot {snapshot}", part.node, part.nodes)),
         ("global manifest", global.to_owned()),
         ("needs addresses", addresses.join(", ")),
+        (
+            "network of the job",
+            part.network.as_ref().map_or_else(String::new, |network| network.subnet.clone()),
+        ),
     ]
 }
 

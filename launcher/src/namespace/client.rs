@@ -2,7 +2,7 @@
 
 use super::activity::Activity;
 use super::ending;
-use super::messages::{Network, Reply, Request, StdioSource, receive, send};
+use super::messages::{Names, Network, Reply, Request, StdioSource, receive, send};
 use super::peek::PeekedQueue;
 use super::spawn::{self, Spawned};
 use crate::sys::authentic::FileKey;
@@ -230,6 +230,14 @@ impl Namespace {
             Ok(answer) => Ok(answer),
             Err(_) => Err(NamespaceError::Ended),
         }
+    }
+
+    /// The job sees these names of machines. Only in a namespace for [`Network::Job`], and before the job.
+    ///
+    /// # Errors
+    /// When `/etc/hosts` cannot be replaced: there is none.
+    pub fn set_names(&self, names: Names) -> Result<(), NamespaceError> {
+        self.request(&Request::SetNames(names), &[]).map(drop)
     }
 
     /// Starts the command. Returns the PIDs of the tree's root and of the command in the namespace.

@@ -2,7 +2,7 @@
 //! and reaps children until the launcher closes the control socket.
 
 use super::descriptors::OpenDescriptors;
-use super::messages::{Reply, Request, receive, retry_for_memory, send};
+use super::messages::{Names, Reply, Request, receive, retry_for_memory, send};
 use super::peek::Peeker;
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
 use super::written_files::{DRAIN_INTERVAL, Journal, STAMP_INTERVAL, Tracker};
@@ -13,7 +13,7 @@ use crate::sys::authentic::FileKey;
 use crate::sys::privileges;
 use ckpt_snapshot::ProcessTree;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, WaitOptions, wait};
 use std::collections::HashMap;
@@ -21,6 +21,7 @@ use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -318,8 +319,21 @@ impl Init<'_> {
             Request::Descriptors { limit_ms } => {
                 Ok((self.descriptors(Duration::from_millis(limit_ms))?, None))
             }
+            Request::SetNames(names) => self.set_names(&names).and_then(|()| done(Vec::new())),
             Request::Apply { tree } => done(apply(&tree)),
         }
+    }
+
+    /// A file of ours is mounted at `/etc/hosts`, for the job only.
+    fn set_names(&self, names: &Names) -> Step<()> {
+        let file = self.private_dir.join("hosts");
+        let write = || {
+            std::fs::write(&file, &names.hosts)?;
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644))
+        };
+        write().at_step("write the names of machines for the job")?;
+        mount_bind(&file, "/etc/hosts").at_step("replace /etc/hosts for the job")?;
+        rustix::system::sethostname(names.hostname.as_bytes()).at_step("set the name of the job's machine")
     }
 
     /// Opens the terminal that ckpt-run gives to the job. Without one, the job has terminals of its own.

@@ -32,6 +32,17 @@ pub enum Network {
     Host,
     /// A private network with a loopback interface only: its ports are always free when the job is resumed.
     Private,
+    /// The machine's network, in which the nodes of a job have addresses of their own that stay.
+    Job,
+}
+
+/// What the job sees of the names of machines (`--network job`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Names {
+    /// The name of its own machine.
+    pub hostname: String,
+    /// The content of `/etc/hosts`.
+    pub hosts: String,
 }
 
 /// The source of one of the job's standard streams.
@@ -114,6 +125,8 @@ pub(super) enum Request {
         /// Time for reading the options of sockets, milliseconds.
         limit_ms: u64,
     },
+    /// The job sees these names of machines. Only in a namespace for [`Network::Job`], and before the job.
+    SetNames(Names),
     /// Restore what CRIU does not.
     Apply {
         /// The restored processes.

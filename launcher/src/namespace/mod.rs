@@ -47,7 +47,7 @@ pub use activity::Activity;
 pub use client::{CriuProcess, DescriptorState, InitEvent, Namespace, NamespaceError, StartError, Survey};
 pub use ending::is_ending;
 pub use init::init_main;
-pub use messages::{Network, StdioSource};
+pub use messages::{Names, Network, StdioSource};
 pub use peek::{PeekedMessage, PeekedQueue};
 pub use survey::{numbers_in, pid_namespace_of};
 

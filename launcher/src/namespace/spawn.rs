@@ -89,9 +89,11 @@ pub(super) fn spawn_init(
     if !rights.is_root() {
         flags |= libc::CLONE_NEWIPC;
     }
-    if network == Network::Private {
-        flags |= libc::CLONE_NEWNET;
-    }
+    flags |= match network {
+        Network::Host => 0,
+        Network::Private => libc::CLONE_NEWNET,
+        Network::Job => libc::CLONE_NEWUTS,
+    };
     let args = libc::clone_args {
         flags: u64::from(flags.cast_unsigned()),
         pidfd: (&raw mut pidfd) as u64,

@@ -1,6 +1,7 @@
 //! The resume of one part of a job on several nodes: nothing runs, and no packet goes out, before all parts are restored.
 
 use crate::cluster::PacketRule;
+use crate::namespace::Namespace;
 use crate::restore::resume::{Failure, Resumed, Resumer};
 use crate::sys::error::bad_input;
 use anyhow::{Context, Result, anyhow, bail};
@@ -41,15 +42,31 @@ impl Resumer<'_> {
             }
             return Ok(());
         };
+        match self.job_network {
+            Some(network) => network.keep(manifest)?,
+            None if part.network.is_some() => bail!(bad_input(anyhow!(
+                "the job began with --network job: use this option again, on all nodes"
+            ))),
+            None => {}
+        }
         for address in &part.addresses {
             if let Err(error) = UdpSocket::bind((*address, 0)) {
                 bail!(bad_input(anyhow!(
-                    "the snapshot {} has connections from {address}, and this machine does not have that address ({error}): with --network host, a job on several nodes is resumed with the same addresses only",
+                    "the snapshot {} has connections from {address}, and this machine does not have that address ({error}): resume it on a machine with that address. A job that is begun with --network job has addresses that move with it",
                     manifest.id
                 )));
             }
         }
         Ok(())
+    }
+
+    /// A namespace for the processes, with the names of machines that they know.
+    pub(super) fn namespace(&self, manifest: &Manifest) -> Result<Namespace> {
+        let namespace = Namespace::create(self.network, manifest.tree.private_dir.as_deref())?;
+        if let Some(network) = self.job_network {
+            namespace.set_names(network.names()?)?;
+        }
+        Ok(namespace)
     }
 
     /// Whether another try is possible: the other nodes do not count on this one yet, and wait.

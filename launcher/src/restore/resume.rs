@@ -7,7 +7,7 @@
 
 use crate::agents::{Agents, MirrorMode, Placement};
 use crate::checkpoint::running_job::RunningJob;
-use crate::cluster::Gate;
+use crate::cluster::{Gate, JobNetwork};
 use crate::criu::{
     Criu, Descriptors, InheritFd, Options, Queue, RestoreLimits, Session, SessionError, count_unsent_as_sent,
     explain,
@@ -88,6 +88,8 @@ pub struct Resumer<'a> {
     pub policy: Option<Duration>,
     /// The steps of all nodes, for a part of a job on several nodes.
     pub gate: Option<&'a Gate>,
+    /// The network of the job's own, for the same, if it has one.
+    pub job_network: Option<&'a JobNetwork>,
 }
 
 /// A resumed job.
@@ -384,8 +386,7 @@ impl Resumer<'_> {
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::restore(&manifest.directories)?;
-        let namespace = Namespace::create(self.network, manifest.tree.private_dir.as_deref())
-            .context("cannot make the job's namespace")?;
+        let namespace = self.namespace(manifest).context("cannot make the job's namespace")?;
         self.abandon_newer(&manifest.id)?;
         self.put_files_back(manifest, &plan, &alive, &loading)?;
         let mut files = FileHistory::resumed(manifest, inventory);

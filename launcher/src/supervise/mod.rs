@@ -74,6 +74,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     if config.nodes.several().is_some() {
         return nodes::run(config, argv);
     }
+    nodes::check_alone(config)?;
     if let Err(code) = start::find_command(&argv[0]) {
         return Ok(code);
     }
@@ -272,7 +273,8 @@ impl<'a> Supervisor<'a> {
         context.discard_staging()?;
         self.began_from = None;
         if candidates.is_empty() {
-            return start::start(context.config, context.argv, &context.opened.dir, &context.file_rules);
+            let config = (context.config, None);
+            return start::start(config, context.argv, &context.opened.dir, &context.file_rules);
         }
         let staging_dir = context.config.store.staging_dir(&context.opened.dir);
         let Resumed { job, manifest, why_older } =
@@ -303,6 +305,7 @@ impl<'a> Supervisor<'a> {
             staging_dir,
             policy: context.config.resume_policy,
             gate: None,
+            job_network: None,
         }
     }
 

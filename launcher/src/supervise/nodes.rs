@@ -19,12 +19,14 @@ use crate::checkpoint::nodes::PartPlace;
 use crate::checkpoint::precopy::Precopy;
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
-use crate::cluster::{self, Cluster, ClusterKey, End, HeldPart, Load, Member, Notice, PacketRule, sockets};
+use crate::cluster::{
+    self, Cluster, ClusterKey, End, HeldPart, JobNetwork, Load, Member, Notice, PacketRule, sockets,
+};
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::resume_point::{Decision, Resume, decide};
 use crate::job::status::unix_ms;
 use crate::namespace::Network;
-use crate::report::failure::in_one_line;
+use crate::report::failure::{exit_code, in_one_line};
 use crate::restore::resume::Resumer;
 use crate::store::tiers;
 use crate::sys::deadline::{
@@ -58,6 +60,19 @@ pub(super) fn found(config: &Config) -> Result<Option<Config>> {
     Ok(nodes.engine.is_some().then(|| Config { nodes, ..config.clone() }))
 }
 
+/// Refuses what works on several nodes only.
+///
+/// # Errors
+/// Bad input.
+pub(super) fn check_alone(config: &Config) -> Result<()> {
+    if config.network == Network::Job {
+        bail!(bad_input(anyhow!(
+            "--network job is for a job on several nodes (--nodes): on one machine, use --network private for connections that may move to another machine"
+        )));
+    }
+    Ok(())
+}
+
 /// Refuses what does not work on several nodes yet.
 ///
 /// # Errors
@@ -77,7 +92,7 @@ fn check(config: &Config) -> Result<()> {
         )));
     }
     let refused = [
-        ("--network private: its loopback reaches no other node", config.network != Network::Host),
+        ("--network private: its loopback reaches no other node", config.network == Network::Private),
         (
             "the interposer, and so jobs that use GPUs: for a job without them, use --interpose off",
             config.interpose.library().is_some(),
@@ -142,7 +157,7 @@ pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
             Ok(code)
         }
         Err(Over::Failed(error)) => {
-            cluster.fail(in_one_line(&error), EXIT_OWN);
+            cluster.fail(in_one_line(&error), exit_code(&error, EXIT_OWN));
             Err(error)
         }
     }
@@ -192,6 +207,7 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         is_anew: config.resume == Resume::Never,
         has_to_resume: config.resume == Resume::Required,
         grace: config.grace,
+        network_range: (config.network == Network::Job).then_some(options.network_range),
     })
 }
 
@@ -306,7 +322,7 @@ impl Supervisor<'_> {
         loop {
             self.begun_at = SystemTime::now();
             let signals = &self.context.signals;
-            let started = signals.while_busy(|| self.start_part(&load, &candidates));
+            let started = signals.while_busy(|| self.start_part(cluster, &load, &candidates));
             let (mut own_error, mut ended) = (None, None);
             match started {
                 Ok(Ok(job)) => match self.serve_part(job, &load)? {
@@ -348,6 +364,7 @@ impl Supervisor<'_> {
     /// error, also says whether the snapshot is to blame.
     fn start_part(
         &mut self,
+        cluster: &Cluster,
         load: &Load,
         candidates: &[SnapshotId],
     ) -> Result<Result<RunningJob, i32>, (anyhow::Error, bool)> {
@@ -357,12 +374,17 @@ impl Supervisor<'_> {
         let (Some((_, hash)), Some(id)) = (&load.from, candidates.last()) else {
             load.gate.done(Step::Load, Outcome::Done);
             load.gate.release().map_err(|why| (anyhow!(why), false))?;
-            let started =
-                start::start(context.config, context.argv, &context.opened.dir, &context.file_rules);
+            let started = start::start(
+                (context.config, cluster.network()),
+                context.argv,
+                &context.opened.dir,
+                &context.file_rules,
+            );
             return started.map_err(|error| (error, false));
         };
         let staging_dir = context.config.store.staging_dir(&context.opened.dir);
-        let resumer = Resumer { gate: Some(&load.gate), ..self.resumer(staging_dir.as_deref()) };
+        let (gate, job_network) = (Some(&*load.gate), cluster.network());
+        let resumer = Resumer { gate, job_network, ..self.resumer(staging_dir.as_deref()) };
         let resumed = resumer.part(id, hash)?;
         self.began_from = Some(resumed.manifest);
         Ok(Ok(resumed.job))
@@ -423,7 +445,12 @@ fn connections(job: &RunningJob) -> BTreeSet<u64> {
 
 /// Which part this launcher has.
 pub(super) fn place(cluster: &Cluster) -> PartPlace {
-    PartPlace { log: cluster.log().0.to_owned(), node: cluster.rank(), nodes: cluster.nodes() }
+    PartPlace {
+        log: cluster.log().0.to_owned(),
+        node: cluster.rank(),
+        nodes: cluster.nodes(),
+        network: cluster.network().map(JobNetwork::part),
+    }
 }
 
 /// How a session of this part has ended.

@@ -3,6 +3,7 @@
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::args::similar_command;
 use crate::cli::config::Config;
+use crate::cluster::JobNetwork;
 use crate::container::preloadable;
 use crate::files::history::FileHistory;
 use crate::files::inventory::nanoseconds;
@@ -76,18 +77,21 @@ pub fn nccl_variables(config: &Config) -> Result<Vec<(String, OsString)>> {
     nccl::variables(config.nccl, config.network, |name| std::env::var_os(name)).map_err(bad_input)
 }
 
-/// Starts `argv`. Returns the exit code if the command cannot be executed.
+/// Starts `argv`, in a network of the job's own if it has one. Returns the exit code if the command cannot be executed.
 ///
 /// # Errors
 /// When the job's namespace or streams cannot be created.
 pub fn start(
-    config: &Config,
+    (config, job_network): (&Config, Option<&JobNetwork>),
     argv: &[OsString],
     dir: &JobDir,
     rules: &FileRules,
 ) -> Result<Result<RunningJob, i32>> {
     let stdio = Stdio::prepare(None).context("cannot create the job's standard streams")?;
     let namespace = Namespace::create(config.network, None)?;
+    if let Some(network) = job_network {
+        namespace.set_names(network.names()?)?;
+    }
     let wanted = config.interpose.library().is_some();
     if wanted && let Some(why) = find(&argv[0]).as_deref().and_then(preloadable::obstacle) {
         tracing::warn!(
@@ -105,6 +109,7 @@ pub fn start(
     }
     let mut variables = preload::variables(&config.interpose, dir)?;
     variables.extend(nccl_variables(config)?);
+    variables.extend(job_network.iter().flat_map(|network| network.variables(|name| std::env::var_os(name))));
     let started = {
         let (sources, fds) = stdio.for_start();
         namespace.start_job(argv, variables, stdio.terminal_path(), sources, &fds)

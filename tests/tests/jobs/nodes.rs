@@ -3,6 +3,7 @@
 //! `ring.rs`.
 
 mod job;
+mod moving;
 mod ring;
 
 use ckpt_run_tests::{Running, seeded_rng, until};
@@ -203,6 +204,9 @@ fn what_does_not_work_on_several_nodes_is_refused() {
     let output = sandbox.call(["--nodes", "2", "--", "true"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && said.contains("--node-rank, --coordinator"), "{said}");
+    let output = sandbox.call(["--network", "job", "--interpose", "off", "--", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("--network private"), "{said}");
     let mut outside = nodes;
     outside[3] = "2";
     let output = sandbox.call(outside.iter().chain(&["--", "true"]));

@@ -75,6 +75,7 @@ impl Simulated {
             is_anew: false,
             has_to_resume: false,
             grace: LIMIT,
+            network_range: None,
         }
     }
 

@@ -27,6 +27,8 @@ pub struct Job {
     /// The command of each part.
     commands: Vec<Vec<String>>,
     pub options: Vec<String>,
+    /// The machine of each node. Its directory and its store stay those of the machine with the number of the node.
+    pub places: Vec<usize>,
 }
 
 impl Job {
@@ -35,17 +37,24 @@ impl Job {
         for sandbox in &machines.sandboxes {
             set_key(sandbox.path(), 7);
         }
-        let job = Self { machines, commands, options: Vec::new() };
+        let places = (0..machines.sandboxes.len()).collect();
+        let job = Self { machines, commands, options: Vec::new(), places };
         job.slow_down();
         job
     }
 
     /// A connection with much data under way in both directions.
     pub fn stream(machines: Machines, blocks: usize) -> Self {
-        Self::new(machines, |machines, node| {
+        let address = machines.address(0);
+        Self::stream_to(machines, blocks, &address)
+    }
+
+    /// The same; node 0 listens at `host`.
+    pub fn stream_to(machines: Machines, blocks: usize, host: &str) -> Self {
+        Self::new(machines, |_, node| {
             let program = ckpt_run_tests::programs().join("nodes/stream.py");
             let mut command = vec![python().display().to_string(), program.display().to_string()];
-            command.extend([node.to_string(), machines.address(0), "5000".to_owned(), blocks.to_string()]);
+            command.extend([node.to_string(), host.to_owned(), "5000".to_owned(), blocks.to_string()]);
             command
         })
     }
@@ -63,12 +72,18 @@ impl Job {
 
     /// torchrun with one rank on each machine.
     pub fn training(machines: Machines, steps: usize) -> Self {
-        let mut job = Self::new(machines, |machines, node| {
+        let (nodes, address) = (machines.sandboxes.len(), machines.address(0));
+        Self::training_at(machines, steps, (nodes, &address))
+    }
+
+    /// The same on so many of the machines; the ranks meet at `host`.
+    pub fn training_at(machines: Machines, steps: usize, (nodes, host): (usize, &str)) -> Self {
+        let mut job = Self::new(machines, |_, node| {
             let mut command = vec![torchrun().display().to_string()];
             command.extend(["-r", "1", "-t", "1", "--nproc_per_node=1"].map(str::to_owned));
-            command.push(format!("--nnodes={}", machines.sandboxes.len()));
+            command.push(format!("--nnodes={nodes}"));
             command.push(format!("--node_rank={node}"));
-            command.push(format!("--master_addr={}", machines.address(0)));
+            command.push(format!("--master_addr={host}"));
             command.extend(["--master_port=5001".to_owned(), train_script().display().to_string()]);
             let steps = steps.to_string();
             let options =
@@ -79,18 +94,18 @@ impl Job {
         for sandbox in &mut job.machines.sandboxes {
             sandbox.variables.push(("GLOO_SOCKET_IFNAME".to_owned(), "eth0".to_owned()));
         }
+        job.places.truncate(nodes);
         job
     }
 
-    /// Number of machines.
     pub fn nodes(&self) -> usize {
-        self.commands.len()
+        self.places.len()
     }
 
     fn arguments(&self, node: usize) -> Vec<String> {
         let mut arguments = vec!["--nodes".to_owned(), self.nodes().to_string()];
         arguments.extend(["--node-rank".to_owned(), node.to_string(), "--coordinator".to_owned()]);
-        arguments.extend([format!("{}:7070", self.machines.address(0))]);
+        arguments.extend([format!("{}:7070", self.machines.address(self.places[0]))]);
         arguments
             .extend(["--cluster-key-file", "key", "--interpose", "off", "--job", "both"].map(str::to_owned));
         arguments.extend(self.options.iter().cloned());
@@ -100,7 +115,7 @@ impl Job {
     }
 
     pub fn start_one(&self, node: usize) -> Running {
-        self.machines.start(node, &self.arguments(node))
+        self.machines.start(self.places[node], node, &self.arguments(node))
     }
 
     pub fn start(&self) -> Vec<Running> {
@@ -121,6 +136,13 @@ impl Job {
 
     pub fn checkpoint(&self, running: &[Running]) {
         running[0].checkpoint(&self.machines.sandboxes[0]);
+    }
+
+    /// A machine without a node.
+    pub fn spare(&self) -> usize {
+        (0..self.machines.sandboxes.len())
+            .find(|machine| !self.places.contains(machine))
+            .expect("a spare machine")
     }
 
     pub fn until_answering(&self, running: &mut [Running]) {

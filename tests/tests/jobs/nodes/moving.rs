@@ -1,0 +1,156 @@
+//! `--network job`: a machine is lost, and another one with other addresses takes its node. The directories and stores are on
+//! a file system that all machines have.
+
+use super::job::{Job, codes, machines, said};
+use super::{assert_blocks, kill, start_again};
+use ckpt_run_tests::{Running, seeded_rng, until};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const NODE_0: &str = "ckpt-node-0";
+
+fn of_network(mut job: Job, nodes: usize) -> Job {
+    job.places.truncate(nodes);
+    job.options.extend(["--network", "job"].map(str::to_owned));
+    job
+}
+
+/// The network interfaces of a machine.
+fn interfaces(job: &Job, machine: usize) -> String {
+    let mut command = Command::new("cat");
+    command.arg("/proc/net/dev");
+    String::from_utf8(job.machines.on(machine, &command).output().unwrap().stdout).unwrap()
+}
+
+#[test]
+fn another_machine_takes_the_node_of_one_that_is_lost() {
+    const BLOCKS: usize = 2000;
+    let Some(machines) = machines(3) else { return };
+    let mut job = of_network(Job::stream_to(machines, BLOCKS, NODE_0), 2);
+    job.options.extend(["--node-timeout", "3s"].map(str::to_owned));
+    let mut running = job.begun("blocks.txt");
+    job.checkpoint(&running);
+    let shown = job.machines.sandboxes[1].ok(["show", &job.machines.sandboxes[1].snapshots()[0]]);
+    assert!(shown.contains("network of the job") && shown.contains("/30"), "{shown}");
+    // Node 1 moves, then node 0 with the coordinator, to where node 1 was.
+    for node in [1, 0] {
+        let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
+        job.until_lines(&mut running, "blocks.txt", before + 5);
+        job.machines.connect(job.places[node], false);
+        running[node].kill_everything();
+        assert_eq!(running[1 - node].wait(), 125, "{}", running[1 - node].said());
+        let lost = job.places[node];
+        job.places[node] = job.spare();
+        running = job.start();
+        job.until_answering(&mut running);
+        for one in &running {
+            assert!(one.said().contains("resumed from snapshot"), "{}", one.said());
+        }
+        job.machines.connect(lost, true);
+        job.checkpoint(&running);
+    }
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+    for place in &job.places {
+        assert!(!interfaces(&job, *place).contains("ckpt"), "nothing is left");
+    }
+}
+
+#[test]
+fn connections_beside_the_network_of_a_job_are_named() {
+    let Some(machines) = machines(2) else { return };
+    let job = of_network(Job::stream(machines, 2000), 2);
+    let running = job.begun("blocks.txt");
+    job.checkpoint(&running);
+    for (node, address) in ["10.77.0.1", "10.77.0.2"].into_iter().enumerate() {
+        assert!(job.has_said(node, &format!("the job has connections from {address}")), "{}", said(&running));
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_network_of_a_job_is_refused() {
+    let Some(machines) = machines(3) else { return };
+    let mut job = of_network(Job::stream_to(machines, 2000, NODE_0), 2);
+    let mut running = job.begun("blocks.txt");
+    job.checkpoint(&running);
+    running[0].kill_everything();
+    running[1].wait();
+    let with = |job: &mut Job, options: &[&str], expected: &str| {
+        job.options = options.iter().map(|option| (*option).to_owned()).collect();
+        let mut running = job.start();
+        let ended = codes(&mut running);
+        assert!(ended.contains(&2) && said(&running).contains(expected), "{ended:?} {}", said(&running));
+    };
+    with(&mut job, &[], "use this option again");
+    with(&mut job, &["--network", "job", "--network-range", "10.9.0.0/24"], "with which it began");
+    with(&mut job, &["--network", "job", "--network-range", "10.9.0.0/31"], "too small for 2 nodes");
+    job.options = ["--network", "job"].map(str::to_owned).into();
+    // A firewall between the machines.
+    job.machines.block_udp(0, true);
+    let mut running = job.start();
+    let ended = codes(&mut running);
+    assert!(
+        ended == [125, 125] && said(&running).contains("does not answer"),
+        "{ended:?} {}",
+        said(&running)
+    );
+    job.machines.block_udp(0, false);
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, 2000, &running);
+    let taken = ["--network", "job", "--network-range", "10.77.0.0/30", "--resume", "never"];
+    with(&mut job, &taken, "choose other addresses");
+}
+
+/// Processes of the job, launchers and machines are killed at random moments. A node whose machine was killed goes to the
+/// spare one.
+#[test]
+fn training_that_moves_between_machines_survives_many_kills() {
+    const STEPS: usize = 1500;
+    let Some(kills) = std::env::var("CKPT_TEST_KILLS").ok().and_then(|kills| kills.parse::<usize>().ok())
+    else {
+        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    };
+    let (Some(first), Some(second)) = (machines(2), machines(3)) else { return };
+    let unbroken = Job::training(first, STEPS);
+    unbroken.full_speed();
+    let mut running = unbroken.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    let mut job = of_network(Job::training_at(second, STEPS, (2, NODE_0)), 2);
+    let mut random = seeded_rng(u64::from(std::process::id()));
+    job.options.extend(["--interval", "500ms", "--max-restarts", "1000"].map(str::to_owned));
+    let mut running = job.start();
+    running[0].until("steps", || (job.lines(0, "losses.txt") >= 5).then_some(()));
+    let mut moved = 0;
+    for kill_number in 0..kills {
+        if random.bool() {
+            let node = random.usize(0..2);
+            running[node].kill_everything();
+            job.places[node] = job.spare();
+            moved += 1;
+        } else {
+            kill(&mut running, &mut random);
+        }
+        let until = Instant::now() + Duration::from_millis(random.u64(100..6000));
+        while Instant::now() < until {
+            start_again(&job, &mut running);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let lines = job.lines(0, "losses.txt");
+        assert!(lines < STEPS, "the training ended too early, after {kill_number} kills");
+    }
+    eprintln!("{kills} kills, {moved} of them of a machine whose node has moved");
+    job.full_speed();
+    let expected = unbroken.machines.sandboxes[0].read("losses.txt");
+    until("the end of the training", || {
+        let is_complete = job.lines(0, "losses.txt") == STEPS && running.iter_mut().all(Running::has_ended);
+        if !is_complete {
+            start_again(&job, &mut running);
+        }
+        is_complete.then_some(())
+    });
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_eq!(job.machines.sandboxes[0].read("losses.txt"), expected);
+}
