@@ -2,8 +2,8 @@
 //!
 //! `CKPT_FAULT=point=action[,point=action…]` arms them in builds with the feature `faults`. In every other build
 //! [`hit`] is an empty inline function. `point@N` arms the Nth passage (from 1). Actions: `kill` (SIGKILL to this
-//! process), `error` (an I/O error), `enospc`, `eio`, `delay:MILLISECONDS`, `hold:PATH` (waits for as long as there is such a file). Any other action goes to the handler that
-//! the program registered with `on_other` (the launcher: `kill-criu`, `kill-rank`).
+//! process), `error` (an I/O error), `enospc`, `eio`, `estale`, `eintr`, `eexist`, `delay:MILLISECONDS`, `hold:PATH` (waits
+//! for as long as there is such a file). Any other action goes to the handler that the program registered with `on_other` (the launcher: `kill-criu`, `kill-rank`).
 
 /// Passes the fault point `name`.
 ///
@@ -77,6 +77,9 @@ mod armed {
             "error" => Err(io::Error::other(format!("injected at {name}"))),
             "enospc" => Err(rustix::io::Errno::NOSPC.into()),
             "eio" => Err(rustix::io::Errno::IO.into()),
+            "estale" => Err(rustix::io::Errno::STALE.into()),
+            "eintr" => Err(rustix::io::Errno::INTR.into()),
+            "eexist" => Err(rustix::io::Errno::EXIST.into()),
             other if other.starts_with("delay:") => {
                 let delay_ms = other.trim_start_matches("delay:").parse().expect("delay:MILLISECONDS");
                 std::thread::sleep(Duration::from_millis(delay_ms));

@@ -1,5 +1,5 @@
-//! Each operation of a save, a removal and a reclaiming fails once, or it and all after it. What was there before is
-//! there afterwards, and the store goes on working.
+//! Each operation of a save, a removal and a reclaiming fails once, or it and all after it, before it has done anything or
+//! after it has done all. What was there before is there afterwards, and the store goes on working.
 
 mod common;
 
@@ -15,6 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
+
+/// Those of a broken and of a full disk, and those of NFS: a file that the server does not know any more, a request that was
+/// interrupted, and one that was repeated and whose first answer was lost.
+const ERRNOS: [Errno; 5] = [Errno::IO, Errno::NOSPC, Errno::STALE, Errno::INTR, Errno::EXIST];
 
 /// Which operations fail.
 #[derive(Clone, Copy, Debug)]
@@ -143,13 +147,14 @@ fn run_all(phase: &str, removed: bool, one: impl Fn(&PackStore) -> Result<(), Sa
         certain.remove(&1);
     }
     let mut runs = 0;
-    for (errno, once) in [(Errno::IO, true), (Errno::IO, false), (Errno::NOSPC, true), (Errno::NOSPC, false)]
-    {
-        let fails = |from| {
-            let failure = Failure { from, once, errno };
-            run(phase, failure, memory.fork(), &certain, &possible, &one)
-        };
-        runs += (0..).take_while(|&from| fails(from)).count() as u64;
+    for errno in ERRNOS {
+        for once in [true, false] {
+            let fails = |from| {
+                let failure = Failure { from, once, errno };
+                run(phase, failure, memory.fork(), &certain, &possible, &one)
+            };
+            runs += (0..).take_while(|&from| fails(from)).count() as u64;
+        }
     }
     runs
 }

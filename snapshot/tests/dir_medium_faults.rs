@@ -25,6 +25,15 @@ const POINTS: &[&str] = &[
     "sync-dir@3",
 ];
 
+/// Errors, and what is said of them. The last three are those of NFS.
+const ERRORS: [(&str, &str); 5] = [
+    ("eio", "Input/output error"),
+    ("enospc", "No space left"),
+    ("estale", "Stale file handle"),
+    ("eintr", "Interrupted system call"),
+    ("eexist", "File exists"),
+];
+
 fn name(text: &str) -> RelPath {
     RelPath::new(text).unwrap()
 }
@@ -97,14 +106,13 @@ fn is_whole(medium: &DirMedium, what: &str) {
 #[test]
 fn an_error_at_any_step_is_told_and_leaves_the_rest_alone() {
     for point in POINTS {
-        for action in ["eio", "enospc"] {
+        for (action, expected) in ERRORS {
             let what = format!("{point}={action}");
             let (dir, medium) = prepared();
             let output = run(dir.path(), &what);
             let said = String::from_utf8_lossy(&output.stdout);
             assert!(output.status.success(), "{what}: {said}");
             let errors = said.lines().filter(|line| line.contains("step: ") && !line.contains("step: done"));
-            let expected = if action == "eio" { "Input/output error" } else { "No space left" };
             assert_eq!(errors.clone().count(), 1, "{what}: {said}");
             assert!(errors.clone().all(|line| line.contains(expected)), "{what}: {said}");
             is_whole(&medium, &what);

@@ -197,6 +197,23 @@ impl Saving<'_> {
         self.finished.iter().try_for_each(|index| self.common.write_index(index))
     }
 
+    /// Whether the manifest that exists already is this one: a server may answer a repeated request, of which the first one
+    /// succeeded. If nobody can tell, its packs stay.
+    fn is_ours(&mut self, name: &RelPath, content: &[u8], error: &io::Error) -> Result<bool, SaveError> {
+        if error.kind() != io::ErrorKind::AlreadyExists {
+            return Ok(false);
+        }
+        match read_all(&*self.common.store.medium, name, sealed::MANIFEST_MAX_BYTES) {
+            Ok(found) if found == content => return Ok(true),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!("cannot read {}: {error}", self.common.store.medium.describe(name));
+                self.finished.clear();
+            }
+        }
+        Err(SaveError::Taken(self.id.to_string()))
+    }
+
     /// Removes the manifest after a failed commit: it may exist now and be lost in a crash. A manifest that another
     /// process has committed is kept.
     fn take_back(&mut self, name: &RelPath, content: &[u8]) -> Result<(), SaveError> {
@@ -275,10 +292,9 @@ impl SnapshotWriter for Saving<'_> {
         faults::hit("save-before-commit").map_err(self.common.failed("commit", &name))?;
         let content = sealed::encode(&manifest, &self.common.store.codec)
             .map_err(self.common.failed("commit", &name))?;
-        if let Err(error) = self.common.store.medium.put_new(&name, &content) {
-            if error.kind() == io::ErrorKind::AlreadyExists {
-                return Err(SaveError::Taken(self.id.to_string()));
-            }
+        if let Err(error) = self.common.store.medium.put_new(&name, &content)
+            && !self.is_ours(&name, &content, &error)?
+        {
             self.take_back(&name, &content)?;
             return Err(self.common.failed("commit", &name)(error));
         }
