@@ -168,4 +168,21 @@ mod tests {
         );
         assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20);
     }
+
+    /// The job is frozen while its files in /dev/shm are copied.
+    #[test]
+    fn files_are_copied_until_the_deadline_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, root) = (dir.path().join("file"), Path::new("/"));
+        std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let staging = crate::files::staging::Staging::on_disk(&dir.path().join("staging")).unwrap();
+        let paths = [path.to_str().unwrap().to_owned()];
+        let copy = |name: &str, deadline: Instant| {
+            save(&paths, root, name, &staging.subdir(name).unwrap(), deadline)
+        };
+        let now = Instant::now();
+        let late = copy("late", now).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut, "{late}");
+        assert_eq!(copy("shm", now + std::time::Duration::from_secs(600)).unwrap().len(), 1);
+    }
 }

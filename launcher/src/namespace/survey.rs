@@ -27,8 +27,12 @@ pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
         // A process that ends during the survey is skipped.
         let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
         parents.insert(pid, parent(&status));
-        memory_bytes += dumped_bytes(&status);
-        files.extend(files_in_memory(pid));
+        memory_bytes += own_bytes(&status);
+        let (found, is_complete) = files_in_memory(pid);
+        files.extend(found);
+        if !is_complete {
+            memory_bytes += shared_bytes(&status);
+        }
         for tid in numbers_in(format!("/proc/{pid}/task")).unwrap_or_default() {
             if let Ok(cpus) = sched_getaffinity(Pid::from_raw(tid)) {
                 groups.entry(cpu_numbers(&cpus)).or_default().push(tid);
@@ -36,6 +40,7 @@ pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
         }
     }
     memory_bytes += files.values().sum::<u64>();
+    memory_bytes += sysv_bytes(&std::fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default());
     let last_pid = std::fs::read_to_string("/proc/sys/kernel/ns_last_pid")?;
     let last_pid = last_pid.trim().parse().map_err(io::Error::other)?;
     let affinity = groups.into_iter().map(|(cpus, tids)| AffinityGroup { cpus, tids }).collect();
@@ -93,32 +98,81 @@ pub fn pid_namespace_of(pid: i32) -> Option<u64> {
     std::fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|meta| meta.ino())
 }
 
-/// Bytes of a process's memory that a dump contains: anonymous, shared and swapped memory in /proc/PID/status.
-fn dumped_bytes(status: &str) -> u64 {
+/// Bytes of a process's own memory that a dump contains: anonymous memory, also swapped or in huge pages that were reserved
+/// (hugetlb), from /proc/PID/status.
+fn own_bytes(status: &str) -> u64 {
+    bytes_of(status, &["RssAnon:", "VmSwap:", "HugetlbPages:"])
+}
+
+/// Bytes of shared memory of which a process has pages in its page table.
+fn shared_bytes(status: &str) -> u64 {
+    bytes_of(status, &["RssShmem:"])
+}
+
+fn bytes_of(status: &str, fields: &[&str]) -> u64 {
     let kilobytes = |line: &str| {
-        let value = ["RssAnon:", "RssShmem:", "VmSwap:"].iter().find_map(|name| line.strip_prefix(name))?;
+        let value = fields.iter().find_map(|name| line.strip_prefix(name))?;
         value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
     };
     status.lines().filter_map(kilobytes).sum::<u64>() * 1024
 }
 
-/// The open files that a dump copies, by device and inode, with the bytes that they occupy: files in /dev/shm, memory files
-/// (memfd), and files without a name. What a process has mapped of them may be counted twice.
-fn files_in_memory(pid: i32) -> Vec<((u64, u64), u64)> {
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let is_copied = |target: &Path| {
-        let target = target.as_os_str().as_bytes();
-        // A mirror of device memory, which agents close before the dump.
-        if target.starts_with(b"/#") || target.starts_with(b"/memfd:ckpt-") {
-            return false;
-        }
-        target.starts_with(b"/dev/shm/") || target.starts_with(b"/memfd:") || target.ends_with(b" (deleted)")
+/// Bytes of the SysV shared memory of the IPC namespace, from /proc/sysvipc/shm: all of it is in a dump, attached or not.
+fn sysv_bytes(table: &str) -> u64 {
+    let Some((heading, rows)) = table.split_once('\n') else { return 0 };
+    let columns = ["rss", "swap"].map(|name| heading.split_whitespace().position(|column| column == name));
+    let of_row = |row: &str| {
+        let values: Vec<&str> = row.split_whitespace().collect();
+        let value = |column: &Option<usize>| values.get((*column)?)?.parse::<u64>().ok();
+        columns.iter().filter_map(value).sum::<u64>()
     };
-    fds.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| is_copied(&target)))
-        .filter_map(|fd| std::fs::metadata(fd.path()).ok())
-        .filter(Metadata::is_file)
-        .map(|meta| ((meta.dev(), meta.ino()), meta.blocks() * 512))
-        .collect()
+    rows.lines().map(of_row).sum()
+}
+
+/// A file by device and inode, and the bytes that it occupies.
+type Occupied = ((u64, u64), u64);
+
+/// The files of a process that a dump copies, open or mapped: files in /dev/shm, memory files (memfd), shared memory, and
+/// files without a name. They count whether their pages are in the process's page table or not: a child may have filled them,
+/// or the system swapped them out. Also whether that is all: without CAP_CHECKPOINT_RESTORE, nobody can tell of mapped files.
+fn files_in_memory(pid: i32) -> (Vec<Occupied>, bool) {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let is_open =
+        |path: &Path| std::fs::read_link(path).is_ok_and(|target| is_copied(target.as_os_str().as_bytes()));
+    let open = fds.map(|fd| fd.path()).filter(|path| is_open(path)).filter_map(|path| occupied(&path));
+    let mut found: Vec<_> = open.collect();
+    let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let mut is_complete = true;
+    for range in maps.split(|&byte| byte == b'\n').filter_map(copied_range) {
+        let mapped = occupied(Path::new(&format!("/proc/{pid}/map_files/{range}")));
+        is_complete &= mapped.is_some();
+        found.extend(mapped);
+    }
+    (found, is_complete)
+}
+
+/// The address range of a line of /proc/PID/maps, if it is of a file that a dump copies. SysV shared memory is counted by
+/// [`sysv_bytes`].
+fn copied_range(line: &[u8]) -> Option<&str> {
+    // The path begins in column 73, or later if the fields before it are long.
+    let path = line.iter().position(|&byte| byte == b'/').map(|at| &line[at..])?;
+    let range = line.split(|&byte| byte == b' ').next()?;
+    (is_copied(path) && !path.starts_with(b"/SYSV")).then(|| str::from_utf8(range).ok())?
+}
+
+/// Whether a dump copies the content of a file that an open descriptor or a mapping shows as this.
+fn is_copied(path: &[u8]) -> bool {
+    // A mirror of device memory, which agents close before the dump.
+    if path.starts_with(b"/#") || path.starts_with(b"/memfd:ckpt-") {
+        return false;
+    }
+    path.starts_with(b"/dev/shm/") || path.starts_with(b"/memfd:") || path.ends_with(b" (deleted)")
+}
+
+/// `None` for what is no file of its own, or may not be looked at.
+fn occupied(path: &Path) -> Option<Occupied> {
+    let meta = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
+    Some(((meta.dev(), meta.ino()), meta.blocks() * 512))
 }
 
 fn cpu_numbers(cpus: &CpuSet) -> Vec<u32> {
@@ -146,6 +200,7 @@ pub(super) fn set_affinity(groups: &[AffinityGroup]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn processes_outside_of_the_tree_are_recognized() {
@@ -155,26 +210,77 @@ mod tests {
         assert!(!below(20) && !below(21));
     }
 
-    #[test]
-    fn files_in_memory_are_counted() {
-        use std::io::Write;
-        let mut file =
-            std::fs::File::from(rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    fn counted(file: &std::fs::File) -> u64 {
+        let (found, is_complete) = files_in_memory(std::process::id().cast_signed());
+        assert!(is_complete || !rustix::process::getuid().is_root());
+        let meta = file.metadata().unwrap();
+        let found: BTreeMap<_, _> = found.into_iter().collect();
+        found.get(&(meta.dev(), meta.ino())).copied().unwrap_or(0)
+    }
+
+    fn in_memory() -> std::fs::File {
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let mut file = std::fs::File::from(file);
         file.write_all(&vec![1; 1 << 20]).unwrap();
-        let mut unlinked = tempfile::tempfile().unwrap();
-        unlinked.write_all(&vec![1; 1 << 20]).unwrap();
-        unlinked.sync_all().unwrap();
-        let pid = std::process::id().cast_signed();
-        let found: BTreeMap<_, _> = files_in_memory(pid).into_iter().collect();
-        for file in [file, unlinked] {
-            let meta = file.metadata().unwrap();
-            assert!(found[&(meta.dev(), meta.ino())] >= 1 << 20);
-        }
+        file
     }
 
     #[test]
-    fn counts_anonymous_shared_and_swapped_memory() {
-        let status = "VmRSS:\t    9000 kB\nRssAnon:\t    1000 kB\nRssFile:\t 500 kB\nRssShmem:\t  20 kB\nVmSwap:\t 3 kB\n";
-        assert_eq!(dumped_bytes(status), 1023 * 1024);
+    fn files_in_memory_are_counted() {
+        let mut unlinked = tempfile::tempfile().unwrap();
+        unlinked.write_all(&vec![1; 1 << 20]).unwrap();
+        unlinked.sync_all().unwrap();
+        for file in [in_memory(), unlinked] {
+            assert!(counted(&file) >= 1 << 20);
+        }
+    }
+
+    /// The memory was filled by a child that has ended: none of it is in the page table of the process that has it mapped.
+    #[test]
+    fn shared_memory_without_a_descriptor_is_counted() {
+        const PROGRAM: &str = "import mmap, os, time\n\
+            shared = mmap.mmap(-1, 1 << 20)\n\
+            if os.fork() == 0:\n    shared[:] = b'x' * (1 << 20)\n    os._exit(0)\n\
+            os.wait()\nprint(flush=True)\ntime.sleep(600)";
+        let mut child = std::process::Command::new("python3");
+        let mut child = child.args(["-c", PROGRAM]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let pid = child.id().cast_signed();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let (found, is_complete) = files_in_memory(pid);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(shared_bytes(&status) < 1 << 20, "{status}");
+        let bytes: u64 = found.iter().map(|(_, bytes)| bytes).sum();
+        assert_eq!(
+            (bytes, is_complete),
+            if rustix::process::getuid().is_root() { (1 << 20, true) } else { (0, false) }
+        );
+    }
+
+    #[test]
+    fn only_ranges_of_files_that_a_dump_copies_count() {
+        let range = |line: &str| copied_range(line.as_bytes()).map(str::to_owned);
+        let of =
+            |path: &str| range(&format!("7f10-7f20 rw-s 00000000 00:01 1027                       {path}"));
+        for path in ["/dev/zero (deleted)", "/memfd:x (deleted)", "/dev/shm/x", "/tmp/x (deleted)"] {
+            assert_eq!(of(path).as_deref(), Some("7f10-7f20"), "{path}");
+        }
+        for path in
+            ["/usr/lib/libc.so.6", "/SYSV00000000 (deleted)", "/memfd:ckpt-mirror (deleted)", "/#7 (deleted)"]
+        {
+            assert_eq!(of(path), None, "{path}");
+        }
+        assert_eq!(range("7f10-7f20 rw-p 00000000 00:00 0"), None);
+        assert_eq!(range("7f10-7f20 rw-p 00000000 00:00 0                          [heap]"), None);
+    }
+
+    #[test]
+    fn memory_of_a_process_and_of_sysv_is_counted() {
+        let status = "VmRSS:\t    9000 kB\nRssAnon:\t    1000 kB\nRssFile:\t 500 kB\nRssShmem:\t  20 kB\nVmSwap:\t 3 kB\nHugetlbPages:\t 2048 kB\n";
+        assert_eq!((own_bytes(status), shared_bytes(status)), (3051 * 1024, 20 * 1024));
+        let table = "       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  cgid      atime      dtime      ctime                   rss                  swap\n         0          0   600               8388608     5     5      0     0     0     0     0          0          0 1764167000               4194304                  4096\n";
+        assert_eq!(sysv_bytes(table), (4 << 20) + 4096);
+        assert_eq!((sysv_bytes(""), sysv_bytes("key shmid\n")), (0, 0));
     }
 }

@@ -1,10 +1,10 @@
 //! How much memory is free.
 
 use procfs_core::process::{MountInfo, MountInfos};
-use procfs_core::{FromRead, Meminfo, ProcessCGroups};
+use procfs_core::{FromRead, Meminfo, ProcessCGroup, ProcessCGroups};
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Memory to leave free for other processes.
 pub const SPARE_BYTES: u64 = 256 << 20;
@@ -16,19 +16,26 @@ pub const SPARE_BYTES: u64 = 256 << 20;
 pub fn available_bytes() -> io::Result<u64> {
     let meminfo = Meminfo::from_file("/proc/meminfo").map_err(io::Error::other)?;
     let machine = meminfo.mem_available.ok_or(io::ErrorKind::InvalidData)?;
-    let cgroups = ProcessCGroups::from_file("/proc/self/cgroup").ok();
-    let mounts = MountInfos::from_file("/proc/self/mountinfo").ok();
-    let (cgroups, mounts) = (cgroups.map_or(Vec::new(), |all| all.0), mounts.map_or(Vec::new(), |all| all.0));
+    let cgroups = ProcessCGroups::from_file("/proc/self/cgroup").map_or(Vec::new(), |all| all.0);
+    let mounts = MountInfos::from_file("/proc/self/mountinfo").map_or(Vec::new(), |all| all.0);
+    let cgroups = memory_cgroups(&cgroups, &mounts);
+    Ok(cgroups.iter().map(|(top, cgroup)| left_bytes(top, cgroup)).fold(machine, u64::min))
+}
+
+/// The cgroups that limit the memory, each with the directory at which what can be seen of its hierarchy begins. Where both
+/// versions are mounted, either may have the limits.
+fn memory_cgroups(cgroups: &[ProcessCGroup], mounts: &[MountInfo]) -> Vec<(PathBuf, PathBuf)> {
     let memory = cgroups
         .iter()
         .filter(|one| one.hierarchy == 0 || one.controllers.iter().any(|name| name == "memory"));
-    let left = memory.filter_map(|one| {
-        let mount = mounts.iter().find(|mount| is_of(mount, one.hierarchy))?;
-        // A container may see a part of the hierarchy only.
-        let below = Path::new(&one.pathname).strip_prefix(&mount.root).ok()?;
-        Some(left_bytes(&mount.mount_point, &mount.mount_point.join(below)))
+    let found = memory.filter_map(|one| {
+        mounts.iter().filter(|mount| is_of(mount, one.hierarchy)).find_map(|mount| {
+            // A container may see a part of the hierarchy only.
+            let below = Path::new(&one.pathname).strip_prefix(&mount.root).ok()?;
+            Some((mount.mount_point.clone(), mount.mount_point.join(below)))
+        })
     });
-    Ok(left.fold(machine, u64::min))
+    found.collect()
 }
 
 /// Whether a mount shows the version 2 hierarchy (number 0), or the memory controller of version 1.
@@ -92,5 +99,37 @@ mod tests {
         write("v1/memory.limit_in_bytes", "500");
         write("v1/memory.usage_in_bytes", "450");
         assert_eq!(left_bytes(top, &top.join("v1/deeper")), 50);
+    }
+
+    /// How systems and containers show a process its cgroup.
+    #[test]
+    fn the_cgroup_is_found_in_each_version() {
+        let found = |cgroups: &str, mounts: &str| {
+            let cgroups = ProcessCGroups::from_read(cgroups.as_bytes()).unwrap().0;
+            let mounts = MountInfos::from_read(mounts.as_bytes()).unwrap().0;
+            let paths = memory_cgroups(&cgroups, &mounts);
+            let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+            paths.into_iter().map(|(top, cgroup)| (text(top), text(cgroup))).collect::<Vec<_>>()
+        };
+        let pair = |top: &str, cgroup: &str| (top.to_owned(), cgroup.to_owned());
+        let v2 = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let slurm = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n";
+        let task = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0/user/task_0";
+        assert_eq!(found(slurm, v2), [pair("/sys/fs/cgroup", task)]);
+        // A container with a namespace of its own.
+        assert_eq!(found("0::/\n", v2), [pair("/sys/fs/cgroup", "/sys/fs/cgroup/")]);
+        let v1 = "31 23 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                  32 23 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
+        let job = "5:cpu:/other\n4:memory:/slurm/uid_7/job_9\n1:name=systemd:/x\n";
+        let at = "/sys/fs/cgroup/memory";
+        assert_eq!(found(job, v1), [pair(at, "/sys/fs/cgroup/memory/slurm/uid_7/job_9")]);
+        // A container without one sees its own part, and perhaps another one, too.
+        let part = "32 23 0:28 /other /mnt rw - cgroup cgroup rw,memory\n\
+                    33 23 0:28 /kubepods/pod1/c1 /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
+        assert_eq!(found("4:memory:/kubepods/pod1/c1/x\n", part), [pair(at, "/sys/fs/cgroup/memory/x")]);
+        // Both versions, of which one has the memory.
+        let both = format!("{v1}41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+        assert_eq!(found("4:memory:/a\n0::/b\n", &both).len(), 2);
+        assert_eq!(found("", ""), []);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Each folder in `tests/tests` is one test program: linking takes time, and tests of one program run in parallel.
 
+mod cgroups;
 mod damage;
 mod faults;
 mod forged;
