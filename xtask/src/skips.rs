@@ -52,6 +52,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("the_configuration_of_another_user_is_not_used", OWNER),
     ("the_store_of_another_user_is_not_used", OWNER),
     ("the_limit_of_a_cgroup_further_up_counts", "not every system lets root set limits of memory"),
+    ("programs_and_logs_of_another_user_are_not_used", OWNER),
     ("a_job_runs_while_its_checkpoint_waits_for_a_lock", MOUNT),
     ("ext4", MOUNT),
     ("xfs_with_reflinks", MOUNT),

@@ -517,7 +517,11 @@ pub const SETTINGS: &[Setting] = &[
         long_help: "Also write the messages of ckpt-run to this file, with times and details.",
         set: |config, option| {
             option.put(&mut config.log_file, "a path", optional(parsed))?;
-            check_trust(config, config.log_file.as_deref().and_then(Path::parent), option)
+            // Of a name alone, the working directory.
+            let directory = config.log_file.as_deref().and_then(Path::parent);
+            let directory =
+                directory.map(|dir| if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
+            check_trust(config, directory, option)
         },
     },
     Setting {

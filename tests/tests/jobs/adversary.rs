@@ -8,7 +8,7 @@ use std::process::Output;
 
 const STRANGER: u32 = 61_009;
 
-/// A directory that another user owns, with a configuration that names a program to execute.
+/// A configuration that names a program to execute.
 fn hostile() -> Sandbox {
     let sandbox = Sandbox::new();
     let program = sandbox.path().join("evil");
@@ -75,6 +75,54 @@ fn the_configuration_of_another_user_is_not_used() {
     fs::write(&config, format!("trust = \"{trust}\"\n")).unwrap();
     let said = call(&sandbox, &["doctor"]);
     assert_eq!(said.status.code(), Some(2), "the file cannot allow itself: {said:?}");
+}
+
+/// Files of another user that a trusted configuration or the command line names: what is executed, or written to.
+#[test]
+fn programs_and_logs_of_another_user_are_not_used() {
+    if !is_root() {
+        return;
+    }
+    let (sandbox, theirs) = (hostile(), Sandbox::new());
+    let (config, executed) = (sandbox.path().join("ckpt-run.toml"), theirs.path().join("evil.executed"));
+    let evil = theirs.path().join("evil");
+    fs::copy(sandbox.path().join("evil"), &evil).unwrap();
+    fs::remove_file(sandbox.path().join("evil")).unwrap();
+    fs::write(theirs.path().join("log"), "theirs").unwrap();
+    let log = theirs.path().join("log");
+    // In another user's directory, or in one's own and another user's.
+    for is_directory in [true, false] {
+        give_to_stranger(if is_directory { theirs.path() } else { &evil });
+        for (option, path) in [("criu", &evil), ("interpose", &evil), ("log-file", &log)] {
+            if option == "log-file" && !is_directory {
+                continue;
+            }
+            let path = path.display().to_string();
+            fs::write(&config, format!("{option} = \"{path}\"\n")).unwrap();
+            for arguments in [&["doctor"][..], &["--", "true"]] {
+                let mut command = sandbox.command(arguments);
+                let output = command.env_remove("CKPT_CRIU").env_remove("SUDO_UID").output().unwrap();
+                is_refused(&output, "belongs to user 61009");
+            }
+            fs::remove_file(&config).unwrap();
+            is_refused(
+                &call(&sandbox, &[&format!("--{option}"), &path, "--", "true"]),
+                "belongs to user 61009",
+            );
+        }
+        chown(theirs.path(), Some(0), Some(0)).unwrap();
+    }
+    // A name alone is in the working directory.
+    give_to_stranger(sandbox.path());
+    is_refused(&call(&sandbox, &["--log-file", "messages", "--store", "/nonexistent", "ls"]), "log-file");
+    chown(sandbox.path(), Some(0), Some(0)).unwrap();
+    assert!(!executed.exists() && !sandbox.path().join("messages").exists());
+    assert_eq!(fs::read_to_string(log).unwrap(), "theirs");
+    // What is executed by a shell comes with the configuration.
+    fs::write(&config, format!("preempt-probe = \"{}\"\n", evil.display())).unwrap();
+    give_to_stranger(&config);
+    is_refused(&call(&sandbox, &["--", "true"]), "belongs to user 61009");
+    assert!(!executed.exists());
 }
 
 #[test]
