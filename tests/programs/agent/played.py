@@ -1,7 +1,7 @@
 """Plays an agent of the interposer, without a GPU: what it answers is in files of the working directory.
 
 `quiesce`: why it refuses to go away. `lost`: what it has lost when it is back. `delay_s`: how long it takes to come
-back. It writes the requests that it has refused to `refused`, and ends when there is a file `go`.
+back. `absent`: it does not come back while there is this file. It writes the requests that it has refused to `refused`, and ends when there is a file `go`.
 
 `memory`: what it has in device memory at the beginning, if anything; after each checkpoint that becomes one character
 longer. It writes the numbers of its mirrors to `mirrors`, the attempts that were given up to `unstaged`, and whence its
@@ -222,7 +222,7 @@ def main():
             note("log", "pass")
             return
         delay_s = float(content("delay_s") or 0)
-        while not os.path.exists(PATH):
+        while not os.path.exists(PATH) or os.path.exists("absent"):
             time.sleep(LOOK_S)
         time.sleep(delay_s)
 

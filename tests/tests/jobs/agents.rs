@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// A library that can be preloaded and does nothing, since the program plays the agent.
-fn harmless() -> &'static str {
+pub fn harmless() -> &'static str {
     let places = ["/lib/x86_64-linux-gnu/libm.so.6", "/usr/lib64/libm.so.6", "/lib64/libm.so.6"];
     places.into_iter().find(|place| Path::new(place).is_file()).expect("the C library's mathematics")
 }
@@ -118,6 +118,29 @@ fn lost_gpu_state_ends_the_job_and_its_snapshot_is_good() {
     write(&sandbox, "go", "");
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
+/// A process whose agent does not come back after a resume hangs for ever: the resume has failed, and says so.
+#[test]
+fn a_resume_without_an_agent_has_failed() {
+    let sandbox = Sandbox::new();
+    let mut job = started(&sandbox);
+    let id = job.checkpoint(&sandbox);
+    job.kill_everything();
+    write(&sandbox, "absent", "");
+    let argv: [OsString; 3] = ["--".into(), python().into(), programs().join("agent/played.py").into()];
+    let mut command = sandbox.command(argv);
+    command.env("CKPT_INTERPOSE", harmless()).env("CKPT_FILES_EXCLUDE", "*").env("CKPT_FREEZE_TIMEOUT", "2s");
+    let mut job = sandbox.start_command("again", command);
+    assert_eq!(job.wait(), 125, "{}", job.said());
+    for said in ["its interposer has not connected to ", &format!("the snapshot {id} is intact")] {
+        assert!(job.said().contains(said), "{said}: {}", job.said());
+    }
+    assert!(!job.said().contains("resumed from snapshot"), "{}", job.said());
+    remove(&sandbox, "absent");
+    let mut job = start(&sandbox, harmless());
+    job.until_answering(&sandbox);
+    ends_right(job, &sandbox, "with the agent");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! What works without root: a user with no rights at all, in a user namespace of ckpt-run's; one with a few
 //! capabilities; and one with neither, for whom nothing is started. docs/privileges.md has the table.
 
-use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, python, set_variables};
+use crate::agents::harmless;
+use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, programs, python, set_variables};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -226,6 +227,41 @@ fn a_directory_of_another_user_in_tmp_is_avoided_or_named() {
     let mut job = user.sandbox.start_command("job", user.job(NOTHING, "unix"));
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+}
+
+/// The processes of a snapshot look for ckpt-run where it was when they were started.
+#[test]
+fn a_resume_with_another_runtime_directory_has_its_agents() {
+    let user = User::new(61_013);
+    if !can_be_reached(&user) {
+        return;
+    }
+    let program = user.sandbox.path().join("played.py");
+    fs::copy(programs().join("agent/played.py"), &program).unwrap();
+    let command = |dir: &str, arguments: &[&str]| {
+        let mut command = user.command(NOTHING, arguments);
+        command.env("XDG_RUNTIME_DIR", user.sandbox.path().join(dir));
+        command.env("CKPT_INTERPOSE", harmless()).env("CKPT_FILES_EXCLUDE", "*");
+        command
+    };
+    let python = python().display().to_string();
+    let start = |dir: &str| user.sandbox.start_command("job", command(dir, &["--", &python, "played.py"]));
+    let mut job = start("one");
+    job.until("the agent", || user.sandbox.path().join("ready").exists().then_some(()));
+    job.until("a snapshot", || {
+        command("one", &["checkpoint"]).output().unwrap().status.success().then_some(())
+    });
+    assert!(!user.runtime_dir().exists(), "the variable counts");
+    job.kill_everything();
+    let mut job = start("two");
+    job.until("the resume", || job_has_said(&user, "resumed from snapshot"));
+    fs::write(user.sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(user.sandbox.read("log"), "started\npass\n", "{}", job.said());
+}
+
+fn job_has_said(user: &User, text: &str) -> Option<()> {
+    user.sandbox.read("job.err").contains(text).then_some(())
 }
 
 /// This user cannot have memory for the images. With a key, they do not go to the disk either, unless that is allowed.
