@@ -56,6 +56,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_resume_with_another_runtime_directory_has_its_agents", REACH),
     ("a_directory_of_another_user_in_tmp_is_avoided_or_named", REACH),
     ("the_memory_of_an_encrypted_job_is_not_written_to_the_disk", REACH),
+    ("whatever_is_in_the_runtime_directory_only_the_job_itself_runs", REACH),
     ("a_job_runs_while_its_checkpoint_waits_for_a_lock", MOUNT),
     ("ext4", MOUNT),
     ("xfs_with_reflinks", MOUNT),

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use ckpt_snapshot::LinkedFile;
 use procfs_core::FromBufRead;
 use procfs_core::process::MemoryMaps;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::retry_on_intr;
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
@@ -47,7 +47,16 @@ impl NamesLock {
         let timeout = timeout.min(NAMES_LOCK_TIMEOUT);
         let open = || -> io::Result<Option<File>> {
             let path = runtime_dir()?.join("names.lock");
-            let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+            // Anything else in its place is an error, and nothing to wait for.
+            let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+            let mut options = File::options();
+            let file = options
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(flags)
+                .open(path)?;
             let deadline = Instant::now() + timeout;
             while let Err(error) = retry_on_intr(|| rustix::fs::flock(&file, operation)) {
                 if error != rustix::io::Errno::WOULDBLOCK {

@@ -2,7 +2,7 @@
 //! capabilities; and one with neither, for whom nothing is started. docs/privileges.md has the table.
 
 use crate::agents::harmless;
-use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, programs, python, set_variables};
+use ckpt_run_tests::{Running, Sandbox, ckpt_run, criu, programs, python, set_variables, until};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -262,6 +262,70 @@ fn a_resume_with_another_runtime_directory_has_its_agents() {
 
 fn job_has_said(user: &User, text: &str) -> Option<()> {
     user.sandbox.read("job.err").contains(text).then_some(())
+}
+
+/// Somebody who could write to the directory of sockets and locks has put other things there. The job itself runs or is
+/// refused, nothing hangs, and nothing outside changes.
+#[test]
+fn whatever_is_in_the_runtime_directory_only_the_job_itself_runs() {
+    let user = User::new(61_014);
+    if !can_be_reached(&user) {
+        return;
+    }
+    let [dir, canary] = ["runtime", "canary"].map(|name| user.sandbox.path().join(name));
+    let (go, script) = (user.sandbox.path().join("go"), "while [ ! -e go ]; do sleep 0.05; done; echo end");
+    let command = |arguments: &[&str]| {
+        let mut command = user.command(NOTHING, arguments);
+        command.env("XDG_RUNTIME_DIR", &dir).env("CKPT_INTERPOSE", harmless());
+        command
+    };
+    let unreachable = || user.sandbox.read("job.err").matches("cannot reach this job").count();
+    // Its job is asked for a checkpoint, and goes to its end.
+    let run = |what: &str| {
+        let before = unreachable();
+        let mut job = user.sandbox.start_command("job", command(&["--", "sh", "-c", script]));
+        let mut asked = None;
+        until("a snapshot, the end, or that nobody can ask for one", || {
+            let child = asked.get_or_insert_with(|| command(&["checkpoint"]).spawn().unwrap());
+            let is_saved = child.try_wait().unwrap().is_some_and(|status| {
+                asked = None;
+                status.success()
+            });
+            (is_saved || unreachable() > before || job.has_ended()).then_some(())
+        });
+        let names = fs::read_dir(dir.join("ckpt-run")).unwrap().map(|entry| entry.unwrap().path());
+        let names: Vec<_> = names.collect();
+        fs::write(&go, "").unwrap();
+        let code = job.wait();
+        fs::remove_file(&go).unwrap();
+        println!("{what}: {code}, {}", job.said());
+        let has_ended = user.sandbox.read("job.out").contains("end");
+        assert!(code == 0 && has_ended || matches!(code, 2 | 125), "{what}: {code}, {}", job.said());
+        assert!(!job.said().contains("panicked"), "{what}: {}", job.said());
+        (code, names)
+    };
+    let (code, names) = run("as it was");
+    let has = |end: &str| names.iter().any(|name| name.to_string_lossy().ends_with(end));
+    assert!(code == 0 && [".sock", ".agents", "/names.lock"].into_iter().all(has), "{names:?}");
+    fs::write(&canary, "alive").unwrap();
+    chown(&canary, Some(user.uid), Some(user.uid)).unwrap();
+    for name in &names {
+        for what in ["a link", "a directory", "a fifo", "a file"] {
+            let _ = fs::remove_file(name);
+            let _ = fs::remove_dir_all(name);
+            match what {
+                "a link" => std::os::unix::fs::symlink(&canary, name).unwrap(),
+                "a directory" => fs::create_dir(name).unwrap(),
+                "a fifo" => assert!(Command::new("mkfifo").arg(name).status().unwrap().success()),
+                _ => fs::write(name, "garbage").unwrap(),
+            }
+            std::os::unix::fs::lchown(name, Some(user.uid), Some(user.uid)).unwrap();
+            run(&format!("{} is {what}", name.display()));
+            assert_eq!(fs::read_to_string(&canary).unwrap(), "alive", "{} is {what}", name.display());
+        }
+        let _ = fs::remove_file(name);
+        let _ = fs::remove_dir_all(name);
+    }
 }
 
 /// This user cannot have memory for the images. With a key, they do not go to the disk either, unless that is allowed.
