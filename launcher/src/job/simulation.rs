@@ -1,6 +1,6 @@
 //! A simulation of several launchers that claim one job in one object store. They run in turns, which a seeded generator
 //! decides before each operation of the store. Operations fail, take effect although they are reported as failed, take
-//! effect late or twice; launchers die. Whatever happens, these must hold:
+//! effect late or twice; launchers die, or stand still for a while; their clocks jump. Whatever happens, these must hold:
 //!
 //! - A launcher resumes from what the one before it has saved, or from a later snapshot of the same history.
 //! - A snapshot that is resumed has all its data.
@@ -26,7 +26,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 /// Seeds of one test run; `CKPT_TEST_SEEDS` sets another number, and `CKPT_TEST_SEED` the first one.
@@ -36,6 +36,10 @@ const MACHINES: usize = 3;
 const LIVES: u32 = 2;
 /// Time that passes with each operation: a save takes less than a day.
 const OPERATION: Duration = Duration::from_secs(20);
+/// How far a clock may be from the store's, in seconds: packs younger than a day are not deleted.
+const CLOCK_ERROR_S: i64 = 11 * 3600;
+/// How many turns of the others a launcher may stand still for.
+const LONGEST_PAUSE: u32 = 400;
 /// The pinned snapshot.
 const PINNED: u64 = 1;
 
@@ -48,6 +52,8 @@ struct World {
     /// Whose turn it is.
     turn: usize,
     running: Vec<usize>,
+    /// Launchers that stand still, and for how many turns.
+    paused: BTreeMap<usize, u32>,
     /// Numbers that their launcher was told to be saved, while it owned the job.
     saved: BTreeSet<u64>,
     /// Whether a launcher that owned the job was told that the job is complete; or may have completed it.
@@ -93,6 +99,8 @@ struct Machine {
     me: usize,
     /// Whether operations may fail.
     has_faults: bool,
+    /// How far its clock is ahead of the store's, in seconds.
+    clock_s: Arc<AtomicI64>,
     is_dead: Arc<AtomicBool>,
 }
 
@@ -117,23 +125,35 @@ impl Machine {
             let write = world.late.swap_remove(number);
             let _ = world.apply(&write);
         }
+        if self.has_faults && world.random.u32(..100) == 0 {
+            let error_s = world.random.i64(-CLOCK_ERROR_S..CLOCK_ERROR_S);
+            self.clock_s.store(error_s, Relaxed);
+        }
+        if self.has_faults && world.random.u32(..200) == 0 {
+            let turns = world.random.u32(1..LONGEST_PAUSE);
+            world.paused.insert(self.me, turns);
+        }
         self.pass(&mut world);
         while world.turn != self.me {
             self.world.1.wait(&mut world);
         }
-        let is_dead = self.is_dead.load(std::sync::atomic::Ordering::Relaxed);
+        let is_dead = self.is_dead.load(Relaxed);
         if is_dead || self.has_faults && world.random.u32(..150) == 0 {
-            self.is_dead.store(true, std::sync::atomic::Ordering::Relaxed);
+            self.is_dead.store(true, Relaxed);
             return Err(io::Error::other("dead"));
         }
         Ok(world)
     }
 
     fn pass(&self, world: &mut World) {
-        if !world.running.is_empty() {
-            let running = world.running.len();
-            let next = world.random.usize(..running);
-            world.turn = world.running[next];
+        world.paused.retain(|_, turns| {
+            *turns -= 1;
+            *turns > 0
+        });
+        let World { running, paused, random, .. } = world;
+        let awake: Vec<_> = running.iter().filter(|one| !paused.contains_key(one)).collect();
+        if let Some(next) = random.choice(if awake.is_empty() { running.iter().collect() } else { awake }) {
+            world.turn = *next;
             self.world.1.notify_all();
         }
     }
@@ -189,8 +209,12 @@ impl Medium for Machine {
 
     fn list_times(&self, dir: &RelPath) -> io::Result<Vec<(String, SystemTime)>> {
         let (world, dir) = (self.step()?, format!("{dir}/"));
+        // Seen from its own clock.
+        let clock_s = self.clock_s.load(Relaxed);
+        let ahead = Duration::from_secs(clock_s.unsigned_abs());
+        let now = if clock_s < 0 { SystemTime::now() + ahead } else { SystemTime::now() - ahead };
         let below = world.objects.iter().filter_map(|(name, (_, at))| {
-            Some((name.strip_prefix(&dir)?.to_owned(), SystemTime::now() - (world.now - *at)))
+            Some((name.strip_prefix(&dir)?.to_owned(), now - (world.now - *at)))
         });
         Ok(below.collect())
     }
@@ -404,15 +428,19 @@ fn simulate(seed: u64) -> Result<()> {
         now: Duration::ZERO,
         turn: 0,
         running: vec![0],
+        paused: BTreeMap::new(),
         saved: BTreeSet::new(),
         complete: false,
         perhaps_complete: false,
         runs: 0,
     };
     let world = Arc::new((Mutex::new(world), Condvar::new()));
-    let machine = |me, has_faults| {
-        let (world, is_dead) = (Arc::clone(&world), Arc::default());
-        Machine { world, me, has_faults, is_dead }
+    let machine = |me, has_faults| Machine {
+        world: Arc::clone(&world),
+        me,
+        has_faults,
+        clock_s: Arc::default(),
+        is_dead: Arc::default(),
     };
     // A first run, of which a snapshot is pinned.
     let undisturbed = machine(0, false);
@@ -491,7 +519,7 @@ fn launchers_on_several_machines() {
         for _ in 0..2 {
             scope.spawn(|| {
                 loop {
-                    let seed = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let seed = next.fetch_add(1, Relaxed);
                     if seed >= end {
                         return;
                     }
