@@ -229,6 +229,23 @@ mod tests {
         assert_eq!(names, listed);
     }
 
+    /// docs/threat-model.md names tests, and files with tests, in the last column of its tables.
+    #[test]
+    fn tests_of_the_threat_model_exist() {
+        let text = fs::read_to_string(workspace::root().join("docs/threat-model.md")).unwrap();
+        let rows = text.lines().filter_map(|line| line.strip_suffix('|'));
+        let columns = rows.filter_map(|row| row.rsplit('|').next());
+        let names = columns.flat_map(|column| column.split('`').skip(1).step_by(2));
+        let names: Vec<_> = names.filter(|name| name.contains('_') || name.ends_with(".rs")).collect();
+        assert!(names.len() > 40, "{names:?}");
+        for name in names {
+            let mut git = Command::new("git");
+            git.current_dir(workspace::root()).args(["grep", "-qF", &format!("fn {name}()"), "--", "*.rs"]);
+            let exists = workspace::root().join(name).is_file() || process::capture(&mut git).is_ok();
+            assert!(exists, "docs/threat-model.md names {name}, which does not exist");
+        }
+    }
+
     /// A test that is renamed would otherwise fail CI only on machines where it skips.
     #[test]
     fn tests_that_may_skip_exist() {
