@@ -107,11 +107,17 @@ fn the_launcher_is_killed_while_it_claims_the_job() {
         until_ready(&mut first, &sandbox);
         first.checkpoint(&sandbox);
         first.kill_everything();
+        // It may be of a machine that still runs the job.
+        let unfinished = sandbox.job_dir().join("packs/00000000000000000000000000000001.pack");
+        fs::write(&unfinished, "").unwrap();
         let status = job(&sandbox, "second", Some(&format!("{point}=kill"))).wait_status();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{point}");
+        let is_claimed = !["put-write@1", "put-rename@1"].contains(&point);
+        assert!(is_claimed || unfinished.exists(), "{point}: nothing is deleted before the claim");
         let mut third = job(&sandbox, "third", None);
         third.until_answering(&sandbox);
         assert!(third.said().contains("resumed from snapshot"), "{point}: {}", third.said());
+        assert!(!unfinished.exists(), "{point}");
         ends_right(third, &sandbox, point);
     }
 }
