@@ -32,6 +32,7 @@ pub fn all() -> Vec<&'static Check> {
         checks::kernel::CHECKS,
         checks::fault::CHECKS,
         checks::checkpoint::CHECKS,
+        checks::holders::CHECKS,
         checks::nccl::CHECKS,
         questions::CHECKS,
     ];

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use cuda_abi::types::*;
 
 use crate::check::{Result, Stop, failed};
-use crate::{checks, gpu, helper, kernels, multicast, nccl, ok, questions, vmm};
+use crate::{checks, cu, gpu, helper, kernels, multicast, nccl, ok, questions, vmm};
 
 /// This program in a role. It is killed when its parent ends.
 pub fn command(lib: &Path, words: &[&str]) -> std::io::Result<Command> {
@@ -86,6 +86,7 @@ impl Served {
         match *words {
             ["start"] => gpu::start().map(|_| String::new()),
             ["alloc", bytes] => gpu::alloc(size(bytes)?).map(text),
+            ["take-all"] => take_all(),
             ["free-bytes"] => gpu::free_bytes().map(text),
             ["fill", address, value, count] => fill(number(address)?, number(value)?, size(count)?),
             ["read", address] => gpu::read::<u32>(number(address)?, 1).map(|words| text(words[0])),
@@ -159,6 +160,19 @@ fn fill(address: u64, value: u64, count: usize) -> Result<String> {
     let value = u32::try_from(value).or_else(|_| failed("a value of 32 bits"))?;
     ok!(cuMemsetD32_v2(address, value, count));
     gpu::synchronize().map(|()| String::new())
+}
+
+/// Allocates all memory of the device, in ever smaller pieces.
+fn take_all() -> Result<String> {
+    const SMALLEST_BYTES: usize = 64 << 10;
+    let mut size_bytes = gpu::free_bytes()?;
+    while size_bytes >= SMALLEST_BYTES {
+        let mut address = 0;
+        if cu!(cuMemAlloc_v2(&raw mut address, size_bytes)) != 0 {
+            size_bytes /= 2;
+        }
+    }
+    Ok(String::new())
 }
 
 fn ipc_get(address: u64) -> Result<String> {

@@ -15,7 +15,14 @@ const SKIPPED: &[&str] = &[
     "checkpoint/pairs-before-580",
     "checkpoint/before-570",
     "multicast/bind-for-device",
+    "device/persistence",
+    "checkpoint/no-room",
+    "checkpoint/kill-checkpointed",
+    "checkpoint/kill-ruins",
 ];
+
+/// Allows checks that ruin what they use.
+const RUINS: &str = "CONFORMANCE_RUINS";
 
 /// The simulated driver, as `cargo xtask test` builds it.
 fn simcuda() -> PathBuf {
@@ -87,9 +94,17 @@ fn the_simulated_driver_driver_passes() {
 }
 
 #[test]
-fn the_simulated_driver_is_as_strict_under_mig_and_mps() {
-    for (check, variable) in [("checkpoint/mig", "SIMCUDA_MIG"), ("checkpoint/mps", "SIMCUDA_MPS")] {
-        let outcomes = run_with(&simcuda(), &[check], &[(variable, Path::new("1"))]);
+fn the_simulated_driver_is_as_strict_in_each_mode() {
+    for (check, variable) in [
+        ("checkpoint/mig", "SIMCUDA_MIG"),
+        ("checkpoint/mps", "SIMCUDA_MPS"),
+        ("device/persistence", "SIMCUDA_PERSISTENCE"),
+        ("checkpoint/kill-checkpointed", "SIMCUDA_KILL_RUINS"),
+        ("checkpoint/kill-ruins", "SIMCUDA_KILL_RUINS"),
+        ("checkpoint/no-room", RUINS),
+    ] {
+        let environment = [(variable, Path::new("1")), (RUINS, Path::new("1"))];
+        let outcomes = run_with(&simcuda(), &[check], &environment);
         assert_eq!(outcomes[check].0, "pass", "{outcomes:?}");
     }
 }
@@ -117,6 +132,7 @@ fn each_release_passes() {
 /// Checks of other areas that export memory.
 const EXPORTS: &[&str] = &[
     "checkpoint/ipc",
+    "device/torn-down",
     "host-vmm/shared",
     "multicast/export",
     "multicast/other-process",

@@ -1,7 +1,7 @@
 //! Host memory that the device sees: pinned, registered, managed.
 
-use crate::check::{Check, Result, check, expect_equal};
-use crate::{gives, gpu, kernels, ok};
+use crate::check::{Check, Result, check, expect_equal, failed};
+use crate::{ensure, gives, gpu, kernels, ok};
 
 /// The checks of this area.
 pub const CHECKS: &[Check] = &[
@@ -9,6 +9,11 @@ pub const CHECKS: &[Check] = &[
         "host/one-address",
         "pinned memory has one address for host and device (reference, unified addressing)",
         one_address,
+    ),
+    check(
+        "host/pinned-mapping",
+        "pinned memory is a shared mapping of /dev/zero (source: criu issue 2515)",
+        pinned_mapping,
     ),
     check("host/kernel-access", "a kernel reads and writes pinned memory", kernel_access),
     check(
@@ -52,6 +57,23 @@ fn one_address() -> Result {
     let mut address = 0;
     ok!(cuMemHostGetDevicePointer_v2(&raw mut address, memory, 0));
     expect_equal("device address", address, memory as u64)?;
+    ok!(cuMemFreeHost(memory));
+    Ok(())
+}
+
+fn pinned_mapping() -> Result {
+    gpu::start()?;
+    let memory = gpu::pinned(1 << 20)?;
+    let maps = std::fs::read_to_string("/proc/self/maps").or_else(|error| failed(error.to_string()))?;
+    let at = |text: &str| u64::from_str_radix(text, 16).ok();
+    let holds = |line: &&str| {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let range = range.and_then(|(start, end)| Some(at(start)?..at(end)?));
+        range.is_some_and(|range| range.contains(&(memory as u64)))
+    };
+    let line = maps.lines().find(holds).unwrap_or_default();
+    let is_shared = line.split(' ').nth(1).is_some_and(|rights| rights.ends_with('s'));
+    ensure!(is_shared && line.ends_with("/dev/zero (deleted)"), "it is mapped so: {line:?}");
     ok!(cuMemFreeHost(memory));
     Ok(())
 }

@@ -11,6 +11,7 @@ pub mod entry;
 pub mod event;
 pub mod fault;
 pub mod graph;
+pub mod holders;
 pub mod host;
 pub mod host_vmm;
 pub mod hostfn;
