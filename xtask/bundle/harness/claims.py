@@ -196,6 +196,7 @@ CLAIMS = [
         why="compare `question/checkpoint-empty` of facts",
     ),
     Claim("docs/simcuda.md", "most of the memory of some programs is never written", ("frameworks: JAX",)),
+    Claim("docs/simcuda.md", "memory of the host from cuMemCreate", ("programs: memory of the host",)),
     Claim("docs/simcuda.md", "cuGetProcAddress: with the per-thread flag", ("facts: entry/",)),
     *(
         Claim(

@@ -36,6 +36,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("tests/programs/cuda/forked.c", "bin/forked"),
     ("tests/programs/cuda/graph_memory.c", "bin/graph_memory"),
     ("tests/programs/cuda/graphs.c", "bin/graphs"),
+    ("tests/programs/cuda/hosted.c", "bin/hosted"),
     ("tests/programs/cuda/late.c", "bin/late"),
     ("tests/programs/cuda/managed.c", "bin/managed"),
     ("tests/programs/cuda/orphan.c", "bin/orphan"),

@@ -16,6 +16,7 @@ SAVED = [
     ("shared memory", "shared"),
     ("exported memory", "exported"),
     ("memory passed by descriptors", "exchanged"),
+    ("memory of the host", "hosted"),
 ]
 REFUSED = [("managed memory", "managed"), ("memory without its owner", "orphan")]
 # At 40 ms each while they are slow: longer than a checkpoint, a kill and a resume take on a busy machine.
