@@ -283,10 +283,12 @@ impl Holdings {
         self.processes.get_mut(&pid)?.refill.take()
     }
 
-    /// When device memory was last loaded from the store for a process that is being restored.
-    pub fn last_load(&self) -> Option<Instant> {
-        let refills = self.processes.values().filter_map(|held| held.refill.as_ref());
-        refills.filter_map(|refill| refill.last_activity()).max()
+    /// When device memory was last loaded from the store for a process that is being restored, and whether some is being
+    /// loaded now.
+    pub fn last_load(&self) -> Option<(Instant, bool)> {
+        let refills = || self.processes.values().filter_map(|held| held.refill.as_ref());
+        let last = refills().filter_map(|refill| refill.last_activity()).max()?;
+        Some((last, refills().any(|refill| refill.is_loading())))
     }
 
     /// Sets the handle of a process that has returned.

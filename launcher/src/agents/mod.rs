@@ -374,7 +374,8 @@ impl Agents {
     ///
     /// For processes that were killed after the dump and restored by this same launcher, `quiesced` has to be made by
     /// [`Quiesced::expected`]: they count as exited otherwise. The next dump waits for the processes that are still
-    /// missing at the end. The time begins anew with each part of device memory that is loaded from the store.
+    /// missing at the end. The time begins anew with each part of device memory that is loaded from the store. A process is
+    /// lost for which the store has not answered for that time and the GPU timeout.
     pub fn await_return(&self, quiesced: &Quiesced, deadline: Duration) -> ReturnSummary {
         let summary = self.await_all(quiesced, deadline);
         let ended = self.shared.lock().holdings.remove_ended();
@@ -390,7 +391,10 @@ impl Agents {
             if summary.missing.is_empty() {
                 return summary;
             }
-            let end = state.holdings.last_load().map_or(end, |last| end.max(last + deadline));
+            let load_limit = deadline + self.shared.gpu_timeout;
+            let end = state.holdings.last_load().map_or(end, |(last, is_loading)| {
+                end.max(last + if is_loading { load_limit } else { deadline })
+            });
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 summary.missing.sort_by_key(|process| process.pid);
@@ -399,6 +403,7 @@ impl Agents {
                     self.shared.watch_missing(missing);
                     state.detached.push(missing.clone());
                 }
+                summary.lost.extend(state.without_an_answer(&summary.missing, load_limit));
                 return summary;
             }
             self.shared.wait(&mut state, left.min(PROCESS_POLL_INTERVAL));

@@ -54,7 +54,7 @@ pub struct Refill {
 #[derive(Debug, Default)]
 struct Progress {
     is_loading: bool,
-    /// When the last part was loaded.
+    /// When the store has last answered, or was first asked for parts.
     last: Option<Instant>,
 }
 
@@ -70,10 +70,13 @@ impl Refill {
         Ok(Self { number, bytes, window_bytes, file, stored, progress: Mutex::default() })
     }
 
-    /// When something was last done for the process, which is now while its memory is being read; `None` if it has not begun.
+    /// When the store has last answered, or was first asked for parts; `None` if that has not begun.
     pub(super) fn last_activity(&self) -> Option<Instant> {
-        let progress = self.progress.lock();
-        if progress.is_loading { Some(Instant::now()) } else { progress.last }
+        self.progress.lock().last
+    }
+
+    fn note(&self, is_loading: bool) {
+        *self.progress.lock() = Progress { is_loading, last: Some(Instant::now()) };
     }
 
     /// Whether its memory is being read.
@@ -87,12 +90,12 @@ impl Refill {
     /// The store cannot be read in any tier, or is damaged; or the parts do not fit into the window.
     fn load(&self, ranges: &[Range<u64>], at: u64) -> Result<(), ReadError> {
         let store = &self.stored.store;
-        self.progress.lock().is_loading = true;
+        self.note(true);
         let loaded = store.read_source(&self.stored.manifest, &self.stored.path, |source| {
             faults::hit("load")?;
             self.load_from(source, ranges, at)
         });
-        *self.progress.lock() = Progress { is_loading: false, last: Some(Instant::now()) };
+        self.note(false);
         loaded
     }
 
@@ -113,6 +116,7 @@ impl Refill {
                 let content = buffer.get_mut(..bytes).ok_or(ErrorKind::InvalidInput)?;
                 read_padded(source, piece.start, content)?;
                 self.file.write_all_at(content, *at)?;
+                self.note(true);
             }
             Ok(())
         };
@@ -177,6 +181,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::path::Path;
+    use std::time::Duration;
 
     use ckpt_protocol::agent::{FromAgent, Hello};
     use ckpt_protocol::descriptors;
@@ -185,6 +190,7 @@ mod tests {
     use ckpt_snapshot::packed::{Limits, PackStore};
     use ckpt_snapshot::{Input, RelPath, Store, Tier, Tiers};
 
+    use super::super::Quiesced;
     use super::super::tests::{LONG, connect, hello, receive, send, socket_dir};
     use super::*;
 
@@ -271,6 +277,29 @@ mod tests {
         assert!(agents.losses.recv_timeout(LONG).expect("a loss").reason.contains("is damaged"));
         assert!(matches!(agents.take_read_error(), Some(ReadError::Damaged { .. })));
         assert!(agents.shared.lock().holdings.refill(5).is_none(), "the window is freed");
+    }
+
+    /// Time counts from the last answer of the store.
+    #[test]
+    fn a_store_that_does_not_answer_fails_the_resume() {
+        let (near, far) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("another"));
+        let (_directory, path) = socket_dir();
+        let limit = Duration::from_millis(50);
+        let agents = Agents::listen(&path, limit).expect("listening");
+        let refill = Refill::new(7, 64 << 20, 48 << 20, stored(near.path(), far.path())).expect("a window");
+        let refill = Arc::new(refill);
+        let pid = std::process::id();
+        agents.adopt_refills([(pid, Arc::clone(&refill))]);
+        let expected = || Quiesced::expected(1, [pid], Path::new("/proc"));
+        assert_eq!(agents.await_return(&expected(), limit).lost, [], "nothing was asked of the store");
+        refill.note(true);
+        let asked = Instant::now();
+        let summary = agents.await_return(&expected(), limit);
+        assert!(asked.elapsed() >= 2 * limit);
+        let lost = summary.lost.first().expect("a loss").to_string();
+        assert!(lost.contains("the store has not answered for 100ms"), "{lost}");
+        refill.note(false);
+        assert_eq!(agents.await_return(&expected(), limit).lost, [], "the store has answered");
     }
 
     #[test]

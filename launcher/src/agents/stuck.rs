@@ -8,11 +8,12 @@
 
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::warn;
 
 use super::process::{DetachedProcess, Loss, Process, ProcessHandle};
+use super::refill::Refill;
 use super::state::State;
 use super::{STACK_BYTES, Shared};
 use crate::sys::deadline::STUCK_AGENT_POLL_INTERVAL;
@@ -20,6 +21,31 @@ use crate::sys::deadline::STUCK_AGENT_POLL_INTERVAL;
 const DRIVER: &str = "its GPU driver has not come back from a checkpoint or a resume";
 /// The memory could not stay on the GPU, and the process has no other copy of it.
 const STORE: &str = "the store has not answered while its device memory was read back";
+const WINDOW: &str = "the store has not answered while its device memory was loaded";
+
+impl State {
+    /// The processes whose device memory the store has not loaded within `limit`.
+    pub(super) fn without_an_answer(
+        &self,
+        missing: &[Process],
+        limit: Duration,
+    ) -> impl Iterator<Item = Loss> {
+        let limit = humantime::format_duration(limit);
+        let reason = format!(
+            "the store has not answered for {limit} while its device memory was loaded (--freeze-timeout and --gpu-timeout)"
+        );
+        let is_loading =
+            |process: &&Process| self.refill_of(process.pid).is_some_and(|refill| refill.is_loading());
+        missing
+            .iter()
+            .filter(is_loading)
+            .map(move |process| Loss { process: process.clone(), reason: reason.clone() })
+    }
+
+    fn refill_of(&self, pid: Option<u32>) -> Option<Arc<Refill>> {
+        self.holdings.refill(pid?)
+    }
+}
 
 impl Shared {
     /// Watches the agents that have not answered whether they have detached.
@@ -49,16 +75,21 @@ impl Shared {
     ) {
         let (shared, timeout) = (Arc::downgrade(self), self.gpu_timeout);
         let pid = process.pid;
-        let is_loading = move |state: &State| {
-            pid.and_then(|pid| state.holdings.refill(pid)).is_some_and(|refill| refill.is_loading())
-        };
+        let last_load = move |state: &State| state.refill_of(pid).and_then(|refill| refill.last_activity());
         let watch = move || {
             if handle.has_driver()
-                && outlasts(&shared, timeout, &handle, is_stuck, is_loading)
+                && outlasts(&shared, timeout, &handle, is_stuck, last_load)
                 && let Some(shared) = shared.upgrade()
             {
-                let is_filling = pid.is_some_and(|pid| shared.lock().filling.contains(&pid));
-                let what = if is_filling { STORE } else { DRIVER };
+                let state = shared.lock();
+                let is_filling = pid.is_some_and(|pid| state.filling.contains(&pid));
+                let is_loading = state.refill_of(pid).is_some_and(|refill| refill.is_loading());
+                drop(state);
+                let what = match (is_filling, is_loading) {
+                    (true, _) => STORE,
+                    (_, true) => WINDOW,
+                    _ => DRIVER,
+                };
                 let timeout = humantime::format_duration(timeout);
                 let reason = format!("{what} for {timeout} beyond its time limit (--gpu-timeout)");
                 // The receiver is dropped only when nothing is left that could act on the loss.
@@ -72,27 +103,29 @@ impl Shared {
     }
 }
 
-/// Whether an agent stays stuck for so long. Time counts only while its process may run, since a user may have stopped it, and
-/// while the agent does not wait for the store.
+/// Whether an agent stays stuck for so long. Time counts only while its process may run, since a user may have stopped it. It
+/// begins anew with each part of its memory that is loaded from the store.
 fn outlasts(
     shared: &Weak<Shared>,
     timeout: Duration,
     handle: &ProcessHandle,
     is_stuck: impl Fn(&State) -> bool,
-    is_loading: impl Fn(&State) -> bool,
+    last_load: impl Fn(&State) -> Option<Instant>,
 ) -> bool {
-    let mut waited = Duration::ZERO;
+    let (mut waited, mut loaded) = (Duration::ZERO, None);
     while waited < timeout {
         thread::sleep(STUCK_AGENT_POLL_INTERVAL);
         let Some(shared) = shared.upgrade() else { return false };
-        let (is_stuck, is_loading) = {
+        let (is_stuck, last) = {
             let state = shared.lock();
-            (is_stuck(&state), is_loading(&state))
+            (is_stuck(&state), last_load(&state))
         };
         if !is_stuck || handle.has_ended() {
             return false;
         }
-        if !is_loading && !handle.is_stopped() {
+        if last != loaded {
+            (waited, loaded) = (Duration::ZERO, last);
+        } else if !handle.is_stopped() {
             waited += STUCK_AGENT_POLL_INTERVAL;
         }
     }

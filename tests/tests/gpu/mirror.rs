@@ -400,6 +400,25 @@ fn without_a_copy_a_resume_outlives_failures() {
     job.ends_right(&mut running);
 }
 
+/// The store does not answer while a restored process loads its memory: the resume fails, and says so. Once it answers, the
+/// job is resumed.
+#[test]
+fn without_a_copy_a_store_that_never_answers_fails_the_resume() {
+    let job = job_with("none", JOB_MIB);
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    running.kill_everything();
+    job.touch("points.hold");
+    let hold = format!("load@2=hold:{}", job.sandbox.path().join("points.hold").display());
+    let mut running = job.start_with(&["--freeze-timeout", "5s", "--gpu-timeout", "5s"], &hold);
+    assert_eq!(running.wait(), LAUNCHER_FAILED, "{}", running.said());
+    let said = running.said();
+    assert!(said.contains("the store has not answered for 10s while its device memory was loaded"), "{said}");
+    job.remove("points.hold");
+    let mut running = job.resume();
+    job.ends_right(&mut running);
+}
+
 /// The store is damaged after the snapshot was verified, before a restored process loads its memory.
 #[test]
 fn without_a_copy_damage_is_found_when_memory_is_loaded() {
