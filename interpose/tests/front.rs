@@ -264,14 +264,52 @@ fn every_route_leads_to_us() {
     look_up_everything(&launcher, &driver(), 13000);
 }
 
-/// The same with NVIDIA's own library, which needs no GPU for that.
-#[test]
-fn every_route_to_nvidias_driver_leads_to_us() {
+/// NVIDIA's own library 550, which needs no GPU for look-ups.
+fn nvidias_driver() -> PathBuf {
     let default = "../target/tools/libcuda/prefix/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.1";
     let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join(default);
     let library = std::env::var_os("CKPT_TEST_NVIDIA_LIBCUDA").map_or_else(default, Into::into);
     assert!(library.is_file(), "{} is not there: call `cargo xtask test`", library.display());
-    look_up_everything(&Launcher::new(), &library, 12040);
+    library
+}
+
+#[test]
+fn every_route_to_nvidias_driver_leads_to_us() {
+    look_up_everything(&Launcher::new(), &nvidias_driver(), 12040);
+}
+
+/// Every name, at every version at which any answer changes and before it, by both forms of the call.
+#[test]
+fn the_simulated_driver_finds_what_nvidias_finds() {
+    let launcher = Launcher::new();
+    let program = compile(&launcher, "routes.c", "routes", &["-ldl"]);
+    let names = || ENTRY_POINTS.iter().filter(|row| !row.public_name.is_empty());
+    let since = names().flat_map(|row| [Some(row.since), row.per_thread.map(|(_, since)| since)]).flatten();
+    let versions: BTreeSet<u32> = since.flat_map(|version| [version - 10, version]).collect();
+    let mut queries = String::new();
+    for name in names().map(|row| row.public_name).collect::<BTreeSet<_>>() {
+        for version in &versions {
+            for flags in [0, 1, 2] {
+                queries += &format!("{name} {version} {flags}\n");
+            }
+        }
+    }
+    let answers = |driver: &Path| {
+        let mut command = plain(&launcher, &program);
+        command.env("SIMCUDA_DRIVER", "550");
+        let mut found = routes(command, driver, &queries);
+        found.retain(|route, _| route.starts_with('v'));
+        found
+    };
+    let (simulated, nvidias) = (answers(&driver()), answers(&nvidias_driver()));
+    let different: Vec<_> = nvidias
+        .iter()
+        .filter(|(route, found)| simulated.get(*route) != Some(*found))
+        .map(|(route, found)| format!("{route}: {found}; simulated: {:?}", simulated.get(route)))
+        .collect();
+    assert!(nvidias.len() > 3 * 30_960, "{}", nvidias.len());
+    let first = &different[..different.len().min(20)];
+    assert!(different.is_empty(), "{} of {}: {first:#?}", different.len(), nvidias.len());
 }
 
 #[test]
