@@ -165,12 +165,19 @@ impl Clock {
     /// Begins a step: so many operations on each of these communicators. Waits while the step has to park.
     #[inline]
     pub fn begin<E: Borrow<Entry>>(&self, step: &[(E, u32)], call: u32) -> InCall<'_> {
-        if self.mark() {
-            count(step, call);
-        } else {
+        self.begin_at_once(step, call).unwrap_or_else(|| {
             self.begin_pending(step, call);
-        }
-        InCall { clock: self }
+            InCall { clock: self }
+        })
+    }
+
+    /// As [`Clock::begin`], but `None` if a cut is wanted, whether the step would have to park or not.
+    #[inline]
+    pub fn begin_at_once<E: Borrow<Entry>>(&self, step: &[(E, u32)], call: u32) -> Option<InCall<'_>> {
+        self.mark().then(|| {
+            count(step, call);
+            InCall { clock: self }
+        })
     }
 
     /// Marks a step as in progress unless a cut is wanted.
@@ -215,12 +222,10 @@ impl Clock {
     /// As [`Clock::begin`], but instead of waiting there is no step.
     #[cfg(test)]
     pub(crate) fn try_begin<E: Borrow<Entry>>(&self, step: &[(E, u32)], call: u32) -> Option<InCall<'_>> {
-        if self.mark() {
-            count(step, call);
-            return Some(InCall { clock: self });
-        }
-        let shared = self.lock();
-        self.has_begun(&shared, step, call).then(|| InCall { clock: self })
+        self.begin_at_once(step, call).or_else(|| {
+            let shared = self.lock();
+            self.has_begun(&shared, step, call).then(|| InCall { clock: self })
+        })
     }
 
     /// Follows an order of the coordinator.

@@ -24,32 +24,44 @@ impl Thread {
 
     /// A call begins. Whether it passes without being counted: another call of this thread, which is counted, has made
     /// it, or the thread is one of NCCL's.
+    #[inline]
     pub fn enter(&mut self) -> bool {
         self.calls += 1;
         self.calls > 1 || self.is_library
     }
 
     /// The call returns.
+    #[inline]
     pub fn leave(&mut self) {
         debug_assert!(self.calls > 0, "a call ends that has not begun");
         self.calls = self.calls.saturating_sub(1);
     }
 
     /// `ncclGroupStart`.
+    #[inline]
     pub fn start_group(&mut self) {
         self.groups += 1;
     }
 
+    /// Whether a group is open.
+    #[inline]
+    #[must_use]
+    pub fn is_in_group(&self) -> bool {
+        self.groups > 0
+    }
+
     /// Adds operations to the open group. `false` without a group: the call is a step of its own.
+    #[inline]
     pub fn add_to_group(&mut self, entry: &Arc<Entry>, operations: u32) -> bool {
-        if self.groups > 0 {
+        if self.is_in_group() {
             self.group.add(entry, operations);
         }
-        self.groups > 0
+        self.is_in_group()
     }
 
     /// `ncclGroupEnd`. If it ends the outermost group, the operations of the group: they are one step. To be cleared
     /// after that.
+    #[inline]
     pub fn end_group(&mut self) -> Option<&mut Counts> {
         self.groups = self.groups.saturating_sub(1);
         (self.groups == 0).then_some(&mut self.group)

@@ -20,7 +20,6 @@
 
 mod protocol;
 
-use std::arch::{asm, global_asm};
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
@@ -32,6 +31,7 @@ use std::sync::atomic::{
 use std::time::{Duration, Instant};
 
 use super::cold_call::cold_call;
+use super::thread_word::thread_word;
 use protocol::{BEGUN, BUSY, CLOSED, INSIDE, SlotState, WAITING, Word};
 
 /// There is no membarrier: each passage needs a fence.
@@ -72,48 +72,20 @@ impl Chunk {
     }
 }
 
-// Each thread's slot; null while it has none. The library is loaded at the program's start, and its thread-local
-// storage with it: two instructions address it like the program's own. `thread_local!` in a library would call the
-// dynamic linker each time.
-global_asm!(
-    ".pushsection .tbss.ckpt_gate_slot,\"awT\",@nobits",
-    ".p2align 3",
-    ".hidden ckpt_gate_slot",
-    ".globl ckpt_gate_slot",
-    ".type ckpt_gate_slot,@object",
-    ".size ckpt_gate_slot,8",
-    "ckpt_gate_slot:",
-    ".zero 8",
-    ".popsection",
+thread_word!(
+    /// Each thread's slot; null while it has none.
+    slot_of_thread,
+    "ckpt_gate_slot"
 );
 
 /// The calling thread's slot.
 #[inline(always)]
 fn current_slot() -> *const Slot {
-    let slot;
-    // SAFETY: reads the calling thread's variable that is defined above.
-    unsafe {
-        asm!(
-            "mov {slot}, qword ptr [rip + ckpt_gate_slot@GOTTPOFF]",
-            "mov {slot}, qword ptr fs:[{slot}]",
-            slot = out(reg) slot,
-            options(nostack, readonly, preserves_flags),
-        );
-    }
-    slot
+    slot_of_thread::get() as *const Slot
 }
 
 fn remember_slot(slot: *const Slot) {
-    // SAFETY: writes the calling thread's variable that is defined above.
-    unsafe {
-        asm!(
-            "mov {place}, qword ptr [rip + ckpt_gate_slot@GOTTPOFF]",
-            "mov qword ptr fs:[{place}], {slot}",
-            place = out(reg) _,
-            slot = in(reg) slot,
-            options(nostack, preserves_flags),
-        );
-    }
+    slot_of_thread::set(slot as usize);
 }
 
 /// Gives a thread's slot back when the thread ends.

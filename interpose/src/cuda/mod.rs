@@ -71,6 +71,7 @@ mod substitute;
 mod taint;
 #[cfg(test)]
 mod testing;
+mod thread_word;
 mod unknown_entry_points;
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicBool, AtomicUsize,
+    AtomicBool, AtomicU64, AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
@@ -18,7 +18,7 @@ use ckpt_cut::rank::{Counts, Entry, InCall};
 use cuda_abi::sys;
 use cuda_abi::types::{CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureStatus};
 
-use super::{calls, communicators, ranks};
+use super::{calls, communicators, ranks, steps};
 use crate::cuda::result::SUCCESS;
 use crate::cuda::{driver, gate};
 
@@ -46,6 +46,9 @@ static RECORDINGS: AtomicUsize = AtomicUsize::new(0);
 /// Whether there has ever been a graph, or an executable one, with calls.
 static HAS_GRAPHS: AtomicBool = AtomicBool::new(false);
 static HAS_EXECUTABLES: AtomicBool = AtomicBool::new(false);
+
+/// Changes whenever an executable graph may have other calls: threads keep what they have looked up.
+pub(super) static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// A capture in progress.
 pub(crate) struct Recording {
@@ -143,34 +146,51 @@ pub(super) fn add(to: CUgraph, from: CUgraph) {
     }
 }
 
+/// What an executable graph has.
+pub(super) fn counts_of_executable(executable: usize) -> Option<Arc<Counts>> {
+    ranks().graphs.lock().of_executables.get(&executable).cloned()
+}
+
+/// Replaces what an executable graph has; returns what it had.
+fn replace(executable: CUgraphExec, counts: Option<Arc<Counts>>) -> Option<Arc<Counts>> {
+    let of_executables = &mut ranks().graphs.lock().of_executables;
+    let before = match counts {
+        Some(counts) => of_executables.insert(executable as usize, counts),
+        None => Some(of_executables.remove(&(executable as usize))?),
+    };
+    GENERATION.fetch_add(1, AcqRel);
+    before
+}
+
 /// What an executable graph has from now on.
 pub(super) fn set(executable: CUgraphExec, graph: CUgraph) {
     match counts_of(graph) {
         Some(counts) => {
-            ranks().graphs.lock().of_executables.insert(executable as usize, Arc::new(counts));
+            replace(executable, Some(Arc::new(counts)));
             HAS_EXECUTABLES.store(true, Release);
         }
         None if HAS_EXECUTABLES.load(Acquire) => {
-            ranks().graphs.lock().of_executables.remove(&(executable as usize));
+            replace(executable, None);
         }
         None => {}
     }
 }
 
-/// Begins the launch of a graph with calls.
-#[cold]
-fn begin_launch(executable: CUgraphExec, stream: CUstream) -> Option<InCall<'static>> {
-    let counts = ranks().graphs.lock().of_executables.get(&(executable as usize)).cloned()?;
-    if may_record() && record(stream, counts.step(), calls::GRAPH_LAUNCH) {
-        return None;
-    }
-    Some(gate::outside(|| ranks().clock.begin(counts.step(), calls::GRAPH_LAUNCH)))
-}
-
 /// Begins a launch if the graph has calls.
 #[inline]
 pub(super) fn launch(executable: CUgraphExec, stream: CUstream) -> Option<InCall<'static>> {
-    if HAS_EXECUTABLES.load(Relaxed) { begin_launch(executable, stream) } else { None }
+    if !HAS_EXECUTABLES.load(Relaxed) {
+        return None;
+    }
+    steps::launching(executable as usize, |counts| {
+        if may_record() && record(stream, counts.step(), calls::GRAPH_LAUNCH) {
+            return None;
+        }
+        let clock = &ranks().clock;
+        clock
+            .begin_at_once(counts.step(), calls::GRAPH_LAUNCH)
+            .or_else(|| Some(gate::outside(|| clock.begin(counts.step(), calls::GRAPH_LAUNCH))))
+    })
 }
 
 /// Destroys an executable graph: forgotten before, since the driver may reuse the handle at once.
@@ -178,10 +198,10 @@ pub(super) fn destroy_executable(executable: CUgraphExec, destroy: impl FnOnce()
     if !HAS_EXECUTABLES.load(Acquire) {
         return destroy();
     }
-    let known = ranks().graphs.lock().of_executables.remove(&(executable as usize));
+    let known = replace(executable, None);
     let result = destroy();
-    if let Some(counts) = known.filter(|_| result != SUCCESS) {
-        ranks().graphs.lock().of_executables.insert(executable as usize, counts);
+    if known.is_some() && result != SUCCESS {
+        replace(executable, known);
     }
     result
 }
@@ -197,4 +217,45 @@ pub(super) fn destroy_graph(graph: CUgraph, destroy: impl FnOnce() -> CUresult) 
         ranks().graphs.lock().of_graphs.insert(graph as usize, counts);
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use ckpt_cut::{Member, Name, Role};
+
+    use super::*;
+
+    #[test]
+    fn a_launch_counts_what_its_graph_has_at_that_time() {
+        let member = Member { communicator: Name::of_unique_ids(b"launches"), index: 0 };
+        let entry = ranks().clock.register(member, Role::Communicator { awaits: None, alias: None });
+        // No other test has handles like these.
+        let (graph, executable) = ((&raw const member) as CUgraph, (&raw const entry) as CUgraphExec);
+        let has = |operations| {
+            let mut counts = Counts::default();
+            counts.add(&entry, operations);
+            ranks().graphs.lock().of_graphs.insert(graph as usize, counts);
+            HAS_GRAPHS.store(true, Release);
+            set(executable, graph);
+        };
+        let launched = || {
+            let before = entry.sequence();
+            let is_step = launch(executable, null_mut()).is_some();
+            (is_step, entry.sequence() - before)
+        };
+        has(2);
+        assert_eq!([launched(), launched()], [(true, 2); 2]);
+        // As by cuGraphExecUpdate.
+        has(3);
+        assert_eq!([launched(), launched()], [(true, 3); 2]);
+        destroy_executable(executable, || sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult);
+        assert_eq!(launched(), (true, 3), "it was not destroyed");
+        destroy_executable(executable, || SUCCESS);
+        assert_eq!([launched(), launched()], [(false, 0); 2]);
+        has(1);
+        assert_eq!(launched(), (true, 1), "another one with the same handle");
+        destroy_executable(executable, || SUCCESS);
+        destroy_graph(graph, || SUCCESS);
+        ranks().clock.retire(&entry);
+    }
 }

@@ -4,7 +4,6 @@
 //! that it would have reached without us, which depends on the caller. Calls arrive here through the dynamic linker
 //! or through [`substitute`]. What was found for a caller's library is kept: a collective costs no look-up.
 
-use std::arch::{asm, global_asm};
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
 use std::ptr::null_mut;
@@ -14,6 +13,7 @@ use std::sync::atomic::{
 };
 
 use super::calls;
+use crate::cuda::thread_word::thread_word;
 use crate::cuda::{elf, libc_symbols};
 
 /// What marks NCCL among the loaded libraries.
@@ -21,33 +21,16 @@ const LIBRARY: &CStr = c"libnccl.so.2";
 /// How the files of NCCL's own libraries begin.
 const FILE: &str = "libnccl.so";
 
-// The caller of the current call, of each thread. See `gate` for this kind of variable.
-global_asm!(
-    ".pushsection .tbss.ckpt_nccl_caller,\"awT\",@nobits",
-    ".p2align 3",
-    ".hidden ckpt_nccl_caller",
-    ".globl ckpt_nccl_caller",
-    ".type ckpt_nccl_caller,@object",
-    ".size ckpt_nccl_caller,8",
-    "ckpt_nccl_caller:",
-    ".zero 8",
-    ".popsection",
+thread_word!(
+    /// The caller of the current call, of each thread: written by `calls`, in instructions.
+    caller_of_thread,
+    "ckpt_nccl_caller"
 );
 
 /// The caller of the current call: to be read before anything else is called.
 #[inline(always)]
 pub(super) fn caller() -> usize {
-    let caller;
-    // SAFETY: reads the calling thread's variable that is defined above.
-    unsafe {
-        asm!(
-            "mov {caller}, qword ptr [rip + ckpt_nccl_caller@GOTTPOFF]",
-            "mov {caller}, qword ptr fs:[{caller}]",
-            caller = out(reg) caller,
-            options(nostack, readonly, preserves_flags),
-        );
-    }
-    caller
+    caller_of_thread::get()
 }
 
 /// What a call goes to.

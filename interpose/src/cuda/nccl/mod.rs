@@ -146,5 +146,6 @@ pub(super) fn after_fork_in_child() {
     if !RANKS.load(Acquire).is_null() {
         RANKS.store(new_ranks(), std::sync::atomic::Ordering::Release);
         GENERATION.fetch_add(1, AcqRel);
+        graphs::GENERATION.fetch_add(1, AcqRel);
     }
 }

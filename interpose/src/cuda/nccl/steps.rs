@@ -1,16 +1,17 @@
 //! Counts calls: each is a step of the consistent cut, and waits in front of NCCL where it has to park.
 
 use std::cell::RefCell;
-use std::ffi::c_int;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire};
+use std::sync::{Arc, OnceLock};
 
-use ckpt_cut::rank::{Entry, InCall, Thread};
+use ckpt_cut::rank::{Counts, Entry, InCall, Thread};
 use cuda_abi::types::CUstream;
 
 use super::{
     Call, Communicator, GENERATION, IN_PROGRESS, SUCCESS, Status, calls, communicators, graphs, ranks,
 };
+use crate::cuda::thread_word::thread_word;
 
 /// How a call is treated.
 pub(super) enum Begun {
@@ -24,56 +25,65 @@ pub(super) enum Begun {
     Alone(InCall<'static>),
 }
 
-/// What a thread has looked up: a communicator, or what it sends to a peer or receives from it.
-struct Known {
-    handle: usize,
-    peer: Option<(c_int, bool)>,
-    entry: Arc<Entry>,
-}
-
 /// More than a thread usually has in turn.
 const CACHE: usize = 16;
 
-/// The entries that a thread has used last.
-#[derive(Default)]
-pub(super) struct Cache {
-    known: Vec<Known>,
+/// What a thread has looked up last, by what it has looked for.
+struct Recent<K, V> {
+    known: Vec<(K, V)>,
     next: usize,
     generation: u64,
 }
 
-impl Cache {
-    /// The entry of a communicator, or of one of its pairs.
+impl<K, V> Default for Recent<K, V> {
+    fn default() -> Self {
+        Self { known: Vec::new(), next: 0, generation: 0 }
+    }
+}
+
+impl<K: PartialEq, V> Recent<K, V> {
+    /// The value of a key, which is looked up if it is not known. All is forgotten when the generation is another one.
     #[inline]
-    fn entry(&mut self, of: Communicator, peer: Option<(c_int, bool)>) -> Option<&Arc<Entry>> {
-        let generation = GENERATION.load(Acquire);
+    fn get(&mut self, generation: &AtomicU64, key: K, find: impl FnOnce(&K) -> Option<V>) -> Option<&V> {
+        let generation = generation.load(Acquire);
         if self.generation != generation {
-            self.known.clear();
-            (self.generation, self.next) = (generation, 0);
+            self.forget(generation);
         }
-        let is_it = |known: &Known| known.handle == of as usize && known.peer == peer;
-        let place = match self.known.iter().position(is_it) {
+        let place = match self.known.iter().position(|(known, _)| *known == key) {
             Some(place) => place,
-            None => self.find(of, peer)?,
+            None => self.add(key, find)?,
         };
-        Some(&self.known[place].entry)
+        Some(&self.known[place].1)
     }
 
     #[cold]
-    fn find(&mut self, of: Communicator, peer: Option<(c_int, bool)>) -> Option<usize> {
-        let whole = communicators::entry(of)?;
-        let entry = match peer {
-            Some((peer, sends)) => ranks().clock.pair(&whole, u32::try_from(peer).ok()?, sends),
-            None => whole,
-        };
-        let known = Known { handle: of as usize, peer, entry };
+    fn forget(&mut self, generation: u64) {
+        self.known.clear();
+        (self.generation, self.next) = (generation, 0);
+    }
+
+    #[cold]
+    fn add(&mut self, key: K, find: impl FnOnce(&K) -> Option<V>) -> Option<usize> {
+        let value = find(&key)?;
         let place = self.next;
         self.next = (place + 1) % CACHE;
         match self.known.get_mut(place) {
-            Some(old) => *old = known,
-            None => self.known.push(known),
+            Some(old) => *old = (key, value),
+            None => self.known.push((key, value)),
         }
         Some(place)
+    }
+}
+
+/// A communicator, or what the thread sends to a peer or receives from it.
+type Of = (usize, Option<(c_int, bool)>);
+
+/// The entry of a communicator, or of one of its pairs.
+fn find_entry(&(of, peer): &Of) -> Option<Arc<Entry>> {
+    let whole = communicators::entry(of as Communicator)?;
+    match peer {
+        Some((peer, sends)) => Some(ranks().clock.pair(&whole, u32::try_from(peer).ok()?, sends)),
+        None => Some(whole),
     }
 }
 
@@ -82,7 +92,9 @@ impl Cache {
 pub(super) struct State {
     /// The calls, of whatever copy of NCCL: one may be built on another.
     calls: Thread,
-    cache: Cache,
+    entries: Recent<Of, Arc<Entry>>,
+    /// By executable graphs; `None` for one without calls.
+    launched: Recent<usize, Option<Arc<Counts>>>,
     groups: [Group; 1 + calls::COPIES],
 }
 
@@ -105,12 +117,19 @@ pub(super) struct Group {
 
 impl Group {
     /// Adds a step on these entries, which concerns a communicator. `false` if no group is open.
+    #[inline]
     pub fn has(&mut self, entries: &[&Arc<Entry>], of: Communicator) -> bool {
-        let is_open = !entries.is_empty() && entries.iter().all(|entry| self.counts.add_to_group(entry, 1));
-        if is_open {
+        self.counts.is_in_group() && self.has_added(entries, of)
+    }
+
+    fn has_added(&mut self, entries: &[&Arc<Entry>], of: Communicator) -> bool {
+        entries.iter().for_each(|entry| {
+            self.counts.add_to_group(entry, 1);
+        });
+        if !entries.is_empty() {
             self.add(of);
         }
-        is_open
+        !entries.is_empty()
     }
 
     fn add(&mut self, of: Communicator) {
@@ -122,45 +141,95 @@ impl Group {
     pub fn make(&mut self, makings: &[u64]) {
         self.makings.extend_from_slice(makings);
     }
+
+    /// Keeps memory of a group that is over for the next one.
+    fn reuse(&mut self, mut handles: Vec<usize>, mut makings: Vec<u64>) {
+        handles.clear();
+        makings.clear();
+        (self.handles, self.makings) = (handles, makings);
+    }
 }
 
-thread_local! {
-    static STATE: RefCell<State> = RefCell::default();
+thread_word!(
+    /// Each thread's state; null while it has none.
+    state_of_thread,
+    "ckpt_nccl_state"
+);
+
+/// Frees a thread's state when the thread ends.
+static THREAD_ENDS: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
+
+/// The calling thread's state, for as long as a call takes.
+#[inline(always)]
+fn state() -> &'static RefCell<State> {
+    // SAFETY: the thread's state is freed when the thread ends, which is not inside a call.
+    unsafe { (state_of_thread::get() as *const RefCell<State>).as_ref() }.unwrap_or_else(make_state)
+}
+
+#[cold]
+fn make_state() -> &'static RefCell<State> {
+    let state = Box::into_raw(Box::<RefCell<State>>::default());
+    state_of_thread::set(state as usize);
+    let create = || {
+        let mut key = 0;
+        // SAFETY: `key` is writable; the destructor is a function of this library, which stays mapped.
+        (unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } == 0).then_some(key)
+    };
+    // Without a key, states of ended threads are not freed, which only costs their memory.
+    if let Some(key) = THREAD_ENDS.get_or_init(create) {
+        // SAFETY: the key was created and is never deleted.
+        unsafe { libc::pthread_setspecific(*key, state.cast()) };
+    }
+    // SAFETY: it was made above.
+    unsafe { &*state }
+}
+
+extern "C" fn thread_ends(state: *mut c_void) {
+    // A destructor that runs after this one may call NCCL again: that makes another state.
+    state_of_thread::set(0);
+    // SAFETY: the value is the thread's state, see `make_state`.
+    drop(unsafe { Box::from_raw(state.cast::<RefCell<State>>()) });
 }
 
 /// A call that the thread is in.
 pub(super) struct Entered {
     pub begun: Begun,
-    is_noted: bool,
+    /// Where the call is noted.
+    state: Option<&'static RefCell<State>>,
 }
 
 impl Drop for Entered {
     #[inline]
     fn drop(&mut self) {
-        if self.is_noted {
-            let _ = STATE.try_with(|state| state.borrow_mut().calls.leave());
+        if let Some(state) = self.state {
+            state.borrow_mut().calls.leave();
         }
     }
 }
 
 /// Begins a call, which waits here if it has to park.
-#[inline]
+#[inline(always)]
 pub(super) fn enter(call: Call, begin: impl FnOnce(&mut State) -> Begun) -> Entered {
-    let mut begin = Some(begin);
-    let mut of_thread = |state: &RefCell<State>| {
-        // A signal handler may come in between, and is not counted.
-        let mut state = state.try_borrow_mut().ok()?;
-        let passes = state.calls.enter() || call.target.is_nccls;
-        let begun = if passes { Begun::Passes } else { begin.take()?(&mut state) };
-        Some(Entered { begun, is_noted: true })
+    let of_thread = state();
+    // A signal handler may come in between, and is not counted.
+    let Ok(mut state) = of_thread.try_borrow_mut() else {
+        return Entered { begun: Begun::Passes, state: None };
     };
-    match STATE.try_with(&mut of_thread) {
-        Ok(entered) => entered.unwrap_or(Entered { begun: Begun::Passes, is_noted: false }),
-        // The thread ends: it has no group any more.
-        Err(_) => {
-            let begun = begin.take().map_or(Begun::Passes, |begin| begin(&mut State::default()));
-            Entered { begun, is_noted: false }
+    let passes = state.calls.enter() || call.target.is_nccls;
+    let begun = if passes { Begun::Passes } else { begin(&mut state) };
+    Entered { begun, state: Some(of_thread) }
+}
+
+/// What `begin` makes of the operations of an executable graph, if it has any.
+#[inline]
+pub(super) fn launching<T>(executable: usize, begin: impl FnOnce(&Counts) -> Option<T>) -> Option<T> {
+    match state().try_borrow_mut() {
+        Ok(mut state) => {
+            let find = |executable: &usize| Some(graphs::counts_of_executable(*executable));
+            begin(state.launched.get(&graphs::GENERATION, executable, find)?.as_ref()?)
         }
+        // A signal handler.
+        Err(_) => begin(&*graphs::counts_of_executable(executable)?),
     }
 }
 
@@ -173,9 +242,10 @@ pub(super) fn operation(
     stream: Option<CUstream>,
     real: impl FnOnce() -> Status,
 ) -> Status {
-    let mut entered = enter(call, |State { cache, groups, .. }| {
+    let mut entered = enter(call, |State { entries, groups, .. }| {
         // NCCL refuses a communicator that is none.
-        let Some(entry) = cache.entry(of, peer) else { return Begun::Passes };
+        let key = (of as usize, peer);
+        let Some(entry) = entries.get(&GENERATION, key, find_entry) else { return Begun::Passes };
         if let Some(stream) = stream
             && graphs::may_record()
             && graphs::record(stream, &[(Arc::clone(entry), 1)], call.index)
@@ -221,6 +291,9 @@ pub(super) fn end_group(call: Call, real: impl FnOnce() -> Status) -> Status {
     let status = real();
     if let Begun::Alone(in_call) = std::mem::replace(&mut entered.begun, Begun::Passes) {
         finish(call, status, in_call, &makings, &handles);
+        if let Some(state) = entered.state {
+            state.borrow_mut().group(call).reuse(handles, makings);
+        }
     }
     status
 }
@@ -258,5 +331,50 @@ pub(super) fn finish(
             communicators::keep(&in_call, handles);
         }
         _ => communicators::failed(makings),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    #[test]
+    fn what_was_looked_up_is_kept_until_the_generation_changes() {
+        let generation = AtomicU64::new(0);
+        let mut recent = Recent::default();
+        let mut look_ups = 0;
+        let mut get = |key: usize| {
+            let find = |key: &usize| {
+                look_ups += 1;
+                (*key < 100).then_some((*key, look_ups))
+            };
+            recent.get(&generation, key, find).copied()
+        };
+        assert_eq!([get(1), get(2), get(1)], [Some((1, 1)), Some((2, 2)), Some((1, 1))]);
+        assert_eq!([get(100), get(100)], [None; 2], "what does not exist is looked up again");
+        generation.fetch_add(1, Relaxed);
+        assert_eq!(get(1), Some((1, 5)));
+        // More than are kept: the one that was found first gives way.
+        assert!((2..2 + CACHE).all(|key| get(key).is_some()));
+        assert_eq!(get(1), Some((1, 6 + CACHE)));
+        assert_eq!(get(1 + CACHE), Some((1 + CACHE, 5 + CACHE)));
+    }
+
+    #[test]
+    fn the_state_of_a_thread_ends_with_it() {
+        let entry = std::thread::spawn(|| {
+            let member =
+                ckpt_cut::Member { communicator: ckpt_cut::Name::of_unique_ids(b"threads"), index: 0 };
+            let role = ckpt_cut::Role::Communicator { awaits: None, alias: None };
+            let entry = ranks().clock.register(member, role);
+            let known = (7, None);
+            state().borrow_mut().entries.get(&GENERATION, known, |_| Some(Arc::clone(&entry)));
+            ranks().clock.retire(&entry);
+            entry
+        });
+        let entry = entry.join().expect("the thread");
+        assert_eq!(Arc::strong_count(&entry), 1);
     }
 }
