@@ -10,6 +10,8 @@ use std::process::{Command, Output};
 use ckpt_run_tests::gpu::{built, cuda_program};
 use ckpt_run_tests::{Sandbox, from_env, python, torchrun_with_two_ranks, train_script, workspace};
 
+use crate::gpu_job::library;
+
 /// More steps than the job does before it is killed the last time: it goes on while more than a gigabyte is stored.
 const STEPS: &str = "400";
 /// By this function a runtime looks up all others.
@@ -100,6 +102,59 @@ fn nvidias_runtimes_fail_as_without_the_interposer() {
         let found = results("cudart", &libraries().join(library));
         assert_eq!(found, BTreeSet::from([error.to_owned(), "no error".to_owned()]), "{library}");
     }
+}
+
+/// Calls of NCCL 2.32 that no other rank has to match: about the calling rank's own memory and communicators, texts and
+/// settings, and what NCCL's device API computes on the host (NCCL user guide, "NCCL API").
+const NCCL_OF_ONE_RANK: &[&str] = &[
+    "ncclCommCount",
+    "ncclCommCuDevice",
+    "ncclCommDeregister",
+    "ncclCommGetUniqueId",
+    "ncclCommMemStats",
+    "ncclCommQueryProperties",
+    "ncclCommRegister",
+    // Without ncclCommSuspend, which refuses checkpoints, it does nothing; the same holds for ncclDevCommCreate.
+    "ncclCommResume",
+    "ncclCommUserRank",
+    "ncclDevCommDestroy",
+    "ncclMemAlloc",
+    "ncclMemFree",
+    "ncclRedOpCreatePreMulSum",
+    "ncclRedOpDestroy",
+    "ncclSetEncryption",
+    "ncclWinGetUserPtr",
+];
+/// Beginnings of names of others.
+const NCCL_OF_ONE_RANK_ALL: &[&str] =
+    &["ncclGet", "ncclGin", "ncclLLA2A", "ncclLsaBarrier", "ncclParam", "ncclResetDebug", "ncclTeam"];
+
+/// The functions of a library.
+fn functions(library: &Path) -> BTreeSet<String> {
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output().expect("nm runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("names");
+    let name = |line: &str| Some(line.split_whitespace().last()?.split('@').next()?.to_owned());
+    text.lines().filter_map(name).collect()
+}
+
+/// A new version of NCCL may have calls that ranks wait for.
+#[test]
+fn every_call_of_nccl_is_counted_or_needs_no_other_rank() {
+    let ours = functions(Path::new(&library()));
+    let is_public = |name: &&String| {
+        name.strip_prefix("nccl").is_some_and(|rest| rest.starts_with(|first: char| first.is_uppercase()))
+    };
+    let is_of_one_rank = |name: &&String| {
+        NCCL_OF_ONE_RANK.contains(&name.as_str())
+            || NCCL_OF_ONE_RANK_ALL.iter().any(|beginning| name.starts_with(beginning))
+    };
+    let nccl = functions(&libraries().join("nccl/lib/libnccl.so.2"));
+    let public: BTreeSet<_> = nccl.iter().filter(is_public).collect();
+    assert!(public.len() > 50, "{public:?}");
+    let unknown: Vec<_> =
+        public.iter().filter(|name| !ours.contains(**name)).filter(|name| !is_of_one_rank(name)).collect();
+    assert!(unknown.is_empty(), "add a row in interpose/src/cuda/nccl/calls.rs for {unknown:?}");
 }
 
 #[test]
