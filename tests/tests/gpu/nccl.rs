@@ -102,6 +102,11 @@ fn four_ranks_survive_kills_of_each_kind() {
 }
 
 #[test]
+fn four_ranks_whose_memory_is_copied_back_survive_kills_of_each_kind() {
+    survive_kills_of_each_kind(4, COPIED_BACK);
+}
+
+#[test]
 fn eight_ranks_survive_kills_of_each_kind() {
     survive_kills_of_each_kind(8, AUTO);
 }
