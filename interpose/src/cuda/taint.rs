@@ -136,6 +136,8 @@ mod tests {
     use cuda_abi::{Class, ENTRY_POINTS};
 
     use super::*;
+    use crate::cuda::driver::DriverError;
+    use crate::cuda::memory::MemoryError;
 
     #[test]
     fn an_obstacle_is_there_as_often_as_it_has_begun() {
@@ -172,6 +174,19 @@ mod tests {
         for row in ENTRY_POINTS.iter().filter(|row| matches!(row.class, Some(Class::Taint) | None)) {
             let text = describe(row.symbol);
             assert!(text.contains(row.symbol) && text.contains("; "), "{text}");
+        }
+    }
+
+    /// Whatever NCCL's ranks share: the variables with which they share nothing are named.
+    #[test]
+    fn what_cannot_be_shared_is_told_with_the_variables_of_nccl() {
+        let of_calls =
+            ["cuMemImportFromShareableHandle", "cuIpcOpenMemHandle", "cuMulticastCreate", "cuMemCreate"];
+        let failed = MemoryError::Export(DriverError::new("cuMemExportToShareableHandle", 801));
+        for text in of_calls.map(describe).into_iter().chain([failed.to_string()]) {
+            for variable in ["NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_NVLS_ENABLE=0"] {
+                assert!(text.contains(variable), "{variable}: {text}");
+            }
         }
     }
 

@@ -27,7 +27,10 @@ pub enum MemoryError {
     NotBack,
     #[error("device memory of process {owner}, which it has opened or imported, was not restored")]
     OwnerNotRestored { owner: u32 },
-    #[error("cannot export memory that it shares")]
+    /// As of NCCL, whose variables leave such memory out.
+    #[error(
+        "cannot export memory that it shares; if it is NCCL's, run the job with ckpt-run --nccl sockets (NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NVLS_ENABLE=0)"
+    )]
     Export(#[source] DriverError),
     #[error("the launcher does not keep memory that it shares")]
     NotKept,
