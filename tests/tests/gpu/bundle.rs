@@ -103,17 +103,19 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn stages_of_memory_pass_on_a_simulated_gpu() {
-    pass(OF_MEMORY, MEASURED_OF_MEMORY);
+    pass(OF_MEMORY, MEASURED_OF_MEMORY, "1");
 }
 
+/// Multicast objects have the memory of two devices.
 #[test]
-fn stages_of_jobs_pass_on_a_simulated_gpu() {
-    pass(OF_JOBS, MEASURED_OF_JOBS);
+fn stages_of_jobs_pass_on_simulated_gpus() {
+    pass(OF_JOBS, MEASURED_OF_JOBS, "2");
 }
 
-fn pass(stages: &[&str], measured: &[&str]) {
+fn pass(stages: &[&str], measured: &[&str], devices: &str) {
     let machine = Machine::new();
     let mut command = machine.command(stages);
+    command.env("SIMCUDA_DEVICES", devices);
     let is_real = std::env::var_os("CKPT_TEST_GPU").is_some();
     if is_real {
         for name in ["QUICK", "LIBCUDA", "PYTHON", "CUDA_PYTHON", "TORCH_DEVICE", "CRIU", "LIMIT_S"] {

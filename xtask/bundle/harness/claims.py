@@ -100,6 +100,11 @@ CLAIMS = [
     Claim("docs/design/gpu.md", "the primary context of a device is retained", ("programs: no context",)),
     Claim(
         "docs/design/gpu.md",
+        "A multicast object (NVLS) is one address for memory of several devices",
+        ("programs: multicast objects", "programs: multicast objects of processes"),
+    ),
+    Claim(
+        "docs/design/gpu.md",
         "the driver's checkpoint takes NVML's files away as well",
         ("programs: NVML alone", "torchrun: all GPUs"),
     ),

@@ -36,7 +36,13 @@ call("cuDeviceGetName", name, 128, 0)
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
 call("cuCtxSetCurrent", context)
 call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+MULTICAST_SUPPORTED, has_it, with_multicast = 132, ctypes.c_int(), 0
+for device in range(count.value):
+    # An older driver does not know it.
+    code = driver.cuDeviceGetAttribute(ctypes.byref(has_it), MULTICAST_SUPPORTED, device)
+    with_multicast += code == 0 and has_it.value
 print("driver " + json.dumps({"api": version.value, "devices": count.value, "device": name.value.decode(),
+    "with_multicast": with_multicast,
     "free_bytes": free.value, "total_bytes": total.value,
     "has_checkpoint": hasattr(driver, "cuCheckpointProcessLock")}))
 """

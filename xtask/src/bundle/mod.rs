@@ -39,6 +39,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("tests/programs/cuda/hosted.c", "bin/hosted"),
     ("tests/programs/cuda/late.c", "bin/late"),
     ("tests/programs/cuda/managed.c", "bin/managed"),
+    ("tests/programs/cuda/multicast.c", "bin/multicast"),
     ("tests/programs/cuda/orphan.c", "bin/orphan"),
     ("tests/programs/cuda/pinned.c", "bin/pinned"),
     ("tests/programs/cuda/pools.c", "bin/pools"),

@@ -22,6 +22,8 @@ def need(settings, *names):
         raise Skip(f"no CUDA driver: {facts.get('driver_error') or 'libcuda.so.1 was not found'}")
     if "checkpoint" in names and not driver["has_checkpoint"]:
         raise Skip("the driver has no checkpoint API: it needs 570 or newer")
+    if "multicast" in names and driver["with_multicast"] < 2:
+        raise Skip("needs two GPUs with multicast (NVLink)")
     if "criu" in names and not criu["works"]:
         raise Skip(f"CRIU does not work here: {criu.get('why_not')}")
     if "torch" in names:

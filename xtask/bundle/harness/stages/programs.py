@@ -18,6 +18,8 @@ SAVED = [
     ("memory passed by descriptors", "exchanged"),
     ("memory of the host", "hosted"),
 ]
+# Programs of two devices that are reached at one address: with one process, and with two that share the objects.
+MULTICAST = [("multicast objects", "1"), ("multicast objects of processes", "2")]
 REFUSED = [("managed memory", "managed"), ("memory without its owner", "orphan")]
 # At 40 ms each while they are slow: longer than a checkpoint, a kill and a resume take on a busy machine.
 STEPS = "250"
@@ -30,6 +32,8 @@ def run(settings, records):
         records.step(name, saved, settings, how, argv, needs_s=15)
     for name, program in SAVED:
         records.step(name, saved, settings, program, [settings.at(f"bin/{program}"), STEPS], needs_s=15)
+    for name, processes in MULTICAST:
+        records.step(name, multicast, settings, processes, needs_s=15)
     for name, program in REFUSED:
         records.step(name, refused, settings, program, [settings.at(f"bin/{program}"), STEPS], needs_s=15)
     records.step("DataLoader workers", loader, settings, needs_s=30)
@@ -38,6 +42,11 @@ def run(settings, records):
 def saved(settings, name, argv):
     need(settings, "driver", "checkpoint", "criu")
     return as_unbroken(settings, name, argv)
+
+
+def multicast(settings, processes):
+    need(settings, "driver", "checkpoint", "multicast", "criu")
+    return as_unbroken(settings, f"multicast-{processes}", [settings.at("bin/multicast"), STEPS, processes])
 
 
 def refused(settings, name, argv):
