@@ -101,7 +101,7 @@ pub fn train_script() -> PathBuf {
 }
 
 /// torchrun with two ranks on this machine, without the script and its options. It gets a free port below the
-/// ephemeral range, since tests run in parallel.
+/// ephemeral range, since tests run in parallel; the port behind it is free for the ranks.
 ///
 /// # Panics
 /// When no port is free.
@@ -110,10 +110,10 @@ pub fn torchrun_with_two_ranks() -> Vec<std::ffi::OsString> {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let port = (0..1000)
         .map(|_| {
-            let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let next = NEXT.fetch_add(2, std::sync::atomic::Ordering::Relaxed);
             20_000 + u16::try_from((std::process::id() * 37 + next) % 10_000).expect("below 10000")
         })
-        .find(|port| std::net::TcpListener::bind(("0.0.0.0", *port)).is_ok())
+        .find(|port| (*port..port + 2).all(|port| std::net::TcpListener::bind(("0.0.0.0", port)).is_ok()))
         .expect("a free port");
     let mut argv = vec![torchrun().into_os_string()];
     argv.extend(["-r", "1", "-t", "1", "--nproc_per_node=2", "--master_port"].map(Into::into));

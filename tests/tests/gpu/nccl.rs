@@ -4,7 +4,7 @@
 use std::fs;
 
 use ckpt_run_tests::gpu::{built, cuda_program, libcuda_dir};
-use ckpt_run_tests::{is_full_run, schema};
+use ckpt_run_tests::{is_full_run, schema, torchrun_with_two_ranks};
 
 use crate::gpu_job::{GpuJob, few_kills, kills, library};
 
@@ -144,6 +144,20 @@ fn train_mlp_with_two_ranks_survives() {
         command
     });
     job.slowed_by(["--rest-ms", "40"]).survives(few_kills());
+}
+
+/// torchrun starts the ranks, and prints what they print.
+#[test]
+fn train_mlp_under_torchrun_survives() {
+    let job = GpuJob::new(|gpu, _| {
+        let argv = torchrun_with_two_ranks();
+        let mut command = gpu.command(&argv[0]);
+        command.args(&argv[1..]).arg("--no_python").arg(built("train-mlp"));
+        command.args(["--ranks", "2", "--steps", "150"]).env("SIMCUDA_DEVICES", "2");
+        command.envs(P2P.iter().copied());
+        command
+    });
+    job.slowed_by(["--rest-ms", "40"]).survives(1);
 }
 
 /// Rank 0 waits on the host for rank 1, which is parked: there is no common step. The job runs on, and the message names
