@@ -9,7 +9,7 @@ use crate::checkpoint::precopy::{MergedPages, Precopied};
 use crate::checkpoint::storing::Storing;
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, EmptyMessagesError, Options, Session, SessionError,
-    UnixQueues, arm_expired_timers, end_tcp_repair, with_empty_messages,
+    UnixQueues, arm_expired_timers, end_tcp_repair, restart_calls, with_empty_messages,
 };
 use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
 use crate::files::directories;
@@ -314,6 +314,16 @@ impl Attempt<'_> {
         Ok(state)
     }
 
+    /// Has threads make calls again that CRIU would have return EINTR.
+    fn restart_calls(&self, images: &StagedDir) -> Result<(), String> {
+        let begun = Instant::now();
+        let restarted = restart_calls(images, &self.proc())
+            .map_err(|error| format!("cannot prepare interrupted system calls: {error}"))?;
+        let took = begun.elapsed().as_micros();
+        tracing::debug!("{restarted} threads make a system call again after a resume; this took {took} µs");
+        Ok(())
+    }
+
     /// Ends a CRIU that takes too long.
     fn kill_late_criu(&self, criu_pid: i32) {
         let namespace = &self.parts.job.namespace;
@@ -421,6 +431,7 @@ impl Attempt<'_> {
         deadline: Instant,
     ) -> Result<Frozen, String> {
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+        self.restart_calls(images)?;
         let (stdio, tty) = self
             .parts
             .job

@@ -91,6 +91,13 @@ fn links_of_a_killed_checkpoint_are_removed() {
     assert_eq!(job.wait(), 0, "{}\n{}", sandbox.read("log"), job.said());
 }
 
+/// Not in the job that goes on after a checkpoint: there, CRIU 4.2.1 has these calls return EINTR.
+#[test]
+fn interrupted_calls_are_made_again_after_a_resume() {
+    assert!(runs("interrupted_calls.py", Way::Plain));
+    assert!(runs("interrupted_calls.py", Way::Resumed));
+}
+
 /// Begins a resume and kills it when CRIU has got to some stage: what it leaves may not be in the way of the next one.
 fn kill_in_restore(sandbox: &Sandbox, program: &str) {
     // A full run chooses by chance, an ordinary one by the name.
@@ -193,7 +200,7 @@ macro_rules! programs {
         fn every_program_is_run() {
             let listed = [$(concat!(stringify!($name), ".py")),*];
             let elsewhere =
-                ["harness.py", "linux.py", "ctty.py", "stdin_data.py", "bash_job.sh", "hanging_mount.py", "steady.py", "pair.py"];
+                ["harness.py", "linux.py", "ctty.py", "stdin_data.py", "bash_job.sh", "hanging_mount.py", "steady.py", "pair.py", "interrupted_calls.py"];
             for entry in std::fs::read_dir(programs()).unwrap() {
                 let entry = entry.unwrap();
                 let name = entry.file_name().into_string().unwrap();
