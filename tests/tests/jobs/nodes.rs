@@ -346,39 +346,37 @@ fn start_again(job: &Job, running: &mut [Running]) {
     }
 }
 
-/// Processes of the job, launchers, machines, or both machines, are killed at random moments: while the job starts, runs, is
-/// saved, is restarted or is resumed.
-#[test]
-fn training_on_two_machines_survives_many_kills() {
-    const STEPS: usize = 1500;
-    let Some(kills) = std::env::var("CKPT_TEST_KILLS").ok().and_then(|kills| kills.parse::<usize>().ok())
-    else {
-        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
-    };
-    let (Some(first), Some(second)) = (machines(2), machines(2)) else { return };
-    let unbroken = Job::training(first, STEPS);
+/// Kills something of the training again and again at random moments, while the job starts, runs, is saved, is restored or is
+/// resumed. What has failed is started again. The losses are those of an unbroken training.
+fn survives_many_kills(
+    mut job: Job,
+    steps: usize,
+    mut kill: impl FnMut(&mut Job, &mut [Running], &mut fastrand::Rng),
+) {
+    let kills = std::env::var("CKPT_TEST_KILLS").expect("there are machines with it only");
+    let kills: usize = kills.parse().expect("a number of kills");
+    let unbroken = Job::training(machines(2).expect("machines"), steps);
     unbroken.full_speed();
     let mut running = unbroken.start();
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
-    let mut job = Job::training(second, STEPS);
     let mut random = seeded_rng(u64::from(std::process::id()));
     job.options.extend(["--interval", "500ms", "--max-restarts", "1000"].map(str::to_owned));
     let mut running = job.start();
     running[0].until("steps", || (job.lines(0, "losses.txt") >= 5).then_some(()));
     for kill_number in 0..kills {
-        kill(&mut running, &mut random);
+        kill(&mut job, &mut running, &mut random);
         let until = Instant::now() + Duration::from_millis(random.u64(100..6000));
         while Instant::now() < until {
             start_again(&job, &mut running);
             std::thread::sleep(Duration::from_millis(10));
         }
         let lines = job.lines(0, "losses.txt");
-        assert!(lines < STEPS, "the training ended too early, after {kill_number} kills");
+        assert!(lines < steps, "the training ended too early, after {kill_number} kills");
     }
     job.full_speed();
     let expected = unbroken.machines.sandboxes[0].read("losses.txt");
     until("the end of the training", || {
-        let is_complete = job.lines(0, "losses.txt") == STEPS && running.iter_mut().all(Running::has_ended);
+        let is_complete = job.lines(0, "losses.txt") == steps && running.iter_mut().all(Running::has_ended);
         if !is_complete {
             start_again(&job, &mut running);
         }
@@ -386,6 +384,14 @@ fn training_on_two_machines_survives_many_kills() {
     });
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     assert_eq!(job.machines.sandboxes[0].read("losses.txt"), expected);
+}
+
+/// Processes of the job, launchers, machines, or both machines, are killed.
+#[test]
+fn training_on_two_machines_survives_many_kills() {
+    const STEPS: usize = 1500;
+    let Some(machines) = machines(2) else { return };
+    survives_many_kills(Job::training(machines, STEPS), STEPS, |_, running, random| kill(running, random));
 }
 
 /// A snapshot that is in progress when the job ends is not waited for.

@@ -2,10 +2,8 @@
 //! a file system that all machines have.
 
 use super::job::{Job, codes, machines, said};
-use super::{assert_blocks, kill, start_again};
-use ckpt_run_tests::{Running, seeded_rng, until};
+use super::{assert_blocks, kill, survives_many_kills};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 const NODE_0: &str = "ckpt-node-0";
 
@@ -104,53 +102,22 @@ fn what_does_not_fit_the_network_of_a_job_is_refused() {
     with(&mut job, &taken, "choose other addresses");
 }
 
-/// Processes of the job, launchers and machines are killed at random moments. A node whose machine was killed goes to the
-/// spare one.
+/// Processes of the job, launchers and machines are killed. A node whose machine was killed goes to the spare one.
 #[test]
 fn training_that_moves_between_machines_survives_many_kills() {
     const STEPS: usize = 1500;
-    let Some(kills) = std::env::var("CKPT_TEST_KILLS").ok().and_then(|kills| kills.parse::<usize>().ok())
-    else {
-        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
-    };
-    let (Some(first), Some(second)) = (machines(2), machines(3)) else { return };
-    let unbroken = Job::training(first, STEPS);
-    unbroken.full_speed();
-    let mut running = unbroken.start();
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
-    let mut job = of_network(Job::training_at(second, STEPS, (2, NODE_0)), 2);
-    let mut random = seeded_rng(u64::from(std::process::id()));
-    job.options.extend(["--interval", "500ms", "--max-restarts", "1000"].map(str::to_owned));
-    let mut running = job.start();
-    running[0].until("steps", || (job.lines(0, "losses.txt") >= 5).then_some(()));
+    let Some(machines) = machines(3) else { return };
+    let job = of_network(Job::training_at(machines, STEPS, (2, NODE_0)), 2);
     let mut moved = 0;
-    for kill_number in 0..kills {
+    survives_many_kills(job, STEPS, |job, running, random| {
         if random.bool() {
             let node = random.usize(0..2);
             running[node].kill_everything();
             job.places[node] = job.spare();
             moved += 1;
         } else {
-            kill(&mut running, &mut random);
+            kill(running, random);
         }
-        let until = Instant::now() + Duration::from_millis(random.u64(100..6000));
-        while Instant::now() < until {
-            start_again(&job, &mut running);
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let lines = job.lines(0, "losses.txt");
-        assert!(lines < STEPS, "the training ended too early, after {kill_number} kills");
-    }
-    eprintln!("{kills} kills, {moved} of them of a machine whose node has moved");
-    job.full_speed();
-    let expected = unbroken.machines.sandboxes[0].read("losses.txt");
-    until("the end of the training", || {
-        let is_complete = job.lines(0, "losses.txt") == STEPS && running.iter_mut().all(Running::has_ended);
-        if !is_complete {
-            start_again(&job, &mut running);
-        }
-        is_complete.then_some(())
     });
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
-    assert_eq!(job.machines.sandboxes[0].read("losses.txt"), expected);
+    eprintln!("{moved} kills were of a machine whose node has moved");
 }
