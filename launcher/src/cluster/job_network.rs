@@ -31,7 +31,7 @@ const INTERFACE_VARIABLES: [&str; 3] = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAM
 const ADDRESS_VARIABLES: [&str; 2] = ["MASTER_ADDR", "PET_MASTER_ADDR"];
 /// A port at which nothing listens (discard): the kernel of a machine that can be reached answers with a reset.
 const UNUSED_PORT: u16 = 9;
-/// A machine that does not answer costs a thread so many seconds.
+/// Nodes that are checked at the same time, each by a thread.
 const CHECKS_AT_ONCE: usize = 16;
 /// Ethernet's maximum.
 const USUAL_PACKET_BYTES: u32 = 1500;
@@ -140,6 +140,10 @@ fn address(subnet: Ipv4Net, rank: u32) -> Ipv4Addr {
     (u32::from(subnet.network()) + 1 + rank).into()
 }
 
+fn is_inside(subnet: Ipv4Net, address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V4(address) if subnet.contains(address))
+}
+
 impl JobNetwork {
     /// Makes the network at this node, whose machine has the address `local`.
     ///
@@ -159,8 +163,7 @@ impl JobNetwork {
         vxlan::delete(&interface_name)
             .with_context(|| format!("cannot delete the interface {interface_name}"))?;
         let others = diag::addresses().context("cannot list the addresses of this machine")?;
-        let is_inside = |other: &&IpAddr| matches!(other, IpAddr::V4(other) if subnet.contains(other));
-        if let Some(taken) = others.iter().find(is_inside) {
+        if let Some(taken) = others.iter().find(|other| is_inside(subnet, other)) {
             bail!(bad_input(anyhow!(
                 "this machine has the address {taken}, and the network of the job would be {subnet}: choose other addresses with --network-range, on all nodes"
             )));
@@ -281,8 +284,7 @@ impl JobNetwork {
     pub fn warn_of_others(part: &PartNetwork, addresses: &[IpAddr]) {
         static SAID: Once = Once::new();
         let Ok(subnet) = part.subnet.parse::<Ipv4Net>() else { return };
-        let is_inside = |address: &IpAddr| matches!(address, IpAddr::V4(one) if subnet.contains(one));
-        if let Some(outside) = addresses.iter().find(|address| !is_inside(address)) {
+        if let Some(outside) = addresses.iter().find(|address| !is_inside(subnet, address)) {
             SAID.call_once(|| {
                 tracing::warn!(
                     "the job has connections from {outside}, an address of this machine, although it has a network of its own (--network job): its snapshots can be resumed on machines with that address only. Use the names of the nodes, such as ckpt-node-0, in place of addresses"

@@ -103,11 +103,16 @@ impl Registers {
         self.0.iter().find(|(number, ..)| *number == register).map_or(0, |(_, value, _)| *value)
     }
 
+    /// Whether a call of `futex` with these registers waits.
+    fn is_futex_wait(&self) -> bool {
+        FUTEX_WAITS.contains(&(self.value(SI) & FUTEX_OPERATION))
+    }
+
     /// Whether the thread is in a call that CRIU has return EINTR, and that the kernel never has return it.
     fn is_interrupted(&self) -> bool {
         let is_known = match self.value(ORIG_AX) {
             POLL | NANOSLEEP | CLOCK_NANOSLEEP | RESTART => true,
-            FUTEX => FUTEX_WAITS.contains(&(self.value(SI) & FUTEX_OPERATION)),
+            FUTEX => self.is_futex_wait(),
             _ => false,
         };
         is_known && self.value(AX) == INTERRUPTED && self.value(CS) == CS_64
@@ -128,7 +133,7 @@ impl Registers {
         // What was left of a sleep, if the program wants to know it.
         match call {
             POLL => {}
-            FUTEX if FUTEX_WAITS.contains(&(self.value(SI) & FUTEX_OPERATION)) => {}
+            FUTEX if self.is_futex_wait() => {}
             NANOSLEEP => changes.extend(Some((DI, self.value(SI))).filter(|(_, left)| *left != 0)),
             CLOCK_NANOSLEEP => changes.extend(Some((DX, self.value(R10))).filter(|(_, left)| *left != 0)),
             _ => return None,

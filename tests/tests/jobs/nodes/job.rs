@@ -98,6 +98,7 @@ impl Job {
         job
     }
 
+    /// Number of nodes.
     pub fn nodes(&self) -> usize {
         self.places.len()
     }
