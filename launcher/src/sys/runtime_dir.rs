@@ -13,14 +13,16 @@ const MAX_BYTES: usize = 80;
 /// Where such files may be, the preferred directory first. Any user can create the one in `/tmp`, and so keep its owner
 /// from it: then the next one is used.
 fn candidates() -> Vec<PathBuf> {
+    let of_environment = if getuid().is_root() { None } else { absolute_variable("XDG_RUNTIME_DIR") };
+    let of_environment = of_environment.map(|dir| dir.join("ckpt-run"));
+    of_environment.into_iter().chain(fixed_candidates()).chain(home_state_dir()).collect()
+}
+
+/// Those of [`candidates`] that do not depend on the environment, the preferred directory first.
+fn fixed_candidates() -> Vec<PathBuf> {
     let uid = getuid();
-    let first = if uid.is_root() {
-        Some(PathBuf::from("/run/ckpt-run"))
-    } else {
-        absolute_variable("XDG_RUNTIME_DIR").map(|dir| dir.join("ckpt-run"))
-    };
-    let temporary = PathBuf::from(format!("/tmp/ckpt-run-{}", uid.as_raw()));
-    first.into_iter().chain([temporary]).chain(home_state_dir()).collect()
+    let of_root = uid.is_root().then(|| PathBuf::from("/run/ckpt-run"));
+    of_root.into_iter().chain([format!("/tmp/ckpt-run-{}", uid.as_raw()).into()]).collect()
 }
 
 /// The directory for sockets and locks: the first of `/run/ckpt-run` (root) or `$XDG_RUNTIME_DIR/ckpt-run` (other users),
@@ -59,10 +61,7 @@ pub fn all_with_end(end: &str) -> Vec<PathBuf> {
 /// # Errors
 /// As [`runtime_dir`].
 pub fn fixed_dir() -> io::Result<PathBuf> {
-    let mut dirs = candidates();
-    // An address of its own in each environment comes last.
-    dirs.sort_by_key(|dir| !dir.starts_with("/tmp") && dir != Path::new("/run/ckpt-run"));
-    first_private(dirs)
+    first_private(fixed_candidates().into_iter().chain(candidates()).collect())
 }
 
 fn first_private(dirs: Vec<PathBuf>) -> io::Result<PathBuf> {

@@ -251,7 +251,13 @@ fn a_resume_with_another_runtime_directory_has_its_agents() {
     job.until("a snapshot", || {
         command("one", &["checkpoint"]).output().unwrap().status.success().then_some(())
     });
-    assert!(!user.runtime_dir().exists(), "the variable counts");
+    let names_in =
+        |dir: PathBuf| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    let names = names_in(user.sandbox.path().join("one/ckpt-run"));
+    let has = |end: &str| names.iter().any(|name| name.to_string_lossy().ends_with(end));
+    assert!(has(".sock") && has(".agents"), "{names:?}");
+    // From there the reaper's program is executed, at the same address in each resume.
+    assert_eq!(names_in(user.runtime_dir()), ["private"], "the variable counts");
     job.kill_everything();
     let mut job = start("two");
     job.until("the resume", || job_has_said(&user, "resumed from snapshot"));
