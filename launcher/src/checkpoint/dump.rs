@@ -9,7 +9,7 @@ use crate::checkpoint::precopy::{MergedPages, Precopied};
 use crate::checkpoint::storing::Storing;
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, EmptyMessagesError, Options, Session, SessionError,
-    UnixQueues, arm_expired_timers, end_tcp_repair, restart_calls, with_empty_messages,
+    UnixQueues, arm_expired_timers, end_tcp_repair, interrupted_calls, with_empty_messages,
 };
 use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
 use crate::files::directories;
@@ -32,8 +32,8 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Some dumps fail for a transient reason, such as a connection that is being established.
@@ -258,6 +258,7 @@ impl Attempt<'_> {
             tracing::trace!("CRIU is at {stage}");
             self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
             if stage == FROZEN {
+                self.look_for_library(criu_pid);
                 state = self.descriptor_state(deadline)?;
             }
             if stage == "post-dump" {
@@ -280,9 +281,7 @@ impl Attempt<'_> {
         }
         self.hit("dump-done", criu_pid)?;
         arm_expired_timers(&images)?;
-        let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
-            .map_err(|error| SessionError::Stage(error.to_string()))?;
-        let stall_s = Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64();
+        let stall_s = frozen_s(work)?;
         let merged = precopied.map(|precopied| precopied.merge(&images)).transpose()?.unwrap_or_default();
         Ok(Dumped {
             images,
@@ -314,14 +313,17 @@ impl Attempt<'_> {
         Ok(state)
     }
 
-    /// Has threads make calls again that CRIU would have return EINTR.
-    fn restart_calls(&self, images: &StagedDir) -> Result<(), String> {
-        let begun = Instant::now();
-        let restarted = restart_calls(images, &self.proc())
-            .map_err(|error| format!("cannot prepare interrupted system calls: {error}"))?;
-        let took = begun.elapsed().as_micros();
-        tracing::debug!("{restarted} threads make a system call again after a resume; this took {took} µs");
-        Ok(())
+    /// Tells once in the life of a launcher that this CRIU does not correct the calls that it interrupts.
+    fn look_for_library(&self, criu_pid: i32) {
+        static IS_TOLD: Once = Once::new();
+        if !interrupted_calls::has_library(&self.root(), criu_pid) {
+            IS_TOLD.call_once(|| {
+                tracing::warn!(
+                    "{} is a static program, or has file capabilities, and loads no library of ckpt-run: `poll`, sleeps and waits with a timeout may return EINTR in the job at a checkpoint and after a resume (docs/limits.md)",
+                    self.parts.criu.path.display()
+                );
+            });
+        }
     }
 
     /// Ends a CRIU that takes too long.
@@ -346,8 +348,11 @@ impl Attempt<'_> {
         let config = self.config_file()?;
         let fds = [Some(images.fd().as_fd()), Some(work.fd().as_fd()), config.as_ref().map(AsFd::as_fd)];
         let fds: Vec<_> = fds.into_iter().flatten().collect();
-        let process =
-            self.parts.job.namespace.start_criu(&self.parts.criu.swrk(), None, &fds).map_err(start_error)?;
+        let library = interrupted_calls::library()?;
+        let namespace = &self.parts.job.namespace;
+        let process = namespace
+            .start_criu(&self.parts.criu.swrk(), None, &fds, Some(library.as_fd()))
+            .map_err(start_error)?;
         let session = Session::new(process);
         let mut options = self.dump_options(&session.process().fds, tries, deadline);
         if let Some(path) = self.parts.job.stdio.terminal_key() {
@@ -431,7 +436,6 @@ impl Attempt<'_> {
         deadline: Instant,
     ) -> Result<Frozen, String> {
         let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-        self.restart_calls(images)?;
         let (stdio, tty) = self
             .parts
             .job
@@ -528,6 +532,13 @@ impl Attempt<'_> {
         }
         AttemptError::Dump { reason: reasons.join("; "), log }
     }
+}
+
+/// For how long CRIU has paused the job, in seconds.
+pub(super) fn frozen_s(work: &StagedDir) -> Result<f64, SessionError> {
+    let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
+        .map_err(|error| SessionError::Stage(error.to_string()))?;
+    Ok(Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64())
 }
 
 /// What CRIU has logged in its working directory.

@@ -11,15 +11,15 @@
 //! bits (CONFIG_MEM_SOFT_DIRTY). The store gets one image of pages per process: no snapshot depends on an older one.
 
 use crate::checkpoint::attempt::{AfterDump, Attempt};
-use crate::checkpoint::dump::criu_log;
-use crate::criu::{Criu, Descriptors, Merged, Options, Piece, SessionError};
+use crate::checkpoint::dump::{criu_log, frozen_s};
+use crate::criu::{Criu, Merged, Options, Piece, SessionError};
 use crate::files::sources::{StagedPart, StagedParts};
 use crate::files::staging::{StagedDir, Staging};
 use crate::sys::deadline::{CRIU_END_POLL_INTERVAL, CRIU_END_TIMEOUT};
 use ckpt_snapshot::SnapshotId;
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Below this, even a full dump is short.
 const LEAST_BYTES: u64 = 64 << 20;
@@ -345,9 +345,7 @@ impl Attempt<'_> {
         }
         result?;
         hit("round")?;
-        let frozen_us = Descriptors::frozen_us(&|name| images.read(name))
-            .map_err(|error| SessionError::Stage(error.to_string()))?;
-        Ok(Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64())
+        frozen_s(images)
     }
 }
 

@@ -261,7 +261,7 @@ impl Namespace {
         }
     }
 
-    /// Starts `criu swrk` in the namespace.
+    /// Starts `criu swrk` in the namespace, with this library in it.
     ///
     /// # Errors
     /// When it cannot be executed.
@@ -270,9 +270,12 @@ impl Namespace {
         argv: &[OsString],
         terminal: Option<String>,
         fds: &[BorrowedFd],
+        library: Option<BorrowedFd>,
     ) -> Result<CriuProcess, NamespaceError> {
         let argv = argv.iter().cloned().map(OsStringExt::into_vec).collect();
-        match self.request(&Request::Criu { argv, terminal }, fds)? {
+        let with_library = library.is_some();
+        let fds: Vec<_> = fds.iter().copied().chain(library).collect();
+        match self.request(&Request::Criu { argv, terminal, with_library }, &fds)? {
             (Reply::CriuStarted { pid, fds }, mut sockets) => {
                 let socket = sockets.pop().ok_or_else(|| {
                     NamespaceError::Refused("the init did not send the socket of CRIU".into())

@@ -264,7 +264,7 @@ impl Init<'_> {
         Ok(Reply::Descriptors { queues, socket_options, unread_sockets, event_counters })
     }
 
-    fn perform(&mut self, request: Request, fds: Vec<OwnedFd>) -> Step<(Reply, Option<OwnedFd>)> {
+    fn perform(&mut self, request: Request, mut fds: Vec<OwnedFd>) -> Step<(Reply, Option<OwnedFd>)> {
         let done = |warnings| Ok((Reply::Done { warnings }, None));
         match request {
             Request::StartJob { argv, variables, terminal, stdio } => {
@@ -280,11 +280,12 @@ impl Init<'_> {
                 }
                 Ok((reply, None))
             }
-            Request::Criu { argv, terminal } => {
+            Request::Criu { argv, terminal, with_library } => {
                 let argv: Vec<_> = argv.into_iter().map(OsString::from_vec).collect();
                 let terminal = self.terminal(terminal)?;
+                let library = if with_library { fds.pop() } else { None };
                 let kept: Vec<OwnedFd> = fds.into_iter().chain(terminal).collect();
-                self.start_criu(&argv, kept).at_step("start CRIU")
+                self.start_criu(&argv, kept, library).at_step("start CRIU")
             }
             Request::RestoreReaperProgram { command_pid } => {
                 job_start::restore_reaper_program(&self.private_dir, command_pid)
@@ -353,7 +354,12 @@ impl Init<'_> {
         Reply::Written { paths, is_complete }
     }
 
-    fn start_criu(&mut self, argv: &[OsString], kept: Vec<OwnedFd>) -> io::Result<(Reply, Option<OwnedFd>)> {
+    fn start_criu(
+        &mut self,
+        argv: &[OsString],
+        kept: Vec<OwnedFd>,
+        library: Option<OwnedFd>,
+    ) -> io::Result<(Reply, Option<OwnedFd>)> {
         // Created here and not in the launcher: CRIU opens directories as /proc/<creator of the socket>/fd/N, and the
         // launcher has no PID in this namespace.
         let flags = SocketFlags::CLOEXEC;
@@ -368,10 +374,14 @@ impl Init<'_> {
         if !rustix::process::getuid().is_root() {
             command.env_remove("XDG_RUNTIME_DIR");
         }
-        command.env_remove("LD_PRELOAD").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.env_remove("LD_PRELOAD");
+        if let Some(library) = &library {
+            command.env("LD_PRELOAD", format!("/proc/self/fd/{}", library.as_raw_fd()));
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let fds: Vec<RawFd> = kept.iter().map(AsRawFd::as_raw_fd).collect();
         let mut inherited = fds.clone();
-        inherited.push(theirs.as_raw_fd());
+        inherited.extend(library.iter().chain([&theirs]).map(AsRawFd::as_raw_fd));
         let keep_open = move || {
             for &fd in &inherited {
                 // SAFETY: a plain system call on an integer, allowed between fork and exec.

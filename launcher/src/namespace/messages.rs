@@ -75,6 +75,8 @@ pub(super) enum Request {
         argv: Vec<Vec<u8>>,
         /// Path of the terminal's slave side.
         terminal: Option<String>,
+        /// Whether the last descriptor is a library that is loaded into CRIU.
+        with_library: bool,
     },
     /// The job of this command will be restored: write the program of its root.
     RestoreReaperProgram {

@@ -483,7 +483,7 @@ impl Resumer<'_> {
         let mut fds: Vec<BorrowedFd> = vec![loading.images().fd().as_fd(), work.fd().as_fd()];
         fds.extend(pipes.iter().map(|(_, fd)| *fd));
         let process = namespace
-            .start_criu(&self.criu.swrk(), stdio.terminal_path(), &fds)
+            .start_criu(&self.criu.swrk(), stdio.terminal_path(), &fds, None)
             .context("cannot start CRIU")?;
         let keys = pipes.iter().map(|(key, _)| key.clone());
         let keys = keys.chain(manifest.tty.as_ref().map(terminal_key));

@@ -22,6 +22,9 @@ const MOST_MB: u64 = 10;
 const LINKED: &[&str] =
     &["libbsd-dev", "libc6-dev", "libmd-dev", "libnet1-dev", "libnl-3-dev", "libprotobuf-c-dev", "uuid-dev"];
 
+/// The files of ckpt-run's library in CRIU, its root first.
+const LIBRARY: [&str; 2] = ["library.rs", "registers.rs"];
+
 /// Texts of licences that those packages' own files refer to.
 const COMMON_LICENCES: &[&str] = &["GPL-2", "LGPL-2.1"];
 
@@ -47,6 +50,9 @@ pub fn wheel(out: &Path) -> Result<PathBuf> {
     for name in ["build.sh", "BUILD-DEPENDS", "README.md"] {
         entries.push(Entry::new(share(name), files.join(name)));
     }
+    for name in LIBRARY {
+        entries.push(Entry::new(share(name), library().join(name)));
+    }
     let archive = source.archive.file_name().context("an archive without a name")?.to_string_lossy();
     entries.push(Entry::new(share(&archive), &source.archive));
     let wheel = Wheel {
@@ -65,6 +71,11 @@ pub fn wheel(out: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The directory of ckpt-run's library in CRIU.
+fn library() -> PathBuf {
+    workspace::root().join("launcher/src/criu/interrupted_calls")
+}
+
 fn share(name: &str) -> String {
     format!("share/ckpt-run-criu/{name}")
 }
@@ -73,7 +84,10 @@ fn share(name: &str) -> String {
 fn build(files: &Path, source: &CriuSource, work: &Path) -> Result<PathBuf> {
     let program = work.join("criu");
     let script = files.join("build.sh");
-    let made_from = format!("{}\n{}", source.sha256, fs::read_to_string(&script)?);
+    let mut made_from = format!("{}\n{}", source.sha256, fs::read_to_string(&script)?);
+    for name in LIBRARY {
+        made_from += &fs::read_to_string(library().join(name))?;
+    }
     let record = work.join("made-from");
     if program.is_file() && fs::read_to_string(&record).is_ok_and(|text| text == made_from) {
         return Ok(program);
@@ -81,7 +95,8 @@ fn build(files: &Path, source: &CriuSource, work: &Path) -> Result<PathBuf> {
     let start = std::time::Instant::now();
     let log = work.join("build.log");
     eprintln!("dist:  building CRIU {}, the log is {}", source.version, log.display());
-    process::logged(Command::new(&script).arg(&source.archive).arg(&program), &log)?;
+    let [library_rs, ..] = LIBRARY.map(|name| library().join(name));
+    process::logged(Command::new(&script).arg(&source.archive).arg(&program).arg(library_rs), &log)?;
     fs::write(&record, made_from)?;
     eprintln!("dist:  CRIU {} is built ({})", source.version, say::duration(start.elapsed()));
     Ok(program)

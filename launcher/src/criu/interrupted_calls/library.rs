@@ -1,0 +1,147 @@
+//! The library that is loaded into CRIU for a dump. `build.rs` compiles it, and ckpt-run contains it. The static CRIU of
+//! the package `ckpt-run-criu` is linked with it.
+//!
+//! It stands in front of `ptrace(2)`: when CRIU reads the registers of a thread, and when CRIU lets it go on. It uses
+//! nothing but the standard library, since `rustc` alone compiles it.
+//!
+//! SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+#![cfg(target_arch = "x86_64")]
+
+mod registers;
+
+use registers::{CODE_BYTES, IP, Interrupted, Registers};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::{c_int, c_long, c_uint};
+use std::fs;
+use std::mem::size_of;
+use std::ptr::from_mut;
+use std::sync::{Mutex, Once};
+
+const SYS_PTRACE: c_long = 101;
+const PEEKTEXT: c_uint = 1;
+const PEEKUSER: c_uint = 3;
+const DETACH: c_uint = 17;
+const GETREGSET: c_uint = 0x4204;
+const SETREGSET: c_uint = 0x4205;
+/// The general registers.
+const NT_PRSTATUS: usize = 1;
+
+/// `struct iovec`.
+#[repr(C)]
+struct Place {
+    start: *mut Registers,
+    bytes: usize,
+}
+
+unsafe extern "C" {
+    fn syscall(number: c_long, ...) -> c_long;
+    fn prctl(option: c_int, ...) -> c_int;
+    fn __errno_location() -> *mut c_int;
+}
+
+/// By the name of its process, ckpt-run knows a CRIU with this library. At most 15 characters.
+const COMM: &std::ffi::CStr = c"criu-with-calls";
+const PR_SET_NAME: c_int = 15;
+
+/// The threads that CRIU has found in a system call.
+static INTERRUPTED: Mutex<Option<HashMap<c_int, Interrupted>>> = Mutex::new(None);
+
+/// glibc's function with its arguments, which are passed alike if a function is declared with `...`.
+///
+/// # Safety
+/// As `ptrace(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ptrace(request: c_uint, thread: c_int, address: usize, data: usize) -> c_long {
+    static IS_NAMED: Once = Once::new();
+    // SAFETY: the name is a string.
+    IS_NAMED.call_once(|| drop(unsafe { prctl(PR_SET_NAME, COMM.as_ptr()) }));
+    if request == DETACH {
+        give_back(thread);
+    }
+    // SAFETY: as the caller.
+    let result = unsafe { plain_ptrace(request, thread, address, data) };
+    if request == GETREGSET && address == NT_PRSTATUS && result == 0 {
+        // SAFETY: the kernel has filled this place.
+        let place = unsafe { &*(data as *const Place) };
+        if place.bytes == size_of::<Registers>() {
+            // SAFETY: as above.
+            found(thread, unsafe { &mut *place.start });
+        }
+    }
+    result
+}
+
+/// What glibc does.
+unsafe fn plain_ptrace(request: c_uint, thread: c_int, address: usize, data: usize) -> c_long {
+    if !(PEEKTEXT..=PEEKUSER).contains(&request) {
+        // SAFETY: as the caller.
+        return unsafe { syscall(SYS_PTRACE, c_long::from(request), c_long::from(thread), address, data) };
+    }
+    let mut word: c_long = 0;
+    // SAFETY: the kernel writes one word.
+    let result =
+        unsafe { syscall(SYS_PTRACE, c_long::from(request), c_long::from(thread), address, from_mut(&mut word)) };
+    if result < 0 {
+        return result;
+    }
+    // SAFETY: it always points to this thread's errno.
+    unsafe { *__errno_location() = 0 };
+    word
+}
+
+/// CRIU has read the registers of a thread.
+fn found(thread: c_int, registers: &mut Registers) {
+    let Ok(mut all) = INTERRUPTED.lock() else { return };
+    // CRIU reads them again after it has run code in the thread.
+    let Entry::Vacant(vacant) = all.get_or_insert_default().entry(thread) else { return };
+    let next = registers[IP];
+    if let Some(found) = Interrupted::find(registers, || code(thread, next), || a_handler_waits(thread)) {
+        *registers = *vacant.insert(found).for_criu();
+    }
+}
+
+/// CRIU is about to let a thread go on.
+fn give_back(thread: c_int) {
+    let Ok(mut all) = INTERRUPTED.lock() else { return };
+    let Some(interrupted) = all.as_mut().and_then(|all| all.remove(&thread)) else { return };
+    let mut now: Registers = [0; 27];
+    if !transfer(GETREGSET, thread, &mut now) || !interrupted.was_restored(&now) {
+        return;
+    }
+    // CRIU's code in a process ends with rt_sigreturn, and runs in its first thread.
+    let is_leader = status(thread).is_none_or(|status| number(&status, "Tgid:", 10) == thread as u64);
+    transfer(SETREGSET, thread, &mut interrupted.left(is_leader).clone());
+}
+
+/// Reads or sets the registers of a thread. Returns whether that was possible.
+fn transfer(request: c_uint, thread: c_int, registers: &mut Registers) -> bool {
+    let mut place = Place { start: registers, bytes: size_of::<Registers>() };
+    // SAFETY: the place is valid.
+    let result = unsafe { plain_ptrace(request, thread, NT_PRSTATUS, from_mut(&mut place) as usize) };
+    result == 0 && place.bytes == size_of::<Registers>()
+}
+
+/// What is before the thread's next instruction.
+fn code(thread: c_int, next: u64) -> Option<[u8; CODE_BYTES]> {
+    let start = next.checked_sub(CODE_BYTES as u64)? as usize;
+    // SAFETY: reads a word of the thread's memory, or fails.
+    let (word, error) = unsafe { (plain_ptrace(PEEKTEXT, thread, start, 0), *__errno_location()) };
+    (word != -1 || error == 0).then(|| std::array::from_fn(|at| word.to_le_bytes()[at]))
+}
+
+/// Whether a signal waits for the thread for which there is a handler.
+fn a_handler_waits(thread: c_int) -> bool {
+    let Some(status) = status(thread) else { return true };
+    let mask = |name| number(&status, name, 16);
+    (mask("SigPnd:") | mask("ShdPnd:")) & mask("SigCgt:") & !mask("SigBlk:") != 0
+}
+
+fn status(thread: c_int) -> Option<String> {
+    fs::read_to_string(format!("/proc/{thread}/status")).ok()
+}
+
+fn number(status: &str, name: &str, radix: u32) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|line| u64::from_str_radix(line.trim(), radix).ok()).unwrap_or(0)
+}
