@@ -3,12 +3,21 @@
 //! Without persistence mode the driver tears a GPU down that no process has open, with the memory that only exported
 //! descriptors hold (open-gpu-kernel-modules, kernel-open/nvidia/nv.c and rmobjexportimport.c): parked memory would be
 //! lost when the last process of the job has detached. It also saves the time to initialise the GPU again.
+//!
+//! Opening one is a call of the driver, which initialises the GPU, and may hang: it has a time limit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use tracing::debug;
+use ckpt_snapshot::faults;
+use tracing::{debug, warn};
+
+use super::STACK_BYTES;
+use crate::sys::deadline::DEVICE_OPEN_TIMEOUT;
 
 /// What the path of a GPU's device file begins with; a number follows.
 const GPU_PREFIX: &str = "/dev/nvidia";
@@ -17,11 +26,13 @@ const GPU_PREFIX: &str = "/dev/nvidia";
 pub(super) struct DeviceFiles {
     prefix: String,
     open: BTreeMap<PathBuf, File>,
+    /// Those that have not opened in time. They are not tried again: a thread still waits for each.
+    stuck: BTreeSet<PathBuf>,
 }
 
 impl Default for DeviceFiles {
     fn default() -> Self {
-        Self { prefix: prefix(), open: BTreeMap::new() }
+        Self { prefix: prefix(), open: BTreeMap::new(), stuck: BTreeSet::new() }
     }
 }
 
@@ -38,20 +49,16 @@ impl DeviceFiles {
     /// Opens the GPUs that a process has open.
     pub fn hold_those_of(&mut self, host_pid: u32) {
         let Ok(descriptors) = fs::read_dir(format!("/proc/{host_pid}/fd")) else { return };
-        for descriptor in descriptors.flatten() {
-            // Opened by the link: the process may have another mount namespace.
-            if let Ok(path) = fs::read_link(descriptor.path()) {
-                self.hold(&path, &descriptor.path());
-            }
-        }
+        // Opened by the link: the process may have another mount namespace.
+        let links = descriptors.flatten().map(|descriptor| descriptor.path());
+        self.hold(links.filter_map(|link| Some((fs::read_link(&link).ok()?, link))), DEVICE_OPEN_TIMEOUT);
     }
 
     /// Opens all GPUs that the launcher may use.
     pub fn hold_all(&mut self) {
         let parent = Path::new(&self.prefix).parent().map(Path::to_owned).unwrap_or_default();
-        for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-            self.hold(&entry.path(), &entry.path());
-        }
+        let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+        self.hold(entries.map(|entry| (entry.path(), entry.path())), DEVICE_OPEN_TIMEOUT);
     }
 
     /// Whether no GPU is held.
@@ -59,13 +66,38 @@ impl DeviceFiles {
         self.open.is_empty()
     }
 
-    fn hold(&mut self, path: &Path, link: &Path) {
-        if !self.is_gpu(path) || self.open.contains_key(path) {
-            return;
+    /// Opens those files that are GPUs, all at the same time, by their links.
+    fn hold(&mut self, files: impl Iterator<Item = (PathBuf, PathBuf)>, limit: Duration) {
+        let is_known = |path: &PathBuf| self.open.contains_key(path) || self.stuck.contains(path);
+        let mut wanted: BTreeMap<_, _> =
+            files.filter(|(path, _)| self.is_gpu(path) && !is_known(path)).collect();
+        let until = Instant::now() + limit;
+        let (opened, results) = crossbeam_channel::unbounded();
+        for (path, link) in wanted.clone() {
+            let opened = opened.clone();
+            let work = move || drop(opened.send((path, open(&link))));
+            let thread = thread::Builder::new().name("device-file".to_owned()).stack_size(STACK_BYTES);
+            if let Err(error) = thread.spawn(work) {
+                debug!(%error, "no thread to open a GPU's device file");
+            }
         }
-        match OpenOptions::new().read(true).write(true).open(link) {
-            Ok(file) => drop(self.open.insert(path.to_owned(), file)),
-            Err(error) => debug!(path = %path.display(), %error, "a GPU's device file cannot be held open"),
+        drop(opened);
+        while let Ok((path, result)) = results.recv_deadline(until) {
+            wanted.remove(&path);
+            match result {
+                Ok(file) => drop(self.open.insert(path, file)),
+                Err(error) => {
+                    debug!(path = %path.display(), %error, "a GPU's device file cannot be held open");
+                }
+            }
+        }
+        for path in wanted.into_keys() {
+            warn!(
+                "{} has not opened within {} s: its driver may hang. Without persistence mode, memory of this GPU is lost while no process has it open",
+                path.display(),
+                limit.as_secs_f64()
+            );
+            self.stuck.insert(path);
         }
     }
 
@@ -76,13 +108,18 @@ impl DeviceFiles {
     }
 }
 
+fn open(link: &Path) -> io::Result<File> {
+    faults::hit("device-file")?;
+    OpenOptions::new().read(true).write(true).open(link)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn files(prefix: PathBuf) -> DeviceFiles {
         let prefix = prefix.into_os_string().into_string().expect("text");
-        DeviceFiles { prefix, open: BTreeMap::new() }
+        DeviceFiles { prefix, ..DeviceFiles::default() }
     }
 
     #[test]

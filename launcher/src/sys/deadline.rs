@@ -31,6 +31,10 @@ pub const CUT_BACK_OFF: Duration = Duration::from_secs(1);
 pub const STUCK_AGENT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for NVML to answer. After that it is not asked again.
 pub const GPU_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a killed process that has asked NVML to end.
+pub const GPU_HELPER_END_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for the device files of the GPUs to open. The driver initialises a GPU that no process has open, which takes seconds.
+pub const DEVICE_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Polling interval for free device memory before a restore. The time for that is `--gpu-timeout`.
 pub const DEVICE_MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Time for an interposer to report GPU activity to the watchdog. A stopped process does not answer.

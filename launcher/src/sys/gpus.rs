@@ -18,7 +18,9 @@ use rustix::io::retry_on_intr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::sys::deadline::{DEVICE_MEMORY_POLL_INTERVAL, GPU_ANSWER_TIMEOUT};
+use crate::sys::deadline::{
+    DEVICE_MEMORY_POLL_INTERVAL, GPU_ANSWER_TIMEOUT, GPU_HELPER_END_TIMEOUT, PROCESS_POLL_INTERVAL,
+};
 
 /// The argument of `ckpt-run` that makes it the process that asks NVML.
 pub const ARGUMENT: &str = "__gpus";
@@ -214,7 +216,11 @@ impl Drop for Helper {
     fn drop(&mut self) {
         // An error means that the process has ended already.
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        // One that waits in the driver does not end by a signal.
+        let until = Instant::now() + GPU_HELPER_END_TIMEOUT;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(PROCESS_POLL_INTERVAL);
+        }
     }
 }
 

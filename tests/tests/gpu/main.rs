@@ -13,4 +13,5 @@ mod mirror;
 mod nccl;
 mod nvidia;
 mod placement;
+mod resume_hangs;
 mod unwritten;
