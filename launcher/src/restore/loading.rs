@@ -14,9 +14,12 @@
 use crate::files::sources::StagedFile;
 use crate::files::staging::{StagedDir, Staging};
 use crate::gpu::device_memory;
+use crate::store::answer::AnswerWatch;
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result};
-use ckpt_snapshot::{Cancellable, DataFile, Load, Manifest, ReadError, RelPath, Store, Target, Tiers};
+use ckpt_snapshot::{
+    Cancellable, DataFile, Load, Manifest, ReadError, RelPath, Store, Target, Tiers, faults,
+};
 use std::any::Any;
 use std::fs::File;
 use std::io;
@@ -24,6 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+/// What a resume does while it waits for the store.
+pub const READING: &str = "the snapshot was being read";
 /// The directory of CRIU's images in a snapshot.
 const IMAGES: &str = "images/";
 /// Prefix of the names of images with memory pages.
@@ -36,10 +41,20 @@ pub fn image_bytes(manifest: &Manifest) -> u64 {
     images.map(|file| file.bytes).fold(0, u64::saturating_add)
 }
 
+/// Where a snapshot is loaded from.
+#[derive(Clone)]
+pub struct Origin {
+    /// The job's snapshots.
+    pub store: Arc<Tiers>,
+    /// Whether the store answers.
+    pub answers: AnswerWatch,
+}
+
 /// A snapshot that is being loaded. Loading stops when this is dropped.
 pub struct Loading {
     images: Arc<StagedDir>,
     saved: StagedDir,
+    answers: AnswerWatch,
     cancelled: Arc<AtomicBool>,
     pages: Option<Loader>,
     device_memory: Option<Loader>,
@@ -54,7 +69,7 @@ impl Loading {
     /// # Errors
     /// Damage in those images and files, or no space for them.
     pub fn begin(
-        store: &Arc<Tiers>,
+        from: Origin,
         manifest: &Manifest,
         staging: &Staging,
         saved: &[&RelPath],
@@ -71,22 +86,25 @@ impl Loading {
         let mut loading = Self {
             images: Arc::clone(&images),
             saved: staging.subdir("saved").with_context(place)?,
+            answers: from.answers.clone(),
             cancelled: Arc::default(),
             pages: None,
             device_memory: None,
         };
-        let work = Work {
-            store: Arc::clone(store),
-            manifest: manifest.clone(),
-            bar,
-            cancelled: Arc::clone(&loading.cancelled),
-        };
+        let answers = loading.answers.clone();
+        let work = Work { from, manifest: manifest.clone(), bar, cancelled: Arc::clone(&loading.cancelled) };
         let (load, dir) = (work.clone(), Arc::clone(&images));
-        loading.pages = Some(spawn("load-pages", move || load.images(&pages, &dir))?);
+        loading.pages = Some(spawn("load-pages", move || {
+            hit("load-pages")?;
+            load.images(&pages, &dir)
+        })?);
         let load = work.clone();
         loading.device_memory = Some(spawn("load-device", move || load.mirrors(&mirrors))?);
-        work.images(&small, &images)?;
-        work.saved(saved, &loading.saved)?;
+        answers.during(READING, || {
+            hit("load-images")?;
+            work.images(&small, &images)?;
+            work.saved(saved, &loading.saved)
+        })?;
         Ok(loading)
     }
 
@@ -109,7 +127,7 @@ impl Loading {
     /// # Errors
     /// Damage. A second call returns no error.
     pub fn wait_for_pages(&mut self) -> Result<(), ReadError> {
-        join(self.pages.take())
+        self.answers.during(READING, || join(self.pages.take()))
     }
 
     /// Waits for everything.
@@ -117,17 +135,17 @@ impl Loading {
     /// # Errors
     /// Damage. A second call returns no error.
     pub fn wait_for_all(&mut self) -> Result<(), ReadError> {
-        self.wait_for_pages().and_then(|()| join(self.device_memory.take()))
+        self.wait_for_pages()?;
+        self.answers.during(READING, || join(self.device_memory.take()))
     }
 }
 
 impl Drop for Loading {
     fn drop(&mut self) {
         self.cancelled.store(true, Ordering::Relaxed);
-        for thread in [self.pages.take(), self.device_memory.take()].into_iter().flatten() {
-            // The result does not matter any more.
-            let _ = thread.join();
-        }
+        let threads = [self.pages.take(), self.device_memory.take()].into_iter().flatten();
+        // The results do not matter any more.
+        self.answers.during(READING, || threads.for_each(|thread| drop(thread.join())));
     }
 }
 
@@ -155,6 +173,11 @@ fn panicked(name: &str, panic: &(dyn Any + Send)) -> ReadError {
     ReadError::Target { path: "the snapshot's memory".to_owned(), source: io::Error::other(reason) }
 }
 
+/// See [`faults::hit`].
+fn hit(point: &str) -> Result<(), ReadError> {
+    faults::hit(point).map_err(|source| ReadError::Io { step: "read", path: IMAGES.into(), source })
+}
+
 /// The name of a saved file in its staging directory.
 fn staged_name(data: &RelPath) -> String {
     data.as_str().replace('/', "-")
@@ -163,7 +186,7 @@ fn staged_name(data: &RelPath) -> String {
 /// What every loading thread needs.
 #[derive(Clone)]
 struct Work {
-    store: Arc<Tiers>,
+    from: Origin,
     manifest: Manifest,
     bar: Arc<Bar>,
     cancelled: Arc<AtomicBool>,
@@ -174,7 +197,11 @@ impl Work {
         let targets: Vec<_> =
             wanted.map(|(path, into)| (path, Cancellable::new(into, &self.cancelled))).collect();
         let wanted: Vec<_> = targets.iter().map(|(path, into)| Load { path, into }).collect();
-        self.store.load(&self.manifest, &wanted, &|bytes| self.bar.advance(bytes))
+        let progress = |bytes| {
+            self.bar.advance(bytes);
+            self.from.answers.answered();
+        };
+        self.from.store.load(&self.manifest, &wanted, &progress)
     }
 
     fn images(&self, files: &[DataFile], dir: &StagedDir) -> Result<(), ReadError> {

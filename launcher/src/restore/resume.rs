@@ -31,9 +31,10 @@ use crate::namespace::stdio::{self, Stdio, terminal_key};
 use crate::namespace::{self, Activity, Namespace, Network};
 use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
-use crate::restore::loading::{self, Loading};
+use crate::restore::loading::{self, Loading, Origin, READING};
 use crate::restore::put_back::{PutBack, temporary_names};
 use crate::restore::{half_closed, queues};
+use crate::store::answer::AnswerWatch;
 use crate::store::tiers::MEMORY;
 use crate::sys::deadline::{
     PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW, RESTORE_STALL_TIMEOUT,
@@ -64,6 +65,8 @@ pub struct Resumer<'a> {
     pub dir: &'a JobDir,
     /// The job's snapshots.
     pub store: &'a Arc<Tiers>,
+    /// Whether the store answers.
+    pub answers: &'a AnswerWatch,
     /// Which network the job sees.
     pub network: Network,
     /// Whether the interposer is preloaded into the job's processes.
@@ -162,7 +165,7 @@ impl Resumer<'_> {
     /// When none is intact, or an intact one cannot be restored.
     pub fn newest_of(&self, candidates: &[SnapshotId]) -> Result<Resumed> {
         let (mut reasons, mut unresumed) = (Vec::new(), None);
-        let marks = self.dir.marks()?;
+        let marks = self.answers.during(READING, || self.dir.marks())?;
         let is_bad = |id: &SnapshotId| self.policy.is_some() && marks.is_bad(id);
         let has_good = !candidates.iter().all(is_bad);
         // What is said before a resume may be cut off with the job's output.
@@ -249,7 +252,7 @@ impl Resumer<'_> {
 
     pub(super) fn resume(&self, id: &SnapshotId) -> Result<Resumed, Failure> {
         let begun = Instant::now();
-        let manifest = self.store.manifest(id)?;
+        let manifest = self.answers.during(READING, || self.store.manifest(id))?;
         self.check_machine(&manifest)?;
         self.check_part(&manifest)?;
         let mut tries = 1;
@@ -357,7 +360,7 @@ impl Resumer<'_> {
         let placements = self.place_on_gpus(manifest)?;
         let loads = device_memory::plan(self.store, &Arc::new(manifest.clone()), self.mirror)?;
         let adopted = device_memory::adopted(&loads);
-        let inventory = Inventory::read(&**self.store, manifest)?;
+        let inventory = self.answers.during(READING, || Inventory::read(&**self.store, manifest))?;
         let inventory = inventory.unwrap_or_else(|| inventory_of_open_files(manifest));
         let alive = LastAlive::read(self.dir);
         let held = self.dir.held_dir(&manifest.id);
@@ -381,7 +384,8 @@ impl Resumer<'_> {
         let mirror_bytes: u64 = loads.iter().map(|load| load.used_bytes).sum();
         let copied = manifest.files.iter().filter(|file| saved.contains(&&file.path)).map(|file| file.bytes);
         let staging = self.staging(manifest, mirror_bytes + copied.sum::<u64>())?;
-        let mut loading = Loading::begin(self.store, manifest, &staging, &saved, loads)?;
+        let from = Origin { store: Arc::clone(self.store), answers: self.answers.clone() };
+        let mut loading = Loading::begin(from, manifest, &staging, &saved, loads)?;
         let queues = queues::prepare(loading.images())?;
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;

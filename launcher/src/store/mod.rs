@@ -1,5 +1,6 @@
 //! The store: what `--store` and `--upload` name, and the tiers of a job in it.
 
+pub mod answer;
 mod lock_scope;
 pub mod options;
 pub mod root;

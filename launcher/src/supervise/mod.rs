@@ -293,6 +293,7 @@ impl<'a> Supervisor<'a> {
         Resumer {
             dir: &context.opened.dir,
             store: &context.opened.store,
+            answers: &context.opened.answers,
             network: context.config.network,
             interposer: &context.config.interpose,
             agents_timeout: context.config.freeze_timeout,
@@ -523,13 +524,15 @@ impl<'a> Supervisor<'a> {
             if let Some(Err(claim @ OwnershipError::ClaimedElsewhere(_))) = elsewhere {
                 return Err(claim.into());
             }
-            let OpenedJob { dir, store, identity, .. } = context.opened;
-            let Decision { record, candidates } = decide(&Resume::Auto, dir, store, identity, None)?;
-            context.claimed.ownership.change(|present| {
-                let launcher = std::mem::take(&mut present.launcher);
-                *present = JobRecord { launcher, ..record };
-            })?;
-            anyhow::Ok(candidates)
+            let OpenedJob { dir, store, identity, answers, .. } = context.opened;
+            answers.during("its snapshots were being listed", || {
+                let Decision { record, candidates } = decide(&Resume::Auto, dir, store, identity, None)?;
+                context.claimed.ownership.change(|present| {
+                    let launcher = std::mem::take(&mut present.launcher);
+                    *present = JobRecord { launcher, ..record };
+                })?;
+                anyhow::Ok(candidates)
+            })
         });
         match decided {
             Ok(mut candidates) => {

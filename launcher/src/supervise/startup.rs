@@ -15,18 +15,21 @@ use crate::job::journal::{Entry, EventKind, Journal, Measured};
 use crate::job::resume_point::Resume;
 use crate::job::started_with;
 use crate::job::status::unix_ms;
-use crate::namespace::Namespace;
+use crate::namespace::{Namespace, stdio};
 use crate::persist::memory::Memory;
+use crate::store::answer::AnswerWatch;
 use crate::store::root::Root;
 use crate::store::tiers;
-use crate::sys::error::bad_input;
+use crate::sys::error::{EXIT_OWN, bad_input};
 use crate::sys::host;
 use crate::sys::privileges::Privileges;
 use crate::sys::secrets;
 use crate::sys::span::span;
 use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::Pace;
-use ckpt_snapshot::{JobDir, JobIdentity, JobKey, JobLock, JobOutcome, ReadError, SnapshotId, Store, Tiers};
+use ckpt_snapshot::{
+    JobDir, JobIdentity, JobKey, JobLock, JobOutcome, ReadError, SnapshotId, Store, Tiers, faults,
+};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -39,6 +42,8 @@ pub(super) struct OpenedJob {
     pub(super) dir: JobDir,
     pub(super) store: Arc<Tiers>,
     pub(super) journal: Arc<Journal>,
+    /// Whether the store answers.
+    pub(super) answers: AnswerWatch,
     /// The rate of uploads.
     pub(super) pace: Arc<Pace>,
     /// Memory reserved for the images of the current checkpoint (bytes), if snapshots are kept in memory.
@@ -70,10 +75,14 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     };
     let pace = config.store.pace();
     // A run that has to resume needs an existing store: a new one would only hide a mistyped path.
-    if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && config.store.url.is_none() {
-        Root::open(&config.store)?;
-    }
-    let root = Root::open_or_create(&config.store, &pace)?;
+    let answers = AnswerWatch::start(&config.store, config.persist_every > 1, end_without_answer);
+    let root = answers.during("it was being opened", || {
+        faults::hit("store-open")?;
+        if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && config.store.url.is_none() {
+            Root::open(&config.store)?;
+        }
+        Root::open_or_create(&config.store, &pace)
+    })?;
     let dir = root.job(&key);
     let on_wait = |pid: &str| {
         tracing::info!("job {key}: waiting for `ckpt-run prune` or `ckpt-run rm` to end (process {pid})");
@@ -81,7 +90,8 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let lock = dir.lock_to_run(on_wait)?;
     let memory = (config.persist_every > 1).then(Memory::new).transpose()?;
     let (memory, staged_bytes) = memory.map(|memory| (memory.medium, memory.staged_bytes)).unzip();
-    let store = tiers::open_at(&config.store, &dir, &pace, memory)?;
+    let store =
+        answers.during("it was being opened", || tiers::open_at(&config.store, &dir, &pace, memory))?;
     let text = |value: &OsString| value.to_string_lossy().into_owned();
     let identity = JobIdentity {
         key: key.to_string(),
@@ -89,7 +99,7 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
         argv: argv.iter().map(text).collect(),
     };
     let journal = Arc::new(Journal::of(&dir));
-    Ok(OpenedJob { identity, criu, dir, store, journal, pace, staged_bytes, _lock: lock })
+    Ok(OpenedJob { identity, criu, dir, store, journal, answers, pace, staged_bytes, _lock: lock })
 }
 
 /// Decides where the job starts (`resume`), and writes this launcher's name into the job's record. Also returns the snapshots to
@@ -103,9 +113,10 @@ pub(super) fn claim(
     resume: &Resume,
 ) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
     let (claimed, candidates) = {
-        let OpenedJob { dir, store, identity, .. } = &*opened;
-        ClaimedJob::claim(resume, &config.store, dir, store, identity)
-            .map_err(|error| naming_its_job(config, dir, error))?
+        let OpenedJob { dir, store, identity, answers, .. } = &*opened;
+        let claim = || ClaimedJob::claim(resume, &config.store, dir, store, identity);
+        let claimed = answers.during("its snapshots were being listed", claim);
+        claimed.map_err(|error| naming_its_job(config, dir, error))?
     };
     let key = opened.dir.key();
     match candidates.last() {
@@ -125,6 +136,13 @@ pub(super) fn claim(
         None => {}
     }
     Ok((claimed, candidates))
+}
+
+/// The thread that waits for the store cannot be cancelled.
+fn end_without_answer() {
+    stdio::restore_terminal();
+    // The job's namespace, if there is one, ends with this process.
+    std::process::exit(EXIT_OWN)
 }
 
 /// How long the job ran after the snapshot `id`, as far as that is known.

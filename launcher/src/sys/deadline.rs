@@ -55,6 +55,13 @@ pub const DEMO_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 // Stores
 
+/// Time without an answer of a store in a directory after which ckpt-run ends, at a start or in a resume. Longer than object
+/// stores are retried (5 minutes), and than a file server takes to restart.
+pub const STORE_ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
+/// Time after which such a store is reported.
+pub const STORE_ANSWER_REPORT: Duration = Duration::from_secs(30);
+/// Polling interval for that.
+pub const STORE_ANSWER_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Total time for retries against an object store before a start, or a command, fails.
 pub const STORE_RETRY_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time without progress after which a request for the job's record fails. The record is small.

@@ -14,4 +14,5 @@ mod partitions;
 mod power_loss;
 mod reader;
 mod releases;
+mod silent;
 mod stores;

@@ -1,0 +1,74 @@
+//! A store in a directory that does not answer while nothing of the job runs: ckpt-run says so, and ends after a time.
+
+use crate::keeper::{KEEPER, finish, start, step, unbroken};
+use ckpt_run_tests::{Running, Sandbox, programs, python, set_variables, until};
+use std::fs;
+use std::process::Command;
+
+const LAUNCHER_FAILED: i32 = 125;
+
+/// The keeper, with a short limit for the store, and a store that does not answer at this fault point.
+fn resume_with(sandbox: &Sandbox, fault: &str) -> Running {
+    let python = python();
+    let mut command = sandbox.command(["--", python.to_str().expect("text"), "-c", KEEPER]);
+    let hold = sandbox.path().join("silent.hold");
+    fs::write(&hold, "").expect("written");
+    command.env("CKPT_FAULT", format!("{fault}=hold:{}", hold.display()));
+    command.env("CKPT_FAULT_STORE_ANSWER_MS", "3000");
+    sandbox.start_command("silent", command)
+}
+
+/// The job ends, and nothing of it runs. Once the store answers, it is resumed.
+#[test]
+fn a_resume_does_not_wait_for_a_silent_store_for_ever() {
+    let sandbox = Sandbox::new();
+    let mut job = start(&sandbox, "job", &[]);
+    step(&sandbox, &mut job);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    for (fault, doing) in [
+        ("store-open", "it was being opened"),
+        ("load-images", "the snapshot was being read"),
+        // Memory, while CRIU waits for it.
+        ("load-pages", "the snapshot was being read"),
+    ] {
+        let store = sandbox.path().join(".ckpt-run");
+        let end = format!("{} has not answered for 3.0 s while {doing}: ckpt-run ends", store.display());
+        // On a busy machine the store may be that slow at another point, too.
+        until(&format!("a resume that ends at {fault}"), || {
+            let mut silent = resume_with(&sandbox, fault);
+            assert_eq!(silent.wait(), LAUNCHER_FAILED, "{fault}: {}", silent.said());
+            let said = silent.said();
+            assert!(said.contains("ckpt-run ends") && !said.contains("resumed from"), "{fault}: {said}");
+            said.contains(&end).then_some(())
+        });
+    }
+    let job = start(&sandbox, "again", &[]);
+    assert!(job.said().contains("resumed from snapshot 000001"), "{}", job.said());
+    assert_eq!(finish(&sandbox, "again", job), unbroken(1));
+}
+
+/// A file system whose server never answers, so that not even SIGKILL ends a read.
+#[test]
+fn a_start_does_not_wait_for_a_hanging_file_system_for_ever() {
+    let sandbox = Sandbox::new();
+    let plain = sandbox.command(["--store", "wall/store", "--", "true"]);
+    let mut command = Command::new(python());
+    command.arg(programs().join("hanging_mount.py")).arg(plain.get_program()).args(plain.get_args());
+    command.current_dir(sandbox.path());
+    set_variables(&mut command, &plain);
+    command.env("CKPT_FAULT_STORE_ANSWER_MS", "3000");
+    let mut job = sandbox.start_command("job", command);
+    job.until("the message", || {
+        job_said(&sandbox)
+            .contains("wall/store has not answered for 3.0 s while it was being opened")
+            .then_some(())
+    });
+    // The kernel ends the process when the file system lets it.
+    fs::write(sandbox.path().join("release"), "").expect("written");
+    assert_eq!(job.wait(), LAUNCHER_FAILED, "{}", job.said());
+}
+
+fn job_said(sandbox: &Sandbox) -> String {
+    sandbox.read("job.err")
+}
