@@ -1,6 +1,7 @@
 //! What the environment says about the simulated machine, read once by `cuInit`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The simulated machine.
 #[derive(Debug, Clone)]
@@ -11,6 +12,8 @@ pub struct Config {
     pub memory_bytes: u64,
     /// `SIMCUDA_CONTEXT_MEMORY`: memory of the device that a context takes.
     pub context_bytes: u64,
+    /// `SIMCUDA_CONTEXT_MS`: how long it takes to make a context, and to make it again in a restore.
+    pub context_time: Duration,
     /// `SIMCUDA_COPY_GBPS`: speed of a copy over the bus in 10^9 bytes per second; unset: as fast as it goes.
     pub copy_bytes_per_s: Option<f64>,
     /// `SIMCUDA_DIR`: where the devices' memory lies, shared by all processes that name the same directory.
@@ -42,6 +45,9 @@ impl Config {
             devices: variable("SIMCUDA_DEVICES", 1, |text| text.parse().ok().filter(|n| *n <= 64))?,
             memory_bytes: variable("SIMCUDA_MEMORY", 4 << 30, parse_bytes)?,
             context_bytes: variable("SIMCUDA_CONTEXT_MEMORY", 0, parse_bytes)?,
+            context_time: variable("SIMCUDA_CONTEXT_MS", Duration::ZERO, |text| {
+                text.parse().ok().map(Duration::from_millis)
+            })?,
             copy_bytes_per_s: variable("SIMCUDA_COPY_GBPS", None, |text| {
                 text.parse::<f64>().ok().filter(|speed| *speed > 0.0).map(|speed| Some(speed * 1e9))
             })?,

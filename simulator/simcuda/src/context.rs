@@ -68,7 +68,7 @@ impl Primary {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` if the device has no room for it.
     fn make(&self, device: &'static Device) -> Result<Arc<Context>> {
-        memory::context_created(self.handle, device.ordinal, process::machine()?.config.context_bytes)?;
+        take_place(self.handle, device)?;
         let flags = self.flags.load(Ordering::Relaxed);
         let context = Arc::new(Context::new(self.handle, device, true, flags, 3020));
         CONTEXTS.insert(self.handle, Arc::clone(&context));
@@ -221,11 +221,17 @@ fn create(flags: u32, ordinal: CUdevice, api_version: u32) -> Result<Arc<Context
     check_flags(flags)?;
     check_device()?;
     let context = CONTEXTS.insert_with(|handle| Context::new(handle, device, false, flags, api_version));
-    let bytes = process::machine()?.config.context_bytes;
-    memory::context_created(context.handle, device.ordinal, bytes)
-        .inspect_err(|_| drop(CONTEXTS.remove(context.handle)))?;
+    take_place(context.handle, device).inspect_err(|_| drop(CONTEXTS.remove(context.handle)))?;
     STACK.with_borrow_mut(|stack| stack.push(Some(Arc::clone(&context))));
     Ok(context)
+}
+
+/// Takes what a context takes: memory of the device, and time.
+fn take_place(context: usize, device: &Device) -> Result {
+    let config = &process::machine()?.config;
+    memory::context_created(context, device.ordinal, config.context_bytes)?;
+    std::thread::sleep(config.context_time);
+    Ok(())
 }
 
 fn check_flags(flags: u32) -> Result {

@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| common::compile("settings"));
 
@@ -148,6 +149,7 @@ fn a_bad_value_is_told_and_fails_the_start() {
         ("SIMCUDA_DRIVER", "581"),
         ("SIMCUDA_COPY_GBPS", "-1"),
         ("SIMCUDA_THREADS", "0"),
+        ("SIMCUDA_CONTEXT_MS", "1s"),
         ("SIMCUDA_JITTER", "yes"),
     ] {
         let output = Machine::new().run(&[(name, value)], &["init", "init"]);
@@ -178,6 +180,14 @@ fn a_context_takes_memory_of_the_device() {
     assert_eq!(said[2], format!("free-bytes 0 {}", 40 * MIB));
     assert_eq!(said[5], said[2], "the first one's memory is free again");
     assert_eq!(said[6..], ["context 0", &format!("context {OUT_OF_MEMORY}")]);
+}
+
+#[test]
+fn a_context_takes_time() {
+    let begun = Instant::now();
+    let environment = [("SIMCUDA_CONTEXT_MS", "300")];
+    assert_eq!(said(&environment, &["init", "context", "context"])[1..], ["context 0", "context 0"]);
+    assert!(begun.elapsed() >= Duration::from_millis(600), "{:?}", begun.elapsed());
 }
 
 #[test]

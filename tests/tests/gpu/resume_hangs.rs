@@ -126,3 +126,20 @@ fn a_device_file_that_does_not_open_does_not_stop_a_resume() {
     job.remove("points.hold");
     job.ends_right(&mut running);
 }
+
+/// The driver takes longer than `--freeze-timeout` to make the context again, and comes back within `--gpu-timeout`.
+#[test]
+fn a_resume_with_slow_contexts_is_no_hang() {
+    const CONTEXT: Duration = Duration::from_millis(2500);
+    let job = Job::steady("2").with("SIMCUDA_CONTEXT_MS", "2500");
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    running.kill_everything();
+    let lines = job.lines();
+    let begun = Instant::now();
+    let mut running = job.start_with(&["--freeze-timeout", "1s", "--gpu-timeout", "120s"], "");
+    running.until("a line", || (job.lines() > lines).then_some(()));
+    assert!(begun.elapsed() >= CONTEXT, "{:?}", begun.elapsed());
+    assert!(running.said().contains("has not returned yet"), "{}", running.said());
+    job.ends_right(&mut running);
+}
