@@ -26,23 +26,30 @@ pub(crate) enum InvalidRecord {
         /// Recorded.
         recorded: String,
     },
-    /// The checksum does not cover white space around the parts, so only the exact form of `encode` is accepted.
+    /// The checksum does not cover white space around the parts, so only the exact form of `encode_body` is accepted.
     #[error("it has extra bytes")]
     ExtraBytes,
 }
 
-/// Encodes `body` as a record.
+/// The text of `body`.
 ///
 /// # Panics
 /// When `body` has no JSON form.
-pub(crate) fn encode(body: &impl Serialize) -> Vec<u8> {
-    let body = serde_json::to_string(body).expect("it has a JSON form");
+pub(crate) fn body(body: &impl Serialize) -> String {
+    serde_json::to_string(body).expect("it has a JSON form")
+}
+
+/// Encodes a body as a record.
+///
+/// # Panics
+/// When `body` is not JSON.
+pub(crate) fn encode_body(body: String) -> Vec<u8> {
     let checksum = blake3::hash(body.as_bytes()).to_hex().to_string();
-    let body = RawValue::from_string(body).expect("it was JSON just now");
+    let body = RawValue::from_string(body).expect("it is JSON");
     serde_json::to_vec(&Record { checksum, body: &body }).expect("it has a JSON form")
 }
 
-/// Checks a record that [`encode`] wrote and returns its body.
+/// Checks a record that [`encode_body`] wrote and returns its body.
 ///
 /// # Errors
 /// See [`InvalidRecord`].
@@ -53,8 +60,10 @@ pub(crate) fn open(text: &[u8]) -> Result<&str, InvalidRecord> {
     if found != record.checksum {
         return Err(InvalidRecord::Checksum { found, recorded: record.checksum });
     }
-    let plain_bytes = r#"{"checksum":"","body":}"#.len() + record.checksum.len() + body.len();
-    if plain_bytes == text.len() { Ok(body) } else { Err(InvalidRecord::ExtraBytes) }
+    // Also the order of the fields: each record has one spelling.
+    let parts = [r#"{"checksum":""#, &record.checksum, r#"","body":"#, body];
+    let rest = parts.iter().try_fold(text, |rest, part| rest.strip_prefix(part.as_bytes()));
+    if rest == Some(b"}") { Ok(body) } else { Err(InvalidRecord::ExtraBytes) }
 }
 
 /// The version of a record, given its body.

@@ -1,5 +1,6 @@
 //! The errors of a store, one enum per operation.
 
+use crate::authentic::Refusal;
 use crate::read_failure::{ReadFailure, classify};
 use crate::{IdError, RelPathError};
 use std::io;
@@ -29,6 +30,17 @@ pub enum OpenError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A record (`job/N.json`, `marks/N.json`) is not one of the holder of the key.
+    #[error("{} does not count: {refusal}", path.display())]
+    Unauthentic {
+        /// The file or address.
+        path: PathBuf,
+        /// Why, and what to do.
+        refusal: Refusal,
+    },
+    /// A record is to be changed that has a code of a key, and no key was named.
+    #[error("{} was written with a key, and only with that key can it be changed. Use --encrypt-key-file", .0.display())]
+    NeedsKey(PathBuf),
     /// There is a symbolic link in the directory of a job.
     #[error("{} is a symbolic link. ckpt-run follows none in a job's directory, since it could lead out of the store. Remove it, or replace it by what it names", .0.display())]
     Link(PathBuf),

@@ -9,11 +9,11 @@
 //! .ckpt-run/jobs/KEY/kept/        tails of files that a resume truncated
 //! ```
 
-use crate::checked_json::{self, InvalidRecord};
 use crate::codec::Key;
 use crate::files::{create_private_dir, open_lock, read_regular, sync_dir, write_atomically};
 use crate::medium::{DirMedium, Medium};
-use crate::numbered::{JOB, Newest, Record};
+use crate::numbered::JOB;
+use crate::records::PassedOver;
 use crate::{DirStore, OpenError, SnapshotId};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -162,6 +162,7 @@ impl StoreRoot {
             key: key.clone(),
             records: None,
             encryption: None,
+            passed_over: None,
         }
     }
 
@@ -313,11 +314,10 @@ pub struct JobDir {
     /// The medium with its snapshots and small records, if they are not in this directory.
     records: Option<Arc<dyn Medium>>,
     /// The key that snapshots are encrypted with.
-    encryption: Option<Key>,
+    pub(crate) encryption: Option<Key>,
+    /// The records without a code of the key that were passed over; `None` if they are refused.
+    pub(crate) passed_over: Option<PassedOver>,
 }
-
-/// How often others may change a record before a change of it fails.
-const CHANGE_TRIES: u32 = 1000;
 
 impl JobDir {
     /// The job's name.
@@ -364,49 +364,8 @@ impl JobDir {
         self.records.as_ref()
     }
 
-    fn medium(&self) -> Arc<dyn Medium> {
+    pub(crate) fn medium(&self) -> Arc<dyn Medium> {
         self.records.clone().unwrap_or_else(|| Arc::new(DirMedium::new(self.path.clone())))
-    }
-
-    /// The path or address of what was read, for messages.
-    pub(crate) fn path_of(&self, record: Record, read: &Newest) -> PathBuf {
-        self.medium().describe(&record.name_of(read)).into()
-    }
-
-    /// Reads one of the job's small records.
-    pub(crate) fn read_record(&self, record: Record) -> Result<Newest, OpenError> {
-        let medium = self.medium();
-        record
-            .read(&*medium)
-            .map_err(|error| failed("read", medium.describe(&record.folder()).as_ref())(error))
-    }
-
-    /// Replaces one of the job's small records durably by what `change` makes of it, unless that is `None`. `change` is
-    /// called again if somebody else has replaced the record meanwhile: of several at a time, each sees what the one
-    /// before it has written.
-    ///
-    /// # Errors
-    /// If the record cannot be read or written, and those of `change`. After a failed write the record may have been
-    /// replaced.
-    pub(crate) fn replace_record<E: From<OpenError>>(
-        &self,
-        record: Record,
-        mut change: impl FnMut(&Newest) -> Result<Option<Vec<u8>>, E>,
-    ) -> Result<(), E> {
-        let medium = self.medium();
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let newest = self.read_record(record)?;
-            let Some(content) = change(&newest)? else { return Ok(()) };
-            match record.replace(&*medium, &newest, &content) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tries < CHANGE_TRIES => {}
-                replaced => {
-                    let path = medium.describe(&record.folder());
-                    return replaced.map_err(|error| failed("write", path.as_ref())(error).into());
-                }
-            }
-        }
     }
 
     /// The store of its snapshots of version 1.
@@ -540,64 +499,6 @@ impl JobDir {
         let Ok(mut file) = File::open(self.path.join("lock")) else { return false };
         let tried = retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared));
         tried == Err(Errno::WOULDBLOCK) && !holder(&mut file).1
-    }
-
-    /// The job's record, if it has one.
-    ///
-    /// # Errors
-    /// If the record exists and cannot be read.
-    pub fn record(&self) -> Result<Option<JobRecord>, OpenError> {
-        self.decode(&self.read_record(JOB)?)
-    }
-
-    fn decode(&self, newest: &Newest) -> Result<Option<JobRecord>, OpenError> {
-        let Some(text) = &newest.content else { return Ok(None) };
-        let path = self.path_of(JOB, newest);
-        let unreadable = |error: &dyn fmt::Display| OpenError::Unreadable {
-            path: path.clone(),
-            reason: format!("{error}; without this file the job's snapshots are still found"),
-        };
-        let record: JobRecord = match checked_json::open(text) {
-            Ok(body) => serde_json::from_str(body).map_err(|error| unreadable(&error))?,
-            // Version 1 of the store wrote the record without a checksum. A damaged record of today does not parse as
-            // one of version 1, since it lacks the fields.
-            Err(InvalidRecord::Json(_)) => {
-                serde_json::from_slice(text).map_err(|error| unreadable(&error))?
-            }
-            Err(other) => return Err(unreadable(&other)),
-        };
-        if record.version > 1 {
-            return Err(OpenError::Newer { path, found: record.version, known: 1 });
-        }
-        Ok(Some(record))
-    }
-
-    /// Replaces the job's record durably by what `change` makes of it, unless that is `None`. `change` gets `None` if the
-    /// record is missing or damaged. It is called again if another launcher has replaced the record meanwhile: of several
-    /// at a time, each sees what the one before it has written.
-    ///
-    /// # Errors
-    /// If the record cannot be read or written, and those of `change`. After a failed write the record may have been
-    /// replaced.
-    pub fn change_record<E: From<OpenError>>(
-        &self,
-        mut change: impl FnMut(Option<JobRecord>) -> Result<Option<JobRecord>, E>,
-    ) -> Result<(), E> {
-        self.replace_record(JOB, |newest| {
-            let present = match self.decode(newest) {
-                Err(OpenError::Unreadable { .. }) => None,
-                present => present?,
-            };
-            Ok(change(present)?.map(|record| checked_json::encode(&record)))
-        })
-    }
-
-    /// Replaces the job's record, durably.
-    ///
-    /// # Errors
-    /// If the record cannot be written.
-    pub fn set_record(&self, record: &JobRecord) -> Result<(), OpenError> {
-        self.change_record(|_| Ok(Some(record.clone())))
     }
 }
 
@@ -824,7 +725,7 @@ pub(crate) mod tests {
         let old = job.path().join("job.json");
         std::fs::write(&old, serde_json::to_vec_pretty(&record()).unwrap()).unwrap();
         assert_eq!(job.record().unwrap(), Some(record()));
-        std::fs::write(&old, checked_json::encode(&record())).unwrap();
+        std::fs::write(&old, crate::checked_json::encode_body(crate::checked_json::body(&record()))).unwrap();
         assert_eq!(job.record().unwrap(), Some(record()));
         job.set_record(&JobRecord { run: 2, ..record() }).unwrap();
         assert_eq!(job.record().unwrap().unwrap().run, 2);

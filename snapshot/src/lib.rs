@@ -19,6 +19,7 @@ pub mod pack;
 pub mod packed;
 pub mod sealed;
 
+mod authentic;
 mod cancel;
 mod checked_json;
 mod dir_store;
@@ -31,11 +32,13 @@ mod manifest;
 mod marks;
 mod numbered;
 mod read_failure;
+mod records;
 mod rel_path;
 mod retention;
 mod store;
 mod tiers;
 
+pub use authentic::Refusal;
 pub use cancel::Cancellable;
 pub use dir_store::DirStore;
 pub use error::{Damage, OpenError, ReadError, SaveError};

@@ -436,7 +436,7 @@ impl Manifest {
     /// Never: every field has a JSON form.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        checked_json::encode(self)
+        checked_json::encode_body(checked_json::body(self))
     }
 
     /// Decodes the output of [`Manifest::encode`] for the snapshot `id`: first the checksum, then the version, then the

@@ -1,6 +1,7 @@
 //! Marks of a job's snapshots: tags, pins, failed restores. One small record per job (see
 //! `numbered`), which is replaced as a whole.
 
+use crate::checked_json::InvalidRecord;
 use crate::numbered::{MARKS, Newest};
 use crate::{JobDir, OpenError, SnapshotId, checked_json};
 use serde::{Deserialize, Serialize};
@@ -185,14 +186,17 @@ impl Marks {
         self.snapshots.retain(|_, mark| *mark != Mark::default());
     }
 
-    /// Encodes the record.
+    /// Encodes the record, without a code of a key.
     ///
     /// # Panics
     /// Never: every field has a JSON form.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let body = Body { version: VERSION, snapshots: self.snapshots.clone() };
-        checked_json::encode(&body)
+        checked_json::encode_body(self.body())
+    }
+
+    pub(crate) fn body(&self) -> String {
+        checked_json::body(&Body { version: VERSION, snapshots: self.snapshots.clone() })
     }
 
     /// Decodes the record that was read from `path`, for error messages.
@@ -200,16 +204,20 @@ impl Marks {
     /// # Errors
     /// [`OpenError::Unreadable`] or [`OpenError::Newer`].
     pub fn decode(path: &Path, text: &[u8]) -> Result<Self, OpenError> {
+        Self::from_body(path, checked_json::open(text).map(str::to_owned))
+    }
+
+    fn from_body(path: &Path, body: Result<String, InvalidRecord>) -> Result<Self, OpenError> {
         let damaged = |error: &dyn Display| OpenError::Unreadable {
             path: path.to_owned(),
             reason: format!("{error}; without this file tags and pins are lost, but no snapshot"),
         };
-        let body = checked_json::open(text).map_err(|error| damaged(&error))?;
-        let found = checked_json::version(body).map_err(|error| damaged(&error))?;
+        let body = body.map_err(|error| damaged(&error))?;
+        let found = checked_json::version(&body).map_err(|error| damaged(&error))?;
         if found > VERSION {
             return Err(OpenError::Newer { path: path.to_owned(), found, known: VERSION });
         }
-        let body: Body = serde_json::from_str(body).map_err(|error| damaged(&error))?;
+        let body: Body = serde_json::from_str(&body).map_err(|error| damaged(&error))?;
         Ok(Self { snapshots: body.snapshots })
     }
 }
@@ -220,12 +228,12 @@ impl JobDir {
     /// # Errors
     /// If the record exists and cannot be read. Nothing may be pruned then, since a snapshot may have a tag.
     pub fn marks(&self) -> Result<Marks, OpenError> {
-        self.decode_marks(&self.read_record(MARKS)?)
+        self.decode_marks(&self.read_record(MARKS, &BTreeSet::new())?)
     }
 
-    fn decode_marks(&self, newest: &Newest) -> Result<Marks, OpenError> {
-        match &newest.content {
-            Some(text) => Marks::decode(&self.path_of(MARKS, newest), text),
+    pub(crate) fn decode_marks(&self, newest: &Newest) -> Result<Marks, OpenError> {
+        match self.body_of(MARKS, newest)? {
+            Some(body) => Marks::from_body(&self.path_of(MARKS, newest), body),
             None => Ok(Marks::default()),
         }
     }
@@ -241,7 +249,7 @@ impl JobDir {
             let before = self.decode_marks(newest)?;
             let mut marks = before.clone();
             result = Some(change(&mut marks));
-            Ok::<_, OpenError>((marks != before).then(|| marks.encode()))
+            Ok::<_, OpenError>((marks != before).then(|| marks.body()))
         })?;
         Ok(result.expect("it was changed"))
     }

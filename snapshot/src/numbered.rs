@@ -1,6 +1,6 @@
 //! Small records of a job that several launchers may change without a common lock: objects `job/N.json` and
-//! `marks/N.json`, of which the one with the highest N counts. A change creates N + 1, which fails if somebody else has created it since the record was read
-//! (compare and swap). So a write that arrives late, even after its writer has given up on it, changes nothing: its number
+//! `marks/N.json`, of which the one with the highest N counts. A change creates N + 1, which fails if somebody else has
+//! created it since the record was read (compare and swap). So a write that arrives late, even after its writer has given up on it, changes nothing: its number
 //! is taken, or is not the highest.
 //!
 //! Old objects are removed, so a number may be free again. The newest [`KEPT`] are not removed: a writer whose number is
@@ -8,7 +8,9 @@
 //! changes as that does not know, and makes its change once more.
 
 use crate::RelPath;
+use crate::authentic::Refusal;
 use crate::medium::{Medium, read_all};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
@@ -24,7 +26,7 @@ const KEPT: u64 = 32;
 const TRIES: u32 = 20;
 
 /// One of the records.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record {
     /// The directory of its objects.
     folder: &'static str,
@@ -33,30 +35,68 @@ pub(crate) struct Record {
 }
 
 /// A record as it was read.
+#[derive(Default)]
 pub(crate) struct Newest {
     /// Its number; 0 if it has none, or does not exist.
-    number: u64,
+    pub(crate) number: u64,
     /// The content of the object of that number.
     pub(crate) content: Option<Vec<u8>>,
+    /// Objects of higher numbers that do not count; with number 0 and no content, also that of number 0.
+    pub(crate) refused: BTreeMap<u64, Refusal>,
 }
 
+impl Newest {
+    /// The number of the object that replaces it.
+    pub(crate) fn next_number(&self) -> u64 {
+        let mut number = self.number.saturating_add(1);
+        while self.refused.contains_key(&number) {
+            number = number.saturating_add(1);
+        }
+        number
+    }
+}
+
+/// Why an object of this name with this content, or this error of reading it, does not count.
+pub(crate) type RefusalFn<'a> = dyn Fn(&RelPath, io::Result<&[u8]>) -> Option<Refusal> + 'a;
+
 impl Record {
-    /// Reads the record.
+    /// Reads the record: the object with the highest number that `refusal` does not refuse. Numbers in `taken` are tried
+    /// whether they are listed or not.
     ///
     /// # Errors
     /// Those of the medium.
-    pub(crate) fn read(&self, medium: &dyn Medium) -> io::Result<Newest> {
+    pub(crate) fn read(
+        &self,
+        medium: &dyn Medium,
+        taken: &BTreeSet<u64>,
+        refusal: &RefusalFn<'_>,
+    ) -> io::Result<Newest> {
         let mut tries = 0;
-        loop {
-            let number = self.list(medium)?.pop().unwrap_or(0);
+        'listed: loop {
+            let listed = self.list(medium)?;
+            let mut numbers: BTreeSet<u64> = listed.iter().chain(taken).copied().collect();
+            let mut refused = BTreeMap::new();
             tries += 1;
-            match read_all(medium, &self.name(number), RECORD_MAX_BYTES) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound && number == 0 => {
-                    return Ok(Newest { number, content: None });
+            loop {
+                let number = numbers.pop_last().unwrap_or(0);
+                let name = self.name(number);
+                let content = match read_all(medium, &name, RECORD_MAX_BYTES) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => match number {
+                        0 => return Ok(Newest { number, content: None, refused }),
+                        // It is gone since.
+                        _ if !listed.contains(&number) => continue,
+                        // Newer ones were created since.
+                        _ if tries < TRIES => continue 'listed,
+                        _ => return Err(error),
+                    },
+                    content => content,
+                };
+                let why = refusal(&name, content.as_deref().map_err(copied));
+                let Some(why) = why else { return Ok(Newest { number, content: Some(content?), refused }) };
+                refused.insert(number, why);
+                if number == 0 {
+                    return Ok(Newest { number, content: None, refused });
                 }
-                // Newer ones were created since.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && tries < TRIES => {}
-                content => return Ok(Newest { number, content: Some(content?) }),
             }
         }
     }
@@ -67,13 +107,16 @@ impl Record {
     /// [`io::ErrorKind::AlreadyExists`] if somebody else has replaced it; it is unchanged then. After any other error it
     /// may or may not be replaced.
     pub(crate) fn replace(&self, medium: &dyn Medium, read: &Newest, content: &[u8]) -> io::Result<()> {
-        let number = read.number + 1;
+        let number = read.next_number();
         medium.put_new(&self.name(number), content)?;
-        let listed = self.list(medium)?;
-        let oldest_kept = (listed.last().copied().unwrap_or(number) + 1).saturating_sub(KEPT);
+        let mut listed = self.list(medium)?;
+        listed.retain(|number| !read.refused.contains_key(number));
+        let newest = listed.last().copied().unwrap_or(number);
+        let oldest_kept = newest.saturating_add(1).saturating_sub(KEPT);
         let has_unnumbered = read.number == 0 && read.content.is_some();
-        let old = listed.into_iter().filter(|old| *old < oldest_kept).chain(has_unnumbered.then_some(0));
-        for name in old.map(|old| self.name(old)) {
+        // Its own stays: what is newer may be no record.
+        let old = listed.into_iter().filter(|old| *old < oldest_kept && *old != number);
+        for name in old.chain(has_unnumbered.then_some(0)).map(|old| self.name(old)) {
             if let Err(error) = medium.remove(&name) {
                 tracing::debug!("cannot remove {}: {error}", medium.describe(&name));
             }
@@ -95,12 +138,8 @@ impl Record {
         RelPath::new(self.folder).expect("a plain path")
     }
 
-    /// The name of the object that was read.
-    pub(crate) fn name_of(&self, read: &Newest) -> RelPath {
-        self.name(read.number)
-    }
-
-    fn name(&self, number: u64) -> RelPath {
+    /// The name of the object of this number.
+    pub(crate) fn name(&self, number: u64) -> RelPath {
         let name = match number {
             0 => self.unnumbered.to_owned(),
             _ => format!("{}/{number}.json", self.folder),
@@ -111,6 +150,14 @@ impl Record {
     /// Whether a job's directory has this record. One that another user has closed may have it.
     pub(crate) fn exists(&self, dir: &Path) -> bool {
         [self.folder, self.unnumbered].iter().any(|name| dir.join(name).try_exists().unwrap_or(true))
+    }
+}
+
+/// The same error once more.
+fn copied(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
     }
 }
 
@@ -128,22 +175,23 @@ mod tests {
     fn one_of_several_writers_wins() {
         let dir = tempfile::tempdir().unwrap();
         let medium = DirMedium::new(dir.path().to_owned());
-        let none = JOB.read(&medium).unwrap();
+        let read = || JOB.read(&medium, &BTreeSet::new(), &|_, _| None).unwrap();
+        let none = read();
         assert!(none.number == 0 && none.content.is_none());
         JOB.replace(&medium, &none, b"a").unwrap();
-        let first = JOB.read(&medium).unwrap();
+        let first = read();
         assert_eq!((first.number, first.content.as_deref()), (1, Some(&b"a"[..])));
-        let late = JOB.read(&medium).unwrap();
+        let late = read();
         JOB.replace(&medium, &first, b"b").unwrap();
         assert_eq!(JOB.replace(&medium, &late, b"c").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         for content in 3..=34 {
-            JOB.replace(&medium, &JOB.read(&medium).unwrap(), &[content]).unwrap();
+            JOB.replace(&medium, &read(), &[content]).unwrap();
         }
         // A write of a number that is gone comes late.
         assert_eq!(JOB.list(&medium).unwrap(), (3..=34).collect::<Vec<_>>());
         assert_eq!(JOB.replace(&medium, &late, b"c").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-        medium.put_new(&JOB.name(2), b"late").unwrap();
-        let newest = JOB.read(&medium).unwrap();
+        medium.put_new(&JOB.name(1), b"late").unwrap();
+        let newest = read();
         assert_eq!((newest.number, newest.content.as_deref()), (34, Some(&[34][..])));
         JOB.replace(&medium, &newest, b"f").unwrap();
         assert_eq!(JOB.list(&medium).unwrap(), (4..=35).collect::<Vec<_>>());

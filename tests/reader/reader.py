@@ -49,6 +49,12 @@ class Secrets:
     def name(self, content):
         return blake3.blake3(content, key=self.names).digest() if self.key else blake3.blake3(content).digest()
 
+    def code(self, name, body):
+        """The code of the record `name` of a job."""
+        context = "ckpt-run store 3: lines of a file of a job"
+        key = blake3.blake3(self.key + name.encode(), derive_key_context=context).digest()
+        return blake3.blake3(body, key=key).hexdigest().encode()
+
     def checksum(self, record):
         return blake3.blake3(record, key=self.records).digest() if self.key else blake3.blake3(record).digest()
 
@@ -190,12 +196,27 @@ def packed_manifest(path, secrets):
     return manifest, table
 
 
-def checked_json(text):
-    """The body of {"checksum":...,"body":...}."""
+def checked_body(text):
+    """The text of BODY in {"checksum":...,"body":BODY}."""
     match = re.fullmatch(rb'\{"checksum":"([0-9a-f]{64})","body":(.*)\}', text, re.DOTALL)
     need(match, "not a record with a checksum")
     need(blake3.blake3(match[2]).hexdigest().encode() == match[1], "checksum")
-    return json.loads(match[2])
+    return match[2]
+
+
+def checked_json(text):
+    return json.loads(checked_body(text))
+
+
+def authentic_json(text, name, secrets):
+    """The body of a record with a code of the key."""
+    start = rb'\{"version":2,"key":"([0-9a-f]{16})","code":"([0-9a-f]{64})",(.*)'
+    match = re.fullmatch(start, checked_body(text), re.DOTALL)
+    need(match, f"{name} has no code of the key")
+    need(int(match[1], 16) == secrets.number, f"{name} was written with another key")
+    body = b'{"version":1,' + match[3]
+    need(secrets.code(name, body) == match[2], f"the code of {name}")
+    return json.loads(body)
 
 
 def packed_contents(path, packs, secrets):
@@ -225,8 +246,10 @@ def read_snapshot(contents, into):
     return files
 
 
-def read_job_record(path):
+def read_job_record(path, job, secrets):
     text = path.read_bytes()
+    if secrets.key:
+        return authentic_json(text, f"{job.name}/{path.relative_to(job)}", secrets)
     record = checked_json(text) if text.startswith(b'{"checksum":') else json.loads(text)
     need(record["version"] == 1, f"version {record['version']}")
     return record
@@ -273,7 +296,7 @@ def main():
             except Exception as error:  # whatever damage does to a parser
                 damaged = True
                 snapshots[path.name] = {"damage": f"{type(error).__name__}: {error}"}
-        jobs[job.name] = {"run": read_job_record(record)["run"], "snapshots": snapshots}
+        jobs[job.name] = {"run": read_job_record(record, job, secrets)["run"], "snapshots": snapshots}
     print(json.dumps({"version": store["version"], "jobs": jobs}))
     return 1 if damaged else 0
 

@@ -56,7 +56,7 @@ pub enum Command {
     /// Verify the checksums of snapshots
     Verify(VerifyArgs),
     /// Write lost or damaged indexes of packs again
-    Repair(JsonArgs),
+    Repair(RepairArgs),
     /// Tag a snapshot. A snapshot with a tag is never pruned
     Tag(TagArgs),
     /// Remove a tag from a snapshot
@@ -237,6 +237,18 @@ pub struct VerifyArgs {
     /// With --scrub: read a random part of the packs' content, such as 5%. All else is checked
     #[arg(long, value_name = "SHARE", requires = "scrub", value_parser = share, default_value = "100%")]
     pub read_data_subset: f64,
+    /// How to print.
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// Arguments of `repair`.
+#[derive(Debug, Args)]
+pub struct RepairArgs {
+    /// Sign the job's records that an older ckpt-run has written without the key. Only if nobody else can have written
+    /// to the store: their content is taken as it is
+    #[arg(long)]
+    pub adopt_records: bool,
     /// How to print.
     #[command(flatten)]
     pub output: JsonArgs,

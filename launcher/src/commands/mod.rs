@@ -52,7 +52,7 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
             scrub::scrub(config, args.tier, args.read_data_subset, args.output.json)
         }
         Command::Verify(args) => snapshots::verify(config, args.id.as_deref(), args.tier, args.output.json),
-        Command::Repair(output) => scrub::repair(config, output.json),
+        Command::Repair(args) => scrub::repair(config, args.adopt_records, args.output.json),
         Command::Tag(args) => marks::tag(config, &args.snapshot.id, &args.tag),
         Command::Untag(args) => marks::untag(config, &args.snapshot.id, &args.tag),
         Command::Pin(args) => marks::change(config, &args.id, Marks::pin),

@@ -7,9 +7,10 @@ use crate::cli::args::TierName;
 use crate::cli::config::Config;
 use crate::store::root::Root;
 use crate::store::tiers;
-use crate::sys::error::EXIT_NEGATIVE;
+use crate::sys::error::{EXIT_NEGATIVE, bad_input};
 use crate::sys::progress::Bar;
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use ckpt_object_medium::Options;
 use ckpt_snapshot::packed::PackStore;
 use ckpt_snapshot::{JobDir, Store};
 use serde::Serialize;
@@ -97,23 +98,42 @@ fn scrub_tier(tier: &'static str, store: &PackStore, job: &JobDir, share: f64) -
 struct Repair {
     job: String,
     tier: &'static str,
+    /// Records that have got a code of the key.
+    adopted: Vec<String>,
     repaired: Vec<String>,
     unusable: Vec<String>,
 }
 
-/// Writes the lost or damaged indexes of packs again, in every tier; exit code 1 if one cannot be.
+/// Writes the lost or damaged indexes of packs again, in every tier; exit code 1 if one cannot be. Before that, signs
+/// records of the job that have no code of the key, if that is asked for.
 ///
 /// # Errors
-/// Bad input: the job is running. Or the store cannot be read or written.
-pub fn repair(config: &Config, json: bool) -> Result<i32> {
+/// Bad input: the job is running; there is no key to sign with. Or the store cannot be read or written.
+pub fn repair(config: &Config, adopt_records: bool, json: bool) -> Result<i32> {
+    if adopt_records && config.store.key.is_none() {
+        return Err(bad_input(anyhow!("--adopt-records signs with a key: name it with --encrypt-key-file")));
+    }
     let root = Root::open_to_change(&config.store)?;
-    let (repairs, left_out) = each(&jobs(config, &root, None)?, |job| {
+    let jobs = jobs(config, &root, None)?;
+    if adopt_records && jobs.len() > 1 {
+        return Err(bad_input(anyhow!(
+            "--adopt-records is for one job, and the store has several: name it with --job. A job whose records are signed cannot run without the key any more"
+        )));
+    }
+    let (repairs, left_out) = each(&jobs, |job| {
         let _lock = job.lock_for_maintenance()?;
         let mut repairs = Vec::new();
         for (tier, store) in tiers::pack_stores(&config.store, job)? {
+            let adopted = if adopt_records { adopt(config, job, tier)? } else { Vec::new() };
             let done = store.repair()?;
             let unusable = done.unusable.iter().map(|(pack, why)| format!("{pack}: {why}")).collect();
-            repairs.push(Repair { job: job.key().to_string(), tier, repaired: done.packs, unusable });
+            repairs.push(Repair {
+                job: job.key().to_string(),
+                tier,
+                adopted,
+                repaired: done.packs,
+                unusable,
+            });
         }
         Ok(repairs)
     })?;
@@ -125,10 +145,25 @@ pub fn repair(config: &Config, json: bool) -> Result<i32> {
         return Ok(code);
     }
     let mut out = io::stdout().lock();
-    for Repair { job, tier, repaired, unusable } in &repairs {
+    for Repair { job, tier, adopted, repaired, unusable } in &repairs {
+        adopted.iter().try_for_each(|one| writeln!(out, "{job}, {tier}: {one}"))?;
         let count = print::count(repaired.len() as u64, "index");
         writeln!(out, "{job}, {tier}: {count} written again")?;
         unusable.iter().try_for_each(|why| writeln!(out, "  NOT REPAIRED: {why}"))?;
     }
     Ok(code)
+}
+
+/// Signs the records of the job in this tier. Returns what was signed.
+fn adopt(config: &Config, job: &JobDir, tier: &str) -> Result<Vec<String>> {
+    let uploads = match (tier, job.records_medium()) {
+        (tiers::REMOTE, None) => tiers::uploads(&config.store, job, Options::default())?,
+        _ => None,
+    };
+    let dir = match uploads {
+        Some(medium) => job.clone().with_content_in(medium),
+        None => job.clone(),
+    };
+    let adopted = dir.adopt_records()?;
+    Ok(adopted.iter().map(|(old, new)| format!("{} signed as {}", old.display(), new.display())).collect())
 }

@@ -7,7 +7,7 @@ use crate::store::options::StoreOptions;
 use crate::store::tiers;
 use crate::sys::deadline::{STORE_RETRY_TIMEOUT, within};
 use anyhow::Result;
-use ckpt_snapshot::{JobDir, JobIdentity, JobRecord, SnapshotId, Tiers};
+use ckpt_snapshot::{JobDir, JobIdentity, JobRecord, OpenError, SnapshotId, Tiers};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -69,6 +69,9 @@ impl ClaimedJob {
         let mut handover = Handover::of(options, dir)?;
         let local = dir.record()?;
         let newer = handover.as_mut().map(|handover| handover.newer_claim(local.as_ref())).transpose();
+        if let Err(error @ (OpenError::Unauthentic { .. } | OpenError::NeedsKey(_))) = newer {
+            return Err(error.into());
+        }
         let newer = newer.inspect_err(|error| {
             tracing::warn!(
                 "cannot find out whether the job has continued on another machine: {error}. It resumes from the snapshots of this machine"

@@ -51,6 +51,7 @@ impl Handover {
     pub fn newer_claim(&mut self, local: Option<&JobRecord>) -> Result<Option<JobRecord>, OpenError> {
         self.known_claims = local.map(|local| local.claims);
         self.previous = self.remote.record()?;
+        self.remote = self.remote.clone().passing_over_forgeries();
         Ok(self.previous.clone().filter(|remote| local.is_none_or(|local| remote.claims > local.claims)))
     }
 
@@ -66,7 +67,7 @@ impl Handover {
     /// When another machine has, or the object store cannot be read.
     pub fn check(&self) -> Result<(), OwnershipError> {
         match self.remote.record() {
-            Err(OpenError::Unreadable { .. }) => Ok(()),
+            Err(OpenError::Unreadable { .. } | OpenError::Unauthentic { .. }) => Ok(()),
             present => self.check_against(present?.as_ref()),
         }
     }

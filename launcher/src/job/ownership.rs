@@ -77,12 +77,14 @@ impl Ownership {
             Some(present) => present,
             None => rebuilt()?,
         };
+        // From now on, only another holder of the key can take the job away.
+        let dir = dir.clone().passing_over_forgeries();
         dir.change_record(|present| {
             previous = present.unwrap_or_else(|| previous.clone());
             Ok::<_, OpenError>(Some(JobRecord { launcher: launcher.clone(), ..previous.clone() }))
         })?;
         let record = Mutex::new(JobRecord { launcher, ..previous.clone() });
-        Ok(Self { dir: dir.clone(), record, previous })
+        Ok(Self { dir, record, previous })
     }
 
     /// The record before this launcher claimed the job.
@@ -104,7 +106,7 @@ impl Ownership {
     pub fn check(&self) -> Result<(), OwnershipError> {
         let ours = self.lock().launcher.clone();
         match self.dir.record() {
-            Err(OpenError::Unreadable { .. }) => Ok(()),
+            Err(OpenError::Unreadable { .. } | OpenError::Unauthentic { .. }) => Ok(()),
             present => self.check_against(present?.as_ref(), &ours),
         }
     }
@@ -184,7 +186,9 @@ mod tests {
     use super::*;
     use crate::job::claim::Claim;
     use crate::job::resume_point::rebuilt;
+    use ckpt_snapshot::codec::Key;
     use ckpt_snapshot::{JobKey, StoreRoot};
+    use std::os::unix::fs::PermissionsExt;
     use std::sync::Arc;
 
     fn job(dir: &tempfile::TempDir) -> JobDir {
@@ -236,6 +240,46 @@ mod tests {
         claim.confirm();
         claim.release();
         third.check().unwrap();
+    }
+
+    fn key() -> Key {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        std::fs::write(&path, (1..33).collect::<Vec<u8>>()).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        Key::from_file(&path).unwrap()
+    }
+
+    /// Without the key, nobody can claim the job. With it, a claim counts although a record that is none follows it.
+    #[test]
+    fn only_the_holder_of_the_key_claims_a_job() {
+        let (dir, apart) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let job = job(&dir).with_key(Some(&key()));
+        let first = begin(&job);
+        let theirs = self::job(&apart);
+        begin(&theirs);
+        let plant = |number: u64| {
+            std::fs::copy(theirs.path().join("job/1.json"), job.path().join(format!("job/{number}.json")))
+                .unwrap();
+        };
+        plant(2);
+        plant(70);
+        first.check().unwrap();
+        assert_eq!(first.next_number(0).unwrap(), 1);
+        // A launcher that starts now says so. One that has looked before claims the job.
+        let refused = Ownership::claim::<OpenError>(&job, || Ok(rebuilt(&[]))).err();
+        assert!(matches!(refused, Some(OpenError::Unauthentic { .. })));
+        let second = begin(&job.clone().passing_over_forgeries());
+        assert!(first.claimed_elsewhere().is_some());
+        assert!(matches!(first.next_number(0), Err(OwnershipError::ClaimedElsewhere(_))));
+        assert_eq!(second.next_number(0).unwrap(), 2);
+        // Whatever is taken away, a running launcher writes its own record again, and takes nobody else's for a claim.
+        std::fs::remove_dir_all(job.path().join("job")).unwrap();
+        std::fs::create_dir(job.path().join("job")).unwrap();
+        plant(70);
+        second.check().unwrap();
+        assert_eq!(second.next_number(0).unwrap(), 3);
+        assert!(first.claimed_elsewhere().is_some());
     }
 
     #[test]

@@ -28,6 +28,8 @@ fn is_bad_input(error: &(dyn Error + 'static)) -> bool {
             OpenError::Io { source, .. } => is_wrong_path(source.kind()) || is_forbidden(source.kind()),
             OpenError::NotAStore(_)
             | OpenError::Unreadable { .. }
+            | OpenError::Unauthentic { .. }
+            | OpenError::NeedsKey(_)
             | OpenError::Link(_)
             | OpenError::Newer { .. }
             | OpenError::Locked { .. }

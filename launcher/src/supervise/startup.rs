@@ -112,12 +112,15 @@ pub(super) fn claim(
     opened: &mut OpenedJob,
     resume: &Resume,
 ) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
+    // Nothing is begun with marks that somebody else has written.
+    opened.dir.marks()?;
     let (claimed, candidates) = {
         let OpenedJob { dir, store, identity, answers, .. } = &*opened;
         let claim = || ClaimedJob::claim(resume, &config.store, dir, store, identity);
         let claimed = answers.during("its snapshots were being listed", claim);
         claimed.map_err(|error| naming_its_job(config, dir, error))?
     };
+    opened.dir = opened.dir.clone().passing_over_forgeries();
     let key = opened.dir.key();
     match candidates.last() {
         Some(id) => {

@@ -93,7 +93,13 @@ impl Key {
         self.derive(context, &[])
     }
 
-    /// The key for the lines of the file `name` of a job, which is not an object of the store.
+    /// The number that identifies the key.
+    pub(crate) fn number(&self) -> u64 {
+        // 0 stands for no key.
+        u64_at(&self.derive(NUMBER, &[]), 0).max(1)
+    }
+
+    /// The key for the codes of the file `name` of a job: its lines, or the record that it is.
     pub(crate) fn of_file(&self, job: &str, name: &str) -> [u8; KEY_BYTES] {
         self.derive(FILE, format!("{job}/{name}").as_bytes())
     }
@@ -118,7 +124,7 @@ pub(super) struct Secrets {
     pub(super) names: [u8; KEY_BYTES],
     /// The key for the checksums of records.
     pub(super) records: [u8; KEY_BYTES],
-    /// The number that identifies the key.
+    /// See [`Key::number`].
     pub(super) number: u64,
 }
 
@@ -127,8 +133,7 @@ impl Secrets {
         Self {
             names: key.derive(NAMES, &[]),
             records: key.derive(RECORDS, &[]),
-            // 0 stands for no key.
-            number: u64_at(&key.derive(NUMBER, &[]), 0).max(1),
+            number: key.number(),
             key: key.clone(),
         }
     }

@@ -159,6 +159,130 @@ fn files_that_somebody_lists_are_not_the_jobs() {
     }
 }
 
+/// The highest number of a record of this kind, and its file.
+fn newest(dir: &Path, kind: &str) -> (u64, PathBuf) {
+    let number = |file: &PathBuf| file.file_stem()?.to_str()?.parse::<u64>().ok();
+    let files = files_of(&dir.join(kind));
+    files.into_iter().filter_map(|file| Some((number(&file)?, file))).max().unwrap()
+}
+
+/// A command of this job with the key.
+fn with_key(jobs: &Encrypted, name: &str, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = jobs.sandbox.command(["--job", name].iter().chain(arguments));
+    let output = command.env("CKPT_ENCRYPT_KEY_FILE", &jobs.key).output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn records_that_somebody_writes_are_refused() {
+    let (jobs, plain) = (Encrypted::new(), Encrypted::new());
+    let ids = jobs.saved("victim", 1, true);
+    assert_eq!(with_key(&jobs, "victim", &["tag", &ids[0], "good"]).0, Some(0));
+    jobs.saved("other", 1, true);
+    plain.saved("victim", 1, false);
+    let (victim, other) = (jobs.dir("victim"), jobs.dir("other"));
+    for (what, from, kind) in [
+        ("of another number", newest(&victim, "job").1, "job"),
+        ("of another kind", newest(&victim, "marks").1, "job"),
+        ("of another kind", newest(&victim, "job").1, "marks"),
+        ("of another job", newest(&other, "job").1, "job"),
+        ("without a code", newest(&plain.dir("victim"), "job").1, "job"),
+    ] {
+        let planted = victim.join(kind).join(format!("{}.json", newest(&victim, kind).0 + 1));
+        fs::copy(from, &planted).unwrap();
+        let command: &[&str] = if kind == "job" { &["status"] } else { &["ls"] };
+        for arguments in [command, &["prune"], &["tag", &ids[0], "x"], &["--", "sh", "-c", JOB, "victim"]] {
+            if kind == "job" && arguments[0] == "tag" {
+                continue;
+            }
+            let (code, said) = with_key(&jobs, "victim", arguments);
+            assert_eq!(code, Some(2), "{what}, {arguments:?}: {said}");
+            assert!(said.contains(planted.to_str().unwrap()), "{what}, {arguments:?}: {said}");
+            assert!(said.contains("Remove the file"), "{what}, {arguments:?}: {said}");
+        }
+        fs::remove_file(planted).unwrap();
+    }
+    let said = jobs.end("victim");
+    assert!(said.contains(&format!("resumed from snapshot {}", ids[0])), "{said}");
+}
+
+/// The record of the job beside its uploads is one of these.
+#[test]
+fn a_record_in_the_object_store_is_refused() {
+    let jobs = Encrypted::new();
+    let remote = jobs.sandbox.path().join("remote");
+    fs::create_dir(&remote).unwrap();
+    let url = format!("file://{}", remote.display());
+    let command = ["--upload", &url, "--", "true"];
+    let (code, said) = with_key(&jobs, "victim", &command);
+    assert_eq!(code, Some(0), "{said}");
+    let (number, own) = newest(&remote.join("jobs/victim"), "job");
+    let planted = own.with_file_name(format!("{}.json", number + 1));
+    fs::copy(own, &planted).unwrap();
+    let (code, said) = with_key(&jobs, "victim", &command);
+    assert!(code == Some(2) && said.contains("Remove the file"), "{code:?}: {said}");
+    assert!(said.contains(&format!("jobs/victim/job/{}.json", number + 1)), "{said}");
+    fs::remove_file(planted).unwrap();
+    assert_eq!(with_key(&jobs, "victim", &command).0, Some(0));
+}
+
+/// Whatever is written where the job's records are: the job that runs saves, ends, and says what it has seen.
+#[test]
+fn a_record_that_somebody_writes_does_not_stop_a_running_job() {
+    let (jobs, plain) = (Encrypted::new(), Encrypted::new());
+    plain.saved("victim", 1, false);
+    let mut job = jobs.start("victim", true);
+    let first = job.checkpoint_of(&jobs.sandbox, "victim");
+    let victim = jobs.dir("victim");
+    let claim = newest(&plain.dir("victim"), "job").1;
+    fs::create_dir_all(victim.join("marks")).unwrap();
+    let next = newest(&victim, "job").0 + 1;
+    let planted = [format!("job/{next}.json"), format!("job/{}.json", u64::MAX), "marks/9.json".to_owned()];
+    for name in &planted {
+        fs::copy(&claim, victim.join(name)).unwrap();
+    }
+    let second = job.checkpoint_of(&jobs.sandbox, "victim");
+    let go = jobs.sandbox.path().join("go");
+    fs::write(&go, "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    let said = job.said();
+    assert!(
+        said.contains("is passed over") && said.contains(&planted[0]) && said.contains(&planted[1]),
+        "{said}"
+    );
+    assert!(!said.contains("has claimed the job"), "{said}");
+    // The next start names them. Without them, it finds the job as it was left.
+    for name in &planted {
+        let (code, said) = with_key(&jobs, "victim", &["--", "sh", "-c", JOB, "victim"]);
+        assert!(code == Some(2) && said.contains("does not count"), "{code:?}: {said}");
+        fs::remove_file(victim.join(name)).unwrap();
+    }
+    let listed = fs::read_dir(victim.join("manifests")).unwrap().count();
+    assert_eq!(listed, 2, "{first} and {second}");
+    let said = jobs.end("victim");
+    assert!(said.contains("it was complete"), "{said}");
+}
+
+/// A job that had no key, or an older ckpt-run.
+#[test]
+fn records_without_a_code_are_adopted_on_request() {
+    let jobs = Encrypted::new();
+    jobs.sandbox.ok(["--job", "old", "--", "true"]);
+    let (code, said) = with_key(&jobs, "old", &["--", "true"]);
+    assert!(code == Some(2) && said.contains("repair --adopt-records"), "{code:?}: {said}");
+    let output = jobs.sandbox.call(["--job", "old", "repair", "--adopt-records"]);
+    assert_eq!(output.status.code(), Some(2), "there is no key: {output:?}");
+    jobs.sandbox.ok(["--job", "plain", "--", "true"]);
+    let mut of_all = jobs.sandbox.command(["repair", "--adopt-records"]);
+    let output = of_all.env("CKPT_ENCRYPT_KEY_FILE", &jobs.key).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("--job"), "{said}");
+    let (code, said) = with_key(&jobs, "old", &["repair", "--adopt-records"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = with_key(&jobs, "old", &["--", "true"]);
+    assert!(code == Some(0) && said.contains("it was complete"), "{code:?}: {said}");
+}
+
 /// All files of a job.
 fn files_of(dir: &Path) -> Vec<PathBuf> {
     let listed = Command::new("find").arg(dir).args(["-type", "f"]).output().unwrap();

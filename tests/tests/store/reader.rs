@@ -70,8 +70,8 @@ fn manifest(sequence: u64) -> Manifest {
 }
 
 /// A job with two snapshots in the store at `path`.
-fn written(path: &Path, codec: Codec) -> JobDir {
-    let job = StoreRoot::open_or_create(path).unwrap().job(&JobKey::named("job").unwrap());
+fn written(path: &Path, codec: Codec, key: Option<&Key>) -> JobDir {
+    let job = StoreRoot::open_or_create(path).unwrap().job(&JobKey::named("job").unwrap()).with_key(key);
     let _lock = job.lock_to_run(|_| ()).unwrap();
     let (cwd, argv) = ("/".to_owned(), vec!["true".to_owned()]);
     let outcome = JobOutcome::Unfinished;
@@ -107,12 +107,12 @@ fn written(path: &Path, codec: Codec) -> JobDir {
     job
 }
 
-fn assert_reads_back(codec: Codec, key: Option<&Path>) {
+fn assert_reads_back(codec: Codec, key: Option<(&Path, &Key)>) {
     let dir = tempfile::tempdir().unwrap();
     let (store, into) = (dir.path().join("store"), dir.path().join("into"));
-    let job = written(&store, codec.clone());
+    let job = written(&store, codec.clone(), key.map(|(_, key)| key));
     let mut more = vec![Path::new("--extract"), &into];
-    more.extend(key.into_iter().flat_map(|key| [Path::new("--key"), key]));
+    more.extend(key.into_iter().flat_map(|(file, _)| [Path::new("--key"), file]));
     let told = understood(&read(&store, &more));
     assert_eq!(told["version"], 3);
     let snapshots = told["jobs"]["job"]["snapshots"].as_object().unwrap();
@@ -173,8 +173,8 @@ fn a_compressed_store() {
 fn an_encrypted_store() {
     let dir = tempfile::tempdir().unwrap();
     let (path, key) = key(dir.path());
-    assert_reads_back(Codec::new(Compression::None, Some(&key)), Some(&path));
-    assert_reads_back(Codec::new(Compression::Auto, Some(&key)), Some(&path));
+    assert_reads_back(Codec::new(Compression::None, Some(&key)), Some((&path, &key)));
+    assert_reads_back(Codec::new(Compression::Auto, Some(&key)), Some((&path, &key)));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::namespace::{NamespaceError, StartError};
 use ckpt_object_medium::StoreUrlError;
 use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::codec::KeyError;
-use ckpt_snapshot::{CopyError, Damage, IdError, OpenError, ReadError, RelPathError, SaveError};
+use ckpt_snapshot::{CopyError, Damage, IdError, OpenError, ReadError, Refusal, RelPathError, SaveError};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -108,6 +108,8 @@ fn of_the_store() {
         OpenError::NotAStore(_) => OpenError::NotAStore(path()), "/data/store";
         OpenError::Link(_) => OpenError::Link(path()), "/data/store";
         OpenError::Unreadable { .. } => OpenError::Unreadable { path: path(), reason: text("no JSON") }, "/data/store";
+        OpenError::Unauthentic { .. } => OpenError::Unauthentic { path: path(), refusal: Refusal::WrongCode }, "/data/store";
+        OpenError::NeedsKey(_) => OpenError::NeedsKey(path()), "/data/store";
         OpenError::Newer { .. } => OpenError::Newer { path: path(), found: 9, known: 2 }, "/data/store";
         OpenError::Locked { .. } => OpenError::Locked { job: text("train"), pid: text("77"), is_maintenance: false }, "process 77";
         OpenError::BadName(_) => OpenError::BadName(text("a/b")), "a/b";
