@@ -7,13 +7,17 @@
 //! - A job that is complete is not resumed.
 //! - A pinned snapshot stays.
 //! - A launcher that claims the job undisturbed can save and complete it.
+//!
+//! In every second simulation the launchers have a key, and somebody without it puts records where the next one of theirs
+//! would be: copies of other records, and a claim of a complete job. The launchers pass over them, as those of running
+//! jobs do.
 
 use crate::job::claim::claim_and_decide;
 use crate::job::ownership::Ownership;
 use crate::job::resume_point::{Resume, abandon_after};
 use crate::store::tiers::{self, REMOTE};
 use anyhow::{Result, anyhow, ensure};
-use ckpt_snapshot::codec::Codec;
+use ckpt_snapshot::codec::{Codec, Key};
 use ckpt_snapshot::medium::{Block, Medium, ObjectReader, ObjectWriter};
 use ckpt_snapshot::packed::{Limits, PackStore};
 use ckpt_snapshot::{
@@ -24,6 +28,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -61,7 +66,12 @@ struct World {
     perhaps_complete: bool,
     /// How often the job has begun.
     runs: u32,
+    /// The records of somebody without the key, if there is somebody.
+    planted: Option<BTreeSet<String>>,
 }
+
+/// A record without a code: the job is complete, and another launcher's.
+const FALSE_CLAIM: &str = r#"{"version":1,"cwd":"","argv":[],"run":9,"last_sequence":99,"sequence_before_run":99,"abandoned":[],"launcher":"f@f","outcome":{"state":"complete"}}"#;
 
 #[derive(Clone)]
 enum Write {
@@ -70,6 +80,23 @@ enum Write {
 }
 
 impl World {
+    fn new(seed: u64) -> Self {
+        Self {
+            objects: BTreeMap::new(),
+            late: Vec::new(),
+            random: fastrand::Rng::with_seed(seed),
+            now: Duration::ZERO,
+            turn: 0,
+            running: vec![0],
+            paused: BTreeMap::new(),
+            saved: BTreeSet::new(),
+            complete: false,
+            perhaps_complete: false,
+            runs: 0,
+            planted: (seed % 2 == 1).then(BTreeSet::new),
+        }
+    }
+
     fn apply(&mut self, write: &Write) -> io::Result<()> {
         match write {
             Write::PutNew(name, _) if self.objects.contains_key(name) => {
@@ -78,17 +105,42 @@ impl World {
             Write::PutNew(name, content) => {
                 self.objects.insert(name.clone(), (Arc::new(content.clone()), self.now));
             }
-            Write::Remove(name) => drop(self.objects.remove(name)),
+            Write::Remove(name) => {
+                self.objects.remove(name);
+                self.planted.as_mut().map(|planted| planted.remove(name));
+            }
         }
         Ok(())
     }
 
+    /// The newest record in this folder that a launcher has written.
+    fn newest(&self, folder: &str) -> Option<(u64, &Arc<Vec<u8>>)> {
+        let number = |name: &str| name.strip_prefix(folder)?.strip_suffix(".json")?.parse::<u64>().ok();
+        let is_planted = |name: &String| self.planted.as_ref().is_some_and(|planted| planted.contains(name));
+        let own = self.objects.iter().filter(|(name, _)| !is_planted(name));
+        own.filter_map(|(name, (text, _))| Some((number(name)?, text))).max()
+    }
+
     /// The name of the launcher that owns the job.
     fn owner(&self) -> Option<String> {
-        let number = |name: &str| name.strip_prefix("job/")?.strip_suffix(".json")?.parse::<u64>().ok();
-        let newest = self.objects.iter().filter_map(|(name, (text, _))| Some((number(name)?, text))).max()?;
-        let record: serde_json::Value = serde_json::from_slice(newest.1).ok()?;
+        let record: serde_json::Value = serde_json::from_slice(self.newest("job/")?.1).ok()?;
         Some(record["body"]["launcher"].as_str()?.to_owned())
+    }
+
+    /// Puts a record where the next one of a launcher would be, as somebody can who does not have the key.
+    fn plant(&mut self) {
+        let folder = ["job/", "marks/"][self.random.usize(..2)];
+        let number = self.newest(folder).map_or(0, |(number, _)| number) + self.random.u64(1..4);
+        let name = format!("{folder}{number}.json");
+        let is_record = |name: &str| name.starts_with("job/") || name.starts_with("marks/");
+        let records = self.objects.iter().filter(|(name, _)| is_record(name)).map(|(_, (text, _))| text);
+        let mut texts: Vec<_> = records.cloned().collect();
+        let checksum = blake3::hash(FALSE_CLAIM.as_bytes()).to_hex();
+        texts.push(Arc::new(format!(r#"{{"checksum":"{checksum}","body":{FALSE_CLAIM}}}"#).into_bytes()));
+        let text = self.random.choice(texts).expect("there is one");
+        if self.apply(&Write::PutNew(name.clone(), text.to_vec())).is_ok() {
+            self.planted.get_or_insert_default().insert(name);
+        }
     }
 }
 
@@ -124,6 +176,9 @@ impl Machine {
             let number = world.random.usize(..late);
             let write = world.late.swap_remove(number);
             let _ = world.apply(&write);
+        }
+        if self.has_faults && world.planted.is_some() && world.random.u32(..20) == 0 {
+            world.plant();
         }
         if self.has_faults && world.random.u32(..100) == 0 {
             let error_s = world.random.i64(-CLOCK_ERROR_S..CLOCK_ERROR_S);
@@ -288,6 +343,15 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
+fn encryption_key(local: &Path) -> Key {
+    let path = local.join("key");
+    if !path.exists() {
+        std::fs::write(&path, (1..33).collect::<Vec<u8>>()).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    Key::from_file(&path).unwrap()
+}
+
 fn data() -> RelPath {
     RelPath::new("history").unwrap()
 }
@@ -297,7 +361,10 @@ impl<'a> Launcher<'a> {
         let key = JobKey::named("job").unwrap();
         let root = StoreRoot::open_or_create(&local.join(machine.me.to_string())).unwrap();
         let medium: Arc<dyn Medium> = Arc::new(machine.clone());
-        let dir = root.job(&key).with_content_in(Arc::clone(&medium));
+        let mut dir = root.job(&key).with_content_in(Arc::clone(&medium));
+        if machine.world().planted.is_some() {
+            dir = dir.with_key(Some(&encryption_key(local))).passing_over_forgeries();
+        }
         let limits = Limits { workers: 1, ..Limits::remote() };
         let store = PackStore::new(medium, Codec::default(), limits).of_job(&key);
         let store = Arc::new(Tiers::new(vec![Tier::new(REMOTE, Box::new(store), true)]));
@@ -421,20 +488,7 @@ impl<'a> Launcher<'a> {
 /// Runs one simulation. Returns whether there was a violation.
 fn simulate(seed: u64) -> Result<()> {
     let local = tempfile::tempdir()?;
-    let world = World {
-        objects: BTreeMap::new(),
-        late: Vec::new(),
-        random: fastrand::Rng::with_seed(seed),
-        now: Duration::ZERO,
-        turn: 0,
-        running: vec![0],
-        paused: BTreeMap::new(),
-        saved: BTreeSet::new(),
-        complete: false,
-        perhaps_complete: false,
-        runs: 0,
-    };
-    let world = Arc::new((Mutex::new(world), Condvar::new()));
+    let world = Arc::new((Mutex::new(World::new(seed)), Condvar::new()));
     let machine = |me, has_faults| Machine {
         world: Arc::clone(&world),
         me,
