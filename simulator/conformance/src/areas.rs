@@ -19,6 +19,7 @@ pub fn all() -> Vec<&'static Check> {
         checks::peer::CHECKS,
         checks::pointer::CHECKS,
         checks::pool::CHECKS,
+        checks::pool_ipc::CHECKS,
         checks::stream::CHECKS,
         checks::event::CHECKS,
         checks::hostfn::CHECKS,

@@ -16,6 +16,7 @@ mod helper;
 mod kernels;
 mod multicast;
 mod nccl;
+mod pools;
 mod questions;
 mod report;
 mod roles;

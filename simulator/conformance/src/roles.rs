@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use cuda_abi::types::*;
 
 use crate::check::{Result, Stop, failed};
-use crate::{checks, cu, gpu, helper, kernels, multicast, nccl, ok, questions, vmm};
+use crate::{checks, cu, gpu, helper, kernels, multicast, nccl, ok, pools, questions, vmm};
 
 /// This program in a role. It is killed when its parent ends.
 pub fn command(lib: &Path, words: &[&str]) -> std::io::Result<Command> {
@@ -54,7 +54,7 @@ fn identify() -> Result<String> {
 fn serve(socket: i32) -> anyhow::Result<()> {
     // SAFETY: the parent made this descriptor for us, and nothing else in this process knows it.
     let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(socket) });
-    let mut state = Served { socket, handle: 0 };
+    let mut state = Served { socket, handle: 0, exporter: None };
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<_> = line.split(' ').collect();
@@ -71,6 +71,7 @@ struct Served {
     socket: UnixStream,
     /// The physical memory that was created or imported last.
     handle: u64,
+    exporter: Option<pools::Exporter>,
 }
 
 fn number(text: &str) -> Result<u64> {
@@ -96,6 +97,7 @@ impl Served {
             ["create", bytes] => self.create(size(bytes)?).map(text),
             ["export"] => self.export(),
             ["import", bytes] => self.import(size(bytes)?).map(text),
+            [command, ref rest @ ..] if command.starts_with("pool-") => self.share_pool(command, rest),
             ["mc-import"] => self.import_object().map(text),
             ["mc-add", object, device] => {
                 let device = i32::try_from(number(device)?).or_else(|_| failed("a device"))?;
@@ -118,6 +120,27 @@ impl Served {
             ["share-and-checkpoint"] => questions::jobs::share_and_checkpoint(),
             ["reserve-at", address, bytes] => reserve_at(number(address)?, size(bytes)?).map(text),
             _ => failed(format!("no such command: {words:?}")),
+        }
+    }
+
+    fn share_pool(&mut self, command: &str, words: &[&str]) -> Result<String> {
+        if command == "pool-export" {
+            let (exporter, descriptor) = pools::Exporter::start()?;
+            self.exporter = Some(exporter);
+            let sent = helper::send_descriptor(&self.socket, std::os::fd::AsFd::as_fd(&descriptor));
+            return sent.map(|()| String::new()).or_else(|error| failed(format!("sending: {error}")));
+        }
+        let Some(exporter) = self.exporter else { return failed("no pool is exported") };
+        match (command, words) {
+            ("pool-allocate", [bytes]) => exporter.allocate(size(bytes)?, true),
+            ("pool-allocate-later", [bytes]) => exporter.allocate(size(bytes)?, false),
+            ("pool-synchronize", []) => exporter.synchronize().map(|()| String::new()),
+            ("pool-free", [address]) => exporter.free(number(address)?).map(|()| String::new()),
+            ("pool-allow", [device]) => {
+                let device = i32::try_from(number(device)?).or_else(|_| failed("a device"))?;
+                exporter.allow(device).map(|()| String::new())
+            }
+            _ => failed(format!("no such command: {command} {words:?}")),
         }
     }
 

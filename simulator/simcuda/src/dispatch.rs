@@ -58,6 +58,10 @@ pub(crate) use crate::memory::{
     cuMemUnmap, cuPointerGetAttribute, cuPointerGetAttributes, cuPointerSetAttribute,
 };
 pub(crate) use crate::memory::{
+    cuMemPoolExportPointer, cuMemPoolExportToShareableHandle, cuMemPoolImportFromShareableHandle,
+    cuMemPoolImportPointer,
+};
+pub(crate) use crate::memory::{
     cuMulticastAddDevice, cuMulticastBindAddr, cuMulticastBindAddr_v2, cuMulticastBindMem,
     cuMulticastBindMem_v2, cuMulticastCreate, cuMulticastGetGranularity, cuMulticastUnbind,
 };

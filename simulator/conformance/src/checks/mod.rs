@@ -25,6 +25,7 @@ pub mod nccl;
 pub mod peer;
 pub mod pointer;
 pub mod pool;
+pub mod pool_ipc;
 pub mod share;
 pub mod stream;
 pub mod vmm;

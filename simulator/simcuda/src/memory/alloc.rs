@@ -76,6 +76,9 @@ impl State {
     }
 
     fn free_block_of(&mut self, start: u64, allocation: &Allocation) -> Option<Block> {
+        if let AllocationKind::PoolImport { pool } = allocation.kind {
+            self.pools.forget_import(pool, start);
+        }
         let (&block_start, block) = self.blocks.range(..=start).next_back()?;
         if !block.shared {
             return self.remove_block(block_start);
@@ -215,7 +218,10 @@ pub(super) fn freeable(address: u64) -> Result<Allocation> {
         .filter(|found| {
             matches!(
                 found.kind,
-                AllocationKind::Device | AllocationKind::Pool { .. } | AllocationKind::Managed(_)
+                AllocationKind::Device
+                    | AllocationKind::Pool { .. }
+                    | AllocationKind::PoolImport { .. }
+                    | AllocationKind::Managed(_)
             )
         })
         .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
@@ -286,7 +292,7 @@ pub(crate) fn context_destroyed(context: &Arc<Context>) {
                 mappings.extend(state.mappings.remove(&start));
             }
             // A pool is its device's.
-            AllocationKind::Pool { .. } => {}
+            AllocationKind::Pool { .. } | AllocationKind::PoolImport { .. } => {}
         }
     }
     let freed: Vec<_> = state

@@ -48,7 +48,9 @@ impl State {
             allocation.is_exported
                 || matches!(allocation.kind, AllocationKind::Managed(_) | AllocationKind::Imported { .. })
         };
-        self.allocations.values().chain(self.freed_in_order.values()).any(is_obstacle)
+        // A pool as such is treated like the memory in it; what the driver does is not known.
+        self.pools.is_any_shared()
+            || self.allocations.values().chain(self.freed_in_order.values()).any(is_obstacle)
             || self.segments().iter().any(|segment| segment.is_imported)
     }
 }

@@ -34,7 +34,7 @@ const LAZY_ENABLE_PEER_ACCESS: u32 = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// Distinguishes this process from all others.
-static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
+pub(super) static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct IpcHandle {

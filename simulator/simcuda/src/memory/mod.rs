@@ -19,6 +19,7 @@ mod peer;
 mod pointer;
 mod pool;
 mod pool_calls;
+mod pool_share;
 mod segment;
 mod space;
 mod state;
@@ -69,6 +70,10 @@ pub(crate) use pool_calls::{
     cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemGetDefaultMemPool, cuMemGetMemPool, cuMemPoolCreate,
     cuMemPoolDestroy, cuMemPoolGetAccess, cuMemPoolGetAttribute, cuMemPoolSetAccess, cuMemPoolSetAttribute,
     cuMemPoolTrimTo, cuMemSetMemPool,
+};
+pub(crate) use pool_share::{
+    cuMemPoolExportPointer, cuMemPoolExportToShareableHandle, cuMemPoolImportFromShareableHandle,
+    cuMemPoolImportPointer,
 };
 pub(crate) use vmm::{
     cuMemAddressFree, cuMemAddressReserve, cuMemCreate, cuMemExportToShareableHandle, cuMemGetAccess,

@@ -123,12 +123,18 @@ fn of_segment(address: u64, segment: &Segment, attribute: Attribute) -> Result<V
     })
 }
 
+/// The pool that an allocation belongs to.
+fn pool_of(kind: AllocationKind) -> Option<usize> {
+    match kind {
+        AllocationKind::Pool { pool } | AllocationKind::PoolImport { pool } => Some(pool),
+        _ => None,
+    }
+}
+
 fn of_allocation(address: u64, start: u64, allocation: &Allocation, attribute: Attribute) -> Result<Value> {
     let kind = allocation.kind;
     Ok(match attribute {
-        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT if matches!(kind, AllocationKind::Pool { .. }) => {
-            Value::Long(0)
-        }
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT if pool_of(kind).is_some() => Value::Long(0),
         Attribute::CU_POINTER_ATTRIBUTE_CONTEXT => Value::Long(allocation.context as u64),
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE if allocation.is_host() => Value::Int(MEMORY_TYPE_HOST),
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => Value::Int(MEMORY_TYPE_DEVICE),
@@ -154,9 +160,7 @@ fn of_allocation(address: u64, start: u64, allocation: &Allocation, attribute: A
         }
         Attribute::CU_POINTER_ATTRIBUTE_MAPPED => Value::Int(1),
         Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => Value::Long(0),
-        Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => {
-            Value::Long(if let AllocationKind::Pool { pool } = kind { pool as u64 } else { 0 })
-        }
+        Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => Value::Long(pool_of(kind).unwrap_or(0) as u64),
         Attribute::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
         | Attribute::CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Value::Int(0),
         Attribute::CU_POINTER_ATTRIBUTE_P2P_TOKENS => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),

@@ -23,6 +23,7 @@ use cuda_abi::sys::CUresult;
 
 use super::heap::Heap;
 use super::layout::{DeviceRights, Location};
+use super::pool_share::Origin;
 use super::segment::Segment;
 use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Right, Target};
 use super::state::{Allocation, AllocationKind, STATE, State};
@@ -54,10 +55,25 @@ pub(super) struct Pool {
     pub(super) rights: DeviceRights,
     pub(super) reserved: Gauge,
     pub(super) used: Gauge,
+    /// `CU_MEM_HANDLE_TYPE_…` bits.
+    pub(super) handle_types: u32,
+    /// Another process may have imported it.
+    pub(super) is_exported: bool,
+    /// Of an imported one: the pool that it stands for.
+    pub(super) origin: Option<Origin>,
     is_destroyed: bool,
     heap: Heap,
     chunks: BTreeMap<u64, Chunk>,
     blocks: BTreeMap<u64, PoolBlock>,
+    imports: BTreeMap<u64, Import>,
+}
+
+/// An allocation of another process's pool.
+struct Import {
+    /// Where its segment is mapped, and how long that is.
+    base: u64,
+    len: u64,
+    size_bytes: u64,
 }
 
 /// A number of bytes and the highest that it has been.
@@ -98,7 +114,7 @@ enum Holder {
 }
 
 impl Pool {
-    fn new(device: i32, max_size_bytes: u64) -> Self {
+    fn new(device: i32, max_size_bytes: u64, handle_types: u32) -> Self {
         Self {
             device,
             max_size_bytes,
@@ -107,16 +123,24 @@ impl Pool {
             rights: DeviceRights::of_device(device),
             reserved: Gauge::default(),
             used: Gauge::default(),
+            handle_types,
+            is_exported: false,
+            origin: None,
             is_destroyed: false,
             heap: Heap::new(),
             chunks: BTreeMap::new(),
             blocks: BTreeMap::new(),
+            imports: BTreeMap::new(),
         }
     }
 
-    /// Takes free chunks out while the pool holds more than `keep_bytes`.
+    /// Takes free chunks out while the pool holds more than `keep_bytes`. A pool that can be shared gives nothing back
+    /// before its end (programming guide, limitations of IPC pools).
     fn trim(&mut self, keep_bytes: u64) -> Vec<Chunk> {
         let mut removed = Vec::new();
+        if self.handle_types != 0 {
+            return removed;
+        }
         for (start, len) in self.heap.free_chunks() {
             if self.reserved.current_bytes <= keep_bytes {
                 break;
@@ -126,6 +150,20 @@ impl Pool {
             self.reserved.current_bytes -= len;
         }
         removed
+    }
+
+    /// Notes an allocation of another process. The gauges count the segment once for each.
+    pub(super) fn add_import(&mut self, start: u64, base: u64, len: u64, size_bytes: u64) {
+        self.reserved.add(len);
+        self.used.add(Heap::rounded(size_bytes));
+        self.imports.insert(start, Import { base, len, size_bytes });
+    }
+
+    fn forget_import(&mut self, start: u64) {
+        if let Some(import) = self.imports.remove(&start) {
+            self.reserved.current_bytes -= import.len;
+            self.used.current_bytes -= Heap::rounded(import.size_bytes);
+        }
     }
 
     /// The chunk around an address and where in it that lies.
@@ -145,9 +183,17 @@ impl Pools {
         }
     }
 
-    pub(super) fn create(&mut self, device: i32, max_size_bytes: u64) -> usize {
+    pub(super) fn create(&mut self, device: i32, max_size_bytes: u64, handle_types: u32) -> usize {
         let handle = handle::fresh();
-        self.by_handle.insert(handle, Pool::new(device, max_size_bytes));
+        self.by_handle.insert(handle, Pool::new(device, max_size_bytes, handle_types));
+        handle
+    }
+
+    /// A pool that stands for another process's.
+    pub(super) fn create_imported(&mut self, device: i32, handle_types: u32, origin: Origin) -> usize {
+        let handle = handle::fresh();
+        let pool = Pool { origin: Some(origin), ..Pool::new(device, 0, handle_types) };
+        self.by_handle.insert(handle, pool);
         handle
     }
 
@@ -161,7 +207,7 @@ impl Pools {
         if let Some(handle) = self.defaults.get(&device) {
             return *handle;
         }
-        let handle = self.create(device, 0);
+        let handle = self.create(device, 0, 0);
         self.defaults.insert(device, handle);
         handle
     }
@@ -171,9 +217,11 @@ impl Pools {
     }
 
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for a pool of another device.
+    /// `CUDA_ERROR_INVALID_VALUE` for a pool of another device, or of another process (reference,
+    /// cuMemPoolImportFromShareableHandle).
     pub(super) fn set_current(&mut self, device: i32, handle: usize) -> Result {
-        if self.get(handle)?.device != device {
+        let pool = self.get(handle)?;
+        if pool.device != device || pool.origin.is_some() {
             return Err(INVALID);
         }
         self.current.insert(device, handle);
@@ -195,7 +243,7 @@ impl Pools {
     }
 
     fn remove_if_done(&mut self, handle: usize) -> Vec<Chunk> {
-        let is_done = |pool: &Pool| pool.is_destroyed && pool.blocks.is_empty();
+        let is_done = |pool: &Pool| pool.is_destroyed && pool.blocks.is_empty() && pool.imports.is_empty();
         if !self.by_handle.get(&handle).is_some_and(is_done) {
             return Vec::new();
         }
@@ -234,6 +282,26 @@ impl Pools {
         self.by_handle.get(&handle).map_or(Right::None, |pool| pool.rights.right(ordinal))
     }
 
+    /// Whether another process shares a pool, or this one another process's.
+    pub(super) fn is_any_shared(&self) -> bool {
+        self.by_handle.values().any(|pool| pool.is_exported || pool.origin.is_some())
+    }
+
+    /// The segment of an allocation, and where in it that is, if the pool was exported.
+    pub(super) fn place_for_export(&self, handle: usize, address: u64) -> Option<(&Segment, u64)> {
+        let pool = self.by_handle.get(&handle).filter(|pool| pool.is_exported)?;
+        pool.place(address).map(|(chunk, offset)| (&*chunk.segment, offset))
+    }
+
+    /// An allocation of another process has been freed.
+    pub(super) fn forget_import(&mut self, handle: usize, start: u64) {
+        if let Some(pool) = self.by_handle.get_mut(&handle) {
+            pool.forget_import(start);
+        }
+        // An imported pool has no chunks.
+        let _ = self.remove_if_done(handle);
+    }
+
     pub(super) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
         self.by_handle.values().flat_map(|pool| pool.chunks.values())
     }
@@ -260,7 +328,7 @@ impl Pools {
         if pool.max_size_bytes != 0 && pool.reserved.current_bytes + len > pool.max_size_bytes {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let segment = Segment::create(Location::Device(pool.device), len, 0)?;
+        let segment = Segment::create(Location::Device(pool.device), len, pool.handle_types)?;
         let reserved = Reserved::new(len, PAGE_BYTES, 0)?;
         let start = reserved.start;
         pool.heap.add_chunk(start, len);
@@ -272,6 +340,10 @@ impl Pools {
 
     fn take(&mut self, handle: usize, block: PoolBlock) -> Result<u64> {
         let pool = self.get(handle)?;
+        if pool.origin.is_some() {
+            // Reference, cuMemPoolImportFromShareableHandle.
+            return Err(INVALID);
+        }
         let mut start = pool.heap.take(block.size_bytes);
         if start.is_none() {
             let len = block.size_bytes.checked_next_multiple_of(PAGE_BYTES);
@@ -409,6 +481,11 @@ impl State {
         pool.rights = rights;
         for start in pool.blocks.keys() {
             if let Some(mapping) = self.mappings.get_mut(start) {
+                mapping.access = Access::Devices(rights);
+            }
+        }
+        for import in pool.imports.values() {
+            if let Some(mapping) = self.mappings.get_mut(&import.base) {
                 mapping.access = Access::Devices(rights);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use cuda_abi::layout::{Access, PoolProperties};
+use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, PoolProperties};
 use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUmemPool_attribute, CUmemoryPool, CUstream};
 
@@ -81,7 +81,7 @@ pub(crate) unsafe fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> R
     // It cannot be freed again from now on, whenever its place in the order comes.
     let taken = match state.allocations.get(&address).map(|found| found.kind) {
         Some(AllocationKind::Pool { .. }) => state.take_pool_block(address)?,
-        Some(AllocationKind::Device) => {
+        Some(AllocationKind::Device | AllocationKind::PoolImport { .. }) => {
             let allocation = state.allocations.remove(&address).ok_or(INVALID)?;
             state.freed_in_order.insert(address, allocation.clone());
             Some(allocation)
@@ -114,11 +114,12 @@ pub(crate) unsafe fn cuMemPoolCreate(
         return Err(INVALID);
     }
     let device = device(properties.location)?;
-    if properties.handle_types != 0 || properties.usage != 0 {
-        // CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES says that there are none.
+    if properties.handle_types & !POSIX_DESCRIPTOR.0 != 0 || properties.usage != 0 {
+        // CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES says that there are no others.
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
-    let handle = STATE.write().pools.create(device, properties.most_bytes as u64);
+    let (most_bytes, handle_types) = (properties.most_bytes as u64, properties.handle_types);
+    let handle = STATE.write().pools.create(device, most_bytes, handle_types);
     // SAFETY: `out` is the caller's out parameter, checked above.
     unsafe { write_out(out, handle as CUmemoryPool) }
 }
@@ -249,7 +250,7 @@ impl Pool {
             8 => Value::Bytes(self.used.high_bytes),
             // What it was created with.
             9 => Value::Int(PINNED.cast_signed()),
-            10 => Value::Int(0),
+            10 => Value::Int(self.handle_types.cast_signed()),
             11 => Value::Int(self.device),
             12 => Value::Int(CUmemLocation::of(self.device).type_.cast_signed()),
             13 => Value::Bytes(self.max_size_bytes),

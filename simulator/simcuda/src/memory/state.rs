@@ -56,7 +56,7 @@ pub(super) struct Allocation {
     pub(super) device: i32,
     pub(super) kind: AllocationKind,
     pub(super) sync_memops: bool,
-    /// An IPC handle was made of it, and another process may use it.
+    /// An IPC handle or the like was made of it, and another process may use it.
     pub(super) is_exported: bool,
 }
 
@@ -76,6 +76,10 @@ pub(super) enum AllocationKind {
         flags: u32,
     },
     Managed(Advice),
+    /// An allocation of another process's pool, from cuMemPoolImportPointer.
+    PoolImport {
+        pool: usize,
+    },
     /// An IPC handle, opened so many times.
     Imported {
         opened: u32,
@@ -152,7 +156,9 @@ impl State {
     /// Whether device `ordinal` may access an allocation.
     pub(super) fn can_access(&self, allocation: &Allocation, ordinal: i32) -> bool {
         match allocation.kind {
-            AllocationKind::Pool { pool } => self.pools.right(pool, ordinal) > Right::None,
+            AllocationKind::Pool { pool } | AllocationKind::PoolImport { pool } => {
+                self.pools.right(pool, ordinal) > Right::None
+            }
             _ if allocation.is_device() => self.is_owner_or_peer(ordinal, allocation.device),
             _ => true,
         }

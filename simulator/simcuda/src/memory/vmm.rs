@@ -308,7 +308,7 @@ pub(crate) unsafe fn cuMemImportFromShareableHandle(
     unsafe { write_out(out, handle) }
 }
 
-fn duplicate(descriptor: usize) -> Result<OwnedFd> {
+pub(super) fn duplicate(descriptor: usize) -> Result<OwnedFd> {
     let descriptor = RawFd::try_from(descriptor).map_err(|_| INVALID)?;
     // SAFETY: fcntl looks the number up and fails for one that is no open descriptor.
     if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0 {

@@ -114,7 +114,8 @@ fn sizes_and_pools_are_checked() {
     };
     assert_eq!(with(|properties| properties.kind = 0), INVALID);
     assert_eq!(with(|properties| properties.reserved[3] = 1), INVALID);
-    assert_eq!(with(|properties| properties.handle_types = 1), unsupported);
+    assert_eq!(with(|properties| properties.handle_types = 1), Ok(()));
+    assert_eq!(with(|properties| properties.handle_types = 9), unsupported);
     assert_eq!(with(|properties| properties.handle_types = 32), INVALID);
     assert_eq!(with(|properties| properties.location.type_ = 3), unsupported);
     assert_eq!(with(|properties| properties.location.id = 2), Err(CUresult::CUDA_ERROR_INVALID_DEVICE));

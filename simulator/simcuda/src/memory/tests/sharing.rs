@@ -3,7 +3,9 @@
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 
+use cuda_abi::layout::{POSIX_DESCRIPTOR, PoolProperties};
 use cuda_abi::sys;
+use cuda_abi::types::{CUmemPoolPtrExportData, CUmemoryPool};
 
 use super::vmm::{
     create_exportable, export, import, map, release, release_range, reserve, set_access, unmap,
@@ -176,4 +178,87 @@ fn the_memory_of_a_process_that_died_is_free_again() {
     other_process("take and die", &[]);
     let address = alloc(600 * MIB).unwrap();
     free(address).unwrap();
+}
+
+fn exportable_pool() -> CUmemoryPool {
+    let properties = PoolProperties { handle_types: POSIX_DESCRIPTOR.0, ..PoolProperties::of(0) };
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: both are local variables, of the layout that the call expects.
+    unsafe { cuMemPoolCreate(&raw mut pool, (&raw const properties).cast()) }.unwrap();
+    pool
+}
+
+fn exported(pool: CUmemoryPool) -> Result<i32> {
+    let mut descriptor = -1;
+    // SAFETY: `descriptor` is a local variable.
+    unsafe { cuMemPoolExportToShareableHandle((&raw mut descriptor).cast(), pool, POSIX_DESCRIPTOR, 0) }
+        .map(|()| descriptor)
+}
+
+fn imported(descriptor: i32) -> Result<CUmemoryPool> {
+    let (mut pool, handle) = (std::ptr::null_mut(), descriptor as usize as *mut std::ffi::c_void);
+    // SAFETY: `pool` is a local variable; the descriptor is open.
+    unsafe { cuMemPoolImportFromShareableHandle(&raw mut pool, handle, POSIX_DESCRIPTOR, 0) }.map(|()| pool)
+}
+
+fn taken_from(pool: CUmemoryPool, size_bytes: usize) -> Result<u64> {
+    let mut address = 0;
+    // SAFETY: `address` is a local variable.
+    unsafe { cuMemAllocFromPoolAsync(&raw mut address, size_bytes, pool, std::ptr::null_mut()) }
+        .map(|()| address)
+}
+
+fn pointer_of(address: u64) -> Result<CUmemPoolPtrExportData> {
+    let mut data = CUmemPoolPtrExportData { reserved: [0; 64] };
+    // SAFETY: `data` is a local variable.
+    unsafe { cuMemPoolExportPointer(&raw mut data, address) }.map(|()| data)
+}
+
+fn opened(pool: CUmemoryPool, data: &CUmemPoolPtrExportData) -> Result<u64> {
+    let (mut address, mut data) = (0, *data);
+    // SAFETY: both are local variables.
+    unsafe { cuMemPoolImportPointer(&raw mut address, pool, &raw mut data) }.map(|()| address)
+}
+
+/// What each call refuses; a process that imports what it has exported itself is as good as any other here.
+#[test]
+fn a_pool_is_shared_within_its_rules() {
+    if !is_own_process("memory::tests::sharing::a_pool_is_shared_within_its_rules", &[]) {
+        return;
+    }
+    let context = context();
+    let pool = exportable_pool();
+    let address = taken_from(pool, 3 * MIB).unwrap();
+    assert_eq!(pointer_of(address).map(|_| ()), INVALID, "the pool is not exported yet");
+    let descriptor = exported(pool).unwrap();
+    let data = pointer_of(address).unwrap();
+    assert_eq!(pointer_of(address + 512).map(|_| ()), INVALID);
+    let (first, other) = (imported(descriptor).unwrap(), exportable_pool());
+    assert_eq!(opened(other, &data).map(|_| ()), INVALID, "a pool that was not imported");
+    assert_eq!(exported(first).map(|_| ()), INVALID, "an imported pool");
+    let of_other = imported(exported(other).unwrap()).unwrap();
+    assert_eq!(opened(of_other, &data).map(|_| ()), INVALID, "another pool's");
+    assert_eq!(taken_from(first, 512).map(|_| ()), INVALID);
+    let here = opened(first, &data).unwrap();
+    crate::stream::synchronize_context(&context).unwrap();
+    poke(here + 7, 0, 0x55);
+    assert_eq!(peek(address + 7, 0), 0x55);
+    // SAFETY: an address is only looked up.
+    assert_eq!(unsafe { cuIpcCloseMemHandle(here) }, INVALID);
+    assert_eq!(detach(), Err(CUresult::CUDA_ERROR_NOT_SUPPORTED));
+    // SAFETY: a handle is only looked up.
+    unsafe { cuMemPoolDestroy(first) }.unwrap();
+    assert_eq!(peek(here + 7, 0), 0x55, "the allocation outlives its pool's handle");
+    assert_eq!(opened(first, &data).map(|_| ()), INVALID);
+    free(here).unwrap();
+    assert!(span(here, 0).is_none());
+    free(address).unwrap();
+    // SAFETY: a handle is only looked up.
+    unsafe { cuMemPoolTrimTo(pool, 0) }.unwrap();
+    assert_eq!(free_bytes(), (1 << 30) - 4 * MIB, "a pool that can be shared gives nothing back");
+    // SAFETY: a handle is only looked up.
+    unsafe { cuMemPoolDestroy(pool) }.unwrap();
+    assert_eq!(free_bytes(), 1 << 30);
+    // SAFETY: the descriptor is this test's.
+    unsafe { libc::close(descriptor) };
 }
