@@ -130,9 +130,10 @@ impl PoolProperties {
         }
     }
 
-    /// Whether they are of a pool of a device's plain memory, which no other process can use.
+    /// Whether they are of a pool of a device's plain memory, which other processes can use by descriptors at most.
     pub fn is_plain(&self) -> bool {
-        self.kind == PINNED && self.location.type_ == DEVICE && self.handle_types == 0 && self.usage == 0
+        let has_only_descriptors = self.handle_types & !POSIX_DESCRIPTOR.0 == 0;
+        self.kind == PINNED && self.location.type_ == DEVICE && has_only_descriptors && self.usage == 0
     }
 }
 

@@ -51,9 +51,12 @@ pub(super) use super::memory::peer::{cuCtxDisablePeerAccess, cuCtxEnablePeerAcce
 pub(super) use super::memory::pool::calls::{
     cuCtxSynchronize, cuCtxSynchronize_v2, cuDeviceGetDefaultMemPool, cuDeviceGetMemPool, cuEventSynchronize,
     cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemGetDefaultMemPool, cuMemGetMemPool,
-    cuMemPoolCreate, cuMemPoolDestroy, cuMemPoolExportToShareableHandle, cuMemPoolGetAttribute,
-    cuMemPoolImportFromShareableHandle, cuMemPoolSetAccess, cuMemPoolSetAttribute, cuMemPoolTrimTo,
-    cuStreamSynchronize,
+    cuMemPoolCreate, cuMemPoolDestroy, cuMemPoolGetAttribute, cuMemPoolSetAccess, cuMemPoolSetAttribute,
+    cuMemPoolTrimTo, cuStreamSynchronize,
+};
+pub(super) use super::memory::pool::share_calls::{
+    cuDeviceSetMemPool, cuMemPoolExportPointer, cuMemPoolExportToShareableHandle,
+    cuMemPoolImportFromShareableHandle, cuMemPoolImportPointer, cuMemSetMemPool,
 };
 pub(super) use super::memory::reservations::{cuMemAddressFree, cuMemAddressReserve};
 pub(super) use super::memory::vmm::{
@@ -111,11 +114,7 @@ mod tests {
         // Memory that belongs to graphs goes the driver's way.
         "cuGraphAddMemFreeNode",
         // A pool's handle and its properties are the driver's; only its memory is ours.
-        "cuDeviceSetMemPool",
-        "cuMemPoolExportPointer",
         "cuMemPoolGetAccess",
-        "cuMemPoolImportPointer",
-        "cuMemSetMemPool",
     ];
 
     /// Whether a function is one of those that pass a call on.

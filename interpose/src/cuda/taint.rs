@@ -96,8 +96,12 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("cuIpcGetMemHandle", "memory that is shared with other processes", SHARED),
     ("cuIpcOpenMemHandle", "memory of another process", SHARED),
     // Others may hold what was shared when the pool is destroyed, so that does not help.
-    ("cuMemPoolExport", "a pool that was shared with other processes", "share by cuIpcGetMemHandle instead"),
-    ("cuMemPoolImport", "a pool of another process", "share by cuIpcGetMemHandle instead"),
+    (
+        "cuMemPoolExport",
+        "a pool that was shared by other handles than descriptors",
+        "create it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR alone",
+    ),
+    ("cuMemPoolImport", "a pool from outside the job", "share pools between processes of the job only"),
     ("cuMemCreate", "memory that is neither a device's nor the host's", SHARED),
     ("cuMemMapArrayAsync", "memory that is a part of an array", "release it"),
     ("cuMemMap", "a mapping with an offset or flags", "unmap and release the memory"),

@@ -521,8 +521,8 @@ impl SharedMemory {
         let importer = self.importers.first().and_then(|importer| participants.get(importer));
         if let Some(importer) = importer {
             let reason = format!(
-                "it has opened device memory (cuIpcOpenMemHandle, cuMemImportFromShareableHandle) of process {}, which \
-                 has freed it or ended",
+                "it has opened device memory (cuIpcOpenMemHandle, cuMemImportFromShareableHandle, \
+                 cuMemPoolImportPointer) of process {}, which has freed it or ended",
                 self.owner
             );
             return Some(Orphan { process: importer.process.clone(), reason });

@@ -146,7 +146,7 @@ const EXPORTS: &[&str] = &[
 /// What takes a launcher: these run under ckpt-run (`tests/tests/gpu/jobs.rs`).
 fn takes_a_launcher(name: &str) -> bool {
     // Without a launcher that passes memory on, each export and import waits for one, a minute.
-    let areas = ["ipc/", "share/", "nccl/", "question/nccl-"];
+    let areas = ["ipc/", "share/", "pool-ipc/", "nccl/", "question/nccl-"];
     areas.iter().any(|area| name.starts_with(area)) || EXPORTS.contains(&name)
 }
 

@@ -410,19 +410,25 @@ fn shared_memory_is_refused_while_its_owner_is_gone() {
     GpuJob::in_c("orphan.c").is_refused_until_private("opened device memory (cuIpcOpenMemHandle, ");
 }
 
+#[test]
+fn memory_of_a_pool_is_refused_while_its_owner_has_given_it_up() {
+    GpuJob::in_c("pool_orphan.c").is_refused_until_private("cuMemPoolImportPointer) of process ");
+}
+
 /// Shared memory works as on the driver itself: the launcher passes the handles on.
 #[test]
 fn the_conformance_suite_finds_memory_shared_as_by_the_driver() {
     let job = GpuJob::new(|gpu, _| {
         let mut command = gpu.command(built("conformance"));
         command.arg("--lib").arg(libcuda_dir().join("libcuda.so.1")).env("SIMCUDA_DEVICES", "2");
-        command.args(["ipc/", "share/", "nccl/", "host-vmm/shared"]);
+        command.args(["ipc/", "share/", "pool-ipc/", "nccl/", "host-vmm/shared"]);
         command.args(["multicast/export", "multicast/other-process", "--jobs", "2"]);
         command
     });
     let mut running = job.start();
     assert_eq!(running.wait(), 0, "{}{}", job.output(), running.said());
-    for name in ["ipc/other-process", "share/other-process", "nccl/all-reduce-2", "multicast/other-process"] {
+    let areas = ["ipc", "share", "pool-ipc", "multicast"].map(|area| format!("{area}/other-process"));
+    for name in areas.iter().map(String::as_str).chain(["nccl/all-reduce-2"]) {
         assert!(job.output().contains(&format!("pass   {name}")), "{}", job.output());
     }
 }
@@ -477,6 +483,21 @@ fn memory_that_a_program_exports_to_itself_survives() {
 #[test]
 fn memory_that_processes_pass_by_descriptors_survives() {
     GpuJob::in_c("exchanged.c").survives(few_kills());
+}
+
+/// At each moment some pools and some of their allocations are exported and not imported yet. Some allocations are freed by
+/// their owner first.
+#[test]
+fn pools_that_processes_share_survive() {
+    let job = GpuJob::in_c("shared_pools.c");
+    std::fs::write(job.sandbox.path().join("lax"), "").expect("a file");
+    job.survives(few_kills());
+}
+
+/// Without what CUDA does not define.
+#[test]
+fn pools_that_processes_share_by_the_rules_are_preempted() {
+    GpuJob::in_c("shared_pools.c").is_preempted(1);
 }
 
 /// Threads use that memory without any call of the driver.

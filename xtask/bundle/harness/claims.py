@@ -20,7 +20,9 @@ RELATIONS = {">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b, "==": lambda 
 WITHOUT_PROGRAM = [
     "more than four copies of NCCL",
     "shared events (cuIpcGetEventHandle",
-    "pools that were exported or imported",
+    "pools that were exported as other handles than POSIX descriptors",
+    "memory imported by cuMemPoolImportPointer whose owner has destroyed the pool",
+    "give no device memory back before they are destroyed",
     "memory and semaphores of other APIs",
     "a child that was made by a bare system call",
     "a driver used by a way around the interposer",
@@ -88,6 +90,7 @@ CLAIMS = [
         "descriptors of cuMemExportToShareableHandle",
         ("programs: exported memory", "programs: memory passed by descriptors"),
     ),
+    Claim("docs/limits.md", "data of cuMemPoolExportPointer", ("programs: pools that processes share",)),
     Claim(
         "docs/limits.md", "module globals, memory of graphs", ("programs: pinned memory", "programs: memory of graphs")
     ),

@@ -57,13 +57,13 @@ impl AllocationAttributes {
 
     /// What was opened cannot be passed on.
     fn of_another_process(found: &ipc::OpenedAllocation) -> Self {
-        let ipc::OpenedAllocation { address, bytes, context, id } = *found;
+        let ipc::OpenedAllocation { address, bytes, opener, id } = *found;
         Self {
             start: address,
             bytes,
-            context,
+            context: if let ipc::Opener::Context(context) = opener { context } else { 0 },
             number: id,
-            pool: 0,
+            pool: pool::shared::pool_of(found),
             is_sync_memops: false,
             is_ipc_capable: false,
         }

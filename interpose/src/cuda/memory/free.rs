@@ -2,16 +2,27 @@
 
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUresult};
 
-use super::{arena, pool};
+use super::{arena, ipc, pool};
 use crate::cuda::activation::is_started;
 use crate::cuda::context;
 use crate::cuda::handler::handlers;
 use crate::cuda::objects::{self, ObjectKind};
-use crate::cuda::result::SUCCESS;
+use crate::cuda::result::{INVALID_VALUE, SUCCESS};
 
 /// Frees memory that is not ours.
 fn free_foreign(address: CUdeviceptr, free: impl FnOnce() -> CUresult) -> CUresult {
     objects::destroyed(ObjectKind::ForeignMemory, address as usize, free)
+}
+
+/// Frees an allocation of another process's pool, which is unmapped at once.
+fn free_imported(address: CUdeviceptr) -> CUresult {
+    let result = arena::synchronize();
+    if result != SUCCESS {
+        return result;
+    }
+    let Some(freed) = ipc::pools::free(address) else { return INVALID_VALUE };
+    freed.give_back();
+    SUCCESS
 }
 
 handlers! {
@@ -23,6 +34,9 @@ handlers! {
             let is_of_pool = is_started() && pool::is_allocation(address) && context::current().is_some();
             if is_of_pool && pool::free_synchronously(address) {
                 return SUCCESS;
+            }
+            if is_started() && ipc::pools::is_allocation(address) && context::current().is_some() {
+                return free_imported(address);
             }
             return free_foreign(address, call);
         };

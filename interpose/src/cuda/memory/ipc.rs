@@ -26,6 +26,7 @@
 //! | `descriptors` | memory that programs pass by descriptors of cuMemExportToShareableHandle |
 //! | `capability` | what such a descriptor is |
 //! | `exchanged` | which memory was exported and imported by descriptors |
+//! | `pools` | allocations of pools that processes share |
 //! | `published` | memory of this process that others may open |
 //! | `opened` | which memory of others is open |
 //! | `launcher` | what is said to the launcher |
@@ -36,6 +37,7 @@ mod exchanged;
 mod handle;
 mod launcher;
 mod opened;
+pub(crate) mod pools;
 pub(crate) mod published;
 
 use std::collections::BTreeMap;
@@ -66,7 +68,7 @@ use handle::Handle;
 use opened::{Closed, IMPORTS, Import};
 use published::{PUBLISHED, key_of, send_notices};
 
-pub(crate) use opened::Allocation as OpenedAllocation;
+pub(crate) use opened::{Allocation as OpenedAllocation, Opener};
 
 use launcher::{NOTICES, OWNER_TIMEOUT, Publication, ShareError, connect, tried};
 
@@ -97,7 +99,8 @@ handlers! {
         };
         match tried(|| share(own.allocation)) {
             Ok(key) => {
-                let handle = Handle { key, offset: own.offset, bytes: own.bytes, owner: std::process::id() };
+                let Own { offset, bytes, .. } = own;
+                let handle = Handle { key, offset, bytes, owner: std::process::id(), pool: 0 };
                 let handle = CUipcMemHandle { reserved: handle.encode().map(u8::cast_signed) };
                 // SAFETY: the parameter is the caller's, of that type, and not null.
                 unsafe { out.write_unaligned(handle) };
@@ -111,7 +114,7 @@ handlers! {
 
     fn cuIpcOpenMemHandle_v2(out: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) |call| {
         let ours = Handle::decode(&handle.reserved.map(i8::cast_unsigned));
-        let Some(ours) = ours.filter(|_| is_started()) else {
+        let Some(ours) = ours.filter(|ours| is_started() && ours.pool == 0) else {
             return call();
         };
         if out.is_null() || flags != LAZY_ENABLE_PEER_ACCESS {
@@ -131,14 +134,16 @@ handlers! {
 
     fn cuIpcCloseMemHandle(address: CUdeviceptr) |call| {
         let found = if is_started() { find_opened(address) } else { None };
-        let Some(found) = found.filter(|found| found.address == address) else {
+        let Some(Opener::Context(opener)) =
+            found.filter(|found| found.address == address).map(|found| found.opener)
+        else {
             return call();
         };
         if context::current().is_none() {
             return INVALID_CONTEXT;
         }
         // What was submitted may still use it. A removed context has no work.
-        let result = context::within(found.context as CUcontext, arena::synchronize).unwrap_or(SUCCESS);
+        let result = context::within(opener as CUcontext, arena::synchronize).unwrap_or(SUCCESS);
         if result != SUCCESS {
             return result;
         }
@@ -162,7 +167,7 @@ pub(crate) fn find_opened(address: CUdeviceptr) -> Option<OpenedAllocation> {
 
 /// Closes what a context has open, which is being destroyed.
 pub(crate) fn context_removed(context: CUcontext) {
-    let removed = IMPORTS.lock().take_all_of(context as usize);
+    let removed = IMPORTS.lock().take_all_of(Opener::Context(context as usize));
     removed.into_iter().for_each(give_back);
 }
 
@@ -197,11 +202,25 @@ fn open(handle: &Handle) -> Result<CUdeviceptr, ShareError> {
     let (context, device) = context::current().ok_or(INVALID_CONTEXT)?;
     arena::permitted()?;
     // CUDA driver API reference, cuIpcOpenMemHandle.
-    if PUBLISHED.lock().values().any(|key| *key == handle.key) {
+    if is_own(handle.key) {
         return Err(INVALID_CONTEXT.into());
     }
+    open_for(Opener::Context(context as usize), handle, device, |block| allow(block, device))
+}
+
+fn is_own(key: Key) -> bool {
+    PUBLISHED.lock().values().any(|own| *own == key)
+}
+
+/// Opens an allocation, on which `allow` grants access if it is not mapped for the opener yet.
+fn open_for(
+    opener: Opener,
+    handle: &Handle,
+    device: c_int,
+    allow: impl Fn(&Block) -> Result<(), CUresult>,
+) -> Result<CUdeviceptr, ShareError> {
     loop {
-        let address = IMPORTS.lock().open(handle, context as usize);
+        let address = IMPORTS.lock().open(handle, opener);
         if let Some(address) = address {
             return Ok(address);
         }
@@ -210,7 +229,7 @@ fn open(handle: &Handle) -> Result<CUdeviceptr, ShareError> {
             let found = NOTICES.lock().fetch(&mut launcher, handle.key, handle.owner)?;
             let (memory, bytes) = found.ok_or(INVALID_VALUE)?;
             drop(launcher);
-            import(handle, bytes, memory.as_fd(), context, device)
+            import(handle, bytes, memory.as_fd(), (opener, device), &allow)
                 .inspect_err(|_| NOTICES.lock().unmapped(handle.key))
         });
         let import = import.inspect_err(|_| send_notices())?;
@@ -226,8 +245,8 @@ fn import(
     handle: &Handle,
     bytes: u64,
     memory: BorrowedFd<'_>,
-    context: CUcontext,
-    device: c_int,
+    (opener, device): (Opener, c_int),
+    allow: impl Fn(&Block) -> Result<(), CUresult>,
 ) -> Result<Import, ShareError> {
     if !handle.fits(bytes) {
         return Err(INVALID_VALUE.into());
@@ -236,11 +255,11 @@ fn import(
         let imported = physical::import_handle(memory)?;
         let source = Source::Shared(handle.key);
         let allocation = physical::adopt(RegionKind::Allocation, bytes, device, source, imported);
-        let address = Block::map(allocation, bytes, |block| allow(block, device))?.address;
+        let address = Block::map(allocation, bytes, &allow)?.address;
         Ok(Import {
             key: handle.key,
             owner: handle.owner,
-            context: context as usize,
+            opener,
             address,
             bytes,
             allocations: BTreeMap::new(),

@@ -16,6 +16,7 @@ SAVED = [
     ("shared memory", "shared"),
     ("exported memory", "exported"),
     ("memory passed by descriptors", "exchanged"),
+    ("pools that processes share", "shared_pools"),
     ("memory of the host", "hosted"),
 ]
 # Programs of two devices that are reached at one address: with one process, and with two that share the objects.

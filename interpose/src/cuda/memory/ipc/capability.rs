@@ -1,5 +1,5 @@
-//! The descriptor that stands for device memory, or for a multicast object: what a program gets from
-//! cuMemExportToShareableHandle.
+//! The descriptor that stands for device memory, a multicast object or a pool: what a program gets from
+//! cuMemExportToShareableHandle and cuMemPoolExportToShareableHandle.
 //!
 //! It is a sealed memfd, opened for reading, that says which memory it stands for. The program may pass it on in any
 //! way, and CRIU saves it as any other memfd.
@@ -7,13 +7,13 @@
 //! | offset | bytes | |
 //! |---|---|---|
 //! | 0 | 8 | magic `CKPTCAP1` (the last byte is the version) |
-//! | 8 | 16 | key of the physical memory, little-endian as all numbers here |
-//! | 24 | 8 | size of the memory, in bytes |
+//! | 8 | 16 | key of the physical memory, of a pool: of one of its segments, little-endian as all numbers here |
+//! | 24 | 8 | size of the memory, in bytes; of a pool: its number in its process |
 //! | 32 | 4 | ID of the process that owns it |
-//! | 36 | 4 | 1 for a multicast object, else 0 |
+//! | 36 | 4 | 0 for memory, 1 for a multicast object, 2 for a pool |
 //! | 40 | 8 | checksum of all that (FNV-1a, 64 bits) |
 //!
-//! The owner has to know when the last such descriptor is gone, wherever it is: in another process, or in a message that
+//! The owner of memory or of an object has to know when the last such descriptor is gone, wherever it is: in another process, or in a message that
 //! nobody has received. The kernel knows. A lease for writing (fcntl(2), F_SETLEASE) is granted to an open file only if
 //! nobody else has the file open. So the owner has the memfd open for writing, asks for a lease, and gives it back at
 //! once.
@@ -36,13 +36,34 @@ const BYTES: usize = 48;
 const CHECKSUM_AT: usize = BYTES - 8;
 const SEALS: c_int = libc::F_SEAL_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
 
+/// What a descriptor stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Memory,
+    Multicast,
+    Pool,
+}
+
+const KINDS: [(Kind, u32); 3] = [(Kind::Memory, 0), (Kind::Multicast, 1), (Kind::Pool, 2)];
+
+impl Kind {
+    fn number(self) -> u32 {
+        KINDS.into_iter().find(|(kind, _)| *kind == self).map_or(0, |(_, number)| number)
+    }
+
+    fn of_number(number: u32) -> Option<Self> {
+        KINDS.into_iter().find(|(_, known)| *known == number).map(|(kind, _)| kind)
+    }
+}
+
 /// What such a descriptor says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Capability {
     pub key: Key,
+    /// The size of the memory, or the number of the pool.
     pub bytes: u64,
     pub owner: u32,
-    pub is_multicast: bool,
+    pub kind: Kind,
 }
 
 fn checked(result: c_int) -> io::Result<c_int> {
@@ -56,7 +77,7 @@ impl Capability {
         text[8..24].copy_from_slice(&self.key.0.to_le_bytes());
         text[24..32].copy_from_slice(&self.bytes.to_le_bytes());
         text[32..36].copy_from_slice(&self.owner.to_le_bytes());
-        text[36..40].copy_from_slice(&u32::from(self.is_multicast).to_le_bytes());
+        text[36..40].copy_from_slice(&self.kind.number().to_le_bytes());
         let sum = checksum(&text[..CHECKSUM_AT]);
         text[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
         text
@@ -71,7 +92,7 @@ impl Capability {
             key: Key(u128::from_le_bytes(text[8..24].try_into().ok()?)),
             bytes: u64::from_le_bytes(text[24..32].try_into().ok()?),
             owner: u32::from_le_bytes(text[32..36].try_into().ok()?),
-            is_multicast: text[36..40] == 1_u32.to_le_bytes(),
+            kind: Kind::of_number(u32::from_le_bytes(text[36..40].try_into().ok()?))?,
         })
     }
 
@@ -251,14 +272,16 @@ mod tests {
     use super::*;
 
     const CAPABILITY: Capability =
-        Capability { key: Key(1 << 127 | 5), bytes: 4 << 20, owner: 7, is_multicast: false };
+        Capability { key: Key(1 << 127 | 5), bytes: 4 << 20, owner: 7, kind: Kind::Memory };
 
     #[test]
     fn a_damaged_capability_is_none() {
         let text = CAPABILITY.encode();
         assert_eq!(Capability::decode(&text), Some(CAPABILITY));
-        let of_object = Capability { is_multicast: true, ..CAPABILITY };
-        assert_eq!(Capability::decode(&of_object.encode()), Some(of_object));
+        for kind in [Kind::Multicast, Kind::Pool] {
+            let other = Capability { kind, ..CAPABILITY };
+            assert_eq!(Capability::decode(&other.encode()), Some(other));
+        }
         for bit in 0..BYTES * 8 {
             let mut damaged = text;
             damaged[bit / 8] ^= 1 << (bit % 8);

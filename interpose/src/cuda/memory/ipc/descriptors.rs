@@ -8,20 +8,17 @@ use std::ffi::c_int;
 use std::os::fd::{AsFd, OwnedFd};
 
 use ckpt_protocol::agent::{RegionKind, ShareKey as Key};
-use cuda_abi::sys::CUresult as Error;
 use cuda_abi::types::CUresult;
 
-use super::capability::{Capability, Hold, Root};
+use super::capability::{Capability, Hold, Kind, Root};
 use super::exchanged::TABLE;
 use super::launcher::{self, NOTICES, ShareError, connect, tried};
 use super::published::{self, PUBLISHED, key_of, send_notices};
 use super::random_key;
 use crate::cuda::memory::physical::{self, Id, PhysicalAllocation, Source, registry};
-use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY};
+use crate::cuda::result::{INVALID_VALUE, OPERATING_SYSTEM, OUT_OF_MEMORY};
 use crate::cuda::stream_capture::relaxed;
 use crate::fork;
-
-const OPERATING_SYSTEM: CUresult = Error::CUDA_ERROR_OPERATING_SYSTEM as CUresult;
 
 /// Exports memory of the program. `Ok(None)`: there is no launcher that could pass it on, or its origin is unknown.
 ///
@@ -66,7 +63,8 @@ fn offer_once(allocation: Id) -> Result<Option<OwnedFd>, ShareError> {
     let key = published.or_else(random_key).ok_or(OUT_OF_MEMORY)?;
     let (handle, bytes) = physical::handle_and_bytes(allocation).ok_or(INVALID_VALUE)?;
     let is_multicast = physical::is_object(allocation);
-    let capability = Capability { key, bytes, owner: std::process::id(), is_multicast };
+    let kind = if is_multicast { Kind::Multicast } else { Kind::Memory };
+    let capability = Capability { key, bytes, owner: std::process::id(), kind };
     let (descriptor, root) = capability.create().map_err(|_| OUT_OF_MEMORY)?;
     if published.is_none() {
         let memory = physical::export(handle)?;
@@ -92,11 +90,10 @@ fn offer_once(allocation: Id) -> Result<Option<OwnedFd>, ShareError> {
 /// Imports memory by a descriptor of ours, with one reference; `None` if the descriptor is not ours.
 pub(crate) fn import(descriptor: c_int) -> Option<Result<Id, CUresult>> {
     let found = Capability::read(descriptor)?;
-    Some(tried(|| take_up(descriptor, &found)).map_err(|error| match error {
-        ShareError::Failed(result) => result,
-        ShareError::Away => OPERATING_SYSTEM,
-        ShareError::NotYet => INVALID_VALUE,
-    }))
+    if found.kind == Kind::Pool {
+        return Some(Err(INVALID_VALUE));
+    }
+    Some(tried(|| take_up(descriptor, &found)).map_err(CUresult::from))
 }
 
 /// A reference to the memory of a key, if this process has it already: as with the driver, it has one handle then.
@@ -126,7 +123,7 @@ fn take_up(descriptor: c_int, found: &Capability) -> Result<Id, ShareError> {
         });
         let (hold, handle) = imported.inspect_err(|_| NOTICES.lock().unmapped(found.key))?;
         let source = Source::Shared(found.key);
-        let mine = if found.is_multicast {
+        let mine = if found.kind == Kind::Multicast {
             physical::adopt_object(bytes, source, handle)
         } else {
             let device = physical::device_of(handle).unwrap_or(0);
@@ -165,7 +162,7 @@ pub(crate) fn sweep() -> bool {
 
 /// What is done when physical memory has ended: no process can have it any more, or this one has no more of another's.
 pub(crate) fn ended(id: Id, allocation: &PhysicalAllocation) {
-    if allocation.kind != RegionKind::Program {
+    if !matches!(allocation.kind, RegionKind::Program | RegionKind::Pool) {
         return;
     }
     match allocation.source {

@@ -114,11 +114,11 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::time::{Duration, Instant};
 
-    use super::super::capability::Capability;
+    use super::super::capability::{Capability, Kind};
     use super::*;
 
     const KEY: Key = Key(11);
-    const CAPABILITY: Capability = Capability { key: KEY, bytes: 2 << 20, owner: 7, is_multicast: false };
+    const CAPABILITY: Capability = Capability { key: KEY, bytes: 2 << 20, owner: 7, kind: Kind::Memory };
 
     fn created() -> (OwnedFd, Option<Root>) {
         CAPABILITY.create().expect("made")

@@ -1,4 +1,5 @@
-//! What a program passes from process to process: the 64 bytes of a `CUipcMemHandle`, with our content.
+//! What a program passes from process to process: the 64 bytes of a `CUipcMemHandle`, or of a `CUmemPoolPtrExportData`,
+//! with our content.
 //!
 //! | offset | bytes | |
 //! |---|---|---|
@@ -7,7 +8,8 @@
 //! | 24 | 8 | offset of the allocation in it, in bytes |
 //! | 32 | 8 | size of the allocation, in bytes |
 //! | 40 | 4 | ID of the process that it belongs to |
-//! | 44 | 12 | zero |
+//! | 44 | 8 | of a pool's allocation: the number of the pool in that process, never 0; else 0 |
+//! | 52 | 4 | zero |
 //! | 56 | 8 | checksum of all that (FNV-1a, 64 bits) |
 //!
 //! That a handle of the driver's looks like that by chance is as likely as guessing 128 bits. Which device the memory
@@ -26,6 +28,8 @@ pub(super) struct Handle {
     pub offset: u64,
     pub bytes: u64,
     pub owner: u32,
+    /// 0 for memory of no pool.
+    pub pool: u64,
 }
 
 impl Handle {
@@ -36,6 +40,7 @@ impl Handle {
         text[24..32].copy_from_slice(&self.offset.to_le_bytes());
         text[32..40].copy_from_slice(&self.bytes.to_le_bytes());
         text[40..44].copy_from_slice(&self.owner.to_le_bytes());
+        text[44..52].copy_from_slice(&self.pool.to_le_bytes());
         let sum = checksum(&text[..CHECKSUM_AT]);
         text[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
         text
@@ -51,6 +56,7 @@ impl Handle {
             offset: u64::from_le_bytes(text[24..32].try_into().ok()?),
             bytes: u64::from_le_bytes(text[32..40].try_into().ok()?),
             owner: u32::from_le_bytes(text[40..44].try_into().ok()?),
+            pool: u64::from_le_bytes(text[44..52].try_into().ok()?),
         };
         handle.offset.checked_add(handle.bytes)?;
         (handle.bytes > 0).then_some(handle)
@@ -71,7 +77,7 @@ pub(super) fn checksum(text: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    const HANDLE: Handle = Handle { key: Key(1 << 127 | 5), offset: 512, bytes: 100, owner: 7 };
+    const HANDLE: Handle = Handle { key: Key(1 << 127 | 5), offset: 512, bytes: 100, owner: 7, pool: 3 };
 
     #[test]
     fn a_handle_comes_back_whole_and_a_damaged_one_not_at_all() {

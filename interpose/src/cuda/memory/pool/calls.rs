@@ -1,35 +1,35 @@
 //! The entry points of stream-ordered allocation. Calls for other pools, and invalid ones, are left to the driver.
 
-use std::ffi::{c_int, c_ulonglong, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 use cuda_abi::sys::CUmemPool_attribute as Attribute;
 use cuda_abi::types::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUmemAllocationType, CUmemLocation, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUresult,
-    CUstream,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationType, CUmemLocation,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
 };
 
 use super::super::graph;
 use super::state::{Id, POOLS, Pool};
 use super::stream;
-use super::{after_synchronization, allocate, free, freed, is_allocation, poll_and_trim, set_access};
+use super::{after_synchronization, allocate, free, freed, is_allocation, poll_and_trim, set_access, shared};
 use crate::cuda::activation::is_started;
 use crate::cuda::entry_points::Index;
 use crate::cuda::handler::handlers;
-use crate::cuda::result::{OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::result::{INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::cuda::stream_capture::relaxed;
-use crate::cuda::{context, driver, gate, taint};
+use crate::cuda::{context, driver, gate};
 use cuda_abi::layout::{Access, PoolProperties};
 
 const FOLLOW_EVENTS: u32 = Attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES as u32;
 const OPPORTUNISTIC: u32 = Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC as u32;
 const INTERNAL: u32 = Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES as u32;
 const THRESHOLD: u32 = Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32;
-const RESERVED: u32 = Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as u32;
-const RESERVED_HIGH: u32 = Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH as u32;
-const USED: u32 = Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT as u32;
-const USED_HIGH: u32 = Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH as u32;
+const HANDLE_TYPES: u32 = Attribute::CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES as u32;
+pub(super) const RESERVED: u32 = Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as u32;
+pub(super) const RESERVED_HIGH: u32 = Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH as u32;
+pub(super) const USED: u32 = Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT as u32;
+pub(super) const USED_HIGH: u32 = Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH as u32;
 
 // ---- allocations ----
 
@@ -110,7 +110,10 @@ handlers! {
     ) |call, real| {
         let meant = stream::of_call(stream, real as usize, Index::cuMemAllocFromPoolAsync_ptsz);
         // SAFETY: the caller's out parameter.
-        unsafe { serve(out, bytes, Some(pool), meant) }.unwrap_or_else(|| by_the_driver(meant, call))
+        unsafe { serve(out, bytes, Some(pool), meant) }.unwrap_or_else(|| {
+            // The driver's own pool behind it would allocate.
+            if shared::is_imported(pool) { INVALID_VALUE } else { by_the_driver(meant, call) }
+        })
     }
 
     /// What is freed in a capture becomes a node of its graph, which can be only what a graph has allocated: memory of
@@ -148,7 +151,15 @@ handlers! {
         if properties.is_plain() {
             // SAFETY: the driver has written it.
             let pool = unsafe { *out };
-            POOLS.lock().add(pool as usize, properties.location.id, properties.most_bytes as u64);
+            let Some(pool) = shared::without_handles(pool, &properties) else { return result };
+            let mut pools = POOLS.lock();
+            let id = pools.add(pool as usize, properties.location.id, properties.most_bytes as u64);
+            if let Some(pool) = pools.pool(id) {
+                pool.handle_types = properties.handle_types;
+            }
+            drop(pools);
+            // SAFETY: as above; it is the caller's out parameter.
+            unsafe { *out = pool };
         }
         result
     }
@@ -156,8 +167,14 @@ handlers! {
     fn cuMemPoolDestroy(pool: CUmemoryPool) |call| {
         // Before the call: the driver may reuse the handle at once.
         let id = if is_started() { POOLS.lock().unname(pool as usize) } else { None };
+        let imported = shared::unname(pool);
         let result = call();
-        let Some(id) = id else { return result };
+        let Some(id) = id else {
+            if result != SUCCESS {
+                shared::name(pool, imported);
+            }
+            return result;
+        };
         if result == SUCCESS {
             POOLS.lock().destroy(id);
             poll_and_trim(id, Pool::kept_bytes);
@@ -234,13 +251,28 @@ handlers! {
         }
         // SAFETY: the driver has read that many; ours have the same layout, with plain numbers.
         let access = unsafe { std::slice::from_raw_parts(access.cast::<Access>(), count) };
-        relaxed(|| set_access(pool as usize, access))
+        relaxed(|| match set_access(pool as usize, access) {
+            SUCCESS => shared::set_access(pool, access),
+            error => error,
+        })
     }
 
     /// What the driver's own pool has is what graphs have allocated.
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void) |call| {
         let result = call();
         if result != SUCCESS || !is_started() || value.is_null() {
+            return result;
+        }
+        if attribute == HANDLE_TYPES {
+            if let Some(types) = shared::handle_types(pool) {
+                // SAFETY: the driver has written a number of this size.
+                unsafe { value.cast::<c_uint>().write_unaligned(types) };
+            }
+            return result;
+        }
+        if let Some(ours) = shared::gauge(pool, attribute) {
+            // SAFETY: the driver has written a number of this size.
+            unsafe { value.cast::<u64>().write_unaligned(ours) };
             return result;
         }
         let ours = POOLS.lock().named(pool as usize).and_then(|pool| match attribute {
@@ -277,6 +309,7 @@ handlers! {
         if let Some(pool) = POOLS.lock().named(pool as usize) {
             pool.set_attribute(attribute, number);
         }
+        shared::reset_gauge(pool, attribute);
         result
     }
 }
@@ -291,26 +324,6 @@ impl Pool {
             USED_HIGH => self.used.high_bytes = self.used.current_bytes,
             _ => {}
         }
-    }
-}
-
-// ---- other processes ----
-
-handlers! {
-    fn cuMemPoolExportToShareableHandle(
-        out: *mut c_void, pool: CUmemoryPool, kind: CUmemAllocationHandleType, flags: c_ulonglong
-    ) |call| {
-        let result = call();
-        taint::mark("cuMemPoolExportToShareableHandle", result);
-        result
-    }
-
-    fn cuMemPoolImportFromShareableHandle(
-        out: *mut CUmemoryPool, handle: *mut c_void, kind: CUmemAllocationHandleType, flags: c_ulonglong
-    ) |call| {
-        let result = call();
-        taint::mark("cuMemPoolImportFromShareableHandle", result);
-        result
     }
 }
 

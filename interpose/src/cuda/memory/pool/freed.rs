@@ -1,4 +1,5 @@
-//! Memory of cuMemAlloc that was freed in stream order: it is given back once that free has happened.
+//! Memory of cuMemAlloc, and of imported pools, that was freed in stream order: it is given back once that free has
+//! happened.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUresult, CUstream};
 
 use super::super::arena::{self, Allocation};
+use super::super::ipc::pools;
 use super::events::{self, Event};
 use super::state::IS_TRIM_DUE;
 use super::stream;
@@ -14,22 +16,43 @@ use crate::cuda::driver;
 use crate::cuda::result::{INVALID_VALUE, SUCCESS};
 use crate::cuda::shared::Shared;
 
+enum Memory {
+    Allocated(Allocation),
+    Imported(pools::Freed),
+}
+
+impl Memory {
+    fn give_back(self) {
+        match self {
+            Self::Allocated(allocation) => arena::reclaim(&allocation),
+            Self::Imported(freed) => freed.give_back(),
+        }
+    }
+}
+
 struct Freed {
-    allocation: Allocation,
+    memory: Memory,
     event: Arc<Event>,
 }
 
 /// Oldest first.
 static FREED: Shared<VecDeque<Freed>> = Shared::new(VecDeque::new());
 
-/// Whether an allocation of the arena begins at an address.
-pub(super) fn is_allocation(address: CUdeviceptr) -> bool {
-    arena::find(address).is_some_and(|found| found.address == address)
+fn find(address: CUdeviceptr) -> Option<Allocation> {
+    arena::find(address).filter(|found| found.address == address)
 }
 
-/// Frees an allocation of the arena in a stream's order; `None` if none begins there.
+/// Whether an allocation of the arena, or of an imported pool, begins at an address.
+pub(super) fn is_allocation(address: CUdeviceptr) -> bool {
+    find(address).is_some() || pools::is_allocation(address)
+}
+
+/// Frees an allocation of the arena, or of an imported pool, in a stream's order; `None` if none begins there.
 pub(super) fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
-    let found = arena::find(address).filter(|found| found.address == address)?;
+    let found = find(address);
+    if found.is_none() && !pools::is_allocation(address) {
+        return None;
+    }
     let recorded = stream::context(stream).and_then(|context| events::record(stream, context));
     if recorded.is_none() {
         // SAFETY: the stream is that of our caller's caller; what is none is an error and not more.
@@ -39,15 +62,19 @@ pub(super) fn free(address: CUdeviceptr, stream: CUstream) -> Option<CUresult> {
         }
     }
     // From now on it cannot be freed again, whenever the free happens.
-    let Some(allocation) = arena::take(address, found.id) else { return Some(INVALID_VALUE) };
+    let taken = match found {
+        Some(found) => arena::take(address, found.id).map(Memory::Allocated),
+        None => pools::free(address).map(Memory::Imported),
+    };
+    let Some(memory) = taken else { return Some(INVALID_VALUE) };
     match recorded {
         Some(event) => {
-            FREED.lock().push_back(Freed { allocation, event: Arc::new(event) });
+            FREED.lock().push_back(Freed { memory, event: Arc::new(event) });
             IS_TRIM_DUE.store(true, Relaxed);
             // Keeps them from accumulating in programs that never synchronise.
             while reclaim_oldest() {}
         }
-        None => arena::reclaim(&allocation),
+        None => memory.give_back(),
     }
     Some(SUCCESS)
 }
@@ -94,6 +121,6 @@ pub(super) fn context_removed(context: CUcontext) {
 }
 
 fn give_back(freed: Freed) {
-    arena::reclaim(&freed.allocation);
+    freed.memory.give_back();
     events::give_back([freed.event]);
 }

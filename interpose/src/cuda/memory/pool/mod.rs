@@ -7,7 +7,8 @@
 //! | `state` | what is known of the pools |
 //! | `freed` | memory of cuMemAlloc that was freed in a stream's order |
 //! | `stream` | what has to be known of the stream of a call |
-//! | `calls` | the entry points |
+//! | `shared` | pools that processes share |
+//! | `calls`, `share_calls` | the entry points |
 //!
 //! A pool's handle, its properties and its validity are the driver's: the driver has a pool too, which stays empty
 //! but for what graphs allocate. Its memory is ours: segments, cut into allocations. What is mapped
@@ -26,12 +27,15 @@
 //! `REUSE_FOLLOW_EVENT_DEPENDENCIES` has no effect: that the program's own events order a free before an allocation is
 //! not seen before they have happened.
 //!
-//! Pools of other memory than one device's, and those whose handles can be exported, are left to the driver.
+//! Pools of other memory than one device's, and those that can be exported as other handles than descriptors, are left to
+//! the driver.
 
 pub(crate) mod calls;
 mod events;
 mod freed;
 mod heap;
+pub(crate) mod share_calls;
+pub(crate) mod shared;
 mod state;
 mod stream;
 
@@ -284,11 +288,16 @@ fn take_or_grow(id: Id, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUr
 
 /// Makes a segment and takes an allocation out of it.
 fn grow(id: Id, segment_bytes: u64, bytes: u64, stream: StreamId) -> Result<CUdeviceptr, CUresult> {
+    make_segment(id, segment_bytes)?.take(id, bytes, stream).ok_or(OUT_OF_MEMORY)
+}
+
+/// Makes a segment. Returns the pools as they are with it.
+fn make_segment(id: Id, segment_bytes: u64) -> Result<MutexGuard<'static, Pools>, CUresult> {
     let (device, access, changes) = POOLS.lock().begin_growth(id, segment_bytes).ok_or(OUT_OF_MEMORY)?;
     let allow = |block: &Block| physical::set_access(block.address, segment_bytes, &access);
     let made = Block::create(RegionKind::Pool, segment_bytes, &Properties::of(device), allow);
     let start = made.inspect_err(|_| POOLS.lock().growth_failed(id, segment_bytes))?.address;
-    add_segment(id, start, segment_bytes, changes).take(id, bytes, stream).ok_or(OUT_OF_MEMORY)
+    Ok(add_segment(id, start, segment_bytes, changes))
 }
 
 /// Adds a segment to a pool, once those may access it whom the pool lets by then: so many changes of that were known

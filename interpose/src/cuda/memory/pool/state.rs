@@ -43,6 +43,10 @@ pub(super) struct Pool {
     pub device: c_int,
     /// The maximum size; 0 without a limit.
     pub most_bytes: u64,
+    /// Bits of `CUmemAllocationHandleType`.
+    pub handle_types: u32,
+    /// Other processes may have imported it: its segments stay until its end.
+    pub is_exported: bool,
     pub release_threshold_bytes: u64,
     pub is_opportunistic: bool,
     pub may_make_streams_wait: bool,
@@ -94,6 +98,8 @@ impl Pool {
             handle,
             device,
             most_bytes,
+            handle_types: 0,
+            is_exported: false,
             release_threshold_bytes: 0,
             is_opportunistic: true,
             may_make_streams_wait: true,
@@ -127,7 +133,11 @@ impl Pool {
 
     /// The bytes that it keeps at a synchronisation.
     pub fn kept_bytes(&self) -> u64 {
-        if self.is_destroyed { 0 } else { self.release_threshold_bytes }
+        match (self.is_destroyed, self.is_exported) {
+            (true, _) => 0,
+            (false, true) => u64::MAX,
+            (false, false) => self.release_threshold_bytes,
+        }
     }
 
     /// The oldest frees of a stream.
@@ -274,7 +284,8 @@ impl Pools {
     /// Removes an unused segment, if the pool has more memory than it is to keep.
     pub fn remove_empty_segment(&mut self, id: Id, keep_bytes: u64) -> Option<Removed> {
         let pool = self.by_id.get_mut(&id)?;
-        if pool.reserved.current_bytes <= keep_bytes {
+        let is_kept = pool.is_exported && !pool.is_destroyed;
+        if is_kept || pool.reserved.current_bytes <= keep_bytes {
             return None;
         }
         let (start, bytes) = pool.heap.remove_empty_segment()?;
@@ -340,6 +351,19 @@ impl Pools {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_exported_pool_keeps_its_segments_until_its_end() {
+        const BYTES: u64 = 2 << 20;
+        let mut pools = Pools::default();
+        let id = pools.add(7, 0, 0);
+        let (_, _, changes) = pools.begin_growth(id, BYTES).unwrap();
+        assert!(pools.add_segment(id, BYTES, BYTES, changes).is_ok());
+        pools.pool(id).unwrap().is_exported = true;
+        assert!(pools.remove_empty_segment(id, 0).is_none());
+        pools.destroy(id);
+        assert!(pools.remove_empty_segment(id, 0).is_some());
+    }
 
     #[test]
     fn what_the_driver_does_not_take_is_the_pools_again() {
