@@ -74,7 +74,7 @@ def wait_in_all(when):
         run(f"clock_nanosleep, {kind} {when}", libc.clock_nanosleep, 1, 0, time(LONG_S), None)
         if when == "after it":
             # A stop that is not ours ends it.
-            run(f"epoll_wait, {kind}", libc.epoll_wait, epoll.fileno(), ready, 1, LONG_S * 1000)
+            run(f"epoll_wait, {kind}", libc.epoll_wait, epoll.fileno(), ready, 1, -1)
     until(are_asleep, "all wait")
 
 

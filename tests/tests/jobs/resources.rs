@@ -92,10 +92,35 @@ fn links_of_a_killed_checkpoint_are_removed() {
     assert_eq!(job.wait(), 0, "{}\n{}", sandbox.read("log"), job.said());
 }
 
-/// Not in the job that goes on after a checkpoint: there, CRIU 4.2.1 has these calls return EINTR.
 #[test]
 fn interrupted_calls_go_on() {
     passes("interrupted_calls.py");
+}
+
+/// CRIU has stopped all threads, and read the registers of none, when the attempt fails.
+#[test]
+fn an_attempt_that_fails_ends_no_call() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(command_line("interrupted_calls.py"));
+    command.env("CKPT_FAULT", "dump-query-ext-files=error");
+    let mut job = sandbox.start_command("job", command);
+    job.until("the program is set up", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    assert_eq!(sandbox.call(["checkpoint"]).status.code(), Some(1), "{}", job.said());
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
+#[test]
+fn time_limits_end_in_a_job_that_is_saved_all_the_time() {
+    let sandbox = Sandbox::new();
+    let command =
+        ["--interval", "200ms"].into_iter().map(PathBuf::from).chain(command_line("time_limits.py"));
+    let mut job = sandbox.start("job", command);
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+    assert!(job.said().matches(" saved: ").count() >= 3, "{}", job.said());
 }
 
 #[test]
@@ -105,15 +130,17 @@ fn a_criu_that_loads_no_library_is_named() {
     fs::write(&program, format!("#!/bin/sh\nunset LD_PRELOAD\nexec '{}' \"$@\"\n", criu().display()))
         .unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut command =
-        sandbox.command(["--criu".into(), program].into_iter().chain(command_line("eventfd.py")));
-    command.env_remove("CKPT_CRIU");
-    let mut job = sandbox.start_command("job", command);
-    job.until_answering(&sandbox);
-    for _ in 0..2 {
-        job.checkpoint(&sandbox);
+    for (criu, expected) in [(criu(), 0), (program, 1)] {
+        let sandbox = Sandbox::new();
+        let options = ["--criu".into(), criu];
+        let mut job = sandbox.start("job", options.into_iter().chain(command_line("eventfd.py")));
+        job.until_answering(&sandbox);
+        for _ in 0..2 {
+            job.checkpoint(&sandbox);
+        }
+        let said = job.said();
+        assert_eq!(said.matches("loads no library of ckpt-run").count(), expected, "{said}");
     }
-    assert_eq!(job.said().matches("loads no library of ckpt-run").count(), 1, "{}", job.said());
 }
 
 /// An alarm goes off while the job is paused: it ends the system call that it would have ended otherwise.
@@ -235,7 +262,7 @@ macro_rules! programs {
         fn every_program_is_run() {
             let listed = [$(concat!(stringify!($name), ".py")),*];
             let elsewhere =
-                ["harness.py", "linux.py", "ctty.py", "stdin_data.py", "bash_job.sh", "hanging_mount.py", "steady.py", "pair.py", "interrupted_calls.py", "alarms.py"];
+                ["harness.py", "linux.py", "ctty.py", "stdin_data.py", "bash_job.sh", "hanging_mount.py", "steady.py", "pair.py", "interrupted_calls.py", "alarms.py", "time_limits.py"];
             for entry in std::fs::read_dir(programs()).unwrap() {
                 let entry = entry.unwrap();
                 let name = entry.file_name().into_string().unwrap();

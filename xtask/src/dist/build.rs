@@ -39,13 +39,22 @@ pub fn build(out: &Path) -> Result<Built> {
     let dir = workspace::target_dir()?.join(TARGET).join(PROFILE);
     let launcher = dir.join("ckpt-run");
     let interposer = dir.join("libckpt_interpose.so");
-    let glibc = needed_glibc(&[&launcher, &interposer])?;
+    let in_criu = library_in_criu(&dir.join("build"))?;
+    let glibc = needed_glibc(&[&launcher, &interposer, &in_criu])?;
     ensure!(glibc <= GLIBC, "the build needs glibc {glibc}, and packages are for {GLIBC} and newer");
     eprintln!("dist:  the programs need glibc {glibc}");
     let mut entries =
         vec![Entry::new("bin/ckpt-run", &launcher), Entry::new("lib/libckpt_interpose.so", &interposer)];
     entries.extend(texts(&launcher, &out.join("texts"))?);
     Ok(Built { entries })
+}
+
+/// The library for CRIU, which the launcher contains: the one that was built last.
+fn library_in_criu(builds: &Path) -> Result<PathBuf> {
+    let entries = fs::read_dir(builds).with_context(|| format!("reading {}", builds.display()))?;
+    let paths = entries.flatten().map(|entry| entry.path().join("out/libckpt_criu.so"));
+    let built = paths.filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)));
+    Ok(built.max().context("there is no libckpt_criu.so in the build")?.1)
 }
 
 /// The newest glibc that one of these files needs. Each may need no other libraries than glibc's own.

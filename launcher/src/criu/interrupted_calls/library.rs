@@ -16,7 +16,7 @@ use std::ffi::{c_int, c_long, c_uint};
 use std::fs;
 use std::mem::size_of;
 use std::ptr::from_mut;
-use std::sync::{Mutex, Once};
+use std::sync::Mutex;
 
 const SYS_PTRACE: c_long = 101;
 const PEEKTEXT: c_uint = 1;
@@ -24,6 +24,7 @@ const PEEKUSER: c_uint = 3;
 const DETACH: c_uint = 17;
 const GETREGSET: c_uint = 0x4204;
 const SETREGSET: c_uint = 0x4205;
+const SEIZE: c_uint = 0x4206;
 /// The general registers.
 const NT_PRSTATUS: usize = 1;
 
@@ -36,16 +37,16 @@ struct Place {
 
 unsafe extern "C" {
     fn syscall(number: c_long, ...) -> c_long;
-    fn prctl(option: c_int, ...) -> c_int;
     fn __errno_location() -> *mut c_int;
 }
 
 /// By the name of its process, ckpt-run knows a CRIU with this library. At most 15 characters.
 const COMM: &std::ffi::CStr = c"criu-with-calls";
-const PR_SET_NAME: c_int = 15;
+const SYS_PRCTL: c_long = 157;
+const PR_SET_NAME: c_long = 15;
 
-/// The threads that CRIU has found in a system call.
-static INTERRUPTED: Mutex<Option<HashMap<c_int, Interrupted>>> = Mutex::new(None);
+/// The threads whose registers CRIU has read, with the system call that they are in.
+static READ: Mutex<Option<HashMap<c_int, Option<Interrupted>>>> = Mutex::new(None);
 
 /// glibc's function with its arguments, which are passed alike if a function is declared with `...`.
 ///
@@ -53,11 +54,11 @@ static INTERRUPTED: Mutex<Option<HashMap<c_int, Interrupted>>> = Mutex::new(None
 /// As `ptrace(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ptrace(request: c_uint, thread: c_int, address: usize, data: usize) -> c_long {
-    static IS_NAMED: Once = Once::new();
-    // SAFETY: the name is a string.
-    IS_NAMED.call_once(|| drop(unsafe { prctl(PR_SET_NAME, COMM.as_ptr()) }));
-    if request == DETACH {
-        give_back(thread);
+    match request {
+        // SAFETY: the name is a string.
+        SEIZE => _ = unsafe { syscall(SYS_PRCTL, PR_SET_NAME, COMM.as_ptr()) },
+        DETACH => give_back(thread),
+        _ => {}
     }
     // SAFETY: as the caller.
     let result = unsafe { plain_ptrace(request, thread, address, data) };
@@ -92,26 +93,34 @@ unsafe fn plain_ptrace(request: c_uint, thread: c_int, address: usize, data: usi
 
 /// CRIU has read the registers of a thread.
 fn found(thread: c_int, registers: &mut Registers) {
-    let Ok(mut all) = INTERRUPTED.lock() else { return };
+    let Ok(mut read) = READ.lock() else { return };
     // CRIU reads them again after it has run code in the thread.
-    let Entry::Vacant(vacant) = all.get_or_insert_default().entry(thread) else { return };
-    let next = registers[IP];
-    if let Some(found) = Interrupted::find(registers, || code(thread, next), || a_handler_waits(thread)) {
-        *registers = *vacant.insert(found).for_criu();
+    let Entry::Vacant(vacant) = read.get_or_insert_default().entry(thread) else { return };
+    if let Some(found) = vacant.insert(interrupted(thread, registers)) {
+        *registers = *found.for_criu();
     }
 }
 
 /// CRIU is about to let a thread go on.
 fn give_back(thread: c_int) {
-    let Ok(mut all) = INTERRUPTED.lock() else { return };
-    let Some(interrupted) = all.as_mut().and_then(|all| all.remove(&thread)) else { return };
+    let Ok(mut read) = READ.lock() else { return };
+    let before = read.as_mut().and_then(|read| read.remove(&thread));
     let mut now: Registers = [0; 27];
-    if !transfer(GETREGSET, thread, &mut now) || !interrupted.was_restored(&now) {
+    if matches!(before, Some(None)) || !transfer(GETREGSET, thread, &mut now) {
         return;
     }
+    let found = match before.flatten() {
+        Some(found) => Some(found).filter(|found| found.was_restored(&now)),
+        // CRIU has stopped it only: for a pre-dump, or an attempt that has failed.
+        None => interrupted(thread, &now).filter(Interrupted::has_ended),
+    };
+    let Some(found) = found else { return };
     // CRIU's code in a process ends with rt_sigreturn, and runs in its first thread.
-    let is_leader = status(thread).is_none_or(|status| number(&status, "Tgid:", 10) == thread as u64);
-    transfer(SETREGSET, thread, &mut interrupted.left(is_leader).clone());
+    transfer(SETREGSET, thread, &mut found.left(|| leader(thread).is_none()).clone());
+}
+
+fn interrupted(thread: c_int, registers: &Registers) -> Option<Interrupted> {
+    Interrupted::find(registers, || code(thread, registers[IP]), || a_handler_waits(thread))
 }
 
 /// Reads or sets the registers of a thread. Returns whether that was possible.
@@ -130,11 +139,20 @@ fn code(thread: c_int, next: u64) -> Option<[u8; CODE_BYTES]> {
     (word != -1 || error == 0).then(|| std::array::from_fn(|at| word.to_le_bytes()[at]))
 }
 
-/// Whether a signal waits for the thread for which there is a handler.
+/// Whether a signal waits for the thread for which there is a handler. The kernel gives the signals of a process to its
+/// first thread, unless that blocks them.
 fn a_handler_waits(thread: c_int) -> bool {
     let Some(status) = status(thread) else { return true };
     let mask = |name| number(&status, name, 16);
-    (mask("SigPnd:") | mask("ShdPnd:")) & mask("SigCgt:") & !mask("SigBlk:") != 0
+    let shared = mask("ShdPnd:") & leader(thread).map_or(u64::MAX, |status| number(&status, "SigBlk:", 16));
+    (mask("SigPnd:") | shared) & mask("SigCgt:") & !mask("SigBlk:") != 0
+}
+
+/// The status of the first thread of the process; `None` if this is the first one.
+fn leader(thread: c_int) -> Option<String> {
+    let leader = number(&status(thread)?, "Tgid:", 10);
+    let leader = c_int::try_from(leader).ok().filter(|&leader| leader != thread)?;
+    status(leader)
 }
 
 fn status(thread: c_int) -> Option<String> {

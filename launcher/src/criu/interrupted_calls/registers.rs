@@ -8,6 +8,7 @@
 pub type Registers = [u64; 27];
 
 pub const R10: usize = 7;
+pub const R8: usize = 9;
 pub const AX: usize = 10;
 pub const DX: usize = 12;
 pub const SI: usize = 13;
@@ -34,10 +35,13 @@ const NANOSLEEP: u64 = 35;
 const FUTEX: u64 = 202;
 const RESTART_SYSCALL: u64 = 219;
 const CLOCK_NANOSLEEP: u64 = 230;
-/// Calls that have done nothing when they return EINTR, and that the kernel does not make again by itself: `read`, `write`,
-/// `readv`, `writev`, `accept`, `sendto`, `recvfrom`, `sendmsg`, `recvmsg`, `semop`, `rt_sigtimedwait`, `io_getevents`,
-/// `semtimedop`, `epoll_wait`, `epoll_pwait`, `accept4`, `epoll_pwait2`.
-const WITHOUT_EFFECT: [u64; 17] = [0, 1, 19, 20, 43, 44, 45, 46, 47, 65, 128, 208, 220, 232, 281, 288, 441];
+const SEMOP: u64 = 65;
+const RT_SIGTIMEDWAIT: u64 = 128;
+const IO_GETEVENTS: u64 = 208;
+const SEMTIMEDOP: u64 = 220;
+const EPOLL_WAIT: u64 = 232;
+const EPOLL_PWAIT: u64 = 281;
+const EPOLL_PWAIT2: u64 = 441;
 
 /// `mov $NUMBER, %eax; syscall`.
 pub const CODE_BYTES: usize = 7;
@@ -71,7 +75,7 @@ impl Interrupted {
             // The handler ends the call. For the others that depends on how it was set.
             ERESTARTNOHAND if a_handler_waits() => new(with(kernels, &[(AX, EINTR as u64)]), *kernels),
             ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND => new(before(kernels, number), *kernels),
-            EINTR if !WITHOUT_EFFECT.contains(&number) => None,
+            EINTR if !waits_without_limit(kernels) => None,
             EINTR | ERESTART_RESTARTBLOCK => {
                 let ended = with(kernels, &[(AX, EINTR as u64)]);
                 let Some(again) = code().and_then(|code| made_again(kernels, &code)) else {
@@ -91,6 +95,11 @@ impl Interrupted {
         &self.told
     }
 
+    /// Whether the call has ended for the kernel.
+    pub fn has_ended(&self) -> bool {
+        self.kernels[AX] as i64 == EINTR
+    }
+
     /// Whether the thread has the registers that CRIU has taken for its own.
     pub fn was_restored(&self, now: &Registers) -> bool {
         [AX, IP, SP].iter().all(|&register| now[register] == self.told[register])
@@ -99,11 +108,24 @@ impl Interrupted {
     /// The registers with which the thread goes on: the kernel then ends the call or makes it again, as after any other
     /// stop. In a thread in which CRIU has run code until `rt_sigreturn`, the kernel `has_lost_rest` of a time limit: the
     /// call is made with the whole limit, and a sleep with what was left of it, if the program wants to know that.
-    pub fn left(&self, has_lost_rest: bool) -> &Registers {
+    pub fn left(&self, has_lost_rest: impl FnOnce() -> bool) -> &Registers {
         match self.kernels[AX] as i64 {
-            ERESTART_RESTARTBLOCK if !has_lost_rest => &self.kernels,
+            ERESTART_RESTARTBLOCK if !has_lost_rest() => &self.kernels,
             _ => &self.without_rest,
         }
+    }
+}
+
+/// Whether the call waits without a time limit, and has done nothing when it returns EINTR. The kernel does not make it
+/// again by itself. With a limit, the whole limit would begin again: the program gets EINTR then, as after any stop.
+fn waits_without_limit(registers: &Registers) -> bool {
+    match registers[ORIG_AX] {
+        SEMOP => true,
+        RT_SIGTIMEDWAIT => registers[DX] == 0,
+        IO_GETEVENTS => registers[R8] == 0,
+        SEMTIMEDOP | EPOLL_PWAIT2 => registers[R10] == 0,
+        EPOLL_WAIT | EPOLL_PWAIT => (registers[R10] as i32) < 0,
+        _ => false,
     }
 }
 
@@ -138,7 +160,7 @@ fn made_again(registers: &Registers, code: &[u8; CODE_BYTES]) -> Option<Register
         NANOSLEEP => Some((DI, again[SI])),
         CLOCK_NANOSLEEP => Some((DX, again[R10])),
         POLL | FUTEX => None,
-        number if WITHOUT_EFFECT.contains(&number) => None,
+        _ if waits_without_limit(registers) => None,
         _ => return None,
     };
     Some(rest.filter(|&(_, left)| left != 0).map_or(again, |rest| with(&again, &[rest])))
@@ -152,7 +174,6 @@ mod tests {
     const NEXT: u64 = 0x7f00_1234_5680;
     const READ: u64 = 0;
     const PAUSE: u64 = 34;
-    const EPOLL_WAIT: u64 = 232;
 
     fn registers(result: i64, number: u64, others: &[(usize, u64)]) -> Registers {
         let plain =
@@ -184,8 +205,8 @@ mod tests {
         macro_rules! place {
             ($($name:ident)*) => { [$(offset_of!(libc::user_regs_struct, $name) / size_of::<u64>()),*] };
         }
-        let kernels = place!(r10 rax rdx rsi rdi orig_rax rip cs rsp);
-        assert_eq!([R10, AX, DX, SI, DI, ORIG_AX, IP, CS, SP], kernels);
+        let kernels = place!(r10 r8 rax rdx rsi rdi orig_rax rip cs rsp);
+        assert_eq!([R10, R8, AX, DX, SI, DI, ORIG_AX, IP, CS, SP], kernels);
         assert_eq!(size_of::<Registers>(), size_of::<libc::user_regs_struct>());
     }
 
@@ -198,9 +219,9 @@ mod tests {
                 let saved = as_criu(found.for_criu());
                 assert_eq!(saved, with(&kernels, &[(AX, call), (IP, NEXT - 2)]));
                 assert!(found.was_restored(&saved));
-                assert_eq!(found.left(false), &kernels, "the kernel knows the rest");
+                assert_eq!(found.left(|| false), &kernels, "the kernel knows the rest");
                 let again = with(&kernels, &[(AX, ERESTARTNOHAND as u64), (ORIG_AX, call)]);
-                assert_eq!(found.left(true), &again);
+                assert_eq!(found.left(|| true), &again);
             }
         }
     }
@@ -211,8 +232,9 @@ mod tests {
             let kernels = registers(ERESTART_RESTARTBLOCK, call, &[(limit, 500), (left, 600)]);
             let found = find(&kernels, code_of(call)).unwrap();
             assert_eq!(found.for_criu()[limit], 600);
-            assert_eq!(found.left(true)[limit], 600);
-            assert_eq!(found.left(false)[limit], 500);
+            assert!(!found.has_ended());
+            assert_eq!(found.left(|| true)[limit], 600);
+            assert_eq!(found.left(|| false)[limit], 500);
         }
     }
 
@@ -224,24 +246,26 @@ mod tests {
             let saved = as_criu(found.for_criu());
             assert_eq!(saved, with(&kernels, &[(AX, READ), (IP, NEXT - 2)]));
             assert!(found.was_restored(&saved));
-            assert!([true, false].iter().all(|&is_leader| found.left(is_leader) == &kernels));
+            assert!([true, false].iter().all(|&is_leader| found.left(|| is_leader) == &kernels));
         }
     }
 
     #[test]
     fn a_call_that_has_done_nothing_is_made_again_unless_a_handler_runs() {
-        let kernels = registers(EINTR, EPOLL_WAIT, &[]);
+        let forever = u64::from(u32::MAX);
+        let kernels = registers(EINTR, EPOLL_WAIT, &[(R10, forever)]);
         let found = find(&kernels, code_of(EPOLL_WAIT)).unwrap();
         assert_eq!(found.for_criu(), &with(&kernels, &[(AX, EPOLL_WAIT), (IP, NEXT - 2)]));
-        assert_eq!(found.left(false), &with(&kernels, &[(AX, ERESTARTNOHAND as u64)]));
+        assert_eq!(found.left(|| false), &with(&kernels, &[(AX, ERESTARTNOHAND as u64)]));
+        assert!(found.has_ended());
         for (result, number) in [(EINTR, EPOLL_WAIT), (ERESTART_RESTARTBLOCK, POLL), (ERESTARTNOHAND, PAUSE)]
         {
-            let kernels = registers(result, number, &[]);
+            let kernels = registers(result, number, &[(R10, forever)]);
             let found = Interrupted::find(&kernels, || Some(code_of(number)), || true).unwrap();
             assert_eq!(as_criu(found.for_criu()), with(&kernels, &[(AX, EINTR as u64)]), "the image");
             assert!(found.was_restored(&as_criu(found.for_criu())));
             assert_eq!(
-                found.left(true)[AX] as i64,
+                found.left(|| true)[AX] as i64,
                 ERESTARTNOHAND,
                 "the kernel decides in the job that goes on"
             );
@@ -256,8 +280,8 @@ mod tests {
             let kernels = registers(ERESTART_RESTARTBLOCK, number, &[]);
             let found = find(&kernels, code).unwrap();
             let ended = with(&kernels, &[(AX, EINTR as u64)]);
-            assert_eq!([as_criu(found.for_criu()), *found.left(true)], [ended, ended]);
-            assert_eq!(found.left(false), &kernels);
+            assert_eq!([as_criu(found.for_criu()), *found.left(|| true)], [ended, ended]);
+            assert_eq!(found.left(|| false), &kernels);
         }
     }
 
@@ -266,6 +290,9 @@ mod tests {
         const CLOSE: u64 = 3;
         for kernels in [
             registers(EINTR, CLOSE, &[]),
+            registers(EINTR, EPOLL_WAIT, &[(R10, 5000)]),
+            registers(EINTR, SEMTIMEDOP, &[(R10, 0x7f00)]),
+            registers(EINTR, RT_SIGTIMEDWAIT, &[(DX, 0x7f00)]),
             registers(0, POLL, &[]),
             registers(EINTR, u64::MAX, &[]),
             registers(ERESTARTSYS, READ, &[(CS, 0x23)]),
