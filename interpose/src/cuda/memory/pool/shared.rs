@@ -180,7 +180,10 @@ pub(super) fn import_pointer(pool: CUmemoryPool, data: &[u8; DATA_BYTES]) -> Res
         && latest != changes
     {
         changes = latest;
-        pools::set_access(to.0, &access)?;
+        if let Err(error) = pools::set_access(to.0, &access) {
+            pools::free(address).into_iter().for_each(pools::Freed::give_back);
+            return Err(error);
+        }
     }
     if let Some(imported) = IMPORTED.lock().by_handle.get_mut(&(pool as usize)) {
         imported.measure();
