@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ckpt_snapshot::faults;
+use crossbeam_channel::{Receiver, Sender};
 use tracing::{debug, warn};
 
 use super::STACK_BYTES;
@@ -28,11 +29,17 @@ pub(super) struct DeviceFiles {
     open: BTreeMap<PathBuf, File>,
     /// Those that have not opened in time. They are not tried again: a thread still waits for each.
     stuck: BTreeSet<PathBuf>,
+    /// What the threads that open files send and report: also after the time limit.
+    opened: (Sender<Opened>, Receiver<Opened>),
 }
+
+/// A path, and its file.
+type Opened = (PathBuf, io::Result<File>);
 
 impl Default for DeviceFiles {
     fn default() -> Self {
-        Self { prefix: prefix(), open: BTreeMap::new(), stuck: BTreeSet::new() }
+        let opened = crossbeam_channel::unbounded();
+        Self { prefix: prefix(), open: BTreeMap::new(), stuck: BTreeSet::new(), opened }
     }
 }
 
@@ -68,28 +75,26 @@ impl DeviceFiles {
 
     /// Opens those files that are GPUs, all at the same time, by their links.
     fn hold(&mut self, files: impl Iterator<Item = (PathBuf, PathBuf)>, limit: Duration) {
+        while let Ok(late) = self.opened.1.try_recv() {
+            self.stuck.remove(&late.0);
+            self.keep(late);
+        }
         let is_known = |path: &PathBuf| self.open.contains_key(path) || self.stuck.contains(path);
         let mut wanted: BTreeMap<_, _> =
             files.filter(|(path, _)| self.is_gpu(path) && !is_known(path)).collect();
         let until = Instant::now() + limit;
-        let (opened, results) = crossbeam_channel::unbounded();
-        for (path, link) in wanted.clone() {
-            let opened = opened.clone();
-            let work = move || drop(opened.send((path, open(&link))));
+        wanted.retain(|path, link| {
+            let (sender, path, link) = (self.opened.0.clone(), path.clone(), link.clone());
+            let work = move || drop(sender.send((path, open(&link))));
             let thread = thread::Builder::new().name("device-file".to_owned()).stack_size(STACK_BYTES);
-            if let Err(error) = thread.spawn(work) {
-                debug!(%error, "no thread to open a GPU's device file");
-            }
-        }
-        drop(opened);
-        while let Ok((path, result)) = results.recv_deadline(until) {
-            wanted.remove(&path);
-            match result {
-                Ok(file) => drop(self.open.insert(path, file)),
-                Err(error) => {
-                    debug!(path = %path.display(), %error, "a GPU's device file cannot be held open");
-                }
-            }
+            let spawned = thread.spawn(work);
+            spawned.inspect_err(|error| debug!(%error, "no thread to open a GPU's device file")).is_ok()
+        });
+        while !wanted.is_empty()
+            && let Ok(opened) = self.opened.1.recv_deadline(until)
+        {
+            wanted.remove(&opened.0);
+            self.keep(opened);
         }
         for path in wanted.into_keys() {
             warn!(
@@ -98,6 +103,13 @@ impl DeviceFiles {
                 limit.as_secs_f64()
             );
             self.stuck.insert(path);
+        }
+    }
+
+    fn keep(&mut self, (path, result): Opened) {
+        match result {
+            Ok(file) => drop(self.open.insert(path, file)),
+            Err(error) => debug!(path = %path.display(), %error, "a GPU's device file cannot be held open"),
         }
     }
 

@@ -48,7 +48,7 @@ use ckpt_snapshot::{
     JobDir, Manifest, Marks, ReadError, SavedFile, SnapshotId, StdioKind, Store, Tiers, faults,
     write_atomically,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -362,20 +362,20 @@ impl Resumer<'_> {
         let adopted = device_memory::adopted(&loads);
         let inventory = self.answers.during(READING, || Inventory::read(&**self.store, manifest))?;
         let inventory = inventory.unwrap_or_else(|| inventory_of_open_files(manifest));
-        let alive = LastAlive::read(self.dir);
-        let held = self.dir.held_dir(&manifest.id);
-        let outputs = manifest.stdio.iter().filter_map(|stream| Some(stream.file.as_ref()?.path.as_str()));
-        let outputs = outputs.collect();
-        let touched = tracking::written_since(self.dir, &manifest.id).filter(|_| alive.is_recorded());
-        let others = tracking::written_by_others(self.dir, alive.known_until());
+        let (alive, touched, others) = self.answers.during(READING, || {
+            let alive = LastAlive::read(self.dir);
+            let touched = tracking::written_since(self.dir, &manifest.id).filter(|_| alive.is_recorded());
+            let others = tracking::written_by_others(self.dir, alive.known_until());
+            (alive, touched, others)
+        });
         let present = Present {
             rules: self.file_rules,
             touched: touched.as_ref(),
             cwd: &manifest.job.cwd,
-            outputs: &outputs,
+            outputs: &outputs_of(manifest),
             others: &others,
             alive: &alive,
-            held: &held,
+            held: &self.dir.held_dir(&manifest.id),
         };
         let plan = FilePlan::make(manifest, &inventory, &present, &stdio::appended_files());
         let plan = plan.map_err(bad_input)?;
@@ -648,6 +648,11 @@ fn pipes<'a>(manifest: &Manifest, stdio: &'a Stdio) -> Vec<(String, BorrowedFd<'
         }
     }
     found
+}
+
+/// The files that the job's output goes to.
+fn outputs_of(manifest: &Manifest) -> BTreeSet<&str> {
+    manifest.stdio.iter().filter_map(|stream| Some(stream.file.as_ref()?.path.as_str())).collect()
 }
 
 #[cfg(test)]

@@ -518,14 +518,17 @@ impl<'a> Supervisor<'a> {
 
     fn restart(&mut self) -> State {
         let context = self.context;
+        if context.opened.staged_bytes.is_some() {
+            context.opened.answers.has_memory();
+        }
         let decided = context.signals.while_busy(|| {
-            context.claimed.ownership.check()?;
-            let elsewhere = context.claimed.handover.as_ref().map(|handover| handover.check());
-            if let Some(Err(claim @ OwnershipError::ClaimedElsewhere(_))) = elsewhere {
-                return Err(claim.into());
-            }
             let OpenedJob { dir, store, identity, answers, .. } = context.opened;
             answers.during("its snapshots were being listed", || {
+                context.claimed.ownership.check()?;
+                let elsewhere = context.claimed.handover.as_ref().map(|handover| handover.check());
+                if let Some(Err(claim @ OwnershipError::ClaimedElsewhere(_))) = elsewhere {
+                    return Err(claim.into());
+                }
                 let Decision { record, candidates } = decide(&Resume::Auto, dir, store, identity, None)?;
                 context.claimed.ownership.change(|present| {
                     let launcher = std::mem::take(&mut present.launcher);

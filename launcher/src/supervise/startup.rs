@@ -75,7 +75,7 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     };
     let pace = config.store.pace();
     // A run that has to resume needs an existing store: a new one would only hide a mistyped path.
-    let answers = AnswerWatch::start(&config.store, config.persist_every > 1, end_without_answer);
+    let answers = AnswerWatch::start(&config.store, end_without_answer);
     let root = answers.during("it was being opened", || {
         faults::hit("store-open")?;
         if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && config.store.url.is_none() {

@@ -11,9 +11,8 @@ const LAUNCHER_FAILED: i32 = 125;
 fn resume_with(sandbox: &Sandbox, fault: &str) -> Running {
     let python = python();
     let mut command = sandbox.command(["--", python.to_str().expect("text"), "-c", KEEPER]);
-    let hold = sandbox.path().join("silent.hold");
-    fs::write(&hold, "").expect("written");
-    command.env("CKPT_FAULT", format!("{fault}=hold:{}", hold.display()));
+    // One wait, as for an answer.
+    command.env("CKPT_FAULT", format!("{fault}=delay:3600000"));
     command.env("CKPT_FAULT_STORE_ANSWER_MS", "3000");
     sandbox.start_command("silent", command)
 }
