@@ -35,6 +35,7 @@ pub fn all() -> Vec<&'static Check> {
         checks::checkpoint::CHECKS,
         checks::holders::CHECKS,
         checks::nccl::CHECKS,
+        checks::nccl_windows::CHECKS,
         questions::CHECKS,
     ];
     areas.into_iter().flatten().collect()

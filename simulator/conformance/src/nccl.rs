@@ -38,16 +38,14 @@ pub mod code {
 }
 
 macro_rules! functions {
-    ($( $name:ident : fn($($ty:ty),* $(,)?) ; )*) => {
-        /// The functions of the library.
+    ($( #[$doc:meta] )* $table:ident; $( $name:ident : fn($($ty:ty),* $(,)?) $(-> $result:ty)? ; )*) => {
+        $( #[$doc] )*
         #[allow(non_snake_case, reason = "the library's own names")]
-        pub struct Nccl {
-            $( #[doc = stringify!($name)] pub $name: unsafe extern "C" fn($($ty),*) -> Code, )*
-            /// The text of a result.
-            pub ncclGetErrorString: unsafe extern "C" fn(Code) -> *const c_char,
+        pub struct $table {
+            $( #[doc = stringify!($name)] pub $name: unsafe extern "C" fn($($ty),*) -> functions!(@ $($result)?), )*
         }
 
-        impl Nccl {
+        impl $table {
             fn load() -> std::result::Result<Self, String> {
                 let path = path();
                 // SAFETY: the library is NCCL, or what stands in for it.
@@ -58,18 +56,20 @@ macro_rules! functions {
                         // SAFETY: the header declares the function so; the library is never closed.
                         $name: *unsafe { library.get(stringify!($name)) }.map_err(|error| error.to_string())?,
                     )*
-                    // SAFETY: as above.
-                    ncclGetErrorString: *unsafe { library.get("ncclGetErrorString") }
-                        .map_err(|error| error.to_string())?,
                 };
                 std::mem::forget(library);
                 Ok(loaded)
             }
         }
     };
+    (@) => { Code };
+    (@ $result:ty) => { $result };
 }
 
 functions! {
+    /// The functions of the library.
+    Nccl;
+    ncclGetErrorString: fn(Code) -> *const c_char;
     ncclGetVersion: fn(*mut c_int);
     ncclGetUniqueId: fn(*mut UniqueId);
     ncclCommInitRank: fn(*mut Comm, c_int, UniqueId, c_int);
@@ -92,6 +92,17 @@ functions! {
     ncclAllGather: fn(u64, u64, usize, c_int, Comm, CUstream);
     ncclSend: fn(u64, usize, c_int, c_int, Comm, CUstream);
     ncclRecv: fn(u64, usize, c_int, c_int, Comm, CUstream);
+}
+
+functions! {
+    /// Those for memory of the program, since 2.27.
+    OfMemory;
+    ncclMemAlloc: fn(*mut u64, usize);
+    ncclMemFree: fn(u64);
+    ncclCommRegister: fn(Comm, u64, usize, *mut usize);
+    ncclCommDeregister: fn(Comm, usize);
+    ncclCommWindowRegister: fn(Comm, u64, usize, *mut usize, c_int);
+    ncclCommWindowDeregister: fn(Comm, usize);
 }
 
 /// `ncclConfig_t` of version 2.17 and its first successors.
@@ -142,11 +153,18 @@ pub fn nccl() -> Result<&'static Nccl> {
     NCCL.get_or_init(Nccl::load).as_ref().or_else(|error| skipped(format!("no NCCL: {error}")))
 }
 
-/// Calls NCCL and gives its result.
+/// The functions for memory, or the check is skipped.
+pub fn of_memory() -> Result<&'static OfMemory> {
+    static OF_MEMORY: OnceLock<std::result::Result<OfMemory, String>> = OnceLock::new();
+    OF_MEMORY.get_or_init(OfMemory::load).as_ref().or_else(|error| skipped(format!("an older NCCL: {error}")))
+}
+
+/// Calls NCCL and gives its result. `in`: the table of the function.
 #[macro_export]
 macro_rules! nc {
-    ($name:ident ( $($arg:expr),* $(,)? )) => {{
-        let function = $crate::nccl::nccl()?.$name;
+    ($name:ident ( $($arg:expr),* $(,)? )) => { $crate::nc!(in nccl, $name($($arg),*)) };
+    (in $table:ident, $name:ident ( $($arg:expr),* $(,)? )) => {{
+        let function = $crate::nccl::$table()?.$name;
         #[allow(clippy::macro_metavars_in_unsafe, reason = "a check's calls are what the comment is about")]
         // SAFETY: A check is a small C program: pointers are to its own live variables, or such as the call is documented
         // to refuse; handles are ones that it was given.

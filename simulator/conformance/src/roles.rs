@@ -28,7 +28,9 @@ pub fn play(words: &[String]) -> anyhow::Result<ExitCode> {
             Ok(text) => println!("\ndriver {text}"),
             Err(stop) => bail!("{}", text_of(stop)),
         },
-        [role, words @ ..] if role == "nccl" => nccl::play(words, checks::nccl::SCENARIOS)?,
+        [role, words @ ..] if role == "nccl" => {
+            nccl::play(words, &[checks::nccl::SCENARIOS, checks::nccl_windows::SCENARIOS].concat())?;
+        }
         [role, socket] if role == "serve" => serve(socket.parse().context("a descriptor")?)?,
         _ => bail!("no such role: {words:?}"),
     }

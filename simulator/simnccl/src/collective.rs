@@ -54,6 +54,8 @@ struct Entry {
     peer: usize,
     address: u64,
     bytes: u64,
+    /// Not 0 if the receiver reads the sender's memory: for the receiver, where it is.
+    source: u64,
 }
 
 /// How contributions are joined.
@@ -109,6 +111,18 @@ impl Call {
         self.count * self.ty.bytes()
     }
 
+    /// Bytes of the whole input and output, of collectives to which each rank gives as much.
+    pub(crate) fn symmetric_bytes(&self, ranks: usize) -> Option<[usize; 2]> {
+        let (part, all) = (self.bytes(), self.bytes() * ranks);
+        match self.kind {
+            Kind::AllReduce(_) => Some([part, part]),
+            Kind::AllGather => Some([part, all]),
+            Kind::ReduceScatter(_) => Some([all, part]),
+            Kind::AllToAll => Some([all, all]),
+            _ => None,
+        }
+    }
+
     /// The same on all ranks that take part, most likely another one for other calls.
     fn tag(&self) -> u32 {
         let (kind, root, op) = match self.kind {
@@ -123,9 +137,13 @@ impl Call {
             Kind::Send(_) | Kind::Recv(_) => return 9,
         };
         let words = [kind, root as u32, op, self.ty as u32, self.count as u32, (self.count >> 32) as u32];
-        // FNV-1a.
-        words.iter().fold(0x811c_9dc5, |hash: u32, word| (hash ^ word).wrapping_mul(0x0100_0193))
+        words.iter().fold(0x811c_9dc5, |hash, word| mixed(hash, *word))
     }
+}
+
+/// FNV-1a.
+fn mixed(hash: u32, word: u32) -> u32 {
+    (hash ^ word).wrapping_mul(0x0100_0193)
 }
 
 /// The addresses of equal parts of a buffer, one for each rank.
@@ -233,12 +251,27 @@ impl Work {
         Ok(rounds)
     }
 
+    /// Lets each rank read the inputs of the others where they are, by the address of each rank's input. `place` is the
+    /// same on all ranks.
+    pub(crate) fn read_inputs(&mut self, call: &Call, rank: usize, inputs: &[u64], place: [u32; 4]) {
+        let offset = match call.kind {
+            Kind::ReduceScatter(_) | Kind::AllToAll => rank * call.bytes(),
+            _ => 0,
+        };
+        self.sends.iter_mut().for_each(|entry| entry.source = entry.address);
+        for entry in self.recvs.iter_mut().filter(|entry| entry.peer != rank) {
+            entry.source = part(inputs[entry.peer], 1, offset);
+        }
+        self.multicast = None;
+        self.tag = place.into_iter().fold(self.tag, mixed);
+    }
+
     fn send(&mut self, peer: usize, address: u64, bytes: usize) {
-        self.sends.push(Entry { peer, address, bytes: bytes as u64 });
+        self.sends.push(Entry { peer, address, bytes: bytes as u64, source: 0 });
     }
 
     fn receive(&mut self, peer: usize, address: u64, bytes: usize) {
-        self.recvs.push(Entry { peer, address, bytes: bytes as u64 });
+        self.recvs.push(Entry { peer, address, bytes: bytes as u64, source: 0 });
     }
 
     fn copy(&mut self, to: u64, from: u64, bytes: usize) {
@@ -294,7 +327,7 @@ impl Work {
         words.extend(by_multicast);
         words.resize(ENTRIES_AT / 8, 0);
         for entry in self.sends.iter().chain(&self.recvs) {
-            words.extend([entry.peer as u64, entry.address, entry.bytes]);
+            words.extend([entry.peer as u64, entry.address, entry.bytes, entry.source]);
         }
         words
     }
@@ -345,6 +378,19 @@ mod tests {
             assert_eq!((root.sends.len(), root.recvs.len()), (root_sends, root_recvs), "{kind:?}");
             assert_eq!((other.sends.len(), other.recvs.len()), (other_sends, other_recvs), "{kind:?}");
         }
+    }
+
+    #[test]
+    fn inputs_in_windows_are_read_where_they_are() {
+        let call = call(Kind::ReduceScatter(Reduction::Sum));
+        let mut work = Work::of(&call, 1, 2);
+        let tag = work.tag;
+        work.read_inputs(&call, 1, &[0x5000, 0x1000], [0, 0x20, 1, 0]);
+        assert_eq!(work.sends[0].source, 0x1000, "not copied");
+        let sources: Vec<_> = work.recvs.iter().map(|entry| (entry.peer, entry.source)).collect();
+        assert_eq!(sources, [(0, 0x5020), (1, 0)]);
+        assert_ne!(work.tag, tag, "a rank that uses another place is a mismatch");
+        assert_eq!(call.symmetric_bytes(2), Some([64, 32]));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::nvls::Nvls;
 use crate::proxy::Proxy;
 use crate::transport::Transport;
 use crate::types::{Config, Error, Result, SUCCESS, warn};
+use crate::windows::{Request, Windows};
 
 /// How often a wait for the end of work looks.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
@@ -96,6 +97,7 @@ pub(crate) struct Comm {
     pub(crate) config: Config,
     /// An `ncclResult_t`: in progress while it is made or finalized, or what went wrong.
     state: AtomicU32,
+    pub(crate) windows: Windows,
     connected: OnceLock<Connected>,
     is_finalized: AtomicBool,
     /// How many communicators were split off.
@@ -143,6 +145,7 @@ impl Comm {
             context: Context(context),
             config,
             state: AtomicU32::new(Error::InProgress as u32),
+            windows: Windows::default(),
             connected: OnceLock::new(),
             is_finalized: AtomicBool::new(false),
             children: AtomicU32::new(0),
@@ -233,7 +236,9 @@ impl Comm {
         let pairs: Vec<Call> =
             calls.iter().map(|(call, _)| *call).filter(|call| call.kind.is_pairwise()).collect();
         for (call, stream) in calls.iter().filter(|(call, _)| !call.kind.is_pairwise()) {
-            connected.launch(&Work::of(call, self.rank, self.ranks), *stream)?;
+            let mut work = Work::of(call, self.rank, self.ranks);
+            self.windows.apply(&mut work, call, self.rank, self.ranks);
+            connected.launch(&work, *stream)?;
         }
         let of_pairs = calls.iter().find(|(call, _)| call.kind.is_pairwise());
         match of_pairs {
@@ -243,6 +248,26 @@ impl Comm {
             }
             None => Ok(()),
         }
+    }
+
+    /// Registers a window with all other ranks. None if ranks cannot map each other's memory.
+    pub(crate) fn register_window(&self, request: Request) -> Result<Option<usize>> {
+        self.error()?;
+        let connected = self.connected()?;
+        if !connected.transport.supports_windows() {
+            return Ok(None);
+        }
+        let register = || self.windows.register(request, &connected.bootstrap, self.context, self.device);
+        self.in_context(register).map(Some)
+    }
+
+    /// Does something in the context of this communicator.
+    pub(crate) fn in_context<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        let before = Context(cuda::context()?.0);
+        cuda::make_current(self.context)?;
+        let result = body();
+        cuda::make_current(before)?;
+        result
     }
 
     /// Waits until all work is done and sent.
@@ -277,6 +302,7 @@ impl Comm {
         if !self.is_finalized.load(Ordering::Acquire) {
             self.finalize()?;
         }
+        self.windows.warn_of_rest();
         let before = cuda::context()?.0;
         cuda::make_current(self.context)?;
         ALL.lock().remove(&(self.handle() as usize));

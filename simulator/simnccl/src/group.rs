@@ -1,12 +1,14 @@
 //! Groups: calls between `ncclGroupStart` and `ncclGroupEnd` are carried out together, by the end of the outermost group.
 
 use std::cell::RefCell;
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::collective::Call;
 use crate::comm::{Comm, Origin};
 use crate::cuda::{self, Stream};
 use crate::types::{Error, Result};
+use crate::windows::Request;
 
 /// A thread's group.
 #[derive(Default)]
@@ -15,9 +17,13 @@ struct Group {
     calls: Vec<(Arc<Comm>, Call, Stream)>,
     /// Communicators that are to be made.
     makes: Vec<(Arc<Comm>, Origin)>,
+    registrations: Vec<Registration>,
     /// What went wrong in a call of the group: its end says so.
     error: Option<Error>,
 }
+
+/// A window that is to be registered, and where its handle goes.
+type Registration = (Arc<Comm>, Request, *mut *mut c_void);
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
@@ -73,17 +79,20 @@ pub(crate) fn make(comm: Arc<Comm>, origin: Origin) -> Result {
     end()
 }
 
+/// A window that is to be registered, as above. `out` is valid for a write until the end of the group.
+pub(crate) fn register(comm: Arc<Comm>, request: Request, out: *mut *mut c_void) -> Result {
+    start();
+    GROUP.with_borrow_mut(|group| group.registrations.push((comm, request, out)));
+    end()
+}
+
 fn carry_out(group: Group) -> Result {
     if let Some(error) = group.error {
         return Err(error);
     }
     connect(group.makes)?;
-    let mut comms: Vec<Arc<Comm>> = Vec::new();
-    for (comm, ..) in &group.calls {
-        if !comms.iter().any(|known| Arc::ptr_eq(known, comm)) {
-            comms.push(Arc::clone(comm));
-        }
-    }
+    register_all(&group.registrations)?;
+    let comms = distinct(group.calls.iter().map(|(comm, ..)| comm));
     let (before, _) = cuda::context()?;
     let result = comms.iter().try_for_each(|comm| {
         let is_of = |(other, ..): &&(Arc<Comm>, Call, Stream)| Arc::ptr_eq(other, comm);
@@ -94,6 +103,46 @@ fn carry_out(group: Group) -> Result {
     });
     cuda::make_current(cuda::Context(before))?;
     result
+}
+
+/// Each communicator once.
+fn distinct<'a>(all: impl Iterator<Item = &'a Arc<Comm>>) -> Vec<Arc<Comm>> {
+    let mut comms: Vec<Arc<Comm>> = Vec::new();
+    for comm in all {
+        if !comms.iter().any(|known| Arc::ptr_eq(known, comm)) {
+            comms.push(Arc::clone(comm));
+        }
+    }
+    comms
+}
+
+/// The windows of each communicator in their order, and all communicators at once, as each waits for other ranks.
+fn register_all(registrations: &[Registration]) -> Result {
+    let of = |comm: &Arc<Comm>| -> Vec<&Registration> {
+        registrations.iter().filter(|(other, ..)| Arc::ptr_eq(other, comm)).collect()
+    };
+    let comms = distinct(registrations.iter().map(|(comm, ..)| comm));
+    let made = std::thread::scope(|scope| {
+        let threads: Vec<_> = comms
+            .iter()
+            .map(|comm| {
+                let requests: Vec<Request> = of(comm).into_iter().map(|(_, request, _)| *request).collect();
+                scope.spawn(move || -> Result<Vec<Option<usize>>> {
+                    requests.into_iter().map(|request| comm.register_window(request)).collect()
+                })
+            })
+            .collect();
+        let join =
+            |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().unwrap_or(Err(Error::InternalError));
+        threads.into_iter().map(join).collect::<Result<Vec<_>>>()
+    })?;
+    for (comm, handles) in comms.iter().zip(made) {
+        for ((_, _, out), handle) in of(comm).into_iter().zip(handles) {
+            // SAFETY: the program's out parameter, which is not NULL.
+            unsafe { out.write(handle.unwrap_or(0) as *mut c_void) };
+        }
+    }
+    Ok(())
 }
 
 /// All at once, as each waits for the others.

@@ -17,8 +17,9 @@ pub(crate) const NAME: &str = "simnccl_run";
 
 /// Offset of the entries in a work descriptor.
 pub(crate) const ENTRIES_AT: usize = 128;
-/// Bytes of an entry: peer, address, length, 8 bytes each.
-pub(crate) const ENTRY_BYTES: usize = 24;
+/// Bytes of an entry: peer, address, length, source, 8 bytes each. The source of what is received is the peer's memory,
+/// or 0 if it comes through slots; that of what is sent is not 0 if the peer reads it where it is.
+pub(crate) const ENTRY_BYTES: usize = 32;
 /// Bytes of a row of the table of peers.
 pub(crate) const ROW_BYTES: usize = 64;
 
@@ -376,6 +377,9 @@ SEND_WAITED:
     add.u64 %to, %to, %t;
     setp.ne.u64 %q, %all, 0;
     @%q bra SEND_COPIED;
+    ld.global.u64 %t, [%e+24];
+    setp.ne.u64 %q, %t, 0;
+    @%q bra SEND_COPIED;
     call copy, (%to, %addr, %bytes);
 SEND_COPIED:
     barrier.sync 0;
@@ -434,6 +438,10 @@ RECV_WAITED:
     and.b32 %slot, %n, {last};
     mul.wide.u32 %t, %slot, {SLOT_BYTES};
     add.u64 %from, %from, %t;
+    ld.global.u64 %t, [%e+24];
+    setp.eq.u64 %q, %t, 0;
+    @%q bra HAVE;
+    add.u64 %from, %t, %base;
     bra HAVE;
 OWN:
     mov.u64 %from, %addr;
@@ -533,6 +541,34 @@ FOLDED:
     text
 }
 
+/// What peers read where it is must not change before they have read all of it.
+fn drain() -> String {
+    let poll = wait("DRAIN", "sub.s32 %v, %v, %n;\n    setp.ge.s32 %q, %v, 0;");
+    format!(
+        "ALL_SENT:
+    barrier.sync 0;
+    @!%lead bra END;
+    mov.u32 %k, 0;
+DRAIN:
+    setp.ge.u32 %q, %k, %sends;
+    @%q bra END;
+    mul.wide.u32 %e, %k, {ENTRY_BYTES};
+    add.u64 %e, %e, %entries;
+    add.u32 %k, %k, 1;
+    ld.global.u64 %t, [%e+24];
+    setp.eq.u64 %q, %t, 0;
+    @%q bra DRAIN;
+    ld.global.u64 %peer, [%e];
+    shl.b64 %row, %peer, 6;
+    add.u64 %row, %row, %peers;
+    ld.global.u32 %n, [%row+48];
+    ld.global.u64 %flag, [%row+16];
+{poll}
+    bra DRAIN;
+"
+    )
+}
+
 /// The registers of the kernel, and the parameters and the descriptor in them.
 const PROLOGUE: &str = "    .reg .pred %p, %q, %lead;
     .reg .b32 %k, %n, %v, %x, %slot, %tag, %bytes, %sends, %recvs, %fold, %shift, %ranks;
@@ -584,11 +620,11 @@ pub(crate) fn text() -> String {
     mov.u64 %base, 0;
 CHUNK:
     setp.ge.u64 %p, %base, %most;
-    @%p bra END;
+    @%p bra ALL_SENT;
     barrier.sync 0;
 {contribute}{send}{receive}{reduce}    add.u64 %base, %base, {SLOT_BYTES};
     bra CHUNK;
-END:
+{drain}END:
     barrier.sync 0;
     @!%lead bra OUT;
     membar.sys;
@@ -601,6 +637,7 @@ OUT:
         send = send(),
         receive = receive(),
         reduce = reduce(),
+        drain = drain(),
     );
     text
 }

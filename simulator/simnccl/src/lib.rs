@@ -16,12 +16,15 @@ mod proxy;
 mod service;
 mod transport;
 mod types;
+mod windows;
 
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use cuda_abi::types::CUstream;
+use parking_lot::Mutex;
 
 use collective::{Call, Kind, address};
 use comm::{Comm, Origin, by_handle};
@@ -192,20 +195,65 @@ exports! {
         unsafe { write(out, rank) }
     }
 
-    /// Registers a buffer, which changes nothing here.
+    /// Registers a buffer of this rank alone.
     fn ncclCommRegister(comm: Handle, buffer: *mut c_void, size: usize, out: *mut Handle) {
-        by_handle(comm)?;
-        if buffer.is_null() || size == 0 {
+        let comm = by_handle(comm)?;
+        if buffer.is_null() || size == 0 || out.is_null() {
             return Err(Error::InvalidArgument);
         }
+        let handle = comm.in_context(|| comm.windows.add_buffer(address(buffer), size))?;
         // SAFETY: the program's out parameter.
-        unsafe { write(out, buffer) }
+        unsafe { write(out, handle as Handle) }
     }
 
     /// Undoes `ncclCommRegister`.
     fn ncclCommDeregister(comm: Handle, handle: Handle) {
-        by_handle(comm)?;
-        if handle.is_null() { Err(Error::InvalidArgument) } else { Ok(()) }
+        let comm = by_handle(comm)?;
+        if handle.is_null() { Ok(()) } else { comm.windows.remove_buffer(handle as usize) }
+    }
+
+    /// Registers a buffer together with all other ranks. The handle is NULL if they cannot map each other's memory.
+    fn ncclCommWindowRegister(comm: Handle, buffer: *mut c_void, size: usize, out: *mut Handle, flags: c_int) {
+        let comm = by_handle(comm)?;
+        // SAFETY: the program's out parameter.
+        unsafe { write(out, std::ptr::null_mut()) }?;
+        if buffer.is_null() || size == 0 {
+            return Err(Error::InvalidArgument);
+        }
+        let request = windows::Request { buffer: address(buffer), size_bytes: size, flags };
+        group::register(comm, request, out)
+    }
+
+    /// Ends a window for this rank alone.
+    fn ncclCommWindowDeregister(comm: Handle, window: Handle) {
+        let comm = by_handle(comm)?;
+        if window.is_null() {
+            return Ok(());
+        }
+        comm.in_context(|| comm.windows.deregister(window as usize))
+    }
+
+    /// Allocates memory that can be registered.
+    fn ncclMemAlloc(out: *mut *mut c_void, size: usize) {
+        if out.is_null() || size == 0 {
+            return Err(Error::InvalidArgument);
+        }
+        let memory = allocate(size)?;
+        let start = memory.address;
+        ALLOCATED.lock().insert(start, memory);
+        // SAFETY: the program's out parameter.
+        unsafe { write(out, start as *mut c_void) }
+    }
+
+    /// Frees memory of `ncclMemAlloc`.
+    fn ncclMemFree(memory: *mut c_void) {
+        if memory.is_null() {
+            return Ok(());
+        }
+        let (before, _) = cuda::context()?;
+        let known = ALLOCATED.lock().remove(&address(memory));
+        known.map(drop).ok_or(Error::InvalidArgument)?;
+        cuda::make_current(cuda::Context(before))
     }
 
     /// Begins a group.
@@ -304,6 +352,19 @@ pub extern "C" fn ncclGetErrorString(code: Code) -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(_comm: Handle) -> *const c_char {
     c"".as_ptr()
+}
+
+/// What `ncclMemAlloc` has given, by address.
+static ALLOCATED: Mutex<BTreeMap<u64, cuda::Memory>> = Mutex::new(BTreeMap::new());
+
+fn allocate(size_bytes: usize) -> Result<cuda::Memory> {
+    let (context, device) = cuda::context()?;
+    let context = cuda::Context(context);
+    if transport::uses_mapped_memory(device)? {
+        cuda::Memory::create(context, device, size_bytes, false)
+    } else {
+        cuda::Memory::allocate(context, size_bytes)
+    }
 }
 
 fn peer(rank: c_int) -> Result<usize> {

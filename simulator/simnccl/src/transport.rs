@@ -47,13 +47,21 @@ fn variable(name: &str) -> Option<bool> {
     std::env::var(name).ok().map(|text| text.trim() != "0")
 }
 
+fn has(attribute: A, device: CUdevice) -> Result<bool> {
+    cuda::device_attribute(attribute, device).map(|value| value != 0)
+}
+
+/// Whether memory is that of cuMemCreate.
+pub(crate) fn uses_mapped_memory(device: CUdevice) -> Result<bool> {
+    Ok(variable("NCCL_CUMEM_ENABLE") != Some(false)
+        && has(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device)?
+        && has(A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device)?)
+}
+
 impl Kind {
     /// As the environment and the device permit.
     pub(crate) fn choose(device: CUdevice) -> Result<Self> {
-        let has = |attribute| cuda::device_attribute(attribute, device).map(|value| value != 0);
-        let mapped = variable("NCCL_CUMEM_ENABLE") != Some(false)
-            && has(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?
-            && has(A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?;
+        let mapped = uses_mapped_memory(device)?;
         if variable("NCCL_P2P_DISABLE") != Some(true) {
             return Ok(if mapped { Self::Mapped } else { Self::Legacy });
         }
@@ -61,7 +69,8 @@ impl Kind {
             return Ok(Self::Socket);
         }
         let attribute = A::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-        let host_mapped = mapped && variable("NCCL_CUMEM_HOST_ENABLE") != Some(false) && has(attribute)?;
+        let host_mapped =
+            mapped && variable("NCCL_CUMEM_HOST_ENABLE") != Some(false) && has(attribute, device)?;
         Ok(if host_mapped { Self::HostMapped } else { Self::HostFile })
     }
 }
@@ -103,6 +112,7 @@ impl Offer {
 
 /// What the ranks of a communicator share. The fields are dropped in this order.
 pub(crate) struct Transport {
+    kind: Kind,
     pub(crate) nvls: Option<Nvls>,
     pub(crate) proxy: Option<Proxy>,
     _service: Option<Service>,
@@ -153,6 +163,11 @@ impl Transport {
         } else {
             shared(bootstrap, context, device, kind)
         }
+    }
+
+    /// Whether ranks can map each other's memory of cuMemCreate.
+    pub(crate) fn supports_windows(&self) -> bool {
+        self.kind == Kind::Mapped
     }
 }
 
@@ -269,6 +284,7 @@ fn shared(bootstrap: &Bootstrap, context: Context, device: CUdevice, kind: Kind)
     let table = table(context, ranks, &rows)?;
     let nvls = if kind == Kind::Mapped { Nvls::connect(bootstrap, context, device)? } else { None };
     Ok(Transport {
+        kind,
         nvls,
         proxy: None,
         _service: service,
@@ -313,6 +329,7 @@ fn socket(bootstrap: &Bootstrap, context: Context) -> Result<Transport> {
     let proxy = Proxy::start(bootstrap, context, places)?;
     let table = table(context, ranks, &rows)?;
     Ok(Transport {
+        kind: Kind::Socket,
         nvls: None,
         proxy: Some(proxy),
         _service: None,

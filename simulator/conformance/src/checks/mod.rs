@@ -22,6 +22,7 @@ pub mod memop;
 pub mod module;
 pub mod multicast;
 pub mod nccl;
+pub mod nccl_windows;
 pub mod peer;
 pub mod pointer;
 pub mod pool;

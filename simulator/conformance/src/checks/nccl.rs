@@ -126,13 +126,13 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
 ];
 
 const INT8: i32 = 0;
-const INT32: i32 = 2;
+pub(super) const INT32: i32 = 2;
 const INT64: i32 = 4;
 const FLOAT16: i32 = 6;
 const FLOAT32: i32 = 7;
 const BFLOAT16: i32 = 9;
 const TYPES: [i32; 10] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
-const SUM: i32 = 0;
+pub(super) const SUM: i32 = 0;
 const PROD: i32 = 1;
 const MAX: i32 = 2;
 const MIN: i32 = 3;
@@ -190,12 +190,12 @@ fn reduced(op: i32, ranks: usize, index: usize) -> i32 {
     }
 }
 
-fn synchronized(stream: CUstream) -> Result {
+pub(super) fn synchronized(stream: CUstream) -> Result {
     ok!(cuStreamSynchronize(stream));
     Ok(())
 }
 
-fn end(comm: Comm) -> Result {
+pub(super) fn end(comm: Comm) -> Result {
     nccl_ok!(ncclCommFinalize(comm));
     nccl_ok!(ncclCommDestroy(comm));
     Ok(())
@@ -226,7 +226,7 @@ fn all_reduce(rank: &Rank, types: &[i32]) -> Result {
     end(comm)
 }
 
-fn expect_bytes(what: &str, address: u64, wanted: &[u8]) -> Result {
+pub(super) fn expect_bytes(what: &str, address: u64, wanted: &[u8]) -> Result {
     let got = gpu::read::<u8>(address, wanted.len())?;
     match got.iter().zip(wanted).position(|(got, wanted)| got != wanted) {
         None => Ok(()),
@@ -235,11 +235,11 @@ fn expect_bytes(what: &str, address: u64, wanted: &[u8]) -> Result {
 }
 
 /// What rank `from` gives for `to`, element by element.
-fn given(from: usize, to: usize, count: usize) -> impl Iterator<Item = i32> {
+pub(super) fn given(from: usize, to: usize, count: usize) -> impl Iterator<Item = i32> {
     (0..count).map(move |index| (from * 1_000_000 + to * 100_000 + index) as i32)
 }
 
-fn ints(numbers: impl Iterator<Item = i32>) -> Vec<u8> {
+pub(super) fn ints(numbers: impl Iterator<Item = i32>) -> Vec<u8> {
     values(INT32, numbers)
 }
 
@@ -450,7 +450,7 @@ fn nonblocking(rank: &Rank) -> Result {
     Ok(())
 }
 
-fn is_done(stream: CUstream) -> Result<bool> {
+pub(super) fn is_done(stream: CUstream) -> Result<bool> {
     Ok(cu!(cuStreamQuery(stream)) == 0)
 }
 
