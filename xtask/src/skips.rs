@@ -102,6 +102,8 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("four_ranks_survive_kills_of_each_kind", FULL),
     ("four_ranks_whose_memory_is_copied_back_survive_kills_of_each_kind", FULL),
     ("eight_ranks_survive_kills_of_each_kind", FULL),
+    ("four_ranks_with_windows_survive_kills_of_each_kind", FULL),
+    ("two_ranks_with_windows_whose_memory_is_copied_back_survive_kills_of_each_kind", FULL),
     ("eight_ranks_whose_memory_is_copied_back_survive_kills_of_each_kind", FULL),
     ("a_resume_is_refused_before_anything_is_touched", "a file system with reflinks needs no copies"),
 ];

@@ -121,6 +121,12 @@ fn groups_parts_and_pairs_are_saved_at_a_cut() {
     is_saved_again_and_again(3, "groups");
 }
 
+/// Their registration is a step, their end is not: a rank does it without the others.
+#[test]
+fn ranks_that_deregister_windows_at_different_steps_are_saved_at_a_cut() {
+    is_saved_again_and_again(2, "windows");
+}
+
 #[test]
 fn communicators_that_do_not_block_are_saved_at_a_cut() {
     is_saved_again_and_again(2, "nonblocking");

@@ -1,5 +1,5 @@
 // A rank that communicates until the file STOP is there, and checks every result.
-// usage: ranks RANK RANKS DIRECTORY WAY (the ways: plain, groups, graphs, nonblocking)
+// usage: ranks RANK RANKS DIRECTORY WAY (the ways: plain, groups, graphs, nonblocking, windows)
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -30,6 +30,7 @@ extern int ncclGetUniqueId(id *), ncclCommInitRank(void **, int, id, int), ncclC
 extern int ncclCommInitRankConfig(void **, int, id, int, config *), ncclCommGetAsyncError(void *, int *);
 extern int ncclCommSplit(void *, int, int, void **, config *), ncclGroupStart(void), ncclGroupEnd(void);
 extern int ncclAllReduce(uint64_t, uint64_t, size_t, int, int, void *, void *);
+extern int ncclCommWindowRegister(void *, uint64_t, size_t, void **, int), ncclCommWindowDeregister(void *, void *);
 extern int ncclBroadcast(uint64_t, uint64_t, size_t, int, int, void *, void *);
 extern int ncclSend(uint64_t, size_t, int, int, void *, void *), ncclRecv(uint64_t, size_t, int, int, void *, void *);
 
@@ -163,6 +164,24 @@ static void capture(void)
     CHECK(cuGraphDestroy(captured));
 }
 
+// A rank deregisters its windows when it likes: before a collective on other memory or after it.
+static void use_windows(float round)
+{
+    enum { WINDOWS = 8 };
+    void *windows[WINDOWS];
+    for (int at = 0; at < WINDOWS; at++)
+        CHECK(ncclCommWindowRegister(world, other, sizeof host, &windows[at], 0));
+    for (int at = 0; rank % 2 && at < WINDOWS; at++)
+        CHECK(ncclCommWindowDeregister(world, windows[at]));
+    // Most cuts are asked for here.
+    usleep(20000);
+    CHECK(ncclAllReduce(from, to, COUNT, FLOAT, SUM, world, first));
+    CHECK(cuStreamSynchronize(first));
+    expect(to, sum(0, ranks, round), "the sum beside windows");
+    for (int at = 0; rank % 2 == 0 && at < WINDOWS; at++)
+        CHECK(ncclCommWindowDeregister(world, windows[at]));
+}
+
 static int has_to_stop(void)
 {
     float stop = rank == 0 && !access(file("stop"), F_OK);
@@ -211,6 +230,8 @@ int main(int count, char **arguments)
             reduce_parts((float)(round % 1000));
             pass_on((float)(round % 1000));
         }
+        if (!strcmp(way, "windows"))
+            use_windows((float)(round % 1000));
     }
     CHECK(ncclCommDestroy(part));
     CHECK(ncclCommDestroy(world));

@@ -34,8 +34,12 @@ fn ranks(count: u32, variables: &[(&str, &str)]) -> GpuJob {
 }
 
 fn ranks_with(count: u32, variables: &[(&str, &str)], steps: u32) -> GpuJob {
+    ranks_of("ranks.c", count, variables, steps)
+}
+
+fn ranks_of(program: &str, count: u32, variables: &[(&str, &str)], steps: u32) -> GpuJob {
     GpuJob::new(|gpu, sandbox| {
-        let mut command = gpu.command(gpu.compile_with_nccl(&cuda_program("ranks.c"), sandbox.path()));
+        let mut command = gpu.command(gpu.compile_with_nccl(&cuda_program(program), sandbox.path()));
         command.args([steps.to_string(), count.to_string()]).env("SIMCUDA_DEVICES", count.to_string());
         command.env("SIMCUDA_JITTER", "1").envs(variables.iter().copied());
         command
@@ -70,6 +74,40 @@ fn four_ranks_that_share_multicast_objects_survive() {
 #[test]
 fn eight_ranks_that_share_device_memory_by_ipc_survive() {
     ranks(8, LEGACY).survives(few_kills());
+}
+
+/// Ranks that register windows and buffers all the time, and are killed in the middle of that too.
+fn windows(count: u32, variables: &[(&str, &str)], kills: u32) -> GpuJob {
+    ranks_of("windows.c", count, variables, kills * (20 + 60 / count))
+}
+
+#[test]
+fn two_ranks_with_windows_survive() {
+    windows(2, AUTO, kills()).survives(few_kills());
+}
+
+/// Ranks that cannot map each other's memory: a registration is a step that has no effect.
+#[test]
+fn two_ranks_with_windows_over_sockets_survive() {
+    windows(2, SOCKETS, kills()).survives(few_kills());
+}
+
+#[test]
+fn four_ranks_with_windows_survive_kills_of_each_kind() {
+    if !is_full_run() {
+        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    }
+    windows(4, P2P, 3 * kills()).survives_kills_of_each_kind(kills());
+}
+
+#[test]
+fn two_ranks_with_windows_whose_memory_is_copied_back_survive_kills_of_each_kind() {
+    if !is_full_run() {
+        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    }
+    let faults = "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
+    let sockets = [SOCKETS, &[("SIMCUDA_FAULT", faults)]].concat();
+    windows(2, &sockets, 3 * kills()).survives_kills_of_each_kind(kills());
 }
 
 /// The launcher resumes the job when one of its ranks has been killed.

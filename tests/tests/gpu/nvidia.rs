@@ -117,6 +117,7 @@ const NCCL_OF_ONE_RANK: &[&str] = &[
     // Without ncclCommSuspend, which refuses checkpoints, it does nothing; the same holds for ncclDevCommCreate.
     "ncclCommResume",
     "ncclCommUserRank",
+    "ncclCommWindowDeregister",
     "ncclDevCommDestroy",
     "ncclMemAlloc",
     "ncclMemFree",

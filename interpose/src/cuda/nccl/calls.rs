@@ -222,9 +222,6 @@ exports! {
     ) |call, real| {
         steps::operation(call, of, None, None, real)
     }
-    fn ncclCommWindowDeregister(of: Communicator, window: Pointer) |call, real| {
-        steps::operation(call, of, None, None, real)
-    }
     fn ncclAllReduce(
         send: Pointer, receive: Pointer, count: usize, ty: c_int, op: c_int, of: Communicator, stream: Stream
     ) |call, real| {
