@@ -21,7 +21,11 @@ impl<'a> Steps<'a> {
     }
 
     fn start(launcher: &'a mut Launcher, program: &Path, libraries: &[&Path]) -> Self {
-        let mut command = preloaded(launcher, program);
+        let command = preloaded(launcher, program);
+        Self::start_command(launcher, command, libraries)
+    }
+
+    fn start_command(launcher: &'a mut Launcher, mut command: Command, libraries: &[&Path]) -> Self {
         let driver = driver();
         // Ours first: there is a stand-in for NCCL beside the driver.
         let places = [launcher.directory.path(), driver.parent().expect("a directory")];
@@ -65,6 +69,11 @@ impl<'a> Steps<'a> {
         self.stands_until("init 4", "4 ranks (ncclCommInitRank)", 0);
         self.stands_until("config 8", "8 ranks (ncclCommInitRankConfig)", 0);
         self.stands_until("scalable 16", "16 ranks (ncclCommInitRankScalable)", 0);
+        // By the names that profilers call.
+        self.stands_until("profiled 6", "6 ranks (ncclCommInitRank)", 0);
+        assert_eq!(self.take("init 6"), 0);
+        assert_eq!(self.take("unprofile 0"), 0);
+        self.is_saved();
         assert_eq!(self.take("init 1"), 0);
         // 1 + 2 * 2 + 3 * 3: the parameter that is passed by value.
         assert_eq!(self.take("sum 0"), 14);
@@ -93,6 +102,30 @@ fn a_library_that_is_opened_is_seen_too() {
     let mut launcher = Launcher::new();
     let library = launcher.path("libnccl.so.2");
     Steps::new(&mut launcher, &[&library]).goes_through_every_way();
+}
+
+/// A profiler between the program and NCCL, in front of the interposer or behind it.
+#[test]
+fn calls_through_a_profiler_are_counted_once() {
+    for is_in_front in [false, true] {
+        let mut launcher = Launcher::new();
+        let nccl = compile(&launcher, "fake_nccl.c", "libnccl.so.2", &SHARED);
+        let nccl = nccl.to_str().expect("text");
+        let profiler = compile(&launcher, "nccl_profiler.c", "profiler.so", &["-shared", "-fPIC"]);
+        let profiler = profiler.to_str().expect("text");
+        let libraries = ["-DLINKED", "-Wl,--no-as-needed", profiler, nccl];
+        let program = compile_with_driver(&launcher, "nccl.c", "nccl", &[&libraries[..], &["-ldl"]].concat());
+        let mut command = preloaded(&launcher, &program);
+        if is_in_front {
+            let preloads = command.get_envs().find(|(name, _)| *name == "LD_PRELOAD");
+            let ours = preloads.and_then(|(_, value)| value?.to_str()).expect("the interposer");
+            let both = format!("{profiler}:{ours}");
+            command.env("LD_PRELOAD", both);
+        }
+        let mut steps = Steps::start_command(&mut launcher, command, &[]);
+        steps.stands_until("init 4", "4 ranks (ncclCommInitRank)", 0);
+        steps.stands_until("profiled 5", "5 ranks (ncclCommInitRank)", 0);
+    }
 }
 
 #[test]
@@ -217,4 +250,15 @@ fn a_fifth_copy_is_left_alone_and_told() {
     steps.is_saved();
     assert_eq!(steps.take("seek 3"), 0);
     assert!(steps.refused().contains("a copy of NCCL whose communicators are not seen"));
+}
+
+#[test]
+fn names_for_profilers_of_a_second_copy_are_told() {
+    let mut launcher = Launcher::new();
+    let (first, others) = (launcher.path("libnccl.so.2"), copies(&launcher, 1));
+    let mut steps = Steps::new(&mut launcher, &[&first, &others[0]]);
+    assert_eq!(steps.take("seek 0"), 0);
+    steps.is_saved();
+    assert_eq!(steps.take("second 0"), 0);
+    assert!(steps.refused().contains("called by names as pncclAllReduce"));
 }

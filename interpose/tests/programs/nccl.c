@@ -43,6 +43,12 @@ static int step(const char *what, int ranks)
     if (!strcmp(what, "init")) {
         FIND(ncclCommInitRank, init_rank);
         return function(&made[0], ranks, ids[0], 0);
+    } else if (!strcmp(what, "profiled")) {
+        FIND(pncclCommInitRank, init_rank);
+        return function(&made[0], ranks, ids[0], 0);
+    } else if (!strcmp(what, "unprofile")) {
+        FIND(pncclCommDestroy, end);
+        return function(made[ranks]);
     } else if (!strcmp(what, "config")) {
         FIND(ncclCommInitRankConfig, init_config);
         return function(&made[0], ranks, ids[0], 1, &config);
@@ -96,6 +102,8 @@ static int step(const char *what, int ranks)
         return function(made[ranks]);
     } else if (!strcmp(what, "seek")) {
         return dlsym(others[ranks], "ncclCommInitRank") == NULL;
+    } else if (!strcmp(what, "second")) {
+        return dlsym(others[ranks], "pncclCommInitRank") == NULL;
     } else if (!strcmp(what, "bundle")) {
         int (*function)(void **, int) = dlsym(others[0], "bundle_init");
         return function(&made[0], ranks);

@@ -22,6 +22,16 @@ struct UniqueId {
 /// Number of further copies of NCCL in the process whose calls are counted.
 pub(super) const COPIES: usize = 3;
 
+/// The row of the usual copy's other names: each call is exported with a `p` in front too, for profilers that define
+/// NCCL's name themselves (`NCCL_API` in NCCL's source, and `nccl.h`). Such a call inside a counted one passes.
+const PROFILING: usize = 1 + COPIES;
+const ROWS: usize = PROFILING + 1;
+
+/// The copy that the calls of a row go to.
+const fn copy_of(row: usize) -> usize {
+    if row == PROFILING { 0 } else { row }
+}
+
 /// The body of a naked function: notes the caller, and goes on with the same parameters.
 macro_rules! counted {
     ($with_parameters:path) => {
@@ -62,17 +72,23 @@ macro_rules! exports {
         /// The names of the calls by their index, and behind them what is a step without a call of NCCL.
         pub(super) static CALLS: [&str; Index::Count as usize + 2] = [$( stringify!($name), )* $( stringify!($unknown), )* "cuStreamBeginCapture", "cuGraphLaunch"];
 
-        /// The functions of NCCL, and those of each further copy of it.
-        static FUNCTIONS: [[Function; Index::Count as usize]; 1 + COPIES] = [const {
-            [$( function(concat!(stringify!($name), "\0")), )* $( function(concat!(stringify!($unknown), "\0")), )*]
-        }; 1 + COPIES];
+        /// The functions of NCCL, those of each further copy of it, and the first ones by their other names.
+        static FUNCTIONS: [[Function; Index::Count as usize]; ROWS] = {
+            let mut rows = [const {
+                [$( function(concat!(stringify!($name), "\0")), )* $( function(concat!(stringify!($unknown), "\0")), )*]
+            }; ROWS];
+            rows[PROFILING] =
+                [$( function(concat!("p", stringify!($name), "\0")), )* $( function(concat!("p", stringify!($unknown), "\0")), )*];
+            rows
+        };
 
-        /// What stands in front of them. The first row is exported.
-        static ADDRESSES: [[Address; Index::Count as usize]; 1 + COPIES] = [
+        /// What stands in front of them. The first row and the last one are exported.
+        static ADDRESSES: [[Address; Index::Count as usize]; ROWS] = [
             [$( Address($name as *const c_void), )* $( Address($unknown as *const c_void), )*],
             [$( Address($name::entry::<1> as *const c_void), )* $( Address($unknown::entry::<1> as *const c_void), )*],
             [$( Address($name::entry::<2> as *const c_void), )* $( Address($unknown::entry::<2> as *const c_void), )*],
             [$( Address($name::entry::<3> as *const c_void), )* $( Address($unknown::entry::<3> as *const c_void), )*],
+            [$( Address($name::profiled as *const c_void), )* $( Address($unknown::profiled as *const c_void), )*],
         ];
 
         $(
@@ -81,13 +97,13 @@ macro_rules! exports {
             enum $name {}
 
             impl $name {
-                unsafe extern "C" fn with_parameters<const COPY: usize>($($arg: $ty),*) -> Status {
+                unsafe extern "C" fn with_parameters<const ROW: usize>($($arg: $ty),*) -> Status {
                     type Real = unsafe extern "C" fn($($ty),*) -> Status;
-                    let target = FUNCTIONS[COPY][Index::$name as usize].target(library::caller());
+                    let target = FUNCTIONS[ROW][Index::$name as usize].target(library::caller());
                     if target.real.is_null() {
                         return SYSTEM_ERROR;
                     }
-                    let $call = Call { index: Index::$name as u32, target, copy: COPY };
+                    let $call = Call { index: Index::$name as u32, target, copy: copy_of(ROW) };
                     // SAFETY: the address is that of a symbol of this name, which has the type of NCCL's header.
                     let function = unsafe { std::mem::transmute::<*mut c_void, Real>(target.real) };
                     // SAFETY: the parameters are those of our own caller.
@@ -96,8 +112,14 @@ macro_rules! exports {
                 }
 
                 #[unsafe(naked)]
-                unsafe extern "C" fn entry<const COPY: usize>() {
-                    counted!(Self::with_parameters::<COPY>)
+                unsafe extern "C" fn entry<const ROW: usize>() {
+                    counted!(Self::with_parameters::<ROW>)
+                }
+
+                #[cfg_attr(not(test), unsafe(export_name = concat!("p", stringify!($name))))]
+                #[unsafe(naked)]
+                unsafe extern "C" fn profiled() {
+                    counted!(Self::with_parameters::<PROFILING>)
                 }
             }
 
@@ -118,16 +140,22 @@ macro_rules! exports {
             enum $unknown {}
 
             impl $unknown {
-                extern "C" fn pass<const COPY: usize>(caller: usize) -> *const c_void {
-                    let target = FUNCTIONS[COPY][Index::$unknown as usize].target(caller);
+                extern "C" fn pass<const ROW: usize>(caller: usize) -> *const c_void {
+                    let target = FUNCTIONS[ROW][Index::$unknown as usize].target(caller);
                     // The first one stays.
                     let _ = UNKNOWN.set(stringify!($unknown));
                     if target.real.is_null() { no_library as *const c_void } else { target.real }
                 }
 
                 #[unsafe(naked)]
-                unsafe extern "C" fn entry<const COPY: usize>() {
-                    passed!(Self::pass::<COPY>)
+                unsafe extern "C" fn entry<const ROW: usize>() {
+                    passed!(Self::pass::<ROW>)
+                }
+
+                #[cfg_attr(not(test), unsafe(export_name = concat!("p", stringify!($unknown))))]
+                #[unsafe(naked)]
+                unsafe extern "C" fn profiled() {
+                    passed!(Self::pass::<PROFILING>)
                 }
             }
 
@@ -358,23 +386,27 @@ struct Address(*const c_void);
 // SAFETY: it is only used as a number.
 unsafe impl Sync for Address {}
 
-/// The index of a call with this name.
-fn index_of(name: &CStr) -> Option<usize> {
+/// The row and the index of a call with this name.
+fn place_of(name: &CStr) -> Option<(usize, usize)> {
     // Nearly everything that is looked up in a process has another beginning.
-    if !name.to_bytes().starts_with(b"nccl") {
-        return None;
-    }
-    FUNCTIONS[0].iter().position(|known| known.name == name)
+    let bytes = name.to_bytes();
+    let row = match bytes.first() {
+        Some(b'n') if bytes.starts_with(b"nccl") => 0,
+        Some(b'p') if bytes.starts_with(b"pnccl") => PROFILING,
+        _ => return None,
+    };
+    Some((row, FUNCTIONS[row].iter().position(|known| known.name == name)?))
 }
 
 /// Our function of a name, if there is one.
 pub(super) fn ours(name: &CStr) -> Option<*mut c_void> {
-    Some(ADDRESSES[0][index_of(name)?].0.cast_mut())
+    let (row, index) = place_of(name)?;
+    Some(ADDRESSES[row][index].0.cast_mut())
 }
 
-/// The same for a function of a further copy, which stays loaded.
+/// The same for a function of a further copy, which stays loaded. `None` for its other name, which is not counted.
 pub(super) fn in_front_of(name: &CStr, real: *mut c_void, copy: usize) -> Option<*mut c_void> {
-    let index = index_of(name)?;
+    let index = place_of(name).filter(|(row, _)| *row == 0)?.1;
     FUNCTIONS[copy][index].set(real);
     Some(ADDRESSES[copy][index].0.cast_mut())
 }

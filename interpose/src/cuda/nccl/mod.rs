@@ -13,7 +13,8 @@
 //! No call here passes the gate, since a call of NCCL may wait for other processes: at a cut it is parked outside, and
 //! the driver calls that NCCL makes inside it pass the gate by themselves.
 //!
-//! Signatures are those of NCCL's public header, `nccl.h`, of 2.18 to 2.32 (NCCL user guide, "NCCL API").
+//! Signatures are those of NCCL's public header, `nccl.h`, which are the same in 2.18 to 2.32 (NCCL user guide, "NCCL
+//! API"; compared in `docs/measurements.md`).
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -129,7 +130,8 @@ static UNKNOWN: OnceLock<&'static str> = OnceLock::new();
 pub(super) fn obstacle() -> Option<String> {
     if library::is_passed() {
         return Some(
-            "it uses a copy of NCCL whose communicators are not seen, the fifth one or one loaded by dlmopen; use fewer"
+            "it uses a copy of NCCL whose communicators are not seen: the fifth one, one loaded by dlmopen, or another \
+             than the first that is called by names as pncclAllReduce; use fewer"
                 .to_owned(),
         );
     }
