@@ -260,8 +260,8 @@ impl Object {
             let reason = match timeout(retry.attempt_limit(bytes), put).await {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(error @ (Error::AlreadyExists { .. } | Error::Precondition { .. }))) => {
-                    if let Some(found) = self.present(retry).await? {
-                        return settle(what, may_be_ours && found == content);
+                    if let Some(is_same) = self.is_present(retry, content).await? {
+                        return settle(what, may_be_ours && is_same);
                     }
                     // Another writer has failed to create it after all.
                     error.to_string()
@@ -283,17 +283,20 @@ impl Object {
         };
         // After an error the caller may remove the object, so report one that another writer has created.
         let last = Retry { give_up_after: Duration::ZERO, ..retry.clone() };
-        match self.present(&last).await {
-            Ok(Some(found)) => settle(what, may_be_ours && found == content),
+        match self.is_present(&last, content).await {
+            Ok(Some(is_same)) => settle(what, may_be_ours && is_same),
             _ => Err(failed),
         }
     }
 
-    /// Its content, if it exists.
-    async fn present(&self, retry: &Retry) -> io::Result<Option<Vec<u8>>> {
-        let get = || async { self.core.client.store.get(&self.path).await?.bytes().await };
+    /// If it exists, whether it has this content. Somebody may have created one of any length: that is not read.
+    async fn is_present(&self, retry: &Retry, content: &[u8]) -> io::Result<Option<bool>> {
+        let get = || async {
+            let found = self.core.client.store.get(&self.path).await?;
+            Ok(found.meta.size == content.len() as u64 && found.bytes().await? == content)
+        };
         match retry.run(&self.what, 0, get).await {
-            Ok(content) => Ok(Some(content.into())),
+            Ok(is_same) => Ok(Some(is_same)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
