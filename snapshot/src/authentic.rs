@@ -21,9 +21,9 @@ const CODE_CHARS: usize = 64;
 /// Why an object is not a record of the holder of the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It has no code, nor has a record before it.
+    /// It has no code, nor has another record of the job.
     NoCode,
-    /// It has no code, while a record before it has one.
+    /// It has no code, while another record of the job has one.
     Planted,
     /// It has a code of another key.
     OtherKey,
@@ -35,15 +35,15 @@ pub enum Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const REMOVE: &str = "Remove the file: the record before it counts then, or what the snapshots say if there is none. And see who else can write to this store";
+        const REMOVE: &str = "Remove the file, after the job has ended: the record before it counts then, or what the snapshots say if there is none. And see who else can write to this store";
         match self {
             Self::NoCode => write!(
                 out,
-                "it has no code of the key: an older ckpt-run has written it, or somebody who does not have the key. If nobody else can write to this store, `ckpt-run repair --adopt-records` with --job and --encrypt-key-file gives the job's records their codes. If not: {REMOVE}"
+                "it has no code of the key: an older ckpt-run has written it, or somebody who does not have the key. If nobody else can write to this store, `ckpt-run repair --adopt-records` gives the job's records their codes, with --encrypt-key-file and the options of the job (`--job NAME`, `--store`, `--upload`). If not: {REMOVE}"
             ),
             Self::Planted => write!(
                 out,
-                "it has no code of the key, and the record before it has one: somebody who does not have the key has written it. {REMOVE}"
+                "it has no code of the key, and other records of the job have one: somebody who does not have the key has written it. {REMOVE}"
             ),
             Self::OtherKey => write!(
                 out,

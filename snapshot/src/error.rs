@@ -38,8 +38,8 @@ pub enum OpenError {
         /// Why, and what to do.
         refusal: Refusal,
     },
-    /// A record is to be changed that has a code of a key, and no key was named.
-    #[error("{} was written with a key, and only with that key can it be changed. Use --encrypt-key-file", .0.display())]
+    /// A job is to be changed whose record has a code of a key, and no key was named.
+    #[error("{} was written with a key, and only with that key can the job be changed. Use --encrypt-key-file, or give the job another name (--job)", .0.display())]
     NeedsKey(PathBuf),
     /// There is a symbolic link in the directory of a job.
     #[error("{} is a symbolic link. ckpt-run follows none in a job's directory, since it could lead out of the store. Remove it, or replace it by what it names", .0.display())]

@@ -315,7 +315,7 @@ pub struct JobDir {
     records: Option<Arc<dyn Medium>>,
     /// The key that snapshots are encrypted with.
     pub(crate) encryption: Option<Key>,
-    /// The records without a code of the key that were passed over; `None` if they are refused.
+    /// What a launcher that runs the job knows of its records; `None` if those without a code of the key are refused.
     pub(crate) passed_over: Option<PassedOver>,
 }
 
@@ -336,7 +336,9 @@ impl JobDir {
     /// with access to `medium` can resume the job. The lock, the journal and logs stay in the directory.
     #[must_use]
     pub fn with_content_in(self, medium: Arc<dyn Medium>) -> Self {
-        Self { records: Some(medium), ..self }
+        // What is known of records is known of those in the directory.
+        let passed_over = self.passed_over.map(|_| Arc::default());
+        Self { records: Some(medium), passed_over, ..self }
     }
 
     /// The same job, whose snapshots are encrypted with this key.
@@ -355,7 +357,8 @@ impl JobDir {
     /// Another job in the same store.
     #[must_use]
     pub fn sibling(&self, key: &JobKey) -> Self {
-        Self { path: self.path.with_file_name(&key.0), key: key.clone(), ..self.clone() }
+        let passed_over = self.passed_over.as_ref().map(|_| Arc::default());
+        Self { path: self.path.with_file_name(&key.0), key: key.clone(), passed_over, ..self.clone() }
     }
 
     /// The medium with its snapshots and small records, if they are not in its directory.

@@ -238,6 +238,21 @@ impl JobDir {
         }
     }
 
+    /// With a key, writes a record of no marks if there is none: while the job runs, one that somebody else writes is then
+    /// not the only one.
+    ///
+    /// # Errors
+    /// As [`JobDir::change_marks`].
+    pub fn begin_marks(&self) -> Result<(), OpenError> {
+        if self.encryption.is_none() {
+            return Ok(());
+        }
+        self.replace_record(MARKS, |newest| {
+            let marks = self.decode_marks(newest)?;
+            Ok(newest.content.is_none().then(|| marks.body()))
+        })
+    }
+
     /// Changes the marks of the job's snapshots, durably. `change` is called again if somebody else has changed them
     /// meanwhile.
     ///

@@ -26,7 +26,7 @@ const KEPT: u64 = 32;
 const TRIES: u32 = 20;
 
 /// One of the records.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Record {
     /// The directory of its objects.
     folder: &'static str,
@@ -43,16 +43,23 @@ pub(crate) struct Newest {
     pub(crate) content: Option<Vec<u8>>,
     /// Objects of higher numbers that do not count; with number 0 and no content, also that of number 0.
     pub(crate) refused: BTreeMap<u64, Refusal>,
+    /// Whether it is no longer there: this process has read or written it before.
+    pub(crate) is_gone: bool,
 }
 
 impl Newest {
     /// The number of the object that replaces it.
-    pub(crate) fn next_number(&self) -> u64 {
-        let mut number = self.number.saturating_add(1);
-        while self.refused.contains_key(&number) {
-            number = number.saturating_add(1);
+    ///
+    /// # Errors
+    /// If there is none left.
+    pub(crate) fn next_number(&self) -> io::Result<u64> {
+        let mut number = self.number;
+        loop {
+            number = number.checked_add(1).ok_or_else(|| io::Error::other("no number is left for it"))?;
+            if !self.refused.contains_key(&number) {
+                return Ok(number);
+            }
         }
-        number
     }
 }
 
@@ -82,7 +89,7 @@ impl Record {
                 let name = self.name(number);
                 let content = match read_all(medium, &name, RECORD_MAX_BYTES) {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => match number {
-                        0 => return Ok(Newest { number, content: None, refused }),
+                        0 => return Ok(Newest { refused, ..Newest::default() }),
                         // It is gone since.
                         _ if !listed.contains(&number) => continue,
                         // Newer ones were created since.
@@ -92,37 +99,43 @@ impl Record {
                     content => content,
                 };
                 let why = refusal(&name, content.as_deref().map_err(copied));
-                let Some(why) = why else { return Ok(Newest { number, content: Some(content?), refused }) };
+                let Some(why) = why else {
+                    return Ok(Newest { number, content: Some(content?), refused, is_gone: false });
+                };
                 refused.insert(number, why);
                 if number == 0 {
-                    return Ok(Newest { number, content: None, refused });
+                    return Ok(Newest { refused, ..Newest::default() });
                 }
             }
         }
     }
 
-    /// Replaces the record that was read.
+    /// Replaces the record that was read. Returns whether that is certain: if there are much newer objects, it is replaced
+    /// only if they are no records.
     ///
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] if somebody else has replaced it; it is unchanged then. After any other error it
     /// may or may not be replaced.
-    pub(crate) fn replace(&self, medium: &dyn Medium, read: &Newest, content: &[u8]) -> io::Result<()> {
-        let number = read.next_number();
+    pub(crate) fn replace(&self, medium: &dyn Medium, read: &Newest, content: &[u8]) -> io::Result<bool> {
+        let number = read.next_number()?;
         medium.put_new(&self.name(number), content)?;
         let mut listed = self.list(medium)?;
         listed.retain(|number| !read.refused.contains_key(number));
         let newest = listed.last().copied().unwrap_or(number);
         let oldest_kept = newest.saturating_add(1).saturating_sub(KEPT);
+        // Somebody else may have created the number before, and others have removed it since. Or what is newer is no
+        // record: then what is old to it may be all that counts.
+        if number < oldest_kept {
+            return Ok(false);
+        }
         let has_unnumbered = read.number == 0 && read.content.is_some();
-        // Its own stays: what is newer may be no record.
-        let old = listed.into_iter().filter(|old| *old < oldest_kept && *old != number);
+        let old = listed.into_iter().filter(|old| *old < oldest_kept);
         for name in old.chain(has_unnumbered.then_some(0)).map(|old| self.name(old)) {
             if let Err(error) = medium.remove(&name) {
                 tracing::debug!("cannot remove {}: {error}", medium.describe(&name));
             }
         }
-        // Somebody else may have created the number before, and others have removed it since.
-        if number < oldest_kept { Err(io::ErrorKind::AlreadyExists.into()) } else { Ok(()) }
+        Ok(true)
     }
 
     /// The numbers of all objects, in order.
@@ -189,7 +202,7 @@ mod tests {
         }
         // A write of a number that is gone comes late.
         assert_eq!(JOB.list(&medium).unwrap(), (3..=34).collect::<Vec<_>>());
-        assert_eq!(JOB.replace(&medium, &late, b"c").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert!(!JOB.replace(&medium, &late, b"c").unwrap());
         medium.put_new(&JOB.name(1), b"late").unwrap();
         let newest = read();
         assert_eq!((newest.number, newest.content.as_deref()), (34, Some(&[34][..])));
@@ -198,5 +211,29 @@ mod tests {
         for odd in ["05.json", "0.json", "x.json", "6.jso"] {
             assert_eq!(number_of(odd), None, "{odd}");
         }
+    }
+
+    #[test]
+    fn numbers_end() {
+        let mut newest = Newest { number: u64::MAX - 1, ..Newest::default() };
+        assert_eq!(newest.next_number().unwrap(), u64::MAX);
+        newest.refused.insert(u64::MAX, Refusal::NoCode);
+        assert!(newest.next_number().is_err());
+        assert!(Newest { number: u64::MAX, ..Newest::default() }.next_number().is_err());
+    }
+
+    /// An object that appears while a record is replaced may be no record.
+    #[test]
+    fn nothing_is_removed_for_what_was_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = DirMedium::new(dir.path().to_owned());
+        let read = || JOB.read(&medium, &BTreeSet::new(), &|_, _| None).unwrap();
+        for content in 1..=3 {
+            JOB.replace(&medium, &read(), &[content]).unwrap();
+        }
+        let before = read();
+        medium.put_new(&JOB.name(99), b"planted").unwrap();
+        assert!(!JOB.replace(&medium, &before, &[4]).unwrap());
+        assert_eq!(JOB.list(&medium).unwrap(), [1, 2, 3, 4, 99]);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! With a key, only records with a code of the key count (see `authentic`). One without is refused, since it says what
 //! somebody else wants. A launcher whose job runs passes over such records instead: what counts for it is the newest
-//! record with a code. So a record that is planted while a job runs neither stops the job nor claims it.
+//! record with a code. So a record that is planted while a job runs neither stops the job nor claims it. Nor does an older
+//! record with a code, if newer ones are removed: the launcher remembers the newest one that it has read or written.
 
 use crate::authentic::{self, Refusal};
 use crate::checked_json::{self, InvalidRecord};
@@ -10,21 +11,33 @@ use crate::job::failed;
 use crate::numbered::{JOB, MARKS, Newest, Record};
 use crate::{JobDir, JobRecord, OpenError, RelPath};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// How often others may change a record before a change of it fails.
-const CHANGE_TRIES: u32 = 1000;
+const CHANGE_TRIES: usize = 1000;
 
-/// What was passed over and reported, by all clones of a job.
-pub(crate) type PassedOver = Arc<Mutex<BTreeSet<PathBuf>>>;
+/// How many records that are passed over are named.
+const NAMED: usize = 10;
+
+/// What a launcher that runs a job knows of its records, for all clones of the job.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// What was passed over and reported; one more than are named if there are others.
+    reported: BTreeSet<PathBuf>,
+    /// Number and content of the newest record of each kind that was read or written.
+    newest: BTreeMap<Record, (u64, Vec<u8>)>,
+}
+
+pub(crate) type PassedOver = Arc<Mutex<Known>>;
 
 impl JobDir {
-    /// The same job, for a launcher that runs it: records without a code of the key are passed over, with a warning for
-    /// each.
+    /// The same job, for a launcher that runs it: records without a code of the key are passed over, with a warning, and
+    /// those that it has read or written count although somebody removes them. Its clones have this in common.
     #[must_use]
     pub fn passing_over_forgeries(mut self) -> Self {
         self.passed_over.get_or_insert_default();
@@ -39,48 +52,92 @@ impl JobDir {
     /// Reads one of the job's small records. Numbers in `taken` are read, whether they are listed or not.
     pub(crate) fn read_record(&self, record: Record, taken: &BTreeSet<u64>) -> Result<Newest, OpenError> {
         let medium = self.medium();
-        record
-            .read(&*medium, taken, &|name, content| self.refusal(name, content))
-            .map_err(|error| failed("read", medium.describe(&record.folder()).as_ref())(error))
+        let read = |may_be_denied| {
+            record.read(&*medium, taken, &|name, content| self.refusal(name, content, may_be_denied))
+        };
+        let newest = match read(false) {
+            // Once more: if the service denies an object twice, and gives the one before it, the object is odd.
+            Err(error) if self.passed_over.is_some() && is_denied(&error) => match read(true) {
+                Ok(newest) if newest.content.is_some() => Ok(newest),
+                _ => Err(error),
+            },
+            read => read,
+        };
+        let newest =
+            newest.map_err(|error| failed("read", medium.describe(&record.folder()).as_ref())(error))?;
+        Ok(self.or_known(record, newest))
     }
 
-    /// Why this object is no record, if the job has a key: it has no code of it.
-    fn refusal(&self, name: &RelPath, content: io::Result<&[u8]>) -> Option<Refusal> {
+    /// The record that this launcher has read or written before, if what was read now is older.
+    fn or_known(&self, record: Record, read: Newest) -> Newest {
+        let Some(known) = self.passed_over.as_ref().filter(|_| self.encryption.is_some()) else {
+            return read;
+        };
+        let mut known = known.lock();
+        match (known.newest.get(&record), &read.content) {
+            (Some((number, content)), _) if *number > read.number => {
+                Newest { number: *number, content: Some(content.clone()), is_gone: true, ..read }
+            }
+            (_, Some(content)) => {
+                known.newest.insert(record, (read.number, content.clone()));
+                read
+            }
+            (_, None) => read,
+        }
+    }
+
+    /// Why this object is no record, if the job has a key: it has no code of it. `may_be_denied`: one that a service denies
+    /// is none.
+    fn refusal(&self, name: &RelPath, content: io::Result<&[u8]>, may_be_denied: bool) -> Option<Refusal> {
         let key = self.encryption.as_ref()?;
         match content {
             Ok(text) => authentic::refusal(key, self.key().as_str(), name, text),
             Err(error) => {
-                // What is no record by its kind. Other errors say nothing about the object.
-                let is_directory = self.records_medium().is_none();
-                let is_odd = match error.kind() {
-                    io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => true,
-                    io::ErrorKind::PermissionDenied => is_directory,
-                    _ => error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()),
-                };
-                is_odd.then(|| Refusal::Unreadable(error.to_string()))
+                // What is no record by its kind: a link, a socket. Other errors say nothing about the object.
+                const ODD: [Errno; 2] = [Errno::LOOP, Errno::NXIO];
+                let is_file = self.records_medium().is_none();
+                match error.kind() {
+                    io::ErrorKind::PermissionDenied if is_file => {
+                        return Some(Refusal::Unreadable(format!("{error}: check its owner and mode first")));
+                    }
+                    io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {}
+                    _ if may_be_denied && is_denied(&error) => {}
+                    _ if Errno::from_io_error(&error).is_some_and(|errno| ODD.contains(&errno)) => {}
+                    _ => return None,
+                }
+                Some(Refusal::Unreadable(error.to_string()))
             }
         }
     }
 
     /// Refuses what the key does not authenticate, or passes over it.
     fn check_refused(&self, record: Record, newest: &Newest) -> Result<(), OpenError> {
+        if newest.refused.is_empty() {
+            return Ok(());
+        }
+        let has_codes = newest.content.is_some() || self.has_codes(record, newest)?;
         for (number, refusal) in newest.refused.iter().rev() {
             let path = PathBuf::from(self.medium().describe(&record.name(*number)));
             let refusal = match refusal {
-                Refusal::NoCode if newest.content.is_some() => &Refusal::Planted,
+                Refusal::NoCode if has_codes => &Refusal::Planted,
                 other => other,
             };
             let error = OpenError::Unauthentic { path: path.clone(), refusal: refusal.clone() };
             match &self.passed_over {
-                Some(passed_over) if newest.content.is_some() => {
-                    if passed_over.lock().insert(path) {
-                        tracing::warn!("{error}. It is passed over while the job runs");
-                    }
-                }
+                Some(known) if newest.content.is_some() => known.lock().report(path, &error),
                 _ => return Err(error),
             }
         }
         Ok(())
+    }
+
+    /// Whether another object shows that records of this kind without a code are not from an older build.
+    fn has_codes(&self, record: Record, newest: &Newest) -> Result<bool, OpenError> {
+        let is_signed = |refusal| matches!(refusal, &Refusal::OtherKey | &Refusal::WrongCode);
+        // Marks are signed before the job's record is, and not changed without the key afterwards.
+        let is_of_signed_job =
+            || Ok(record == MARKS && self.read_record(JOB, &BTreeSet::new())?.content.is_some());
+        Ok(newest.refused.values().any(is_signed) || is_of_signed_job()?)
     }
 
     /// The checked body of a record that was read.
@@ -107,33 +164,60 @@ impl JobDir {
         mut change: impl FnMut(&Newest) -> Result<Option<String>, E>,
     ) -> Result<(), E> {
         let medium = self.medium();
-        let (mut tries, mut taken) = (0, BTreeSet::new());
+        let failed = |error| failed("write", medium.describe(&record.folder()).as_ref())(error);
+        // Names that are taken, and what this change has written there, if anything.
+        let mut taken: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
         loop {
-            tries += 1;
-            let newest = self.read_record(record, &taken)?;
-            let Some(body) = change(&newest)? else { return Ok(()) };
+            let newest = self.read_record(record, &taken.keys().copied().collect())?;
+            // What seemed to be newer is no record.
+            if matches!(taken.get(&newest.number), Some(written @ Some(_)) if *written == newest.content) {
+                return Ok(());
+            }
+            let Some(body) = change(&newest)?.or_else(|| newest.gone_body()) else { return Ok(()) };
             self.refuse_without_key(record, &newest)?;
-            let number = newest.next_number();
+            let number = newest.next_number().map_err(failed)?;
             let content = self.encode(&record.name(number), body);
             match record.replace(&*medium, &newest, &content) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tries < CHANGE_TRIES => {
-                    taken.insert(number);
+                Ok(true) => {
+                    self.or_known(record, Newest { number, content: Some(content), ..Newest::default() });
+                    return Ok(());
                 }
-                replaced => {
-                    let path = medium.describe(&record.folder());
-                    return replaced.map_err(|error| failed("write", path.as_ref())(error).into());
+                Ok(false) if taken.len() < CHANGE_TRIES => taken.insert(number, Some(content)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && taken.len() < CHANGE_TRIES => {
+                    taken.insert(number, None)
                 }
-            }
+                Ok(false) => return Err(failed(io::ErrorKind::AlreadyExists.into()).into()),
+                Err(error) => return Err(failed(error).into()),
+            };
         }
     }
 
     /// Without the key, nobody can write a record that the holder of the key accepts.
     fn refuse_without_key(&self, record: Record, newest: &Newest) -> Result<(), OpenError> {
-        let body = newest.content.as_ref().and_then(|text| checked_json::open(text).ok());
-        if self.encryption.is_none() && body.is_some_and(authentic::has_code) {
+        if self.encryption.is_some() {
+            return Ok(());
+        }
+        if newest.open().is_some_and(authentic::has_code) {
             return Err(OpenError::NeedsKey(self.path_of(record, newest)));
         }
-        Ok(())
+        // There may be no marks yet.
+        match record {
+            MARKS => self.refuse_without_key(JOB, &self.read_record(JOB, &BTreeSet::new())?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the records before something else of the job is changed that they protect.
+    ///
+    /// # Errors
+    /// If they were written with a key, and none was named; if they are not those of the holder of the key; if they cannot
+    /// be read.
+    pub fn check_records(&self) -> Result<(), OpenError> {
+        [MARKS, JOB].into_iter().try_for_each(|record| {
+            let newest = self.read_record(record, &BTreeSet::new())?;
+            self.refuse_without_key(record, &newest)?;
+            self.check_refused(record, &newest)
+        })
     }
 
     /// The content of the object `name` with this body.
@@ -213,10 +297,11 @@ impl JobDir {
     /// from somebody else. If the records cannot be read or written.
     pub fn adopt_records(&self) -> Result<Vec<(PathBuf, PathBuf)>, OpenError> {
         let mut adopted = Vec::new();
-        for record in [JOB, MARKS] {
+        // What the marks are is not decided any more once the job's record has a code.
+        for record in [MARKS, JOB] {
             let newest = self.read_record(record, &BTreeSet::new())?;
             let Some((_, refusal)) = newest.refused.last_key_value() else { continue };
-            if newest.content.is_some() || *refusal != Refusal::NoCode {
+            if newest.content.is_some() || *refusal != Refusal::NoCode || self.has_codes(record, &newest)? {
                 self.check_refused(record, &newest)?;
             }
             let as_before = self.clone().with_key(None);
@@ -227,12 +312,50 @@ impl JobDir {
                 Some(as_before.decode_marks(&old)?.body())
             };
             let Some(body) = body else { continue };
-            let (medium, name) = (self.medium(), record.name(old.next_number()));
-            record
-                .replace(&*medium, &old, &self.encode(&name, body))
-                .map_err(|error| failed("write", medium.describe(&name).as_ref())(error))?;
+            let medium = self.medium();
+            let written = old.next_number().and_then(|number| {
+                let name = record.name(number);
+                let is_replaced = record.replace(&*medium, &old, &self.encode(&name, body))?;
+                if is_replaced { Ok(name) } else { Err(io::ErrorKind::AlreadyExists.into()) }
+            });
+            let folder = medium.describe(&record.folder());
+            let name = written.map_err(|error| failed("write", folder.as_ref())(error))?;
             adopted.push((self.path_of(record, &old), medium.describe(&name).into()));
         }
         Ok(adopted)
     }
+}
+
+impl Known {
+    /// Reports a record that is passed over, once.
+    fn report(&mut self, path: PathBuf, error: &OpenError) {
+        if self.reported.len() > NAMED || !self.reported.insert(path) {
+            return;
+        }
+        if self.reported.len() <= NAMED {
+            tracing::warn!("{error}. It is passed over while the job runs");
+        } else {
+            tracing::warn!(
+                "there are more records than these {NAMED} that do not count, and are passed over"
+            );
+        }
+    }
+}
+
+impl Newest {
+    /// The body, if it is there and undamaged.
+    fn open(&self) -> Option<&str> {
+        checked_json::open(self.content.as_deref()?).ok()
+    }
+
+    /// The body of a record that is gone, to be written again.
+    fn gone_body(&self) -> Option<String> {
+        self.open().filter(|_| self.is_gone).map(authentic::without_code)
+    }
+}
+
+/// Whether a service has answered that it does not give the object, be it for its rights or its encryption. Without an
+/// answer, or after an error of the server, the error is another one.
+fn is_denied(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Other)
 }

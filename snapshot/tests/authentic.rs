@@ -1,11 +1,16 @@
 //! With a key, the records of a job (`job/N.json`, `marks/N.json`) count only as the holder of the key has written them.
 //! Each test is one thing that somebody can try who can write to the store and does not have the key.
 
+mod common;
+
 use ckpt_snapshot::codec::Key;
 use ckpt_snapshot::*;
+use common::memory::{Judged, Memory, When};
 use std::fs;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 fn key(first: u8) -> Key {
@@ -220,7 +225,7 @@ fn a_record_without_a_code_does_not_count() {
             keyed.is_refused(&name, &why);
         }
     }
-    for kind in ["job", "marks"] {
+    for kind in ["marks", "job"] {
         let old = format!("{kind}.json");
         fs::copy(plain.path().join(kind).join("1.json"), keyed.file(&old)).unwrap();
         keyed.is_refused(&old, &Refusal::NoCode);
@@ -277,6 +282,8 @@ fn a_running_job_passes_over_what_is_planted() {
         fs::write(at("4.json"), "{").unwrap();
         fs::create_dir(at("5.json")).unwrap();
         std::os::unix::fs::symlink(at("3.json"), at("6.json")).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(at("7.json")).unwrap());
+        rustix::fs::mkfifoat(rustix::fs::CWD, at("8.json"), 0o600.into()).unwrap();
         fs::File::create(at("98.json")).unwrap().set_len(1 << 40).unwrap();
     };
     planted("job");
@@ -293,18 +300,148 @@ fn a_running_job_passes_over_what_is_planted() {
         assert_eq!(running.record().unwrap().unwrap().run, run);
         assert_eq!(running.marks().unwrap().kept().count() as u64, run);
     }
-    assert!(keyed.file("job/83.json").exists() && !keyed.file("job/3.json").exists(), "old ones are removed");
+    assert!(keyed.file("job/85.json").exists() && !keyed.file("job/3.json").exists(), "old ones are removed");
     // They are still there for the next start, which names them.
     assert!(matches!(keyed.job().record(), Err(OpenError::Unauthentic { .. })));
-    // Without one that counts, marks are not known. The launcher knows its own record.
+    // Whatever is removed, the launcher knows what it has written, and writes it again.
     for kind in ["job", "marks"] {
-        for number in 7..=83 {
+        for number in 9..=85 {
             let _ = fs::remove_file(keyed.file(kind).join(format!("{number}.json")));
         }
     }
-    assert!(matches!(running.marks(), Err(OpenError::Unauthentic { .. })));
-    running.change_record(|present| Ok::<_, OpenError>(Some(present.unwrap_or(record(81))))).unwrap();
-    assert_eq!(running.record().unwrap(), Some(record(81)));
+    assert_eq!(running.marks().unwrap().kept().count(), 80);
+    running
+        .change_record(|present| {
+            assert_eq!(present, Some(record(80)));
+            Ok::<_, OpenError>(None)
+        })
+        .unwrap();
+    running.change_marks(|marks| marks.pin(&id(80))).unwrap();
+    let later = keyed.job().passing_over_forgeries();
+    assert_eq!(later.record().unwrap(), Some(record(80)));
+    assert_eq!(later.marks().unwrap().kept().count(), 80);
+}
+
+/// Older records with their codes, when newer ones are removed or overwritten: what the launcher has read counts.
+#[test]
+fn a_running_job_passes_over_older_records() {
+    let keyed = Keyed::new();
+    let running = keyed.job().passing_over_forgeries();
+    running.change_record(|_| Ok::<_, OpenError>(Some(record(4)))).unwrap();
+    running.change_marks(|marks| marks.pin(&id(4))).unwrap();
+    for damage in [|file: PathBuf| fs::remove_file(file).unwrap(), |file| fs::write(file, "{").unwrap()] {
+        for kind in ["job", "marks"] {
+            let numbers = fs::read_dir(keyed.file(kind)).unwrap().filter_map(|entry| {
+                entry.unwrap().path().file_stem()?.to_str()?.parse::<u64>().ok().filter(|number| *number > 2)
+            });
+            numbers.for_each(|number| damage(keyed.file(&format!("{kind}/{number}.json"))));
+        }
+        assert_eq!(running.record().unwrap(), Some(record(4)));
+        assert_eq!(running.marks().unwrap().kept().count(), 4);
+        // They are written again, also without a change.
+        running.change_record(|_| Ok::<_, OpenError>(None)).unwrap();
+        running.change_marks(|marks| marks.pin(&id(4))).unwrap();
+        let later = keyed.job().passing_over_forgeries();
+        assert_eq!(later.record().unwrap(), Some(record(4)));
+        assert_eq!(later.marks().unwrap().kept().count(), 4);
+        // Another job, and the same one in another place, are not this one.
+        let sibling = running.sibling(&JobKey::named("another").unwrap());
+        let elsewhere = running.clone().with_content_in(Arc::new(Memory::default()));
+        assert_eq!((sibling.record().unwrap(), elsewhere.record().unwrap()), (None, None));
+    }
+}
+
+/// Most jobs have no marks: then somebody else's would be the only ones.
+#[test]
+fn planted_marks_do_not_count_in_a_running_job_without_marks() {
+    let keyed = Keyed::new();
+    let plain = keyed.named("plain");
+    keyed.write(&plain, 7);
+    let without = |name| {
+        let job = keyed.named(name).with_key(Some(&keyed.key));
+        job.set_record(&record(1)).unwrap();
+        job
+    };
+    let plant = |job: &JobDir| {
+        fs::create_dir_all(job.path().join("marks")).unwrap();
+        fs::copy(plain.path().join("marks/3.json"), job.path().join("marks/9.json")).unwrap();
+    };
+    let running = without("begun").passing_over_forgeries();
+    running.begin_marks().unwrap();
+    running.begin_marks().unwrap();
+    assert_eq!(fs::read_dir(running.path().join("marks")).unwrap().count(), 1);
+    plant(&running);
+    assert_eq!(running.marks().unwrap(), Marks::default());
+    running.change_marks(|marks| marks.pin(&id(1))).unwrap();
+    assert_eq!(running.marks().unwrap().kept().count(), 1);
+    // Those that are there when the job begins are refused.
+    let late = without("late");
+    plant(&late);
+    let error = late.passing_over_forgeries().begin_marks().unwrap_err();
+    assert!(matches!(error, OpenError::Unauthentic { refusal: Refusal::Planted, .. }), "{error}");
+    // Without a key, nothing is written.
+    keyed.named("no-key").begin_marks().unwrap();
+    assert!(!keyed.named("no-key").path().exists());
+}
+
+/// An object that a service lists and does not give. Time-outs, and a service that gives nothing, are no such thing.
+#[test]
+fn a_running_job_passes_over_objects_that_are_denied() {
+    use io::ErrorKind::{Other, PermissionDenied, TimedOut};
+    let (keyed, memory) = (Keyed::new(), Memory::default());
+    let job = |kind: io::ErrorKind, denied: &'static str| {
+        let medium = Judged::new(memory.clone(), move |when, what, name| match when {
+            When::Before if what == "open" && name.starts_with(denied) => Err(kind.into()),
+            _ => Ok(()),
+        });
+        keyed.job().with_content_in(Arc::new(medium))
+    };
+    job(Other, "nothing").set_record(&record(1)).unwrap();
+    memory.set("job/2.json", b"{".to_vec());
+    for (kind, denied, is_odd) in [
+        (PermissionDenied, "job/2.json", true),
+        (Other, "job/2.json", true),
+        (TimedOut, "job/2.json", false),
+        (PermissionDenied, "job", false),
+    ] {
+        let strict = job(kind, denied).record().unwrap_err();
+        assert!(matches!(strict, OpenError::Io { .. }), "{kind} {denied}: {strict}");
+        let running = job(kind, denied).passing_over_forgeries().record();
+        assert_eq!(running.is_ok_and(|record| record.is_some()), is_odd, "{kind} {denied}");
+    }
+    let running = job(Other, "job/2.json").passing_over_forgeries();
+    running.change_record(|_| Ok::<_, OpenError>(Some(record(3)))).unwrap();
+    assert_eq!(running.record().unwrap(), Some(record(3)));
+    assert!(memory.objects().contains_key("job/3.json"));
+}
+
+/// What appears while a record is written, with a number far above it, is not taken for a newer one.
+#[test]
+fn a_change_is_made_once_whatever_appears_meanwhile() {
+    let (keyed, memory) = (Keyed::new(), Memory::default());
+    let planter = memory.clone();
+    let medium = Judged::new(memory.clone(), move |when, what, name| {
+        let number: u64 = name.trim_start_matches("job/").trim_end_matches(".json").parse().unwrap_or(0);
+        if when == When::After && what == "put" {
+            planter.set(&format!("job/{}.json", number + 1000), b"{".to_vec());
+        }
+        Ok(())
+    });
+    let running = keyed.job().with_content_in(Arc::new(medium)).passing_over_forgeries();
+    let mut changes = 0;
+    for run in 1..=3 {
+        running
+            .change_record(|_| {
+                changes += 1;
+                Ok::<_, OpenError>(Some(record(run)))
+            })
+            .unwrap();
+        assert_eq!(running.record().unwrap(), Some(record(run)));
+        // The re-read of a change asks what to make of the record that was read only if that is another one.
+        assert_eq!(changes, run);
+    }
+    let numbers = ["job/1.json", "job/2.json", "job/3.json"];
+    assert!(numbers.iter().all(|name| memory.objects().contains_key(*name)), "{:?}", memory.names(".json"));
 }
 
 /// Commands that change nothing work without the key, as before. Nothing is written that a key would not accept.
@@ -318,7 +455,15 @@ fn without_the_key_records_are_read_and_not_changed() {
     assert!(matches!(&changed, OpenError::NeedsKey(path) if path.ends_with("marks/3.json")), "{changed}");
     let changed = without.set_record(&record(4)).unwrap_err();
     assert!(changed.to_string().contains("--encrypt-key-file"), "{changed}");
+    assert!(matches!(without.check_records(), Err(OpenError::NeedsKey(_))));
+    keyed.job().check_records().unwrap();
     keyed.is_as_written();
+    // Nor are marks begun that the next start would refuse.
+    fs::remove_dir_all(keyed.file("marks")).unwrap();
+    let pinned = without.change_marks(|marks| marks.pin(&id(1))).unwrap_err();
+    assert!(matches!(&pinned, OpenError::NeedsKey(path) if path.ends_with("job/3.json")), "{pinned}");
+    assert!(matches!(without.check_records(), Err(OpenError::NeedsKey(_))));
+    assert_eq!(keyed.job().marks().unwrap(), Marks::default());
 }
 
 /// Records of a job that had no key, or of an older build, get their codes when the user says so: only then, and only
@@ -333,7 +478,7 @@ fn older_records_are_signed_on_request() {
     let adopted = signed.adopt_records().unwrap();
     let names: Vec<_> = adopted.iter().flat_map(|(old, new)| [old, new]).collect();
     let expected =
-        ["job/3.json", "job/4.json", "marks/3.json", "marks/4.json"].map(|name| plain.path().join(name));
+        ["marks/3.json", "marks/4.json", "job/3.json", "job/4.json"].map(|name| plain.path().join(name));
     assert_eq!(names, expected.iter().collect::<Vec<_>>());
     assert_eq!(signed.record().unwrap(), Some(record(3)));
     assert_eq!(signed.marks().unwrap().kept().count(), 3);
@@ -348,6 +493,32 @@ fn older_records_are_signed_on_request() {
     let other = keyed.named("plain").with_key(Some(&key(7)));
     assert!(matches!(other.adopt_records(), Err(OpenError::Unauthentic { refusal: Refusal::OtherKey, .. })));
     assert_eq!(signed.record().unwrap(), Some(record(3)));
+}
+
+/// Who can plant one kind of record and remove another cannot have the first one adopted.
+#[test]
+fn records_of_a_job_with_codes_are_not_adopted() {
+    let keyed = Keyed::new();
+    let plain = keyed.named("plain");
+    keyed.write(&plain, 7);
+    let is_planted = |job: &JobDir| {
+        for error in [job.marks().unwrap_err(), job.adopt_records().unwrap_err()] {
+            assert!(matches!(error, OpenError::Unauthentic { refusal: Refusal::Planted, .. }), "{error}");
+        }
+    };
+    let marks = |number: u64| keyed.file(&format!("marks/{number}.json"));
+    // Plain ones, and no others.
+    (1..=3).for_each(|number| fs::remove_file(marks(number)).unwrap());
+    fs::copy(plain.path().join("marks/2.json"), marks(2)).unwrap();
+    is_planted(&keyed.job());
+    // Besides, one of another key, or one that was moved.
+    fs::remove_dir_all(keyed.file("job")).unwrap();
+    fs::write(marks(1), fs::read(plain.path().join("marks/1.json")).unwrap()).unwrap();
+    assert!(matches!(keyed.job().marks(), Err(OpenError::Unauthentic { refusal: Refusal::NoCode, .. })));
+    let other = keyed.named("other").with_key(Some(&keyed.key));
+    keyed.write(&other, 1);
+    fs::copy(other.path().join("marks/1.json"), marks(1)).unwrap();
+    is_planted(&keyed.job());
 }
 
 /// What a newer store looks like to a build that knows no codes: a newer version, and not damage that it would replace.

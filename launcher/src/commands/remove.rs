@@ -50,6 +50,9 @@ pub fn remove(config: &Config, args: &RmArgs) -> Result<i32> {
 /// Deletes snapshots of one job. The space of those that are deleted is reclaimed also if one of them cannot be.
 fn remove_of_job(config: &Config, found: &[(JobDir, SnapshotId)], dry_run: bool) -> Result<()> {
     let Some((job, _)) = found.first() else { return Ok(()) };
+    if !dry_run {
+        job.check_records()?;
+    }
     let store = tiers::open(&config.store, job)?;
     let removed = found.iter().try_for_each(|(_, id)| {
         if !dry_run {
@@ -166,6 +169,9 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
     let root = Root::open_to_change(&config.store)?;
     let (done, code) = each(&jobs(config, &root, named)?, |job| {
         let mut pruned = Vec::new();
+        if !dry_run {
+            job.check_records()?;
+        }
         let store = tiers::open(&config.store, job)?;
         let all = store.list()?;
         let abandoned = job.record()?.map(|record| record.abandoned).unwrap_or_default();

@@ -50,8 +50,10 @@ impl Handover {
     /// When it cannot be read.
     pub fn newer_claim(&mut self, local: Option<&JobRecord>) -> Result<Option<JobRecord>, OpenError> {
         self.known_claims = local.map(|local| local.claims);
-        self.previous = self.remote.record()?;
+        let read = self.remote.record();
+        // Also if the object store has not answered.
         self.remote = self.remote.clone().passing_over_forgeries();
+        self.previous = read?;
         Ok(self.previous.clone().filter(|remote| local.is_none_or(|local| remote.claims > local.claims)))
     }
 
@@ -147,4 +149,53 @@ fn warn_not_published(error: &OpenError) {
     tracing::warn!(
         "cannot write the job's record to the object store: {error}. Another machine may resume from an older snapshot"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::resume_point::rebuilt;
+    use ckpt_snapshot::codec::Key;
+    use ckpt_snapshot::medium::DirMedium;
+    use ckpt_snapshot::{JobKey, StoreRoot};
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    fn handover(dir: &JobDir, remote: &Path) -> Handover {
+        Handover {
+            remote: dir.clone().with_content_in(Arc::new(DirMedium::new(remote.to_owned()))),
+            own_launchers: Vec::new(),
+            known_claims: None,
+            previous: None,
+            publishing: Mutex::new(()),
+        }
+    }
+
+    /// An object store that does not answer at the start may have planted records when it does.
+    #[test]
+    fn what_is_planted_is_passed_over_although_the_start_was_not_answered() {
+        let tempdir = tempfile::tempdir().unwrap();
+        let (remote, file) = (tempdir.path().join("remote"), tempdir.path().join("key"));
+        fs::write(&file, (1..33).collect::<Vec<u8>>()).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        let root = StoreRoot::open_or_create(&tempdir.path().join("store")).unwrap();
+        let plain = root.job(&JobKey::named("job").unwrap());
+        drop(plain.lock_to_run(|_| ()).unwrap());
+        let dir = plain.clone().with_key(Some(&Key::from_file(&file).unwrap()));
+        let ownership = Ownership::claim::<OpenError>(&dir, || Ok(rebuilt(&[]))).unwrap();
+        // Not a directory: nothing in it can be read.
+        fs::create_dir(&remote).unwrap();
+        fs::write(remote.join("job"), "").unwrap();
+        let mut started = handover(&dir, &remote);
+        started.newer_claim(None).unwrap_err();
+        started.begin(vec![ownership.record().launcher]);
+        fs::remove_file(remote.join("job")).unwrap();
+        handover(&plain, &remote).claim(&ownership.record());
+        assert!(started.remote.record().is_err(), "without one that counts");
+        started.publish(&ownership);
+        assert_eq!(started.remote.record().unwrap().unwrap().launcher, ownership.record().launcher);
+        started.check().unwrap();
+    }
 }

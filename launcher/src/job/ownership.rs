@@ -87,6 +87,12 @@ impl Ownership {
         Ok(Self { dir, record, previous })
     }
 
+    /// The job, as its launcher sees it.
+    #[must_use]
+    pub fn dir(&self) -> &JobDir {
+        &self.dir
+    }
+
     /// The record before this launcher claimed the job.
     #[must_use]
     pub fn previous(&self) -> &JobRecord {
@@ -278,7 +284,32 @@ mod tests {
         std::fs::create_dir(job.path().join("job")).unwrap();
         plant(70);
         second.check().unwrap();
+        assert_eq!(second.dir().record().unwrap().unwrap(), second.record(), "as a restart reads it");
         assert_eq!(second.next_number(0).unwrap(), 3);
+        assert!(first.claimed_elsewhere().is_some());
+    }
+
+    /// The record of the launcher before, with its code, is no claim when those of the present one are gone.
+    #[test]
+    fn an_older_claim_does_not_take_the_job_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = job(&dir).with_key(Some(&key()));
+        let (first, second) = (begin(&job), begin(&job));
+        assert_eq!(second.next_number(0).unwrap(), 1);
+        for number in [2, 3] {
+            std::fs::remove_file(job.path().join(format!("job/{number}.json"))).unwrap();
+        }
+        second.check().unwrap();
+        assert_eq!(second.next_number(0).unwrap(), 2);
+        assert_eq!(job.record().unwrap().unwrap(), second.record());
+        std::fs::write(job.path().join("job/4.json"), "{").unwrap();
+        second.check().unwrap();
+        assert_eq!(second.next_number(0).unwrap(), 3);
+        assert!(matches!(first.next_number(0), Err(OwnershipError::ClaimedElsewhere(_))));
+        // A launcher that has seen a claim stays fenced.
+        for number in 2..=5 {
+            let _ = std::fs::remove_file(job.path().join(format!("job/{number}.json")));
+        }
         assert!(first.claimed_elsewhere().is_some());
     }
 

@@ -120,7 +120,8 @@ pub(super) fn claim(
         let claimed = answers.during("its snapshots were being listed", claim);
         claimed.map_err(|error| naming_its_job(config, dir, error))?
     };
-    opened.dir = opened.dir.clone().passing_over_forgeries();
+    opened.dir = claimed.ownership.dir().clone();
+    opened.dir.begin_marks()?;
     let key = opened.dir.key();
     match candidates.last() {
         Some(id) => {

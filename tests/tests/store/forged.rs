@@ -250,7 +250,7 @@ fn a_record_that_somebody_writes_does_not_stop_a_running_job() {
         said.contains("is passed over") && said.contains(&planted[0]) && said.contains(&planted[1]),
         "{said}"
     );
-    assert!(!said.contains("has claimed the job"), "{said}");
+    assert!(!said.contains("has claimed the job") && !said.contains("cannot prune"), "{said}");
     // The next start names them. Without them, it finds the job as it was left.
     for name in &planted {
         let (code, said) = with_key(&jobs, "victim", &["--", "sh", "-c", JOB, "victim"]);
@@ -261,6 +261,67 @@ fn a_record_that_somebody_writes_does_not_stop_a_running_job() {
     assert_eq!(listed, 2, "{first} and {second}");
     let said = jobs.end("victim");
     assert!(said.contains("it was complete"), "{said}");
+}
+
+/// Ends with an error once, when there is a file `die`.
+const DYING: &str =
+    "echo begun; while [ ! -e go ]; do [ ! -e die ] || { mv die died; exit 1; }; sleep 0.02; done";
+
+/// Also if the records of the job are removed besides: its launcher knows what it has written, and restarts the job.
+#[test]
+fn a_restart_does_not_depend_on_records_that_somebody_writes() {
+    let (jobs, plain) = (Encrypted::new(), Encrypted::new());
+    plain.saved("victim", 1, false);
+    let mut command = jobs.sandbox.command(["--job", "victim", "--files", "off", "--max-restarts", "9"]);
+    command.env("CKPT_ENCRYPT_KEY_FILE", &jobs.key).args(["--", "sh", "-c", DYING, "victim"]);
+    let mut job = jobs.sandbox.start_command("victim", command);
+    job.until_answering(&jobs.sandbox);
+    job.until("its begin", || jobs.sandbox.read("victim.out").contains("begun").then_some(()));
+    let id = job.checkpoint_of(&jobs.sandbox, "victim");
+    let planted = ["job", "marks"].map(|kind| jobs.dir("victim").join(kind).join("99.json"));
+    for file in &planted {
+        let folder = file.parent().unwrap();
+        files_of(folder).iter().for_each(|own| fs::remove_file(own).unwrap());
+        fs::copy(newest(&plain.dir("victim"), "job").1, file).unwrap();
+    }
+    fs::write(jobs.sandbox.path().join("die"), "").unwrap();
+    let resumed = format!("resumed from snapshot {id}");
+    job.until("its restart", || jobs.sandbox.read("victim.err").contains(&resumed).then_some(()));
+    job.until_answering(&jobs.sandbox);
+    job.checkpoint_of(&jobs.sandbox, "victim");
+    let go = jobs.sandbox.path().join("go");
+    fs::write(&go, "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    fs::remove_file(go).unwrap();
+    assert!(!job.said().contains("cannot prune"), "{}", job.said());
+    // Its records are there again.
+    planted.iter().for_each(|file| fs::remove_file(file).unwrap());
+    let said = jobs.end("victim");
+    assert!(said.contains("it was complete"), "{said}");
+}
+
+/// Neither a record that the next start would refuse, nor what the records protect.
+#[test]
+fn without_the_key_nothing_of_an_encrypted_job_is_changed() {
+    let jobs = Encrypted::new();
+    let ids = jobs.saved("victim", 2, true);
+    let victim = jobs.dir("victim");
+    // Its launcher has made a record of no marks. That of an older one may have made none.
+    fs::remove_dir_all(victim.join("marks")).unwrap();
+    for command in [
+        &["pin", &ids[0]][..],
+        &["tag", &ids[0], "good"],
+        &["rm", &ids[0], "--force"],
+        &["prune", "--keep", "1"],
+    ] {
+        let output = jobs.sandbox.call(["--job", "victim"].iter().chain(command));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {said}");
+        assert!(said.contains("--encrypt-key-file"), "{command:?}: {said}");
+    }
+    assert_eq!(fs::read_dir(victim.join("manifests")).unwrap().count(), 2);
+    let said = jobs.end("victim");
+    assert!(said.contains(&format!("resumed from snapshot {}", ids[1])), "{said}");
 }
 
 /// A job that had no key, or an older ckpt-run.
