@@ -5,7 +5,8 @@
 `driver`: uses the CUDA driver as well. `workers`: two processes, forked once NVML is initialised, do a part of the work.
 `polls`: a thread asks NVML all the time as well. `reopens`: it initialises NVML for each question, and shuts it down again;
 nothing else has NVML initialised then. A call that fails ends the program.
-Rests after each step as long as the file `slow` is there.
+Rests after each step as long as the file `slow` is there: longer beside a thread that asks, for tests that take many
+snapshots, however long each takes.
 """
 
 import multiprocessing
@@ -60,6 +61,7 @@ def main():
         address = driver.cuMemAlloc(4)[1]
     pool = multiprocessing.get_context("fork").Pool(2) if "workers" in sys.argv else None
     total, steps = 0, range(1, int(sys.argv[1]) + 1)
+    rest_s = 0.2 if "polls" in sys.argv or "reopens" in sys.argv else 0.04
     worked = pool.imap(work, steps) if pool else map(work, steps)
     for step in steps:
         total = zlib.crc32(str(total).encode(), next(worked))
@@ -70,7 +72,7 @@ def main():
             total = int.from_bytes(host, "little")
         print(f"step {step} checksum {total:08x} {question()}", flush=True)
         if os.path.exists("slow"):
-            time.sleep(0.04)
+            time.sleep(rest_s)
 
 
 main()
