@@ -179,7 +179,10 @@ impl GpuJob {
     pub fn survives_kills_of_each_kind(&self, kills: u32) {
         let mut random = rng_of_this_test();
         self.slow_down();
+        let begun = Instant::now();
         let mut job = self.start_and_save();
+        // A job of many ranks takes longer to begin. Half of its lives have to last until the next snapshot.
+        let longest_life = Duration::from_millis(LONGEST_LIFE_MS).max(2 * begun.elapsed());
         job.kill_launcher();
         let start = || {
             let mut command = self.command(library());
@@ -188,7 +191,7 @@ impl GpuJob {
         };
         job = start();
         for kill in 0..3 * kills {
-            let death = Instant::now() + Duration::from_millis(random.u64(..LONGEST_LIFE_MS));
+            let death = Instant::now() + longest_life.mul_f64(random.f64());
             while Instant::now() < death {
                 if job.has_ended() {
                     let status = job.wait_status();
