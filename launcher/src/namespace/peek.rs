@@ -226,7 +226,9 @@ fn peek(socket: BorrowedFd, buffer: &mut [u8]) -> io::Result<Option<Option<Seen>
     let bytes = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
     let Ok(bytes) = usize::try_from(bytes) else {
         let error = io::Error::last_os_error();
-        return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        // A socket for packets that listens, or is not connected yet, has no messages.
+        let is_empty = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected);
+        return if is_empty { Ok(None) } else { Err(error) };
     };
     // A control message (cmsg(3)) begins with its length, its level and its type.
     let [length, kind, stamp @ ..] = control;
