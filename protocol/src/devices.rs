@@ -36,11 +36,15 @@ const DEVICES: &[Device] = &[
     },
 ];
 
+/// What every process may open: the rights to configure and to watch MIG (NVIDIA MIG user guide, Device Nodes and
+/// Capabilities). The driver opens the second one for any process on a whole GPU too (seen with 580.159 on an H200).
+const OF_NO_INSTANCE: [&str; 2] = ["nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2"];
+
 /// The device with this path, if it is one; `dev` is the directory of devices, with a slash at its end.
 #[must_use]
 pub fn find(path: &str, dev: &str) -> Option<&'static Device> {
     let name = path.strip_prefix(dev)?;
-    DEVICES.iter().find(|device| name.starts_with(device.name))
+    DEVICES.iter().find(|device| name.starts_with(device.name)).filter(|_| !OF_NO_INSTANCE.contains(&name))
 }
 
 #[cfg(test)]
@@ -56,6 +60,8 @@ mod tests {
         assert_eq!(name("/dev/nvidia-caps/nvidia-cap12"), Some("nvidia-caps/"));
         for other in
             ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-caps-imex-channels/channel0", "/tmp/gdrdrv"]
+                .into_iter()
+                .chain(OF_NO_INSTANCE.map(|name| ["/dev/", name].concat().leak() as &str))
         {
             assert_eq!(name(other), None, "{other}");
         }
