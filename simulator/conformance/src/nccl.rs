@@ -256,6 +256,9 @@ pub fn say(text: String) {
     *SAID.lock() = text;
 }
 
+/// From this version on (2.30.3), NCCL_MULTI_RANK_GPU_ENABLE lets ranks share a GPU.
+const SHARES_GPUS_FROM: c_int = 23003;
+
 /// What a rank does.
 pub type Scenario = fn(&Rank) -> Result;
 
@@ -270,6 +273,8 @@ pub fn ask(scenario: &str, ranks: usize, variables: &[(&str, &str)]) -> Result<V
     let mut devices = 0;
     ok!(cuInit(0));
     ok!(cuDeviceGetCount(&raw mut devices));
+    let mut version = 0;
+    nccl_ok!(ncclGetVersion(&raw mut version));
     let id = unique_id()?;
     let hex: String = id.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let broken = |error: std::io::Error| Stop::Failed(format!("starting a rank: {error}"));
@@ -283,6 +288,10 @@ pub fn ask(scenario: &str, ranks: usize, variables: &[(&str, &str)]) -> Result<V
         command.env("NCCL_SOCKET_IFNAME", "lo").envs(variables.iter().copied());
         if ranks > usize::try_from(devices).unwrap_or(0) {
             command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+            if version < SHARES_GPUS_FROM {
+                // Ranks of different machines are not compared.
+                command.env("NCCL_HOSTID", format!("rank-{rank}")).env("NCCL_NET", "Socket");
+            }
         }
         children.push(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(broken)?);
     }

@@ -35,7 +35,9 @@ def outcomes(settings, area, label="plain", **env):
         argv = [settings.at("bin/conformance"), "--lib", settings.facts["libcuda"], "--json", kept, area]
         log = os.path.join(settings.work, "logs", f"conformance-{label}-{area.strip('/')}.txt")
         limit = {} if settings.is_quick else CHECK_LIMIT
-        code, said = processes.run(argv, LIMIT_S, log=log, env=settings.env(**limit, **env))
+        nccl = (settings.facts.get("torch") or {}).get("nccl_path")
+        library = {"CONFORMANCE_NCCL": nccl} if nccl else {}
+        code, said = processes.run(argv, LIMIT_S, log=log, env=settings.env(**limit, **library, **env))
         if code not in (0, 1):
             raise Fail(f"the suite ended with {code}: {processes.tail(said)}")
     with open(kept) as file:

@@ -19,6 +19,8 @@ said["is_on_gpu"] = torch.cuda.is_available()
 if said["is_on_gpu"]:
     said["device"] = torch.cuda.get_device_name(0)
     said["nccl"] = list(torch.cuda.nccl.version())
+    paths = {line.split()[-1] for line in open("/proc/self/maps") if "/libnccl.so" in line}
+    said["nccl_path"] = paths.pop() if paths else None
 print("torch " + json.dumps(said))
 """
 ASK_DRIVER = """

@@ -123,7 +123,7 @@ def run_stage(stage, work):
     processes.adopt_orphans()
     with open(os.path.join(work, "facts.json")) as file:
         settings = Settings(work, json.load(file))
-    lines = records.Records(os.path.join(work, f"{stage}.jsonl"), settings.limit_s(stage) - 5)
+    lines = records.Records(os.path.join(work, f"{stage}.jsonl"), settings.limit_s(stage) - 5, settings.only)
     importlib.import_module(f"harness.stages.{stage}").run(settings, lines)
     return 0
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 import traceback
 
@@ -21,8 +22,9 @@ class Fail(Exception):
 class Records:
     """The lines of one stage: a JSON object for each step, first when it begins and then when it ends."""
 
-    def __init__(self, path, limit_s):
+    def __init__(self, path, limit_s, only=None):
         self.file = open(path, "a", buffering=1)
+        self.only = only
         self.deadline = time.monotonic() + limit_s
 
     def left_s(self):
@@ -35,6 +37,8 @@ class Records:
     def step(self, name, body, *args, needs_s=0):
         """Runs one step; gives what it gave, or None if it failed or was skipped. `needs_s`: the seconds below which
         it is not begun."""
+        if self.only and not re.search(self.only, name):
+            return None
         if self.left_s() < needs_s:
             self.end(name, "skip", f"no time: it takes about {needs_s:.0f} s, {self.left_s():.0f} s are left", {}, 0)
             return None

@@ -21,6 +21,7 @@ class Settings:
         self.torch_device = env.get("BUNDLE_TORCH_DEVICE", "cuda")
         # Everything small, so that it ends in a minute or two: to see whether the bundle itself works.
         self.is_quick = env.get("BUNDLE_QUICK") == "1"
+        self.only = env.get("BUNDLE_ONLY")
         self.facts = facts or {}
         self.sizes_gb = [float(word) for word in env.get("BUNDLE_SIZES_GB", "1,10,40,80").split(",")]
         self.torch_gb = float(env.get("BUNDLE_TORCH_GB", "10"))

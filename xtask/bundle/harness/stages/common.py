@@ -10,7 +10,9 @@ from harness.records import Fail, Skip
 
 GIGA = 1e9
 MEBI = 1 << 20
-# Arguments of gpt.py that keep it from being done before it is killed, as long as that file is there.
+# Arguments of gpt.py for a model of a few kilobytes.
+SMALL = ["--layers", "2", "--width", "64", "--vocabulary", "128", "--length", "32", "--batch", "2"]
+# Those that keep it from being done before it is killed, as long as that file is there.
 SLOWLY = ["--rest-ms", "150", "--slow-while", "slow"]
 
 
@@ -37,9 +39,8 @@ def need(settings, *names):
 
 def gpt(settings, *words):
     """The command of the GPT-like training."""
-    small = ["--layers", "2", "--width", "64", "--vocabulary", "128", "--length", "32", "--batch", "2"]
     device = ["--device", settings.torch_device]
-    return [settings.python, settings.at("programs/gpt.py"), *device, *(small if settings.is_quick else []), *words]
+    return [settings.python, settings.at("programs/gpt.py"), *device, *(SMALL if settings.is_quick else []), *words]
 
 
 def state(settings, size_bytes, rest_us=200):

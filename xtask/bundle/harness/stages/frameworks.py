@@ -61,4 +61,6 @@ def profiled(settings):
     def without(job):
         os.unlink(job.path(PROFILE))
 
-    return attempted(settings, "profiled", argv, LOSSES, files=[PROFILE], until_allowed=without)
+    # Otherwise PyTorch's profiler keeps CUPTI attached after its end.
+    env = {"TEARDOWN_CUPTI": "1"}
+    return attempted(settings, "profiled", argv, LOSSES, files=[PROFILE], until_allowed=without, env=env)

@@ -82,18 +82,18 @@ def unbroken(settings, name, argv, output, env, is_optional):
     os.makedirs(plain, exist_ok=True)
     code, said = processes.run(argv, 120, env=settings.env(**(env or {})), cwd=plain, apart=True)
     if code:
-        raise (Skip if is_optional else Fail)(f"without ckpt-run it ends with {code}: {processes.tail(said, 1)}")
+        raise (Skip if is_optional else Fail)(f"without ckpt-run it ends with {code}: {processes.tail(said)}")
     if output == OUTPUT:
         return said
     with open(os.path.join(plain, output)) as file:
         return file.read()
 
 
-def attempted(settings, name, argv, output=OUTPUT, on_gpu=True, files=(), is_optional=False, until_allowed=None):
+def attempted(settings, name, argv, output=OUTPUT, on_gpu=True, files=(), is_optional=False, until_allowed=None, env=None):
     """A job that may be refused today: what a checkpoint of it says, and whether it ends as an unbroken run either way.
     `files` are there when it starts. `until_allowed` makes it a job that can be saved, and then it has to be."""
-    expected = unbroken(settings, name, argv, output, None, is_optional)
-    job = Job(settings, name, argv, on_gpu)
+    expected = unbroken(settings, name, argv, output, env, is_optional)
+    job = Job(settings, name, argv, on_gpu, env)
     try:
         job.slow_down()
         for file in files:

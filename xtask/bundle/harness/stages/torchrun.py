@@ -17,10 +17,10 @@ def survives(settings, backend, ranks="1"):
     return trained(settings, f"torchrun-{backend}-{ranks}", launched(settings, ranks, "--distributed", backend))
 
 
-def launched(settings, ranks, *words):
+def launched(settings, ranks, *words, steps=None):
     """The command of a training by torchrun."""
     launch = [settings.python, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--master_addr=127.0.0.1"]
     # Old versions fail in their handling of the defaults of these two under newer versions of Python.
     launch += ["-r", "1", "-t", "1", "--master_port", str(free_port())]
-    steps = "100" if settings.is_quick else "400"
+    steps = steps or ("100" if settings.is_quick else "400")
     return launch + gpt(settings, *words, "--steps", steps, "--losses", LOSSES)[1:]
