@@ -200,16 +200,20 @@ handlers! {
         value: *const c_void, attribute: CUpointer_attribute, address: CUdeviceptr
     ) |_, real| {
         const REFUSED: CUresult = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as CUresult;
+        const INVALID_VALUE: CUresult = sys::CUresult::CUDA_ERROR_INVALID_VALUE as CUresult;
         let (known, asked) = inspect(address);
         // SAFETY: the parameters are those of our own caller, or an address that is none.
         let result = unsafe { real(value, attribute, asked) };
         // What other processes may open is the arena's.
         if !known.is_some_and(|known| known.is_ipc_capable)
-            || attribute != SYNC_MEMOPS
             || value.is_null()
             || !matches!(result, SUCCESS | REFUSED)
         {
             return result;
+        }
+        if attribute != SYNC_MEMOPS {
+            // None that can be set: of mapped memory the driver says first that nothing can.
+            return if result == REFUSED { INVALID_VALUE } else { result };
         }
         // SAFETY: the caller passes the address of a boolean, of which the first byte is there at any size.
         let is_set = unsafe { value.cast::<u8>().read() } != 0;
