@@ -95,7 +95,9 @@ pub(in crate::cuda) fn obstacle() -> Option<String> {
         Attached::Subscriber(_) => "cuptiSubscribe",
         Attached::Activity { .. } => "cuptiActivityEnable",
     };
-    Some(format!("a profiler is attached by CUPTI ({what}): {CHANGE}"))
+    // torch.profiler of PyTorch 2.11 stays subscribed after its end: seen on a GPU.
+    const PYTORCH: &str = "PyTorch's profiler stays attached after its end unless TEARDOWN_CUPTI=1 is set";
+    Some(format!("a profiler is attached by CUPTI ({what}): {CHANGE}. {PYTORCH}"))
 }
 
 /// What may help if the driver does not support a checkpoint; empty if CUPTI has nothing to do with that.
