@@ -9,7 +9,7 @@
 //!   Activity{calls, is_waiting, members}  ->
 //!                     ... a checkpoint begins: ...
 //!          <------------------------------- Prepare{attempt}
-//!   Needs{attempt, mirror_bytes, used_bytes, changes}, or Failed{attempt, reason}  ------>
+//!   Needs{attempt, mirror_bytes, used_bytes, changes, ranks_on}, or Failed{attempt, reason}  ->
 //!   (for a process with device memory to capture:)
 //!          <------------------------------- Stage{attempt, mirror, bytes, more_bytes} + the mirror's descriptor
 //!   (maps and pins it while the job runs)
@@ -180,6 +180,10 @@ pub enum FromAgent {
         /// What the next capture is expected to write. `None` from older agents, which need the whole content in the mirror.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         changes: Option<ExpectedChanges>,
+        /// UUIDs of the GPUs on which the process is a rank of NCCL beside others, as in [`GpuUse::uuid`]; empty from older
+        /// agents.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ranks_on: Vec<String>,
     },
     /// Requests that the launcher writes the content of these ranges to a partial mirror, where it has been stored and
     /// freed. The ranges that the last capture has written are not among them.
@@ -955,7 +959,13 @@ mod tests {
     /// Agents and launchers of earlier versions know of no holes in mirrors.
     #[test]
     fn messages_about_mirrors_keep_their_json() {
-        let needs = |used_bytes| FromAgent::Needs { attempt: 1, mirror_bytes: 8, used_bytes, changes: None };
+        let needs = |used_bytes| FromAgent::Needs {
+            attempt: 1,
+            mirror_bytes: 8,
+            used_bytes,
+            changes: None,
+            ranks_on: Vec::new(),
+        };
         has_json(&needs(None), r#"{"type":"needs","attempt":1,"mirror_bytes":8}"#);
         has_json(&needs(Some(0)), r#"{"type":"needs","attempt":1,"mirror_bytes":8,"used_bytes":0}"#);
         let stage =
@@ -998,7 +1008,13 @@ mod tests {
     fn messages_about_partial_mirrors_keep_their_json() {
         let changes = Some(ExpectedChanges { captures: 3, bytes: 4 });
         has_json(
-            &FromAgent::Needs { attempt: 1, mirror_bytes: 8, used_bytes: Some(6), changes },
+            &FromAgent::Needs {
+                attempt: 1,
+                mirror_bytes: 8,
+                used_bytes: Some(6),
+                changes,
+                ranks_on: Vec::new(),
+            },
             r#"{"type":"needs","attempt":1,"mirror_bytes":8,"used_bytes":6,"changes":{"captures":3,"bytes":4}}"#,
         );
         has_json(

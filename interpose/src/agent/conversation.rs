@@ -189,8 +189,8 @@ fn prepare(attempt: u64, link: &mut dyn Link, gpu: &mut dyn Gpu) -> FromAgent {
     }
     let (reason, is_lost) = match guarded("looked through the GPU's memory", || gpu.mirror_needs(link)) {
         Ok(Ok(MirrorNeeds { bytes, used_bytes, changes })) => {
-            let used_bytes = Some(used_bytes);
-            return FromAgent::Needs { attempt, mirror_bytes: bytes, used_bytes, changes };
+            let (used_bytes, ranks_on) = (Some(used_bytes), gpu.ranks_on());
+            return FromAgent::Needs { attempt, mirror_bytes: bytes, used_bytes, changes, ranks_on };
         }
         Ok(Err(error)) => (describe(&error), true),
         Err(panicked) => undone(&panicked, link, gpu),

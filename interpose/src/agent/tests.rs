@@ -90,6 +90,10 @@ impl Gpu for Played {
         if self.kind == Kind::Tainted { Err(DetachError::Obstacle("no".to_owned())) } else { Ok(()) }
     }
 
+    fn ranks_on(&self) -> Vec<String> {
+        vec!["GPU-1".to_owned()]
+    }
+
     fn mirror_needs(&mut self, _: &mut dyn Link) -> Result<MirrorNeeds, AttachError> {
         match self.kind {
             Kind::Lost => Err(AttachError::Lost),
@@ -297,15 +301,22 @@ fn a_mistake_is_a_reason_too_and_is_undone() {
     assert_eq!(launcher.ends(stream), ["undo", "unstage"]);
 }
 
+fn needs(attempt: u64) -> FromAgent {
+    FromAgent::Needs {
+        attempt,
+        mirror_bytes: 4096,
+        used_bytes: Some(40),
+        changes: None,
+        ranks_on: vec!["GPU-1".to_owned()],
+    }
+}
+
 #[test]
 fn a_mirror_is_staged_and_let_go_of() {
     let launcher = Launcher::of(Kind::Whole);
     let (mut stream, _) = launcher.welcomes();
     tell(&mut stream, &ToAgent::Prepare { attempt: 3 });
-    assert_eq!(
-        hear(&mut stream),
-        FromAgent::Needs { attempt: 3, mirror_bytes: 4096, used_bytes: Some(40), changes: None }
-    );
+    assert_eq!(hear(&mut stream), needs(3));
     tell(
         &mut stream,
         &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4, more_bytes: Some(1), is_partial: false },
@@ -375,10 +386,7 @@ fn what_is_said_while_an_answer_is_waited_for_is_heard_later() {
     let failed = FromAgent::Failed { attempt: 1, reason: "too late".into(), is_lost: false };
     assert_eq!(hear(&mut stream), failed);
     assert_eq!(hear(&mut stream), activity());
-    assert_eq!(
-        hear(&mut stream),
-        FromAgent::Needs { attempt: 2, mirror_bytes: 4096, used_bytes: Some(40), changes: None }
-    );
+    assert_eq!(hear(&mut stream), needs(2));
     assert_eq!(launcher.ends(stream), ["unstage", "unstage"]);
 }
 

@@ -33,7 +33,7 @@ pub(super) fn in_use(regions: &[Region], driver_memory: &[DriverMemory]) -> Vec<
     (0..count).filter_map(of_device).collect()
 }
 
-fn uuid_of(device: c_int) -> Option<String> {
+pub(super) fn uuid_of(device: c_int) -> Option<String> {
     let none = CUuuid { bytes: [0; 16] };
     // SAFETY: the call writes to a local variable.
     let uuid = driver::ask(none, |uuid| unsafe { driver::cuDeviceGetUuid_v2(uuid, device) }).ok()?;

@@ -11,6 +11,7 @@
 //! A process without device memory needs no mirror and stays at Needs. An agent that connects after the announcement is
 //! not prepared: it is asked to detach nevertheless, without a mirror.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,6 +47,7 @@ pub(super) enum Step {
         mirror_bytes: u64,
         used_bytes: Option<u64>,
         changes: Option<ExpectedChanges>,
+        ranks_on: Vec<String>,
     },
     Staging,
     Staged,
@@ -218,7 +220,12 @@ impl Agents {
             stream.send_or_log(&message, &[], "a checkpoint cannot be announced to an agent");
         }
         self.await_answers(attempt, deadline, end)?;
-        let (mut requests, not_needed) = self.shared.lock().mirror_requests(attempt);
+        let mut state = self.shared.lock();
+        if let Some(refused) = state.ranks_on_one_gpu(attempt) {
+            return Err(refused);
+        }
+        let (mut requests, not_needed) = state.mirror_requests(attempt);
+        drop(state);
         drop(not_needed);
         self.make_partial(&mut requests, image_bytes);
         let growth_bytes = requests.iter().map(MirrorRequest::growth_bytes).fold(0, u64::saturating_add);
@@ -328,7 +335,7 @@ impl State {
     fn mirror_requests(&mut self, attempt: u64) -> (Vec<MirrorRequest>, Vec<Mirror>) {
         let (mut requests, mut not_needed) = (Vec::new(), Vec::new());
         for (&connection, one) in &self.connections {
-            let (Some(&Step::Needs { mirror_bytes, used_bytes, changes }), Some(pid)) =
+            let (Some(&Step::Needs { mirror_bytes, used_bytes, changes, .. }), Some(pid)) =
                 (one.step(attempt), one.process.pid)
             else {
                 continue;
@@ -355,6 +362,27 @@ impl State {
             }
         }
         (requests, not_needed)
+    }
+
+    /// Two processes that are ranks of NCCL on one GPU. Their kernels wait for each other, so the GPU has to run them in
+    /// turns. After the driver's checkpoint it does not (measured with driver 580.159 on an H200): it ends a kernel that
+    /// keeps another process waiting for 5 s (Xid 109), and with it the job.
+    fn ranks_on_one_gpu(&self, attempt: u64) -> Option<QuiesceError> {
+        let mut seen: BTreeMap<&str, &Process> = BTreeMap::new();
+        for one in self.connections.values() {
+            let Some(Step::Needs { ranks_on, .. }) = one.step(attempt) else { continue };
+            for gpu in ranks_on {
+                if let Some(other) = seen.insert(gpu, &one.process) {
+                    let reason = format!(
+                        "it and {other} are ranks of NCCL on one GPU ({gpu}). After a checkpoint, NVIDIA's driver does \
+                         not run the kernels of two processes in turns any more, and NCCL's wait for each other: the \
+                         job would fail. Give each rank a GPU of its own"
+                    );
+                    return Some(QuiesceError::Refused { process: one.process.clone(), reason, others: 0 });
+                }
+            }
+        }
+        None
     }
 
     fn refused_to_prepare(&self, attempt: u64) -> Option<QuiesceError> {
@@ -405,10 +433,14 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    fn needs(attempt: u64, mirror_bytes: u64, used_bytes: Option<u64>) -> FromAgent {
+        FromAgent::Needs { attempt, mirror_bytes, used_bytes, changes: None, ranks_on: Vec::new() }
+    }
+
     /// Answers the announcement as an agent.
     fn answer_prepare(stream: &UnixStream, attempt: u64, mirror_bytes: u64) {
         assert_eq!(receive(stream).expect("a message"), ToAgent::Prepare { attempt });
-        send(stream, &FromAgent::Needs { attempt, mirror_bytes, used_bytes: None, changes: None });
+        send(stream, &needs(attempt, mirror_bytes, None));
     }
 
     /// Receives a mirror as an agent, without answering.
@@ -544,7 +576,13 @@ mod tests {
         let preparing = start_prepare(&agents, 1, LONG);
         assert_eq!(receive(&stream).expect("a message"), ToAgent::Prepare { attempt: 1 });
         let changes = Some(ExpectedChanges { captures: 0, bytes: MIB });
-        let needs = FromAgent::Needs { attempt: 1, mirror_bytes: MIB, used_bytes: Some(MIB), changes };
+        let needs = FromAgent::Needs {
+            attempt: 1,
+            mirror_bytes: MIB,
+            used_bytes: Some(MIB),
+            changes,
+            ranks_on: Vec::new(),
+        };
         send(&stream, &needs);
         let message = receive(&stream).expect("a message");
         let ToAgent::Stage { mirror: number, is_partial: true, .. } = message else { panic!("{message:?}") };
@@ -704,6 +742,29 @@ mod tests {
         assert_eq!(finish_prepare(preparing).device_bytes(), 0);
     }
 
+    #[test]
+    fn ranks_on_one_gpu_are_refused() {
+        let (_directory, _path, agents, [first, second]) = agents_with([1, 2]);
+        let answer = |stream, attempt, gpus: &[&str]| {
+            assert_eq!(receive(stream).expect("a message"), ToAgent::Prepare { attempt });
+            let ranks_on = gpus.iter().map(|gpu| (*gpu).to_owned()).collect();
+            let (used_bytes, changes) = (None, None);
+            send(stream, &FromAgent::Needs { attempt, mirror_bytes: 0, used_bytes, changes, ranks_on });
+        };
+        let preparing = start_prepare(&agents, 1, LONG);
+        answer(&first, 1, &["GPU-1", "GPU-2"]);
+        answer(&second, 1, &["GPU-2"]);
+        let error = preparing.join().expect("no panic").err().expect("refused").to_string();
+        assert!(
+            error.contains("process 1") && error.contains("process 2") && error.contains("(GPU-2)"),
+            "{error}"
+        );
+        let preparing = start_prepare(&agents, 2, LONG);
+        answer(&first, 2, &["GPU-1", "GPU-2"]);
+        answer(&second, 2, &["GPU-3"]);
+        assert_eq!(finish_prepare(preparing).device_bytes(), 0);
+    }
+
     /// An agent that leaves holes needs memory for the rest only, and may allocate what else is free.
     #[test]
     fn a_mirror_with_holes_takes_what_is_used() {
@@ -711,7 +772,7 @@ mod tests {
         let stage = |attempt, mirror_bytes, used_bytes| {
             assert_eq!(receive(&stream).expect("a message"), ToAgent::Prepare { attempt });
             let used_bytes = Some(used_bytes);
-            send(&stream, &FromAgent::Needs { attempt, mirror_bytes, used_bytes, changes: None });
+            send(&stream, &needs(attempt, mirror_bytes, used_bytes));
             let message = receive(&stream).expect("a message");
             let ToAgent::Stage { bytes, more_bytes: Some(more_bytes), .. } = message else {
                 panic!("{message:?}")
@@ -744,6 +805,7 @@ mod tests {
                 mirror_bytes: huge_bytes,
                 used_bytes: Some(huge_bytes),
                 changes: None,
+                ranks_on: Vec::new(),
             },
         );
         let error = preparing.join().expect("no panic").err().expect("refused").to_string();

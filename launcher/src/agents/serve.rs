@@ -123,8 +123,8 @@ impl Shared {
                 wait_for_close(id, stream);
                 return Ok(Some(ConnectionEnd::Detached(gpu.map(Box::new))));
             }
-            FromAgent::Needs { attempt, mirror_bytes, used_bytes, changes } => {
-                self.record_step(id, attempt, Step::Needs { mirror_bytes, used_bytes, changes });
+            FromAgent::Needs { attempt, mirror_bytes, used_bytes, changes, ranks_on } => {
+                self.record_step(id, attempt, Step::Needs { mirror_bytes, used_bytes, changes, ranks_on });
             }
             FromAgent::Activity { calls, is_waiting, members } => {
                 let gpu = GpuActivity { calls, is_waiting };

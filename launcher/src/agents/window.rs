@@ -303,7 +303,10 @@ mod tests {
         };
         assert_eq!(receive(&stream).expect("a message"), ToAgent::Prepare { attempt: 1 });
         let (mirror_bytes, used_bytes) = (64 * MIB, Some(64 * MIB));
-        send(&stream, &FromAgent::Needs { attempt: 1, mirror_bytes, used_bytes, changes: None });
+        send(
+            &stream,
+            &FromAgent::Needs { attempt: 1, mirror_bytes, used_bytes, changes: None, ranks_on: Vec::new() },
+        );
         let message = receive(&stream).expect("a message");
         let ToAgent::StageWindow { mirror, bytes, window_bytes, .. } = message else { panic!("{message:?}") };
         assert_eq!((bytes, window_bytes), (64 * MIB, 16 * MIB));

@@ -221,6 +221,26 @@ fn ranks_that_wait_on_the_host_for_parked_ones_run_on_unharmed() {
     assert_eq!(job.output(), job.unbroken());
 }
 
+/// After a checkpoint, a GPU does not run the kernels of two processes in turns any more: the ranks would wait for each
+/// other for ever.
+#[test]
+fn ranks_on_one_gpu_are_refused_and_run_on() {
+    let job = GpuJob::new(|gpu, _| {
+        let mut command = gpu.command(built("train-mlp"));
+        command.args(["--ranks", "2", "--steps", "60", "--rest-ms", "40"]).env("SIMCUDA_DEVICES", "1");
+        command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+        command
+    });
+    let mut running = job.sandbox.start_command("job", job.command(library()));
+    running.until_answering(&job.sandbox);
+    running.until("some steps", || (job.output().lines().count() >= 3).then_some(()));
+    let output = job.sandbox.command(["checkpoint"]).output().expect("ckpt-run runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("ranks of NCCL on one GPU (GPU-"), "{said}");
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert_eq!(job.output(), job.unbroken());
+}
+
 /// Three ranks of `lags.c`, of which the last one lets the others wait as long as the file `hold` is there.
 fn lagging() -> GpuJob {
     let job = GpuJob::new(|gpu, sandbox| {

@@ -114,6 +114,9 @@ pub trait Gpu {
     /// How far the process is on each of its communicators.
     fn members(&self) -> Vec<MemberReport>;
 
+    /// UUIDs of the GPUs on which it is a rank of NCCL beside others.
+    fn ranks_on(&self) -> Vec<String>;
+
     /// Follows an order of the consistent cut.
     fn follow(&mut self, order: Order);
 
@@ -238,6 +241,10 @@ impl Gpu for ProcessGpu {
 
     fn members(&self) -> Vec<MemberReport> {
         nccl::members()
+    }
+
+    fn ranks_on(&self) -> Vec<String> {
+        nccl::devices().into_iter().filter_map(gpus::uuid_of).collect()
     }
 
     fn follow(&mut self, order: Order) {

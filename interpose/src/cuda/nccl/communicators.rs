@@ -3,7 +3,7 @@
 //! A call that does not block may return before it is complete. Its step is kept until NCCL reports that the
 //! communicator is not in progress any more (`ncclCommGetAsyncError`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -28,6 +28,8 @@ struct Known {
     entry: Arc<Entry>,
     /// 0 if unknown: several.
     ranks: c_int,
+    /// The process's ordinal of its device; `None` until it exists.
+    device: Option<c_int>,
     /// The call that has made it.
     call: u32,
     is_grown: bool,
@@ -70,6 +72,13 @@ pub(super) struct Communicators {
 impl Communicators {
     pub fn new() -> Self {
         Self { live: BTreeMap::new(), making: BTreeMap::new(), kept: Vec::new(), last: 0, own: 0 }
+    }
+
+    /// The devices of communicators of several ranks.
+    pub fn devices(&self) -> Vec<c_int> {
+        let several = self.live.values().filter(|known| known.ranks != 1);
+        let devices: BTreeSet<c_int> = several.filter_map(|known| known.device).collect();
+        devices.into_iter().collect()
     }
 }
 
@@ -166,6 +175,7 @@ fn plan(
         let known = Known {
             entry: Arc::clone(&entry),
             ranks: plan.ranks,
+            device: None,
             call: call.index,
             is_grown: plan.is_grown,
             is_unnamed: plan.is_unnamed,
@@ -268,6 +278,7 @@ fn plan_part(
     let known = Known {
         entry: Arc::clone(&entry),
         ranks,
+        device: None,
         call: call.index,
         is_grown: false,
         is_unnamed: parent.is_grown || parent.is_unnamed,
@@ -280,7 +291,7 @@ fn plan_part(
     Some((entry, Some(making)))
 }
 
-/// What NCCL says of a communicator by this function: its ranks, or this rank.
+/// What NCCL says of a communicator by this function: its ranks, this rank, or its device.
 fn ask(call: Call, name: &CStr, of: usize) -> Option<c_int> {
     let function = elf::function_beside(call.target.real, name);
     if function.is_null() {
@@ -313,6 +324,7 @@ pub(super) fn made(call: Call, makings: &[u64]) {
         }
         making.known.entry.created();
         if handle != 0 {
+            making.known.device = ask(call, c"ncclCommCuDevice", handle);
             ranks().communicators.lock().live.insert(handle, making.known);
         }
         GENERATION.fetch_add(1, AcqRel);

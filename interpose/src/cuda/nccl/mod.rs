@@ -123,6 +123,14 @@ pub(super) fn members() -> Vec<MemberReport> {
     unsafe { RANKS.load(Acquire).as_ref() }.map(|ranks| ranks.clock.members()).unwrap_or_default()
 }
 
+/// The devices on which the process is a rank beside others.
+pub(super) fn devices() -> Vec<c_int> {
+    // SAFETY: what is stored was leaked.
+    unsafe { RANKS.load(Acquire).as_ref() }
+        .map(|ranks| ranks.communicators.lock().devices())
+        .unwrap_or_default()
+}
+
 /// The call whose effect on the other ranks is not known.
 static UNKNOWN: OnceLock<&'static str> = OnceLock::new();
 
